@@ -1,6 +1,7 @@
 /* See admin.h. The connection is a blocking one of its own, with one deadline. */
 #include "client/admin.h"
 
+#include <inttypes.h>
 #include <cairn.h>
 #include <errno.h>
 #include <netdb.h>
@@ -19,10 +20,10 @@ enum { REQUEST = 2, FIRST_QUESTION = 3, QUESTION_EVERY_MS = 1000, FULL_MS = 10, 
 
 /* Waits until the socket can be read or written; CAIRN_ERR_TIMEOUT at `until_ms`, CAIRN_ERR_CLOSED when the
  * caller's session ends. */
-static cairn_status await(const struct cairn_admin *admin, short events, uint64_t until_ms)
+static cairn_status await(const struct admin *admin, short events, uint64_t until_ms)
 {
     for (;;) {
-        const uint64_t now = cairn_client_now_ms();
+        const uint64_t now = client_now_ms();
         if (now >= until_ms) return CAIRN_ERR_TIMEOUT;
         if (admin->ends != NULL && admin->ends(admin->context)) return CAIRN_ERR_CLOSED;
         struct pollfd one = { .fd = admin->fd, .events = events };
@@ -34,7 +35,7 @@ static cairn_status await(const struct cairn_admin *admin, short events, uint64_
     }
 }
 
-static cairn_status send_all(const struct cairn_admin *admin, const uint8_t *bytes, size_t count)
+static cairn_status send_all(const struct admin *admin, const uint8_t *bytes, size_t count)
 {
     while (count > 0) {
         cairn_status status = await(admin, POLLOUT, admin->deadline_ms);
@@ -48,109 +49,107 @@ static cairn_status send_all(const struct cairn_admin *admin, const uint8_t *byt
     return CAIRN_OK;
 }
 
-static cairn_status send_message(const struct cairn_admin *admin, uint16_t type, uint32_t request,
+static cairn_status send_message(const struct admin *admin, uint16_t type, uint32_t request,
                                  const ProtobufCMessage *message)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     uint8_t *frame;
     size_t frame_bytes;
-    cairn_status status = cairn_frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame,
-                                           &frame_bytes, &why);
+    cairn_status status = frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame,
+                                     &frame_bytes, &why);
     if (status != CAIRN_OK) return status;
     status = send_all(admin, frame, frame_bytes);
     free(frame);
     return status;
 }
 
-static cairn_status connect_to(struct cairn_admin *admin, struct cairn_sentence *why)
+static cairn_status connect_to(struct admin *admin, struct sentence *why)
 {
-    struct cairn_address address;
+    struct stream_address address;
     struct sockaddr_storage socket_address;
     socklen_t length = 0;
-    cairn_status status = cairn_address_parse(admin->endpoint, &address, why);
-    if (status == CAIRN_OK) status = cairn_address_resolve(&address, &socket_address, &length, why);
+    cairn_status status = address_parse(admin->endpoint, &address, why);
+    if (status == CAIRN_OK) status = address_resolve(&address, &socket_address, &length, why);
     if (status != CAIRN_OK) return status;
     admin->fd = socket(socket_address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (admin->fd < 0) return cairn_fail(why, CAIRN_ERR_IO, "no socket: %s", strerror(errno));
+    if (admin->fd < 0) return fail_with(why, CAIRN_ERR_IO, "no socket: %s", strerror(errno));
     int error = 0;
     socklen_t error_bytes = sizeof error;
     do { // a Unix socket with a full queue says so at once
         if (error == EAGAIN) poll(NULL, 0, FULL_MS);
         error = connect(admin->fd, (struct sockaddr *)&socket_address, length) == 0 ? 0 : errno;
-    } while (error == EAGAIN && cairn_client_now_ms() < admin->deadline_ms);
+    } while (error == EAGAIN && client_now_ms() < admin->deadline_ms);
     if (error == EINPROGRESS) {
         status = await(admin, POLLOUT, admin->deadline_ms);
         if (status != CAIRN_OK)
-            return cairn_fail(why, CAIRN_ERR_UNREACHABLE, "%s does not answer", admin->endpoint);
+            return fail_with(why, CAIRN_ERR_UNREACHABLE, "%s does not answer", admin->endpoint);
         getsockopt(admin->fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes);
     }
     if (error == 0) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_UNREACHABLE,
-                      "the coordinator at %s cannot be reached: %s; is it running%s",
-                      admin->endpoint, strerror(error), admin->advice);
+    return fail_with(why, CAIRN_ERR_UNREACHABLE,
+                     "the coordinator at %s cannot be reached: %s; is it running%s",
+                     admin->endpoint, strerror(error), admin->advice);
 }
 
-static cairn_status say_late(const struct cairn_admin *admin, struct cairn_sentence *why)
+static cairn_status say_late(const struct admin *admin, struct sentence *why)
 {
     if (admin->awaited.text[0] != '\0')
-        return cairn_fail(
-            why, CAIRN_ERR_TIMEOUT,
-            "not done within %d ms: it waits for %.400s; try again when that is there",
-            admin->timeout_ms, admin->awaited.text);
-    return cairn_fail(why, CAIRN_ERR_TIMEOUT, "no answer from the coordinator at %s within %d ms",
-                      admin->endpoint, admin->timeout_ms);
+        return fail_with(why, CAIRN_ERR_TIMEOUT,
+                         "not done within %d ms: it waits for %.400s; try again when that is there",
+                         admin->timeout_ms, admin->awaited.text);
+    return fail_with(why, CAIRN_ERR_TIMEOUT, "no answer from the coordinator at %s within %d ms",
+                     admin->endpoint, admin->timeout_ms);
 }
 
 /* The next frame, waiting for it until then. Its payload is valid until the next call. */
-static cairn_status next_frame(const struct cairn_admin *admin, struct cairn_frame_decoder *decoder,
-                               uint64_t until_ms, struct cairn_frame *frame,
-                               struct cairn_sentence *why)
+static cairn_status next_frame(const struct admin *admin, struct frame_decoder *decoder,
+                               uint64_t until_ms, struct wire_frame *frame, struct sentence *why)
 {
     for (;;) {
         uint8_t *room;
         size_t room_bytes;
-        const enum cairn_frame_state state = cairn_frame_decoder_next(decoder, frame, why);
+        const enum frame_state state = frame_decoder_next(decoder, frame, why);
         if (state == CAIRN_FRAME_READY) return CAIRN_OK;
         if (state == CAIRN_FRAME_MALFORMED) return CAIRN_ERR_PROTOCOL;
         cairn_status status = await(admin, POLLIN, until_ms);
         if (status == CAIRN_ERR_TIMEOUT) return say_late(admin, why);
         if (status != CAIRN_OK) return status;
-        if (cairn_frame_decoder_reserve(decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
-            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "out of memory for the answer");
+        if (frame_decoder_reserve(decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
+            return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the answer");
         const ssize_t got = recv(admin->fd, room, room_bytes, MSG_DONTWAIT);
-        cairn_frame_decoder_added(decoder, got > 0 ? (size_t)got : 0);
+        frame_decoder_added(decoder, got > 0 ? (size_t)got : 0);
         if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR))) continue;
-        return cairn_fail(why, CAIRN_ERR_UNREACHABLE, "the coordinator at %s closed the connection",
-                          admin->endpoint);
+        return fail_with(why, CAIRN_ERR_UNREACHABLE, "the coordinator at %s closed the connection",
+                         admin->endpoint);
     }
 }
 
 /* Unpacks a message and mends its strings: they come from shards and workers too, and are written
  * to a terminal or into JSON. */
-static ProtobufCMessage *unpack(const struct cairn_frame *frame)
+static ProtobufCMessage *unpack(const struct wire_frame *frame)
 {
-    ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame->type),
-                                                     frame->payload, frame->payload_bytes);
-    if (message != NULL) cairn_message_mend(message);
+    ProtobufCMessage *message = message_unpack(message_type(frame->type), frame->payload,
+                                               frame->payload_bytes);
+    if (message != NULL) message_mend(message);
     return message;
 }
 
-static void take_awaited(struct cairn_admin *admin, const struct cairn_frame *frame, bool is_late)
+static void take_awaited(struct admin *admin, const struct wire_frame *frame, bool is_late)
 {
     Cairn__Awaited *awaited = (Cairn__Awaited *)unpack(frame);
     if (awaited == NULL) return;
-    cairn_sentence_set(&admin->awaited, "%s", awaited->text);
+    sentence_set(&admin->awaited, "%s", awaited->text);
     if (admin->on_awaited != NULL) admin->on_awaited(admin->context, awaited, is_late);
-    cairn_message_free(&awaited->base);
+    message_free(&awaited->base);
 }
 
 /* Waits until then for the frame with this request id; an Error becomes its status and sentence. */
-static cairn_status await_reply(struct cairn_admin *admin, struct cairn_frame_decoder *decoder,
+static cairn_status await_reply(struct admin *admin, struct frame_decoder *decoder,
                                 uint64_t until_ms, uint32_t request, uint16_t type,
-                                ProtobufCMessage **reply_out, struct cairn_sentence *why)
+                                ProtobufCMessage **reply_out, struct sentence *why)
 {
     for (;;) {
-        struct cairn_frame frame;
+        struct wire_frame frame;
         cairn_status status = next_frame(admin, decoder, until_ms, &frame, why);
         if (status != CAIRN_OK) return status;
         if (frame.type == CAIRN_MSG_AWAITED)
@@ -158,30 +157,29 @@ static cairn_status await_reply(struct cairn_admin *admin, struct cairn_frame_de
         const bool is_error = frame.type == CAIRN_MSG_ERROR;
         if (frame.request != request && !(is_error && frame.request == 0)) continue;
         if (frame.type != type && !is_error)
-            return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the coordinator answered with %s",
-                              cairn_message_name(frame.type));
+            return fail_with(why, CAIRN_ERR_PROTOCOL, "the coordinator answered with %s",
+                             message_name(frame.type));
         ProtobufCMessage *message = unpack(&frame);
         if (message == NULL)
-            return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the coordinator sent a bad %s",
-                              cairn_message_name(frame.type));
+            return fail_with(why, CAIRN_ERR_PROTOCOL, "the coordinator sent a bad %s",
+                             message_name(frame.type));
         if (!is_error) {
             *reply_out = message;
             return CAIRN_OK;
         }
         const Cairn__Error *error = (const Cairn__Error *)message;
-        status = error->status != CAIRN_OK && cairn_status_known(error->status)
+        status = error->status != CAIRN_OK && status_known(error->status)
                      ? (cairn_status)error->status
                      : CAIRN_ERR_PROTOCOL;
-        cairn_sentence_set(why, "%s", error->text);
-        cairn_message_free(message);
+        sentence_set(why, "%s", error->text);
+        message_free(message);
         return status;
     }
 }
 
 /* The answer to REQUEST; of a cut: asks meanwhile, at once and again and again, for whom it waits. */
-static cairn_status await_answer(struct cairn_admin *admin, struct cairn_frame_decoder *decoder,
-                                 uint16_t type, ProtobufCMessage **reply_out,
-                                 struct cairn_sentence *why)
+static cairn_status await_answer(struct admin *admin, struct frame_decoder *decoder, uint16_t type,
+                                 ProtobufCMessage **reply_out, struct sentence *why)
 {
     if (admin->cut_of == NULL)
         return await_reply(admin, decoder, admin->deadline_ms, REQUEST, type, reply_out, why);
@@ -191,7 +189,7 @@ static cairn_status await_answer(struct cairn_admin *admin, struct cairn_frame_d
     for (uint32_t number = FIRST_QUESTION;; number++) {
         cairn_status status = send_message(admin, CAIRN_MSG_WHO_IS_AWAITED, number, &question.base);
         if (status != CAIRN_OK) return status;
-        const uint64_t now = cairn_client_now_ms();
+        const uint64_t now = client_now_ms();
         const bool is_last = admin->deadline_ms <= now + QUESTION_EVERY_MS;
         status = await_reply(admin, decoder, is_last ? admin->deadline_ms : now + QUESTION_EVERY_MS,
                              REQUEST, type, reply_out, why);
@@ -200,8 +198,8 @@ static cairn_status await_answer(struct cairn_admin *admin, struct cairn_frame_d
 }
 
 /* Collects the Page messages that follow an answer. */
-static cairn_status await_pages(struct cairn_admin *admin, struct cairn_frame_decoder *decoder,
-                                struct cairn_paged *pages, struct cairn_sentence *why)
+static cairn_status await_pages(struct admin *admin, struct frame_decoder *decoder,
+                                struct paged *pages, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     do {
@@ -210,19 +208,19 @@ static cairn_status await_pages(struct cairn_admin *admin, struct cairn_frame_de
                              why);
         if (status != CAIRN_OK) return status;
         const Cairn__Page *page = (const Cairn__Page *)reply;
-        if (pages->total_bytes == 0) status = cairn_paged_init(pages, page->total_bytes);
-        if (status == CAIRN_OK) status = cairn_paged_add(pages, page);
-        cairn_message_free(reply);
-    } while (status == CAIRN_OK && !cairn_paged_whole(pages));
-    if (status != CAIRN_OK) cairn_sentence_set(why, "the coordinator sent pages that do not fit");
+        if (pages->total_bytes == 0) status = paged_init(pages, page->total_bytes);
+        if (status == CAIRN_OK) status = paged_add(pages, page);
+        message_free(reply);
+    } while (status == CAIRN_OK && !paged_whole(pages));
+    if (status != CAIRN_OK) sentence_set(why, "the coordinator sent pages that do not fit");
     return status;
 }
 
 /* `pages`: NULL, or behind the answer come some. */
-static cairn_status converse(struct cairn_admin *admin, struct cairn_frame_decoder *decoder,
-                             uint16_t type, const ProtobufCMessage *message, uint16_t reply_type,
-                             ProtobufCMessage **reply_out, struct cairn_paged *pages,
-                             struct cairn_sentence *why)
+static cairn_status converse(struct admin *admin, struct frame_decoder *decoder, uint16_t type,
+                             const ProtobufCMessage *message, uint16_t reply_type,
+                             ProtobufCMessage **reply_out, struct paged *pages,
+                             struct sentence *why)
 {
     Cairn__Hello hello = CAIRN__HELLO__INIT;
     hello.protocol = CAIRN_CONTROL_PROTOCOL;
@@ -232,13 +230,13 @@ static cairn_status converse(struct cairn_admin *admin, struct cairn_frame_decod
     ProtobufCMessage *welcome = NULL;
     cairn_status status = connect_to(admin, why);
     if (status != CAIRN_OK) return status;
-    cairn_sentence_set(why, "sending to the coordinator at %s failed", admin->endpoint);
+    sentence_set(why, "sending to the coordinator at %s failed", admin->endpoint);
     status = send_message(admin, CAIRN_MSG_HELLO, 1, &hello.base);
     if (status == CAIRN_ERR_TIMEOUT) return say_late(admin, why);
     if (status == CAIRN_OK)
         status = await_reply(admin, decoder, admin->deadline_ms, 1, CAIRN_MSG_WELCOME, &welcome,
                              why);
-    cairn_message_free(welcome);
+    message_free(welcome);
     if (status == CAIRN_OK) {
         status = send_message(admin, type, REQUEST, message);
         if (status == CAIRN_ERR_TIMEOUT) return say_late(admin, why);
@@ -247,26 +245,24 @@ static cairn_status converse(struct cairn_admin *admin, struct cairn_frame_decod
     if (status != CAIRN_OK || pages == NULL) return status;
     status = await_pages(admin, decoder, pages, why);
     if (status == CAIRN_OK) return CAIRN_OK;
-    cairn_paged_release(pages);
-    cairn_message_free(*reply_out);
+    paged_release(pages);
+    message_free(*reply_out);
     return status;
 }
 
-cairn_status cairn_admin_call(struct cairn_admin *admin, uint16_t type,
-                              const ProtobufCMessage *message, uint16_t reply_type,
-                              ProtobufCMessage **reply_out, struct cairn_paged *pages,
-                              struct cairn_sentence *why)
+cairn_status admin_call(struct admin *admin, uint16_t type, const ProtobufCMessage *message,
+                        uint16_t reply_type, ProtobufCMessage **reply_out, struct paged *pages,
+                        struct sentence *why)
 {
-    struct cairn_frame_decoder decoder;
-    const struct cairn_frame_limits limits = { CAIRN_MSG_WELCOME, CAIRN_MSG_MAX,
-                                               CAIRN_FRAME_BYTES_MAX };
+    struct frame_decoder decoder;
+    const struct frame_limits limits = { CAIRN_MSG_WELCOME, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX };
     why->text[0] = '\0';
     admin->fd = -1;
-    admin->deadline_ms = cairn_client_now_ms() + (uint64_t)admin->timeout_ms;
-    cairn_frame_decoder_init(&decoder, limits);
+    admin->deadline_ms = client_now_ms() + (uint64_t)admin->timeout_ms;
+    frame_decoder_init(&decoder, limits);
     const cairn_status status = converse(admin, &decoder, type, message, reply_type, reply_out,
                                          pages, why);
-    cairn_frame_decoder_release(&decoder);
+    frame_decoder_release(&decoder);
     if (admin->fd >= 0) close(admin->fd);
     admin->fd = -1;
     return status;
@@ -274,8 +270,8 @@ cairn_status cairn_admin_call(struct cairn_admin *admin, uint16_t type,
 
 /* ---- snapshots ---- */
 
-const Cairn__SnapshotStatus *cairn_admin_latest(const Cairn__SnapshotList *list,
-                                                cairn_admin_passed_fn *on_passed_over)
+const Cairn__SnapshotStatus *admin_latest(const Cairn__SnapshotList *list,
+                                          admin_passed_fn *on_passed_over)
 {
     size_t latest = 0; // the newest first
     while (latest < list->n_snapshots && !list->snapshots[latest]->latest) latest++;
@@ -292,7 +288,7 @@ const Cairn__SnapshotStatus *cairn_admin_latest(const Cairn__SnapshotList *list,
     return NULL;
 }
 
-void cairn_admin_members(const Cairn__ReplacedJob *replaced, struct cairn_sentence *out)
+void admin_members(const Cairn__ReplacedJob *replaced, struct sentence *out)
 {
     const struct {
         uint32_t count;
@@ -301,27 +297,26 @@ void cairn_admin_members(const Cairn__ReplacedJob *replaced, struct cairn_senten
     out->text[0] = '\0';
     for (size_t i = 0; i < 2; i++) {
         if (kinds[i].count == 0) continue;
-        cairn_sentence_add(out, "%s%u %s%s", out->text[0] != '\0' ? " and " : "", kinds[i].count,
-                           kinds[i].name, kinds[i].count == 1 ? "" : "s");
+        sentence_add(out, "%s%u %s%s", out->text[0] != '\0' ? " and " : "", kinds[i].count,
+                     kinds[i].name, kinds[i].count == 1 ? "" : "s");
     }
-    if (out->text[0] == '\0') cairn_sentence_set(out, "nobody");
+    if (out->text[0] == '\0') sentence_set(out, "nobody");
 }
 
-bool cairn_admin_replaces(const Cairn__SnapshotStatus *plan, struct cairn_sentence *out)
+bool admin_replaces(const Cairn__SnapshotStatus *plan, struct sentence *out)
 {
     const Cairn__ReplacedJob *replaced = plan->replaced;
-    struct cairn_sentence members;
+    struct sentence members;
     if (replaced == NULL || (strcmp(replaced->state, "lost") == 0 && !replaced->may_return))
         return false;
-    cairn_admin_members(replaced, &members);
-    cairn_sentence_set(out, "Job %s is %s, at ", plan->job, replaced->state);
+    admin_members(replaced, &members);
+    sentence_set(out, "Job %s is %s, at ", plan->job, replaced->state);
     if (replaced->version_unknown)
-        cairn_sentence_add(out, "an unknown step");
+        sentence_add(out, "an unknown step");
     else
-        cairn_sentence_add(out, "generation %llu, step %llu",
-                           (unsigned long long)replaced->generation,
-                           (unsigned long long)replaced->step);
-    cairn_sentence_add(out, ", and open by %s: what is not in the snapshot of step %llu",
-                       members.text, (unsigned long long)plan->step);
+        sentence_add(out, "generation %" PRIu64 ", step %" PRIu64, replaced->generation,
+                     replaced->step);
+    sentence_add(out, ", and open by %s: what is not in the snapshot of step %" PRIu64,
+                 members.text, plan->step);
     return true;
 }

@@ -11,7 +11,7 @@
 #include "proto/base/text.h"
 #include "proto/wire/messages.h"
 
-struct cairn_admin {
+struct admin {
     /* the caller's, borrowed */
     const char *endpoint; /* "host:port" or "/path" */
     const char *name;     /* who asks: for the coordinator's log */
@@ -27,27 +27,26 @@ struct cairn_admin {
     /* its own */
     int fd;
     uint64_t deadline_ms;
-    struct cairn_sentence awaited; /* for whom it waited last; "": nobody said */
+    struct sentence awaited; /* for whom it waited last; "": nobody said */
 };
 
 /* Connects, says Hello, sends the request and gives its reply of `reply_type` (freed by the caller with
- * cairn_message_free). `pages`: NULL, or zeroed, for the Pages behind the reply, the caller's to release on
+ * message_free). `pages`: NULL, or zeroed, for the Pages behind the reply, the caller's to release on
  * CAIRN_OK. */
-cairn_status cairn_admin_call(struct cairn_admin *admin, uint16_t type,
-                              const ProtobufCMessage *message, uint16_t reply_type,
-                              ProtobufCMessage **reply_out, struct cairn_paged *pages,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status admin_call(struct admin *admin, uint16_t type, const ProtobufCMessage *message,
+                        uint16_t reply_type, ProtobufCMessage **reply_out, struct paged *pages,
+                        struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- what replies say ---- */
-typedef void cairn_admin_passed_fn(const Cairn__SnapshotStatus *snapshot, const char *what);
+typedef void admin_passed_fn(const Cairn__SnapshotStatus *snapshot, const char *what);
 /* The one that is restored as "latest"; NULL: there is none. `on_passed_over` (may be NULL) hears of damaged
  * ones that are newer. */
-const Cairn__SnapshotStatus *cairn_admin_latest(const Cairn__SnapshotList *list,
-                                                cairn_admin_passed_fn *on_passed_over);
+const Cairn__SnapshotStatus *admin_latest(const Cairn__SnapshotList *list,
+                                          admin_passed_fn *on_passed_over);
 /* "2 workers and 1 reader", "nobody": who has the job open. */
-void cairn_admin_members(const Cairn__ReplacedJob *replaced, struct cairn_sentence *out);
+void admin_members(const Cairn__ReplacedJob *replaced, struct sentence *out);
 /* True if the planned restore would replace a job that has something to lose. `out` then says what
  * would be lost: the job, its step, who has it open, and the step of the snapshot, which stays. */
-bool cairn_admin_replaces(const Cairn__SnapshotStatus *plan, struct cairn_sentence *out);
+bool admin_replaces(const Cairn__SnapshotStatus *plan, struct sentence *out);
 
 #endif

@@ -28,8 +28,8 @@ static bool has_ended(void *context)
 /* Until the call leaves; NULL: it is not open. */
 static struct session *session_of(const cairn_session *handle)
 {
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) cairn_handle_fail(handle, "session");
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) handle_fail(handle, "session");
     return s;
 }
 
@@ -38,20 +38,19 @@ static cairn_status ask(struct session *s, uint64_t deadline_ms, uint16_t type,
                         const ProtobufCMessage *message, uint16_t reply_type,
                         ProtobufCMessage **reply_out)
 {
-    const uint64_t now_ms = cairn_client_now_ms();
-    struct cairn_sentence why;
-    struct cairn_admin admin = { .endpoint = s->endpoint_text,
-                                 .name = s->name,
-                                 .advice = "?",
-                                 .timeout_ms = deadline_ms > now_ms ? (int)(deadline_ms - now_ms)
-                                                                    : 0,
-                                 .ends = has_ended,
-                                 .context = s };
-    const cairn_status status = cairn_admin_call(&admin, type, message, reply_type, reply_out, NULL,
-                                                 &why);
+    const uint64_t now_ms = client_now_ms();
+    struct sentence why;
+    struct admin admin = { .endpoint = s->endpoint_text,
+                           .name = s->name,
+                           .advice = "?",
+                           .timeout_ms = deadline_ms > now_ms ? (int)(deadline_ms - now_ms) : 0,
+                           .ends = has_ended,
+                           .context = s };
+    const cairn_status status = admin_call(&admin, type, message, reply_type, reply_out, NULL,
+                                           &why);
     if (status == CAIRN_ERR_CLOSED && has_ended(s)) // else it is the coordinator's: of a shard, say
-        return cairn_client_fail(status, "the session was closed");
-    return status == CAIRN_OK ? CAIRN_OK : cairn_client_fail(status, "%s", why.text);
+        return client_fail(status, "the session was closed");
+    return status == CAIRN_OK ? CAIRN_OK : client_fail(status, "%s", why.text);
 }
 
 /* ---- the list ---- */
@@ -72,7 +71,7 @@ static void fill_entry(const Cairn__JobStatus *job, struct cairn_job_entry *out)
     snprintf(out->name, sizeof out->name, "%s", job->name);
     snprintf(out->state, sizeof out->state, "%s", job->state);
     snprintf(out->awaited, sizeof out->awaited, "%s", job->awaited);
-    cairn_text_mend(out->awaited, ""); // it may have been cut in the middle of a character
+    text_mend(out->awaited, ""); // it may have been cut in the middle of a character
 }
 
 static cairn_status list_inside(struct session *s, struct cairn_job_entry *entries, size_t *count,
@@ -82,9 +81,9 @@ static cairn_status list_inside(struct session *s, struct cairn_job_entry *entri
     const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
     ProtobufCMessage *reply;
     struct cairn_job_entry entry;
-    if (room > 0 && !cairn_struct_fits(entries, sizeof entry))
-        return cairn_client_fail(CAIRN_ERR_INVALID, "entries[0].struct_size must be %zu at least",
-                                 sizeof entry);
+    if (room > 0 && !struct_fits(entries, sizeof entry))
+        return client_fail(CAIRN_ERR_INVALID, "entries[0].struct_size must be %zu at least",
+                           sizeof entry);
     const cairn_status status = ask(s, deadline_ms, CAIRN_MSG_JOB_LIST_GET, &get.base,
                                     CAIRN_MSG_JOB_LIST, &reply);
     if (status != CAIRN_OK) return status;
@@ -94,14 +93,14 @@ static cairn_status list_inside(struct session *s, struct cairn_job_entry *entri
         struct cairn_job_entry *to = (struct cairn_job_entry *)((uint8_t *)entries + i * size);
         fill_entry(list->jobs[i], &entry);
         to->struct_size = size;
-        cairn_struct_give(to, &entry, sizeof entry);
+        struct_give(to, &entry, sizeof entry);
     }
     *count = found;
-    cairn_message_free(reply);
+    message_free(reply);
     return found <= room
                ? CAIRN_OK
-               : cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "there are %zu jobs, and there is room for %zu", found, room);
+               : client_fail(CAIRN_ERR_INVALID, "there are %zu jobs, and there is room for %zu",
+                             found, room);
 }
 
 cairn_status cairn_job_list(cairn_session *handle, struct cairn_job_entry *entries,
@@ -109,10 +108,9 @@ cairn_status cairn_job_list(cairn_session *handle, struct cairn_job_entry *entri
 {
     struct session *s = session_of(handle);
     if (s == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_judge_call("entry_count", entry_count, timeout_ms);
-    if (status == CAIRN_OK)
-        status = list_inside(s, entries, entry_count, cairn_api_deadline(timeout_ms));
-    cairn_handle_put(handle);
+    cairn_status status = api_judge_call("entry_count", entry_count, timeout_ms);
+    if (status == CAIRN_OK) status = list_inside(s, entries, entry_count, api_deadline(timeout_ms));
+    handle_put(handle);
     return status;
 }
 
@@ -122,11 +120,11 @@ static cairn_status judge_change(const char *what, const char *given, uint32_t f
                                  uint32_t known, int timeout_ms)
 {
     if (given == NULL || given[0] == '\0')
-        return cairn_client_fail(CAIRN_ERR_INVALID, "%s must be given", what);
+        return client_fail(CAIRN_ERR_INVALID, "%s must be given", what);
     if ((flags & ~known) != 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "flags 0x%x: only 0x%x are known",
-                                 (unsigned)flags, (unsigned)known);
-    return cairn_api_judge_call(NULL, NULL, timeout_ms);
+        return client_fail(CAIRN_ERR_INVALID, "flags 0x%x: only 0x%x are known", (unsigned)flags,
+                           (unsigned)known);
+    return api_judge_call(NULL, NULL, timeout_ms);
 }
 
 cairn_status cairn_job_drop(cairn_session *handle, const char *name, uint32_t flags, int timeout_ms)
@@ -139,10 +137,10 @@ cairn_status cairn_job_drop(cairn_session *handle, const char *name, uint32_t fl
     remove.name = (char *)(uintptr_t)name;
     remove.force = (flags & CAIRN_DROP_FORCE) != 0;
     if (status == CAIRN_OK)
-        status = ask(s, cairn_api_deadline(timeout_ms), CAIRN_MSG_JOB_REMOVE, &remove.base,
+        status = ask(s, api_deadline(timeout_ms), CAIRN_MSG_JOB_REMOVE, &remove.base,
                      CAIRN_MSG_JOB_REMOVED, &reply);
-    cairn_message_free(reply);
-    cairn_handle_put(handle);
+    message_free(reply);
+    handle_put(handle);
     return status;
 }
 
@@ -157,14 +155,13 @@ static cairn_status find_latest(struct session *s, const char *job, uint64_t dea
     cairn_status status = ask(s, deadline_ms, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
                               CAIRN_MSG_SNAPSHOT_LIST, &reply);
     if (status != CAIRN_OK) return status;
-    const Cairn__SnapshotStatus *latest = cairn_admin_latest((const Cairn__SnapshotList *)reply,
-                                                             NULL);
+    const Cairn__SnapshotStatus *latest = admin_latest((const Cairn__SnapshotList *)reply, NULL);
     if (latest == NULL)
-        status = cairn_client_fail(CAIRN_ERR_NOT_FOUND,
-                                   "job %s has no committed snapshot that is not damaged", job);
+        status = client_fail(CAIRN_ERR_NOT_FOUND,
+                             "job %s has no committed snapshot that is not damaged", job);
     else
         snprintf(id_out, 64, "%s", latest->id);
-    cairn_message_free(reply);
+    message_free(reply);
     return status;
 }
 
@@ -184,15 +181,15 @@ static cairn_status judge_replaced(struct session *s, const Cairn__SnapshotResto
 {
     Cairn__SnapshotRestore question = *restore;
     Cairn__SnapshotStatus *plan;
-    struct cairn_sentence what;
+    struct sentence what;
     question.plan = true;
     cairn_status status = call_restore(s, &question, deadline_ms, &plan);
     if (status != CAIRN_OK) return status;
-    if (cairn_admin_replaces(plan, &what))
-        status = cairn_client_fail(CAIRN_ERR_EXISTS,
-                                   "%s would be lost; give CAIRN_RESTORE_REPLACE if it may go",
-                                   what.text);
-    cairn_message_free(&plan->base);
+    if (admin_replaces(plan, &what))
+        status = client_fail(CAIRN_ERR_EXISTS,
+                             "%s would be lost; give CAIRN_RESTORE_REPLACE if it may go",
+                             what.text);
+    message_free(&plan->base);
     return status;
 }
 
@@ -214,7 +211,7 @@ static cairn_status restore_inside(struct session *s, const Cairn__SnapshotResto
     if (id_out != NULL) snprintf(id_out, 64, "%s", reply->id);
     if (version_out != NULL)
         *version_out = (struct cairn_version) { reply->restored_generation, reply->step };
-    cairn_message_free(&reply->base);
+    message_free(&reply->base);
     return CAIRN_OK;
 }
 
@@ -237,9 +234,9 @@ cairn_status cairn_job_restore(cairn_session *handle, const char *name, const ch
         restore.allow_unsigned = (flags & CAIRN_RESTORE_UNSIGNED) != 0;
         restore.allow_untrusted = (flags & CAIRN_RESTORE_UNTRUSTED) != 0;
         status = restore_inside(s, &restore, (flags & CAIRN_RESTORE_REPLACE) != 0,
-                                cairn_api_deadline(timeout_ms), id_out, version_out);
+                                api_deadline(timeout_ms), id_out, version_out);
     }
-    cairn_handle_put(handle);
+    handle_put(handle);
     return status;
 }
 
@@ -253,17 +250,17 @@ cairn_status cairn_job_restore(cairn_session *handle, const char *name, const ch
 /* The request and what it owns. */
 struct words {
     Cairn__JobAmend message;
-    struct cairn_group *groups;       /* [group_count], as large as ours */
-    Cairn__GroupSpec *packed;         /* [group_count] */
-    Cairn__GroupSpec **list;          /* [group_count] */
-    struct cairn_job_spec_data added; /* the tensors to add, nothing else */
-    Cairn__TensorSpec *tensors;       /* [add_count] */
-    Cairn__TensorSpec **tensor_list;  /* [add_count] */
-    Cairn__TensorTie *ties;           /* [tie_count] */
-    Cairn__TensorTie **tie_list;      /* [tie_count] */
-    char **thaw_groups;               /* [unfreeze_tensor_count] */
-    Cairn__Setting *settings;         /* [setting_count] */
-    Cairn__Setting **setting_list;    /* [setting_count] */
+    struct cairn_group *groups;      /* [group_count], as large as ours */
+    Cairn__GroupSpec *packed;        /* [group_count] */
+    Cairn__GroupSpec **list;         /* [group_count] */
+    struct job_spec_data added;      /* the tensors to add, nothing else */
+    Cairn__TensorSpec *tensors;      /* [add_count] */
+    Cairn__TensorSpec **tensor_list; /* [add_count] */
+    Cairn__TensorTie *ties;          /* [tie_count] */
+    Cairn__TensorTie **tie_list;     /* [tie_count] */
+    char **thaw_groups;              /* [unfreeze_tensor_count] */
+    Cairn__Setting *settings;        /* [setting_count] */
+    Cairn__Setting **setting_list;   /* [setting_count] */
 };
 
 static void release(struct words *words)
@@ -271,7 +268,7 @@ static void release(struct words *words)
     free(words->groups);
     free(words->packed);
     free(words->list);
-    cairn_spec_release(&words->added);
+    spec_release(&words->added);
     free(words->tensors);
     free(words->tensor_list);
     free(words->ties);
@@ -285,23 +282,22 @@ static cairn_status add_groups(struct words *words, const struct cairn_amend *am
 {
     const size_t count = amend->group_count;
     if (amend->groups == NULL && count > 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "groups is NULL, but group_count is %zu",
-                                 count);
+        return client_fail(CAIRN_ERR_INVALID, "groups is NULL, but group_count is %zu", count);
     words->groups = calloc(count + 1, sizeof *words->groups);
     words->packed = calloc(count + 1, sizeof *words->packed);
     words->list = calloc(count + 1, sizeof(Cairn__GroupSpec *));
     if (words->groups == NULL || words->packed == NULL || words->list == NULL)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
     for (size_t i = 0; i < count; i++) {
-        const cairn_status status = cairn_client_group_take(amend->groups, i, &words->groups[i]);
+        const cairn_status status = client_group_take(amend->groups, i, &words->groups[i]);
         if (status != CAIRN_OK) return status;
-        const struct cairn_group_spec group = cairn_client_group_of(&words->groups[i]);
+        const struct group_spec group = client_group_of(&words->groups[i]);
         if (words->groups[i].pattern != NULL || group.optimizer == NULL)
-            return cairn_client_fail(CAIRN_ERR_INVALID,
-                                     "group %.64s of an amendment: pattern must be NULL (which "
-                                     "tensors it has does not change) and optimizer must be given",
-                                     group.name);
-        cairn_group_to_message(&group, &words->packed[i]);
+            return client_fail(CAIRN_ERR_INVALID,
+                               "group %.64s of an amendment: pattern must be NULL (which "
+                               "tensors it has does not change) and optimizer must be given",
+                               group.name);
+        group_to_message(&group, &words->packed[i]);
         words->list[i] = &words->packed[i];
     }
     words->message.groups = words->list;
@@ -314,15 +310,15 @@ static cairn_status add_tensors(struct words *words, const struct cairn_amend *a
     const size_t count = amend->add_count;
     if (count == 0) return CAIRN_OK;
     if (amend->add == NULL)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "add is NULL, but add_count is %zu", count);
-    const cairn_status status = cairn_client_added_fill(amend->add, count, &words->added);
+        return client_fail(CAIRN_ERR_INVALID, "add is NULL, but add_count is %zu", count);
+    const cairn_status status = client_added_fill(amend->add, count, &words->added);
     if (status != CAIRN_OK) return status;
     words->tensors = calloc(count, sizeof *words->tensors);
     words->tensor_list = calloc(count, sizeof *words->tensor_list);
     if (words->tensors == NULL || words->tensor_list == NULL)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
     for (size_t i = 0; i < count; i++) {
-        cairn_tensor_to_message(&words->added.tensors[i], &words->tensors[i]);
+        tensor_to_message(&words->added.tensors[i], &words->tensors[i]);
         words->tensor_list[i] = &words->tensors[i];
     }
     words->message.add = words->tensor_list;
@@ -337,10 +333,10 @@ static cairn_status add_ties(struct words *words, const struct cairn_amend *amen
     words->ties = calloc(count, sizeof *words->ties);
     words->tie_list = calloc(count, sizeof *words->tie_list);
     if (words->ties == NULL || words->tie_list == NULL)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
     for (size_t i = 0; i < count; i++) {
         if (amend->ties == NULL || amend->ties[i].name == NULL || amend->ties[i].alias_of == NULL)
-            return cairn_client_fail(CAIRN_ERR_INVALID, "a name of a tensor to tie is NULL");
+            return client_fail(CAIRN_ERR_INVALID, "a name of a tensor to tie is NULL");
         cairn__tensor_tie__init(&words->ties[i]);
         words->ties[i].name = (char *)(uintptr_t)amend->ties[i].name;
         words->ties[i].alias_of = (char *)(uintptr_t)amend->ties[i].alias_of;
@@ -358,7 +354,7 @@ static cairn_status add_thaw_groups(struct words *words, const struct cairn_amen
     if (amend->unfreeze_tensor_groups == NULL || count == 0) return CAIRN_OK;
     words->thaw_groups = calloc(count, sizeof *words->thaw_groups);
     if (words->thaw_groups == NULL)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
     for (size_t i = 0; i < count; i++) {
         const char *group = amend->unfreeze_tensor_groups[i];
         words->thaw_groups[i] = group != NULL ? (char *)(uintptr_t)group : none;
@@ -375,11 +371,11 @@ static cairn_status add_settings(struct words *words, const struct cairn_amend *
     words->settings = calloc(count, sizeof *words->settings);
     words->setting_list = calloc(count, sizeof *words->setting_list);
     if (words->settings == NULL || words->setting_list == NULL)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
     for (size_t i = 0; i < count; i++) {
         const struct cairn_setting *from = amend->settings != NULL ? &amend->settings[i] : NULL;
         if (from == NULL || from->key == NULL || from->value == NULL)
-            return cairn_client_fail(CAIRN_ERR_INVALID, "a key or a value of a setting is NULL");
+            return client_fail(CAIRN_ERR_INVALID, "a key or a value of a setting is NULL");
         cairn__setting__init(&words->settings[i]);
         words->settings[i].key = (char *)(uintptr_t)from->key;
         words->settings[i].value = (char *)(uintptr_t)from->value;
@@ -394,33 +390,31 @@ static cairn_status judge_names(const char *const *names, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (names == NULL || names[i] == NULL)
-            return cairn_client_fail(CAIRN_ERR_INVALID, "a name to freeze or unfreeze is NULL");
+            return client_fail(CAIRN_ERR_INVALID, "a name to freeze or unfreeze is NULL");
     return CAIRN_OK;
 }
 
 static cairn_status judge(const struct cairn_amend *amend)
 {
     if (amend->workers_min == 0 && amend->workers_max != 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "workers_max is %u without workers_min; give both",
-                                 amend->workers_max);
+        return client_fail(CAIRN_ERR_INVALID, "workers_max is %u without workers_min; give both",
+                           amend->workers_max);
     const size_t max = CAIRN_SPEC_GROUPS_MAX, most = CAIRN_SPEC_TENSORS_MAX;
     if (amend->group_count > max || amend->freeze_count > max || amend->unfreeze_count > max)
-        return cairn_client_fail(
+        return client_fail(
             CAIRN_ERR_INVALID,
             "an amendment has %zu groups, %zu to freeze, %zu to unfreeze; allowed: 0 to %zu",
             amend->group_count, amend->freeze_count, amend->unfreeze_count, max);
     if (amend->freeze_tensor_count > most || amend->unfreeze_tensor_count > most ||
         amend->add_count > most || amend->tie_count > most)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "an amendment freezes %zu tensors, unfreezes %zu, adds %zu, ties "
-                                 "%zu; allowed: 0 to %zu",
-                                 amend->freeze_tensor_count, amend->unfreeze_tensor_count,
-                                 amend->add_count, amend->tie_count, most);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "an amendment freezes %zu tensors, unfreezes %zu, adds %zu, ties "
+                           "%zu; allowed: 0 to %zu",
+                           amend->freeze_tensor_count, amend->unfreeze_tensor_count,
+                           amend->add_count, amend->tie_count, most);
     if (amend->setting_count > CAIRN_SETTINGS_MAX)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "an amendment has %zu settings; allowed: 0 to %d",
-                                 amend->setting_count, CAIRN_SETTINGS_MAX);
+        return client_fail(CAIRN_ERR_INVALID, "an amendment has %zu settings; allowed: 0 to %d",
+                           amend->setting_count, CAIRN_SETTINGS_MAX);
     const struct {
         const char *const *names;
         size_t count;
@@ -482,44 +476,43 @@ static cairn_status fill_amend(struct words *words, const struct cairn_amend *am
     if (status == CAIRN_OK) status = add_settings(words, amend);
     if (status != CAIRN_OK || cairn__job_amend__get_packed_size(m) <= AMEND_BYTES_MAX)
         return status;
-    return cairn_client_fail(
-        CAIRN_ERR_INVALID, "the amendment is over %d bytes: amend less at a time", AMEND_BYTES_MAX);
+    return client_fail(CAIRN_ERR_INVALID, "the amendment is over %d bytes: amend less at a time",
+                       AMEND_BYTES_MAX);
 }
 
 static bool reserves_nothing(const struct cairn_amend *amend)
 {
-    return cairn_struct_is_zero(amend->reserved, sizeof amend->reserved) &&
-           cairn_struct_is_zero(amend->reserved_losses, sizeof amend->reserved_losses) &&
-           cairn_struct_is_zero(amend->reserved_rules, sizeof amend->reserved_rules) &&
-           cairn_struct_is_zero(amend->reserved_settings, sizeof amend->reserved_settings);
+    return struct_is_zero(amend->reserved, sizeof amend->reserved) &&
+           struct_is_zero(amend->reserved_losses, sizeof amend->reserved_losses) &&
+           struct_is_zero(amend->reserved_rules, sizeof amend->reserved_rules) &&
+           struct_is_zero(amend->reserved_settings, sizeof amend->reserved_settings);
 }
 
 cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend, int timeout_ms)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     struct words words = { .message = CAIRN__JOB_AMEND__INIT };
     struct cairn_amend own;
-    cairn_spec_init(&words.added);
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK &&
-        (timeout_ms < 0 || !cairn_struct_take(&own, sizeof own, LEAST, amend)))
-        status = cairn_client_fail(
+    spec_init(&words.added);
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK && (timeout_ms < 0 || !struct_take(&own, sizeof own, LEAST, amend)))
+        status = client_fail(
             CAIRN_ERR_INVALID,
             "amend must be given with its struct_size (%zu), timeout_ms be 0 or more", sizeof own);
     if (status == CAIRN_OK && !reserves_nothing(&own))
-        status = cairn_client_fail(CAIRN_ERR_INVALID, "amend: what is reserved is not 0");
+        status = client_fail(CAIRN_ERR_INVALID, "amend: what is reserved is not 0");
     if (status == CAIRN_OK && job->member.role != CAIRN_WORKER)
-        status = cairn_client_fail(CAIRN_ERR_REFUSED, "a reader does not amend a job");
+        status = client_fail(CAIRN_ERR_REFUSED, "a reader does not amend a job");
     if (status == CAIRN_OK) status = judge(&own);
     if (status == CAIRN_OK) status = fill_amend(&words, &own);
     if (status == CAIRN_OK)
         status = cairn_ask(job, CAIRN_MSG_JOB_AMEND, &words.message.base, CAIRN_MSG_JOB_AMENDED,
-                           cairn_api_deadline(timeout_ms), NULL);
+                           api_deadline(timeout_ms), NULL);
     if (status == CAIRN_OK && own.set_clip_norm) // before the round that goes by it
-        cairn_job_note_clip_norm(job, own.clip_norm);
+        job_note_clip_norm(job, own.clip_norm);
     release(&words);
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 /* ==== lease ==== */
@@ -538,7 +531,7 @@ static bool withdraw_run(struct command *command)
     Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
     message.job = command->job->attachment.job;
     message.key = command->round;
-    cairn_control_send(s, CAIRN_MSG_LEASE_DROP, ++s->control.last_request, &message.base);
+    control_send(s, CAIRN_MSG_LEASE_DROP, ++s->control.last_request, &message.base);
     return true;
 }
 
@@ -546,19 +539,19 @@ static bool withdraw_run(struct command *command)
  * same, with its time or with the connection. */
 static void withdraw(struct job *job, uint64_t key)
 {
-    struct command *command = cairn_op_command(job, withdraw_run);
+    struct command *command = op_command(job, withdraw_run);
     if (command == NULL) return;
     command->round = key;
-    cairn_session_command(job->session, command);
+    session_command(job->session, command);
 }
 
 /* The layouts by which it is read are kept as long. */
 static void note(struct job *job, struct cairn_version version, int ttl_ms)
 {
-    const uint64_t now_ms = cairn_client_now_ms(), until_ms = now_ms + (uint64_t)ttl_ms;
+    const uint64_t now_ms = client_now_ms(), until_ms = now_ms + (uint64_t)ttl_ms;
     struct leased *leased = &job->leased;
     pthread_mutex_lock(&job->session->lock);
-    if (leased->until_ms <= now_ms || cairn_version_compare(version, leased->oldest) < 0)
+    if (leased->until_ms <= now_ms || version_compare(version, leased->oldest) < 0)
         leased->oldest = version;
     if (until_ms > leased->until_ms) leased->until_ms = until_ms;
     pthread_mutex_unlock(&job->session->lock);
@@ -580,7 +573,7 @@ static cairn_status take(struct job *job, struct cairn_version version, int ttl_
     if (status != CAIRN_OK) return status;
     const Cairn__Leased *leased = (const Cairn__Leased *)reply;
     *out = (struct cairn_version) { leased->generation, leased->step };
-    cairn_message_free(reply);
+    message_free(reply);
     note(job, *out, ttl_ms);
     return CAIRN_OK;
 }
@@ -588,30 +581,29 @@ static cairn_status take(struct job *job, struct cairn_version version, int ttl_
 cairn_status cairn_lease(cairn_job *handle, struct cairn_version version, int ttl_ms,
                          int timeout_ms, struct cairn_version *out)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = cairn_api_judge_call("out", out, timeout_ms);
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
     if (status == CAIRN_OK && ttl_ms <= 0)
-        status = cairn_client_fail(CAIRN_ERR_INVALID, "ttl_ms is %d; give 1 or more", ttl_ms);
-    if (status == CAIRN_OK)
-        status = take(job, version, ttl_ms, cairn_api_deadline(timeout_ms), out);
-    return cairn_api_leave(handle, status);
+        status = client_fail(CAIRN_ERR_INVALID, "ttl_ms is %d; give 1 or more", ttl_ms);
+    if (status == CAIRN_OK) status = take(job, version, ttl_ms, api_deadline(timeout_ms), out);
+    return api_leave(handle, status);
 }
 
 cairn_status cairn_lease_end(cairn_job *handle, struct cairn_version version, int timeout_ms)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = cairn_api_judge_call(NULL, NULL, timeout_ms);
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_judge_call(NULL, NULL, timeout_ms);
     if (status == CAIRN_OK) {
         Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
         message.generation = version.generation;
         message.step = version.step;
-        status = ask_drop(job, &message, cairn_api_deadline(timeout_ms));
+        status = ask_drop(job, &message, api_deadline(timeout_ms));
     }
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 /* ==== list ==== */
@@ -638,7 +630,7 @@ static void free_list(struct list *list)
 static void on_handle_free(void *object)
 {
     struct list *list = object;
-    cairn_job_unref(list->job);
+    job_unref(list->job);
     free_list(list);
 }
 
@@ -652,10 +644,10 @@ static const char *name_of(const struct list *list, size_t index)
 /* Says which entry is meant before what was wrong with it. */
 static cairn_status refuse_entry(cairn_status status, size_t index, const char *tensor)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "%s", cairn_error());
-    return cairn_client_fail(status, "entry %zu of the list (%s): %s", index,
-                             tensor != NULL ? tensor : "without a name", why.text);
+    struct sentence why;
+    sentence_set(&why, "%s", cairn_error());
+    return client_fail(status, "entry %zu of the list (%s): %s", index,
+                       tensor != NULL ? tensor : "without a name", why.text);
 }
 
 static cairn_status judge_entry(struct list *list, const struct cairn_part *part, size_t index)
@@ -665,21 +657,21 @@ static cairn_status judge_entry(struct list *list, const struct cairn_part *part
     struct cairn_mem *mem = &list->mems[index];
     size_t tensor;
     cairn_status status;
-    if (!cairn_struct_take(&given, sizeof given, sizeof given, part))
-        return cairn_client_fail(CAIRN_ERR_INVALID, "struct_size is %zu, this library's is %zu",
-                                 part->struct_size, sizeof given);
+    if (!struct_take(&given, sizeof given, sizeof given, part))
+        return client_fail(CAIRN_ERR_INVALID, "struct_size is %zu, this library's is %zu",
+                           part->struct_size, sizeof given);
     if (list->plane == 0)
-        status = cairn_api_judge_push(list->job, given.tensor, given.box, &given.mem, &tensor,
-                                      &pattern.piece, mem);
+        status = api_judge_push(list->job, given.tensor, given.box, &given.mem, &tensor,
+                                &pattern.piece, mem);
     else
-        status = cairn_api_judge_fetch(list->job, given.tensor, list->plane, given.box, &given.mem,
-                                       &tensor, &pattern.piece, mem);
-    if (status == CAIRN_OK) status = cairn_api_card(mem, &pattern.card);
+        status = api_judge_fetch(list->job, given.tensor, list->plane, given.box, &given.mem,
+                                 &tensor, &pattern.piece, mem);
+    if (status == CAIRN_OK) status = api_card(mem, &pattern.card);
     if (status != CAIRN_OK) return status;
     pattern.tensor = (uint32_t)tensor;
     pattern.dtype = (uint8_t)mem->dtype;
     pattern.ptr = mem->ptr;
-    cairn_op_describe_target(&pattern, &list->targets[index]);
+    op_describe_target(&pattern, &list->targets[index]);
     list->has_card = list->has_card || pattern.card != NULL;
     return CAIRN_OK;
 }
@@ -690,9 +682,9 @@ static cairn_status note_twice(const struct list *list, uint8_t *seen, size_t in
     const size_t tensor = list->targets[index].tensor;
     if (list->plane != 0) return CAIRN_OK;
     if (seen[tensor])
-        return cairn_client_fail(CAIRN_ERR_EXISTS,
-                                 "an entry before it is this tensor, too; add gradients before "
-                                 "pushing, or end the micro-batch");
+        return client_fail(CAIRN_ERR_EXISTS,
+                           "an entry before it is this tensor, too; add gradients before "
+                           "pushing, or end the micro-batch");
     seen[tensor] = 1;
     return CAIRN_OK;
 }
@@ -701,7 +693,7 @@ static cairn_status judge_entries(struct list *list, const struct cairn_part *pa
 {
     cairn_status status = CAIRN_OK;
     uint8_t *seen = calloc(list->job->spec.tensor_count + 1, 1);
-    if (seen == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
+    if (seen == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
     for (size_t i = 0; i < list->count && status == CAIRN_OK; i++) {
         status = judge_entry(list, &parts[i], i);
         if (status == CAIRN_OK) status = note_twice(list, seen, i);
@@ -715,26 +707,26 @@ static cairn_status open_list(struct job *job, int plane, const struct cairn_par
                               size_t count, cairn_list **out)
 {
     if (out == NULL || count == 0 || parts == NULL)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "out and at least one part must be given");
+        return client_fail(CAIRN_ERR_INVALID, "out and at least one part must be given");
     if (count > job->spec.tensor_count * 64)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "%zu parts, and job %s has %zu tensors", count,
-                                 job->name, job->spec.tensor_count);
+        return client_fail(CAIRN_ERR_INVALID, "%zu parts, and job %s has %zu tensors", count,
+                           job->name, job->spec.tensor_count);
     struct list *list = calloc(1, sizeof *list + count * sizeof *list->mems);
-    if (list == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
+    if (list == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
     *list = (struct list) { .job = job, .plane = plane, .count = count };
     list->targets = calloc(count, sizeof *list->targets);
-    const cairn_status status = list->targets != NULL ? judge_entries(list, parts)
-                                                      : cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                                                          "no memory for a list");
+    const cairn_status status = list->targets != NULL
+                                    ? judge_entries(list, parts)
+                                    : client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
     void *handle = NULL;
-    if (status == CAIRN_OK) handle = cairn_handle_open(CAIRN_HANDLE_LIST, list, on_handle_free);
+    if (status == CAIRN_OK) handle = handle_open(CAIRN_HANDLE_LIST, list, on_handle_free);
     if (handle == NULL) {
         free_list(list);
         return status != CAIRN_OK
                    ? status
-                   : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory, or too much is open");
+                   : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory, or too much is open");
     }
-    cairn_job_ref(job);
+    job_ref(job);
     *out = handle;
     return CAIRN_OK;
 }
@@ -742,53 +734,53 @@ static cairn_status open_list(struct job *job, int plane, const struct cairn_par
 cairn_status cairn_push_list(cairn_job *handle, const struct cairn_part *parts, size_t count,
                              cairn_list **out)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     if (status == CAIRN_OK) status = open_list(job, 0, parts, count, out);
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 cairn_status cairn_fetch_list(cairn_job *handle, const char *plane, const struct cairn_part *parts,
                               size_t count, cairn_list **out)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     int number = 0;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = cairn_api_plane_of(plane, &number);
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_plane_of(plane, &number);
     if (status == CAIRN_OK) status = open_list(job, number, parts, count, out);
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 void cairn_list_close(cairn_list *list)
 {
-    if (list != NULL) (void)cairn_handle_close(CAIRN_HANDLE_LIST, list);
+    if (list != NULL) (void)handle_close(CAIRN_HANDLE_LIST, list);
 }
 
 /* ---- posting ---- */
 
 static struct list *list_of(const cairn_list *handle, bool is_fetch)
 {
-    struct list *list = cairn_handle_get(CAIRN_HANDLE_LIST, handle);
+    struct list *list = handle_get(CAIRN_HANDLE_LIST, handle);
     if (list == NULL) {
-        cairn_handle_fail(handle, "list");
+        handle_fail(handle, "list");
         return NULL;
     }
     if ((list->plane != 0) == is_fetch && !list->job->closing) return list;
-    cairn_client_fail(CAIRN_ERR_HANDLE,
-                      list->job->closing ? "the job of this list is closed"
-                                         : "it is a list of cairn_%s_list, and posted by "
-                                           "cairn_%s_many",
-                      is_fetch ? "push" : "fetch", is_fetch ? "push" : "fetch");
-    cairn_handle_put(handle);
+    client_fail(CAIRN_ERR_HANDLE,
+                list->job->closing ? "the job of this list is closed"
+                                   : "it is a list of cairn_%s_list, and posted by "
+                                     "cairn_%s_many",
+                is_fetch ? "push" : "fetch", is_fetch ? "push" : "fetch");
+    handle_put(handle);
     return NULL;
 }
 
 /* The end of an entry's, for the operation of all. */
 static void on_entry_done(void *context, cairn_status status, const char *why)
 {
-    cairn_op_let_go(context, status, status != CAIRN_OK ? why : NULL);
+    op_let_go(context, status, status != CAIRN_OK ? why : NULL);
 }
 
 /* Fills in the command that entry `index` is posted as. Memory on a card is posted with an event,
@@ -806,10 +798,10 @@ static cairn_status describe(const struct list *list, size_t index, struct comma
     pattern->event = NULL;
     pattern->owned = NULL;
     if (target->card != NULL && target->piece.strides.given) {
-        status = cairn_api_bring(&mem, &target->piece, &pattern->owned);
+        status = api_bring(&mem, &target->piece, &pattern->owned);
         pattern->card = NULL;
     } else if (target->card != NULL) {
-        status = cairn_card_mark(target->card, mem.stream, &pattern->event);
+        status = card_mark(target->card, mem.stream, &pattern->event);
     }
     pattern->ptr = mem.ptr;
     return status;
@@ -823,9 +815,9 @@ static cairn_status begin_entries(const struct list *list, uint8_t kind,
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < list->count && status == CAIRN_OK; i++) {
         status = describe(list, i, pattern);
-        if (status == CAIRN_OK) status = cairn_op_chain(list->job, kind, run, pattern, chain);
+        if (status == CAIRN_OK) status = op_chain(list->job, kind, run, pattern, chain);
         if (status == CAIRN_OK) continue;
-        cairn_card_event_free(pattern->event);
+        card_event_free(pattern->event);
         free(pattern->owned);
         status = refuse_entry(status, i, name_of(list, i));
     }
@@ -841,20 +833,20 @@ static cairn_status post_each(const struct list *list, uint8_t kind, bool (*run)
     if (op_out != NULL) {
         chain.of = cairn_op_new(list->job, kind, true);
         if (chain.of == NULL)
-            return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                     "out of memory, or too many operations are open");
+            return client_fail(CAIRN_ERR_NO_MEMORY,
+                               "out of memory, or too many operations are open");
         pattern->on_done = on_entry_done;
         pattern->context = chain.of;
     }
     const cairn_status status = begin_entries(list, kind, run, pattern, &chain);
     void *handle = chain.of != NULL ? chain.of->handle : NULL;
     if (status == CAIRN_OK) {
-        cairn_op_chain_go(list->job->session, &chain);
+        op_chain_go(list->job->session, &chain);
         if (op_out != NULL) *op_out = handle;
         return CAIRN_OK;
     }
-    cairn_op_chain_drop(&chain);
-    if (handle != NULL) (void)cairn_handle_close(CAIRN_HANDLE_OP, handle);
+    op_chain_drop(&chain);
+    if (handle != NULL) (void)handle_close(CAIRN_HANDLE_OP, handle);
     return status;
 }
 
@@ -865,8 +857,7 @@ static cairn_status post(const struct list *list, const cairn_list *handle, uint
     size_t wrong;
     if (list->has_card) return post_each(list, kind, run, pattern, op_out);
     const struct op_list of = { .handle = handle, .targets = list->targets, .count = list->count };
-    const cairn_status status = cairn_op_begin_list(list->job, kind, run, pattern, &of, op_out,
-                                                    &wrong);
+    const cairn_status status = op_begin_list(list->job, kind, run, pattern, &of, op_out, &wrong);
     return status != CAIRN_OK && wrong < list->count
                ? refuse_entry(status, wrong, name_of(list, wrong))
                : status;
@@ -880,9 +871,9 @@ static cairn_status fill_list(const struct list *list, const struct cairn_round 
     size_t wrong;
     const size_t count = list->count;
     size_t *tensors = malloc(count * sizeof *tensors);
-    if (tensors == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a push");
+    if (tensors == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a push");
     for (size_t i = 0; i < count; i++) tensors[i] = list->targets[i].tensor;
-    cairn_status status = cairn_api_fill_many(list->job, round, micro, tensors, count, &wrong);
+    cairn_status status = api_fill_many(list->job, round, micro, tensors, count, &wrong);
     if (status != CAIRN_OK && wrong < count)
         status = refuse_entry(status, wrong, list->job->spec.tensors[tensors[wrong]].name);
     free(tensors);
@@ -905,12 +896,11 @@ static cairn_status add_up(const struct list *list, const struct cairn_round *ro
         const struct target *target = &list->targets[i];
         struct cairn_mem mem = list->mems[i];
         void *copy = NULL;
-        cairn_status status = cairn_api_bring(&mem, &target->piece, &copy);
+        cairn_status status = api_bring(&mem, &target->piece, &copy);
         if (status == CAIRN_OK)
-            status = cairn_accumulate_add(list->job, round, micro, target->tensor, &target->piece,
-                                          &mem);
+            status = accumulate_add(list->job, round, micro, target->tensor, &target->piece, &mem);
         else
-            cairn_accumulate_skip(list->job, target->tensor);
+            accumulate_skip(list->job, target->tensor);
         free(copy);
         if (status != CAIRN_OK && first == CAIRN_OK)
             first = refuse_entry(status, i, name_of(list, i));
@@ -922,15 +912,15 @@ static cairn_status push_many(const struct list *list, const cairn_list *handle,
                               const struct cairn_round *round, uint32_t micro, cairn_op **op_out)
 {
     struct job *job = list->job;
-    cairn_status status = cairn_api_batch_place(job, round, &micro);
+    cairn_status status = api_batch_place(job, round, &micro);
     if (status == CAIRN_OK) status = fill_list(list, round, micro);
     if (status != CAIRN_OK) return status;
-    if (cairn_accumulate_wanted(job)) {
+    if (accumulate_wanted(job)) {
         status = add_up(list, round, micro);
-        return status == CAIRN_OK ? cairn_op_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
+        return status == CAIRN_OK ? op_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
     }
     struct command pattern = { .micro = micro, .round = round->round };
-    status = post(list, handle, CAIRN_CHUNK_PUSH, cairn_pushes_run, &pattern, op_out);
+    status = post(list, handle, CAIRN_CHUNK_PUSH, pushes_run, &pattern, op_out);
     if (status != CAIRN_OK) unfill(list); // it may be tried again
     return status;
 }
@@ -940,9 +930,9 @@ cairn_status cairn_push_many(cairn_list *handle, const struct cairn_round *round
 {
     const struct list *list = list_of(handle, false);
     if (list == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(list->job);
+    cairn_status status = api_check(list->job);
     if (status == CAIRN_OK) status = push_many(list, handle, round, micro, op_out);
-    cairn_handle_put(handle);
+    handle_put(handle);
     return status;
 }
 
@@ -951,14 +941,14 @@ cairn_status cairn_push_many(cairn_list *handle, const struct cairn_round *round
 cairn_status cairn_fetch_many(cairn_list *handle, struct cairn_version version, cairn_op **op_out)
 {
     if (op_out == NULL)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "op_out is NULL: nothing else says when a fetch is done");
+        return client_fail(CAIRN_ERR_INVALID,
+                           "op_out is NULL: nothing else says when a fetch is done");
     const struct list *list = list_of(handle, true);
     if (list == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(list->job);
+    cairn_status status = api_check(list->job);
     struct command pattern = { .plane = (uint8_t)list->plane, .version = version };
     if (status == CAIRN_OK)
-        status = post(list, handle, CAIRN_CHUNK_FETCH, cairn_transfer_run, &pattern, op_out);
-    cairn_handle_put(handle);
+        status = post(list, handle, CAIRN_CHUNK_FETCH, transfer_run, &pattern, op_out);
+    handle_put(handle);
     return status;
 }

@@ -1,3 +1,4 @@
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,44 +17,43 @@
 static cairn_status api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
                                      const char *allowed);
 
-cairn_status cairn_api_judge_begun(const struct job *job, const struct cairn_round *round)
+cairn_status api_judge_begun(const struct job *job, const struct cairn_round *round)
 {
     if (round->round == 0)
-        return cairn_client_fail(
-            CAIRN_ERR_INVALID,
-            "no round is begun; call cairn_round_begin, and give what it filled in");
+        return client_fail(CAIRN_ERR_INVALID,
+                           "no round is begun; call cairn_round_begin, and give what it filled in");
     if (round->job == job->member.number) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_STALE,
-                             "round %llu was not begun on this handle of job %s; give what "
-                             "cairn_round_begin filled in for it",
-                             (unsigned long long)round->round, job->name);
+    return client_fail(CAIRN_ERR_STALE,
+                       "round %" PRIu64 " was not begun on this handle of job %s; give what "
+                       "cairn_round_begin filled in for it",
+                       round->round, job->name);
 }
 
-cairn_status cairn_api_judge_round(const struct job *job, const struct cairn_round *round)
+cairn_status api_judge_round(const struct job *job, const struct cairn_round *round)
 {
-    const unsigned long long number = round->round, step = round->step;
-    const cairn_status status = cairn_api_judge_begun(job, round);
+    const uint64_t number = round->round, step = round->step;
+    const cairn_status status = api_judge_begun(job, round);
     if (status != CAIRN_OK) return status;
     if (number == job->filling.refused_round)
-        return cairn_client_fail(job->filling.refused_status, "%s", job->filling.refused_why.text);
+        return client_fail(job->filling.refused_status, "%s", job->filling.refused_why.text);
     if (number == job->filling.void_round && job->filling.void_why.text[0] != '\0')
-        return cairn_client_fail(CAIRN_ERR_EPOCH_CHANGED,
-                                 "%s (step %llu was abandoned: begin the next round)",
-                                 job->filling.void_why.text, step);
+        return client_fail(CAIRN_ERR_EPOCH_CHANGED,
+                           "%s (step %" PRIu64 " was abandoned: begin the next round)",
+                           job->filling.void_why.text, step);
     if (number <= job->filling.void_round)
-        return cairn_client_fail(
-            CAIRN_ERR_EPOCH_CHANGED,
-            "round %llu of step %llu was abandoned; begin the next one and compute again", number,
-            step);
+        return client_fail(CAIRN_ERR_EPOCH_CHANGED,
+                           "round %" PRIu64 " of step %" PRIu64
+                           " was abandoned; begin the next one and compute again",
+                           number, step);
     if (number != job->filling.round)
-        return cairn_client_fail(CAIRN_ERR_STALE,
-                                 "round %llu is not the one that this worker has open; call "
-                                 "cairn_round_begin and give what it filled in",
-                                 number);
+        return client_fail(CAIRN_ERR_STALE,
+                           "round %" PRIu64 " is not the one that this worker has open; call "
+                           "cairn_round_begin and give what it filled in",
+                           number);
     if (job->filling.committed)
-        return cairn_client_fail(CAIRN_ERR_STALE,
-                                 "round %llu is committed; call cairn_round_begin for the next one",
-                                 number);
+        return client_fail(
+            CAIRN_ERR_STALE,
+            "round %" PRIu64 " is committed; call cairn_round_begin for the next one", number);
     return CAIRN_OK;
 }
 
@@ -61,33 +61,33 @@ cairn_status cairn_api_judge_round(const struct job *job, const struct cairn_rou
 static cairn_status judge_micro(const struct job *job, uint32_t micro)
 {
     if (job->filling.end_unsent)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "the end of micro-batch %u could not be told for lack of memory; "
-                                 "call again what failed, cairn_micro_end or cairn_commit",
-                                 cairn_batch_number(&job->filling.batch, job->filling.micro - 1));
+        return client_fail(CAIRN_ERR_INVALID,
+                           "the end of micro-batch %u could not be told for lack of memory; "
+                           "call again what failed, cairn_micro_end or cairn_commit",
+                           batch_number(&job->filling.batch, job->filling.micro - 1));
     if (micro != job->filling.micro)
-        return cairn_client_fail(
+        return client_fail(
             CAIRN_ERR_INVALID,
             "this is micro-batch %u, micro-batch %u is being filled; end it with cairn_micro_end",
-            cairn_batch_number(&job->filling.batch, micro),
-            cairn_batch_number(&job->filling.batch, job->filling.micro));
+            batch_number(&job->filling.batch, micro),
+            batch_number(&job->filling.batch, job->filling.micro));
     const bool is_bound = job->spec.stage < 2 ||
                           (job->spec.micro_batches > 1 && job->filling.batch.total == 0);
     if (is_bound && micro >= job->spec.micro_batches)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "micro-batch %u: job %s is of stage %u and declares micro_batches "
-                                 "= %u, counted from 0; declare more in its spec, or none and take "
-                                 "stage 2",
-                                 micro, job->name, job->spec.stage, job->spec.micro_batches);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "micro-batch %u: job %s is of stage %u and declares micro_batches "
+                           "= %u, counted from 0; declare more in its spec, or none and take "
+                           "stage 2",
+                           micro, job->name, job->spec.stage, job->spec.micro_batches);
     return CAIRN_OK;
 }
 
 static cairn_status refuse_after_sums(const char *tensor)
 {
-    return cairn_client_fail(CAIRN_ERR_STALE,
-                             "tensor %s: another thread commits the round, whose micro-batches are "
-                             "added up; push before the commit, or in the next round",
-                             tensor);
+    return client_fail(CAIRN_ERR_STALE,
+                       "tensor %s: another thread commits the round, whose micro-batches are "
+                       "added up; push before the commit, or in the next round",
+                       tensor);
 }
 
 /* Is the tensor not yet in the micro-batch that is being filled? Notes it, or, CAIRN_API_NO_TENSOR, the end
@@ -103,30 +103,30 @@ static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
     }
     if (job->sums.ended) return refuse_after_sums(job->spec.tensors[tensor].name);
     if (job->filling.tensors[tensor] != NOT_PUSHED)
-        return cairn_client_fail(CAIRN_ERR_EXISTS,
-                                 "tensor %s was pushed in micro-batch %u already; add gradients "
-                                 "before pushing, or end the micro-batch",
-                                 job->spec.tensors[tensor].name,
-                                 cairn_batch_number(&job->filling.batch, micro));
+        return client_fail(CAIRN_ERR_EXISTS,
+                           "tensor %s was pushed in micro-batch %u already; add gradients "
+                           "before pushing, or end the micro-batch",
+                           job->spec.tensors[tensor].name,
+                           batch_number(&job->filling.batch, micro));
     job->filling.tensors[tensor] = PUSHED;
     job->filling.any = true;
-    job->filling.adding += cairn_accumulate_wanted(job);
+    job->filling.adding += accumulate_wanted(job);
     return CAIRN_OK;
 }
 
-void cairn_api_await_added(struct job *job)
+void api_await_added(struct job *job)
 {
     while (job->filling.adding > 0) pthread_cond_wait(&job->session->changed, &job->session->lock);
 }
 
-cairn_status cairn_api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
-                                  size_t tensor)
+cairn_status api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
+                            size_t tensor)
 {
-    if (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST))
-        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
+    if (!struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     pthread_mutex_lock(&job->session->lock);
-    if (tensor == CAIRN_API_NO_TENSOR) cairn_api_await_added(job);
-    cairn_status status = cairn_api_judge_round(job, round);
+    if (tensor == CAIRN_API_NO_TENSOR) api_await_added(job);
+    cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK) status = fill(job, micro, tensor);
     pthread_mutex_unlock(&job->session->lock);
     return status;
@@ -136,19 +136,18 @@ cairn_status cairn_api_judge_fill(struct job *job, const struct cairn_round *rou
  * its whole group; RoundOpened says which. Under the lock. */
 static cairn_status judge_thawed(const struct job *job, size_t tensor)
 {
-    const struct cairn_tensor_spec *t = &job->spec.tensors[tensor];
-    const bool group_frozen =
-        job->filling.frozen_groups[cairn_spec_find_group(&job->spec, t->group)];
+    const struct tensor_spec *t = &job->spec.tensors[tensor];
+    const bool group_frozen = job->filling.frozen_groups[spec_find_group(&job->spec, t->group)];
     if (job->filling.frozen_tensors[tensor])
-        return cairn_client_fail(CAIRN_ERR_REFUSED,
-                                 "tensor %s is frozen in this round and takes no gradient; skip "
-                                 "it, or have it unfrozen by cairn_job_amend",
-                                 t->name);
+        return client_fail(CAIRN_ERR_REFUSED,
+                           "tensor %s is frozen in this round and takes no gradient; skip "
+                           "it, or have it unfrozen by cairn_job_amend",
+                           t->name);
     if (!group_frozen) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_REFUSED,
-                             "tensor %s: its group %s is frozen in this round and takes no "
-                             "gradient; skip it, or have it unfrozen by cairn_job_amend",
-                             t->name, t->group);
+    return client_fail(CAIRN_ERR_REFUSED,
+                       "tensor %s: its group %s is frozen in this round and takes no "
+                       "gradient; skip it, or have it unfrozen by cairn_job_amend",
+                       t->name, t->group);
 }
 
 static cairn_status judge_frozen(struct job *job, size_t tensor)
@@ -177,19 +176,19 @@ static cairn_status fill_all(struct job *job, uint32_t micro, const size_t *tens
     job->filling.any = any;
     while (done-- > 0) {
         job->filling.tensors[tensors[done]] = NOT_PUSHED;
-        job->filling.adding -= cairn_accumulate_wanted(job);
+        job->filling.adding -= accumulate_wanted(job);
     }
     return status;
 }
 
-cairn_status cairn_api_fill_many(struct job *job, const struct cairn_round *round, uint32_t micro,
-                                 const size_t *tensors, size_t count, size_t *wrong_out)
+cairn_status api_fill_many(struct job *job, const struct cairn_round *round, uint32_t micro,
+                           const size_t *tensors, size_t count, size_t *wrong_out)
 {
     *wrong_out = count;
-    if (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST))
-        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
+    if (!struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     pthread_mutex_lock(&job->session->lock);
-    cairn_status status = cairn_api_judge_round(job, round);
+    cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK) status = judge_micro(job, micro);
     if (status == CAIRN_OK) status = fill_all(job, micro, tensors, count, wrong_out);
     pthread_mutex_unlock(&job->session->lock);
@@ -202,19 +201,19 @@ cairn_status cairn_api_fill_many(struct job *job, const struct cairn_round *roun
 static cairn_status fill_part(struct job *job, const struct cairn_round *round,
                               const struct portion *portion, struct assembly **out)
 {
-    if (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST))
-        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
+    if (!struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     pthread_mutex_lock(&job->session->lock);
-    cairn_status status = cairn_api_judge_round(job, round);
+    cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK) status = judge_micro(job, portion->micro);
     if (status == CAIRN_OK && job->filling.tensors[portion->tensor] == PUSHED)
-        status = cairn_client_fail(
+        status = client_fail(
             CAIRN_ERR_EXISTS,
             "tensor %s is a box of %s, all of which was pushed in micro-batch %u already",
             portion->name, job->spec.tensors[portion->tensor].name,
-            cairn_batch_number(&job->filling.batch, portion->micro));
+            batch_number(&job->filling.batch, portion->micro));
     if (status == CAIRN_OK && job->sums.ended) status = refuse_after_sums(portion->name);
-    if (status == CAIRN_OK) status = cairn_assemble_claim(job, portion, out);
+    if (status == CAIRN_OK) status = assemble_claim(job, portion, out);
     if (status == CAIRN_OK) {
         job->filling.tensors[portion->tensor] = PUSHED_IN_PART;
         job->filling.any = true;
@@ -229,16 +228,15 @@ static cairn_status send_assembly(struct job *job, const struct cairn_round *rou
                                   struct assembly *assembly)
 {
     struct command pattern = { .plane = 0 };
-    cairn_assemble_pattern(assembly, &pattern);
-    if (!cairn_accumulate_wanted(job))
-        return cairn_op_begin(job, CAIRN_CHUNK_PUSH, cairn_pushes_run, &pattern, NULL);
-    const struct cairn_mem mem = cairn_assemble_mem(assembly);
+    assemble_pattern(assembly, &pattern);
+    if (!accumulate_wanted(job)) return op_begin(job, CAIRN_CHUNK_PUSH, pushes_run, &pattern, NULL);
+    const struct cairn_mem mem = assemble_mem(assembly);
     pthread_mutex_lock(&job->session->lock);
     job->filling.adding++;
     pthread_mutex_unlock(&job->session->lock);
-    const cairn_status status = cairn_accumulate_add(job, round, micro, pattern.tensor,
-                                                     &pattern.piece, &mem);
-    if (status == CAIRN_OK) cairn_assemble_free(assembly);
+    const cairn_status status = accumulate_add(job, round, micro, pattern.tensor, &pattern.piece,
+                                               &mem);
+    if (status == CAIRN_OK) assemble_free(assembly);
     return status;
 }
 
@@ -247,10 +245,9 @@ static void end_part(struct job *job, const struct portion *portion, bool whole)
 {
     pthread_mutex_lock(&job->session->lock);
     if (portion->round == job->filling.round && portion->micro == job->filling.micro)
-        job->filling.tensors[portion->tensor] = whole ? PUSHED
-                                                : cairn_assemble_begun(job, portion)
-                                                    ? PUSHED_IN_PART
-                                                    : NOT_PUSHED;
+        job->filling.tensors[portion->tensor] = whole                          ? PUSHED
+                                                : assemble_begun(job, portion) ? PUSHED_IN_PART
+                                                                               : NOT_PUSHED;
     if (--job->filling.adding == 0) pthread_cond_broadcast(&job->session->changed);
     pthread_mutex_unlock(&job->session->lock);
 }
@@ -262,10 +259,10 @@ static cairn_status push_brought(struct job *job, const struct cairn_round *roun
     bool whole = false;
     cairn_status status = fill_part(job, round, portion, &assembly);
     if (status != CAIRN_OK) return status;
-    status = cairn_assemble_copy(assembly, portion, &whole);
+    status = assemble_copy(assembly, portion, &whole);
     if (status == CAIRN_OK && whole) {
         status = send_assembly(job, round, portion->micro, assembly);
-        if (status != CAIRN_OK) cairn_assemble_undo(assembly, portion); // it may be tried again
+        if (status != CAIRN_OK) assemble_undo(assembly, portion); // it may be tried again
     }
     end_part(job, portion, status == CAIRN_OK && whole);
     return status;
@@ -277,27 +274,25 @@ static cairn_status push_part(struct job *job, const struct cairn_round *round,
 {
     void *copy;
     struct op *op = NULL;
-    cairn_status status = cairn_api_judge_portion(job, part, box, portion);
+    cairn_status status = api_judge_portion(job, part, box, portion);
     if (status == CAIRN_OK) status = judge_frozen(job, portion->tensor);
-    if (status == CAIRN_OK) status = cairn_op_reserve(job, CAIRN_CHUNK_PUSH, op_out, &op);
+    if (status == CAIRN_OK) status = op_reserve(job, CAIRN_CHUNK_PUSH, op_out, &op);
     if (status != CAIRN_OK) return status;
-    status = cairn_api_bring(&portion->mem, &portion->piece, &copy);
+    status = api_bring(&portion->mem, &portion->piece, &copy);
     if (status == CAIRN_OK) {
         status = push_brought(job, round, portion);
         free(copy);
     }
-    return cairn_op_settle(op, status, op_out);
+    return op_settle(op, status, op_out);
 }
 
-cairn_status cairn_api_push_incomplete(struct job *job, const struct cairn_round *round,
-                                       uint32_t micro)
+cairn_status api_push_incomplete(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
     struct assembly *assembly;
     cairn_status status = CAIRN_OK;
-    while (status == CAIRN_OK &&
-           (assembly = cairn_assemble_ended(job, round->round, micro)) != NULL) {
+    while (status == CAIRN_OK && (assembly = assemble_ended(job, round->round, micro)) != NULL) {
         status = send_assembly(job, round, micro, assembly);
-        if (status != CAIRN_OK) cairn_assemble_put_back(assembly); // the call is made again
+        if (status != CAIRN_OK) assemble_put_back(assembly); // the call is made again
     }
     return status;
 }
@@ -318,26 +313,26 @@ static cairn_status push_sum(struct job *job, struct push *push, cairn_op **op_o
 {
     void *copy;
     struct op *op;
-    cairn_status status = cairn_op_reserve(job, CAIRN_CHUNK_PUSH, op_out, &op);
+    cairn_status status = op_reserve(job, CAIRN_CHUNK_PUSH, op_out, &op);
     if (status != CAIRN_OK) return status;
-    status = cairn_api_bring(&push->mem, &push->piece, &copy);
+    status = api_bring(&push->mem, &push->piece, &copy);
     if (status == CAIRN_OK) {
-        status = cairn_api_judge_fill(job, push->round, push->micro, push->tensor);
+        status = api_judge_fill(job, push->round, push->micro, push->tensor);
         if (status == CAIRN_OK)
-            status = cairn_accumulate_add(job, push->round, push->micro, push->tensor, &push->piece,
-                                          &push->mem);
+            status = accumulate_add(job, push->round, push->micro, push->tensor, &push->piece,
+                                    &push->mem);
         free(copy);
     }
-    return cairn_op_settle(op, status, op_out);
+    return op_settle(op, status, op_out);
 }
 
 static cairn_status send_piece(struct job *job, const struct push *push, struct command *pattern,
                                cairn_op **op_out)
 {
-    cairn_status status = cairn_api_judge_fill(job, push->round, push->micro, push->tensor);
+    cairn_status status = api_judge_fill(job, push->round, push->micro, push->tensor);
     if (status != CAIRN_OK) return status;
     pattern->round = push->round->round;
-    status = cairn_op_begin(job, CAIRN_CHUNK_PUSH, cairn_pushes_run, pattern, op_out);
+    status = op_begin(job, CAIRN_CHUNK_PUSH, pushes_run, pattern, op_out);
     if (status == CAIRN_OK) return CAIRN_OK;
     pthread_mutex_lock(&job->session->lock); // it may be tried again
     job->filling.tensors[push->tensor] = NOT_PUSHED;
@@ -354,15 +349,14 @@ static cairn_status push_piece(struct job *job, struct push *push, cairn_op **op
                                .dtype = (uint8_t)push->mem.dtype,
                                .piece = push->piece };
     cairn_status status = CAIRN_OK;
-    if (push->piece.strides.given)
-        status = cairn_api_bring(&push->mem, &push->piece, &pattern.owned);
-    if (status == CAIRN_OK) status = cairn_api_card(&push->mem, &pattern.card);
+    if (push->piece.strides.given) status = api_bring(&push->mem, &push->piece, &pattern.owned);
+    if (status == CAIRN_OK) status = api_card(&push->mem, &pattern.card);
     if (status == CAIRN_OK && pattern.card != NULL)
-        status = cairn_card_mark(pattern.card, push->mem.stream, &pattern.event);
+        status = card_mark(pattern.card, push->mem.stream, &pattern.event);
     pattern.ptr = push->mem.ptr;
     if (status == CAIRN_OK) status = send_piece(job, push, &pattern, op_out);
     if (status == CAIRN_OK) return CAIRN_OK;
-    cairn_card_event_free(pattern.event);
+    card_event_free(pattern.event);
     free(pattern.owned);
     return status;
 }
@@ -372,7 +366,7 @@ static cairn_status judge_gradient(const struct job *job, size_t index, const ch
                                    const struct cairn_mem *mem)
 {
     if (job->spec.tensors[index].kind != CAIRN_TRAINED)
-        return cairn_client_fail(
+        return client_fail(
             CAIRN_ERR_INVALID, "tensor %s is not trained; it takes no gradient%s", tensor,
             job->spec.tensors[index].kind == CAIRN_BLOB
                 ? ": a blob is changed by cairn_write_begin, cairn_put and cairn_write_end"
@@ -382,19 +376,19 @@ static cairn_status judge_gradient(const struct job *job, size_t index, const ch
     return CAIRN_OK;
 }
 
-cairn_status cairn_api_judge_push(struct job *job, const char *tensor, const struct cairn_box *box,
-                                  const struct cairn_mem *given, size_t *tensor_out,
-                                  struct piece *piece_out, struct cairn_mem *mem_out)
+cairn_status api_judge_push(struct job *job, const char *tensor, const struct cairn_box *box,
+                            const struct cairn_mem *given, size_t *tensor_out,
+                            struct piece *piece_out, struct cairn_mem *mem_out)
 {
     const struct cairn_box *part;
-    cairn_status status = cairn_api_judge_data(job, tensor, given, mem_out, tensor_out, &part);
+    cairn_status status = api_judge_data(job, tensor, given, mem_out, tensor_out, &part);
     if (status == CAIRN_OK) status = judge_gradient(job, *tensor_out, tensor, mem_out);
     if (status == CAIRN_OK && part != NULL)
-        status = cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                   "it is a box of %s: push it by itself, with cairn_push",
-                                   job->spec.tensors[*tensor_out].name);
+        status = client_fail(CAIRN_ERR_UNSUPPORTED,
+                             "it is a box of %s: push it by itself, with cairn_push",
+                             job->spec.tensors[*tensor_out].name);
     if (status != CAIRN_OK) return status;
-    return cairn_api_judge_own(job, *tensor_out, box, mem_out, piece_out);
+    return api_judge_own(job, *tensor_out, box, mem_out, piece_out);
 }
 
 static cairn_status push_inside(struct job *job, const struct cairn_round *round, uint32_t micro,
@@ -404,8 +398,8 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
     size_t index;
     struct cairn_mem mem;
     const struct cairn_box *part;
-    cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, &part);
-    if (status == CAIRN_OK) status = cairn_api_batch_place(job, round, &micro);
+    cairn_status status = api_judge_data(job, tensor, given, &mem, &index, &part);
+    if (status == CAIRN_OK) status = api_batch_place(job, round, &micro);
     if (status != CAIRN_OK) return status;
     status = judge_gradient(job, index, tensor, &mem);
     if (status != CAIRN_OK) return status;
@@ -419,22 +413,21 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
         return push_part(job, round, &portion, part, box, op_out);
     }
     struct piece piece;
-    status = cairn_api_judge_own(job, index, box, &mem, &piece);
+    status = api_judge_own(job, index, box, &mem, &piece);
     if (status == CAIRN_OK) status = judge_frozen(job, index);
     if (status != CAIRN_OK) return status;
     struct push push = { round, micro, index, piece, mem };
-    return cairn_accumulate_wanted(job) ? push_sum(job, &push, op_out)
-                                        : push_piece(job, &push, op_out);
+    return accumulate_wanted(job) ? push_sum(job, &push, op_out) : push_piece(job, &push, op_out);
 }
 cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint32_t micro,
                         const char *tensor, const struct cairn_box *box,
                         const struct cairn_mem *mem, cairn_op **op_out)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     if (status == CAIRN_OK) status = push_inside(job, round, micro, tensor, box, mem, op_out);
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 /* ==== judge ==== */
@@ -444,55 +437,55 @@ cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint
 static cairn_status take_mem(const struct cairn_mem *given, struct cairn_mem *out)
 {
     struct cairn_mem mem;
-    if (!cairn_struct_take(&mem, sizeof mem, offsetof(struct cairn_mem, stride), given))
-        return cairn_client_fail(CAIRN_ERR_INVALID, "mem.struct_size is %zu, this library's is %zu",
-                                 given->struct_size, sizeof mem);
+    if (!struct_take(&mem, sizeof mem, offsetof(struct cairn_mem, stride), given))
+        return client_fail(CAIRN_ERR_INVALID, "mem.struct_size is %zu, this library's is %zu",
+                           given->struct_size, sizeof mem);
     struct card *card;
-    const cairn_status status = cairn_api_card(&mem, &card);
+    const cairn_status status = api_card(&mem, &card);
     if (status != CAIRN_OK) return status;
     if (card == NULL && mem.stream != NULL)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "mem.stream is %p, and mem.device %d, the host: only what a GPU "
-                                 "writes is ordered by a stream; give NULL",
-                                 mem.stream, mem.device);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "mem.stream is %p, and mem.device %d, the host: only what a GPU "
+                           "writes is ordered by a stream; give NULL",
+                           mem.stream, mem.device);
     *out = mem;
     return CAIRN_OK;
 }
 
-cairn_status cairn_api_card(const struct cairn_mem *mem, struct card **card_out)
+cairn_status api_card(const struct cairn_mem *mem, struct card **card_out)
 {
-    return cairn_card_of_device(mem->device, "mem.device", card_out);
+    return card_of_device(mem->device, "mem.device", card_out);
 }
 
-cairn_status cairn_api_judge_data(const struct job *job, const char *name,
-                                  const struct cairn_mem *given, struct cairn_mem *mem_out,
-                                  size_t *tensor_out, const struct cairn_box **part_out)
+cairn_status api_judge_data(const struct job *job, const char *name, const struct cairn_mem *given,
+                            struct cairn_mem *mem_out, size_t *tensor_out,
+                            const struct cairn_box **part_out)
 {
     if (name == NULL || given == NULL)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "tensor and mem must be given");
+        return client_fail(CAIRN_ERR_INVALID, "tensor and mem must be given");
     const cairn_status status = take_mem(given, mem_out);
     if (status != CAIRN_OK) return status;
-    const size_t tensor = cairn_spec_find_tensor(&job->spec, name);
+    const size_t tensor = spec_find_tensor(&job->spec, name);
     if (tensor == SIZE_MAX)
-        return cairn_client_fail(
+        return client_fail(
             CAIRN_ERR_NOT_FOUND,
             "job %s has no tensor %s; cairn_job_tensor lists its %zu, as does `cairn job show %s`",
             job->name, name, job->spec.tensor_count, job->name);
     const struct cairn_box *part = job->spec.tensors[tensor].alias_box;
     *part_out = part;
-    *tensor_out = cairn_spec_target(&job->spec, tensor);
+    *tensor_out = spec_target(&job->spec, tensor);
     return CAIRN_OK;
 }
 
 static cairn_status judge_part(const char *name, const struct cairn_box *part,
                                const struct cairn_box *box, struct cairn_box *box_out)
 {
-    struct cairn_shape shape = { .rank = part->rank };
-    struct cairn_sentence why;
+    struct shape shape = { .rank = part->rank };
+    struct sentence why;
     struct cairn_box whole = *part;
     memcpy(shape.dim, part->extent, sizeof shape.dim);
-    cairn_status status = box != NULL ? cairn_box_check(box, &shape, &why) : CAIRN_OK;
-    if (status != CAIRN_OK) return cairn_client_fail(status, "tensor %s: %s", name, why.text);
+    cairn_status status = box != NULL ? box_check(box, &shape, &why) : CAIRN_OK;
+    if (status != CAIRN_OK) return client_fail(status, "tensor %s: %s", name, why.text);
     for (uint32_t d = 0; box != NULL && d < box->rank; d++) {
         whole.start[d] += box->start[d];
         whole.extent[d] = box->extent[d];
@@ -501,13 +494,12 @@ static cairn_status judge_part(const char *name, const struct cairn_box *part,
     return CAIRN_OK;
 }
 
-cairn_status cairn_api_judge_boxed(const struct job *job, const char *name,
-                                   const struct cairn_mem *given, struct cairn_mem *mem_out,
-                                   size_t *tensor_out, const struct cairn_box **box,
-                                   struct cairn_box *room)
+cairn_status api_judge_boxed(const struct job *job, const char *name, const struct cairn_mem *given,
+                             struct cairn_mem *mem_out, size_t *tensor_out,
+                             const struct cairn_box **box, struct cairn_box *room)
 {
     const struct cairn_box *part;
-    cairn_status status = cairn_api_judge_data(job, name, given, mem_out, tensor_out, &part);
+    cairn_status status = api_judge_data(job, name, given, mem_out, tensor_out, &part);
     if (status != CAIRN_OK || part == NULL) return status;
     status = judge_part(name, part, *box, room);
     if (status == CAIRN_OK) *box = room;
@@ -520,16 +512,14 @@ static cairn_status judge_bytes(const char *name, const struct cairn_mem *mem,
                                 const struct piece *piece, size_t elem_bytes)
 {
     char box[CAIRN_BOX_TEXT_BYTES];
-    const size_t needed = cairn_strides_span(&piece->strides, cairn_box_elems(&piece->box),
-                                             elem_bytes);
+    const size_t needed = strides_span(&piece->strides, box_element_count(&piece->box), elem_bytes);
     if (mem->bytes == 0 || mem->bytes == needed) return CAIRN_OK;
     if (piece->strides.given && mem->bytes > needed) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "tensor %s: mem.bytes is %zu, and %s in %s%s has %zu: give memory of "
-                             "that box, or the box that the memory is of",
-                             name, mem->bytes, cairn_box_text(&piece->box, box),
-                             cairn_dtype_name((int)mem->dtype),
-                             piece->strides.given ? " with these mem.stride" : "", needed);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "tensor %s: mem.bytes is %zu, and %s in %s%s has %zu: give memory of "
+                       "that box, or the box that the memory is of",
+                       name, mem->bytes, box_text(&piece->box, box), dtype_label((int)mem->dtype),
+                       piece->strides.given ? " with these mem.stride" : "", needed);
 }
 
 /* Where the piece lies. */
@@ -537,57 +527,55 @@ static cairn_status judge_place(const struct job *job, size_t tensor, const stru
                                 struct piece *piece)
 {
     const char *name = job->spec.tensors[tensor].name;
-    struct cairn_sentence why;
-    if (mem->ptr == NULL && cairn_box_elems(&piece->box) != 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "tensor %s: mem.ptr is NULL", name);
+    struct sentence why;
+    if (mem->ptr == NULL && box_element_count(&piece->box) != 0)
+        return client_fail(CAIRN_ERR_INVALID, "tensor %s: mem.ptr is NULL", name);
     struct card *card;
-    const size_t elem_bytes = cairn_dtype_bytes((int)mem->dtype);
-    cairn_status status = cairn_strides_judge(mem->stride, &piece->box, elem_bytes, &piece->strides,
-                                              &why);
-    if (status != CAIRN_OK) return cairn_client_fail(status, "tensor %s: %s", name, why.text);
+    const size_t elem_bytes = dtype_size((int)mem->dtype);
+    cairn_status status = strides_judge(mem->stride, &piece->box, elem_bytes, &piece->strides,
+                                        &why);
+    if (status != CAIRN_OK) return client_fail(status, "tensor %s: %s", name, why.text);
     status = judge_bytes(name, mem, piece, elem_bytes);
-    if (status == CAIRN_OK) status = cairn_api_card(mem, &card);
+    if (status == CAIRN_OK) status = api_card(mem, &card);
     if (status != CAIRN_OK || card == NULL) return status;
-    return cairn_card_judge(
-        card, mem->ptr,
-        cairn_strides_span(&piece->strides, cairn_box_elems(&piece->box), elem_bytes));
+    return card_judge(card, mem->ptr,
+                      strides_span(&piece->strides, box_element_count(&piece->box), elem_bytes));
 }
 
-static cairn_status judge_within(const struct cairn_tensor_spec *tensor,
-                                 const struct cairn_box *box)
+static cairn_status judge_within(const struct tensor_spec *tensor, const struct cairn_box *box)
 {
-    struct cairn_sentence why;
-    const cairn_status status = cairn_box_check(box, &tensor->shape, &why);
+    struct sentence why;
+    const cairn_status status = box_check(box, &tensor->shape, &why);
     if (status == CAIRN_OK) return status;
-    return cairn_client_fail(status, "tensor %s: %s", tensor->name, why.text);
+    return client_fail(status, "tensor %s: %s", tensor->name, why.text);
 }
 
 static bool holds_nothing(const struct piece *own)
 {
-    return !own->whole && cairn_box_elems(&own->box) == 0;
+    return !own->whole && box_element_count(&own->box) == 0;
 }
 
 static cairn_status refuse_nothing(const char *name)
 {
-    return cairn_client_fail(
-        CAIRN_ERR_INVALID, "tensor %s: this worker holds nothing of it, as it said in cairn_tiles",
-        name);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "tensor %s: this worker holds nothing of it, as it said in cairn_tiles",
+                       name);
 }
 
-cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct cairn_box *box,
-                                 const struct cairn_mem *mem, struct piece *piece_out)
+cairn_status api_judge_own(struct job *job, size_t tensor, const struct cairn_box *box,
+                           const struct cairn_mem *mem, struct piece *piece_out)
 {
-    const struct cairn_tensor_spec *spec = &job->spec.tensors[tensor];
-    struct piece piece = cairn_client_tiles_own(job, tensor);
+    const struct tensor_spec *spec = &job->spec.tensors[tensor];
+    struct piece piece = client_tiles_own(job, tensor);
     char given[CAIRN_BOX_TEXT_BYTES], own[CAIRN_BOX_TEXT_BYTES];
     cairn_status status = box != NULL ? judge_within(spec, box) : CAIRN_OK;
     if (status != CAIRN_OK) return status;
     if (holds_nothing(&piece)) return refuse_nothing(spec->name);
-    if (box != NULL && !cairn_box_equal(box, &piece.box))
-        return cairn_client_fail(
-            CAIRN_ERR_INVALID, "tensor %s: the box given is %s, what this worker holds is %s%s",
-            spec->name, cairn_box_text(box, given), cairn_box_text(&piece.box, own),
-            piece.whole ? "; declare what it holds by cairn_tiles" : "");
+    if (box != NULL && !box_equal(box, &piece.box))
+        return client_fail(CAIRN_ERR_INVALID,
+                           "tensor %s: the box given is %s, what this worker holds is %s%s",
+                           spec->name, box_text(box, given), box_text(&piece.box, own),
+                           piece.whole ? "; declare what it holds by cairn_tiles" : "");
     status = judge_place(job, tensor, mem, &piece);
     if (status == CAIRN_OK) *piece_out = piece;
     return status;
@@ -595,30 +583,29 @@ cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct ca
 
 /* Without a box it is what this worker holds. Somebody who thinks of the whole tensor gives memory of that,
  * and would not see that less was read or written: so the memory's size has to tell. */
-static cairn_status judge_held(const struct cairn_tensor_spec *tensor, const struct piece *own,
+static cairn_status judge_held(const struct tensor_spec *tensor, const struct piece *own,
                                const struct cairn_mem *mem)
 {
     char box[CAIRN_BOX_TEXT_BYTES], whole[CAIRN_BOX_TEXT_BYTES];
-    const struct cairn_box all = cairn_box_of_shape(&tensor->shape);
+    const struct cairn_box all = box_of_shape(&tensor->shape);
     if (holds_nothing(own)) return refuse_nothing(tensor->name);
     if (own->whole || mem->bytes != 0) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "tensor %s: without a box it is what this worker holds, %s of %s, and "
-                             "mem.bytes does not say that the memory is of that; set it, or give "
-                             "the box that is meant",
-                             tensor->name, cairn_box_text(&own->box, box),
-                             cairn_box_text(&all, whole));
+    return client_fail(CAIRN_ERR_INVALID,
+                       "tensor %s: without a box it is what this worker holds, %s of %s, and "
+                       "mem.bytes does not say that the memory is of that; set it, or give "
+                       "the box that is meant",
+                       tensor->name, box_text(&own->box, box), box_text(&all, whole));
 }
 
-cairn_status cairn_api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
-                                 const struct cairn_mem *mem, struct piece *piece_out)
+cairn_status api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
+                           const struct cairn_mem *mem, struct piece *piece_out)
 {
-    const struct cairn_tensor_spec *spec = &job->spec.tensors[tensor];
-    struct piece piece = cairn_client_tiles_own(job, tensor);
+    const struct tensor_spec *spec = &job->spec.tensors[tensor];
+    struct piece piece = client_tiles_own(job, tensor);
     cairn_status status = box != NULL ? judge_within(spec, box) : judge_held(spec, &piece, mem);
     if (status != CAIRN_OK) return status;
     if (box != NULL) piece.box = *box;
-    piece.whole = cairn_box_is_whole(&piece.box, &spec->shape);
+    piece.whole = box_is_whole(&piece.box, &spec->shape);
     piece.tile = piece.whole ? CAIRN_TILE_WHOLE : CAIRN_TILE_BOX;
     status = judge_place(job, tensor, mem, &piece);
     if (status == CAIRN_OK) *piece_out = piece;
@@ -629,79 +616,77 @@ cairn_status cairn_api_judge_box(struct job *job, size_t tensor, const struct ca
 static cairn_status api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
                                      const char *allowed)
 {
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "tensor %s: mem.dtype is %d (%s); %s is allowed here", tensor,
-                             (int)mem->dtype, cairn_dtype_name((int)mem->dtype), allowed);
+    return client_fail(CAIRN_ERR_INVALID, "tensor %s: mem.dtype is %d (%s); %s is allowed here",
+                       tensor, (int)mem->dtype, dtype_label((int)mem->dtype), allowed);
 }
 
 /* ---- a part of a tensor ---- */
 
-cairn_status cairn_api_judge_portion(struct job *job, const struct cairn_box *part,
-                                     const struct cairn_box *box, struct portion *portion)
+cairn_status api_judge_portion(struct job *job, const struct cairn_box *part,
+                               const struct cairn_box *box, struct portion *portion)
 {
     const char *target = job->spec.tensors[portion->tensor].name;
     struct cairn_box given;
     cairn_status status = judge_part(portion->name, part, box, &given);
     if (status != CAIRN_OK) return status;
-    if (!cairn_box_equal(&given, part))
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "tensor %s is a box of %s, and goes whole: give NULL for its box",
-                                 portion->name, target);
-    portion->whole = cairn_client_tiles_own(job, portion->tensor);
+    if (!box_equal(&given, part))
+        return client_fail(CAIRN_ERR_INVALID,
+                           "tensor %s is a box of %s, and goes whole: give NULL for its box",
+                           portion->name, target);
+    portion->whole = client_tiles_own(job, portion->tensor);
     if (!portion->whole.whole)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                 "tensor %s is a box of %s, of which this worker holds a tile: put "
-                                 "and push %s, as the tile has it",
-                                 portion->name, target, target);
-    return cairn_api_judge_box(job, portion->tensor, part, &portion->mem, &portion->piece);
+        return client_fail(CAIRN_ERR_UNSUPPORTED,
+                           "tensor %s is a box of %s, of which this worker holds a tile: put "
+                           "and push %s, as the tile has it",
+                           portion->name, target, target);
+    return api_judge_box(job, portion->tensor, part, &portion->mem, &portion->piece);
 }
 
 /* ---- planes ---- */
 
-static cairn_status refuse_kind(const struct cairn_tensor_spec *t, const char *plane)
+static cairn_status refuse_kind(const struct tensor_spec *t, const char *plane)
 {
-    return cairn_client_fail(CAIRN_ERR_NOT_FOUND,
-                             "tensor %s is a %s: it is not optimized and has no plane %s", t->name,
-                             t->kind == CAIRN_BUFFER ? "buffer"
-                             : t->kind == CAIRN_BLOB ? "blob"
-                                                     : "frozen tensor",
-                             plane);
+    return client_fail(CAIRN_ERR_NOT_FOUND,
+                       "tensor %s is a %s: it is not optimized and has no plane %s", t->name,
+                       t->kind == CAIRN_BUFFER ? "buffer"
+                       : t->kind == CAIRN_BLOB ? "blob"
+                                               : "frozen tensor",
+                       plane);
 }
 
-cairn_status cairn_api_judge_plane(const struct job *job, size_t tensor, int plane)
+cairn_status api_judge_plane(const struct job *job, size_t tensor, int plane)
 {
-    const struct cairn_tensor_spec *t = &job->spec.tensors[tensor];
-    struct cairn_group_hyper hyper;
+    const struct tensor_spec *t = &job->spec.tensors[tensor];
+    struct group_hyper hyper;
     if (plane == CAIRN_PLANE_PARAM || plane == CAIRN_PLANE_WIRE) return CAIRN_OK;
-    if (t->kind != CAIRN_TRAINED) return refuse_kind(t, cairn_plane_name(plane));
-    const size_t group = cairn_spec_find_group(&job->spec, t->group);
+    if (t->kind != CAIRN_TRAINED) return refuse_kind(t, plane_name(plane));
+    const size_t group = spec_find_group(&job->spec, t->group);
     // A spec that was judged has it; the shards judge again.
     if (group == SIZE_MAX ||
-        cairn_group_hyper_of_spec(&job->spec.groups[group], &hyper, NULL) != CAIRN_OK ||
-        (cairn_optimizer_planes(&hyper) & 1u << plane) != 0)
+        group_hyper_of_spec(&job->spec.groups[group], &hyper, NULL) != CAIRN_OK ||
+        (optimizer_planes(&hyper) & 1u << plane) != 0)
         return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_NOT_FOUND,
-                             "tensor %s has no plane %s: optimizer %s of its group %s, with these "
-                             "hyper-parameters, keeps none",
-                             t->name, cairn_plane_name(plane), job->spec.groups[group].optimizer,
-                             t->group);
+    return client_fail(CAIRN_ERR_NOT_FOUND,
+                       "tensor %s has no plane %s: optimizer %s of its group %s, with these "
+                       "hyper-parameters, keeps none",
+                       t->name, plane_name(plane), job->spec.groups[group].optimizer, t->group);
 }
 
-cairn_status cairn_api_judge_state(const struct job *job, size_t tensor, const char *plane,
-                                   int *number_out)
+cairn_status api_judge_state(const struct job *job, size_t tensor, const char *plane,
+                             int *number_out)
 {
-    *number_out = plane != NULL ? cairn_plane_number(plane) : 0;
+    *number_out = plane != NULL ? plane_number(plane) : 0;
     if (*number_out != CAIRN_PLANE_PARAM && *number_out != CAIRN_PLANE_EXP_AVG &&
         *number_out != CAIRN_PLANE_EXP_AVG_SQ)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                 "tensor %s: \"param\", \"exp_avg\" and \"exp_avg_sq\" are put",
-                                 job->spec.tensors[tensor].name);
-    return cairn_api_judge_plane(job, tensor, *number_out);
+        return client_fail(CAIRN_ERR_UNSUPPORTED,
+                           "tensor %s: \"param\", \"exp_avg\" and \"exp_avg_sq\" are put",
+                           job->spec.tensors[tensor].name);
+    return api_judge_plane(job, tensor, *number_out);
 }
 
-static cairn_dtype plane_dtype(const struct job *job, size_t tensor, int plane)
+static cairn_dtype job_plane_dtype(const struct job *job, size_t tensor, int plane)
 {
-    const struct cairn_tensor_spec *t = &job->spec.tensors[tensor];
+    const struct tensor_spec *t = &job->spec.tensors[tensor];
     return plane == CAIRN_PLANE_WIRE ? t->wire : plane == CAIRN_PLANE_PARAM ? t->master : CAIRN_F32;
 }
 
@@ -710,13 +695,13 @@ static const char *dtype_text(cairn_dtype dtype)
     return dtype == CAIRN_F32    ? "CAIRN_F32"
            : dtype == CAIRN_BF16 ? "CAIRN_BF16"
            : dtype == CAIRN_U8   ? "CAIRN_U8"
-                                 : cairn_dtype_name((int)dtype);
+                                 : dtype_label((int)dtype);
 }
 
-cairn_status cairn_api_judge_dtype(const struct job *job, size_t tensor, int plane,
-                                   const struct cairn_mem *mem)
+cairn_status api_judge_dtype(const struct job *job, size_t tensor, int plane,
+                             const struct cairn_mem *mem)
 {
-    const cairn_dtype dtype = plane_dtype(job, tensor, plane);
+    const cairn_dtype dtype = job_plane_dtype(job, tensor, plane);
     if (mem->dtype == dtype) return CAIRN_OK;
     return api_refuse_dtype(job->spec.tensors[tensor].name, mem, dtype_text(dtype));
 }
@@ -725,60 +710,57 @@ cairn_status cairn_api_judge_dtype(const struct job *job, size_t tensor, int pla
 
 /* cairn_tiles: the caller's list of boxes becomes a declaration, which is told to the coordinator. */
 
-static cairn_status judge_pair(enum cairn_combination_of of, const struct cairn_tensor_spec *tensor)
+static cairn_status judge_pair(enum combination_of of, const struct tensor_spec *tensor)
 {
-    const struct cairn_refusal *refused = cairn_combination_refused(of, tensor);
+    const struct spec_refusal *refused = combination_refused(of, tensor);
     if (refused == NULL) return CAIRN_OK;
-    return cairn_client_fail(refused->status, "the tile of tensor %s: %s", tensor->name,
-                             refused->why);
+    return client_fail(refused->status, "the tile of tensor %s: %s", tensor->name, refused->why);
 }
 
 /* Adds one of the caller's boxes; the whole tensor is what holds without. */
 static cairn_status add_tile(const struct job *job, const void *from, struct cairn_tiles *tiles)
 {
     struct cairn_tile tile;
-    struct cairn_sentence why;
-    if (!cairn_struct_take(&tile, sizeof tile, sizeof tile, from) || tile.tensor == NULL)
-        return cairn_client_fail(
-            CAIRN_ERR_INVALID, "a tile must have its struct_size (%zu) and a tensor", sizeof tile);
-    size_t index = cairn_spec_find_tensor(&job->spec, tile.tensor);
+    struct sentence why;
+    if (!struct_take(&tile, sizeof tile, sizeof tile, from) || tile.tensor == NULL)
+        return client_fail(CAIRN_ERR_INVALID, "a tile must have its struct_size (%zu) and a tensor",
+                           sizeof tile);
+    size_t index = spec_find_tensor(&job->spec, tile.tensor);
     if (index == SIZE_MAX)
-        return cairn_client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no tensor %s", job->name,
-                                 tile.tensor);
+        return client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no tensor %s", job->name, tile.tensor);
     cairn_status status = judge_pair(CAIRN_COMBINATION_OF_TILED, &job->spec.tensors[index]);
     if (status != CAIRN_OK) return status;
-    index = cairn_spec_target(&job->spec, index);
-    const struct cairn_shape *shape = &job->spec.tensors[index].shape;
-    status = cairn_box_check(&tile.box, shape, &why);
-    if (status != CAIRN_OK)
-        return cairn_client_fail(status, "tensor %s: %s", tile.tensor, why.text);
-    if (cairn_tiles_find(tiles, (uint32_t)index) != NULL)
-        return cairn_client_fail(CAIRN_ERR_EXISTS, "tensor %s has a tile already; one box a tensor",
-                                 tile.tensor);
-    if (cairn_box_is_whole(&tile.box, shape)) return CAIRN_OK;
+    index = spec_target(&job->spec, index);
+    const struct shape *shape = &job->spec.tensors[index].shape;
+    status = box_check(&tile.box, shape, &why);
+    if (status != CAIRN_OK) return client_fail(status, "tensor %s: %s", tile.tensor, why.text);
+    if (tiles_find(tiles, (uint32_t)index) != NULL)
+        return client_fail(CAIRN_ERR_EXISTS, "tensor %s has a tile already; one box a tensor",
+                           tile.tensor);
+    if (box_is_whole(&tile.box, shape)) return CAIRN_OK;
     status = judge_pair(CAIRN_COMBINATION_OF_CUT, &job->spec.tensors[index]);
     if (status != CAIRN_OK) return status;
-    status = cairn_tiles_set(tiles, (uint32_t)index, &tile.box);
-    return status == CAIRN_OK ? status : cairn_client_fail(status, "out of memory for the tiles");
+    status = tiles_set(tiles, (uint32_t)index, &tile.box);
+    return status == CAIRN_OK ? status : client_fail(status, "out of memory for the tiles");
 }
 
 static cairn_status make_declared(const struct job *job, const struct cairn_tile *tiles,
                                   size_t tile_count, uint32_t world, struct declared **out)
 {
     struct declared *declared = calloc(1, sizeof *declared);
-    if (declared == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (declared == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     declared->world = world;
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < tile_count; i++)
-        status = add_tile(job, cairn_struct_at(tiles, i), &declared->tiles);
+        status = add_tile(job, struct_at(tiles, i), &declared->tiles);
     if (status == CAIRN_OK) {
-        declared->hash = cairn_tiles_hash(&declared->tiles);
-        declared->packed = cairn_packed_tiles(&declared->tiles);
+        declared->hash = tiles_digest(&declared->tiles);
+        declared->packed = packed_tiles(&declared->tiles);
         if (declared->packed == NULL)
-            status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the tiles");
+            status = client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the tiles");
     }
     if (status != CAIRN_OK) {
-        cairn_client_tiles_free(declared);
+        client_tiles_free(declared);
         return status;
     }
     *out = declared;
@@ -789,25 +771,24 @@ static cairn_status judge(const struct job *job, const struct cairn_tile *tiles,
                           uint32_t world, int timeout_ms)
 {
     if (job->member.role != CAIRN_WORKER)
-        return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader holds no tiles");
+        return client_fail(CAIRN_ERR_REFUSED, "a reader holds no tiles");
     if ((tiles == NULL && tile_count > 0) || timeout_ms < 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "tiles must be given, timeout_ms be 0 or more");
+        return client_fail(CAIRN_ERR_INVALID, "tiles must be given, timeout_ms be 0 or more");
     if (world > 0 && job->spec.global_batch > 0)
-        return cairn_client_fail(
+        return client_fail(
             CAIRN_ERR_REFUSED,
             "job %s has global_batch = %u: its micro-batches are dealt to workers that hold whole "
             "tensors, and with tiles a round is of certain ranks; declare none, or make the job "
             "without global_batch",
             job->name, job->spec.global_batch);
     if (world == 0 && tile_count > 0)
-        return cairn_client_fail(
-            CAIRN_ERR_INVALID, "world is 0, which says that there are no tiles, and %zu are given",
-            tile_count);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "world is 0, which says that there are no tiles, and %zu are given",
+                           tile_count);
     if (world > 0 && world <= job->member.rank)
-        return cairn_client_fail(
-            CAIRN_ERR_INVALID,
-            "world is %u; it counts the ranks 0 to world - 1, and this is rank %u", world,
-            job->member.rank);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "world is %u; it counts the ranks 0 to world - 1, and this is rank %u",
+                           world, job->member.rank);
     return CAIRN_OK;
 }
 
@@ -822,8 +803,8 @@ static cairn_status offer(struct job *job, struct declared *declared)
     }
     pthread_mutex_unlock(&job->session->lock);
     if (!busy) return CAIRN_OK;
-    cairn_client_tiles_free(declared);
-    return cairn_client_fail(CAIRN_ERR_BUSY, "another thread declares tiles of job %s", job->name);
+    client_tiles_free(declared);
+    return client_fail(CAIRN_ERR_BUSY, "another thread declares tiles of job %s", job->name);
 }
 
 /* True: it holds. */
@@ -834,13 +815,13 @@ static bool withdraw(struct job *job)
     struct declared *unset = holds ? NULL : job->tiles.declaring;
     job->tiles.declaring = NULL;
     pthread_mutex_unlock(&job->session->lock);
-    cairn_client_tiles_free(unset);
+    client_tiles_free(unset);
     return holds;
 }
 
 static cairn_status declare(struct job *job, struct declared *declared, uint64_t deadline_ms)
 {
-    Cairn__TilesDeclare message = cairn_client_tiles_message(declared);
+    Cairn__TilesDeclare message = client_tiles_message(declared);
     cairn_status status = offer(job, declared);
     if (status != CAIRN_OK) return status;
     status = cairn_ask(job, CAIRN_MSG_TILES_DECLARE, &message.base, CAIRN_MSG_TILES_SET,
@@ -851,13 +832,13 @@ static cairn_status declare(struct job *job, struct declared *declared, uint64_t
 cairn_status cairn_tiles(cairn_job *handle, const struct cairn_tile *tiles, size_t tile_count,
                          uint32_t world, int timeout_ms)
 {
-    const uint64_t deadline_ms = cairn_api_deadline(timeout_ms);
-    struct job *job = cairn_api_job(handle);
+    const uint64_t deadline_ms = api_deadline(timeout_ms);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     struct declared *declared = NULL;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     if (status == CAIRN_OK) status = judge(job, tiles, tile_count, world, timeout_ms);
     if (status == CAIRN_OK) status = make_declared(job, tiles, tile_count, world, &declared);
     if (status == CAIRN_OK) status = declare(job, declared, deadline_ms);
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }

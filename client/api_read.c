@@ -1,3 +1,4 @@
+#include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,38 +18,37 @@
 
 /* The calls that read: fetch, the newest version, its client state, snapshots. */
 
-cairn_status cairn_api_plane_of(const char *plane, int *number_out)
+cairn_status api_plane_of(const char *plane, int *number_out)
 {
-    *number_out = cairn_plane_number(plane != NULL ? plane : "wire");
+    *number_out = plane_number(plane != NULL ? plane : "wire");
     if (*number_out != 0) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_NOT_FOUND,
-                             "there is no plane \"%s\"; planes are \"wire\", \"param\", "
-                             "\"exp_avg\" (the momentum of sgd, too) and \"exp_avg_sq\"",
-                             plane);
+    return client_fail(CAIRN_ERR_NOT_FOUND,
+                       "there is no plane \"%s\"; planes are \"wire\", \"param\", "
+                       "\"exp_avg\" (the momentum of sgd, too) and \"exp_avg_sq\"",
+                       plane);
 }
 
-cairn_status cairn_api_judge_fetch(struct job *job, const char *tensor, int plane,
-                                   const struct cairn_box *box, const struct cairn_mem *given,
-                                   size_t *tensor_out, struct piece *piece_out,
-                                   struct cairn_mem *mem_out)
+cairn_status api_judge_fetch(struct job *job, const char *tensor, int plane,
+                             const struct cairn_box *box, const struct cairn_mem *given,
+                             size_t *tensor_out, struct piece *piece_out, struct cairn_mem *mem_out)
 {
     struct cairn_box of_target;
-    cairn_status status = cairn_api_judge_boxed(job, tensor, given, mem_out, tensor_out, &box,
-                                                &of_target);
-    if (status == CAIRN_OK) status = cairn_api_judge_plane(job, *tensor_out, plane);
-    if (status == CAIRN_OK) status = cairn_api_judge_dtype(job, *tensor_out, plane, mem_out);
-    if (status == CAIRN_OK) status = cairn_api_judge_box(job, *tensor_out, box, mem_out, piece_out);
+    cairn_status status = api_judge_boxed(job, tensor, given, mem_out, tensor_out, &box,
+                                          &of_target);
+    if (status == CAIRN_OK) status = api_judge_plane(job, *tensor_out, plane);
+    if (status == CAIRN_OK) status = api_judge_dtype(job, *tensor_out, plane, mem_out);
+    if (status == CAIRN_OK) status = api_judge_box(job, *tensor_out, box, mem_out, piece_out);
     if (status != CAIRN_OK) return status;
-    if (!cairn_strides_apart(&piece_out->strides))
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "tensor %s: with these mem.stride elements may share memory; "
-                                 "nothing can be fetched there",
-                                 tensor);
+    if (!strides_apart(&piece_out->strides))
+        return client_fail(CAIRN_ERR_INVALID,
+                           "tensor %s: with these mem.stride elements may share memory; "
+                           "nothing can be fetched there",
+                           tensor);
     if (mem_out->device <= 0 || !piece_out->strides.given) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                             "tensor %s: memory of GPU %d with mem.stride is not written to: "
-                             "fetch into dense memory, and copy it from there",
-                             tensor, mem_out->device - CAIRN_GPU(0));
+    return client_fail(CAIRN_ERR_UNSUPPORTED,
+                       "tensor %s: memory of GPU %d with mem.stride is not written to: "
+                       "fetch into dense memory, and copy it from there",
+                       tensor, mem_out->device - CAIRN_GPU(0));
 }
 
 static cairn_status fetch_inside(struct job *job, struct cairn_version version, const char *tensor,
@@ -59,20 +59,19 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
     int number;
     struct cairn_mem mem;
     struct command pattern = { .version = version };
-    cairn_status status = cairn_api_plane_of(plane, &number);
+    cairn_status status = api_plane_of(plane, &number);
     if (status == CAIRN_OK)
-        status = cairn_api_judge_fetch(job, tensor, number, box, given, &index, &pattern.piece,
-                                       &mem);
-    if (status == CAIRN_OK) status = cairn_api_card(&mem, &pattern.card);
+        status = api_judge_fetch(job, tensor, number, box, given, &index, &pattern.piece, &mem);
+    if (status == CAIRN_OK) status = api_card(&mem, &pattern.card);
     if (status != CAIRN_OK) return status;
     pattern.tensor = (uint32_t)index;
     pattern.plane = (uint8_t)number;
     pattern.dtype = (uint8_t)mem.dtype;
     pattern.ptr = mem.ptr;
-    if (pattern.card != NULL) status = cairn_card_mark(pattern.card, mem.stream, &pattern.event);
+    if (pattern.card != NULL) status = card_mark(pattern.card, mem.stream, &pattern.event);
     if (status == CAIRN_OK)
-        status = cairn_op_begin(job, CAIRN_CHUNK_FETCH, cairn_transfer_run, &pattern, op_out);
-    if (status != CAIRN_OK) cairn_card_event_free(pattern.event);
+        status = op_begin(job, CAIRN_CHUNK_FETCH, transfer_run, &pattern, op_out);
+    if (status != CAIRN_OK) card_event_free(pattern.event);
     return status;
 }
 
@@ -81,13 +80,13 @@ cairn_status cairn_fetch(cairn_job *handle, struct cairn_version version, const 
                          const struct cairn_mem *mem, cairn_op **op_out)
 {
     if (op_out == NULL)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "op_out is NULL: nothing else says when a fetch is done");
-    struct job *job = cairn_api_job(handle);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "op_out is NULL: nothing else says when a fetch is done");
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     if (status == CAIRN_OK) status = fetch_inside(job, version, tensor, plane, box, mem, op_out);
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 static cairn_status wait_version(struct job *job, Cairn__VersionWait *message, int timeout_ms,
@@ -95,17 +94,17 @@ static cairn_status wait_version(struct job *job, Cairn__VersionWait *message, i
 {
     message->timeout_ms = (uint32_t)timeout_ms;
     return cairn_ask(job, CAIRN_MSG_VERSION_WAIT, &message->base, CAIRN_MSG_VERSION_READY,
-                     cairn_api_deadline(timeout_ms), (ProtobufCMessage **)ready_out);
+                     api_deadline(timeout_ms), (ProtobufCMessage **)ready_out);
 }
 
 cairn_status cairn_version_wait(cairn_job *handle, struct cairn_version at_least, int timeout_ms,
                                 struct cairn_version *out)
 {
     Cairn__VersionReady *ready;
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = cairn_api_judge_call("out", out, timeout_ms);
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
     if (status == CAIRN_OK) {
         Cairn__VersionWait message = CAIRN__VERSION_WAIT__INIT;
         message.generation = at_least.generation;
@@ -114,13 +113,13 @@ cairn_status cairn_version_wait(cairn_job *handle, struct cairn_version at_least
     }
     if (status == CAIRN_OK) {
         *out = (struct cairn_version) { ready->generation, ready->step };
-        cairn_message_free(&ready->base);
+        message_free(&ready->base);
         pthread_mutex_lock(&job->session->lock);
         job->known.initialized = true;
         job->known.newest = *out;
         pthread_mutex_unlock(&job->session->lock);
     }
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 static cairn_status give_state(const Cairn__VersionReady *ready, void *buffer, size_t capacity,
@@ -128,9 +127,9 @@ static cairn_status give_state(const Cairn__VersionReady *ready, void *buffer, s
 {
     *bytes_out = ready->client_state.len;
     if (ready->client_state.len > capacity)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "the client state has %zu bytes, there is room for %zu",
-                                 ready->client_state.len, capacity);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "the client state has %zu bytes, there is room for %zu",
+                           ready->client_state.len, capacity);
     if (ready->client_state.len > 0)
         memcpy(buffer, ready->client_state.data, ready->client_state.len);
     if (version_out != NULL)
@@ -142,13 +141,13 @@ cairn_status cairn_client_state(cairn_job *handle, void *buffer, size_t capacity
                                 size_t *bytes_out, struct cairn_version *version_out)
 {
     Cairn__VersionReady *ready;
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = cairn_api_judge_call("bytes_out", bytes_out, timeout_ms);
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_judge_call("bytes_out", bytes_out, timeout_ms);
     if (status == CAIRN_OK && buffer == NULL && capacity > 0)
-        status = cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "buffer is NULL, and capacity %zu; NULL goes with 0", capacity);
+        status = client_fail(CAIRN_ERR_INVALID,
+                             "buffer is NULL, and capacity %zu; NULL goes with 0", capacity);
     if (status == CAIRN_OK) {
         Cairn__VersionWait message = CAIRN__VERSION_WAIT__INIT;
         message.client_state = true;
@@ -156,35 +155,35 @@ cairn_status cairn_client_state(cairn_job *handle, void *buffer, size_t capacity
     }
     if (status == CAIRN_OK) {
         status = give_state(ready, buffer, capacity, bytes_out, version_out);
-        cairn_message_free(&ready->base);
+        message_free(&ready->base);
     }
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 cairn_status cairn_snapshot(cairn_job *handle, uint32_t flags, int timeout_ms, char id_out[64])
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = cairn_api_judge_call("id_out", id_out, timeout_ms);
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_judge_call("id_out", id_out, timeout_ms);
     if (status == CAIRN_OK && (flags & ~CAIRN_SNAPSHOT_WAIT) != 0)
-        status = cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "flags is %u; allowed: 0, CAIRN_SNAPSHOT_WAIT (1)", flags);
+        status = client_fail(CAIRN_ERR_INVALID, "flags is %u; allowed: 0, CAIRN_SNAPSHOT_WAIT (1)",
+                             flags);
     if (status == CAIRN_OK) {
         Cairn__SnapshotCreate message = CAIRN__SNAPSHOT_CREATE__INIT;
         message.job = job->name;
         message.wait = (flags & CAIRN_SNAPSHOT_WAIT) != 0;
         ProtobufCMessage *reply;
         status = cairn_ask(job, CAIRN_MSG_SNAPSHOT_CREATE, &message.base, CAIRN_MSG_SNAPSHOT_STATUS,
-                           cairn_api_deadline(timeout_ms), &reply);
+                           api_deadline(timeout_ms), &reply);
         if (status == CAIRN_OK) {
             const Cairn__SnapshotStatus *snapshot = (const Cairn__SnapshotStatus *)reply;
             strncpy(id_out, snapshot->id, 63);
             id_out[63] = 0;
-            cairn_message_free(reply);
+            message_free(reply);
         }
     }
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 /* ==== map ==== */
@@ -195,7 +194,7 @@ cairn_status cairn_snapshot(cairn_job *handle, uint32_t flags, int timeout_ms, c
 
 static void on_fetched(void *block, cairn_status status, const char *why)
 {
-    cairn_cache_fetched(block, status, why);
+    cache_fetched(block, status, why);
 }
 
 /* Starts the fetches that fill a pending block. Called once for each block, by the call that made
@@ -213,11 +212,11 @@ static void begin(struct block *block)
                                          .version = block->version,
                                          .on_done = on_fetched,
                                          .context = block };
-        const cairn_status status = cairn_op_begin(block->job, CAIRN_CHUNK_FETCH,
-                                                   cairn_transfer_run, &pattern, NULL);
-        if (status != CAIRN_OK) cairn_cache_fetched(block, status, cairn_error());
+        const cairn_status status = op_begin(block->job, CAIRN_CHUNK_FETCH, transfer_run, &pattern,
+                                             NULL);
+        if (status != CAIRN_OK) cache_fetched(block, status, cairn_error());
     }
-    cairn_cache_fetched(block, CAIRN_OK, NULL);
+    cache_fetched(block, CAIRN_OK, NULL);
 }
 
 /* ---- the calls ---- */
@@ -227,21 +226,21 @@ static cairn_status find_unit(struct job *job, const char *name, size_t *unit_ou
     pthread_mutex_lock(&job->session->lock);
     const bool has_cache = job->cache != NULL;
     pthread_mutex_unlock(&job->session->lock);
-    cairn_status status = has_cache ? CAIRN_OK : cairn_cache_open(job);
+    cairn_status status = has_cache ? CAIRN_OK : cache_open(job);
     if (status != CAIRN_OK) return status;
-    if (name == NULL) return cairn_client_fail(CAIRN_ERR_INVALID, "a unit's name is NULL");
-    *unit_out = cairn_units_find(job->cache->units, name);
+    if (name == NULL) return client_fail(CAIRN_ERR_INVALID, "a unit's name is NULL");
+    *unit_out = units_find(job->cache->units, name);
     return *unit_out != SIZE_MAX
                ? CAIRN_OK
-               : cairn_client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no unit %s", job->name, name);
+               : client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no unit %s", job->name, name);
 }
 
 /* A hint: what has no room, or no memory, is left to cairn_map. */
 static void prefetch_unit(struct job *job, struct cairn_version version, size_t unit, uint64_t call)
 {
     struct unit_shape shape;
-    if (cairn_cache_shape(job, unit, &shape) != CAIRN_OK) return;
-    struct block *made = cairn_cache_want(job, version, &shape, call);
+    if (cache_shape(job, unit, &shape) != CAIRN_OK) return;
+    struct block *made = cache_want(job, version, &shape, call);
     free(shape.tensors);
     if (made != NULL) begin(made);
 }
@@ -250,27 +249,26 @@ static cairn_status prefetch_inside(struct job *job, struct cairn_version versio
                                     const char *const *names, size_t name_count)
 {
     size_t unit;
-    if (names == NULL && name_count > 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "units is NULL");
+    if (names == NULL && name_count > 0) return client_fail(CAIRN_ERR_INVALID, "units is NULL");
     for (size_t i = 0; i < name_count; i++) {
         const cairn_status status = find_unit(job, names[i], &unit);
         if (status != CAIRN_OK) return status;
     }
     if (name_count == 0) return CAIRN_OK;
-    const uint64_t call = cairn_cache_new_call(job, version);
+    const uint64_t call = cache_new_call(job, version);
     for (size_t i = 0; i < name_count; i++)
-        prefetch_unit(job, version, cairn_units_find(job->cache->units, names[i]), call);
+        prefetch_unit(job, version, units_find(job->cache->units, names[i]), call);
     return CAIRN_OK;
 }
 
 cairn_status cairn_prefetch(cairn_job *handle, struct cairn_version version,
                             const char *const *units, size_t unit_count)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     if (status == CAIRN_OK) status = prefetch_inside(job, version, units, unit_count);
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 /* With the unit's shape known and the arguments judged. */
@@ -279,17 +277,16 @@ static cairn_status map_shape(struct job *job, struct cairn_version version, str
 {
     struct op *op = cairn_op_new(job, CAIRN_CHUNK_FETCH, true);
     if (op == NULL)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                 "out of memory, or too many operations are open");
+        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory, or too many operations are open");
     void *handle = op->handle;
     struct block *made;
-    const cairn_status status = cairn_cache_lend(job, version, card, shape, op, views, &made);
+    const cairn_status status = cache_lend(job, version, card, shape, op, views, &made);
     if (made != NULL) begin(made);
     if (status == CAIRN_OK) {
         *op_out = handle;
     } else {
-        cairn_op_let_go(op, status, cairn_error());
-        (void)cairn_handle_close(CAIRN_HANDLE_OP, handle);
+        op_let_go(op, status, cairn_error());
+        (void)handle_close(CAIRN_HANDLE_OP, handle);
     }
     return status;
 }
@@ -300,22 +297,21 @@ static cairn_status map_inside(struct job *job, struct cairn_version version, co
 {
     size_t unit, need;
     if (count == NULL || op_out == NULL)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "view_count and op_out must be given");
+        return client_fail(CAIRN_ERR_INVALID, "view_count and op_out must be given");
     cairn_status status = find_unit(job, name, &unit);
     if (status != CAIRN_OK) return status;
-    (void)cairn_units_tensors(job->cache->units, unit, &need);
+    (void)units_tensors(job->cache->units, unit, &need);
     if (views == NULL || *count < need) {
         const size_t given = views != NULL ? *count : 0;
         *count = need;
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "unit %s has %zu tensors, and there is room for %zu views", name,
-                                 need, given);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "unit %s has %zu tensors, and there is room for %zu views", name, need,
+                           given);
     }
-    if (!cairn_struct_fits(views, sizeof *views))
-        return cairn_client_fail(CAIRN_ERR_INVALID, "views[0].struct_size must be %zu",
-                                 sizeof *views);
+    if (!struct_fits(views, sizeof *views))
+        return client_fail(CAIRN_ERR_INVALID, "views[0].struct_size must be %zu", sizeof *views);
     struct unit_shape shape;
-    status = cairn_cache_shape(job, unit, &shape);
+    status = cache_shape(job, unit, &shape);
     if (status != CAIRN_OK) return status;
     status = map_shape(job, version, card, &shape, views, op_out);
     free(shape.tensors);
@@ -326,26 +322,26 @@ static cairn_status map_inside(struct job *job, struct cairn_version version, co
 cairn_status cairn_map(cairn_job *handle, struct cairn_version version, const char *unit,
                        struct cairn_view *views, size_t *view_count, cairn_op **op_out)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     if (status == CAIRN_OK)
         status = map_inside(job, version, unit, NULL, views, view_count, op_out);
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 cairn_status cairn_map_device(cairn_job *handle, struct cairn_version version, const char *unit,
                               int device, struct cairn_view *views, size_t *view_count,
                               cairn_op **op_out)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     struct card *card = NULL;
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = cairn_card_of_device(device, "device", &card);
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = card_of_device(device, "device", &card);
     if (status == CAIRN_OK)
         status = map_inside(job, version, unit, card, views, view_count, op_out);
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 /* Waits until the work that is queued on `stream` is done, since it may still read the mapped
@@ -354,47 +350,47 @@ static cairn_status await_stream(struct card *card, void *stream)
 {
     struct card_event *event;
     if (card == NULL && stream != NULL)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "this view is of the host, and no stream reads it: stream must be "
-                                 "NULL");
+        return client_fail(CAIRN_ERR_INVALID,
+                           "this view is of the host, and no stream reads it: stream must be "
+                           "NULL");
     if (card == NULL) return CAIRN_OK;
-    cairn_status status = cairn_card_mark(card, stream, &event);
+    cairn_status status = card_mark(card, stream, &event);
     if (status == CAIRN_OK) {
-        status = cairn_card_event_wait(event);
-        cairn_card_event_free(event);
+        status = card_event_wait(event);
+        card_event_free(event);
     }
     return status;
 }
 
 static cairn_status unmap_inside(struct job *job, const struct cairn_view *view, void *stream)
 {
-    if (!cairn_struct_fits(view, sizeof *view))
-        return cairn_client_fail(CAIRN_ERR_INVALID, "view must be one that cairn_map gave");
+    if (!struct_fits(view, sizeof *view))
+        return client_fail(CAIRN_ERR_INVALID, "view must be one that cairn_map gave");
     pthread_mutex_lock(&job->session->lock);
-    struct card *card = cairn_cache_card(job, view->loan);
+    struct card *card = cache_card(job, view->loan);
     pthread_mutex_unlock(&job->session->lock);
     cairn_status status = await_stream(card, stream);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
-    status = cairn_cache_give_back(job, view->loan);
+    status = cache_give_back(job, view->loan);
     pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_ERR_VERSION_GONE)
-        return cairn_client_fail(
+        return client_fail(
             status,
             "a later version took the place of this one while it was mapped: what was read may be "
             "of both; map the newest version and compute again, or lease versions first");
     return status == CAIRN_OK
                ? status
-               : cairn_client_fail(
+               : client_fail(
                      CAIRN_ERR_INVALID,
                      "this view is not on loan: it was unmapped before, or its operation failed");
 }
 
 cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void *stream)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    return cairn_api_leave(handle, unmap_inside(job, view, stream));
+    return api_leave(handle, unmap_inside(job, view, stream));
 }
 
 /* ==== reading ==== */
@@ -405,11 +401,11 @@ cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void 
 
 /* Compares the names, and what an amendment may change of a tensor: its kind, its wire dtype, and
  * whether it is an alias. */
-static bool same_tensors(const struct cairn_job_spec_data *a, const struct cairn_job_spec_data *b)
+static bool same_tensors(const struct job_spec_data *a, const struct job_spec_data *b)
 {
     if (a->tensor_count != b->tensor_count) return false;
     for (size_t i = 0; i < a->tensor_count; i++) {
-        const struct cairn_tensor_spec *x = &a->tensors[i], *y = &b->tensors[i];
+        const struct tensor_spec *x = &a->tensors[i], *y = &b->tensors[i];
         if (strcmp(x->name, y->name) != 0 || x->kind != y->kind || x->wire != y->wire ||
             (x->alias_of == NULL) != (y->alias_of == NULL))
             return false;
@@ -418,12 +414,12 @@ static bool same_tensors(const struct cairn_job_spec_data *a, const struct cairn
 }
 
 /* True if the terms are equal that must not change as long as a handle is open. */
-static bool same_terms(const struct cairn_job_spec_data *a, const struct cairn_job_spec_data *b)
+static bool same_terms(const struct job_spec_data *a, const struct job_spec_data *b)
 {
-    for (size_t i = 0; i < cairn_spec_fields.count; i++) {
-        const struct cairn_spec_field *field = &cairn_spec_fields.fields[i];
+    for (size_t i = 0; i < spec_fields.count; i++) {
+        const struct spec_field *field = &spec_fields.fields[i];
         if (field->change != CAIRN_SPEC_NEXT_ROUND &&
-            cairn_spec_field_bits(field, a) != cairn_spec_field_bits(field, b))
+            spec_field_bits(field, a) != spec_field_bits(field, b))
             return false;
     }
     return true;
@@ -433,8 +429,8 @@ static bool same_terms(const struct cairn_job_spec_data *a, const struct cairn_j
  * would take seconds, and the memory of another spec. */
 static bool is_what_was_sent(const struct job *job)
 {
-    const struct cairn_packed *sent = job->attachment.spec_packed;
-    const struct cairn_paged *came = &job->attachment.spec_pages;
+    const struct packed *sent = job->attachment.spec_packed;
+    const struct paged *came = &job->attachment.spec_pages;
     return sent != NULL && sent->size == came->have_bytes &&
            memcmp(sent->bytes, came->bytes, sent->size) == 0;
 }
@@ -442,12 +438,10 @@ static bool is_what_was_sent(const struct job *job)
 static cairn_status judge_spec(struct reading *reading)
 {
     const struct job *job = reading->job;
-    const struct cairn_job_spec_data *spec = &reading->spec;
-    if (!(reading->first && job->member.role == CAIRN_READER) &&
-        !cairn_spec_joins(&job->spec, spec)) {
-        cairn_sentence_set(&reading->why,
-                           "job %s is another one now (%zu differences); open it again", job->name,
-                           cairn_spec_diff(&job->spec, spec, 0, NULL, NULL));
+    const struct job_spec_data *spec = &reading->spec;
+    if (!(reading->first && job->member.role == CAIRN_READER) && !spec_joins(&job->spec, spec)) {
+        sentence_set(&reading->why, "job %s is another one now (%zu differences); open it again",
+                     job->name, spec_diff(&job->spec, spec, 0, NULL, NULL));
         return CAIRN_ERR_MISMATCH;
     }
     reading->tells_clip_norm = true;
@@ -455,10 +449,10 @@ static cairn_status judge_spec(struct reading *reading)
     reading->takes_spec = reading->first;
     if (reading->first || (same_tensors(&job->spec, spec) && same_terms(&job->spec, spec)))
         return CAIRN_OK;
-    cairn_sentence_set(&reading->why,
-                       "job %s was amended, revision %llu: its tensors or terms are others now; "
-                       "close it and open it again, with the spec as it was or as it is",
-                       job->name, (unsigned long long)spec->revision);
+    sentence_set(&reading->why,
+                 "job %s was amended, revision %" PRIu64 ": its tensors or terms are others now; "
+                 "close it and open it again, with the spec as it was or as it is",
+                 job->name, spec->revision);
     return CAIRN_ERR_REOPEN;
 }
 
@@ -473,26 +467,24 @@ static cairn_status read_spec(struct reading *reading)
         reading->clip_norm = job->spec.clip_norm;
         return CAIRN_OK;
     }
-    const cairn_status status = cairn_spec_unpack(
-        job->attachment.spec_pages.bytes, job->attachment.spec_pages.have_bytes,
-        cairn_optimizer_names(), &reading->spec, &reading->why);
+    const cairn_status status = spec_unpack(job->attachment.spec_pages.bytes,
+                                            job->attachment.spec_pages.have_bytes,
+                                            optimizer_names(), &reading->spec, &reading->why);
     if (status == CAIRN_OK) return judge_spec(reading);
-    cairn_spec_init(&reading->spec);
+    spec_init(&reading->spec);
     return status;
 }
 
 /* ---- the layout ---- */
 
-cairn_status cairn_layout_of_pages(const struct cairn_job_spec_data *spec,
-                                   const struct cairn_paged *pages,
-                                   struct cairn_layout **layout_out)
+cairn_status layout_of_pages(const struct job_spec_data *spec, const struct paged *pages,
+                             struct layout **layout_out)
 {
-    struct cairn_layout *layout;
-    const cairn_status status = cairn_plan_job_decode(spec, pages->bytes, pages->have_bytes,
-                                                      &layout);
+    struct layout *layout;
+    const cairn_status status = plan_job_decode(spec, pages->bytes, pages->have_bytes, &layout);
     if (status != CAIRN_OK) return status;
     if (layout->shard_count > CAIRN_CLIENT_SHARDS_MAX) {
-        cairn_layout_close(layout);
+        layout_close(layout);
         return CAIRN_ERR_PROTOCOL;
     }
     *layout_out = layout;
@@ -502,12 +494,12 @@ cairn_status cairn_layout_of_pages(const struct cairn_job_spec_data *spec,
 static cairn_status read_layout(struct reading *reading)
 {
     const struct job *job = reading->job;
-    const struct cairn_paged *pages = &job->attachment.layout_pages;
-    const struct cairn_job_spec_data *spec = reading->takes_spec ? &reading->spec : &job->spec;
+    const struct paged *pages = &job->attachment.layout_pages;
+    const struct job_spec_data *spec = reading->takes_spec ? &reading->spec : &job->spec;
     const struct cairn_version none = { 0, 0 };
-    cairn_status status = cairn_layout_of_pages(spec, pages, &reading->layout);
+    cairn_status status = layout_of_pages(spec, pages, &reading->layout);
     if (status != CAIRN_OK || !reading->wants_body) return status;
-    status = cairn_body_open(spec, reading->layout, none, &reading->body);
+    status = body_open(spec, reading->layout, none, &reading->body);
     if (status == CAIRN_OK) reading->layout = NULL;
     return status;
 }
@@ -520,17 +512,17 @@ static void *run(void *arg)
     reading->spec_status = read_spec(reading);
     if (reading->spec_status == CAIRN_OK) reading->layout_status = read_layout(reading);
     atomic_store(&reading->is_over, true);
-    if (reading->has_thread) cairn_session_kick(reading->job->session);
+    if (reading->has_thread) session_kick(reading->job->session);
     return NULL;
 }
 
-cairn_status cairn_reading_begin(struct job *job)
+cairn_status reading_begin(struct job *job)
 {
     const struct attachment *attachment = &job->attachment;
     const uint64_t bytes = attachment->spec_pages.have_bytes + attachment->layout_pages.have_bytes;
     struct reading *reading = calloc(1, sizeof *reading);
     if (reading == NULL) return CAIRN_ERR_NO_MEMORY;
-    cairn_spec_init(&reading->spec);
+    spec_init(&reading->spec);
     reading->job = job;
     reading->first = !attachment->attached_once;
     reading->wants_body = job->bodies == NULL;
@@ -543,19 +535,19 @@ cairn_status cairn_reading_begin(struct job *job)
     return CAIRN_OK;
 }
 
-void cairn_reading_await(struct reading *reading)
+void reading_await(struct reading *reading)
 {
     if (reading->has_thread) pthread_join(reading->thread, NULL);
     reading->has_thread = false;
 }
 
-void cairn_reading_free(struct reading *reading)
+void reading_free(struct reading *reading)
 {
     if (reading == NULL) return;
-    cairn_reading_await(reading);
-    cairn_spec_release(&reading->spec);
-    if (reading->layout != NULL) cairn_layout_close(reading->layout);
-    cairn_body_put(reading->body);
+    reading_await(reading);
+    spec_release(&reading->spec);
+    if (reading->layout != NULL) layout_close(reading->layout);
+    body_put(reading->body);
     free(reading);
 }
 
@@ -571,7 +563,7 @@ struct lent {
     struct job *job;   /* borrowed */
     struct body *body; /* borrowed; that serves the version, while it is opened */
     struct cairn_version version;
-    enum cairn_published_side side;
+    enum published_side side;
     struct source *sources; /* owned: [shard_count]; copy NULL: nothing is of that shard */
     uint32_t shard_count;
     const uint8_t **at;       /* owned: [count] */
@@ -579,29 +571,29 @@ struct lent {
     size_t count;
 };
 
-const uint8_t *cairn_lent_at(const struct lent *lent, size_t i)
+const uint8_t *lent_at(const struct lent *lent, size_t i)
 {
     assert(i < lent->count);
     return lent->at[i];
 }
 
-bool cairn_lent_whole(const struct lent *lent)
+bool lent_whole(const struct lent *lent)
 {
     for (uint32_t i = 0; i < lent->shard_count; i++) {
         const struct source *source = &lent->sources[i];
         if (source->copy == NULL) continue;
-        const struct cairn_published_head *head = source->copy->head; // NULL: the session is closed
-        if (head == NULL || !cairn_published_read_end(head, source->sequence)) return false;
+        const struct published_head *head = source->copy->head; // NULL: the session is closed
+        if (head == NULL || !published_read_end(head, source->sequence)) return false;
     }
     return true;
 }
 
-void cairn_lent_close(struct lent *lent)
+void lent_close(struct lent *lent)
 {
     if (lent == NULL) return;
-    for (size_t i = 0; i < lent->count; i++) cairn_stitch_put(lent->job, lent->stitches[i]);
+    for (size_t i = 0; i < lent->count; i++) stitch_put(lent->job, lent->stitches[i]);
     for (uint32_t i = 0; i < lent->shard_count; i++)
-        if (lent->sources[i].copy != NULL) cairn_mapped_unuse(lent->sources[i].copy);
+        if (lent->sources[i].copy != NULL) mapped_unuse(lent->sources[i].copy);
     free(lent->sources);
     free(lent->at);
     free(lent->stitches);
@@ -613,23 +605,23 @@ static struct published *copy_of(struct lent *lent, uint32_t shard)
 {
     struct source *source = &lent->sources[shard];
     if (source->copy == NULL) {
-        source->copy = cairn_mapped_find(lent->job, lent->body, shard, lent->version, lent->side,
-                                         &source->sequence);
+        source->copy = mapped_find(lent->job, lent->body, shard, lent->version, lent->side,
+                                   &source->sequence);
         if (source->copy != NULL) source->copy->uses++;
     }
     return source->copy;
 }
 
 /* Where an extent of the layout lies in its shard's copy; NULL: it is not here. */
-static struct published *locate(struct lent *lent, const struct cairn_extent *extent,
-                                uint64_t *at_out, const struct cairn_local_extent **local_out)
+static struct published *locate(struct lent *lent, const struct extent *extent, uint64_t *at_out,
+                                const struct local_extent **local_out)
 {
     struct published *copy = copy_of(lent, extent->shard);
     if (copy == NULL) return NULL;
     const struct body_part *part = &lent->body->parts[extent->shard];
-    const struct cairn_geometry *g = &lent->body->layout->geometry[extent->tensor];
-    const struct cairn_local_extent *local = cairn_shard_map_find(
-        &part->map, extent->tensor, cairn_quantum_first_leaf(g, extent->first_quantum));
+    const struct geometry *g = &lent->body->layout->geometry[extent->tensor];
+    const struct local_extent *local = shard_map_find(&part->map, extent->tensor,
+                                                      quantum_first_leaf(g, extent->first_quantum));
     assert(local != NULL); // map and extents are of one layout
     *at_out = part->published_at[local - part->map.extents];
     *local_out = local;
@@ -637,12 +629,12 @@ static struct published *locate(struct lent *lent, const struct cairn_extent *ex
 }
 
 /* Where each part of a tensor lies, to be freed; NULL: some of it is not here. */
-static struct stitch_run *find_runs(struct lent *lent, const struct cairn_extent *extents,
+static struct stitch_run *find_runs(struct lent *lent, const struct extent *extents,
                                     size_t extent_count, size_t elem_bytes)
 {
     struct stitch_run *runs = calloc(extent_count, sizeof *runs);
     for (size_t e = 0; runs != NULL && e < extent_count; e++) {
-        const struct cairn_local_extent *local;
+        const struct local_extent *local;
         uint64_t at;
         struct published *copy = locate(lent, &extents[e], &at, &local);
         if (copy == NULL) {
@@ -659,15 +651,15 @@ static struct stitch_run *find_runs(struct lent *lent, const struct cairn_extent
     return runs;
 }
 
-static bool stitch(struct lent *lent, size_t i, const struct cairn_extent *extents,
-                   size_t extent_count, size_t elem_bytes)
+static bool stitch(struct lent *lent, size_t i, const struct extent *extents, size_t extent_count,
+                   size_t elem_bytes)
 {
     struct stitch_run *runs = find_runs(lent, extents, extent_count, elem_bytes);
     if (runs != NULL)
-        lent->stitches[i] = cairn_stitch_get(lent->job, extents[0].tensor, runs, extent_count);
+        lent->stitches[i] = stitch_get(lent->job, extents[0].tensor, runs, extent_count);
     free(runs);
     if (lent->stitches[i] == NULL) return false;
-    lent->at[i] = cairn_stitch_base(lent->stitches[i]);
+    lent->at[i] = stitch_base(lent->stitches[i]);
     return true;
 }
 
@@ -675,9 +667,8 @@ static bool lend(struct lent *lent, size_t i, uint32_t tensor)
 {
     static const uint8_t nothing[1] __attribute__((aligned(64)));
     size_t extent_count;
-    const struct cairn_extent *extents = cairn_layout_tensor_extents(lent->body->layout, tensor,
-                                                                     &extent_count);
-    const size_t elem_bytes = cairn_dtype_bytes((int)lent->job->spec.tensors[tensor].wire);
+    const struct extent *extents = layout_tensor_extents(lent->body->layout, tensor, &extent_count);
+    const size_t elem_bytes = dtype_size((int)lent->job->spec.tensors[tensor].wire);
     if (extent_count == 0) { // of no elements
         lent->at[i] = nothing;
         return true;
@@ -685,7 +676,7 @@ static bool lend(struct lent *lent, size_t i, uint32_t tensor)
     if (extent_count > 1)
         return lent->side == CAIRN_PUBLISHED_HOST &&
                stitch(lent, i, extents, extent_count, elem_bytes);
-    const struct cairn_local_extent *local;
+    const struct local_extent *local;
     uint64_t at;
     const struct published *copy = locate(lent, &extents[0], &at, &local);
     if (copy == NULL) return false;
@@ -693,8 +684,8 @@ static bool lend(struct lent *lent, size_t i, uint32_t tensor)
     return true;
 }
 
-struct lent *cairn_lent_open(struct job *job, struct cairn_version version,
-                             enum cairn_published_side side, const uint32_t *tensors, size_t count)
+struct lent *lent_open(struct job *job, struct cairn_version version, enum published_side side,
+                       const uint32_t *tensors, size_t count)
 {
     if (job->session->published == NULL || job->bodies == NULL) return NULL;
     struct lent *lent = calloc(1, sizeof *lent);
@@ -702,7 +693,7 @@ struct lent *cairn_lent_open(struct job *job, struct cairn_version version,
     lent->job = job;
     lent->version = version;
     lent->side = side;
-    lent->body = cairn_body_of_version(job, version);
+    lent->body = body_of_version(job, version);
     const uint32_t shard_count = lent->body->layout->shard_count;
     lent->sources = calloc(shard_count, sizeof *lent->sources);
     lent->at = calloc(count + 1, sizeof *lent->at);
@@ -711,55 +702,53 @@ struct lent *cairn_lent_open(struct job *job, struct cairn_version version,
     if (all) lent->shard_count = shard_count;
     if (all) lent->count = count;
     for (size_t i = 0; all && i < count; i++) all = lend(lent, i, tensors[i]);
-    if (all && cairn_lent_whole(lent)) return lent;
-    cairn_lent_close(lent);
+    if (all && lent_whole(lent)) return lent;
+    lent_close(lent);
     return NULL;
 }
 
 /* ---- copies on the card ---- */
 
-bool cairn_lent_has_card(const struct job *job, const struct card *card)
+bool lent_has_card(const struct job *job, const struct card *card)
 {
-    const struct cairn_fabric_device *table = cairn_card_imports_table(job->session->imports);
-    return table != NULL && memcmp(table->uuids[0], cairn_card_uuid(card), 16) == 0;
+    const struct fabric_device *table = card_imports_table(job->session->imports);
+    return table != NULL && memcmp(table->uuids[0], card_uuid(card), 16) == 0;
 }
 
 static bool copy_runs(const struct stitch_run *runs, size_t count, struct card *card, uint8_t *to)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     bool whole = true;
     uint64_t last = 0;
     for (size_t i = 0, bytes; whole && i < count; i++) {
         uint64_t copy;
         bytes = (size_t)(runs[i].end - runs[i].from);
-        whole = cairn_card_copy_begin(card, to + runs[i].from, runs[i].copy->on_card + runs[i].at,
-                                      bytes, CARD_WITHIN, &copy, &why) == CAIRN_OK;
+        whole = card_copy_begin(card, to + runs[i].from, runs[i].copy->on_card + runs[i].at, bytes,
+                                CARD_WITHIN, &copy, &why) == CAIRN_OK;
         if (whole && copy != 0) last = copy;
     }
-    return cairn_card_copy_wait(card, last, &why) == CAIRN_OK && whole;
+    return card_copy_wait(card, last, &why) == CAIRN_OK && whole;
 }
 
-bool cairn_lent_copy(struct job *job, struct cairn_version version, uint32_t tensor,
-                     struct card *card, void *to)
+bool lent_copy(struct job *job, struct cairn_version version, uint32_t tensor, struct card *card,
+               void *to)
 {
     struct session *s = job->session;
     size_t count;
     struct stitch_run *runs = NULL;
-    if (!cairn_lent_has_card(job, card)) return false;
+    if (!lent_has_card(job, card)) return false;
     pthread_mutex_lock(&s->lock);
-    struct lent *lent = cairn_lent_open(job, version, CAIRN_PUBLISHED_DEVICE, NULL, 0);
+    struct lent *lent = lent_open(job, version, CAIRN_PUBLISHED_DEVICE, NULL, 0);
     if (lent != NULL) {
-        const struct cairn_extent *extents = cairn_layout_tensor_extents(lent->body->layout, tensor,
-                                                                         &count);
+        const struct extent *extents = layout_tensor_extents(lent->body->layout, tensor, &count);
         if (count > 0)
-            runs = find_runs(lent, extents, count,
-                             cairn_dtype_bytes((int)job->spec.tensors[tensor].wire));
+            runs = find_runs(lent, extents, count, dtype_size((int)job->spec.tensors[tensor].wire));
     }
     pthread_mutex_unlock(&s->lock);
     bool whole = runs != NULL && copy_runs(runs, count, card, to);
     pthread_mutex_lock(&s->lock);
-    whole = whole && cairn_lent_whole(lent);
-    cairn_lent_close(lent);
+    whole = whole && lent_whole(lent);
+    lent_close(lent);
     pthread_mutex_unlock(&s->lock);
     free(runs);
     return whole;

@@ -17,16 +17,16 @@
 
 /* ==== clock ==== */
 
-uint64_t cairn_client_now_us(void)
+uint64_t client_now_us(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
 }
 
-uint64_t cairn_client_now_ms(void)
+uint64_t client_now_ms(void)
 {
-    return cairn_client_now_us() / 1000;
+    return client_now_us() / 1000;
 }
 
 /* ==== error ==== */
@@ -44,20 +44,20 @@ static _Thread_local struct {
     size_t count;
 } differences;
 
-cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
+cairn_status client_fail(cairn_status status, const char *fmt, ...)
 {
     va_list arguments;
     va_start(arguments, fmt);
     vsnprintf(last_error, sizeof last_error, fmt, arguments);
     va_end(arguments);
-    cairn_text_mend(last_error, "\n"); // what it quotes may be anything
+    text_mend(last_error, "\n"); // what it quotes may be anything
     differences.used = differences.count = 0;
     return status;
 }
 
 const char *cairn_status_name(int status)
 {
-    return cairn_status_code_name(status);
+    return status_code_name(status);
 }
 
 const char *cairn_version(void)
@@ -77,12 +77,12 @@ static const char *keep(const char *text)
     const size_t bytes = strlen(text) + 1;
     if (bytes == 1) return NULL;
     memcpy(at, text, bytes);
-    cairn_text_mend(at, "");
+    text_mend(at, "");
     differences.used += bytes;
     return at;
 }
 
-void cairn_client_differ(const Cairn__Difference *row)
+void client_differ(const Cairn__Difference *row)
 {
     const char *const texts[] = { row->line,   row->key,   row->value,
                                   row->tensor, row->field, row->there };
@@ -105,11 +105,11 @@ void cairn_client_differ(const Cairn__Difference *row)
 cairn_status cairn_error_difference(size_t index, struct cairn_difference *out)
 {
     const size_t least = offsetof(struct cairn_difference, change) + sizeof out->change;
-    if (!cairn_struct_fits(out, least))
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "out must be given, its struct_size at least %zu", least);
+    if (!struct_fits(out, least))
+        return client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size at least %zu",
+                           least);
     if (index >= differences.count) return CAIRN_ERR_NOT_FOUND;
-    cairn_struct_give(out, &differences.rows[index], sizeof differences.rows[index]);
+    struct_give(out, &differences.rows[index], sizeof differences.rows[index]);
     return CAIRN_OK;
 }
 
@@ -156,7 +156,7 @@ static void listen_for_forks(void)
     pthread_atfork(before_fork_fork, after_fork_fork, in_child_fork);
 }
 
-void cairn_fork_watch(const void *owner, int fd)
+void fork_watch(const void *owner, int fd)
 {
     struct stat now;
     if (fstat(fd, &now) != 0) return;
@@ -170,7 +170,7 @@ void cairn_fork_watch(const void *owner, int fd)
     pthread_mutex_unlock(&lock_fork);
 }
 
-void cairn_fork_forget(const void *owner)
+void fork_forget(const void *owner)
 {
     pthread_mutex_lock(&lock_fork);
     for (size_t i = 0; i < watched_count; i++)
@@ -189,10 +189,10 @@ void cairn_fork_forget(const void *owner)
 
 struct slot {
     void *object;
-    cairn_handle_free_fn release;
+    handle_free_fn release;
     uint32_t generation; /* grows with every use of the slot; 31 bits of it are in the handle */
     uint32_t refs;       /* 0: the slot is free */
-    enum cairn_handle_kind kind;
+    enum handle_kind kind;
     int open;
     pid_t process;    /* that opened it */
     size_t next_free; /* index + 1; 0 = none */
@@ -259,7 +259,7 @@ static int add_slots(void)
     return 1;
 }
 
-void *cairn_handle_open(enum cairn_handle_kind kind, void *object, cairn_handle_free_fn release)
+void *handle_open(enum handle_kind kind, void *object, handle_free_fn release)
 {
     void *handle = NULL;
     pthread_once(&slots_once, begin);
@@ -281,12 +281,12 @@ void *cairn_handle_open(enum cairn_handle_kind kind, void *object, cairn_handle_
     return handle;
 }
 
-static int is_open(const struct slot *slot, enum cairn_handle_kind kind)
+static int is_open(const struct slot *slot, enum handle_kind kind)
 {
     return slot != NULL && slot->open && slot->kind == kind && slot->process == process;
 }
 
-void *cairn_handle_get(enum cairn_handle_kind kind, const void *handle)
+void *handle_get(enum handle_kind kind, const void *handle)
 {
     void *object = NULL;
     pthread_mutex_lock(&slots_lock);
@@ -299,7 +299,7 @@ void *cairn_handle_get(enum cairn_handle_kind kind, const void *handle)
     return object;
 }
 
-void cairn_handle_hold(const void *handle)
+void handle_hold(const void *handle)
 {
     pthread_mutex_lock(&slots_lock);
     struct slot *slot = find(handle);
@@ -311,7 +311,7 @@ void cairn_handle_hold(const void *handle)
 static void drop(struct slot *slot)
 {
     void *object = NULL;
-    cairn_handle_free_fn release = slot->release;
+    handle_free_fn release = slot->release;
     if (--slot->refs == 0) {
         object = slot->object;
         slot->next_free = first_free;
@@ -321,7 +321,7 @@ static void drop(struct slot *slot)
     if (object != NULL && release != NULL) release(object);
 }
 
-void cairn_handle_put(const void *handle)
+void handle_put(const void *handle)
 {
     pthread_mutex_lock(&slots_lock);
     struct slot *slot = find(handle);
@@ -332,7 +332,7 @@ void cairn_handle_put(const void *handle)
     drop(slot);
 }
 
-int cairn_handle_close(enum cairn_handle_kind kind, const void *handle)
+int handle_close(enum handle_kind kind, const void *handle)
 {
     pthread_mutex_lock(&slots_lock);
     struct slot *slot = find(handle);
@@ -345,17 +345,17 @@ int cairn_handle_close(enum cairn_handle_kind kind, const void *handle)
     return 1;
 }
 
-cairn_status cairn_handle_fail(const void *handle, const char *what)
+cairn_status handle_fail(const void *handle, const char *what)
 {
     pthread_mutex_lock(&slots_lock);
     const struct slot *slot = find(handle);
     const pid_t owner = slot != NULL && slot->open ? slot->process : process;
     pthread_mutex_unlock(&slots_lock);
-    if (owner == process) return cairn_client_fail(CAIRN_ERR_HANDLE, "not an open %s", what);
-    return cairn_client_fail(CAIRN_ERR_HANDLE,
-                             "this %s is of process %ld, and a process that was forked cannot use "
-                             "it: start the new one by exec, and open a session there",
-                             what, (long)owner);
+    if (owner == process) return client_fail(CAIRN_ERR_HANDLE, "not an open %s", what);
+    return client_fail(CAIRN_ERR_HANDLE,
+                       "this %s is of process %ld, and a process that was forked cannot use "
+                       "it: start the new one by exec, and open a session there",
+                       what, (long)owner);
 }
 
 /* ==== struct ==== */
@@ -369,14 +369,14 @@ static size_t size_of(const void *caller)
     return size;
 }
 
-bool cairn_struct_fits(const void *out, size_t least_bytes)
+bool struct_fits(const void *out, size_t least_bytes)
 {
     return out != NULL && size_of(out) >= least_bytes && size_of(out) <= SIZE_MAX_SANE;
 }
 
-bool cairn_struct_take(void *to, size_t bytes, size_t least_bytes, const void *from)
+bool struct_take(void *to, size_t bytes, size_t least_bytes, const void *from)
 {
-    if (!cairn_struct_fits(from, least_bytes)) return false;
+    if (!struct_fits(from, least_bytes)) return false;
     const size_t size = size_of(from);
     const unsigned char *byte = from;
     for (size_t i = bytes; i < size; i++)
@@ -387,7 +387,7 @@ bool cairn_struct_take(void *to, size_t bytes, size_t least_bytes, const void *f
     return true;
 }
 
-bool cairn_struct_is_zero(const void *reserved, size_t bytes)
+bool struct_is_zero(const void *reserved, size_t bytes)
 {
     const unsigned char *byte = reserved;
     for (size_t i = 0; i < bytes; i++)
@@ -395,7 +395,7 @@ bool cairn_struct_is_zero(const void *reserved, size_t bytes)
     return true;
 }
 
-void cairn_struct_give(void *out, const void *from, size_t bytes)
+void struct_give(void *out, const void *from, size_t bytes)
 {
     const size_t size = size_of(out);
     memset(out, 0, size);
@@ -403,21 +403,21 @@ void cairn_struct_give(void *out, const void *from, size_t bytes)
     memcpy(out, &size, sizeof size);
 }
 
-const void *cairn_struct_at(const void *first, size_t i)
+const void *struct_at(const void *first, size_t i)
 {
     return (const unsigned char *)first + i * size_of(first);
 }
 
 /* ==== units ==== */
 
-struct cairn_units {
-    const struct cairn_job_spec_data *spec; /* borrowed */
-    uint32_t *order;                        /* [tensor_count] tensors, by unit, then by index */
+struct units {
+    const struct job_spec_data *spec; /* borrowed */
+    uint32_t *order;                  /* [tensor_count] tensors, by unit, then by index */
     size_t *first; /* [unit_count + 1] where each unit begins in `order`; units by name */
     size_t unit_count;
 };
 
-static const char *unit_of(const struct cairn_job_spec_data *spec, uint32_t tensor)
+static const char *unit_of(const struct job_spec_data *spec, uint32_t tensor)
 {
     return spec->tensors[tensor].unit;
 }
@@ -429,7 +429,7 @@ static int compare(const void *a, const void *b, void *spec)
     return order != 0 ? order : (left > right) - (left < right);
 }
 
-static void mark_units(struct cairn_units *units)
+static void mark_units(struct units *units)
 {
     const size_t count = units->spec->tensor_count;
     for (size_t i = 0; i < count; i++)
@@ -439,20 +439,20 @@ static void mark_units(struct cairn_units *units)
     units->first[units->unit_count] = count;
 }
 
-struct cairn_units *cairn_units_open(const struct cairn_job_spec_data *spec)
+struct units *units_open(const struct job_spec_data *spec)
 {
-    struct cairn_units *units = calloc(1, sizeof *units);
+    struct units *units = calloc(1, sizeof *units);
     if (units == NULL) return NULL;
     units->spec = spec;
     units->order = calloc(spec->tensor_count + 1, sizeof *units->order);
     units->first = calloc(spec->tensor_count + 1, sizeof *units->first);
     if (units->order == NULL || units->first == NULL) {
-        cairn_units_close(units);
+        units_close(units);
         return NULL;
     }
     for (size_t i = 0; i < spec->tensor_count; i++) units->order[i] = (uint32_t)i;
     union { // qsort_r gives it back as it is; compare reads it
-        const struct cairn_job_spec_data *in;
+        const struct job_spec_data *in;
         void *out;
     } context = { .in = spec };
     qsort_r(units->order, spec->tensor_count, sizeof *units->order, compare, context.out);
@@ -460,7 +460,7 @@ struct cairn_units *cairn_units_open(const struct cairn_job_spec_data *spec)
     return units;
 }
 
-void cairn_units_close(struct cairn_units *units)
+void units_close(struct units *units)
 {
     if (units == NULL) return;
     free(units->order);
@@ -468,7 +468,7 @@ void cairn_units_close(struct cairn_units *units)
     free(units);
 }
 
-size_t cairn_units_find(const struct cairn_units *units, const char *name)
+size_t units_find(const struct units *units, const char *name)
 {
     size_t low = 0, high = units->unit_count;
     while (low < high) {
@@ -483,7 +483,7 @@ size_t cairn_units_find(const struct cairn_units *units, const char *name)
     return SIZE_MAX;
 }
 
-const uint32_t *cairn_units_tensors(const struct cairn_units *units, size_t unit, size_t *count_out)
+const uint32_t *units_tensors(const struct units *units, size_t unit, size_t *count_out)
 {
     *count_out = units->first[unit + 1] - units->first[unit];
     return &units->order[units->first[unit]];
@@ -517,21 +517,20 @@ static void add_dimension(struct strides *s, uint64_t extent, uint64_t stride)
     s->stride[s->rank - 1] = stride;
 }
 
-static cairn_status judge_number(int64_t stride, uint32_t d, uint32_t rank,
-                                 struct cairn_sentence *why)
+static cairn_status judge_number(int64_t stride, uint32_t d, uint32_t rank, struct sentence *why)
 {
     if (stride < 0)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "mem.stride[%" PRIu32 "] is %" PRId64 "; allowed: 0 or more", d, stride);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "mem.stride[%" PRIu32 "] is %" PRId64 "; allowed: 0 or more", d, stride);
     if (stride == 0 || d < rank) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "mem.stride[%" PRIu32 "] is %" PRId64 ", and there are %" PRIu32
-                      " dimensions; those behind them are 0",
-                      d, stride, rank);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "mem.stride[%" PRIu32 "] is %" PRId64 ", and there are %" PRIu32
+                     " dimensions; those behind them are 0",
+                     d, stride, rank);
 }
 
-cairn_status cairn_strides_judge(const int64_t stride[8], const struct cairn_box *box,
-                                 size_t elem_bytes, struct strides *out, struct cairn_sentence *why)
+cairn_status strides_judge(const int64_t stride[8], const struct cairn_box *box, size_t elem_bytes,
+                           struct strides *out, struct sentence *why)
 {
     struct strides s = { .given = false };
     bool any = false;
@@ -540,19 +539,19 @@ cairn_status cairn_strides_judge(const int64_t stride[8], const struct cairn_box
         if (status != CAIRN_OK) return status;
         any = any || stride[d] != 0;
     }
-    if (any && cairn_box_elems(box) > 0) {
+    if (any && box_element_count(box) > 0) {
         for (uint32_t d = 0; d < box->rank; d++)
             add_dimension(&s, box->extent[d], (uint64_t)stride[d]);
         if (!reaches(&s, elem_bytes))
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "mem.stride: the last element lies beyond every address");
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "mem.stride: the last element lies beyond every address");
         s.given = s.rank > 1 || (s.rank == 1 && s.stride[0] != 1);
     }
     *out = s;
     return CAIRN_OK;
 }
 
-bool cairn_strides_apart(const struct strides *s)
+bool strides_apart(const struct strides *s)
 {
     uint64_t spanned = 1; // elements from the first to behind the last, of the dimensions so far
     bool done[8] = { false };
@@ -567,7 +566,7 @@ bool cairn_strides_apart(const struct strides *s)
     return true;
 }
 
-size_t cairn_strides_span(const struct strides *s, uint64_t elems, size_t elem_bytes)
+size_t strides_span(const struct strides *s, uint64_t elems, size_t elem_bytes)
 {
     if (!s->given) return (size_t)elems * elem_bytes;
     uint64_t last = 0;
@@ -631,8 +630,8 @@ static void copy(uint8_t *to, size_t to_step, const uint8_t *from, size_t from_s
             memcpy(to + i * to_step, from + i * from_step, elem_bytes);
 }
 
-void cairn_strides_gather(const struct strides *s, const void *base, size_t elem_bytes,
-                          uint64_t first, uint64_t count, void *out)
+void strides_gather(const struct strides *s, const void *base, size_t elem_bytes, uint64_t first,
+                    uint64_t count, void *out)
 {
     const size_t step = (size_t)s->stride[s->rank - 1] * elem_bytes;
     struct walk walk = walk_from(s, first);
@@ -645,8 +644,8 @@ void cairn_strides_gather(const struct strides *s, const void *base, size_t elem
     }
 }
 
-void cairn_strides_scatter(const struct strides *s, void *base, size_t elem_bytes, uint64_t first,
-                           uint64_t count, const void *in)
+void strides_scatter(const struct strides *s, void *base, size_t elem_bytes, uint64_t first,
+                     uint64_t count, const void *in)
 {
     const size_t step = (size_t)s->stride[s->rank - 1] * elem_bytes;
     struct walk walk = walk_from(s, first);
@@ -661,30 +660,29 @@ void cairn_strides_scatter(const struct strides *s, void *base, size_t elem_byte
 
 /* ==== step times ==== */
 
-void cairn_step_times_waited(struct step_times *times, enum cairn_step_phase_times phase,
-                             uint64_t from_us)
+void step_times_waited(struct step_times *times, enum step_phase_times phase, uint64_t from_us)
 {
     // A wait that began before the last commit counts only from that commit on.
     if (from_us < times->committed_us) from_us = times->committed_us;
-    times->us[phase] += cairn_client_now_us() - from_us;
+    times->us[phase] += client_now_us() - from_us;
 }
 
-void cairn_step_times_pushed(struct step_times *times)
+void step_times_pushed(struct step_times *times)
 {
-    times->pushed_us = cairn_client_now_us();
+    times->pushed_us = client_now_us();
 }
 
-void cairn_step_times_ended(struct step_times *times, uint64_t from_us)
+void step_times_ended(struct step_times *times, uint64_t from_us)
 {
     uint64_t pushed_us = times->pushed_us;
     if (pushed_us < from_us) pushed_us = from_us;
     times->us[CAIRN_TIME_PUSH] += pushed_us - from_us;
-    cairn_step_times_waited(times, CAIRN_TIME_WAIT, pushed_us);
+    step_times_waited(times, CAIRN_TIME_WAIT, pushed_us);
 }
 
-bool cairn_step_times_commit(struct step_times *times, uint64_t round, Cairn__StepTimes *out)
+bool step_times_commit(struct step_times *times, uint64_t round, Cairn__StepTimes *out)
 {
-    const uint64_t now_us = cairn_client_now_us(), begin_us = times->committed_us;
+    const uint64_t now_us = client_now_us(), begin_us = times->committed_us;
     uint64_t waited_us = 0;
     if (round == times->committed_round) return false;
     for (int p = CAIRN_TIME_PUSH; p < CAIRN_TIMES; p++) waited_us += times->us[p];

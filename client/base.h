@@ -28,21 +28,20 @@ struct strides {
 
 /* Judges a caller's strides for memory of this box; all 0, or those that a dense box has, are not `given`.
  * CAIRN_ERR_INVALID: one is negative, or they reach further than addresses do. */
-cairn_status cairn_strides_judge(const int64_t stride[8], const struct cairn_box *box,
-                                 size_t elem_bytes, struct strides *out,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status strides_judge(const int64_t stride[8], const struct cairn_box *box, size_t elem_bytes,
+                           struct strides *out, struct sentence *why) CAIRN_MUST_CHECK;
 /* False unless it is sure that no two elements share memory: along the dimensions by ascending stride, each
  * steps over all of those before. */
-bool cairn_strides_apart(const struct strides *strides);
+bool strides_apart(const struct strides *strides);
 /* Bytes from the first element to behind the last one, of a piece that has `elems`. */
-size_t cairn_strides_span(const struct strides *strides, uint64_t elems, size_t elem_bytes);
+size_t strides_span(const struct strides *strides, uint64_t elems, size_t elem_bytes);
 
 /* Elements [first, first + count) of the piece in row-major order, from the caller's memory (`base` is
  * element 0) to dense `out`, and back. `strides` are given. */
-void cairn_strides_gather(const struct strides *strides, const void *base, size_t elem_bytes,
-                          uint64_t first, uint64_t count, void *out);
-void cairn_strides_scatter(const struct strides *strides, void *base, size_t elem_bytes,
-                           uint64_t first, uint64_t count, const void *in);
+void strides_gather(const struct strides *strides, const void *base, size_t elem_bytes,
+                    uint64_t first, uint64_t count, void *out);
+void strides_scatter(const struct strides *strides, void *base, size_t elem_bytes, uint64_t first,
+                     uint64_t count, const void *in);
 
 /* ==== piece ==== */
 
@@ -51,7 +50,7 @@ void cairn_strides_scatter(const struct strides *strides, void *base, size_t ele
 struct piece {
     struct cairn_box box;
     bool whole;             /* the box is the tensor */
-    uint8_t tile;           /* enum cairn_chunk_tile */
+    uint8_t tile;           /* enum chunk_tile */
     uint64_t table_hash;    /* of the declaration of tiles that the piece was made by */
     struct strides strides; /* of the memory that it is put from, pushed from or fetched to */
 };
@@ -60,20 +59,20 @@ struct piece {
 
 /* The monotonic clock, which every deadline of the library is told in. */
 
-uint64_t cairn_client_now_us(void);
-uint64_t cairn_client_now_ms(void);
+uint64_t client_now_us(void);
+uint64_t client_now_ms(void);
 
 /* ==== error ==== */
 
 /* This thread's last sentence, which cairn_error returns. */
 
-/* Returns `status`, so that a function ends with `return cairn_client_fail(...)`. */
-cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
+/* Returns `status`, so that a function ends with `return client_fail(...)`. */
+cairn_status client_fail(cairn_status status, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* Adds a field in which the caller's spec differs from the job's. The rows are kept with the
  * sentence until the next failure. `row` is copied; a row that does not fit is left out. */
-void cairn_client_differ(const Cairn__Difference *row);
+void client_differ(const Cairn__Difference *row);
 
 /* ==== fork ==== */
 
@@ -81,9 +80,9 @@ void cairn_client_differ(const Cairn__Difference *row);
 
 /* From now on a process that is forked from this one closes its copy of `fd` at once. Without memory it keeps
  * it, and the peer learns of this process's death by the lease. */
-void cairn_fork_watch(const void *owner, int fd);
+void fork_watch(const void *owner, int fd);
 /* The owner's sockets are closed, or about to be. */
-void cairn_fork_forget(const void *owner);
+void fork_forget(const void *owner);
 
 /* ==== handle ==== */
 
@@ -97,29 +96,29 @@ void cairn_fork_forget(const void *owner);
  * A handle is of the process that opened it: in a forked one, which has neither the thread nor the locks of
  * what it names, it is no handle. */
 
-enum cairn_handle_kind {
+enum handle_kind {
     CAIRN_HANDLE_SESSION = 1,
     CAIRN_HANDLE_JOB = 2,
     CAIRN_HANDLE_OP = 3,
     CAIRN_HANDLE_LIST = 4
 };
 
-typedef void (*cairn_handle_free_fn)(void *object);
+typedef void (*handle_free_fn)(void *object);
 
-/* A new handle for `object`, with one reference that cairn_handle_close gives back; `release` runs when
+/* A new handle for `object`, with one reference that handle_close gives back; `release` runs when
  * the last one is. NULL: out of memory, or 2^20 handles are open. */
-void *cairn_handle_open(enum cairn_handle_kind kind, void *object, cairn_handle_free_fn release);
+void *handle_open(enum handle_kind kind, void *object, handle_free_fn release);
 /* The object, with one more reference; NULL for a handle that is closed, not one of this kind, not ours, or
  * of another process. */
-void *cairn_handle_get(enum cairn_handle_kind kind, const void *handle);
+void *handle_get(enum handle_kind kind, const void *handle);
 /* One reference more of an object that the caller has one of, be the handle still open or not. */
-void cairn_handle_hold(const void *handle);
-/* Gives a reference of cairn_handle_get or _hold back. */
-void cairn_handle_put(const void *handle);
-/* No more cairn_handle_get; gives the first reference back. False: it was not open. */
-int cairn_handle_close(enum cairn_handle_kind kind, const void *handle);
+void handle_hold(const void *handle);
+/* Gives a reference of handle_get or _hold back. */
+void handle_put(const void *handle);
+/* No more handle_get; gives the first reference back. False: it was not open. */
+int handle_close(enum handle_kind kind, const void *handle);
 /* Why there was none: CAIRN_ERR_HANDLE and this thread's sentence. `what`: "session". */
-cairn_status cairn_handle_fail(const void *handle, const char *what);
+cairn_status handle_fail(const void *handle, const char *what);
 
 /* ==== struct ==== */
 
@@ -130,30 +129,29 @@ cairn_status cairn_handle_fail(const void *handle, const char *what);
 /* Copies a caller's struct, which begins with its struct_size, into ours of `bytes`. False: from is NULL, its
  * size is below least_bytes (the struct of the first release) or absurd, or a part that we do not
  * know is not 0. */
-bool cairn_struct_take(void *to, size_t bytes, size_t least_bytes, const void *from);
+bool struct_take(void *to, size_t bytes, size_t least_bytes, const void *from);
 /* True if *out, the caller's, says a size of at least least_bytes. */
-bool cairn_struct_fits(const void *out, size_t least_bytes);
+bool struct_fits(const void *out, size_t least_bytes);
 /* True if all `bytes` are 0, as fields that are reserved for a later version must be. */
-bool cairn_struct_is_zero(const void *reserved, size_t bytes);
+bool struct_is_zero(const void *reserved, size_t bytes);
 /* Gives ours to the caller: as much as its struct_size has room for, which stays; the rest of it is 0. */
-void cairn_struct_give(void *out, const void *from, size_t bytes);
+void struct_give(void *out, const void *from, size_t bytes);
 /* The caller's i-th struct of an array: the first one's struct_size is the distance of all. */
-const void *cairn_struct_at(const void *first, size_t i);
+const void *struct_at(const void *first, size_t i);
 
 /* ==== units ==== */
 
 /* The units of a job: which tensors are fetched together. Made once of a spec, constant afterwards. */
 
-struct cairn_units;
+struct units;
 
 /* Borrows the spec. NULL: out of memory. */
-struct cairn_units *cairn_units_open(const struct cairn_job_spec_data *spec);
-void cairn_units_close(struct cairn_units *units); /* NULL is fine */
+struct units *units_open(const struct job_spec_data *spec);
+void units_close(struct units *units); /* NULL is fine */
 /* SIZE_MAX: there is none of that name. */
-size_t cairn_units_find(const struct cairn_units *units, const char *name);
+size_t units_find(const struct units *units, const char *name);
 /* The unit's tensors, by their index in the spec, ascending: [*count_out]. */
-const uint32_t *cairn_units_tensors(const struct cairn_units *units, size_t unit,
-                                    size_t *count_out);
+const uint32_t *units_tensors(const struct units *units, size_t unit, size_t *count_out);
 
 /* ==== spec ==== */
 
@@ -162,29 +160,28 @@ const uint32_t *cairn_units_tensors(const struct cairn_units *units, size_t unit
 /* Fills `spec` (initialized, with its name set) from *from: applies defaults, assigns groups by
  * pattern, resolves aliases, makes it canonical and judges it. A failure sets this thread's error
  * sentence; `spec` is then the caller's to release. */
-cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
-                                    struct cairn_job_spec_data *spec,
-                                    uint64_t *open_flags_out) CAIRN_MUST_CHECK;
+cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec_data *spec,
+                              uint64_t *open_flags_out) CAIRN_MUST_CHECK;
 /* How many workers *from says start together with this one, and how long to wait for them, with its
  * default. */
-cairn_status cairn_client_spec_launch(const struct cairn_job_spec *from, uint32_t *world_out,
-                                      uint32_t *start_wait_ms_out) CAIRN_MUST_CHECK;
+cairn_status client_spec_launch(const struct cairn_job_spec *from, uint32_t *world_out,
+                                uint32_t *start_wait_ms_out) CAIRN_MUST_CHECK;
 /* Appends the tensors of an amendment, which are no aliases; one that is trained and names no group is of
  * "default". As above. */
-cairn_status cairn_client_added_fill(const struct cairn_tensor *first, size_t count,
-                                     struct cairn_job_spec_data *spec) CAIRN_MUST_CHECK;
+cairn_status client_added_fill(const struct cairn_tensor *first, size_t count,
+                               struct job_spec_data *spec) CAIRN_MUST_CHECK;
 /* One group as the wire has it; strings and points stay the caller's. */
-struct cairn_group_spec cairn_client_group_of(const struct cairn_group *g);
+struct group_spec client_group_of(const struct cairn_group *g);
 /* The caller's i-th group of an array, as large as ours. Sets this thread's sentence. */
-cairn_status cairn_client_group_take(const struct cairn_group *first, size_t i,
-                                     struct cairn_group *out) CAIRN_MUST_CHECK;
+cairn_status client_group_take(const struct cairn_group *first, size_t i,
+                               struct cairn_group *out) CAIRN_MUST_CHECK;
 
 /* ==== step times ==== */
 
 /* How long each phase of a worker's step took, from one commit to the next. The coordinator is told
  * with the commit. Under the session's lock, any thread. */
 
-enum cairn_step_phase_times {
+enum step_phase_times {
     CAIRN_TIME_COMPUTE, /* whatever is none of the others */
     CAIRN_TIME_PUSH,    /* calls waited until shards had added up what was pushed */
     CAIRN_TIME_WAIT,    /* for the end of a round and for the next one */
@@ -200,14 +197,13 @@ struct step_times {
 };
 
 /* A call waited for it, from then until now. */
-void cairn_step_times_waited(struct step_times *times, enum cairn_step_phase_times phase,
-                             uint64_t from_us);
+void step_times_waited(struct step_times *times, enum step_phase_times phase, uint64_t from_us);
 /* Nothing that was pushed is under way any more. */
-void cairn_step_times_pushed(struct step_times *times);
+void step_times_pushed(struct step_times *times);
 /* A call of commit returns, which began then: it waited for its pushes first, then for the round's end. */
-void cairn_step_times_ended(struct step_times *times, uint64_t from_us);
+void step_times_ended(struct step_times *times, uint64_t from_us);
 /* The round is about to be committed: `out`, which borrows `times`, is for the coordinator. False: there
  * is no step before, or the round was committed already. */
-bool cairn_step_times_commit(struct step_times *times, uint64_t round, Cairn__StepTimes *out);
+bool step_times_commit(struct step_times *times, uint64_t round, Cairn__StepTimes *out);
 
 #endif

@@ -19,12 +19,12 @@
 #include "proto/wire/chunk.h"
 #include "proto/wire/messages.h"
 
-struct cairn_job_spec_data;
+struct job_spec_data;
 struct job;
 
 /* One shard's part in a body. */
 struct body_part {
-    struct cairn_shard_map map;
+    struct shard_map map;
     /* lock; owned: [map.extent_count], where each extent lies in a published copy; NULL: not known yet */
     uint64_t *published_at;
     uint64_t published_bytes; /* lock; of a copy, once published_at is there */
@@ -37,33 +37,33 @@ struct body {
     struct cairn_version since;
     bool
         found; /* when this member came back: what was published before `since` may be by it, too */
-    struct cairn_layout *layout; /* owned */
-    struct body_part parts[];    /* [layout->shard_count] */
+    struct layout *layout;    /* owned */
+    struct body_part parts[]; /* [layout->shard_count] */
 };
 
 /* Takes `layout` on success. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_body_open(const struct cairn_job_spec_data *spec, struct cairn_layout *layout,
-                             struct cairn_version since, struct body **out) CAIRN_MUST_CHECK;
+cairn_status body_open(const struct job_spec_data *spec, struct layout *layout,
+                       struct cairn_version since, struct body **out) CAIRN_MUST_CHECK;
 /* Loop thread. */
-struct body *cairn_body_get(struct body *body);
-void cairn_body_put(struct body *body); /* NULL is fine */
+struct body *body_get(struct body *body);
+void body_put(struct body *body); /* NULL is fine */
 
 /* Loop thread, not under the lock: it becomes the job's newest, with its reference. */
-void cairn_bodies_add(struct job *job, struct body *body);
+void bodies_add(struct job *job, struct body *body);
 /* Likewise: the body serves from this version on. */
-void cairn_bodies_serve_since(struct job *job, struct body *body, struct cairn_version since);
+void bodies_serve_since(struct job *job, struct body *body, struct cairn_version since);
 /* Likewise: releases the bodies by which nothing is fetched any more. True if there were any. */
-bool cairn_bodies_trim(struct job *job);
-void cairn_bodies_release(struct job *job); /* likewise: all of them */
+bool bodies_trim(struct job *job);
+void bodies_release(struct job *job); /* likewise: all of them */
 /* The body by which a published version is fetched: the newest one that serves it. There always is
  * one. */
-struct body *cairn_body_of_version(const struct job *job, struct cairn_version version);
+struct body *body_of_version(const struct job *job, struct cairn_version version);
 /* NULL: the job has none of that number. */
-struct body *cairn_body_of_layout(const struct job *job, uint64_t layout);
+struct body *body_of_layout(const struct job *job, uint64_t layout);
 /* The shard has left the job: what it published may still be there. */
-bool cairn_bodies_left_by(const struct job *job, uint32_t shard);
+bool bodies_left_by(const struct job *job, uint32_t shard);
 /* The shard owns something in a body of the job, or takes part in its rounds. */
-bool cairn_bodies_need(const struct job *job, uint32_t shard);
+bool bodies_need(const struct job *job, uint32_t shard);
 
 /* ==== pieces ==== */
 
@@ -83,11 +83,11 @@ struct staged {
 };
 
 /* Room for `bytes`. on_card: on the card, if that has room; else of the host. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_pieces_take(struct session *s, struct card *card, bool on_card, size_t bytes,
-                               struct staged *out) CAIRN_MUST_CHECK;
-void cairn_pieces_give(struct staged *staged);
+cairn_status pieces_take(struct session *s, struct card *card, bool on_card, size_t bytes,
+                         struct staged *out) CAIRN_MUST_CHECK;
+void pieces_give(struct staged *staged);
 /* Nothing of them is read any more; their memory goes with the session's. */
-void cairn_pieces_close(struct session *s);
+void pieces_close(struct session *s);
 
 /* ==== tiles ==== */
 
@@ -99,7 +99,7 @@ struct declared {
     struct cairn_tiles tiles; /* without whole tensors: those are not listed */
     uint64_t hash;
     uint32_t world;
-    struct cairn_packed *packed; /* held: the same */
+    struct packed *packed; /* held: the same */
 };
 
 struct held_tiles {
@@ -112,10 +112,10 @@ struct held_tiles {
 };
 
 /* Under the lock: the job has tiles. */
-bool cairn_client_tiles_hold(const struct job *job);
+bool client_tiles_hold(const struct job *job);
 /* Any thread, not under the lock: what this worker holds of a tensor. */
-struct piece cairn_client_tiles_own(struct job *job, size_t tensor);
-Cairn__TilesDeclare cairn_client_tiles_message(const struct declared *declared);
-void cairn_client_tiles_free(struct declared *declared); /* NULL is fine */
+struct piece client_tiles_own(struct job *job, size_t tensor);
+Cairn__TilesDeclare client_tiles_message(const struct declared *declared);
+void client_tiles_free(struct declared *declared); /* NULL is fine */
 
 #endif

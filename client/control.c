@@ -31,11 +31,10 @@ static void layouts_on_page(struct job *job, const Cairn__Page *page);
 static void note_away(struct session *s, cairn_status status, const char *why)
 {
     pthread_mutex_lock(&s->lock);
-    if (s->reach.welcome || s->reach.away_since_ms == 0)
-        s->reach.away_since_ms = cairn_client_now_ms();
+    if (s->reach.welcome || s->reach.away_since_ms == 0) s->reach.away_since_ms = client_now_ms();
     s->reach.welcome = false;
     s->reach.status = status;
-    cairn_sentence_set(&s->reach.why, "%s", why);
+    sentence_set(&s->reach.why, "%s", why);
     for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) ask->request = 0;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -43,7 +42,7 @@ static void note_away(struct session *s, cairn_status status, const char *why)
 
 static void retry_later(struct session *s)
 {
-    s->control.retry_at_ms = cairn_client_now_ms() + s->control.retry_delay_ms;
+    s->control.retry_at_ms = client_now_ms() + s->control.retry_delay_ms;
     s->control.retry_delay_ms = s->control.retry_delay_ms * 2 < RETRY_MAX_MS
                                     ? s->control.retry_delay_ms * 2
                                     : RETRY_MAX_MS;
@@ -51,56 +50,54 @@ static void retry_later(struct session *s)
 
 static void connect_again(struct session *s);
 
-static void on_close(struct cairn_stream *stream, cairn_status status, const char *why,
-                     void *context)
+static void on_close(struct stream *stream, cairn_status status, const char *why, void *context)
 {
     struct session *s = context;
     const bool was_ready = s->control.ready;
     (void)stream;
-    cairn_fork_forget(s);
+    fork_forget(s);
     s->control.stream = NULL;
     s->control.ready = s->control.hello_sent = false;
     if (!s->control.is_choosing) note_away(s, status == CAIRN_OK ? CAIRN_ERR_CLOSED : status, why);
     if (s->ended && !uv_is_closing((uv_handle_t *)&s->loop.tick))
         uv_close((uv_handle_t *)&s->loop.tick, NULL);
-    for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_attachment_lost(job);
-    if (was_ready && cairn_client_now_ms() - s->control.welcome_ms >= STEADY_MS)
+    for (struct job *job = s->jobs; job != NULL; job = job->next) attachment_lost(job);
+    if (was_ready && client_now_ms() - s->control.welcome_ms >= STEADY_MS)
         s->control.retry_delay_ms = RETRY_MIN_MS;
     retry_later(s);
     if (s->control.is_choosing) connect_again(s);
 }
 
-void cairn_control_send(struct session *s, uint16_t type, uint32_t request,
-                        const ProtobufCMessage *message)
+void control_send(struct session *s, uint16_t type, uint32_t request,
+                  const ProtobufCMessage *message)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (s->control.stream == NULL) return;
-    s->control.spoke_ms = cairn_client_now_ms();
-    cairn_status status = cairn_stream_send(s->control.stream, type, request, message, &why);
+    s->control.spoke_ms = client_now_ms();
+    cairn_status status = stream_send(s->control.stream, type, request, message, &why);
     if (status == CAIRN_ERR_INVALID || status == CAIRN_ERR_NO_MEMORY)
-        cairn_stream_close(s->control.stream, status, "%s", why.text);
+        stream_close(s->control.stream, status, "%s", why.text);
 }
 
-void cairn_control_send_pages(struct session *s, uint32_t request, enum cairn_page_what what,
-                              struct cairn_packed *packed)
+void control_send_pages(struct session *s, uint32_t request, enum page_what what,
+                        struct packed *packed)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (s->control.stream == NULL) return;
-    cairn_status status = cairn_stream_send_pages(s->control.stream, request, what, packed, &why);
-    if (status == CAIRN_ERR_NO_MEMORY)
-        cairn_stream_close(s->control.stream, status, "%s", why.text);
+    cairn_status status = stream_send_pages(s->control.stream, request, what, packed, &why);
+    if (status == CAIRN_ERR_NO_MEMORY) stream_close(s->control.stream, status, "%s", why.text);
 }
 
-static void on_dial(struct cairn_stream *stream, void *context)
+static void on_dial(struct stream *stream, void *context)
 {
-    cairn_fork_watch(context, cairn_stream_descriptor(stream));
+    fork_watch(context, stream_descriptor(stream));
 }
 
-static void on_open(struct cairn_stream *stream, void *context)
+static void on_open(struct stream *stream, void *context)
 {
     struct session *s = context;
     if (s->loop.stopping) {
-        cairn_stream_close(stream, CAIRN_OK, "the session is closed");
+        stream_close(stream, CAIRN_OK, "the session is closed");
         return;
     }
     Cairn__Hello hello = CAIRN__HELLO__INIT;
@@ -110,31 +107,31 @@ static void on_open(struct cairn_stream *stream, void *context)
     hello.incarnation = s->incarnation;
     hello.version = (char *)(uintptr_t)CAIRN_BUILD;
     if (s->path.fabric != NULL)
-        hello.fabric_address.data = (uint8_t *)(uintptr_t)cairn_fabric_address(
+        hello.fabric_address.data = (uint8_t *)(uintptr_t)fabric_own_address(
             s->path.fabric, &hello.fabric_address.len);
-    s->control.heard_ms = cairn_client_now_ms();
+    s->control.heard_ms = client_now_ms();
     s->control.hello_sent = true;
-    cairn_control_send(s, CAIRN_MSG_HELLO, ++s->control.last_request, &hello.base);
+    control_send(s, CAIRN_MSG_HELLO, ++s->control.last_request, &hello.base);
 }
 
-static void on_frame(struct cairn_stream *stream, const struct cairn_frame *frame, void *context);
+static void on_frame(struct stream *stream, const struct wire_frame *frame, void *context);
 
 static void connect_now(struct session *s)
 {
-    static const struct cairn_stream_events events = { on_open, on_frame, on_close, on_dial };
-    const struct cairn_stream_options options = {
+    static const struct stream_events events = { on_open, on_frame, on_close, on_dial };
+    const struct stream_options options = {
         .limits = { CAIRN_MSG_WELCOME, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX },
     };
-    struct cairn_sentence why;
-    cairn_status status = cairn_stream_connect(&s->loop.uv, &s->endpoint, CONNECT_TRY_MS, &options,
-                                               &events, s, &s->control.stream, &why);
+    struct sentence why;
+    cairn_status status = stream_connect(&s->loop.uv, &s->endpoint, CONNECT_TRY_MS, &options,
+                                         &events, s, &s->control.stream, &why);
     if (status == CAIRN_OK) return;
     s->control.stream = NULL;
     note_away(s, status, why.text);
     retry_later(s);
 }
 
-uint64_t cairn_control_job_read(struct job *job)
+uint64_t control_job_read(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
     job->reads.told = job->reads.bytes;
@@ -203,7 +200,7 @@ static void beat(struct session *s, uint64_t now_ms, Cairn__BytesTold *read)
     heartbeat.n_bytes = read != NULL;
     heartbeat.unheard = unheard;
     heartbeat.n_unheard = s->control.unheard_told = list_unheard(s, unheard);
-    cairn_control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
+    control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
 }
 
 /* At once, when it changes: who trains has no need of heartbeats. */
@@ -223,7 +220,7 @@ static void tell_reads(struct session *s, uint64_t now_ms)
     for (struct job *job = s->jobs; job != NULL; job = job->next) {
         const uint64_t told = job->reads.told;
         if (job->attachment.state != JOB_ATTACHED) continue;
-        const uint64_t bytes = cairn_control_job_read(job);
+        const uint64_t bytes = control_job_read(job);
         if (job->reads.told == told) continue;
         Cairn__BytesTold read = CAIRN__BYTES_TOLD__INIT;
         read.job = job->attachment.job;
@@ -241,20 +238,19 @@ static void keep_alive(struct session *s, uint64_t now_ms)
         beat(s, now_ms, NULL);
     const uint64_t lease_ms = s->control.lease_ms != 0 ? s->control.lease_ms : 5000;
     if (s->control.hello_sent && now_ms - s->control.heard_ms > lease_ms)
-        cairn_stream_close(s->control.stream, CAIRN_ERR_CLOSED,
-                           "the coordinator was silent for %u ms", (unsigned)lease_ms);
+        stream_close(s->control.stream, CAIRN_ERR_CLOSED, "the coordinator was silent for %u ms",
+                     (unsigned)lease_ms);
 }
 
-void cairn_control_tick(struct session *s)
+void control_tick(struct session *s)
 {
-    const uint64_t now_ms = cairn_client_now_ms();
+    const uint64_t now_ms = client_now_ms();
     if (s->control.retry_delay_ms == 0) s->control.retry_delay_ms = RETRY_MIN_MS;
     if (s->control.stream == NULL && now_ms >= s->control.retry_at_ms && !s->loop.stopping)
         connect_now(s);
     if (s->control.stream != NULL) keep_alive(s, now_ms);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
-        for (uint32_t i = 0; i < job->shards.count; i++)
-            cairn_link_tick(job->shards.links[i], now_ms);
+        for (uint32_t i = 0; i < job->shards.count; i++) link_tick(job->shards.links[i], now_ms);
 }
 
 /* ---- frames ---- */
@@ -289,14 +285,14 @@ static void on_layout_changed(struct session *s, Cairn__LayoutChanged *message)
     if (job != NULL)
         layouts_on_changed(job, message);
     else
-        cairn_message_free(&message->base);
+        message_free(&message->base);
 }
 
-void cairn_control_starve(struct session *s, const char *of)
+void control_starve(struct session *s, const char *of)
 {
     if (s->control.stream == NULL) return;
-    cairn_stream_close(s->control.stream, CAIRN_ERR_NO_MEMORY,
-                       "no memory for what the coordinator sent (%s)", of);
+    stream_close(s->control.stream, CAIRN_ERR_NO_MEMORY,
+                 "no memory for what the coordinator sent (%s)", of);
 }
 
 /* Applies a reply or notice to this session, before the thread that asked hears of it.
@@ -307,18 +303,18 @@ static cairn_status take_effect(struct session *s, uint32_t request, uint16_t ty
     if (type == CAIRN_MSG_ROUND_OPENED) {
         const Cairn__RoundOpened *opened = (const Cairn__RoundOpened *)message;
         struct job *job = job_of_id(s, opened->job);
-        if (job != NULL) return cairn_pushes_on_opened(job, opened);
+        if (job != NULL) return pushes_on_opened(job, opened);
     } else if (type == CAIRN_MSG_ROUND_RESULT) {
         const Cairn__RoundResult *result = (const Cairn__RoundResult *)message;
         struct job *job = job_of_id(s, result->job);
-        if (job != NULL) cairn_pushes_on_result(job, result);
+        if (job != NULL) pushes_on_result(job, result);
     } else if (type == CAIRN_MSG_SHARDS_CHANGED) {
         const Cairn__ShardsChanged *changed = (const Cairn__ShardsChanged *)message;
         struct job *job = job_of_id(s, changed->job);
         if (job != NULL) layouts_on_shards(job, changed);
     } else if (type == CAIRN_MSG_TILES_SET) {
         struct job *job = job_of_id(s, ((const Cairn__TilesSet *)message)->job);
-        if (job != NULL) cairn_again_on_tiles_set(job, request);
+        if (job != NULL) again_on_tiles_set(job, request);
     }
     return CAIRN_OK;
 }
@@ -326,7 +322,7 @@ static cairn_status take_effect(struct session *s, uint32_t request, uint16_t ty
 /* Never empty: it is what the caller reads. */
 static const char *sentence_of(const Cairn__Error *error, cairn_status status)
 {
-    return error->text[0] != 0 ? error->text : cairn_status_text((int)status);
+    return error->text[0] != 0 ? error->text : status_text((int)status);
 }
 
 /* Gives a reply (taken) to the thread that asked for it. */
@@ -341,10 +337,10 @@ static void answer(struct session *s, uint32_t request, uint16_t type, ProtobufC
             ask->why = ask->job->failure.why;
         } else if (type == CAIRN_MSG_ERROR) {
             const Cairn__Error *error = (const Cairn__Error *)message;
-            ask->status = cairn_status_known(error->status) && error->status != CAIRN_OK
+            ask->status = status_known(error->status) && error->status != CAIRN_OK
                               ? (cairn_status)error->status
                               : CAIRN_ERR_PROTOCOL;
-            cairn_sentence_set(&ask->why, "%s", sentence_of(error, ask->status));
+            sentence_set(&ask->why, "%s", sentence_of(error, ask->status));
         } else {
             ask->reply_type = type;
             ask->reply = message;
@@ -354,16 +350,16 @@ static void answer(struct session *s, uint32_t request, uint16_t type, ProtobufC
         break;
     }
     pthread_mutex_unlock(&s->lock);
-    cairn_message_free(message);
+    message_free(message);
 }
 
 /* The first Welcome tells where the shards are; the connection is made anew with the address of the fabric
  * that was opened by it. */
 static void choose_path(struct session *s, const Cairn__Welcome *welcome)
 {
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     cairn_status status;
-    if (cairn_datapath_choose(s, welcome, &why, &status) && status != CAIRN_OK) {
+    if (datapath_choose(s, welcome, &why, &status) && status != CAIRN_OK) {
         note_away(s, status, why.text);
         pthread_mutex_lock(&s->lock);
         s->reach.no_path = true;
@@ -371,19 +367,18 @@ static void choose_path(struct session *s, const Cairn__Welcome *welcome)
         pthread_mutex_unlock(&s->lock);
     }
     s->control.is_choosing = true;
-    cairn_stream_close(s->control.stream, CAIRN_OK, "the data path is opened first");
+    stream_close(s->control.stream, CAIRN_OK, "the data path is opened first");
 }
 
 /* The coordinator was asked for the shards' places only. */
 static void connect_again(struct session *s)
 {
     s->control.is_choosing = false;
-    s->control.retry_at_ms = s->reach.no_path ? UINT64_MAX
-                                              : cairn_client_now_ms() + PLACES_RETRY_MS;
+    s->control.retry_at_ms = s->reach.no_path ? UINT64_MAX : client_now_ms() + PLACES_RETRY_MS;
     if (s->path.fabric == NULL) return;
     s->control.retry_at_ms = 0;
     s->control.retry_delay_ms = RETRY_MIN_MS;
-    if (!s->loop.stopping) cairn_control_tick(s);
+    if (!s->loop.stopping) control_tick(s);
 }
 
 static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
@@ -396,43 +391,42 @@ static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
     s->control.was_given_up = welcome->coordinator_incarnation == s->control.incarnation;
     s->control.incarnation = welcome->coordinator_incarnation;
     s->control.store = welcome->store;
-    s->control.welcome_ms = cairn_client_now_ms();
+    s->control.welcome_ms = client_now_ms();
     s->control.unheard_told = 0;
     s->control.heartbeat_ms = welcome->heartbeat_ms >= 10 ? welcome->heartbeat_ms : 10;
     s->control.lease_ms = welcome->lease_ms >= 100 ? welcome->lease_ms : 100;
-    cairn_fabric_set_patience(s->path.fabric, s->control.lease_ms);
+    fabric_set_patience(s->path.fabric, s->control.lease_ms);
     pthread_mutex_lock(&s->lock);
     s->reach.welcome = true;
     s->reach.away_since_ms = 0;
     s->reach.status = CAIRN_OK;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    cairn_turn_run(s);
+    turn_run(s);
 }
 
 /* An Error that answers no ask: of an attach, or of the whole connection. */
 static bool on_error(struct session *s, uint32_t request, const Cairn__Error *error)
 {
-    const cairn_status status = cairn_status_known(error->status) ? (cairn_status)error->status
-                                                                  : CAIRN_ERR_PROTOCOL;
+    const cairn_status status = status_known(error->status) ? (cairn_status)error->status
+                                                            : CAIRN_ERR_PROTOCOL;
     struct job *attaching = request != 0 ? job_attaching(s, request) : NULL;
     if (attaching != NULL) {
-        cairn_attach_differ(attaching, error);
-        cairn_attach_on_error(attaching, status, sentence_of(error, status));
+        attach_differ(attaching, error);
+        attach_on_error(attaching, status, sentence_of(error, status));
         return true;
     }
-    if (request != 0 && cairn_again_on_error(s, request, status, sentence_of(error, status)))
-        return true;
+    if (request != 0 && again_on_error(s, request, status, sentence_of(error, status))) return true;
     if (request != 0 && s->control.ready) return false;
     if (error->job != 0) { // the others of this session go on
         struct job *meant = job_of_id(s, error->job);
-        if (meant != NULL) cairn_job_fail(meant, status, sentence_of(error, status));
+        if (meant != NULL) job_fail(meant, status, sentence_of(error, status));
         return true;
     }
     note_away(s, status, sentence_of(error, status));
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (status == CAIRN_ERR_FENCED || status == CAIRN_ERR_JOB_LOST)
-            cairn_job_fail(job, status, sentence_of(error, status));
+            job_fail(job, status, sentence_of(error, status));
     return true;
 }
 
@@ -450,7 +444,7 @@ static uint64_t job_of_message(uint16_t type, const ProtobufCMessage *message)
 
 /* A message for a job whose pages are still being read waits until they are, so that a large job
  * sees its messages in the same order as a small one. */
-static void read_before(struct session *s, const struct cairn_frame *frame,
+static void read_before(struct session *s, const struct wire_frame *frame,
                         const ProtobufCMessage *message)
 {
     const uint64_t number = job_of_message(frame->type, message);
@@ -458,23 +452,24 @@ static void read_before(struct session *s, const struct cairn_frame *frame,
         const struct attachment *attachment = &job->attachment;
         if (attachment->reading == NULL) continue;
         if (attachment->reply->job == number || attachment->request == frame->request)
-            cairn_attach_read(job);
+            attach_read(job);
     }
 }
 
-static void on_frame(struct cairn_stream *stream, const struct cairn_frame *frame, void *context)
+static void on_frame(struct stream *stream, const struct wire_frame *frame, void *context)
 {
     struct session *s = context;
-    s->control.heard_ms = cairn_client_now_ms();
-    const ProtobufCMessageDescriptor *type = cairn_message_type(frame->type);
-    ProtobufCMessage *message =
-        type != NULL ? cairn_message_unpack(type, frame->payload, frame->payload_bytes) : NULL;
+    s->control.heard_ms = client_now_ms();
+    const ProtobufCMessageDescriptor *type = message_type(frame->type);
+    ProtobufCMessage *message = type != NULL
+                                    ? message_unpack(type, frame->payload, frame->payload_bytes)
+                                    : NULL;
     if (message == NULL) {
         if (type != NULL && errno == ENOMEM)
-            cairn_control_starve(s, cairn_message_name(frame->type));
+            control_starve(s, message_name(frame->type));
         else
-            cairn_stream_close(stream, CAIRN_ERR_PROTOCOL, "the coordinator sent a bad %s",
-                               cairn_message_name(frame->type));
+            stream_close(stream, CAIRN_ERR_PROTOCOL, "the coordinator sent a bad %s",
+                         message_name(frame->type));
         return;
     }
     read_before(s, frame, message);
@@ -482,10 +477,10 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
     if (frame->type == CAIRN_MSG_WELCOME) {
         on_welcome(s, (const Cairn__Welcome *)message);
     } else if (frame->type == CAIRN_MSG_ATTACHED && attaching != NULL) {
-        cairn_attach_on_attached(attaching, (Cairn__Attached *)message);
+        attach_on_attached(attaching, (Cairn__Attached *)message);
         return;
     } else if (frame->type == CAIRN_MSG_PAGE && attaching != NULL) {
-        cairn_attach_on_page(attaching, (const Cairn__Page *)message);
+        attach_on_page(attaching, (const Cairn__Page *)message);
     } else if (frame->type == CAIRN_MSG_PAGE && job_changing(s) != NULL) {
         layouts_on_page(job_changing(s), (const Cairn__Page *)message);
     } else if (frame->type == CAIRN_MSG_LAYOUT_CHANGED) {
@@ -496,13 +491,13 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
         // said
     } else if (frame->type != CAIRN_MSG_HEARTBEAT) {
         if (take_effect(s, frame->request, frame->type, message) != CAIRN_OK) {
-            cairn_control_starve(s, cairn_message_name(frame->type));
+            control_starve(s, message_name(frame->type));
         } else if (frame->request != 0) {
             answer(s, frame->request, frame->type, message);
             return;
         }
     }
-    cairn_message_free(message);
+    message_free(message);
 }
 
 /* ==== layouts ==== */
@@ -521,7 +516,7 @@ static cairn_status set_address(struct shard_link *link, const Cairn__ShardInfo 
     link->address = address;
     link->address_bytes = info->fabric_address.len;
     snprintf(link->name, sizeof link->name, "%s", info->name);
-    if (!same) cairn_chunk_link_restart(&link->conn);
+    if (!same) chunk_link_restart(&link->conn);
     return CAIRN_OK;
 }
 
@@ -533,7 +528,7 @@ static cairn_status set_addresses(struct job *job, Cairn__ShardInfo *const *info
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < info_count; i++) {
         if (infos[i]->index >= CAIRN_CLIENT_SHARDS_MAX) return CAIRN_ERR_PROTOCOL;
-        status = cairn_links_add(job, infos[i]->index + 1);
+        status = links_add(job, infos[i]->index + 1);
         if (status == CAIRN_OK) status = set_address(job->shards.links[infos[i]->index], infos[i]);
     }
     return status;
@@ -560,21 +555,21 @@ static void let_go_of_holes(struct job *job)
 {
     for (uint32_t i = 0; i < job->shards.count; i++) {
         struct shard_link *link = job->shards.links[i];
-        if (!cairn_bodies_left_by(job, i)) continue;
-        if (link->address_bytes > 0 && !cairn_bodies_need(job, i)) {
+        if (!bodies_left_by(job, i)) continue;
+        if (link->address_bytes > 0 && !bodies_need(job, i)) {
             link->address_bytes = 0;
-            cairn_chunk_link_close(&link->conn);
+            chunk_link_close(&link->conn);
         }
-        if (link->address_bytes == 0) cairn_recut_gone(link);
+        if (link->address_bytes == 0) recut_gone(link);
     }
 }
 
-void cairn_layouts_apply(struct job *job)
+void layouts_apply(struct job *job)
 {
-    const uint64_t now_ms = cairn_client_now_ms();
+    const uint64_t now_ms = client_now_ms();
     // Not with the next tick: the first words to new shards would wait for that.
-    for (uint32_t i = 0; i < job->shards.count; i++) cairn_link_tick(job->shards.links[i], now_ms);
-    cairn_recut_all(job);
+    for (uint32_t i = 0; i < job->shards.count; i++) link_tick(job->shards.links[i], now_ms);
+    recut_all(job);
     let_go_of_holes(job);
 }
 
@@ -583,9 +578,9 @@ void cairn_layouts_apply(struct job *job)
 static void give_up(struct job *job, cairn_status status, const char *of, const char *why)
 {
     if (status == CAIRN_ERR_NO_MEMORY)
-        cairn_control_starve(job->session, of);
+        control_starve(job->session, of);
     else
-        cairn_job_fail(job, status, why);
+        job_fail(job, status, why);
 }
 
 static void layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message)
@@ -600,19 +595,19 @@ static void layouts_on_shards(struct job *job, const Cairn__ShardsChanged *messa
 /* ---- layouts ---- */
 
 /* Takes `layout` in any case; *body_out is the job's newest. */
-static cairn_status add_body(struct job *job, struct cairn_layout *layout,
-                             struct cairn_version since, struct body **body_out)
+static cairn_status add_body(struct job *job, struct layout *layout, struct cairn_version since,
+                             struct body **body_out)
 {
-    cairn_status status = cairn_links_add(job, layout->shard_count);
-    if (status == CAIRN_OK) status = cairn_body_open(&job->spec, layout, since, body_out);
+    cairn_status status = links_add(job, layout->shard_count);
+    if (status == CAIRN_OK) status = body_open(&job->spec, layout, since, body_out);
     if (status != CAIRN_OK)
-        cairn_layout_close(layout);
+        layout_close(layout);
     else
-        cairn_bodies_add(job, *body_out);
+        bodies_add(job, *body_out);
     return status;
 }
 
-static bool is_layout(const struct body *body, const struct cairn_layout *layout)
+static bool is_layout(const struct body *body, const struct layout *layout)
 {
     return body != NULL && memcmp(body->layout->hash, layout->hash, sizeof layout->hash) == 0;
 }
@@ -629,9 +624,9 @@ static bool are_renumbered(const struct job *job, Cairn__ShardInfo *const *infos
 }
 
 /* The body that is known by that number, or the newest, if it has those owners. NULL: neither. */
-static struct body *find_layout(struct job *job, const struct cairn_layout *layout)
+static struct body *find_layout(struct job *job, const struct layout *layout)
 {
-    struct body *body = cairn_body_of_layout(job, layout->version);
+    struct body *body = body_of_layout(job, layout->version);
     if (is_layout(body, layout)) return body;
     return is_layout(job->bodies, layout) ? job->bodies : NULL;
 }
@@ -639,44 +634,43 @@ static struct body *find_layout(struct job *job, const struct cairn_layout *layo
 /* The first body, which was read with its layout. Takes it if it can. */
 static cairn_status take_first(struct job *job, struct reading *reading, struct body **body_out)
 {
-    const cairn_status status = cairn_links_add(job, reading->body->layout->shard_count);
+    const cairn_status status = links_add(job, reading->body->layout->shard_count);
     if (status != CAIRN_OK) return status;
     *body_out = reading->body;
     reading->body = NULL;
-    cairn_bodies_add(job, *body_out);
+    bodies_add(job, *body_out);
     return CAIRN_OK;
 }
 
 /* Refuses a coordinator that goes by an earlier layout than this worker knows: nobody else would
  * know what this worker has of the later layout. */
 static cairn_status judge_known(const struct job *job, const struct body *known,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     const uint64_t newest = job->bodies->layout->version, in_force = job->attachment.reply->layout;
-    if (known == job->bodies || in_force == 0 || !cairn_layout_goes_back(newest, in_force))
+    if (known == job->bodies || in_force == 0 || !layout_goes_back(newest, in_force))
         return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_ROLLED_BACK,
-                      "the coordinator goes by layout %" PRIu64 " of job %s, and layout %" PRIu64
-                      " was in force: its store is an older copy, or was made of what the shards "
-                      "hold (`cairn cluster adopt`); close the job and open it again",
-                      in_force, job->name, newest);
+    return fail_with(why, CAIRN_ERR_ROLLED_BACK,
+                     "the coordinator goes by layout %" PRIu64 " of job %s, and layout %" PRIu64
+                     " was in force: its store is an older copy, or was made of what the shards "
+                     "hold (`cairn cluster adopt`); close the job and open it again",
+                     in_force, job->name, newest);
 }
 
 /* Later one that is known, or a newer one, if what happened in between was no
  * restore. */
-static cairn_status take_attached(struct job *job, struct cairn_layout *layout,
-                                  struct body **body_out, struct cairn_sentence *why)
+static cairn_status take_attached(struct job *job, struct layout *layout, struct body **body_out,
+                                  struct sentence *why)
 {
     const Cairn__Attached *a = job->attachment.reply;
     const struct cairn_version now = { a->generation, a->step };
     struct body *known = find_layout(job, layout);
     if (known != NULL) {
-        cairn_layout_close(layout);
+        layout_close(layout);
         const cairn_status status = judge_known(job, known, why);
         if (status != CAIRN_OK) return status;
-        const struct cairn_version since = cairn_since_attached(known->since, now);
-        if (cairn_version_compare(since, known->since) != 0)
-            cairn_bodies_serve_since(job, known, since);
+        const struct cairn_version since = since_attached(known->since, now);
+        if (version_compare(since, known->since) != 0) bodies_serve_since(job, known, since);
         *body_out = known;
         return CAIRN_OK;
     }
@@ -686,14 +680,13 @@ static cairn_status take_attached(struct job *job, struct cairn_layout *layout,
         if (status == CAIRN_OK) (*body_out)->found = true;
         return status;
     }
-    cairn_layout_close(layout);
-    cairn_sentence_set(why, "job %s was restored onto other shards; close it and open it again",
-                       job->name);
+    layout_close(layout);
+    sentence_set(why, "job %s was restored onto other shards; close it and open it again",
+                 job->name);
     return CAIRN_ERR_ROLLED_BACK;
 }
 
-cairn_status cairn_layouts_attached(struct job *job, struct reading *reading,
-                                    struct cairn_sentence *why)
+cairn_status layouts_attached(struct job *job, struct reading *reading, struct sentence *why)
 {
     const Cairn__Attached *a = job->attachment.reply;
     struct body *body;
@@ -701,7 +694,7 @@ cairn_status cairn_layouts_attached(struct job *job, struct reading *reading,
     if (status == CAIRN_OK && reading->body != NULL) {
         status = take_first(job, reading, &body);
     } else if (status == CAIRN_OK) {
-        struct cairn_layout *layout = reading->layout;
+        struct layout *layout = reading->layout;
         reading->layout = NULL;
         status = take_attached(job, layout, &body, why);
     }
@@ -713,43 +706,42 @@ cairn_status cairn_layouts_attached(struct job *job, struct reading *reading,
 
 /* ---- a change while the job goes on ---- */
 
-static cairn_status judge_changed(struct job *job, const struct cairn_layout *layout,
-                                  struct cairn_sentence *why)
+static cairn_status judge_changed(struct job *job, const struct layout *layout,
+                                  struct sentence *why)
 {
     const Cairn__LayoutChanged *message = job->attachment.changed;
-    const struct body *known = cairn_body_of_layout(job, layout->version);
+    const struct body *known = body_of_layout(job, layout->version);
     const struct body *newest = job->bodies;
     if (layout->version != message->layout)
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL,
-                          "the coordinator announced layout %" PRIu64 " and sent layout %" PRIu64,
-                          message->layout, layout->version);
+        return fail_with(why, CAIRN_ERR_PROTOCOL,
+                         "the coordinator announced layout %" PRIu64 " and sent layout %" PRIu64,
+                         message->layout, layout->version);
     if (known != NULL && !is_layout(known, layout))
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL,
-                          "the coordinator sent another layout %" PRIu64 " than before",
-                          layout->version);
+        return fail_with(why, CAIRN_ERR_PROTOCOL,
+                         "the coordinator sent another layout %" PRIu64 " than before",
+                         layout->version);
     if (known == NULL && layout->version < newest->layout->version)
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL,
-                          "the coordinator sent layout %" PRIu64 " after layout %" PRIu64,
-                          layout->version, newest->layout->version);
+        return fail_with(why, CAIRN_ERR_PROTOCOL,
+                         "the coordinator sent layout %" PRIu64 " after layout %" PRIu64,
+                         layout->version, newest->layout->version);
     return CAIRN_OK;
 }
 
 /* Takes `layout` in any case. */
-static cairn_status take_changed(struct job *job, struct cairn_layout *layout,
-                                 struct cairn_sentence *why)
+static cairn_status take_changed(struct job *job, struct layout *layout, struct sentence *why)
 {
     const Cairn__LayoutChanged *message = job->attachment.changed;
     const struct cairn_version since = { message->since_generation, message->since_step };
-    struct body *body = cairn_body_of_layout(job, layout->version);
+    struct body *body = body_of_layout(job, layout->version);
     cairn_status status = judge_changed(job, layout, why);
     if (status != CAIRN_OK || body != NULL)
-        cairn_layout_close(layout);
+        layout_close(layout);
     else
         status = add_body(job, layout, since, &body);
     if (status == CAIRN_OK) status = set_addresses(job, message->shards, message->n_shards);
     if (status != CAIRN_OK) return status;
     note_holes(body, message->shards, message->n_shards);
-    cairn_bodies_serve_since(job, body, since);
+    bodies_serve_since(job, body, since);
     return CAIRN_OK;
 }
 
@@ -759,59 +751,59 @@ static void forget_grants(struct job *job)
     for (uint32_t i = 0; i < job->shards.count; i++) {
         struct shard_link *owner = job->shards.links[i];
         if (owner->grant.round > job->pushing.pusher.round) continue;
-        owner->grant = (struct cairn_chunk_header) { 0 };
+        owner->grant = (struct chunk_header) { 0 };
         owner->declined = false;
     }
 }
 
 static void changed(struct job *job)
 {
-    struct cairn_sentence why;
-    struct cairn_layout *layout;
-    const struct cairn_paged *pages = &job->attachment.changed_pages;
-    cairn_sentence_set(
+    struct sentence why;
+    struct layout *layout;
+    const struct paged *pages = &job->attachment.changed_pages;
+    sentence_set(
         &why, "the coordinator sent a layout %" PRIu64 " of %zu bytes that is not one of this job",
         job->attachment.changed->layout, (size_t)pages->have_bytes);
-    cairn_status status = cairn_layout_of_pages(&job->spec, pages, &layout);
+    cairn_status status = layout_of_pages(&job->spec, pages, &layout);
     if (status == CAIRN_OK) status = take_changed(job, layout, &why);
-    cairn_attachment_drop_changed(&job->attachment);
+    attachment_drop_changed(&job->attachment);
     if (status != CAIRN_OK) {
         give_up(job, status, "LayoutChanged", why.text);
         return;
     }
     forget_grants(job);
-    cairn_layouts_apply(job);
-    cairn_session_kick(job->session); // a stalled command may go on
+    layouts_apply(job);
+    session_kick(job->session); // a stalled command may go on
 }
 
 /* Applies the message, which is the function's to free. The job fails if the message does not fit
  * it. */
 static void layouts_on_changed(struct job *job, Cairn__LayoutChanged *message)
 {
-    cairn_attachment_drop_changed(&job->attachment);
+    attachment_drop_changed(&job->attachment);
     job->attachment.changed = message;
-    if (cairn_paged_init(&job->attachment.changed_pages, message->layout_bytes) != CAIRN_OK ||
+    if (paged_init(&job->attachment.changed_pages, message->layout_bytes) != CAIRN_OK ||
         message->layout_bytes == 0)
-        cairn_job_fail(job, CAIRN_ERR_PROTOCOL,
-                       "the coordinator announced a layout that is empty, or too large");
+        job_fail(job, CAIRN_ERR_PROTOCOL,
+                 "the coordinator announced a layout that is empty, or too large");
 }
 
 /* A page of the LayoutChanged before it; of no request. */
 static void layouts_on_page(struct job *job, const Cairn__Page *page)
 {
     const cairn_status status = page->what == CAIRN_PAGE_LAYOUT
-                                    ? cairn_paged_add(&job->attachment.changed_pages, page)
+                                    ? paged_add(&job->attachment.changed_pages, page)
                                     : CAIRN_ERR_PROTOCOL;
     if (status != CAIRN_OK)
         give_up(job, status, "LayoutChanged",
                 "the coordinator sent the pages of a layout out of order");
-    else if (cairn_paged_whole(&job->attachment.changed_pages))
+    else if (paged_whole(&job->attachment.changed_pages))
         changed(job);
 }
 
-void cairn_layouts_trim(struct job *job)
+void layouts_trim(struct job *job)
 {
-    if (!cairn_bodies_trim(job)) return;
-    cairn_recut_all(job);
+    if (!bodies_trim(job)) return;
+    recut_all(job);
     let_go_of_holes(job);
 }

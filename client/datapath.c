@@ -27,9 +27,9 @@
 #define INFINIBAND "/sys/class/infiniband"
 
 static void link_on_message(void *session, const void *header, size_t header_bytes,
-                            size_t payload_bytes, struct cairn_fabric_message *message);
+                            size_t payload_bytes, struct fabric_message *message);
 
-static const char *text_of(const struct session *s, enum cairn_env_key key)
+static const char *text_of(const struct session *s, enum env_key key)
 {
     return s->env.values[key].text;
 }
@@ -54,22 +54,22 @@ static const char *set_or_null(const char *text)
 /* Memory of shards of this host is read by copies, since this process cannot map it. */
 static void on_refused(void *session, const char *what)
 {
-    cairn_session_say(session, what);
+    session_say(session, what);
 }
 
 static cairn_status open_on(struct session *s, const char *devices, const char *transports,
-                            bool has_loopback, struct cairn_sentence *why)
+                            bool has_loopback, struct sentence *why)
 {
-    enum cairn_one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
-    enum cairn_device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
-    (void)cairn_one_sided_parse(text_of(s, CAIRN_ENV_ONE_SIDED), &one_sided); // were judged
-    (void)cairn_device_memory_parse(text_of(s, CAIRN_ENV_DEVICE_MEMORY), &device_memory);
-    const struct cairn_fabric_options options = {
+    enum one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
+    enum device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
+    (void)one_sided_parse(text_of(s, CAIRN_ENV_ONE_SIDED), &one_sided); // were judged
+    (void)device_memory_parse(text_of(s, CAIRN_ENV_DEVICE_MEMORY), &device_memory);
+    const struct fabric_options options = {
         .on_message = link_on_message,
         .on_message_arg = s,
         .on_refused = on_refused,
-        .on_mapping = cairn_mapped_on_mapping,
-        .on_mapping_gone = cairn_mapped_on_gone,
+        .on_mapping = mapped_on_mapping,
+        .on_mapping_gone = mapped_on_gone,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
         .sends_max = SENDS_MAX,
         .net_devices = set_or_null(devices),
@@ -80,10 +80,10 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
         .device_memory = device_memory,
         .has_loopback = has_loopback,
         .hub = s->path.hub,
-        .device = cairn_card_imports_table(s->imports),
+        .device = card_imports_table(s->imports),
     };
     const char *kind = s->path.hub != NULL ? "mem" : text_of(s, CAIRN_ENV_FABRIC);
-    return cairn_fabric_open(kind, &options, &s->path.fabric, why);
+    return fabric_open(kind, &options, &s->path.fabric, why);
 }
 
 /* NULL: the fabric's default, tcp. */
@@ -97,9 +97,9 @@ static void describe(struct session *s, const char *who_chose)
 {
     char places[CAIRN_PLACE_BYTES];
     size_t bytes;
-    const void *address = cairn_fabric_address(s->path.fabric, &bytes);
-    const char *kind = cairn_fabric_address_kind(address, bytes);
-    cairn_fabric_address_print_places(address, bytes, places);
+    const void *address = fabric_own_address(s->path.fabric, &bytes);
+    const char *kind = fabric_address_kind(address, bytes);
+    fabric_address_print_places(address, bytes, places);
     snprintf(s->path.text, sizeof s->path.text, "%s%s%s%s%s", kind,
              places[0] != '\0' ? "; between hosts by " : "", places, places[0] != '\0' ? ", " : "",
              places[0] != '\0' ? who_chose : "");
@@ -114,7 +114,7 @@ static void describe_set(struct session *s)
     describe(s, who);
 }
 
-cairn_status cairn_datapath_open(struct session *s, struct cairn_sentence *why)
+cairn_status datapath_open(struct session *s, struct sentence *why)
 {
     if (is_chosen_later(s)) return CAIRN_OK;
     const cairn_status status = open_on(s, text_of(s, CAIRN_ENV_DEVICE), set_transports(s), false,
@@ -123,27 +123,27 @@ cairn_status cairn_datapath_open(struct session *s, struct cairn_sentence *why)
     return status;
 }
 
-void cairn_datapath_close(struct session *s)
+void datapath_close(struct session *s)
 {
     if (s->path.fabric == NULL) return;
-    cairn_fabric_poll_close(&s->path.poll, NULL, NULL);
-    cairn_mapped_release(s);
-    cairn_fabric_close(s->path.fabric);
+    fabric_poll_close(&s->path.poll, NULL, NULL);
+    mapped_release(s);
+    fabric_close(s->path.fabric);
     s->path.fabric = NULL;
 }
 
 /* ---- the choice ---- */
 
-static size_t read_places(const Cairn__Welcome *welcome, struct cairn_place *places, size_t max)
+static size_t read_places(const Cairn__Welcome *welcome, struct fabric_place *places, size_t max)
 {
     size_t count = 0;
     for (size_t i = 0; i < welcome->n_places && count < max; i++)
-        count += cairn_place_parse(welcome->places[i], &places[count]);
+        count += place_parse(welcome->places[i], &places[count]);
     return count;
 }
 
 /* A shard listens for ucx on loopback: it is one of this host, or useless. */
-static bool has_loopback(const struct cairn_place *places, size_t count)
+static bool has_loopback(const struct fabric_place *places, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (strcmp(places[i].devices, "lo") == 0 &&
@@ -153,18 +153,18 @@ static bool has_loopback(const struct cairn_place *places, size_t count)
 }
 
 /* The cards first, if they can be opened. */
-static cairn_status open_chosen(struct session *s, const struct cairn_place *places, size_t count,
-                                struct cairn_sentence *why)
+static cairn_status open_chosen(struct session *s, const struct fabric_place *places, size_t count,
+                                struct sentence *why)
 {
-    struct cairn_choice choice;
+    struct choice choice;
     const char *set = set_transports(s), *device = text_of(s, CAIRN_ENV_DEVICE);
     const bool loopback = has_loopback(places, count);
-    cairn_choose(places, device[0] != '\0' ? 0 : count, INFINIBAND, &choice);
+    fabric_choose(places, device[0] != '\0' ? 0 : count, INFINIBAND, &choice);
     cairn_status status = CAIRN_ERR_UNREACHABLE;
     if (choice.transports != NULL)
         status = open_on(s, choice.devices, set != NULL ? set : choice.transports, loopback, why);
     if (status != CAIRN_OK) {
-        cairn_choose(places, device[0] != '\0' ? 0 : count, "", &choice);
+        fabric_choose(places, device[0] != '\0' ? 0 : count, "", &choice);
         if (strcmp(text_of(s, CAIRN_ENV_FABRIC), "ucx") == 0) // it is one fabric
             for (char *c = choice.devices; *c != '\0'; c++) *c = *c == ';' ? ',' : *c;
         status = open_on(s, device[0] != '\0' ? device : choice.devices, set, loopback, why);
@@ -183,18 +183,18 @@ static bool is_loopback(const char *ip)
 }
 
 /* Its shards are, most likely, on this host, too. */
-static bool is_local(const struct cairn_address *coordinator)
+static bool is_local(const struct stream_address *coordinator)
 {
     return coordinator->is_unix || strcmp(coordinator->host, "localhost") == 0 ||
            is_loopback(coordinator->host);
 }
 
-bool cairn_datapath_choose(struct session *s, const Cairn__Welcome *welcome,
-                           struct cairn_sentence *why, cairn_status *status_out)
+bool datapath_choose(struct session *s, const Cairn__Welcome *welcome, struct sentence *why,
+                     cairn_status *status_out)
 {
-    struct cairn_place places[64];
+    struct fabric_place places[64];
     const size_t count = read_places(welcome, places, sizeof places / sizeof *places);
-    const uint64_t now_ms = cairn_client_now_ms();
+    const uint64_t now_ms = client_now_ms();
     const uint64_t most_ms = s->connect_ms / 2; // cairn_open may not fail for want of shards
     const uint64_t wait_ms = most_ms < SHARDS_WAIT_MS ? most_ms : SHARDS_WAIT_MS;
     *status_out = CAIRN_OK;
@@ -202,10 +202,10 @@ bool cairn_datapath_choose(struct session *s, const Cairn__Welcome *welcome,
     if (count == 0 && !is_local(&s->endpoint) && now_ms - s->path.asked_ms < wait_ms) return false;
     *status_out = open_chosen(s, places, count, why);
     if (*status_out == CAIRN_OK &&
-        cairn_fabric_poll_init(&s->path.poll, &s->loop.uv, s->path.fabric, 0) != CAIRN_OK) {
-        cairn_fabric_close(s->path.fabric);
+        fabric_poll_init(&s->path.poll, &s->loop.uv, s->path.fabric, 0) != CAIRN_OK) {
+        fabric_close(s->path.fabric);
         s->path.fabric = NULL;
-        *status_out = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no event loop for it");
+        *status_out = fail_with(why, CAIRN_ERR_NO_MEMORY, "no event loop for it");
     }
     return true;
 }
@@ -214,100 +214,99 @@ bool cairn_datapath_choose(struct session *s, const Cairn__Welcome *welcome,
 
 static bool is_open_on(const void *address, size_t bytes, const char *device)
 {
-    struct cairn_place place;
-    for (int i = 0; cairn_fabric_address_place(address, bytes, i, &place); i++)
-        if (cairn_devices_have(place.devices, device)) return true;
+    struct fabric_place place;
+    for (int i = 0; fabric_address_place(address, bytes, i, &place); i++)
+        if (devices_have(place.devices, device)) return true;
     return false;
 }
 
-static void add_advice(const void *address, size_t bytes, const struct cairn_place *there,
-                       struct cairn_sentence *out)
+static void add_advice(const void *address, size_t bytes, const struct fabric_place *there,
+                       struct sentence *out)
 {
-    struct cairn_route route;
+    struct route route;
     if (is_loopback(there->ip))
-        cairn_sentence_add(
+        sentence_add(
             out, "the shard listens on loopback only: set fabric.device of that cairn-shard to the "
                  "device of the data network (CAIRN_FABRIC_DEVICE here is found by it)");
-    else if (!cairn_route_find(there->ip, &route))
-        cairn_sentence_add(out, "this host has no route to it: give it one, or set fabric.device "
-                                "there and CAIRN_FABRIC_DEVICE here to devices of one network");
+    else if (!route_find(there->ip, &route))
+        sentence_add(out, "this host has no route to it: give it one, or set fabric.device "
+                          "there and CAIRN_FABRIC_DEVICE here to devices of one network");
     else if (!is_open_on(address, bytes, route.device))
-        cairn_sentence_add(out, "the route to it is device %s: set CAIRN_FABRIC_DEVICE=%s",
-                           route.device, route.device);
+        sentence_add(out, "the route to it is device %s: set CAIRN_FABRIC_DEVICE=%s", route.device,
+                     route.device);
     else
-        cairn_sentence_add(out,
-                           "look for a firewall on the way, in both directions, or set "
-                           "fabric.device there and CAIRN_FABRIC_DEVICE here to another network");
+        sentence_add(out, "look for a firewall on the way, in both directions, or set "
+                          "fabric.device there and CAIRN_FABRIC_DEVICE here to another network");
 }
 
 /* "from here (ADDRESS) to it (ADDRESS)" */
-static void add_way(const struct shard_link *link, const struct cairn_place *there,
-                    struct cairn_sentence *out)
+static void add_way(const struct shard_link *link, const struct fabric_place *there,
+                    struct sentence *out)
 {
     char here[CAIRN_PLACE_BYTES];
     size_t bytes;
-    const void *address = cairn_fabric_address(link->job->session->path.fabric, &bytes);
-    cairn_fabric_address_print_places(address, bytes, here);
-    cairn_sentence_add(out, "the data path from here (%s) to it (%s %s %s)", here, there->ip,
-                       there->devices, there->transports);
+    const void *address = fabric_own_address(link->job->session->path.fabric, &bytes);
+    fabric_address_print_places(address, bytes, here);
+    sentence_add(out, "the data path from here (%s) to it (%s %s %s)", here, there->ip,
+                 there->devices, there->transports);
 }
 
-static void add_advice_here(const struct shard_link *link, const struct cairn_place *there,
-                            struct cairn_sentence *out)
+static void add_advice_here(const struct shard_link *link, const struct fabric_place *there,
+                            struct sentence *out)
 {
     size_t bytes;
-    const void *address = cairn_fabric_address(link->job->session->path.fabric, &bytes);
+    const void *address = fabric_own_address(link->job->session->path.fabric, &bytes);
     add_advice(address, bytes, there, out);
 }
 
 /* To a shard that listens on no network. */
-static void add_advice_mapped(const struct shard_link *link, struct cairn_sentence *out)
+static void add_advice_mapped(const struct shard_link *link, struct sentence *out)
 {
     size_t bytes;
-    const void *address = cairn_fabric_address(link->job->session->path.fabric, &bytes);
-    cairn_sentence_add(
+    const void *address = fabric_own_address(link->job->session->path.fabric, &bytes);
+    sentence_add(
         out,
         "it takes data from its own host only, by mapped memory, and fabric %s of this process "
         "does "
         "not lead there: on another host set fabric.device of that cairn-shard to the device of "
         "the data network; on its host leave CAIRN_FABRIC here unset, or set fabric.kind = ucx "
         "there",
-        cairn_fabric_address_kind(address, bytes));
+        fabric_address_kind(address, bytes));
 }
 
 /* It was never heard. */
 static void fail_job(struct shard_link *link)
 {
-    struct cairn_place there;
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "nothing came from shard %s in %d s: ", link->name, SILENCE_MS / 1000);
-    if (cairn_fabric_address_place(link->address, link->address_bytes, 0, &there)) {
+    struct fabric_place there;
+    struct sentence why;
+    sentence_set(&why, "nothing came from shard %s in %d s: ", link->name, SILENCE_MS / 1000);
+    if (fabric_address_place(link->address, link->address_bytes, 0, &there)) {
         add_way(link, &there, &why);
-        cairn_sentence_add(&why, " does not lead there and back; ");
+        sentence_add(&why, " does not lead there and back; ");
         add_advice_here(link, &there, &why);
     } else {
         add_advice_mapped(link, &why);
     }
-    cairn_job_fail(link->job, CAIRN_ERR_UNREACHABLE, why.text);
+    job_fail(link->job, CAIRN_ERR_UNREACHABLE, why.text);
 }
 
 /* ---- a way that led there ---- */
 
-static void explain_silence(const struct shard_link *link, struct cairn_sentence *out)
+static void explain_silence(const struct shard_link *link, struct sentence *out)
 {
-    struct cairn_place there;
-    if (!cairn_fabric_address_place(link->address, link->address_bytes, 0, &there)) return;
-    cairn_sentence_set(out, "nothing has come from shard %s for %d s and more over ", link->name,
-                       SILENCE_MS / 1000);
+    struct fabric_place there;
+    if (!fabric_address_place(link->address, link->address_bytes, 0, &there)) return;
+    sentence_set(out, "nothing has come from shard %s for %d s and more over ", link->name,
+                 SILENCE_MS / 1000);
     add_way(link, &there, out);
-    cairn_sentence_add(out, ", which led there before: if the shard runs, ");
+    sentence_add(out, ", which led there before: if the shard runs, ");
     add_advice_here(link, &there, out);
 }
 
 /* No shard is to blame: what would go to it is not sent. */
-static void explain_starving(const struct shard_link *link, struct cairn_sentence *out)
+static void explain_starving(const struct shard_link *link, struct sentence *out)
 {
-    cairn_sentence_set(
+    sentence_set(
         out,
         "this process has no memory to send to shard %s (%zu bytes at a time): free some, or "
         "raise its limits (ulimit -v, memory.max of its control group, vm.max_map_count)",
@@ -318,7 +317,7 @@ static void explain_starving(const struct shard_link *link, struct cairn_sentenc
  * are. */
 static void note_silence(struct job *job)
 {
-    struct cairn_sentence silence = { "" };
+    struct sentence silence = { "" };
     uint32_t more = 0;
     for (uint32_t i = 0; i < job->shards.count; i++) {
         const struct shard_link *link = job->shards.links[i];
@@ -330,8 +329,7 @@ static void note_silence(struct job *job)
         else
             explain_silence(link, &silence);
     }
-    if (more > 0)
-        cairn_sentence_add(&silence, " (and so it is with %" PRIu32 " shards more)", more);
+    if (more > 0) sentence_add(&silence, " (and so it is with %" PRIu32 " shards more)", more);
     pthread_mutex_lock(&job->session->lock);
     job->shards.silence = silence;
     pthread_mutex_unlock(&job->session->lock);
@@ -339,7 +337,7 @@ static void note_silence(struct job *job)
 
 static void begin_silence(struct shard_link *link)
 {
-    struct cairn_sentence silence = { "" };
+    struct sentence silence = { "" };
     link->silent = true;
     note_silence(link->job);
     explain_silence(link, &silence);
@@ -362,23 +360,23 @@ static void end_silence(struct shard_link *link, bool is_heard)
  * sent counts neither as sent nor as absent, so the round could not end. */
 static void judge_memory(struct shard_link *link, uint64_t now_ms)
 {
-    const uint64_t starved_ms = cairn_chunk_link_starved_ms(&link->conn, now_ms);
+    const uint64_t starved_ms = chunk_link_starved_ms(&link->conn, now_ms);
     const bool starves = starved_ms > 0;
-    struct cairn_sentence why;
+    struct sentence why;
     if (link->starves != starves) {
         link->starves = starves;
         note_silence(link->job);
     }
     if (starved_ms < STARVED_MS || link->job->failure.status != CAIRN_OK) return;
     explain_starving(link, &why);
-    cairn_sentence_add(&why, "; it has been so for %d s: close the job, and open it again",
-                       STARVED_MS / 1000);
-    cairn_job_fail(link->job, CAIRN_ERR_NO_MEMORY, why.text);
+    sentence_add(&why, "; it has been so for %d s: close the job, and open it again",
+                 STARVED_MS / 1000);
+    job_fail(link->job, CAIRN_ERR_NO_MEMORY, why.text);
 }
 
 /* ---- all of them ---- */
 
-void cairn_datapath_heard(struct shard_link *link)
+void datapath_heard(struct shard_link *link)
 {
     link->reached = true;
     link->unheard_since_ms = 0;
@@ -390,14 +388,14 @@ void cairn_datapath_heard(struct shard_link *link)
 static bool would_speak(const struct shard_link *link, bool has_left)
 {
     if (link->address_bytes == 0) return false;
-    if (cairn_chunk_link_shares(&link->conn) && !has_left) return false;
+    if (chunk_link_shares(&link->conn) && !has_left) return false;
     return !link->reached ||
            (link->job->attachment.state == JOB_ATTACHED && link->conn.hands->waits(&link->conn));
 }
 
-void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
+void datapath_judge(struct shard_link *link, uint64_t now_ms)
 {
-    const bool has_left = cairn_bodies_left_by(link->job, link->index);
+    const bool has_left = bodies_left_by(link->job, link->index);
     const bool speaks = would_speak(link, has_left), is_heard = link->unheard_since_ms == 0;
     const bool is_late = now_ms - link->judged_ms > LATE_MS;
     judge_memory(link, now_ms);
@@ -406,7 +404,7 @@ void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
     if (!speaks || is_late || is_heard) link->unheard_since_ms = now_ms;
     if (link->silent || now_ms - link->unheard_since_ms < SILENCE_MS) return;
     if (has_left) {
-        cairn_recut_gone(link);
+        recut_gone(link);
         return;
     }
     if (link->reached) {
@@ -424,12 +422,12 @@ void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
  * A shard may speak for others (proto/wire/chunk.h, "Relays"): what concerns the connection is its link's,
  * what concerns chunks is the owner's. */
 
-static struct shard_link *link_of(const struct cairn_chunk_link *conn)
+static struct shard_link *link_of(const struct chunk_link *conn)
 {
     return (struct shard_link *)((char *)conn - offsetof(struct shard_link, conn));
 }
 
-static void sign(const struct cairn_chunk_link *conn, struct cairn_chunk_header *header)
+static void sign(const struct chunk_link *conn, struct chunk_header *header)
 {
     const struct job *job = link_of(conn)->job;
     header->job = job->attachment.job;
@@ -437,21 +435,21 @@ static void sign(const struct cairn_chunk_link *conn, struct cairn_chunk_header 
     header->token = job->member.token;
 }
 
-static bool waits(const struct cairn_chunk_link *conn)
+static bool waits(const struct chunk_link *conn)
 {
     const struct shard_link *link = link_of(conn);
-    return link->asked > 0 || !TAILQ_EMPTY(&link->asker.waiting) || cairn_pushes_waits(link);
+    return link->asked > 0 || !TAILQ_EMPTY(&link->asker.waiting) || pushes_waits(link);
 }
 
-static void lost(struct cairn_chunk_link *conn)
+static void lost(struct chunk_link *conn)
 {
     struct shard_link *link = link_of(conn);
-    cairn_pushes_lost(link);
-    cairn_transfer_lost(link);
+    pushes_lost(link);
+    transfer_lost(link);
     link->relays = false;
 }
 
-static const struct cairn_chunk_link_hands hands = { .sign = sign, .waits = waits, .lost = lost };
+static const struct chunk_link_hands hands = { .sign = sign, .waits = waits, .lost = lost };
 
 static struct shard_link *open_link(struct job *job, uint32_t index)
 {
@@ -461,11 +459,11 @@ static struct shard_link *open_link(struct job *job, uint32_t index)
     link->job = job;
     link->index = index;
     link->conn.hands = &hands;
-    cairn_asker_open(&link->asker, cairn_transfer_send);
+    asker_open(&link->asker, transfer_send);
     return link;
 }
 
-cairn_status cairn_links_add(struct job *job, uint32_t count)
+cairn_status links_add(struct job *job, uint32_t count)
 {
     struct job_shards *shards = &job->shards;
     if (count <= shards->count) return CAIRN_OK;
@@ -479,10 +477,10 @@ cairn_status cairn_links_add(struct job *job, uint32_t count)
     return CAIRN_OK;
 }
 
-void cairn_links_release(struct job *job)
+void links_release(struct job *job)
 {
     for (uint32_t i = 0; i < job->shards.count; i++) {
-        cairn_chunk_link_close(&job->shards.links[i]->conn);
+        chunk_link_close(&job->shards.links[i]->conn);
         free(job->shards.links[i]->address);
         free(job->shards.links[i]);
     }
@@ -492,21 +490,21 @@ void cairn_links_release(struct job *job)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-void cairn_link_tick(struct shard_link *link, uint64_t now_ms)
+void link_tick(struct shard_link *link, uint64_t now_ms)
 {
     const struct job *job = link->job;
-    const bool is_wanted = !cairn_bodies_left_by(job, link->index) || waits(&link->conn);
+    const bool is_wanted = !bodies_left_by(job, link->index) || waits(&link->conn);
     const bool connects = job->bodies != NULL && !job->closing && is_wanted;
-    cairn_datapath_judge(link, now_ms);
-    cairn_asker_retry(&link->asker);
-    cairn_chunk_link_tick(&link->conn, connects ? job->session->path.fabric : NULL, link->address,
-                          link->address_bytes, now_ms);
+    datapath_judge(link, now_ms);
+    asker_retry(&link->asker);
+    chunk_link_tick(&link->conn, connects ? job->session->path.fabric : NULL, link->address,
+                    link->address_bytes, now_ms);
 }
 
 /* ---- what comes in ---- */
 
 /* The job that a header is for; the token says that it is from one of its shards. */
-static struct job *job_of_header(struct session *s, const struct cairn_chunk_header *h)
+static struct job *job_of_header(struct session *s, const struct chunk_header *h)
 {
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (job->member.id == h->member && job->member.token == h->token && job->bodies != NULL)
@@ -515,7 +513,7 @@ static struct job *job_of_header(struct session *s, const struct cairn_chunk_hea
 }
 
 /* In whose name a shard sends: the index of the owner is in the place of the tile. */
-static struct shard_link *link_of_header(struct job *job, const struct cairn_chunk_header *h)
+static struct shard_link *link_of_header(struct job *job, const struct chunk_header *h)
 {
     if (h->tile >= job->shards.count) return NULL;
     if (h->kind == CAIRN_CHUNK_GRANT && h->tensor > job->shards.count) return NULL;
@@ -523,8 +521,7 @@ static struct shard_link *link_of_header(struct job *job, const struct cairn_chu
 }
 
 /* Which shard sends it, as far as that can be told: the one that we asked. */
-static struct shard_link *sender_of_header(struct shard_link *owner,
-                                           const struct cairn_chunk_header *h)
+static struct shard_link *sender_of_header(struct shard_link *owner, const struct chunk_header *h)
 {
     struct job *job = owner->job;
     if (h->kind == CAIRN_CHUNK_HELLO) return owner;
@@ -532,75 +529,73 @@ static struct shard_link *sender_of_header(struct shard_link *owner,
         return h->tensor == 0 ? owner : job->shards.links[h->tensor - 1];
     if ((h->request & CAIRN_REQUEST_OF_ASKER) == 0)
         return owner->carrier != NULL ? owner->carrier : owner;
-    const struct parcel *parcel = cairn_parcel_of_request(job, h->request);
+    const struct parcel *parcel = parcel_of_request(job, h->request);
     return parcel != NULL && parcel->shard == owner->index ? job->shards.links[parcel->via] : owner;
 }
 
-static void take_hello(struct shard_link *link, const struct cairn_chunk_header *h)
+static void take_hello(struct shard_link *link, const struct chunk_header *h)
 {
     const struct job *job = link->job;
     const uint64_t way = h->request;
     link->takes_unsummed = (h->value & CAIRN_CHUNK_UNSUMMED) != 0;
-    if (cairn_chunk_link_on_hello(&link->conn, way)) {
-        cairn_transfer_lost(link);
+    if (chunk_link_on_hello(&link->conn, way)) {
+        transfer_lost(link);
         for (uint32_t i = 0; link->relays && i < job->shards.count; i++)
-            cairn_asker_pump(&job->shards.links[i]->asker);
-        cairn_asker_retry(&link->asker);
+            asker_pump(&job->shards.links[i]->asker);
+        asker_retry(&link->asker);
     }
-    cairn_pushes_on_hello(link, way);
+    pushes_on_hello(link, way);
 }
 
-static void take_grant(struct shard_link *owner, const struct cairn_chunk_header *h)
+static void take_grant(struct shard_link *owner, const struct chunk_header *h)
 {
-    if (!cairn_grant_is_newer(&owner->grant, h)) return;
+    if (!grant_is_newer(&owner->grant, h)) return;
     owner->grant = *h;
     owner->declined = false;
-    if (h->tensor != 0) cairn_pushes_granter(owner)->relays = true;
-    cairn_pushes_on_grant(owner);
-    cairn_asker_pump(&owner->asker);
+    if (h->tensor != 0) pushes_granter(owner)->relays = true;
+    pushes_on_grant(owner);
+    asker_pump(&owner->asker);
 }
 
-static void take(struct shard_link *link, const struct cairn_chunk_header *h,
-                 struct cairn_fabric_message *message)
+static void take(struct shard_link *link, const struct chunk_header *h,
+                 struct fabric_message *message)
 {
     switch (h->kind) {
     case CAIRN_CHUNK_HELLO: take_hello(link, h); break;
     case CAIRN_CHUNK_GRANT: take_grant(link, h); break;
-    case CAIRN_CHUNK_MICRO_ACK:
-        cairn_pusher_on_answer(&link->job->pushing.pusher, link->index, h);
-        break;
+    case CAIRN_CHUNK_MICRO_ACK: pusher_on_answer(&link->job->pushing.pusher, link->index, h); break;
     case CAIRN_CHUNK_ACK:
     case CAIRN_CHUNK_NAK: {
         // Pushes go by the push machine's own numbers.
         if ((h->request & CAIRN_REQUEST_OF_ASKER) != 0)
-            cairn_transfer_on_answer(link, h);
+            transfer_on_answer(link, h);
         else
-            cairn_pusher_on_answer(&link->job->pushing.pusher, link->index, h);
+            pusher_on_answer(&link->job->pushing.pusher, link->index, h);
         break;
     }
-    case CAIRN_CHUNK_DATA: cairn_transfer_on_data(link, h, message); return;
+    case CAIRN_CHUNK_DATA: transfer_on_data(link, h, message); return;
     default: break;
     }
-    if (message != NULL) cairn_fabric_drop(message);
+    if (message != NULL) fabric_drop(message);
 }
 
-/* cairn_fabric_options.on_message */
+/* fabric_options.on_message */
 static void link_on_message(void *session, const void *header, size_t header_bytes,
-                            size_t payload_bytes, struct cairn_fabric_message *message)
+                            size_t payload_bytes, struct fabric_message *message)
 {
     struct session *s = session;
-    struct cairn_chunk_header h;
+    struct chunk_header h;
     struct job *job = NULL;
     struct shard_link *link = NULL, *sender = NULL;
-    if (cairn_chunk_decode(header, header_bytes, payload_bytes, &h) == CAIRN_OK)
+    if (chunk_decode(header, header_bytes, payload_bytes, &h) == CAIRN_OK)
         job = job_of_header(s, &h);
     if (job != NULL) link = link_of_header(job, &h);
     if (link != NULL) sender = sender_of_header(link, &h);
-    if (link != NULL && cairn_chunk_link_heard(&sender->conn)) {
-        cairn_datapath_heard(sender);
+    if (link != NULL && chunk_link_heard(&sender->conn)) {
+        datapath_heard(sender);
         take(link, &h, message);
-        cairn_session_kick(s); // a stalled command may go on
+        session_kick(s); // a stalled command may go on
     } else if (message != NULL) {
-        cairn_fabric_drop(message);
+        fabric_drop(message);
     }
 }

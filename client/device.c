@@ -21,7 +21,7 @@
 static struct {
     pthread_mutex_t lock; /* guards what follows */
     bool is_open;
-    struct cairn_driver driver; /* constant once is_open */
+    struct driver driver; /* constant once is_open */
     struct card *cards[CARDS_MAX];
 } door = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -29,11 +29,11 @@ static void card_make_words(struct card *card);
 
 /* Out of memory is CAIRN_ERR_NO_MEMORY, all else `status`. */
 static cairn_status card_fail(int result, cairn_status status, const char *doing,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     char text[CAIRN_DRIVER_TEXT_BYTES];
-    return cairn_fail(why, result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : status,
-                      "%s: %s", doing, cairn_driver_explain(&door.driver, result, text));
+    return fail_with(why, result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : status, "%s: %s",
+                     doing, driver_explain(&door.driver, result, text));
 }
 
 /* ---- the context ---- */
@@ -44,7 +44,7 @@ static __thread int depth, mode_outside;
 
 /* Relaxes the thread's capture mode: then the library's calls become part of no graph that the
  * caller captures, and do not end a capture by another thread. */
-static int relax(const struct cairn_driver *driver)
+static int relax(const struct driver *driver)
 {
     int mode = CAIRN_CU_CAPTURE_RELAXED;
     if (depth > 0) return depth++, CAIRN_CU_OK;
@@ -55,14 +55,14 @@ static int relax(const struct cairn_driver *driver)
     return CAIRN_CU_OK;
 }
 
-static void unrelax(const struct cairn_driver *driver)
+static void unrelax(const struct driver *driver)
 {
     if (--depth == 0) (void)driver->cuThreadExchangeStreamCaptureMode(&mode_outside);
 }
 
 /* Makes the card's context the thread's, whose calls then disturb no capture of a graph; leave: all is as it
  * was. */
-static cairn_status card_enter(const struct card *card, struct cairn_sentence *why)
+static cairn_status card_enter(const struct card *card, struct sentence *why)
 {
     int result = relax(card->driver);
     if (result == CAIRN_CU_OK) {
@@ -102,10 +102,10 @@ static int open_copies(struct card *card)
                                                           CAIRN_CU_EVENT_DISABLE_TIMING);
 }
 
-static cairn_status open_context(struct card *card, struct cairn_sentence *why)
+static cairn_status open_context(struct card *card, struct sentence *why)
 {
-    const struct cairn_driver *driver = card->driver;
-    struct cairn_cu_uuid uuid;
+    const struct driver *driver = card->driver;
+    struct cu_uuid uuid;
     int has_memory = 0, has_handles = 0;
     size_t granularity = 0;
     int result = driver->cuDeviceGet(&card->device, card->number);
@@ -119,16 +119,15 @@ static cairn_status open_context(struct card *card, struct cairn_sentence *why)
     if (result != CAIRN_CU_OK)
         return card_fail(result, CAIRN_ERR_IO, "the driver does not describe it", why);
     memcpy(card->uuid, uuid.bytes, sizeof card->uuid);
-    card->numa_node = cairn_driver_numa_node(driver, card->device);
+    card->numa_node = driver_numa_node(driver, card->device);
     card->exports = has_memory != 0 && has_handles != 0;
-    card->is_reached = cairn_vmm_is_reached(driver, card->device);
-    card->has_dma_buf = cairn_vmm_has_dma_buf(driver, card->device);
-    card->order = cairn_vmm_order(driver, card->device);
+    card->is_reached = vmm_is_reached(driver, card->device);
+    card->has_dma_buf = vmm_has_dma_buf(driver, card->device);
+    card->order = vmm_order(driver, card->device);
     result = driver->cuDevicePrimaryCtxRetain(&card->context, card->device);
     if (result != CAIRN_CU_OK)
         return card_fail(result, CAIRN_ERR_IO, "its context does not open", why);
-    const struct cairn_cu_allocation how = cairn_vmm_allocation(card->device, true,
-                                                                card->is_reached);
+    const struct cu_allocation how = vmm_allocation(card->device, true, card->is_reached);
     cairn_status status = card_enter(card, why);
     if (status != CAIRN_OK) return status;
     if (card->exports)
@@ -145,12 +144,12 @@ static cairn_status open_context(struct card *card, struct cairn_sentence *why)
 /* Under the lock. */
 static cairn_status open_driver(void)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (door.is_open) return CAIRN_OK;
-    const cairn_status status = cairn_driver_open(&door.driver, &why);
+    const cairn_status status = driver_open(&door.driver, &why);
     if (status != CAIRN_OK)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED, "no GPU can be used: %s; give host memory",
-                                 why.text);
+        return client_fail(CAIRN_ERR_UNSUPPORTED, "no GPU can be used: %s; give host memory",
+                           why.text);
     door.is_open = true;
     return CAIRN_OK;
 }
@@ -158,15 +157,15 @@ static cairn_status open_driver(void)
 static cairn_status open_card(int number, struct card **card_out)
 {
     int count = 0;
-    struct cairn_sentence why;
+    struct sentence why;
     if (door.driver.cuDeviceGetCount(&count) != CAIRN_CU_OK) count = 0;
     if (number < 0 || number >= count || number >= CARDS_MAX)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "there is no GPU %d: this process sees %d, and they count from 0 "
-                                 "(nvidia-smi -L, and the environment's CUDA_VISIBLE_DEVICES)",
-                                 number, count);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "there is no GPU %d: this process sees %d, and they count from 0 "
+                           "(nvidia-smi -L, and the environment's CUDA_VISIBLE_DEVICES)",
+                           number, count);
     struct card *card = calloc(1, sizeof *card);
-    if (card == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (card == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     card->driver = &door.driver;
     card->number = number;
     cairn_status status = CAIRN_ERR_IO;
@@ -183,10 +182,10 @@ static cairn_status open_card(int number, struct card **card_out)
     }
     if (card->context != NULL) (void)door.driver.cuDevicePrimaryCtxRelease(card->device);
     free(card);
-    return cairn_client_fail(status, "GPU %d: %s", number, why.text);
+    return client_fail(status, "GPU %d: %s", number, why.text);
 }
 
-cairn_status cairn_card_get(int number, struct card **card_out)
+cairn_status card_get(int number, struct card **card_out)
 {
     pthread_mutex_lock(&door.lock);
     cairn_status status = open_driver();
@@ -198,34 +197,34 @@ cairn_status cairn_card_get(int number, struct card **card_out)
     return status;
 }
 
-cairn_status cairn_card_of_device(int device, const char *what, struct card **card_out)
+cairn_status card_of_device(int device, const char *what, struct card **card_out)
 {
     *card_out = NULL;
     if (device == 0) return CAIRN_OK;
-    if (device >= CAIRN_GPU(0)) return cairn_card_get(device - CAIRN_GPU(0), card_out);
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "%s is %d; allowed: 0 = the host, CAIRN_GPU(n) = GPU n", what, device);
+    if (device >= CAIRN_GPU(0)) return card_get(device - CAIRN_GPU(0), card_out);
+    return client_fail(CAIRN_ERR_INVALID, "%s is %d; allowed: 0 = the host, CAIRN_GPU(n) = GPU n",
+                       what, device);
 }
 
-cairn_status cairn_card_of_thread(struct card *other, struct card **card_out)
+cairn_status card_of_thread(struct card *other, struct card **card_out)
 {
     pthread_mutex_lock(&door.lock);
     const cairn_status status = open_driver();
     pthread_mutex_unlock(&door.lock);
     int device = 0;
     if (status != CAIRN_OK) return status;
-    if (door.driver.cuCtxGetDevice(&device) == CAIRN_CU_OK) return cairn_card_get(device, card_out);
-    if (other == NULL) return cairn_card_get(0, card_out);
+    if (door.driver.cuCtxGetDevice(&device) == CAIRN_CU_OK) return card_get(device, card_out);
+    if (other == NULL) return card_get(0, card_out);
     *card_out = other;
     return CAIRN_OK;
 }
 
-int cairn_card_number(const struct card *card)
+int card_number(const struct card *card)
 {
     return card->number;
 }
 
-const uint8_t *cairn_card_uuid(const struct card *card)
+const uint8_t *card_uuid(const struct card *card)
 {
     return card->uuid;
 }
@@ -249,24 +248,24 @@ struct slot {
 /* Addresses for the segments of a copy. */
 struct span {
     struct span *next;
-    struct cairn_published_note note; /* of the copy: its segment is 0 */
+    struct published_note note; /* of the copy: its segment is 0 */
     uint64_t at, bytes;
     uint32_t used;       /* slots that are not SLOT_FREE */
     struct slot slots[]; /* [note.segment_count] */
 };
 
 struct card_imports {
-    struct cairn_fabric_device table;
+    struct fabric_device table;
     const struct card *card;
     struct span *spans;
-    uint32_t late;             /* slots of SLOT_SHOWN and SLOT_LEFT */
-    struct cairn_sentence why; /* of the last of SLOT_REFUSED */
+    uint32_t late;       /* slots of SLOT_SHOWN and SLOT_LEFT */
+    struct sentence why; /* of the last of SLOT_REFUSED */
 };
 
 /* ---- addresses ---- */
 
-static cairn_status find_span(struct card_imports *imports, struct cairn_published_note note,
-                              struct span **span_out, struct cairn_sentence *why)
+static cairn_status find_span(struct card_imports *imports, struct published_note note,
+                              struct span **span_out, struct sentence *why)
 {
     struct span *span = imports->spans;
     const uint32_t segment = note.segment;
@@ -278,7 +277,7 @@ static cairn_status find_span(struct card_imports *imports, struct cairn_publish
     *span_out = span;
     if (span != NULL) return CAIRN_OK;
     span = calloc(1, sizeof *span + note.segment_count * sizeof *span->slots);
-    if (span == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (span == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     span->note = note;
     span->bytes = note.segment_count * CAIRN_SEGMENT_BYTES;
     const int result = imports->card->driver->cuMemAddressReserve(&span->at, (size_t)span->bytes, 0,
@@ -307,9 +306,9 @@ static void drop_if_empty(struct card_imports *imports, struct span *span)
 /* The driver does not say whether the descriptor is wrong or this process lacks something: a refusal is
  * CAIRN_ERR_IO, by which the shard is told to send what it publishes through the host. */
 static cairn_status map_import(const struct card *card, uint64_t at, uint64_t bytes, int fd,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
-    const struct cairn_driver *driver = card->driver;
+    const struct driver *driver = card->driver;
     unsigned long long handle;
     int result = driver->cuMemImportFromShareableHandle(&handle, (void *)(uintptr_t)(unsigned)fd,
                                                         CAIRN_CU_HANDLE_POSIX);
@@ -317,7 +316,7 @@ static cairn_status map_import(const struct card *card, uint64_t at, uint64_t by
         return card_fail(result, CAIRN_ERR_IO, "the driver does not import it", why);
     result = driver->cuMemMap(at, (size_t)bytes, 0, handle, 0);
     if (result == CAIRN_CU_OK) {
-        result = cairn_vmm_open_to_read(driver, card->device, at, bytes);
+        result = vmm_open_to_read(driver, card->device, at, bytes);
         if (result != CAIRN_CU_OK) (void)driver->cuMemUnmap(at, (size_t)bytes);
     }
     (void)driver->cuMemRelease(handle); // the map keeps the memory
@@ -326,9 +325,9 @@ static cairn_status map_import(const struct card *card, uint64_t at, uint64_t by
                                              "the driver does not map what a shard publishes", why);
 }
 
-/* Between cairn_card_change_begin and _end. */
+/* Between card_change_begin and _end. */
 static cairn_status map_slot(const struct card_imports *imports, struct span *span,
-                             struct slot *slot, int fd, struct cairn_sentence *why)
+                             struct slot *slot, int fd, struct sentence *why)
 {
     const uint64_t at = span->at + (uint64_t)(slot - span->slots) * CAIRN_SEGMENT_BYTES;
     return map_import(imports->card, at, slot->bytes, fd, why);
@@ -346,24 +345,24 @@ static void set(struct card_imports *imports, struct span *span, struct slot *sl
 
 /* Uses the descriptor up if it is OK. */
 static cairn_status import_segment(struct card_imports *imports, uint64_t bytes,
-                                   const struct cairn_published_note *note, int fd,
-                                   void **address_out, struct cairn_sentence *why)
+                                   const struct published_note *note, int fd, void **address_out,
+                                   struct sentence *why)
 {
     struct span *span;
     cairn_status status = find_span(imports, *note, &span, why);
     if (status != CAIRN_OK) return status;
     struct slot *slot = &span->slots[note->segment];
     slot->bytes = bytes;
-    if (cairn_card_change_begin()) {
+    if (card_change_begin()) {
         status = map_slot(imports, span, slot, fd, why);
-        cairn_card_change_end();
+        card_change_end();
         if (status == CAIRN_OK) {
             set(imports, span, slot, SLOT_MAPPED);
             close(fd); // an open one keeps the memory taken
         }
     } else if (imports->late >= LATE_MAX) {
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY,
-                            "more is shown than can be put off while a stream waits");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY,
+                           "more is shown than can be put off while a stream waits");
     } else {
         set(imports, span, slot, SLOT_SHOWN);
         slot->fd = fd;
@@ -400,7 +399,7 @@ static void unmap_import(struct card_imports *imports, struct span *span, struct
     set(imports, span, slot, SLOT_FREE);
 }
 
-void cairn_card_imports_turn(struct card_imports *imports)
+void card_imports_turn(struct card_imports *imports)
 {
     if (imports == NULL || imports->late == 0) return;
     if (card_enter(imports->card, NULL) != CAIRN_OK) return; // all is gone with the context
@@ -416,12 +415,12 @@ void cairn_card_imports_turn(struct card_imports *imports)
     card_leave(imports->card);
 }
 
-bool cairn_card_imports_wait(const struct card_imports *imports)
+bool card_imports_wait(const struct card_imports *imports)
 {
     return imports != NULL && imports->late > 0;
 }
 
-enum card_import cairn_card_imports_state(const struct card_imports *imports, const void *address)
+enum card_import card_imports_state(const struct card_imports *imports, const void *address)
 {
     struct span *span;
     const enum slot_state state = slot_at(imports, address, &span)->state;
@@ -429,20 +428,20 @@ enum card_import cairn_card_imports_state(const struct card_imports *imports, co
     return state == SLOT_REFUSED ? CARD_IMPORT_REFUSED : CARD_IMPORT_LATER;
 }
 
-const char *cairn_card_imports_why(const struct card_imports *imports)
+const char *card_imports_why(const struct card_imports *imports)
 {
     return imports->why.text;
 }
 
 /* ---- the fabric's ---- */
 
-static cairn_status import(void *context, const struct cairn_fabric_offer *offer, int fd,
-                           void **address_out, struct cairn_sentence *why)
+static cairn_status import(void *context, const struct fabric_offer *offer, int fd,
+                           void **address_out, struct sentence *why)
 {
     struct card_imports *imports = context;
-    struct cairn_published_note note;
+    struct published_note note;
     cairn_status status = CAIRN_ERR_REFUSED;
-    cairn_sentence_set(why, "memory of a card is shown that is no published copy");
+    sentence_set(why, "memory of a card is shown that is no published copy");
     if (offer->note_bytes == sizeof note) {
         memcpy(&note, offer->note, sizeof note);
         if (note.magic == CAIRN_PUBLISHED_MAGIC && note.side == CAIRN_PUBLISHED_DEVICE &&
@@ -471,9 +470,9 @@ static void release(void *context, void *address, uint64_t bytes)
     }
     if (slot->state != SLOT_MAPPED) {
         set(imports, span, slot, SLOT_FREE);
-    } else if (cairn_card_change_begin()) {
+    } else if (card_change_begin()) {
         unmap_import(imports, span, slot);
-        cairn_card_change_end();
+        card_change_end();
     } else {
         set(imports, span, slot, SLOT_LEFT);
     }
@@ -487,39 +486,39 @@ static void release(void *context, void *address, uint64_t bytes)
 static cairn_status copy(void *context, void *to_host, const void *from_device, size_t bytes)
 {
     const struct card_imports *imports = context;
-    struct cairn_sentence why;
-    if (cairn_card_imports_state(imports, from_device) != CARD_IMPORT_THERE) return CAIRN_ERR_IO;
-    return cairn_card_copy((struct card *)(uintptr_t)imports->card, to_host, from_device, bytes,
-                           CARD_TO_HOST, &why);
+    struct sentence why;
+    if (card_imports_state(imports, from_device) != CARD_IMPORT_THERE) return CAIRN_ERR_IO;
+    return card_copy((struct card *)(uintptr_t)imports->card, to_host, from_device, bytes,
+                     CARD_TO_HOST, &why);
 }
 
-cairn_status cairn_card_imports_open(struct card *card, struct card_imports **imports_out)
+cairn_status card_imports_open(struct card *card, struct card_imports **imports_out)
 {
     if (!card->exports)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                 "GPU %d maps no memory of other processes (cuMemCreate with POSIX "
-                                 "handles): leave cairn_opts.device out",
-                                 card->number);
+        return client_fail(CAIRN_ERR_UNSUPPORTED,
+                           "GPU %d maps no memory of other processes (cuMemCreate with POSIX "
+                           "handles): leave cairn_opts.device out",
+                           card->number);
     struct card_imports *imports = calloc(1, sizeof *imports);
-    if (imports == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (imports == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     imports->card = card;
-    imports->table = (struct cairn_fabric_device) { .uuid_count = 1,
-                                                    .is_reached = card->is_reached,
-                                                    .has_dma_buf = card->has_dma_buf,
-                                                    .context = imports,
-                                                    .import = import,
-                                                    .release = release,
-                                                    .copy = copy };
+    imports->table = (struct fabric_device) { .uuid_count = 1,
+                                              .is_reached = card->is_reached,
+                                              .has_dma_buf = card->has_dma_buf,
+                                              .context = imports,
+                                              .import = import,
+                                              .release = release,
+                                              .copy = copy };
     memcpy(imports->table.uuids[0], card->uuid, sizeof card->uuid);
     *imports_out = imports;
     return CAIRN_OK;
 }
 
-void cairn_card_imports_close(struct card_imports *imports)
+void card_imports_close(struct card_imports *imports)
 {
     if (imports == NULL) return;
-    cairn_card_imports_turn(imports); // no operation is left that a stream could wait for
-    while (imports->spans != NULL) {  // those of a context that is gone
+    card_imports_turn(imports);      // no operation is left that a stream could wait for
+    while (imports->spans != NULL) { // those of a context that is gone
         struct span *span = imports->spans;
         imports->spans = span->next;
         free(span);
@@ -527,7 +526,7 @@ void cairn_card_imports_close(struct card_imports *imports)
     free(imports);
 }
 
-const struct cairn_fabric_device *cairn_card_imports_table(const struct card_imports *imports)
+const struct fabric_device *card_imports_table(const struct card_imports *imports)
 {
     return imports != NULL ? &imports->table : NULL;
 }
@@ -538,8 +537,8 @@ const struct cairn_fabric_device *cairn_card_imports_table(const struct card_imp
 
 static int map_memory(struct card_memory *memory, int device)
 {
-    const struct cairn_driver *driver = memory->card->driver;
-    const struct cairn_cu_access access = {
+    const struct driver *driver = memory->card->driver;
+    const struct cu_access access = {
         .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = device },
         .flags = CAIRN_CU_ACCESS_READWRITE,
     };
@@ -571,9 +570,9 @@ static void unmap_memory(const struct card_memory *memory)
 
 static int take(struct card_memory *memory)
 {
-    const struct cairn_driver *driver = memory->card->driver;
-    const struct cairn_cu_allocation how = cairn_vmm_allocation(memory->card->device, true,
-                                                                memory->card->is_reached);
+    const struct driver *driver = memory->card->driver;
+    const struct cu_allocation how = vmm_allocation(memory->card->device, true,
+                                                    memory->card->is_reached);
     int result = driver->cuMemCreate(&memory->handle, memory->bytes, &how, 0);
     if (result != CAIRN_CU_OK) return result;
     result = map_memory(memory, memory->card->device);
@@ -586,19 +585,19 @@ static int take(struct card_memory *memory)
     return result;
 }
 
-cairn_status cairn_card_memory_open(struct card *card, size_t bytes, struct card_memory *memory_out)
+cairn_status card_memory_open(struct card *card, size_t bytes, struct card_memory *memory_out)
 {
     struct card_memory memory = { .card = card };
-    struct cairn_sentence why;
+    struct sentence why;
     if (!card->exports)
-        return cairn_client_fail(
+        return client_fail(
             CAIRN_ERR_UNSUPPORTED,
             "GPU %d has no memory that other processes may map (cuMemCreate with POSIX handles): "
             "give memory of torch or cudaMalloc, which is copied on its way",
             card->number);
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (bytes > SIZE_MAX - card->granularity)
-        return cairn_client_fail(status, "%zu bytes are more than GPU %d has", bytes, card->number);
+        return client_fail(status, "%zu bytes are more than GPU %d has", bytes, card->number);
     memory.bytes = (bytes + card->granularity - 1) / card->granularity * card->granularity;
     status = card_enter(card, &why);
     if (status == CAIRN_OK) {
@@ -607,12 +606,12 @@ cairn_status cairn_card_memory_open(struct card *card, size_t bytes, struct card
         if (result != CAIRN_CU_OK) status = card_fail(result, CAIRN_ERR_IO, "no memory", &why);
     }
     if (status != CAIRN_OK)
-        return cairn_client_fail(status, "%zu bytes of GPU %d: %s", bytes, card->number, why.text);
+        return client_fail(status, "%zu bytes of GPU %d: %s", bytes, card->number, why.text);
     *memory_out = memory;
     return CAIRN_OK;
 }
 
-int cairn_card_memory_export(const struct card_memory *memory)
+int card_memory_export(const struct card_memory *memory)
 {
     int fd = -1;
     if (card_enter(memory->card, NULL) != CAIRN_OK) return -1;
@@ -631,7 +630,7 @@ static bool has_failed(const struct card *card)
     return card->driver->cuMemGetInfo(&free_now, &total) != CAIRN_CU_OK;
 }
 
-void cairn_card_memory_close(struct card_memory *memory)
+void card_memory_close(struct card_memory *memory)
 {
     if (memory->card == NULL) return;
     if (card_enter(memory->card, NULL) == CAIRN_OK) {
@@ -648,25 +647,25 @@ static bool is_of(const struct card *card, uint64_t at)
 {
     unsigned type = 0;
     int device = -1;
-    const struct cairn_driver *driver = card->driver;
+    const struct driver *driver = card->driver;
     return driver->cuPointerGetAttribute(&type, CAIRN_CU_POINTER_MEMORY_TYPE, at) == CAIRN_CU_OK &&
            type == CAIRN_CU_MEMORY_DEVICE &&
            driver->cuPointerGetAttribute(&device, CAIRN_CU_POINTER_DEVICE, at) == CAIRN_CU_OK &&
            device == card->number;
 }
 
-cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes)
+cairn_status card_judge(struct card *card, const void *ptr, size_t bytes)
 {
     const uint64_t at = (uint64_t)(uintptr_t)ptr;
-    struct cairn_sentence why;
+    struct sentence why;
     if (bytes == 0) return CAIRN_OK;
     const cairn_status status = card_enter(card, &why);
-    if (status != CAIRN_OK) return cairn_client_fail(status, "GPU %d: %s", card->number, why.text);
+    if (status != CAIRN_OK) return client_fail(status, "GPU %d: %s", card->number, why.text);
     const bool begins = is_of(card, at);
     const bool ends = begins && bytes <= UINT64_MAX - at && is_of(card, at + bytes - 1);
     card_leave(card);
     if (begins && ends) return CAIRN_OK;
-    return cairn_client_fail(
+    return client_fail(
         CAIRN_ERR_INVALID,
         begins ? "mem.ptr %p is memory of GPU %d, but not %zu bytes of it"
                : "mem.ptr %p is no memory of GPU %d, as mem.device says (0: host memory), of which "
@@ -677,7 +676,7 @@ cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes)
 static int begin_copy(const struct card *card, void *to, const void *from, size_t bytes,
                       enum card_way way)
 {
-    const struct cairn_driver *driver = card->driver;
+    const struct driver *driver = card->driver;
     const uint64_t target = (uint64_t)(uintptr_t)to, source = (uint64_t)(uintptr_t)from;
     if (way == CARD_TO_HOST) return driver->cuMemcpyDtoHAsync(to, source, bytes, card->side);
     if (way == CARD_FROM_HOST) return driver->cuMemcpyHtoDAsync(target, from, bytes, card->side);
@@ -700,9 +699,8 @@ static int begin_numbered(struct card *card, void *to, const void *from, size_t 
     return result;
 }
 
-cairn_status cairn_card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
-                                   enum card_way way, uint64_t *copy_out,
-                                   struct cairn_sentence *why)
+cairn_status card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
+                             enum card_way way, uint64_t *copy_out, struct sentence *why)
 {
     *copy_out = 0;
     if (bytes == 0) return CAIRN_OK;
@@ -717,7 +715,7 @@ cairn_status cairn_card_copy_begin(struct card *card, void *to, const void *from
 }
 
 /* The event may be recorded anew meanwhile: then it is behind later copies, too. */
-cairn_status cairn_card_copy_wait(struct card *card, uint64_t copy, struct cairn_sentence *why)
+cairn_status card_copy_wait(struct card *card, uint64_t copy, struct sentence *why)
 {
     pthread_mutex_lock(&card->copies_lock);
     const uint64_t begun = card->copies_begun;
@@ -735,20 +733,20 @@ cairn_status cairn_card_copy_wait(struct card *card, uint64_t copy, struct cairn
     return CAIRN_OK;
 }
 
-cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
-                             enum card_way way, struct cairn_sentence *why)
+cairn_status card_copy(struct card *card, void *to, const void *from, size_t bytes,
+                       enum card_way way, struct sentence *why)
 {
     uint64_t copy;
-    const cairn_status status = cairn_card_copy_begin(card, to, from, bytes, way, &copy, why);
-    return status == CAIRN_OK ? cairn_card_copy_wait(card, copy, why) : status;
+    const cairn_status status = card_copy_begin(card, to, from, bytes, way, &copy, why);
+    return status == CAIRN_OK ? card_copy_wait(card, copy, why) : status;
 }
 
-bool cairn_card_lands(const struct card *card)
+bool card_lands(const struct card *card)
 {
     return card->is_reached && card->order != CAIRN_VMM_NEVER;
 }
 
-cairn_status cairn_card_landed(const struct card *card, struct cairn_sentence *why)
+cairn_status card_landed(const struct card *card, struct sentence *why)
 {
     if (card->order == CAIRN_VMM_ORDERED) return CAIRN_OK;
     const cairn_status status = card_enter(card, why);
@@ -761,17 +759,17 @@ cairn_status cairn_card_landed(const struct card *card, struct cairn_sentence *w
                : card_fail(result, CAIRN_ERR_IO, "what the network card wrote there", why);
 }
 
-bool cairn_card_pin(struct card *card, void *host, size_t bytes)
+bool card_pin(struct card *card, void *host, size_t bytes)
 {
     if (card_enter(card, NULL) != CAIRN_OK) return false;
-    cairn_numa_move(host, bytes, card->numa_node);
+    numa_move(host, bytes, card->numa_node);
     const int result = card->driver->cuMemHostRegister(host, bytes,
                                                        CAIRN_CU_HOST_REGISTER_PORTABLE);
     card_leave(card);
     return result == CAIRN_CU_OK;
 }
 
-void cairn_card_unpin(struct card *card, void *host)
+void card_unpin(struct card *card, void *host)
 {
     if (card_enter(card, NULL) != CAIRN_OK) return;
     if (!has_failed(card)) (void)card->driver->cuMemHostUnregister(host);
@@ -791,12 +789,12 @@ struct card_event {
 
 static cairn_status refuse_stream(const struct card *card, int result, const void *stream)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     card_fail(result, CAIRN_ERR_INVALID, "", &why);
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "stream %p is none of GPU %d's primary context (the CUDA runtime's), "
-                             "or was destroyed, or its context is gone%s",
-                             stream, card->number, why.text);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "stream %p is none of GPU %d's primary context (the CUDA runtime's), "
+                       "or was destroyed, or its context is gone%s",
+                       stream, card->number, why.text);
 }
 
 /* Inside of the context. A graph that runs later has another round's gradient, or none: what is captured
@@ -808,12 +806,11 @@ static cairn_status judge_stream(const struct card *card, void *stream)
     if (result == CAIRN_CU_OK && capture == CAIRN_CU_CAPTURES_NOTHING) return CAIRN_OK;
     if (result != CAIRN_CU_OK && result != CAIRN_CU_CAPTURE_IMPLICIT)
         return refuse_stream(card, result, stream);
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "stream %p of GPU %d is being captured into a CUDA graph%s: call this "
-                             "outside of the capture",
-                             stream, card->number,
-                             result == CAIRN_CU_OK ? ""
-                                                   : " (another one is, and this waits for it)");
+    return client_fail(CAIRN_ERR_INVALID,
+                       "stream %p of GPU %d is being captured into a CUDA graph%s: call this "
+                       "outside of the capture",
+                       stream, card->number,
+                       result == CAIRN_CU_OK ? "" : " (another one is, and this waits for it)");
 }
 
 static int record(const struct card *card, void *stream, struct CUevent_st **event_out)
@@ -826,16 +823,16 @@ static int record(const struct card *card, void *stream, struct CUevent_st **eve
     return result;
 }
 
-cairn_status cairn_card_mark(struct card *card, void *stream, struct card_event **event_out)
+cairn_status card_mark(struct card *card, void *stream, struct card_event **event_out)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     struct card_event *event = calloc(1, sizeof *event);
-    if (event == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (event == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     event->card = card;
     cairn_status status = card_enter(card, &why);
     if (status != CAIRN_OK) {
         free(event);
-        return cairn_client_fail(status, "GPU %d: %s", card->number, why.text);
+        return client_fail(status, "GPU %d: %s", card->number, why.text);
     }
     status = judge_stream(card, stream);
     if (status == CAIRN_OK) {
@@ -857,7 +854,7 @@ static bool is_of_capture(int result)
     return result >= CAIRN_CU_CAPTURE_UNSUPPORTED && result <= CAIRN_CU_CAPTURE_WRONG_THREAD;
 }
 
-enum card_state cairn_card_event_state(const struct card_event *event, struct cairn_sentence *why)
+enum card_state card_event_state(const struct card_event *event, struct sentence *why)
 {
     if (card_enter(event->card, why) != CAIRN_OK) return CARD_FAILED;
     const int result = event->card->driver->cuEventQuery(event->event);
@@ -868,9 +865,9 @@ enum card_state cairn_card_event_state(const struct card_event *event, struct ca
     return CARD_FAILED;
 }
 
-cairn_status cairn_card_event_wait(const struct card_event *event)
+cairn_status card_event_wait(const struct card_event *event)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = card_enter(event->card, &why);
     if (status == CAIRN_OK) {
         const int result = event->card->driver->cuEventSynchronize(event->event);
@@ -878,10 +875,10 @@ cairn_status cairn_card_event_wait(const struct card_event *event)
         if (result == CAIRN_CU_OK) return CAIRN_OK;
         status = card_fail(result, CAIRN_ERR_IO, "what was queued on its stream failed", &why);
     }
-    return cairn_client_fail(status, "GPU %d: %s", event->card->number, why.text);
+    return client_fail(status, "GPU %d: %s", event->card->number, why.text);
 }
 
-void cairn_card_event_free(struct card_event *event)
+void card_event_free(struct card_event *event)
 {
     if (event == NULL) return;
     if (card_enter(event->card, NULL) == CAIRN_OK) {
@@ -900,7 +897,7 @@ static pthread_cond_t words_changed = PTHREAD_COND_INITIALIZER;
 static uint32_t words_taken; /* and not set */
 static uint32_t changes;     /* of maps that are under way */
 
-bool cairn_card_change_begin(void)
+bool card_change_begin(void)
 {
     pthread_mutex_lock(&words_lock);
     const bool may = words_taken == 0 || MUTANT(1);
@@ -909,7 +906,7 @@ bool cairn_card_change_begin(void)
     return may;
 }
 
-void cairn_card_change_end(void)
+void card_change_end(void)
 {
     pthread_mutex_lock(&words_lock);
     if (--changes == 0) pthread_cond_broadcast(&words_changed);
@@ -928,8 +925,8 @@ static void *take_page(void)
 /* Inside of the context. Where nothing of others is pinned, the driver's own memory has to do. */
 static int pin_page(const struct card *card, void **page, uint64_t *at_out)
 {
-    const struct cairn_driver *driver = card->driver;
-    cairn_numa_move(*page, WORDS_BYTES, card->numa_node);
+    const struct driver *driver = card->driver;
+    numa_move(*page, WORDS_BYTES, card->numa_node);
     int result = driver->cuMemHostRegister(
         *page, WORDS_BYTES, CAIRN_CU_HOST_REGISTER_PORTABLE | CAIRN_CU_HOST_REGISTER_DEVICEMAP);
     if (result != CAIRN_CU_OK) {
@@ -980,8 +977,8 @@ static struct card_word *take_free(struct card *card)
     return word;
 }
 
-cairn_status cairn_card_word_take(struct card *card, struct card_word **word_out,
-                                  struct card_wait *wait_out)
+cairn_status card_word_take(struct card *card, struct card_word **word_out,
+                            struct card_wait *wait_out)
 {
     struct card_word *word = take_free(card);
     if (word == NULL) {
@@ -989,7 +986,7 @@ cairn_status cairn_card_word_take(struct card *card, struct card_word **word_out
         word = take_free(card);
     }
     if (word == NULL)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no pinned memory for a stream's wait");
+        return client_fail(CAIRN_ERR_NO_MEMORY, "no pinned memory for a stream's wait");
     word->target++;
     *word_out = word;
     *wait_out = (struct card_wait) { word->at, word->target };
@@ -997,7 +994,7 @@ cairn_status cairn_card_word_take(struct card *card, struct card_word **word_out
 }
 
 /* Whoever still waits for an earlier target goes on at any later value: the comparison is cyclic. */
-void cairn_card_word_set(struct card_word *word)
+void card_word_set(struct card_word *word)
 {
     struct card *card = word->card;
     atomic_store_explicit((_Atomic uint32_t *)word->value, word->target, memory_order_release);
@@ -1010,17 +1007,17 @@ void cairn_card_word_set(struct card_word *word)
 
 cairn_status cairn_card_wait(struct card *card, void *stream, const struct card_wait *wait)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = card_enter(card, &why);
-    if (status != CAIRN_OK) return cairn_client_fail(status, "GPU %d: %s", card->number, why.text);
+    if (status != CAIRN_OK) return client_fail(status, "GPU %d: %s", card->number, why.text);
     status = judge_stream(card, stream);
     if (status == CAIRN_OK) {
         const int result = card->driver->cuStreamWaitValue32(stream, wait->at, wait->value,
                                                              CAIRN_CU_STREAM_WAIT_GEQ);
         if (result == CAIRN_CU_NOT_SUPPORTED)
-            status = cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                       "the driver has no stream memory operations: use "
-                                       "cairn_wait");
+            status = client_fail(CAIRN_ERR_UNSUPPORTED,
+                                 "the driver has no stream memory operations: use "
+                                 "cairn_wait");
         else if (result != CAIRN_CU_OK)
             status = refuse_stream(card, result, stream);
     }

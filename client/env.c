@@ -79,13 +79,13 @@ static const char *const defaults[CAIRN_ENV_KEYS] = {
     [CAIRN_ENV_DEVICE_MEMORY] = "auto",
 };
 
-const char *cairn_env_get(void *context, const char *variable)
+const char *env_get(void *context, const char *variable)
 {
     (void)context;
     return getenv(variable);
 }
 
-const char *cairn_env_key_name(enum cairn_env_key key)
+const char *env_key_name(enum env_key key)
 {
     return names[key];
 }
@@ -108,82 +108,79 @@ static bool parse_number(const char *text, uint64_t min, uint64_t max, uint64_t 
     return true;
 }
 
-static cairn_status judge_number(enum cairn_env_key key, struct cairn_env_value *value,
-                                 struct cairn_sentence *why)
+static cairn_status judge_number(enum env_key key, struct env_value *value, struct sentence *why)
 {
     const uint64_t min = key == CAIRN_ENV_WORLD ? 1 : 0;
     const uint64_t max = key == CAIRN_ENV_WORLD ? UINT32_MAX : UINT32_MAX - 1u;
     if (parse_number(value->text, min, max, &value->number)) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "%s = \"%.100s\" is no %s: a whole number from %" PRIu64 " to %" PRIu64
-                      " is allowed",
-                      value->source, value->text, names[key], min, max);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "%s = \"%.100s\" is no %s: a whole number from %" PRIu64 " to %" PRIu64
+                     " is allowed",
+                     value->source, value->text, names[key], min, max);
 }
 
 /* A run id stands in logs and file names of others: one line of text. */
-static cairn_status judge_run_id(const struct cairn_env_value *value, struct cairn_sentence *why)
+static cairn_status judge_run_id(const struct env_value *value, struct sentence *why)
 {
     if (value->text[0] == '\0') return CAIRN_OK;
-    return cairn_text_check(value->source, value->text, CAIRN_ENV_ID_BYTES - 1, why);
+    return text_check(value->source, value->text, CAIRN_ENV_ID_BYTES - 1, why);
 }
 
-static cairn_status judge_endpoint(const struct cairn_env_value *value, struct cairn_sentence *why)
+static cairn_status judge_endpoint(const struct env_value *value, struct sentence *why)
 {
-    struct cairn_address address;
-    const cairn_status status = cairn_address_parse(value->text, &address, why);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "%s: %s", value->source, why->text);
+    struct stream_address address;
+    const cairn_status status = address_parse(value->text, &address, why);
+    if (status != CAIRN_OK) return fail_with(why, status, "%s: %s", value->source, why->text);
     if (address.is_unix || address.port != 0) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "%s = \"%.200s\" cannot be connected to: host:port with a port from 1 to "
-                      "65535, or the /path of a socket, is allowed",
-                      value->source, value->text);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "%s = \"%.200s\" cannot be connected to: host:port with a port from 1 to "
+                     "65535, or the /path of a socket, is allowed",
+                     value->source, value->text);
 }
 
-static cairn_status judge_fabric(const struct cairn_env_value *value, struct cairn_sentence *why)
+static cairn_status judge_fabric(const struct env_value *value, struct sentence *why)
 {
     static const char *const kinds[] = { "auto", "mapped", "ucx" };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (strcmp(value->text, kinds[i]) == 0) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "%s = \"%.100s\" is no fabric: auto, mapped or ucx is allowed", value->source,
-                      value->text);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "%s = \"%.100s\" is no fabric: auto, mapped or ucx is allowed", value->source,
+                     value->text);
 }
 
-static cairn_status judge_host(const struct cairn_env_value *value, struct cairn_sentence *why)
+static cairn_status judge_host(const struct env_value *value, struct sentence *why)
 {
-    if (value->text[0] == 0 || cairn_fabric_host_is_name(value->text)) return CAIRN_OK;
-    return cairn_fail(
+    if (value->text[0] == 0 || fabric_host_is_name(value->text)) return CAIRN_OK;
+    return fail_with(
         why, CAIRN_ERR_INVALID,
         "%s = \"%.100s\" is no name of a host: at most %d visible characters are allowed",
         value->source, value->text, CAIRN_FABRIC_HOST_BYTES - 1);
 }
 
-static cairn_status judge_one_sided(const struct cairn_env_value *value, struct cairn_sentence *why)
+static cairn_status judge_one_sided(const struct env_value *value, struct sentence *why)
 {
-    enum cairn_one_sided one_sided;
-    if (cairn_one_sided_parse(value->text, &one_sided)) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID, "%s = \"%.100s\": auto, on or off is allowed",
-                      value->source, value->text);
+    enum one_sided one_sided;
+    if (one_sided_parse(value->text, &one_sided)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_INVALID, "%s = \"%.100s\": auto, on or off is allowed",
+                     value->source, value->text);
 }
 
-static cairn_status judge_device_memory(const struct cairn_env_value *value,
-                                        struct cairn_sentence *why)
+static cairn_status judge_device_memory(const struct env_value *value, struct sentence *why)
 {
-    enum cairn_device_memory device_memory;
-    if (cairn_device_memory_parse(value->text, &device_memory)) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID, "%s = \"%.100s\": " CAIRN_DEVICE_MEMORY_ALLOWED,
-                      value->source, value->text);
+    enum device_memory device_memory;
+    if (device_memory_parse(value->text, &device_memory)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_INVALID, "%s = \"%.100s\": " CAIRN_DEVICE_MEMORY_ALLOWED,
+                     value->source, value->text);
 }
 
-static cairn_status judge_ports(const struct cairn_env_value *value, struct cairn_sentence *why)
+static cairn_status judge_ports(const struct env_value *value, struct sentence *why)
 {
-    if (value->text[0] == 0 || cairn_port_range_ok(value->text)) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID, "%s = \"%.40s\": " CAIRN_PORT_RANGE_ALLOWED,
-                      value->source, value->text);
+    if (value->text[0] == 0 || port_range_ok(value->text)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_INVALID, "%s = \"%.40s\": " CAIRN_PORT_RANGE_ALLOWED,
+                     value->source, value->text);
 }
 
-static cairn_status judge(enum cairn_env_key key, struct cairn_env_value *value,
-                          struct cairn_sentence *why)
+static cairn_status judge(enum env_key key, struct env_value *value, struct sentence *why)
 {
     switch (key) {
     case CAIRN_ENV_ENDPOINT: return judge_endpoint(value, why);
@@ -201,43 +198,41 @@ static cairn_status judge(enum cairn_env_key key, struct cairn_env_value *value,
 
 /* ---- finding it ---- */
 
-static const char *variable_of(const struct cairn_env_input *input, size_t launcher,
-                               enum cairn_env_key key)
+static const char *variable_of(const struct env_input *input, size_t launcher, enum env_key key)
 {
     const char *variable = launchers[launcher].variables[key];
     const char *text = variable != NULL ? input->get(input->context, variable) : NULL;
     return text != NULL && text[0] != 0 ? text : NULL;
 }
 
-static cairn_status take(enum cairn_env_key key, const char *text, const char *source,
-                         struct cairn_env_report *report, struct cairn_sentence *why)
+static cairn_status take(enum env_key key, const char *text, const char *source,
+                         struct env_report *report, struct sentence *why)
 {
-    struct cairn_sentence unused;
-    struct cairn_env_value *value = &report->values[key];
+    struct sentence unused;
+    struct env_value *value = &report->values[key];
     const char *said = source != NULL ? source : "the default";
     const int length = snprintf(value->text, sizeof value->text, "%s", text);
     if (length < 0 || (size_t)length >= sizeof value->text)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%s is too long: the %s has at most %zu bytes",
-                          said, names[key], sizeof value->text - 1);
+        return fail_with(why, CAIRN_ERR_INVALID, "%s is too long: the %s has at most %zu bytes",
+                         said, names[key], sizeof value->text - 1);
     value->source = said;
     const cairn_status status = judge(key, value, why != NULL ? why : &unused);
     value->source = source;
     return status;
 }
 
-static cairn_status take_default_endpoint(const struct cairn_env_input *input,
-                                          struct cairn_env_report *report,
-                                          struct cairn_sentence *why)
+static cairn_status take_default_endpoint(const struct env_input *input, struct env_report *report,
+                                          struct sentence *why)
 {
     char text[CAIRN_ADDRESS_TEXT_BYTES];
-    const bool is_own = cairn_address_find(input->get(input->context, "XDG_RUNTIME_DIR"), text);
+    const bool is_own = address_find(input->get(input->context, "XDG_RUNTIME_DIR"), text);
     return take(CAIRN_ENV_ENDPOINT, text, is_own ? "XDG_RUNTIME_DIR" : NULL, report, why);
 }
 
-cairn_status cairn_env_find(const struct cairn_env_input *input, enum cairn_env_key key,
-                            struct cairn_env_report *report, struct cairn_sentence *why)
+cairn_status env_find(const struct env_input *input, enum env_key key, struct env_report *report,
+                      struct sentence *why)
 {
-    const struct cairn_env_given *given = &input->given[key];
+    const struct env_given *given = &input->given[key];
     if (given->text != NULL) return take(key, given->text, given->source, report, why);
     for (size_t i = 0; i < LAUNCHERS; i++) {
         const char *text = variable_of(input, i, key);
@@ -247,30 +242,30 @@ cairn_status cairn_env_find(const struct cairn_env_input *input, enum cairn_env_
     return take(key, defaults[key], NULL, report, why);
 }
 
-cairn_status cairn_env_find_cluster(const struct cairn_env_input *input,
-                                    struct cairn_env_report *report, struct cairn_sentence *why)
+cairn_status env_find_cluster(const struct env_input *input, struct env_report *report,
+                              struct sentence *why)
 {
-    cairn_status status = cairn_env_find(input, CAIRN_ENV_ENDPOINT, report, why);
-    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_FABRIC, report, why);
-    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_DEVICE, report, why);
-    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_HOST, report, why);
-    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_TRANSPORTS, report, why);
-    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_ONE_SIDED, report, why);
-    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_DEVICE_MEMORY, report, why);
-    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_PORTS, report, why);
+    cairn_status status = env_find(input, CAIRN_ENV_ENDPOINT, report, why);
+    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_FABRIC, report, why);
+    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_DEVICE, report, why);
+    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_HOST, report, why);
+    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_TRANSPORTS, report, why);
+    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_ONE_SIDED, report, why);
+    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_DEVICE_MEMORY, report, why);
+    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_PORTS, report, why);
     return status;
 }
 
 /* The shell of an allocation knows how many tasks there will be, and is none of them. */
-static bool is_allocation(const struct cairn_env_input *input, size_t launcher)
+static bool is_allocation(const struct env_input *input, size_t launcher)
 {
     return strcmp(launchers[launcher].name, "slurm") == 0 &&
            variable_of(input, launcher, CAIRN_ENV_RANK) == NULL;
 }
 
 /* The launcher whose rank and world hold; LAUNCHERS: none. */
-static cairn_status find_launcher(const struct cairn_env_input *input, size_t *launcher_out,
-                                  struct cairn_sentence *why)
+static cairn_status find_launcher(const struct env_input *input, size_t *launcher_out,
+                                  struct sentence *why)
 {
     for (size_t i = 0; i < LAUNCHERS; i++) {
         const char *const *variables = launchers[i].variables;
@@ -278,11 +273,11 @@ static cairn_status find_launcher(const struct cairn_env_input *input, size_t *l
         const bool world = variable_of(input, i, CAIRN_ENV_WORLD) != NULL;
         if ((!rank && !world) || is_allocation(input, i)) continue;
         if (rank != world)
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "%s is set and %s is not: set both (or CAIRN_RANK and CAIRN_WORLD, "
-                              "which win), or neither",
-                              variables[rank ? CAIRN_ENV_RANK : CAIRN_ENV_WORLD],
-                              variables[rank ? CAIRN_ENV_WORLD : CAIRN_ENV_RANK]);
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "%s is set and %s is not: set both (or CAIRN_RANK and CAIRN_WORLD, "
+                             "which win), or neither",
+                             variables[rank ? CAIRN_ENV_RANK : CAIRN_ENV_WORLD],
+                             variables[rank ? CAIRN_ENV_WORLD : CAIRN_ENV_RANK]);
         *launcher_out = i;
         return CAIRN_OK;
     }
@@ -290,33 +285,33 @@ static cairn_status find_launcher(const struct cairn_env_input *input, size_t *l
     return CAIRN_OK;
 }
 
-static cairn_status find_rank(const struct cairn_env_input *input, struct cairn_env_report *report,
-                              struct cairn_sentence *why)
+static cairn_status find_rank(const struct env_input *input, struct env_report *report,
+                              struct sentence *why)
 {
     size_t launcher;
     cairn_status status = find_launcher(input, &launcher, why);
     if (status != CAIRN_OK) return status;
     report->launcher = launcher == LAUNCHERS ? "single" : launchers[launcher].name;
-    for (enum cairn_env_key key = CAIRN_ENV_RANK; key <= CAIRN_ENV_WORLD; key++) {
+    for (enum env_key key = CAIRN_ENV_RANK; key <= CAIRN_ENV_WORLD; key++) {
         const bool is_default = launcher == LAUNCHERS;
         status = take(key, is_default ? defaults[key] : variable_of(input, launcher, key),
                       is_default ? NULL : launchers[launcher].variables[key], report, why);
         if (status != CAIRN_OK) return status;
     }
-    const struct cairn_env_value *rank = &report->values[CAIRN_ENV_RANK];
-    const struct cairn_env_value *world = &report->values[CAIRN_ENV_WORLD];
+    const struct env_value *rank = &report->values[CAIRN_ENV_RANK];
+    const struct env_value *world = &report->values[CAIRN_ENV_WORLD];
     if (rank->number < world->number) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "%s = \"%s\" is no rank in a world of %s = \"%s\": 0 to %" PRIu64
-                      " is allowed",
-                      rank->source, rank->text, world->source, world->text, world->number - 1);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "%s = \"%s\" is no rank in a world of %s = \"%s\": 0 to %" PRIu64
+                     " is allowed",
+                     rank->source, rank->text, world->source, world->text, world->number - 1);
 }
 
-cairn_status cairn_env_find_process(const struct cairn_env_input *input,
-                                    struct cairn_env_report *report, struct cairn_sentence *why)
+cairn_status env_find_process(const struct env_input *input, struct env_report *report,
+                              struct sentence *why)
 {
     cairn_status status = find_rank(input, report, why);
-    for (enum cairn_env_key key = CAIRN_ENV_LOCAL_RANK; key < CAIRN_ENV_KEYS; key++)
-        if (status == CAIRN_OK) status = cairn_env_find(input, key, report, why);
+    for (enum env_key key = CAIRN_ENV_LOCAL_RANK; key < CAIRN_ENV_KEYS; key++)
+        if (status == CAIRN_OK) status = env_find(input, key, report, why);
     return status;
 }

@@ -22,14 +22,14 @@
 #define CAIRN_ENV_TEXT_BYTES 288 /* of a value, its NUL included */
 #define CAIRN_ENV_ID_BYTES   128 /* of a run id */
 
-enum cairn_env_key {
+enum env_key {
     /* of the cluster */
-    CAIRN_ENV_ENDPOINT,   /* default: the socket of this host's coordinator (cairn_address_find) */
-    CAIRN_ENV_FABRIC,     /* default ucx */
-    CAIRN_ENV_DEVICE,     /* default "": those of the routes to the shards (datapath.c) */
-    CAIRN_ENV_HOST,       /* which host this is; default "": what the kernel says */
-    CAIRN_ENV_TRANSPORTS, /* UCX's; default "": what the fabric takes by itself */
-    CAIRN_ENV_ONE_SIDED,  /* auto, on, off: proto/fabric/fabric.h; default auto */
+    CAIRN_ENV_ENDPOINT,      /* default: the socket of this host's coordinator (address_find) */
+    CAIRN_ENV_FABRIC,        /* default ucx */
+    CAIRN_ENV_DEVICE,        /* default "": those of the routes to the shards (datapath.c) */
+    CAIRN_ENV_HOST,          /* which host this is; default "": what the kernel says */
+    CAIRN_ENV_TRANSPORTS,    /* UCX's; default "": what the fabric takes by itself */
+    CAIRN_ENV_ONE_SIDED,     /* auto, on, off: proto/fabric/fabric.h; default auto */
     CAIRN_ENV_DEVICE_MEMORY, /* auto, host: likewise; default auto */
     CAIRN_ENV_PORTS,         /* of its bulk data, "first-last"; default "": any free one */
     /* of the process */
@@ -44,48 +44,44 @@ enum cairn_env_key {
 };
 
 /* A value that the caller gave itself. It wins over the environment. */
-struct cairn_env_given {
+struct env_given {
     const char *text;   /* NULL: not given */
     const char *source; /* how errors call it: "--endpoint" */
 };
 
-struct cairn_env_input {
+struct env_input {
     /* borrowed; the value of a variable, or NULL */
     const char *(*get)(void *context, const char *variable);
     void *context;
-    struct cairn_env_given given[CAIRN_ENV_KEYS];
+    struct env_given given[CAIRN_ENV_KEYS];
 };
 
-struct cairn_env_value {
+struct env_value {
     char text[CAIRN_ENV_TEXT_BYTES];
     const char *source; /* a variable's name, what was given, or NULL: the default */
     uint64_t number;    /* of text, where the key is a number */
 };
 
-struct cairn_env_report {
-    struct cairn_env_value values[CAIRN_ENV_KEYS];
+struct env_report {
+    struct env_value values[CAIRN_ENV_KEYS];
     const char *launcher; /* of rank and world: cairn, torchrun, slurm, openmpi, single */
 };
 
 /* getenv with a context. */
-const char *cairn_env_get(void *context, const char *variable);
+const char *env_get(void *context, const char *variable);
 
 /* "rank". Never NULL. */
-const char *cairn_env_key_name(enum cairn_env_key key);
+const char *env_key_name(enum env_key key);
 
 /* Fills in one value: what was given, the first launcher's, or the default. Not of rank and world. */
-CAIRN_MUST_CHECK cairn_status cairn_env_find(const struct cairn_env_input *input,
-                                             enum cairn_env_key key,
-                                             struct cairn_env_report *report,
-                                             struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status env_find(const struct env_input *input, enum env_key key,
+                                       struct env_report *report, struct sentence *why);
 /* Fills in what is of the cluster: endpoint, fabric, device, host, transports, one_sided, device_memory.
  * CAIRN_ERR_INVALID names source, value and what is allowed; the report is then of no use. */
-CAIRN_MUST_CHECK cairn_status cairn_env_find_cluster(const struct cairn_env_input *input,
-                                                     struct cairn_env_report *report,
-                                                     struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status env_find_cluster(const struct env_input *input,
+                                               struct env_report *report, struct sentence *why);
 /* Fills in what is of the process. CAIRN_ERR_INVALID, too, where one of rank and world is missing. */
-CAIRN_MUST_CHECK cairn_status cairn_env_find_process(const struct cairn_env_input *input,
-                                                     struct cairn_env_report *report,
-                                                     struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status env_find_process(const struct env_input *input,
+                                               struct env_report *report, struct sentence *why);
 
 #endif

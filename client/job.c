@@ -17,16 +17,16 @@
 #include "proto/spec/spec.h"
 
 static void filling_release(struct filling *filling);
-static bool filling_init(struct filling *filling, const struct cairn_job_spec_data *spec);
+static bool filling_init(struct filling *filling, const struct job_spec_data *spec);
 
-void cairn_job_ref(struct job *job)
+void job_ref(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
     job->refs++;
     pthread_mutex_unlock(&job->session->lock);
 }
 
-void cairn_job_unref(struct job *job)
+void job_unref(struct job *job)
 {
     if (job == NULL) return;
     struct session *s = job->session;
@@ -36,7 +36,7 @@ void cairn_job_unref(struct job *job)
     if (left == 0) job->on_last_unref(job);
 }
 
-void cairn_job_note_clip_norm(struct job *job, double clip_norm)
+void job_note_clip_norm(struct job *job, double clip_norm)
 {
     pthread_mutex_lock(&job->session->lock);
     job->known.clip_norm = clip_norm;
@@ -50,43 +50,42 @@ void cairn_job_note_clip_norm(struct job *job, double clip_norm)
 static void free_job(struct job *job)
 {
     struct session *s = job->session;
-    cairn_parcels_release(&job->parcels);
-    cairn_packed_release(job->attachment.spec_packed);
+    parcels_release(&job->parcels);
+    packed_release(job->attachment.spec_packed);
     cairn__error__free_unpacked(job->attachment.refused, NULL); // NULL is fine
-    cairn_client_tiles_free(job->tiles.declared);
+    client_tiles_free(job->tiles.declared);
     filling_release(&job->filling);
     free(job->puts.notes);
-    cairn_write_release(job);
-    cairn_assemble_release(job);
-    cairn_accumulate_release(job);
-    cairn_cache_release(job);
+    write_release(job);
+    assemble_release(job);
+    accumulate_release(job);
+    cache_release(job);
     free(job->name);
-    cairn_spec_release(&job->spec);
+    spec_release(&job->spec);
     free(job);
-    cairn_session_unref(s);
+    session_unref(s);
 }
 
 static void on_handle_free(void *object)
 {
-    cairn_job_unref(object);
+    job_unref(object);
 }
 
 /* ---- the spec ---- */
 
 static cairn_status fill_spec(struct job *job, const struct cairn_job_spec *from)
 {
-    cairn_status status = cairn_spec_set_name(&job->spec, job->name);
-    if (status != CAIRN_OK) return cairn_client_fail(status, "the job's name is not valid");
-    status = cairn_client_spec_fill(from, &job->spec, &job->attachment.open_flags);
+    cairn_status status = spec_set_name(&job->spec, job->name);
+    if (status != CAIRN_OK) return client_fail(status, "the job's name is not valid");
+    status = client_spec_fill(from, &job->spec, &job->attachment.open_flags);
     if (status != CAIRN_OK) return status;
     job->member.rank = from->rank;
-    status = cairn_client_spec_launch(from, &job->attachment.launch,
-                                      &job->attachment.start_wait_ms);
+    status = client_spec_launch(from, &job->attachment.launch, &job->attachment.start_wait_ms);
     if (status != CAIRN_OK) return status;
-    job->attachment.spec_packed = cairn_packed_spec(&job->spec);
+    job->attachment.spec_packed = packed_spec(&job->spec);
     return job->attachment.spec_packed != NULL
                ? CAIRN_OK
-               : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
+               : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
 }
 
 /* ---- open ---- */
@@ -109,7 +108,7 @@ static struct job *new_job(struct session *s, const char *name, cairn_role role)
     job->member.number = next_number();
     job->refs = 1;
     TAILQ_INIT(&job->landed.parcels);
-    cairn_spec_init(&job->spec);
+    spec_init(&job->spec);
     randombytes_buf(&job->member.id, sizeof job->member.id);
     randombytes_buf(&job->member.token, sizeof job->member.token);
     if (job->member.id == 0) job->member.id = 1;
@@ -128,37 +127,37 @@ static struct job *new_job(struct session *s, const char *name, cairn_role role)
 static cairn_status begin_attach(struct job *job)
 {
     struct command *command = calloc(1, sizeof *command);
-    if (command == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    command->run = cairn_attach_list_run;
+    if (command == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    command->run = attach_list_run;
     command->job = job;
-    cairn_job_ref(job);
-    cairn_session_command(job->session, command);
+    job_ref(job);
+    session_command(job->session, command);
     return CAIRN_OK;
 }
 
-static struct cairn_sentence awaited_text(struct job *job)
+static struct sentence awaited_text(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
-    const struct cairn_sentence put_off = job->attachment.put_off;
+    const struct sentence put_off = job->attachment.put_off;
     pthread_mutex_unlock(&job->session->lock);
-    return put_off.text[0] != '\0' ? put_off : cairn_ask_opening_awaits(job);
+    return put_off.text[0] != '\0' ? put_off : ask_opening_awaits(job);
 }
 
 /* Sleeps until the job is attached, or fails, or the time is over. */
 static void sleep_for_attach(struct job *job, uint64_t deadline_ms)
 {
     struct session *s = job->session;
-    struct patience patience = cairn_client_patience(job, deadline_ms);
+    struct patience patience = client_patience(job, deadline_ms);
     for (;;) {
-        const uint64_t until_ms = cairn_client_says_at(&patience, deadline_ms);
+        const uint64_t until_ms = client_says_at(&patience, deadline_ms);
         pthread_mutex_lock(&s->lock);
         bool waits = true;
         while ((waits = !job->attachment.attached_once && job->failure.status == CAIRN_OK &&
                         !s->ended) &&
-               cairn_session_sleep(s, until_ms)) {}
+               session_sleep(s, until_ms)) {}
         pthread_mutex_unlock(&s->lock);
-        if (!waits || cairn_client_now_ms() >= deadline_ms) return;
-        cairn_client_say_wait(&patience, awaited_text(job).text);
+        if (!waits || client_now_ms() >= deadline_ms) return;
+        client_say_wait(&patience, awaited_text(job).text);
     }
 }
 
@@ -170,56 +169,55 @@ static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
     const bool ended = s->ended;
     const bool attached = job->attachment.attached_once;
     const cairn_status failed = job->failure.status;
-    const struct cairn_sentence why = job->failure.why;
+    const struct sentence why = job->failure.why;
     pthread_mutex_unlock(&s->lock);
     if (failed != CAIRN_OK) {
-        const cairn_status status = cairn_client_fail(failed, "%s", why.text);
+        const cairn_status status = client_fail(failed, "%s", why.text);
         const Cairn__Error *refused = job->attachment.refused;
         for (size_t i = 0; refused != NULL && i < refused->n_differences; i++)
-            cairn_client_differ(refused->differences[i]);
+            client_differ(refused->differences[i]);
         return status;
     }
-    if (ended) return cairn_client_fail(CAIRN_ERR_CLOSED, "the session was closed");
+    if (ended) return client_fail(CAIRN_ERR_CLOSED, "the session was closed");
     if (attached) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_TIMEOUT, "cairn_job_open timed out: %s%s",
-                             awaited_text(job).text,
-                             job->member.role == CAIRN_WORKER
-                                 ? "; where there was no such job it may be made all the same: "
-                                   "open it again to go on, which does no harm, or drop it "
-                                   "(`cairn job drop`)"
-                                 : "");
+    return client_fail(CAIRN_ERR_TIMEOUT, "cairn_job_open timed out: %s%s", awaited_text(job).text,
+                       job->member.role == CAIRN_WORKER
+                           ? "; where there was no such job it may be made all the same: "
+                             "open it again to go on, which does no harm, or drop it "
+                             "(`cairn job drop`)"
+                           : "");
 }
 
 /* Ends what the loop thread has of the job; bounded, since a stopped fabric keeps loans. */
 static void leave(struct job *job)
 {
     struct session *s = job->session;
-    const uint64_t deadline_ms = cairn_client_now_ms() + CLOSE_MS;
+    const uint64_t deadline_ms = client_now_ms() + CLOSE_MS;
     job->closing = true;
-    cairn_session_kick(s);
+    session_kick(s);
     pthread_mutex_lock(&s->lock);
-    while (!job->closed && !s->ended && cairn_session_sleep(s, deadline_ms)) {}
+    while (!job->closed && !s->ended && session_sleep(s, deadline_ms)) {}
     pthread_mutex_unlock(&s->lock);
 }
 
 static cairn_status open_inside(struct job *job, const struct cairn_job_spec *spec, int timeout_ms)
 {
-    const uint64_t deadline_ms = cairn_client_now_ms() + (uint64_t)timeout_ms;
+    const uint64_t deadline_ms = client_now_ms() + (uint64_t)timeout_ms;
     cairn_status status = spec != NULL ? fill_spec(job, spec) : CAIRN_OK;
     if (status == CAIRN_OK) status = begin_attach(job);
     if (status != CAIRN_OK) return status;
     status = await_attach(job, deadline_ms);
     if (status == CAIRN_OK && !filling_init(&job->filling, &job->spec))
-        status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+        status = client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) {
-        cairn_job_ref(job); // before the handle can be closed by anyone
-        void *handle = cairn_handle_open(CAIRN_HANDLE_JOB, job, on_handle_free);
+        job_ref(job); // before the handle can be closed by anyone
+        void *handle = handle_open(CAIRN_HANDLE_JOB, job, on_handle_free);
         pthread_mutex_lock(&job->session->lock); // cairn_close looks for it
         job->handle = handle;
         pthread_mutex_unlock(&job->session->lock);
         if (handle == NULL) {
-            cairn_job_unref(job);
-            status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "too many handles are open");
+            job_unref(job);
+            status = client_fail(CAIRN_ERR_NO_MEMORY, "too many handles are open");
         }
     }
     if (status != CAIRN_OK) leave(job);
@@ -240,61 +238,61 @@ static bool is_open(struct session *s, const char *name)
 cairn_status cairn_job_open(cairn *session, const char *name, const struct cairn_job_spec *spec,
                             cairn_role role, int timeout_ms, cairn_job **out)
 {
-    cairn_status status = cairn_api_judge_call("out", out, timeout_ms);
+    cairn_status status = api_judge_call("out", out, timeout_ms);
     if (status != CAIRN_OK) return status;
-    if (!cairn_job_name_ok(name))
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "the job's name is \"%.300s\"; allowed: 1 to 255 bytes of "
-                                 "[A-Za-z0-9._-], not beginning with '.' or '-'",
-                                 name != NULL ? name : "");
+    if (!job_name_ok(name))
+        return client_fail(CAIRN_ERR_INVALID,
+                           "the job's name is \"%.300s\"; allowed: 1 to 255 bytes of "
+                           "[A-Za-z0-9._-], not beginning with '.' or '-'",
+                           name != NULL ? name : "");
     if (role != CAIRN_WORKER && role != CAIRN_READER)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "role is %d; CAIRN_WORKER (1) and CAIRN_READER (2) are allowed",
-                                 (int)role);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "role is %d; CAIRN_WORKER (1) and CAIRN_READER (2) are allowed",
+                           (int)role);
     if ((role == CAIRN_READER) != (spec == NULL))
-        return cairn_client_fail(CAIRN_ERR_INVALID, "a worker gives a spec, a reader gives none");
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
-    if (s == NULL) return cairn_handle_fail(session, "session");
+        return client_fail(CAIRN_ERR_INVALID, "a worker gives a spec, a reader gives none");
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, session);
+    if (s == NULL) return handle_fail(session, "session");
     if (is_open(s, name)) {
-        cairn_handle_put(session);
-        return cairn_client_fail(CAIRN_ERR_EXISTS,
-                                 "job %s is open in this session; a second worker or reader of it "
-                                 "needs a session of its own",
-                                 name);
+        handle_put(session);
+        return client_fail(CAIRN_ERR_EXISTS,
+                           "job %s is open in this session; a second worker or reader of it "
+                           "needs a session of its own",
+                           name);
     }
     struct job *job = new_job(s, name, role);
     status = job != NULL ? open_inside(job, spec, timeout_ms)
-                         : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+                         : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) *out = job->handle;
-    cairn_job_unref(job);
-    cairn_handle_put(session);
+    job_unref(job);
+    handle_put(session);
     return status;
 }
 
 void cairn_job_close(cairn_job *handle)
 {
-    struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, handle);
+    struct job *job = handle_get(CAIRN_HANDLE_JOB, handle);
     if (job == NULL) return;
-    if (cairn_handle_close(CAIRN_HANDLE_JOB, handle)) leave(job);
-    cairn_handle_put(handle);
+    if (handle_close(CAIRN_HANDLE_JOB, handle)) leave(job);
+    handle_put(handle);
 }
 
 cairn_status cairn_job_stats(cairn_job *handle, struct cairn_stats *out)
 {
-    struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, handle);
-    if (job == NULL) return cairn_handle_fail(handle, "job");
+    struct job *job = handle_get(CAIRN_HANDLE_JOB, handle);
+    if (job == NULL) return handle_fail(handle, "job");
     cairn_status status = CAIRN_OK;
     struct cairn_stats stats;
-    if (!cairn_struct_fits(out, offsetof(struct cairn_stats, accumulated_bytes))) {
-        status = cairn_client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size be %zu",
-                                   sizeof *out);
+    if (!struct_fits(out, offsetof(struct cairn_stats, accumulated_bytes))) {
+        status = client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size be %zu",
+                             sizeof *out);
     } else {
         pthread_mutex_lock(&job->session->lock);
         stats = job->stats;
         pthread_mutex_unlock(&job->session->lock);
-        cairn_struct_give(out, &stats, sizeof stats);
+        struct_give(out, &stats, sizeof stats);
     }
-    cairn_handle_put(handle);
+    handle_put(handle);
     return status;
 }
 
@@ -306,30 +304,30 @@ cairn_status cairn_job_stats(cairn_job *handle, struct cairn_stats *out)
 static cairn_status bring(struct card *card, const struct cairn_mem *mem, size_t bytes, void *copy)
 {
     struct card_event *event;
-    struct cairn_sentence why;
-    cairn_status status = cairn_card_mark(card, mem->stream, &event);
+    struct sentence why;
+    cairn_status status = card_mark(card, mem->stream, &event);
     if (status != CAIRN_OK) return status;
-    status = cairn_card_event_wait(event);
-    cairn_card_event_free(event);
+    status = card_event_wait(event);
+    card_event_free(event);
     if (status != CAIRN_OK) return status;
-    status = cairn_card_copy(card, copy, mem->ptr, bytes, CARD_TO_HOST, &why);
+    status = card_copy(card, copy, mem->ptr, bytes, CARD_TO_HOST, &why);
     if (status == CAIRN_OK) return status;
-    return cairn_client_fail(status, "GPU %d: %s", cairn_card_number(card), why.text);
+    return client_fail(status, "GPU %d: %s", card_number(card), why.text);
 }
 
-cairn_status cairn_api_bring(struct cairn_mem *mem, const struct piece *piece, void **copy_out)
+cairn_status api_bring(struct cairn_mem *mem, const struct piece *piece, void **copy_out)
 {
     struct card *card;
     *copy_out = NULL;
-    cairn_status status = cairn_api_card(mem, &card);
+    cairn_status status = api_card(mem, &card);
     if (status != CAIRN_OK || card == NULL) return status;
-    const size_t bytes = cairn_strides_span(&piece->strides, cairn_box_elems(&piece->box),
-                                            cairn_dtype_bytes((int)mem->dtype));
+    const size_t bytes = strides_span(&piece->strides, box_element_count(&piece->box),
+                                      dtype_size((int)mem->dtype));
     void *copy = malloc(bytes > 0 ? bytes : 1);
     if (copy == NULL)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                 "no host memory for %zu bytes of GPU %d, which pass the host here",
-                                 bytes, cairn_card_number(card));
+        return client_fail(CAIRN_ERR_NO_MEMORY,
+                           "no host memory for %zu bytes of GPU %d, which pass the host here",
+                           bytes, card_number(card));
     status = bring(card, mem, bytes, copy);
     if (status != CAIRN_OK) {
         free(copy);
@@ -343,35 +341,35 @@ cairn_status cairn_api_bring(struct cairn_mem *mem, const struct piece *piece, v
 
 /* ==== attachment ==== */
 
-void cairn_attachment_put_off(struct job *job, const char *why)
+void attachment_put_off(struct job *job, const char *why)
 {
     pthread_mutex_lock(&job->session->lock);
-    cairn_sentence_set(&job->attachment.put_off, "%s", why);
+    sentence_set(&job->attachment.put_off, "%s", why);
     pthread_mutex_unlock(&job->session->lock);
 }
 
-void cairn_attachment_drop_pages(struct attachment *attachment)
+void attachment_drop_pages(struct attachment *attachment)
 {
-    cairn_reading_free(attachment->reading);
+    reading_free(attachment->reading);
     attachment->reading = NULL;
-    cairn_paged_release(&attachment->spec_pages);
-    cairn_paged_release(&attachment->layout_pages);
-    cairn_message_free((ProtobufCMessage *)attachment->reply);
+    paged_release(&attachment->spec_pages);
+    paged_release(&attachment->layout_pages);
+    message_free((ProtobufCMessage *)attachment->reply);
     attachment->reply = NULL;
 }
 
-void cairn_attachment_drop_changed(struct attachment *attachment)
+void attachment_drop_changed(struct attachment *attachment)
 {
-    cairn_paged_release(&attachment->changed_pages);
-    cairn_message_free((ProtobufCMessage *)attachment->changed);
+    paged_release(&attachment->changed_pages);
+    message_free((ProtobufCMessage *)attachment->changed);
     attachment->changed = NULL;
 }
 
-void cairn_attachment_lost(struct job *job)
+void attachment_lost(struct job *job)
 {
-    cairn_attachment_drop_pages(&job->attachment);
-    cairn_attachment_drop_changed(&job->attachment);
-    cairn_attachment_put_off(job, "");
+    attachment_drop_pages(&job->attachment);
+    attachment_drop_changed(&job->attachment);
+    attachment_put_off(job, "");
     job->tiles.request = 0;
     job->attachment.state = JOB_DETACHED;
 }
@@ -386,24 +384,23 @@ void cairn_attachment_lost(struct job *job)
 static void free_body(struct body *body)
 {
     for (uint32_t i = 0; i < body->layout->shard_count; i++) {
-        cairn_shard_map_release(&body->parts[i].map);
+        shard_map_release(&body->parts[i].map);
         free(body->parts[i].published_at);
     }
-    cairn_layout_close(body->layout);
+    layout_close(body->layout);
     free(body);
 }
 
-cairn_status cairn_body_open(const struct cairn_job_spec_data *spec, struct cairn_layout *layout,
-                             struct cairn_version since, struct body **out)
+cairn_status body_open(const struct job_spec_data *spec, struct layout *layout,
+                       struct cairn_version since, struct body **out)
 {
     struct body *body = calloc(1, sizeof *body + layout->shard_count * sizeof body->parts[0]);
     cairn_status status = body != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
     uint32_t count = 0;
     for (; status == CAIRN_OK && count < layout->shard_count; count++)
-        status = cairn_shard_map_init(&body->parts[count].map, layout, count, spec->chunk_leaves);
+        status = shard_map_init(&body->parts[count].map, layout, count, spec->chunk_leaves);
     if (status != CAIRN_OK) {
-        for (uint32_t i = 0; body != NULL && i < count; i++)
-            cairn_shard_map_release(&body->parts[i].map);
+        for (uint32_t i = 0; body != NULL && i < count; i++) shard_map_release(&body->parts[i].map);
         free(body);
         return status;
     }
@@ -414,20 +411,20 @@ cairn_status cairn_body_open(const struct cairn_job_spec_data *spec, struct cair
     return CAIRN_OK;
 }
 
-struct body *cairn_body_get(struct body *body)
+struct body *body_get(struct body *body)
 {
     body->refs++;
     return body;
 }
 
-void cairn_body_put(struct body *body)
+void body_put(struct body *body)
 {
     if (body != NULL && --body->refs == 0) free_body(body);
 }
 
 /* ---- those of a job ---- */
 
-void cairn_bodies_add(struct job *job, struct body *body)
+void bodies_add(struct job *job, struct body *body)
 {
     pthread_mutex_lock(&job->session->lock);
     body->older = job->bodies;
@@ -435,7 +432,7 @@ void cairn_bodies_add(struct job *job, struct body *body)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-void cairn_bodies_serve_since(struct job *job, struct body *body, struct cairn_version since)
+void bodies_serve_since(struct job *job, struct body *body, struct cairn_version since)
 {
     pthread_mutex_lock(&job->session->lock);
     body->since = since;
@@ -463,10 +460,9 @@ static bool are_too_much(const struct job *job)
 static bool is_outlived(const struct job *job, const struct body *body, const struct body *newer)
 {
     const struct cairn_version newest = job->known.newest, since = newer->since;
-    if (cairn_version_compare(since, body->since) <= 0) return true; // it serves no version
+    if (version_compare(since, body->since) <= 0) return true; // it serves no version
     if (!are_too_much(job)) return false;
-    if (job->leased.until_ms > cairn_client_now_ms() &&
-        cairn_version_compare(job->leased.oldest, since) < 0)
+    if (job->leased.until_ms > client_now_ms() && version_compare(job->leased.oldest, since) < 0)
         return false;
     return newest.generation > since.generation ||
            (newest.generation == since.generation && newest.step >= since.step &&
@@ -482,7 +478,7 @@ static struct body **find_outlived(struct job *job)
     return found;
 }
 
-bool cairn_bodies_trim(struct job *job)
+bool bodies_trim(struct job *job)
 {
     bool any = false;
     while (job->bodies != NULL && job->bodies->older != NULL) {
@@ -491,44 +487,43 @@ bool cairn_bodies_trim(struct job *job)
         struct body *body = link != NULL ? take_out(link) : NULL;
         pthread_mutex_unlock(&job->session->lock);
         if (body == NULL) break;
-        cairn_body_put(body);
+        body_put(body);
         any = true;
     }
     return any;
 }
 
-void cairn_bodies_release(struct job *job)
+void bodies_release(struct job *job)
 {
     while (job->bodies != NULL) {
         pthread_mutex_lock(&job->session->lock);
         struct body *body = take_out(&job->bodies);
         pthread_mutex_unlock(&job->session->lock);
-        cairn_body_put(body);
+        body_put(body);
     }
 }
 
-struct body *cairn_body_of_version(const struct job *job, struct cairn_version version)
+struct body *body_of_version(const struct job *job, struct cairn_version version)
 {
     struct body *body = job->bodies;
-    while (body->older != NULL && cairn_version_compare(body->since, version) > 0)
-        body = body->older;
+    while (body->older != NULL && version_compare(body->since, version) > 0) body = body->older;
     return body;
 }
 
-struct body *cairn_body_of_layout(const struct job *job, uint64_t layout)
+struct body *body_of_layout(const struct job *job, uint64_t layout)
 {
     struct body *body = job->bodies;
     while (body != NULL && body->layout->version != layout) body = body->older;
     return body;
 }
 
-bool cairn_bodies_left_by(const struct job *job, uint32_t shard)
+bool bodies_left_by(const struct job *job, uint32_t shard)
 {
     const struct body *newest = job->bodies;
     return newest != NULL && shard < newest->layout->shard_count && newest->parts[shard].absent;
 }
 
-bool cairn_bodies_need(const struct job *job, uint32_t shard)
+bool bodies_need(const struct job *job, uint32_t shard)
 {
     const struct body *body = job->bodies;
     if (body == NULL) return false;
@@ -592,14 +587,14 @@ static struct pieces_area *find(struct session *s, const struct card *card, bool
 static void refuse_cards(struct session *s, const void *base)
 {
     if (s->pieces_on_host_ms == 0)
-        cairn_session_say(s, "memory of the GPU cannot be shown to other processes (the driver "
-                             "exports none, or no descriptor is left): what is pushed from it "
-                             "passes the host, until it can be");
-    s->pieces_on_host_ms = cairn_client_now_ms() + CARDS_AGAIN_MS;
-    if (cairn_memory_free(s, base) != CAIRN_OK) return; // then it goes with the session
+        session_say(s, "memory of the GPU cannot be shown to other processes (the driver "
+                       "exports none, or no descriptor is left): what is pushed from it "
+                       "passes the host, until it can be");
+    s->pieces_on_host_ms = client_now_ms() + CARDS_AGAIN_MS;
+    if (memory_free(s, base) != CAIRN_OK) return; // then it goes with the session
 }
 
-/* Between cairn_card_change_begin and _end, or of the host. */
+/* Between card_change_begin and _end, or of the host. */
 static struct pieces_area *open_area(struct session *s, struct card *card, bool on_card,
                                      size_t piece_bytes)
 {
@@ -612,12 +607,12 @@ static struct pieces_area *open_area(struct session *s, struct card *card, bool 
                                    .piece_bytes = piece_bytes,
                                    .count = piece_count(piece_bytes) };
     const size_t bytes = area->count * piece_bytes;
-    if (cairn_memory_take(s, bytes, on_card ? card : NULL, &base) != CAIRN_OK) {
+    if (memory_take(s, bytes, on_card ? card : NULL, &base) != CAIRN_OK) {
         free(area);
         return NULL;
     }
-    cairn_memory_show(s); // so that it goes by reference from the first piece on
-    if (on_card && !cairn_memory_is_shown(s, base)) {
+    memory_show(s); // so that it goes by reference from the first piece on
+    if (on_card && !memory_is_shown(s, base)) {
         refuse_cards(s, base);
         free(area);
         return NULL;
@@ -630,31 +625,31 @@ static struct pieces_area *open_area(struct session *s, struct card *card, bool 
 
 static struct pieces_area *open_on_card(struct session *s, struct card *card, size_t piece_bytes)
 {
-    if (!cairn_card_change_begin()) return NULL;
+    if (!card_change_begin()) return NULL;
     struct pieces_area *area = open_area(s, card, true, piece_bytes);
-    cairn_card_change_end();
+    card_change_end();
     return area;
 }
 
 /* As soon as that keeps no stream waiting and no copy is under way: copies are slower until then. */
 static void pin(struct pieces_area *area)
 {
-    if (!area->may_pin || area->taken != 0 || !cairn_card_change_begin()) return;
+    if (!area->may_pin || area->taken != 0 || !card_change_begin()) return;
     area->may_pin = false;
-    area->is_pinned = cairn_card_pin(area->card, area->base, area->count * area->piece_bytes);
-    cairn_card_change_end();
+    area->is_pinned = card_pin(area->card, area->base, area->count * area->piece_bytes);
+    card_change_end();
 }
 
-cairn_status cairn_pieces_take(struct session *s, struct card *card, bool on_card, size_t bytes,
-                               struct staged *out)
+cairn_status pieces_take(struct session *s, struct card *card, bool on_card, size_t bytes,
+                         struct staged *out)
 {
     const size_t piece_bytes = piece_size(bytes);
-    if (cairn_client_now_ms() < s->pieces_on_host_ms) on_card = false;
+    if (client_now_ms() < s->pieces_on_host_ms) on_card = false;
     struct pieces_area *area = find(s, card, on_card, piece_bytes);
     if (area == NULL)
         area = on_card ? open_on_card(s, card, piece_bytes)
                        : open_area(s, card, false, piece_bytes);
-    if (area == NULL && on_card) return cairn_pieces_take(s, card, false, bytes, out);
+    if (area == NULL && on_card) return pieces_take(s, card, false, bytes, out);
     if (area == NULL) return CAIRN_ERR_NO_MEMORY;
     pin(area);
     uint32_t piece = 0;
@@ -664,7 +659,7 @@ cairn_status cairn_pieces_take(struct session *s, struct card *card, bool on_car
     return CAIRN_OK;
 }
 
-void cairn_pieces_give(struct staged *staged)
+void pieces_give(struct staged *staged)
 {
     struct pieces_area *area = staged->area;
     const size_t piece = (size_t)(staged->at - area->base) / area->piece_bytes;
@@ -672,42 +667,41 @@ void cairn_pieces_give(struct staged *staged)
     *staged = (struct staged) { 0 };
 }
 
-void cairn_pieces_close(struct session *s)
+void pieces_close(struct session *s)
 {
     while (s->pieces != NULL) {
         struct pieces_area *area = s->pieces;
         s->pieces = area->next;
-        if (area->is_pinned) cairn_card_unpin(area->card, area->base);
+        if (area->is_pinned) card_unpin(area->card, area->base);
         free(area);
     }
 }
 
 /* ==== tiles ==== */
 
-void cairn_client_tiles_free(struct declared *declared)
+void client_tiles_free(struct declared *declared)
 {
     if (declared == NULL) return;
-    cairn_tiles_release(&declared->tiles);
-    cairn_packed_release(declared->packed);
+    tiles_release(&declared->tiles);
+    packed_release(declared->packed);
     free(declared);
 }
 
-bool cairn_client_tiles_hold(const struct job *job)
+bool client_tiles_hold(const struct job *job)
 {
     return job->tiles.declared != NULL && job->tiles.declared->world > 0;
 }
 
-struct piece cairn_client_tiles_own(struct job *job, size_t tensor)
+struct piece client_tiles_own(struct job *job, size_t tensor)
 {
-    const struct cairn_shape *shape = &job->spec.tensors[tensor].shape;
-    struct piece piece = { .box = cairn_box_of_shape(shape),
+    const struct shape *shape = &job->spec.tensors[tensor].shape;
+    struct piece piece = { .box = box_of_shape(shape),
                            .whole = true,
                            .tile = CAIRN_TILE_WHOLE,
                            .table_hash = CAIRN_TABLE_HASH_WHOLE };
     pthread_mutex_lock(&job->session->lock);
     if (job->tiles.declared != NULL) {
-        const struct cairn_box *box = cairn_tiles_find(&job->tiles.declared->tiles,
-                                                       (uint32_t)tensor);
+        const struct cairn_box *box = tiles_find(&job->tiles.declared->tiles, (uint32_t)tensor);
         piece.table_hash = job->tiles.declared->hash;
         if (box != NULL) {
             piece.box = *box;
@@ -719,7 +713,7 @@ struct piece cairn_client_tiles_own(struct job *job, size_t tensor)
     return piece;
 }
 
-Cairn__TilesDeclare cairn_client_tiles_message(const struct declared *declared)
+Cairn__TilesDeclare client_tiles_message(const struct declared *declared)
 {
     Cairn__TilesDeclare message = CAIRN__TILES_DECLARE__INIT;
     message.world = declared->world;
@@ -730,7 +724,7 @@ Cairn__TilesDeclare cairn_client_tiles_message(const struct declared *declared)
 /* ==== filling ==== */
 
 /* False: out of memory; to be released all the same. */
-static bool filling_init(struct filling *filling, const struct cairn_job_spec_data *spec)
+static bool filling_init(struct filling *filling, const struct job_spec_data *spec)
 {
     filling->tensors = calloc(spec->tensor_count + 1, sizeof *filling->tensors);
     filling->frozen_tensors = calloc(spec->tensor_count + 1, sizeof *filling->frozen_tensors);

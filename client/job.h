@@ -31,14 +31,14 @@ enum job_state { JOB_DETACHED, JOB_ATTACHING, JOB_ATTACHED };
 
 struct attachment {
     /* constant from open on */
-    struct cairn_packed *spec_packed; /* held; NULL for a reader */
-    uint64_t open_flags;              /* CAIRN_OPEN_* */
+    struct packed *spec_packed; /* held; NULL for a reader */
+    uint64_t open_flags;        /* CAIRN_OPEN_* */
     uint32_t start_wait_ms;
     /* lock */
     /* workers that came together; after a round, those that were in it. 0: not said */
     uint32_t launch;
     bool attached_once;
-    struct cairn_sentence put_off; /* why the coordinator will be asked again; else empty */
+    struct sentence put_off; /* why the coordinator will be asked again; else empty */
     uint64_t job; /* the coordinator's number of the job; changed by the loop thread only */
     /* loop thread */
     enum job_state state;
@@ -50,33 +50,33 @@ struct attachment {
     /* the newest epoch in which a round was opened, and of which store; 0: none was */
     uint64_t seen_epoch, seen_store;
     Cairn__Attached *reply; /* owned: its pages are coming */
-    struct cairn_paged spec_pages, layout_pages;
+    struct paged spec_pages, layout_pages;
     struct reading *reading;       /* owned: of these, when all are here */
     Cairn__LayoutChanged *changed; /* owned: likewise */
     /* owned: MISMATCH with its differences; NULL: none. Constant once the job has failed */
     Cairn__Error *refused;
-    struct cairn_paged changed_pages;
+    struct paged changed_pages;
 };
 
 /* Loop thread: the reply and its pages are done with, or void. */
-void cairn_attachment_drop_pages(struct attachment *attachment);
+void attachment_drop_pages(struct attachment *attachment);
 /* Loop thread: likewise with a change of the layout. */
-void cairn_attachment_drop_changed(struct attachment *attachment);
+void attachment_drop_changed(struct attachment *attachment);
 /* Loop thread: the job is not attached, and has to ask anew. */
-void cairn_attachment_lost(struct job *job);
+void attachment_lost(struct job *job);
 /* Any thread: why the job waits; "": it does not. Not under the lock. */
-void cairn_attachment_put_off(struct job *job, const char *why);
+void attachment_put_off(struct job *job, const char *why);
 
 /* ==== filling ==== */
 
 /* The round that the caller fills with gradients, as its calls see it: nonsense is refused before it travels.
  * Under the lock. */
 
-struct cairn_job_spec_data;
+struct job_spec_data;
 
 struct filling {
     uint64_t round;
-    struct cairn_batch batch; /* of the round; of a write, too, without a total */
+    struct spec_batch batch; /* of the round; of a write, too, without a total */
     bool had_last;    /* the last micro-batch of the batch was this worker's in its last round */
     uint32_t micro;   /* the micro-batch being filled: its place among this worker's */
     bool any;         /* something was pushed in it */
@@ -84,17 +84,17 @@ struct filling {
     bool committed;   /* the round is */
     uint64_t weight;  /* with which */
     uint8_t *tensors; /* owned: [tensor_count], enum filled: those of the micro-batch */
-    bool *frozen_tensors; /* owned: [tensor_count] that take no gradient in this round */
-    bool *frozen_groups;  /* owned: [group_count], likewise */
-    double *rates;        /* owned: [group_count] of cairn_group_lr; NaN: none was given yet */
-    uint32_t adding;      /* pushes that are being added up, or copied */
-    uint64_t pushes_open; /* pushes that are not done: their buffers are on loan */
-    uint64_t void_round;  /* the highest round known to be abandoned */
-    struct cairn_sentence void_why; /* why; "" where nobody said */
+    bool *frozen_tensors;     /* owned: [tensor_count] that take no gradient in this round */
+    bool *frozen_groups;      /* owned: [group_count], likewise */
+    double *rates;            /* owned: [group_count] of cairn_group_lr; NaN: none was given yet */
+    uint32_t adding;          /* pushes that are being added up, or copied */
+    uint64_t pushes_open;     /* pushes that are not done: their buffers are on loan */
+    uint64_t void_round;      /* the highest round known to be abandoned */
+    struct sentence void_why; /* why; "" where nobody said */
     /* the round that this worker gave up since a shard refused its push, and why; 0: no refusal */
     uint64_t refused_round;
     cairn_status refused_status;
-    struct cairn_sentence refused_why;
+    struct sentence refused_why;
 };
 
 enum filled { NOT_PUSHED = 0, PUSHED = 1, PUSHED_IN_PART = 2 };
@@ -112,7 +112,7 @@ struct puts {
     uint64_t open;          /* puts that are not done */
     bool has_moments;       /* some were put, be it that all was to be put again since */
     cairn_status status;    /* the first failure of a put */
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 #define CAIRN_PUTS_DIGEST_BYTES 32
@@ -122,7 +122,7 @@ struct puts {
 #define CAIRN_PUTS_HELD_BYTES 8
 
 /* Under the lock: a put failed: the plane may be put again. */
-void cairn_puts_failed(struct job *job, size_t tensor, int plane);
+void puts_failed(struct job *job, size_t tensor, int plane);
 
 /* ==== shard link ==== */
 
@@ -142,18 +142,18 @@ struct shard_link {
     char name[64];
     uint8_t *address; /* owned */
     size_t address_bytes;
-    struct cairn_chunk_header grant; /* the last one; kind 0: none on its connection */
-    struct shard_link *carrier;      /* takes what is pushed in the open round; NULL: not granted */
+    struct chunk_header grant;  /* the last one; kind 0: none on its connection */
+    struct shard_link *carrier; /* takes what is pushed in the open round; NULL: not granted */
     bool relayed;               /* MICRO_END and COMMIT to the carrier have this owner's index */
     bool declined;              /* the relay that granted has no chunks of this owner to fetch */
     uint64_t grant_deadline_ms; /* until then, fetches wait for the GRANT that names the relay */
-    struct cairn_asker asker;   /* for puts and fetches */
+    struct asker asker;         /* for puts and fetches */
     struct {
         TAILQ_HEAD(, parcel) queue; /* of a card's memory: cut, and not copied yet */
         uint32_t ahead;             /* copied or being copied, and not sent yet */
     } staging;                      /* parcel.c */
     /* the connection */
-    struct cairn_chunk_link conn;
+    struct chunk_link conn;
     uint32_t asked;            /* puts and fetches that went over it and are unanswered */
     bool takes_unsummed;       /* CAIRN_CHUNK_UNSUMMED of its last HELLO */
     bool relays;               /* it has granted for others */
@@ -170,7 +170,7 @@ struct job_shards {
     struct shard_link **links; /* owned, each: [count] */
     uint32_t count;
     /* lock: over which way nothing comes any more, or nothing goes for want of memory; else empty */
-    struct cairn_sentence silence;
+    struct sentence silence;
 };
 
 /* ==== write ==== */
@@ -185,10 +185,10 @@ struct writing {
     struct written *boxes;    /* owned: what was put in it */
 };
 
-void cairn_write_release(struct job *job); /* with the job, or under the lock */
+void write_release(struct job *job); /* with the job, or under the lock */
 
 /* Until no write of this worker is open, or it is void. CAIRN_ERR_TIMEOUT names it. */
-cairn_status cairn_api_await_write(struct job *job, uint64_t deadline_ms) CAIRN_MUST_CHECK;
+cairn_status api_await_write(struct job *job, uint64_t deadline_ms) CAIRN_MUST_CHECK;
 
 /* ==== job ==== */
 
@@ -203,7 +203,7 @@ struct member {
 /* Why every call fails from now on; CAIRN_OK: none does. */
 struct failure {
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 /* The job's state as this client last heard of it. */
@@ -227,7 +227,7 @@ struct job {
     struct session *session; /* borrowed */
     struct job *next;        /* loop thread: the session's list */
     /* constant from open on */
-    struct cairn_job_spec_data spec; /* canonical; the first attach sets it, a reader's wholly */
+    struct job_spec_data spec; /* canonical; the first attach sets it, a reader's wholly */
     char *name;
     struct member member;
     void *handle;
@@ -251,7 +251,7 @@ struct job {
     /* lock and loop thread: their headers say which */
     struct attachment attachment;
     struct held_tiles tiles;
-    struct sums sums;
+    struct push_sums sums;
     struct mapped_reads reads;
     struct stitches stitches;
     struct cache *cache; /* owned; NULL: no unit was asked for */
@@ -275,9 +275,9 @@ struct job {
     } flights;
 };
 
-void cairn_job_ref(struct job *job);   /* not under the lock */
-void cairn_job_unref(struct job *job); /* frees it with the last one; not under the lock */
-void cairn_job_note_clip_norm(struct job *job, double clip_norm); /* likewise */
+void job_ref(struct job *job);   /* not under the lock */
+void job_unref(struct job *job); /* frees it with the last one; not under the lock */
+void job_note_clip_norm(struct job *job, double clip_norm); /* likewise */
 
 /* ==== api ==== */
 
@@ -286,72 +286,71 @@ void cairn_job_note_clip_norm(struct job *job, double clip_norm); /* likewise */
  * sentence. */
 
 /* cairn_open; with a hub (tests) the data path is the mem fabric. Not exported. */
-cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabric_hub *hub,
-                               cairn **out) CAIRN_MUST_CHECK;
+cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub,
+                         cairn **out) CAIRN_MUST_CHECK;
 
 /* The job of a handle, until the call leaves; NULL: it is not open. */
-struct job *cairn_api_job(const cairn_job *handle);
+struct job *api_job(const cairn_job *handle);
 /* Returns `status`: how the call ends. */
-cairn_status cairn_api_leave(const cairn_job *handle, cairn_status status);
-/* The deadline of a call whose timeout begins now, on the clock of cairn_client_now_ms. */
-uint64_t cairn_api_deadline(int timeout_ms);
+cairn_status api_leave(const cairn_job *handle, cairn_status status);
+/* The deadline of a call whose timeout begins now, on the clock of client_now_ms. */
+uint64_t api_deadline(int timeout_ms);
 /* Judges the arguments that most calls have. CAIRN_ERR_INVALID names the one that is wrong.
  * `out_name` is the name of the caller's `out`; NULL if the call has none. */
-cairn_status cairn_api_judge_call(const char *out_name, const void *out,
-                                  int timeout_ms) CAIRN_MUST_CHECK;
+cairn_status api_judge_call(const char *out_name, const void *out, int timeout_ms) CAIRN_MUST_CHECK;
 /* Fails like the job has, if it has. */
-cairn_status cairn_api_check(struct job *job) CAIRN_MUST_CHECK;
+cairn_status api_check(struct job *job) CAIRN_MUST_CHECK;
 /* Sleeps until *open (puts.open, filling.pushes_open) is 0; `what` names them. */
-cairn_status cairn_api_await_none(struct job *job, const uint64_t *open, const char *what,
-                                  uint64_t deadline_ms) CAIRN_MUST_CHECK;
+cairn_status api_await_none(struct job *job, const uint64_t *open, const char *what,
+                            uint64_t deadline_ms) CAIRN_MUST_CHECK;
 /* The sizes of these structs in the first release: a caller may have been compiled with it. */
 #define CAIRN_API_ROUND_LEAST  offsetof(struct cairn_round, skips)
 #define CAIRN_API_RESULT_LEAST offsetof(struct cairn_result, skips)
 
 /* Waits for a round of its own (CAIRN_MSG_WRITE_BEGIN) or of all (CAIRN_MSG_ROUND_BEGIN). */
-cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
-                                   struct cairn_round *out) CAIRN_MUST_CHECK;
+cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
+                             struct cairn_round *out) CAIRN_MUST_CHECK;
 /* The client state and the driven rates that a commit carries. Both have been judged. */
-struct cairn_commit_words {
+struct commit_words {
     ProtobufCBinaryData state; /* the client state */
     double *driven; /* [group_count] of the spec, rates of driven groups; NULL: none is */
 };
 /* Commits it, once, and waits for its end. */
-cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
-                              const struct cairn_commit_words *words, uint64_t deadline_ms,
-                              struct cairn_result *out) CAIRN_MUST_CHECK;
+cairn_status api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
+                        const struct commit_words *words, uint64_t deadline_ms,
+                        struct cairn_result *out) CAIRN_MUST_CHECK;
 
 /* ---- op.c ---- */
 /* The rates that go with a commit, by group; `room`: [group_count]. *driven_out: that, or NULL where no
  * group is driven. CAIRN_ERR_INVALID: one has none yet. */
-cairn_status cairn_driven_take(struct job *job, double *room, double **driven_out) CAIRN_MUST_CHECK;
+cairn_status driven_take(struct job *job, double *room, double **driven_out) CAIRN_MUST_CHECK;
 
 /* ---- round.c: which micro-batches of a step are this worker's (proto/spec/spec.h) ---- */
 /* The number that the caller has for a micro-batch of the open round becomes its place among this worker's.
  * CAIRN_ERR_INVALID: it is another's. Fails as the round does, too. */
-cairn_status cairn_api_batch_place(struct job *job, const struct cairn_round *round,
-                                   uint32_t *micro) CAIRN_MUST_CHECK;
+cairn_status api_batch_place(struct job *job, const struct cairn_round *round,
+                             uint32_t *micro) CAIRN_MUST_CHECK;
 
 /* May this worker write what is no parameter? CAIRN_ERR_REFUSED. */
-cairn_status cairn_api_batch_judge_buffer(struct job *job, size_t tensor) CAIRN_MUST_CHECK;
+cairn_status api_batch_judge_buffer(struct job *job, size_t tensor) CAIRN_MUST_CHECK;
 
 /* ---- api_push.c ---- */
 /* Did this job begin it? Rounds of two jobs may have the same number. */
-cairn_status cairn_api_judge_begun(const struct job *job,
-                                   const struct cairn_round *round) CAIRN_MUST_CHECK;
+cairn_status api_judge_begun(const struct job *job,
+                             const struct cairn_round *round) CAIRN_MUST_CHECK;
 /* Is it the round that this worker has open? Under the lock. */
-cairn_status cairn_api_judge_round(const struct job *job,
-                                   const struct cairn_round *round) CAIRN_MUST_CHECK;
+cairn_status api_judge_round(const struct job *job,
+                             const struct cairn_round *round) CAIRN_MUST_CHECK;
 /* Under the lock. Sleeps until no thread is adding up or copying a push; those wait for nothing. */
-void cairn_api_await_added(struct job *job);
+void api_await_added(struct job *job);
 /* Is it, and its micro-batch, the one that is being filled, and the tensor not yet in it? Notes the tensor;
  * of CAIRN_API_NO_TENSOR the end of the micro-batch, for which it waits until all is copied. */
 #define CAIRN_API_NO_TENSOR SIZE_MAX
-cairn_status cairn_api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
-                                  size_t tensor) CAIRN_MUST_CHECK;
+cairn_status api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
+                            size_t tensor) CAIRN_MUST_CHECK;
 /* Pushes tensors of which only parts came in the micro-batch that ended: zeros for the others. */
-cairn_status cairn_api_push_incomplete(struct job *job, const struct cairn_round *round,
-                                       uint32_t micro) CAIRN_MUST_CHECK;
+cairn_status api_push_incomplete(struct job *job, const struct cairn_round *round,
+                                 uint32_t micro) CAIRN_MUST_CHECK;
 
 /* ==== judge ==== */
 
@@ -363,51 +362,46 @@ struct portion;
 
 /* Finds the tensor and judges what of the caller's memory does not depend on the box; *mem_out is that. An
  * alias gives its target; one of a box gives that box in *part_out (NULL = all of it). */
-cairn_status cairn_api_judge_data(const struct job *job, const char *name,
-                                  const struct cairn_mem *given, struct cairn_mem *mem_out,
-                                  size_t *tensor_out,
-                                  const struct cairn_box **part_out) CAIRN_MUST_CHECK;
+cairn_status api_judge_data(const struct job *job, const char *name, const struct cairn_mem *given,
+                            struct cairn_mem *mem_out, size_t *tensor_out,
+                            const struct cairn_box **part_out) CAIRN_MUST_CHECK;
 /* The same, and *box becomes the box of the target, in `room`, if the name is an alias of a box. */
-cairn_status cairn_api_judge_boxed(const struct job *job, const char *name,
-                                   const struct cairn_mem *given, struct cairn_mem *mem_out,
-                                   size_t *tensor_out, const struct cairn_box **box,
-                                   struct cairn_box *room) CAIRN_MUST_CHECK;
+cairn_status api_judge_boxed(const struct job *job, const char *name, const struct cairn_mem *given,
+                             struct cairn_mem *mem_out, size_t *tensor_out,
+                             const struct cairn_box **box, struct cairn_box *room) CAIRN_MUST_CHECK;
 /* Judges the box of a put or push, and the memory's pointer: NULL is what this worker holds, and nothing
  * else will do. */
-cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct cairn_box *box,
-                                 const struct cairn_mem *mem,
-                                 struct piece *piece_out) CAIRN_MUST_CHECK;
+cairn_status api_judge_own(struct job *job, size_t tensor, const struct cairn_box *box,
+                           const struct cairn_mem *mem, struct piece *piece_out) CAIRN_MUST_CHECK;
 /* Judges the box of a fetch or a write, and the memory's pointer: any box; NULL is what this worker holds,
  * and needs mem->bytes where that is a tile. */
-cairn_status cairn_api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
-                                 const struct cairn_mem *mem,
-                                 struct piece *piece_out) CAIRN_MUST_CHECK;
-/* A plane that is put: *number_out (enum cairn_plane). CAIRN_ERR_UNSUPPORTED: none of them; as
- * cairn_api_judge_plane. */
-cairn_status cairn_api_judge_state(const struct job *job, size_t tensor, const char *plane,
-                                   int *number_out) CAIRN_MUST_CHECK;
-/* CAIRN_ERR_NOT_FOUND says why the tensor has no such plane (enum cairn_plane). */
-cairn_status cairn_api_judge_plane(const struct job *job, size_t tensor,
-                                   int plane) CAIRN_MUST_CHECK;
+cairn_status api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
+                           const struct cairn_mem *mem, struct piece *piece_out) CAIRN_MUST_CHECK;
+/* A plane that is put: *number_out (enum plane). CAIRN_ERR_UNSUPPORTED: none of them; as
+ * api_judge_plane. */
+cairn_status api_judge_state(const struct job *job, size_t tensor, const char *plane,
+                             int *number_out) CAIRN_MUST_CHECK;
+/* CAIRN_ERR_NOT_FOUND says why the tensor has no such plane (enum plane). */
+cairn_status api_judge_plane(const struct job *job, size_t tensor, int plane) CAIRN_MUST_CHECK;
 
 /* CAIRN_ERR_INVALID: mem is not in what the plane of the tensor is put, written and fetched in. */
-cairn_status cairn_api_judge_dtype(const struct job *job, size_t tensor, int plane,
-                                   const struct cairn_mem *mem) CAIRN_MUST_CHECK;
+cairn_status api_judge_dtype(const struct job *job, size_t tensor, int plane,
+                             const struct cairn_mem *mem) CAIRN_MUST_CHECK;
 /* Sets whole and piece. CAIRN_ERR_INVALID: the box is not the whole alias, or the memory cannot be;
  * CAIRN_ERR_UNSUPPORTED: this worker holds a tile of the target. */
-cairn_status cairn_api_judge_portion(struct job *job, const struct cairn_box *part,
-                                     const struct cairn_box *box,
-                                     struct portion *portion) CAIRN_MUST_CHECK;
+cairn_status api_judge_portion(struct job *job, const struct cairn_box *part,
+                               const struct cairn_box *box,
+                               struct portion *portion) CAIRN_MUST_CHECK;
 
 /* ---- memory of a GPU (job.c) ---- */
 
 /* The card of mem.device; *card_out NULL: the host. */
-cairn_status cairn_api_card(const struct cairn_mem *mem, struct card **card_out) CAIRN_MUST_CHECK;
+cairn_status api_card(const struct cairn_mem *mem, struct card **card_out) CAIRN_MUST_CHECK;
 /* Waits until the work queued on mem->stream is done, then copies the memory of `piece` to the
  * host. `mem` must have been judged with that piece. On return *mem describes the host memory;
  * *copy_out is the caller's to free, NULL if the memory was on the host already. */
-cairn_status cairn_api_bring(struct cairn_mem *mem, const struct piece *piece,
-                             void **copy_out) CAIRN_MUST_CHECK;
+cairn_status api_bring(struct cairn_mem *mem, const struct piece *piece,
+                       void **copy_out) CAIRN_MUST_CHECK;
 
 /* ==== list ==== */
 
@@ -418,22 +412,20 @@ cairn_status cairn_api_bring(struct cairn_mem *mem, const struct piece *piece,
 /* ---- api_push.c ---- */
 /* A push of all that this worker holds of a tensor, or of just that box. CAIRN_ERR_UNSUPPORTED: the name is
  * an alias of a box. */
-cairn_status cairn_api_judge_push(struct job *job, const char *tensor, const struct cairn_box *box,
-                                  const struct cairn_mem *given, size_t *tensor_out,
-                                  struct piece *piece_out,
-                                  struct cairn_mem *mem_out) CAIRN_MUST_CHECK;
-/* cairn_api_judge_fill of several tensors, none twice, and that none is frozen: all are noted, or none is.
+cairn_status api_judge_push(struct job *job, const char *tensor, const struct cairn_box *box,
+                            const struct cairn_mem *given, size_t *tensor_out,
+                            struct piece *piece_out, struct cairn_mem *mem_out) CAIRN_MUST_CHECK;
+/* api_judge_fill of several tensors, none twice, and that none is frozen: all are noted, or none is.
  * *wrong_out: which of them is wrong; `count`: it is none of them. */
-cairn_status cairn_api_fill_many(struct job *job, const struct cairn_round *round, uint32_t micro,
-                                 const size_t *tensors, size_t count,
-                                 size_t *wrong_out) CAIRN_MUST_CHECK;
+cairn_status api_fill_many(struct job *job, const struct cairn_round *round, uint32_t micro,
+                           const size_t *tensors, size_t count, size_t *wrong_out) CAIRN_MUST_CHECK;
 
 /* ---- api_read.c ---- */
 /* The number of a plane that is fetched; NULL: of "wire". */
-cairn_status cairn_api_plane_of(const char *plane, int *number_out) CAIRN_MUST_CHECK;
-cairn_status cairn_api_judge_fetch(struct job *job, const char *tensor, int plane,
-                                   const struct cairn_box *box, const struct cairn_mem *given,
-                                   size_t *tensor_out, struct piece *piece_out,
-                                   struct cairn_mem *mem_out) CAIRN_MUST_CHECK;
+cairn_status api_plane_of(const char *plane, int *number_out) CAIRN_MUST_CHECK;
+cairn_status api_judge_fetch(struct job *job, const char *tensor, int plane,
+                             const struct cairn_box *box, const struct cairn_mem *given,
+                             size_t *tensor_out, struct piece *piece_out,
+                             struct cairn_mem *mem_out) CAIRN_MUST_CHECK;
 
 #endif

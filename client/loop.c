@@ -1,5 +1,6 @@
 #include "client/loop.h"
 
+#include <inttypes.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -52,19 +53,19 @@ static void on_goodbye_late(uv_timer_t *tick)
 {
     struct session *s = tick->data;
     if (s->control.stream != NULL)
-        cairn_stream_close(s->control.stream, CAIRN_OK, "the session is closed");
+        stream_close(s->control.stream, CAIRN_OK, "the session is closed");
     uv_close((uv_handle_t *)tick, NULL);
 }
 
 static void stop_loop(struct session *s)
 {
-    cairn_datapath_close(s);
+    datapath_close(s);
     uv_close((uv_handle_t *)&s->loop.kick, NULL);
     uv_close((uv_handle_t *)&s->loop.soon, NULL);
     uv_close((uv_handle_t *)&s->loop.rest, NULL);
     uv_timer_start(&s->loop.tick, on_goodbye_late, GOODBYE_MS, 0);
     if (s->control.stream != NULL)
-        cairn_stream_finish(s->control.stream, CAIRN_OK, "the session is closed");
+        stream_finish(s->control.stream, CAIRN_OK, "the session is closed");
     else
         uv_close((uv_handle_t *)&s->loop.tick, NULL);
 }
@@ -72,25 +73,25 @@ static void stop_loop(struct session *s)
 /* Maps what was put off while a stream waited. */
 static void map_late(struct session *s)
 {
-    if (!cairn_card_imports_wait(s->imports) || !cairn_card_change_begin()) return;
-    cairn_card_imports_turn(s->imports);
-    cairn_card_change_end();
-    cairn_mapped_settle(s);
+    if (!card_imports_wait(s->imports) || !card_change_begin()) return;
+    card_imports_turn(s->imports);
+    card_change_end();
+    mapped_settle(s);
 }
 
 static void on_kick(uv_async_t *kick)
 {
     struct session *s = kick->data;
     if (s->ended) return; // set by this thread
-    cairn_memory_show(s);
-    cairn_mapped_sweep(s);
+    memory_show(s);
+    mapped_sweep(s);
     map_late(s);
     detach_turn(s);
-    cairn_turn_run(s);
-    for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_explain_awaited(job);
-    if (s->loop.stopping && s->jobs != NULL && cairn_client_now_ms() >= s->loop.stop_by_ms) {
-        cairn_datapath_close(s);
-        cairn_turn_run(s); // the jobs have their loans back, and go
+    turn_run(s);
+    for (struct job *job = s->jobs; job != NULL; job = job->next) explain_awaited(job);
+    if (s->loop.stopping && s->jobs != NULL && client_now_ms() >= s->loop.stop_by_ms) {
+        datapath_close(s);
+        turn_run(s); // the jobs have their loans back, and go
     }
     pthread_mutex_lock(&s->lock);
     s->ended = s->loop.stopping && s->jobs == NULL && s->commands.first == NULL;
@@ -103,13 +104,13 @@ static void on_rest(uv_prepare_t *rest)
 {
     struct session *s = rest->data;
     for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_stage_settle(job);
-    cairn_session_wake_due(s);
+    session_wake_due(s);
 }
 
 static void on_tick(uv_timer_t *tick)
 {
     struct session *s = tick->data;
-    cairn_control_tick(s);
+    control_tick(s);
     on_kick(&s->loop.kick);
 }
 
@@ -131,7 +132,7 @@ static void loop_look_soon(struct session *s, bool looks)
 static void *session_thread(void *arg)
 {
     struct session *s = arg;
-    cairn_control_tick(s);
+    control_tick(s);
     uv_run(&s->loop.uv, UV_RUN_DEFAULT);
     if (uv_loop_close(&s->loop.uv) != 0) cut_loop(s); // a stream that would not end
     return NULL;
@@ -143,26 +144,25 @@ static void *session_thread(void *arg)
  * proto/base/machine.h says why. */
 static cairn_status find_room(const struct session *s)
 {
-    struct cairn_sentence why = { "" };
-    cairn_status status = cairn_descriptors_at_hand(s->event_fd, DESCRIPTORS, "a session", &why);
-    if (status == CAIRN_OK) status = cairn_threads_at_hand(THREADS, "a session", &why);
-    return status == CAIRN_OK ? CAIRN_OK : cairn_client_fail(status, "%s", why.text);
+    struct sentence why = { "" };
+    cairn_status status = descriptors_at_hand(s->event_fd, DESCRIPTORS, "a session", &why);
+    if (status == CAIRN_OK) status = threads_at_hand(THREADS, "a session", &why);
+    return status == CAIRN_OK ? CAIRN_OK : client_fail(status, "%s", why.text);
 }
 
 static cairn_status open_fabric(struct session *s)
 {
-    struct cairn_sentence why = { "" };
-    const cairn_status status = cairn_datapath_open(s, &why);
-    return status == CAIRN_OK
-               ? status
-               : cairn_client_fail(status, "the data path cannot be opened: %s", why.text);
+    struct sentence why = { "" };
+    const cairn_status status = datapath_open(s, &why);
+    return status == CAIRN_OK ? status
+                              : client_fail(status, "the data path cannot be opened: %s", why.text);
 }
 
 static cairn_status init_loop(struct session *s)
 {
     int error = uv_loop_init(&s->loop.uv);
     if (error != 0)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no event loop: %s", uv_strerror(error));
+        return client_fail(CAIRN_ERR_NO_MEMORY, "no event loop: %s", uv_strerror(error));
     error = uv_async_init(&s->loop.uv, &s->loop.kick, on_kick);
     if (error == 0) error = uv_timer_init(&s->loop.uv, &s->loop.tick);
     if (error == 0) error = uv_timer_init(&s->loop.uv, &s->loop.soon);
@@ -170,19 +170,18 @@ static cairn_status init_loop(struct session *s)
     if (error == 0) error = uv_prepare_init(&s->loop.uv, &s->loop.rest);
     if (error == 0) error = uv_prepare_start(&s->loop.rest, on_rest);
     s->loop.kick.data = s->loop.tick.data = s->loop.soon.data = s->loop.rest.data = s;
-    if (error == 0 &&
-        (s->path.fabric == NULL ||
-         cairn_fabric_poll_init(&s->path.poll, &s->loop.uv, s->path.fabric, 0) == CAIRN_OK))
+    if (error == 0 && (s->path.fabric == NULL ||
+                       fabric_poll_init(&s->path.poll, &s->loop.uv, s->path.fabric, 0) == CAIRN_OK))
         return CAIRN_OK;
     cut_loop(s);
-    return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no event loop: out of descriptors or memory");
+    return client_fail(CAIRN_ERR_NO_MEMORY, "no event loop: out of descriptors or memory");
 }
 
 static cairn_status start_thread(struct session *s)
 {
     const int error = pthread_create(&s->loop.thread, NULL, session_thread, s);
     return error == 0 ? CAIRN_OK
-                      : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no thread: %s", strerror(error));
+                      : client_fail(CAIRN_ERR_NO_MEMORY, "no thread: %s", strerror(error));
 }
 
 static cairn_status open_inside(struct session *s)
@@ -193,15 +192,15 @@ static cairn_status open_inside(struct session *s)
     if (status == CAIRN_OK) {
         status = start_thread(s);
         if (status == CAIRN_OK) return CAIRN_OK;
-        if (s->path.fabric != NULL) cairn_fabric_poll_close(&s->path.poll, NULL, NULL);
+        if (s->path.fabric != NULL) fabric_poll_close(&s->path.poll, NULL, NULL);
         cut_loop(s);
     }
-    cairn_fabric_close(s->path.fabric);
+    fabric_close(s->path.fabric);
     return status;
 }
 
 /* The library's threads, UCX's own included, take no signal of their host's. */
-cairn_status cairn_loop_start(struct session *s)
+cairn_status loop_start(struct session *s)
 {
     sigset_t all, old;
     sigfillset(&all);
@@ -212,14 +211,14 @@ cairn_status cairn_loop_start(struct session *s)
     return status;
 }
 
-void cairn_loop_stop(struct session *s)
+void loop_stop(struct session *s)
 {
-    s->loop.stop_by_ms = cairn_client_now_ms() + STOP_MS;
+    s->loop.stop_by_ms = client_now_ms() + STOP_MS;
     s->loop.stopping = true;
-    cairn_streams_close_at(s, cairn_client_now_ms() + STREAMS_MS);
-    cairn_session_kick(s);
+    streams_close_at(s, client_now_ms() + STREAMS_MS);
+    session_kick(s);
     pthread_join(s->loop.thread, NULL);
-    cairn_streams_end(s);
+    streams_end(s);
 }
 
 /* ==== turn ==== */
@@ -258,10 +257,9 @@ static void send_ask(struct session *s, struct ask *ask)
 {
     set_job(ask->message, ask->job->attachment.job);
     ask->request = ++s->control.last_request;
-    cairn_control_send(s, ask->type, ask->request, ask->message);
+    control_send(s, ask->type, ask->request, ask->message);
     if (ask->type == CAIRN_MSG_TILES_DECLARE)
-        cairn_control_send_pages(s, ask->request, CAIRN_PAGE_TILES,
-                                 ask->job->tiles.declaring->packed);
+        control_send_pages(s, ask->request, CAIRN_PAGE_TILES, ask->job->tiles.declaring->packed);
 }
 
 static void close_jobs(struct session *s)
@@ -290,8 +288,8 @@ static void free_command(struct session *s, struct command *before, struct comma
         s->commands.first = command->next;
     if (s->commands.last == command) s->commands.last = before;
     pthread_mutex_unlock(&s->lock);
-    cairn_job_unref(command->job);
-    cairn_command_free(command);
+    job_unref(command->job);
+    command_free(command);
 }
 
 static bool is_of_round(const struct command *command)
@@ -329,19 +327,17 @@ static void cancel(struct session *s)
     const bool cancels = s->cancels;
     s->cancels = false;
     pthread_mutex_unlock(&s->lock);
-    for (struct job *job = s->jobs; cancels && job != NULL; job = job->next)
-        cairn_transfer_cancel(job);
+    for (struct job *job = s->jobs; cancels && job != NULL; job = job->next) transfer_cancel(job);
 }
 
-void cairn_turn_run(struct session *s)
+void turn_run(struct session *s)
 {
-    const uint64_t now_ms = cairn_client_now_ms();
+    const uint64_t now_ms = client_now_ms();
     for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->broken.status != CAIRN_OK)
-            cairn_job_fail(job, job->broken.status, job->broken.why.text);
+        if (job->broken.status != CAIRN_OK) job_fail(job, job->broken.status, job->broken.why.text);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (job->attachment.reading != NULL && atomic_load(&job->attachment.reading->is_over))
-            cairn_attach_read(job);
+            attach_read(job);
     cancel(s);
     run_commands(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
@@ -353,7 +349,7 @@ void cairn_turn_run(struct session *s)
     pthread_mutex_lock(&s->lock);
     for (struct ask *ask; (ask = next_ask(s)) != NULL;) send_ask(s, ask);
     pthread_mutex_unlock(&s->lock);
-    for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_layouts_trim(job);
+    for (struct job *job = s->jobs; job != NULL; job = job->next) layouts_trim(job);
     close_jobs(s);
 }
 
@@ -386,15 +382,15 @@ static void attach_begin(struct job *job)
     open.seen_epoch = job->attachment.seen_epoch;
     open.seen_store = job->attachment.seen_store;
     job->attachment.state = JOB_ATTACHING;
-    cairn_attachment_put_off(job, "");
+    attachment_put_off(job, "");
     pthread_mutex_lock(&s->lock);
     open.world = job->attachment.launch;
     pthread_mutex_unlock(&s->lock);
     job->attachment.request = ++s->control.last_request;
-    cairn_control_send(s, CAIRN_MSG_JOB_OPEN, job->attachment.request, &open.base);
+    control_send(s, CAIRN_MSG_JOB_OPEN, job->attachment.request, &open.base);
     if (job->attachment.spec_packed != NULL)
-        cairn_control_send_pages(s, job->attachment.request, CAIRN_PAGE_SPEC,
-                                 job->attachment.spec_packed);
+        control_send_pages(s, job->attachment.request, CAIRN_PAGE_SPEC,
+                           job->attachment.spec_packed);
 }
 
 /* It was there, and lost while its shards heard of us: asked again, once, it is restored. */
@@ -407,7 +403,7 @@ static bool was_lost_under_way(struct job *job, cairn_status status)
     return again;
 }
 
-void cairn_attach_differ(struct job *job, const Cairn__Error *error)
+void attach_differ(struct job *job, const Cairn__Error *error)
 {
     uint8_t *bytes = malloc(cairn__error__get_packed_size(error) + 1);
     if (bytes != NULL && error->n_differences > 0 && job->attachment.refused == NULL)
@@ -416,50 +412,50 @@ void cairn_attach_differ(struct job *job, const Cairn__Error *error)
     free(bytes);
 }
 
-void cairn_attach_on_error(struct job *job, cairn_status status, const char *text)
+void attach_on_error(struct job *job, cairn_status status, const char *text)
 {
-    cairn_attachment_lost(job);
+    attachment_lost(job);
     if (status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY &&
         !was_lost_under_way(job, status)) {
-        cairn_job_fail(job, status, text);
+        job_fail(job, status, text);
         return;
     }
-    cairn_attachment_put_off(job, text);
+    attachment_put_off(job, text);
     const uint32_t twice_ms = 2 * job->attachment.delay_ms;
     job->attachment.delay_ms = twice_ms < RETRY_MIN_MS   ? RETRY_MIN_MS
                                : twice_ms > RETRY_MAX_MS ? RETRY_MAX_MS
                                                          : twice_ms;
-    job->attachment.at_ms = cairn_client_now_ms() + job->attachment.delay_ms;
+    job->attachment.at_ms = client_now_ms() + job->attachment.delay_ms;
 }
 
 /* ---- what Attached brings ---- */
 
 /* A restore that nobody could tell of: it was while the coordinator was away. */
-static cairn_status judge_step(const struct job *job, struct cairn_sentence *why)
+static cairn_status judge_step(const struct job *job, struct sentence *why)
 {
     const uint64_t now = job->attachment.reply->step;
     pthread_mutex_lock(&job->session->lock);
     const uint64_t was = job->known.newest.step;
     pthread_mutex_unlock(&job->session->lock);
     if (!job->attachment.attached_once || now >= was) return CAIRN_OK;
-    cairn_sentence_set(
-        why,
-        "job %s was restored: it was at step %llu, and is at step %llu; close it and open it again",
-        job->name, (unsigned long long)was, (unsigned long long)now);
+    sentence_set(why,
+                 "job %s was restored: it was at step %" PRIu64 ", and is at step %" PRIu64
+                 "; close it and open it again",
+                 job->name, was, now);
     return CAIRN_ERR_ROLLED_BACK;
 }
 
 /* Takes over the spec that the reading thread has read. Only the first one becomes the job's
  * spec. */
-static cairn_status take_spec(struct job *job, struct reading *reading, struct cairn_sentence *why)
+static cairn_status take_spec(struct job *job, struct reading *reading, struct sentence *why)
 {
-    if (reading->tells_clip_norm) cairn_job_note_clip_norm(job, reading->clip_norm);
+    if (reading->tells_clip_norm) job_note_clip_norm(job, reading->clip_norm);
     if (reading->spec_status != CAIRN_OK) {
         *why = reading->why;
         return reading->spec_status;
     }
     if (reading->takes_spec) {
-        const struct cairn_job_spec_data was = job->spec;
+        const struct job_spec_data was = job->spec;
         job->spec = reading->spec;
         reading->spec = was; // freed with it
     }
@@ -471,33 +467,33 @@ static cairn_status take_spec(struct job *job, struct reading *reading, struct c
 static void restart_links(struct job *job)
 {
     for (uint32_t i = 0; i < job->shards.count; i++)
-        cairn_chunk_link_restart(&job->shards.links[i]->conn);
+        chunk_link_restart(&job->shards.links[i]->conn);
 }
 
 /* For lack of memory an open fails, and may be tried again; a job that was open is attached anew. */
 static void give_up(struct job *job, cairn_status status, const char *why)
 {
     if (status != CAIRN_ERR_NO_MEMORY)
-        cairn_job_fail(job, status, why);
+        job_fail(job, status, why);
     else if (job->attachment.attached_once)
-        cairn_control_starve(job->session, "Attached");
+        control_starve(job->session, "Attached");
     else
-        cairn_job_fail(job, status, "out of memory for the job's spec and layout");
+        job_fail(job, status, "out of memory for the job's spec and layout");
 }
 
-void cairn_attach_read(struct job *job)
+void attach_read(struct job *job)
 {
     struct session *s = job->session;
     const Cairn__Attached *a = job->attachment.reply;
     struct reading *reading = job->attachment.reading;
-    struct cairn_sentence why;
-    cairn_reading_await(reading);
-    cairn_sentence_set(&why, "the coordinator sent a layout that is not one of this job");
+    struct sentence why;
+    reading_await(reading);
+    sentence_set(&why, "the coordinator sent a layout that is not one of this job");
     cairn_status status = take_spec(job, reading, &why);
     if (status == CAIRN_OK) status = judge_step(job, &why);
-    if (status == CAIRN_OK) status = cairn_layouts_attached(job, reading, &why);
+    if (status == CAIRN_OK) status = layouts_attached(job, reading, &why);
     if (status != CAIRN_OK) {
-        cairn_attachment_drop_pages(&job->attachment);
+        attachment_drop_pages(&job->attachment);
         give_up(job, status, why.text);
         return;
     }
@@ -520,51 +516,49 @@ void cairn_attach_read(struct job *job)
     job->known.newest = (struct cairn_version) { a->generation, a->step };
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    cairn_attachment_drop_pages(&job->attachment);
-    cairn_layouts_apply(job);
+    attachment_drop_pages(&job->attachment);
+    layouts_apply(job);
     again_tiles(job);
     again_ask_round(job);
     again_pause(job);
-    cairn_session_kick(s);
+    session_kick(s);
 }
 
-void cairn_attach_on_attached(struct job *job, Cairn__Attached *message)
+void attach_on_attached(struct job *job, Cairn__Attached *message)
 {
-    cairn_attachment_drop_pages(&job->attachment);
+    attachment_drop_pages(&job->attachment);
     job->attachment.reply = message;
-    cairn_status status = cairn_paged_init(&job->attachment.spec_pages, message->spec_bytes);
+    cairn_status status = paged_init(&job->attachment.spec_pages, message->spec_bytes);
     if (status == CAIRN_OK)
-        status = cairn_paged_init(&job->attachment.layout_pages, message->layout_bytes);
+        status = paged_init(&job->attachment.layout_pages, message->layout_bytes);
     if (message->n_shards > CAIRN_CLIENT_SHARDS_MAX) status = CAIRN_ERR_PROTOCOL;
-    if (status != CAIRN_OK)
-        cairn_job_fail(job, status, "the coordinator announced too large a job");
+    if (status != CAIRN_OK) job_fail(job, status, "the coordinator announced too large a job");
 }
 
 static void begin_reading(struct job *job)
 {
-    const cairn_status status = cairn_reading_begin(job);
+    const cairn_status status = reading_begin(job);
     if (status != CAIRN_OK)
         give_up(job, status, "");
     else if (atomic_load(&job->attachment.reading->is_over))
-        cairn_attach_read(job);
+        attach_read(job);
 }
 
-void cairn_attach_on_page(struct job *job, const Cairn__Page *page)
+void attach_on_page(struct job *job, const Cairn__Page *page)
 {
     if (job->attachment.reply == NULL) return;
-    struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->attachment.spec_pages
-                                                              : &job->attachment.layout_pages;
-    cairn_status status = cairn_paged_add(paged, page);
+    struct paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->attachment.spec_pages
+                                                        : &job->attachment.layout_pages;
+    cairn_status status = paged_add(paged, page);
     if (status != CAIRN_OK)
         give_up(job, status, "the coordinator sent the pages of the job out of order");
-    else if (cairn_paged_whole(&job->attachment.spec_pages) &&
-             cairn_paged_whole(&job->attachment.layout_pages))
+    else if (paged_whole(&job->attachment.spec_pages) && paged_whole(&job->attachment.layout_pages))
         begin_reading(job);
 }
 
 /* ---- the list, and the end ---- */
 
-bool cairn_attach_list_run(struct command *command)
+bool attach_list_run(struct command *command)
 {
     struct job *job = command->job;
     struct session *s = job->session;
@@ -598,33 +592,31 @@ static void unlink_job(struct job *job)
 /* The job is closing: leaves it, and takes it out of the list once the fabric has nothing of it on loan. */
 static void attach_release(struct job *job)
 {
-    cairn_attachment_drop_pages(&job->attachment);
+    attachment_drop_pages(&job->attachment);
     if (job->failure.status == CAIRN_OK) {
-        struct cairn_sentence closed;
-        cairn_sentence_set(&closed, "job %s was closed", job->name);
-        cairn_fail_calls(job, CAIRN_ERR_CANCELED, closed.text);
-        cairn_session_kick(job->session); // asks are answered by it
+        struct sentence closed;
+        sentence_set(&closed, "job %s was closed", job->name);
+        fail_calls(job, CAIRN_ERR_CANCELED, closed.text);
+        session_kick(job->session); // asks are answered by it
     }
     // A member that is given up while it attaches has no number to leave by. The end of the connection tells
     // the coordinator, which would else await a worker that nobody drives, and fence the next of its rank.
     if (job->attachment.state == JOB_ATTACHING && job->session->control.stream != NULL)
-        cairn_stream_close(job->session->control.stream, CAIRN_OK, "job %s was given up",
-                           job->name);
+        stream_close(job->session->control.stream, CAIRN_OK, "job %s was given up", job->name);
     if (job->attachment.state == JOB_ATTACHED) {
         Cairn__JobLeave leave = CAIRN__JOB_LEAVE__INIT;
         leave.job = job->attachment.job;
-        leave.fetched_shared = cairn_control_job_read(job);
-        cairn_control_send(job->session, CAIRN_MSG_JOB_LEAVE, 0, &leave.base);
+        leave.fetched_shared = control_job_read(job);
+        control_send(job->session, CAIRN_MSG_JOB_LEAVE, 0, &leave.base);
     }
-    cairn_fail_parcels(job, CAIRN_ERR_CANCELED);
-    for (uint32_t i = 0; i < job->shards.count; i++)
-        cairn_chunk_link_close(&job->shards.links[i]->conn);
+    fail_parcels(job, CAIRN_ERR_CANCELED);
+    for (uint32_t i = 0; i < job->shards.count; i++) chunk_link_close(&job->shards.links[i]->conn);
     if (!loans_are_back(job)) return; // the fabric gives them back soon; the tick comes again
-    cairn_bodies_release(job);
-    cairn_pushes_release(job);
-    cairn_links_release(job);
+    bodies_release(job);
+    pushes_release(job);
+    links_release(job);
     unlink_job(job);
-    cairn_job_unref(job);
+    job_unref(job);
 }
 
 /* ==== detach ==== */
@@ -649,27 +641,27 @@ static bool has_parcels(const struct job *job)
 }
 
 /* Under the lock. */
-static cairn_status judge_job(struct job *job, struct cairn_sentence *why)
+static cairn_status judge_job(struct job *job, struct sentence *why)
 {
     const struct filling *filling = &job->filling;
     if (filling->round > filling->void_round && !filling->committed)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s: round %llu is open: commit it first",
-                          job->name, (unsigned long long)filling->round);
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s: round %" PRIu64 " is open: commit it first",
+                         job->name, filling->round);
     if (has_parcels(job))
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s: an operation is under way: wait for it",
-                          job->name);
-    if (!cairn_cache_forget(job))
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s: a unit is mapped: unmap it first",
-                          job->name);
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s: an operation is under way: wait for it",
+                         job->name);
+    if (!cache_forget(job))
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s: a unit is mapped: unmap it first",
+                         job->name);
     return CAIRN_OK;
 }
 
 /* Under the lock. */
-static cairn_status judge(struct session *s, struct cairn_sentence *why)
+static cairn_status judge(struct session *s, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     if (s->commands.first != NULL)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "an operation is under way: wait for it");
+        return fail_with(why, CAIRN_ERR_BUSY, "an operation is under way: wait for it");
     for (struct job *job = s->jobs; job != NULL && status == CAIRN_OK; job = job->next)
         status = judge_job(job, why);
     return status;
@@ -679,8 +671,8 @@ static void hold_off(struct session *s, bool is_off)
 {
     if (s->detachment.is_off == is_off) return;
     s->detachment.is_off = is_off;
-    if (s->path.fabric != NULL) cairn_fabric_hold_off(s->path.fabric, is_off);
-    cairn_session_kick(s); // behind the fabric's next progress
+    if (s->path.fabric != NULL) fabric_hold_off(s->path.fabric, is_off);
+    session_kick(s); // behind the fabric's next progress
 }
 
 /* Loop thread: a step towards what is asked. */
@@ -695,7 +687,7 @@ static void detach_turn(struct session *s)
         if (status == CAIRN_OK) wants_off = d->wants_off;
         // The answer waits until imported memory is unmapped, for which the fabric must let it go.
         if (status != CAIRN_OK || !wants_off ||
-            (d->is_off && s->published == NULL && !cairn_card_imports_wait(s->imports)))
+            (d->is_off && s->published == NULL && !card_imports_wait(s->imports)))
             answer(s, status);
     } else if (!d->is_asked) {
         wants_off = d->wants_off;
@@ -704,26 +696,26 @@ static void detach_turn(struct session *s)
     hold_off(s, wants_off);
 }
 
-cairn_status cairn_detach_ask(struct session *s, bool wants_off, uint64_t deadline_ms)
+cairn_status detach_ask(struct session *s, bool wants_off, uint64_t deadline_ms)
 {
     struct detachment *d = &s->detachment;
     cairn_status status = CAIRN_OK;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     pthread_mutex_lock(&s->lock);
     if (d->is_asked)
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "another thread detaches or attaches");
+        status = fail_with(&why, CAIRN_ERR_BUSY, "another thread detaches or attaches");
     if (status == CAIRN_OK) {
         const bool was_off = d->wants_off;
         d->is_asked = true;
         d->is_answered = false;
         d->wants_off = wants_off;
         pthread_mutex_unlock(&s->lock);
-        cairn_session_kick(s);
+        session_kick(s);
         pthread_mutex_lock(&s->lock);
-        while (!d->is_answered && !s->ended && cairn_session_sleep(s, deadline_ms)) {}
+        while (!d->is_answered && !s->ended && session_sleep(s, deadline_ms)) {}
         status = d->is_answered ? d->status : CAIRN_ERR_TIMEOUT;
         if (status == CAIRN_ERR_TIMEOUT)
-            cairn_sentence_set(&why, "what shards showed was not all taken back in time");
+            sentence_set(&why, "what shards showed was not all taken back in time");
         else
             why = d->why;
         d->is_asked = false;
@@ -731,8 +723,8 @@ cairn_status cairn_detach_ask(struct session *s, bool wants_off, uint64_t deadli
     }
     pthread_mutex_unlock(&s->lock);
     if (status == CAIRN_OK) return CAIRN_OK;
-    cairn_session_kick(s);
-    return cairn_client_fail(status, "%s", why.text);
+    session_kick(s);
+    return client_fail(status, "%s", why.text);
 }
 
 /* ==== again ==== */
@@ -742,11 +734,11 @@ static void again_tiles(struct job *job)
 {
     const struct declared *declared = job->tiles.declared; // changed by this thread only
     if (declared == NULL || declared->world == 0) return;
-    Cairn__TilesDeclare message = cairn_client_tiles_message(declared);
+    Cairn__TilesDeclare message = client_tiles_message(declared);
     message.job = job->attachment.job;
     job->tiles.request = ++job->session->control.last_request;
-    cairn_control_send(job->session, CAIRN_MSG_TILES_DECLARE, job->tiles.request, &message.base);
-    cairn_control_send_pages(job->session, job->tiles.request, CAIRN_PAGE_TILES, declared->packed);
+    control_send(job->session, CAIRN_MSG_TILES_DECLARE, job->tiles.request, &message.base);
+    control_send_pages(job->session, job->tiles.request, CAIRN_PAGE_TILES, declared->packed);
 }
 
 /* Is it the reply to the call that waits now? Under the lock. */
@@ -758,7 +750,7 @@ static bool is_awaited(const struct job *job, uint32_t request)
     return ask != NULL && ask->request == request;
 }
 
-void cairn_again_on_tiles_set(struct job *job, uint32_t request)
+void again_on_tiles_set(struct job *job, uint32_t request)
 {
     if (request == job->tiles.request) {
         job->tiles.request = 0;
@@ -772,11 +764,10 @@ void cairn_again_on_tiles_set(struct job *job, uint32_t request)
         job->tiles.declaring_holds = true;
     }
     pthread_mutex_unlock(&job->session->lock);
-    cairn_client_tiles_free(former);
+    client_tiles_free(former);
 }
 
-bool cairn_again_on_error(struct session *s, uint32_t request, cairn_status status,
-                          const char *text)
+bool again_on_error(struct session *s, uint32_t request, cairn_status status, const char *text)
 {
     struct job *job = s->jobs;
     while (job != NULL && job->tiles.request != request && job->pause.request != request)
@@ -784,7 +775,7 @@ bool cairn_again_on_error(struct session *s, uint32_t request, cairn_status stat
     if (job == NULL) return false;
     if (job->tiles.request == request) job->tiles.request = 0;
     if (job->pause.request == request) job->pause.request = 0;
-    cairn_job_fail(job, status, text);
+    job_fail(job, status, text);
     return true;
 }
 
@@ -792,7 +783,7 @@ bool cairn_again_on_error(struct session *s, uint32_t request, cairn_status stat
 static void again_pause(struct job *job)
 {
     struct session *s = job->session;
-    const uint64_t now_ms = cairn_client_now_ms();
+    const uint64_t now_ms = client_now_ms();
     Cairn__Pause message = CAIRN__PAUSE__INIT;
     char what[sizeof job->pause.what];
     pthread_mutex_lock(&s->lock);
@@ -804,7 +795,7 @@ static void again_pause(struct job *job)
     message.at_most_ms = (uint32_t)left_ms;
     message.what = what;
     job->pause.request = ++s->control.last_request;
-    cairn_control_send(s, CAIRN_MSG_PAUSE, job->pause.request, &message.base);
+    control_send(s, CAIRN_MSG_PAUSE, job->pause.request, &message.base);
 }
 
 /* Attached in the middle of a round: it is decided or void by now, and no shard may be left to say so (one
@@ -815,8 +806,8 @@ static void again_ask_round(struct job *job)
     if (job->pushing.pusher.push == NULL) return;
     ask.job = job->attachment.job;
     ask.round = job->pushing.pusher.round;
-    cairn_control_send(job->session, CAIRN_MSG_ROUND_COMMIT, ++job->session->control.last_request,
-                       &ask.base);
+    control_send(job->session, CAIRN_MSG_ROUND_COMMIT, ++job->session->control.last_request,
+                 &ask.base);
 }
 
 /* A shard refused something of the round (client/push.c): it is given up, for all. */
@@ -827,6 +818,6 @@ static void again_give_up(struct job *job)
     message.round = job->pushing.gives_up;
     message.abandon = true;
     job->pushing.gives_up = 0;
-    cairn_control_send(job->session, CAIRN_MSG_ROUND_COMMIT, ++job->session->control.last_request,
-                       &message.base);
+    control_send(job->session, CAIRN_MSG_ROUND_COMMIT, ++job->session->control.last_request,
+                 &message.base);
 }

@@ -29,13 +29,13 @@ struct session_loop {
 };
 
 /* Opens the data path and starts the thread. Caller's thread, as the next one. */
-cairn_status cairn_loop_start(struct session *s) CAIRN_MUST_CHECK;
+cairn_status loop_start(struct session *s) CAIRN_MUST_CHECK;
 /* Ends the thread and waits for its end. Operations under way get a moment to end by themselves. */
-void cairn_loop_stop(struct session *s);
+void loop_stop(struct session *s);
 
 /* loop.c: a turn of the loop thread, whenever it is woken: commands are done, asks are sent, jobs are
  * attached and closed. */
-void cairn_turn_run(struct session *s);
+void turn_run(struct session *s);
 
 /* ==== control ==== */
 
@@ -44,12 +44,12 @@ void cairn_turn_run(struct session *s);
 struct job;
 
 struct control {
-    struct cairn_stream *stream; /* NULL: not connected */
-    bool hello_sent, ready;      /* ready: Welcome came */
-    bool is_choosing;            /* this connection was for the shards' places only */
-    bool was_given_up;    /* the coordinator that lost the connection is the one that is back */
-    uint64_t incarnation; /* of the coordinator */
-    uint64_t store;       /* the identity of its store */
+    struct stream *stream;  /* NULL: not connected */
+    bool hello_sent, ready; /* ready: Welcome came */
+    bool is_choosing;       /* this connection was for the shards' places only */
+    bool was_given_up;      /* the coordinator that lost the connection is the one that is back */
+    uint64_t incarnation;   /* of the coordinator */
+    uint64_t store;         /* the identity of its store */
     uint32_t last_request;
     uint64_t retry_at_ms;
     uint32_t retry_delay_ms; /* grows while connections end as soon as they stand */
@@ -64,22 +64,22 @@ struct reach {
     bool welcome;
     bool no_path;        /* status and why are of the data path, and last */
     cairn_status status; /* of the last attempt */
-    struct cairn_sentence why;
+    struct sentence why;
     uint64_t away_since_ms;
 };
 
-void cairn_control_tick(struct session *s); /* connect, heartbeat, lease */
+void control_tick(struct session *s); /* connect, heartbeat, lease */
 /* Sends without an ask; a failure shows as the stream's end. */
-void cairn_control_send(struct session *s, uint16_t type, uint32_t request,
-                        const ProtobufCMessage *message);
-void cairn_control_send_pages(struct session *s, uint32_t request, enum cairn_page_what what,
-                              struct cairn_packed *packed);
+void control_send(struct session *s, uint16_t type, uint32_t request,
+                  const ProtobufCMessage *message);
+void control_send_pages(struct session *s, uint32_t request, enum page_what what,
+                        struct packed *packed);
 /* There is no memory for what the coordinator sent (`of`: a message). Drops the connection and
  * connects again: unanswered requests are then repeated, and by then there may be memory. */
-void cairn_control_starve(struct session *s, const char *of);
+void control_starve(struct session *s, const char *of);
 /* How many bytes of published memory the job's member has read since it attached to this
  * coordinator. The caller has to send the figure: it counts as told from here on. */
-uint64_t cairn_control_job_read(struct job *job);
+uint64_t control_job_read(struct job *job);
 
 /* ==== datapath ==== */
 
@@ -89,25 +89,25 @@ uint64_t cairn_control_job_read(struct job *job);
 struct shard_link;
 
 struct datapath {
-    struct cairn_fabric *fabric; /* NULL: the shards' places are not known yet */
-    struct cairn_fabric_poll poll;
+    struct fabric *fabric; /* NULL: the shards' places are not known yet */
+    struct fabric_poll poll;
     uint64_t asked_ms;               /* since when the coordinator is asked for the places */
-    struct cairn_fabric_hub *hub;    /* borrowed; NULL but in tests: the data path is that one */
+    struct fabric_hub *hub;          /* borrowed; NULL but in tests: the data path is that one */
     char text[CAIRN_SENTENCE_BYTES]; /* how it was opened; constant once cairn_open is over */
 };
 
 /* Opens the fabric, unless its devices are to be chosen. */
-cairn_status cairn_datapath_open(struct session *s, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status datapath_open(struct session *s, struct sentence *why) CAIRN_MUST_CHECK;
 /* While there is no fabric: chooses and opens, or fails. False: no shard is known yet, ask again. */
-bool cairn_datapath_choose(struct session *s, const Cairn__Welcome *welcome,
-                           struct cairn_sentence *why, cairn_status *status_out);
+bool datapath_choose(struct session *s, const Cairn__Welcome *welcome, struct sentence *why,
+                     cairn_status *status_out);
 /* Every loan comes back by it, those of a shard that is stopped, too. */
-void cairn_datapath_close(struct session *s);
+void datapath_close(struct session *s);
 /* Each tick: a shard that was never heard fails the job, with both ends' addresses. One that was heard, and
  * is awaited, and there by the coordinator's word, is said to be silent, until it is heard. */
-void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms);
+void datapath_judge(struct shard_link *link, uint64_t now_ms);
 /* A message of the shard came. */
-void cairn_datapath_heard(struct shard_link *link);
+void datapath_heard(struct shard_link *link);
 
 /* ==== detach ==== */
 
@@ -118,14 +118,13 @@ struct detachment {
     bool is_asked, is_answered;
     bool wants_off; /* what is asked */
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
     /* loop thread */
     bool is_off;
 };
 
 /* Not under the lock. CAIRN_ERR_BUSY: something is open; CAIRN_ERR_TIMEOUT: it is attached as before. */
-cairn_status cairn_detach_ask(struct session *s, bool wants_off,
-                              uint64_t deadline_ms) CAIRN_MUST_CHECK;
+cairn_status detach_ask(struct session *s, bool wants_off, uint64_t deadline_ms) CAIRN_MUST_CHECK;
 
 /* ==== again ==== */
 
@@ -133,10 +132,9 @@ cairn_status cairn_detach_ask(struct session *s, bool wants_off,
  * coordinator knows nothing of it. Loop thread. */
 
 /* TilesSet, in reply to `request`: of those told again, or of the call of cairn_tiles that waits. */
-void cairn_again_on_tiles_set(struct job *job, uint32_t request);
+void again_on_tiles_set(struct job *job, uint32_t request);
 /* An Error: of tiles or a pause that were told again it is an error of the job. False: it is of neither. */
-bool cairn_again_on_error(struct session *s, uint32_t request, cairn_status status,
-                          const char *text);
+bool again_on_error(struct session *s, uint32_t request, cairn_status status, const char *text);
 
 /* ==== attach ==== */
 
@@ -145,16 +143,16 @@ bool cairn_again_on_error(struct session *s, uint32_t request, cairn_status stat
 struct command;
 
 /* The command by which a job is put into the session's list: its reference becomes the list's. */
-bool cairn_attach_list_run(struct command *command);
+bool attach_list_run(struct command *command);
 
-void cairn_attach_on_attached(struct job *job, Cairn__Attached *attached); /* takes it */
-void cairn_attach_on_page(struct job *job, const Cairn__Page *page);
+void attach_on_attached(struct job *job, Cairn__Attached *attached); /* takes it */
+void attach_on_page(struct job *job, const Cairn__Page *page);
 /* Waits for the thread that reads the pages of `job`, and attaches the job by what it read. */
-void cairn_attach_read(struct job *job);
+void attach_read(struct job *job);
 /* The Error lists differences: they are kept for the thread that opens the job. To be called before
- * cairn_attach_on_error. */
-void cairn_attach_differ(struct job *job, const Cairn__Error *error);
-void cairn_attach_on_error(struct job *job, cairn_status status, const char *text);
+ * attach_on_error. */
+void attach_differ(struct job *job, const Cairn__Error *error);
+void attach_on_error(struct job *job, cairn_status status, const char *text);
 
 /* ==== layouts ==== */
 
@@ -166,23 +164,23 @@ struct reading;
 /* The layout of the newest version, as `reading` read it, and the shards, as the job's attachment has them.
  * CAIRN_ERR_ROLLED_BACK: it was restored onto other shards. The sentence is set where it is not the caller's
  * "not a layout". */
-cairn_status cairn_layouts_attached(struct job *job, struct reading *reading,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status layouts_attached(struct job *job, struct reading *reading,
+                              struct sentence *why) CAIRN_MUST_CHECK;
 /* The job is attached, by what came: connects, and goes on by it with what is under way. */
-void cairn_layouts_apply(struct job *job);
+void layouts_apply(struct job *job);
 
 /* Each turn: bodies by which nothing is fetched any more go, and connections to shards that left the job. */
-void cairn_layouts_trim(struct job *job);
+void layouts_trim(struct job *job);
 
 /* ==== link ==== */
 
 /* Connections to the shards of a job, and what comes over them. Loop thread. */
 
-struct cairn_fabric_message;
+struct fabric_message;
 
 /* There are so many, at least: those of shards that were not heard of have no address yet. */
-cairn_status cairn_links_add(struct job *job, uint32_t count) CAIRN_MUST_CHECK;
-void cairn_links_release(struct job *job); /* nothing of them is on loan */
-void cairn_link_tick(struct shard_link *link, uint64_t now_ms);
+cairn_status links_add(struct job *job, uint32_t count) CAIRN_MUST_CHECK;
+void links_release(struct job *job); /* nothing of them is on loan */
+void link_tick(struct shard_link *link, uint64_t now_ms);
 
 #endif

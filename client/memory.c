@@ -1,6 +1,7 @@
 /* The calls of memory: what they ask for is judged here. */
 #include "client/session.h"
 
+#include <inttypes.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -23,8 +24,8 @@ struct region {
     int fd; /* sealed: its size never changes, and none of its pages goes; -1 of a card */
     struct card_memory card;
     uint32_t loans;
-    struct cairn_fabric_region *shown; /* the loop thread's; NULL: the fabric does not know it */
-    bool asked;                        /* the fabric was told, or would not take it */
+    struct fabric_region *shown; /* the loop thread's; NULL: the fabric does not know it */
+    bool asked;                  /* the fabric was told, or would not take it */
 };
 
 /* A region that the loop thread has to take from the fabric before it is unmapped; or one that never was
@@ -56,7 +57,7 @@ static struct region *find(struct session *s, const uint8_t *address, size_t *at
 static void unmap(struct region region)
 {
     if (region.card.card != NULL) {
-        cairn_card_memory_close(&region.card);
+        card_memory_close(&region.card);
         return;
     }
     munmap(region.base, region.bytes);
@@ -78,15 +79,15 @@ static cairn_status refuse_place(const struct region *region, const void *ptr)
 {
     const struct card *card = region->card.card;
     if (card == NULL)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "mem.ptr %p is host memory of cairn_alloc: mem.device is 0", ptr);
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "mem.ptr %p is memory of GPU %d: mem.device is CAIRN_GPU(%d)", ptr,
-                             cairn_card_number(card), cairn_card_number(card));
+        return client_fail(CAIRN_ERR_INVALID,
+                           "mem.ptr %p is host memory of cairn_alloc: mem.device is 0", ptr);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "mem.ptr %p is memory of GPU %d: mem.device is CAIRN_GPU(%d)", ptr,
+                       card_number(card), card_number(card));
 }
 
-cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
-                               const struct card *card, const void **lent_out)
+cairn_status memory_lend(struct session *s, const void *ptr, size_t bytes, const struct card *card,
+                         const void **lent_out)
 {
     size_t at;
     cairn_status status = CAIRN_OK;
@@ -99,7 +100,7 @@ cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
     if (region != NULL && region->card.card != card)
         status = refuse_place(region, ptr);
     else if (region != NULL && left < bytes)
-        status = cairn_client_fail(
+        status = client_fail(
             CAIRN_ERR_INVALID,
             "mem.ptr has %zu bytes to the end of its cairn_alloc memory, %zu are needed", left,
             bytes);
@@ -111,7 +112,7 @@ cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
     return status;
 }
 
-void cairn_memory_return(struct session *s, const void *lent)
+void memory_return(struct session *s, const void *lent)
 {
     size_t at;
     struct region last = { .base = NULL };
@@ -131,16 +132,16 @@ size_t cairn_memory_bytes(const struct session *s)
     return bytes;
 }
 
-static cairn_status show(struct cairn_fabric *fabric, struct region *region)
+static cairn_status show(struct fabric *fabric, struct region *region)
 {
     if (region->card.card == NULL)
-        return cairn_fabric_region_add(fabric, region->base, region->bytes, region->fd, NULL, 0,
-                                       &region->shown);
-    const int fd = cairn_card_memory_export(&region->card);
+        return fabric_region_add(fabric, region->base, region->bytes, region->fd, NULL, 0,
+                                 &region->shown);
+    const int fd = card_memory_export(&region->card);
     if (fd < 0) return CAIRN_ERR_UNSUPPORTED;
-    const cairn_status status = cairn_fabric_region_add_device(
-        fabric, region->base, region->bytes, fd, cairn_card_uuid(region->card.card), NULL, 0,
-        &region->shown);
+    const cairn_status status = fabric_region_add_device(fabric, region->base, region->bytes, fd,
+                                                         card_uuid(region->card.card), NULL, 0,
+                                                         &region->shown);
     close(fd);
     return status;
 }
@@ -149,7 +150,7 @@ static cairn_status show(struct cairn_fabric *fabric, struct region *region)
 static void let_go(struct session *s, struct gone *gone)
 {
     const bool is_of_card = gone->region.card.card != NULL;
-    if (is_of_card && !cairn_card_change_begin()) {
+    if (is_of_card && !card_change_begin()) {
         pthread_mutex_lock(&s->lock);
         gone->next = s->memory.gone;
         s->memory.gone = gone;
@@ -157,11 +158,11 @@ static void let_go(struct session *s, struct gone *gone)
         return;
     }
     unmap(gone->region);
-    if (is_of_card) cairn_card_change_end();
+    if (is_of_card) card_change_end();
     free(gone);
 }
 
-void cairn_memory_show(struct session *s)
+void memory_show(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
     const bool changed = s->memory.changed;
@@ -178,14 +179,14 @@ void cairn_memory_show(struct session *s)
     pthread_mutex_unlock(&s->lock);
     while (gone != NULL) {
         struct gone *next = gone->next;
-        if (s->path.fabric != NULL) cairn_fabric_region_drop(gone->region.shown);
+        if (s->path.fabric != NULL) fabric_region_drop(gone->region.shown);
         gone->region.shown = NULL;
         let_go(s, gone);
         gone = next;
     }
 }
 
-bool cairn_memory_is_shown(struct session *s, const void *base)
+bool memory_is_shown(struct session *s, const void *base)
 {
     size_t at;
     pthread_mutex_lock(&s->lock);
@@ -227,7 +228,7 @@ void cairn_memory_close(struct session *s)
     forget_gone(s);
 }
 
-void cairn_memory_release(struct session *s)
+void memory_release(struct session *s)
 {
     cairn_memory_close(s);
     free(s->memory.regions);
@@ -238,7 +239,7 @@ void cairn_memory_release(struct session *s)
 /* All of it, in large pages where the kernel has them: what is touched later is there. */
 static bool take(int fd, void *base, size_t bytes)
 {
-    (void)cairn_pages_back(base, bytes);
+    (void)pages_back(base, bytes);
     for (size_t at = 0, part; at < bytes; at += part) {
         part = bytes - at < TAKE_BYTES ? bytes - at : TAKE_BYTES;
         int status;
@@ -253,7 +254,7 @@ static bool take(int fd, void *base, size_t bytes)
 static cairn_status map_card(struct card *card, size_t bytes, struct region *out)
 {
     struct card_memory memory;
-    const cairn_status status = cairn_card_memory_open(card, bytes, &memory);
+    const cairn_status status = card_memory_open(card, bytes, &memory);
     if (status == CAIRN_OK)
         *out = (struct region) {
             .base = (uint8_t *)(uintptr_t)memory.at, .bytes = memory.bytes, .fd = -1, .card = memory
@@ -261,7 +262,7 @@ static cairn_status map_card(struct card *card, size_t bytes, struct region *out
     return status;
 }
 
-struct gone *cairn_memory_apart(struct card *card, size_t bytes)
+struct gone *memory_apart(struct card *card, size_t bytes)
 {
     struct gone *apart = calloc(1, sizeof *apart);
     if (apart != NULL && map_card(card, bytes, &apart->region) == CAIRN_OK) return apart;
@@ -269,18 +270,18 @@ struct gone *cairn_memory_apart(struct card *card, size_t bytes)
     return NULL;
 }
 
-void *cairn_memory_apart_at(const struct gone *apart)
+void *memory_apart_at(const struct gone *apart)
 {
     return apart->region.base;
 }
 
-void cairn_memory_leave(struct session *s, struct gone *apart)
+void memory_leave(struct session *s, struct gone *apart)
 {
     apart->next = s->memory.gone;
     s->memory.gone = apart;
 }
 
-bool cairn_memory_await_left(struct session *s)
+bool memory_await_left(struct session *s)
 {
     enum { TRIES = 100, PAUSE_US = 10000 };
     bool is_left = true;
@@ -290,7 +291,7 @@ bool cairn_memory_await_left(struct session *s)
         is_left = s->memory.gone != NULL;
         pthread_mutex_unlock(&s->lock);
         if (!is_left) return i > 0;
-        cairn_session_kick(s);
+        session_kick(s);
     }
     return true;
 }
@@ -301,14 +302,14 @@ static cairn_status map(size_t bytes, struct region *out)
     const int fd = memfd_create("cairn", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     void *base = MAP_FAILED;
     if (fd >= 0 && ftruncate(fd, (off_t)whole) == 0)
-        base = cairn_pages_map(whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
+        base = pages_map(whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
     if (base == MAP_FAILED || fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) != 0 ||
         !take(fd, base, whole)) {
         const int error = errno;
         if (base != MAP_FAILED) munmap(base, whole);
         if (fd >= 0) close(fd);
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "%zu bytes of shared memory: %s", bytes,
-                                 strerror(error));
+        return client_fail(CAIRN_ERR_NO_MEMORY, "%zu bytes of shared memory: %s", bytes,
+                           strerror(error));
     }
     *out = (struct region) { .base = base, .bytes = whole, .fd = fd };
     return CAIRN_OK;
@@ -328,9 +329,9 @@ static cairn_status add(struct session *s, struct region region)
         }
     }
     if (s->memory.closed)
-        status = cairn_client_fail(CAIRN_ERR_HANDLE, "the session is closed");
+        status = client_fail(CAIRN_ERR_HANDLE, "the session is closed");
     else if (s->memory.count == s->memory.capacity)
-        status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+        status = client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     else {
         find(s, region.base, &at);
         memmove(&s->memory.regions[at + 1], &s->memory.regions[at],
@@ -343,22 +344,22 @@ static cairn_status add(struct session *s, struct region region)
     return status;
 }
 
-cairn_status cairn_memory_take(struct session *s, size_t bytes, struct card *card, void **out)
+cairn_status memory_take(struct session *s, size_t bytes, struct card *card, void **out)
 {
     struct region region;
     cairn_status status = card != NULL ? map_card(card, bytes, &region) : map(bytes, &region);
     if (status == CAIRN_OK && (status = add(s, region)) != CAIRN_OK) unmap(region);
     if (status != CAIRN_OK) return status;
-    cairn_session_kick(s);
+    session_kick(s);
     *out = region.base;
     return CAIRN_OK;
 }
 
-cairn_status cairn_memory_free(struct session *s, const void *ptr)
+cairn_status memory_free(struct session *s, const void *ptr)
 {
     size_t at;
     struct gone *gone = malloc(sizeof *gone);
-    if (gone == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (gone == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     pthread_mutex_lock(&s->lock);
     const struct region *region = find(s, ptr, &at);
     const bool ours = region != NULL && region->base == ptr;
@@ -371,19 +372,19 @@ cairn_status cairn_memory_free(struct session *s, const void *ptr)
     if (goes_later) s->memory.gone = gone;
     pthread_mutex_unlock(&s->lock);
     if (goes_later) {
-        cairn_session_kick(s);
+        session_kick(s);
         return CAIRN_OK;
     }
     if (freed) unmap(gone->region);
     free(gone);
     if (!ours)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "%p is not memory of cairn_alloc, or was freed already", ptr);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "%p is not memory of cairn_alloc, or was freed already", ptr);
     if (loans > 0)
-        return cairn_client_fail(CAIRN_ERR_BUSY,
-                                 "%u operations have this memory on loan; wait for them first "
-                                 "(cairn_wait, cairn_commit)",
-                                 (unsigned)loans);
+        return client_fail(CAIRN_ERR_BUSY,
+                           "%u operations have this memory on loan; wait for them first "
+                           "(cairn_wait, cairn_commit)",
+                           (unsigned)loans);
     return CAIRN_OK;
 }
 
@@ -396,71 +397,70 @@ static cairn_status judge_bytes(size_t bytes)
     struct rlimit file;
     // The kernel would answer with a signal.
     if (getrlimit(RLIMIT_FSIZE, &file) == 0 && bytes > file.rlim_cur)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                 "%zu bytes of shared memory are more than this process's limit of "
-                                 "file size (%llu): raise it (ulimit -f)",
-                                 bytes, (unsigned long long)file.rlim_cur);
+        return client_fail(CAIRN_ERR_NO_MEMORY,
+                           "%zu bytes of shared memory are more than this process's limit of "
+                           "file size (%" PRIu64 "): raise it (ulimit -f)",
+                           bytes, file.rlim_cur);
     if (pages <= 0 || page <= 0 || bytes / (size_t)page < (size_t)pages) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "%zu bytes are more than this machine has (%zu)",
-                             bytes, (size_t)pages * (size_t)page);
+    return client_fail(CAIRN_ERR_NO_MEMORY, "%zu bytes are more than this machine has (%zu)", bytes,
+                       (size_t)pages * (size_t)page);
 }
 
 cairn_status cairn_alloc(cairn *handle, size_t bytes, int device, void **out)
 {
-    if (out == NULL) return cairn_client_fail(CAIRN_ERR_INVALID, "out is NULL");
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return cairn_handle_fail(handle, "session");
+    if (out == NULL) return client_fail(CAIRN_ERR_INVALID, "out is NULL");
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) return handle_fail(handle, "session");
     struct card *card;
-    cairn_status status = cairn_card_of_device(device, "device", &card);
-    if (status == CAIRN_OK && bytes == 0)
-        status = cairn_client_fail(CAIRN_ERR_INVALID, "bytes is 0");
+    cairn_status status = card_of_device(device, "device", &card);
+    if (status == CAIRN_OK && bytes == 0) status = client_fail(CAIRN_ERR_INVALID, "bytes is 0");
     if (status == CAIRN_OK && card == NULL) status = judge_bytes(bytes);
-    if (status == CAIRN_OK) status = cairn_memory_take(s, bytes, card, out);
-    cairn_handle_put(handle);
+    if (status == CAIRN_OK) status = memory_take(s, bytes, card, out);
+    handle_put(handle);
     return status;
 }
 
 cairn_status cairn_free(cairn *handle, void *ptr)
 {
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return cairn_handle_fail(handle, "session");
-    const cairn_status status = cairn_memory_free(s, ptr);
-    cairn_handle_put(handle);
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) return handle_fail(handle, "session");
+    const cairn_status status = memory_free(s, ptr);
+    handle_put(handle);
     return status;
 }
 
 cairn_status cairn_register(cairn *handle, void *ptr, size_t bytes, int device)
 {
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return cairn_handle_fail(handle, "session");
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) return handle_fail(handle, "session");
     struct card *card;
-    cairn_status status = cairn_card_of_device(device, "device", &card);
+    cairn_status status = card_of_device(device, "device", &card);
     if (status == CAIRN_OK && (ptr == NULL || bytes == 0))
-        status = cairn_client_fail(CAIRN_ERR_INVALID, "ptr is NULL or bytes is 0");
+        status = client_fail(CAIRN_ERR_INVALID, "ptr is NULL or bytes is 0");
     if (status == CAIRN_OK)
-        status = cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                   "memory of the caller is staged, not registered, in this build: "
-                                   "put, push and fetch of it are right as they are");
-    cairn_handle_put(handle);
+        status = client_fail(CAIRN_ERR_UNSUPPORTED,
+                             "memory of the caller is staged, not registered, in this build: "
+                             "put, push and fetch of it are right as they are");
+    handle_put(handle);
     return status;
 }
 
 cairn_status cairn_unregister(cairn *handle, void *ptr)
 {
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return cairn_handle_fail(handle, "session");
-    cairn_handle_put(handle);
-    return cairn_client_fail(CAIRN_ERR_INVALID, "%p is not registered", ptr);
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) return handle_fail(handle, "session");
+    handle_put(handle);
+    return client_fail(CAIRN_ERR_INVALID, "%p is not registered", ptr);
 }
 
 static cairn_status detach_or_attach(cairn *handle, bool wants_off, int timeout_ms)
 {
-    cairn_status status = cairn_api_judge_call(NULL, NULL, timeout_ms);
+    cairn_status status = api_judge_call(NULL, NULL, timeout_ms);
     if (status != CAIRN_OK) return status;
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return cairn_handle_fail(handle, "session");
-    status = cairn_detach_ask(s, wants_off, cairn_api_deadline(timeout_ms));
-    cairn_handle_put(handle);
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) return handle_fail(handle, "session");
+    status = detach_ask(s, wants_off, api_deadline(timeout_ms));
+    handle_put(handle);
     return status;
 }
 

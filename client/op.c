@@ -1,5 +1,6 @@
 #include "client/op.h"
 
+#include <inttypes.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -47,7 +48,7 @@ static void give_op(struct op *op)
     if (!is_kept) free(op);
 }
 
-void cairn_ops_release(struct session *s)
+void ops_release(struct session *s)
 {
     while (s->spare.first != NULL) {
         struct op *op = s->spare.first;
@@ -64,7 +65,7 @@ static void unref(struct op *op)
     if (left > 0) return;
     struct job *job = op->job;
     give_op(op);
-    cairn_job_unref(job); // with which the session may go
+    job_unref(job); // with which the session may go
 }
 
 static void on_handle_free(void *object)
@@ -88,20 +89,20 @@ struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle)
     op->holds = 1; // until it is cut whole
     op->refs = with_handle ? 2 : 1;
     if (with_handle) {
-        op->handle = cairn_handle_open(CAIRN_HANDLE_OP, op, on_handle_free);
+        op->handle = handle_open(CAIRN_HANDLE_OP, op, on_handle_free);
         if (op->handle == NULL) {
             give_op(op);
             return NULL;
         }
     }
-    cairn_job_ref(job);
+    job_ref(job);
     pthread_mutex_lock(&job->session->lock);
     if (open_count(op) != NULL) (*open_count(op))++;
     pthread_mutex_unlock(&job->session->lock);
     return op;
 }
 
-void cairn_op_hold(struct op *op)
+void op_hold(struct op *op)
 {
     op->holds++;
 }
@@ -109,7 +110,7 @@ void cairn_op_hold(struct op *op)
 /* Why a failed operation failed. */
 static const char *op_why(const struct op *op)
 {
-    return op->why != NULL ? op->why : cairn_status_text((int)op->status);
+    return op->why != NULL ? op->why : status_text((int)op->status);
 }
 
 /* Under the lock: whose stream was let go has read what was not there yet, or written what was still read. */
@@ -117,19 +118,19 @@ static void judge_late(struct op *op)
 {
     if (op->status != CAIRN_OK) return;
     op->status = CAIRN_ERR_CANCELED;
-    struct cairn_sentence why;
-    cairn_sentence_set(&why,
-                       "a stream that waited for this operation was let go after %d s, or at the "
-                       "session's end, before it was complete: what that stream did since is of no "
-                       "use",
-                       CAIRN_STREAMS_WAIT_MS / 1000);
+    struct sentence why;
+    sentence_set(&why,
+                 "a stream that waited for this operation was let go after %d s, or at the "
+                 "session's end, before it was complete: what that stream did since is of no "
+                 "use",
+                 CAIRN_STREAMS_WAIT_MS / 1000);
     op->why = strdup(why.text);
 }
 
 static void give_memory_back(struct op *op)
 {
-    cairn_memory_return(op->session, op->lent);
-    for (size_t i = 0; i < op->lent_count; i++) cairn_memory_return(op->session, op->lents[i]);
+    memory_return(op->session, op->lent);
+    for (size_t i = 0; i < op->lent_count; i++) memory_return(op->session, op->lents[i]);
     free(op->lents);
     op->lents = NULL;
 }
@@ -140,33 +141,32 @@ static void complete(struct op *op)
     give_memory_back(op);
     free(op->owned);
     op->owned = NULL;
-    if (op->list != NULL) cairn_handle_put(op->list);
+    if (op->list != NULL) handle_put(op->list);
     // Before who waits for the op may go on: what it holds is given back, and not counted, by then.
     if (op->on_done != NULL) op->on_done(op->context, op->status, op_why(op));
     pthread_mutex_lock(&s->lock);
     op->done = true;
     bool is_late;
-    struct card_word *words = cairn_streams_take(op, &is_late);
+    struct card_word *words = streams_take(op, &is_late);
     if (is_late) judge_late(op);
     if (open_count(op) != NULL) (*open_count(op))--;
     if (op->kind == CAIRN_CHUNK_PUSH && op->job->filling.pushes_open == 0)
-        cairn_step_times_pushed(&op->job->times);
+        step_times_pushed(&op->job->times);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK)
-        cairn_puts_failed(op->job, op->target.tensor, op->plane);
+        puts_failed(op->job, op->target.tensor, op->plane);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK && op->job->puts.status == CAIRN_OK) {
         op->job->puts.status = op->status;
-        cairn_sentence_set(&op->job->puts.why, "%s", op_why(op));
+        sentence_set(&op->job->puts.why, "%s", op_why(op));
     }
     const bool is_last = open_count(op) != NULL && *open_count(op) == 0;
-    if (op->handle != NULL || op->on_done != NULL || is_last)
-        cairn_session_wake(s, op->on_done == NULL);
+    if (op->handle != NULL || op->on_done != NULL || is_last) session_wake(s, op->on_done == NULL);
     pthread_mutex_unlock(&s->lock);
-    cairn_streams_let_go(words);
-    if (words != NULL) cairn_session_kick(s); // what was put off meanwhile
+    streams_let_go(words);
+    if (words != NULL) session_kick(s); // what was put off meanwhile
     unref(op);
 }
 
-void cairn_op_let_go(struct op *op, cairn_status status, const char *why)
+void op_let_go(struct op *op, cairn_status status, const char *why)
 {
     if (status != CAIRN_OK && op->status == CAIRN_OK) {
         op->status = status;
@@ -177,50 +177,49 @@ void cairn_op_let_go(struct op *op, cairn_status status, const char *why)
 
 /* ---- commands ---- */
 
-void cairn_command_free(struct command *command)
+void command_free(struct command *command)
 {
-    cairn_card_event_free(command->event);
-    cairn_body_put(command->body);
+    card_event_free(command->event);
+    body_put(command->body);
     free(command);
 }
 
-struct command *cairn_op_command(struct job *job, bool (*run)(struct command *))
+struct command *op_command(struct job *job, bool (*run)(struct command *))
 {
     struct command *command = calloc(1, sizeof *command);
     if (command == NULL) return NULL;
     command->run = run;
     command->job = job;
-    cairn_job_ref(job);
+    job_ref(job);
     return command;
 }
 
-cairn_status cairn_op_reserve(struct job *job, uint8_t kind, cairn_op **op_out, struct op **out)
+cairn_status op_reserve(struct job *job, uint8_t kind, cairn_op **op_out, struct op **out)
 {
     *out = op_out != NULL ? cairn_op_new(job, kind, true) : NULL; // nobody would ask
     return *out != NULL || op_out == NULL
                ? CAIRN_OK
-               : cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                   "out of memory, or too many operations are open");
+               : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory, or too many operations are open");
 }
 
-cairn_status cairn_op_settle(struct op *op, cairn_status status, cairn_op **op_out)
+cairn_status op_settle(struct op *op, cairn_status status, cairn_op **op_out)
 {
     if (op == NULL) return status;
     void *handle = op->handle;
-    if (status != CAIRN_OK) (void)cairn_handle_close(CAIRN_HANDLE_OP, handle); // nobody has it
-    cairn_op_let_go(op, CAIRN_OK, NULL); // nothing of it is under way
+    if (status != CAIRN_OK) (void)handle_close(CAIRN_HANDLE_OP, handle); // nobody has it
+    op_let_go(op, CAIRN_OK, NULL); // nothing of it is under way
     if (status == CAIRN_OK) *op_out = handle;
     return status;
 }
 
-cairn_status cairn_op_finished(struct job *job, uint8_t kind, cairn_op **op_out)
+cairn_status op_finished(struct job *job, uint8_t kind, cairn_op **op_out)
 {
     struct op *op;
-    const cairn_status status = cairn_op_reserve(job, kind, op_out, &op);
-    return cairn_op_settle(op, status, op_out);
+    const cairn_status status = op_reserve(job, kind, op_out, &op);
+    return op_settle(op, status, op_out);
 }
 
-void cairn_op_describe_target(const struct command *pattern, struct target *out)
+void op_describe_target(const struct command *pattern, struct target *out)
 {
     out->tensor = pattern->tensor;
     out->dtype = pattern->dtype;
@@ -228,16 +227,14 @@ void cairn_op_describe_target(const struct command *pattern, struct target *out)
     out->piece = pattern->piece;
     out->card = pattern->card;
     out->box_bytes = 0;
-    if (out->piece.tile == CAIRN_TILE_BOX)
-        out->box_bytes = cairn_box_encode(&out->piece.box, out->box);
+    if (out->piece.tile == CAIRN_TILE_BOX) out->box_bytes = box_encode(&out->piece.box, out->box);
 }
 
 static cairn_status lend(struct job *job, const struct target *target, const void **lent_out)
 {
-    const size_t bytes = cairn_strides_span(&target->piece.strides,
-                                            cairn_box_elems(&target->piece.box),
-                                            cairn_dtype_bytes(target->dtype));
-    return cairn_memory_lend(job->session, target->ptr, bytes, target->card, lent_out);
+    const size_t bytes = strides_span(&target->piece.strides, box_element_count(&target->piece.box),
+                                      dtype_size(target->dtype));
+    return memory_lend(job->session, target->ptr, bytes, target->card, lent_out);
 }
 
 static void describe_op(struct op *op, const struct command *pattern)
@@ -254,13 +251,12 @@ static cairn_status open_command(struct job *job, uint8_t kind, bool (*run)(stru
                                  const struct command *pattern, bool with_handle,
                                  struct command **out)
 {
-    struct command *command = cairn_op_command(job, run);
+    struct command *command = op_command(job, run);
     struct op *op = command != NULL ? cairn_op_new(job, kind, with_handle) : NULL;
     if (op == NULL) {
-        if (command != NULL) cairn_job_unref(job);
+        if (command != NULL) job_unref(job);
         free(command);
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                 "out of memory, or too many operations are open");
+        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory, or too many operations are open");
     }
     describe_op(op, pattern);
     *command = *pattern;
@@ -277,12 +273,12 @@ static cairn_status make(struct job *job, uint8_t kind, bool (*run)(struct comma
 {
     const void *lent;
     struct target target;
-    cairn_op_describe_target(pattern, &target);
+    op_describe_target(pattern, &target);
     cairn_status status = lend(job, &target, &lent);
     if (status != CAIRN_OK) return status;
     status = open_command(job, kind, run, pattern, with_handle, out);
     if (status != CAIRN_OK) {
-        cairn_memory_return(job->session, lent);
+        memory_return(job->session, lent);
         return status;
     }
     struct op *op = (*out)->op;
@@ -292,14 +288,14 @@ static cairn_status make(struct job *job, uint8_t kind, bool (*run)(struct comma
     return CAIRN_OK;
 }
 
-cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                            const struct command *pattern, cairn_op **op_out)
+cairn_status op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                      const struct command *pattern, cairn_op **op_out)
 {
     struct command *command;
     const cairn_status status = make(job, kind, run, pattern, op_out != NULL, &command);
     if (status != CAIRN_OK) return status;
     void *handle = command->op->handle;
-    cairn_session_command(job->session, command);
+    session_command(job->session, command);
     if (op_out != NULL) *op_out = handle;
     return CAIRN_OK;
 }
@@ -316,23 +312,23 @@ static cairn_status lend_all(struct job *job, const struct op_list *list, const 
         status = lend(job, &list->targets[count], &lents[count]);
     if (status == CAIRN_OK) return CAIRN_OK;
     *wrong_out = --count; // of which nothing is lent
-    while (count > 0) cairn_memory_return(job->session, lents[--count]);
+    while (count > 0) memory_return(job->session, lents[--count]);
     return status;
 }
 
-cairn_status cairn_op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                                 const struct command *pattern, const struct op_list *list,
-                                 cairn_op **op_out, size_t *wrong_out)
+cairn_status op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                           const struct command *pattern, const struct op_list *list,
+                           cairn_op **op_out, size_t *wrong_out)
 {
     struct command *command;
     *wrong_out = list->count;
     const void **lents = calloc(list->count, sizeof *lents);
-    if (lents == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
+    if (lents == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
     cairn_status status = lend_all(job, list, lents, wrong_out);
     if (status == CAIRN_OK) {
         status = open_command(job, kind, run, pattern, op_out != NULL, &command);
         for (size_t i = 0; status != CAIRN_OK && i < list->count; i++)
-            cairn_memory_return(job->session, lents[i]);
+            memory_return(job->session, lents[i]);
     }
     if (status != CAIRN_OK) {
         free(lents);
@@ -342,26 +338,26 @@ cairn_status cairn_op_begin_list(struct job *job, uint8_t kind, bool (*run)(stru
     op->lents = lents;
     op->lent_count = list->count;
     op->list = list->handle;
-    cairn_handle_hold(list->handle);
+    handle_hold(list->handle);
     command->target = list->targets;
     command->targets_left = list->count - 1;
     void *handle = op->handle;
-    cairn_session_command(job->session, command);
+    session_command(job->session, command);
     if (op_out != NULL) *op_out = handle;
     return CAIRN_OK;
 }
 
 /* ---- several at once ---- */
 
-cairn_status cairn_op_chain(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                            const struct command *pattern, struct command_chain *chain)
+cairn_status op_chain(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                      const struct command *pattern, struct command_chain *chain)
 {
     struct command *command;
     const cairn_status status = make(job, kind, run, pattern, false, &command);
     if (status != CAIRN_OK) return status;
     command->op->of = chain->of;
     // The first one has the hold with which it was made: nothing of it is under way yet.
-    if (chain->of != NULL && chain->first != NULL) cairn_op_hold(chain->of);
+    if (chain->of != NULL && chain->first != NULL) op_hold(chain->of);
     if (chain->of != NULL) chain->of->may_be_canceled = command->op->may_be_canceled;
     if (chain->first == NULL)
         chain->first = command;
@@ -371,26 +367,26 @@ cairn_status cairn_op_chain(struct job *job, uint8_t kind, bool (*run)(struct co
     return CAIRN_OK;
 }
 
-void cairn_op_chain_go(struct session *s, struct command_chain *chain)
+void op_chain_go(struct session *s, struct command_chain *chain)
 {
-    cairn_session_commands(s, chain->first, chain->last);
+    session_commands(s, chain->first, chain->last);
     chain->first = NULL;
 }
 
-void cairn_op_chain_drop(struct command_chain *chain)
+void op_chain_drop(struct command_chain *chain)
 {
     const cairn_status why = CAIRN_ERR_CANCELED;
-    if (chain->first == NULL && chain->of != NULL) cairn_op_let_go(chain->of, why, NULL);
+    if (chain->first == NULL && chain->of != NULL) op_let_go(chain->of, why, NULL);
     while (chain->first != NULL) {
         struct command *command = chain->first;
         chain->first = command->next;
-        cairn_op_let_go(command->op, why, NULL);
-        cairn_job_unref(command->job);
-        cairn_command_free(command);
+        op_let_go(command->op, why, NULL);
+        job_unref(command->job);
+        command_free(command);
     }
 }
 
-bool cairn_op_is_canceled(const struct op *op)
+bool op_is_canceled(const struct op *op)
 {
     return op->is_canceled || (op->of != NULL && op->of->is_canceled);
 }
@@ -403,9 +399,9 @@ bool cairn_op_is_canceled(const struct op *op)
 #define QUIET_MS 5000 /* that a call may wait and say nothing */
 #define SAY_MS   60000
 
-struct patience cairn_client_patience(struct job *job, uint64_t deadline_ms)
+struct patience client_patience(struct job *job, uint64_t deadline_ms)
 {
-    const uint64_t now_ms = cairn_client_now_ms();
+    const uint64_t now_ms = client_now_ms();
     return (struct patience) { .job = job,
                                .span_ms = deadline_ms > now_ms ? deadline_ms - now_ms : 0,
                                .say_ms = now_ms + QUIET_MS };
@@ -415,7 +411,7 @@ struct patience cairn_client_patience(struct job *job, uint64_t deadline_ms)
 static bool say(struct patience *p, const char *text, uint32_t paused_ms)
 {
     const struct session *s = p->job->session;
-    const uint64_t now_ms = cairn_client_now_ms();
+    const uint64_t now_ms = client_now_ms();
     const bool is_due = now_ms >= p->say_ms || !p->said;
     if (is_due) p->say_ms = now_ms + SAY_MS;
     p->said = true;
@@ -427,13 +423,13 @@ static bool say(struct patience *p, const char *text, uint32_t paused_ms)
     return true;
 }
 
-uint64_t cairn_client_says_at(const struct patience *p, uint64_t deadline_ms)
+uint64_t client_says_at(const struct patience *p, uint64_t deadline_ms)
 {
     return !p->paused && p->say_ms < deadline_ms ? p->say_ms
                                                  : deadline_ms; // of a pause it says then
 }
 
-void cairn_client_say_wait(struct patience *p, const char *text)
+void client_say_wait(struct patience *p, const char *text)
 {
     (void)say(p, text, 0); // the call has its own time
 }
@@ -450,8 +446,7 @@ static bool client_waits_on(struct patience *p, const Cairn__Awaited *awaited,
     if (!p->paused && !was_paused) return false;
     if (p->paused && !say(p, awaited->text, paused_ms)) return false;
     // Behind a pause the caller's own time begins again: nobody knows how long it is over.
-    *deadline_ms = cairn_client_now_ms() +
-                   (p->span_ms < SAY_MS || !p->paused ? p->span_ms : SAY_MS);
+    *deadline_ms = client_now_ms() + (p->span_ms < SAY_MS || !p->paused ? p->span_ms : SAY_MS);
     return true;
 }
 
@@ -464,17 +459,17 @@ static bool has_descriptor(const struct session *s)
     return true;
 }
 
-void cairn_client_silence(struct job *job, struct cairn_sentence *out)
+void client_silence(struct job *job, struct sentence *out)
 {
     if (!has_descriptor(job->session)) {
-        cairn_sentence_set(out, "this process may open no descriptor more, and without one it "
-                                "reaches no shard: close some, or raise the limit (ulimit -n); ");
+        sentence_set(out, "this process may open no descriptor more, and without one it "
+                          "reaches no shard: close some, or raise the limit (ulimit -n); ");
         return;
     }
     pthread_mutex_lock(&job->session->lock);
     *out = job->shards.silence;
     pthread_mutex_unlock(&job->session->lock);
-    if (out->text[0] != '\0') cairn_sentence_add(out, "; ");
+    if (out->text[0] != '\0') sentence_add(out, "; ");
 }
 
 /* ==== ask ==== */
@@ -496,7 +491,7 @@ static void enlist(struct ask *ask)
     ask->next = s->asks;
     s->asks = ask;
     pthread_mutex_unlock(&s->lock);
-    cairn_session_kick(s);
+    session_kick(s);
 }
 
 /* Sleeps until the ask is answered; false: at the deadline it is not. */
@@ -504,11 +499,11 @@ static bool sleep_for_ask(struct ask *ask, uint64_t deadline_ms)
 {
     struct session *s = ask->job->session;
     pthread_mutex_lock(&s->lock);
-    while (!ask->done && !s->ended && cairn_session_sleep(s, deadline_ms)) {}
+    while (!ask->done && !s->ended && session_sleep(s, deadline_ms)) {}
     if (!ask->done && s->ended) {
         ask->done = true;
         ask->status = CAIRN_ERR_CLOSED;
-        cairn_sentence_set(&ask->why, "the session was closed");
+        sentence_set(&ask->why, "the session was closed");
     }
     const bool is_answered = ask->done;
     pthread_mutex_unlock(&s->lock);
@@ -538,14 +533,14 @@ static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_
     delist(&ask);
     if (ask.reply != NULL && ask.reply_type == CAIRN_MSG_AWAITED)
         return (Cairn__Awaited *)ask.reply;
-    cairn_message_free(ask.reply);
+    message_free(ask.reply);
     return NULL;
 }
 
 /* For whom a request of `type` waits; NULL: the coordinator does not say. Freed by the caller. */
 static Cairn__Awaited *cairn_ask_awaited(struct job *job, uint16_t type)
 {
-    return ask_until(job, type, cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
+    return ask_until(job, type, client_now_ms() + AWAITED_TIMEOUT_MS);
 }
 
 /* How long the coordinator has been away, 0 if it is connected. While it is away nobody can say for
@@ -553,37 +548,37 @@ static Cairn__Awaited *cairn_ask_awaited(struct job *job, uint16_t type)
 static uint64_t away_for_ms(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
-    const uint64_t away_ms = s->reach.welcome ? 0 : cairn_client_now_ms() - s->reach.away_since_ms;
+    const uint64_t away_ms = s->reach.welcome ? 0 : client_now_ms() - s->reach.away_since_ms;
     pthread_mutex_unlock(&s->lock);
     return away_ms;
 }
 
 /* Where no member and no shard is awaited: what else is. */
-static void say_rest(struct job *job, uint16_t type, struct cairn_sentence *out)
+static void say_rest(struct job *job, uint16_t type, struct sentence *out)
 {
     pthread_mutex_lock(&job->session->lock);
     const struct cairn_version newest = job->known.newest;
     pthread_mutex_unlock(&job->session->lock);
     switch (type) {
     case CAIRN_MSG_VERSION_WAIT:
-        cairn_sentence_set(out,
-                           "waits for a step that nobody has begun: the newest version that was "
-                           "heard of is %llu.%llu",
-                           (unsigned long long)newest.generation, (unsigned long long)newest.step);
+        sentence_set(out,
+                     "waits for a step that nobody has begun: the newest version that was "
+                     "heard of is %" PRIu64 ".%" PRIu64,
+                     newest.generation, newest.step);
         return;
     case CAIRN_MSG_SNAPSHOT_CREATE:
-        cairn_sentence_set(out, "waits for the storage of the snapshots, where it is written");
+        sentence_set(out, "waits for the storage of the snapshots, where it is written");
         return;
     case CAIRN_MSG_ROUND_COMMIT:
-        cairn_sentence_set(out, "waits for the shards to tell how the round ended");
+        sentence_set(out, "waits for the shards to tell how the round ended");
         return;
     case CAIRN_MSG_LEASE_TAKE:
     case CAIRN_MSG_LEASE_DROP:
-        cairn_sentence_set(out, "waits for the shards to take note of the lease");
+        sentence_set(out, "waits for the shards to take note of the lease");
         return;
     default:
-        cairn_sentence_set(out, "waits for the coordinator, which waits for nobody: it is at work "
-                                "on this, or on its store");
+        sentence_set(out, "waits for the coordinator, which waits for nobody: it is at work "
+                          "on this, or on its store");
     }
 }
 
@@ -596,26 +591,26 @@ static bool is_detached(struct session *s)
     return is_off;
 }
 
-static struct cairn_sentence awaited_text_ask(struct job *job, uint16_t type,
-                                              const Cairn__Awaited *awaited)
+static struct sentence awaited_text_ask(struct job *job, uint16_t type,
+                                        const Cairn__Awaited *awaited)
 {
     struct session *s = job->session;
-    struct cairn_sentence silence, text;
+    struct sentence silence, text;
     const uint64_t away_ms = away_for_ms(s);
-    cairn_client_silence(job, &silence);
+    client_silence(job, &silence);
     if (is_detached(s))
-        cairn_sentence_add(&silence, "this session let go of the shards' memory "
-                                     "(cairn_detach_memory), and what needs them waits for its "
-                                     "cairn_attach_memory; ");
+        sentence_add(&silence, "this session let go of the shards' memory "
+                               "(cairn_detach_memory), and what needs them waits for its "
+                               "cairn_attach_memory; ");
     if (away_ms > 0)
-        cairn_sentence_set(&text, "the coordinator at %s has been away for %llu ms",
-                           s->endpoint_text, (unsigned long long)away_ms);
+        sentence_set(&text, "the coordinator at %s has been away for %" PRIu64 " ms",
+                     s->endpoint_text, away_ms);
     else if (awaited == NULL)
-        cairn_sentence_set(&text, "%sthe coordinator at %s does not answer", silence.text,
-                           s->endpoint_text);
+        sentence_set(&text, "%sthe coordinator at %s does not answer", silence.text,
+                     s->endpoint_text);
     else if (awaited->text[0] != 0)
-        cairn_sentence_set(&text, "%swaits for %s%s", silence.text, awaited->text,
-                           awaited->silent ? PAUSES : "");
+        sentence_set(&text, "%swaits for %s%s", silence.text, awaited->text,
+                     awaited->silent ? PAUSES : "");
     else
         say_rest(job, type, &text);
     return text;
@@ -627,12 +622,12 @@ static Cairn__Awaited *ask_awaited(struct job *job, uint16_t type, uint64_t unti
     return away_for_ms(job->session) > 0 ? NULL : ask_until(job, type, until_ms);
 }
 
-struct cairn_sentence cairn_ask_opening_awaits(struct job *job)
+struct sentence ask_opening_awaits(struct job *job)
 {
     Cairn__Awaited *awaited = ask_awaited(job, CAIRN_MSG_JOB_OPEN,
-                                          cairn_client_now_ms() + AWAITED_LATE_MS);
-    const struct cairn_sentence text = awaited_text_ask(job, CAIRN_MSG_JOB_OPEN, awaited);
-    cairn_message_free((ProtobufCMessage *)awaited);
+                                          client_now_ms() + AWAITED_LATE_MS);
+    const struct sentence text = awaited_text_ask(job, CAIRN_MSG_JOB_OPEN, awaited);
+    message_free((ProtobufCMessage *)awaited);
     return text;
 }
 
@@ -665,20 +660,19 @@ static const char *call_of(const struct ask *ask)
     case CAIRN_MSG_PAUSE:
         return ((const Cairn__Pause *)ask->message)->at_most_ms > 0 ? "cairn_pause"
                                                                     : "cairn_pause_end";
-    default: return cairn_message_name(ask->type);
+    default: return message_name(ask->type);
     }
 }
 
 static cairn_status fail_late(const struct ask *ask, const Cairn__Awaited *awaited)
 {
     const Cairn__VersionWait *wait = (const Cairn__VersionWait *)ask->message;
-    struct cairn_sentence call;
-    cairn_sentence_set(&call, "%s", call_of(ask));
+    struct sentence call;
+    sentence_set(&call, "%s", call_of(ask));
     if (ask->type == CAIRN_MSG_VERSION_WAIT && !wait->client_state)
-        cairn_sentence_add(&call, " for version %llu.%llu", (unsigned long long)wait->generation,
-                           (unsigned long long)wait->step);
-    const struct cairn_sentence text = awaited_text_ask(ask->job, ask->type, awaited);
-    return cairn_client_fail(CAIRN_ERR_TIMEOUT, "%s timed out: %s", call.text, text.text);
+        sentence_add(&call, " for version %" PRIu64 ".%" PRIu64, wait->generation, wait->step);
+    const struct sentence text = awaited_text_ask(ask->job, ask->type, awaited);
+    return client_fail(CAIRN_ERR_TIMEOUT, "%s timed out: %s", call.text, text.text);
 }
 
 /* True for requests that are answered only once all workers have come to the same point. */
@@ -693,23 +687,23 @@ static bool is_of_round(uint16_t type)
  * which does not answer costs no time beyond. */
 static cairn_status await_answer(struct ask *ask, uint64_t deadline_ms)
 {
-    struct patience patience = cairn_client_patience(ask->job, deadline_ms);
+    struct patience patience = client_patience(ask->job, deadline_ms);
     cairn_status status = CAIRN_OK;
     while (status == CAIRN_OK) {
         const uint64_t lead_ms = patience.span_ms / 4 < AWAITED_TIMEOUT_MS ? patience.span_ms / 4
                                                                            : AWAITED_TIMEOUT_MS;
         const uint64_t ask_ms = deadline_ms - lead_ms;
-        if (sleep_for_ask(ask, cairn_client_says_at(&patience, ask_ms))) break;
-        const bool is_late = cairn_client_now_ms() >= ask_ms;
+        if (sleep_for_ask(ask, client_says_at(&patience, ask_ms))) break;
+        const bool is_late = client_now_ms() >= ask_ms;
         Cairn__Awaited *awaited = ask_awaited(ask->job, ask->type,
                                               is_late ? deadline_ms + AWAITED_LATE_MS
-                                                      : cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
+                                                      : client_now_ms() + AWAITED_TIMEOUT_MS);
         if (!is_late)
-            cairn_client_say_wait(&patience, awaited_text_ask(ask->job, ask->type, awaited).text);
+            client_say_wait(&patience, awaited_text_ask(ask->job, ask->type, awaited).text);
         else if (!sleep_for_ask(ask, deadline_ms) &&
                  (!is_of_round(ask->type) || !client_waits_on(&patience, awaited, &deadline_ms)))
             status = fail_late(ask, awaited);
-        cairn_message_free((ProtobufCMessage *)awaited);
+        message_free((ProtobufCMessage *)awaited);
     }
     return status;
 }
@@ -722,17 +716,16 @@ cairn_status cairn_ask(struct job *job, uint16_t type, ProtobufCMessage *message
     const cairn_status waited = await_answer(&ask, deadline_ms);
     delist(&ask);
     if (!ask.done) return waited; // it may have come at the last moment
-    if (ask.status != CAIRN_OK) return cairn_client_fail(ask.status, "%s", ask.why.text);
+    if (ask.status != CAIRN_OK) return client_fail(ask.status, "%s", ask.why.text);
     if (ask.reply_type != reply_type) {
-        cairn_message_free(ask.reply);
-        return cairn_client_fail(CAIRN_ERR_PROTOCOL, "%s: the coordinator answered %s with %s",
-                                 call_of(&ask), cairn_message_name(type),
-                                 cairn_message_name(ask.reply_type));
+        message_free(ask.reply);
+        return client_fail(CAIRN_ERR_PROTOCOL, "%s: the coordinator answered %s with %s",
+                           call_of(&ask), message_name(type), message_name(ask.reply_type));
     }
     if (reply_out != NULL)
         *reply_out = ask.reply;
     else
-        cairn_message_free(ask.reply);
+        message_free(ask.reply);
     return CAIRN_OK;
 }
 
@@ -743,7 +736,7 @@ cairn_status cairn_ask(struct job *job, uint16_t type, ProtobufCMessage *message
 #define AWAITED_MS 200 /* that the loop thread has to say for whom a call waits */
 
 /* Not under the lock: the loop thread knows which shards owe something. */
-static struct cairn_sentence awaited_text_wait(struct op *op)
+static struct sentence awaited_text_wait(struct op *op)
 {
     struct session *s = op->session;
     struct job *job = op->job;
@@ -751,16 +744,16 @@ static struct cairn_sentence awaited_text_wait(struct op *op)
     job->awaited.asked = true;
     job->awaited.told = false;
     pthread_mutex_unlock(&s->lock);
-    cairn_session_kick(s);
+    session_kick(s);
     pthread_mutex_lock(&s->lock);
-    const uint64_t deadline_ms = cairn_client_now_ms() + AWAITED_MS;
-    while (!job->awaited.told && !s->ended && cairn_session_sleep(s, deadline_ms)) {}
-    const struct cairn_sentence awaited = job->awaited.text;
+    const uint64_t deadline_ms = client_now_ms() + AWAITED_MS;
+    while (!job->awaited.told && !s->ended && session_sleep(s, deadline_ms)) {}
+    const struct sentence awaited = job->awaited.text;
     pthread_mutex_unlock(&s->lock);
-    struct cairn_sentence silence, text;
-    cairn_client_silence(job, &silence);
-    cairn_sentence_set(&text, "%sthe operation still waits for %s of job %s", silence.text,
-                       awaited.text[0] != 0 ? awaited.text : "the shards", job->name);
+    struct sentence silence, text;
+    client_silence(job, &silence);
+    sentence_set(&text, "%sthe operation still waits for %s of job %s", silence.text,
+                 awaited.text[0] != 0 ? awaited.text : "the shards", job->name);
     return text;
 }
 
@@ -768,9 +761,9 @@ static struct cairn_sentence awaited_text_wait(struct op *op)
 static void note_time(struct op *op, uint64_t from_us)
 {
     if (op->kind == CAIRN_CHUNK_FETCH)
-        cairn_step_times_waited(&op->job->times, CAIRN_TIME_FETCH, from_us);
+        step_times_waited(&op->job->times, CAIRN_TIME_FETCH, from_us);
     else if (op->kind == CAIRN_CHUNK_PUSH)
-        cairn_step_times_waited(&op->job->times, CAIRN_TIME_PUSH, from_us);
+        step_times_waited(&op->job->times, CAIRN_TIME_PUSH, from_us);
 }
 
 /* A push may wait for the contributions of other workers. Not under the lock. */
@@ -779,7 +772,7 @@ static bool waits_on(const struct op *op, struct patience *patience, uint64_t *d
     if (op->kind != CAIRN_CHUNK_PUSH || patience->span_ms == 0) return false;
     Cairn__Awaited *awaited = cairn_ask_awaited(op->job, CAIRN_MSG_ROUND_COMMIT);
     const bool waits = client_waits_on(patience, awaited, deadline_ms);
-    cairn_message_free((ProtobufCMessage *)awaited);
+    message_free((ProtobufCMessage *)awaited);
     return waits;
 }
 
@@ -787,14 +780,14 @@ static bool waits_on(const struct op *op, struct patience *patience, uint64_t *d
 static void sleep_for_wait(struct op *op, uint64_t deadline_ms)
 {
     struct session *s = op->session;
-    struct patience patience = cairn_client_patience(op->job, deadline_ms);
+    struct patience patience = client_patience(op->job, deadline_ms);
     for (bool waits = true; waits && !op->done;) {
-        const uint64_t until_ms = cairn_client_says_at(&patience, deadline_ms);
-        while (!op->done && cairn_session_sleep(s, until_ms)) {}
+        const uint64_t until_ms = client_says_at(&patience, deadline_ms);
+        while (!op->done && session_sleep(s, until_ms)) {}
         if (op->done) return;
         pthread_mutex_unlock(&s->lock);
-        if (cairn_client_now_ms() < deadline_ms)
-            cairn_client_say_wait(&patience, awaited_text_wait(op).text);
+        if (client_now_ms() < deadline_ms)
+            client_say_wait(&patience, awaited_text_wait(op).text);
         else
             waits = waits_on(op, &patience, &deadline_ms);
         pthread_mutex_lock(&s->lock);
@@ -804,37 +797,36 @@ static void sleep_for_wait(struct op *op, uint64_t deadline_ms)
 cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
 {
     if (timeout_ms < 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "timeout_ms is %d; give 0 or more", timeout_ms);
-    struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
-    if (op == NULL) return cairn_handle_fail(handle, "operation");
+        return client_fail(CAIRN_ERR_INVALID, "timeout_ms is %d; give 0 or more", timeout_ms);
+    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return handle_fail(handle, "operation");
     struct session *s = op->session;
-    const uint64_t deadline_ms = cairn_client_now_ms() + (uint64_t)timeout_ms;
+    const uint64_t deadline_ms = client_now_ms() + (uint64_t)timeout_ms;
     cairn_status status = CAIRN_ERR_TIMEOUT;
     pthread_mutex_lock(&s->lock);
-    const uint64_t from_us = op->done ? 0 : cairn_client_now_us();
+    const uint64_t from_us = op->done ? 0 : client_now_us();
     sleep_for_wait(op, deadline_ms);
     if (from_us != 0) note_time(op, from_us);
     if (op->done) status = op->status;
-    if (op->done && status != CAIRN_OK) cairn_client_fail(status, "%s", op_why(op));
+    if (op->done && status != CAIRN_OK) client_fail(status, "%s", op_why(op));
     pthread_mutex_unlock(&s->lock);
     if (status == CAIRN_ERR_TIMEOUT && timeout_ms == 0)
-        cairn_client_fail(status,
-                          "the operation is not done; give a timeout to hear for whom it waits");
+        client_fail(status, "the operation is not done; give a timeout to hear for whom it waits");
     else if (status == CAIRN_ERR_TIMEOUT)
-        cairn_client_fail(status, "cairn_wait timed out: %s", awaited_text_wait(op).text);
-    cairn_handle_put(handle);
-    if (status != CAIRN_ERR_TIMEOUT) cairn_handle_close(CAIRN_HANDLE_OP, handle);
+        client_fail(status, "cairn_wait timed out: %s", awaited_text_wait(op).text);
+    handle_put(handle);
+    if (status != CAIRN_ERR_TIMEOUT) handle_close(CAIRN_HANDLE_OP, handle);
     return status;
 }
 
 cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
 {
-    struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
-    if (op == NULL) return cairn_handle_fail(handle, "operation");
+    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return handle_fail(handle, "operation");
     struct card *card;
-    cairn_status status = cairn_card_of_thread(op->target.card, &card);
-    if (status == CAIRN_OK) status = cairn_streams_await(op, card, stream);
-    cairn_handle_put(handle);
+    cairn_status status = card_of_thread(op->target.card, &card);
+    if (status == CAIRN_OK) status = streams_await(op, card, stream);
+    handle_put(handle);
     return status;
 }
 
@@ -847,17 +839,17 @@ static cairn_status get_all(cairn_op *const *handles, size_t count, struct op **
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < count && status == CAIRN_OK; i++) {
         if (handles[i] == NULL) continue;
-        ops[i] = cairn_handle_get(CAIRN_HANDLE_OP, handles[i]);
+        ops[i] = handle_get(CAIRN_HANDLE_OP, handles[i]);
         if (ops[i] == NULL)
-            status = cairn_handle_fail(handles[i], "operation");
+            status = handle_fail(handles[i], "operation");
         else if (*first_out != NULL && (*first_out)->session != ops[i]->session)
-            status = cairn_client_fail(
-                CAIRN_ERR_INVALID, "operation %zu is of another session than those before it", i);
+            status = client_fail(CAIRN_ERR_INVALID,
+                                 "operation %zu is of another session than those before it", i);
         else if (*first_out == NULL)
             *first_out = ops[i];
     }
     if (status == CAIRN_OK && *first_out == NULL)
-        status = cairn_client_fail(CAIRN_ERR_INVALID, "there is no operation to wait for");
+        status = client_fail(CAIRN_ERR_INVALID, "there is no operation to wait for");
     return status;
 }
 
@@ -874,17 +866,17 @@ static cairn_status await_any(struct op *const *ops, size_t count, struct op *fi
 {
     struct session *s = first->session;
     pthread_mutex_lock(&s->lock);
-    const uint64_t from_us = cairn_client_now_us();
+    const uint64_t from_us = client_now_us();
     size_t i = find_done(ops, count);
     const bool waited = i == count;
-    while (i == count && cairn_session_sleep(s, deadline_ms)) i = find_done(ops, count);
+    while (i == count && session_sleep(s, deadline_ms)) i = find_done(ops, count);
     if (waited) note_time(i < count ? ops[i] : first, from_us);
     cairn_status status = CAIRN_ERR_TIMEOUT;
     if (i < count) {
         status = ops[i]->status;
         *index_out = i;
         if (user_out != NULL) *user_out = ops[i]->user;
-        if (status != CAIRN_OK) cairn_client_fail(status, "%s", op_why(ops[i]));
+        if (status != CAIRN_OK) client_fail(status, "%s", op_why(ops[i]));
     }
     pthread_mutex_unlock(&s->lock);
     return status;
@@ -893,36 +885,36 @@ static cairn_status await_any(struct op *const *ops, size_t count, struct op *fi
 cairn_status cairn_wait_any(cairn_op *const *handles, size_t count, int timeout_ms,
                             size_t *index_out, void **user_out)
 {
-    cairn_status status = cairn_api_judge_call("index_out", index_out, timeout_ms);
+    cairn_status status = api_judge_call("index_out", index_out, timeout_ms);
     if (index_out != NULL) *index_out = count;
     if (status != CAIRN_OK) return status;
     if (handles == NULL || count == 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "there is no operation to wait for");
+        return client_fail(CAIRN_ERR_INVALID, "there is no operation to wait for");
     struct op *first = NULL, **ops = calloc(count, sizeof *ops);
-    if (ops == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+    if (ops == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "no memory");
     status = get_all(handles, count, ops, &first);
     if (status == CAIRN_OK) {
-        status = await_any(ops, count, first, cairn_api_deadline(timeout_ms), index_out, user_out);
+        status = await_any(ops, count, first, api_deadline(timeout_ms), index_out, user_out);
         if (*index_out == count)
-            cairn_client_fail(status, "none of the operations is done%s%s",
-                              timeout_ms > 0 ? "; cairn_wait_any timed out: " : "",
-                              timeout_ms > 0 ? awaited_text_wait(first).text : "");
+            client_fail(status, "none of the operations is done%s%s",
+                        timeout_ms > 0 ? "; cairn_wait_any timed out: " : "",
+                        timeout_ms > 0 ? awaited_text_wait(first).text : "");
     }
     for (size_t i = 0; i < count; i++)
-        if (ops[i] != NULL) cairn_handle_put(handles[i]);
-    if (*index_out < count) cairn_handle_close(CAIRN_HANDLE_OP, handles[*index_out]);
+        if (ops[i] != NULL) handle_put(handles[i]);
+    if (*index_out < count) handle_close(CAIRN_HANDLE_OP, handles[*index_out]);
     free(ops);
     return status;
 }
 
 cairn_status cairn_op_set_user(cairn_op *handle, void *user)
 {
-    struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
-    if (op == NULL) return cairn_handle_fail(handle, "operation");
+    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return handle_fail(handle, "operation");
     pthread_mutex_lock(&op->session->lock);
     op->user = user;
     pthread_mutex_unlock(&op->session->lock);
-    cairn_handle_put(handle);
+    handle_put(handle);
     return CAIRN_OK;
 }
 
@@ -932,23 +924,23 @@ static cairn_status cancel(struct op *op)
 {
     struct session *s = op->session;
     if (!op->may_be_canceled)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                 "only a fetch can be canceled: a gradient is part of its round "
-                                 "(cairn_round_abandon), and a unit is given back by cairn_unmap");
+        return client_fail(CAIRN_ERR_UNSUPPORTED,
+                           "only a fetch can be canceled: a gradient is part of its round "
+                           "(cairn_round_abandon), and a unit is given back by cairn_unmap");
     pthread_mutex_lock(&s->lock);
     op->is_canceled = true;
     s->cancels = true;
     pthread_mutex_unlock(&s->lock);
-    cairn_session_kick(s);
+    session_kick(s);
     return CAIRN_OK;
 }
 
 cairn_status cairn_cancel(cairn_op *handle)
 {
-    struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
-    if (op == NULL) return cairn_handle_fail(handle, "operation");
+    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return handle_fail(handle, "operation");
     const cairn_status status = cancel(op);
-    cairn_handle_put(handle);
+    handle_put(handle);
     return status;
 }
 
@@ -967,20 +959,18 @@ static cairn_status set_rate(struct job *job, const char *name, double lr)
 {
     if (name == NULL) name = "default";
     if (job->member.role != CAIRN_WORKER)
-        return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader gives no learning rate");
+        return client_fail(CAIRN_ERR_REFUSED, "a reader gives no learning rate");
     if (!(lr >= 0 && lr <= RATE_MAX))
-        return cairn_client_fail(CAIRN_ERR_INVALID, "group %.64s: lr is %g; allowed: 0 to %g", name,
-                                 lr, RATE_MAX);
-    const size_t group = cairn_spec_find_group(&job->spec, name);
+        return client_fail(CAIRN_ERR_INVALID, "group %.64s: lr is %g; allowed: 0 to %g", name, lr,
+                           RATE_MAX);
+    const size_t group = spec_find_group(&job->spec, name);
     if (group == SIZE_MAX)
-        return cairn_client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no group \"%.64s\"", job->name,
-                                 name);
+        return client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no group \"%.64s\"", job->name, name);
     if (!is_driven(job, group))
-        return cairn_client_fail(CAIRN_ERR_REFUSED,
-                                 "group %s is not driven: the servers have its schedule, %s; "
-                                 "change it by cairn_job_amend, or declare CAIRN_SCHEDULE_DRIVEN",
-                                 name,
-                                 cairn_schedule_name((int)job->spec.groups[group].schedule.kind));
+        return client_fail(CAIRN_ERR_REFUSED,
+                           "group %s is not driven: the servers have its schedule, %s; "
+                           "change it by cairn_job_amend, or declare CAIRN_SCHEDULE_DRIVEN",
+                           name, schedule_name((int)job->spec.groups[group].schedule.kind));
     pthread_mutex_lock(&job->session->lock);
     job->filling.rates[group] = lr;
     pthread_mutex_unlock(&job->session->lock);
@@ -989,14 +979,14 @@ static cairn_status set_rate(struct job *job, const char *name, double lr)
 
 cairn_status cairn_group_lr(cairn_job *handle, const char *group, double lr)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     if (status == CAIRN_OK) status = set_rate(job, group, lr);
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
-cairn_status cairn_driven_take(struct job *job, double *room, double **driven_out)
+cairn_status driven_take(struct job *job, double *room, double **driven_out)
 {
     size_t missing = SIZE_MAX;
     *driven_out = NULL;
@@ -1008,10 +998,10 @@ cairn_status cairn_driven_take(struct job *job, double *room, double **driven_ou
     }
     pthread_mutex_unlock(&job->session->lock);
     if (missing == SIZE_MAX) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "group %s is driven, and has no learning rate yet: every worker calls "
-                             "cairn_group_lr before its first commit",
-                             job->spec.groups[missing].name);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "group %s is driven, and has no learning rate yet: every worker calls "
+                       "cairn_group_lr before its first commit",
+                       job->spec.groups[missing].name);
 }
 
 /* ==== pause ==== */
@@ -1034,7 +1024,7 @@ static cairn_status tell(struct job *job, const char *what, int at_most_ms, uint
     Cairn__Pause message = CAIRN__PAUSE__INIT;
     message.at_most_ms = (uint32_t)at_most_ms;
     message.what = (char *)(uintptr_t)what;
-    note(job, what, at_most_ms > 0 ? cairn_client_now_ms() + (uint64_t)at_most_ms : 0);
+    note(job, what, at_most_ms > 0 ? client_now_ms() + (uint64_t)at_most_ms : 0);
     const cairn_status status = cairn_ask(job, CAIRN_MSG_PAUSE, &message.base, CAIRN_MSG_DONE,
                                           deadline_ms, NULL);
     if (status != CAIRN_OK) note(job, "", 0); // who was told that it failed will not end it
@@ -1044,32 +1034,32 @@ static cairn_status tell(struct job *job, const char *what, int at_most_ms, uint
 static cairn_status judge(const struct job *job, const char *what, int at_most_ms, int timeout_ms)
 {
     if (job->member.role != CAIRN_WORKER)
-        return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
-    struct cairn_sentence why = { "" };
-    if (cairn_text_check("what", what, sizeof job->pause.what - 1, &why) != CAIRN_OK)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "%s", why.text);
+        return client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
+    struct sentence why = { "" };
+    if (text_check("what", what, sizeof job->pause.what - 1, &why) != CAIRN_OK)
+        return client_fail(CAIRN_ERR_INVALID, "%s", why.text);
     if (at_most_ms >= 1 && at_most_ms <= AT_MOST_MS && timeout_ms >= 0) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "at_most_ms is %d, timeout_ms %d; allowed: 1 to %d, and 0 or more",
-                             at_most_ms, timeout_ms, AT_MOST_MS);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "at_most_ms is %d, timeout_ms %d; allowed: 1 to %d, and 0 or more",
+                       at_most_ms, timeout_ms, AT_MOST_MS);
 }
 
 cairn_status cairn_pause(cairn_job *handle, const char *what, int at_most_ms, int timeout_ms)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     if (status == CAIRN_OK) status = judge(job, what, at_most_ms, timeout_ms);
-    if (status == CAIRN_OK) status = tell(job, what, at_most_ms, cairn_api_deadline(timeout_ms));
-    return cairn_api_leave(handle, status);
+    if (status == CAIRN_OK) status = tell(job, what, at_most_ms, api_deadline(timeout_ms));
+    return api_leave(handle, status);
 }
 
 cairn_status cairn_pause_end(cairn_job *handle, int timeout_ms)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     if (status == CAIRN_OK) status = judge(job, "-", 1, timeout_ms);
-    if (status == CAIRN_OK) status = tell(job, "", 0, cairn_api_deadline(timeout_ms));
-    return cairn_api_leave(handle, status);
+    if (status == CAIRN_OK) status = tell(job, "", 0, api_deadline(timeout_ms));
+    return api_leave(handle, status);
 }

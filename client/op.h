@@ -14,12 +14,12 @@ struct card;
 struct card_event;
 struct card_word;
 struct body;
-struct cairn_local_extent;
+struct local_extent;
 struct job;
 struct session;
 
 /* Hears of the end of an operation of the library's own. Not under the lock. */
-typedef void (*cairn_op_done_fn)(void *context, cairn_status status, const char *why);
+typedef void (*op_done_fn)(void *context, cairn_status status, const char *why);
 
 /* A piece of a tensor, and memory of the caller's for it: what a put, push or fetch is about. */
 struct target {
@@ -44,9 +44,9 @@ struct op {
     const void *lent;     /* memory of cairn_alloc that it is in; NULL: another's */
     const void **lents;   /* owned: [lent_count] of several targets, likewise; or NULL */
     size_t lent_count;
-    const void *list;         /* a handle that is held: it keeps the targets; NULL: there is none */
-    void *owned;              /* freed with the loan: what was brought to the host; or NULL */
-    cairn_op_done_fn on_done; /* NULL: the caller's, who hears by the event descriptor */
+    const void *list;   /* a handle that is held: it keeps the targets; NULL: there is none */
+    void *owned;        /* freed with the loan: what was brought to the host; or NULL */
+    op_done_fn on_done; /* NULL: the caller's, who hears by the event descriptor */
     void *context;
     struct op *of; /* that of a whole list, which this is an entry of, and ends before; or NULL */
     bool may_be_canceled;
@@ -84,14 +84,14 @@ struct command {
     void *owned;
     uint64_t round, weight;
     struct cairn_version version;
-    cairn_op_done_fn on_done; /* of its op */
+    op_done_fn on_done; /* of its op */
     void *context;
     /* loop thread: where it stands */
     const struct target *target; /* the op's, or one of its list's, .. */
     size_t targets_left;         /* behind which there are so many more */
     struct body *body;           /* held: that it is cut by; NULL: it has not begun */
     size_t next_extent;
-    const struct cairn_local_extent *local; /* of next_extent; NULL: not looked for yet */
+    const struct local_extent *local; /* of next_extent; NULL: not looked for yet */
     uint64_t next_chunk;
     bool is_held_up;     /* a push: the pusher had no room for its last chunk */
     uint64_t starved_ms; /* since when there is no memory for it; 0: there was, so far */
@@ -104,55 +104,53 @@ struct op_list {
 };
 
 /* With the session. */
-void cairn_ops_release(struct session *s);
+void ops_release(struct session *s);
 /* A new op with the loop's reference, and one of the handle if `with_handle`. NULL: out of memory. */
 struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle);
 /* Loop thread: a parcel more; and one less, with how it ended. The last one completes the op. */
-void cairn_op_hold(struct op *op);
-void cairn_op_let_go(struct op *op, cairn_status status, const char *why);
+void op_hold(struct op *op);
+void op_let_go(struct op *op, cairn_status status, const char *why);
 
-void cairn_command_free(struct command *command); /* not its op */
+void command_free(struct command *command); /* not its op */
 /* A command with a reference to the job; NULL: out of memory. */
-struct command *cairn_op_command(struct job *job, bool (*run)(struct command *));
+struct command *op_command(struct job *job, bool (*run)(struct command *));
 /* The operation of a call that will have done its work when it returns: made before that work, so that
  * nothing fails behind it. *out is NULL where op_out is. */
-cairn_status cairn_op_reserve(struct job *job, uint8_t kind, cairn_op **op_out,
-                              struct op **out) CAIRN_MUST_CHECK;
+cairn_status op_reserve(struct job *job, uint8_t kind, cairn_op **op_out,
+                        struct op **out) CAIRN_MUST_CHECK;
 /* Uses it up: the work is done, and *op_out is its handle; or it failed, and nobody hears of it. Returns
  * `status`. */
-cairn_status cairn_op_settle(struct op *op, cairn_status status,
-                             cairn_op **op_out) CAIRN_MUST_CHECK;
+cairn_status op_settle(struct op *op, cairn_status status, cairn_op **op_out) CAIRN_MUST_CHECK;
 /* An operation that is over already: nothing of the caller's is on loan. op_out may be NULL. */
-cairn_status cairn_op_finished(struct job *job, uint8_t kind, cairn_op **op_out) CAIRN_MUST_CHECK;
+cairn_status op_finished(struct job *job, uint8_t kind, cairn_op **op_out) CAIRN_MUST_CHECK;
 /* Begins a put, push or fetch. `pattern` says what; job, op and run are filled in. Failed: event and what is
  * owned stay the caller's. */
-cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                            const struct command *pattern, cairn_op **op_out) CAIRN_MUST_CHECK;
+cairn_status op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                      const struct command *pattern, cairn_op **op_out) CAIRN_MUST_CHECK;
 
 /* Fills in the tensor, the memory and the piece that an operation of this pattern is about. */
-void cairn_op_describe_target(const struct command *pattern, struct target *out);
+void op_describe_target(const struct command *pattern, struct target *out);
 /* The same of a list, as one operation: `targets` are the list's, which is held until it is over. Memory of
  * cards has operations of its own (below): each waits for its stream. *wrong_out: which of the targets is
  * refused; `count`: none of them. */
-cairn_status cairn_op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                                 const struct command *pattern, const struct op_list *list,
-                                 cairn_op **op_out, size_t *wrong_out) CAIRN_MUST_CHECK;
+cairn_status op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                           const struct command *pattern, const struct op_list *list,
+                           cairn_op **op_out, size_t *wrong_out) CAIRN_MUST_CHECK;
 
 /* Several that are handed over at once. */
 struct command_chain {
     struct op *of; /* of all of them, made by cairn_op_new: it ends with the last one; or NULL */
     struct command *first, *last;
 };
-/* One more, as by cairn_op_begin: not begun yet. */
-cairn_status cairn_op_chain(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                            const struct command *pattern,
-                            struct command_chain *chain) CAIRN_MUST_CHECK;
-void cairn_op_chain_go(struct session *s, struct command_chain *chain);
+/* One more, as by op_begin: not begun yet. */
+cairn_status op_chain(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                      const struct command *pattern, struct command_chain *chain) CAIRN_MUST_CHECK;
+void op_chain_go(struct session *s, struct command_chain *chain);
 /* None of them is begun: they are freed, and `of` has ended. */
-void cairn_op_chain_drop(struct command_chain *chain);
+void op_chain_drop(struct command_chain *chain);
 
 /* The caller does not want it any more, or the list that it is of. */
-bool cairn_op_is_canceled(const struct op *op);
+bool op_is_canceled(const struct op *op);
 
 /* ==== wait ==== */
 
@@ -170,7 +168,7 @@ struct pause {
 /* Which shards have not answered: a caller's thread asks, the loop thread tells. */
 struct awaited {
     bool asked, told;
-    struct cairn_sentence text;
+    struct sentence text;
 };
 
 /* The patience of one call that waits. */
@@ -181,15 +179,15 @@ struct patience {
     bool said;        /* a line was told */
     bool paused;      /* so it was when it was asked last */
 };
-struct patience cairn_client_patience(struct job *job, uint64_t deadline_ms);
+struct patience client_patience(struct job *job, uint64_t deadline_ms);
 /* Until when the call sleeps: its deadline, or before it a moment to say for whom it waits. */
-uint64_t cairn_client_says_at(const struct patience *p, uint64_t deadline_ms);
+uint64_t client_says_at(const struct patience *p, uint64_t deadline_ms);
 /* Not under the lock. It waits on: `text` is what its error would say. */
-void cairn_client_say_wait(struct patience *p, const char *text);
+void client_say_wait(struct patience *p, const char *text);
 
 /* The beginning of the error of a call of the job that timed out: names the link that is silent and
  * ends in "; ", or is empty if no link is. Not under the lock. */
-void cairn_client_silence(struct job *job, struct cairn_sentence *out);
+void client_silence(struct job *job, struct sentence *out);
 
 /* ==== ask ==== */
 
@@ -200,14 +198,14 @@ void cairn_client_silence(struct job *job, struct cairn_sentence *out);
 struct ask {
     struct ask *next;
     struct job *job;
-    uint16_t type;             /* enum cairn_message */
+    uint16_t type;             /* enum wire_message */
     ProtobufCMessage *message; /* the thread's; the job's number in it is set when it is sent */
     uint32_t request;          /* 0: not sent on this connection */
     bool done;
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
     uint16_t reply_type;
-    ProtobufCMessage *reply; /* the thread frees it with cairn_message_free */
+    ProtobufCMessage *reply; /* the thread frees it with message_free */
 };
 
 /* Sends the request, waits for its reply of `reply_type` (*reply_out, freed by the caller; NULL: nobody wants
@@ -216,6 +214,6 @@ cairn_status cairn_ask(struct job *job, uint16_t type, ProtobufCMessage *message
                        uint16_t reply_type, uint64_t deadline_ms,
                        ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
 /* For whom cairn_job_open waits, as its error says it. */
-struct cairn_sentence cairn_ask_opening_awaits(struct job *job);
+struct sentence ask_opening_awaits(struct job *job);
 
 #endif

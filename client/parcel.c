@@ -1,5 +1,6 @@
 #include "client/push.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +30,7 @@ static struct parcel *add_parcel(struct job *job)
     return parcel;
 }
 
-void cairn_parcels_release(struct parcel_table *parcels)
+void parcels_release(struct parcel_table *parcels)
 {
     for (uint32_t i = 0; i < parcels->count; i++) free(parcels->all[i]);
     free(parcels->all);
@@ -49,19 +50,18 @@ static uint64_t before(const struct command *command, uint64_t elem)
 {
     const struct target *target = command->target;
     if (target->piece.whole) return elem;
-    const struct cairn_shape *shape = &command->job->spec.tensors[target->tensor].shape;
-    return cairn_box_before(&target->piece.box, shape, elem);
+    const struct shape *shape = &command->job->spec.tensors[target->tensor].shape;
+    return box_before(&target->piece.box, shape, elem);
 }
 
-struct parcel *cairn_parcel_new(struct job *job, const struct command *command, uint32_t shard,
-                                uint64_t chunk)
+struct parcel *parcel_new(struct job *job, const struct command *command, uint32_t shard,
+                          uint64_t chunk)
 {
     struct parcel *parcel = take_parcel(job);
     if (parcel == NULL) return NULL;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&command->body->parts[shard].map,
-                                                                 chunk);
+    const struct chunk_place place = shard_map_chunk(&command->body->parts[shard].map, chunk);
     const struct target *target = command->target;
-    const size_t elem_bytes = cairn_dtype_bytes(target->dtype);
+    const size_t elem_bytes = dtype_size(target->dtype);
     const uint64_t first = before(command, place.first_elem);
     const uint64_t end = before(command, place.first_elem + place.elem_count);
     // A fetch for a card lands in host memory first, and is copied to the card from there.
@@ -92,7 +92,7 @@ struct parcel *cairn_parcel_new(struct job *job, const struct command *command, 
         .version = command->version,
         .round = command->round,
     };
-    cairn_op_hold(parcel->op);
+    op_hold(parcel->op);
     return parcel;
 }
 
@@ -113,15 +113,15 @@ static void parcel_count_packed(struct job *job, size_t more, size_t less)
 
 static cairn_status open_landing(struct parcel *parcel)
 {
-    const cairn_status status = cairn_pieces_take(parcel->job->session, parcel->target->card, false,
-                                                  parcel->byte_count, &parcel->staged);
+    const cairn_status status = pieces_take(parcel->job->session, parcel->target->card, false,
+                                            parcel->byte_count, &parcel->staged);
     if (status != CAIRN_OK) return status;
     parcel_count_packed(parcel->job, parcel->byte_count, 0);
     parcel->bytes = parcel->staged.at;
     return CAIRN_OK;
 }
 
-cairn_status cairn_parcel_open(struct parcel *parcel)
+cairn_status parcel_open(struct parcel *parcel)
 {
     if (parcel->bytes != NULL || parcel->byte_count == 0) return CAIRN_OK;
     if (parcel->target->card != NULL && parcel->kind == CAIRN_CHUNK_FETCH)
@@ -138,34 +138,34 @@ cairn_status cairn_parcel_open(struct parcel *parcel)
 static cairn_status pack(struct parcel *parcel, const struct shard_link *via)
 {
     const struct target *target = parcel->target;
-    const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
+    const size_t elem_bytes = dtype_size(parcel->dtype);
     if (target->card != NULL && parcel->byte_count > 0) return stage_place(parcel, via);
     if (parcel->bytes != NULL) return CAIRN_OK;
-    const cairn_status status = cairn_parcel_open(parcel);
+    const cairn_status status = parcel_open(parcel);
     if (status != CAIRN_OK || parcel->packed == NULL) return status;
     memcpy(parcel->packed, target->box, parcel->head_bytes);
     if (target->piece.strides.given)
-        cairn_strides_gather(&target->piece.strides, target->ptr, elem_bytes, parcel->first,
-                             parcel->byte_count / elem_bytes, parcel->bytes);
+        strides_gather(&target->piece.strides, target->ptr, elem_bytes, parcel->first,
+                       parcel->byte_count / elem_bytes, parcel->bytes);
     else
         memcpy(parcel->bytes, target->ptr + parcel->first * elem_bytes, parcel->byte_count);
     return CAIRN_OK;
 }
 
-void cairn_parcel_arrived(struct parcel *parcel)
+void parcel_arrived(struct parcel *parcel)
 {
     const struct target *target = parcel->target;
-    const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
+    const size_t elem_bytes = dtype_size(parcel->dtype);
     if (parcel->packed != NULL)
-        cairn_strides_scatter(&target->piece.strides, target->ptr, elem_bytes, parcel->first,
-                              parcel->byte_count / elem_bytes, parcel->packed);
-    struct cairn_sentence why;
+        strides_scatter(&target->piece.strides, target->ptr, elem_bytes, parcel->first,
+                        parcel->byte_count / elem_bytes, parcel->packed);
+    struct sentence why;
     if (parcel->lands)
-        cairn_parcel_end(parcel, cairn_card_landed(target->card, &why));
+        parcel_end(parcel, card_landed(target->card, &why));
     else if (parcel->staged.at != NULL)
         stage_land(parcel);
     else
-        cairn_parcel_end(parcel, CAIRN_OK);
+        parcel_end(parcel, CAIRN_OK);
 }
 
 static void unpack(struct parcel *parcel)
@@ -187,20 +187,19 @@ static void give_back(struct parcel *parcel)
     parcel->job->parcels.first_free = parcel;
 }
 
-void cairn_parcel_undo(struct parcel *parcel)
+void parcel_undo(struct parcel *parcel)
 {
     struct op *op = parcel->op;
     give_back(parcel);
-    cairn_op_let_go(op, CAIRN_OK, NULL);
+    op_let_go(op, CAIRN_OK, NULL);
 }
 
-struct parcel *cairn_parcel_of_request(const struct job *job, uint64_t number)
+struct parcel *parcel_of_request(const struct job *job, uint64_t number)
 {
     const uint32_t index = (uint32_t)number;
     if (index >= job->parcels.count) return NULL;
     struct parcel *parcel = job->parcels.all[index];
-    const bool is_its = parcel->op != NULL &&
-                        cairn_chunk_request_number(&parcel->request) == number;
+    const bool is_its = parcel->op != NULL && chunk_request_number(&parcel->request) == number;
     return is_its ? parcel : NULL;
 }
 
@@ -209,29 +208,29 @@ static void finish(struct parcel *parcel)
     if (!parcel->answered || parcel->on_loan > 0) return;
     struct op *op = parcel->op;
     const cairn_status status = parcel->status;
-    struct cairn_sentence why;
-    if (status != CAIRN_OK) cairn_explain_parcel(parcel, status, &why);
+    struct sentence why;
+    if (status != CAIRN_OK) explain_parcel(parcel, status, &why);
     give_back(parcel);
-    cairn_op_let_go(op, status, status != CAIRN_OK ? why.text : NULL);
+    op_let_go(op, status, status != CAIRN_OK ? why.text : NULL);
 }
 
-void cairn_parcel_end(struct parcel *parcel, cairn_status status)
+void parcel_end(struct parcel *parcel, cairn_status status)
 {
     if (!parcel->answered) parcel->status = status;
     parcel->answered = true;
     finish(parcel);
 }
 
-void cairn_parcel_loan(struct parcel *parcel)
+void parcel_loan(struct parcel *parcel)
 {
     parcel->on_loan++;
-    cairn_chunk_link_loan(&parcel->job->shards.links[parcel->via]->conn);
+    chunk_link_loan(&parcel->job->shards.links[parcel->via]->conn);
 }
 
-void cairn_parcel_loan_back(struct parcel *parcel)
+void parcel_loan_back(struct parcel *parcel)
 {
     parcel->on_loan--;
-    cairn_chunk_link_loan_back(&parcel->job->shards.links[parcel->via]->conn);
+    chunk_link_loan_back(&parcel->job->shards.links[parcel->via]->conn);
     finish(parcel);
 }
 
@@ -240,7 +239,7 @@ static void on_sent(void *arg, cairn_status status)
     struct parcel *parcel = arg;
     // Whatever became of it, the shard's answer says, or the loss of the link.
     parcel->on_loan--;
-    cairn_chunk_link_sent(&parcel->job->shards.links[parcel->via]->conn, status);
+    chunk_link_sent(&parcel->job->shards.links[parcel->via]->conn, status);
     finish(parcel);
 }
 
@@ -262,8 +261,7 @@ static void count_parcel(const struct parcel *parcel, bool shared)
     pthread_mutex_unlock(&s->lock);
 }
 
-cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
-                               struct cairn_chunk_header *header)
+cairn_status parcel_send(struct parcel *parcel, uint32_t via, struct chunk_header *header)
 {
     struct shard_link *link = parcel->job->shards.links[via];
     const bool is_fetch = parcel->kind == CAIRN_CHUNK_FETCH;
@@ -271,7 +269,7 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
     if (parcel->on_loan > 0 && via != parcel->via) return CAIRN_ERR_BUSY;
     const cairn_status opened = is_fetch ? CAIRN_OK : pack(parcel, link);
     if (opened != CAIRN_OK) {
-        cairn_chunk_link_note_memory(&link->conn, opened, parcel->head_bytes + parcel->byte_count);
+        chunk_link_note_memory(&link->conn, opened, parcel->head_bytes + parcel->byte_count);
         return opened;
     }
     parcel->via = via;
@@ -292,50 +290,49 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
     if (is_fetch || parcel->is_unsummed) header->value |= CAIRN_CHUNK_UNSUMMED;
     header->generation = parcel->version.generation;
     header->step = parcel->version.step;
-    cairn_status status = cairn_chunk_link_send(&link->conn, header, has_payload ? payload : NULL,
-                                                payload_bytes, has_payload ? on_sent : NULL,
-                                                parcel);
+    cairn_status status = chunk_link_send(&link->conn, header, has_payload ? payload : NULL,
+                                          payload_bytes, has_payload ? on_sent : NULL, parcel);
     if (status != CAIRN_OK) return status;
     if (has_payload) parcel->on_loan++; // the link has counted it
-    count_parcel(parcel, cairn_chunk_link_shares(&link->conn));
+    count_parcel(parcel, chunk_link_shares(&link->conn));
     return CAIRN_OK;
 }
 
 /* ---- cutting ---- */
 
-bool cairn_command_touches(const struct command *command, uint32_t shard, uint64_t chunk)
+bool command_touches(const struct command *command, uint32_t shard, uint64_t chunk)
 {
     if (command->target->piece.whole) return true;
-    const struct cairn_shard_map *map = &command->body->parts[shard].map;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
+    const struct shard_map *map = &command->body->parts[shard].map;
+    const struct chunk_place place = shard_map_chunk(map, chunk);
     return before(command, place.first_elem) < before(command, place.first_elem + place.elem_count);
 }
 
 /* The shard's extent that `next_extent` of the target's is; NULL: there are no more. */
-static const struct cairn_local_extent *local_of(struct command *command, uint32_t *shard_out)
+static const struct local_extent *local_of(struct command *command, uint32_t *shard_out)
 {
     const struct body *body = command->body;
     const uint32_t tensor = command->target->tensor;
     size_t count;
-    const struct cairn_extent *extent = cairn_layout_tensor_extents(body->layout, tensor, &count);
+    const struct extent *extent = layout_tensor_extents(body->layout, tensor, &count);
     if (command->next_extent >= count) return NULL;
     extent += command->next_extent;
     *shard_out = extent->shard;
     if (command->local == NULL)
-        command->local = cairn_shard_map_find(
+        command->local = shard_map_find(
             &body->parts[extent->shard].map, tensor,
-            cairn_quantum_first_leaf(&body->layout->geometry[tensor], extent->first_quantum));
+            quantum_first_leaf(&body->layout->geometry[tensor], extent->first_quantum));
     assert(command->local != NULL); // map and extents are of one layout
     return command->local;
 }
 
-bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out)
+bool command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out)
 {
-    const struct cairn_local_extent *local;
+    const struct local_extent *local;
     while ((local = local_of(command, shard_out)) != NULL) {
         for (; command->next_chunk < local->chunk_count; command->next_chunk++) {
             *chunk_out = local->first_chunk + command->next_chunk;
-            if (cairn_command_touches(command, *shard_out, *chunk_out)) return true;
+            if (command_touches(command, *shard_out, *chunk_out)) return true;
         }
         command->next_extent++;
         command->next_chunk = 0;
@@ -344,7 +341,7 @@ bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t 
     return false;
 }
 
-bool cairn_command_next(struct command *command)
+bool command_next(struct command *command)
 {
     if (command->targets_left == 0) return false;
     command->targets_left--;
@@ -355,13 +352,13 @@ bool cairn_command_next(struct command *command)
     return true;
 }
 
-bool cairn_command_refused(struct command *command)
+bool command_refused(struct command *command)
 {
     const struct job *job = command->job;
     if (job->failure.status == CAIRN_OK && !job->closing) return false;
-    cairn_op_let_go(command->op,
-                    job->failure.status != CAIRN_OK ? job->failure.status : CAIRN_ERR_CANCELED,
-                    job->failure.status != CAIRN_OK ? job->failure.why.text : "the job is closed");
+    op_let_go(command->op,
+              job->failure.status != CAIRN_OK ? job->failure.status : CAIRN_ERR_CANCELED,
+              job->failure.status != CAIRN_OK ? job->failure.why.text : "the job is closed");
     return true;
 }
 
@@ -393,21 +390,21 @@ static void count_sent(struct parcel *parcel)
     parcel->is_ahead = false;
 }
 
-static cairn_status await_copy(struct parcel *parcel, struct cairn_sentence *why)
+static cairn_status await_copy(struct parcel *parcel, struct sentence *why)
 {
     const uint64_t copy = parcel->copy;
     parcel->copy = 0;
-    return cairn_card_copy_wait(parcel->target->card, copy, why);
+    return card_copy_wait(parcel->target->card, copy, why);
 }
 
 /* The piece and the caller's memory are others' again: no copy may be under way. */
 static void unstage(struct parcel *parcel)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (parcel->staged.at == NULL) return;
     (void)await_copy(parcel, &why); // of a context that has failed nothing is under way
     count_sent(parcel);
-    cairn_pieces_give(&parcel->staged);
+    pieces_give(&parcel->staged);
     parcel_count_packed(parcel->job, 0, parcel->byte_count);
 }
 
@@ -426,18 +423,17 @@ static bool goes_directly(const struct parcel *parcel, const struct shard_link *
 {
     return parcel->kind == CAIRN_CHUNK_PUSH && via->takes_unsummed &&
            parcel->byte_count >= CAIRN_FABRIC_DIRECT_MIN &&
-           cairn_fabric_peer_takes_device(via->conn.peer);
+           fabric_peer_takes_device(via->conn.peer);
 }
 
 /* From where it lies if the shard knows it and takes it so; else as a copy on the card, if the shard has that
  * card, or the network takes it from there, or in host memory: that is begun here. */
-static cairn_status stage(struct parcel *parcel, const struct shard_link *via,
-                          struct cairn_sentence *why)
+static cairn_status stage(struct parcel *parcel, const struct shard_link *via, struct sentence *why)
 {
     const struct target *target = parcel->target;
-    const struct cairn_fabric_peer *peer = via->conn.peer;
-    uint8_t *own = target->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
-    const char *path = cairn_fabric_payload_path(peer, own, parcel->byte_count);
+    const struct fabric_peer *peer = via->conn.peer;
+    uint8_t *own = target->ptr + parcel->first * dtype_size(parcel->dtype);
+    const char *path = fabric_payload_path(peer, own, parcel->byte_count);
     const bool is_direct = goes_directly(parcel, via);
     const bool goes = strcmp(path, is_direct ? CAIRN_FABRIC_PATH_DIRECT : "device") == 0;
     parcel->is_unsummed = is_direct;
@@ -447,26 +443,25 @@ static cairn_status stage(struct parcel *parcel, const struct shard_link *via,
         parcel->on_card = true;
         return CAIRN_OK;
     }
-    const bool on_card = is_direct ||
-                         cairn_fabric_peer_imports(peer, cairn_card_uuid(target->card));
+    const bool on_card = is_direct || fabric_peer_imports(peer, card_uuid(target->card));
     // A copy in host memory will do for everybody: the card may have had no room for one.
     if (parcel->staged.at != NULL && (on_card || !parcel->on_card)) {
         parcel->is_unsummed = is_direct && parcel->on_card;
         return CAIRN_OK;
     }
     unstage(parcel);
-    const cairn_status status = cairn_pieces_take(parcel->job->session, target->card, on_card,
-                                                  parcel->byte_count, &parcel->staged);
+    const cairn_status status = pieces_take(parcel->job->session, target->card, on_card,
+                                            parcel->byte_count, &parcel->staged);
     if (status != CAIRN_OK) return status;
     parcel_count_packed(parcel->job, parcel->byte_count, 0);
     parcel->bytes = parcel->staged.at;
     parcel->on_card = parcel->staged.on_card;
     parcel->is_unsummed = is_direct && parcel->on_card;
-    return cairn_card_copy_begin(target->card, parcel->bytes, own, parcel->byte_count,
-                                 parcel->on_card ? CARD_WITHIN : CARD_TO_HOST, &parcel->copy, why);
+    return card_copy_begin(target->card, parcel->bytes, own, parcel->byte_count,
+                           parcel->on_card ? CARD_WITHIN : CARD_TO_HOST, &parcel->copy, why);
 }
 
-void cairn_stage_queue(struct parcel *parcel)
+void stage_queue(struct parcel *parcel)
 {
     if (parcel->target->card == NULL || parcel->byte_count == 0) return;
     TAILQ_INSERT_TAIL(&owner_of(parcel)->staging.queue, parcel, queued);
@@ -475,13 +470,13 @@ void cairn_stage_queue(struct parcel *parcel)
 
 /* A copy that fails to begin is not reported here: stage_place tries again when the parcel is
  * sent, and reports the error. */
-void cairn_stage_fill(struct shard_link *owner)
+void stage_fill(struct shard_link *owner)
 {
     const struct shard_link *carrier = owner->carrier != NULL ? owner->carrier : owner;
     struct parcel *parcel;
     while (carrier->conn.peer != NULL && owner->staging.ahead < CAIRN_STAGE_AHEAD &&
            (parcel = TAILQ_FIRST(&owner->staging.queue)) != NULL) {
-        struct cairn_sentence why;
+        struct sentence why;
         unqueue(parcel);
         if (stage(parcel, carrier, &why) != CAIRN_OK) {
             unstage(parcel);
@@ -496,7 +491,7 @@ void cairn_stage_fill(struct shard_link *owner)
  * until they are complete. */
 static cairn_status stage_place(struct parcel *parcel, const struct shard_link *via)
 {
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     if (parcel->on_loan > 0) return CAIRN_OK; // as it went before
     if (via->conn.peer == NULL) return CAIRN_ERR_CLOSED;
     unqueue(parcel);
@@ -505,11 +500,11 @@ static cairn_status stage_place(struct parcel *parcel, const struct shard_link *
     if (status == CAIRN_OK) status = await_copy(parcel, &why);
     count_sent(parcel);
     if (status == CAIRN_OK)
-        cairn_stage_fill(owner_of(parcel));
+        stage_fill(owner_of(parcel));
     else if (is_begun) { // told at the next turn: this is in the middle of others' work
         unstage(parcel); // what is in the piece is no gradient
         parcel->job->broken = (struct failure) { status, why };
-        cairn_session_kick(parcel->job->session);
+        session_kick(parcel->job->session);
     }
     return status;
 }
@@ -521,9 +516,9 @@ static void end_landed(struct job *job)
 {
     struct parcel *parcel;
     while ((parcel = TAILQ_FIRST(&job->landed.parcels)) != NULL) {
-        struct cairn_sentence why;
+        struct sentence why;
         unland(parcel);
-        cairn_parcel_end(parcel, await_copy(parcel, &why));
+        parcel_end(parcel, await_copy(parcel, &why));
     }
 }
 
@@ -533,15 +528,15 @@ static void stage_land(struct parcel *parcel)
 {
     struct job *job = parcel->job;
     const struct target *target = parcel->target;
-    uint8_t *to = target->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
-    struct cairn_sentence why;
+    uint8_t *to = target->ptr + parcel->first * dtype_size(parcel->dtype);
+    struct sentence why;
     // The copies under way began before this parcel came, so the wait is short.
     if (job->landed.count >= CAIRN_STAGE_AHEAD) end_landed(job);
-    const cairn_status status = cairn_card_copy_begin(target->card, to, parcel->staged.at,
-                                                      parcel->byte_count, CARD_FROM_HOST,
-                                                      &parcel->copy, &why);
+    const cairn_status status = card_copy_begin(target->card, to, parcel->staged.at,
+                                                parcel->byte_count, CARD_FROM_HOST, &parcel->copy,
+                                                &why);
     if (status != CAIRN_OK) {
-        cairn_parcel_end(parcel, status);
+        parcel_end(parcel, status);
         return;
     }
     TAILQ_INSERT_TAIL(&job->landed.parcels, parcel, queued);
@@ -576,7 +571,7 @@ struct sum {
     bool sent;
 };
 
-bool cairn_accumulate_wanted(const struct job *job)
+bool accumulate_wanted(const struct job *job)
 {
     return job->spec.stage < 2 && job->spec.micro_batches > 1;
 }
@@ -586,14 +581,14 @@ static uint32_t last_micro(const struct job *job)
     return job->spec.micro_batches - 1;
 }
 
-void cairn_accumulate_new_round(struct job *job)
+void accumulate_new_round(struct job *job)
 {
     job->sums.ended = false;
     for (size_t i = 0; job->sums.of != NULL && i < job->spec.tensor_count; i++)
         job->sums.of[i].any = job->sums.of[i].sent = false;
 }
 
-void cairn_accumulate_release(struct job *job)
+void accumulate_release(struct job *job)
 {
     for (size_t i = 0; job->sums.of != NULL && i < job->spec.tensor_count; i++)
         free(job->sums.of[i].values);
@@ -653,8 +648,7 @@ static void add_piece(struct sum *sum, const struct piece *piece, const struct c
     }
     for (size_t at = 0, count; at < sum->elems; at += count) {
         count = sum->elems - at < AT_ONCE ? sum->elems - at : AT_ONCE;
-        cairn_strides_gather(&piece->strides, mem->ptr, cairn_dtype_bytes((int)mem->dtype), at,
-                             count, some);
+        strides_gather(&piece->strides, mem->ptr, dtype_size((int)mem->dtype), at, count, some);
         add(sum->values + at, some, count, mem->dtype, !sum->any);
     }
 }
@@ -678,7 +672,7 @@ static cairn_status send_sum(struct job *job, const struct cairn_round *round, s
                                      .ptr = (uint8_t *)sum->values,
                                      .piece = sum->piece,
                                      .round = round->round };
-    cairn_status status = cairn_op_begin(job, CAIRN_CHUNK_PUSH, cairn_pushes_run, &pattern, NULL);
+    cairn_status status = op_begin(job, CAIRN_CHUNK_PUSH, pushes_run, &pattern, NULL);
     if (status == CAIRN_OK) sum->sent = true;
     return status;
 }
@@ -687,19 +681,18 @@ static cairn_status add_inside(struct job *job, const struct cairn_round *round,
                                size_t tensor, const struct piece *piece,
                                const struct cairn_mem *mem)
 {
-    const size_t elems = (size_t)cairn_box_elems(&piece->box);
+    const size_t elems = (size_t)box_element_count(&piece->box);
     const void *lent;
     struct sum *sum = sum_of(job, tensor);
     if (sum == NULL || !make_room(job, sum, elems))
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                 "tensor %s: out of memory to add up micro-batches (stage %u)",
-                                 job->spec.tensors[tensor].name, (unsigned)job->spec.stage);
-    const size_t bytes = cairn_strides_span(&piece->strides, elems,
-                                            cairn_dtype_bytes((int)mem->dtype));
-    cairn_status status = cairn_memory_lend(job->session, mem->ptr, bytes, NULL, &lent);
+        return client_fail(CAIRN_ERR_NO_MEMORY,
+                           "tensor %s: out of memory to add up micro-batches (stage %u)",
+                           job->spec.tensors[tensor].name, (unsigned)job->spec.stage);
+    const size_t bytes = strides_span(&piece->strides, elems, dtype_size((int)mem->dtype));
+    cairn_status status = memory_lend(job->session, mem->ptr, bytes, NULL, &lent);
     if (status != CAIRN_OK) return status;
     add_piece(sum, piece, mem);
-    cairn_memory_return(job->session, lent);
+    memory_return(job->session, lent);
     sum->piece = *piece;
     sum->piece.strides.given = false; // the sum is dense
     sum->any = true;
@@ -708,9 +701,8 @@ static cairn_status add_inside(struct job *job, const struct cairn_round *round,
     return CAIRN_OK;
 }
 
-cairn_status cairn_accumulate_add(struct job *job, const struct cairn_round *round, uint32_t micro,
-                                  size_t tensor, const struct piece *piece,
-                                  const struct cairn_mem *mem)
+cairn_status accumulate_add(struct job *job, const struct cairn_round *round, uint32_t micro,
+                            size_t tensor, const struct piece *piece, const struct cairn_mem *mem)
 {
     cairn_status status = add_inside(job, round, micro, tensor, piece, mem);
     pthread_mutex_lock(&job->session->lock);
@@ -720,7 +712,7 @@ cairn_status cairn_accumulate_add(struct job *job, const struct cairn_round *rou
     return status;
 }
 
-void cairn_accumulate_skip(struct job *job, size_t tensor)
+void accumulate_skip(struct job *job, size_t tensor)
 {
     pthread_mutex_lock(&job->session->lock);
     job->filling.tensors[tensor] = NOT_PUSHED;
@@ -730,7 +722,7 @@ void cairn_accumulate_skip(struct job *job, size_t tensor)
 
 /* ---- sending ---- */
 
-cairn_status cairn_accumulate_send(struct job *job, const struct cairn_round *round)
+cairn_status accumulate_send(struct job *job, const struct cairn_round *round)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && job->sums.of != NULL && i < job->spec.tensor_count;
@@ -774,7 +766,7 @@ static struct assembly **find_for(struct job *job, const struct portion *p)
     return find(job, p->kind, p->tensor, p->round, p->micro);
 }
 
-bool cairn_assemble_begun(const struct job *job, const struct portion *portion)
+bool assemble_begun(const struct job *job, const struct portion *portion)
 {
     return *find_for((struct job *)(uintptr_t)job, portion) != NULL;
 }
@@ -790,7 +782,7 @@ static void count_assemble(struct job *job, uint64_t more, uint64_t less)
 
 static size_t bytes_of(const struct assembly *assembly)
 {
-    return (size_t)assembly->elems * cairn_dtype_bytes((int)assembly->dtype);
+    return (size_t)assembly->elems * dtype_size((int)assembly->dtype);
 }
 
 static void free_locked(struct assembly *assembly)
@@ -801,7 +793,7 @@ static void free_locked(struct assembly *assembly)
     free(assembly);
 }
 
-void cairn_assemble_free(struct assembly *assembly)
+void assemble_free(struct assembly *assembly)
 {
     struct session *s = assembly->job->session;
     pthread_mutex_lock(&s->lock);
@@ -817,7 +809,7 @@ static void drop(struct assembly **link)
     if (assembly->copying == 0) free_locked(assembly);
 }
 
-void cairn_assemble_new_round(struct job *job)
+void assemble_new_round(struct job *job)
 {
     for (struct assembly **link = &job->sums.assemblies; *link != NULL;)
         if ((*link)->kind == CAIRN_CHUNK_PUSH)
@@ -826,7 +818,7 @@ void cairn_assemble_new_round(struct job *job)
             link = &(*link)->next;
 }
 
-void cairn_assemble_release(struct job *job)
+void assemble_release(struct job *job)
 {
     while (job->sums.assemblies != NULL) drop(&job->sums.assemblies);
 }
@@ -842,7 +834,7 @@ static struct assembly *open_assembly(struct job *job, const struct portion *p)
                                     .round = p->round,
                                     .piece = p->whole,
                                     .dtype = p->mem.dtype,
-                                    .elems = cairn_box_elems(&p->whole.box) };
+                                    .elems = box_element_count(&p->whole.box) };
     assembly->values = calloc(1, bytes_of(assembly) + 1);
     if (assembly->values == NULL) {
         free(assembly);
@@ -859,18 +851,18 @@ static cairn_status judge_claim(const struct assembly *assembly, const struct po
     char mine[CAIRN_BOX_TEXT_BYTES], theirs[CAIRN_BOX_TEXT_BYTES];
     const char *target = assembly->job->spec.tensors[p->tensor].name;
     if (assembly->dtype != p->mem.dtype)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "tensor %s: mem.dtype is %s, that of another part of %s was %s; "
-                                 "give all parts of a tensor in one",
-                                 p->name, cairn_dtype_name((int)p->mem.dtype), target,
-                                 cairn_dtype_name((int)assembly->dtype));
+        return client_fail(CAIRN_ERR_INVALID,
+                           "tensor %s: mem.dtype is %s, that of another part of %s was %s; "
+                           "give all parts of a tensor in one",
+                           p->name, dtype_label((int)p->mem.dtype), target,
+                           dtype_label((int)assembly->dtype));
     for (size_t i = 0; i < assembly->box_count; i++)
-        if (cairn_box_overlap(&assembly->boxes[i], &p->piece.box))
-            return cairn_client_fail(
+        if (box_overlap(&assembly->boxes[i], &p->piece.box))
+            return client_fail(
                 CAIRN_ERR_EXISTS,
                 "tensor %s is %s of %s, of which %s was given already; no element is given twice",
-                p->name, cairn_box_text(&p->piece.box, mine), target,
-                cairn_box_text(&assembly->boxes[i], theirs));
+                p->name, box_text(&p->piece.box, mine), target,
+                box_text(&assembly->boxes[i], theirs));
     return CAIRN_OK;
 }
 
@@ -890,12 +882,11 @@ static bool add_box(struct assembly *assembly, const struct cairn_box *box)
 static void remove_box(struct assembly *assembly, const struct cairn_box *box)
 {
     size_t i = 0;
-    while (!cairn_box_equal(&assembly->boxes[i], box)) i++;
+    while (!box_equal(&assembly->boxes[i], box)) i++;
     assembly->boxes[i] = assembly->boxes[--assembly->box_count];
 }
 
-cairn_status cairn_assemble_claim(struct job *job, const struct portion *portion,
-                                  struct assembly **out)
+cairn_status assemble_claim(struct job *job, const struct portion *portion, struct assembly **out)
 {
     struct assembly *assembly = *find_for(job, portion);
     const bool fresh = assembly == NULL;
@@ -904,9 +895,8 @@ cairn_status cairn_assemble_claim(struct job *job, const struct portion *portion
     if (status != CAIRN_OK) return status;
     if (assembly == NULL || !add_box(assembly, &portion->piece.box)) {
         if (assembly != NULL && fresh) drop(find_for(job, portion));
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                 "tensor %s: out of memory to put its target together",
-                                 portion->name);
+        return client_fail(CAIRN_ERR_NO_MEMORY,
+                           "tensor %s: out of memory to put its target together", portion->name);
     }
     assembly->copying++;
     *out = assembly;
@@ -918,35 +908,33 @@ cairn_status cairn_assemble_claim(struct job *job, const struct portion *portion
 /* `from` is the caller's memory; NULL: zeros. */
 static void copy(const struct assembly *assembly, const struct portion *p, const uint8_t *from)
 {
-    const struct cairn_shape *shape = &assembly->job->spec.tensors[p->tensor].shape;
-    const size_t elem_bytes = cairn_dtype_bytes((int)assembly->dtype);
-    struct cairn_box_runs runs;
+    const struct shape *shape = &assembly->job->spec.tensors[p->tensor].shape;
+    const size_t elem_bytes = dtype_size((int)assembly->dtype);
+    struct box_runs runs;
     uint64_t elem, box_elem, run;
-    cairn_box_runs_begin(&runs, &p->piece.box, shape, 0, assembly->elems);
-    while (cairn_box_runs_next(&runs, &elem, &box_elem, &run)) {
+    box_runs_begin(&runs, &p->piece.box, shape, 0, assembly->elems);
+    while (box_runs_next(&runs, &elem, &box_elem, &run)) {
         uint8_t *to = assembly->values + elem * elem_bytes;
         if (from == NULL)
             memset(to, 0, run * elem_bytes);
         else if (p->piece.strides.given)
-            cairn_strides_gather(&p->piece.strides, from, elem_bytes, box_elem, run, to);
+            strides_gather(&p->piece.strides, from, elem_bytes, box_elem, run, to);
         else
             memcpy(to, from + box_elem * elem_bytes, run * elem_bytes);
     }
 }
 
-cairn_status cairn_assemble_copy(struct assembly *assembly, const struct portion *p,
-                                 bool *whole_out)
+cairn_status assemble_copy(struct assembly *assembly, const struct portion *p, bool *whole_out)
 {
     struct job *job = assembly->job;
-    const uint64_t elems = cairn_box_elems(&p->piece.box);
+    const uint64_t elems = box_element_count(&p->piece.box);
     const void *lent;
     bool whole = false;
-    cairn_status status = cairn_memory_lend(
+    cairn_status status = memory_lend(
         job->session, p->mem.ptr,
-        cairn_strides_span(&p->piece.strides, elems, cairn_dtype_bytes((int)p->mem.dtype)), NULL,
-        &lent);
+        strides_span(&p->piece.strides, elems, dtype_size((int)p->mem.dtype)), NULL, &lent);
     if (status == CAIRN_OK) copy(assembly, p, p->mem.ptr);
-    if (status == CAIRN_OK) cairn_memory_return(job->session, lent);
+    if (status == CAIRN_OK) memory_return(job->session, lent);
     pthread_mutex_lock(&job->session->lock);
     assembly->copying--;
     if (status == CAIRN_OK)
@@ -955,8 +943,7 @@ cairn_status cairn_assemble_copy(struct assembly *assembly, const struct portion
         remove_box(assembly, &p->piece.box);
     if (assembly->is_void) {
         if (assembly->copying == 0) free_locked(assembly);
-        status = cairn_client_fail(CAIRN_ERR_EPOCH_CHANGED, "round %llu was abandoned",
-                                   (unsigned long long)p->round);
+        status = client_fail(CAIRN_ERR_EPOCH_CHANGED, "round %" PRIu64 " was abandoned", p->round);
     } else if (assembly->copied == assembly->elems && assembly->copying == 0) {
         *find_for(job, p) = assembly->next;
         whole = true;
@@ -968,7 +955,7 @@ cairn_status cairn_assemble_copy(struct assembly *assembly, const struct portion
     return status;
 }
 
-void cairn_assemble_put_back(struct assembly *assembly)
+void assemble_put_back(struct assembly *assembly)
 {
     struct job *job = assembly->job;
     pthread_mutex_lock(&job->session->lock);
@@ -977,13 +964,13 @@ void cairn_assemble_put_back(struct assembly *assembly)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-void cairn_assemble_undo(struct assembly *assembly, const struct portion *p)
+void assemble_undo(struct assembly *assembly, const struct portion *p)
 {
     struct job *job = assembly->job;
     copy(assembly, p, NULL);
     pthread_mutex_lock(&job->session->lock);
     remove_box(assembly, &p->piece.box);
-    assembly->copied -= cairn_box_elems(&p->piece.box);
+    assembly->copied -= box_element_count(&p->piece.box);
     assembly->next = job->sums.assemblies;
     job->sums.assemblies = assembly;
     if (assembly->box_count == 0) drop(&job->sums.assemblies);
@@ -992,7 +979,7 @@ void cairn_assemble_undo(struct assembly *assembly, const struct portion *p)
 
 /* ---- what is missing ---- */
 
-struct assembly *cairn_assemble_ended(struct job *job, uint64_t round, uint32_t micro)
+struct assembly *assemble_ended(struct job *job, uint64_t round, uint32_t micro)
 {
     struct assembly *ended = NULL;
     pthread_mutex_lock(&job->session->lock);
@@ -1011,22 +998,22 @@ struct assembly *cairn_assemble_ended(struct job *job, uint64_t round, uint32_t 
     return ended;
 }
 
-cairn_status cairn_assemble_judge_put(struct job *job)
+cairn_status assemble_judge_put(struct job *job)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     bool missing = false;
     pthread_mutex_lock(&job->session->lock);
     const struct assembly *some = job->sums.assemblies;
     while (some != NULL && some->kind != CAIRN_CHUNK_PUT) some = some->next;
     if (some != NULL && !job->known.initialized) {
         missing = true;
-        cairn_sentence_set(
-            &why, "of tensor %s only parts were put, %llu of %llu elements; put the others",
-            job->spec.tensors[some->tensor].name, (unsigned long long)some->copied,
-            (unsigned long long)some->elems);
+        sentence_set(&why,
+                     "of tensor %s only parts were put, %" PRIu64 " of %" PRIu64
+                     " elements; put the others",
+                     job->spec.tensors[some->tensor].name, some->copied, some->elems);
     }
     pthread_mutex_unlock(&job->session->lock);
-    return missing ? cairn_client_fail(CAIRN_ERR_NOT_READY, "%s", why.text) : CAIRN_OK;
+    return missing ? client_fail(CAIRN_ERR_NOT_READY, "%s", why.text) : CAIRN_OK;
 }
 
 /* ---- sending ---- */
@@ -1034,10 +1021,10 @@ cairn_status cairn_assemble_judge_put(struct job *job)
 static void on_done(void *assembly, cairn_status status, const char *why)
 {
     (void)status, (void)why; // the commit, or the end of the initial state, says it
-    cairn_assemble_free(assembly);
+    assemble_free(assembly);
 }
 
-void cairn_assemble_pattern(struct assembly *assembly, struct command *pattern)
+void assemble_pattern(struct assembly *assembly, struct command *pattern)
 {
     pattern->tensor = assembly->tensor;
     pattern->micro = assembly->micro;
@@ -1049,7 +1036,7 @@ void cairn_assemble_pattern(struct assembly *assembly, struct command *pattern)
     pattern->context = assembly;
 }
 
-struct cairn_mem cairn_assemble_mem(const struct assembly *assembly)
+struct cairn_mem assemble_mem(const struct assembly *assembly)
 {
     return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
                                 .ptr = assembly->values,

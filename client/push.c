@@ -37,56 +37,56 @@ static uint32_t owners_of(const struct shard_link *link, uint32_t *first_out)
     return link->relays ? link->job->shards.count : link->index + 1;
 }
 
-struct shard_link *cairn_pushes_granter(struct shard_link *owner)
+struct shard_link *pushes_granter(struct shard_link *owner)
 {
-    const struct cairn_chunk_header *grant = &owner->grant;
+    const struct chunk_header *grant = &owner->grant;
     return grant->kind == 0 || grant->tensor == 0 ? owner
                                                   : owner->job->shards.links[grant->tensor - 1];
 }
 
 /* ---- hands of the pusher ---- */
 
-static struct job *job_of(const struct cairn_pusher *pusher)
+static struct job *job_of(const struct pusher *pusher)
 {
     return (struct job *)((char *)pusher - offsetof(struct job, pushing.pusher));
 }
 
-static struct cairn_chunk_link *link_to(struct cairn_pusher *pusher, uint32_t shard)
+static struct chunk_link *link_to(struct pusher *pusher, uint32_t shard)
 {
     return &carrier_of(job_of(pusher)->shards.links[shard])->conn;
 }
 
-static void link_failed(struct cairn_pusher *pusher, struct cairn_chunk_link *link)
+static void link_failed(struct pusher *pusher, struct chunk_link *link)
 {
     (void)pusher;
-    cairn_chunk_link_restart(link);
+    chunk_link_restart(link);
 }
 
-static cairn_status send_chunk(struct cairn_pusher *pusher, const struct cairn_push_action *action,
-                               struct cairn_chunk_header *header)
+static cairn_status send_chunk(struct pusher *pusher, const struct push_action *action,
+                               struct chunk_header *header)
 {
     struct job *job = job_of(pusher);
-    struct parcel *parcel = cairn_parcel_of_request(job, action->cookie);
+    struct parcel *parcel = parcel_of_request(job, action->cookie);
     assert(parcel != NULL && parcel->kind == CAIRN_CHUNK_PUSH); // it is not released yet
-    return cairn_parcel_send(parcel, carrier_of(job->shards.links[action->shard])->index, header);
+    return parcel_send(parcel, carrier_of(job->shards.links[action->shard])->index, header);
 }
 
-static uint32_t mark(const struct cairn_pusher *pusher, uint32_t shard)
+static uint32_t mark(const struct pusher *pusher, uint32_t shard)
 {
     const struct shard_link *owner = job_of(pusher)->shards.links[shard];
     return owner->relayed ? owner->index + 1 : 0;
 }
 
-static size_t absent_max(const struct cairn_pusher *pusher, uint32_t shard)
+static size_t absent_max(const struct pusher *pusher, uint32_t shard)
 {
     return job_of(pusher)->pushing.body->parts[shard].map.extent_count;
 }
 
-static size_t list_absent(const struct cairn_pusher *pusher, uint32_t shard, uint32_t micro,
+static size_t list_absent(const struct pusher *pusher, uint32_t shard, uint32_t micro,
                           uint32_t *out)
 {
     const struct job *job = job_of(pusher);
-    const struct cairn_shard_map *map = &job->pushing.body->parts[shard].map;
+    const struct shard_map *map = &job->pushing.body->parts[shard].map;
     size_t count = 0;
     for (size_t i = 0; i < map->extent_count; i++) {
         const uint32_t tensor = map->extents[i].tensor;
@@ -97,31 +97,31 @@ static size_t list_absent(const struct cairn_pusher *pusher, uint32_t shard, uin
     return count;
 }
 
-static void release(struct cairn_pusher *pusher, const struct cairn_push_action *action)
+static void release(struct pusher *pusher, const struct push_action *action)
 {
-    struct parcel *parcel = cairn_parcel_of_request(job_of(pusher), action->cookie);
-    if (parcel != NULL) cairn_parcel_end(parcel, action->status);
+    struct parcel *parcel = parcel_of_request(job_of(pusher), action->cookie);
+    if (parcel != NULL) parcel_end(parcel, action->status);
 }
 
-static void say_refused(const struct job *job, const struct cairn_push_action *action,
-                        struct cairn_sentence *out)
+static void say_refused(const struct job *job, const struct push_action *action,
+                        struct sentence *out)
 {
     const char *shard = job->shards.links[action->shard]->name;
     if (action->status == CAIRN_ERR_INVALID) // a commit's: nothing else is refused so
-        cairn_sentence_set(out,
-                           "the weights of all workers come to more than 2^53 with this worker's "
-                           "%llu; commit smaller ones",
-                           (unsigned long long)job->filling.weight);
+        sentence_set(out,
+                     "the weights of all workers come to more than 2^53 with this worker's "
+                     "%" PRIu64 "; commit smaller ones",
+                     job->filling.weight);
     else
-        cairn_sentence_set(out, "shard %s refused what this worker sent: %s", shard,
-                           cairn_status_text((int)action->status));
-    cairn_sentence_add(out, "; round %llu is given up, for all workers",
-                       (unsigned long long)job->pushing.pusher.round);
+        sentence_set(out, "shard %s refused what this worker sent: %s", shard,
+                     status_text((int)action->status));
+    sentence_add(out, "; round %" PRIu64 " is given up, for all workers",
+                 job->pushing.pusher.round);
 }
 
 /* STALE and FENCED follow from what the coordinator has said, or says. Anything else it does not know, and
  * the shard waits for what it refused: so the round is given up, and the worker's calls in it say why. */
-static void refused_pushes(struct cairn_pusher *pusher, const struct cairn_push_action *action)
+static void refused_pushes(struct pusher *pusher, const struct push_action *action)
 {
     struct job *job = job_of(pusher);
     if (action->status == CAIRN_ERR_STALE || action->status == CAIRN_ERR_FENCED) return;
@@ -131,10 +131,10 @@ static void refused_pushes(struct cairn_pusher *pusher, const struct cairn_push_
     say_refused(job, action, &job->filling.refused_why);
     pthread_mutex_unlock(&job->session->lock);
     job->pushing.gives_up = pusher->round;
-    cairn_session_kick(job->session);
+    session_kick(job->session);
 }
 
-static const struct cairn_pusher_hands hands = {
+static const struct pusher_hands hands = {
     .link = link_to,
     .link_failed = link_failed,
     .send_chunk = send_chunk,
@@ -159,19 +159,18 @@ static void forget_micros(struct job *job)
 static void pushes_drop(struct job *job, cairn_status status)
 {
     if (job->pushing.pusher.push == NULL) return;
-    cairn_pusher_end(&job->pushing.pusher);
+    pusher_end(&job->pushing.pusher);
     for (uint32_t i = 0; i < job->parcels.count; i++) {
         struct parcel *parcel = job->parcels.all[i];
-        if (parcel->op != NULL && parcel->kind == CAIRN_CHUNK_PUSH)
-            cairn_parcel_end(parcel, status);
+        if (parcel->op != NULL && parcel->kind == CAIRN_CHUNK_PUSH) parcel_end(parcel, status);
     }
     forget_micros(job);
 }
 
-void cairn_pushes_release(struct job *job)
+void pushes_release(struct job *job)
 {
-    cairn_pusher_close(&job->pushing.pusher);
-    cairn_body_put(job->pushing.body);
+    pusher_close(&job->pushing.pusher);
+    body_put(job->pushing.body);
     job->pushing.body = NULL;
 }
 
@@ -181,20 +180,20 @@ static cairn_status open_pusher(struct job *job)
     uint64_t chunks = 0;
     struct body *body = job->bodies;
     if (job->pushing.body == body) return CAIRN_OK;
-    cairn_pushes_release(job);
+    pushes_release(job);
     for (uint32_t i = 0; i < body->layout->shard_count; i++)
         chunks += body->parts[i].map.chunk_count;
     // Two micro-batches: one being answered, one being filled. More is stalled, not refused.
     const uint64_t queue = 2 * chunks + 4 * (uint64_t)body->layout->shard_count;
     if (queue > UINT32_MAX) return CAIRN_ERR_NO_MEMORY;
-    const struct cairn_push_config config = { .shard_count = body->layout->shard_count,
-                                              .queue_max = (uint32_t)queue };
-    const cairn_status status = cairn_pusher_open(&job->pushing.pusher, &hands, &config);
-    if (status == CAIRN_OK) job->pushing.body = cairn_body_get(body);
+    const struct push_config config = { .shard_count = body->layout->shard_count,
+                                        .queue_max = (uint32_t)queue };
+    const cairn_status status = pusher_open(&job->pushing.pusher, &hands, &config);
+    if (status == CAIRN_OK) job->pushing.body = body_get(body);
     return status;
 }
 
-cairn_status cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
+cairn_status pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
 {
     if (job->pushing.pusher.push != NULL && job->pushing.pusher.round == opened->round)
         return CAIRN_OK;
@@ -202,56 +201,55 @@ cairn_status cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *o
     job->attachment.seen_epoch = opened->epoch;
     job->attachment.seen_store = job->session->control.store;
     if (opened->rank >= opened->world) { // surplus: no shard grants it anything
-        cairn_pushes_release(job);
+        pushes_release(job);
         return CAIRN_OK;
     }
     cairn_status status = open_pusher(job);
     if (status != CAIRN_OK) return status;
-    cairn_pusher_begin(&job->pushing.pusher, opened->epoch, opened->round);
+    pusher_begin(&job->pushing.pusher, opened->epoch, opened->round);
     for (uint32_t i = 0; i < job->pushing.body->layout->shard_count; i++)
-        if (job->pushing.body->parts[i].absent) cairn_pusher_absent(&job->pushing.pusher, i);
+        if (job->pushing.body->parts[i].absent) pusher_absent(&job->pushing.pusher, i);
     for (uint32_t i = 0; i < job->shards.count; i++) {
         job->shards.links[i]->carrier = NULL;
         job->shards.links[i]->relayed = false;
-        job->shards.links[i]->grant_deadline_ms = cairn_client_now_ms() + GRANT_MAX_MS;
-        cairn_pushes_on_grant(job->shards.links[i]);
+        job->shards.links[i]->grant_deadline_ms = client_now_ms() + GRANT_MAX_MS;
+        pushes_on_grant(job->shards.links[i]);
     }
     return CAIRN_OK;
 }
 
-void cairn_pushes_on_grant(struct shard_link *owner)
+void pushes_on_grant(struct shard_link *owner)
 {
     struct job *job = owner->job;
-    const struct cairn_chunk_header *grant = &owner->grant;
+    const struct chunk_header *grant = &owner->grant;
     if (job->pushing.pusher.push == NULL || grant->kind == 0 ||
         grant->round != job->pushing.pusher.round)
         return;
-    owner->carrier = cairn_pushes_granter(owner);
+    owner->carrier = pushes_granter(owner);
     owner->relayed = grant->tensor != 0;
-    cairn_pusher_on_grant(&job->pushing.pusher, owner->index, grant, owner->carrier->conn.way);
+    pusher_on_grant(&job->pushing.pusher, owner->index, grant, owner->carrier->conn.way);
 }
 
 /* Tells the pusher of the HELLO for each owner that is reached over `link`. Until an owner has
  * granted, we do not know through which link it will be reached, so it is left out. */
-void cairn_pushes_on_hello(struct shard_link *link, uint64_t way)
+void pushes_on_hello(struct shard_link *link, uint64_t way)
 {
     struct job *job = link->job;
     uint32_t i;
     for (const uint32_t end = owners_of(link, &i); i < end; i++) {
-        if (job->shards.links[i]->carrier == link)
-            cairn_pusher_on_hello(&job->pushing.pusher, i, way);
+        if (job->shards.links[i]->carrier == link) pusher_on_hello(&job->pushing.pusher, i, way);
     }
 }
 
 /* Whoever has granted for others may have granted for one that we have not heard of. */
-bool cairn_pushes_waits(const struct shard_link *link)
+bool pushes_waits(const struct shard_link *link)
 {
     const struct job *job = link->job;
     uint32_t i;
     if (job->pushing.pusher.push == NULL) return false;
     for (const uint32_t end = owners_of(link, &i); i < end; i++) {
         const struct shard_link *carrier = job->shards.links[i]->carrier;
-        if ((carrier == NULL || carrier == link) && cairn_pusher_waits(&job->pushing.pusher, i))
+        if ((carrier == NULL || carrier == link) && pusher_waits(&job->pushing.pusher, i))
             return true;
     }
     return false;
@@ -261,14 +259,14 @@ static void lose_owner(struct shard_link *owner, const struct shard_link *link)
 {
     struct job *job = owner->job;
     const bool was_its = carrier_of(owner) == link;
-    if (cairn_pushes_granter(owner) == link) owner->grant = (struct cairn_chunk_header) { 0 };
+    if (pushes_granter(owner) == link) owner->grant = (struct chunk_header) { 0 };
     if (!was_its) return;
     owner->carrier = NULL;
     owner->relayed = false;
-    cairn_pusher_on_lost(&job->pushing.pusher, owner->index);
+    pusher_on_lost(&job->pushing.pusher, owner->index);
 }
 
-void cairn_pushes_lost(struct shard_link *link)
+void pushes_lost(struct shard_link *link)
 {
     uint32_t i;
     for (const uint32_t end = owners_of(link, &i); i < end; i++)
@@ -278,24 +276,24 @@ void cairn_pushes_lost(struct shard_link *link)
 /* Who asked late hears of a version that is not the newest any more. */
 static void note_version(struct job *job, struct cairn_version version)
 {
-    if (cairn_version_compare(version, job->known.newest) > 0) job->known.newest = version;
+    if (version_compare(version, job->known.newest) > 0) job->known.newest = version;
 }
 
-void cairn_pushes_on_result(struct job *job, const Cairn__RoundResult *result)
+void pushes_on_result(struct job *job, const Cairn__RoundResult *result)
 {
     struct session *s = job->session;
     const bool is_void = result->status == CAIRN_ERR_EPOCH_CHANGED;
     pthread_mutex_lock(&s->lock);
     if (is_void && result->round >= job->filling.void_round) {
         job->filling.void_round = result->round;
-        cairn_sentence_set(&job->filling.void_why, "%s", result->text);
+        sentence_set(&job->filling.void_why, "%s", result->text);
     }
     if (!is_void) note_version(job, (struct cairn_version) { result->generation, result->step });
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     if (job->pushing.pusher.push == NULL || job->pushing.pusher.round > result->round) return;
     if (!is_void && job->pushing.pusher.round == result->round)
-        cairn_pusher_resolved(&job->pushing.pusher);
+        pusher_resolved(&job->pushing.pusher);
     pushes_drop(job, is_void ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK);
 }
 
@@ -309,21 +307,21 @@ static bool round_is_over(const struct command *command)
 {
     const struct job *job = command->job;
     return job->pushing.pusher.push == NULL || job->pushing.pusher.round != command->round ||
-           cairn_push_voided(job->pushing.pusher.push);
+           push_voided(job->pushing.pusher.push);
 }
 
 /* No memory for the command: it is run again with the next turn, from where it stood. A push that is half cut
  * is neither pushed nor absent, so when memory stays away the job fails, for this worker. True: it has. */
 static bool starve(struct command *command, const char *doing)
 {
-    const uint64_t now_ms = cairn_client_now_ms();
+    const uint64_t now_ms = client_now_ms();
     if (command->starved_ms == 0) command->starved_ms = now_ms;
     if (now_ms - command->starved_ms < STARVED_MS) return false;
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "out of memory %s, for %d s; close the job, and open it again", doing,
-                       STARVED_MS / 1000);
-    cairn_job_fail(command->job, CAIRN_ERR_NO_MEMORY, why.text);
-    if (command->op != NULL) cairn_op_let_go(command->op, CAIRN_ERR_NO_MEMORY, why.text);
+    struct sentence why;
+    sentence_set(&why, "out of memory %s, for %d s; close the job, and open it again", doing,
+                 STARVED_MS / 1000);
+    job_fail(command->job, CAIRN_ERR_NO_MEMORY, why.text);
+    if (command->op != NULL) op_let_go(command->op, CAIRN_ERR_NO_MEMORY, why.text);
     return true;
 }
 
@@ -343,7 +341,7 @@ static uint8_t *pushed_in(struct job *job, uint32_t micro)
 
 static bool end_push(struct command *command, cairn_status status, const char *why)
 {
-    cairn_op_let_go(command->op, status, why);
+    op_let_go(command->op, status, why);
     return true;
 }
 
@@ -352,13 +350,13 @@ static bool end_push(struct command *command, cairn_status status, const char *w
  * failed as well. */
 static enum card_state state_of_pushes(struct command *command)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (command->event == NULL) return CARD_DONE;
-    const enum card_state state = cairn_card_event_state(command->event, &why);
-    if (state == CARD_FAILED) cairn_job_fail(command->job, CAIRN_ERR_IO, why.text);
+    const enum card_state state = card_event_state(command->event, &why);
+    if (state == CARD_FAILED) job_fail(command->job, CAIRN_ERR_IO, why.text);
     if (state == CARD_WAITS) command->job->awaits_stream = true;
     if (state != CARD_DONE) return state;
-    cairn_card_event_free(command->event);
+    card_event_free(command->event);
     command->event = NULL;
     return CARD_DONE;
 }
@@ -366,22 +364,22 @@ static enum card_state state_of_pushes(struct command *command)
 /* A chunk that is cut, and where the command stood before. */
 struct cut_chunk {
     struct parcel *parcel;
-    struct cairn_push_chunk chunk;
+    struct push_chunk chunk;
     uint32_t shard;
     size_t next_extent;
     uint64_t next_chunk;
-    const struct cairn_local_extent *local;
+    const struct local_extent *local;
 };
 
 /* Where a shard may read the parcel's bytes. Small chunks have a window of their own, and small
  * host memory is copied into the message; memory of a card that is pushed by a list is copied, and
  * the copy is sent. */
-static enum cairn_push_lies lies(const struct command *command, const struct parcel *parcel)
+static enum push_lies lies(const struct command *command, const struct parcel *parcel)
 {
     const struct op *op = command->op;
     const void *lent = op->lents != NULL ? op->lents[op->lent_count - 1 - command->targets_left]
                                          : op->lent;
-    const struct cairn_fabric_peer *peer =
+    const struct fabric_peer *peer =
         carrier_of(command->job->shards.links[parcel->shard])->conn.peer;
     if (command->target->card == NULL) {
         const bool is_shown = lent != NULL && parcel->bytes != NULL &&
@@ -389,7 +387,7 @@ static enum cairn_push_lies lies(const struct command *command, const struct par
         return is_shown ? CAIRN_PUSH_LIES_HOST : CAIRN_PUSH_LIES_APART;
     }
     const bool is_shown = op->lent != NULL && peer != NULL && parcel->bytes != NULL &&
-                          strcmp(cairn_fabric_payload_path(peer, parcel->bytes, parcel->byte_count),
+                          strcmp(fabric_payload_path(peer, parcel->bytes, parcel->byte_count),
                                  "device") == 0;
     return is_shown ? CAIRN_PUSH_LIES_CARD : CAIRN_PUSH_LIES_APART;
 }
@@ -403,8 +401,8 @@ static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t m
     uint64_t chunk;
     size_t count = 0;
     *starves_out = false;
-    while (count < max && cairn_command_chunk(command, &shard, &chunk)) {
-        struct parcel *parcel = cairn_parcel_new(command->job, command, shard, chunk);
+    while (count < max && command_chunk(command, &shard, &chunk)) {
+        struct parcel *parcel = parcel_new(command->job, command, shard, chunk);
         *starves_out = parcel == NULL;
         if (parcel == NULL) break;
         cuts[count++] = (struct cut_chunk) {
@@ -412,15 +410,15 @@ static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t m
             .chunk = { .chunk = (uint32_t)chunk,
                        .is_small = parcel->byte_count <= CAIRN_CHUNK_SMALL,
                        .lies = lies(command, parcel),
-                       .cookie = cairn_chunk_request_number(&parcel->request) },
+                       .cookie = chunk_request_number(&parcel->request) },
             .shard = shard,
             .next_extent = command->next_extent,
             .next_chunk = command->next_chunk++,
             .local = command->local,
         };
         if (command->is_held_up) continue;
-        cairn_stage_queue(parcel);
-        cairn_stage_fill(command->job->shards.links[shard]);
+        stage_queue(parcel);
+        stage_fill(command->job->shards.links[shard]);
     }
     return count;
 }
@@ -431,7 +429,7 @@ static void uncut(struct command *command, const struct cut_chunk *cuts, size_t 
     command->next_extent = cuts[i].next_extent;
     command->next_chunk = cuts[i].next_chunk;
     command->local = cuts[i].local;
-    while (count > i) cairn_parcel_undo(cuts[--count].parcel);
+    while (count > i) parcel_undo(cuts[--count].parcel);
 }
 
 /* Cuts the rest of a target into parcels, some at a time; those that have to be copied before they
@@ -447,8 +445,8 @@ static enum cut_pushes cut_target(struct command *command)
         if (count == 0) break;
         command->starved_ms = 0;
         for (size_t i = 0; i < count; i++) {
-            const cairn_status status = cairn_pusher_chunk(&job->pushing.pusher, cuts[i].shard,
-                                                           command->micro, cuts[i].chunk);
+            const cairn_status status = pusher_chunk(&job->pushing.pusher, cuts[i].shard,
+                                                     command->micro, cuts[i].chunk);
             command->is_held_up = status == CAIRN_ERR_BUSY;
             if (status == CAIRN_OK) continue;
             uncut(command, cuts, i, count);
@@ -461,38 +459,38 @@ static enum cut_pushes cut_target(struct command *command)
     return starve(command, "in the middle of a push") ? CUT_ENDED : CUT_LATER;
 }
 
-bool cairn_pushes_run(struct command *command)
+bool pushes_run(struct command *command)
 {
     struct job *job = command->job;
-    if (cairn_command_refused(command)) return true;
+    if (command_refused(command)) return true;
     if (round_is_over(command)) return end_push(command, CAIRN_ERR_EPOCH_CHANGED, NULL);
     const enum card_state state = state_of_pushes(command);
     if (state == CARD_WAITS) return false;
     if (state == CARD_FAILED) return end_push(command, CAIRN_ERR_IO, job->failure.why.text);
-    if (command->body == NULL) command->body = cairn_body_get(job->pushing.body);
+    if (command->body == NULL) command->body = body_get(job->pushing.body);
     if (pushed_in(job, command->micro) == NULL) return starve(command, "for a push");
     enum cut_pushes cut;
     do {
         cut = cut_target(command);
-    } while (cut == CUT_WHOLE && cairn_command_next(command));
+    } while (cut == CUT_WHOLE && command_next(command));
     return cut == CUT_WHOLE ? end_push(command, CAIRN_OK, NULL) : cut == CUT_ENDED;
 }
 
-bool cairn_pushes_micro_end_run(struct command *command)
+bool pushes_micro_end_run(struct command *command)
 {
     struct job *job = command->job;
     if (round_is_over(command)) return true;
     if (pushed_in(job, command->micro) == NULL)
         return starve(command, "at the end of a micro-batch");
-    cairn_status status = cairn_pusher_micro_end(&job->pushing.pusher, command->micro);
+    cairn_status status = pusher_micro_end(&job->pushing.pusher, command->micro);
     return status != CAIRN_ERR_BUSY;
 }
 
-bool cairn_pushes_commit_run(struct command *command)
+bool pushes_commit_run(struct command *command)
 {
     struct job *job = command->job;
     if (round_is_over(command)) return true;
-    cairn_status status = cairn_pusher_commit(&job->pushing.pusher, command->weight);
+    cairn_status status = pusher_commit(&job->pushing.pusher, command->weight);
     return status != CAIRN_ERR_BUSY;
 }
 
@@ -504,7 +502,7 @@ bool cairn_pushes_commit_run(struct command *command)
 
 #define COPIED_MAX ((size_t)8 << 20) /* bytes out of mapped memory, before others have their turn */
 
-static struct parcel *parcel_of(struct cairn_chunk_request *request)
+static struct parcel *parcel_of(struct chunk_request *request)
 {
     return (struct parcel *)((char *)request - offsetof(struct parcel, request));
 }
@@ -514,16 +512,15 @@ static struct parcel *parcel_of(struct cairn_chunk_request *request)
 static bool may_relay(const struct shard_link *owner, const struct parcel *parcel)
 {
     return parcel->kind == CAIRN_CHUNK_FETCH && parcel->tile == CAIRN_TILE_WHOLE &&
-           parcel->plane == CAIRN_PLANE_WIRE && !parcel->direct &&
-           !cairn_chunk_link_shares(&owner->conn);
+           parcel->plane == CAIRN_PLANE_WIRE && !parcel->direct && !chunk_link_shares(&owner->conn);
 }
 
 /* The shard to ask: a relay, unless it has said that it does not relay this owner's chunks. */
 static struct shard_link *route(struct shard_link *owner, const struct parcel *parcel)
 {
-    struct shard_link *relay = cairn_pushes_granter(owner);
+    struct shard_link *relay = pushes_granter(owner);
     if (relay == owner || owner->declined || !may_relay(owner, parcel)) return owner;
-    return cairn_chunk_link_shares(&relay->conn) ? relay : owner;
+    return chunk_link_shares(&relay->conn) ? relay : owner;
 }
 
 /* Who relays, the GRANT of the round says, which may come after the coordinator's word. Without waiting
@@ -536,21 +533,21 @@ static bool awaits_grant(const struct shard_link *owner, const struct parcel *pa
         is_known)
         return false;
     return owner->grant.round != job->pushing.pusher.round && may_relay(owner, parcel) &&
-           cairn_client_now_ms() < owner->grant_deadline_ms;
+           client_now_ms() < owner->grant_deadline_ms;
 }
 
-cairn_status cairn_transfer_send(struct cairn_chunk_request *request)
+cairn_status transfer_send(struct chunk_request *request)
 {
     struct parcel *parcel = parcel_of(request);
     struct shard_link *owner = parcel->job->shards.links[parcel->shard];
     if (awaits_grant(owner, parcel)) return CAIRN_ERR_NOT_READY; // the GRANT, or the tick
     struct shard_link *via = route(owner, parcel);
     // Before the shard's HELLO it is not known by which of its endpoints it will answer.
-    if (!cairn_chunk_link_is_up(&via->conn)) return CAIRN_ERR_CLOSED;
+    if (!chunk_link_is_up(&via->conn)) return CAIRN_ERR_CLOSED;
     // A late answer of the one that was asked before is none of this one.
     if (via->index != parcel->via) request->serial++;
-    struct cairn_chunk_header header = { .request = cairn_chunk_request_number(request) };
-    const cairn_status status = cairn_parcel_send(parcel, via->index, &header);
+    struct chunk_header header = { .request = chunk_request_number(request) };
+    const cairn_status status = parcel_send(parcel, via->index, &header);
     if (status == CAIRN_OK) via->asked++;
     return status;
 }
@@ -560,12 +557,12 @@ static bool copy_here(struct parcel *parcel, struct body *body, uint64_t chunk,
                       const struct piece *piece)
 {
     if (parcel->kind != CAIRN_CHUNK_FETCH) return false;
-    if (parcel->target->card != NULL && cairn_parcel_open(parcel) != CAIRN_OK) return false;
-    if (!cairn_mapped_read(parcel, body, chunk, piece)) return false;
+    if (parcel->target->card != NULL && parcel_open(parcel) != CAIRN_OK) return false;
+    if (!mapped_read(parcel, body, chunk, piece)) return false;
     pthread_mutex_lock(&parcel->job->session->lock);
-    cairn_mapped_count(parcel->job, parcel->byte_count);
+    mapped_count(parcel->job, parcel->byte_count);
     pthread_mutex_unlock(&parcel->job->session->lock);
-    cairn_parcel_arrived(parcel);
+    parcel_arrived(parcel);
     return true;
 }
 
@@ -576,14 +573,14 @@ static bool copy_on_card(struct command *command)
     const struct target *target = command->target;
     if (command->op->kind != CAIRN_CHUNK_FETCH || target->card == NULL || command->next_chunk > 0 ||
         command->plane != CAIRN_PLANE_WIRE || !target->piece.whole ||
-        !cairn_lent_copy(job, command->version, target->tensor, target->card, target->ptr))
+        !lent_copy(job, command->version, target->tensor, target->card, target->ptr))
         return false;
-    const uint64_t bytes = cairn_box_elems(&target->piece.box) * cairn_dtype_bytes(target->dtype);
+    const uint64_t bytes = box_element_count(&target->piece.box) * dtype_size(target->dtype);
     pthread_mutex_lock(&job->session->lock);
-    cairn_mapped_count(job, bytes);
+    mapped_count(job, bytes);
     job->stats.device_fetched_bytes += bytes;
     pthread_mutex_unlock(&job->session->lock);
-    cairn_op_let_go(command->op, CAIRN_OK, NULL);
+    op_let_go(command->op, CAIRN_OK, NULL);
     return true;
 }
 
@@ -591,13 +588,13 @@ static bool copy_on_card(struct command *command)
  * done. */
 static enum card_state state_of_transfer(struct command *command)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (command->event == NULL) return CARD_DONE;
-    const enum card_state state = cairn_card_event_state(command->event, &why);
+    const enum card_state state = card_event_state(command->event, &why);
     if (state == CARD_WAITS) return state;
-    cairn_card_event_free(command->event);
+    card_event_free(command->event);
     command->event = NULL;
-    if (state == CARD_FAILED) cairn_op_let_go(command->op, CAIRN_ERR_IO, why.text);
+    if (state == CARD_FAILED) op_let_go(command->op, CAIRN_ERR_IO, why.text);
     return state;
 }
 
@@ -607,52 +604,52 @@ static cairn_status cut_transfer(struct command *command, size_t *copied)
     struct job *job = command->job;
     uint32_t shard;
     uint64_t chunk;
-    for (; cairn_command_chunk(command, &shard, &chunk); command->next_chunk++) {
+    for (; command_chunk(command, &shard, &chunk); command->next_chunk++) {
         if (*copied >= COPIED_MAX) return CAIRN_ERR_BUSY;
-        struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
+        struct parcel *parcel = parcel_new(job, command, shard, chunk);
         if (parcel == NULL) return CAIRN_ERR_NO_MEMORY;
         if (copy_here(parcel, command->body, chunk, &command->target->piece))
             *copied += parcel->byte_count;
         else
-            cairn_asker_ask(&job->shards.links[shard]->asker, &parcel->request);
+            asker_ask(&job->shards.links[shard]->asker, &parcel->request);
     }
     return CAIRN_OK;
 }
 
-bool cairn_transfer_run(struct command *command)
+bool transfer_run(struct command *command)
 {
     struct job *job = command->job;
-    if (cairn_command_refused(command)) return true;
-    if (cairn_op_is_canceled(command->op)) {
-        cairn_op_let_go(command->op, CAIRN_ERR_CANCELED, NULL);
+    if (command_refused(command)) return true;
+    if (op_is_canceled(command->op)) {
+        op_let_go(command->op, CAIRN_ERR_CANCELED, NULL);
         return true;
     }
     const enum card_state state = state_of_transfer(command);
     if (state != CARD_DONE) return state == CARD_FAILED;
     if (copy_on_card(command)) return true;
     if (command->body == NULL)
-        command->body = cairn_body_get(
+        command->body = body_get(
             recut_body(job, command->op->kind, command->plane, command->version));
     cairn_status status = CAIRN_OK;
     size_t copied = 0;
     do {
         status = cut_transfer(command, &copied);
-    } while (status == CAIRN_OK && cairn_command_next(command));
+    } while (status == CAIRN_OK && command_next(command));
     if (status == CAIRN_ERR_BUSY) { // messages are to be answered meanwhile
-        cairn_session_kick(job->session);
+        session_kick(job->session);
         return false;
     }
-    for (uint32_t i = 0; i < job->shards.count; i++) cairn_asker_pump(&job->shards.links[i]->asker);
-    cairn_op_let_go(command->op, status, NULL);
+    for (uint32_t i = 0; i < job->shards.count; i++) asker_pump(&job->shards.links[i]->asker);
+    op_let_go(command->op, status, NULL);
     return true;
 }
 
 /* The parcel that an answer is for, no longer in flight; NULL: of a former use or connection. */
-static struct parcel *parcel_answered(struct shard_link *link, const struct cairn_chunk_header *h)
+static struct parcel *parcel_answered(struct shard_link *link, const struct chunk_header *h)
 {
-    struct parcel *parcel = cairn_parcel_of_request(link->job, h->request);
+    struct parcel *parcel = parcel_of_request(link->job, h->request);
     if (parcel == NULL || parcel->shard != link->index ||
-        !cairn_asker_answered(&link->asker, &parcel->request, h->request))
+        !asker_answered(&link->asker, &parcel->request, h->request))
         return NULL;
     link->job->shards.links[parcel->via]->asked--;
     return parcel;
@@ -666,30 +663,30 @@ static bool ask_owner(struct shard_link *owner, struct parcel *parcel, uint64_t 
         return false;
     if (status == CAIRN_ERR_NOT_FOUND) owner->declined = true;
     parcel->direct = true;
-    cairn_asker_ask(&owner->asker, &parcel->request);
+    asker_ask(&owner->asker, &parcel->request);
     return true;
 }
 
 /* NAK. */
 static void refused_transfer(struct shard_link *owner, struct parcel *parcel, uint64_t status)
 {
-    if (ask_owner(owner, parcel, status) ||
-        cairn_asker_again(&owner->asker, &parcel->request, status) || recut_refused(parcel, status))
+    if (ask_owner(owner, parcel, status) || asker_again(&owner->asker, &parcel->request, status) ||
+        recut_refused(parcel, status))
         return;
-    const bool is_known = status <= CAIRN_ERR_INTERNAL && cairn_status_known((int)status) &&
+    const bool is_known = status <= CAIRN_ERR_INTERNAL && status_known((int)status) &&
                           status != CAIRN_OK;
-    cairn_parcel_end(parcel, is_known ? (cairn_status)status : CAIRN_ERR_PROTOCOL);
+    parcel_end(parcel, is_known ? (cairn_status)status : CAIRN_ERR_PROTOCOL);
 }
 
-void cairn_transfer_on_answer(struct shard_link *link, const struct cairn_chunk_header *h)
+void transfer_on_answer(struct shard_link *link, const struct chunk_header *h)
 {
     struct parcel *parcel = parcel_answered(link, h);
     if (parcel == NULL) return;
     if (h->kind == CAIRN_CHUNK_ACK)
-        cairn_parcel_end(parcel, parcel->kind == CAIRN_CHUNK_PUT ? CAIRN_OK : CAIRN_ERR_PROTOCOL);
+        parcel_end(parcel, parcel->kind == CAIRN_CHUNK_PUT ? CAIRN_OK : CAIRN_ERR_PROTOCOL);
     else
         refused_transfer(link, parcel, h->value);
-    cairn_asker_pump(&link->asker);
+    asker_pump(&link->asker);
 }
 
 /* ---- data ---- */
@@ -704,17 +701,17 @@ static void on_received(void *arg, cairn_status status)
     if (parcel->answered) {
         // all of the job has failed
     } else if (whole) {
-        cairn_parcel_arrived(parcel);
+        parcel_arrived(parcel);
     } else if (lost) {
-        cairn_asker_ask(&link->asker, &parcel->request);
-    } else if (!cairn_asker_again(&link->asker, &parcel->request, CAIRN_ERR_CHECKSUM)) {
-        cairn_parcel_end(parcel, CAIRN_ERR_CHECKSUM);
+        asker_ask(&link->asker, &parcel->request);
+    } else if (!asker_again(&link->asker, &parcel->request, CAIRN_ERR_CHECKSUM)) {
+        parcel_end(parcel, CAIRN_ERR_CHECKSUM);
     }
-    cairn_parcel_loan_back(parcel);
-    cairn_asker_pump(&link->asker);
+    parcel_loan_back(parcel);
+    asker_pump(&link->asker);
 }
 
-static bool is_answer_to(const struct cairn_chunk_header *h, const struct parcel *parcel)
+static bool is_answer_to(const struct chunk_header *h, const struct parcel *parcel)
 {
     return parcel->kind == CAIRN_CHUNK_FETCH && h->tensor == parcel->place.tensor &&
            h->first_leaf == parcel->place.first_leaf && h->leaf_count == parcel->place.leaf_count &&
@@ -726,72 +723,72 @@ static bool is_answer_to(const struct cairn_chunk_header *h, const struct parcel
 /* Receives the payload right into the card's memory, if that is of cairn_alloc and dense. A payload
  * with a checksum comes to host memory, where the checksum is compared. CAIRN_ERR_UNSUPPORTED: it
  * cannot be so. */
-static cairn_status land(struct parcel *parcel, struct cairn_fabric_message *message)
+static cairn_status land(struct parcel *parcel, struct fabric_message *message)
 {
     const struct target *target = parcel->target;
-    uint8_t *at = target->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
+    uint8_t *at = target->ptr + parcel->first * dtype_size(parcel->dtype);
     if (!parcel->is_unsummed || target->card == NULL || parcel->op->lent == NULL ||
-        target->piece.strides.given || !cairn_card_lands(target->card) ||
-        !cairn_memory_is_shown(parcel->job->session, parcel->op->lent))
+        target->piece.strides.given || !card_lands(target->card) ||
+        !memory_is_shown(parcel->job->session, parcel->op->lent))
         return CAIRN_ERR_UNSUPPORTED;
-    return cairn_fabric_receive(message, at, parcel->byte_count, on_received, parcel);
+    return fabric_receive(message, at, parcel->byte_count, on_received, parcel);
 }
 
-static cairn_status receive(struct parcel *parcel, struct cairn_fabric_message *message)
+static cairn_status receive(struct parcel *parcel, struct fabric_message *message)
 {
     cairn_status status = land(parcel, message);
     parcel->lands = status == CAIRN_OK;
     if (status != CAIRN_ERR_UNSUPPORTED) return status;
-    status = cairn_parcel_open(parcel);
+    status = parcel_open(parcel);
     return status != CAIRN_OK ? status
-                              : cairn_fabric_receive_far(message, parcel->bytes, parcel->byte_count,
-                                                         &parcel->came, on_received, parcel);
+                              : fabric_receive_far(message, parcel->bytes, parcel->byte_count,
+                                                   &parcel->came, on_received, parcel);
 }
 
-void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_header *h,
-                            struct cairn_fabric_message *message)
+void transfer_on_data(struct shard_link *link, const struct chunk_header *h,
+                      struct fabric_message *message)
 {
     struct parcel *parcel = parcel_answered(link, h);
     if (parcel == NULL || !is_answer_to(h, parcel)) {
-        cairn_fabric_drop(message);
-        if (parcel != NULL) cairn_parcel_end(parcel, CAIRN_ERR_PROTOCOL);
+        fabric_drop(message);
+        if (parcel != NULL) parcel_end(parcel, CAIRN_ERR_PROTOCOL);
         return;
     }
     parcel->checksum = h->checksum;
     parcel->is_unsummed = (h->value & CAIRN_CHUNK_UNSUMMED) != 0;
-    cairn_parcel_loan(parcel);
+    parcel_loan(parcel);
     const cairn_status status = receive(parcel, message);
     if (status == CAIRN_OK) return;
-    cairn_fabric_drop(message);
-    cairn_parcel_end(parcel, status);
-    cairn_parcel_loan_back(parcel);
+    fabric_drop(message);
+    parcel_end(parcel, status);
+    parcel_loan_back(parcel);
 }
 
 /* ---- losses ---- */
 
-void cairn_transfer_lost(struct shard_link *link)
+void transfer_lost(struct shard_link *link)
 {
     struct job *job = link->job;
     for (uint32_t i = 0; i < job->parcels.count; i++) {
         struct parcel *parcel = job->parcels.all[i];
         if (parcel->via == link->index)
-            cairn_asker_lost(&job->shards.links[parcel->shard]->asker, &parcel->request);
+            asker_lost(&job->shards.links[parcel->shard]->asker, &parcel->request);
     }
     link->asked = 0;
 }
 
-void cairn_transfer_cancel(struct job *job)
+void transfer_cancel(struct job *job)
 {
     for (uint32_t i = 0; i < job->parcels.count; i++) {
         struct parcel *parcel = job->parcels.all[i];
         if (parcel->op == NULL || parcel->kind != CAIRN_CHUNK_FETCH || parcel->answered ||
-            !cairn_op_is_canceled(parcel->op))
+            !op_is_canceled(parcel->op))
             continue;
         if (parcel->request.state == CAIRN_REQUEST_SENT) job->shards.links[parcel->via]->asked--;
-        cairn_asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
-        cairn_parcel_end(parcel, CAIRN_ERR_CANCELED);
+        asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
+        parcel_end(parcel, CAIRN_ERR_CANCELED);
     }
-    for (uint32_t i = 0; i < job->shards.count; i++) cairn_asker_pump(&job->shards.links[i]->asker);
+    for (uint32_t i = 0; i < job->shards.count; i++) asker_pump(&job->shards.links[i]->asker);
 }
 
 /* Ends every put and fetch of the job with `status`. */
@@ -801,37 +798,37 @@ static void transfer_fail_all(struct job *job, cairn_status status)
     for (uint32_t i = 0; i < job->parcels.count; i++) {
         struct parcel *parcel = job->parcels.all[i];
         if (parcel->op == NULL || parcel->kind == CAIRN_CHUNK_PUSH) continue;
-        cairn_asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
-        cairn_parcel_end(parcel, status);
+        asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
+        parcel_end(parcel, status);
     }
 }
 
 /* ==== fail ==== */
 
-void cairn_fail_calls(struct job *job, cairn_status status, const char *text)
+void fail_calls(struct job *job, cairn_status status, const char *text)
 {
     struct session *s = job->session;
     pthread_mutex_lock(&s->lock);
     if (job->failure.status == CAIRN_OK) {
         job->failure.status = status;
-        cairn_sentence_set(&job->failure.why, "%s", text);
+        sentence_set(&job->failure.why, "%s", text);
     }
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }
 
-void cairn_fail_parcels(struct job *job, cairn_status status)
+void fail_parcels(struct job *job, cairn_status status)
 {
-    cairn_attachment_lost(job);
+    attachment_lost(job);
     pushes_drop(job, status);
     transfer_fail_all(job, status);
 }
 
-void cairn_job_fail(struct job *job, cairn_status status, const char *text)
+void job_fail(struct job *job, cairn_status status, const char *text)
 {
-    cairn_fail_calls(job, status, text);
-    cairn_fail_parcels(job, status);
-    cairn_session_kick(job->session);
+    fail_calls(job, status, text);
+    fail_parcels(job, status);
+    session_kick(job->session);
 }
 
 /* ==== explain ==== */
@@ -840,26 +837,25 @@ void cairn_job_fail(struct job *job, cairn_status status, const char *text)
 
 /* Why a version could not be read, and how to get one that can. */
 static void explain_version(const struct parcel *parcel, cairn_status status,
-                            struct cairn_version newest, struct cairn_sentence *out)
+                            struct cairn_version newest, struct sentence *out)
 {
     const char *tensor = parcel->job->spec.tensors[parcel->place.tensor].name;
     if (status == CAIRN_ERR_VERSION_GONE)
-        cairn_sentence_set(
+        sentence_set(
             out,
             "tensor %s: version %" PRIu64 ".%" PRIu64
             " is no longer kept; take the newest (cairn_version_wait) and read all of it anew",
             tensor, parcel->version.generation, parcel->version.step);
     else
-        cairn_sentence_set(out,
-                           "tensor %s: version %" PRIu64 ".%" PRIu64
-                           " is not published yet, the newest that was heard of is %" PRIu64
-                           ".%" PRIu64 "; cairn_version_wait waits for it",
-                           tensor, parcel->version.generation, parcel->version.step,
-                           newest.generation, newest.step);
+        sentence_set(out,
+                     "tensor %s: version %" PRIu64 ".%" PRIu64
+                     " is not published yet, the newest that was heard of is %" PRIu64 ".%" PRIu64
+                     "; cairn_version_wait waits for it",
+                     tensor, parcel->version.generation, parcel->version.step, newest.generation,
+                     newest.step);
 }
 
-void cairn_explain_parcel(const struct parcel *parcel, cairn_status status,
-                          struct cairn_sentence *out)
+void explain_parcel(const struct parcel *parcel, cairn_status status, struct sentence *out)
 {
     struct job *job = parcel->job;
     pthread_mutex_lock(&job->session->lock);
@@ -870,20 +866,20 @@ void cairn_explain_parcel(const struct parcel *parcel, cairn_status status,
     if (failed) return;
     const char *tensor = job->spec.tensors[parcel->place.tensor].name;
     if (parcel->kind == CAIRN_CHUNK_FETCH && status == CAIRN_ERR_NOT_READY && !initialized)
-        cairn_sentence_set(
+        sentence_set(
             out, "tensor %s: job %s has no state yet; rank 0 puts it (cairn_put, cairn_init_done)",
             tensor, job->name);
     else if (parcel->kind == CAIRN_CHUNK_FETCH &&
              (status == CAIRN_ERR_NOT_READY || status == CAIRN_ERR_VERSION_GONE))
         explain_version(parcel, status, newest, out);
     else if (parcel->kind == CAIRN_CHUNK_PUT && status == CAIRN_ERR_EXISTS && !initialized)
-        cairn_sentence_set(out,
-                           "tensor %s at shard %s: it was put with other values before; give "
-                           "those, or drop the job (`cairn job drop %s`) to begin anew",
-                           tensor, job->shards.links[parcel->shard]->name, job->name);
+        sentence_set(out,
+                     "tensor %s at shard %s: it was put with other values before; give "
+                     "those, or drop the job (`cairn job drop %s`) to begin anew",
+                     tensor, job->shards.links[parcel->shard]->name, job->name);
     else
-        cairn_sentence_set(out, "tensor %s at shard %s: %s", tensor,
-                           job->shards.links[parcel->shard]->name, cairn_status_text((int)status));
+        sentence_set(out, "tensor %s at shard %s: %s", tensor,
+                     job->shards.links[parcel->shard]->name, status_text((int)status));
 }
 
 /* Chunks of the job that a shard has not answered. *via_out: the other shard that one of them went to, which
@@ -904,16 +900,15 @@ static uint32_t count_open(const struct job *job, uint32_t shard, const struct s
 
 /* "shard s1 (5 chunks, through shard s0, not connected)" */
 static void add_awaited(const struct shard_link *owner, uint32_t open, const struct shard_link *via,
-                        struct cairn_sentence *out)
+                        struct sentence *out)
 {
     const struct shard_link *asked = via != NULL ? via : owner;
-    cairn_sentence_add(out, "%sshard %s (%u chunks", out->text[0] != '\0' ? ", " : "", owner->name,
-                       open);
-    if (via != NULL) cairn_sentence_add(out, ", through shard %s", via->name);
-    cairn_sentence_add(out, "%s)", asked->conn.peer == NULL ? ", not connected" : "");
+    sentence_add(out, "%sshard %s (%u chunks", out->text[0] != '\0' ? ", " : "", owner->name, open);
+    if (via != NULL) sentence_add(out, ", through shard %s", via->name);
+    sentence_add(out, "%s)", asked->conn.peer == NULL ? ", not connected" : "");
 }
 
-static void list_awaited(const struct job *job, struct cairn_sentence *out)
+static void list_awaited(const struct job *job, struct sentence *out)
 {
     for (uint32_t i = 0; i < job->shards.count; i++) {
         const struct shard_link *via;
@@ -922,10 +917,10 @@ static void list_awaited(const struct job *job, struct cairn_sentence *out)
     }
 }
 
-void cairn_explain_awaited(struct job *job)
+void explain_awaited(struct job *job)
 {
     struct session *s = job->session;
-    struct cairn_sentence awaited = { "" };
+    struct sentence awaited = { "" };
     pthread_mutex_lock(&s->lock);
     const bool asked = job->awaited.asked;
     pthread_mutex_unlock(&s->lock);
@@ -953,7 +948,7 @@ static struct body *recut_body(const struct job *job, uint8_t kind, uint8_t plan
                                struct cairn_version version)
 {
     const bool is_published = kind == CAIRN_CHUNK_FETCH && plane == CAIRN_PLANE_WIRE;
-    return is_published ? cairn_body_of_version(job, version) : job->bodies;
+    return is_published ? body_of_version(job, version) : job->bodies;
 }
 
 /* Rebuilds as much of the parcel's command as is needed to cut it by `body`. */
@@ -971,23 +966,23 @@ static struct command command_of(const struct parcel *parcel, struct body *body)
 }
 
 /* Asks for every chunk of the body that has a leaf of the old one. */
-static cairn_status ask_anew(const struct command *command, const struct cairn_chunk_place *old)
+static cairn_status ask_anew(const struct command *command, const struct chunk_place *old)
 {
     const struct body *body = command->body;
     struct job *job = command->job;
     const uint64_t end = old->first_leaf + old->leaf_count;
     for (uint64_t leaf = old->first_leaf; leaf < end;) {
-        const uint32_t shard = cairn_layout_find(body->layout, old->tensor, leaf)->shard;
-        const struct cairn_shard_map *map = &body->parts[shard].map;
-        const struct cairn_local_extent *extent = cairn_shard_map_find(map, old->tensor, leaf);
+        const uint32_t shard = layout_find(body->layout, old->tensor, leaf)->shard;
+        const struct shard_map *map = &body->parts[shard].map;
+        const struct local_extent *extent = shard_map_find(map, old->tensor, leaf);
         const uint64_t chunk = extent->first_chunk +
                                (leaf - extent->first_leaf) / map->chunk_leaves;
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
+        const struct chunk_place place = shard_map_chunk(map, chunk);
         leaf = place.first_leaf + place.leaf_count;
-        if (!cairn_command_touches(command, shard, chunk)) continue;
-        struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
+        if (!command_touches(command, shard, chunk)) continue;
+        struct parcel *parcel = parcel_new(job, command, shard, chunk);
         if (parcel == NULL) return CAIRN_ERR_NO_MEMORY;
-        cairn_asker_ask(&job->shards.links[shard]->asker, &parcel->request);
+        asker_ask(&job->shards.links[shard]->asker, &parcel->request);
     }
     return CAIRN_OK;
 }
@@ -997,15 +992,15 @@ static void withdraw(struct parcel *parcel)
 {
     struct job *job = parcel->job;
     if (parcel->request.state == CAIRN_REQUEST_SENT) job->shards.links[parcel->via]->asked--;
-    cairn_asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
+    asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
 }
 
 static void recut(struct parcel *parcel, struct body *body)
 {
     const struct command command = command_of(parcel, body);
-    const struct cairn_chunk_place old = parcel->place;
+    const struct chunk_place old = parcel->place;
     withdraw(parcel);
-    cairn_parcel_end(parcel, ask_anew(&command, &old));
+    parcel_end(parcel, ask_anew(&command, &old));
 }
 
 static struct body *body_of(const struct parcel *parcel)
@@ -1021,10 +1016,10 @@ static bool is_asked(const struct parcel *parcel)
 
 static void pump_all(struct job *job)
 {
-    for (uint32_t i = 0; i < job->shards.count; i++) cairn_asker_pump(&job->shards.links[i]->asker);
+    for (uint32_t i = 0; i < job->shards.count; i++) asker_pump(&job->shards.links[i]->asker);
 }
 
-void cairn_recut_all(struct job *job)
+void recut_all(struct job *job)
 {
     const uint32_t count = job->parcels.count; // those that are added behind them are of today
     for (uint32_t i = 0; i < count; i++) {
@@ -1050,7 +1045,7 @@ static bool recut_refused(struct parcel *parcel, uint64_t status)
 {
     struct job *job = parcel->job;
     struct body *body = body_of(parcel);
-    const uint64_t now_ms = cairn_client_now_ms();
+    const uint64_t now_ms = client_now_ms();
     if (status != CAIRN_ERR_MALFORMED && status != CAIRN_ERR_NOT_FOUND) return false;
     if (parcel->layout != body->layout->version) {
         recut(parcel, body);
@@ -1059,22 +1054,21 @@ static bool recut_refused(struct parcel *parcel, uint64_t status)
     }
     if (status != CAIRN_ERR_MALFORMED) return false;
     if (is_missed(job, body)) {
-        cairn_parcel_end(parcel, CAIRN_ERR_VERSION_GONE);
+        parcel_end(parcel, CAIRN_ERR_VERSION_GONE);
         return true;
     }
     if (parcel->word_by_ms == 0) parcel->word_by_ms = now_ms + WORD_MS;
     return now_ms < parcel->word_by_ms &&
-           cairn_asker_again(&job->shards.links[parcel->shard]->asker, &parcel->request,
-                             CAIRN_ERR_BUSY);
+           asker_again(&job->shards.links[parcel->shard]->asker, &parcel->request, CAIRN_ERR_BUSY);
 }
 
-void cairn_recut_gone(struct shard_link *link)
+void recut_gone(struct shard_link *link)
 {
     struct job *job = link->job;
     for (uint32_t i = 0; i < job->parcels.count; i++) {
         struct parcel *parcel = job->parcels.all[i];
         if (!is_asked(parcel) || parcel->shard != link->index) continue;
         withdraw(parcel);
-        cairn_parcel_end(parcel, CAIRN_ERR_VERSION_GONE);
+        parcel_end(parcel, CAIRN_ERR_VERSION_GONE);
     }
 }

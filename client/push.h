@@ -23,26 +23,25 @@ struct assembly;
 struct job;
 struct sum;
 
-struct sums {
+struct push_sums {
     struct sum *of;              /* owned: [tensor_count]; NULL: nothing was added up */
     bool ended;                  /* lock: the sums of this round are sent, or about to be */
     struct assembly *assemblies; /* lock; owned: tensors of which parts are missing (below) */
 };
 
-bool cairn_accumulate_wanted(const struct job *job);
+bool accumulate_wanted(const struct job *job);
 /* Under the lock, when no push is open or adding: nothing is added up yet. */
-void cairn_accumulate_new_round(struct job *job);
+void accumulate_new_round(struct job *job);
 /* Adds a gradient, whose memory is the caller's again on return. filling.adding was counted up under the
  * lock, and is counted down by this call in any case. */
-cairn_status cairn_accumulate_add(struct job *job, const struct cairn_round *round, uint32_t micro,
-                                  size_t tensor, const struct piece *piece,
-                                  const struct cairn_mem *mem) CAIRN_MUST_CHECK;
+cairn_status accumulate_add(struct job *job, const struct cairn_round *round, uint32_t micro,
+                            size_t tensor, const struct piece *piece,
+                            const struct cairn_mem *mem) CAIRN_MUST_CHECK;
 /* Counts one of filling.adding down that is not added after all: it may be tried again. */
-void cairn_accumulate_skip(struct job *job, size_t tensor);
+void accumulate_skip(struct job *job, size_t tensor);
 /* Pushes the sums that are not pushed yet; the end of micro-batch 0 is the caller's to send behind it. */
-cairn_status cairn_accumulate_send(struct job *job,
-                                   const struct cairn_round *round) CAIRN_MUST_CHECK;
-void cairn_accumulate_release(struct job *job);
+cairn_status accumulate_send(struct job *job, const struct cairn_round *round) CAIRN_MUST_CHECK;
+void accumulate_release(struct job *job);
 
 /* ==== assemble ==== */
 
@@ -72,34 +71,34 @@ struct portion {
 };
 
 /* Under the lock: some of the tensor came, in this round and micro-batch, and not all. */
-bool cairn_assemble_begun(const struct job *job, const struct portion *portion);
+bool assemble_begun(const struct job *job, const struct portion *portion);
 /* Under the lock: the place is this portion's; to be copied next. CAIRN_ERR_EXISTS: another one has
  * elements of it; CAIRN_ERR_INVALID: another one has another dtype; CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_assemble_claim(struct job *job, const struct portion *portion,
-                                  struct assembly **out) CAIRN_MUST_CHECK;
+cairn_status assemble_claim(struct job *job, const struct portion *portion,
+                            struct assembly **out) CAIRN_MUST_CHECK;
 /* Not under the lock. If nothing is missing now, *whole_out is true and the assembly the caller's, to be
  * sent or undone. Failed: as if the portion had not been claimed. CAIRN_ERR_EPOCH_CHANGED: it is of a void
  * round. */
-cairn_status cairn_assemble_copy(struct assembly *assembly, const struct portion *portion,
-                                 bool *whole_out) CAIRN_MUST_CHECK;
+cairn_status assemble_copy(struct assembly *assembly, const struct portion *portion,
+                           bool *whole_out) CAIRN_MUST_CHECK;
 /* It could not be sent: as it was before the portion came. */
-void cairn_assemble_undo(struct assembly *assembly, const struct portion *portion);
+void assemble_undo(struct assembly *assembly, const struct portion *portion);
 /* The next tensor of that micro-batch of which not all came; NULL: none is left. It is the caller's. */
-struct assembly *cairn_assemble_ended(struct job *job, uint64_t round, uint32_t micro);
+struct assembly *assemble_ended(struct job *job, uint64_t round, uint32_t micro);
 
-/* It could not be sent: it is given again by the next cairn_assemble_ended. */
-void cairn_assemble_put_back(struct assembly *assembly);
+/* It could not be sent: it is given again by the next assemble_ended. */
+void assemble_put_back(struct assembly *assembly);
 
 /* Fills in what of a command an assembly is about, and has it freed when its operation is over. */
-void cairn_assemble_pattern(struct assembly *assembly, struct command *pattern);
-struct cairn_mem cairn_assemble_mem(const struct assembly *assembly);
-void cairn_assemble_free(struct assembly *assembly);
+void assemble_pattern(struct assembly *assembly, struct command *pattern);
+struct cairn_mem assemble_mem(const struct assembly *assembly);
+void assemble_free(struct assembly *assembly);
 
 /* Under the lock: another round begins, what was pushed of this one is void. */
-void cairn_assemble_new_round(struct job *job);
+void assemble_new_round(struct job *job);
 /* CAIRN_ERR_NOT_READY names a tensor of which only parts were put. */
-cairn_status cairn_assemble_judge_put(struct job *job) CAIRN_MUST_CHECK;
-void cairn_assemble_release(struct job *job); /* with the job */
+cairn_status assemble_judge_put(struct job *job) CAIRN_MUST_CHECK;
+void assemble_release(struct job *job); /* with the job */
 
 /* ==== parcel ==== */
 
@@ -113,11 +112,11 @@ struct target;
  * loan. */
 struct parcel {
     struct job *job;
-    struct op *op;                      /* NULL: free */
-    const struct target *target;        /* of the op's: what it is about */
-    struct parcel *next;                /* in the free list */
-    struct cairn_chunk_request request; /* of a put or fetch, to its owner; of a push: its cookie */
-    uint8_t kind;                       /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
+    struct op *op;                /* NULL: free */
+    const struct target *target;  /* of the op's: what it is about */
+    struct parcel *next;          /* in the free list */
+    struct chunk_request request; /* of a put or fetch, to its owner; of a push: its cookie */
+    uint8_t kind;                 /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
     uint8_t plane, dtype, tile;
     bool answered;
     cairn_status status;
@@ -126,7 +125,7 @@ struct parcel {
     uint32_t shard;   /* the owner of the chunk there */
     uint32_t via;     /* the shard to whose endpoint it went last: another's is a relay */
     bool direct;      /* a relay had no answer to this fetch */
-    struct cairn_chunk_place place;
+    struct chunk_place place;
     uint64_t table_hash;
     /* [byte_count] what the piece has of the chunk: in the caller's buffer, or `packed`, which is made when
      * it is sent; NULL until then */
@@ -158,44 +157,43 @@ struct parcel_table {
 };
 
 /* A parcel of the op for chunk `chunk` of the shard in the command's body. NULL: out of memory. */
-struct parcel *cairn_parcel_new(struct job *job, const struct command *command, uint32_t shard,
-                                uint64_t chunk);
+struct parcel *parcel_new(struct job *job, const struct command *command, uint32_t shard,
+                          uint64_t chunk);
 /* Takes back a parcel that was never sent, as if it had not been made. */
-void cairn_parcel_undo(struct parcel *parcel);
+void parcel_undo(struct parcel *parcel);
 /* The parcel whose request has that number. NULL: the number is of a former use, or not one of
  * ours. */
-struct parcel *cairn_parcel_of_request(const struct job *job, uint64_t number);
+struct parcel *parcel_of_request(const struct job *job, uint64_t number);
 /* The parcel is answered; if it is so more than once, the first status stays. */
-void cairn_parcel_end(struct parcel *parcel, cairn_status status);
+void parcel_end(struct parcel *parcel, cairn_status status);
 /* Sends its chunk over the connection of shard `via`, and fills in of `header` what the parcel knows. */
-cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
-                               struct cairn_chunk_header *header) CAIRN_MUST_CHECK;
+cairn_status parcel_send(struct parcel *parcel, uint32_t via,
+                         struct chunk_header *header) CAIRN_MUST_CHECK;
 /* Gives the parcel memory of its own where the caller's does not do: it has strides, is of a card
  * (for a fetch), or a box goes before the payload. */
-cairn_status cairn_parcel_open(struct parcel *parcel) CAIRN_MUST_CHECK;
+cairn_status parcel_open(struct parcel *parcel) CAIRN_MUST_CHECK;
 /* A fetch has been received: ends the parcel, or has it end when the card has the bytes. */
-void cairn_parcel_arrived(struct parcel *parcel);
-void cairn_parcel_loan(struct parcel *parcel);
-void cairn_parcel_loan_back(struct parcel *parcel);
-void cairn_parcels_release(struct parcel_table *parcels); /* with the job: none is under way */
+void parcel_arrived(struct parcel *parcel);
+void parcel_loan(struct parcel *parcel);
+void parcel_loan_back(struct parcel *parcel);
+void parcels_release(struct parcel_table *parcels); /* with the job: none is under way */
 
 /* push.c: what went wrong with a chunk; and, if a call asks, which shards have not answered, and
  * what. Not under the lock. */
-void cairn_explain_parcel(const struct parcel *parcel, cairn_status status,
-                          struct cairn_sentence *out);
-void cairn_explain_awaited(struct job *job);
+void explain_parcel(const struct parcel *parcel, cairn_status status, struct sentence *out);
+void explain_awaited(struct job *job);
 
 /* parcel.c: where a put, push or fetch stands. */
 
 /* *shard_out and *chunk_out come next, past those of which the piece has nothing. False: the piece
  * is cut whole. */
-bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out);
+bool command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out);
 /* Goes on with the next of its targets; false: this was the last. */
-bool cairn_command_next(struct command *command);
+bool command_next(struct command *command);
 /* The piece has an element of this chunk of the command's body. */
-bool cairn_command_touches(const struct command *command, uint32_t shard, uint64_t chunk);
+bool command_touches(const struct command *command, uint32_t shard, uint64_t chunk);
 /* True, and the op is ended, if the job is closing or has failed. */
-bool cairn_command_refused(struct command *command);
+bool command_refused(struct command *command);
 
 /* ==== pushes ==== */
 
@@ -205,7 +203,7 @@ struct body;
 struct shard_link;
 
 struct pushing {
-    struct cairn_pusher pusher;
+    struct pusher pusher;
     struct body
         *body; /* held: of the last round, that the pusher is made for; NULL: there was none */
     uint8_t **pushed;     /* owned: [micro_count][tensor_count] 1: pushed in that micro-batch */
@@ -214,26 +212,25 @@ struct pushing {
 };
 
 /* Commands of the round. */
-bool cairn_pushes_run(struct command *command);
-bool cairn_pushes_micro_end_run(struct command *command);
-bool cairn_pushes_commit_run(struct command *command);
+bool pushes_run(struct command *command);
+bool pushes_micro_end_run(struct command *command);
+bool pushes_commit_run(struct command *command);
 
 /* The coordinator's word about a round. CAIRN_ERR_NO_MEMORY: nothing of it was taken, and it is to be said
  * again. */
-cairn_status cairn_pushes_on_opened(struct job *job,
-                                    const Cairn__RoundOpened *opened) CAIRN_MUST_CHECK;
-void cairn_pushes_on_result(struct job *job, const Cairn__RoundResult *result);
-void cairn_pushes_release(struct job *job); /* with the job, behind that */
+cairn_status pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened) CAIRN_MUST_CHECK;
+void pushes_on_result(struct job *job, const Cairn__RoundResult *result);
+void pushes_release(struct job *job); /* with the job, behind that */
 
 /* The connection that the owner's last GRANT came by. */
-struct shard_link *cairn_pushes_granter(struct shard_link *owner);
-void cairn_pushes_on_grant(struct shard_link *owner);
+struct shard_link *pushes_granter(struct shard_link *owner);
+void pushes_on_grant(struct shard_link *owner);
 /* The shard said HELLO on this connection: its answers to what was pushed over it may be lost. */
-void cairn_pushes_on_hello(struct shard_link *link, uint64_t way);
+void pushes_on_hello(struct shard_link *link, uint64_t way);
 /* Something is owed to the open round's machine that comes, or may come, by this connection. */
-bool cairn_pushes_waits(const struct shard_link *link);
+bool pushes_waits(const struct shard_link *link);
 /* The connection is lost, and with it the grants that came by it. */
-void cairn_pushes_lost(struct shard_link *link);
+void pushes_lost(struct shard_link *link);
 
 /* ==== recut ==== */
 
@@ -242,10 +239,10 @@ void cairn_pushes_lost(struct shard_link *link);
 struct parcel;
 
 /* The bodies of the job, or since when they serve, have changed. */
-void cairn_recut_all(struct job *job);
+void recut_all(struct job *job);
 
 /* The shard has left the job and is not there any more: nobody has what is asked of it. */
-void cairn_recut_gone(struct shard_link *link);
+void recut_gone(struct shard_link *link);
 
 /* ==== stage ==== */
 
@@ -259,9 +256,9 @@ void cairn_recut_gone(struct shard_link *link);
 #define CAIRN_STAGE_AHEAD 8
 
 /* A push that was just cut; whoever pushes host memory may call it, too. */
-void cairn_stage_queue(struct parcel *parcel);
+void stage_queue(struct parcel *parcel);
 /* Begins copies of what is queued for the owner, as many as may be ahead. */
-void cairn_stage_fill(struct shard_link *owner);
+void stage_fill(struct shard_link *owner);
 
 /* Before the loop sleeps: waits for the copies to the card and ends their parcels, if some
  * operation has nothing left but these. If none has, the rest of the operations is awaited first,
@@ -272,30 +269,30 @@ void cairn_stage_settle(struct job *job);
 
 /* Puts and fetches. Loop thread. */
 
-struct cairn_chunk_header;
-struct cairn_chunk_request;
-struct cairn_fabric_message;
+struct chunk_header;
+struct chunk_request;
+struct fabric_message;
 
-bool cairn_transfer_run(struct command *command);
+bool transfer_run(struct command *command);
 /* The hand of all askers. */
-cairn_status cairn_transfer_send(struct cairn_chunk_request *request) CAIRN_MUST_CHECK;
-void cairn_transfer_on_answer(struct shard_link *link, const struct cairn_chunk_header *header);
-void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_header *header,
-                            struct cairn_fabric_message *message);
+cairn_status transfer_send(struct chunk_request *request) CAIRN_MUST_CHECK;
+void transfer_on_answer(struct shard_link *link, const struct chunk_header *header);
+void transfer_on_data(struct shard_link *link, const struct chunk_header *header,
+                      struct fabric_message *message);
 /* The connection is lost: what was asked over it and is unanswered waits to be sent again. */
-void cairn_transfer_lost(struct shard_link *link);
+void transfer_lost(struct shard_link *link);
 /* Ends the fetches that their caller has canceled, as far as they were not answered. */
-void cairn_transfer_cancel(struct job *job);
+void transfer_cancel(struct job *job);
 
 /* ==== fail ==== */
 
 /* The end of a job. Loop thread. */
 
 /* Fails the job for good, if it has not failed: every call says so, and whoever waits hears it. */
-void cairn_fail_calls(struct job *job, cairn_status status, const char *text);
+void fail_calls(struct job *job, cairn_status status, const char *text);
 /* It is detached, and all that is under way ends with `status`. */
-void cairn_fail_parcels(struct job *job, cairn_status status);
+void fail_parcels(struct job *job, cairn_status status);
 /* Both. */
-void cairn_job_fail(struct job *job, cairn_status status, const char *text);
+void job_fail(struct job *job, cairn_status status, const char *text);
 
 #endif

@@ -1,6 +1,7 @@
 /* The initial state: what is put, and its end. */
 #include "client/job.h"
 
+#include <inttypes.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,18 +52,18 @@ static void hash_elems(crypto_generichash_state *state, const struct strides *st
                        const struct cairn_mem *mem, uint64_t elems)
 {
     enum { AT_ONCE = 2048 };
-    const size_t elem_bytes = cairn_dtype_bytes((int)mem->dtype);
+    const size_t elem_bytes = dtype_size((int)mem->dtype);
     double some[AT_ONCE];
     if (!strides->given && elems > 0)
         crypto_generichash_update(state, mem->ptr, elems * elem_bytes);
     for (uint64_t at = 0, count; strides->given && at < elems; at += count) {
         count = elems - at < AT_ONCE ? elems - at : AT_ONCE;
-        cairn_strides_gather(strides, mem->ptr, elem_bytes, at, count, some);
+        strides_gather(strides, mem->ptr, elem_bytes, at, count, some);
         crypto_generichash_update(state, (const uint8_t *)some, count * elem_bytes);
     }
 }
 
-static void hash_tensor(const struct cairn_tensor_spec *tensor, const struct strides *strides,
+static void hash_tensor(const struct tensor_spec *tensor, const struct strides *strides,
                         const struct cairn_mem *mem, uint64_t elems,
                         uint8_t digest_out[DIGEST_BYTES])
 {
@@ -115,7 +116,7 @@ static void puts_unclaim(struct job *job, size_t tensor, int plane)
     if (plane == CAIRN_PLANE_PARAM) note->known = false;
 }
 
-void cairn_puts_failed(struct job *job, size_t tensor, int plane)
+void puts_failed(struct job *job, size_t tensor, int plane)
 {
     if (job->puts.notes == NULL) return;
     puts_unclaim(job, tensor, plane);
@@ -135,15 +136,14 @@ static cairn_status puts_claim(struct job *job, size_t tensor, int plane)
 {
     if (job->puts.notes == NULL)
         job->puts.notes = calloc(job->spec.tensor_count + 1, sizeof *job->puts.notes);
-    if (job->puts.notes == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (job->puts.notes == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     struct put_note *note = &job->puts.notes[tensor];
     const bool had = (note->put & bit_of(plane)) != 0;
     note->put |= bit_of(plane);
     job->puts.has_moments |= plane != CAIRN_PLANE_PARAM;
     note->failed &= (uint8_t)~bit_of(plane);
-    return had ? cairn_client_fail(CAIRN_ERR_EXISTS,
-                                   "tensor %s, %s, was put already; each is put once",
-                                   job->spec.tensors[tensor].name, cairn_plane_name(plane))
+    return had ? client_fail(CAIRN_ERR_EXISTS, "tensor %s, %s, was put already; each is put once",
+                             job->spec.tensors[tensor].name, plane_name(plane))
                : CAIRN_OK;
 }
 
@@ -152,16 +152,15 @@ static cairn_status puts_claim(struct job *job, size_t tensor, int plane)
 static cairn_status puts_hash(struct job *job, size_t tensor, const struct piece *piece,
                               const struct cairn_mem *mem)
 {
-    const struct cairn_tensor_spec *spec = &job->spec.tensors[tensor];
-    const uint64_t elems = cairn_box_elems(&piece->box);
-    const size_t bytes = cairn_strides_span(&piece->strides, elems,
-                                            cairn_dtype_bytes((int)mem->dtype));
+    const struct tensor_spec *spec = &job->spec.tensors[tensor];
+    const uint64_t elems = box_element_count(&piece->box);
+    const size_t bytes = strides_span(&piece->strides, elems, dtype_size((int)mem->dtype));
     uint8_t digest[DIGEST_BYTES];
     const void *lent;
-    const cairn_status status = cairn_memory_lend(job->session, mem->ptr, bytes, NULL, &lent);
+    const cairn_status status = memory_lend(job->session, mem->ptr, bytes, NULL, &lent);
     if (status != CAIRN_OK) return status;
     hash_tensor(spec, &piece->strides, mem, elems, digest);
-    cairn_memory_return(job->session, lent);
+    memory_return(job->session, lent);
     pthread_mutex_lock(&job->session->lock);
     memcpy(job->puts.notes[tensor].digest, digest, sizeof digest);
     job->puts.notes[tensor].known = true;
@@ -178,28 +177,28 @@ static void puts_end(struct job *job, cairn_status status)
     // A shard may have been lost with its part: all may be put again. Other values of replicas can be mended,
     // too; those of rank 0 are what the job has.
     const bool again = status == CAIRN_ERR_NOT_READY ||
-                       (status == CAIRN_ERR_MISMATCH && cairn_client_tiles_hold(job));
+                       (status == CAIRN_ERR_MISMATCH && client_tiles_hold(job));
     for (size_t i = 0; again && job->puts.notes != NULL && i < job->spec.tensor_count; i++)
         job->puts.notes[i].put = 0, job->puts.notes[i].known = false;
     pthread_mutex_unlock(&job->session->lock);
 }
 
 /* "; this worker has not put 11 tensors: a, b, ...": as many names as there is room for. */
-static void add_missing(const struct job *job, struct cairn_sentence *out)
+static void add_missing(const struct job *job, struct sentence *out)
 {
-    struct cairn_sentence names = { "" };
+    struct sentence names = { "" };
     size_t missing = 0;
     for (size_t i = 0; i < job->spec.tensor_count; i++) {
-        const struct cairn_tensor_spec *t = &job->spec.tensors[i];
+        const struct tensor_spec *t = &job->spec.tensors[i];
         const struct put_note *note = job->puts.notes != NULL ? &job->puts.notes[i] : NULL;
-        if (t->alias_of != NULL || cairn_spec_has_origin(&job->spec, i) ||
+        if (t->alias_of != NULL || spec_has_origin(&job->spec, i) ||
             (note != NULL && (note->put & bit_of(CAIRN_PLANE_PARAM)) != 0))
             continue;
-        cairn_sentence_add(&names, "%s%s", missing++ > 0 ? ", " : "", t->name);
+        sentence_add(&names, "%s%s", missing++ > 0 ? ", " : "", t->name);
     }
     if (missing == 0) return;
-    cairn_sentence_add(out, "; this worker has not put %zu tensor%s: %s", missing,
-                       missing > 1 ? "s" : "", names.text);
+    sentence_add(out, "; this worker has not put %zu tensor%s: %s", missing, missing > 1 ? "s" : "",
+                 names.text);
 }
 
 /* Adds to this thread's sentence what this worker did not put, before puts_end forgets it: of an
@@ -207,18 +206,18 @@ static void add_missing(const struct job *job, struct cairn_sentence *out)
  * the usual reason for a mismatch. */
 static cairn_status puts_explain(struct job *job, cairn_status status, size_t count)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "%s", cairn_error());
+    struct sentence why;
+    sentence_set(&why, "%s", cairn_error());
     if (status == CAIRN_ERR_NOT_READY) {
         pthread_mutex_lock(&job->session->lock);
-        if (job->member.rank == 0 && !cairn_client_tiles_hold(job)) add_missing(job, &why);
+        if (job->member.rank == 0 && !client_tiles_hold(job)) add_missing(job, &why);
         pthread_mutex_unlock(&job->session->lock);
-        return cairn_client_fail(status, "%s", why.text);
+        return client_fail(status, "%s", why.text);
     }
     if (status != CAIRN_ERR_MISMATCH || count == 0 || count == job->spec.tensor_count)
         return status;
-    return cairn_client_fail(status, "%s (this rank put %zu of the job's %zu tensors)", why.text,
-                             count, job->spec.tensor_count);
+    return client_fail(status, "%s (this rank put %zu of the job's %zu tensors)", why.text, count,
+                       job->spec.tensor_count);
 }
 
 /* ==== put ==== */
@@ -228,7 +227,7 @@ static cairn_status puts_explain(struct job *job, cairn_status status, size_t co
 static bool is_source(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
-    const bool has_tiles = cairn_client_tiles_hold(job);
+    const bool has_tiles = client_tiles_hold(job);
     pthread_mutex_unlock(&job->session->lock);
     return job->member.rank == 0 || has_tiles;
 }
@@ -242,8 +241,8 @@ static cairn_status judge_state(struct job *job)
     const bool initialized = job->known.initialized && (source || job->known.newest.step > 0);
     pthread_mutex_unlock(&job->session->lock);
     return initialized
-               ? cairn_client_fail(CAIRN_ERR_EXISTS,
-                                   "job %s has its state already; nothing is to be put", job->name)
+               ? client_fail(CAIRN_ERR_EXISTS, "job %s has its state already; nothing is to be put",
+                             job->name)
                : CAIRN_OK;
 }
 
@@ -252,10 +251,10 @@ static cairn_status judge_state(struct job *job)
 static cairn_status judge_put_box(struct job *job, size_t tensor, const struct cairn_box *box,
                                   const struct cairn_mem *mem, struct piece *piece_out)
 {
-    const struct cairn_shape *shape = &job->spec.tensors[tensor].shape;
-    if (job->member.rank == 0 && box != NULL && cairn_box_is_whole(box, shape))
-        return cairn_api_judge_box(job, tensor, box, mem, piece_out);
-    return cairn_api_judge_own(job, tensor, box, mem, piece_out);
+    const struct shape *shape = &job->spec.tensors[tensor].shape;
+    if (job->member.rank == 0 && box != NULL && box_is_whole(box, shape))
+        return api_judge_box(job, tensor, box, mem, piece_out);
+    return api_judge_own(job, tensor, box, mem, piece_out);
 }
 
 /* The source's travels, what others have is only hashed: of moments there is one source, and nothing to
@@ -264,18 +263,18 @@ static cairn_status put_claimed(struct job *job, const struct command *pattern,
                                 const struct cairn_mem *mem, cairn_op **op_out, bool *sent_out)
 {
     const bool source = is_source(job);
-    const struct piece own = cairn_client_tiles_own(job, pattern->tensor);
+    const struct piece own = client_tiles_own(job, pattern->tensor);
     const bool compared = pattern->plane == CAIRN_PLANE_PARAM &&
-                          cairn_box_equal(&own.box, &pattern->piece.box);
+                          box_equal(&own.box, &pattern->piece.box);
     cairn_status status = compared ? puts_hash(job, pattern->tensor, &pattern->piece, mem)
                                    : CAIRN_OK;
     if (status == CAIRN_OK)
-        status = source ? cairn_op_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, pattern, op_out)
-                        : cairn_op_finished(job, CAIRN_CHUNK_PUT, op_out);
+        status = source ? op_begin(job, CAIRN_CHUNK_PUT, transfer_run, pattern, op_out)
+                        : op_finished(job, CAIRN_CHUNK_PUT, op_out);
     *sent_out = status == CAIRN_OK && source;
     if (status == CAIRN_OK) return CAIRN_OK;
     pthread_mutex_lock(&job->session->lock);
-    cairn_puts_failed(job, pattern->tensor, pattern->plane);
+    puts_failed(job, pattern->tensor, pattern->plane);
     pthread_mutex_unlock(&job->session->lock);
     return status;
 }
@@ -284,10 +283,10 @@ static cairn_status put_claimed(struct job *job, const struct command *pattern,
 static cairn_status claim_part(struct job *job, const struct portion *portion,
                                struct assembly **out)
 {
-    const bool begun = cairn_assemble_begun(job, portion);
+    const bool begun = assemble_begun(job, portion);
     cairn_status status = begun ? CAIRN_OK : puts_claim(job, portion->tensor, CAIRN_PLANE_PARAM);
     if (status != CAIRN_OK) return status;
-    status = cairn_assemble_claim(job, portion, out);
+    status = assemble_claim(job, portion, out);
     if (status != CAIRN_OK && !begun) puts_unclaim(job, portion->tensor, CAIRN_PLANE_PARAM);
     return status;
 }
@@ -297,10 +296,10 @@ static cairn_status put_assembled(struct job *job, struct assembly *assembly)
 {
     struct command pattern = { .plane = CAIRN_PLANE_PARAM };
     bool sent;
-    const struct cairn_mem mem = cairn_assemble_mem(assembly);
-    cairn_assemble_pattern(assembly, &pattern);
+    const struct cairn_mem mem = assemble_mem(assembly);
+    assemble_pattern(assembly, &pattern);
     const cairn_status status = put_claimed(job, &pattern, &mem, NULL, &sent);
-    if (!sent) cairn_assemble_free(assembly); // failed, all its parts are to be put again
+    if (!sent) assemble_free(assembly); // failed, all its parts are to be put again
     return status;
 }
 
@@ -313,11 +312,10 @@ static cairn_status put_brought(struct job *job, struct portion *portion)
     status = claim_part(job, portion, &assembly);
     pthread_mutex_unlock(&job->session->lock);
     if (status != CAIRN_OK) return status;
-    status = cairn_assemble_copy(assembly, portion, &whole);
+    status = assemble_copy(assembly, portion, &whole);
     if (status != CAIRN_OK) {
         pthread_mutex_lock(&job->session->lock);
-        if (!cairn_assemble_begun(job, portion))
-            puts_unclaim(job, portion->tensor, CAIRN_PLANE_PARAM);
+        if (!assemble_begun(job, portion)) puts_unclaim(job, portion->tensor, CAIRN_PLANE_PARAM);
         pthread_mutex_unlock(&job->session->lock);
     }
     return status == CAIRN_OK && whole ? put_assembled(job, assembly) : status;
@@ -328,33 +326,33 @@ static cairn_status put_part(struct job *job, struct portion *portion, const str
 {
     void *copy;
     struct op *op = NULL;
-    cairn_status status = cairn_api_judge_portion(job, part, box, portion);
-    if (status == CAIRN_OK) status = cairn_op_reserve(job, CAIRN_CHUNK_PUT, op_out, &op);
+    cairn_status status = api_judge_portion(job, part, box, portion);
+    if (status == CAIRN_OK) status = op_reserve(job, CAIRN_CHUNK_PUT, op_out, &op);
     if (status != CAIRN_OK) return status;
-    status = cairn_api_bring(&portion->mem, &portion->piece, &copy);
+    status = api_bring(&portion->mem, &portion->piece, &copy);
     if (status == CAIRN_OK) {
         status = put_brought(job, portion);
         free(copy);
     }
-    return cairn_op_settle(op, status, op_out);
+    return op_settle(op, status, op_out);
 }
 
 /* Moments are the one source's. */
 static cairn_status judge_source(const struct job *job, size_t tensor, int plane)
 {
     if (plane == CAIRN_PLANE_PARAM || job->member.rank == 0) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_REFUSED, "tensor %s: rank 0 puts moments, this is rank %u",
-                             job->spec.tensors[tensor].name, job->member.rank);
+    return client_fail(CAIRN_ERR_REFUSED, "tensor %s: rank 0 puts moments, this is rank %u",
+                       job->spec.tensors[tensor].name, job->member.rank);
 }
 
 /* And whole. */
 static cairn_status judge_part(const struct job *job, const struct command *pattern, bool is_part)
 {
     if (!is_part || pattern->plane == CAIRN_PLANE_PARAM) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                             "tensor %s: moments are put whole; cairn_write_begin writes parts of "
-                             "them, when there is a state",
-                             job->spec.tensors[pattern->tensor].name);
+    return client_fail(CAIRN_ERR_UNSUPPORTED,
+                       "tensor %s: moments are put whole; cairn_write_begin writes parts of "
+                       "them, when there is a state",
+                       job->spec.tensors[pattern->tensor].name);
 }
 
 static cairn_status put_whole(struct job *job, struct command *pattern, const struct cairn_box *box,
@@ -363,7 +361,7 @@ static cairn_status put_whole(struct job *job, struct command *pattern, const st
     bool sent = false;
     cairn_status status = judge_put_box(job, pattern->tensor, box, mem, &pattern->piece);
     if (status == CAIRN_OK) status = judge_part(job, pattern, !pattern->piece.whole);
-    if (status == CAIRN_OK) status = cairn_api_bring(mem, &pattern->piece, &pattern->owned);
+    if (status == CAIRN_OK) status = api_bring(mem, &pattern->piece, &pattern->owned);
     if (status != CAIRN_OK) return status;
     pattern->ptr = mem->ptr;
     pthread_mutex_lock(&job->session->lock);
@@ -377,16 +375,16 @@ static cairn_status put_whole(struct job *job, struct command *pattern, const st
 /* The first update of SGD begins its momentum: what was put would be thrown away. */
 static cairn_status judge_momentum(const struct job *job, size_t tensor, int plane)
 {
-    const struct cairn_job_spec_data *spec = &job->spec;
-    const size_t group = cairn_spec_find_group(spec, spec->tensors[tensor].group);
+    const struct job_spec_data *spec = &job->spec;
+    const size_t group = spec_find_group(spec, spec->tensors[tensor].group);
     if (plane != CAIRN_PLANE_EXP_AVG || spec->first_step > 0 || group == SIZE_MAX ||
         strcmp(spec->groups[group].optimizer, "sgd") != 0)
         return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "tensor %s: momentum is put, and the job begins at step 0, whose "
-                             "update begins SGD's momentum anew; say first_step, the steps that "
-                             "its run has made",
-                             spec->tensors[tensor].name);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "tensor %s: momentum is put, and the job begins at step 0, whose "
+                       "update begins SGD's momentum anew; say first_step, the steps that "
+                       "its run has made",
+                       spec->tensors[tensor].name);
 }
 
 static cairn_status put_inside(struct job *job, const char *tensor, const char *plane,
@@ -397,21 +395,21 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     struct cairn_mem mem;
     const struct cairn_box *part;
     if (job->member.role != CAIRN_WORKER)
-        return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader cannot put");
+        return client_fail(CAIRN_ERR_REFUSED, "a reader cannot put");
     const uint64_t write = api_write_round(job);
     if (write != 0) return api_write_put(job, write, tensor, plane, box, given, op_out);
-    cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, &part);
+    cairn_status status = api_judge_data(job, tensor, given, &mem, &index, &part);
     if (status != CAIRN_OK) return status;
     int number;
-    status = cairn_api_judge_state(job, index, plane, &number);
+    status = api_judge_state(job, index, plane, &number);
     if (status == CAIRN_OK) status = judge_momentum(job, index, number);
     if (status == CAIRN_OK) status = judge_source(job, index, number);
-    if (status == CAIRN_OK) status = cairn_api_judge_dtype(job, index, number, &mem);
+    if (status == CAIRN_OK) status = api_judge_dtype(job, index, number, &mem);
     if (status != CAIRN_OK) return status;
-    if (cairn_spec_has_origin(&job->spec, index))
-        return cairn_client_fail(
-            CAIRN_ERR_EXISTS, "tensor %s has its initial state from %s; nothing is to be put",
-            tensor, job->spec.init_from != NULL ? job->spec.init_from : "its initializer");
+    if (spec_has_origin(&job->spec, index))
+        return client_fail(CAIRN_ERR_EXISTS,
+                           "tensor %s has its initial state from %s; nothing is to be put", tensor,
+                           job->spec.init_from != NULL ? job->spec.init_from : "its initializer");
     struct command pattern = { .tensor = (uint32_t)index,
                                .plane = (uint8_t)number,
                                .dtype = (uint8_t)mem.dtype,
@@ -431,29 +429,28 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
 cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
                        const struct cairn_box *box, const struct cairn_mem *mem, cairn_op **op_out)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     if (status == CAIRN_OK) status = put_inside(job, tensor, plane, box, mem, op_out);
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint64_t deadline_ms)
 {
-    cairn_status status = cairn_assemble_judge_put(job);
-    if (status == CAIRN_OK)
-        status = cairn_api_await_none(job, &job->puts.open, "puts", deadline_ms);
+    cairn_status status = assemble_judge_put(job);
+    if (status == CAIRN_OK) status = api_await_none(job, &job->puts.open, "puts", deadline_ms);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
-    const bool initialized = job->known.initialized, has_tiles = cairn_client_tiles_hold(job);
+    const bool initialized = job->known.initialized, has_tiles = client_tiles_hold(job);
     const bool has_moments = job->puts.has_moments;
     // Until that tensor is put again: without it the job would be sealed with other values.
     if (!puts_any_failed(job)) job->puts.status = CAIRN_OK;
     const cairn_status put = job->puts.status;
-    const struct cairn_sentence why = job->puts.why;
+    const struct sentence why = job->puts.why;
     pthread_mutex_unlock(&job->session->lock);
     if (put != CAIRN_OK)
-        return cairn_client_fail(put, "a put failed: %s; put that tensor again", why.text);
+        return client_fail(put, "a put failed: %s; put that tensor again", why.text);
     uint8_t digest[CAIRN_PUTS_DIGEST_BYTES];
     const size_t hashed = puts_digest(job, digest);
     if (initialized && (hashed == 0 || has_tiles) && given == NULL) return CAIRN_OK;
@@ -476,15 +473,14 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
 
 cairn_status cairn_init_done(cairn_job *handle, const uint8_t *digest, int timeout_ms)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     if (status == CAIRN_OK && job->member.role != CAIRN_WORKER)
-        status = cairn_client_fail(CAIRN_ERR_REFUSED,
-                                   "a reader does not take part in the initial state");
-    if (status == CAIRN_OK) status = cairn_api_judge_call(NULL, NULL, timeout_ms);
-    if (status == CAIRN_OK) status = init_done_inside(job, digest, cairn_api_deadline(timeout_ms));
-    return cairn_api_leave(handle, status);
+        status = client_fail(CAIRN_ERR_REFUSED, "a reader does not take part in the initial state");
+    if (status == CAIRN_OK) status = api_judge_call(NULL, NULL, timeout_ms);
+    if (status == CAIRN_OK) status = init_done_inside(job, digest, api_deadline(timeout_ms));
+    return api_leave(handle, status);
 }
 
 /* ==== write ==== */
@@ -515,21 +511,21 @@ static bool is_writing(const struct job *job)
     return job->writing.round.round != 0 && job->writing.round.round > job->filling.void_round;
 }
 
-cairn_status cairn_api_await_write(struct job *job, uint64_t deadline_ms)
+cairn_status api_await_write(struct job *job, uint64_t deadline_ms)
 {
     struct session *s = job->session;
     pthread_mutex_lock(&s->lock);
     while (is_writing(job) && !job->closed && !s->ended && job->failure.status == CAIRN_OK &&
-           cairn_session_sleep(s, deadline_ms)) {}
+           session_sleep(s, deadline_ms)) {}
     const bool ended = job->closed || s->ended;
     const uint64_t open = is_writing(job) && !ended ? job->writing.round.round : 0;
     pthread_mutex_unlock(&s->lock);
-    const cairn_status status = cairn_api_check(job);
+    const cairn_status status = api_check(job);
     if (status != CAIRN_OK || open == 0) return status; // closed: what is asked next says so
-    return cairn_client_fail(
-        CAIRN_ERR_TIMEOUT,
-        "a write of this worker is open (round %llu): no round opens before its cairn_write_end",
-        (unsigned long long)open);
+    return client_fail(CAIRN_ERR_TIMEOUT,
+                       "a write of this worker is open (round %" PRIu64
+                       "): no round opens before its cairn_write_end",
+                       open);
 }
 
 /* The round of the write that is open; 0 = none. */
@@ -541,14 +537,14 @@ static uint64_t api_write_round(struct job *job)
 /* The write is void, or the wish for one (round 0) is withdrawn; keeps this thread's sentence. */
 static void cancel(struct job *job, uint64_t round)
 {
-    struct cairn_sentence said;
+    struct sentence said;
     Cairn__WriteCancel message = CAIRN__WRITE_CANCEL__INIT;
-    cairn_sentence_set(&said, "%s", cairn_error());
+    sentence_set(&said, "%s", cairn_error());
     message.round = round;
     // Unanswered, it is void all the same: nobody commits it.
     (void)!cairn_ask(job, CAIRN_MSG_WRITE_CANCEL, &message.base, CAIRN_MSG_DONE,
-                     cairn_api_deadline(CANCEL_MS), NULL);
-    cairn_client_fail(CAIRN_OK, "%s", said.text);
+                     api_deadline(CANCEL_MS), NULL);
+    client_fail(CAIRN_OK, "%s", said.text);
 }
 
 /* Nobody commits it: it is void here before the coordinator says so, and the next one may begin. */
@@ -570,16 +566,16 @@ static void give_up(struct job *job, uint64_t round)
 static cairn_status judge_begin(struct job *job)
 {
     if (job->member.role != CAIRN_WORKER)
-        return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader cannot write");
+        return client_fail(CAIRN_ERR_REFUSED, "a reader cannot write");
     pthread_mutex_lock(&job->session->lock);
     const bool writing = job->writing.round.round != 0;
     const bool open = job->filling.round > job->filling.void_round && !job->filling.committed;
     pthread_mutex_unlock(&job->session->lock);
     if (writing)
-        return cairn_client_fail(CAIRN_ERR_EXISTS, "a write is open: end it with cairn_write_end");
+        return client_fail(CAIRN_ERR_EXISTS, "a write is open: end it with cairn_write_end");
     if (open)
-        return cairn_client_fail(CAIRN_ERR_REFUSED,
-                                 "this worker has a round open: commit it, then write");
+        return client_fail(CAIRN_ERR_REFUSED,
+                           "this worker has a round open: commit it, then write");
     return CAIRN_OK;
 }
 
@@ -588,11 +584,11 @@ static cairn_status begin_inside(struct job *job, uint64_t deadline_ms)
     struct cairn_round round = { .struct_size = sizeof round };
     cairn_status status = judge_begin(job);
     if (status != CAIRN_OK) return status;
-    status = cairn_api_round_begin(job, CAIRN_MSG_WRITE_BEGIN, deadline_ms, &round);
+    status = api_round_begin(job, CAIRN_MSG_WRITE_BEGIN, deadline_ms, &round);
     if (status == CAIRN_ERR_TIMEOUT) cancel(job, 0);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
-    cairn_write_release(job);
+    write_release(job);
     job->writing.round = round;
     job->puts.status = CAIRN_OK;
     pthread_mutex_unlock(&job->session->lock);
@@ -601,12 +597,12 @@ static cairn_status begin_inside(struct job *job, uint64_t deadline_ms)
 
 cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = cairn_api_judge_call(NULL, NULL, timeout_ms);
-    if (status == CAIRN_OK) status = begin_inside(job, cairn_api_deadline(timeout_ms));
-    return cairn_api_leave(handle, status);
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_judge_call(NULL, NULL, timeout_ms);
+    if (status == CAIRN_OK) status = begin_inside(job, api_deadline(timeout_ms));
+    return api_leave(handle, status);
 }
 
 /* ---- put ---- */
@@ -619,7 +615,7 @@ struct written {
     struct cairn_box box;
 };
 
-void cairn_write_release(struct job *job)
+void write_release(struct job *job)
 {
     for (struct written *w = job->writing.boxes, *next; w != NULL; w = next) {
         next = w->next;
@@ -633,29 +629,29 @@ static cairn_status claim(struct job *job, const struct command *pattern)
 {
     char mine[CAIRN_BOX_TEXT_BYTES], theirs[CAIRN_BOX_TEXT_BYTES];
     struct written *fresh = malloc(sizeof *fresh);
-    if (fresh == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (fresh == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     *fresh = (struct written) { NULL, pattern->tensor, pattern->plane, pattern->piece.box };
     pthread_mutex_lock(&job->session->lock);
     const struct written *had = job->writing.boxes;
     while (had != NULL && (had->tensor != fresh->tensor || had->plane != fresh->plane ||
-                           !cairn_box_overlap(&had->box, &fresh->box)))
+                           !box_overlap(&had->box, &fresh->box)))
         had = had->next;
     const bool twice = had != NULL;
     if (twice) {
-        cairn_box_text(&had->box, theirs);
+        box_text(&had->box, theirs);
     } else {
         fresh->next = job->writing.boxes;
         job->writing.boxes = fresh;
     }
     pthread_mutex_unlock(&job->session->lock);
     if (!twice) return CAIRN_OK;
-    cairn_box_text(&fresh->box, mine);
+    box_text(&fresh->box, mine);
     free(fresh);
-    return cairn_client_fail(CAIRN_ERR_EXISTS,
-                             "tensor %s, %s: box %s has elements of %s, which was put in this "
-                             "write already; each element is put once",
-                             job->spec.tensors[pattern->tensor].name,
-                             cairn_plane_name(pattern->plane), mine, theirs);
+    return client_fail(CAIRN_ERR_EXISTS,
+                       "tensor %s, %s: box %s has elements of %s, which was put in this "
+                       "write already; each element is put once",
+                       job->spec.tensors[pattern->tensor].name, plane_name(pattern->plane), mine,
+                       theirs);
 }
 
 /* It was not put after all. */
@@ -665,7 +661,7 @@ static void unclaim(struct job *job, const struct command *pattern)
     struct written **link = &job->writing.boxes;
     while (*link != NULL &&
            ((*link)->tensor != pattern->tensor || (*link)->plane != pattern->plane ||
-            !cairn_box_equal(&(*link)->box, &pattern->piece.box)))
+            !box_equal(&(*link)->box, &pattern->piece.box)))
         link = &(*link)->next;
     struct written *gone = *link;
     if (gone != NULL) *link = gone->next;
@@ -680,32 +676,32 @@ static cairn_status api_write_put(struct job *job, uint64_t round, const char *t
     size_t index;
     struct cairn_mem mem;
     struct cairn_box of_target;
-    cairn_status status = cairn_api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target);
+    cairn_status status = api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target);
     if (status != CAIRN_OK) return status;
     int number;
-    status = cairn_api_judge_state(job, index, plane, &number);
-    if (status == CAIRN_OK) status = cairn_api_batch_judge_buffer(job, index);
+    status = api_judge_state(job, index, plane, &number);
+    if (status == CAIRN_OK) status = api_batch_judge_buffer(job, index);
     if (status != CAIRN_OK) return status;
-    status = cairn_api_judge_dtype(job, index, number, &mem);
+    status = api_judge_dtype(job, index, number, &mem);
     if (status != CAIRN_OK) return status;
     struct command pattern = { .tensor = (uint32_t)index,
                                .plane = (uint8_t)number,
                                .dtype = (uint8_t)mem.dtype,
                                .ptr = mem.ptr,
                                .round = round };
-    status = cairn_api_judge_box(job, index, box, &mem, &pattern.piece);
+    status = api_judge_box(job, index, box, &mem, &pattern.piece);
     if (status != CAIRN_OK) return status;
     if (job->spec.tensors[index].kind == CAIRN_BLOB && !pattern.piece.whole)
-        return cairn_client_fail(
+        return client_fail(
             CAIRN_ERR_INVALID,
-            "tensor %s: a blob is written whole; give NULL for the box, or [0, %llu)", tensor,
-            (unsigned long long)job->spec.tensors[index].shape.dim[0]);
-    status = cairn_api_bring(&mem, &pattern.piece, &pattern.owned);
+            "tensor %s: a blob is written whole; give NULL for the box, or [0, %" PRIu64 ")",
+            tensor, job->spec.tensors[index].shape.dim[0]);
+    status = api_bring(&mem, &pattern.piece, &pattern.owned);
     if (status != CAIRN_OK) return status;
     pattern.ptr = mem.ptr;
     status = claim(job, &pattern);
     if (status == CAIRN_OK) {
-        status = cairn_op_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, &pattern, op_out);
+        status = op_begin(job, CAIRN_CHUNK_PUT, transfer_run, &pattern, op_out);
         if (status != CAIRN_OK) unclaim(job, &pattern);
     }
     if (status != CAIRN_OK) free(pattern.owned);
@@ -719,13 +715,13 @@ static cairn_status judge_puts(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
     const cairn_status status = job->puts.status;
-    const struct cairn_sentence why = job->puts.why;
+    const struct sentence why = job->puts.why;
     pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_OK) return CAIRN_OK;
     if (status == CAIRN_ERR_STALE) // the write had become void, which is no fault of the put
-        return cairn_client_fail(CAIRN_ERR_EPOCH_CHANGED, "nothing was written, begin again: %s",
-                                 why.text);
-    return cairn_client_fail(status, "nothing was written, because a put failed: %s", why.text);
+        return client_fail(CAIRN_ERR_EPOCH_CHANGED, "nothing was written, begin again: %s",
+                           why.text);
+    return client_fail(status, "nothing was written, because a put failed: %s", why.text);
 }
 
 static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cairn_version *out)
@@ -733,33 +729,32 @@ static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cai
     const struct cairn_round round = open_write(job);
     struct cairn_result result = { .struct_size = sizeof result };
     if (round.round == 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "no write is open: begin one with cairn_write_begin");
-    cairn_status status = cairn_api_await_none(job, &job->puts.open, "puts", deadline_ms);
+        return client_fail(CAIRN_ERR_INVALID, "no write is open: begin one with cairn_write_begin");
+    cairn_status status = api_await_none(job, &job->puts.open, "puts", deadline_ms);
     if (status != CAIRN_OK) return status;
     status = judge_puts(job);
     if (status != CAIRN_OK) {
         give_up(job, round.round);
         return status;
     }
-    status = cairn_api_commit(job, &round, 1, &(struct cairn_commit_words) { { 0, NULL }, NULL },
-                              deadline_ms, &result);
+    status = api_commit(job, &round, 1, &(struct commit_words) { { 0, NULL }, NULL }, deadline_ms,
+                        &result);
     if (status == CAIRN_ERR_TIMEOUT || status == CAIRN_ERR_NO_MEMORY)
         return status; // called again, it goes on
     set_write(job, (struct cairn_round) { .round = 0 });
     if (status == CAIRN_OK) *out = result.version;
     if (status != CAIRN_ERR_EPOCH_CHANGED) return status;
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "%s", cairn_error());
-    return cairn_client_fail(status, "nothing was written, begin again: %s", why.text);
+    struct sentence why;
+    sentence_set(&why, "%s", cairn_error());
+    return client_fail(status, "nothing was written, begin again: %s", why.text);
 }
 
 cairn_status cairn_write_end(cairn_job *handle, int timeout_ms, struct cairn_version *out)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = cairn_api_judge_call("out", out, timeout_ms);
-    if (status == CAIRN_OK) status = end_inside(job, cairn_api_deadline(timeout_ms), out);
-    return cairn_api_leave(handle, status);
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
+    if (status == CAIRN_OK) status = end_inside(job, api_deadline(timeout_ms), out);
+    return api_leave(handle, status);
 }

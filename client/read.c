@@ -28,27 +28,27 @@ static void stitches_sweep(struct job *job);
 
 static struct unit_tensor tensor_of(struct job *job, uint32_t named)
 {
-    const struct cairn_tensor_spec *spec = &job->spec.tensors[named];
+    const struct tensor_spec *spec = &job->spec.tensors[named];
     struct unit_tensor tensor = { .named = named };
-    tensor.fetched = (uint32_t)cairn_spec_target(&job->spec, named);
+    tensor.fetched = (uint32_t)spec_target(&job->spec, named);
     tensor.dtype = job->spec.tensors[tensor.fetched].wire;
-    tensor.piece = cairn_client_tiles_own(job, tensor.fetched);
+    tensor.piece = client_tiles_own(job, tensor.fetched);
     if (spec->alias_box != NULL) {
         tensor.piece.box = *spec->alias_box;
         tensor.piece.whole = false;
     }
     tensor.piece.tile = tensor.piece.whole ? CAIRN_TILE_WHOLE : CAIRN_TILE_BOX;
-    tensor.byte_count = (size_t)cairn_box_elems(&tensor.piece.box) *
-                        cairn_dtype_bytes((int)tensor.dtype);
+    tensor.byte_count = (size_t)box_element_count(&tensor.piece.box) *
+                        dtype_size((int)tensor.dtype);
     return tensor;
 }
 
-cairn_status cairn_cache_shape(struct job *job, size_t unit, struct unit_shape *out)
+cairn_status cache_shape(struct job *job, size_t unit, struct unit_shape *out)
 {
     struct unit_shape shape = { .unit = unit };
-    const uint32_t *tensors = cairn_units_tensors(job->cache->units, unit, &shape.count);
+    const uint32_t *tensors = units_tensors(job->cache->units, unit, &shape.count);
     shape.tensors = calloc(shape.count, sizeof *shape.tensors);
-    if (shape.tensors == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (shape.tensors == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     for (size_t i = 0; i < shape.count; i++) {
         struct unit_tensor *tensor = &shape.tensors[i];
         *tensor = tensor_of(job, tensors[i]);
@@ -57,7 +57,7 @@ cairn_status cairn_cache_shape(struct job *job, size_t unit, struct unit_shape *
         if (i == 0) shape.table_hash = tensor->piece.table_hash;
         if (tensor->piece.table_hash == shape.table_hash) continue;
         free(shape.tensors);
-        return cairn_client_fail(CAIRN_ERR_BUSY, "tiles are being declared by another thread");
+        return client_fail(CAIRN_ERR_BUSY, "tiles are being declared by another thread");
     }
     if (shape.byte_count == 0) shape.byte_count = ALIGN_BYTES;
     *out = shape;
@@ -71,9 +71,8 @@ static struct block *find(struct job *job, struct cairn_version version, const s
 {
     for (struct block *b = job->cache->blocks; b != NULL; b = b->next)
         if (b->card == card && b->shape.unit == shape->unit &&
-            b->shape.table_hash == shape->table_hash &&
-            (b->lent == NULL || cairn_lent_whole(b->lent)) &&
-            cairn_version_compare(b->version, version) == 0)
+            b->shape.table_hash == shape->table_hash && (b->lent == NULL || lent_whole(b->lent)) &&
+            version_compare(b->version, version) == 0)
             return b;
     return NULL;
 }
@@ -86,14 +85,14 @@ static void drop_cache(struct block *block)
     *link = block->next;
     cache->block_count--;
     if (block->memory != NULL) block->job->stats.mapped_bytes -= block->shape.byte_count;
-    cairn_lent_close(block->lent);
+    lent_close(block->lent);
     for (struct loan *loan = block->loans, *next; loan != NULL; loan = next) {
         next = loan->next;
         free(loan);
     }
     free(block->shape.tensors);
     if (block->card == NULL) free(block->memory);
-    if (block->own != NULL) cairn_memory_leave(block->job->session, block->own);
+    if (block->own != NULL) memory_leave(block->job->session, block->own);
     free(block);
 }
 
@@ -121,13 +120,13 @@ static void drop_older(struct job *job, struct cairn_version version)
 {
     for (struct block *b = job->cache->blocks, *next; b != NULL; b = next) {
         next = b->next;
-        if (cairn_version_compare(b->version, version) >= 0) continue;
+        if (version_compare(b->version, version) >= 0) continue;
         b->wanted = false;
         if (is_idle(b)) drop_cache(b);
     }
 }
 
-bool cairn_cache_forget(struct job *job)
+bool cache_forget(struct job *job)
 {
     bool is_all = true;
     for (struct block *b = job->cache != NULL ? job->cache->blocks : NULL, *next; b != NULL;
@@ -145,16 +144,15 @@ bool cairn_cache_forget(struct job *job)
 static struct lent *lend_whole(struct job *job, struct cairn_version version,
                                const struct card *card, const struct unit_shape *shape)
 {
-    const enum cairn_published_side side = card != NULL ? CAIRN_PUBLISHED_DEVICE
-                                                        : CAIRN_PUBLISHED_HOST;
-    if (card != NULL && !cairn_lent_has_card(job, card)) return NULL;
+    const enum published_side side = card != NULL ? CAIRN_PUBLISHED_DEVICE : CAIRN_PUBLISHED_HOST;
+    if (card != NULL && !lent_has_card(job, card)) return NULL;
     uint32_t *tensors = calloc(shape->count + 1, sizeof *tensors);
     bool whole = tensors != NULL;
     for (size_t i = 0; whole && i < shape->count; i++) {
         whole = shape->tensors[i].piece.whole;
         tensors[i] = shape->tensors[i].fetched;
     }
-    struct lent *lent = whole ? cairn_lent_open(job, version, side, tensors, shape->count) : NULL;
+    struct lent *lent = whole ? lent_open(job, version, side, tensors, shape->count) : NULL;
     free(tensors);
     return lent;
 }
@@ -169,7 +167,7 @@ static bool take_memory(struct block *block, size_t bytes, struct gone **own)
     if (*own == NULL) return false;
     block->own = *own;
     *own = NULL;
-    block->memory = cairn_memory_apart_at(block->own);
+    block->memory = memory_apart_at(block->own);
     return true;
 }
 
@@ -200,7 +198,7 @@ static struct block *add(struct job *job, struct cairn_version version, struct c
     if (block->lent != NULL) {
         stats->maps_lent++;
         for (size_t i = 0; i < block->shape.count; i++)
-            cairn_mapped_count(job, block->shape.tensors[i].byte_count);
+            mapped_count(job, block->shape.tensors[i].byte_count);
         for (size_t i = 0; card != NULL && i < block->shape.count; i++)
             stats->device_fetched_bytes += block->shape.tensors[i].byte_count;
         return block;
@@ -213,23 +211,23 @@ static struct block *add(struct job *job, struct cairn_version version, struct c
 
 /* ---- wanting, lending, giving back ---- */
 
-cairn_status cairn_cache_open(struct job *job)
+cairn_status cache_open(struct job *job)
 {
     struct cache *cache = calloc(1, sizeof *cache);
-    if (cache != NULL) cache->units = cairn_units_open(&job->spec);
+    if (cache != NULL) cache->units = units_open(&job->spec);
     const bool whole = cache != NULL && cache->units != NULL;
     pthread_mutex_lock(&job->session->lock);
     const bool had = job->cache != NULL;
     if (!had && whole) job->cache = cache;
     pthread_mutex_unlock(&job->session->lock);
     if ((had || !whole) && cache != NULL) {
-        cairn_units_close(cache->units);
+        units_close(cache->units);
         free(cache);
     }
-    return had || whole ? CAIRN_OK : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    return had || whole ? CAIRN_OK : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
 }
 
-uint64_t cairn_cache_new_call(struct job *job, struct cairn_version version)
+uint64_t cache_new_call(struct job *job, struct cairn_version version)
 {
     pthread_mutex_lock(&job->session->lock);
     drop_older(job, version);
@@ -238,8 +236,8 @@ uint64_t cairn_cache_new_call(struct job *job, struct cairn_version version)
     return call;
 }
 
-struct block *cairn_cache_want(struct job *job, struct cairn_version version,
-                               struct unit_shape *shape, uint64_t call)
+struct block *cache_want(struct job *job, struct cairn_version version, struct unit_shape *shape,
+                         uint64_t call)
 {
     struct block *made = NULL;
     pthread_mutex_lock(&job->session->lock);
@@ -264,7 +262,7 @@ static void fill_views(const struct job *job, const struct unit_shape *shape,
         const struct unit_tensor *tensor = &shape->tensors[i];
         struct cairn_view view = { .struct_size = sizeof view,
                                    .tensor = job->spec.tensors[tensor->named].name,
-                                   .ptr = block->lent != NULL ? cairn_lent_at(block->lent, i)
+                                   .ptr = block->lent != NULL ? lent_at(block->lent, i)
                                                               : block->memory + tensor->at,
                                    .dtype = tensor->dtype,
                                    .rank = tensor->piece.box.rank,
@@ -272,7 +270,7 @@ static void fill_views(const struct job *job, const struct unit_shape *shape,
         memcpy(view.shape, tensor->piece.box.extent, view.rank * sizeof view.shape[0]);
         struct cairn_view *to = (struct cairn_view *)((uint8_t *)views + i * stride);
         to->struct_size = stride;
-        cairn_struct_give(to, &view, sizeof view);
+        struct_give(to, &view, sizeof view);
     }
 }
 
@@ -315,16 +313,16 @@ static struct block *get(struct job *job, struct cairn_version version, struct c
     struct block *block = find_or_add(job, version, card, shape, own, made_out);
     if (block != NULL || card == NULL) return block;
     pthread_mutex_unlock(&job->session->lock);
-    *own = cairn_memory_apart(card, shape->byte_count);
-    if (*own == NULL && cairn_memory_await_left(job->session)) // of the block that made room
-        *own = cairn_memory_apart(card, shape->byte_count);
+    *own = memory_apart(card, shape->byte_count);
+    if (*own == NULL && memory_await_left(job->session)) // of the block that made room
+        *own = memory_apart(card, shape->byte_count);
     pthread_mutex_lock(&job->session->lock);
     return *own != NULL ? find_or_add(job, version, card, shape, own, made_out) : NULL;
 }
 
-cairn_status cairn_cache_lend(struct job *job, struct cairn_version version, struct card *card,
-                              struct unit_shape *shape, struct op *op, struct cairn_view *views,
-                              struct block **made_out)
+cairn_status cache_lend(struct job *job, struct cairn_version version, struct card *card,
+                        struct unit_shape *shape, struct op *op, struct cairn_view *views,
+                        struct block **made_out)
 {
     struct unit_shape given = *shape; // add() takes its tensors
     struct gone *own = NULL;
@@ -338,24 +336,24 @@ cairn_status cairn_cache_lend(struct job *job, struct cairn_version version, str
         op->next_awaiting = block->awaiting;
         block->awaiting = op;
     }
-    if (own != NULL) cairn_memory_leave(job->session, own);
+    if (own != NULL) memory_leave(job->session, own);
     pthread_mutex_unlock(&job->session->lock);
     *made_out = made;
-    if (there) cairn_op_let_go(op, CAIRN_OK, NULL);
+    if (there) op_let_go(op, CAIRN_OK, NULL);
     return loan != 0 ? CAIRN_OK
-                     : cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                         "out of memory for a unit of %zu bytes", given.byte_count);
+                     : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for a unit of %zu bytes",
+                                   given.byte_count);
 }
 
-void cairn_cache_fetched(struct block *block, cairn_status status, const char *why)
+void cache_fetched(struct block *block, cairn_status status, const char *why)
 {
     struct session *s = block->job->session;
     struct op *awaiting = NULL;
-    struct cairn_sentence sentence = { "" };
+    struct sentence sentence = { "" };
     pthread_mutex_lock(&s->lock);
     if (status != CAIRN_OK && block->status == CAIRN_OK) {
         block->status = status;
-        cairn_sentence_set(&block->why, "%s", why);
+        sentence_set(&block->why, "%s", why);
     }
     const bool last = --block->pending == 0;
     if (last) {
@@ -368,11 +366,11 @@ void cairn_cache_fetched(struct block *block, cairn_status status, const char *w
     pthread_mutex_unlock(&s->lock);
     for (struct op *next; awaiting != NULL; awaiting = next) {
         next = awaiting->next_awaiting;
-        cairn_op_let_go(awaiting, status, sentence.text);
+        op_let_go(awaiting, status, sentence.text);
     }
 }
 
-struct card *cairn_cache_card(const struct job *job, uint64_t number)
+struct card *cache_card(const struct job *job, uint64_t number)
 {
     for (struct block *b = job->cache != NULL ? job->cache->blocks : NULL; b != NULL; b = b->next)
         for (const struct loan *loan = b->loans; loan != NULL; loan = loan->next)
@@ -380,7 +378,7 @@ struct card *cairn_cache_card(const struct job *job, uint64_t number)
     return NULL;
 }
 
-cairn_status cairn_cache_give_back(struct job *job, uint64_t number)
+cairn_status cache_give_back(struct job *job, uint64_t number)
 {
     if (job->cache == NULL) return CAIRN_ERR_INVALID;
     for (struct block *b = job->cache->blocks; b != NULL; b = b->next) {
@@ -390,21 +388,21 @@ cairn_status cairn_cache_give_back(struct job *job, uint64_t number)
         if (loan == NULL) continue;
         *link = loan->next;
         free(loan);
-        const bool whole = b->lent == NULL || cairn_lent_whole(b->lent);
+        const bool whole = b->lent == NULL || lent_whole(b->lent);
         if (is_idle(b) && (!b->wanted || !whole)) drop_cache(b);
         return whole ? CAIRN_OK : CAIRN_ERR_VERSION_GONE;
     }
     return CAIRN_ERR_INVALID;
 }
 
-void cairn_cache_release(struct job *job)
+void cache_release(struct job *job)
 {
     if (job->cache == NULL) return;
     pthread_mutex_lock(&job->session->lock); // of the session's copies
     while (job->cache->blocks != NULL) drop_cache(job->cache->blocks);
-    cairn_stitches_release(job);
+    stitches_release(job);
     pthread_mutex_unlock(&job->session->lock);
-    cairn_units_close(job->cache->units);
+    units_close(job->cache->units);
     free(job->cache);
 }
 
@@ -427,16 +425,16 @@ void cairn_cache_release(struct job *job)
 
 /* ---- what shards show ---- */
 
-static bool is_same_copy(const struct published *copy, const struct cairn_published_note *note)
+static bool is_same_copy(const struct published *copy, const struct published_note *note)
 {
-    struct cairn_published_note of_copy = copy->note;
+    struct published_note of_copy = copy->note;
     of_copy.segment = note->segment;
     of_copy.side = note->side;
     return !copy->gone && memcmp(&of_copy, note, sizeof of_copy) == 0;
 }
 
 /* The copy that it is of: one that is known, or a new one; NULL: no memory. */
-static struct published *copy_of(struct session *s, const struct cairn_published_note *note)
+static struct published *copy_of(struct session *s, const struct published_note *note)
 {
     struct published *copy = s->published;
     while (copy != NULL && !is_same_copy(copy, note)) copy = copy->next;
@@ -447,7 +445,7 @@ static struct published *copy_of(struct session *s, const struct cairn_published
     return copy;
 }
 
-static bool has_segment(const struct published *copy, const struct cairn_published_note *note)
+static bool has_segment(const struct published *copy, const struct published_note *note)
 {
     const struct shown *shown = copy->shown;
     while (shown != NULL &&
@@ -461,14 +459,14 @@ static bool has_segment(const struct published *copy, const struct cairn_publish
 static bool is_imported(struct session *s, const struct shown *shown)
 {
     size_t bytes;
-    const void *memory = cairn_fabric_mapping_memory(shown->mapping, &bytes);
-    const enum card_import state = cairn_card_imports_state(s->imports, memory);
+    const void *memory = fabric_mapping_memory(shown->mapping, &bytes);
+    const enum card_import state = card_imports_state(s->imports, memory);
     if (state == CARD_IMPORT_REFUSED)
-        cairn_fabric_mapping_refuse(shown->mapping, cairn_card_imports_why(s->imports));
+        fabric_mapping_refuse(shown->mapping, card_imports_why(s->imports));
     return state == CARD_IMPORT_THERE;
 }
 
-void cairn_mapped_settle(struct session *s)
+void mapped_settle(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
     for (struct published *copy = s->published; copy != NULL; copy = copy->next)
@@ -477,11 +475,11 @@ void cairn_mapped_settle(struct session *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-static void add_shown(struct session *s, const struct cairn_published_note *note,
-                      struct cairn_fabric_mapping *mapping)
+static void add_shown(struct session *s, const struct published_note *note,
+                      struct fabric_mapping *mapping)
 {
     size_t bytes;
-    const void *memory = cairn_fabric_mapping_memory(mapping, &bytes);
+    const void *memory = fabric_mapping_memory(mapping, &bytes);
     struct published *copy = copy_of(s, note);
     struct shown *shown = copy != NULL ? calloc(1, sizeof *shown) : NULL;
     if (shown == NULL) return; // the shard is asked
@@ -490,24 +488,24 @@ static void add_shown(struct session *s, const struct cairn_published_note *note
         copy->gone = true; // nobody knows which is right
     else if (is_head)
         copy->head = memory;
-    cairn_fabric_mapping_hold(mapping);
+    fabric_mapping_hold(mapping);
     *shown = (struct shown) { .next = copy->shown,
                               .mapping = mapping,
                               .segment = note->segment,
-                              .side = (enum cairn_published_side)note->side };
+                              .side = (enum published_side)note->side };
     shown->is_there = shown->side == CAIRN_PUBLISHED_HOST || is_imported(s, shown);
     copy->shown = shown;
 }
 
-void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping)
+void mapped_on_mapping(void *session, struct fabric_mapping *mapping)
 {
     struct session *s = session;
-    struct cairn_published_note note;
+    struct published_note note;
     size_t note_bytes;
-    const void *given = cairn_fabric_mapping_note(mapping, &note_bytes);
+    const void *given = fabric_mapping_note(mapping, &note_bytes);
     if (note_bytes != sizeof note) return;
     memcpy(&note, given, sizeof note);
-    const bool on_card = cairn_fabric_mapping_uuid(mapping) != NULL;
+    const bool on_card = fabric_mapping_uuid(mapping) != NULL;
     if (note.magic != CAIRN_PUBLISHED_MAGIC || note.segment > note.segment_count ||
         note.side != (on_card ? CAIRN_PUBLISHED_DEVICE : CAIRN_PUBLISHED_HOST) ||
         (on_card && note.segment == note.segment_count))
@@ -519,7 +517,7 @@ void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping
 
 /* ---- and take back ---- */
 
-void cairn_mapped_unuse(struct published *copy)
+void mapped_unuse(struct published *copy)
 {
     assert(copy->uses > 0);
     if (--copy->uses == 0 && copy->shown == NULL) free(copy);
@@ -552,7 +550,7 @@ static bool let_go(struct session *s, bool all)
     pthread_mutex_unlock(&s->lock);
     while (shown != NULL) {
         struct shown *next = shown->next;
-        cairn_fabric_mapping_release(shown->mapping);
+        fabric_mapping_release(shown->mapping);
         free(shown);
         shown = next;
     }
@@ -564,7 +562,7 @@ static void sweep(struct session *s, bool all)
     while (let_go(s, all)) {}
 }
 
-void cairn_mapped_on_gone(void *session, struct cairn_fabric_mapping *mapping)
+void mapped_on_gone(void *session, struct fabric_mapping *mapping)
 {
     struct session *s = session;
     pthread_mutex_lock(&s->lock);
@@ -576,12 +574,12 @@ void cairn_mapped_on_gone(void *session, struct cairn_fabric_mapping *mapping)
     sweep(s, false);
 }
 
-void cairn_mapped_sweep(struct session *s)
+void mapped_sweep(struct session *s)
 {
     if (s->published != NULL) sweep(s, false);
 }
 
-void cairn_mapped_release(struct session *s)
+void mapped_release(struct session *s)
 {
     sweep(s, true);
 }
@@ -589,7 +587,7 @@ void cairn_mapped_release(struct session *s)
 /* ---- a copy as a whole ---- */
 
 /* How many of its segments are here: each has a number of its own, below the note's count. */
-static uint64_t count_shown(const struct published *copy, enum cairn_published_side side)
+static uint64_t count_shown(const struct published *copy, enum published_side side)
 {
     uint64_t count = 0;
     for (const struct shown *shown = copy->shown; shown != NULL; shown = shown->next)
@@ -602,10 +600,10 @@ static bool put_in_place(const struct published *copy, const struct shown *shown
 {
     size_t bytes;
     // The mapping of a segment may be longer than the segment.
-    const size_t wanted = (size_t)cairn_segment_bytes(copy->bytes, shown->segment);
-    const void *memory = cairn_fabric_mapping_memory(shown->mapping, &bytes);
+    const size_t wanted = (size_t)segment_bytes(copy->bytes, shown->segment);
+    const void *memory = fabric_mapping_memory(shown->mapping, &bytes);
     return bytes >= wanted &&
-           cairn_pages_double(base + shown->segment * CAIRN_SEGMENT_BYTES, memory, wanted);
+           pages_double(base + shown->segment * CAIRN_SEGMENT_BYTES, memory, wanted);
 }
 
 /* Maps all of it, if all is there; a copy that is not what its head says is gone. */
@@ -614,7 +612,7 @@ static bool make_whole(struct published *copy)
     const struct shown *shown = copy->shown;
     if (copy->is_whole || count_shown(copy, CAIRN_PUBLISHED_HOST) < copy->note.segment_count)
         return copy->is_whole;
-    uint8_t *base = copy->bytes > 0 ? cairn_pages_reserve(copy->bytes) : NULL;
+    uint8_t *base = copy->bytes > 0 ? pages_reserve(copy->bytes) : NULL;
     if (base == MAP_FAILED) return false; // the shard is asked
     for (; shown != NULL && !copy->gone; shown = shown->next)
         if (shown->side == CAIRN_PUBLISHED_HOST && shown->segment < copy->note.segment_count)
@@ -639,9 +637,9 @@ static bool is_on_card(struct published *copy)
         if (!shown->is_there) return false;
         const uint64_t at = shown->segment * CAIRN_SEGMENT_BYTES;
         size_t bytes;
-        const uint8_t *memory = cairn_fabric_mapping_memory(shown->mapping, &bytes);
+        const uint8_t *memory = fabric_mapping_memory(shown->mapping, &bytes);
         if (base == NULL) base = memory - at;
-        if (memory != base + at || bytes < cairn_segment_bytes(copy->bytes, shown->segment))
+        if (memory != base + at || bytes < segment_bytes(copy->bytes, shown->segment))
             copy->gone = true;
     }
     if (!copy->gone) copy->on_card = base;
@@ -660,22 +658,21 @@ struct part_of {
 static bool is_of_mapped(const struct published *copy, const struct part_of *part)
 {
     const struct job *job = part->job;
-    const struct cairn_published_note *note = &copy->note;
+    const struct published_note *note = &copy->note;
     uint64_t layout_hash;
     memcpy(&layout_hash, part->body->layout->hash, sizeof layout_hash);
     if (note->job != job->attachment.job || note->shard != part->shard ||
-        note->layout_hash != layout_hash || note->segment_count != cairn_segments(part->bytes) ||
+        note->layout_hash != layout_hash || note->segment_count != memory_segments(part->bytes) ||
         copy->head == NULL)
         return false;
-    const struct cairn_published_head *head = copy->head;
+    const struct published_head *head = copy->head;
     return head->magic == CAIRN_PUBLISHED_MAGIC && head->job == job->attachment.job &&
            head->shard == part->shard && head->layout_hash == layout_hash &&
            head->bytes == part->bytes;
 }
 
 /* It is all here, on that side. */
-static bool has_side(struct published *copy, const struct part_of *part,
-                     enum cairn_published_side side)
+static bool has_side(struct published *copy, const struct part_of *part, enum published_side side)
 {
     if (copy->gone || !is_of_mapped(copy, part)) return false;
     copy->bytes = (size_t)part->bytes;
@@ -691,28 +688,27 @@ static bool know_places(const struct job *job, struct body_part *part)
     uint64_t end = 0;
     for (size_t i = 0; i < part->map.extent_count; i++) {
         const cairn_dtype wire = job->spec.tensors[part->map.extents[i].tensor].wire;
-        part->published_at[i] = cairn_published_place(&part->map, i, cairn_dtype_bytes((int)wire),
-                                                      &end);
+        part->published_at[i] = published_place(&part->map, i, dtype_size((int)wire), &end);
     }
     part->published_bytes = end;
     return true;
 }
 
-struct published *cairn_mapped_find(struct job *job, struct body *body, uint32_t shard,
-                                    struct cairn_version version, enum cairn_published_side side,
-                                    uint64_t *sequence_out)
+struct published *mapped_find(struct job *job, struct body *body, uint32_t shard,
+                              struct cairn_version version, enum published_side side,
+                              uint64_t *sequence_out)
 {
     struct published *copy = job->session->published;
     if (copy == NULL || !know_places(job, &body->parts[shard])) return NULL;
     const struct part_of part = { job, body, shard, body->parts[shard].published_bytes };
     while (copy != NULL &&
            !(has_side(copy, &part, side) &&
-             cairn_published_read_begin(copy->head, copy->note.copy, version, side, sequence_out)))
+             published_read_begin(copy->head, copy->note.copy, version, side, sequence_out)))
         copy = copy->next;
     return copy;
 }
 
-void cairn_mapped_count(struct job *job, uint64_t bytes)
+void mapped_count(struct job *job, uint64_t bytes)
 {
     job->stats.fetched_bytes += bytes;
     job->stats.shared_fetched_bytes += bytes;
@@ -723,43 +719,43 @@ void cairn_mapped_count(struct job *job, uint64_t bytes)
 static void copy_box(const struct parcel *parcel, const struct piece *piece, const uint8_t *chunk,
                      size_t elem_bytes)
 {
-    const struct cairn_chunk_place *place = &parcel->place;
-    struct cairn_box_runs runs;
-    cairn_box_runs_begin(&runs, &piece->box, &parcel->job->spec.tensors[place->tensor].shape,
-                         place->first_elem, place->elem_count);
+    const struct chunk_place *place = &parcel->place;
+    struct box_runs runs;
+    box_runs_begin(&runs, &piece->box, &parcel->job->spec.tensors[place->tensor].shape,
+                   place->first_elem, place->elem_count);
     uint8_t *to = parcel->bytes;
     uint64_t elem, box_elem, count;
-    while (cairn_box_runs_next(&runs, &elem, &box_elem, &count)) {
+    while (box_runs_next(&runs, &elem, &box_elem, &count)) {
         memcpy(to, chunk + (elem - place->first_elem) * elem_bytes, count * elem_bytes);
         to += count * elem_bytes;
     }
     assert(to == parcel->bytes + parcel->byte_count);
 }
 
-bool cairn_mapped_read(struct parcel *parcel, struct body *body, uint64_t chunk_number,
-                       const struct piece *piece)
+bool mapped_read(struct parcel *parcel, struct body *body, uint64_t chunk_number,
+                 const struct piece *piece)
 {
     struct job *job = parcel->job;
     const struct body_part *part = &body->parts[parcel->shard];
     uint64_t sequence;
     if (parcel->plane != CAIRN_PLANE_WIRE || parcel->bytes == NULL) return false;
     pthread_mutex_lock(&job->session->lock);
-    const struct published *copy = cairn_mapped_find(job, body, parcel->shard, parcel->version,
-                                                     CAIRN_PUBLISHED_HOST, &sequence);
+    const struct published *copy = mapped_find(job, body, parcel->shard, parcel->version,
+                                               CAIRN_PUBLISHED_HOST, &sequence);
     pthread_mutex_unlock(&job->session->lock); // this thread alone would take it away
     if (copy == NULL) return false;
-    const struct cairn_local_extent *extent = cairn_shard_map_extent(&part->map, chunk_number);
-    const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
+    const struct local_extent *extent = shard_map_extent(&part->map, chunk_number);
+    const size_t elem_bytes = dtype_size(parcel->dtype);
     const uint8_t *chunk = copy->base + part->published_at[extent - part->map.extents] +
                            (parcel->place.first_elem - extent->first_elem) * elem_bytes;
     if (piece->whole && part->published_bytes >= FAR_COPY_BYTES &&
         parcel->byte_count >= FAR_PARCEL_BYTES)
-        cairn_far_copy(parcel->bytes, chunk, parcel->byte_count);
+        far_copy(parcel->bytes, chunk, parcel->byte_count);
     else if (piece->whole)
         memcpy(parcel->bytes, chunk, parcel->byte_count);
     else
         copy_box(parcel, piece, chunk, elem_bytes);
-    return cairn_published_read_end(copy->head, sequence);
+    return published_read_end(copy->head, sequence);
 }
 
 /* ==== stitch ==== */
@@ -777,7 +773,7 @@ struct stitch {
     struct stitch_run runs[]; /* [run_count] */
 };
 
-const uint8_t *cairn_stitch_base(const struct stitch *stitch)
+const uint8_t *stitch_base(const struct stitch *stitch)
 {
     return stitch->base;
 }
@@ -819,7 +815,7 @@ static bool map_pages(uint8_t *base, const struct stitch_run *run)
     for (uint64_t to = first, bytes; whole && to < last; to += bytes, at += bytes) {
         const uint64_t left = CAIRN_SEGMENT_BYTES - at % CAIRN_SEGMENT_BYTES;
         bytes = last - to < left ? last - to : left;
-        whole = cairn_pages_double(base + to, run->copy->base + at, (size_t)bytes);
+        whole = pages_double(base + to, run->copy->base + at, (size_t)bytes);
     }
     return whole;
 }
@@ -828,7 +824,7 @@ static bool map_pages(uint8_t *base, const struct stitch_run *run)
 static size_t maps_of(const struct stitch_run *runs, size_t count)
 {
     size_t maps = count;
-    for (size_t i = 0; i < count; i++) maps += (size_t)cairn_segments(runs[i].end - runs[i].from);
+    for (size_t i = 0; i < count; i++) maps += (size_t)memory_segments(runs[i].end - runs[i].from);
     return maps;
 }
 
@@ -861,7 +857,7 @@ static void drop_stitch(struct job *job, struct stitch **link)
     struct stitch *stitch = *link;
     *link = stitch->next;
     job->stitches.map_count -= stitch->map_count;
-    for (size_t i = 0; i < stitch->run_count; i++) cairn_mapped_unuse(stitch->runs[i].copy);
+    for (size_t i = 0; i < stitch->run_count; i++) mapped_unuse(stitch->runs[i].copy);
     munmap(stitch->base, stitch->bytes);
     free(stitch);
 }
@@ -921,8 +917,8 @@ static void keep_within_bound(struct job *job)
     }
 }
 
-struct stitch *cairn_stitch_get(struct job *job, uint32_t tensor, const struct stitch_run *runs,
-                                size_t count)
+struct stitch *stitch_get(struct job *job, uint32_t tensor, const struct stitch_run *runs,
+                          size_t count)
 {
     assert(count > 0);
     struct stitch *stitch = take(job, tensor, runs, count);
@@ -961,7 +957,7 @@ static void stitches_sweep(struct job *job)
     }
 }
 
-void cairn_stitch_put(struct job *job, struct stitch *stitch)
+void stitch_put(struct job *job, struct stitch *stitch)
 {
     if (stitch == NULL) return;
     assert(stitch->uses > 0);
@@ -970,7 +966,7 @@ void cairn_stitch_put(struct job *job, struct stitch *stitch)
     keep_within_bound(job);
 }
 
-void cairn_stitches_release(struct job *job)
+void stitches_release(struct job *job)
 {
     while (job->stitches.first != NULL) {
         assert(job->stitches.first->uses == 0);

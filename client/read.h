@@ -21,7 +21,7 @@
  * tensors take a second, so many are read by a thread of their own, while other jobs of the session go
  * on; a few are read at once.
  *
- *   cairn_reading_begin ─► a thread reads ─► is over (the loop thread is kicked) ─► loop.c takes it
+ *   reading_begin ─► a thread reads ─► is over (the loop thread is kicked) ─► loop.c takes it
  *
  * The job's spec and the pages stay as they are until the reading is freed. Loop thread. */
 
@@ -34,28 +34,27 @@ struct reading {
     atomic_bool is_over; /* all that follows is there */
     /* of the spec. Not CAIRN_OK: `why` says it */
     cairn_status spec_status;
-    struct cairn_sentence why;
+    struct sentence why;
     bool tells_clip_norm; /* clip_norm is the one in force */
     double clip_norm;
-    bool takes_spec;                 /* `spec` is to become the job's */
-    struct cairn_job_spec_data spec; /* owned */
+    bool takes_spec;           /* `spec` is to become the job's */
+    struct job_spec_data spec; /* owned */
     /* of the layout, unless the spec failed */
     cairn_status layout_status;
-    struct cairn_layout *layout; /* owned; NULL: `body` has it */
-    struct body *body;           /* owned: of a job that has none yet; else NULL */
+    struct layout *layout; /* owned; NULL: `body` has it */
+    struct body *body;     /* owned: of a job that has none yet; else NULL */
 };
 
 /* All pages are here: job->attachment.reading is there, and perhaps over. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_reading_begin(struct job *job) CAIRN_MUST_CHECK;
+cairn_status reading_begin(struct job *job) CAIRN_MUST_CHECK;
 /* A layout of tensors of the spec, off the wire: the caller's. CAIRN_ERR_MALFORMED, CAIRN_ERR_PROTOCOL,
  * CAIRN_ERR_NO_MEMORY. Any thread. */
-cairn_status cairn_layout_of_pages(const struct cairn_job_spec_data *spec,
-                                   const struct cairn_paged *pages,
-                                   struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+cairn_status layout_of_pages(const struct job_spec_data *spec, const struct paged *pages,
+                             struct layout **layout_out) CAIRN_MUST_CHECK;
 /* Waits until it is over. */
-void cairn_reading_await(struct reading *reading);
+void reading_await(struct reading *reading);
 /* The same, and frees what nobody took of it. NULL is fine. */
-void cairn_reading_free(struct reading *reading);
+void reading_free(struct reading *reading);
 
 /* ==== cache ==== */
 
@@ -99,7 +98,7 @@ struct block {
     struct lent *lent;       /* owned; where the shards of this host published it; or NULL */
     uint32_t pending;        /* fetches that are not done, and one more while they are begun */
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
     bool wanted;         /* prefetched, and not mapped since */
     uint64_t call;       /* the prefetch that wanted it last */
     struct loan *loans;  /* owned */
@@ -107,72 +106,71 @@ struct block {
 };
 
 struct cache {
-    struct cairn_units *units; /* owned */
-    struct block *blocks;      /* owned */
+    struct units *units;  /* owned */
+    struct block *blocks; /* owned */
     uint32_t block_count;
     uint64_t last_loan, last_call;
 };
 
 /* The job's cache, made by the first who asks. */
-cairn_status cairn_cache_open(struct job *job) CAIRN_MUST_CHECK;
+cairn_status cache_open(struct job *job) CAIRN_MUST_CHECK;
 /* With the job: no operation is under way any more. */
-void cairn_cache_release(struct job *job);
+void cache_release(struct job *job);
 
 /* Under the lock: gives up what nobody has on loan. False: something is on loan, or being fetched. */
-bool cairn_cache_forget(struct job *job);
+bool cache_forget(struct job *job);
 
 /* Lists the tensors of the unit; the caller frees out->tensors. CAIRN_ERR_BUSY: tiles are being
  * declared. */
-cairn_status cairn_cache_shape(struct job *job, size_t unit,
-                               struct unit_shape *out) CAIRN_MUST_CHECK;
+cairn_status cache_shape(struct job *job, size_t unit, struct unit_shape *out) CAIRN_MUST_CHECK;
 /* Returns the number of a new prefetch, and drops the blocks of versions older than this one. */
-uint64_t cairn_cache_new_call(struct job *job, struct cairn_version version);
+uint64_t cache_new_call(struct job *job, struct cairn_version version);
 /* The prefetch `call` wants the unit. A block that is made takes the shape's tensors, and the caller begins
  * its fetches; NULL: none is made, or it is there at once. */
-struct block *cairn_cache_want(struct job *job, struct cairn_version version,
-                               struct unit_shape *shape, uint64_t call);
+struct block *cache_want(struct job *job, struct cairn_version version, struct unit_shape *shape,
+                         uint64_t call);
 /* A block of the unit and version on loan, in views, on the card (NULL: the host); op ends when it is there.
  * *made_out: NULL, or a block of which the caller begins the fetches, also where this fails. */
-cairn_status cairn_cache_lend(struct job *job, struct cairn_version version, struct card *card,
-                              struct unit_shape *shape, struct op *op, struct cairn_view *views,
-                              struct block **made_out) CAIRN_MUST_CHECK;
+cairn_status cache_lend(struct job *job, struct cairn_version version, struct card *card,
+                        struct unit_shape *shape, struct op *op, struct cairn_view *views,
+                        struct block **made_out) CAIRN_MUST_CHECK;
 /* One of the block's fetches is over, or the beginning of them; with the last, whoever waits hears of it. */
-void cairn_cache_fetched(struct block *block, cairn_status status, const char *why);
+void cache_fetched(struct block *block, cairn_status status, const char *why);
 /* Under the lock: whose addresses a loan has; NULL: the host's, or there is no such loan. */
-struct card *cairn_cache_card(const struct job *job, uint64_t loan);
+struct card *cache_card(const struct job *job, uint64_t loan);
 /* Under the lock. CAIRN_ERR_INVALID: no such loan; CAIRN_ERR_VERSION_GONE: it was overwritten meanwhile. */
-cairn_status cairn_cache_give_back(struct job *job, uint64_t loan) CAIRN_MUST_CHECK;
+cairn_status cache_give_back(struct job *job, uint64_t loan) CAIRN_MUST_CHECK;
 
 /* ==== mapped ==== */
 
 /* Published memory of this host's shards: see read.c. Loop thread, unless it says otherwise. */
 
 struct body;
-struct cairn_fabric_mapping;
+struct fabric_mapping;
 struct parcel;
 struct session;
 
 /* A head or a segment of a copy. */
 struct shown {
     struct shown *next;
-    struct cairn_fabric_mapping *mapping; /* held */
-    uint32_t segment;                     /* as of the note */
-    enum cairn_published_side side;
+    struct fabric_mapping *mapping; /* held */
+    uint32_t segment;               /* as of the note */
+    enum published_side side;
     bool is_there; /* it can be read: on a card it is mapped later, where a stream waits */
 };
 
 /* A copy that a shard showed, or what it showed of it until now. Changed under the lock. */
 struct published {
     struct published *next;
-    struct cairn_published_note note;        /* of its first region that came */
-    struct shown *shown;                     /* owned */
-    const struct cairn_published_head *head; /* NULL: not here; or the session is closed */
+    struct published_note note;        /* of its first region that came */
+    struct shown *shown;               /* owned */
+    const struct published_head *head; /* NULL: not here; or the session is closed */
     /* owned: [bytes] its segments side by side, read only; NULL: not is_whole */
     const uint8_t *base;
     /* the same on the session's card, no host address; NULL: not all is there */
     const uint8_t *on_card;
     size_t bytes;
-    uint32_t uses; /* of api_read.c, read.c, device.c, each ended by cairn_mapped_unuse */
+    uint32_t uses; /* of api_read.c, read.c, device.c, each ended by mapped_unuse */
     bool is_whole; /* all of it is here, as it has to be */
     bool gone;     /* the shard took some of it back, or is gone; or it is not what it says */
 };
@@ -185,30 +183,30 @@ struct mapped_reads {
     uint64_t told_before; /* of those, while the coordinator took it for an earlier member */
 };
 
-/* cairn_fabric_options.on_mapping and on_mapping_gone. */
-void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping);
-void cairn_mapped_on_gone(void *session, struct cairn_fabric_mapping *mapping);
+/* fabric_options.on_mapping and on_mapping_gone. */
+void mapped_on_mapping(void *session, struct fabric_mapping *mapping);
+void mapped_on_gone(void *session, struct fabric_mapping *mapping);
 /* Lets copies go that are gone, and that nobody uses any more. */
-void cairn_mapped_sweep(struct session *s);
-/* After cairn_card_imports_turn: what it mapped can be read. */
-void cairn_mapped_settle(struct session *s);
+void mapped_sweep(struct session *s);
+/* After card_imports_turn: what it mapped can be read. */
+void mapped_settle(struct session *s);
 /* Before the fabric is closed. Copies that are in use are freed with their last use; their memory is not
  * there any more. */
-void cairn_mapped_release(struct session *s);
+void mapped_release(struct session *s);
 /* Any thread, under the lock: a use of the copy ends. */
-void cairn_mapped_unuse(struct published *copy);
+void mapped_unuse(struct published *copy);
 /* Any thread, under the lock: the copy of the shard's part of that body that has the version now on that
  * side, and its sequence; NULL: none. The places of the part are known then. */
-struct published *cairn_mapped_find(struct job *job, struct body *body, uint32_t shard,
-                                    struct cairn_version version, enum cairn_published_side side,
-                                    uint64_t *sequence_out);
+struct published *mapped_find(struct job *job, struct body *body, uint32_t shard,
+                              struct cairn_version version, enum published_side side,
+                              uint64_t *sequence_out);
 /* Copies what a fetch wants of a chunk of that body, if memory that is mapped here has it. False: it has to
  * be asked for. */
-bool cairn_mapped_read(struct parcel *parcel, struct body *body, uint64_t chunk,
-                       const struct piece *piece);
+bool mapped_read(struct parcel *parcel, struct body *body, uint64_t chunk,
+                 const struct piece *piece);
 /* Any thread, under the lock: so much of published memory was read here, or lent. Told to the coordinator
  * with the heartbeats. */
-void cairn_mapped_count(struct job *job, uint64_t bytes);
+void mapped_count(struct job *job, uint64_t bytes);
 
 /* ==== stitch ==== */
 
@@ -243,17 +241,17 @@ struct stitch_run {
     uint64_t from, end; /* in the tensor */
 };
 
-/* A stitch of runs [count], which are in order and without holes, until cairn_stitch_put. The runs are
+/* A stitch of runs [count], which are in order and without holes, until stitch_put. The runs are
  * copied; the copies that they are of are in use as long as the stitch is there. NULL: no address space, or
  * no memory. */
-struct stitch *cairn_stitch_get(struct job *job, uint32_t tensor, const struct stitch_run *runs,
-                                size_t count);
+struct stitch *stitch_get(struct job *job, uint32_t tensor, const struct stitch_run *runs,
+                          size_t count);
 /* Where it begins; aligned to the page, read only. */
-const uint8_t *cairn_stitch_base(const struct stitch *stitch);
-void cairn_stitch_put(struct job *job, struct stitch *stitch); /* NULL is fine */
+const uint8_t *stitch_base(const struct stitch *stitch);
+void stitch_put(struct job *job, struct stitch *stitch); /* NULL is fine */
 
 /* With the job: none is in use any more. */
-void cairn_stitches_release(struct job *job);
+void stitches_release(struct job *job);
 
 /* ==== lent ==== */
 
@@ -262,22 +260,22 @@ void cairn_stitches_release(struct job *job);
 
 struct card;
 
-/* The wire planes of whole tensors at a version, read only, until cairn_lent_close; of the device's side at
+/* The wire planes of whole tensors at a version, read only, until lent_close; of the device's side at
  * addresses of the session's card. NULL: a shard of another host has a part, or the version is not there (any
  * more), or there is no address space; or on the card, several shards have parts of one tensor. */
-struct lent *cairn_lent_open(struct job *job, struct cairn_version version,
-                             enum cairn_published_side side, const uint32_t *tensors, size_t count);
+struct lent *lent_open(struct job *job, struct cairn_version version, enum published_side side,
+                       const uint32_t *tensors, size_t count);
 /* Where the i-th of them begins: aligned to 64 bytes. */
-const uint8_t *cairn_lent_at(const struct lent *lent, size_t i);
+const uint8_t *lent_at(const struct lent *lent, size_t i);
 /* Nothing of it was overwritten by a later version until now. */
-bool cairn_lent_whole(const struct lent *lent);
-void cairn_lent_close(struct lent *lent); /* NULL is fine */
+bool lent_whole(const struct lent *lent);
+void lent_close(struct lent *lent); /* NULL is fine */
 
 /* It is the session's card: what is published there may be lent, or copied. */
-bool cairn_lent_has_card(const struct job *job, const struct card *card);
+bool lent_has_card(const struct job *job, const struct card *card);
 /* Copies the wire plane of a whole tensor, at the version, from where it is published on the card to memory
  * of it, and returns when that is done. False: not all of it is there, or any more. Not under the lock. */
-bool cairn_lent_copy(struct job *job, struct cairn_version version, uint32_t tensor,
-                     struct card *card, void *to);
+bool lent_copy(struct job *job, struct cairn_version version, uint32_t tensor, struct card *card,
+               void *to);
 
 #endif

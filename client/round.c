@@ -1,4 +1,5 @@
 /* The calls of a round: begin, push, micro-batch end, commit, abandon. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@ static bool batch_is_surplus(const struct job *job);
 
 static void note_frozen(struct job *job, const Cairn__RoundOpened *opened)
 {
-    const struct cairn_job_spec_data *spec = &job->spec;
+    const struct job_spec_data *spec = &job->spec;
     memset(job->filling.frozen_groups, 0, spec->group_count * sizeof *job->filling.frozen_groups);
     memset(job->filling.frozen_tensors, 0,
            spec->tensor_count * sizeof *job->filling.frozen_tensors);
@@ -29,11 +30,11 @@ static void note_frozen(struct job *job, const Cairn__RoundOpened *opened)
 static void note_batch(struct job *job, const Cairn__RoundOpened *opened, bool is_write)
 {
     struct filling *filling = &job->filling;
-    filling->batch = (struct cairn_batch) { is_write ? 0 : job->spec.global_batch, opened->rank,
-                                            opened->world };
+    filling->batch = (struct spec_batch) { is_write ? 0 : job->spec.global_batch, opened->rank,
+                                           opened->world };
     uint32_t place;
     if (filling->batch.total > 0)
-        filling->had_last = cairn_batch_place(&filling->batch, filling->batch.total - 1, &place);
+        filling->had_last = batch_place(&filling->batch, filling->batch.total - 1, &place);
 }
 
 /* True if the round can be used: nothing voided it between its reply and now. */
@@ -50,8 +51,8 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, bool i
         note_batch(job, opened, is_write);
         memset(job->filling.tensors, 0, job->spec.tensor_count);
         note_frozen(job, opened);
-        cairn_accumulate_new_round(job);
-        cairn_assemble_new_round(job);
+        accumulate_new_round(job);
+        assemble_new_round(job);
     }
     pthread_mutex_unlock(&job->session->lock);
     if (!good) return false;
@@ -65,8 +66,8 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, bool i
     out->revision = opened->revision;
     out->micro_batches = opened->micro_batches;
     if (job->spec.global_batch > 0)
-        out->micro_batches = cairn_batch_count(
-            &(struct cairn_batch) { job->spec.global_batch, opened->rank, opened->world });
+        out->micro_batches = batch_count(
+            &(struct spec_batch) { job->spec.global_batch, opened->rank, opened->world });
     out->job = job->member.number;
     out->skips = opened->skips;
     out->index = opened->step + opened->skips;
@@ -80,9 +81,9 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, bool i
 static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
 {
     pthread_mutex_lock(&job->session->lock);
-    cairn_api_await_added(job);
+    api_await_added(job);
     pthread_mutex_unlock(&job->session->lock);
-    return cairn_api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
+    return api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
 }
 
 /* Whom a new coordinator has to await, when this worker attaches to it: those who are left. */
@@ -93,19 +94,19 @@ static void note_launch(struct job *job, uint32_t world)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
-                                   struct cairn_round *out)
+cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
+                             struct cairn_round *out)
 {
     pthread_mutex_lock(&job->session->lock);
     const bool initialized = job->known.initialized;
     pthread_mutex_unlock(&job->session->lock);
     if (!initialized)
-        return cairn_client_fail(CAIRN_ERR_NOT_READY,
-                                 "job %s: every worker calls cairn_init_done before its first "
-                                 "round, rank 0 after its cairn_put of each tensor",
-                                 job->name);
+        return client_fail(CAIRN_ERR_NOT_READY,
+                           "job %s: every worker calls cairn_init_done before its first "
+                           "round, rank 0 after its cairn_put of each tensor",
+                           job->name);
     // A void round's buffers come back before the caller fills them again.
-    const uint64_t from_us = cairn_client_now_us();
+    const uint64_t from_us = client_now_us();
     cairn_status status = await_pushes(job, deadline_ms);
     const bool is_write = type == CAIRN_MSG_WRITE_BEGIN;
     for (bool taken = false; status == CAIRN_OK && !taken;) {
@@ -119,10 +120,10 @@ cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t dead
         status = await_pushes(job, deadline_ms);
         taken = status == CAIRN_OK &&
                 take_round(job, (const Cairn__RoundOpened *)reply, is_write, out);
-        cairn_message_free(reply);
+        message_free(reply);
     }
     pthread_mutex_lock(&job->session->lock);
-    cairn_step_times_waited(&job->times, CAIRN_TIME_WAIT, from_us);
+    step_times_waited(&job->times, CAIRN_TIME_WAIT, from_us);
     pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_OK && !is_write) note_launch(job, out->world);
     return status;
@@ -130,32 +131,32 @@ cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t dead
 
 cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_round *out)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     struct cairn_round round = { .struct_size = sizeof round };
-    if (status == CAIRN_OK && (!cairn_struct_fits(out, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
-        status = cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "out must be given, with its struct_size, timeout_ms 0 or more");
+    if (status == CAIRN_OK && (!struct_fits(out, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
+        status = client_fail(CAIRN_ERR_INVALID,
+                             "out must be given, with its struct_size, timeout_ms 0 or more");
     if (status == CAIRN_OK && job->member.role != CAIRN_WORKER)
-        status = cairn_client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
-    const uint64_t deadline_ms = cairn_api_deadline(timeout_ms);
-    if (status == CAIRN_OK) status = cairn_api_await_write(job, deadline_ms);
+        status = client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
+    const uint64_t deadline_ms = api_deadline(timeout_ms);
+    if (status == CAIRN_OK) status = api_await_write(job, deadline_ms);
     if (status == CAIRN_OK)
-        status = cairn_api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round);
-    if (status == CAIRN_OK) cairn_struct_give(out, &round, sizeof round);
-    return cairn_api_leave(handle, status);
+        status = api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round);
+    if (status == CAIRN_OK) struct_give(out, &round, sizeof round);
+    return api_leave(handle, status);
 }
 
 static cairn_status send_word(struct job *job, bool (*run)(struct command *),
                               const struct cairn_round *round, uint32_t micro, uint64_t weight)
 {
-    struct command *command = cairn_op_command(job, run);
-    if (command == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    struct command *command = op_command(job, run);
+    if (command == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     command->round = round->round;
     command->micro = micro;
     command->weight = weight;
-    cairn_session_command(job->session, command);
+    session_command(job->session, command);
     return CAIRN_OK;
 }
 
@@ -163,7 +164,7 @@ static cairn_status send_word(struct job *job, bool (*run)(struct command *),
  * on. */
 static bool claim_sums(struct job *job, const struct cairn_round *round)
 {
-    const bool mine = cairn_accumulate_wanted(job) && !job->sums.ended &&
+    const bool mine = accumulate_wanted(job) && !job->sums.ended &&
                       job->filling.round == round->round;
     if (mine) job->sums.ended = true;
     return mine;
@@ -175,8 +176,8 @@ static bool claim_sums(struct job *job, const struct cairn_round *round)
 static cairn_status send_claimed(struct job *job, const struct cairn_round *round,
                                  cairn_status status)
 {
-    if (status == CAIRN_OK) status = cairn_accumulate_send(job, round);
-    if (status == CAIRN_OK) status = send_word(job, cairn_pushes_micro_end_run, round, 0, 0);
+    if (status == CAIRN_OK) status = accumulate_send(job, round);
+    if (status == CAIRN_OK) status = send_word(job, pushes_micro_end_run, round, 0, 0);
     if (status == CAIRN_OK) return CAIRN_OK;
     pthread_mutex_lock(&job->session->lock);
     if (job->filling.round == round->round) job->sums.ended = false;
@@ -195,10 +196,9 @@ static cairn_status send_sums(struct job *job, const struct cairn_round *round)
 /* Sends what a micro-batch's end brings with it. The end itself has been noted before. */
 static cairn_status send_micro_end(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
-    const cairn_status status = cairn_api_push_incomplete(job, round, micro);
+    const cairn_status status = api_push_incomplete(job, round, micro);
     if (status != CAIRN_OK) return status;
-    if (!cairn_accumulate_wanted(job))
-        return send_word(job, cairn_pushes_micro_end_run, round, micro, 0);
+    if (!accumulate_wanted(job)) return send_word(job, pushes_micro_end_run, round, micro, 0);
     return micro + 1 == job->spec.micro_batches ? send_sums(job, round) : CAIRN_OK;
 }
 
@@ -220,7 +220,7 @@ static cairn_status end_micro(struct job *job, const struct cairn_round *round, 
 {
     cairn_status status = claim_end(job, round, micro)
                               ? CAIRN_OK
-                              : cairn_api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
+                              : api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
     if (status != CAIRN_OK) return status;
     status = send_micro_end(job, round, micro);
     if (status == CAIRN_OK) return CAIRN_OK;
@@ -232,12 +232,12 @@ static cairn_status end_micro(struct job *job, const struct cairn_round *round, 
 
 cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round, uint32_t micro)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = cairn_api_batch_place(job, round, &micro);
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_batch_place(job, round, &micro);
     if (status == CAIRN_OK) status = end_micro(job, round, micro);
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 static cairn_status note_committed(struct job *job, const struct cairn_round *round)
@@ -254,20 +254,21 @@ static cairn_status judge_again(const struct job *job, const struct cairn_round 
                                 uint64_t weight)
 {
     if (weight == job->filling.weight) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "round %llu was committed by this worker with the weight %llu, which "
-                             "%llu cannot change: repeat the call as it was",
-                             (unsigned long long)round->round,
-                             (unsigned long long)job->filling.weight, (unsigned long long)weight);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "round %" PRIu64 " was committed by this worker with the weight %" PRIu64
+                       ", which "
+                       "%" PRIu64 " cannot change: repeat the call as it was",
+                       round->round, job->filling.weight, weight);
 }
 
 static cairn_status judge_weight(uint64_t weight)
 {
     if (weight <= CAIRN_SPEC_WEIGHT_MAX || weight == CAIRN_WEIGHT_NONE) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "the weight is %llu; allowed: 0 to 2^53, for all workers together, or "
-                             "CAIRN_WEIGHT_NONE",
-                             (unsigned long long)weight);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "the weight is %" PRIu64
+                       "; allowed: 0 to 2^53, for all workers together, or "
+                       "CAIRN_WEIGHT_NONE",
+                       weight);
 }
 
 /* Ends the micro-batch being filled, if any, and commits; nothing if that was done before. */
@@ -280,7 +281,7 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     bool open = job->filling.any || micro == 0;
     cairn_status status = is_void   ? CAIRN_OK
                           : is_done ? judge_again(job, round, weight)
-                                    : cairn_api_judge_round(job, round);
+                                    : api_judge_round(job, round);
     if (!is_void && !is_done && status == CAIRN_OK) status = batch_judge_commit(job, &open);
     const bool is_surplus = batch_is_surplus(job), end_unsent = job->filling.end_unsent;
     if (!is_void && !is_done) job->filling.weight = weight;
@@ -294,11 +295,11 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     if (status == CAIRN_OK && open) status = end_micro(job, round, micro);
     if (mine) status = send_claimed(job, round, status);
     if (status != CAIRN_OK) return status;
-    const bool summed = cairn_accumulate_wanted(job);
+    const bool summed = accumulate_wanted(job);
     const uint32_t micros = micro + (open ? 1 : 0);
     if (weight == 0) weight = micros;
     if (weight == CAIRN_WEIGHT_NONE) weight = 0;
-    status = send_word(job, cairn_pushes_commit_run, round, summed ? 0 : micros - 1, weight);
+    status = send_word(job, pushes_commit_run, round, summed ? 0 : micros - 1, weight);
     return status == CAIRN_OK ? note_committed(job, round) : status;
 }
 
@@ -307,8 +308,8 @@ static cairn_status judge_refused(struct job *job, uint64_t round)
 {
     pthread_mutex_lock(&job->session->lock);
     const cairn_status status = round == job->filling.refused_round
-                                    ? cairn_client_fail(job->filling.refused_status, "%s",
-                                                        job->filling.refused_why.text)
+                                    ? client_fail(job->filling.refused_status, "%s",
+                                                  job->filling.refused_why.text)
                                     : CAIRN_OK;
     pthread_mutex_unlock(&job->session->lock);
     return status;
@@ -316,11 +317,11 @@ static cairn_status judge_refused(struct job *job, uint64_t round)
 
 static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_result *out)
 {
-    const cairn_status status = cairn_status_known(result->status) ? (cairn_status)result->status
-                                                                   : CAIRN_ERR_PROTOCOL;
+    const cairn_status status = status_known(result->status) ? (cairn_status)result->status
+                                                             : CAIRN_ERR_PROTOCOL;
     if (status != CAIRN_OK)
-        return cairn_client_fail(
-            status, "%s", result->text[0] != 0 ? result->text : cairn_status_text((int)status));
+        return client_fail(status, "%s",
+                           result->text[0] != 0 ? result->text : status_text((int)status));
     out->step = result->step;
     out->version = (struct cairn_version) { result->generation, result->step };
     out->grad_norm = result->grad_norm;
@@ -343,7 +344,7 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
 {
     cairn__worker_memory__init(memory);
     pthread_mutex_lock(&job->session->lock);
-    const bool told = cairn_step_times_commit(&job->times, round, out) &&
+    const bool told = step_times_commit(&job->times, round, out) &&
                       !batch_is_surplus(job); // it did nothing that others are measured by
     memory->shared = cairn_memory_bytes(job->session);
     memory->sums = job->stats.accumulated_bytes;
@@ -357,15 +358,15 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
 static void note_ended(struct job *job, uint64_t from_us)
 {
     pthread_mutex_lock(&job->session->lock);
-    cairn_step_times_ended(&job->times, from_us);
+    step_times_ended(&job->times, from_us);
     pthread_mutex_unlock(&job->session->lock);
 }
 
-cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
-                              const struct cairn_commit_words *words, uint64_t deadline_ms,
-                              struct cairn_result *out)
+cairn_status api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
+                        const struct commit_words *words, uint64_t deadline_ms,
+                        struct cairn_result *out)
 {
-    cairn_status status = cairn_api_judge_begun(job, round);
+    cairn_status status = api_judge_begun(job, round);
     if (status == CAIRN_OK) status = commit_once(job, round, weight);
     if (status != CAIRN_OK) return status;
     Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
@@ -374,7 +375,7 @@ cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, 
     message.round = round->round;
     message.client_state = words->state;
     if (tell_times(job, round->round, &times, &memory)) message.times = &times;
-    const uint64_t from_us = cairn_client_now_us();
+    const uint64_t from_us = client_now_us();
     message.driven = words->driven;
     message.n_driven = words->driven != NULL ? job->spec.group_count : 0;
     ProtobufCMessage *reply;
@@ -385,7 +386,7 @@ cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, 
     status = await_pushes(job, deadline_ms);
     if (status == CAIRN_OK) status = judge_refused(job, round->round);
     if (status == CAIRN_OK) status = take_result((const Cairn__RoundResult *)reply, out);
-    cairn_message_free(reply);
+    message_free(reply);
     return status;
 }
 
@@ -395,54 +396,52 @@ static cairn_status judge_state(const struct job *job, const struct cairn_round 
     const uint32_t max = job->spec.client_state_max;
     if (state->data == NULL && state->len == 0) return CAIRN_OK;
     if (state->data == NULL)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "client_state is NULL, its size %zu",
-                                 state->len);
+        return client_fail(CAIRN_ERR_INVALID, "client_state is NULL, its size %zu", state->len);
     if (max == 0)
-        return cairn_client_fail(
+        return client_fail(
             CAIRN_ERR_REFUSED,
             "job %s keeps no client state; declare client_state_max in its spec, or give NULL",
             job->name);
     if (round->rank != 0)
-        return cairn_client_fail(
+        return client_fail(
             CAIRN_ERR_REFUSED,
             "client_state is given by rank 0 of the round, this is rank %u; give NULL",
             round->rank);
     if (state->len <= max) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "client_state of %zu bytes; job %s declares client_state_max = %u",
-                             state->len, job->name, max);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "client_state of %zu bytes; job %s declares client_state_max = %u",
+                       state->len, job->name, max);
 }
 
 cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, uint64_t weight,
                           const void *client_state, size_t state_bytes, int timeout_ms,
                           struct cairn_result *out)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
+    cairn_status status = api_check(job);
     double room[CAIRN_SPEC_GROUPS_MAX];
-    struct cairn_commit_words words = { { state_bytes, (uint8_t *)(uintptr_t)client_state }, NULL };
+    struct commit_words words = { { state_bytes, (uint8_t *)(uintptr_t)client_state }, NULL };
     struct cairn_result result = { .struct_size = sizeof result };
-    if (status == CAIRN_OK && (!cairn_struct_fits(out, CAIRN_API_RESULT_LEAST) || timeout_ms < 0 ||
-                               !cairn_struct_fits(round, CAIRN_API_ROUND_LEAST)))
-        status = cairn_client_fail(
+    if (status == CAIRN_OK && (!struct_fits(out, CAIRN_API_RESULT_LEAST) || timeout_ms < 0 ||
+                               !struct_fits(round, CAIRN_API_ROUND_LEAST)))
+        status = client_fail(
             CAIRN_ERR_INVALID,
             "round and out must be given, with their struct_size, timeout_ms be 0 or more");
     if (status == CAIRN_OK) status = judge_weight(weight);
     if (status == CAIRN_OK) status = judge_state(job, round, &words.state);
-    if (status == CAIRN_OK) status = cairn_driven_take(job, room, &words.driven);
+    if (status == CAIRN_OK) status = driven_take(job, room, &words.driven);
     if (status == CAIRN_OK)
-        status = cairn_api_commit(job, round, weight, &words, cairn_api_deadline(timeout_ms),
-                                  &result);
-    if (status == CAIRN_OK) cairn_struct_give(out, &result, sizeof result);
-    return cairn_api_leave(handle, status);
+        status = api_commit(job, round, weight, &words, api_deadline(timeout_ms), &result);
+    if (status == CAIRN_OK) struct_give(out, &result, sizeof result);
+    return api_leave(handle, status);
 }
 
 /* CAIRN_OK with *over_out: it is void already, or not this worker's to give up. */
 static cairn_status judge_abandon(struct job *job, const struct cairn_round *round, bool *over_out)
 {
     pthread_mutex_lock(&job->session->lock);
-    cairn_status status = cairn_api_judge_round(job, round);
+    cairn_status status = api_judge_round(job, round);
     *over_out = status == CAIRN_ERR_EPOCH_CHANGED || (status == CAIRN_OK && batch_is_surplus(job));
     pthread_mutex_unlock(&job->session->lock);
     return *over_out ? CAIRN_OK : status;
@@ -452,9 +451,9 @@ static cairn_status judge_abandon(struct job *job, const struct cairn_round *rou
 static cairn_status take_void(const Cairn__RoundResult *result)
 {
     if (result->status == CAIRN_ERR_EPOCH_CHANGED) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_STALE,
-                             "round %llu is not abandoned: it was committed meanwhile, and ended",
-                             (unsigned long long)result->round);
+    return client_fail(CAIRN_ERR_STALE,
+                       "round %" PRIu64 " is not abandoned: it was committed meanwhile, and ended",
+                       result->round);
 }
 
 static cairn_status abandon_inside(struct job *job, const struct cairn_round *round,
@@ -471,7 +470,7 @@ static cairn_status abandon_inside(struct job *job, const struct cairn_round *ro
                            deadline_ms, &reply);
         if (status != CAIRN_OK) return status;
         status = take_void((const Cairn__RoundResult *)reply);
-        cairn_message_free(reply);
+        message_free(reply);
     }
     if (status != CAIRN_OK) return status;
     return await_pushes(job, deadline_ms);
@@ -479,15 +478,14 @@ static cairn_status abandon_inside(struct job *job, const struct cairn_round *ro
 
 cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *round, int timeout_ms)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK && (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
-        status = cairn_client_fail(
-            CAIRN_ERR_INVALID,
-            "round must be given, with its struct_size, timeout_ms be 0 or more");
-    if (status == CAIRN_OK) status = abandon_inside(job, round, cairn_api_deadline(timeout_ms));
-    return cairn_api_leave(handle, status);
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK && (!struct_fits(round, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
+        status = client_fail(CAIRN_ERR_INVALID,
+                             "round must be given, with its struct_size, timeout_ms be 0 or more");
+    if (status == CAIRN_OK) status = abandon_inside(job, round, api_deadline(timeout_ms));
+    return api_leave(handle, status);
 }
 
 /* ==== batch ==== */
@@ -497,52 +495,51 @@ cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *ro
 
 static cairn_status refuse_surplus(const struct job *job)
 {
-    const struct cairn_batch *batch = &job->filling.batch;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "this worker is surplus: job %s has global_batch = %u, and others of "
-                             "lower rank have all of its micro-batches; commit, which waits for "
-                             "the round's end, and begin the next one",
-                             job->name, batch->total);
+    const struct spec_batch *batch = &job->filling.batch;
+    return client_fail(CAIRN_ERR_INVALID,
+                       "this worker is surplus: job %s has global_batch = %u, and others of "
+                       "lower rank have all of its micro-batches; commit, which waits for "
+                       "the round's end, and begin the next one",
+                       job->name, batch->total);
 }
 
 /* "1, 4, 7": the first ones, and that there are more. */
-static void list_own(const struct cairn_batch *batch, struct cairn_sentence *out)
+static void list_own(const struct spec_batch *batch, struct sentence *out)
 {
-    const uint32_t count = cairn_batch_count(batch), shown = count < 4 ? count : 4;
-    cairn_sentence_set(out, "%s", "");
+    const uint32_t count = batch_count(batch), shown = count < 4 ? count : 4;
+    sentence_set(out, "%s", "");
     for (uint32_t i = 0; i < shown; i++)
-        cairn_sentence_add(out, "%s%u", i > 0 ? ", " : "", cairn_batch_number(batch, i));
-    if (shown < count) cairn_sentence_add(out, ", ...");
+        sentence_add(out, "%s%u", i > 0 ? ", " : "", batch_number(batch, i));
+    if (shown < count) sentence_add(out, ", ...");
 }
 
 static cairn_status refuse_number(const struct job *job, uint32_t micro)
 {
-    struct cairn_sentence own;
-    const struct cairn_batch *batch = &job->filling.batch;
+    struct sentence own;
+    const struct spec_batch *batch = &job->filling.batch;
     list_own(batch, &own);
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "micro-batch %u of %u is not this worker's in this round: rank %u of "
-                             "%u has %s",
-                             micro, batch->total, batch->rank, batch->world, own.text);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "micro-batch %u of %u is not this worker's in this round: rank %u of "
+                       "%u has %s",
+                       micro, batch->total, batch->rank, batch->world, own.text);
 }
 
 /* Under the lock: the open round has no micro-batch for this worker. */
 static bool batch_is_surplus(const struct job *job)
 {
-    return job->filling.batch.total > 0 && cairn_batch_count(&job->filling.batch) == 0;
+    return job->filling.batch.total > 0 && batch_count(&job->filling.batch) == 0;
 }
 
-cairn_status cairn_api_batch_place(struct job *job, const struct cairn_round *round,
-                                   uint32_t *micro)
+cairn_status api_batch_place(struct job *job, const struct cairn_round *round, uint32_t *micro)
 {
     if (job->spec.global_batch == 0) return CAIRN_OK;
-    if (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST))
-        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
+    if (!struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     pthread_mutex_lock(&job->session->lock);
-    cairn_status status = cairn_api_judge_round(job, round);
+    cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK && batch_is_surplus(job))
         status = refuse_surplus(job);
-    else if (status == CAIRN_OK && !cairn_batch_place(&job->filling.batch, *micro, micro))
+    else if (status == CAIRN_OK && !batch_place(&job->filling.batch, *micro, micro))
         status = refuse_number(job, *micro);
     pthread_mutex_unlock(&job->session->lock);
     return status;
@@ -552,40 +549,39 @@ cairn_status cairn_api_batch_place(struct job *job, const struct cairn_round *ro
  * one is to be ended. CAIRN_ERR_INVALID. Without it nothing is judged, and *is_open stays. */
 static cairn_status batch_judge_commit(const struct job *job, bool *is_open)
 {
-    const struct cairn_batch *batch = &job->filling.batch;
-    const uint32_t own = cairn_batch_count(batch), micro = job->filling.micro;
+    const struct spec_batch *batch = &job->filling.batch;
+    const uint32_t own = batch_count(batch), micro = job->filling.micro;
     if (batch->total == 0) return CAIRN_OK;
     *is_open = micro < own;
     if (micro + 1 >= own) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "micro-batch %u of %u is not ended, nor are the %u of this worker "
-                             "behind it: every step has all of them; end each with "
-                             "cairn_micro_end, also one without gradients, or give the round up "
-                             "with cairn_round_abandon",
-                             cairn_batch_number(batch, micro), batch->total, own - micro - 1);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "micro-batch %u of %u is not ended, nor are the %u of this worker "
+                       "behind it: every step has all of them; end each with "
+                       "cairn_micro_end, also one without gradients, or give the round up "
+                       "with cairn_round_abandon",
+                       batch_number(batch, micro), batch->total, own - micro - 1);
 }
 
-cairn_status cairn_api_batch_judge_buffer(struct job *job, size_t tensor)
+cairn_status api_batch_judge_buffer(struct job *job, size_t tensor)
 {
-    const struct cairn_tensor_spec *t = &job->spec.tensors[tensor];
+    const struct tensor_spec *t = &job->spec.tensors[tensor];
     if (job->spec.global_batch == 0 || t->kind != CAIRN_BUFFER) return CAIRN_OK;
     pthread_mutex_lock(&job->session->lock);
     const bool may = job->filling.had_last;
     pthread_mutex_unlock(&job->session->lock);
     if (may) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_REFUSED,
-                             "tensor %s is a buffer, and job %s has global_batch = %u: the worker "
-                             "of micro-batch %u of the last round writes it, so that the bits do "
-                             "not depend on how many workers there are; this one had others",
-                             t->name, job->name, job->spec.global_batch,
-                             job->spec.global_batch - 1);
+    return client_fail(CAIRN_ERR_REFUSED,
+                       "tensor %s is a buffer, and job %s has global_batch = %u: the worker "
+                       "of micro-batch %u of the last round writes it, so that the bits do "
+                       "not depend on how many workers there are; this one had others",
+                       t->name, job->name, job->spec.global_batch, job->spec.global_batch - 1);
 }
 
 uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t micro)
 {
     const size_t least = offsetof(struct cairn_round, global_batch) + sizeof round->global_batch;
-    if (!cairn_struct_fits(round, least)) return 0;
+    if (!struct_fits(round, least)) return 0;
     const uint64_t number = round->global_batch > 0 ? micro
                                                     : (uint64_t)micro * round->world + round->rank;
-    return cairn_batch_seed(round->seed, round->index, number);
+    return batch_seed(round->seed, round->index, number);
 }

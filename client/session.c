@@ -1,6 +1,7 @@
 /* Opening and closing a session. */
 #include "client/session.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <errno.h>
 #include <signal.h>
@@ -21,12 +22,12 @@
 static void streams_release(struct session *s);
 static void streams_init(struct session *s);
 
-void cairn_session_say(const struct session *s, const char *what)
+void session_say(const struct session *s, const char *what)
 {
     if (s->on_wait == NULL) fprintf(stderr, "cairn: %s\n", what);
 }
 
-void cairn_session_kick(struct session *s)
+void session_kick(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
     // After the end the loop is gone, and libuv aborts on a dead handle.
@@ -47,9 +48,9 @@ static void wake_now(struct session *s)
     s->wake.is_due = s->wake.tells = false;
 }
 
-void cairn_session_wake(struct session *s, bool tells)
+void session_wake(struct session *s, bool tells)
 {
-    const uint64_t now_us = cairn_client_now_us();
+    const uint64_t now_us = client_now_us();
     s->wake.tells = s->wake.tells || tells;
     s->wake.is_due = now_us - s->wake.last_us < WAKE_US &&
                      pthread_equal(pthread_self(), s->loop.thread) != 0;
@@ -58,14 +59,14 @@ void cairn_session_wake(struct session *s, bool tells)
     wake_now(s);
 }
 
-void cairn_session_wake_due(struct session *s)
+void session_wake_due(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
     if (s->wake.is_due) wake_now(s);
     pthread_mutex_unlock(&s->lock);
 }
 
-bool cairn_session_sleep(struct session *s, uint64_t deadline_ms)
+bool session_sleep(struct session *s, uint64_t deadline_ms)
 {
     const struct timespec until = { .tv_sec = (time_t)(deadline_ms / 1000),
                                     .tv_nsec = (long)(deadline_ms % 1000) * 1000000 };
@@ -74,13 +75,12 @@ bool cairn_session_sleep(struct session *s, uint64_t deadline_ms)
 
 static void end_command(struct command *command)
 {
-    if (command->op != NULL)
-        cairn_op_let_go(command->op, CAIRN_ERR_CLOSED, "the session is closed");
-    cairn_job_unref(command->job);
-    cairn_command_free(command);
+    if (command->op != NULL) op_let_go(command->op, CAIRN_ERR_CLOSED, "the session is closed");
+    job_unref(command->job);
+    command_free(command);
 }
 
-void cairn_session_commands(struct session *s, struct command *first, struct command *last)
+void session_commands(struct session *s, struct command *first, struct command *last)
 {
     last->next = NULL;
     pthread_mutex_lock(&s->lock);
@@ -95,23 +95,23 @@ void cairn_session_commands(struct session *s, struct command *first, struct com
         next = first->next;
         end_command(first);
     }
-    cairn_session_kick(s);
+    session_kick(s);
 }
 
-void cairn_session_command(struct session *s, struct command *command)
+void session_command(struct session *s, struct command *command)
 {
-    cairn_session_commands(s, command, command);
+    session_commands(s, command, command);
 }
 
-void cairn_session_unref(struct session *s)
+void session_unref(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
     const uint32_t left = --s->refs;
     pthread_mutex_unlock(&s->lock);
     if (left > 0) return;
-    cairn_ops_release(s);
-    cairn_memory_release(s);
-    cairn_card_imports_close(s->imports);
+    ops_release(s);
+    memory_release(s);
+    card_imports_close(s->imports);
     streams_release(s);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
@@ -127,7 +127,7 @@ void cairn_session_unref(struct session *s)
 
 static void on_handle_free(void *object)
 {
-    cairn_session_unref(object);
+    session_unref(object);
 }
 
 /* ---- open ---- */
@@ -145,11 +145,11 @@ static uint64_t hash_of(const char *text)
  * counts as unnamed, since that is how torchrun calls a run that was given no name. */
 static void note_run(struct session *s)
 {
-    const struct cairn_env_input input = { .get = cairn_env_get };
-    struct cairn_env_report report;
-    struct cairn_sentence why;
-    if (cairn_env_find(&input, CAIRN_ENV_RUN_ID, &report, &why) != CAIRN_OK ||
-        cairn_env_find(&input, CAIRN_ENV_RESTARTS, &report, &why) != CAIRN_OK)
+    const struct env_input input = { .get = env_get };
+    struct env_report report;
+    struct sentence why;
+    if (env_find(&input, CAIRN_ENV_RUN_ID, &report, &why) != CAIRN_OK ||
+        env_find(&input, CAIRN_ENV_RESTARTS, &report, &why) != CAIRN_OK)
         return;
     const char *run = report.values[CAIRN_ENV_RUN_ID].text;
     if (run[0] == '\0' || strcmp(run, "none") == 0) return;
@@ -158,17 +158,17 @@ static void note_run(struct session *s)
 }
 
 /* Endpoint, fabric, device and host: of the options, of the environment, the defaults. */
-static cairn_status read_environment(const struct cairn_opts *opts, struct cairn_env_report *report)
+static cairn_status read_environment(const struct cairn_opts *opts, struct env_report *report)
 {
-    const struct cairn_env_input input = {
-        .get = cairn_env_get,
+    const struct env_input input = {
+        .get = env_get,
         .given = { [CAIRN_ENV_ENDPOINT] = { opts->endpoint, "cairn_opts.endpoint" },
                    [CAIRN_ENV_FABRIC] = { opts->fabric, "cairn_opts.fabric" },
                    [CAIRN_ENV_DEVICE] = { opts->fabric_device, "cairn_opts.fabric_device" } },
     };
-    struct cairn_sentence why = { "" };
-    const cairn_status status = cairn_env_find_cluster(&input, report, &why);
-    return status == CAIRN_OK ? CAIRN_OK : cairn_client_fail(status, "%s", why.text);
+    struct sentence why = { "" };
+    const cairn_status status = env_find_cluster(&input, report, &why);
+    return status == CAIRN_OK ? CAIRN_OK : client_fail(status, "%s", why.text);
 }
 
 static char *own_name(const struct cairn_opts *opts)
@@ -177,7 +177,7 @@ static char *own_name(const struct cairn_opts *opts)
     if (opts->name != NULL) return strdup(opts->name);
     gethostname(host, sizeof host - 1);
     snprintf(text, sizeof text, "pid %ld on %s", (long)getpid(), host);
-    cairn_text_mend(text, "");
+    text_mend(text, "");
     return strdup(text);
 }
 
@@ -185,7 +185,7 @@ static cairn_status init_shared(struct session *s, const struct cairn_opts *opts
 {
     s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (s->event_fd < 0)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no descriptor: %s", strerror(errno));
+        return client_fail(CAIRN_ERR_NO_MEMORY, "no descriptor: %s", strerror(errno));
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -194,10 +194,10 @@ static cairn_status init_shared(struct session *s, const struct cairn_opts *opts
     pthread_mutex_init(&s->lock, NULL);
     streams_init(s);
     s->refs = 1;
-    s->reach.away_since_ms = cairn_client_now_ms();
+    s->reach.away_since_ms = client_now_ms();
     s->name = own_name(opts);
     randombytes_buf(&s->incarnation, sizeof s->incarnation);
-    return s->name != NULL ? CAIRN_OK : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    return s->name != NULL ? CAIRN_OK : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
 }
 
 /* To go on trying would not help. */
@@ -208,20 +208,19 @@ static bool is_final(cairn_status status)
 
 static cairn_status await_welcome(struct session *s)
 {
-    const uint64_t deadline_ms = cairn_client_now_ms() + s->connect_ms;
+    const uint64_t deadline_ms = client_now_ms() + s->connect_ms;
     pthread_mutex_lock(&s->lock);
     while (!s->reach.welcome && !s->reach.no_path && !is_final(s->reach.status) &&
-           cairn_session_sleep(s, deadline_ms)) {}
+           session_sleep(s, deadline_ms)) {}
     const bool welcome = s->reach.welcome;
     const cairn_status last = s->reach.status;
-    const struct cairn_sentence why = s->reach.why;
+    const struct sentence why = s->reach.why;
     const bool no_path = s->reach.no_path;
     pthread_mutex_unlock(&s->lock);
     if (welcome) return CAIRN_OK;
-    if (no_path) return cairn_client_fail(last, "the data path cannot be opened: %s", why.text);
-    if (is_final(last) || last == CAIRN_ERR_NO_MEMORY)
-        return cairn_client_fail(last, "%s", why.text);
-    return cairn_client_fail(
+    if (no_path) return client_fail(last, "the data path cannot be opened: %s", why.text);
+    if (is_final(last) || last == CAIRN_ERR_NO_MEMORY) return client_fail(last, "%s", why.text);
+    return client_fail(
         CAIRN_ERR_UNREACHABLE,
         "no coordinator answered at %s within %u ms (%s); is cairn-coordinator running there? The "
         "address comes from cairn_opts.endpoint or CAIRN_ENDPOINT, else it is a socket in "
@@ -233,39 +232,37 @@ static cairn_status await_welcome(struct session *s)
 static cairn_status open_device(struct session *s, int device)
 {
     struct card *card;
-    const cairn_status status = cairn_card_of_device(device, "opts.device", &card);
+    const cairn_status status = card_of_device(device, "opts.device", &card);
     if (status != CAIRN_OK || card == NULL) return status;
-    return cairn_card_imports_open(card, &s->imports);
+    return card_imports_open(card, &s->imports);
 }
 
 cairn_status cairn_open(const struct cairn_opts *opts, cairn **out)
 {
-    return cairn_client_open(opts, NULL, out);
+    return client_open(opts, NULL, out);
 }
 
-cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabric_hub *hub,
-                               cairn **out)
+cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, cairn **out)
 {
     struct cairn_opts taken = { .struct_size = sizeof taken };
-    if (out == NULL) return cairn_client_fail(CAIRN_ERR_INVALID, "out is NULL");
+    if (out == NULL) return client_fail(CAIRN_ERR_INVALID, "out is NULL");
     if (opts != NULL &&
-        !cairn_struct_take(&taken, sizeof taken, offsetof(struct cairn_opts, prefetch_units), opts))
-        return cairn_client_fail(
+        !struct_take(&taken, sizeof taken, offsetof(struct cairn_opts, prefetch_units), opts))
+        return client_fail(
             CAIRN_ERR_INVALID,
             "opts.struct_size is %zu, this library's is %zu (a larger struct must be 0 behind it)",
             opts->struct_size, sizeof taken);
     opts = &taken;
     if (opts->reserved != 0 || opts->reserved_too != 0 || opts->reserved_last != 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "opts: what is reserved is not 0");
+        return client_fail(CAIRN_ERR_INVALID, "opts: what is reserved is not 0");
     if (opts->connect_timeout_ms < 0)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "opts.connect_timeout_ms is negative");
-    struct cairn_sentence why = { "" };
-    if (opts->name != NULL &&
-        cairn_text_check("opts.name", opts->name, CAIRN_NAME_MAX, &why) != CAIRN_OK)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "%s", why.text);
-    if (sodium_init() < 0) return cairn_client_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
+        return client_fail(CAIRN_ERR_INVALID, "opts.connect_timeout_ms is negative");
+    struct sentence why = { "" };
+    if (opts->name != NULL && text_check("opts.name", opts->name, CAIRN_NAME_MAX, &why) != CAIRN_OK)
+        return client_fail(CAIRN_ERR_INVALID, "%s", why.text);
+    if (sodium_init() < 0) return client_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
     struct session *s = calloc(1, sizeof *s);
-    if (s == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (s == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     s->path.hub = hub;
     s->on_wait = opts->on_wait;
     s->on_wait_context = opts->on_wait_context;
@@ -277,27 +274,26 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
         return status;
     }
     note_run(s);
-    status = cairn_address_parse(s->env.values[CAIRN_ENV_ENDPOINT].text, &s->endpoint, NULL);
+    status = address_parse(s->env.values[CAIRN_ENV_ENDPOINT].text, &s->endpoint, NULL);
     assert(status == CAIRN_OK); // judged above
-    cairn_address_print(&s->endpoint, s->endpoint_text);
+    address_print(&s->endpoint, s->endpoint_text);
     status = init_shared(s, opts);
     if (status != CAIRN_OK) {
         free(s);
         return status;
     }
     status = open_device(s, opts->device);
-    if (status == CAIRN_OK) status = cairn_loop_start(s);
+    if (status == CAIRN_OK) status = loop_start(s);
     if (status == CAIRN_OK) {
         status = await_welcome(s);
         if (status == CAIRN_OK) {
-            s->handle = cairn_handle_open(CAIRN_HANDLE_SESSION, s, on_handle_free);
-            if (s->handle == NULL)
-                status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "too many handles");
+            s->handle = handle_open(CAIRN_HANDLE_SESSION, s, on_handle_free);
+            if (s->handle == NULL) status = client_fail(CAIRN_ERR_NO_MEMORY, "too many handles");
         }
-        if (status != CAIRN_OK) cairn_loop_stop(s);
+        if (status != CAIRN_OK) loop_stop(s);
     }
     if (status != CAIRN_OK) {
-        cairn_session_unref(s);
+        session_unref(s);
         return status;
     }
     *out = s->handle;
@@ -326,7 +322,7 @@ static bool await_change(void)
 {
     enum { TRIES = 100, PAUSE_US = 10000 };
     for (int i = 0; i < TRIES; i++) {
-        if (cairn_card_change_begin()) return true;
+        if (card_change_begin()) return true;
         usleep(PAUSE_US);
     }
     return false;
@@ -334,42 +330,42 @@ static bool await_change(void)
 
 void cairn_close(cairn *handle)
 {
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
     if (s == NULL) return;
-    if (cairn_handle_close(CAIRN_HANDLE_SESSION, handle)) {
+    if (handle_close(CAIRN_HANDLE_SESSION, handle)) {
         // Not one after the other: each may wait for a shard.
         for (cairn_job *job; (job = next_job(s)) != NULL;)
-            (void)cairn_handle_close(CAIRN_HANDLE_JOB, job);
-        cairn_loop_stop(s);
+            (void)handle_close(CAIRN_HANDLE_JOB, job);
+        loop_stop(s);
         const bool changes = await_change();
-        cairn_card_imports_turn(s->imports);
-        cairn_pieces_close(s);
+        card_imports_turn(s->imports);
+        pieces_close(s);
         cairn_memory_close(s);
-        if (changes) cairn_card_change_end();
+        if (changes) card_change_end();
     }
-    cairn_handle_put(handle);
+    handle_put(handle);
 }
 
 const char *cairn_data_path(const cairn *handle)
 {
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
     if (s == NULL) {
-        cairn_handle_fail(handle, "session");
+        handle_fail(handle, "session");
         return NULL;
     }
-    cairn_handle_put(handle);
+    handle_put(handle);
     return s->path.text; // constant once it is open
 }
 
 int cairn_event_fd(const cairn *handle)
 {
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
     if (s == NULL) {
-        cairn_handle_fail(handle, "session");
+        handle_fail(handle, "session");
         return -1;
     }
     const int fd = s->event_fd;
-    cairn_handle_put(handle);
+    handle_put(handle);
     return fd;
 }
 
@@ -377,58 +373,57 @@ int cairn_event_fd(const cairn *handle)
 
 /* The steps that all calls of a job share: see job.h. */
 
-struct job *cairn_api_job(const cairn_job *handle)
+struct job *api_job(const cairn_job *handle)
 {
-    struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, handle);
-    if (job == NULL) cairn_handle_fail(handle, "job");
+    struct job *job = handle_get(CAIRN_HANDLE_JOB, handle);
+    if (job == NULL) handle_fail(handle, "job");
     return job;
 }
 
-cairn_status cairn_api_leave(const cairn_job *handle, cairn_status status)
+cairn_status api_leave(const cairn_job *handle, cairn_status status)
 {
-    cairn_handle_put(handle);
+    handle_put(handle);
     return status;
 }
 
-uint64_t cairn_api_deadline(int timeout_ms)
+uint64_t api_deadline(int timeout_ms)
 {
-    return cairn_client_now_ms() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0);
+    return client_now_ms() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0);
 }
 
-cairn_status cairn_api_judge_call(const char *out_name, const void *out, int timeout_ms)
+cairn_status api_judge_call(const char *out_name, const void *out, int timeout_ms)
 {
     if (out_name != NULL && out == NULL)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "%s is NULL", out_name);
+        return client_fail(CAIRN_ERR_INVALID, "%s is NULL", out_name);
     if (timeout_ms >= 0) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID, "timeout_ms is %d; give 0 or more", timeout_ms);
+    return client_fail(CAIRN_ERR_INVALID, "timeout_ms is %d; give 0 or more", timeout_ms);
 }
 
-cairn_status cairn_api_await_none(struct job *job, const uint64_t *open, const char *what,
-                                  uint64_t deadline_ms)
+cairn_status api_await_none(struct job *job, const uint64_t *open, const char *what,
+                            uint64_t deadline_ms)
 {
     struct session *s = job->session;
-    struct patience patience = cairn_client_patience(job, deadline_ms);
+    struct patience patience = client_patience(job, deadline_ms);
     for (;;) {
-        const uint64_t until_ms = cairn_client_says_at(&patience, deadline_ms);
+        const uint64_t until_ms = client_says_at(&patience, deadline_ms);
         pthread_mutex_lock(&s->lock);
-        while (*open > 0 && cairn_session_sleep(s, until_ms)) {}
+        while (*open > 0 && session_sleep(s, until_ms)) {}
         const uint64_t left = *open;
         pthread_mutex_unlock(&s->lock);
         if (left == 0) return CAIRN_OK;
-        struct cairn_sentence text;
-        cairn_sentence_set(&text, "%llu %s of job %s still wait for shards",
-                           (unsigned long long)left, what, job->name);
-        if (cairn_client_now_ms() >= deadline_ms)
-            return cairn_client_fail(CAIRN_ERR_TIMEOUT, "%s", text.text);
-        cairn_client_say_wait(&patience, text.text);
+        struct sentence text;
+        sentence_set(&text, "%" PRIu64 " %s of job %s still wait for shards", left, what,
+                     job->name);
+        if (client_now_ms() >= deadline_ms) return client_fail(CAIRN_ERR_TIMEOUT, "%s", text.text);
+        client_say_wait(&patience, text.text);
     }
 }
 
-cairn_status cairn_api_check(struct job *job)
+cairn_status api_check(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
     const cairn_status failed = job->failure.status;
-    if (failed != CAIRN_OK) cairn_client_fail(failed, "%s", job->failure.why.text);
+    if (failed != CAIRN_OK) client_fail(failed, "%s", job->failure.why.text);
     pthread_mutex_unlock(&job->session->lock);
     return failed;
 }
@@ -442,9 +437,9 @@ static void copy(char *out, size_t out_bytes, const char *text)
     snprintf(out, out_bytes, "%.*s", (int)out_bytes - 1, text);
 }
 
-static void fill(const struct cairn_env_report *report, struct cairn_env *env)
+static void fill(const struct env_report *report, struct cairn_env *env)
 {
-    const struct cairn_env_value *values = report->values;
+    const struct env_value *values = report->values;
     *env = (struct cairn_env) {
         .struct_size = sizeof *env,
         .rank = (uint32_t)values[CAIRN_ENV_RANK].number,
@@ -460,22 +455,22 @@ static void fill(const struct cairn_env_report *report, struct cairn_env *env)
 
 cairn_status cairn_env_read(struct cairn_env *out)
 {
-    const struct cairn_env_input input = { .get = cairn_env_get };
-    struct cairn_env_report report;
+    const struct env_input input = { .get = env_get };
+    struct env_report report;
     struct cairn_env env;
-    struct cairn_sentence why = { "" };
-    if (!cairn_struct_fits(out, sizeof env))
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "out must be given, its struct_size be at least %zu", sizeof env);
-    cairn_status status = cairn_env_find_cluster(&input, &report, &why);
-    if (status == CAIRN_OK) status = cairn_env_find_process(&input, &report, &why);
-    if (status != CAIRN_OK) return cairn_client_fail(status, "%s", why.text);
-    const struct cairn_env_value *endpoint = &report.values[CAIRN_ENV_ENDPOINT];
+    struct sentence why = { "" };
+    if (!struct_fits(out, sizeof env))
+        return client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size be at least %zu",
+                           sizeof env);
+    cairn_status status = env_find_cluster(&input, &report, &why);
+    if (status == CAIRN_OK) status = env_find_process(&input, &report, &why);
+    if (status != CAIRN_OK) return client_fail(status, "%s", why.text);
+    const struct env_value *endpoint = &report.values[CAIRN_ENV_ENDPOINT];
     if (strlen(endpoint->text) >= sizeof env.endpoint)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "%s = \"%s\" is longer than %zu bytes",
-                                 endpoint->source, endpoint->text, sizeof env.endpoint - 1);
+        return client_fail(CAIRN_ERR_INVALID, "%s = \"%s\" is longer than %zu bytes",
+                           endpoint->source, endpoint->text, sizeof env.endpoint - 1);
     fill(&report, &env);
-    cairn_struct_give(out, &env, sizeof env);
+    struct_give(out, &env, sizeof env);
     return CAIRN_OK;
 }
 
@@ -514,7 +509,7 @@ static void add_word(struct op *op, struct card_word *word)
 {
     struct stream_waits *waits = &op->session->streams;
     if (op->words == NULL) {
-        op->words_until_ms = cairn_client_now_ms() + CAIRN_STREAMS_WAIT_MS;
+        op->words_until_ms = client_now_ms() + CAIRN_STREAMS_WAIT_MS;
         op->next_words = waits->first;
         waits->first = op;
     }
@@ -555,14 +550,14 @@ static void *watch(void *arg)
     struct stream_waits *waits = arg;
     pthread_mutex_lock(&waits->lock);
     for (;;) {
-        struct card_word *late = take_late(waits, cairn_client_now_ms());
+        struct card_word *late = take_late(waits, client_now_ms());
         if (late == NULL && waits->is_over) break;
         if (late == NULL) {
             sleep_until_late(waits);
             continue;
         }
         pthread_mutex_unlock(&waits->lock);
-        cairn_streams_let_go(late);
+        streams_let_go(late);
         pthread_mutex_lock(&waits->lock);
     }
     pthread_mutex_unlock(&waits->lock);
@@ -579,9 +574,9 @@ static cairn_status start(struct stream_waits *waits)
     const int error = pthread_create(&waits->thread, NULL, watch, waits);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (error != 0)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                 "no thread to let the stream go in time: %s; use cairn_wait",
-                                 strerror(error));
+        return client_fail(CAIRN_ERR_NO_MEMORY,
+                           "no thread to let the stream go in time: %s; use cairn_wait",
+                           strerror(error));
     waits->is_running = true;
     return CAIRN_OK;
 }
@@ -599,7 +594,7 @@ static cairn_status give(struct op *op, struct card_word *word, bool *is_done_ou
     if (waits) add_word(op, word);
     pthread_mutex_unlock(&s->streams.lock);
     pthread_mutex_unlock(&s->lock);
-    if (!waits) cairn_card_word_set(word);
+    if (!waits) card_word_set(word);
     *is_done_out = !waits;
     return status;
 }
@@ -621,20 +616,20 @@ static bool take_back(struct op *op, const struct card_word *word)
 }
 
 /* The word is watched before the stream waits for it: nothing can come between. */
-cairn_status cairn_streams_await(struct op *op, struct card *card, void *stream)
+cairn_status streams_await(struct op *op, struct card *card, void *stream)
 {
     struct card_word *word;
     struct card_wait wait;
     bool is_done = false;
-    cairn_status status = cairn_card_word_take(card, &word, &wait);
+    cairn_status status = card_word_take(card, &word, &wait);
     if (status == CAIRN_OK) status = give(op, word, &is_done);
     if (status != CAIRN_OK || is_done) return status;
     status = cairn_card_wait(card, stream, &wait);
-    if (status != CAIRN_OK && take_back(op, word)) cairn_card_word_set(word);
+    if (status != CAIRN_OK && take_back(op, word)) card_word_set(word);
     return status;
 }
 
-struct card_word *cairn_streams_take(struct op *op, bool *is_late_out)
+struct card_word *streams_take(struct op *op, bool *is_late_out)
 {
     struct stream_waits *waits = &op->session->streams;
     pthread_mutex_lock(&waits->lock);
@@ -644,16 +639,16 @@ struct card_word *cairn_streams_take(struct op *op, bool *is_late_out)
     return words;
 }
 
-void cairn_streams_let_go(struct card_word *words)
+void streams_let_go(struct card_word *words)
 {
     while (words != NULL) {
         struct card_word *next = words->next;
-        cairn_card_word_set(words);
+        card_word_set(words);
         words = next;
     }
 }
 
-void cairn_streams_close_at(struct session *s, uint64_t close_ms)
+void streams_close_at(struct session *s, uint64_t close_ms)
 {
     pthread_mutex_lock(&s->streams.lock);
     s->streams.close_ms = close_ms;
@@ -661,7 +656,7 @@ void cairn_streams_close_at(struct session *s, uint64_t close_ms)
     pthread_mutex_unlock(&s->streams.lock);
 }
 
-void cairn_streams_end(struct session *s)
+void streams_end(struct session *s)
 {
     pthread_mutex_lock(&s->streams.lock);
     s->streams.is_over = true;

@@ -65,38 +65,38 @@ struct session_memory {
 };
 
 /* A new region, of host memory or of a card's. */
-cairn_status cairn_memory_take(struct session *s, size_t bytes, struct card *card,
-                               void **out) CAIRN_MUST_CHECK;
+cairn_status memory_take(struct session *s, size_t bytes, struct card *card,
+                         void **out) CAIRN_MUST_CHECK;
 /* CAIRN_ERR_INVALID: ptr is none; CAIRN_ERR_BUSY: it is on loan. */
-cairn_status cairn_memory_free(struct session *s, const void *ptr) CAIRN_MUST_CHECK;
+cairn_status memory_free(struct session *s, const void *ptr) CAIRN_MUST_CHECK;
 
 /* Memory of a card that nobody is shown or lends; NULL: none is to be had. Not for the loop thread. */
-struct gone *cairn_memory_apart(struct card *card, size_t bytes);
-void *cairn_memory_apart_at(const struct gone *apart);
+struct gone *memory_apart(struct card *card, size_t bytes);
+void *memory_apart_at(const struct gone *apart);
 /* Under the lock: it is given back, at a turn of the loop thread when no stream waits. */
-void cairn_memory_leave(struct session *s, struct gone *apart);
+void memory_leave(struct session *s, struct gone *apart);
 /* Waits until regions that were left before are given back, for at most a second. Not under the
  * lock; on a caller's thread. False if no region was left. */
-bool cairn_memory_await_left(struct session *s);
+bool memory_await_left(struct session *s);
 
-/* If the `bytes` at ptr are in a region, it is on loan until cairn_memory_return(*lent_out); if they are
+/* If the `bytes` at ptr are in a region, it is on loan until memory_return(*lent_out); if they are
  * not, *lent_out is NULL. CAIRN_ERR_INVALID: they reach beyond the region's end, or the region is not of
  * that card (NULL: the host). */
-cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
-                               const struct card *card, const void **lent_out) CAIRN_MUST_CHECK;
-void cairn_memory_return(struct session *s, const void *lent); /* NULL is fine */
+cairn_status memory_lend(struct session *s, const void *ptr, size_t bytes, const struct card *card,
+                         const void **lent_out) CAIRN_MUST_CHECK;
+void memory_return(struct session *s, const void *lent); /* NULL is fine */
 /* Loop thread: the fabric knows the region, so that what lies there goes by reference. */
-bool cairn_memory_is_shown(struct session *s, const void *base);
+bool memory_is_shown(struct session *s, const void *base);
 
 /* Under the lock: bytes of all regions of host memory. */
 size_t cairn_memory_bytes(const struct session *s);
 /* Loop thread: tells the fabric of new regions, so that what is pushed from them is read where it lies,
  * and of those that are freed. */
-void cairn_memory_show(struct session *s);
+void memory_show(struct session *s);
 /* The session is closed: regions go, those on loan with their last loan. */
 void cairn_memory_close(struct session *s);
 /* With the session. */
-void cairn_memory_release(struct session *s);
+void memory_release(struct session *s);
 
 /* ==== streams ==== */
 
@@ -122,14 +122,14 @@ struct stream_waits {
 
 /* Makes `stream` wait: work that is queued on it from here on runs only after the operation is
  * over. Caller's thread. */
-cairn_status cairn_streams_await(struct op *op, struct card *card, void *stream) CAIRN_MUST_CHECK;
+cairn_status streams_await(struct op *op, struct card *card, void *stream) CAIRN_MUST_CHECK;
 /* The operation is over, under the session's lock: the words that streams wait for, to be set without it. */
-struct card_word *cairn_streams_take(struct op *op, bool *is_late_out);
-void cairn_streams_let_go(struct card_word *words);
+struct card_word *streams_take(struct op *op, bool *is_late_out);
+void streams_let_go(struct card_word *words);
 /* The session begins to end: from `close_ms` on no stream waits. */
-void cairn_streams_close_at(struct session *s, uint64_t close_ms);
+void streams_close_at(struct session *s, uint64_t close_ms);
 /* It has ended. */
-void cairn_streams_end(struct session *s);
+void streams_end(struct session *s);
 
 /* ==== session ==== */
 
@@ -147,13 +147,13 @@ struct session {
     int event_fd;
 
     /* constant from open on */
-    struct cairn_address endpoint;
+    struct stream_address endpoint;
     char endpoint_text[CAIRN_ADDRESS_TEXT_BYTES];
     char *name;
     uint64_t incarnation;
-    struct cairn_env_report env; /* of the cluster */
-    uint64_t run;                /* a hash of the launcher's name for it; 0: not known */
-    uint32_t restarts;           /* of it */
+    struct env_report env; /* of the cluster */
+    uint64_t run;          /* a hash of the launcher's name for it; 0: not known */
+    uint32_t restarts;     /* of it */
     uint32_t prefetch_units;
     uint32_t connect_ms; /* that cairn_open takes at most */
     cairn_wait_fn on_wait;
@@ -193,20 +193,20 @@ struct session {
 };
 
 /* Wakes the loop thread to look at asks and commands. Any thread. */
-void cairn_session_kick(struct session *s);
+void session_kick(struct session *s);
 /* Says on stderr what is slower than it could be, unless the trainer has an on_wait. */
-void cairn_session_say(const struct session *s, const char *what);
+void session_say(const struct session *s, const char *what);
 /* Operations ended, of which the event descriptor tells (`tells`), or not. Under the lock. */
-void cairn_session_wake(struct session *s, bool tells);
+void session_wake(struct session *s, bool tells);
 /* Loop thread: what is due of that. */
-void cairn_session_wake_due(struct session *s);
+void session_wake_due(struct session *s);
 /* Sleeps on `changed` until the deadline; false when it has passed. Under the lock. */
-bool cairn_session_sleep(struct session *s, uint64_t deadline_ms);
+bool session_sleep(struct session *s, uint64_t deadline_ms);
 /* Appends a command that the loop thread frees; ended at once if the session is. Any thread. */
-void cairn_session_command(struct session *s, struct command *command);
+void session_command(struct session *s, struct command *command);
 /* The same of several, linked from the first to the last. */
-void cairn_session_commands(struct session *s, struct command *first, struct command *last);
+void session_commands(struct session *s, struct command *first, struct command *last);
 /* Frees it with the last reference; not under the lock. */
-void cairn_session_unref(struct session *s);
+void session_unref(struct session *s);
 
 #endif

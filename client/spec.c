@@ -32,42 +32,39 @@ static char *borrowed(const char *text)
 static cairn_status take(void *to, size_t bytes, size_t least_bytes, const void *from,
                          const char *what)
 {
-    if (cairn_struct_take(to, bytes, least_bytes, from)) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "%s: its struct_size is not set, or a field that this library does "
-                             "not know is (its own struct has %zu bytes)",
-                             what, bytes);
+    if (struct_take(to, bytes, least_bytes, from)) return CAIRN_OK;
+    return client_fail(CAIRN_ERR_INVALID,
+                       "%s: its struct_size is not set, or a field that this library does "
+                       "not know is (its own struct has %zu bytes)",
+                       what, bytes);
 }
 
 /* A name that cannot be one; NULL stands for a default. */
 static cairn_status judge_name(const char *what, size_t i, const char *field, const char *text)
 {
     char full[64];
-    struct cairn_sentence why;
+    struct sentence why;
     if (text == NULL) return CAIRN_OK;
     snprintf(full, sizeof full, "%s[%zu].%s", what, i, field);
-    const cairn_status status = cairn_text_check(full, text, CAIRN_NAME_MAX, &why);
-    return status == CAIRN_OK ? status : cairn_client_fail(status, "%s", why.text);
+    const cairn_status status = text_check(full, text, CAIRN_NAME_MAX, &why);
+    return status == CAIRN_OK ? status : client_fail(status, "%s", why.text);
 }
 
 /* ---- groups ---- */
 
-cairn_status cairn_client_group_take(const struct cairn_group *first, size_t i,
-                                     struct cairn_group *out)
+cairn_status client_group_take(const struct cairn_group *first, size_t i, struct cairn_group *out)
 {
-    const cairn_status status = take(out, sizeof *out, GROUP_LEAST, cairn_struct_at(first, i),
-                                     "a group");
+    const cairn_status status = take(out, sizeof *out, GROUP_LEAST, struct_at(first, i), "a group");
     if (status != CAIRN_OK ||
-        (cairn_struct_is_zero(out->reserved, sizeof out->reserved) && out->reserved_last == 0))
+        (struct_is_zero(out->reserved, sizeof out->reserved) && out->reserved_last == 0))
         return status;
-    return cairn_client_fail(CAIRN_ERR_INVALID,
-                             "groups[%zu]: what is reserved is not 0; begin with CAIRN_GROUP_INIT",
-                             i);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "groups[%zu]: what is reserved is not 0; begin with CAIRN_GROUP_INIT", i);
 }
 
-struct cairn_group_spec cairn_client_group_of(const struct cairn_group *g)
+struct group_spec client_group_of(const struct cairn_group *g)
 {
-    struct cairn_group_spec out = {
+    struct group_spec out = {
         .name = borrowed(g->name != NULL ? g->name : "default"),
         .optimizer = borrowed(g->optimizer),
         .schedule = { .kind = g->schedule,
@@ -93,52 +90,51 @@ struct groups {
 static cairn_status take_groups(struct groups *groups, const struct cairn_job_spec *from)
 {
     if (from->group_count > CAIRN_SPEC_GROUPS_MAX)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "group_count is %zu; allowed: 0 to %d",
-                                 from->group_count, CAIRN_SPEC_GROUPS_MAX);
+        return client_fail(CAIRN_ERR_INVALID, "group_count is %zu; allowed: 0 to %d",
+                           from->group_count, CAIRN_SPEC_GROUPS_MAX);
     groups->list = calloc(from->group_count + 1, sizeof *groups->list);
     groups->taken = calloc(from->group_count + 1, sizeof *groups->taken);
     if (groups->list == NULL || groups->taken == NULL)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
+        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < from->group_count; i++, groups->count++)
-        status = cairn_client_group_take(from->groups, i, &groups->list[i]);
+        status = client_group_take(from->groups, i, &groups->list[i]);
     return status;
 }
 
 /* Refuses fields that the group's optimizer would ignore (S2.14). */
-static cairn_status judge_unused(const struct cairn_group_spec *group)
+static cairn_status judge_unused(const struct group_spec *group)
 {
     const char *field = "";
-    const cairn_status status = cairn_group_spec_unused(group, &field);
+    const cairn_status status = group_spec_unused(group, &field);
     if (status == CAIRN_OK || strcmp(field, "optimizer") == 0)
         return CAIRN_OK; // judged with the rest
-    return cairn_client_fail(status,
-                             "group %.64s: %s has no effect with optimizer %s; allowed: 0, or what "
-                             "CAIRN_GROUP_INIT says",
-                             group->name, field, group->optimizer);
+    return client_fail(status,
+                       "group %.64s: %s has no effect with optimizer %s; allowed: 0, or what "
+                       "CAIRN_GROUP_INIT says",
+                       group->name, field, group->optimizer);
 }
 
-static cairn_status add_groups(struct cairn_job_spec_data *spec, const struct groups *groups)
+static cairn_status add_groups(struct job_spec_data *spec, const struct groups *groups)
 {
     for (size_t i = 0; i < groups->count; i++) {
-        const struct cairn_group_spec group = cairn_client_group_of(&groups->list[i]);
+        const struct group_spec group = client_group_of(&groups->list[i]);
         if (groups->list[i].optimizer == NULL)
-            return cairn_client_fail(CAIRN_ERR_INVALID,
-                                     "group %.64s names no optimizer; begin with CAIRN_GROUP_INIT, "
-                                     "and change what is to be different",
-                                     group.name);
+            return client_fail(CAIRN_ERR_INVALID,
+                               "group %.64s names no optimizer; begin with CAIRN_GROUP_INIT, "
+                               "and change what is to be different",
+                               group.name);
         cairn_status status = judge_name("groups", i, "name", group.name);
         if (status == CAIRN_OK) status = judge_name("groups", i, "optimizer", group.optimizer);
         if (status != CAIRN_OK) return status;
-        status = cairn_spec_add_group(spec, &group);
+        status = spec_add_group(spec, &group);
         if (status == CAIRN_OK) {
             status = judge_unused(&group);
             if (status != CAIRN_OK) return status;
         }
         if (status != CAIRN_OK)
-            return cairn_client_fail(status, "group %.64s has %zu points; at most %d are allowed",
-                                     group.name, group.schedule.point_count,
-                                     CAIRN_SCHEDULE_POINTS_MAX);
+            return client_fail(status, "group %.64s has %zu points; at most %d are allowed",
+                               group.name, group.schedule.point_count, CAIRN_SCHEDULE_POINTS_MAX);
     }
     return CAIRN_OK;
 }
@@ -161,7 +157,7 @@ static cairn_status judge_patterns(const struct groups *groups)
     for (size_t i = 0; i < groups->count; i++) {
         const struct cairn_group *g = &groups->list[i];
         if (g->pattern == NULL || groups->taken[i]) continue;
-        return cairn_client_fail(
+        return client_fail(
             CAIRN_ERR_INVALID,
             "group %.64s: the pattern \"%.128s\" matches no trained tensor that names no group and "
             "that no earlier pattern took; correct or remove it",
@@ -173,31 +169,31 @@ static cairn_status judge_patterns(const struct groups *groups)
 /* ---- tensors ---- */
 
 /* An alias keeps what the caller said of it until its target is known: settle_alias. */
-static cairn_status add_tensor(struct cairn_job_spec_data *spec, struct groups *groups,
+static cairn_status add_tensor(struct job_spec_data *spec, struct groups *groups,
                                const struct cairn_tensor *t)
 {
     if (t->rank > CAIRN_RANK_MAX || (t->alias_box != NULL && t->alias_box->rank > CAIRN_RANK_MAX))
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "tensor %.64s has %u dimensions; at most %d are allowed", t->name,
-                                 t->rank, CAIRN_RANK_MAX);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "tensor %.64s has %u dimensions; at most %d are allowed", t->name,
+                           t->rank, CAIRN_RANK_MAX);
     for (uint32_t d = t->rank; d < CAIRN_RANK_MAX; d++)
         if (t->shape[d] != 0)
-            return cairn_client_fail(CAIRN_ERR_INVALID,
-                                     "tensor %.64s has rank %u, and yet shape[%u] is %llu; "
-                                     "allowed: 0 from there on, or a larger rank",
-                                     t->name, t->rank, d, (unsigned long long)t->shape[d]);
+            return client_fail(CAIRN_ERR_INVALID,
+                               "tensor %.64s has rank %u, and yet shape[%u] is %" PRIu64 "; "
+                               "allowed: 0 from there on, or a larger rank",
+                               t->name, t->rank, d, t->shape[d]);
     const bool is_alias = t->alias_of != NULL;
     const cairn_kind kind = t->kind != 0 || is_alias ? t->kind : CAIRN_TRAINED;
     const cairn_dtype dtype = kind == CAIRN_BLOB ? CAIRN_U8 : CAIRN_F32; // where none is said
     const char *group = t->group;
     if (group != NULL && group[0] != '\0' && kind != CAIRN_TRAINED && !is_alias)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "tensor %.64s is not trained, so it is of no group; its group is "
-                                 "\"%.64s\", allowed: NULL",
-                                 t->name, group);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "tensor %.64s is not trained, so it is of no group; its group is "
+                           "\"%.64s\", allowed: NULL",
+                           t->name, group);
     if (group == NULL && kind == CAIRN_TRAINED && !is_alias)
         group = group_by_pattern(groups, t->name);
-    struct cairn_tensor_spec tensor = {
+    struct tensor_spec tensor = {
         .name = borrowed(t->name),
         .unit = borrowed(t->unit),
         .group = borrowed(group),
@@ -214,17 +210,15 @@ static cairn_status add_tensor(struct cairn_job_spec_data *spec, struct groups *
         .order = (uint32_t)spec->tensor_count + 1,
     };
     if (t->place != CAIRN_ROWS && t->place != CAIRN_WHOLE)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "tensor %.64s: place is %d; allowed: 0 (CAIRN_ROWS)", t->name,
-                                 (int)t->place);
+        return client_fail(CAIRN_ERR_INVALID, "tensor %.64s: place is %d; allowed: 0 (CAIRN_ROWS)",
+                           t->name, (int)t->place);
     memcpy(tensor.shape.dim, t->shape, t->rank * sizeof t->shape[0]);
-    cairn_status status = cairn_spec_add_tensor(spec, &tensor);
+    cairn_status status = spec_add_tensor(spec, &tensor);
     return status == CAIRN_OK ? status
            : status == CAIRN_ERR_INVALID
-               ? cairn_client_fail(status, "tensor %.64s is one more than the %d that are allowed",
-                                   t->name, CAIRN_SPEC_TENSORS_MAX)
-               : cairn_client_fail(status, "tensor %.64s: %s", t->name,
-                                   cairn_status_text((int)status));
+               ? client_fail(status, "tensor %.64s is one more than the %d that are allowed",
+                             t->name, CAIRN_SPEC_TENSORS_MAX)
+               : client_fail(status, "tensor %.64s: %s", t->name, status_text((int)status));
 }
 
 static cairn_status judge_names(size_t i, const struct cairn_tensor *t)
@@ -238,31 +232,31 @@ static cairn_status judge_names(size_t i, const struct cairn_tensor *t)
     return status;
 }
 
-static cairn_status add_tensors(struct cairn_job_spec_data *spec, struct groups *groups,
+static cairn_status add_tensors(struct job_spec_data *spec, struct groups *groups,
                                 const struct cairn_job_spec *from)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < from->tensor_count; i++) {
         struct cairn_tensor t;
-        status = take(&t, sizeof t, TENSOR_LEAST, cairn_struct_at(from->tensors, i), "a tensor");
+        status = take(&t, sizeof t, TENSOR_LEAST, struct_at(from->tensors, i), "a tensor");
         if (status == CAIRN_OK) status = judge_names(i, &t);
         if (status == CAIRN_OK) status = add_tensor(spec, groups, &t);
     }
     return status;
 }
 
-cairn_status cairn_client_added_fill(const struct cairn_tensor *first, size_t count,
-                                     struct cairn_job_spec_data *spec)
+cairn_status client_added_fill(const struct cairn_tensor *first, size_t count,
+                               struct job_spec_data *spec)
 {
     struct groups none = { NULL, NULL, 0 }; // patterns took what they took when the job was made
     const struct cairn_job_spec from = { .tensors = first, .tensor_count = count };
     for (size_t i = 0; i < count; i++) {
         struct cairn_tensor t;
-        const cairn_status status = take(&t, sizeof t, TENSOR_LEAST, cairn_struct_at(first, i),
+        const cairn_status status = take(&t, sizeof t, TENSOR_LEAST, struct_at(first, i),
                                          "a tensor");
         if (status != CAIRN_OK) return status;
         if (t.alias_of != NULL)
-            return cairn_client_fail(
+            return client_fail(
                 CAIRN_ERR_INVALID,
                 "tensor %.64s: what an amendment adds is no alias; add it, and tie it",
                 t.name != NULL ? t.name : "?");
@@ -272,27 +266,26 @@ cairn_status cairn_client_added_fill(const struct cairn_tensor *first, size_t co
 
 /* Gives the alias the fields of its target. The kind and shape that the caller gave to the alias
  * must agree with the target; afterwards the alias has none of its own. A target that does not
- * exist or is an alias itself is left to cairn_spec_check. */
-static cairn_status settle_alias(const struct cairn_job_spec_data *spec,
-                                 struct cairn_tensor_spec *alias)
+ * exist or is an alias itself is left to spec_check. */
+static cairn_status settle_alias(const struct job_spec_data *spec, struct tensor_spec *alias)
 {
-    const size_t index = cairn_spec_find_tensor(spec, alias->alias_of);
-    const struct cairn_tensor_spec *target = index != SIZE_MAX ? &spec->tensors[index] : NULL;
+    const size_t index = spec_find_tensor(spec, alias->alias_of);
+    const struct tensor_spec *target = index != SIZE_MAX ? &spec->tensors[index] : NULL;
     if (target != NULL && target->alias_of == NULL) {
         const struct cairn_box *box = alias->alias_box;
         const uint32_t rank = box != NULL ? box->rank : target->shape.rank;
         const uint64_t *dims = box != NULL ? box->extent : target->shape.dim;
         if (alias->shape.rank != rank || memcmp(alias->shape.dim, dims, rank * sizeof dims[0]) != 0)
-            return cairn_client_fail(CAIRN_ERR_INVALID,
-                                     "tensor %.64s: its shape is not that of %s %.64s", alias->name,
-                                     box != NULL ? "its box of" : "its target", target->name);
+            return client_fail(CAIRN_ERR_INVALID, "tensor %.64s: its shape is not that of %s %.64s",
+                               alias->name, box != NULL ? "its box of" : "its target",
+                               target->name);
         if (alias->kind != 0 && alias->kind != target->kind)
-            return cairn_client_fail(
+            return client_fail(
                 CAIRN_ERR_INVALID,
                 "tensor %.64s: kind is %d; its target %.64s has %d, allowed: that or 0",
                 alias->name, (int)alias->kind, target->name, (int)target->kind);
         if (alias->group[0] != '\0')
-            return cairn_client_fail(
+            return client_fail(
                 CAIRN_ERR_INVALID,
                 "tensor %.64s: it is an alias, so its group is that of %.64s; allowed: NULL",
                 alias->name, target->name);
@@ -300,12 +293,12 @@ static cairn_status settle_alias(const struct cairn_job_spec_data *spec,
     }
     if (alias->wire == 0) alias->wire = CAIRN_F32;
     alias->kind = CAIRN_FROZEN;
-    alias->shape = (struct cairn_shape) { .rank = 1 };
+    alias->shape = (struct shape) { .rank = 1 };
     return CAIRN_OK;
 }
 
 /* Every target still has its own shape when its aliases are settled: an alias of an alias is refused. */
-static cairn_status settle_aliases(struct cairn_job_spec_data *spec)
+static cairn_status settle_aliases(struct job_spec_data *spec)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < spec->tensor_count; i++) {
@@ -316,7 +309,7 @@ static cairn_status settle_aliases(struct cairn_job_spec_data *spec)
 
 /* ---- the job ---- */
 
-static void fill_job(struct cairn_job_spec_data *spec, const struct cairn_job_spec *from)
+static void fill_job(struct job_spec_data *spec, const struct cairn_job_spec *from)
 {
 #define TAKE_GIVEN(name, member) \
     if (from->name != 0) spec->member = from->name;
@@ -330,7 +323,7 @@ static void fill_job(struct cairn_job_spec_data *spec, const struct cairn_job_sp
     spec->global_batch = (uint32_t)from->global_batch;
 }
 
-static cairn_status fill(struct cairn_job_spec_data *spec, struct groups *groups,
+static cairn_status fill(struct job_spec_data *spec, struct groups *groups,
                          const struct cairn_job_spec *from)
 {
     cairn_status status = take_groups(groups, from);
@@ -339,22 +332,22 @@ static cairn_status fill(struct cairn_job_spec_data *spec, struct groups *groups
     if (status == CAIRN_OK) status = add_groups(spec, groups);
     if (status != CAIRN_OK) return status;
     fill_job(spec, from);
-    if (cairn_spec_set_init_from(spec, from->init_from, from->init_prefix) != CAIRN_OK)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
-    cairn_spec_canonicalize(spec);
+    if (spec_set_init_from(spec, from->init_from, from->init_prefix) != CAIRN_OK)
+        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
+    spec_canonicalize(spec);
     return settle_aliases(spec);
 }
 
-cairn_status cairn_client_spec_launch(const struct cairn_job_spec *from, uint32_t *world_out,
-                                      uint32_t *start_wait_ms_out)
+cairn_status client_spec_launch(const struct cairn_job_spec *from, uint32_t *world_out,
+                                uint32_t *start_wait_ms_out)
 {
     struct cairn_job_spec own;
     const cairn_status status = take(&own, sizeof own, SPEC_LEAST, from, "the job's spec");
     if (status != CAIRN_OK) return status;
     if (own.start_wait_ms > START_WAIT_MAX_MS)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "start_wait_ms is %llu; allowed: 0 (30000) to %d",
-                                 (unsigned long long)own.start_wait_ms, START_WAIT_MAX_MS);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "start_wait_ms is %" PRIu64 "; allowed: 0 (30000) to %d",
+                           own.start_wait_ms, START_WAIT_MAX_MS);
     *world_out = own.world;
     *start_wait_ms_out = own.start_wait_ms != 0 ? (uint32_t)own.start_wait_ms : START_WAIT_MS;
     return CAIRN_OK;
@@ -364,52 +357,51 @@ cairn_status cairn_client_spec_launch(const struct cairn_job_spec *from, uint32_
 static cairn_status judge_wide(const struct cairn_job_spec *from)
 {
     if (from->skips_max > UINT32_MAX)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "skips_max is %" PRIu64 "; allowed: 0 (%d) to %" PRIu32,
-                                 from->skips_max, CAIRN_SPEC_SKIPS_DEFAULT, UINT32_MAX);
+        return client_fail(CAIRN_ERR_INVALID,
+                           "skips_max is %" PRIu64 "; allowed: 0 (%d) to %" PRIu32, from->skips_max,
+                           CAIRN_SPEC_SKIPS_DEFAULT, UINT32_MAX);
     if (from->global_batch <= CAIRN_SPEC_MICRO_MAX) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_INVALID, "global_batch is %" PRIu64 "; allowed: 0 to %u",
-                             from->global_batch, (unsigned)CAIRN_SPEC_MICRO_MAX);
+    return client_fail(CAIRN_ERR_INVALID, "global_batch is %" PRIu64 "; allowed: 0 to %u",
+                       from->global_batch, (unsigned)CAIRN_SPEC_MICRO_MAX);
 }
 
-cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
-                                    struct cairn_job_spec_data *spec, uint64_t *open_flags_out)
+cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec_data *spec,
+                              uint64_t *open_flags_out)
 {
     struct cairn_job_spec own;
     struct groups groups = { NULL, NULL, 0 };
     cairn_status status = take(&own, sizeof own, SPEC_LEAST, from, "the job's spec");
     if (status == CAIRN_OK && ((own.tensors == NULL && own.tensor_count > 0) ||
                                (own.groups == NULL && own.group_count > 0)))
-        status = cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "tensors or groups are NULL, but their count is not 0");
+        status = client_fail(CAIRN_ERR_INVALID,
+                             "tensors or groups are NULL, but their count is not 0");
     if (status == CAIRN_OK && (own.open_flags & ~OPEN_FLAGS) != 0)
-        status = cairn_client_fail(
-            CAIRN_ERR_INVALID,
-            "open_flags is %llu; allowed: CAIRN_OPEN_MUST_EXIST, CAIRN_OPEN_RESUME, "
-            "CAIRN_OPEN_MUST_NOT_EXIST, CAIRN_OPEN_TAKEOVER",
-            (unsigned long long)own.open_flags);
+        status = client_fail(CAIRN_ERR_INVALID,
+                             "open_flags is %" PRIu64
+                             "; allowed: CAIRN_OPEN_MUST_EXIST, CAIRN_OPEN_RESUME, "
+                             "CAIRN_OPEN_MUST_NOT_EXIST, CAIRN_OPEN_TAKEOVER",
+                             own.open_flags);
     if (status == CAIRN_OK &&
         ((own.open_flags & OPEN_EITHER) == OPEN_EITHER ||
          (own.open_flags & CAIRN_OPEN_MUST_NOT_EXIST && own.open_flags & CAIRN_OPEN_RESUME)))
-        status = cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "CAIRN_OPEN_MUST_NOT_EXIST goes with neither "
-                                   "CAIRN_OPEN_MUST_EXIST nor CAIRN_OPEN_RESUME");
+        status = client_fail(CAIRN_ERR_INVALID, "CAIRN_OPEN_MUST_NOT_EXIST goes with neither "
+                                                "CAIRN_OPEN_MUST_EXIST nor CAIRN_OPEN_RESUME");
     if (status == CAIRN_OK && own.stage != 0 &&
         own.stage - CAIRN_STAGE(0) >= CAIRN_STAGE(0)) // no CAIRN_STAGE(n)
-        status = cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "stage is %u; write CAIRN_STAGE(0) to CAIRN_STAGE(3), or 0 for "
-                                   "CAIRN_STAGE(2)",
-                                   own.stage);
+        status = client_fail(CAIRN_ERR_INVALID,
+                             "stage is %u; write CAIRN_STAGE(0) to CAIRN_STAGE(3), or 0 for "
+                             "CAIRN_STAGE(2)",
+                             own.stage);
     if (status == CAIRN_OK) status = judge_wide(&own);
     if (status == CAIRN_OK) *open_flags_out = own.open_flags;
     if (status == CAIRN_OK) status = fill(spec, &groups, &own);
     free(groups.list);
     free(groups.taken);
     if (status != CAIRN_OK) return status;
-    struct cairn_sentence why = { "" };
-    status = cairn_spec_check(spec, cairn_optimizer_names(), &why);
-    if (status == CAIRN_OK) status = cairn_spec_check_usable(spec, &why);
-    return status == CAIRN_OK ? status : cairn_client_fail(status, "%s", why.text);
+    struct sentence why = { "" };
+    status = spec_check(spec, optimizer_names(), &why);
+    if (status == CAIRN_OK) status = spec_check_usable(spec, &why);
+    return status == CAIRN_OK ? status : client_fail(status, "%s", why.text);
 }
 
 /* ==== describe ==== */
@@ -449,27 +441,26 @@ static void fill_info(struct job *job, struct cairn_job_info *info)
 
 cairn_status cairn_job_describe(cairn_job *handle, struct cairn_job_info *out)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = CAIRN_OK;
     struct cairn_job_info info;
     const size_t least = offsetof(struct cairn_job_info, initialized) + sizeof info.initialized;
-    if (!cairn_struct_fits(out, least)) {
-        status = cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "out must be given, its struct_size at least %zu", least);
+    if (!struct_fits(out, least)) {
+        status = client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size at least %zu",
+                             least);
     } else {
         fill_info(job, &info);
-        cairn_struct_give(out, &info, sizeof info);
+        struct_give(out, &info, sizeof info);
     }
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }
 
 /* An alias is described as its target, or as the box of it. */
-static void fill_tensor(const struct cairn_job_spec_data *spec, size_t index,
-                        struct cairn_tensor *out)
+static void fill_tensor(const struct job_spec_data *spec, size_t index, struct cairn_tensor *out)
 {
-    const struct cairn_tensor_spec *t = &spec->tensors[index];
-    const struct cairn_tensor_spec *target = &spec->tensors[cairn_spec_target(spec, index)];
+    const struct tensor_spec *t = &spec->tensors[index];
+    const struct tensor_spec *target = &spec->tensors[spec_target(spec, index)];
     const struct cairn_box *box = t->alias_box;
     *out = (struct cairn_tensor) {
         .struct_size = sizeof *out,
@@ -492,18 +483,18 @@ static void fill_tensor(const struct cairn_job_spec_data *spec, size_t index,
 
 cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tensor *out)
 {
-    struct job *job = cairn_api_job(handle);
+    struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = CAIRN_OK;
     struct cairn_tensor tensor;
-    if (!cairn_struct_fits(out, offsetof(struct cairn_tensor, kind) + sizeof out->kind)) {
-        status = cairn_client_fail(CAIRN_ERR_INVALID, "out must be given with its struct_size");
+    if (!struct_fits(out, offsetof(struct cairn_tensor, kind) + sizeof out->kind)) {
+        status = client_fail(CAIRN_ERR_INVALID, "out must be given with its struct_size");
     } else if (index >= job->spec.tensor_count) {
-        status = cairn_client_fail(CAIRN_ERR_NOT_FOUND, "job %s has %zu tensors, there is no %zu",
-                                   job->name, job->spec.tensor_count, index);
+        status = client_fail(CAIRN_ERR_NOT_FOUND, "job %s has %zu tensors, there is no %zu",
+                             job->name, job->spec.tensor_count, index);
     } else {
         fill_tensor(&job->spec, index, &tensor);
-        cairn_struct_give(out, &tensor, sizeof tensor);
+        struct_give(out, &tensor, sizeof tensor);
     }
-    return cairn_api_leave(handle, status);
+    return api_leave(handle, status);
 }

@@ -5,52 +5,51 @@
 
 #include "gpu/home.h"
 
-struct cairn_home_kind {
-    void (*close)(struct cairn_home *home);
-    uint64_t (*free_bytes)(struct cairn_home *home);
-    const char *(*failure)(struct cairn_home *home); /* NULL: it never fails */
-    struct cairn_home_use (*use)(struct cairn_home *home);
-    bool (*has)(const struct cairn_home *home, const void *address);
+struct home_kind {
+    void (*close)(struct home *home);
+    uint64_t (*free_bytes)(struct home *home);
+    const char *(*failure)(struct home *home); /* NULL: it never fails */
+    struct home_use (*use)(struct home *home);
+    bool (*has)(const struct home *home, const void *address);
     /* home, bytes and is_exportable of *memory_out are set; bytes is not 0. */
-    cairn_status (*memory_open)(struct cairn_home *home, const char *label,
-                                struct cairn_home_memory *memory_out, struct cairn_sentence *why);
-    void (*memory_close)(struct cairn_home_memory *memory); /* base is not NULL */
+    cairn_status (*memory_open)(struct home *home, const char *label,
+                                struct home_memory *memory_out, struct sentence *why);
+    void (*memory_close)(struct home_memory *memory); /* base is not NULL */
     /* Other bytes than it has, of memory with room; NULL: none has. */
-    cairn_status (*memory_resize)(struct cairn_home_memory *memory, const char *label,
-                                  uint64_t bytes, struct cairn_sentence *why);
+    cairn_status (*memory_resize)(struct home_memory *memory, const char *label, uint64_t bytes,
+                                  struct sentence *why);
     /* NULL where the home does not export; there is such a segment, and it is exportable. */
-    cairn_status (*memory_export)(const struct cairn_home_memory *memory, uint64_t segment,
-                                  int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why);
-    cairn_status (*import)(struct cairn_home *home, int fd, uint64_t bytes,
-                           const void **address_out, struct cairn_sentence *why); /* NULL: none */
-    void (*import_release)(struct cairn_home *home, const void *address, uint64_t bytes);
+    cairn_status (*memory_export)(const struct home_memory *memory, uint64_t segment, int *fd_out,
+                                  uint64_t *bytes_out, struct sentence *why);
+    cairn_status (*import)(struct home *home, int fd, uint64_t bytes, const void **address_out,
+                           struct sentence *why); /* NULL: none */
+    void (*import_release)(struct home *home, const void *address, uint64_t bytes);
     /* There is such a segment, given back before or not. */
-    void (*memory_give)(struct cairn_home_memory *memory, uint64_t segment);
-    cairn_status (*pin)(struct cairn_home *home, void *host, uint64_t bytes,
-                        struct cairn_sentence *why);
-    void (*unpin)(struct cairn_home *home, void *host, uint64_t bytes);
-    cairn_status (*stream_open)(struct cairn_home *home, struct cairn_home_stream **stream_out,
-                                struct cairn_sentence *why);
-    void (*stream_close)(struct cairn_home_stream *stream);
-    cairn_status (*stream_begin)(struct cairn_home_stream *stream,
-                                 struct cairn_sentence *why); /* NULL: a run takes nothing */
-    cairn_status (*run_begin)(struct cairn_home_stream *stream, struct cairn_work *works,
-                              size_t count, struct cairn_sentence *why);
-    cairn_status (*run_finish)(struct cairn_home_stream *stream,
-                               struct cairn_sentence *why); /* NULL: what is begun is done */
+    void (*memory_give)(struct home_memory *memory, uint64_t segment);
+    cairn_status (*pin)(struct home *home, void *host, uint64_t bytes, struct sentence *why);
+    void (*unpin)(struct home *home, void *host, uint64_t bytes);
+    cairn_status (*stream_open)(struct home *home, struct home_stream **stream_out,
+                                struct sentence *why);
+    void (*stream_close)(struct home_stream *stream);
+    cairn_status (*stream_begin)(struct home_stream *stream,
+                                 struct sentence *why); /* NULL: a run takes nothing */
+    cairn_status (*run_begin)(struct home_stream *stream, struct home_work *works, size_t count,
+                              struct sentence *why);
+    cairn_status (*run_finish)(struct home_stream *stream,
+                               struct sentence *why); /* NULL: what is begun is done */
 };
 
 /* The first field of each kind's own struct. */
-struct cairn_home {
-    const struct cairn_home_kind *kind; /* static */
-    struct cairn_home_info info;
+struct home {
+    const struct home_kind *kind; /* static */
+    struct home_info info;
 };
 
-struct cairn_home_stream {
-    struct cairn_home *home; /* borrowed */
+struct home_stream {
+    struct home *home; /* borrowed */
 };
 
 /* Runs of bytes that all lie in host memory: home.c. */
-void cairn_copy_runs(const struct cairn_work *work);
+void home_copy_runs(const struct home_work *work);
 
 #endif

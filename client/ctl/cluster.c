@@ -1,4 +1,5 @@
 /* cairn cluster status | adopt | backup | forget */
+#include <inttypes.h>
 #include <ctype.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -17,8 +18,7 @@ static json_t *without_json(uint32_t without)
 {
     json_t *names = json_array();
     for (uint32_t i = 0; i < CAIRN_WITHOUT_COUNT; i++)
-        if ((without & 1u << i) != 0)
-            json_array_append_new(names, json_string(cairn_without_name(i)));
+        if ((without & 1u << i) != 0) json_array_append_new(names, json_string(without_name(i)));
     return names;
 }
 
@@ -27,14 +27,14 @@ static json_t *without_json(uint32_t without)
 static void print_without(const Cairn__ClusterStatus *status)
 {
     for (uint32_t without = 1; without < 1u << CAIRN_WITHOUT_COUNT; without++) {
-        struct cairn_sentence what, who = { "" };
+        struct sentence what, who = { "" };
         size_t count = 0;
         for (size_t i = 0; i < status->n_members; i++) {
             if ((status->members[i]->without & ((1u << CAIRN_WITHOUT_COUNT) - 1)) != without)
                 continue;
-            cairn_sentence_add(&who, "%s%s", count++ > 0 ? ", " : "", status->members[i]->name);
+            sentence_add(&who, "%s%s", count++ > 0 ? ", " : "", status->members[i]->name);
         }
-        cairn_without_print(without, &what);
+        without_print(without, &what);
         if (count > 0) printf("\nwithout %s: %s\n", what.text, who.text);
     }
 }
@@ -69,9 +69,9 @@ static void print_use(const Cairn__MemberStatus *m)
 {
     const Cairn__ShardStats *stats = m->stats;
     if (stats == NULL) return;
-    printf("%s: %llu launches, %s copied in, %s out; %s of host memory pinned\n", m->name,
-           (unsigned long long)stats->launches, ctl_bytes(stats->in_bytes),
-           ctl_bytes(stats->out_bytes), ctl_bytes(stats->pinned_bytes));
+    printf("%s: %" PRIu64 " launches, %s copied in, %s out; %s of host memory pinned\n", m->name,
+           stats->launches, ctl_bytes(stats->in_bytes), ctl_bytes(stats->out_bytes),
+           ctl_bytes(stats->pinned_bytes));
     if (stats->unpinned_bytes > 0)
         printf("%s: %s of host memory could not be pinned: copies of it are slower\n", m->name,
                ctl_bytes(stats->unpinned_bytes));
@@ -139,7 +139,7 @@ static void print_apart(const Cairn__ClusterStatus *status)
 static json_t *strange_json(const Cairn__StrangePart *s)
 {
     char number[20];
-    snprintf(number, sizeof number, "%016llx", (unsigned long long)s->part->job);
+    snprintf(number, sizeof number, "%016" PRIx64, s->part->job);
     return json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:I, s:s}", "shard", s->shard, "job",
                      s->part->name, "number", number, "generation", (json_int_t)s->part->generation,
                      "version_generation", (json_int_t)s->part->version_generation, "step",
@@ -163,9 +163,9 @@ static void print_strangers(const struct ctl *ctl, Cairn__StrangePart *const *pa
     for (size_t i = 0; i < count; i++) {
         const Cairn__HeldJob *part = parts[i]->part;
         ctl_table_cell(table, "%s", part->name);
-        ctl_table_cell(table, "%016llx", (unsigned long long)part->job);
-        ctl_table_cell(table, "%llu", (unsigned long long)part->generation);
-        ctl_table_cell(table, "%llu", (unsigned long long)part->version_step);
+        ctl_table_cell(table, "%016" PRIx64, part->job);
+        ctl_table_cell(table, "%" PRIu64, part->generation);
+        ctl_table_cell(table, "%" PRIu64, part->version_step);
         ctl_table_cell(table, "%u of %u", part->shard_index + 1, part->shard_count);
         ctl_table_cell(table, "%s", parts[i]->shard);
         ctl_table_cell(table, "%s", ctl_bytes(part->bytes));
@@ -177,7 +177,7 @@ static void print_strangers(const struct ctl *ctl, Cairn__StrangePart *const *pa
 static int print_json(const Cairn__ClusterStatus *status)
 {
     char store[20];
-    snprintf(store, sizeof store, "%016llx", (unsigned long long)status->store);
+    snprintf(store, sizeof store, "%016" PRIx64, status->store);
     json_t *members = json_array();
     for (size_t i = 0; i < status->n_members; i++) {
         const Cairn__MemberStatus *m = status->members[i];
@@ -185,7 +185,7 @@ static int print_json(const Cairn__ClusterStatus *status)
             members,
             json_pack(
                 "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o, s:o}",
-                "name", m->name, "role", cairn_role_name(m->role), "state", m->state, "address",
+                "name", m->name, "role", role_name(m->role), "state", m->state, "address",
                 m->address, "path", m->path, "place", m->place, "storage", m->storage, "unheard",
                 m->unheard, "unfit", m->unfit, "apart", m->apart, "since_ms",
                 (json_int_t)m->since_ms, "state_bytes", (json_int_t)m->state_bytes, "memory_bytes",
@@ -219,7 +219,7 @@ void ctl_say_strangers(struct ctl *ctl)
                 "that are not acted on: `cairn cluster status` lists them, `cairn cluster adopt` "
                 "takes them\n",
                 count, count == 1 ? "" : "s");
-    cairn_message_free(reply);
+    message_free(reply);
 }
 
 int ctl_cluster_status(struct ctl *ctl)
@@ -228,31 +228,31 @@ int ctl_cluster_status(struct ctl *ctl)
                                            "PLACE", "MEMORY", "ADDRESS", "VERSION" };
     ProtobufCMessage *reply;
     const cairn_status called = ask_status(ctl, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__ClusterStatus *status = (const Cairn__ClusterStatus *)reply;
     if (ctl->check) {
         const int found = cluster_check(ctl, status);
-        cairn_message_free(reply);
+        message_free(reply);
         return found;
     }
     if (ctl->json) {
         print_json(status);
     } else {
         if (!ctl->quiet)
-            printf("cluster %s: coordinator %s, store %016llx, start %llu, up %llu s; %u shard%s "
+            printf("cluster %s: coordinator %s, store %016" PRIx64 ", start %" PRIu64
+                   ", up %" PRIu64 " s; %u shard%s "
                    "expected, %u job%s\n\n",
-                   status->cluster, status->version, (unsigned long long)status->store,
-                   (unsigned long long)status->coordinator_incarnation,
-                   (unsigned long long)status->uptime_ms / 1000, status->shards_expected,
+                   status->cluster, status->version, status->store, status->coordinator_incarnation,
+                   status->uptime_ms / 1000, status->shards_expected,
                    status->shards_expected == 1 ? "" : "s", status->job_count,
                    status->job_count == 1 ? "" : "s");
         struct ctl_table *table = ctl_table_open(headers, 9);
         for (size_t i = 0; i < status->n_members; i++) {
             const Cairn__MemberStatus *m = status->members[i];
             ctl_table_cell(table, "%s", m->name);
-            ctl_table_cell(table, "%s", cairn_role_name(m->role));
+            ctl_table_cell(table, "%s", role_name(m->role));
             ctl_table_cell(table, "%s", m->state);
-            ctl_table_cell(table, "%llu s", (unsigned long long)m->since_ms / 1000);
+            ctl_table_cell(table, "%" PRIu64 " s", m->since_ms / 1000);
             ctl_table_cell(table, "%s", m->path);
             ctl_table_cell(table, "%s", m->place);
             if (m->memory_bytes > 0)
@@ -276,7 +276,7 @@ int ctl_cluster_status(struct ctl *ctl)
             print_strangers(ctl, status->strangers, status->n_strangers);
         }
     }
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -288,7 +288,7 @@ int ctl_cluster_forget(struct ctl *ctl)
     forget.plan = !ctl->yes;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_CLUSTER_FORGET, &forget.base,
                                          CAIRN_MSG_CLUSTER_FORGOTTEN, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__ClusterForgotten *forgotten = (const Cairn__ClusterForgotten *)reply;
     if (ctl->json) {
         ctl_print_json(json_pack("{s:b, s:o}", "done", (int)ctl->yes, "parts",
@@ -299,7 +299,7 @@ int ctl_cluster_forget(struct ctl *ctl)
             printf("\nnothing was dropped: with --yes these parts are, and nothing brings them "
                    "back\n");
     }
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -313,7 +313,7 @@ int ctl_cluster_backup(struct ctl *ctl)
     backup.path = path;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_CLUSTER_BACKUP, &backup.base,
                                          CAIRN_MSG_CLUSTER_BACKED_UP, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__ClusterBackedUp *made = (const Cairn__ClusterBackedUp *)reply;
     if (ctl->json)
         ctl_print_json(
@@ -323,7 +323,7 @@ int ctl_cluster_backup(struct ctl *ctl)
     else
         ctl_line("copied to", "%s, %s, on the coordinator's host", made->path,
                  ctl_bytes(made->bytes));
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -383,7 +383,7 @@ int ctl_cluster_adopt(struct ctl *ctl)
     if (ctl->timeout_ms == 0) ctl->timeout_ms = ADOPT_TIMEOUT_MS;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_CLUSTER_ADOPT, &adopt.base,
                                          CAIRN_MSG_CLUSTER_ADOPTED, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__ClusterAdopted *adopted = (const Cairn__ClusterAdopted *)reply;
     for (size_t i = 0; i < adopted->n_jobs; i++) whole += adopted->jobs[i]->refused[0] == '\0';
     if (ctl->json) {
@@ -395,8 +395,8 @@ int ctl_cluster_adopt(struct ctl *ctl)
         for (size_t i = 0; i < adopted->n_jobs; i++) {
             const Cairn__AdoptedJob *j = adopted->jobs[i];
             ctl_table_cell(table, "%s", j->name);
-            ctl_table_cell(table, "%llu", (unsigned long long)j->generation);
-            ctl_table_cell(table, "%llu", (unsigned long long)j->step);
+            ctl_table_cell(table, "%" PRIu64, j->generation);
+            ctl_table_cell(table, "%" PRIu64, j->step);
             ctl_table_cell(table, "%u", j->shards);
             ctl_table_cell(table, "%s", j->refused);
         }
@@ -413,7 +413,7 @@ int ctl_cluster_adopt(struct ctl *ctl)
                 "on the shards obey the store that these are of no more\n");
     }
     const bool none = whole == 0 && (adopted->n_jobs > 0 || adopted->n_silent > 0);
-    cairn_message_free(reply);
+    message_free(reply);
     return none ? 1 : 0;
 }
 
@@ -473,8 +473,7 @@ static void add(struct check *check, enum trouble kind, const char *what, const 
 static void check_shard(struct check *check, const Cairn__MemberStatus *m)
 {
     if (strcmp(m->state, "up") != 0)
-        add(check, TROUBLE_SHARD, m->name, "%s for %llu s", m->state,
-            (unsigned long long)m->since_ms / 1000);
+        add(check, TROUBLE_SHARD, m->name, "%s for %" PRIu64 " s", m->state, m->since_ms / 1000);
     if (m->apart[0] != '\0') add(check, TROUBLE_SHARD, m->name, "%s", m->apart);
     if (m->storage[0] != '\0') add(check, TROUBLE_SNAPSHOT, m->name, "cannot save: %s", m->storage);
     if (m->home != NULL && m->home->failed[0] != '\0')
@@ -526,12 +525,12 @@ static void check_state(struct check *check, const Cairn__JobStatus *j)
         add(check, TROUBLE_WAITS, j->name, "is %s%s%s", j->state, j->awaited[0] != 0 ? ": " : "",
             j->awaited);
     else if (runs && j->still_ms > WAITS_MS)
-        add(check, TROUBLE_WAITS, j->name, "has applied no step for %llu s, and waits for %s",
-            (unsigned long long)j->still_ms / 1000,
+        add(check, TROUBLE_WAITS, j->name,
+            "has applied no step for %" PRIu64 " s, and waits for %s", j->still_ms / 1000,
             j->awaited[0] != '\0' ? j->awaited : "what nobody knows");
     if (j->nonfinite > 0)
-        add(check, TROUBLE_WAITS, j->name, "%llu elements are not finite (%s)",
-            (unsigned long long)j->nonfinite, j->nonfinite_tensors);
+        add(check, TROUBLE_WAITS, j->name, "%" PRIu64 " elements are not finite (%s)", j->nonfinite,
+            j->nonfinite_tensors);
     if (j->path_cut[0] != '\0')
         add(check, TROUBLE_WAITS, j->name, "the data path is cut: %s", j->path_cut);
     if (j->straggler != NULL) add(check, TROUBLE_DEGRADED, j->name, "%s", j->straggler->text);
@@ -555,8 +554,8 @@ static void check_newest(struct check *check, const Cairn__JobStatus *j,
     const Cairn__SnapshotStatus *newest = list->n_snapshots > 0 ? list->snapshots[0] : NULL;
     if (newest == NULL && most_s > 0) add(check, TROUBLE_SNAPSHOT, j->name, "has no snapshot");
     if (newest != NULL && most_s > 0 && age_s(newest->created_unix_ms) > most_s)
-        add(check, TROUBLE_SNAPSHOT, j->name, "the newest snapshot, %s, is %llu s old", newest->id,
-            (unsigned long long)age_s(newest->created_unix_ms));
+        add(check, TROUBLE_SNAPSHOT, j->name, "the newest snapshot, %s, is %" PRIu64 " s old",
+            newest->id, age_s(newest->created_unix_ms));
     for (size_t i = 0; i < list->n_snapshots; i++) {
         const Cairn__SnapshotStatus *s = list->snapshots[i];
         if (s->check_failed)
@@ -584,7 +583,7 @@ static cairn_status check_snapshots(struct check *check, struct ctl *ctl, const 
     if (j->passed_over[0] != '\0')
         add(check, TROUBLE_SNAPSHOT, j->name, "restored past a damaged one: %s", j->passed_over);
     get.job = j->name;
-    struct cairn_sentence why;
+    struct sentence why;
     ctl->failed = &why;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
                                          CAIRN_MSG_SNAPSHOT_LIST, &reply);
@@ -598,7 +597,7 @@ static cairn_status check_snapshots(struct check *check, struct ctl *ctl, const 
         return CAIRN_OK;
     }
     check_newest(check, j, (const Cairn__SnapshotList *)reply);
-    cairn_message_free(reply);
+    message_free(reply);
     return CAIRN_OK;
 }
 
@@ -627,7 +626,7 @@ static int end(struct check *check, cairn_status status)
         ctl_print_json(json_pack("{s:b, s:o}", "well", found == 0, "found", check->found));
     else if (found == 0 && !check->ctl->quiet)
         printf("all is well\n");
-    return status == CAIRN_OK ? found : cairn_status_exit((int)status);
+    return status == CAIRN_OK ? found : status_exit((int)status);
 }
 
 /* Prints what is wrong with the cluster and all its jobs, a line each. The exit status says which
@@ -644,7 +643,7 @@ static int cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status)
     const Cairn__JobList *list = (const Cairn__JobList *)reply;
     for (size_t i = 0; i < list->n_jobs && called == CAIRN_OK; i++)
         called = check_job(&check, ctl, list->jobs[i]);
-    cairn_message_free(reply);
+    message_free(reply);
     return end(&check, called);
 }
 
@@ -658,7 +657,7 @@ int ctl_job_check(struct ctl *ctl)
                                    &reply);
     if (called != CAIRN_OK) return end(&check, called);
     called = check_job(&check, ctl, (const Cairn__JobStatus *)reply);
-    cairn_message_free(reply);
+    message_free(reply);
     return end(&check, called);
 }
 
@@ -737,7 +736,7 @@ static cairn_status ask(struct ctl *ctl, struct ctl_table *table, json_t *list, 
         const bool anew = goes_back(seen, page);
         if (!anew) take_page(table, list, page, seen);
         more = anew || (page->more && page->n_events > 0);
-        cairn_message_free(reply);
+        message_free(reply);
     }
     return CAIRN_OK;
 }
@@ -771,7 +770,7 @@ static int follow(struct ctl *ctl, struct seen *seen)
         poll(NULL, 0, (int)(ctl->every_s * 1000));
         const cairn_status status = print_new(ctl, seen);
         if (status != CAIRN_OK && status != CAIRN_ERR_UNREACHABLE && status != CAIRN_ERR_TIMEOUT)
-            return cairn_status_exit((int)status);
+            return status_exit((int)status);
     }
 }
 
@@ -779,7 +778,7 @@ int ctl_cluster_events(struct ctl *ctl)
 {
     struct seen seen = { 0 };
     const cairn_status status = print_new(ctl, &seen);
-    if (status != CAIRN_OK) return cairn_status_exit((int)status);
+    if (status != CAIRN_OK) return status_exit((int)status);
     return ctl->watch ? follow(ctl, &seen) : 0;
 }
 
@@ -794,12 +793,12 @@ int ctl_shard_forget(struct ctl *ctl)
     forget.name = ctl->argv[0];
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SHARD_FORGET, &forget.base, CAIRN_MSG_DONE,
                                          &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     if (ctl->json)
         ctl_print_json(json_pack("{s:s}", "forgotten", forget.name));
     else if (!ctl->quiet)
         ctl_line("forgotten", "%s", forget.name);
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 

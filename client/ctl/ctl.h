@@ -187,22 +187,21 @@ struct ctl {
     char words[64];              /* "job list": for what is said of the line */
     /* the connection */
     bool tries_again; /* who calls: that a coordinator cannot be reached, or is late, is not said */
-    struct cairn_sentence
-        *failed; /* who calls says itself why it failed; NULL: standard error has it */
+    struct sentence *failed; /* who calls says itself why it failed; NULL: standard error has it */
     /* For a snapshot or digest: its job; and whether it was said already for whom it waits. */
     const char *cut_of;
     bool awaited_said;
 };
 
 /* Connects, says Hello, sends one request and gives its reply of `reply_type` (freed by the caller with
- * cairn_message_free). Failure: the sentence is printed; the exit status is cairn_status_exit of it. */
+ * message_free). Failure: the sentence is printed; the exit status is status_exit of it. */
 cairn_status ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
                       uint16_t reply_type, ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
 /* Like ctl_call, for a reply that goes on in Page messages. `pages` is zeroed before; on
  * CAIRN_OK the caller releases it. */
 cairn_status ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
                             uint16_t reply_type, ProtobufCMessage **reply_out,
-                            struct cairn_paged *pages) CAIRN_MUST_CHECK;
+                            struct paged *pages) CAIRN_MUST_CHECK;
 
 /* ---- job.c ---- */
 /* An amendment, with a key of its own. *revision_out: that the job has then. As ctl_call. */
@@ -366,7 +365,7 @@ void ctl_progress_end(struct ctl_progress *progress);
 
 /* `path` is a folder with a manifest or with .safetensors, a .safetensors file, or JSON. `*out` is set on
  * success only. */
-cairn_status ctl_plan_spec(const char *path, struct cairn_job_spec_data *out,
-                           struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status ctl_plan_spec(const char *path, struct job_spec_data *out,
+                           struct sentence *why) CAIRN_MUST_CHECK;
 
 #endif

@@ -1,4 +1,5 @@
 /* cairn snapshot diff: in what two snapshots differ: spec, scalars, and every plane, by how much. */
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <pthread.h>
@@ -38,7 +39,7 @@ static void difference_add_bytes(struct ctl_difference *d, uint64_t first_elem, 
                                  const uint8_t *b, size_t count);
 static void difference_join(struct ctl_difference *d, const struct ctl_difference *more);
 
-static const struct cairn_job_spec_data *spec_a(const struct diff *d)
+static const struct job_spec_data *spec_a(const struct diff *d)
 {
     return &d->a->manifest.spec;
 }
@@ -55,29 +56,29 @@ static bool is_compared(const void *context, uint32_t tensor, uint32_t plane)
     return pair_at(context, tensor, plane)->compared;
 }
 
-static cairn_status open_thread(struct diff *d, unsigned thread, struct cairn_sentence *why)
+static cairn_status open_thread(struct diff *d, unsigned thread, struct sentence *why)
 {
     if (d->threads[thread].is_open) return CAIRN_OK;
     d->threads[thread].piece = malloc(CTL_SWEEP_PIECE_BYTES);
     d->threads[thread].found = calloc(spec_a(d)->tensor_count * CAIRN_PLANE_COUNT,
                                       sizeof *d->threads[thread].found);
     if (d->threads[thread].piece == NULL || d->threads[thread].found == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    const cairn_status status = cairn_snapshot_open(d->folder_b, &d->threads[thread].b, why);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    const cairn_status status = snapshot_open(d->folder_b, &d->threads[thread].b, why);
     d->threads[thread].is_open = status == CAIRN_OK;
     return status;
 }
 
 static cairn_status on_piece(void *context, unsigned thread, const struct ctl_piece *piece,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     struct diff *d = context;
     cairn_status status = open_thread(d, thread, why);
     if (status != CAIRN_OK) return status;
     const size_t at = (size_t)piece->tensor * CAIRN_PLANE_COUNT + piece->plane;
     void *b = d->threads[thread].piece;
-    status = cairn_snapshot_read(&d->threads[thread].b, d->pairs[at].b, piece->plane,
-                                 piece->first_elem, piece->elem_count, b, why);
+    status = snapshot_read(&d->threads[thread].b, d->pairs[at].b, piece->plane, piece->first_elem,
+                           piece->elem_count, b, why);
     if (status != CAIRN_OK) return status;
     struct ctl_difference *found = &d->threads[thread].found[at];
     if (spec_a(d)->tensors[piece->tensor].kind == CAIRN_BLOB)
@@ -88,7 +89,7 @@ static cairn_status on_piece(void *context, unsigned thread, const struct ctl_pi
 }
 
 static cairn_status compare(const struct ctl *ctl, struct diff *d, const char *folder_a,
-                            struct cairn_sentence *why)
+                            struct sentence *why)
 {
     struct ctl_progress progress;
     const struct ctl_sweep sweep = { .folder = folder_a,
@@ -112,7 +113,7 @@ static cairn_status compare(const struct ctl *ctl, struct diff *d, const char *f
 static void note_diff(json_t *lines, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void note_diff(json_t *lines, const char *format, ...)
 {
-    struct cairn_sentence line;
+    struct sentence line;
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(line.text, sizeof line.text, format, arguments);
@@ -121,7 +122,7 @@ static void note_diff(json_t *lines, const char *format, ...)
 }
 
 /* A worker and its job are here and on the servers; two snapshots are A and B. */
-static void on_difference(void *context, const struct cairn_spec_difference *d)
+static void on_difference(void *context, const struct spec_difference *d)
 {
     if (d->here != NULL)
         note_diff(context, "%s %s in A, %s in B", d->what, d->here, d->there);
@@ -131,10 +132,9 @@ static void on_difference(void *context, const struct cairn_spec_difference *d)
 
 static void compare_scalars(struct diff *d)
 {
-    const struct cairn_manifest *a = &d->a->manifest, *b = &d->b->manifest;
+    const struct manifest *a = &d->a->manifest, *b = &d->b->manifest;
     if (a->step != b->step)
-        note_diff(d->scalars, "step: %llu in A, %llu in B", (unsigned long long)a->step,
-                  (unsigned long long)b->step);
+        note_diff(d->scalars, "step: %" PRIu64 " in A, %" PRIu64 " in B", a->step, b->step);
     if (memcmp(&a->loss_scale, &b->loss_scale, sizeof a->loss_scale) != 0)
         note_diff(d->scalars, "loss scale: %.17g in A, %.17g in B", a->loss_scale, b->loss_scale);
     if (a->payload_bytes != b->payload_bytes ||
@@ -146,19 +146,18 @@ static void compare_scalars(struct diff *d)
 /* Which planes are compared; those that one alone has, or of another shape, are listed. */
 static void pair_planes(struct diff *d)
 {
-    const struct cairn_job_spec_data *a = spec_a(d), *b = &d->b->manifest.spec;
+    const struct job_spec_data *a = spec_a(d), *b = &d->b->manifest.spec;
     for (uint32_t t = 0; t < a->tensor_count; t++) {
-        const size_t other = cairn_spec_find_tensor(b, a->tensors[t].name);
-        const uint32_t stored = cairn_spec_planes(a, t);
-        const uint32_t there = other != SIZE_MAX ? cairn_spec_planes(b, other) : 0;
+        const size_t other = spec_find_tensor(b, a->tensors[t].name);
+        const uint32_t stored = spec_planes(a, t);
+        const uint32_t there = other != SIZE_MAX ? spec_planes(b, other) : 0;
         const bool alike = other != SIZE_MAX &&
                            memcmp(&a->tensors[t].shape, &b->tensors[other].shape,
                                   sizeof a->tensors[t].shape) == 0;
         for (uint32_t p = 0; p < CAIRN_PLANE_COUNT; p++) {
             const bool in_a = (stored & 1u << p) != 0, in_b = (there & 1u << p) != 0;
-            const char *name = a->tensors[t].name, *plane = cairn_plane_name((int)p);
-            if (in_a && in_b && alike &&
-                cairn_spec_plane_dtype(a, t, p) == cairn_spec_plane_dtype(b, other, p))
+            const char *name = a->tensors[t].name, *plane = plane_name((int)p);
+            if (in_a && in_b && alike && spec_plane_dtype(a, t, p) == spec_plane_dtype(b, other, p))
                 *pair_at(d, t, p) = (struct pair) { .compared = true, .b = (uint32_t)other };
             else if (in_a && in_b)
                 note_diff(d->only, "%s, %s: of another shape or dtype", name, plane);
@@ -167,8 +166,7 @@ static void pair_planes(struct diff *d)
         }
     }
     for (size_t t = 0; t < b->tensor_count; t++)
-        if (cairn_spec_planes(b, t) != 0 &&
-            cairn_spec_find_tensor(a, b->tensors[t].name) == SIZE_MAX)
+        if (spec_planes(b, t) != 0 && spec_find_tensor(a, b->tensors[t].name) == SIZE_MAX)
             note_diff(d->only, "%s: in B alone", b->tensors[t].name);
 }
 
@@ -178,11 +176,11 @@ static json_t *pair_json(const struct diff *d, uint32_t tensor, uint32_t plane)
 {
     const struct ctl_difference *x = &pair_at(d, tensor, plane)->difference;
     const double relative = ctl_difference_relative(x);
-    return json_pack(
-        "{s:s, s:s, s:I, s:I, s:f, s:o, s:I}", "tensor", spec_a(d)->tensors[tensor].name, "plane",
-        cairn_plane_name((int)plane), "elements", (json_int_t)x->elems, "first",
-        (json_int_t)x->first_elem, "max_abs", x->max, "relative_l2",
-        isfinite(relative) ? json_real(relative) : json_null(), "nonfinite", (json_int_t)x->unlike);
+    return json_pack("{s:s, s:s, s:I, s:I, s:f, s:o, s:I}", "tensor",
+                     spec_a(d)->tensors[tensor].name, "plane", plane_name((int)plane), "elements",
+                     (json_int_t)x->elems, "first", (json_int_t)x->first_elem, "max_abs", x->max,
+                     "relative_l2", isfinite(relative) ? json_real(relative) : json_null(),
+                     "nonfinite", (json_int_t)x->unlike);
 }
 
 static json_t *pairs_json(const struct diff *d)
@@ -211,12 +209,12 @@ static void print_pairs(const struct ctl *ctl, const struct diff *d)
             const struct ctl_difference *x = &pair_at(d, t, p)->difference;
             if (x->elems == 0) continue;
             ctl_table_cell(table, "%s", spec_a(d)->tensors[t].name);
-            ctl_table_cell(table, "%s", cairn_plane_name((int)p));
-            ctl_table_cell(table, "%llu", (unsigned long long)x->elems);
-            ctl_table_cell(table, "%llu", (unsigned long long)x->first_elem);
+            ctl_table_cell(table, "%s", plane_name((int)p));
+            ctl_table_cell(table, "%" PRIu64, x->elems);
+            ctl_table_cell(table, "%" PRIu64, x->first_elem);
             ctl_table_cell(table, "%.6g", x->max);
             ctl_table_cell(table, "%.6g", ctl_difference_relative(x));
-            ctl_table_cell(table, "%llu", (unsigned long long)x->unlike);
+            ctl_table_cell(table, "%" PRIu64, x->unlike);
         }
     }
     ctl_table_close(table, ctl);
@@ -247,16 +245,15 @@ static int print(const struct ctl *ctl, const struct diff *d)
 
 static int run_diff(const struct ctl *ctl, struct diff *d, const char *folder_a)
 {
-    struct cairn_sentence why = { "" };
-    const struct cairn_job_spec_data *a = spec_a(d);
+    struct sentence why = { "" };
+    const struct job_spec_data *a = spec_a(d);
     d->pairs = calloc(a->tensor_count * CAIRN_PLANE_COUNT + 1, sizeof *d->pairs);
     d->spec = json_array();
     d->scalars = json_array();
     d->only = json_array();
     if (d->pairs == NULL || d->spec == NULL || d->scalars == NULL || d->only == NULL)
         return ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
-    const size_t found = cairn_spec_diff(a, &d->b->manifest.spec, SPEC_LINES, on_difference,
-                                         d->spec);
+    const size_t found = spec_diff(a, &d->b->manifest.spec, SPEC_LINES, on_difference, d->spec);
     if (found > SPEC_LINES) note_diff(d->spec, "and %zu more differences", found - SPEC_LINES);
     compare_scalars(d);
     pair_planes(d);
@@ -267,7 +264,7 @@ static int run_diff(const struct ctl *ctl, struct diff *d, const char *folder_a)
 static void release(struct diff *d)
 {
     for (unsigned t = 0; t < CTL_SWEEP_THREADS_MAX; t++) {
-        if (d->threads[t].is_open) cairn_snapshot_close(&d->threads[t].b);
+        if (d->threads[t].is_open) snapshot_close(&d->threads[t].b);
         free(d->threads[t].piece);
         free(d->threads[t].found);
     }
@@ -303,9 +300,9 @@ int ctl_snapshot_diff(struct ctl *ctl)
         struct diff d = { .a = &a, .b = &b, .folder_b = folder_b };
         done = run_diff(ctl, &d, folder_a);
         release(&d);
-        cairn_snapshot_close(&b);
+        snapshot_close(&b);
     }
-    cairn_snapshot_close(&a);
+    snapshot_close(&a);
     return done;
 }
 
@@ -438,14 +435,14 @@ double ctl_difference_relative(const struct ctl_difference *d)
 
 /* The state that the threads of a sweep share. */
 struct crew {
-    const struct ctl_sweep *sweep;              /* read only */
-    const struct cairn_snapshot_piece **pieces; /* the same; owned, in the order of the files */
+    const struct ctl_sweep *sweep;        /* read only */
+    const struct snapshot_piece **pieces; /* the same; owned, in the order of the files */
     size_t piece_count;
 
     pthread_mutex_t mutex; /* of what follows */
     uint64_t done_bytes;
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 struct hand {
     pthread_t thread;
@@ -456,23 +453,22 @@ struct hand {
 
 static size_t elem_bytes(const struct ctl_sweep *sweep, uint32_t tensor, uint32_t plane)
 {
-    return cairn_dtype_bytes(
-        (int)cairn_spec_plane_dtype(&sweep->snapshot->manifest.spec, tensor, plane));
+    return dtype_size((int)spec_plane_dtype(&sweep->snapshot->manifest.spec, tensor, plane));
 }
 
-static uint64_t piece_bytes(const struct ctl_sweep *sweep, const struct cairn_snapshot_piece *piece)
+static uint64_t piece_bytes(const struct ctl_sweep *sweep, const struct snapshot_piece *piece)
 {
     return piece->elem_count * elem_bytes(sweep, piece->tensor, piece->plane);
 }
 
-static bool wanted(const struct ctl_sweep *sweep, const struct cairn_snapshot_piece *piece)
+static bool wanted(const struct ctl_sweep *sweep, const struct snapshot_piece *piece)
 {
     return sweep->wants == NULL || sweep->wants(sweep->context, piece->tensor, piece->plane);
 }
 
 uint64_t ctl_sweep_bytes(const struct ctl_sweep *sweep)
 {
-    const struct cairn_snapshot_index *index = &sweep->snapshot->index;
+    const struct snapshot_index *index = &sweep->snapshot->index;
     uint64_t bytes = 0;
     for (size_t i = 0; i < index->piece_count; i++)
         if (wanted(sweep, &index->pieces[i])) bytes += piece_bytes(sweep, &index->pieces[i]);
@@ -482,7 +478,7 @@ uint64_t ctl_sweep_bytes(const struct ctl_sweep *sweep)
 /* ---- a thread ---- */
 
 /* False: somebody has failed. */
-static bool note_sweep(struct crew *crew, cairn_status status, const struct cairn_sentence *why,
+static bool note_sweep(struct crew *crew, cairn_status status, const struct sentence *why,
                        uint64_t bytes)
 {
     pthread_mutex_lock(&crew->mutex);
@@ -498,7 +494,7 @@ static bool note_sweep(struct crew *crew, cairn_status status, const struct cair
 }
 
 static bool read_piece(const struct hand *hand, struct cairn_snapshot *snapshot,
-                       const struct cairn_snapshot_piece *from, void *buffer)
+                       const struct snapshot_piece *from, void *buffer)
 {
     const struct ctl_sweep *sweep = hand->crew->sweep;
     const size_t bytes = elem_bytes(sweep, from->tensor, from->plane);
@@ -511,9 +507,9 @@ static bool read_piece(const struct hand *hand, struct cairn_snapshot *snapshot,
                                          .first_elem = from->first_elem + done,
                                          .elem_count = left < most ? left : most,
                                          .elems = buffer };
-        struct cairn_sentence why = { "" };
-        cairn_status status = cairn_snapshot_read(snapshot, piece.tensor, piece.plane,
-                                                  piece.first_elem, piece.elem_count, buffer, &why);
+        struct sentence why = { "" };
+        cairn_status status = snapshot_read(snapshot, piece.tensor, piece.plane, piece.first_elem,
+                                            piece.elem_count, buffer, &why);
         if (status == CAIRN_OK)
             status = sweep->on_piece(sweep->context, hand->number, &piece, &why);
         on = note_sweep(hand->crew, status, &why, piece.elem_count * bytes);
@@ -526,15 +522,14 @@ static void *run_sweep(void *argument)
 {
     struct hand *hand = argument;
     struct cairn_snapshot snapshot;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     void *buffer = malloc(CTL_SWEEP_PIECE_BYTES);
     cairn_status status = buffer != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
-    if (status == CAIRN_OK)
-        status = cairn_snapshot_open(hand->crew->sweep->folder, &snapshot, &why);
+    if (status == CAIRN_OK) status = snapshot_open(hand->crew->sweep->folder, &snapshot, &why);
     if (status == CAIRN_OK) {
         for (size_t i = hand->first; i < hand->end; i++)
             if (!read_piece(hand, &snapshot, hand->crew->pieces[i], buffer)) break;
-        cairn_snapshot_close(&snapshot);
+        snapshot_close(&snapshot);
     } else {
         note_sweep(hand->crew, status, &why, 0);
     }
@@ -546,15 +541,15 @@ static void *run_sweep(void *argument)
 
 static int file_order(const void *a, const void *b)
 {
-    const struct cairn_snapshot_piece *x = *(const struct cairn_snapshot_piece *const *)a;
-    const struct cairn_snapshot_piece *y = *(const struct cairn_snapshot_piece *const *)b;
+    const struct snapshot_piece *x = *(const struct snapshot_piece *const *)a;
+    const struct snapshot_piece *y = *(const struct snapshot_piece *const *)b;
     if (x->file != y->file) return x->file < y->file ? -1 : 1;
     return x->file_byte < y->file_byte ? -1 : x->file_byte > y->file_byte;
 }
 
 static bool list_pieces(struct crew *crew)
 {
-    const struct cairn_snapshot_index *index = &crew->sweep->snapshot->index;
+    const struct snapshot_index *index = &crew->sweep->snapshot->index;
     crew->pieces = malloc((index->piece_count + 1) * sizeof(void *));
     if (crew->pieces == NULL) return false;
     for (size_t i = 0; i < index->piece_count; i++)
@@ -584,7 +579,7 @@ static unsigned deal(struct crew *crew, struct hand hands[CTL_SWEEP_THREADS_MAX]
     return count;
 }
 
-cairn_status cairn_ctl_sweep(const struct ctl_sweep *sweep, struct cairn_sentence *why)
+cairn_status cairn_ctl_sweep(const struct ctl_sweep *sweep, struct sentence *why)
 {
     struct crew crew = { .sweep = sweep, .status = CAIRN_OK };
     struct hand hands[CTL_SWEEP_THREADS_MAX];
@@ -642,32 +637,31 @@ static struct ctl_buffer listed(const json_t *entry, uint64_t bytes)
 }
 
 /* The blob's JSON, the caller's; NULL: there is none that can be read as that. */
-static cairn_status read_list(struct cairn_snapshot *snapshot, json_t **out,
-                              struct cairn_sentence *why)
+static cairn_status read_list(struct cairn_snapshot *snapshot, json_t **out, struct sentence *why)
 {
-    const struct cairn_job_spec_data *spec = &snapshot->manifest.spec;
-    const size_t at = cairn_spec_find_tensor(spec, CTL_BUFFERS_BLOB);
+    const struct job_spec_data *spec = &snapshot->manifest.spec;
+    const size_t at = spec_find_tensor(spec, CTL_BUFFERS_BLOB);
     *out = NULL;
     if (at >= spec->tensor_count || spec->tensors[at].kind != CAIRN_BLOB ||
         spec->tensors[at].shape.dim[0] > LIST_BYTES_MAX)
         return CAIRN_OK;
     const size_t bytes = (size_t)spec->tensors[at].shape.dim[0];
     char *text = malloc(bytes + 1);
-    if (text == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    const cairn_status status = cairn_snapshot_read(snapshot, (uint32_t)at, CAIRN_PLANE_PARAM, 0,
-                                                    bytes, text, why);
+    if (text == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    const cairn_status status = snapshot_read(snapshot, (uint32_t)at, CAIRN_PLANE_PARAM, 0, bytes,
+                                              text, why);
     if (status == CAIRN_OK) *out = json_loadb(text, bytes, 0, NULL);
     free(text);
     return status;
 }
 
 cairn_status ctl_buffers_read(struct cairn_snapshot *snapshot, struct ctl_buffer **out,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
-    const struct cairn_job_spec_data *spec = &snapshot->manifest.spec;
+    const struct job_spec_data *spec = &snapshot->manifest.spec;
     json_t *list = NULL;
     struct ctl_buffer *buffers = calloc(spec->tensor_count + 1, sizeof *buffers);
-    if (buffers == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (buffers == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     const cairn_status status = read_list(snapshot, &list, why);
     for (size_t i = 0; i < spec->tensor_count && list != NULL; i++)
         if (spec->tensors[i].kind == CAIRN_BLOB)

@@ -30,7 +30,7 @@
 
 static volatile sig_atomic_t interrupted_export;
 
-static cairn_status export_plan_make(const struct cairn_manifest *manifest,
+static cairn_status export_plan_make(const struct manifest *manifest,
                                      const struct ctl_export_wish *wish,
                                      struct ctl_export_plan *plan_out);
 static void export_plan_release(struct ctl_export_plan *plan);
@@ -65,9 +65,9 @@ static bool is_before(const struct place_export *a, const struct place_export *b
     return a->entry != b->entry ? a->entry < b->entry : a->elem < b->elem;
 }
 
-static uint64_t elems_of(const struct cairn_safetensors_entry *entry)
+static uint64_t elems_of(const struct safetensors_entry *entry)
 {
-    return (entry->end - entry->begin) / cairn_dtype_bytes((int)entry->dtype);
+    return (entry->end - entry->begin) / dtype_size((int)entry->dtype);
 }
 
 /* Asks for what is written behind `end`, as far as there is room for it. */
@@ -76,16 +76,16 @@ static void look_ahead(struct exporting *x, struct place_export end)
     struct place_export *at = &x->ahead;
     if (is_before(at, &end)) *at = end;
     while (at->file < x->plan->file_count) {
-        const struct cairn_snapshot_file *file = &x->plan->files[at->file];
+        const struct snapshot_file *file = &x->plan->files[at->file];
         if (at->entry == file->entry_count) {
             *at = (struct place_export) { .file = at->file + 1 };
             continue;
         }
-        const struct cairn_safetensors_entry *entry = &file->entries[at->entry];
+        const struct safetensors_entry *entry = &file->entries[at->entry];
         const uint64_t elems = elems_of(entry);
         if (entry->plane != CTL_EXPORT_PLANE_STEP && !ctl_torch_is_text(entry))
-            at->elem += cairn_snapshot_want(x->snapshot, entry->tensor, entry->plane, at->elem,
-                                            elems - at->elem);
+            at->elem += snapshot_want(x->snapshot, entry->tensor, entry->plane, at->elem,
+                                      elems - at->elem);
         else
             at->elem = elems;
         if (at->elem < elems) return;
@@ -95,27 +95,26 @@ static void look_ahead(struct exporting *x, struct place_export end)
 
 /* ---- the bytes ---- */
 
-static cairn_status fill(void *context, const struct cairn_safetensors_entry *entry,
-                         uint64_t first_elem, uint64_t elem_count, void *to,
-                         struct cairn_sentence *why)
+static cairn_status fill(void *context, const struct safetensors_entry *entry, uint64_t first_elem,
+                         uint64_t elem_count, void *to, struct sentence *why)
 {
     struct exporting *x = context;
-    if (interrupted_export) return cairn_fail(why, CAIRN_ERR_CANCELED, "interrupted");
+    if (interrupted_export) return fail_with(why, CAIRN_ERR_CANCELED, "interrupted");
     const bool rounds = entry->dtype == CAIRN_BF16, is_text = ctl_torch_is_text(entry);
-    const uint64_t bytes = elem_count * cairn_dtype_bytes((int)entry->dtype);
+    const uint64_t bytes = elem_count * dtype_size((int)entry->dtype);
     cairn_status status = CAIRN_OK;
     look_ahead(x, (struct place_export) {
                       x->file, (size_t)(entry - x->plan->files[x->file].entries), first_elem });
     if (is_text) {
         ctl_torch_text(x->plan->torch, first_elem, elem_count, to);
     } else if (entry->plane == CTL_EXPORT_PLANE_STEP) {
-        const struct cairn_manifest *m = &x->snapshot->manifest;
+        const struct manifest *m = &x->snapshot->manifest;
         const uint64_t missed = m->steps_missed != NULL ? m->steps_missed[entry->tensor] : 0;
         const float step = (float)(m->step - missed);
         memcpy(to, &step, sizeof step);
     } else {
-        status = cairn_snapshot_read(x->snapshot, entry->tensor, entry->plane, first_elem,
-                                     elem_count, rounds ? x->rounded : to, why);
+        status = snapshot_read(x->snapshot, entry->tensor, entry->plane, first_elem, elem_count,
+                               rounds ? x->rounded : to, why);
     }
     if (status == CAIRN_OK && rounds) ctl_round_bf16(x->rounded, to, elem_count);
     if (status == CAIRN_OK && x->plan->torch != NULL && !is_text)
@@ -125,33 +124,32 @@ static cairn_status fill(void *context, const struct cairn_safetensors_entry *en
     return status;
 }
 
-static cairn_status write_all(struct exporting *x, const char *at, struct cairn_sentence *why)
+static cairn_status write_all(struct exporting *x, const char *at, struct sentence *why)
 {
-    const struct cairn_snapshot_source source = { .fill = fill, .context = x };
+    const struct snapshot_input source = { .fill = fill, .context = x };
     const struct ctl_export_plan *plan = x->plan;
-    const struct cairn_storage *storage = cairn_storage_of(at);
-    struct cairn_snapshot_writer *writer = NULL;
-    cairn_status status = cairn_snapshot_writer_open(IN_FLIGHT, &writer, why);
+    const struct storage *storage = storage_of(at);
+    struct snapshot_writer *writer = NULL;
+    cairn_status status = snapshot_writer_open(IN_FLIGHT, &writer, why);
     for (size_t i = 0; i < plan->file_count && status == CAIRN_OK; i++) {
         x->file = i;
-        status = cairn_snapshot_writer_put_other(writer, at, &plan->files[i], &source, NULL, why);
+        status = snapshot_writer_put_other(writer, at, &plan->files[i], &source, NULL, why);
     }
     if (status == CAIRN_OK && plan->index != NULL)
         status = storage->commit(at, plan->index_name, plan->index, plan->index_bytes, false, why);
-    cairn_snapshot_writer_close(writer);
+    snapshot_writer_close(writer);
     return status;
 }
 
 /* ---- the command ---- */
 
 /* The last of what a full disk's sentence of storage.h says is of snapshots. */
-static void say_full(const struct ctl_export_plan *plan, const char *folder,
-                     struct cairn_sentence *why)
+static void say_full(const struct ctl_export_plan *plan, const char *folder, struct sentence *why)
 {
-    cairn_sentence_set(why,
-                       "there is no room for %s in %s: free some, or name another folder; nothing "
-                       "was left there",
-                       ctl_bytes(plan->data_bytes), folder);
+    sentence_set(why,
+                 "there is no room for %s in %s: free some, or name another folder; nothing "
+                 "was left there",
+                 ctl_bytes(plan->data_bytes), folder);
 }
 
 static void catch_signals(void)
@@ -162,10 +160,10 @@ static void catch_signals(void)
 }
 
 static cairn_status export_to(struct ctl *ctl, struct exporting *x, const char *to,
-                              struct ctl_made_folder *folder, struct cairn_sentence *why)
+                              struct ctl_made_folder *folder, struct sentence *why)
 {
     x->rounded = malloc(CAIRN_SNAPSHOT_BLOCK_BYTES / 2 * sizeof *x->rounded);
-    if (x->rounded == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (x->rounded == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     catch_signals();
     cairn_status status = ctl_made_folder_begin(to, folder, why);
     if (status == CAIRN_OK) {
@@ -175,13 +173,12 @@ static cairn_status export_to(struct ctl *ctl, struct exporting *x, const char *
         ctl_progress_begin(&x->progress, ctl, "exported", x->plan->data_bytes);
         status = write_all(x, folder->temp, why);
         if (status == CAIRN_OK && interrupted_export)
-            status = cairn_fail(why, CAIRN_ERR_CANCELED, "interrupted");
+            status = fail_with(why, CAIRN_ERR_CANCELED, "interrupted");
         status = ctl_made_folder_end(folder, status, why);
         ctl_progress_end(&x->progress);
     }
     if (status == CAIRN_ERR_NO_SPACE) say_full(x->plan, to, why);
-    if (status == CAIRN_ERR_CANCELED)
-        cairn_sentence_set(why, "interrupted: nothing was left of it");
+    if (status == CAIRN_ERR_CANCELED) sentence_set(why, "interrupted: nothing was left of it");
     free(x->rounded);
     return status;
 }
@@ -200,7 +197,7 @@ static void print_export(const struct ctl *ctl, const struct exporting *x,
     const char *format = w->is_dcp     ? "dcp"
                          : w->is_torch ? "torch"
                                        : "hf",
-               *dtype = cairn_dtype_name((int)w->dtype);
+               *dtype = dtype_label((int)w->dtype);
     if (ctl->json) {
         ctl_print_json(json_pack(
             "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "path", folder, "format", format,
@@ -239,7 +236,7 @@ static int judge(const struct ctl *ctl, struct ctl_export_wish *wish)
 }
 
 /* Two for each place that a tensor may be read from: the one in use, and the next. */
-static uint32_t blocks_held(const struct cairn_manifest *m)
+static uint32_t blocks_held(const struct manifest *m)
 {
     const size_t wanted = AHEAD + 2 * (size_t)m->shard_count;
     return (uint32_t)(wanted < BLOCKS_MAX ? wanted : BLOCKS_MAX);
@@ -251,7 +248,7 @@ int ctl_snapshot_export(struct ctl *ctl)
     struct ctl_export_wish wish;
     struct ctl_export_plan plan;
     struct ctl_made_folder folder;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     char from[PATH_MAX], to[PATH_MAX];
     int done = judge(ctl, &wish);
     if (done < 0) done = ctl_absolute("--to", ctl->to, to);
@@ -263,7 +260,7 @@ int ctl_snapshot_export(struct ctl *ctl)
     struct ctl_buffer *buffers = NULL;
     cairn_status status = ctl_buffers_read(&snapshot, &buffers, &why);
     if (status != CAIRN_OK) {
-        cairn_snapshot_close(&snapshot);
+        snapshot_close(&snapshot);
         return ctl_fail(status, "%s", why.text);
     }
     wish.buffers = buffers;
@@ -274,19 +271,19 @@ int ctl_snapshot_export(struct ctl *ctl)
         if (status == CAIRN_OK) print_export(ctl, &x, &wish, folder.path, now_s() - begun);
         export_plan_release(&plan);
     } else {
-        cairn_sentence_set(&why, "%s",
-                           status == CAIRN_ERR_NOT_FOUND ? "the job has no tensors of numbers"
-                                                         : "no memory");
+        sentence_set(&why, "%s",
+                     status == CAIRN_ERR_NOT_FOUND ? "the job has no tensors of numbers"
+                                                   : "no memory");
     }
     free(buffers);
-    cairn_snapshot_close(&snapshot);
+    snapshot_close(&snapshot);
     return status == CAIRN_OK ? 0 : ctl_fail(status, "%s", why.text);
 }
 
 /* ==== export plan ==== */
 
 struct planning {
-    const struct cairn_job_spec_data *spec;
+    const struct job_spec_data *spec;
     const struct ctl_export_wish *wish;
     struct ctl_export_plan *plan;
     uint64_t file_data_bytes; /* of the last file */
@@ -300,44 +297,42 @@ static bool add_file(struct planning *p)
     struct ctl_export_plan *plan = p->plan;
     if (plan->file_count == plan->file_capacity) {
         const size_t wanted = plan->file_capacity * 2 + 8;
-        struct cairn_snapshot_file *grown = realloc(plan->files, wanted * sizeof *grown);
+        struct snapshot_file *grown = realloc(plan->files, wanted * sizeof *grown);
         if (grown == NULL) return false;
         plan->files = grown;
         plan->file_capacity = wanted;
     }
-    plan->files[plan->file_count++] = (struct cairn_snapshot_file) { .entries = NULL };
+    plan->files[plan->file_count++] = (struct snapshot_file) { .entries = NULL };
     p->file_data_bytes = 0;
     p->file_header_bytes = 0;
     return true;
 }
 
-static struct cairn_safetensors_entry *add_entry(struct cairn_snapshot_file *file)
+static struct safetensors_entry *add_entry(struct snapshot_file *file)
 {
     if (file->entry_count == file->entry_capacity) {
         const size_t wanted = file->entry_capacity * 2 + 16;
-        struct cairn_safetensors_entry *grown = realloc(file->entries, wanted * sizeof *grown);
+        struct safetensors_entry *grown = realloc(file->entries, wanted * sizeof *grown);
         if (grown == NULL) return NULL;
         file->entries = grown;
         file->entry_capacity = wanted;
     }
-    struct cairn_safetensors_entry *entry = &file->entries[file->entry_count];
-    *entry = (struct cairn_safetensors_entry) { .first_elem = 0 };
+    struct safetensors_entry *entry = &file->entries[file->entry_count];
+    *entry = (struct safetensors_entry) { .first_elem = 0 };
     return entry;
 }
 
 /* Into the last file, or a new one if that is full. */
-static bool place_plan(struct planning *p, struct cairn_safetensors_entry entry, uint64_t bytes)
+static bool place_plan(struct planning *p, struct safetensors_entry entry, uint64_t bytes)
 {
     struct ctl_export_plan *plan = p->plan;
-    const size_t header = entry.key != NULL
-                              ? cairn_safetensors_entry_bytes(entry.key, entry.box.rank)
-                              : 0;
+    const size_t header = entry.key != NULL ? safetensors_entry_bytes(entry.key, entry.box.rank)
+                                            : 0;
     const bool full = p->file_data_bytes > 0 &&
                       (p->file_data_bytes + bytes > p->wish->file_bytes_max ||
                        p->file_header_bytes + header > CAIRN_SNAPSHOT_HEADER_BYTES);
     const bool placed = entry.key != NULL && ((plan->file_count > 0 && !full) || add_file(p));
-    struct cairn_safetensors_entry *to = placed ? add_entry(&plan->files[plan->file_count - 1])
-                                                : NULL;
+    struct safetensors_entry *to = placed ? add_entry(&plan->files[plan->file_count - 1]) : NULL;
     if (to == NULL) {
         free(entry.key);
         return false;
@@ -353,23 +348,23 @@ static bool place_plan(struct planning *p, struct cairn_safetensors_entry entry,
 /* ---- tensors ---- */
 
 /* `type`: of a buffer that is kept as its bytes; else NULL. */
-static bool place_tensor(struct planning *p, size_t tensor, const struct cairn_shape *shape,
+static bool place_tensor(struct planning *p, size_t tensor, const struct shape *shape,
                          const struct ctl_number_type *type)
 {
-    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
-    struct cairn_safetensors_entry entry = { .key = strdup(t->name),
-                                             .dtype_name = type != NULL ? type->safetensors : NULL,
-                                             .dtype = type != NULL ? CAIRN_U8 : p->wish->dtype,
-                                             .tensor = (uint32_t)tensor,
-                                             .plane = CAIRN_PLANE_PARAM };
-    uint64_t bytes = type != NULL ? type->bytes : cairn_dtype_bytes((int)entry.dtype);
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
+    struct safetensors_entry entry = { .key = strdup(t->name),
+                                       .dtype_name = type != NULL ? type->safetensors : NULL,
+                                       .dtype = type != NULL ? CAIRN_U8 : p->wish->dtype,
+                                       .tensor = (uint32_t)tensor,
+                                       .plane = CAIRN_PLANE_PARAM };
+    uint64_t bytes = type != NULL ? type->bytes : dtype_size((int)entry.dtype);
     entry.box.rank = shape->rank;
     for (uint32_t d = 0; d < shape->rank; d++) bytes *= entry.box.extent[d] = shape->dim[d];
     p->plan->tensors++;
     return place_plan(p, entry, bytes);
 }
 
-static bool is_tensor(const struct cairn_tensor_spec *t)
+static bool is_tensor(const struct tensor_spec *t)
 {
     return t->kind != CAIRN_BLOB && t->alias_of == NULL;
 }
@@ -378,7 +373,7 @@ static bool place_all(struct planning *p)
 {
     bool ok = true;
     for (size_t i = 0; i < p->spec->tensor_count && ok; i++) {
-        const struct cairn_tensor_spec *t = &p->spec->tensors[i];
+        const struct tensor_spec *t = &p->spec->tensors[i];
         const struct ctl_buffer *b = &p->wish->buffers[i];
         p->plan->aliases += t->alias_of != NULL;
         if (is_tensor(t)) ok = place_tensor(p, i, &t->shape, NULL);
@@ -391,7 +386,7 @@ static bool place_all(struct planning *p)
 
 static void name_file(struct ctl_export_plan *plan, size_t at)
 {
-    struct cairn_snapshot_file *f = &plan->files[at];
+    struct snapshot_file *f = &plan->files[at];
     if (plan->file_count == 1)
         snprintf(f->path, sizeof f->path, "model.safetensors");
     else
@@ -400,20 +395,19 @@ static void name_file(struct ctl_export_plan *plan, size_t at)
 }
 
 /* The aliases of all of a tensor that the file holds. *notes_out is malloc'd, its texts borrowed. */
-static bool list_aliases(const struct cairn_job_spec_data *spec,
-                         const struct cairn_snapshot_file *file,
-                         struct cairn_safetensors_note **notes_out, size_t *count_out)
+static bool list_aliases(const struct job_spec_data *spec, const struct snapshot_file *file,
+                         struct safetensors_note **notes_out, size_t *count_out)
 {
     size_t count = 0;
-    struct cairn_safetensors_note *notes = calloc(spec->tensor_count + 1, sizeof *notes);
+    struct safetensors_note *notes = calloc(spec->tensor_count + 1, sizeof *notes);
     bool *held = calloc(spec->tensor_count + 1, sizeof *held);
     for (size_t i = 0; held != NULL && i < file->entry_count; i++)
         held[file->entries[i].tensor] = true;
     for (size_t i = 0; notes != NULL && held != NULL && i < spec->tensor_count; i++) {
-        const struct cairn_tensor_spec *t = &spec->tensors[i];
+        const struct tensor_spec *t = &spec->tensors[i];
         if (t->alias_of == NULL || t->alias_box != NULL || strcmp(t->name, "format") == 0) continue;
-        if (held[cairn_spec_target(spec, i)])
-            notes[count++] = (struct cairn_safetensors_note) { t->name, t->alias_of };
+        if (held[spec_target(spec, i)])
+            notes[count++] = (struct safetensors_note) { t->name, t->alias_of };
     }
     const bool ok = notes != NULL && held != NULL;
     free(held);
@@ -422,15 +416,15 @@ static bool list_aliases(const struct cairn_job_spec_data *spec,
     return ok;
 }
 
-static bool build_header(const struct planning *p, struct cairn_snapshot_file *file)
+static bool build_header(const struct planning *p, struct snapshot_file *file)
 {
-    struct cairn_safetensors_note *notes = NULL;
+    struct safetensors_note *notes = NULL;
     size_t note_count = 0;
     uint64_t data_bytes = 0;
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (list_aliases(p->spec, file, &notes, &note_count))
-        status = cairn_safetensors_build_whole(file->entries, file->entry_count, notes, note_count,
-                                               &file->header, &file->header_bytes, &data_bytes);
+        status = safetensors_build_whole(file->entries, file->entry_count, notes, note_count,
+                                         &file->header, &file->header_bytes, &data_bytes);
     free(notes);
     file->file_bytes = file->header_bytes + data_bytes;
     return status == CAIRN_OK;
@@ -442,7 +436,7 @@ static bool build_index(struct ctl_export_plan *plan)
     json_t *map = json_object();
     bool ok = map != NULL;
     for (size_t i = 0; i < plan->file_count && ok; i++) {
-        const struct cairn_snapshot_file *file = &plan->files[i];
+        const struct snapshot_file *file = &plan->files[i];
         for (size_t e = 0; e < file->entry_count && ok; e++)
             ok = json_object_set_new(map, file->entries[e].key, json_string(file->path)) == 0;
     }
@@ -466,13 +460,13 @@ static bool finish(const struct planning *p)
 }
 
 /* One file, with all of it; of a folder, .metadata beside it. */
-static cairn_status plan_torch(const struct cairn_manifest *manifest,
-                               const struct ctl_export_wish *wish, struct ctl_export_plan *plan)
+static cairn_status plan_torch(const struct manifest *manifest, const struct ctl_export_wish *wish,
+                               struct ctl_export_plan *plan)
 {
     const struct ctl_torch_wish w = { wish->dtype, CTL_EXPORT_PLANE_STEP, wish->buffers };
     struct planning p = { .plan = plan };
     if (!add_file(&p)) return CAIRN_ERR_NO_MEMORY;
-    struct cairn_snapshot_file *file = &plan->files[0];
+    struct snapshot_file *file = &plan->files[0];
     snprintf(file->path, sizeof file->path, "%s",
              wish->is_dcp ? CTL_TORCH_FOLDER_FILE : CTL_TORCH_FILE_NAME);
     plan->index_name = CTL_TORCH_FOLDER_METADATA;
@@ -480,7 +474,7 @@ static cairn_status plan_torch(const struct cairn_manifest *manifest,
                                                                &plan->index, &plan->index_bytes)
                                        : ctl_torch_plan(manifest, &w, file, &plan->torch);
     for (size_t i = 0; i < file->entry_count && status == CAIRN_OK; i++) {
-        const struct cairn_safetensors_entry *e = &file->entries[i];
+        const struct safetensors_entry *e = &file->entries[i];
         if (ctl_torch_is_text(e)) continue;
         plan->data_bytes += e->end - e->begin;
         plan->tensors += e->plane == CAIRN_PLANE_PARAM;
@@ -493,7 +487,7 @@ static cairn_status plan_torch(const struct cairn_manifest *manifest,
 /* Plans the export of the snapshot with this manifest, which must outlive the plan.
  * CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is nothing to export. Release the plan only on
  * CAIRN_OK. */
-static cairn_status export_plan_make(const struct cairn_manifest *manifest,
+static cairn_status export_plan_make(const struct manifest *manifest,
                                      const struct ctl_export_wish *wish,
                                      struct ctl_export_plan *plan_out)
 {
@@ -517,7 +511,7 @@ static cairn_status export_plan_make(const struct cairn_manifest *manifest,
 static void export_plan_release(struct ctl_export_plan *plan)
 {
     for (size_t i = 0; i < plan->file_count; i++) {
-        struct cairn_snapshot_file *file = &plan->files[i];
+        struct snapshot_file *file = &plan->files[i];
         for (size_t e = 0; e < file->entry_count; e++) free(file->entries[e].key);
         free(file->entries);
         free(file->header);
@@ -585,7 +579,7 @@ static void warn_of_owner(const struct owner *copy, const char *root, const char
 static int print_copy(const struct ctl *ctl, const struct cairn_snapshot *snapshot, uint64_t bytes,
                       const char *root, const char *folder)
 {
-    const struct cairn_manifest *m = &snapshot->manifest;
+    const struct manifest *m = &snapshot->manifest;
     const struct owner owner = owner_of(folder);
     warn_of_owner(&owner, root, folder);
     if (ctl->json)
@@ -610,8 +604,8 @@ static int copy_to(struct ctl *ctl, struct cairn_snapshot *snapshot, const char 
 {
     const struct sigaction action = { .sa_handler = on_signal_copy };
     struct ctl_progress progress;
-    const struct cairn_snapshot_copy copy = { .progress = on_progress, .context = &progress };
-    struct cairn_sentence why = { "" };
+    const struct snapshot_copy copy = { .progress = on_progress, .context = &progress };
+    struct sentence why = { "" };
     char *folder = NULL;
     uint64_t bytes = 0;
     for (size_t i = 0; i < snapshot->manifest.file_count; i++)
@@ -619,11 +613,11 @@ static int copy_to(struct ctl *ctl, struct cairn_snapshot *snapshot, const char 
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     ctl_progress_begin(&progress, ctl, "copied", bytes);
-    const cairn_status status = cairn_snapshot_copy(snapshot, root, &copy, &folder, &why);
+    const cairn_status status = snapshot_copy(snapshot, root, &copy, &folder, &why);
     ctl_progress_end(&progress);
     const int done = status == CAIRN_OK ? print_copy(ctl, snapshot, bytes, root, folder)
                                         : ctl_fail(status, "%s", why.text);
-    cairn_snapshot_close(snapshot);
+    snapshot_close(snapshot);
     free(folder);
     return done;
 }
@@ -641,12 +635,12 @@ int ctl_snapshot_copy(struct ctl *ctl)
 
 /* ==== made folder ==== */
 
-static cairn_status failed(struct cairn_sentence *why, const char *step, const char *path)
+static cairn_status failed(struct sentence *why, const char *step, const char *path)
 {
     const int error = errno;
     const cairn_status status = error == ENOSPC || error == EDQUOT ? CAIRN_ERR_NO_SPACE
                                                                    : CAIRN_ERR_IO;
-    return cairn_fail(why, status, "%s of %s: %s", step, path, strerror(error));
+    return fail_with(why, status, "%s of %s: %s", step, path, strerror(error));
 }
 
 /* ---- what was left ---- */
@@ -683,22 +677,22 @@ static void empty(int fd)
 }
 
 /* DIR.tmp was there: ours if nobody has it and nothing else is in it. */
-static cairn_status take_over(struct ctl_made_folder *f, struct cairn_sentence *why)
+static cairn_status take_over(struct ctl_made_folder *f, struct sentence *why)
 {
     f->fd = open(f->temp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (f->fd < 0) return failed(why, "open", f->temp);
     if (flock(f->fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno != EWOULDBLOCK) return failed(why, "lock", f->temp);
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "another command is writing %s: wait for its end, or name another folder",
-                          f->temp);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "another command is writing %s: wait for its end, or name another folder",
+                         f->temp);
     }
     empty(f->fd);
     if (rmdir(f->temp) != 0)
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "%s is there and has files that are not an export's: move it away, or "
-                          "name another folder",
-                          f->temp);
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "%s is there and has files that are not an export's: move it away, or "
+                         "name another folder",
+                         f->temp);
     close(f->fd);
     f->fd = -1;
     f->cleaned = true;
@@ -707,20 +701,18 @@ static cairn_status take_over(struct ctl_made_folder *f, struct cairn_sentence *
 
 /* ---- beginning and end ---- */
 
-static cairn_status set_paths(struct ctl_made_folder *f, const char *path,
-                              struct cairn_sentence *why)
+static cairn_status set_paths(struct ctl_made_folder *f, const char *path, struct sentence *why)
 {
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/') length--;
     if (length + sizeof ".tmp" > sizeof f->temp || path[0] != '/' || length < 2)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%.100s cannot be the name of a new folder",
-                          path);
+        return fail_with(why, CAIRN_ERR_INVALID, "%.100s cannot be the name of a new folder", path);
     snprintf(f->path, sizeof f->path, "%.*s", (int)length, path);
     snprintf(f->temp, sizeof f->temp, "%.*s.tmp", (int)length, path);
     return CAIRN_OK;
 }
 
-static cairn_status make_temp(struct ctl_made_folder *f, struct cairn_sentence *why)
+static cairn_status make_temp(struct ctl_made_folder *f, struct sentence *why)
 {
     if (mkdir(f->temp, CAIRN_SNAPSHOT_FOLDER_MODE) != 0) {
         if (errno != EEXIST) return failed(why, "mkdir", f->temp);
@@ -729,22 +721,22 @@ static cairn_status make_temp(struct ctl_made_folder *f, struct cairn_sentence *
         if (mkdir(f->temp, CAIRN_SNAPSHOT_FOLDER_MODE) != 0) return failed(why, "mkdir", f->temp);
     }
     f->fd = open(f->temp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (f->fd < 0 || cairn_file_mode_set(f->fd, CAIRN_SNAPSHOT_FOLDER_MODE) != 0 ||
+    if (f->fd < 0 || file_mode_set(f->fd, CAIRN_SNAPSHOT_FOLDER_MODE) != 0 ||
         flock(f->fd, LOCK_EX | LOCK_NB) != 0)
         return failed(why, "open", f->temp);
     return CAIRN_OK;
 }
 
 cairn_status ctl_made_folder_begin(const char *path, struct ctl_made_folder *out,
-                                   struct cairn_sentence *why)
+                                   struct sentence *why)
 {
     struct ctl_made_folder f = { .fd = -1 };
     struct stat info;
     cairn_status status = set_paths(&f, path, why);
     if (status == CAIRN_OK && lstat(f.path, &info) == 0)
-        status = cairn_fail(why, CAIRN_ERR_EXISTS,
-                            "%s is there already: a new folder is written; name another one",
-                            f.path);
+        status = fail_with(why, CAIRN_ERR_EXISTS,
+                           "%s is there already: a new folder is written; name another one",
+                           f.path);
     if (status == CAIRN_OK) status = make_temp(&f, why);
     if (status == CAIRN_OK)
         *out = f;
@@ -754,7 +746,7 @@ cairn_status ctl_made_folder_begin(const char *path, struct ctl_made_folder *out
 }
 
 /* Durably, and over nothing that came meanwhile. */
-static cairn_status put_in_place(const struct ctl_made_folder *f, struct cairn_sentence *why)
+static cairn_status put_in_place(const struct ctl_made_folder *f, struct sentence *why)
 {
     char parent[PATH_MAX];
     const char *slash = strrchr(f->path, '/');
@@ -772,7 +764,7 @@ static cairn_status put_in_place(const struct ctl_made_folder *f, struct cairn_s
 }
 
 cairn_status ctl_made_folder_end(struct ctl_made_folder *f, cairn_status status,
-                                 struct cairn_sentence *why)
+                                 struct sentence *why)
 {
     if (status == CAIRN_OK) status = put_in_place(f, why);
     if (status != CAIRN_OK) {

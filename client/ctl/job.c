@@ -1,4 +1,5 @@
 /* cairn job list | show | digest; top and plan have files of their own */
+#include <inttypes.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,22 +17,22 @@ static void job_bytes_print(const Cairn__JobStatus *job);
 
 static json_t *group_json_job(const Cairn__GroupSpec *g)
 {
-    struct cairn_group_spec spec;
-    if (cairn_group_of_message(g, &spec) != CAIRN_OK) return json_null();
+    struct group_spec spec;
+    if (group_of_message(g, &spec) != CAIRN_OK) return json_null();
     json_t *group = json_pack("{s:s, s:s, s:b, s:f, s:o}", "name", g->name, "optimizer",
                               g->optimizer, "frozen", (int)g->frozen, "lr_now", g->lr_now,
-                              "schedule", cairn_schedule_json(&spec.schedule));
-    return cairn_spec_fields_json(group, &cairn_group_fields, CAIRN_SPEC_ALL, &spec);
+                              "schedule", schedule_json(&spec.schedule));
+    return spec_fields_json(group, &group_fields, CAIRN_SPEC_ALL, &spec);
 }
 
 /* The fields of the spec that hold for the job as a whole. */
 static json_t *spec_json(const Cairn__JobSpec *s)
 {
-    struct cairn_job_spec_data spec;
-    cairn_spec_init(&spec); // owns nothing
-    cairn_spec_fields_of_message(s, &spec);
+    struct job_spec_data spec;
+    spec_init(&spec); // owns nothing
+    spec_fields_of_message(s, &spec);
     json_t *object = json_pack("{s:I}", "revision", (json_int_t)s->revision);
-    return cairn_spec_fields_json(object, &cairn_spec_fields, CAIRN_SPEC_ALL, &spec);
+    return spec_fields_json(object, &spec_fields, CAIRN_SPEC_ALL, &spec);
 }
 
 /* All its shards have said what they hold and carried. */
@@ -62,7 +63,7 @@ static json_t *leases_json(const Cairn__JobStatus *j)
         json_array_append_new(
             leases, json_pack("{s:I, s:I, s:s, s:s, s:f}", "generation", (json_int_t)l->generation,
                               "step", (json_int_t)l->step, "holder", l->holder, "role",
-                              cairn_role_name(l->role), "seconds_left", (double)l->left_ms / 1000));
+                              role_name(l->role), "seconds_left", (double)l->left_ms / 1000));
     }
     return leases;
 }
@@ -144,7 +145,7 @@ static void print_version_cells(struct ctl_table *table, const Cairn__JobStatus 
         if (j->version_unknown)
             ctl_table_cell(table, "-");
         else
-            ctl_table_cell(table, "%llu", (unsigned long long)numbers[i]);
+            ctl_table_cell(table, "%" PRIu64, numbers[i]);
 }
 
 /* How many there are, and may be. */
@@ -167,7 +168,7 @@ int ctl_job_list(struct ctl *ctl)
     ProtobufCMessage *reply;
     cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_LIST_GET, &get.base, CAIRN_MSG_JOB_LIST,
                                    &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__JobList *list = (const Cairn__JobList *)reply;
     if (ctl->json) {
         json_t *jobs = json_array();
@@ -184,7 +185,7 @@ int ctl_job_list(struct ctl *ctl)
             ctl_table_cell(table, "%s", j->state);
             print_version_cells(table, j);
             if (j->stepped)
-                ctl_table_cell(table, "%llu s ago", (unsigned long long)j->stepped_ms_ago / 1000);
+                ctl_table_cell(table, "%" PRIu64 " s ago", j->stepped_ms_ago / 1000);
             else
                 ctl_table_cell(table, "-");
             print_workers_cell(table, j);
@@ -197,7 +198,7 @@ int ctl_job_list(struct ctl *ctl)
         ctl_table_close(table, ctl);
     }
     if (list->n_jobs == 0 && !ctl->quiet) ctl_say_strangers(ctl);
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -208,7 +209,7 @@ static void print_group(const Cairn__GroupSpec *g)
              g->nesterov ? " nesterov" : "", g->frozen ? ", frozen" : "");
     if (g->schedule == CAIRN_SCHEDULE_CONSTANT && g->warmup_steps == 0) return;
     char text[200];
-    int used = snprintf(text, sizeof text, "%s", cairn_schedule_name((int)g->schedule));
+    int used = snprintf(text, sizeof text, "%s", schedule_name((int)g->schedule));
     const struct {
         const char *name;
         uint64_t steps;
@@ -217,8 +218,8 @@ static void print_group(const Cairn__GroupSpec *g)
                   { "decay", g->decay_steps } };
     for (size_t i = 0; i < 3; i++) {
         if (parts[i].steps == 0) continue;
-        used += snprintf(text + used, sizeof text - (size_t)used, " %s %llu", parts[i].name,
-                         (unsigned long long)parts[i].steps);
+        used += snprintf(text + used, sizeof text - (size_t)used, " %s %" PRIu64, parts[i].name,
+                         parts[i].steps);
     }
     if (g->n_points > 0)
         used += snprintf(text + used, sizeof text - (size_t)used, " %zu points", g->n_points / 2);
@@ -232,7 +233,7 @@ static void print_stage(const Cairn__JobSpec *s)
 {
     const uint32_t micros = s->global_batch > 0 ? s->global_batch : s->micro_batches;
     ctl_line("stage", "%u: %s; %u micro-batch%s a round%s", s->stage,
-             cairn_capability_name(CAIRN_CAPABILITY_STAGE, (int)s->stage), micros,
+             capability_name(CAIRN_CAPABILITY_STAGE, (int)s->stage), micros,
              micros == 1 ? "" : "es",
              s->global_batch > 0 ? ", dealt to the workers that there are" : "");
 }
@@ -244,24 +245,22 @@ static void print_spec(const Cairn__JobSpec *s)
     if (s->offload_fraction > 0)
         ctl_line("offload", "%g of the state in host memory, where a shard has a GPU",
                  s->offload_fraction);
-    ctl_line("not finite", "%s",
-             cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite));
+    ctl_line("not finite", "%s", capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite));
     ctl_rules_print(s);
-    const char *loss = cairn_capability_name(CAIRN_CAPABILITY_SHARD_LOSS, (int)s->on_shard_loss);
+    const char *loss = capability_name(CAIRN_CAPABILITY_SHARD_LOSS, (int)s->on_shard_loss);
     if (s->on_shard_loss == CAIRN_SHARD_LOSS_WAIT)
         ctl_line("on shard loss", "%s", loss);
     else
         ctl_line("on shard loss", "%s, when it is away for %u s or comes back empty", loss,
                  s->shard_loss_wait_s);
-    loss = cairn_capability_name(CAIRN_CAPABILITY_WORKER_LOSS, (int)s->on_worker_loss);
+    loss = capability_name(CAIRN_CAPABILITY_WORKER_LOSS, (int)s->on_worker_loss);
     if (s->on_worker_loss == CAIRN_WORKER_LOSS_WAIT)
         ctl_line("on worker loss", "%s, for %u s at most", loss,
                  s->worker_loss_wait_s > 0 ? s->worker_loss_wait_s : CAIRN_SPEC_LOSS_WAIT_S);
     else
         ctl_line("on worker loss", "%s", loss);
     if (s->revision > 0)
-        ctl_line("amended", "%llu time%s", (unsigned long long)s->revision,
-                 s->revision == 1 ? "" : "s");
+        ctl_line("amended", "%" PRIu64 " time%s", s->revision, s->revision == 1 ? "" : "s");
 }
 
 static void print_loss_scale(const Cairn__JobStatus *j)
@@ -279,8 +278,7 @@ static void print_frozen(const Cairn__JobStatus *j)
     for (size_t i = 0; i < j->n_frozen_tensors; i++)
         ctl_line(i == 0 ? "frozen tensors" : "", "%s", j->frozen_tensors[i]);
     if (j->frozen_tensor_count > j->n_frozen_tensors)
-        ctl_line("", "and %llu more",
-                 (unsigned long long)(j->frozen_tensor_count - j->n_frozen_tensors));
+        ctl_line("", "and %" PRIu64 " more", (j->frozen_tensor_count - j->n_frozen_tensors));
 }
 
 static void print_workers(const Cairn__JobStatus *j)
@@ -299,8 +297,7 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
     ctl_line("job", "%s", j->name);
     ctl_line("state", "%s", j->state);
     ctl_version_line("version", j->generation, j->step, j->version_unknown);
-    ctl_line("epoch, round", "%llu, %llu", (unsigned long long)j->epoch,
-             (unsigned long long)j->round);
+    ctl_line("epoch, round", "%" PRIu64 ", %" PRIu64, j->epoch, j->round);
     if (j->awaited[0] != 0) ctl_line("waits for", "%s", j->awaited);
     if (j->path_cut[0] != 0) ctl_line("data path", "cut: %s", j->path_cut);
     if (j->straggler != NULL) ctl_line("held up by", "%s", j->straggler->text);
@@ -321,37 +318,36 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
     else
         ctl_line("shards", "%u, layout %s", j->shards, j->layout_hash);
     if (j->extents > 0)
-        ctl_line("pieces", "%llu of its tensors on shards, in %llu extents",
-                 (unsigned long long)j->pieces, (unsigned long long)j->extents);
-    ctl_line("tensors", "%llu, %llu elements, memory: %s", (unsigned long long)j->tensors,
-             (unsigned long long)j->elems, told_bytes(j, j->state_bytes, text));
+        ctl_line("pieces", "%" PRIu64 " of its tensors on shards, in %" PRIu64 " extents",
+                 j->pieces, j->extents);
+    ctl_line("tensors", "%" PRIu64 ", %" PRIu64 " elements, memory: %s", j->tensors, j->elems,
+             told_bytes(j, j->state_bytes, text));
     if (j->blobs > 0)
-        ctl_line("", "%llu of them blobs, %llu bytes", (unsigned long long)j->blobs,
-                 (unsigned long long)j->blob_bytes);
+        ctl_line("", "%" PRIu64 " of them blobs, %" PRIu64 " bytes", j->blobs, j->blob_bytes);
     if (j->spec != NULL) print_spec(j->spec);
     for (size_t i = 0; i < j->n_groups; i++) print_group(j->groups[i]);
     print_frozen(j);
     groups_print(j);
     if (!j->version_unknown) print_loss_scale(j);
     if (!j->version_unknown && j->spec != NULL && j->spec->client_state_max > 0)
-        ctl_line("client state", "%llu bytes, at most %u",
-                 (unsigned long long)j->client_state_bytes, j->spec->client_state_max);
+        ctl_line("client state", "%" PRIu64 " bytes, at most %u", j->client_state_bytes,
+                 j->spec->client_state_max);
     for (size_t i = 0; i < j->n_leases; i++) {
         const Cairn__LeaseStatus *l = j->leases[i];
-        ctl_line("lease", "generation %llu, step %llu: %s %s, %.1f s left",
-                 (unsigned long long)l->generation, (unsigned long long)l->step,
-                 cairn_role_name(l->role), l->holder, (double)l->left_ms / 1000);
+        ctl_line("lease", "generation %" PRIu64 ", step %" PRIu64 ": %s %s, %.1f s left",
+                 l->generation, l->step, role_name(l->role), l->holder, (double)l->left_ms / 1000);
     }
     if (!j->version_unknown) ctl_line("gradient norm", "%g", j->last_grad_norm);
     ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes, text),
              told_bytes(j, j->fetched_bytes, other));
     if (is_told(j)) job_bytes_print(j);
-    ctl_line("rounds", "%llu applied, %llu skipped, %llu abandoned since the coordinator started",
-             (unsigned long long)j->steps_applied, (unsigned long long)j->rounds_skipped,
-             (unsigned long long)j->rounds_abandoned);
+    ctl_line("rounds",
+             "%" PRIu64 " applied, %" PRIu64 " skipped, %" PRIu64
+             " abandoned since the coordinator started",
+             j->steps_applied, j->rounds_skipped, j->rounds_abandoned);
     if (j->skips > 0)
-        ctl_line("skipped", "%llu in all; the next batch is number %llu",
-                 (unsigned long long)j->skips, (unsigned long long)(j->step + j->skips));
+        ctl_line("skipped", "%" PRIu64 " in all; the next batch is number %" PRIu64, j->skips,
+                 (j->step + j->skips));
     if (j->skips_in_row > 0 && j->spec != NULL)
         ctl_line("", "%u in a row with the loss scale at its least, at most %u", j->skips_in_row,
                  j->spec->skips_max);
@@ -367,12 +363,12 @@ int ctl_job_show(struct ctl *ctl)
     ProtobufCMessage *reply;
     cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &show.base, CAIRN_MSG_JOB_STATUS,
                                    &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     if (ctl->json)
         ctl_print_json(job_json((const Cairn__JobStatus *)reply));
     else
         print_job(ctl, (const Cairn__JobStatus *)reply);
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -385,7 +381,7 @@ int ctl_job_digest(struct ctl *ctl)
     ProtobufCMessage *reply;
     cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_DIGEST_GET, &get.base, CAIRN_MSG_JOB_DIGEST,
                                    &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__JobDigest *digest = (const Cairn__JobDigest *)reply;
     const char *root = ctl_hex(digest->root);
     if (ctl->json)
@@ -395,9 +391,9 @@ int ctl_job_digest(struct ctl *ctl)
     else if (ctl->quiet)
         printf("%s\n", root);
     else
-        printf("%s  %s generation %llu step %llu\n", root, get.name,
-               (unsigned long long)digest->generation, (unsigned long long)digest->step);
-    cairn_message_free(reply);
+        printf("%s  %s generation %" PRIu64 " step %" PRIu64 "\n", root, get.name,
+               digest->generation, digest->step);
+    message_free(reply);
     return 0;
 }
 
@@ -451,7 +447,7 @@ static void print_entry(const char *name, const Cairn__BytesTold *b)
         ctl_line("", "of the shared, from and to a card, past the host: pushed %s, fetched %s",
                  ctl_bytes(b->pushed_device), ctl_bytes(b->fetched_device));
     if (b->steps == 0) return;
-    ctl_line("", "a step, of %llu: pushed %s, fetched %s", (unsigned long long)b->steps,
+    ctl_line("", "a step, of %" PRIu64 ": pushed %s, fetched %s", b->steps,
              ctl_bytes((uint64_t)b->pushed_a_step), ctl_bytes((uint64_t)b->fetched_a_step));
 }
 
@@ -494,26 +490,25 @@ static void groups_json(const Cairn__JobStatus *j, json_t *object)
 }
 
 /* "ranks 0-3 by shard s0", "rank 4" of one that is alone. */
-static void add_group(const Cairn__ReduceGroup *group, struct cairn_sentence *out)
+static void add_group(const Cairn__ReduceGroup *group, struct sentence *out)
 {
-    cairn_sentence_add(out, "rank%s ", group->n_ranks == 1 ? "" : "s");
-    cairn_ranks_add_text(group->ranks, group->n_ranks, out);
+    sentence_add(out, "rank%s ", group->n_ranks == 1 ? "" : "s");
+    ranks_add_text(group->ranks, group->n_ranks, out);
     if (group->host[0] == '\0') return;
-    cairn_sentence_add(out, " by shard%s %s", strchr(group->host, ',') == NULL ? "" : "s",
-                       group->host);
+    sentence_add(out, " by shard%s %s", strchr(group->host, ',') == NULL ? "" : "s", group->host);
 }
 
 /* "reduce groups: 2 (ranks 0-3 by shard s0; ranks 4-7 by shards s1, s2)", one line. */
 static void groups_print(const Cairn__JobStatus *j)
 {
-    struct cairn_sentence text = { "" };
+    struct sentence text = { "" };
     if (!wants_them(j)) return;
     for (size_t i = 0; i < j->n_reduce_groups; i++) {
-        cairn_sentence_add(&text, "%s", i > 0 ? "; " : "");
+        sentence_add(&text, "%s", i > 0 ? "; " : "");
         add_group(j->reduce_groups[i], &text);
     }
     if (j->reduce_group_count > j->n_reduce_groups)
-        cairn_sentence_add(&text, "; and %zu more", j->reduce_group_count - j->n_reduce_groups);
+        sentence_add(&text, "; and %zu more", j->reduce_group_count - j->n_reduce_groups);
     if (j->reduce_group_count > 0)
         ctl_line("reduce groups", "%u (%s)", j->reduce_group_count, text.text);
     else
@@ -610,7 +605,7 @@ int ctl_job_drop(struct ctl *ctl)
     if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_REMOVE, &remove.base,
                                          CAIRN_MSG_JOB_REMOVED, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__JobRemoved *removed = (const Cairn__JobRemoved *)reply;
     json_t *away = json_array();
     for (size_t i = 0; i < removed->n_away; i++)
@@ -630,7 +625,7 @@ int ctl_job_drop(struct ctl *ctl)
         if (removed->note[0] != '\0') ctl_line("note", "%s", removed->note);
     }
     json_decref(away);
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -643,7 +638,7 @@ static int move(struct ctl *ctl, bool parked)
     if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_PARK, &park.base, CAIRN_MSG_JOB_PARKED,
                                          &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__JobParked *told = (const Cairn__JobParked *)reply;
     if (ctl->json) {
         ctl_print_json(json_pack("{s:s, s:b, s:i, s:s}", "job", told->name, "parked", told->parked,
@@ -653,7 +648,7 @@ static int move(struct ctl *ctl, bool parked)
         ctl_line("shards", "%u", told->shards);
         if (told->note[0] != '\0') ctl_line("note", "%s", told->note);
     }
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -679,7 +674,7 @@ int ctl_snapshot_rm(struct ctl *ctl)
     if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base,
                                          CAIRN_MSG_SNAPSHOT_REMOVED, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__SnapshotRemoved *removed = (const Cairn__SnapshotRemoved *)reply;
     if (ctl->json) {
         ctl_print_json(json_pack("{s:s, s:s, s:i, s:I}", "id", removed->id, "job", removed->job,
@@ -689,7 +684,7 @@ int ctl_snapshot_rm(struct ctl *ctl)
         ctl_line("removed", "%s of job %s", removed->id, removed->job);
         ctl_line("size", "%s in %u files", ctl_bytes(removed->bytes), removed->files);
     }
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -732,7 +727,7 @@ static void say_who_lacks(struct ctl *ctl)
     if (job->workers > 0 && job->workers < job->workers_min)
         ctl_line("waits", "for %u more: a round opens with %u workers, attached: %u",
                  job->workers_min - job->workers, job->workers_min, job->workers);
-    cairn_message_free(reply);
+    message_free(reply);
 }
 
 static int print(struct ctl *ctl, uint64_t revision)
@@ -741,10 +736,10 @@ static int print(struct ctl *ctl, uint64_t revision)
         return ctl_print_json(
             json_pack("{s:s, s:I}", "job", ctl->argv[0], "revision", (json_int_t)revision));
     if (ctl->quiet) {
-        printf("%llu\n", (unsigned long long)revision);
+        printf("%" PRIu64 "\n", revision);
     } else {
         ctl_line("amended", "%s", ctl->argv[0]);
-        ctl_line("revision", "%llu", (unsigned long long)revision);
+        ctl_line("revision", "%" PRIu64, revision);
         if (ctl->workers_max > 0) say_who_lacks(ctl);
     }
     return 0;
@@ -759,7 +754,7 @@ cairn_status ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend, uint64_t *revisi
                                          CAIRN_MSG_JOB_AMENDED, &reply);
     if (called != CAIRN_OK) return called;
     *revision_out = ((const Cairn__JobAmended *)reply)->revision;
-    cairn_message_free(reply);
+    message_free(reply);
     return CAIRN_OK;
 }
 
@@ -767,7 +762,7 @@ static int send(struct ctl *ctl, Cairn__JobAmend *amend)
 {
     uint64_t revision;
     const cairn_status called = ctl_amend(ctl, amend, &revision);
-    return called == CAIRN_OK ? print(ctl, revision) : cairn_status_exit((int)called);
+    return called == CAIRN_OK ? print(ctl, revision) : status_exit((int)called);
 }
 
 static bool changes_snapshots(const struct ctl_rules *given)
@@ -820,7 +815,7 @@ static void fill_snapshots(const struct ctl *ctl, const Cairn__JobSpec *now, Cai
 static int fill_staging(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
 {
     const char *asked = ctl->rules.staging;
-    const int value = asked != NULL ? cairn_capability_value(CAIRN_CAPABILITY_STAGING, asked)
+    const int value = asked != NULL ? capability_value(CAIRN_CAPABILITY_STAGING, asked)
                                     : (int)now->snapshot_staging;
     if (value < 0)
         return ctl_fail(CAIRN_ERR_INVALID, "--snapshot-staging %s: state and small are allowed",
@@ -835,7 +830,7 @@ static int fill_shard_loss(const struct ctl *ctl, const Cairn__JobSpec *now, Cai
     amend->set_shard_loss = ctl->on_shard_loss != NULL || ctl->shard_loss_wait_s > 0;
     const int asked = ctl->on_shard_loss == NULL
                           ? (int)now->on_shard_loss
-                          : cairn_capability_value(CAIRN_CAPABILITY_SHARD_LOSS, ctl->on_shard_loss);
+                          : capability_value(CAIRN_CAPABILITY_SHARD_LOSS, ctl->on_shard_loss);
     if (asked < 0)
         return ctl_fail(CAIRN_ERR_INVALID,
                         "--on-shard-loss %s: wait and restore-latest are allowed",
@@ -854,8 +849,7 @@ static int fill_worker_loss(const struct ctl *ctl, const Cairn__JobSpec *now,
     amend->set_worker_loss = ctl->on_worker_loss != NULL || ctl->worker_loss_wait_s > 0;
     const int asked = ctl->on_worker_loss == NULL
                           ? (int)now->on_worker_loss
-                          : cairn_capability_value(CAIRN_CAPABILITY_WORKER_LOSS,
-                                                   ctl->on_worker_loss);
+                          : capability_value(CAIRN_CAPABILITY_WORKER_LOSS, ctl->on_worker_loss);
     if (asked < 0)
         return ctl_fail(CAIRN_ERR_INVALID, "--on-worker-loss %s: redo, wait and fail are allowed",
                         ctl->on_worker_loss);
@@ -889,7 +883,7 @@ static int amend_as_shown(struct ctl *ctl, Cairn__JobAmend *amend)
 {
     ProtobufCMessage *reply;
     const cairn_status called = show(ctl, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__JobStatus *job = (const Cairn__JobStatus *)reply;
     Cairn__GroupSpec **groups = calloc(job->n_groups + 1, sizeof(Cairn__GroupSpec *));
     amend->groups = groups;
@@ -897,7 +891,7 @@ static int amend_as_shown(struct ctl *ctl, Cairn__JobAmend *amend)
                               : ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (done < 0) done = send(ctl, amend);
     free(groups);
-    cairn_message_free(reply);
+    message_free(reply);
     return done;
 }
 

@@ -1,6 +1,7 @@
 /* cairn local: the way of a cluster, from its folder to its end. */
 #include "client/ctl/local.h"
 
+#include <inttypes.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -21,17 +22,15 @@
 static const int taken_signals[] = { SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 };
 
 static bool local_command_is_there(const char *command);
-static bool local_program_find(const char *name, char path_out[PATH_MAX],
-                               struct cairn_sentence *why);
-static bool local_import_find(struct local *local, struct cairn_sentence *why);
-static bool local_folder_make(struct local *local, struct cairn_sentence *why);
+static bool local_program_find(const char *name, char path_out[PATH_MAX], struct sentence *why);
+static bool local_import_find(struct local *local, struct sentence *why);
+static bool local_folder_make(struct local *local, struct sentence *why);
 static bool local_ready_read(const struct local *local, const char *name, char *line_out,
                              size_t line_bytes);
-static bool local_config_write(const struct local *local, const char *name,
-                               struct cairn_sentence *why);
+static bool local_config_write(const struct local *local, const char *name, struct sentence *why);
 static bool local_daemon_start(struct local *local, struct local_daemon *daemon, int program);
 static bool local_library_find(char path_out[PATH_MAX]);
-static bool local_file_write(const char *path, const char *text, struct cairn_sentence *why);
+static bool local_file_write(const char *path, const char *text, struct sentence *why);
 static int local_command_run(struct local *local, char **argv);
 static void local_folder_remove(struct local *local);
 
@@ -42,7 +41,7 @@ static uint64_t now_ms(void)
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-static int fail(const struct cairn_sentence *why)
+static int fail(const struct sentence *why)
 {
     return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why->text);
 }
@@ -65,7 +64,7 @@ static void block_signals(struct local *local)
 static int prepare(struct local *local)
 {
     const char *command = local->ctl->argc > 0 ? local->ctl->argv[0] : NULL;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     if (command != NULL && !local_command_is_there(command)) {
         ctl_fail(CAIRN_ERR_NOT_FOUND, "there is no program %s to run", command);
         return 127; // as a shell says it
@@ -96,7 +95,7 @@ static int await_ready(struct local *local, const char *name, char *line_out, si
 static int start_one(struct local *local, int index)
 {
     struct local_daemon *daemon = &local->daemons[index];
-    struct cairn_sentence why;
+    struct sentence why;
     if (!local_config_write(local, daemon->name, &why))
         return ctl_fail(CAIRN_ERR_IO, "%s", why.text);
     return local_daemon_start(local, daemon, index == 0 ? LOCAL_COORDINATOR : LOCAL_SHARD) ? -1 : 1;
@@ -143,7 +142,7 @@ static void say_where(const struct local *local)
 
 static int announce(struct local *local)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     char line[sizeof local->endpoint + 1], library[PATH_MAX];
     const char *file = local->ctl->endpoint_file;
     if (local_library_find(library)) setenv("CAIRN_LIBRARY", library, 0); // of the Python package
@@ -267,8 +266,7 @@ static bool local_command_is_there(const char *command)
 }
 
 /* Finds a program beside this one, then in PATH; `why` says where it was looked for. */
-static bool local_program_find(const char *name, char path_out[PATH_MAX],
-                               struct cairn_sentence *why)
+static bool local_program_find(const char *name, char path_out[PATH_MAX], struct sentence *why)
 {
     char found[PATH_MAX] = "";
     const ssize_t length = readlink("/proc/self/exe", found, sizeof found - 64);
@@ -276,8 +274,8 @@ static bool local_program_find(const char *name, char path_out[PATH_MAX],
     if (slash != NULL) snprintf(slash + 1, 64, "%s", name);
     if ((slash != NULL && is_program(found)) || find_in_path(name, found))
         if (realpath(found, path_out) != NULL) return true; // the daemons run in another folder
-    cairn_sentence_set(
-        why, "there is no %s beside this program and none in PATH; build or install it", name);
+    sentence_set(why, "there is no %s beside this program and none in PATH; build or install it",
+                 name);
     return false;
 }
 
@@ -294,35 +292,34 @@ static bool local_library_find(char path_out[PATH_MAX])
 
 /* ---- the folder ---- */
 
-static bool make_temporary(struct local *local, struct cairn_sentence *why)
+static bool make_temporary(struct local *local, struct sentence *why)
 {
     const char *parent = getenv("TMPDIR");
     char folder[PATH_MAX];
     snprintf(folder, sizeof folder, "%s/cairn-local.XXXXXX",
              parent != NULL && parent[0] != 0 ? parent : "/tmp");
     if (mkdtemp(folder) == NULL) {
-        cairn_sentence_set(why, "no temporary folder %s: %s; is TMPDIR right?", folder,
-                           strerror(errno));
+        sentence_set(why, "no temporary folder %s: %s; is TMPDIR right?", folder, strerror(errno));
         return false;
     }
     local->is_temporary = realpath(folder, local->folder) != NULL;
     return local->is_temporary;
 }
 
-static bool take_kept(struct local *local, struct cairn_sentence *why)
+static bool take_kept(struct local *local, struct sentence *why)
 {
     const char *keep = local->ctl->keep;
     if ((mkdir(keep, 0700) == 0 || errno == EEXIST) && realpath(keep, local->folder) != NULL &&
         access(local->folder, R_OK | W_OK | X_OK) == 0)
         return true;
-    cairn_sentence_set(why, "--keep %s: %s; give a folder that can be written, or made", keep,
-                       strerror(errno));
+    sentence_set(why, "--keep %s: %s; give a folder that can be written, or made", keep,
+                 strerror(errno));
     local->folder[0] = 0;
     return false;
 }
 
 /* In the folder, if a socket's address and a line of the configuration can hold that name. */
-static bool place_socket(struct local *local, struct cairn_sentence *why)
+static bool place_socket(struct local *local, struct sentence *why)
 {
     snprintf(local->socket, sizeof local->socket, "%s/coordinator.sock", local->folder);
     if (strlen(local->socket) <= CAIRN_ADDRESS_PATH_BYTES &&
@@ -331,7 +328,7 @@ static bool place_socket(struct local *local, struct cairn_sentence *why)
     snprintf(local->socket_folder, sizeof local->socket_folder, "/tmp/cairn-local.XXXXXX");
     if (mkdtemp(local->socket_folder) == NULL) {
         local->socket_folder[0] = 0;
-        cairn_sentence_set(why, "no folder in /tmp for the socket: %s", strerror(errno));
+        sentence_set(why, "no folder in /tmp for the socket: %s", strerror(errno));
         return false;
     }
     snprintf(local->socket, sizeof local->socket, "%s/coordinator.sock", local->socket_folder);
@@ -339,7 +336,7 @@ static bool place_socket(struct local *local, struct cairn_sentence *why)
 }
 
 /* Makes the folder, mode 0700, or takes the one that is to be kept. */
-static bool local_folder_make(struct local *local, struct cairn_sentence *why)
+static bool local_folder_make(struct local *local, struct sentence *why)
 {
     const bool is_there = local->ctl->keep != NULL ? take_kept(local, why)
                                                    : make_temporary(local, why);
@@ -347,18 +344,18 @@ static bool local_folder_make(struct local *local, struct cairn_sentence *why)
 }
 
 /* Where weights may be read from: --import, else the working folder if a configuration can hold its name. */
-static bool local_import_find(struct local *local, struct cairn_sentence *why)
+static bool local_import_find(struct local *local, struct sentence *why)
 {
     const char *given = local->ctl->import;
     if (realpath(given != NULL ? given : ".", local->import) == NULL) {
         local->import[0] = 0;
-        cairn_sentence_set(why, "--import %s: %s", given, strerror(errno));
+        sentence_set(why, "--import %s: %s", given, strerror(errno));
         return given == NULL;
     }
     // ':' stands between two folders there, ';' may begin a comment.
     if (local->import[strcspn(local->import, ":;\r\n")] == 0) return true;
-    cairn_sentence_set(why, "--import %s: a folder without : and ; in its name is allowed",
-                       local->import);
+    sentence_set(why, "--import %s: a folder without : and ; in its name is allowed",
+                 local->import);
     local->import[0] = 0;
     return given == NULL;
 }
@@ -388,7 +385,7 @@ static void local_folder_remove(struct local *local)
 /* ---- files ---- */
 
 /* The whole file or nothing. */
-static bool local_file_write(const char *path, const char *text, struct cairn_sentence *why)
+static bool local_file_write(const char *path, const char *text, struct sentence *why)
 {
     char part[PATH_MAX + 16];
     snprintf(part, sizeof part, "%s.part", path);
@@ -396,18 +393,18 @@ static bool local_file_write(const char *path, const char *text, struct cairn_se
     bool whole = file != NULL && fputs(text, file) >= 0;
     if (file != NULL && fclose(file) != 0) whole = false;
     if (whole && rename(part, path) == 0) return true;
-    cairn_sentence_set(why, "%s cannot be written: %s", path, strerror(errno));
+    sentence_set(why, "%s cannot be written: %s", path, strerror(errno));
     unlink(part);
     return false;
 }
 
 /* A shard's share of four fifths of the memory, in MiB. */
-static unsigned long long memory_mib(int shards)
+static uint64_t memory_mib(int shards)
 {
     struct sysinfo info;
     if (sysinfo(&info) != 0) return 1024;
-    const unsigned long long mib = (unsigned long long)info.totalram * info.mem_unit >> 20;
-    const unsigned long long share = mib / 5 * 4 / (unsigned long long)shards;
+    const uint64_t mib = info.totalram * info.mem_unit >> 20;
+    const uint64_t share = mib / 5 * 4 / (uint64_t)shards;
     return share > 0 ? share : 1;
 }
 
@@ -426,8 +423,7 @@ static long threads(const struct local *local, int shards)
 }
 
 /* Writes FOLDER/NAME.conf; for a shard, the endpoint is known by now. */
-static bool local_config_write(const struct local *local, const char *name,
-                               struct cairn_sentence *why)
+static bool local_config_write(const struct local *local, const char *name, struct sentence *why)
 {
     char path[PATH_MAX + 32], text[2 * PATH_MAX + 1024], home[320] = "";
     const int shards = local->daemon_count - 1;
@@ -445,7 +441,7 @@ static bool local_config_write(const struct local *local, const char *name,
     else
         snprintf(text, sizeof text,
                  "# Made by cairn local.\n[shard]\nname = %s\ncoordinator = %s\n[memory]\n"
-                 "limit = %lluMiB\n[compute]\nthreads = %ld\n%s[import]\nfolders = %s\n",
+                 "limit = %" PRIu64 "MiB\n[compute]\nthreads = %ld\n%s[import]\nfolders = %s\n",
                  name, local->endpoint, memory_mib(shards), threads(local, shards), home,
                  local->import);
     if (local->is_debug) add(text, sizeof text, "[log]\nlevel = %s\n", "debug");

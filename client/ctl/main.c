@@ -324,13 +324,13 @@ int main(int argc, char **argv)
     const struct subcommand *subcommand = NULL;
     const int done = parse(&ctl, &subcommand);
     if (done >= 0) return done;
-    struct cairn_env_report env;
+    struct env_report env;
     if ((subcommand->takes & CTL_ASKS) == CTL_ASKS) {
-        const struct cairn_env_input input = {
-            .get = cairn_env_get, .given[CAIRN_ENV_ENDPOINT] = { ctl.endpoint, "--endpoint" }
+        const struct env_input input = {
+            .get = env_get, .given[CAIRN_ENV_ENDPOINT] = { ctl.endpoint, "--endpoint" }
         };
-        struct cairn_sentence why;
-        const cairn_status status = cairn_env_find(&input, CAIRN_ENV_ENDPOINT, &env, &why);
+        struct sentence why;
+        const cairn_status status = env_find(&input, CAIRN_ENV_ENDPOINT, &env, &why);
         if (status != CAIRN_OK) return ctl_fail(status, "%s", why.text);
         ctl.endpoint = env.values[CAIRN_ENV_ENDPOINT].text;
     }

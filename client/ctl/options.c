@@ -1,6 +1,7 @@
 /* The options of the command line: one table, from which they are read, judged and explained. */
 #include "client/ctl/options.h"
 
+#include <inttypes.h>
 #include <errno.h>
 #include <getopt.h>
 #include <stdarg.h>
@@ -17,7 +18,7 @@ static int take_rule(struct ctl *ctl, int option);
 
 int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
 {
-    struct cairn_sentence text;
+    struct sentence text;
     va_list arguments;
     va_start(arguments, fmt);
     vsnprintf(text.text, sizeof text.text, fmt, arguments);
@@ -254,8 +255,7 @@ int ctl_parse_count(const char *name, const char *text, uint64_t max, uint64_t *
         count *= 1000;
     }
     if (!ok || end[suffix != NULL] != 0)
-        return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: 1 to %llu is allowed", name, text,
-                        (unsigned long long)max);
+        return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: 1 to %" PRIu64 " is allowed", name, text, max);
     *out = count;
     return -1;
 }

@@ -1,5 +1,6 @@
 /* The means that subcommands share: tables, lines and JSON; progress, confirmation, interrupts;
  * the one request; --watch. Two subcommands stand here, too: env and capabilities. */
+#include <inttypes.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -100,8 +101,7 @@ void ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool
     if (unknown)
         ctl_line(name, "unknown: not all shards have told it");
     else
-        ctl_line(name, "generation %llu, step %llu", (unsigned long long)generation,
-                 (unsigned long long)step);
+        ctl_line(name, "generation %" PRIu64 ", step %" PRIu64, generation, step);
 }
 
 json_t *ctl_json_known(bool known, uint64_t number)
@@ -175,8 +175,8 @@ void ctl_progress_at(struct ctl_progress *p, uint64_t done)
     const double part = p->total > 0 ? (double)done / (double)p->total : 1;
     const double seconds = (double)(now - p->begun_ms) / 1000;
     const double rate = seconds > 0 ? (double)done / seconds : 0;
-    struct cairn_sentence left = { "" };
-    if (rate > 0) cairn_sentence_set(&left, ", %.0f s left", (double)(p->total - done) / rate);
+    struct sentence left = { "" };
+    if (rate > 0) sentence_set(&left, ", %.0f s left", (double)(p->total - done) / rate);
     if (p->on_terminal) {
         char bar[BAR + 1];
         for (int i = 0; i < BAR; i++) bar[i] = i < (int)(part * BAR) ? '#' : '.';
@@ -270,7 +270,7 @@ int ctl_fail(cairn_status status, const char *fmt, ...)
     vfprintf(stderr, fmt, arguments);
     fprintf(stderr, " [CAIRN-E%04d]\n", (int)status);
     va_end(arguments);
-    return cairn_status_exit((int)status);
+    return status_exit((int)status);
 }
 
 /* Says for whom a snapshot or digest waits, once: if they are not there, or it is late. */
@@ -284,14 +284,13 @@ static void on_awaited(void *context, const Cairn__Awaited *awaited, bool is_lat
 }
 
 cairn_status ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
-                            uint16_t reply_type, ProtobufCMessage **reply_out,
-                            struct cairn_paged *pages)
+                            uint16_t reply_type, ProtobufCMessage **reply_out, struct paged *pages)
 {
     char name[CAIRN_NAME_MAX];
-    struct cairn_sentence why;
+    struct sentence why;
     snprintf(name, sizeof name, "cairn %s, pid %ld", ctl->words, (long)getpid());
     if (ctl->timeout_ms == 0) ctl->timeout_ms = 30000;
-    struct cairn_admin admin = {
+    struct admin admin = {
         .endpoint = ctl->endpoint,
         .name = name,
         .build = ctl->build,
@@ -302,8 +301,8 @@ cairn_status ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessa
         .on_awaited = on_awaited,
         .context = ctl,
     };
-    const cairn_status status = cairn_admin_call(&admin, type, message, reply_type, reply_out,
-                                                 pages, &why);
+    const cairn_status status = admin_call(&admin, type, message, reply_type, reply_out, pages,
+                                           &why);
     const bool passes = status == CAIRN_ERR_UNREACHABLE || status == CAIRN_ERR_TIMEOUT;
     if (status != CAIRN_OK && ctl->failed != NULL)
         *ctl->failed = why;
@@ -322,25 +321,25 @@ cairn_status ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *me
 
 /* cairn env */
 
-static const char *source_of(const struct cairn_env_report *report, enum cairn_env_key key)
+static const char *source_of(const struct env_report *report, enum env_key key)
 {
     const char *source = report->values[key].source;
     return source != NULL ? source : "default";
 }
 
-static bool is_number(enum cairn_env_key key)
+static bool is_number(enum env_key key)
 {
     return key >= CAIRN_ENV_PROCESS && key != CAIRN_ENV_RUN_ID;
 }
 
 /* {"rank": {"value": 0, "from": "RANK"}, ...} */
-static int print_json_env(const struct cairn_env_report *report)
+static int print_json_env(const struct env_report *report)
 {
     json_t *object = json_pack("{s:s}", "launcher", report->launcher);
-    for (enum cairn_env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
-        const struct cairn_env_value *value = &report->values[key];
+    for (enum env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
+        const struct env_value *value = &report->values[key];
         char name[32];
-        snprintf(name, sizeof name, "%s", cairn_env_key_name(key));
+        snprintf(name, sizeof name, "%s", env_key_name(key));
         for (char *space; (space = strchr(name, ' ')) != NULL;) *space = '_';
         json_t *text = is_number(key) ? json_integer((json_int_t)value->number)
                                       : json_string(value->text);
@@ -352,15 +351,15 @@ static int print_json_env(const struct cairn_env_report *report)
     return ctl_print_json(object);
 }
 
-static void print_table(const struct ctl *ctl, const struct cairn_env_report *report)
+static void print_table(const struct ctl *ctl, const struct env_report *report)
 {
     static const char *const headers[] = { "WHAT", "VALUE", "FROM" };
     struct ctl_table *table = ctl_table_open(headers, 3);
     ctl_table_cell(table, "launcher");
     ctl_table_cell(table, "%s", report->launcher);
     ctl_table_cell(table, "%s", source_of(report, CAIRN_ENV_RANK));
-    for (enum cairn_env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
-        ctl_table_cell(table, "%s", cairn_env_key_name(key));
+    for (enum env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
+        ctl_table_cell(table, "%s", env_key_name(key));
         ctl_table_cell(table, "%s", report->values[key].text);
         ctl_table_cell(table, "%s", source_of(report, key));
     }
@@ -369,13 +368,12 @@ static void print_table(const struct ctl *ctl, const struct cairn_env_report *re
 
 int ctl_env(struct ctl *ctl)
 {
-    const struct cairn_env_input input = {
-        .get = cairn_env_get, .given[CAIRN_ENV_ENDPOINT] = { ctl->endpoint, "--endpoint" }
-    };
-    struct cairn_env_report report;
-    struct cairn_sentence why;
-    cairn_status status = cairn_env_find_cluster(&input, &report, &why);
-    if (status == CAIRN_OK) status = cairn_env_find_process(&input, &report, &why);
+    const struct env_input input = { .get = env_get,
+                                     .given[CAIRN_ENV_ENDPOINT] = { ctl->endpoint, "--endpoint" } };
+    struct env_report report;
+    struct sentence why;
+    cairn_status status = env_find_cluster(&input, &report, &why);
+    if (status == CAIRN_OK) status = env_find_process(&input, &report, &why);
     if (status != CAIRN_OK) return ctl_fail(status, "%s", why.text);
     if (ctl->json) return print_json_env(&report);
     print_table(ctl, &report);
@@ -411,8 +409,7 @@ int ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl))
         const int status = run(ctl);
         if (fflush(stdout) != 0) return 1; // nobody reads it
         // An unreachable coordinator may come back, as after a restart.
-        if (status != 0 && (first || status != cairn_status_exit(CAIRN_ERR_UNREACHABLE)))
-            return status;
+        if (status != 0 && (first || status != status_exit(CAIRN_ERR_UNREACHABLE))) return status;
         poll(NULL, 0, (int)(ctl->every_s * 1000));
     }
 }
@@ -421,13 +418,13 @@ int ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl))
 
 /* cairn capabilities: what this version supports, from the table that judges specs. Asks nobody. */
 
-static int print_json_capabilities(const struct cairn_capability *rows, size_t count)
+static int print_json_capabilities(const struct capability *rows, size_t count)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < count; i++)
         json_array_append_new(list,
                               json_pack("{s:s, s:i, s:s, s:b, s:s?}", "field",
-                                        cairn_capability_field_name(rows[i].field), "value",
+                                        capability_field_name(rows[i].field), "value",
                                         rows[i].value, "name", rows[i].value_name, "supported",
                                         (int)rows[i].supported, "instead", rows[i].instead));
     return ctl_print_json(json_pack("{s:o}", "capabilities", list));
@@ -437,11 +434,11 @@ int ctl_capabilities(struct ctl *ctl)
 {
     static const char *const headers[] = { "FIELD", "VALUE", "NAME", "SUPPORTED" };
     size_t count;
-    const struct cairn_capability *rows = cairn_capability_table(&count);
+    const struct capability *rows = capability_table(&count);
     if (ctl->json) return print_json_capabilities(rows, count);
     struct ctl_table *table = ctl_table_open(headers, 4);
     for (size_t i = 0; i < count; i++) {
-        ctl_table_cell(table, "%s", cairn_capability_field_name(rows[i].field));
+        ctl_table_cell(table, "%s", capability_field_name(rows[i].field));
         ctl_table_cell(table, "%d", rows[i].value);
         ctl_table_cell(table, "%s", rows[i].value_name);
         if (rows[i].supported)

@@ -1,4 +1,5 @@
 /* cairn job plan: what a job takes of its shards, by the functions by which they admit it. */
+#include <inttypes.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@
 #define WORKERS_MAX 64 /* round.workers_max, where no coordinator says it and no more are planned */
 
 struct plan {
-    struct cairn_job_spec_data spec; /* owned */
+    struct job_spec_data spec; /* owned */
     uint32_t shards, workers, workers_max;
     bool has_device; /* its state lies on GPUs */
     double heaviest_over_mean;
@@ -36,8 +37,8 @@ static cairn_status ask_spec(struct ctl *ctl, struct plan *plan)
 {
     Cairn__JobSpecGet get = CAIRN__JOB_SPEC_GET__INIT;
     ProtobufCMessage *reply;
-    struct cairn_sentence why;
-    struct cairn_paged pages = { 0 };
+    struct sentence why;
+    struct paged pages = { 0 };
     get.name = ctl->argv[0];
     cairn_status status = ctl_call_paged(ctl, CAIRN_MSG_JOB_SPEC_GET, &get.base,
                                          CAIRN_MSG_JOB_SPEC_TOLD, &reply, &pages);
@@ -45,24 +46,23 @@ static cairn_status ask_spec(struct ctl *ctl, struct plan *plan)
     const Cairn__JobSpecTold *told = (const Cairn__JobSpecTold *)reply;
     plan->workers_max = told->workers_max;
     if (plan->shards == 0) plan->shards = told->shards;
-    cairn_message_free(reply);
-    status = cairn_spec_unpack(pages.bytes, pages.have_bytes, cairn_optimizer_names(), &plan->spec,
-                               &why);
-    cairn_paged_release(&pages);
+    message_free(reply);
+    status = spec_unpack(pages.bytes, pages.have_bytes, optimizer_names(), &plan->spec, &why);
+    paged_release(&pages);
     if (status != CAIRN_OK) ctl_fail(status, "the spec of job %s: %s", get.name, why.text);
     return status;
 }
 
-static cairn_status add_shard(struct plan *plan, const struct cairn_layout *layout, uint32_t shard,
-                              struct cairn_sentence *why)
+static cairn_status add_shard(struct plan *plan, const struct layout *layout, uint32_t shard,
+                              struct sentence *why)
 {
-    struct cairn_shard_map map;
-    struct cairn_need need;
+    struct shard_map map;
+    struct need need;
     Cairn__MemoryTold *told = plan->list[shard] = &plan->told[shard];
-    cairn_status status = cairn_shard_map_init(&map, layout, shard, plan->spec.chunk_leaves);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for a map of the job");
+    cairn_status status = shard_map_init(&map, layout, shard, plan->spec.chunk_leaves);
+    if (status != CAIRN_OK) return fail_with(why, status, "no memory for a map of the job");
     status = need_of(&plan->spec, &map, plan->workers_max, plan->has_device, NULL, &need, why);
-    cairn_shard_map_release(&map);
+    shard_map_release(&map);
     if (status != CAIRN_OK) return status;
     cairn__memory_told__init(told);
     told->shard_index = shard;
@@ -75,34 +75,33 @@ static cairn_status add_shard(struct plan *plan, const struct cairn_layout *layo
     return CAIRN_OK;
 }
 
-static cairn_status make(struct plan *plan, struct cairn_sentence *why)
+static cairn_status make(struct plan *plan, struct sentence *why)
 {
-    struct cairn_layout *layout = NULL;
-    struct cairn_plan_report report;
-    plan->shards = cairn_plan_job_shards(&plan->spec, plan->shards);
+    struct layout *layout = NULL;
+    struct plan_report report;
+    plan->shards = plan_job_shards(&plan->spec, plan->shards);
     plan->told = calloc(plan->shards, sizeof *plan->told);
     plan->list = calloc(plan->shards, sizeof *plan->list);
     if (plan->told == NULL || plan->list == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    cairn_status status = cairn_plan_job(&plan->spec, plan->shards, &layout, &report);
-    if (status != CAIRN_OK)
-        return cairn_fail(why, status, "planning: %s", cairn_status_text((int)status));
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    cairn_status status = plan_job(&plan->spec, plan->shards, &layout, &report);
+    if (status != CAIRN_OK) return fail_with(why, status, "planning: %s", status_text((int)status));
     plan->heaviest_over_mean = report.heaviest_over_mean;
     for (uint32_t s = 0; s < plan->shards && status == CAIRN_OK; s++)
         status = add_shard(plan, layout, s, why);
-    cairn_layout_close(layout);
+    layout_close(layout);
     return status;
 }
 
 /* Takes what the line says instead of what the spec does. */
-static cairn_status change(const struct ctl *ctl, struct plan *plan, struct cairn_sentence *why)
+static cairn_status change(const struct ctl *ctl, struct plan *plan, struct sentence *why)
 {
-    struct cairn_job_spec_data *spec = &plan->spec;
+    struct job_spec_data *spec = &plan->spec;
     plan->has_device = ctl->bench.backend != NULL && strcmp(ctl->bench.backend, "cuda") == 0;
     if (ctl->plan.has_offload && !plan->has_device)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "--offload means nothing where state lies in host memory: give --backend "
-                          "cuda, too");
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "--offload means nothing where state lies in host memory: give --backend "
+                         "cuda, too");
     if (ctl->plan.has_stage) spec->stage = ctl->plan.stage;
     if (ctl->plan.has_offload) spec->offload_fraction = ctl->plan.offload;
     for (size_t t = 0; ctl->bench.wire != NULL && t < spec->tensor_count; t++)
@@ -142,8 +141,8 @@ static void print(const struct ctl *ctl, const struct plan *plan)
 int ctl_job_plan(struct ctl *ctl)
 {
     struct plan plan = { .shards = ctl->shards, .workers_max = WORKERS_MAX };
-    struct cairn_sentence why;
-    cairn_spec_init(&plan.spec);
+    struct sentence why;
+    spec_init(&plan.spec);
     const bool from_file = is_file(ctl->argv[0]);
     if (!from_file && strchr(ctl->argv[0], '/') != NULL) // no job has it in its name
         return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s: there is no such file or folder", ctl->argv[0]);
@@ -160,24 +159,24 @@ int ctl_job_plan(struct ctl *ctl)
         if (from_file && plan.workers > plan.workers_max) plan.workers_max = plan.workers;
         status = plan.workers <= plan.workers_max
                      ? make(&plan, &why)
-                     : cairn_fail(&why, CAIRN_ERR_INVALID,
-                                  "%u workers: round.workers_max is %u, so no more are taken",
-                                  plan.workers, plan.workers_max);
+                     : fail_with(&why, CAIRN_ERR_INVALID,
+                                 "%u workers: round.workers_max is %u, so no more are taken",
+                                 plan.workers, plan.workers_max);
     }
     if (status == CAIRN_OK)
         print(ctl, &plan);
     else if (!is_said)
         ctl_fail(status, "%s: %s", ctl->argv[0], why.text);
-    cairn_spec_release(&plan.spec);
+    spec_release(&plan.spec);
     free(plan.told);
     free(plan.list);
-    return status == CAIRN_OK ? 0 : cairn_status_exit((int)status);
+    return status == CAIRN_OK ? 0 : status_exit((int)status);
 }
 
 /* ==== plan spec ==== */
 
 /* The caller's. NULL: `why` says it. */
-static char *read_all(const char *path, size_t *bytes_out, struct cairn_sentence *why)
+static char *read_all(const char *path, size_t *bytes_out, struct sentence *why)
 {
     struct stat s;
     FILE *file = fopen(path, "re");
@@ -188,46 +187,44 @@ static char *read_all(const char *path, size_t *bytes_out, struct cairn_sentence
     const int error = errno;
     *bytes_out = text != NULL ? fread(text, 1, (size_t)s.st_size, file) : 0;
     if (file == NULL)
-        cairn_sentence_set(why, "cannot be read: %s", strerror(error));
+        sentence_set(why, "cannot be read: %s", strerror(error));
     else if (text == NULL)
-        cairn_sentence_set(why, "is no file of at most %zu bytes", CAIRN_MANIFEST_BYTES_MAX);
+        sentence_set(why, "is no file of at most %zu bytes", CAIRN_MANIFEST_BYTES_MAX);
     if (file != NULL) fclose(file);
     return text;
 }
 
-static cairn_status of_manifest(const char *path, struct cairn_job_spec_data *out,
-                                struct cairn_sentence *why)
+static cairn_status of_manifest(const char *path, struct job_spec_data *out, struct sentence *why)
 {
-    struct cairn_manifest manifest;
+    struct manifest manifest;
     size_t bytes;
     char *text = read_all(path, &bytes, why);
     if (text == NULL) return CAIRN_ERR_IO;
-    cairn_status status = cairn_manifest_decode(text, bytes, &manifest, why);
+    cairn_status status = manifest_decode(text, bytes, &manifest, why);
     free(text);
     if (status != CAIRN_OK) return status;
-    status = cairn_spec_copy(&manifest.spec, out);
-    if (status != CAIRN_OK) cairn_sentence_set(why, "out of memory");
-    cairn_manifest_release(&manifest);
+    status = spec_copy(&manifest.spec, out);
+    if (status != CAIRN_OK) sentence_set(why, "out of memory");
+    manifest_release(&manifest);
     return status;
 }
 
-static cairn_status of_json(const char *path, struct cairn_job_spec_data *out,
-                            struct cairn_sentence *why)
+static cairn_status of_json(const char *path, struct job_spec_data *out, struct sentence *why)
 {
     size_t bytes;
     char *text = read_all(path, &bytes, why);
     if (text == NULL) return CAIRN_ERR_IO;
-    const cairn_status status = cairn_spec_of_json(text, bytes, out, why);
+    const cairn_status status = spec_of_json(text, bytes, out, why);
     free(text);
     return status;
 }
 
 /* Trained by AdamW, on the wire as it is stored, where that is possible. */
-static cairn_status add_weight(struct cairn_job_spec_data *spec, const struct cairn_weight *weight)
+static cairn_status add_weight(struct job_spec_data *spec, const struct weight *weight)
 {
     char *name = (char *)(uintptr_t)weight->key, *group = (char *)(uintptr_t) "default";
     const struct cairn_box *box = &weight->entry->box;
-    struct cairn_tensor_spec tensor = {
+    struct tensor_spec tensor = {
         .name = name,
         .group = group,
         .kind = CAIRN_TRAINED,
@@ -237,61 +234,58 @@ static cairn_status add_weight(struct cairn_job_spec_data *spec, const struct ca
         .shape = { .rank = box->rank },
     };
     for (uint32_t d = 0; d < box->rank; d++) tensor.shape.dim[d] = box->extent[d];
-    return cairn_spec_add_tensor(spec, &tensor);
+    return spec_add_tensor(spec, &tensor);
 }
 
 /* All that a job could read. The rest, whole numbers, has no optimizer, and is said. */
-static cairn_status add_weights(struct cairn_job_spec_data *spec,
-                                const struct cairn_weights *weights)
+static cairn_status add_weights(struct job_spec_data *spec, const struct weights *weights)
 {
-    struct cairn_sentence rest = { "" };
+    struct sentence rest = { "" };
     size_t rest_count = 0;
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < weights->weight_count && status == CAIRN_OK; i++) {
-        const struct cairn_weight *weight = &weights->weights[i];
-        if (cairn_weight_readable(weight))
+        const struct weight *weight = &weights->weights[i];
+        if (weight_readable(weight))
             status = add_weight(spec, weight);
         else if (rest_count++ < CAIRN_WEIGHTS_NAMES_MAX)
-            cairn_sentence_add(&rest, "%s%s (%s)", rest_count > 1 ? ", " : "", weight->key,
-                               weight->entry->dtype_name);
+            sentence_add(&rest, "%s%s (%s)", rest_count > 1 ? ", " : "", weight->key,
+                         weight->entry->dtype_name);
     }
-    cairn_text_mend(rest.text, "");
+    text_mend(rest.text, "");
     if (rest_count > 0)
         fprintf(stderr, "cairn: job plan: left out, since no job reads such numbers: %s%s\n",
                 rest.text, rest_count > CAIRN_WEIGHTS_NAMES_MAX ? ", and more" : "");
     return status;
 }
 
-static cairn_status of_weights(const char *path, struct cairn_job_spec_data *out,
-                               struct cairn_sentence *why)
+static cairn_status of_weights(const char *path, struct job_spec_data *out, struct sentence *why)
 {
     char absolute[PATH_MAX];
-    struct cairn_weights weights;
-    struct cairn_job_spec_data spec;
-    struct cairn_group_spec group = cairn_group_default();
+    struct weights weights;
+    struct job_spec_data spec;
+    struct group_spec group = group_default();
     if (realpath(path, absolute) == NULL)
-        return cairn_fail(why, CAIRN_ERR_IO, "cannot be read: %s", strerror(errno));
-    cairn_status status = cairn_weights_open("/", absolute, &weights, why);
+        return fail_with(why, CAIRN_ERR_IO, "cannot be read: %s", strerror(errno));
+    cairn_status status = weights_open("/", absolute, &weights, why);
     if (status != CAIRN_OK) return status;
     group.name = (char *)(uintptr_t) "default";
     group.optimizer = (char *)(uintptr_t) "adamw";
-    cairn_spec_init(&spec);
-    cairn_sentence_set(why, "more tensors than a job may have, or out of memory");
-    status = cairn_spec_set_name(&spec, "weights");
-    if (status == CAIRN_OK) status = cairn_spec_add_group(&spec, &group);
+    spec_init(&spec);
+    sentence_set(why, "more tensors than a job may have, or out of memory");
+    status = spec_set_name(&spec, "weights");
+    if (status == CAIRN_OK) status = spec_add_group(&spec, &group);
     if (status == CAIRN_OK) status = add_weights(&spec, &weights);
-    cairn_weights_close(&weights);
-    cairn_spec_canonicalize(&spec);
-    if (status == CAIRN_OK) status = cairn_spec_check(&spec, cairn_optimizer_names(), why);
+    weights_close(&weights);
+    spec_canonicalize(&spec);
+    if (status == CAIRN_OK) status = spec_check(&spec, optimizer_names(), why);
     if (status == CAIRN_OK)
         *out = spec;
     else
-        cairn_spec_release(&spec);
+        spec_release(&spec);
     return status;
 }
 
-cairn_status ctl_plan_spec(const char *path, struct cairn_job_spec_data *out,
-                           struct cairn_sentence *why)
+cairn_status ctl_plan_spec(const char *path, struct job_spec_data *out, struct sentence *why)
 {
     static const char weights[] = ".safetensors";
     char manifest[PATH_MAX];
@@ -452,7 +446,7 @@ static void print_shards(const struct ctl *ctl, const Cairn__JobStatus *job)
 static void print_job(const struct ctl *ctl, const Cairn__JobStatus *job)
 {
     printf("job %s: %s", job->name, job->state);
-    if (!job->version_unknown) printf(", step %llu", (unsigned long long)job->step);
+    if (!job->version_unknown) printf(", step %" PRIu64, job->step);
     if (job->awaited[0] != '\0') printf(", waits for %s", job->awaited);
     printf("; medians of the last steps, in milliseconds\n\n");
     print_workers(ctl, job);
@@ -468,12 +462,12 @@ static int show(struct ctl *ctl)
     message.times = true;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &message.base,
                                          CAIRN_MSG_JOB_STATUS, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     if (ctl->json)
         print_json((const Cairn__JobStatus *)reply);
     else
         print_job(ctl, (const Cairn__JobStatus *)reply);
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 

@@ -68,7 +68,7 @@ static int ask(struct ctl *ctl, const Cairn__ReshardAsk *message, ProtobufCMessa
 {
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_RESHARD_ASK, &message->base,
                                          CAIRN_MSG_RESHARD_TOLD, told_out);
-    return called == CAIRN_OK ? -1 : cairn_status_exit((int)called);
+    return called == CAIRN_OK ? -1 : status_exit((int)called);
 }
 
 static bool is_refused(const Cairn__ReshardJob *job)
@@ -116,7 +116,7 @@ static int tell(struct ctl *ctl, uint32_t op,
     else
         print(ctl, told);
     done = judge == NULL ? 0 : judge(told);
-    cairn_message_free(reply);
+    message_free(reply);
     return done;
 }
 
@@ -186,7 +186,7 @@ static int show_plan(struct ctl *ctl, struct question *q)
         printf("\n");
         fflush(stdout);
     }
-    cairn_message_free(reply);
+    message_free(reply);
     q->ask.op = CAIRN_RESHARD_APPLY;
     return -1;
 }
@@ -214,9 +214,9 @@ int ctl_reshard_apply(struct ctl *ctl)
         else if (!ctl->quiet)
             reshard_list(ctl, told);
         done = say_ends(told);
-        cairn_message_free(ended);
+        message_free(ended);
     }
-    cairn_message_free(begun);
+    message_free(begun);
     return done;
 }
 
@@ -234,12 +234,12 @@ int ctl_member_drain(struct ctl *ctl)
         "cancel --all` ends it\n");
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_MEMBER_DRAIN, &drain.base, CAIRN_MSG_DONE,
                                          &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     if (ctl->json)
         ctl_print_json(json_pack("{s:s}", "drained", drain.name));
     else if (!ctl->quiet)
         ctl_line("drained", "%s, which ends, and is known no more", drain.name);
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -278,7 +278,7 @@ static json_t *known_real(double number)
 static json_t *job_json(const Cairn__ReshardJob *job)
 {
     char hash[20];
-    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)job->layout_hash);
+    snprintf(hash, sizeof hash, "%016" PRIx64, job->layout_hash);
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:i, s:i, s:f, "
         "s:o, s:I, s:I, s:I, s:i}",
@@ -450,8 +450,7 @@ static int ask_again(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMes
         const cairn_status called = ctl_call(ctl, CAIRN_MSG_RESHARD_ASK, &ask->base,
                                              CAIRN_MSG_RESHARD_TOLD, told_out);
         if (called == CAIRN_OK) return -1;
-        if (called != CAIRN_ERR_UNREACHABLE || !ctl->tries_again)
-            return cairn_status_exit((int)called);
+        if (called != CAIRN_ERR_UNREACHABLE || !ctl->tries_again) return status_exit((int)called);
         poll(NULL, 0, ASK_EVERY_MS);
     }
 }
@@ -467,7 +466,7 @@ static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufC
         const struct sum sum = sum_of((const Cairn__ReshardTold *)*told_out);
         if (!ctl->quiet) show(&progress, &sum);
         if (sum.moving == 0) break;
-        cairn_message_free(*told_out);
+        message_free(*told_out);
         poll(NULL, 0, ASK_EVERY_MS);
     }
     if (progress.is_drawn) fprintf(stderr, "\r\033[K");

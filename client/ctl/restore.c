@@ -1,5 +1,6 @@
 /* cairn snapshot restore, and cairn job create, which is the same with a name of its own: ask before they
  * replace a job that is not lost. */
+#include <inttypes.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -15,8 +16,8 @@
 #include "proto/snapshot/snapshot_file.h"
 #include "proto/snapshot_io/snapshot_io.h"
 
-static int key_read(const char *given, struct cairn_public_key *out);
-static int key_ring(struct ctl *ctl, struct cairn_key_ring *out);
+static int key_read(const char *given, struct public_key *out);
+static int key_ring(struct ctl *ctl, struct key_ring *out);
 
 static cairn_status call(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
                          Cairn__SnapshotStatus **reply_out)
@@ -34,14 +35,14 @@ static int confirm(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
 {
     Cairn__SnapshotRestore question = *restore;
     Cairn__SnapshotStatus *plan;
-    struct cairn_sentence what;
+    struct sentence what;
     if (ctl->yes) return -1;
     question.plan = true;
     const cairn_status called = call(ctl, &question, &plan);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     int refused = -1;
-    if (cairn_admin_replaces(plan, &what)) refused = ctl_confirm(ctl, what.text, plan->job);
-    cairn_message_free(&plan->base);
+    if (admin_replaces(plan, &what)) refused = ctl_confirm(ctl, what.text, plan->job);
+    message_free(&plan->base);
     return refused;
 }
 
@@ -66,12 +67,11 @@ static int print_json(const Cairn__SnapshotStatus *s)
 
 static void print_restore(const Cairn__SnapshotStatus *s)
 {
-    struct cairn_sentence members;
+    struct sentence members;
     ctl_snapshot_print(s);
-    ctl_line("restored", "job %s, generation %llu", s->job,
-             (unsigned long long)s->restored_generation);
+    ctl_line("restored", "job %s, generation %" PRIu64, s->job, s->restored_generation);
     if (s->replaced == NULL) return;
-    cairn_admin_members(s->replaced, &members);
+    admin_members(s->replaced, &members);
     ctl_version_line("replaced", s->replaced->generation, s->replaced->step,
                      s->replaced->version_unknown);
     ctl_line("must open again", "%s", members.text);
@@ -84,13 +84,13 @@ int ctl_snapshot_latest(struct ctl *ctl, const char *job, char id_out[CAIRN_SNAP
     ProtobufCMessage *reply;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
                                          CAIRN_MSG_SNAPSHOT_LIST, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
     const bool is_any = list->n_snapshots > 0;
-    const Cairn__SnapshotStatus *latest = cairn_admin_latest(list, ctl_warn_damaged);
+    const Cairn__SnapshotStatus *latest = admin_latest(list, ctl_warn_damaged);
     const bool found = latest != NULL;
     if (found) snprintf(id_out, CAIRN_SNAPSHOT_ID_BYTES, "%s", latest->id);
-    cairn_message_free(reply);
+    message_free(reply);
     if (found) return -1;
     return ctl_fail(
         CAIRN_ERR_NOT_FOUND,
@@ -110,17 +110,18 @@ static int restore_it(struct ctl *ctl, Cairn__SnapshotRestore *restore)
     const int refused = confirm(ctl, restore);
     if (refused >= 0) return refused;
     const cairn_status called = call(ctl, restore, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     if (reply->passed_over[0] != '\0')
-        fprintf(stderr, "cairn: passed over: %s; %s, of step %llu, was restored in its place\n",
-                reply->passed_over, reply->id, (unsigned long long)reply->step);
+        fprintf(stderr,
+                "cairn: passed over: %s; %s, of step %" PRIu64 ", was restored in its place\n",
+                reply->passed_over, reply->id, reply->step);
     if (ctl->json)
         print_json(reply);
     else if (ctl->quiet)
         printf("%s\n", reply->id);
     else
         print_restore(reply);
-    cairn_message_free(&reply->base);
+    message_free(&reply->base);
     return 0;
 }
 
@@ -187,14 +188,14 @@ int ctl_job_create(struct ctl *ctl)
     restore.allow_unsigned = ctl->allow_unsigned;
     restore.allow_untrusted = ctl->allow_untrusted;
     const cairn_status called = call(ctl, &restore, &plan);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     if (!ctl->json && !ctl->quiet) {
         ctl_snapshot_print(plan);
         if (plan->replaced != NULL)
             ctl_version_line("replaces", plan->replaced->generation, plan->replaced->step,
                              plan->replaced->version_unknown);
     }
-    cairn_message_free(&plan->base);
+    message_free(&plan->base);
     ctl->argv = (char **)(uintptr_t)argument;
     ctl->argc = 1;
     return ctl_job_plan(ctl); // what it takes of the shards' memory
@@ -209,7 +210,7 @@ struct verification {
     struct ctl_progress progress;
     json_t *damages;
     size_t damage_count;
-    struct cairn_sentence signature;
+    struct sentence signature;
     bool is_signature_bad;
 };
 
@@ -233,7 +234,7 @@ static void on_damage(void *context, const char *what)
 
 /* The keys to judge by: the one that is given, else those that the coordinator trusts, if it was asked.
  * -1: go on; else the exit status. */
-static int find_ring(struct ctl *ctl, bool *found_out, struct cairn_key_ring *ring)
+static int find_ring(struct ctl *ctl, bool *found_out, struct key_ring *ring)
 {
     *found_out = ctl->key != NULL || ctl->path == NULL;
     if (ctl->key != NULL) {
@@ -243,10 +244,10 @@ static int find_ring(struct ctl *ctl, bool *found_out, struct cairn_key_ring *ri
     return *found_out ? key_ring(ctl, ring) : -1;
 }
 
-static void judge_signature(struct verification *v, const struct cairn_manifest *manifest,
-                            const struct cairn_key_ring *ring)
+static void judge_signature(struct verification *v, const struct manifest *manifest,
+                            const struct key_ring *ring)
 {
-    const enum cairn_trust trust = cairn_manifest_trust(manifest, ring, &v->signature);
+    const enum trust trust = manifest_trust(manifest, ring, &v->signature);
     v->is_signature_bad = trust == CAIRN_TRUST_BROKEN;
     if (trust == CAIRN_TRUST_UNSIGNED || trust == CAIRN_TRUST_STRANGE)
         fprintf(stderr, "cairn: the snapshot is %s\n", v->signature.text);
@@ -278,14 +279,14 @@ static int print_verify(const struct verification *v, const char *folder, uint64
 
 /* The folder of its job, and the snapshots' root above it. False: it lies elsewhere than snapshots do, and
  * nobody looks for a word of it there. */
-static bool split_place(const char *folder, const struct cairn_manifest *m, char root[PATH_MAX],
+static bool split_place(const char *folder, const struct manifest *m, char root[PATH_MAX],
                         char id[CAIRN_SNAPSHOT_ID_BYTES])
 {
     uint64_t generation, step;
     snprintf(root, PATH_MAX, "%s", folder);
     char *slash = strrchr(root, '/');
     if (slash == NULL || strlen(slash + 1) >= CAIRN_SNAPSHOT_ID_BYTES ||
-        !cairn_snapshot_id_parse(slash + 1, &generation, &step))
+        !snapshot_id_parse(slash + 1, &generation, &step))
         return false;
     snprintf(id, CAIRN_SNAPSHOT_ID_BYTES, "%s", slash + 1);
     *slash = '\0';
@@ -310,13 +311,13 @@ static void give_to_owner(const char *root, const char *job, const char *id)
 }
 
 /* Beside the snapshot, where the coordinator's own reading leaves its word: list and restore go by it. */
-static void note_damage(const char *folder, const struct cairn_manifest *m)
+static void note_damage(const char *folder, const struct manifest *m)
 {
-    struct cairn_snapshot_check check = { .is_good = false, .unix_s = (uint64_t)time(NULL) };
-    struct cairn_sentence why = { "" };
+    struct snapshot_check check = { .is_good = false, .unix_s = (uint64_t)time(NULL) };
+    struct sentence why = { "" };
     char root[PATH_MAX];
     if (!split_place(folder, m, root, check.id)) return;
-    if (cairn_snapshot_check_set(root, m->spec.name, &check, &why) == CAIRN_OK)
+    if (snapshot_check_set(root, m->spec.name, &check, &why) == CAIRN_OK)
         give_to_owner(root, m->spec.name, check.id);
     else
         fprintf(stderr,
@@ -327,30 +328,30 @@ static void note_damage(const char *folder, const struct cairn_manifest *m)
 
 static int verify(struct verification *v, const char *folder, struct cairn_snapshot *snapshot)
 {
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     uint64_t bytes = 0;
     for (size_t i = 0; i < snapshot->manifest.file_count; i++)
         bytes += snapshot->manifest.files[i].bytes;
-    const struct cairn_verify asked = { .quick = v->ctl->quick,
-                                        .fraction = v->ctl->subset,
-                                        .progress = on_progress,
-                                        .damage = on_damage,
-                                        .context = v };
+    const struct verify asked = { .quick = v->ctl->quick,
+                                  .fraction = v->ctl->subset,
+                                  .progress = on_progress,
+                                  .damage = on_damage,
+                                  .context = v };
     ctl_progress_begin(&v->progress, v->ctl, "verified", bytes);
-    const cairn_status status = cairn_snapshot_verify(snapshot, &asked, &why);
+    const cairn_status status = snapshot_verify(snapshot, &asked, &why);
     ctl_progress_end(&v->progress);
     const bool is_damage = status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT;
     if (status != CAIRN_OK && !is_damage) return ctl_fail(status, "%s", why.text);
     if (v->damage_count > 0) note_damage(folder, &snapshot->manifest);
     print_verify(v, folder, bytes, v->damage_count == 0);
-    return v->damage_count == 0 ? 0 : cairn_status_exit((int)CAIRN_ERR_CHECKSUM);
+    return v->damage_count == 0 ? 0 : status_exit((int)CAIRN_ERR_CHECKSUM);
 }
 
 int ctl_snapshot_verify(struct ctl *ctl)
 {
     struct verification v = { .ctl = ctl };
     struct cairn_snapshot snapshot;
-    struct cairn_key_ring ring = { .count = 0 };
+    struct key_ring ring = { .count = 0 };
     char folder[PATH_MAX];
     bool has_ring = false;
     if (ctl->quick && ctl->subset > 0)
@@ -360,11 +361,11 @@ int ctl_snapshot_verify(struct ctl *ctl)
     if (done < 0) done = ctl_place_open(folder, &snapshot);
     if (done >= 0) return done;
     v.damages = json_array();
-    cairn_sentence_set(&v.signature, "not checked (--key FILE does)");
+    sentence_set(&v.signature, "not checked (--key FILE does)");
     if (has_ring) judge_signature(&v, &snapshot.manifest, &ring);
     done = verify(&v, folder, &snapshot);
     json_decref(v.damages);
-    cairn_snapshot_close(&snapshot);
+    snapshot_close(&snapshot);
     return done;
 }
 
@@ -419,21 +420,21 @@ int ctl_key_list(struct ctl *ctl)
 {
     ProtobufCMessage *reply;
     const cairn_status called = ask(ctl, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const int done = print_list(ctl, (const Cairn__Keys *)reply);
-    cairn_message_free(reply);
+    message_free(reply);
     return done;
 }
 
 static int print_own(const struct ctl *ctl, const Cairn__Key *key)
 {
-    struct cairn_public_key public_key;
-    struct cairn_sentence why;
+    struct public_key public_key;
+    struct sentence why;
     char text[CAIRN_KEY_TEXT_BYTES];
-    const cairn_status status = cairn_public_key_parse(key->line, &public_key, &why);
+    const cairn_status status = public_key_parse(key->line, &public_key, &why);
     if (status != CAIRN_OK) return ctl_fail(status, "the coordinator's key: %s", why.text);
     if (ctl->json) return ctl_print_json(key_json(key));
-    cairn_public_key_text(&public_key, text);
+    public_key_text(&public_key, text);
     printf("%s%s", ctl->quiet ? key->line : text, ctl->quiet ? "\n" : "");
     return 0;
 }
@@ -442,14 +443,14 @@ int ctl_key_show(struct ctl *ctl)
 {
     ProtobufCMessage *reply;
     const cairn_status called = ask(ctl, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__Keys *keys = (const Cairn__Keys *)reply;
     size_t at = 0;
     while (at < keys->n_keys && !keys->keys[at]->signs) at++;
     const int done = at < keys->n_keys
                          ? print_own(ctl, keys->keys[at])
                          : ctl_fail(CAIRN_ERR_NOT_FOUND, "the coordinator names no key of its own");
-    cairn_message_free(reply);
+    message_free(reply);
     return done;
 }
 
@@ -467,29 +468,28 @@ static bool read_key(const char *given, char text[CAIRN_KEY_TEXT_BYTES])
 }
 
 /* A key, or the file that has it. */
-static int key_read(const char *given, struct cairn_public_key *out)
+static int key_read(const char *given, struct public_key *out)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
-    struct cairn_sentence why = { "it is too long for one" };
+    struct sentence why = { "it is too long for one" };
     const bool is_read = read_key(given, text);
-    const cairn_status status = is_read ? cairn_public_key_parse(text, out, &why)
-                                        : CAIRN_ERR_MALFORMED;
+    const cairn_status status = is_read ? public_key_parse(text, out, &why) : CAIRN_ERR_MALFORMED;
     if (status == CAIRN_OK) return -1;
     return ctl_fail(CAIRN_ERR_INVALID, "%s is no file of a key, and no key: %s", given, why.text);
 }
 
 /* The keys that the coordinator trusts. */
-static int key_ring(struct ctl *ctl, struct cairn_key_ring *out)
+static int key_ring(struct ctl *ctl, struct key_ring *out)
 {
     ProtobufCMessage *reply;
     const cairn_status called = ask(ctl, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__Keys *keys = (const Cairn__Keys *)reply;
     out->count = 0;
     for (size_t i = 0; i < keys->n_keys && out->count < CAIRN_KEYS_MAX; i++)
-        if (cairn_public_key_parse(keys->keys[i]->line, &out->keys[out->count], NULL) == CAIRN_OK)
+        if (public_key_parse(keys->keys[i]->line, &out->keys[out->count], NULL) == CAIRN_OK)
             out->count++;
-    cairn_message_free(reply);
+    message_free(reply);
     return -1;
 }
 
@@ -501,19 +501,19 @@ static int change(struct ctl *ctl, char *key, bool untrust)
     trust.untrust = untrust;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_KEY_TRUST, &trust.base, CAIRN_MSG_KEYS,
                                          &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const int done = ctl->quiet ? 0 : print_list(ctl, (const Cairn__Keys *)reply);
-    cairn_message_free(reply);
+    message_free(reply);
     return done;
 }
 
 int ctl_key_trust(struct ctl *ctl)
 {
     char line[CAIRN_KEY_LINE_BYTES];
-    struct cairn_public_key key;
+    struct public_key key;
     const int done = key_read(ctl->argv[0], &key);
     if (done >= 0) return done;
-    cairn_public_key_line(&key, line);
+    public_key_line(&key, line);
     return change(ctl, line, false);
 }
 

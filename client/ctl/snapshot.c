@@ -1,6 +1,7 @@
 /* cairn snapshot create | cancel | list */
 #include "client/ctl/snapshot.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,7 @@
 #include "client/ctl/ctl.h"
 #include "proto/spec/spec.h"
 
-static int place_fail(const char *folder, cairn_status status, const struct cairn_sentence *why);
+static int place_fail(const char *folder, cairn_status status, const struct sentence *why);
 
 /* Static memory, valid until the second call after it. */
 static const char *time_text(uint64_t unix_ms)
@@ -30,30 +31,30 @@ static const char *created(const Cairn__SnapshotStatus *s)
 }
 
 /* "latest, paper"; "-": none. */
-static void add_names(const Cairn__SnapshotStatus *s, struct cairn_sentence *out)
+static void add_names(const Cairn__SnapshotStatus *s, struct sentence *out)
 {
     out->text[0] = '\0';
-    if (s->latest) cairn_sentence_set(out, "latest");
+    if (s->latest) sentence_set(out, "latest");
     for (size_t i = 0; i < s->n_tags; i++)
-        cairn_sentence_add(out, "%s%s", out->text[0] != '\0' ? ", " : "", s->tags[i]);
-    if (out->text[0] == '\0') cairn_sentence_set(out, "-");
+        sentence_add(out, "%s%s", out->text[0] != '\0' ? ", " : "", s->tags[i]);
+    if (out->text[0] == '\0') sentence_set(out, "-");
 }
 
 /* "3 h ago", "damaged", "never". */
-static void add_check(const Cairn__SnapshotStatus *s, struct cairn_sentence *out)
+static void add_check(const Cairn__SnapshotStatus *s, struct sentence *out)
 {
     const uint64_t now_s = (uint64_t)time(NULL), then_s = s->checked_unix_ms / 1000;
     const uint64_t age_s = now_s > then_s ? now_s - then_s : 0;
     const uint64_t unit_s = age_s < 120 ? 1 : age_s < 7200 ? 60 : age_s < 172800 ? 3600 : 86400;
     if (then_s == 0)
-        cairn_sentence_set(out, "never");
+        sentence_set(out, "never");
     else
-        cairn_sentence_set(out, "%s%llu %s ago", s->check_failed ? "damaged, " : "",
-                           (unsigned long long)(age_s / unit_s),
-                           unit_s == 1      ? "s"
-                           : unit_s == 60   ? "min"
-                           : unit_s == 3600 ? "h"
-                                            : "d");
+        sentence_set(out, "%s%" PRIu64 " %s ago", s->check_failed ? "damaged, " : "",
+                     (age_s / unit_s),
+                     unit_s == 1      ? "s"
+                     : unit_s == 60   ? "min"
+                     : unit_s == 3600 ? "h"
+                                      : "d");
 }
 
 json_t *ctl_snapshot_json(const Cairn__SnapshotStatus *s)
@@ -76,8 +77,8 @@ json_t *ctl_snapshot_json(const Cairn__SnapshotStatus *s)
 
 void ctl_damaged_line(uint64_t nonfinite, const char *tensors)
 {
-    ctl_line("damaged", "of %llu elements a result of the last update is not finite: %s",
-             (unsigned long long)nonfinite, tensors);
+    ctl_line("damaged", "of %" PRIu64 " elements a result of the last update is not finite: %s",
+             nonfinite, tensors);
 }
 
 void ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
@@ -89,9 +90,10 @@ void ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
                 s->id, s->job, what, time_text(s->checked_unix_ms), s->job, s->id);
     else
         fprintf(stderr,
-                "cairn: snapshot %s of job %s %s: it is damaged, of %llu elements a result is not "
+                "cairn: snapshot %s of job %s %s: it is damaged, of %" PRIu64
+                " elements a result is not "
                 "finite: %s\n",
-                s->id, s->job, what, (unsigned long long)s->nonfinite, s->nonfinite_tensors);
+                s->id, s->job, what, s->nonfinite, s->nonfinite_tensors);
 }
 
 void ctl_snapshot_print(const Cairn__SnapshotStatus *s)
@@ -99,8 +101,7 @@ void ctl_snapshot_print(const Cairn__SnapshotStatus *s)
     ctl_line("snapshot", "%s", s->id);
     ctl_line("job", "%s", s->job);
     ctl_line("state", "%s", s->state);
-    ctl_line("version", "generation %llu, step %llu", (unsigned long long)s->generation,
-             (unsigned long long)s->step);
+    ctl_line("version", "generation %" PRIu64 ", step %" PRIu64, s->generation, s->step);
     if (s->files > 0)
         ctl_line("size", "%s in %u files of %u shards", ctl_bytes(s->bytes), s->files, s->shards);
     if (s->content_root.len > 0) ctl_line("content root", "%s", ctl_hex(s->content_root));
@@ -117,7 +118,7 @@ static int call_and_print(struct ctl *ctl, uint16_t type, const ProtobufCMessage
     ProtobufCMessage *reply;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
     cairn_status called = ctl_call(ctl, type, message, CAIRN_MSG_SNAPSHOT_STATUS, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__SnapshotStatus *snapshot = (const Cairn__SnapshotStatus *)reply;
     if (ctl->json)
         ctl_print_json(ctl_snapshot_json(snapshot));
@@ -127,7 +128,7 @@ static int call_and_print(struct ctl *ctl, uint16_t type, const ProtobufCMessage
         ctl_snapshot_print(snapshot);
     if (type == CAIRN_MSG_SNAPSHOT_CREATE && snapshot->nonfinite > 0)
         ctl_warn_damaged(snapshot, "is no good one");
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -149,7 +150,7 @@ int ctl_snapshot_cancel(struct ctl *ctl)
     ctl->cut_of = cancel.job;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_CANCEL, &cancel.base,
                                          CAIRN_MSG_SNAPSHOT_CANCELED, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__SnapshotCanceled *canceled = (const Cairn__SnapshotCanceled *)reply;
     const char *what = canceled->digest ? "digest" : "snapshot";
     if (ctl->json)
@@ -158,29 +159,28 @@ int ctl_snapshot_cancel(struct ctl *ctl)
     else if (!ctl->quiet)
         ctl_line("given up", "%s %s%sof job %s", what, canceled->id,
                  canceled->id[0] != '\0' ? " " : "", canceled->job);
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
 /* "running: 3.0 MB of 10.0 MB, 2.0 MB/s, 4 s left". */
-static void add_state(const Cairn__SnapshotStatus *s, struct cairn_sentence *out)
+static void add_state(const Cairn__SnapshotStatus *s, struct sentence *out)
 {
-    cairn_sentence_set(out, "%s", s->state);
+    sentence_set(out, "%s", s->state);
     if (s->total_bytes == 0) return;
-    cairn_sentence_add(out, ": %s of ", ctl_bytes(s->done_bytes));
-    cairn_sentence_add(out, "%s", ctl_bytes(s->total_bytes));
+    sentence_add(out, ": %s of ", ctl_bytes(s->done_bytes));
+    sentence_add(out, "%s", ctl_bytes(s->total_bytes));
     if (s->bytes_per_s > 0)
-        cairn_sentence_add(out, ", %s/s, %llu s left", ctl_bytes(s->bytes_per_s),
-                           (unsigned long long)s->left_s);
+        sentence_add(out, ", %s/s, %" PRIu64 " s left", ctl_bytes(s->bytes_per_s), s->left_s);
 }
 
 static void add_row(struct ctl_table *table, const Cairn__SnapshotStatus *s, bool running)
 {
-    struct cairn_sentence text;
+    struct sentence text;
     ctl_table_cell(table, "%s", s->job);
     ctl_table_cell(table, "%s", s->id[0] != '\0' ? s->id : "-");
-    ctl_table_cell(table, "%llu", (unsigned long long)s->generation);
-    ctl_table_cell(table, "%llu", (unsigned long long)s->step);
+    ctl_table_cell(table, "%" PRIu64, s->generation);
+    ctl_table_cell(table, "%" PRIu64, s->step);
     ctl_table_cell(table, "%s", running ? "-" : ctl_bytes(s->bytes));
     ctl_table_cell(table, "%u", s->shards);
     ctl_table_cell(table, "%s", s->created_unix_ms > 0 ? created(s) : "-");
@@ -230,7 +230,7 @@ int ctl_snapshot_list(struct ctl *ctl)
     ProtobufCMessage *reply;
     cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
                                    CAIRN_MSG_SNAPSHOT_LIST, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
     if (ctl->json) {
         print_list_json(list);
@@ -246,7 +246,7 @@ int ctl_snapshot_list(struct ctl *ctl)
                 ctl_warn_damaged(list->snapshots[i], "is no good one");
     }
     if (list->unread[0] != '\0') fprintf(stderr, "cairn: not all are listed: %s\n", list->unread);
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -256,7 +256,7 @@ int ctl_snapshot_list(struct ctl *ctl)
 
 /* The snapshot that is shown. */
 struct show {
-    const struct cairn_job_spec_data *spec; /* NULL: it cannot be read from here */
+    const struct job_spec_data *spec; /* NULL: it cannot be read from here */
     /* of --stats, [tensor][CAIRN_PLANE_COUNT], of each thread, then of all in the first; NULL: none */
     struct ctl_stats *stats[CTL_SWEEP_THREADS_MAX];
 };
@@ -267,9 +267,9 @@ static struct ctl_stats *stats_at(const struct show *show, unsigned thread, size
     return &show->stats[thread][tensor * CAIRN_PLANE_COUNT + (size_t)plane];
 }
 
-static bool is_stored(const struct cairn_job_spec_data *spec, size_t tensor, int plane)
+static bool is_stored(const struct job_spec_data *spec, size_t tensor, int plane)
 {
-    return (cairn_spec_planes(spec, tensor) & 1u << plane) != 0;
+    return (spec_planes(spec, tensor) & 1u << plane) != 0;
 }
 
 /* ---- statistics ---- */
@@ -283,20 +283,20 @@ static bool has_stats(const void *context, uint32_t tensor, uint32_t plane)
 }
 
 static cairn_status on_piece(void *context, unsigned thread, const struct ctl_piece *piece,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     struct show *show = context;
     const size_t count = show->spec->tensor_count * CAIRN_PLANE_COUNT;
     if (show->stats[thread] == NULL)
         show->stats[thread] = calloc(count, sizeof *show->stats[thread]);
-    if (show->stats[thread] == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (show->stats[thread] == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     ctl_stats_add(stats_at(show, thread, piece->tensor, (int)piece->plane), piece->elems,
                   piece->elem_count);
     return CAIRN_OK;
 }
 
 static cairn_status read_stats(const struct ctl *ctl, struct show *show, const char *folder,
-                               const struct cairn_snapshot *snapshot, struct cairn_sentence *why)
+                               const struct cairn_snapshot *snapshot, struct sentence *why)
 {
     struct ctl_progress progress;
     const size_t count = show->spec->tensor_count * CAIRN_PLANE_COUNT;
@@ -330,22 +330,22 @@ static json_t *stats_json(const struct ctl_stats *s)
 
 static json_t *tensor_json(const struct show *show, size_t tensor)
 {
-    const struct cairn_tensor_spec *t = &show->spec->tensors[tensor];
+    const struct tensor_spec *t = &show->spec->tensors[tensor];
     json_t *shape = json_array(), *planes = json_array();
     for (uint32_t d = 0; d < t->shape.rank; d++)
         json_array_append_new(shape, json_integer((json_int_t)t->shape.dim[d]));
     for (int plane = 0; plane < CAIRN_PLANE_COUNT; plane++)
         if (is_stored(show->spec, tensor, plane))
-            json_array_append_new(planes, json_string(cairn_plane_name(plane)));
+            json_array_append_new(planes, json_string(plane_name(plane)));
     json_t *object = json_pack("{s:s, s:s, s:s, s:o, s:o, s:s*}", "name", t->name, "kind",
-                               cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind), "dtype",
-                               cairn_dtype_name((int)t->master), "shape", shape, "planes", planes,
+                               capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind), "dtype",
+                               dtype_label((int)t->master), "shape", shape, "planes", planes,
                                "alias_of", t->alias_of);
     if (show->stats[0] == NULL) return object;
     json_t *stats = json_object();
     for (int plane = 0; plane < CAIRN_PLANE_COUNT; plane++)
         if (is_stored(show->spec, tensor, plane) && t->kind != CAIRN_BLOB)
-            json_object_set_new(stats, cairn_plane_name(plane),
+            json_object_set_new(stats, plane_name(plane),
                                 stats_json(stats_at(show, 0, tensor, plane)));
     json_object_set_new(object, "stats", stats);
     return object;
@@ -361,27 +361,24 @@ static json_t *tensors_json(const struct show *show)
 
 /* ---- tables ---- */
 
-static void print_tensors(const struct ctl *ctl, const struct cairn_job_spec_data *spec)
+static void print_tensors(const struct ctl *ctl, const struct job_spec_data *spec)
 {
     static const char *const headers[] = { "TENSOR", "KIND", "DTYPE", "SHAPE", "PLANES" };
     struct ctl_table *table = ctl_table_open(headers, 5);
     char shape[CTL_SHAPE_BYTES];
     for (size_t i = 0; i < spec->tensor_count; i++) {
-        const struct cairn_tensor_spec *t = &spec->tensors[i];
-        struct cairn_sentence planes = { "" };
+        const struct tensor_spec *t = &spec->tensors[i];
+        struct sentence planes = { "" };
         for (int plane = 0; plane < CAIRN_PLANE_COUNT; plane++)
             if (is_stored(spec, i, plane))
-                cairn_sentence_add(&planes, "%s%s", planes.text[0] != '\0' ? " " : "",
-                                   cairn_plane_name(plane));
+                sentence_add(&planes, "%s%s", planes.text[0] != '\0' ? " " : "", plane_name(plane));
         if (t->alias_of != NULL)
-            cairn_sentence_set(&planes, "%s %s", t->alias_box != NULL ? "a part of" : "as",
-                               t->alias_of);
+            sentence_set(&planes, "%s %s", t->alias_box != NULL ? "a part of" : "as", t->alias_of);
         ctl_table_cell(table, "%s", t->name);
         ctl_table_cell(table, "%s",
-                       t->alias_of != NULL
-                           ? "alias"
-                           : cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind));
-        ctl_table_cell(table, "%s", t->alias_of != NULL ? "" : cairn_dtype_name((int)t->master));
+                       t->alias_of != NULL ? "alias"
+                                           : capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind));
+        ctl_table_cell(table, "%s", t->alias_of != NULL ? "" : dtype_label((int)t->master));
         ctl_table_cell(table, "%s", t->alias_of != NULL ? "" : ctl_shape(&t->shape, shape));
         ctl_table_cell(table, "%s", planes.text);
     }
@@ -391,13 +388,13 @@ static void print_tensors(const struct ctl *ctl, const struct cairn_job_spec_dat
 static void print_stats_of(struct ctl_table *table, const struct show *show, size_t tensor,
                            int plane)
 {
-    const struct cairn_tensor_spec *t = &show->spec->tensors[tensor];
+    const struct tensor_spec *t = &show->spec->tensors[tensor];
     const struct ctl_stats *s = stats_at(show, 0, tensor, plane);
     const double figures[] = { (double)s->min, (double)s->max, ctl_stats_mean(s),
                                ctl_stats_norm(s) };
     char shape[CTL_SHAPE_BYTES];
     ctl_table_cell(table, "%s", t->name);
-    ctl_table_cell(table, "%s", cairn_plane_name(plane));
+    ctl_table_cell(table, "%s", plane_name(plane));
     ctl_table_cell(table, "%s", ctl_shape(&t->shape, shape));
     for (size_t f = 0; f < sizeof figures / sizeof *figures; f++) {
         if (s->finite > 0)
@@ -405,7 +402,7 @@ static void print_stats_of(struct ctl_table *table, const struct show *show, siz
         else
             ctl_table_cell(table, "-");
     }
-    ctl_table_cell(table, "%llu", (unsigned long long)s->nonfinite);
+    ctl_table_cell(table, "%" PRIu64, s->nonfinite);
 }
 
 static void print_stats(const struct ctl *ctl, const struct show *show)
@@ -441,12 +438,12 @@ static void print_json_show(const Cairn__SnapshotStatus *status, const struct sh
 /* ---- where it is told ---- */
 
 /* As the coordinator would say it; borrowed from the manifest and the folder's path. */
-static void status_of(const struct cairn_manifest *m, const char *folder,
+static void status_of(const struct manifest *m, const char *folder,
                       char nonfinite[static CAIRN_RESULTS_BYTES], Cairn__SnapshotStatus *out)
 {
     const char *slash = strrchr(folder, '/');
     cairn__snapshot_status__init(out);
-    cairn_results_list(&m->nonfinite, &m->spec, nonfinite);
+    results_list(&m->nonfinite, &m->spec, nonfinite);
     out->nonfinite = m->nonfinite.nonfinite;
     out->nonfinite_tensors = nonfinite;
     out->id = (char *)(uintptr_t)(slash != NULL ? slash + 1 : folder);
@@ -466,7 +463,7 @@ static void status_of(const struct cairn_manifest *m, const char *folder,
 
 /* `told` is NULL without a coordinator. */
 static void say(const struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told,
-                const struct cairn_manifest *manifest, const struct show *show)
+                const struct manifest *manifest, const struct show *show)
 {
     char nonfinite[CAIRN_RESULTS_BYTES];
     Cairn__SnapshotStatus own;
@@ -485,7 +482,7 @@ static void say(const struct ctl *ctl, const char *folder, const Cairn__Snapshot
 static int show_stats(struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told)
 {
     struct cairn_snapshot snapshot;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     struct show show = { .spec = &snapshot.manifest.spec };
     int done = ctl_place_open(folder, &snapshot);
     if (done >= 0) return done;
@@ -495,24 +492,24 @@ static int show_stats(struct ctl *ctl, const char *folder, const Cairn__Snapshot
     else
         done = place_fail(folder, status, &why);
     for (size_t i = 0; i < CTL_SWEEP_THREADS_MAX; i++) free(show.stats[i]);
-    cairn_snapshot_close(&snapshot);
+    snapshot_close(&snapshot);
     return done >= 0 ? done : 0;
 }
 
 /* The coordinator has read it: that it is not to be seen from here is no failure. */
 static int show_tensors(struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told)
 {
-    struct cairn_manifest manifest;
-    struct cairn_sentence why = { "" };
+    struct manifest manifest;
+    struct sentence why = { "" };
     struct show show = { .spec = NULL };
-    const cairn_status status = cairn_manifest_load(folder, &manifest, &why);
+    const cairn_status status = manifest_load(folder, &manifest, &why);
     if (status != CAIRN_OK && told == NULL) return place_fail(folder, status, &why);
     if (status == CAIRN_OK)
         show.spec = &manifest.spec;
     else
         fprintf(stderr, "cairn: its tensors are not shown: %s\n", why.text);
     say(ctl, folder, told, &manifest, &show);
-    if (status == CAIRN_OK) cairn_manifest_release(&manifest);
+    if (status == CAIRN_OK) manifest_release(&manifest);
     return 0;
 }
 
@@ -540,10 +537,10 @@ int ctl_snapshot_show(struct ctl *ctl)
     }
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_SHOW, &show.base,
                                          CAIRN_MSG_SNAPSHOT_STATUS, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__SnapshotStatus *told = (const Cairn__SnapshotStatus *)reply;
     const int done = show_folder(ctl, told->path, told);
-    cairn_message_free(reply);
+    message_free(reply);
     return done;
 }
 
@@ -564,10 +561,10 @@ int ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
     show.id = (char *)(uintptr_t)id;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_SHOW, &show.base,
                                          CAIRN_MSG_SNAPSHOT_STATUS, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const char *path = ((const Cairn__SnapshotStatus *)reply)->path;
     const int length = snprintf(folder_out, PATH_MAX, "%s", path);
-    cairn_message_free(reply);
+    message_free(reply);
     if (length > 0 && length < PATH_MAX) return -1;
     return ctl_fail(CAIRN_ERR_NOT_FOUND, "the coordinator does not say where %s of job %s is", id,
                     job);
@@ -583,7 +580,7 @@ int ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX])
 }
 
 /* Says what was wrong with the folder, and returns the exit status. */
-static int place_fail(const char *folder, cairn_status status, const struct cairn_sentence *why)
+static int place_fail(const char *folder, cairn_status status, const struct sentence *why)
 {
     if (status == CAIRN_ERR_NOT_FOUND)
         return ctl_fail(status,
@@ -591,13 +588,13 @@ static int place_fail(const char *folder, cairn_status status, const struct cair
                         "this host, or under another path (--path FOLDER)?",
                         why->text);
     return ctl_fail(status, "%s: %s", folder,
-                    why->text[0] != '\0' ? why->text : cairn_status_text((int)status));
+                    why->text[0] != '\0' ? why->text : status_text((int)status));
 }
 
 int ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out)
 {
-    struct cairn_sentence why = { "" };
-    const cairn_status status = cairn_snapshot_open(folder, snapshot_out, &why);
+    struct sentence why = { "" };
+    const cairn_status status = snapshot_open(folder, snapshot_out, &why);
     return status == CAIRN_OK ? -1 : place_fail(folder, status, &why);
 }
 
@@ -643,11 +640,10 @@ static void print_assumed(const Cairn__SnapshotAdvice *a)
     else
         ctl_line("cost", "not measured yet");
     if (a->step_us > 0) ctl_line("step", "%.6f s", (double)a->step_us * 1e-6);
-    ctl_line("faults", "%llu of shards, %llu of workers, in %llu s",
-             (unsigned long long)a->shard_faults, (unsigned long long)a->worker_faults,
-             (unsigned long long)a->observed_s);
+    ctl_line("faults", "%" PRIu64 " of shards, %" PRIu64 " of workers, in %" PRIu64 " s",
+             a->shard_faults, a->worker_faults, a->observed_s);
     if (a->mtbf_s > 0)
-        ctl_line("between faults", "%llu s (%s)", (unsigned long long)a->mtbf_s,
+        ctl_line("between faults", "%" PRIu64 " s (%s)", a->mtbf_s,
                  a->mtbf_given ? "given" : "seen");
 }
 
@@ -660,10 +656,10 @@ static void print_table_advise(const Cairn__SnapshotAdvice *a, const char *line)
         return;
     }
     if (a->interval_steps > 0)
-        ctl_line("advice", "every %llu s, that is %llu steps", (unsigned long long)a->interval_s,
-                 (unsigned long long)a->interval_steps);
+        ctl_line("advice", "every %" PRIu64 " s, that is %" PRIu64 " steps", a->interval_s,
+                 a->interval_steps);
     else
-        ctl_line("advice", "every %llu s", (unsigned long long)a->interval_s);
+        ctl_line("advice", "every %" PRIu64 " s", a->interval_s);
     if (a->note[0] != '\0') ctl_line("note", "%s", a->note);
     ctl_line("set it by", "%s", line);
 }
@@ -677,15 +673,15 @@ int ctl_snapshot_advise(struct ctl *ctl)
     ask.mtbf_s = ctl->mtbf_s;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_ADVISE, &ask.base,
                                          CAIRN_MSG_SNAPSHOT_ADVICE, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__SnapshotAdvice *advice = (const Cairn__SnapshotAdvice *)reply;
-    snprintf(line, sizeof line, "cairn job amend %s --snapshot-every %llus", advice->job,
-             (unsigned long long)advice->interval_s);
+    snprintf(line, sizeof line, "cairn job amend %s --snapshot-every %" PRIu64 "s", advice->job,
+             advice->interval_s);
     if (ctl->json)
         ctl_print_json(advice_json(advice, line));
     else
         print_table_advise(advice, line);
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -717,7 +713,7 @@ static void print_table_prune(const struct ctl *ctl, const Cairn__SnapshotPruned
     for (size_t i = 0; i < pruned->n_fates; i++) {
         const Cairn__SnapshotFate *fate = pruned->fates[i];
         ctl_table_cell(table, "%s", fate->id);
-        ctl_table_cell(table, "%llu", (unsigned long long)fate->step);
+        ctl_table_cell(table, "%" PRIu64, fate->step);
         ctl_table_cell(table, "%s", ctl_bytes(fate->bytes));
         ctl_table_cell(table, "%s",
                        !fate->goes          ? "stays"
@@ -744,7 +740,7 @@ int ctl_snapshot_prune(struct ctl *ctl)
     if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_PRUNE, &prune.base,
                                          CAIRN_MSG_SNAPSHOT_PRUNED, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__SnapshotPruned *pruned = (const Cairn__SnapshotPruned *)reply;
     if (ctl->json) {
         print_json_prune(ctl, pruned);
@@ -754,7 +750,7 @@ int ctl_snapshot_prune(struct ctl *ctl)
     } else {
         print_table_prune(ctl, pruned);
     }
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -768,7 +764,7 @@ int ctl_snapshot_tag(struct ctl *ctl)
     tag.remove = ctl->deletes;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_TAG, &tag.base,
                                          CAIRN_MSG_SNAPSHOT_TAGGED, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__SnapshotTagged *tagged = (const Cairn__SnapshotTagged *)reply;
     if (ctl->json)
         ctl_print_json(json_pack("{s:s, s:s, s:s, s:b}", "job", tagged->job, "id", tagged->id,
@@ -776,7 +772,7 @@ int ctl_snapshot_tag(struct ctl *ctl)
     else if (!ctl->quiet)
         ctl_line(ctl->deletes ? "tag off" : "tagged", "%s of job %s: %s", tagged->id, tagged->job,
                  tagged->name);
-    cairn_message_free(reply);
+    message_free(reply);
     return 0;
 }
 
@@ -785,7 +781,7 @@ int ctl_snapshot_tag(struct ctl *ctl)
 /* Prints a job's snapshot rules for `cairn job show`. */
 
 /* "90 s", "10 min", "7 d": in the greatest unit that it is whole in. */
-static void add_time(struct cairn_sentence *out, uint32_t seconds)
+static void add_time(struct sentence *out, uint32_t seconds)
 {
     static const struct {
         const char *name;
@@ -793,40 +789,37 @@ static void add_time(struct cairn_sentence *out, uint32_t seconds)
     } units[] = { { "d", 86400 }, { "h", 3600 }, { "min", 60 }, { "s", 1 } };
     size_t i = 0;
     while (seconds % units[i].seconds != 0) i++;
-    cairn_sentence_add(out, "%u %s", seconds / units[i].seconds, units[i].name);
+    sentence_add(out, "%u %s", seconds / units[i].seconds, units[i].name);
 }
 
 static void print_periodic(const Cairn__JobSpec *s)
 {
-    struct cairn_sentence text = { "every " };
+    struct sentence text = { "every " };
     if (s->snapshot_every > 0)
-        cairn_sentence_add(&text, "%llu step%s", (unsigned long long)s->snapshot_every,
-                           s->snapshot_every == 1 ? "" : "s");
+        sentence_add(&text, "%" PRIu64 " step%s", s->snapshot_every,
+                     s->snapshot_every == 1 ? "" : "s");
     else
         add_time(&text, s->snapshot_every_s);
-    if (s->snapshot_keep > 0)
-        cairn_sentence_add(&text, ", the newest %llu", (unsigned long long)s->snapshot_keep);
+    if (s->snapshot_keep > 0) sentence_add(&text, ", the newest %" PRIu64, s->snapshot_keep);
     if (s->snapshot_keep_every > 0)
-        cairn_sentence_add(&text, ", the first of every %llu steps",
-                           (unsigned long long)s->snapshot_keep_every);
+        sentence_add(&text, ", the first of every %" PRIu64 " steps", s->snapshot_keep_every);
     if (s->snapshot_keep_within_s > 0) {
-        cairn_sentence_add(&text, ", those of the last ");
+        sentence_add(&text, ", those of the last ");
         add_time(&text, s->snapshot_keep_within_s);
     }
     const bool has_rule = s->snapshot_keep > 0 || s->snapshot_keep_every > 0 ||
                           s->snapshot_keep_within_s > 0;
-    cairn_sentence_add(&text, "%s are kept", has_rule ? "" : ", all");
+    sentence_add(&text, "%s are kept", has_rule ? "" : ", all");
     if (s->snapshot_max_bytes > 0)
-        cairn_sentence_add(&text, ", at most %s of all", ctl_bytes(s->snapshot_max_bytes));
+        sentence_add(&text, ", at most %s of all", ctl_bytes(s->snapshot_max_bytes));
     ctl_line("snapshots", "%s", text.text);
 }
 
 void ctl_rules_print(const Cairn__JobSpec *s)
 {
-    struct cairn_sentence text = { "" };
+    struct sentence text = { "" };
     if (s->snapshot_every > 0 || s->snapshot_every_s > 0) print_periodic(s);
-    ctl_line("staging", "%s",
-             cairn_capability_name(CAIRN_CAPABILITY_STAGING, (int)s->snapshot_staging));
+    ctl_line("staging", "%s", capability_name(CAIRN_CAPABILITY_STAGING, (int)s->snapshot_staging));
     if (s->snapshot_durable_within_s > 0) {
         add_time(&text, s->snapshot_durable_within_s);
         ctl_line("durable within", "%s", text.text);

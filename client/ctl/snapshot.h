@@ -37,14 +37,14 @@ const struct ctl_number_type *cairn_ctl_number_type(cairn_dtype dtype);
 /* A tensor's bytes as numbers. */
 struct ctl_buffer {
     const struct ctl_number_type *type; /* NULL: it is not listed */
-    struct cairn_shape shape;
+    struct shape shape;
 };
 
 /* Gives *out, malloc'd: one entry for each tensor of the snapshot's spec. A blob stays a blob if
  * the list gives it another size than it has, or a kind that the table does not have.
- * CAIRN_ERR_NO_MEMORY, and the errors of cairn_snapshot_read. */
+ * CAIRN_ERR_NO_MEMORY, and the errors of snapshot_read. */
 cairn_status ctl_buffers_read(struct cairn_snapshot *snapshot, struct ctl_buffer **out,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                              struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== torch file ==== */
 
@@ -58,7 +58,7 @@ cairn_status ctl_buffers_read(struct cairn_snapshot *snapshot, struct ctl_buffer
  *   data/n     the elements, little endian, from a multiple of 64 bytes on
  *
  * Numbered are the parameters that are trained, group by group as cairn.from_torch names them, in a group in
- * the order in which the job's maker listed them (cairn_tensor_spec.order): the torch optimizer's, or the
+ * the order in which the job's maker listed them (tensor_spec.order): the torch optimizer's, or the
  * model's. Aliases are what they are in torch: tensors of one storage.
  *
  *   folder     __0_0.distcp: an archive like that of each tensor, with data/0, and of each option of a group,
@@ -84,22 +84,21 @@ struct ctl_torch_wish {
 };
 
 /* True: the entry is text, not a plane. */
-bool ctl_torch_is_text(const struct cairn_safetensors_entry *entry);
+bool ctl_torch_is_text(const struct safetensors_entry *entry);
 /* Adds all entries to an empty file, whose path is set. The manifest must outlive the plan.
  * CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is nothing to write. */
-cairn_status ctl_torch_plan(const struct cairn_manifest *manifest,
-                            const struct ctl_torch_wish *wish, struct cairn_snapshot_file *file,
+cairn_status ctl_torch_plan(const struct manifest *manifest, const struct ctl_torch_wish *wish,
+                            struct snapshot_file *file,
                             struct ctl_torch_file **out) CAIRN_MUST_CHECK;
 /* The same for a folder: plans its one file, and gives the bytes of .metadata, malloc'd. */
-cairn_status ctl_torch_folder_plan(const struct cairn_manifest *manifest,
-                                   const struct ctl_torch_wish *wish,
-                                   struct cairn_snapshot_file *file, struct ctl_torch_file **out,
-                                   char **metadata_out,
+cairn_status ctl_torch_folder_plan(const struct manifest *manifest,
+                                   const struct ctl_torch_wish *wish, struct snapshot_file *file,
+                                   struct ctl_torch_file **out, char **metadata_out,
                                    size_t *metadata_bytes_out) CAIRN_MUST_CHECK;
 /* Bytes [first, first + count) of the text. All planes before it were passed. */
 void ctl_torch_text(const struct ctl_torch_file *t, uint64_t first, uint64_t count, void *to);
 /* The next bytes of this entry, which is a plane: in order, each once. */
-void ctl_torch_pass(struct ctl_torch_file *t, const struct cairn_safetensors_entry *entry,
+void ctl_torch_pass(struct ctl_torch_file *t, const struct safetensors_entry *entry,
                     const void *from, uint64_t bytes);
 void ctl_torch_free(struct ctl_torch_file *t);
 
@@ -133,8 +132,8 @@ struct ctl_torch_file {
 /* ---- torch.c: parameters and groups as torch's optimizer has them ---- */
 
 struct ctl_torch_order {
-    const struct cairn_manifest *manifest;
-    const struct cairn_job_spec_data *spec;
+    const struct manifest *manifest;
+    const struct job_spec_data *spec;
     size_t *tensors; /* owned: as their maker listed them, those of no place behind, by name */
     size_t *groups;  /* owned: group by group, as torch has them */
 };
@@ -168,8 +167,8 @@ int ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX]);
 int ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out);
 
 /* ---- restore.c: whose signatures are judged ---- */
-struct cairn_public_key;
-struct cairn_key_ring;
+struct public_key;
+struct key_ring;
 
 /* ==== round ==== */
 
@@ -255,11 +254,10 @@ struct ctl_sweep {
     /* In any order of a plane's pieces, but from a thread always the same ones. `thread` is below
      * CTL_SWEEP_THREADS_MAX. Another status than CAIRN_OK ends the sweep with it. */
     cairn_status (*on_piece)(void *context, unsigned thread, const struct ctl_piece *piece,
-                             struct cairn_sentence *why);
+                             struct sentence *why);
 };
 /* CAIRN_OK: every piece was given. Else the first failure; all threads have ended. */
-cairn_status cairn_ctl_sweep(const struct ctl_sweep *sweep,
-                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_ctl_sweep(const struct ctl_sweep *sweep, struct sentence *why) CAIRN_MUST_CHECK;
 /* How many bytes the sweep would read. */
 uint64_t ctl_sweep_bytes(const struct ctl_sweep *sweep);
 
@@ -269,8 +267,7 @@ uint64_t ctl_sweep_bytes(const struct ctl_sweep *sweep);
 
 /* "[512, 784]", into `out`, which is returned. */
 #define CTL_SHAPE_BYTES (CAIRN_RANK_MAX * 22 + 3)
-static inline const char *ctl_shape(const struct cairn_shape *shape,
-                                    char out[static CTL_SHAPE_BYTES])
+static inline const char *ctl_shape(const struct shape *shape, char out[static CTL_SHAPE_BYTES])
 {
     size_t used = (size_t)snprintf(out, CTL_SHAPE_BYTES, "[");
     for (uint32_t d = 0; d < shape->rank && used < CTL_SHAPE_BYTES; d++)
@@ -306,7 +303,7 @@ struct ctl_export_wish {
 };
 
 struct ctl_export_plan {
-    struct cairn_snapshot_file *files; /* owned */
+    struct snapshot_file *files; /* owned */
     size_t file_count, file_capacity;
     char *index; /* owned; what is to stand beside the files; NULL: nothing */
     const char *index_name;
@@ -335,10 +332,10 @@ struct ctl_made_folder {
 /* CAIRN_ERR_EXISTS: DIR is there. CAIRN_ERR_BUSY: another one writes it. CAIRN_ERR_REFUSED: DIR.tmp is
  * there, and has what an export does not write. CAIRN_ERR_IO, CAIRN_ERR_NO_SPACE. */
 cairn_status ctl_made_folder_begin(const char *path, struct ctl_made_folder *out,
-                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                   struct sentence *why) CAIRN_MUST_CHECK;
 /* `status` is that of the writing, whose files are durable: DIR is there, durably, or DIR.tmp is gone. Closes
  * it. */
 cairn_status ctl_made_folder_end(struct ctl_made_folder *folder, cairn_status status,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                 struct sentence *why) CAIRN_MUST_CHECK;
 
 #endif

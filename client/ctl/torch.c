@@ -12,7 +12,7 @@
 struct planning_file {
     struct ctl_torch_file *t;
     const struct ctl_torch_wish *wish;
-    const struct cairn_job_spec_data *spec;
+    const struct job_spec_data *spec;
     struct ctl_torch_order order;
     size_t *stored; /* owned: which storage has the parameter of a tensor */
 };
@@ -21,7 +21,7 @@ static size_t torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store s
 static void put_text(struct ctl_torch_file *t, const char *text);
 static void ctl_say(struct ctl_torch_file *t, const char *text);
 static void say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
-                       const struct cairn_shape *shape, const struct cairn_box *box);
+                       const struct shape *shape, const struct cairn_box *box);
 static void say_number(struct ctl_torch_file *t, uint64_t value);
 static size_t torch_options(const struct ctl_torch_order *o, size_t group, bool always_initial,
                             struct ctl_torch_option out[CTL_TORCH_OPTIONS_MAX]);
@@ -29,18 +29,18 @@ static void say_option(struct ctl_torch_file *t, const struct ctl_torch_option *
 static size_t torch_walk(const struct ctl_torch_order *o, size_t group, size_t next,
                          void (*each)(void *context, size_t tensor, size_t number), void *context);
 static void ctl_put(struct ctl_torch_file *t, const void *from, size_t bytes);
-static bool torch_order(const struct cairn_manifest *manifest, struct ctl_torch_order *out);
+static bool torch_order(const struct manifest *manifest, struct ctl_torch_order *out);
 static uint8_t *torch_take_text(struct ctl_torch_file *t, size_t from, size_t *bytes_out);
-static void torch_pack(struct ctl_torch_file *t, struct cairn_snapshot_file *file,
-                       const char *folder, uint8_t *pickle, size_t pickle_bytes, size_t first_store,
+static void torch_pack(struct ctl_torch_file *t, struct snapshot_file *file, const char *folder,
+                       uint8_t *pickle, size_t pickle_bytes, size_t first_store,
                        size_t store_count);
 static void torch_order_release(struct ctl_torch_order *o);
 static void put_number(struct ctl_torch_file *t, uint64_t value, size_t bytes);
-static bool torch_is_whole(const struct cairn_tensor_spec *t);
+static bool torch_is_whole(const struct tensor_spec *t);
 static void say_flag(struct ctl_torch_file *t, bool value);
 static void say_real(struct ctl_torch_file *t, double value);
 
-static uint64_t bytes_of(const struct cairn_shape *shape, uint32_t each)
+static uint64_t bytes_of(const struct shape *shape, uint32_t each)
 {
     uint64_t bytes = each;
     for (uint32_t d = 0; d < shape->rank; d++) bytes *= shape->dim[d];
@@ -48,7 +48,7 @@ static uint64_t bytes_of(const struct cairn_shape *shape, uint32_t each)
 }
 
 static size_t add_plane(struct planning_file *p, size_t tensor, uint32_t plane, cairn_dtype dtype,
-                        const struct cairn_shape *shape)
+                        const struct shape *shape)
 {
     const struct ctl_number_type *type = cairn_ctl_number_type(dtype);
     return torch_add_store(p->t, (struct ctl_torch_store) { (uint32_t)tensor, plane, dtype, type,
@@ -57,16 +57,16 @@ static size_t add_plane(struct planning_file *p, size_t tensor, uint32_t plane, 
 
 /* The shape of a tensor of the model, or of a buffer that is kept as its bytes; NULL: it is
  * neither. */
-static const struct cairn_shape *model_shape(const struct planning_file *p, size_t tensor)
+static const struct shape *model_shape(const struct planning_file *p, size_t tensor)
 {
-    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
     if (t->kind != CAIRN_BLOB) return &t->shape;
     return p->wish->buffers[tensor].type != NULL ? &p->wish->buffers[tensor].shape : NULL;
 }
 
 static size_t add_of_model(struct planning_file *p, size_t tensor)
 {
-    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
     if (t->kind != CAIRN_BLOB)
         return add_plane(p, tensor, CAIRN_PLANE_PARAM, p->wish->dtype, &t->shape);
     return torch_add_store(p->t, (struct ctl_torch_store) { (uint32_t)tensor, CAIRN_PLANE_PARAM,
@@ -76,16 +76,16 @@ static size_t add_of_model(struct planning_file *p, size_t tensor)
 
 static void say_model(struct planning_file *p)
 {
-    const struct cairn_job_spec_data *spec = p->spec;
+    const struct job_spec_data *spec = p->spec;
     put_text(p->t, "}(");
     for (size_t i = 0; i < spec->tensor_count; i++)
         if (spec->tensors[i].alias_of == NULL && model_shape(p, i) != NULL)
             p->stored[i] = add_of_model(p, i);
     for (size_t i = 0; i < spec->tensor_count && !p->t->failed; i++) {
         const size_t tensor = p->order.tensors[i];
-        const struct cairn_tensor_spec *t = &spec->tensors[tensor];
-        const size_t target = t->alias_of != NULL ? cairn_spec_target(spec, tensor) : tensor;
-        const struct cairn_shape *shape = model_shape(p, target);
+        const struct tensor_spec *t = &spec->tensors[tensor];
+        const size_t target = t->alias_of != NULL ? spec_target(spec, tensor) : tensor;
+        const struct shape *shape = model_shape(p, target);
         if (shape == NULL) continue;
         ctl_say(p->t, t->name);
         say_tensor(p->t, p->stored[target], 0, shape, t->alias_box);
@@ -95,10 +95,9 @@ static void say_model(struct planning_file *p)
 
 static void say_plane(struct planning_file *p, size_t tensor, uint32_t plane, const char *name)
 {
-    static const struct cairn_shape scalar = { 0 };
-    const struct cairn_shape *shape = plane == p->wish->step_plane
-                                          ? &scalar
-                                          : &p->spec->tensors[tensor].shape;
+    static const struct shape scalar = { 0 };
+    const struct shape *shape = plane == p->wish->step_plane ? &scalar
+                                                             : &p->spec->tensors[tensor].shape;
     ctl_say(p->t, name);
     const size_t store = add_plane(p, tensor, plane, CAIRN_F32, shape);
     if (!p->t->failed) say_tensor(p->t, store, 0, shape, NULL);
@@ -107,7 +106,7 @@ static void say_plane(struct planning_file *p, size_t tensor, uint32_t plane, co
 static void say_state(void *context, size_t tensor, size_t number)
 {
     struct planning_file *p = context;
-    const uint32_t planes = cairn_spec_planes(p->spec, tensor);
+    const uint32_t planes = spec_planes(p->spec, tensor);
     const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
     if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return; // none, as torch's SGD has it
     say_number(p->t, number);
@@ -189,11 +188,10 @@ static void say_all(struct planning_file *p)
     put_text(t, "u.");
 }
 
-cairn_status ctl_torch_plan(const struct cairn_manifest *manifest,
-                            const struct ctl_torch_wish *wish, struct cairn_snapshot_file *file,
-                            struct ctl_torch_file **out)
+cairn_status ctl_torch_plan(const struct manifest *manifest, const struct ctl_torch_wish *wish,
+                            struct snapshot_file *file, struct ctl_torch_file **out)
 {
-    const struct cairn_job_spec_data *spec = &manifest->spec;
+    const struct job_spec_data *spec = &manifest->spec;
     struct ctl_torch_file *t = calloc(1, sizeof *t);
     struct planning_file p = { .t = t,
                                .wish = wish,
@@ -235,7 +233,7 @@ void ctl_torch_free(struct ctl_torch_file *t)
 #define PLANE_TEXT CAIRN_PLANE_COUNT
 #define ALIGN      64 // where a tensor begins, as torch has it
 
-bool ctl_torch_is_text(const struct cairn_safetensors_entry *entry)
+bool ctl_torch_is_text(const struct safetensors_entry *entry)
 {
     return entry->plane == PLANE_TEXT;
 }
@@ -247,18 +245,18 @@ void ctl_torch_text(const struct ctl_torch_file *t, uint64_t first, uint64_t cou
 
 struct packing {
     struct ctl_torch_file *t;
-    struct cairn_snapshot_file *file;
+    struct snapshot_file *file;
     const char *folder; /* of all its members */
     uint64_t base;      /* where it begins in the file */
     size_t text_from;   /* of text that no entry has yet */
 };
 
-static void add_entry(struct packing *k, struct cairn_safetensors_entry entry, uint64_t bytes)
+static void add_entry(struct packing *k, struct safetensors_entry entry, uint64_t bytes)
 {
-    struct cairn_snapshot_file *f = k->file;
+    struct snapshot_file *f = k->file;
     if (f->entry_count == f->entry_capacity) {
         const size_t wanted = f->entry_capacity * 2 + 64;
-        struct cairn_safetensors_entry *grown = realloc(f->entries, wanted * sizeof *grown);
+        struct safetensors_entry *grown = realloc(f->entries, wanted * sizeof *grown);
         k->t->failed |= grown == NULL;
         if (grown == NULL) return;
         f->entries = grown;
@@ -275,7 +273,7 @@ static void flush(struct packing *k)
     const size_t bytes = k->t->text_bytes - k->text_from;
     if (bytes > 0)
         add_entry(k,
-                  (struct cairn_safetensors_entry) {
+                  (struct safetensors_entry) {
                       .dtype = CAIRN_U8, .plane = PLANE_TEXT, .first_elem = k->text_from },
                   bytes);
     k->text_from = k->t->text_bytes;
@@ -403,7 +401,7 @@ static void pack_store(struct packing *k, struct ctl_torch_member *m, size_t sto
     put_local(k, m);
     flush(k);
     add_entry(k,
-              (struct cairn_safetensors_entry) {
+              (struct safetensors_entry) {
                   .dtype = s->dtype,
                   .tensor = s->tensor,
                   .plane = s->plane,
@@ -432,9 +430,8 @@ static struct ctl_torch_member *add_members(struct ctl_torch_file *t, size_t cou
 }
 
 /* An archive behind what the file has: the pickle, which was taken and is freed, and these stores. */
-static void torch_pack(struct ctl_torch_file *t, struct cairn_snapshot_file *file,
-                       const char *folder, uint8_t *pickle, size_t pickle_bytes, size_t first_store,
-                       size_t store_count)
+static void torch_pack(struct ctl_torch_file *t, struct snapshot_file *file, const char *folder,
+                       uint8_t *pickle, size_t pickle_bytes, size_t first_store, size_t store_count)
 {
     struct packing k = { t, file, folder, file->file_bytes, t->text_bytes };
     const size_t count = store_count + 3;
@@ -454,7 +451,7 @@ static void torch_pack(struct ctl_torch_file *t, struct cairn_snapshot_file *fil
     free(pickle);
 }
 
-void ctl_torch_pass(struct ctl_torch_file *t, const struct cairn_safetensors_entry *entry,
+void ctl_torch_pass(struct ctl_torch_file *t, const struct safetensors_entry *entry,
                     const void *from, uint64_t bytes)
 {
     struct ctl_torch_member *m = &t->members[entry->box.start[0]];
@@ -470,16 +467,16 @@ struct item {
     const char *name; /* of the tensor; NULL: an option */
     const char *last; /* "exp_avg", "lr"; NULL: of the model */
     size_t group;     /* of an option */
-    struct cairn_shape shape;
+    struct shape shape;
     const struct ctl_number_type *type; /* NULL: no tensor */
     uint64_t at, bytes;
 };
 
 struct planning_folder {
     struct ctl_torch_file *t;
-    struct cairn_snapshot_file *file;
+    struct snapshot_file *file;
     const struct ctl_torch_wish *wish;
-    const struct cairn_job_spec_data *spec;
+    const struct job_spec_data *spec;
     struct ctl_torch_order order;
     struct item *items; /* owned */
     size_t item_count, item_capacity;
@@ -548,7 +545,7 @@ static void pack_tensor(struct planning_folder *p, size_t tensor, uint32_t plane
 
 static void pack_of_model(struct planning_folder *p, size_t tensor)
 {
-    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
     const struct ctl_buffer *buffer = &p->wish->buffers[tensor];
     if (t->alias_of != NULL || (t->kind == CAIRN_BLOB && buffer->type == NULL)) return;
     const bool is_blob = t->kind == CAIRN_BLOB;
@@ -563,9 +560,9 @@ static void pack_of_model(struct planning_folder *p, size_t tensor)
 /* All of a tensor under another name: where that is. A part of one that has a name is in the tensor. */
 static void add_alias(struct planning_folder *p, size_t tensor)
 {
-    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
     if (t->alias_of == NULL || t->alias_box != NULL || p->t->failed) return;
-    const size_t target = p->of_model[cairn_spec_target(p->spec, tensor)];
+    const size_t target = p->of_model[spec_target(p->spec, tensor)];
     if (target == 0) return;
     struct item item = p->items[target - 1];
     item.name = t->name;
@@ -574,7 +571,7 @@ static void add_alias(struct planning_folder *p, size_t tensor)
 
 static void pack_plane(struct planning_folder *p, size_t tensor, uint32_t plane, const char *what)
 {
-    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
     struct item item = { .name = t->name, .last = what, .type = cairn_ctl_number_type(CAIRN_F32) };
     if (plane != p->wish->step_plane) item.shape = t->shape;
     pack_tensor(p, tensor, plane, CAIRN_F32, item);
@@ -582,9 +579,9 @@ static void pack_plane(struct planning_folder *p, size_t tensor, uint32_t plane,
 
 static void pack_state(struct planning_folder *p, size_t tensor)
 {
-    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    const struct tensor_spec *t = &p->spec->tensors[tensor];
     if (!torch_is_whole(t)) return;
-    const uint32_t planes = cairn_spec_planes(p->spec, tensor);
+    const uint32_t planes = spec_planes(p->spec, tensor);
     const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
     if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return;
     if (!has_square) { // SGD's: torch has no count of its steps
@@ -667,7 +664,7 @@ static void end_object(struct planning_folder *p)
     put_text(p->t, "ub");
 }
 
-static void say_size(struct planning_folder *p, const struct cairn_shape *shape, bool zeros)
+static void say_size(struct planning_folder *p, const struct shape *shape, bool zeros)
 {
     say_global(p, SIZE);
     put_text(p->t, "(");
@@ -787,12 +784,12 @@ static uint8_t *metadata_of(struct planning_folder *p, size_t *bytes_out)
     return torch_take_text(t, from, bytes_out);
 }
 
-cairn_status ctl_torch_folder_plan(const struct cairn_manifest *manifest,
-                                   const struct ctl_torch_wish *wish,
-                                   struct cairn_snapshot_file *file, struct ctl_torch_file **out,
-                                   char **metadata_out, size_t *metadata_bytes_out)
+cairn_status ctl_torch_folder_plan(const struct manifest *manifest,
+                                   const struct ctl_torch_wish *wish, struct snapshot_file *file,
+                                   struct ctl_torch_file **out, char **metadata_out,
+                                   size_t *metadata_bytes_out)
 {
-    const struct cairn_job_spec_data *spec = &manifest->spec;
+    const struct job_spec_data *spec = &manifest->spec;
     struct ctl_torch_file *t = calloc(1, sizeof *t);
     struct planning_folder p = { .t = t,
                                  .file = file,
@@ -826,11 +823,11 @@ cairn_status ctl_torch_folder_plan(const struct cairn_manifest *manifest,
 /* ==== torch order ==== */
 
 struct sorting {
-    const struct cairn_job_spec_data *spec;
+    const struct job_spec_data *spec;
     size_t *first; // of a group: the least place of a tensor of it
 };
 
-static uint32_t place_of(const struct cairn_tensor_spec *t)
+static uint32_t place_of(const struct tensor_spec *t)
 {
     return t->order > 0 ? t->order : UINT32_MAX;
 }
@@ -863,14 +860,14 @@ static int by_rank(const void *a, const void *b, void *context)
     return x < y ? -1 : x > y;
 }
 
-static bool torch_is_whole(const struct cairn_tensor_spec *t)
+static bool torch_is_whole(const struct tensor_spec *t)
 {
     return t->kind != CAIRN_BLOB && t->alias_of == NULL;
 }
 
-static bool torch_order(const struct cairn_manifest *manifest, struct ctl_torch_order *out)
+static bool torch_order(const struct manifest *manifest, struct ctl_torch_order *out)
 {
-    const struct cairn_job_spec_data *spec = &manifest->spec;
+    const struct job_spec_data *spec = &manifest->spec;
     struct ctl_torch_order o = { manifest, spec, calloc(spec->tensor_count + 1, sizeof *o.tensors),
                                  calloc(spec->group_count + 1, sizeof *o.groups) };
     struct sorting s = { spec, calloc(spec->group_count + 1, sizeof *s.first) };
@@ -879,9 +876,8 @@ static bool torch_order(const struct cairn_manifest *manifest, struct ctl_torch_
     for (size_t g = 0; g < spec->group_count && ok; g++) o.groups[g] = g;
     if (ok) qsort_r(o.tensors, spec->tensor_count, sizeof *o.tensors, by_order, &s);
     for (size_t i = spec->tensor_count; i-- > 0 && ok;) {
-        const struct cairn_tensor_spec *t = &spec->tensors[o.tensors[i]];
-        const size_t g = t->kind == CAIRN_TRAINED ? cairn_spec_find_group(spec, t->group)
-                                                  : SIZE_MAX;
+        const struct tensor_spec *t = &spec->tensors[o.tensors[i]];
+        const size_t g = t->kind == CAIRN_TRAINED ? spec_find_group(spec, t->group) : SIZE_MAX;
         if (g < spec->group_count) s.first[g] = i;
     }
     if (ok) qsort_r(o.groups, spec->group_count, sizeof *o.groups, by_rank, &s);
@@ -899,9 +895,9 @@ static void torch_order_release(struct ctl_torch_order *o)
 /* Whether torch's optimizer has this one in that group. */
 static bool is_member(const struct ctl_torch_order *o, size_t tensor, size_t group)
 {
-    const struct cairn_tensor_spec *t = &o->spec->tensors[tensor];
+    const struct tensor_spec *t = &o->spec->tensors[tensor];
     return torch_is_whole(t) && t->kind == CAIRN_TRAINED &&
-           cairn_spec_find_group(o->spec, t->group) == group;
+           spec_find_group(o->spec, t->group) == group;
 }
 
 /* Calls `each` for every parameter of the group, from number `next` on; the number behind them. */
@@ -926,13 +922,13 @@ static struct ctl_torch_option option(const char *name, enum ctl_torch_option_ki
 static size_t torch_options(const struct ctl_torch_order *o, size_t group, bool always_initial,
                             struct ctl_torch_option out[CTL_TORCH_OPTIONS_MAX])
 {
-    const struct cairn_group_spec *g = &o->spec->groups[group];
+    const struct group_spec *g = &o->spec->groups[group];
     const bool is_sgd = strcmp(g->optimizer, "sgd") == 0;
     const bool is_scheduled = g->schedule.kind != CAIRN_SCHEDULE_CONSTANT ||
                               g->schedule.warmup_steps > 0;
     size_t n = 0;
-    out[n++] = option("lr", CTL_OPTION_REAL,
-                      cairn_schedule_lr(&g->schedule, g->lr, o->manifest->step), 0);
+    out[n++] = option("lr", CTL_OPTION_REAL, schedule_lr(&g->schedule, g->lr, o->manifest->step),
+                      0);
     if (is_scheduled || always_initial) out[n++] = option("initial_lr", CTL_OPTION_REAL, g->lr, 0);
     out[n++] = option("weight_decay", CTL_OPTION_REAL, g->weight_decay, 0);
     out[n++] = option("maximize", CTL_OPTION_FLAG, false, 0);
@@ -1036,7 +1032,7 @@ static void say_flag(struct ctl_torch_file *t, bool value)
 
 /* A tensor of a storage: all of it, or a box. `first_of_archive`: the store that is data/0. */
 static void say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
-                       const struct cairn_shape *shape, const struct cairn_box *box)
+                       const struct shape *shape, const struct cairn_box *box)
 {
     const struct ctl_torch_store *s = &t->stores[store];
     char key[24];

@@ -13,6 +13,7 @@
 #define _POSIX_C_SOURCE 200809L /* clock_gettime, with -std=c11 too */
 #endif
 
+#include <inttypes.h>
 #include <cairn.h>
 
 #include <errno.h>
@@ -475,8 +476,8 @@ static cairn_status attach(struct trainer *t)
     if (status == CAIRN_OK)
         status = report("version", cairn_version_wait(t->job, at, o->timeout_ms, &at));
     if (status != CAIRN_OK) return status;
-    printf("rank %u attached at step %llu of generation %llu\n", o->rank,
-           (unsigned long long)at.step, (unsigned long long)at.generation);
+    printf("rank %u attached at step %" PRIu64 " of generation %" PRIu64 "\n", o->rank, at.step,
+           at.generation);
     fflush(stdout);
     return CAIRN_OK;
 }
@@ -497,8 +498,8 @@ static cairn_status train(struct trainer *t)
         double loss = 0;
         if (status == CAIRN_OK) status = train_round(t, &round, &loss, &result);
         if (status == CAIRN_ERR_EPOCH_CHANGED || status == CAIRN_ERR_STALE) {
-            printf("rank %u: the membership changed, computing step %llu again\n", o->rank,
-                   (unsigned long long)round.step);
+            printf("rank %u: the membership changed, computing step %" PRIu64 " again\n", o->rank,
+                   round.step);
             fflush(stdout);
             continue;
         }
@@ -510,13 +511,12 @@ static cairn_status train(struct trainer *t)
         images += BATCH * (round.global_batch > 0 ? round.global_batch : round.world);
         if (result.step % 50 != 0) continue;
         if (round.micro_batches == 0) { // of global_batch none was left for it
-            printf("step %llu: rank %u is surplus, and idles\n", (unsigned long long)result.step,
-                   o->rank);
+            printf("step %" PRIu64 ": rank %u is surplus, and idles\n", result.step, o->rank);
             fflush(stdout);
             continue;
         }
-        printf("step %llu loss %.4f norm %.3f images/s %.0f\n", (unsigned long long)result.step,
-               loss, result.grad_norm, (double)images / (now_s() - began_s));
+        printf("step %" PRIu64 " loss %.4f norm %.3f images/s %.0f\n", result.step, loss,
+               result.grad_norm, (double)images / (now_s() - began_s));
         fflush(stdout);
         began_s = now_s();
         images = 0;
@@ -533,9 +533,8 @@ static cairn_status finish(struct trainer *t)
         status = fetch_model(t->job, version, &t->model, t->options->timeout_ms);
     if (status == CAIRN_OK) status = cairn_job_stats(t->job, &stats);
     if (status != CAIRN_OK) return report("reading the trained model", status);
-    printf("done step %llu pushed_bytes %llu fetched_bytes %llu\n",
-           (unsigned long long)version.step, (unsigned long long)stats.pushed_bytes,
-           (unsigned long long)stats.fetched_bytes);
+    printf("done step %" PRIu64 " pushed_bytes %" PRIu64 " fetched_bytes %" PRIu64 "\n",
+           version.step, stats.pushed_bytes, stats.fetched_bytes);
     if (t->options->rank == 0) printf("accuracy %.4f\n", accuracy(&t->model, &t->test, &t->pass));
     return CAIRN_OK;
 }

@@ -10,7 +10,7 @@
  * that imports get is their own: whoever shows much takes none of the planes' addresses.
  *
  * The context is the card's primary one, so that other libraries of this process can share it; each entry
- * makes it the calling thread's (cairn_cuda_enter).
+ * makes it the calling thread's (cuda_enter).
  *
  * Who waits for the card sleeps: all waits are for events that were made with CAIRN_CUDA_EVENT, as
  * cuStreamSynchronize, and an event of another kind, would keep a processor busy. */
@@ -28,18 +28,18 @@
 #define CAIRN_CUDA_EVENT (CAIRN_CU_EVENT_BLOCKING_SYNC | CAIRN_CU_EVENT_DISABLE_TIMING)
 
 /* Bytes of addresses, from at on. */
-struct cairn_cuda_span {
+struct cuda_span {
     uint64_t at, bytes;
 };
 /* Spans that lie apart, in order. */
-struct cairn_cuda_spans {
-    struct cairn_cuda_span *list; /* owned */
+struct cuda_spans {
+    struct cuda_span *list; /* owned */
     size_t count, capacity;
 };
 
-struct cairn_cuda {
-    struct cairn_home home;     /* first */
-    struct cairn_driver driver; /* constant, as all up to the lock */
+struct cuda {
+    struct home home;     /* first */
+    struct driver driver; /* constant, as all up to the lock */
     int device;
     int peers[CAIRN_HOME_PEERS_MAX]; /* devices, as info.peer_uuids */
     bool is_retained;
@@ -49,81 +49,77 @@ struct cairn_cuda {
     struct CUstream_st *zeroing;
     struct CUevent_st *zeroed;
     unsigned multiprocessors;
-    uint64_t granularity;  /* of memory */
-    uint64_t imported_max; /* bytes: what the card and those that it reads have */
-    struct cairn_cuda_span space, planes, imports; /* all; its parts */
+    uint64_t granularity;                    /* of memory */
+    uint64_t imported_max;                   /* bytes: what the card and those that it reads have */
+    struct cuda_span space, planes, imports; /* all; its parts */
 
     uint64_t imported_bytes; /* now: of the thread that imports */
 
     struct {
         atomic_uint_fast64_t runs, launches, bytes_in, bytes_out, pinned_bytes, unpinned_bytes;
-    } use; /* as of struct cairn_home_use */
+    } use; /* as of struct home_use */
 
     atomic_bool has_failed; /* set once, after `failure` */
     pthread_mutex_t lock;   /* guards what follows */
-    struct cairn_sentence failure;
-    struct cairn_cuda_spans used;   /* of the space */
-    struct cairn_cuda_spans pinned; /* of host memory */
+    struct sentence failure;
+    struct cuda_spans used;   /* of the space */
+    struct cuda_spans pinned; /* of host memory */
 };
 
-static inline struct cairn_cuda *cairn_cuda_of(struct cairn_home *home)
+static inline struct cuda *home_cuda(struct home *home)
 {
-    return (struct cairn_cuda *)home;
+    return (struct cuda *)home;
 }
 
 /* ---- home.c ---- */
 
 /* Makes the context the thread's. CAIRN_ERR_IO: the card has failed before. */
-CAIRN_MUST_CHECK cairn_status cairn_cuda_enter(struct cairn_cuda *cuda, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status cuda_enter(struct cuda *cuda, struct sentence *why);
 /* The same for calls that give resources back: they enter also if the card has failed. */
-void cairn_cuda_enter_anyway(struct cairn_cuda *cuda);
+void cuda_enter_anyway(struct cuda *cuda);
 /* Turns a driver's result into a status: out of memory is CAIRN_ERR_NO_MEMORY, every other failure
  * CAIRN_ERR_IO; a result that breaks the context (result.h) breaks the home for good. `doing` is
  * for the error: "a launch of fold". */
-CAIRN_MUST_CHECK cairn_status cairn_cuda_check(struct cairn_cuda *cuda, int result,
-                                               const char *doing, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status cuda_check(struct cuda *cuda, int result, const char *doing,
+                                         struct sentence *why);
 
 /* Waits until all that is in the stream now is done; returns the driver's result. The thread sleeps
  * meanwhile, as the event is made for it, so that threads which wait for a card leave the
  * processors to others. */
-int cairn_cuda_wait(const struct cairn_cuda *cuda, struct CUstream_st *stream,
-                    struct CUevent_st *event);
+int cuda_wait(const struct cuda *cuda, struct CUstream_st *stream, struct CUevent_st *event);
 
 /* ---- run.c: pure, but for memory; no lock ---- */
 
 /* CAIRN_ERR_NO_MEMORY; CAIRN_ERR_EXISTS: it lies on others. */
-CAIRN_MUST_CHECK cairn_status cairn_cuda_spans_add(struct cairn_cuda_spans *spans,
-                                                   struct cairn_cuda_span span);
+CAIRN_MUST_CHECK cairn_status cuda_spans_add(struct cuda_spans *spans, struct cuda_span span);
 /* The one that begins there, taken out; 0 bytes: none does. */
-struct cairn_cuda_span cairn_cuda_spans_take(struct cairn_cuda_spans *spans, uint64_t at);
+struct cuda_span cuda_spans_take(struct cuda_spans *spans, uint64_t at);
 /* The first one that has some of those bytes; 0 bytes: none has. */
-struct cairn_cuda_span cairn_cuda_spans_overlapping(const struct cairn_cuda_spans *spans,
-                                                    struct cairn_cuda_span with);
+struct cuda_span cuda_spans_overlapping(const struct cuda_spans *spans, struct cuda_span with);
 /* Takes off what spans have at both ends of it; 0 bytes: they have all. */
-void cairn_cuda_spans_trim(const struct cairn_cuda_spans *spans, struct cairn_cuda_span *span);
+void cuda_spans_trim(const struct cuda_spans *spans, struct cuda_span *span);
 /* True if one span has all of it. */
-bool cairn_cuda_spans_have(const struct cairn_cuda_spans *spans, uint64_t at, uint64_t bytes);
+bool cuda_spans_have(const struct cuda_spans *spans, uint64_t at, uint64_t bytes);
 /* The first place among `within` that has so many free bytes; 0: none. */
-uint64_t cairn_cuda_spans_gap(const struct cairn_cuda_spans *spans, struct cairn_cuda_span within,
-                              uint64_t bytes);
+uint64_t cuda_spans_gap(const struct cuda_spans *spans, struct cuda_span within, uint64_t bytes);
 
 /* ---- home.c, run.c: of the kind (gpu/home_kind.h) ---- */
 
 /* True if the card copies from and to all of these bytes of the host by itself. */
-bool cairn_cuda_is_pinned(struct cairn_cuda *cuda, const void *host, uint64_t bytes);
+bool cuda_is_pinned(struct cuda *cuda, const void *host, uint64_t bytes);
 
-cairn_status cairn_cuda_stream_open(struct cairn_home *home, struct cairn_home_stream **stream_out,
-                                    struct cairn_sentence *why);
-void cairn_cuda_stream_close(struct cairn_home_stream *stream);
-cairn_status cairn_cuda_run_begin(struct cairn_home_stream *stream, struct cairn_work *works,
-                                  size_t count, struct cairn_sentence *why);
-cairn_status cairn_cuda_run_finish(struct cairn_home_stream *stream, struct cairn_sentence *why);
+cairn_status cuda_stream_open(struct home *home, struct home_stream **stream_out,
+                              struct sentence *why);
+void cuda_stream_close(struct home_stream *stream);
+cairn_status cuda_run_begin(struct home_stream *stream, struct home_work *works, size_t count,
+                            struct sentence *why);
+cairn_status cuda_run_finish(struct home_stream *stream, struct sentence *why);
 
 /* ==== plan ==== */
 
 /* A plan: what one slice of a run is to do, of at most `bytes` in and out. It is made on the host,
- * without the driver, of works that are cut to fit (cairn_cuda_plan_add); run.c carries it out; then
- * cairn_cuda_plan_end gives the host what was made.
+ * without the driver, of works that are cut to fit (cuda_plan_add); run.c carries it out; then
+ * cuda_plan_end gives the host what was made.
  *
  * A side is memory of the host, pinned, and as much of the device, at the same offsets:
  *   in    [0, used): sources that the host staged, lists of sources, items: one copy brings all of it
@@ -138,76 +134,74 @@ cairn_status cairn_cuda_run_finish(struct cairn_home_stream *stream, struct cair
 #define CAIRN_CUDA_PLAN_PARTS \
     ((size_t)512) /* items of a kernel, copies each way, and ends: at most */
 
-struct cairn_cuda_plan_side {
+struct cuda_plan_side {
     uint8_t *host;   /* borrowed: [plan.bytes] */
     uint64_t device; /* the same */
     size_t used, top;
 };
 
-struct cairn_cuda_plan_copy {
+struct cuda_plan_copy {
     uint64_t device;
     void *host;
     size_t bytes;
 };
 
 /* A step for the host when the slice is over. */
-struct cairn_cuda_plan_end {
+struct cuda_plan_end {
     enum { CAIRN_END_COPY, CAIRN_END_COUNT, CAIRN_END_SUMS } kind;
-    void *to; /* COPY: bytes; COUNT: a uint64_t to add to; SUMS: struct cairn_sums */
+    void *to; /* COPY: bytes; COUNT: a uint64_t to add to; SUMS: struct sums */
     const void *from,
         *squares; /* in the host's memory of `out`; SUMS: the counts, and the squares */
     size_t count; /* COPY: bytes; SUMS: leaves */
 };
 
-struct cairn_cuda_plan_items {
+struct cuda_plan_items {
     uint8_t *list; /* owned: [CAIRN_CUDA_PLAN_PARTS] of the kernel's item */
     uint64_t count, pieces;
 };
 
-struct cairn_cuda_plan {
+struct cuda_plan {
     /* constant */
-    size_t bytes;                 /* of each side */
-    struct cairn_cuda_span space; /* what lies in it lies in the home */
-    bool (*is_pinned)(struct cairn_cuda *cuda, const void *host, uint64_t bytes);
-    struct cairn_cuda *cuda; /* for is_pinned */
+    size_t bytes;           /* of each side */
+    struct cuda_span space; /* what lies in it lies in the home */
+    bool (*is_pinned)(struct cuda *cuda, const void *host, uint64_t bytes);
+    struct cuda *cuda; /* for is_pinned */
     /* what is to be done */
-    struct cairn_cuda_plan_side in, out;
-    struct cairn_cuda_plan_items kernels[CAIRN_KERNEL_COUNT];
+    struct cuda_plan_side in, out;
+    struct cuda_plan_items kernels[CAIRN_KERNEL_COUNT];
     size_t item_bytes; /* of all items: they go to the end of [0, in.used) */
-    struct cairn_cuda_plan_copy *copies_in, *copies_out; /* owned: [CAIRN_CUDA_PLAN_PARTS] */
+    struct cuda_plan_copy *copies_in, *copies_out; /* owned: [CAIRN_CUDA_PLAN_PARTS] */
     size_t in_count, out_count;
-    struct cairn_cuda_plan_end *ends; /* owned: [CAIRN_CUDA_PLAN_PARTS] */
+    struct cuda_plan_end *ends; /* owned: [CAIRN_CUDA_PLAN_PARTS] */
     size_t end_count;
     bool counts; /* [0, out.used) of the device is to be 0 before kernels run */
 };
 
 /* How far a work is in plans. */
-struct cairn_cuda_plan_cursor {
+struct cuda_plan_cursor {
     uint64_t done;  /* elements, leaves or bytes */
     bool is_folded; /* of a fold with sums of more sources than fit: only the sums are left */
 };
 
 /* Constants, and the sides' host and device, are set. CAIRN_ERR_NO_MEMORY: release it. */
-CAIRN_MUST_CHECK cairn_status cairn_cuda_plan_init(struct cairn_cuda_plan *plan);
-void cairn_cuda_plan_release(struct cairn_cuda_plan *plan);
+CAIRN_MUST_CHECK cairn_status cuda_plan_init(struct cuda_plan *plan);
+void cuda_plan_release(struct cuda_plan *plan);
 /* Nothing is to be done. */
-void cairn_cuda_plan_clear(struct cairn_cuda_plan *plan);
-bool cairn_cuda_plan_is_empty(const struct cairn_cuda_plan *plan);
+void cuda_plan_clear(struct cuda_plan *plan);
+bool cuda_plan_is_empty(const struct cuda_plan *plan);
 
 /* Adds as much of the work as fits. True: all that was left. False: go on in an empty plan that
  * runs after this one. */
-bool cairn_cuda_plan_add(struct cairn_cuda_plan *plan, struct cairn_work *work,
-                         struct cairn_cuda_plan_cursor *cursor);
+bool cuda_plan_add(struct cuda_plan *plan, struct home_work *work, struct cuda_plan_cursor *cursor);
 /* Puts the items into `in`; lists_out: what launches are given, pieces 0 where there is nothing to launch. */
-void cairn_cuda_plan_place(struct cairn_cuda_plan *plan,
-                           struct cairn_kernel_list lists_out[CAIRN_KERNEL_COUNT]);
+void cuda_plan_place(struct cuda_plan *plan, struct kernel_list lists_out[CAIRN_KERNEL_COUNT]);
 /* The slice is over: gives the host what was made. */
-void cairn_cuda_plan_end(const struct cairn_cuda_plan *plan);
+void cuda_plan_end(const struct cuda_plan *plan);
 
 /* ---- plan.c: there is room, the caller has looked ---- */
 
-void cairn_cuda_plan_copy(struct cairn_cuda_plan_copy *copies, size_t *count, uint64_t device,
-                          void *host, size_t bytes);
+void cuda_plan_copy(struct cuda_plan_copy *copies, size_t *count, uint64_t device, void *host,
+                    size_t bytes);
 
 /* ==== lower ==== */
 
@@ -216,24 +210,23 @@ void cairn_cuda_plan_copy(struct cairn_cuda_plan_copy *copies, size_t *count, ui
 /* More than an item takes, and the rounding of a buffer or two. */
 #define CAIRN_CUDA_PLAN_ITEM_ROOM ((size_t)256)
 
-struct cairn_cuda_plan_fold {
+struct cuda_plan_fold {
     float *acc;
-    const struct cairn_source *sources;
+    const struct fold_source *sources;
     size_t source_count;
     bool first;
     uint64_t elems;
 };
 
-static inline uint64_t cairn_cuda_plan_address(const void *at)
+static inline uint64_t cuda_plan_address(const void *at)
 {
     return (uint64_t)(uintptr_t)at;
 }
 
-static inline struct cairn_kernel_geometry
-cairn_cuda_plan_geometry(const struct cairn_geometry *geometry)
+static inline struct kernel_geometry cuda_plan_geometry(const struct geometry *geometry)
 {
-    return (struct cairn_kernel_geometry) { geometry->elems, geometry->quantum_elems,
-                                            geometry->leaves_per_quantum };
+    return (struct kernel_geometry) { geometry->elems, geometry->quantum_elems,
+                                      geometry->leaves_per_quantum };
 }
 
 /* ==== stream ==== */
@@ -253,34 +246,33 @@ cairn_cuda_plan_geometry(const struct cairn_geometry *geometry)
 #define CAIRN_CUDA_SLICES 3
 #define CAIRN_CUDA_LISTS  2 /* begun, and not finished */
 
-struct cairn_cuda_slice {
-    struct cairn_cuda_plan plan;
+struct cuda_slice {
+    struct cuda_plan plan;
     struct CUevent_st *loaded, *computed, *done;
     bool is_under_way; /* begun, and not yet finished */
     uint64_t list;     /* whose it is, if so */
 };
 
-struct cairn_cuda_stream {
-    struct cairn_home_stream stream; /* first */
+struct cuda_stream {
+    struct home_stream stream; /* first */
     struct CUstream_st *in, *compute, *out;
-    struct cairn_home_memory staging; /* of the device: each slice's in, then each slice's out */
-    uint8_t *pinned;                  /* of the host: the same; NULL: not begun yet */
-    struct cairn_cuda_slice slices[CAIRN_CUDA_SLICES];
+    struct home_memory staging; /* of the device: each slice's in, then each slice's out */
+    uint8_t *pinned;            /* of the host: the same; NULL: not begun yet */
+    struct cuda_slice slices[CAIRN_CUDA_SLICES];
     uint32_t next; /* the slice that is to be filled */
     /* lists, numbered from 1 in their order */
     uint64_t lists_begun, lists_finished;
     uint64_t list_failed; /* before its finish, by which it is told; else 0 */
     cairn_status failed_status;
-    struct cairn_sentence failed_why;
+    struct sentence failed_why;
 };
 
 /* The bytes that a stream stages in, on the card and again in pinned host memory: in and out of
  * each slice. A small card (a MIG slice) gets less: the six streams of a shard take half a percent,
  * or 36 MiB. */
-uint64_t cairn_cuda_staging_bytes(uint64_t card_bytes);
+uint64_t cuda_staging_bytes(uint64_t card_bytes);
 /* Every run calls this, too: the first call gives the stream its staging. */
-CAIRN_MUST_CHECK cairn_status cairn_cuda_stream_begin(struct cairn_home_stream *begun,
-                                                      struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status cuda_stream_begin(struct home_stream *begun, struct sentence *why);
 
 /* ==== image ==== */
 

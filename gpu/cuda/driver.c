@@ -11,13 +11,13 @@
 #define NAME_OF_LIBRARY "CAIRN_CUDA_DRIVER"
 #define PCI_BYTES       32 /* "0000:3B:00.0", NUL, and room for a longer domain */
 
-int cairn_driver_stands_in(void)
+int driver_stands_in(void)
 {
     const char *named = getenv(NAME_OF_LIBRARY);
     return named != NULL && named[0] != '\0';
 }
 
-const char *cairn_driver_error(const struct cairn_driver *driver, int result, char text[32])
+const char *driver_error(const struct driver *driver, int result, char text[32])
 {
     const char *name = NULL;
     if (driver->cuGetErrorName(result, &name) == CAIRN_CU_OK && name != NULL) return name;
@@ -25,18 +25,18 @@ const char *cairn_driver_error(const struct cairn_driver *driver, int result, ch
     return text;
 }
 
-const char *cairn_driver_explain(const struct cairn_driver *driver, int result,
-                                 char text[CAIRN_DRIVER_TEXT_BYTES])
+const char *driver_explain(const struct driver *driver, int result,
+                           char text[CAIRN_DRIVER_TEXT_BYTES])
 {
     char number[32];
-    const char *advice = cairn_driver_advice(result);
-    snprintf(text, CAIRN_DRIVER_TEXT_BYTES, "%s%s%s", cairn_driver_error(driver, result, number),
+    const char *advice = driver_advice(result);
+    snprintf(text, CAIRN_DRIVER_TEXT_BYTES, "%s%s%s", driver_error(driver, result, number),
              advice[0] == '\0' ? "" : ": ", advice);
     return text;
 }
 
 /* A function's address, as ISO C lets it be had: NULL if the library lacks it. */
-static void find_driver(void *library, cairn_driver_find_fn get_proc, const char *name,
+static void find_driver(void *library, driver_find_fn get_proc, const char *name,
                         const char *symbol, void *at_out)
 {
     void *at = NULL;
@@ -47,25 +47,25 @@ static void find_driver(void *library, cairn_driver_find_fn get_proc, const char
     memcpy(at_out, &at, sizeof at);
 }
 
-static cairn_driver_find_fn find_get_proc(void *library)
+static driver_find_fn find_get_proc(void *library)
 {
-    cairn_driver_find_fn get_proc;
+    driver_find_fn get_proc;
     void *at = dlsym(library, "cuGetProcAddress_v2");
     memcpy(&get_proc, &at, sizeof at);
     return get_proc;
 }
 
 /* The version first: what lacks a call is most likely too old. */
-static cairn_status check_version(struct cairn_driver *driver, void *library,
-                                  cairn_driver_find_fn get_proc, struct cairn_sentence *why)
+static cairn_status check_version(struct driver *driver, void *library, driver_find_fn get_proc,
+                                  struct sentence *why)
 {
     find_driver(library, get_proc, "cuDriverGetVersion", "cuDriverGetVersion",
                 &driver->cuDriverGetVersion);
     if (driver->cuDriverGetVersion == NULL ||
         driver->cuDriverGetVersion(&driver->version) != CAIRN_CU_OK)
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "the CUDA driver does not tell its version");
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED, "the CUDA driver does not tell its version");
     if (driver->version < CAIRN_DRIVER_OLDEST)
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_UNSUPPORTED,
             "the driver is of CUDA %d.%d; the oldest that will do is of CUDA %d.%d: update it",
             driver->version / 1000, driver->version % 1000 / 10, CAIRN_DRIVER_OLDEST / 1000,
@@ -73,52 +73,52 @@ static cairn_status check_version(struct cairn_driver *driver, void *library,
     return CAIRN_OK;
 }
 
-static cairn_status find_all(struct cairn_driver *driver, void *library, struct cairn_sentence *why)
+static cairn_status find_all(struct driver *driver, void *library, struct sentence *why)
 {
-    const cairn_driver_find_fn get_proc = find_get_proc(library);
+    const driver_find_fn get_proc = find_get_proc(library);
     const cairn_status status = check_version(driver, library, get_proc, why);
     if (status != CAIRN_OK) return status;
-#define CAIRN_CALL(name, suffix, parameters)                                                   \
-    find_driver(library, get_proc, #name, #name #suffix, &driver->name);                       \
-    if (driver->name == NULL)                                                                  \
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "the driver of CUDA %d.%d lacks " #name, \
-                          driver->version / 1000, driver->version % 1000 / 10);
+#define CAIRN_CALL(name, suffix, parameters)                                                  \
+    find_driver(library, get_proc, #name, #name #suffix, &driver->name);                      \
+    if (driver->name == NULL)                                                                 \
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED, "the driver of CUDA %d.%d lacks " #name, \
+                         driver->version / 1000, driver->version % 1000 / 10);
     CAIRN_DRIVER_CALLS(CAIRN_CALL)
 #undef CAIRN_CALL
     return CAIRN_OK;
 }
 
-static cairn_status begin(const struct cairn_driver *driver, struct cairn_sentence *why)
+static cairn_status begin(const struct driver *driver, struct sentence *why)
 {
     const int result = driver->cuInit(0);
     char text[CAIRN_DRIVER_TEXT_BYTES];
     if (result == CAIRN_CU_OK) return CAIRN_OK;
     if (result == CAIRN_CU_NO_DEVICE)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
-                          "the CUDA driver sees no device: look at nvidia-smi, and at "
-                          "the environment's CUDA_VISIBLE_DEVICES");
-    return cairn_fail(why, CAIRN_ERR_IO, "the CUDA driver does not begin: %s",
-                      cairn_driver_explain(driver, result, text));
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "the CUDA driver sees no device: look at nvidia-smi, and at "
+                         "the environment's CUDA_VISIBLE_DEVICES");
+    return fail_with(why, CAIRN_ERR_IO, "the CUDA driver does not begin: %s",
+                     driver_explain(driver, result, text));
 }
 
-cairn_status cairn_driver_open(struct cairn_driver *driver_out, struct cairn_sentence *why)
+cairn_status driver_open(struct driver *driver_out, struct sentence *why)
 {
-    const char *name = cairn_driver_stands_in() ? getenv(NAME_OF_LIBRARY) : "libcuda.so.1";
+    const char *name = driver_stands_in() ? getenv(NAME_OF_LIBRARY) : "libcuda.so.1";
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (library == NULL)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "no CUDA driver: %s", dlerror());
-    struct cairn_driver driver = { 0 };
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "no CUDA driver: %s", dlerror());
+    struct driver driver = { 0 };
     cairn_status status = find_all(&driver, library, why);
     if (status == CAIRN_OK) status = begin(&driver, why);
     if (status == CAIRN_OK) *driver_out = driver;
     return status;
 }
 
-int cairn_driver_numa_node(const struct cairn_driver *driver, int device)
+int driver_numa_node(const struct driver *driver, int device)
 {
     char pci[PCI_BYTES];
     if (driver->cuDeviceGetPCIBusId(pci, sizeof pci, device) != CAIRN_CU_OK) return CAIRN_NUMA_NONE;
-    return cairn_numa_of_pci(pci);
+    return numa_of_pci(pci);
 }
 
 /* ==== result ==== */
@@ -142,14 +142,14 @@ static size_t find_result(int result)
     return i;
 }
 
-const char *cairn_driver_advice(int result)
+const char *driver_advice(int result)
 {
     const size_t i = find_result(result);
     return i < MEANINGS ? meanings[i].advice : CAIRN_ADVICE_SEE;
 }
 
 /* A result that is not in the table, perhaps of a newer driver, is taken for the worst. */
-bool cairn_driver_breaks(int result)
+bool driver_breaks(int result)
 {
     const size_t i = find_result(result);
     return i == MEANINGS || meanings[i].breaks;

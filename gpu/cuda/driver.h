@@ -87,15 +87,15 @@ enum {
     CAIRN_CU_STREAM_WAIT_GEQ = 0, /* (int32_t)(*at - value) >= 0 */
 };
 
-struct cairn_cu_location {
+struct cu_location {
     int type; /* CAIRN_CU_LOCATION_DEVICE */
     int id;   /* of the device */
 };
 
-struct cairn_cu_allocation {
+struct cu_allocation {
     int type; /* CAIRN_CU_ALLOCATION_PINNED */
     int handle_types;
-    struct cairn_cu_location location;
+    struct cu_location location;
     void *windows_only;
     struct {
         unsigned char compression, gpu_direct_rdma;
@@ -104,12 +104,12 @@ struct cairn_cu_allocation {
     } flags;
 };
 
-struct cairn_cu_access {
-    struct cairn_cu_location location;
+struct cu_access {
+    struct cu_location location;
     int flags;
 };
 
-struct cairn_cu_uuid {
+struct cu_uuid {
     unsigned char bytes[16];
 };
 
@@ -124,7 +124,7 @@ struct cairn_cu_uuid {
     call(cuDeviceGetCount, , (int *count_out))                                                              \
     call(cuDeviceGet, , (int *device_out, int number))                                                      \
     call(cuDeviceGetName, , (char *name, int bytes, int device))                                            \
-    call(cuDeviceGetUuid, _v2, (struct cairn_cu_uuid *uuid_out, int device)) /* a MIG slice: the slice's */ \
+    call(cuDeviceGetUuid, _v2, (struct cu_uuid *uuid_out, int device)) /* a MIG slice: the slice's */ \
     call(cuDeviceGetPCIBusId, , (char *text, int bytes, int device)) /* a MIG slice: the card's */          \
     call(cuDeviceGetAttribute, , (int *value_out, int attribute, int device))                               \
     call(cuDeviceCanAccessPeer, , (int *can_out, int device, int peer))                                     \
@@ -140,23 +140,23 @@ struct cairn_cu_uuid {
     call(cuPointerGetAttribute, , (void *value_out, int attribute, uint64_t at))                            \
     call(cuMemGetInfo, _v2, (size_t *free_out, size_t *total_out))                                          \
     call(cuMemGetAllocationGranularity, ,                                                                   \
-         (size_t *bytes_out, const struct cairn_cu_allocation *how, int option))                            \
+         (size_t *bytes_out, const struct cu_allocation *how, int option))                            \
     call(cuMemAddressReserve, ,                                                                             \
          (uint64_t *at_out, size_t bytes, size_t align, uint64_t wish, unsigned long long flags))           \
     call(cuMemAddressFree, , (uint64_t at, size_t bytes))                                                   \
     call(cuMemCreate, , (unsigned long long *handle_out, size_t bytes,                                      \
-                         const struct cairn_cu_allocation *how, unsigned long long flags))                  \
+                         const struct cu_allocation *how, unsigned long long flags))                  \
     call(cuMemRelease, , (unsigned long long handle)) /* its mappings keep the memory */                    \
     call(cuMemMap, , (uint64_t at, size_t bytes, size_t offset, unsigned long long handle,                  \
                       unsigned long long flags))                                                            \
     call(cuMemUnmap, , (uint64_t at, size_t bytes))                                                         \
-    call(cuMemSetAccess, , (uint64_t at, size_t bytes, const struct cairn_cu_access *access, size_t count)) \
+    call(cuMemSetAccess, , (uint64_t at, size_t bytes, const struct cu_access *access, size_t count)) \
     call(cuMemExportToShareableHandle, ,                                                                    \
          (void *fd_out, unsigned long long handle, int handle_type, unsigned long long flags))              \
     call(cuMemImportFromShareableHandle, ,                                                                  \
          (unsigned long long *handle_out, void *fd_as_pointer, int handle_type))                            \
     call(cuMemGetAllocationPropertiesFromHandle, ,                                                          \
-         (struct cairn_cu_allocation *how_out, unsigned long long handle))                                  \
+         (struct cu_allocation *how_out, unsigned long long handle))                                  \
     call(cuMemAllocHost, _v2, (void **host_out, size_t bytes))                                              \
     call(cuMemFreeHost, , (void *host))                                                                     \
     call(cuMemHostRegister, _v2, (void *host, size_t bytes, unsigned flags))                                \
@@ -192,11 +192,11 @@ struct cairn_cu_uuid {
 // clang-format on
 
 /* cuGetProcAddress_v2: as of which version, and flags 0; state_out: why there is none. */
-typedef int (*cairn_driver_find_fn)(const char *name, void **at_out, int version, uint64_t flags,
-                                    int *state_out);
+typedef int (*driver_find_fn)(const char *name, void **at_out, int version, uint64_t flags,
+                              int *state_out);
 
 /* Each returns a CUresult. */
-struct cairn_driver {
+struct driver {
 #define CAIRN_CALL(name, suffix, parameters) int(*name) parameters;
     CAIRN_DRIVER_CALLS(CAIRN_CALL)
 #undef CAIRN_CALL
@@ -206,25 +206,24 @@ struct cairn_driver {
 /* Opens libcuda.so.1, or the library that the environment's CAIRN_CUDA_DRIVER names, and calls cuInit. It is
  * never closed: the driver's threads would not survive it. CAIRN_ERR_NOT_FOUND: no such library or device;
  * CAIRN_ERR_UNSUPPORTED: it is too old, or lacks a call; CAIRN_ERR_IO: it does not begin. */
-CAIRN_MUST_CHECK cairn_status cairn_driver_open(struct cairn_driver *driver_out,
-                                                struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status driver_open(struct driver *driver_out, struct sentence *why);
 /* The node of memory that the device is next to (proto/base/machine.h); CAIRN_NUMA_NONE: not known. */
-int cairn_driver_numa_node(const struct cairn_driver *driver, int device);
+int driver_numa_node(const struct driver *driver, int device);
 /* True if the environment names the library: one that stands in for a driver has the kernels itself. */
-int cairn_driver_stands_in(void);
+int driver_stands_in(void);
 /* "CUDA_ERROR_OUT_OF_MEMORY", or the number if the driver does not know it. text: room for the number. */
-const char *cairn_driver_error(const struct cairn_driver *driver, int result, char text[32]);
+const char *driver_error(const struct driver *driver, int result, char text[32]);
 
-/* The same, and what to do about it, if something is known (cairn_driver_advice). */
+/* The same, and what to do about it, if something is known (driver_advice). */
 #define CAIRN_DRIVER_TEXT_BYTES 512
-const char *cairn_driver_explain(const struct cairn_driver *driver, int result,
-                                 char text[CAIRN_DRIVER_TEXT_BYTES]);
+const char *driver_explain(const struct driver *driver, int result,
+                           char text[CAIRN_DRIVER_TEXT_BYTES]);
 
 /* ---- driver.c ---- */
 
 /* Advice for the administrator of the machine about a result; "": there is none. Static. */
-const char *cairn_driver_advice(int result);
+const char *driver_advice(int result);
 /* True if the result breaks the context, and all memory in it; else only the call failed. */
-bool cairn_driver_breaks(int result);
+bool driver_breaks(int result);
 
 #endif

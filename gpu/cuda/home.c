@@ -1,4 +1,4 @@
-/* The home on a card: opened in the order of struct cairn_cuda, closed in reverse. */
+/* The home on a card: opened in the order of struct cuda, closed in reverse. */
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -24,38 +24,34 @@ static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
 #undef CAIRN_KERNEL_NAME
 };
 
-static cairn_status cuda_memory_open(struct cairn_home *home, const char *label,
-                                     struct cairn_home_memory *memory_out,
-                                     struct cairn_sentence *why);
-static void cuda_memory_close(struct cairn_home_memory *memory);
-static cairn_status cuda_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
-                                       int *fd_out, uint64_t *bytes_out,
-                                       struct cairn_sentence *why);
-static cairn_status cuda_import(struct cairn_home *home, int fd, uint64_t bytes,
-                                const void **address_out, struct cairn_sentence *why);
-static void cuda_import_release(struct cairn_home *home, const void *address, uint64_t bytes);
-static void cuda_memory_give(struct cairn_home_memory *memory, uint64_t segment);
-static cairn_status cuda_pin(struct cairn_home *home, void *host, uint64_t bytes,
-                             struct cairn_sentence *why);
-static void cuda_unpin(struct cairn_home *home, void *host, uint64_t bytes);
-static cairn_status cuda_find(struct cairn_cuda *cuda, const char *wanted,
-                              struct cairn_sentence *why);
-static void cuda_find_peers(struct cairn_cuda *cuda, int device_count);
+static cairn_status cuda_memory_open(struct home *home, const char *label,
+                                     struct home_memory *memory_out, struct sentence *why);
+static void cuda_memory_close(struct home_memory *memory);
+static cairn_status cuda_memory_export(const struct home_memory *memory, uint64_t segment,
+                                       int *fd_out, uint64_t *bytes_out, struct sentence *why);
+static cairn_status cuda_import(struct home *home, int fd, uint64_t bytes, const void **address_out,
+                                struct sentence *why);
+static void cuda_import_release(struct home *home, const void *address, uint64_t bytes);
+static void cuda_memory_give(struct home_memory *memory, uint64_t segment);
+static cairn_status cuda_pin(struct home *home, void *host, uint64_t bytes, struct sentence *why);
+static void cuda_unpin(struct home *home, void *host, uint64_t bytes);
+static cairn_status cuda_find(struct cuda *cuda, const char *wanted, struct sentence *why);
+static void cuda_find_peers(struct cuda *cuda, int device_count);
 
 /* ---- failures ---- */
 
 /* "a launch of fold failed on CARD: CUDA_ERROR_...", what comes of it, and what to do. */
-static void describe_home(const struct cairn_cuda *cuda, int result, const char *doing,
-                          const char *what_comes, struct cairn_sentence *out)
+static void describe_home(const struct cuda *cuda, int result, const char *doing,
+                          const char *what_comes, struct sentence *out)
 {
     char text[32];
-    const char *advice = cairn_driver_advice(result);
-    cairn_sentence_set(out, "%s failed on %s: %s%s%s%s", doing, cuda->home.info.device,
-                       cairn_driver_error(&cuda->driver, result, text), what_comes,
-                       advice[0] == '\0' ? "" : ": ", advice);
+    const char *advice = driver_advice(result);
+    sentence_set(out, "%s failed on %s: %s%s%s%s", doing, cuda->home.info.device,
+                 driver_error(&cuda->driver, result, text), what_comes,
+                 advice[0] == '\0' ? "" : ": ", advice);
 }
 
-static void note_failure(struct cairn_cuda *cuda, int result, const char *doing)
+static void note_failure(struct cuda *cuda, int result, const char *doing)
 {
     pthread_mutex_lock(&cuda->lock);
     if (!atomic_load(&cuda->has_failed)) {
@@ -67,46 +63,44 @@ static void note_failure(struct cairn_cuda *cuda, int result, const char *doing)
 }
 
 /* The call failed, and nothing else. */
-static cairn_status tell_refusal(const struct cairn_cuda *cuda, int result, const char *doing,
-                                 struct cairn_sentence *why)
+static cairn_status tell_refusal(const struct cuda *cuda, int result, const char *doing,
+                                 struct sentence *why)
 {
-    struct cairn_sentence said;
+    struct sentence said;
     describe_home(cuda, result, doing, "", &said);
-    return cairn_fail(why, CAIRN_ERR_IO, "%s", said.text);
+    return fail_with(why, CAIRN_ERR_IO, "%s", said.text);
 }
 
-static cairn_status tell_failure(struct cairn_cuda *cuda, struct cairn_sentence *why)
+static cairn_status tell_failure(struct cuda *cuda, struct sentence *why)
 {
-    return cairn_fail(why, CAIRN_ERR_IO, "%s", cuda->failure.text); // constant since has_failed
+    return fail_with(why, CAIRN_ERR_IO, "%s", cuda->failure.text); // constant since has_failed
 }
 
-cairn_status cairn_cuda_check(struct cairn_cuda *cuda, int result, const char *doing,
-                              struct cairn_sentence *why)
+cairn_status cuda_check(struct cuda *cuda, int result, const char *doing, struct sentence *why)
 {
     if (result == CAIRN_CU_OK) return CAIRN_OK;
     if (result == CAIRN_CU_OUT_OF_MEMORY)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
-                          "%s: no memory is left on %s, or pinned for it: %s", doing,
-                          cuda->home.info.device, cairn_driver_advice(result));
-    if (!cairn_driver_breaks(result)) return tell_refusal(cuda, result, doing, why);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                         "%s: no memory is left on %s, or pinned for it: %s", doing,
+                         cuda->home.info.device, driver_advice(result));
+    if (!driver_breaks(result)) return tell_refusal(cuda, result, doing, why);
     note_failure(cuda, result, doing);
     return tell_failure(cuda, why);
 }
 
-cairn_status cairn_cuda_enter(struct cairn_cuda *cuda, struct cairn_sentence *why)
+cairn_status cuda_enter(struct cuda *cuda, struct sentence *why)
 {
     const int result = cuda->driver.cuCtxSetCurrent(cuda->context);
     if (atomic_load(&cuda->has_failed)) return tell_failure(cuda, why);
-    return cairn_cuda_check(cuda, result, "entering the context", why);
+    return cuda_check(cuda, result, "entering the context", why);
 }
 
-void cairn_cuda_enter_anyway(struct cairn_cuda *cuda)
+void cuda_enter_anyway(struct cuda *cuda)
 {
     (void)cuda->driver.cuCtxSetCurrent(cuda->context);
 }
 
-int cairn_cuda_wait(const struct cairn_cuda *cuda, struct CUstream_st *stream,
-                    struct CUevent_st *event)
+int cuda_wait(const struct cuda *cuda, struct CUstream_st *stream, struct CUevent_st *event)
 {
     const int result = cuda->driver.cuEventRecord(event, MUTANT(17) ? NULL : stream);
     return result == CAIRN_CU_OK ? cuda->driver.cuEventSynchronize(event) : result;
@@ -114,24 +108,24 @@ int cairn_cuda_wait(const struct cairn_cuda *cuda, struct CUstream_st *stream,
 
 /* ---- what the kind gives ---- */
 
-static uint64_t free_bytes(struct cairn_home *home)
+static uint64_t free_bytes(struct home *home)
 {
-    struct cairn_cuda *cuda = cairn_cuda_of(home);
+    struct cuda *cuda = home_cuda(home);
     size_t free_now = 0, total = 0;
-    if (cairn_cuda_enter(cuda, NULL) != CAIRN_OK) return 0;
+    if (cuda_enter(cuda, NULL) != CAIRN_OK) return 0;
     return cuda->driver.cuMemGetInfo(&free_now, &total) == CAIRN_CU_OK ? free_now : 0;
 }
 
-static const char *failure(struct cairn_home *home)
+static const char *failure(struct home *home)
 {
-    const struct cairn_cuda *cuda = cairn_cuda_of(home);
+    const struct cuda *cuda = home_cuda(home);
     return atomic_load(&cuda->has_failed) ? cuda->failure.text : NULL; // constant since has_failed
 }
 
-static struct cairn_home_use use(struct cairn_home *home)
+static struct home_use use(struct home *home)
 {
-    struct cairn_cuda *cuda = cairn_cuda_of(home);
-    return (struct cairn_home_use) {
+    struct cuda *cuda = home_cuda(home);
+    return (struct home_use) {
         .runs = atomic_load(&cuda->use.runs),
         .launches = atomic_load(&cuda->use.launches),
         .bytes_in = atomic_load(&cuda->use.bytes_in),
@@ -141,18 +135,18 @@ static struct cairn_home_use use(struct cairn_home *home)
     };
 }
 
-static bool has(const struct cairn_home *home, const void *address)
+static bool has(const struct home *home, const void *address)
 {
-    const struct cairn_cuda *cuda = (const struct cairn_cuda *)home;
+    const struct cuda *cuda = (const struct cuda *)home;
     return (uint64_t)(uintptr_t)address - cuda->space.at < cuda->space.bytes;
 }
 
 /* Closes a home also if its card has failed, or if it was opened only in part. */
-static void close_home(struct cairn_home *home)
+static void close_home(struct home *home)
 {
-    struct cairn_cuda *cuda = cairn_cuda_of(home);
+    struct cuda *cuda = home_cuda(home);
     if (cuda->is_retained) {
-        cairn_cuda_enter_anyway(cuda);
+        cuda_enter_anyway(cuda);
         if (cuda->space.bytes > 0)
             (void)cuda->driver.cuMemAddressFree(cuda->space.at, (size_t)cuda->space.bytes);
         if (cuda->zeroed != NULL) (void)cuda->driver.cuEventDestroy(cuda->zeroed);
@@ -166,7 +160,7 @@ static void close_home(struct cairn_home *home)
     free(cuda);
 }
 
-static const struct cairn_home_kind kind = {
+static const struct home_kind kind = {
     .close = close_home,
     .free_bytes = free_bytes,
     .failure = failure,
@@ -180,11 +174,11 @@ static const struct cairn_home_kind kind = {
     .memory_give = cuda_memory_give,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
-    .stream_open = cairn_cuda_stream_open,
-    .stream_close = cairn_cuda_stream_close,
-    .stream_begin = cairn_cuda_stream_begin,
-    .run_begin = cairn_cuda_run_begin,
-    .run_finish = cairn_cuda_run_finish,
+    .stream_open = cuda_stream_open,
+    .stream_close = cuda_stream_close,
+    .stream_begin = cuda_stream_begin,
+    .run_begin = cuda_run_begin,
+    .run_finish = cuda_run_finish,
 };
 
 /* ---- opening ---- */
@@ -197,27 +191,27 @@ static bool is_of_other_time(int result, int version, int toolkit)
            result == CAIRN_CU_INVALID_PTX;
 }
 
-static cairn_status refuse_image(struct cairn_cuda *cuda, int result, struct cairn_sentence *why)
+static cairn_status refuse_image(struct cuda *cuda, int result, struct sentence *why)
 {
     const int version = cuda->driver.version, toolkit = cairn_image().toolkit;
     char text[32];
     if (!is_of_other_time(result, version, toolkit))
-        return cairn_cuda_check(cuda, result, "loading the kernels", why);
-    return cairn_fail(
+        return cuda_check(cuda, result, "loading the kernels", why);
+    return fail_with(
         why, CAIRN_ERR_UNSUPPORTED,
         "%s does not load the kernels, which were compiled by CUDA %d.%d: %s. The driver is of "
         "CUDA %d.%d: update it, or build with an older toolkit; cards older than compute "
         "capability 8.0 will not do",
         cuda->home.info.device, toolkit / 1000, toolkit % 1000 / 10,
-        cairn_driver_error(&cuda->driver, result, text), version / 1000, version % 1000 / 10);
+        driver_error(&cuda->driver, result, text), version / 1000, version % 1000 / 10);
 }
 
 /* All at once: none is loaded for the first time in the middle of a step. */
-static cairn_status load_kernels(struct cairn_cuda *cuda, struct cairn_sentence *why)
+static cairn_status load_kernels(struct cuda *cuda, struct sentence *why)
 {
     static const char no_image[8] = { 0 }; // for a library that has the kernels itself
     const void *image = cairn_image().bytes;
-    const struct cairn_driver *driver = &cuda->driver;
+    const struct driver *driver = &cuda->driver;
     struct CUfunc_st *loaded;
     int result = driver->cuLibraryLoadData(&cuda->library, image == NULL ? no_image : image, NULL,
                                            NULL, 0, NULL, NULL, 0);
@@ -229,32 +223,31 @@ static cairn_status load_kernels(struct cairn_cuda *cuda, struct cairn_sentence 
 }
 
 /* Whole segments are found sooner, but nothing needs them: a driver may refuse the alignment. CUresult. */
-static int reserve_bytes(struct cairn_cuda *cuda, uint64_t bytes)
+static int reserve_bytes(struct cuda *cuda, uint64_t bytes)
 {
     uint64_t *at_out = &cuda->space.at;
     int result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes,
                                                   (size_t)CAIRN_SEGMENT_BYTES, 0, 0);
-    if (result != CAIRN_CU_OK && !cairn_driver_breaks(result))
+    if (result != CAIRN_CU_OK && !driver_breaks(result))
         result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes, 0, 0, 0);
     return result;
 }
 
 /* No memory of the card is asked for here, whatever the driver calls that which is lacking. */
-static cairn_status refuse_addresses(struct cairn_cuda *cuda, int result, uint64_t bytes,
-                                     struct cairn_sentence *why)
+static cairn_status refuse_addresses(struct cuda *cuda, int result, uint64_t bytes,
+                                     struct sentence *why)
 {
     char text[32];
-    if (cairn_driver_breaks(result))
-        return cairn_cuda_check(cuda, result, "reserving addresses", why);
-    return cairn_fail(
-        why, CAIRN_ERR_NO_MEMORY,
-        "the driver reserves no %" PRIu64 " GiB of addresses for %s: %s. They take no "
-        "memory, but this process may not have so many: look at ulimit -v "
-        "(RLIMIT_AS; LimitAS= of its unit) and at vm.overcommit_memory",
-        bytes >> 30, cuda->home.info.device, cairn_driver_error(&cuda->driver, result, text));
+    if (driver_breaks(result)) return cuda_check(cuda, result, "reserving addresses", why);
+    return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                     "the driver reserves no %" PRIu64 " GiB of addresses for %s: %s. They take no "
+                     "memory, but this process may not have so many: look at ulimit -v "
+                     "(RLIMIT_AS; LimitAS= of its unit) and at vm.overcommit_memory",
+                     bytes >> 30, cuda->home.info.device,
+                     driver_error(&cuda->driver, result, text));
 }
 
-static cairn_status reserve(struct cairn_cuda *cuda, struct cairn_sentence *why)
+static cairn_status reserve(struct cuda *cuda, struct sentence *why)
 {
     const uint64_t cards = 1 + cuda->home.info.peer_count;
     const uint64_t segments = cuda->home.info.total_bytes / CAIRN_SEGMENT_BYTES + 1;
@@ -264,57 +257,55 @@ static cairn_status reserve(struct cairn_cuda *cuda, struct cairn_sentence *why)
         planes = (segments * SPACE_PER_MEMORY >> half) * CAIRN_SEGMENT_BYTES;
         imports = (segments * SPACE_PER_IMPORT >> half) * CAIRN_SEGMENT_BYTES * cards;
         result = reserve_bytes(cuda, planes + imports);
-        if (cairn_driver_breaks(result)) break;
+        if (driver_breaks(result)) break;
     }
     if (result != CAIRN_CU_OK) return refuse_addresses(cuda, result, planes + imports, why);
     cuda->space.bytes = planes + imports;
-    cuda->planes = (struct cairn_cuda_span) { cuda->space.at, planes };
-    cuda->imports = (struct cairn_cuda_span) { cuda->space.at + planes, imports };
+    cuda->planes = (struct cuda_span) { cuda->space.at, planes };
+    cuda->imports = (struct cuda_span) { cuda->space.at + planes, imports };
     cuda->imported_max = cuda->home.info.total_bytes * cards;
     return CAIRN_OK;
 }
 
-static cairn_status open_context(struct cairn_cuda *cuda, struct cairn_sentence *why)
+static cairn_status open_context(struct cuda *cuda, struct sentence *why)
 {
     const int result = cuda->driver.cuDevicePrimaryCtxRetain(&cuda->context, cuda->device);
     cuda->is_retained = result == CAIRN_CU_OK;
-    const cairn_status status = cairn_cuda_check(cuda, result, "opening a context", why);
-    return status == CAIRN_OK ? cairn_cuda_enter(cuda, why) : status;
+    const cairn_status status = cuda_check(cuda, result, "opening a context", why);
+    return status == CAIRN_OK ? cuda_enter(cuda, why) : status;
 }
 
-static cairn_status open_zeroing(struct cairn_cuda *cuda, struct cairn_sentence *why)
+static cairn_status open_zeroing(struct cuda *cuda, struct sentence *why)
 {
     int result = cuda->driver.cuStreamCreate(&cuda->zeroing, CAIRN_CU_STREAM_NON_BLOCKING);
     if (result == CAIRN_CU_OK) result = cuda->driver.cuEventCreate(&cuda->zeroed, CAIRN_CUDA_EVENT);
-    return cairn_cuda_check(cuda, result, "opening a stream", why);
+    return cuda_check(cuda, result, "opening a stream", why);
 }
 
-static cairn_status open_all(struct cairn_cuda *cuda, const char *device,
-                             struct cairn_sentence *why)
+static cairn_status open_all(struct cuda *cuda, const char *device, struct sentence *why)
 {
-    cairn_status status = cairn_driver_open(&cuda->driver, why);
+    cairn_status status = driver_open(&cuda->driver, why);
     if (status == CAIRN_OK) status = cuda_find(cuda, device, why);
     if (status == CAIRN_OK) status = open_context(cuda, why);
     if (status == CAIRN_OK) status = load_kernels(cuda, why);
     if (status == CAIRN_OK) status = open_zeroing(cuda, why);
     if (status == CAIRN_OK) status = reserve(cuda, why);
     if (status != CAIRN_OK) return status;
-    struct cairn_home_info *info = &cuda->home.info;
+    struct home_info *info = &cuda->home.info;
     info->taken_bytes = info->total_bytes - free_bytes(&cuda->home);
-    info->stream_bytes = cairn_cuda_staging_bytes(info->total_bytes);
+    info->stream_bytes = cuda_staging_bytes(info->total_bytes);
     return CAIRN_OK;
 }
 
-cairn_status cairn_home_open_cuda(const char *device, struct cairn_home **home_out,
-                                  struct cairn_sentence *why)
+cairn_status home_open_cuda(const char *device, struct home **home_out, struct sentence *why)
 {
-    if (cairn_image().bytes == NULL && !cairn_driver_stands_in())
-        return cairn_fail(
+    if (cairn_image().bytes == NULL && !driver_stands_in())
+        return fail_with(
             why, CAIRN_ERR_UNSUPPORTED,
             "this daemon was built without kernels for CUDA devices: build it where nvcc is");
-    struct cairn_cuda *cuda = calloc(1, sizeof *cuda);
-    if (cuda == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a home");
-    cuda->home = (struct cairn_home) {
+    struct cuda *cuda = calloc(1, sizeof *cuda);
+    if (cuda == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a home");
+    cuda->home = (struct home) {
         .kind = &kind,
         .info = { .backend = "cuda",
                   .works_best = WORKS_BEST,
@@ -334,7 +325,7 @@ cairn_status cairn_home_open_cuda(const char *device, struct cairn_home **home_o
 
 /* Planes on a card: segments of at most 64 MiB, each a handle of its own, mapped side by side. */
 
-struct cairn_home_segment {
+struct home_segment {
     unsigned long long handle;
     uint64_t bytes; /* 0: it is not there */
     bool is_mapped;
@@ -344,7 +335,7 @@ struct cairn_home_segment {
 struct taken {
     uint64_t at, bytes;
     bool is_exportable;
-    struct cairn_home_segment *segments; /* [cairn_segments(bytes)], all 0 at first */
+    struct home_segment *segments; /* [memory_segments(bytes)], all 0 at first */
 };
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
@@ -354,43 +345,41 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
 
 /* ---- the way back: what fails is lost, with the card ---- */
 
-static void release_segment(struct cairn_cuda *cuda, struct cairn_home_segment *segment,
-                            uint64_t at)
+static void release_segment(struct cuda *cuda, struct home_segment *segment, uint64_t at)
 {
     if (segment->is_mapped) (void)cuda->driver.cuMemUnmap(at, (size_t)segment->bytes);
     if (segment->bytes > 0) (void)cuda->driver.cuMemRelease(segment->handle);
-    *segment = (struct cairn_home_segment) { .bytes = 0 };
+    *segment = (struct home_segment) { .bytes = 0 };
 }
 
-static void release_segments(struct cairn_cuda *cuda, struct cairn_home_segment *segments,
-                             uint64_t count, uint64_t at)
+static void release_segments(struct cuda *cuda, struct home_segment *segments, uint64_t count,
+                             uint64_t at)
 {
     for (uint64_t i = 0; i < count; i++)
         release_segment(cuda, &segments[i], at + i * CAIRN_SEGMENT_BYTES);
 }
 
-static void cuda_give_addresses(struct cairn_cuda *cuda, uint64_t at)
+static void cuda_give_addresses(struct cuda *cuda, uint64_t at)
 {
     pthread_mutex_lock(&cuda->lock);
-    (void)cairn_cuda_spans_take(&cuda->used, at);
+    (void)cuda_spans_take(&cuda->used, at);
     pthread_mutex_unlock(&cuda->lock);
 }
 
 /* ---- the way there ---- */
 
-static uint64_t cuda_take_addresses(struct cairn_cuda *cuda, struct cairn_cuda_span part,
-                                    uint64_t bytes)
+static uint64_t cuda_take_addresses(struct cuda *cuda, struct cuda_span part, uint64_t bytes)
 {
     pthread_mutex_lock(&cuda->lock);
-    uint64_t at = cairn_cuda_spans_gap(&cuda->used, part, bytes);
-    const struct cairn_cuda_span span = { at, bytes };
-    if (at != 0 && cairn_cuda_spans_add(&cuda->used, span) != CAIRN_OK) at = 0;
+    uint64_t at = cuda_spans_gap(&cuda->used, part, bytes);
+    const struct cuda_span span = { at, bytes };
+    if (at != 0 && cuda_spans_add(&cuda->used, span) != CAIRN_OK) at = 0;
     pthread_mutex_unlock(&cuda->lock);
     return at;
 }
 
-static int create_segment(struct cairn_cuda *cuda, struct cairn_home_segment *segment,
-                          const struct cairn_cu_allocation *how, uint64_t bytes, uint64_t at)
+static int create_segment(struct cuda *cuda, struct home_segment *segment,
+                          const struct cu_allocation *how, uint64_t bytes, uint64_t at)
 {
     int result = cuda->driver.cuMemCreate(&segment->handle, (size_t)bytes, how, 0);
     if (result != CAIRN_CU_OK) return result;
@@ -400,24 +389,24 @@ static int create_segment(struct cairn_cuda *cuda, struct cairn_home_segment *se
     return result;
 }
 
-static int create_segments(struct cairn_cuda *cuda, const struct taken *taken)
+static int create_segments(struct cuda *cuda, const struct taken *taken)
 {
-    const struct cairn_cu_allocation how = cairn_vmm_allocation(cuda->device, taken->is_exportable,
-                                                                cuda->home.info.is_reached);
-    struct cairn_home_segment *segments = taken->segments;
+    const struct cu_allocation how = vmm_allocation(cuda->device, taken->is_exportable,
+                                                    cuda->home.info.is_reached);
+    struct home_segment *segments = taken->segments;
     int result = CAIRN_CU_OK;
     for (uint64_t done = 0; done < taken->bytes && result == CAIRN_CU_OK;
          done += segments++->bytes) {
         result = create_segment(cuda, segments, &how,
-                                cairn_segment_bytes(taken->bytes, done / CAIRN_SEGMENT_BYTES),
+                                segment_bytes(taken->bytes, done / CAIRN_SEGMENT_BYTES),
                                 taken->at + done);
     }
     return result;
 }
 
-static int open_and_zero(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
+static int open_and_zero(struct cuda *cuda, uint64_t at, uint64_t bytes)
 {
-    const struct cairn_cu_access access = {
+    const struct cu_access access = {
         .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = cuda->device },
         .flags = CAIRN_CU_ACCESS_READWRITE,
     };
@@ -426,39 +415,38 @@ static int open_and_zero(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
         result = cuda->driver.cuMemsetD8Async(at, 0, (size_t)bytes, cuda->zeroing);
     if (MUTANT(12)) return result;
     // The stream is everybody's: zeros that another thread queues in between are waited for, too.
-    return result == CAIRN_CU_OK ? cairn_cuda_wait(cuda, cuda->zeroing, cuda->zeroed) : result;
+    return result == CAIRN_CU_OK ? cuda_wait(cuda, cuda->zeroing, cuda->zeroed) : result;
 }
 
-static cairn_status is_full(struct cairn_cuda *cuda, const char *label, uint64_t bytes,
-                            struct cairn_sentence *why)
+static cairn_status is_full(struct cuda *cuda, const char *label, uint64_t bytes,
+                            struct sentence *why)
 {
-    return cairn_fail(
-        why, CAIRN_ERR_NO_MEMORY,
-        "%s: no memory for %" PRIu64 " MiB: %" PRIu64 " of the %" PRIu64 " MiB of %s are free",
-        label, (bytes + (1 << 20) - 1) >> 20, cairn_home_free_bytes(&cuda->home) >> 20,
-        cuda->home.info.total_bytes >> 20, cuda->home.info.device);
+    return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                     "%s: no memory for %" PRIu64 " MiB: %" PRIu64 " of the %" PRIu64
+                     " MiB of %s are free",
+                     label, (bytes + (1 << 20) - 1) >> 20, home_free_bytes(&cuda->home) >> 20,
+                     cuda->home.info.total_bytes >> 20, cuda->home.info.device);
 }
 
-static cairn_status fill(struct cairn_cuda *cuda, const char *label, const struct taken *taken,
-                         struct cairn_sentence *why)
+static cairn_status fill(struct cuda *cuda, const char *label, const struct taken *taken,
+                         struct sentence *why)
 {
     int result = create_segments(cuda, taken);
     if (result == CAIRN_CU_OK) result = open_and_zero(cuda, taken->at, taken->bytes);
     if (result == CAIRN_CU_OK) return CAIRN_OK;
     const bool is_out = result == CAIRN_CU_OUT_OF_MEMORY;
     const cairn_status status = is_out ? is_full(cuda, label, taken->bytes, why)
-                                       : cairn_cuda_check(cuda, result, "taking memory", why);
+                                       : cuda_check(cuda, result, "taking memory", why);
     if (!atomic_load(&cuda->has_failed)) // else it may be filled still, and goes with the context
-        release_segments(cuda, taken->segments, cairn_segments(taken->bytes), taken->at);
+        release_segments(cuda, taken->segments, memory_segments(taken->bytes), taken->at);
     return status;
 }
 
-static cairn_status cuda_memory_open(struct cairn_home *home, const char *label,
-                                     struct cairn_home_memory *memory_out,
-                                     struct cairn_sentence *why)
+static cairn_status cuda_memory_open(struct home *home, const char *label,
+                                     struct home_memory *memory_out, struct sentence *why)
 {
-    struct cairn_cuda *cuda = cairn_cuda_of(home);
-    cairn_status status = cairn_cuda_enter(cuda, why);
+    struct cuda *cuda = home_cuda(home);
+    cairn_status status = cuda_enter(cuda, why);
     if (status != CAIRN_OK) return status;
     if (memory_out->bytes > home->info.total_bytes)
         return is_full(cuda, label, memory_out->bytes, why);
@@ -466,9 +454,9 @@ static cairn_status cuda_memory_open(struct cairn_home *home, const char *label,
                            .is_exportable = memory_out->is_exportable };
     taken.at = cuda_take_addresses(cuda, cuda->planes, taken.bytes);
     if (taken.at == 0) return is_full(cuda, label, taken.bytes, why);
-    taken.segments = calloc((size_t)cairn_segments(taken.bytes), sizeof *taken.segments);
+    taken.segments = calloc((size_t)memory_segments(taken.bytes), sizeof *taken.segments);
     status = taken.segments == NULL
-                 ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a plane's segments")
+                 ? fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a plane's segments")
                  : fill(cuda, label, &taken, why);
     if (status != CAIRN_OK) goto err_addresses;
     memory_out->base = (void *)(uintptr_t)taken.at;
@@ -480,38 +468,38 @@ err_addresses:
     return status;
 }
 
-static cairn_status cuda_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
-                                       int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why)
+static cairn_status cuda_memory_export(const struct home_memory *memory, uint64_t segment,
+                                       int *fd_out, uint64_t *bytes_out, struct sentence *why)
 {
-    struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
+    struct cuda *cuda = home_cuda(memory->home);
     int fd = -1;
-    const cairn_status status = cairn_cuda_enter(cuda, why);
+    const cairn_status status = cuda_enter(cuda, why);
     if (status != CAIRN_OK) return status;
     const int result = cuda->driver.cuMemExportToShareableHandle(
         &fd, memory->segments[segment].handle, CAIRN_CU_HANDLE_POSIX, 0);
-    if (result != CAIRN_CU_OK) return cairn_cuda_check(cuda, result, "exporting memory", why);
+    if (result != CAIRN_CU_OK) return cuda_check(cuda, result, "exporting memory", why);
     *fd_out = fd;
     *bytes_out = memory->segments[segment].bytes;
     return CAIRN_OK;
 }
 
-static void cuda_memory_give(struct cairn_home_memory *memory, uint64_t segment)
+static void cuda_memory_give(struct home_memory *memory, uint64_t segment)
 {
-    struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
-    cairn_cuda_enter_anyway(cuda);
+    struct cuda *cuda = home_cuda(memory->home);
+    cuda_enter_anyway(cuda);
     if (!atomic_load(&cuda->has_failed))
         release_segment(cuda, &memory->segments[segment],
                         (uint64_t)(uintptr_t)memory->base + segment * CAIRN_SEGMENT_BYTES);
 }
 
-static void cuda_memory_close(struct cairn_home_memory *memory)
+static void cuda_memory_close(struct home_memory *memory)
 {
-    struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
+    struct cuda *cuda = home_cuda(memory->home);
     const uint64_t at = (uint64_t)(uintptr_t)memory->base;
-    cairn_cuda_enter_anyway(cuda);
+    cuda_enter_anyway(cuda);
     if (!atomic_load(&cuda->has_failed)) // else it goes with the context
         release_segments(cuda, memory->segments,
-                         cairn_segments(round_up(memory->bytes, cuda->granularity)), at);
+                         memory_segments(round_up(memory->bytes, cuda->granularity)), at);
     cuda_give_addresses(cuda, at);
     free(memory->segments);
 }
@@ -524,14 +512,14 @@ static void cuda_memory_close(struct cairn_home_memory *memory)
 
 #define PAGE_BYTES ((uint64_t)4096)
 
-static struct cairn_cuda_span pages_of(const void *host, uint64_t bytes)
+static struct cuda_span pages_of(const void *host, uint64_t bytes)
 {
     const uint64_t at = (uint64_t)(uintptr_t)host / PAGE_BYTES * PAGE_BYTES;
     const uint64_t end = ((uint64_t)(uintptr_t)host + bytes + PAGE_BYTES - 1) / PAGE_BYTES;
-    return (struct cairn_cuda_span) { at, end * PAGE_BYTES - at };
+    return (struct cuda_span) { at, end * PAGE_BYTES - at };
 }
 
-static void count(struct cairn_cuda *cuda, uint64_t pinned, uint64_t refused)
+static void count(struct cuda *cuda, uint64_t pinned, uint64_t refused)
 {
     atomic_fetch_add(&cuda->use.pinned_bytes, pinned); // what is taken away wraps around
     atomic_fetch_add(&cuda->use.unpinned_bytes, refused);
@@ -540,38 +528,36 @@ static void count(struct cairn_cuda *cuda, uint64_t pinned, uint64_t refused)
 /* ---- pinning ---- */
 
 /* Ends of the span that are pinned are taken off; what is left is noted, as nobody else may pin it now. */
-static cairn_status claim(struct cairn_cuda *cuda, struct cairn_cuda_span *span)
+static cairn_status claim(struct cuda *cuda, struct cuda_span *span)
 {
     cairn_status status = CAIRN_OK;
     pthread_mutex_lock(&cuda->lock);
-    cairn_cuda_spans_trim(&cuda->pinned, span);
-    if (span->bytes > 0) status = cairn_cuda_spans_add(&cuda->pinned, *span);
+    cuda_spans_trim(&cuda->pinned, span);
+    if (span->bytes > 0) status = cuda_spans_add(&cuda->pinned, *span);
     pthread_mutex_unlock(&cuda->lock);
     return status;
 }
 
-static void forget(struct cairn_cuda *cuda, uint64_t at)
+static void forget(struct cuda *cuda, uint64_t at)
 {
     pthread_mutex_lock(&cuda->lock);
-    (void)cairn_cuda_spans_take(&cuda->pinned, at);
+    (void)cuda_spans_take(&cuda->pinned, at);
     pthread_mutex_unlock(&cuda->lock);
 }
 
-static cairn_status refuse_pin(struct cairn_cuda *cuda, uint64_t bytes, const char *reason,
-                               const char *advice, struct cairn_sentence *why)
+static cairn_status refuse_pin(struct cuda *cuda, uint64_t bytes, const char *reason,
+                               const char *advice, struct sentence *why)
 {
     count(cuda, 0, bytes);
-    return cairn_fail(
-        why, CAIRN_ERR_NO_MEMORY,
-        "cannot pin %llu bytes of host memory for %s, so that copies of it are slower: "
-        "%s%s%s",
-        (unsigned long long)bytes, cuda->home.info.device, reason, advice[0] == '\0' ? "" : ": ",
-        advice);
+    return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                     "cannot pin %" PRIu64
+                     " bytes of host memory for %s, so that copies of it are slower: "
+                     "%s%s%s",
+                     bytes, cuda->home.info.device, reason, advice[0] == '\0' ? "" : ": ", advice);
 }
 
 /* A refusal by the driver does not break the home: if the card has failed, the next run says so. */
-static cairn_status pin_span(struct cairn_cuda *cuda, struct cairn_cuda_span span,
-                             struct cairn_sentence *why)
+static cairn_status pin_span(struct cuda *cuda, struct cuda_span span, struct sentence *why)
 {
     char text[32];
     const cairn_status status = claim(cuda, &span);
@@ -582,7 +568,7 @@ static cairn_status pin_span(struct cairn_cuda *cuda, struct cairn_cuda_span spa
                               : "no memory for the list of what is",
                           "", why);
     if (span.bytes == 0) return CAIRN_OK;
-    cairn_numa_move((void *)(uintptr_t)span.at, (size_t)span.bytes, cuda->home.info.numa_node);
+    numa_move((void *)(uintptr_t)span.at, (size_t)span.bytes, cuda->home.info.numa_node);
     const int result = cuda->driver.cuMemHostRegister(
         (void *)(uintptr_t)span.at, (size_t)span.bytes, CAIRN_CU_HOST_REGISTER_PORTABLE);
     if (result == CAIRN_CU_OK) {
@@ -590,47 +576,46 @@ static cairn_status pin_span(struct cairn_cuda *cuda, struct cairn_cuda_span spa
         return CAIRN_OK;
     }
     forget(cuda, span.at);
-    return refuse_pin(cuda, span.bytes, cairn_driver_error(&cuda->driver, result, text),
+    return refuse_pin(cuda, span.bytes, driver_error(&cuda->driver, result, text),
                       result == CAIRN_CU_OUT_OF_MEMORY
                           ? "the host has too little that may be pinned"
-                          : cairn_driver_advice(result),
+                          : driver_advice(result),
                       why);
 }
 
-static cairn_status cuda_pin(struct cairn_home *home, void *host, uint64_t bytes,
-                             struct cairn_sentence *why)
+static cairn_status cuda_pin(struct home *home, void *host, uint64_t bytes, struct sentence *why)
 {
-    struct cairn_cuda *cuda = cairn_cuda_of(home);
-    const cairn_status status = cairn_cuda_enter(cuda, why);
+    struct cuda *cuda = home_cuda(home);
+    const cairn_status status = cuda_enter(cuda, why);
     if (status != CAIRN_OK || bytes == 0) return status;
     return pin_span(cuda, pages_of(host, bytes), why);
 }
 
 /* ---- unpinning ---- */
 
-static struct cairn_cuda_span take_overlapping(struct cairn_cuda *cuda, struct cairn_cuda_span with)
+static struct cuda_span take_overlapping(struct cuda *cuda, struct cuda_span with)
 {
     pthread_mutex_lock(&cuda->lock);
-    const struct cairn_cuda_span span = cairn_cuda_spans_overlapping(&cuda->pinned, with);
-    if (span.bytes > 0) (void)cairn_cuda_spans_take(&cuda->pinned, span.at);
+    const struct cuda_span span = cuda_spans_overlapping(&cuda->pinned, with);
+    if (span.bytes > 0) (void)cuda_spans_take(&cuda->pinned, span.at);
     pthread_mutex_unlock(&cuda->lock);
     return span;
 }
 
 /* A part of what was pinned stays so; if the driver does not do that again, copies of it are slower. */
-static void pin_again(struct cairn_cuda *cuda, uint64_t at, uint64_t end)
+static void pin_again(struct cuda *cuda, uint64_t at, uint64_t end)
 {
-    if (at < end && pin_span(cuda, (struct cairn_cuda_span) { at, end - at }, NULL) != CAIRN_OK)
+    if (at < end && pin_span(cuda, (struct cuda_span) { at, end - at }, NULL) != CAIRN_OK)
         return; // counted
 }
 
-static void cuda_unpin(struct cairn_home *home, void *host, uint64_t bytes)
+static void cuda_unpin(struct home *home, void *host, uint64_t bytes)
 {
-    struct cairn_cuda *cuda = cairn_cuda_of(home);
-    const struct cairn_cuda_span all = pages_of(host, bytes);
-    struct cairn_cuda_span span;
+    struct cuda *cuda = home_cuda(home);
+    const struct cuda_span all = pages_of(host, bytes);
+    struct cuda_span span;
     if (bytes == 0) return;
-    cairn_cuda_enter_anyway(cuda);
+    cuda_enter_anyway(cuda);
     while ((span = take_overlapping(cuda, all)).bytes > 0) {
         count(cuda, -span.bytes, 0);
         if (atomic_load(&cuda->has_failed)) continue; // it may be copied still: with the context
@@ -640,10 +625,10 @@ static void cuda_unpin(struct cairn_home *home, void *host, uint64_t bytes)
     }
 }
 
-bool cairn_cuda_is_pinned(struct cairn_cuda *cuda, const void *host, uint64_t bytes)
+bool cuda_is_pinned(struct cuda *cuda, const void *host, uint64_t bytes)
 {
     pthread_mutex_lock(&cuda->lock);
-    const bool is = cairn_cuda_spans_have(&cuda->pinned, (uint64_t)(uintptr_t)host, bytes);
+    const bool is = cuda_spans_have(&cuda->pinned, (uint64_t)(uintptr_t)host, bytes);
     pthread_mutex_unlock(&cuda->lock);
     return is;
 }
@@ -655,7 +640,7 @@ bool cairn_cuda_is_pinned(struct cairn_cuda *cuda, const void *host, uint64_t by
 #define NAME_BYTES 64
 #define UUID_BYTES 48 /* "GPU-", 36 characters, NUL */
 
-static void write_uuid(const struct cairn_cu_uuid *uuid, bool is_slice, char text[UUID_BYTES])
+static void write_uuid(const struct cu_uuid *uuid, bool is_slice, char text[UUID_BYTES])
 {
     const unsigned char *b = uuid->bytes;
     snprintf(text, UUID_BYTES,
@@ -665,21 +650,21 @@ static void write_uuid(const struct cairn_cu_uuid *uuid, bool is_slice, char tex
 }
 
 /* Name and UUID of a device; empty, and 0, where the driver does not say. */
-static void describe_device(const struct cairn_driver *driver, int device, char name[NAME_BYTES],
-                            char uuid_text[UUID_BYTES], struct cairn_cu_uuid *uuid_out)
+static void describe_device(const struct driver *driver, int device, char name[NAME_BYTES],
+                            char uuid_text[UUID_BYTES], struct cu_uuid *uuid_out)
 {
-    *uuid_out = (struct cairn_cu_uuid) { { 0 } };
+    *uuid_out = (struct cu_uuid) { { 0 } };
     name[0] = uuid_text[0] = '\0';
     if (driver->cuDeviceGetName(name, NAME_BYTES, device) != CAIRN_CU_OK) name[0] = '\0';
     if (driver->cuDeviceGetUuid(uuid_out, device) == CAIRN_CU_OK)
         write_uuid(uuid_out, strstr(name, "MIG ") != NULL, uuid_text);
 }
 
-static cairn_status find_by_uuid(struct cairn_cuda *cuda, const char *wanted, int count,
-                                 int *number_out, struct cairn_sentence *why)
+static cairn_status find_by_uuid(struct cuda *cuda, const char *wanted, int count, int *number_out,
+                                 struct sentence *why)
 {
     char name[NAME_BYTES], uuid[UUID_BYTES];
-    struct cairn_cu_uuid bytes;
+    struct cu_uuid bytes;
     for (int i = 0; i < count; i++) {
         int device;
         if (cuda->driver.cuDeviceGet(&device, i) != CAIRN_CU_OK) continue;
@@ -688,15 +673,15 @@ static cairn_status find_by_uuid(struct cairn_cuda *cuda, const char *wanted, in
         *number_out = i;
         return CAIRN_OK;
     }
-    return cairn_fail(
+    return fail_with(
         why, CAIRN_ERR_NOT_FOUND,
         "no device %s among the %d that this process sees: look at nvidia-smi -L, and at the "
         "environment's CUDA_VISIBLE_DEVICES",
         wanted, count);
 }
 
-static cairn_status find_number(struct cairn_cuda *cuda, const char *wanted, int count,
-                                int *number_out, struct cairn_sentence *why)
+static cairn_status find_number(struct cuda *cuda, const char *wanted, int count, int *number_out,
+                                struct sentence *why)
 {
     *number_out = 0;
     if (wanted == NULL) return CAIRN_OK;
@@ -705,18 +690,18 @@ static cairn_status find_number(struct cairn_cuda *cuda, const char *wanted, int
     char *end;
     const unsigned long number = strtoul(wanted, &end, 10);
     if (wanted[0] < '0' || wanted[0] > '9' || *end != '\0')
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_NOT_FOUND,
             "\"%s\" names no device: a number, or a UUID that begins with GPU- or MIG-", wanted);
     if (number >= (unsigned long)count)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
-                          "no device %s: this process sees %d, and they count from 0", wanted,
-                          count);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "no device %s: this process sees %d, and they count from 0", wanted,
+                         count);
     *number_out = (int)number;
     return CAIRN_OK;
 }
 
-static int attribute(const struct cairn_cuda *cuda, int which)
+static int attribute(const struct cuda *cuda, int which)
 {
     int value = 0;
     if (cuda->driver.cuDeviceGetAttribute(&value, which, cuda->device) != CAIRN_CU_OK) return 0;
@@ -733,9 +718,9 @@ static bool has_control_daemon(void)
     return length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0;
 }
 
-static void warn(struct cairn_cuda *cuda)
+static void warn(struct cuda *cuda)
 {
-    struct cairn_home_info *info = &cuda->home.info;
+    struct home_info *info = &cuda->home.info;
     int shared = 0;
     const bool is_told = cuda->driver.cuDeviceGetAttribute(&shared, CAIRN_CU_IS_UNDER_MPS,
                                                            cuda->device) == CAIRN_CU_OK;
@@ -750,23 +735,22 @@ static void warn(struct cairn_cuda *cuda)
                  "nvidia-smi -c 0 lets them");
 }
 
-static cairn_status look(struct cairn_cuda *cuda, struct cairn_sentence *why)
+static cairn_status look(struct cuda *cuda, struct sentence *why)
 {
-    struct cairn_home_info *info = &cuda->home.info;
+    struct home_info *info = &cuda->home.info;
     // Pages of memory with a handle are at least as large as others: their granularity serves both.
-    const struct cairn_cu_allocation how = cairn_vmm_allocation(cuda->device, info->exports,
-                                                                info->is_reached);
+    const struct cu_allocation how = vmm_allocation(cuda->device, info->exports, info->is_reached);
     size_t granularity = 0, total = 0;
     if (attribute(cuda, CAIRN_CU_HAS_VIRTUAL_MEMORY) == 0)
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "%s cannot map memory (cuMemCreate)",
-                          info->device);
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED, "%s cannot map memory (cuMemCreate)",
+                         info->device);
     int result = cuda->driver.cuDeviceTotalMem(&total, cuda->device);
     if (result == CAIRN_CU_OK)
         result = cuda->driver.cuMemGetAllocationGranularity(&granularity, &how,
                                                             CAIRN_CU_GRANULARITY_MINIMUM);
     if (result != CAIRN_CU_OK || granularity == 0 || CAIRN_SEGMENT_BYTES % granularity != 0)
-        return cairn_cuda_check(cuda, result == CAIRN_CU_OK ? CAIRN_CU_INVALID_VALUE : result,
-                                "asking for the memory", why);
+        return cuda_check(cuda, result == CAIRN_CU_OK ? CAIRN_CU_INVALID_VALUE : result,
+                          "asking for the memory", why);
     info->total_bytes = total;
     cuda->granularity = granularity;
     cuda->multiprocessors = (unsigned)attribute(cuda, CAIRN_CU_MULTIPROCESSOR_COUNT);
@@ -775,33 +759,32 @@ static cairn_status look(struct cairn_cuda *cuda, struct cairn_sentence *why)
     return CAIRN_OK;
 }
 
-/* The device and what is known of it: info, granularity, multiprocessors. As cairn_home_open_cuda. */
-static cairn_status cuda_find(struct cairn_cuda *cuda, const char *wanted,
-                              struct cairn_sentence *why)
+/* The device and what is known of it: info, granularity, multiprocessors. As home_open_cuda. */
+static cairn_status cuda_find(struct cuda *cuda, const char *wanted, struct sentence *why)
 {
     char name[NAME_BYTES], uuid[UUID_BYTES];
     int count = 0, number = 0;
-    struct cairn_home_info *info = &cuda->home.info;
+    struct home_info *info = &cuda->home.info;
     if (cuda->driver.cuDeviceGetCount(&count) != CAIRN_CU_OK || count <= 0)
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_NOT_FOUND,
             "this process sees no CUDA device: look at nvidia-smi, and at the environment's "
             "CUDA_VISIBLE_DEVICES");
     const cairn_status status = find_number(cuda, wanted, count, &number, why);
     if (status != CAIRN_OK) return status;
     if (cuda->driver.cuDeviceGet(&cuda->device, number) != CAIRN_CU_OK)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "the driver does not open device %d", number);
-    struct cairn_cu_uuid bytes;
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "the driver does not open device %d", number);
+    struct cu_uuid bytes;
     describe_device(&cuda->driver, cuda->device, name, uuid, &bytes);
     memcpy(info->uuid, bytes.bytes, sizeof info->uuid);
-    info->numa_node = cairn_driver_numa_node(&cuda->driver, cuda->device);
+    info->numa_node = driver_numa_node(&cuda->driver, cuda->device);
     snprintf(info->device, sizeof info->device, "%s, %s", name, uuid);
     const int version = cuda->driver.version, toolkit = cairn_image().toolkit;
     snprintf(info->driver, sizeof info->driver, "CUDA driver %d.%d, image of %d.%d", version / 1000,
              version % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10);
     info->exports = attribute(cuda, CAIRN_CU_HAS_POSIX_HANDLES) != 0;
-    info->is_reached = cairn_vmm_is_reached(&cuda->driver, cuda->device);
-    info->has_dma_buf = cairn_vmm_has_dma_buf(&cuda->driver, cuda->device);
+    info->is_reached = vmm_is_reached(&cuda->driver, cuda->device);
+    info->has_dma_buf = vmm_has_dma_buf(&cuda->driver, cuda->device);
     cuda_find_peers(cuda, count);
     return look(cuda, why);
 }
@@ -815,16 +798,16 @@ static cairn_status cuda_find(struct cairn_cuda *cuda, const char *wanted,
 
 /* The driver does not say whether the descriptor is wrong or this process lacks something: in both cases its
  * owner is told that nothing is imported here, and goes through the host. */
-static cairn_status refuse_import(const struct cairn_cuda *cuda, int result, const char *what,
-                                  struct cairn_sentence *why)
+static cairn_status refuse_import(const struct cuda *cuda, int result, const char *what,
+                                  struct sentence *why)
 {
     char text[32];
-    return cairn_fail(why, result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_IO,
-                      "%s: %s", what, cairn_driver_error(&cuda->driver, result, text));
+    return fail_with(why, result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_IO,
+                     "%s: %s", what, driver_error(&cuda->driver, result, text));
 }
 
 /* 0: so much is not to be had. */
-static uint64_t take_addresses(struct cairn_cuda *cuda, uint64_t bytes)
+static uint64_t take_addresses(struct cuda *cuda, uint64_t bytes)
 {
     if (bytes > cuda->imported_max - cuda->imported_bytes) return 0;
     const uint64_t at = cuda_take_addresses(cuda, cuda->imports, bytes);
@@ -832,28 +815,28 @@ static uint64_t take_addresses(struct cairn_cuda *cuda, uint64_t bytes)
     return at;
 }
 
-static void give_addresses(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
+static void give_addresses(struct cuda *cuda, uint64_t at, uint64_t bytes)
 {
     cuda_give_addresses(cuda, at);
     cuda->imported_bytes -= bytes;
 }
 
-static cairn_status map(struct cairn_cuda *cuda, unsigned long long handle, uint64_t bytes,
-                        uint64_t *at_out, struct cairn_sentence *why)
+static cairn_status map(struct cuda *cuda, unsigned long long handle, uint64_t bytes,
+                        uint64_t *at_out, struct sentence *why)
 {
     const uint64_t at = take_addresses(cuda, bytes);
     if (at == 0)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
-                          "it has %" PRIu64 " bytes, and %" PRIu64 " are mapped of the %" PRIu64
-                          " that may be at a time: as many as the cards have",
-                          bytes, cuda->imported_bytes, cuda->imported_max);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                         "it has %" PRIu64 " bytes, and %" PRIu64 " are mapped of the %" PRIu64
+                         " that may be at a time: as many as the cards have",
+                         bytes, cuda->imported_bytes, cuda->imported_max);
     int result = cuda->driver.cuMemMap(at, (size_t)bytes, 0, handle, 0);
     if (result != CAIRN_CU_OK) {
         give_addresses(cuda, at, bytes);
         return refuse_import(cuda, result,
                              "the driver does not map it at the size that its owner says", why);
     }
-    result = cairn_vmm_open_to_read(&cuda->driver, cuda->device, at, bytes);
+    result = vmm_open_to_read(&cuda->driver, cuda->device, at, bytes);
     if (result != CAIRN_CU_OK) {
         (void)cuda->driver.cuMemUnmap(at, (size_t)bytes);
         give_addresses(cuda, at, bytes);
@@ -864,10 +847,10 @@ static cairn_status map(struct cairn_cuda *cuda, unsigned long long handle, uint
 }
 
 /* The devices whose memory this one reads by itself. */
-static void cuda_find_peers(struct cairn_cuda *cuda, int device_count)
+static void cuda_find_peers(struct cuda *cuda, int device_count)
 {
-    struct cairn_home_info *info = &cuda->home.info;
-    struct cairn_cu_uuid uuid;
+    struct home_info *info = &cuda->home.info;
+    struct cu_uuid uuid;
     for (int i = 0; i < device_count && info->peer_count < CAIRN_HOME_PEERS_MAX; i++) {
         int device, can = 0;
         if (cuda->driver.cuDeviceGet(&device, i) != CAIRN_CU_OK || device == cuda->device) continue;
@@ -879,37 +862,35 @@ static void cuda_find_peers(struct cairn_cuda *cuda, int device_count)
     }
 }
 
-static bool is_read(const struct cairn_cuda *cuda, int device)
+static bool is_read(const struct cuda *cuda, int device)
 {
     bool is = device == cuda->device;
     for (uint32_t i = 0; i < cuda->home.info.peer_count; i++) is = is || device == cuda->peers[i];
     return is;
 }
 
-static cairn_status judge(const struct cairn_cuda *cuda, unsigned long long handle,
-                          struct cairn_sentence *why)
+static cairn_status judge(const struct cuda *cuda, unsigned long long handle, struct sentence *why)
 {
-    struct cairn_cu_allocation how = { 0 };
+    struct cu_allocation how = { 0 };
     const int result = cuda->driver.cuMemGetAllocationPropertiesFromHandle(&how, handle);
     if (result != CAIRN_CU_OK)
         return refuse_import(cuda, result, "the driver does not describe it", why);
     if (how.location.type == CAIRN_CU_LOCATION_DEVICE && is_read(cuda, how.location.id))
         return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_REFUSED, "it is not memory of %s, or of one that it reads",
-                      cuda->home.info.device);
+    return fail_with(why, CAIRN_ERR_REFUSED, "it is not memory of %s, or of one that it reads",
+                     cuda->home.info.device);
 }
 
-static cairn_status import(struct cairn_cuda *cuda, int fd, uint64_t bytes, uint64_t *at_out,
-                           struct cairn_sentence *why)
+static cairn_status import(struct cuda *cuda, int fd, uint64_t bytes, uint64_t *at_out,
+                           struct sentence *why)
 {
     unsigned long long handle;
-    cairn_status status = cairn_cuda_enter(cuda, why);
+    cairn_status status = cuda_enter(cuda, why);
     if (status != CAIRN_OK) return status;
     if (bytes == 0 || bytes % cuda->granularity != 0 || bytes > cuda->home.info.total_bytes)
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "%" PRIu64
-                          " bytes are no size of memory of a card: multiples of %" PRIu64,
-                          bytes, cuda->granularity);
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "%" PRIu64 " bytes are no size of memory of a card: multiples of %" PRIu64,
+                         bytes, cuda->granularity);
     const int result = cuda->driver.cuMemImportFromShareableHandle(
         &handle, (void *)(uintptr_t)(unsigned)fd, CAIRN_CU_HANDLE_POSIX);
     if (result != CAIRN_CU_OK)
@@ -920,21 +901,21 @@ static cairn_status import(struct cairn_cuda *cuda, int fd, uint64_t bytes, uint
     return status;
 }
 
-static cairn_status cuda_import(struct cairn_home *home, int fd, uint64_t bytes,
-                                const void **address_out, struct cairn_sentence *why)
+static cairn_status cuda_import(struct home *home, int fd, uint64_t bytes, const void **address_out,
+                                struct sentence *why)
 {
     uint64_t at = 0;
-    const cairn_status status = import(cairn_cuda_of(home), fd, bytes, &at, why);
+    const cairn_status status = import(home_cuda(home), fd, bytes, &at, why);
     close(fd); // an open one keeps the memory taken
     if (status == CAIRN_OK) *address_out = (const void *)(uintptr_t)at;
     return status;
 }
 
-static void cuda_import_release(struct cairn_home *home, const void *address, uint64_t bytes)
+static void cuda_import_release(struct home *home, const void *address, uint64_t bytes)
 {
-    struct cairn_cuda *cuda = cairn_cuda_of(home);
+    struct cuda *cuda = home_cuda(home);
     const uint64_t at = (uint64_t)(uintptr_t)address;
-    cairn_cuda_enter_anyway(cuda);
+    cuda_enter_anyway(cuda);
     if (!atomic_load(&cuda->has_failed)) // else it goes with the context
         (void)cuda->driver.cuMemUnmap(at, (size_t)bytes);
     give_addresses(cuda, at, bytes);

@@ -4,11 +4,11 @@
  * which tests/gpu/ptx.py looks after. For sm_80, sm_90, sm_100, sm_120, and PTX of the last for devices to come. */
 #include "gpu/kernel/bodies.h"
 
-#define CAIRN_CUDA_KERNEL(name, item, warps)                                                                       \
-    extern "C" __global__ void __launch_bounds__(warps * CAIRN_KERNEL_WARP)                                        \
-        cairn_kernel_##name(const __grid_constant__ struct cairn_kernel_list list)                                 \
-    {                                                                                                              \
-        const uint64_t warp = (uint64_t)blockIdx.x * warps + threadIdx.x / CAIRN_KERNEL_WARP;                      \
-        name##_body(&list, warp, (uint64_t)gridDim.x * warps);                                                     \
+#define CAIRN_CUDA_KERNEL(name, item, warps)                                                  \
+    extern "C" __global__ void __launch_bounds__(warps *CAIRN_KERNEL_WARP)                    \
+        cairn_kernel_##name(const __grid_constant__ struct kernel_list list)                  \
+    {                                                                                         \
+        const uint64_t warp = (uint64_t)blockIdx.x * warps + threadIdx.x / CAIRN_KERNEL_WARP; \
+        name##_body(&list, warp, (uint64_t)gridDim.x *warps);                                 \
     }
 CAIRN_KERNELS(CAIRN_CUDA_KERNEL)

@@ -5,7 +5,7 @@
 #include "gpu/cuda/driver.h"
 
 /* Network cards may read and write memory that is made for it, by themselves (GPUDirect RDMA). */
-static inline bool cairn_vmm_is_reached(const struct cairn_driver *driver, int device)
+static inline bool vmm_is_reached(const struct driver *driver, int device)
 {
     int is = 0, makes = 0;
     return driver->cuDeviceGetAttribute(&is, CAIRN_CU_IS_REACHED, device) == CAIRN_CU_OK &&
@@ -14,7 +14,7 @@ static inline bool cairn_vmm_is_reached(const struct cairn_driver *driver, int d
            is != 0 && makes != 0;
 }
 
-static inline bool cairn_vmm_has_dma_buf(const struct cairn_driver *driver, int device)
+static inline bool vmm_has_dma_buf(const struct driver *driver, int device)
 {
     int has = 0;
     return driver->cuDeviceGetAttribute(&has, CAIRN_CU_HAS_DMA_BUF, device) == CAIRN_CU_OK &&
@@ -22,12 +22,12 @@ static inline bool cairn_vmm_has_dma_buf(const struct cairn_driver *driver, int 
 }
 
 /* Whether work that the card does next sees what network cards have written to its memory. */
-enum cairn_vmm_order {
+enum vmm_order {
     CAIRN_VMM_ORDERED, /* by itself */
     CAIRN_VMM_FLUSHED, /* when cuFlushGPUDirectRDMAWrites has returned */
     CAIRN_VMM_NEVER    /* nothing here can make it so: nobody receives there */
 };
-static inline enum cairn_vmm_order cairn_vmm_order(const struct cairn_driver *driver, int device)
+static inline enum vmm_order vmm_order(const struct driver *driver, int device)
 {
     int order = 0, flushes = 0;
     if (driver->cuDeviceGetAttribute(&order, CAIRN_CU_WRITES_ORDER, device) != CAIRN_CU_OK ||
@@ -39,10 +39,9 @@ static inline enum cairn_vmm_order cairn_vmm_order(const struct cairn_driver *dr
 
 /* Describes memory for cuMemCreate. Whether other processes may map it, and whether network cards reach it,
  * is fixed when it is made: memory that is shown to others is the memory that is sent to them. */
-static inline struct cairn_cu_allocation cairn_vmm_allocation(int device, bool is_exportable,
-                                                              bool is_reached)
+static inline struct cu_allocation vmm_allocation(int device, bool is_exportable, bool is_reached)
 {
-    return (struct cairn_cu_allocation) {
+    return (struct cu_allocation) {
         .type = CAIRN_CU_ALLOCATION_PINNED,
         .handle_types = is_exportable ? CAIRN_CU_HANDLE_POSIX : 0,
         .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = device },
@@ -52,10 +51,10 @@ static inline struct cairn_cu_allocation cairn_vmm_allocation(int device, bool i
 
 /* Lets the device read what is mapped there. A driver that cannot grant reading alone grants
  * reading and writing. Returns a CUresult. */
-static inline int cairn_vmm_open_to_read(const struct cairn_driver *driver, int device, uint64_t at,
-                                         uint64_t bytes)
+static inline int vmm_open_to_read(const struct driver *driver, int device, uint64_t at,
+                                   uint64_t bytes)
 {
-    struct cairn_cu_access access = {
+    struct cu_access access = {
         .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = device },
         .flags = CAIRN_CU_ACCESS_READ,
     };

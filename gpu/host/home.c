@@ -1,5 +1,6 @@
 /* The host's home: memory of this process, and works that the thread which runs them does at once. */
 #if defined(__SSE2__)
+#include <inttypes.h>
 #include <xmmintrin.h>
 #endif
 
@@ -18,43 +19,40 @@
 #include "gpu/host/host.h"
 #include "proto/base/machine.h"
 
-static cairn_status host_memory_open(struct cairn_home *home, const char *label,
-                                     struct cairn_home_memory *memory_out,
-                                     struct cairn_sentence *why);
-static void host_memory_close(struct cairn_home_memory *memory);
-static cairn_status host_memory_resize(struct cairn_home_memory *memory, const char *label,
-                                       uint64_t bytes, struct cairn_sentence *why);
-static cairn_status host_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
-                                       int *fd_out, uint64_t *bytes_out,
-                                       struct cairn_sentence *why);
-static void host_memory_give(struct cairn_home_memory *memory, uint64_t segment);
+static cairn_status host_memory_open(struct home *home, const char *label,
+                                     struct home_memory *memory_out, struct sentence *why);
+static void host_memory_close(struct home_memory *memory);
+static cairn_status host_memory_resize(struct home_memory *memory, const char *label,
+                                       uint64_t bytes, struct sentence *why);
+static cairn_status host_memory_export(const struct home_memory *memory, uint64_t segment,
+                                       int *fd_out, uint64_t *bytes_out, struct sentence *why);
+static void host_memory_give(struct home_memory *memory, uint64_t segment);
 
-static void close_home(struct cairn_home *home)
+static void close_home(struct home *home)
 {
     (void)home; // static memory
 }
 
-static uint64_t free_bytes(struct cairn_home *home)
+static uint64_t free_bytes(struct home *home)
 {
     (void)home;
     return UINT64_MAX;
 }
 
-static struct cairn_home_use use(struct cairn_home *home)
+static struct home_use use(struct home *home)
 {
     (void)home;
-    return (struct cairn_home_use) { 0 };
+    return (struct home_use) { 0 };
 }
 
-static bool has(const struct cairn_home *home, const void *address)
+static bool has(const struct home *home, const void *address)
 {
     (void)home;
     (void)address;
     return true;
 }
 
-static cairn_status pin(struct cairn_home *home, void *host, uint64_t bytes,
-                        struct cairn_sentence *why)
+static cairn_status pin(struct home *home, void *host, uint64_t bytes, struct sentence *why)
 {
     (void)home;
     (void)host;
@@ -63,7 +61,7 @@ static cairn_status pin(struct cairn_home *home, void *host, uint64_t bytes,
     return CAIRN_OK;
 }
 
-static void unpin(struct cairn_home *home, void *host, uint64_t bytes)
+static void unpin(struct home *home, void *host, uint64_t bytes)
 {
     (void)home;
     (void)host;
@@ -72,13 +70,11 @@ static void unpin(struct cairn_home *home, void *host, uint64_t bytes)
 
 /* ---- streams ---- */
 
-static struct cairn_home host_home;
-static struct cairn_home_stream the_stream = {
-    .home = &host_home
-}; // nothing more is to be known of one
+static struct home host_home;
+static struct home_stream the_stream = { .home = &host_home }; // nothing more is to be known of one
 
-static cairn_status stream_open(struct cairn_home *home, struct cairn_home_stream **stream_out,
-                                struct cairn_sentence *why)
+static cairn_status stream_open(struct home *home, struct home_stream **stream_out,
+                                struct sentence *why)
 {
     (void)home;
     (void)why;
@@ -86,14 +82,14 @@ static cairn_status stream_open(struct cairn_home *home, struct cairn_home_strea
     return CAIRN_OK;
 }
 
-static void stream_close(struct cairn_home_stream *closed)
+static void stream_close(struct home_stream *closed)
 {
     (void)closed;
 }
 
 /* ---- works ---- */
 
-static void fold_sums(const struct cairn_backend *host, const struct cairn_leaf_fold *fold)
+static void fold_sums(const struct backend *host, const struct leaf_fold *fold)
 {
     if (fold->source_count > 0)
         host->fold_leaves(fold);
@@ -101,7 +97,7 @@ static void fold_sums(const struct cairn_backend *host, const struct cairn_leaf_
         host->sum_leaves(fold->acc, fold->geometry, fold->first_leaf, fold->leaf_count, fold->sums);
 }
 
-static void run_one(const struct cairn_backend *host, struct cairn_work *work)
+static void run_one(const struct backend *host, struct home_work *work)
 {
     switch (work->kind) {
     case CAIRN_WORK_FOLD:
@@ -124,27 +120,26 @@ static void run_one(const struct cairn_backend *host, struct cairn_work *work)
                         work->hash.first_leaf, work->hash.leaf_count, work->hash.hashes);
         break;
     case CAIRN_WORK_INIT:
-        cairn_init_elems(&work->init.source, work->init.first_elem, work->init.elems,
-                         work->init.out);
+        init_elems(&work->init.source, work->init.first_elem, work->init.elems, work->init.out);
         break;
-    case CAIRN_WORK_RUNS: cairn_copy_runs(work); break;
+    case CAIRN_WORK_RUNS: home_copy_runs(work); break;
     case CAIRN_WORK_KINDS: break;
     }
 }
 
-static cairn_status run_begin(struct cairn_home_stream *of, struct cairn_work *works, size_t count,
-                              struct cairn_sentence *why)
+static cairn_status run_begin(struct home_stream *of, struct home_work *works, size_t count,
+                              struct sentence *why)
 {
     (void)of;
     (void)why;
-    const struct cairn_backend *host = cairn_backend_host();
+    const struct backend *host = backend_host();
     for (size_t i = 0; i < count; i++) run_one(host, &works[i]);
     return CAIRN_OK;
 }
 
 /* ---- the home ---- */
 
-static const struct cairn_home_kind kind = {
+static const struct home_kind kind = {
     .close = close_home,
     .free_bytes = free_bytes,
     .use = use,
@@ -161,7 +156,7 @@ static const struct cairn_home_kind kind = {
     .run_begin = run_begin,
 };
 
-static struct cairn_home host_home = {
+static struct home host_home = {
     .kind = &kind,
     .info = { .backend = "host",
               .is_host = true,
@@ -173,10 +168,10 @@ static struct cairn_home host_home = {
 
 static void name_device(void)
 {
-    snprintf(host_home.info.device, sizeof host_home.info.device, "%s", cairn_backend_host()->isa);
+    snprintf(host_home.info.device, sizeof host_home.info.device, "%s", backend_host()->isa);
 }
 
-struct cairn_home *cairn_home_host(void)
+struct home *home_host(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, name_device);
@@ -189,34 +184,34 @@ struct cairn_home *cairn_home_host(void)
 
 _Static_assert(FLT_EVAL_METHOD == 0, "fp32 operations round to fp32, not to x87 registers");
 
-const char *cairn_backend_host_isa(uint32_t isa)
+const char *backend_host_isa(uint32_t isa)
 {
     static const char *const names[CAIRN_HOST_ISA_COUNT] = { "plain", "avx2", "avx512" };
     assert(isa < CAIRN_HOST_ISA_COUNT);
     return names[isa];
 }
 
-const struct cairn_backend *cairn_backend_host_at(uint32_t isa)
+const struct backend *backend_host_at(uint32_t isa)
 {
     assert(isa < CAIRN_HOST_ISA_COUNT);
 #if defined(__x86_64__)
     if (isa == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return &cairn_host_avx512;
+        return &host_avx512;
     if (isa == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return &cairn_host_avx2;
+        return &host_avx2;
 #endif
-    return isa == 0 ? &cairn_host_plain : NULL;
+    return isa == 0 ? &host_plain : NULL;
 }
 
-const struct cairn_backend *cairn_backend_host(void)
+const struct backend *backend_host(void)
 {
-    static const struct cairn_backend *chosen; // whoever chooses at the same time chooses the same
-    const struct cairn_backend *host = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
+    static const struct backend *chosen; // whoever chooses at the same time chooses the same
+    const struct backend *host = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
     if (host != NULL) return host;
     const char *wanted = getenv("CAIRN_HOST_ISA");
     for (uint32_t isa = 0; isa < CAIRN_HOST_ISA_COUNT; isa++) {
-        const struct cairn_backend *at = cairn_backend_host_at(isa);
+        const struct backend *at = backend_host_at(isa);
         if (at == NULL) continue;
         host = at;
         if (wanted != NULL && strcmp(wanted, at->isa) == 0) break;
@@ -225,12 +220,12 @@ const struct cairn_backend *cairn_backend_host(void)
     return host;
 }
 
-bool cairn_wire_dtype_ok(int dtype)
+bool wire_dtype_ok(int dtype)
 {
     return dtype == CAIRN_F32 || dtype == CAIRN_BF16;
 }
 
-bool cairn_float_env_ok(void)
+bool float_env_ok(void)
 {
 #if defined(__SSE2__)
     // All exceptions masked, to nearest, no flush to zero, subnormals are not read as zero. The low
@@ -246,7 +241,7 @@ bool cairn_float_env_ok(void)
 
 /* Memory of the host's home: segments of at most 64 MiB, each a memfd of its own, mapped side by side. */
 
-struct cairn_home_segment {
+struct home_segment {
     int fd; /* owned; -1: not made yet, or given back */
 };
 
@@ -256,7 +251,7 @@ static size_t pages_of(uint64_t bytes)
     return (size_t)((bytes + 4095) / 4096 * 4096);
 }
 
-static uint64_t room_of(const struct cairn_home_memory *memory)
+static uint64_t room_of(const struct home_memory *memory)
 {
     return memory->room_bytes != 0 ? memory->room_bytes : memory->bytes;
 }
@@ -264,18 +259,18 @@ static uint64_t room_of(const struct cairn_home_memory *memory)
 /* The bytes of a segment's memfd. A segment that other processes have mapped cannot change its
  * size. So an exportable segment has from the first the size that the room allows; only the pages
  * that are touched take memory. */
-static uint64_t bytes_of(const struct cairn_home_memory *memory, uint64_t segment)
+static uint64_t bytes_of(const struct home_memory *memory, uint64_t segment)
 {
-    return cairn_segment_bytes(memory->is_exportable ? room_of(memory) : memory->bytes, segment);
+    return segment_bytes(memory->is_exportable ? room_of(memory) : memory->bytes, segment);
 }
 
-static uint8_t *address_of(const struct cairn_home_memory *memory, uint64_t segment)
+static uint8_t *address_of(const struct home_memory *memory, uint64_t segment)
 {
     return (uint8_t *)memory->base + segment * CAIRN_SEGMENT_BYTES;
 }
 
 /* The segment's bytes from `from` on, a multiple of a page: those before it are there. */
-static bool map_from(const struct cairn_home_memory *memory, uint64_t segment, size_t from)
+static bool map_from(const struct home_memory *memory, uint64_t segment, size_t from)
 {
     const int fd = memory->segments[segment].fd;
     const size_t bytes = (size_t)bytes_of(memory, segment);
@@ -288,7 +283,7 @@ static bool map_from(const struct cairn_home_memory *memory, uint64_t segment, s
     return true;
 }
 
-static bool make(const struct cairn_home_memory *memory, const char *label, uint64_t segment)
+static bool make(const struct home_memory *memory, const char *label, uint64_t segment)
 {
     const int fd = memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return false;
@@ -296,33 +291,32 @@ static bool make(const struct cairn_home_memory *memory, const char *label, uint
     return map_from(memory, segment, 0);
 }
 
-static void host_memory_close(struct cairn_home_memory *memory)
+static void host_memory_close(struct home_memory *memory)
 {
     munmap(memory->base, (size_t)room_of(memory));
-    for (uint64_t i = 0; memory->segments != NULL && i < cairn_home_memory_segments(memory); i++)
+    for (uint64_t i = 0; memory->segments != NULL && i < home_memory_segments(memory); i++)
         if (memory->segments[i].fd >= 0) close(memory->segments[i].fd);
     free(memory->segments);
 }
 
-static cairn_status fails(const struct cairn_home_memory *memory, const char *label,
-                          struct cairn_sentence *why)
+static cairn_status fails(const struct home_memory *memory, const char *label, struct sentence *why)
 {
     const int error = errno;
-    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot make %llu bytes of memory for %s: %s%s",
-                      (unsigned long long)memory->bytes, label, strerror(error),
-                      error != EMFILE ? ""
-                                      : " (one a 64 MiB: raise the limit of open files, as by "
-                                        "LimitNOFILE of the unit)");
+    return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                     "cannot make %" PRIu64 " bytes of memory for %s: %s%s", memory->bytes, label,
+                     strerror(error),
+                     error != EMFILE ? ""
+                                     : " (one a 64 MiB: raise the limit of open files, as by "
+                                       "LimitNOFILE of the unit)");
 }
 
-static cairn_status host_memory_open(struct cairn_home *home, const char *label,
-                                     struct cairn_home_memory *memory_out,
-                                     struct cairn_sentence *why)
+static cairn_status host_memory_open(struct home *home, const char *label,
+                                     struct home_memory *memory_out, struct sentence *why)
 {
-    const uint64_t count = cairn_home_memory_segments(memory_out);
-    struct cairn_home_memory memory = *memory_out;
+    const uint64_t count = home_memory_segments(memory_out);
+    struct home_memory memory = *memory_out;
     (void)home;
-    memory.base = cairn_pages_reserve((size_t)room_of(&memory));
+    memory.base = pages_reserve((size_t)room_of(&memory));
     if (memory.base == MAP_FAILED) return fails(memory_out, label, why);
     memory.segments = malloc((size_t)count * sizeof *memory.segments);
     bool made = memory.segments != NULL;
@@ -338,7 +332,7 @@ static cairn_status host_memory_open(struct cairn_home *home, const char *label,
 }
 
 /* Processes that have mapped the segment keep it. */
-static void host_memory_give(struct cairn_home_memory *memory, uint64_t segment)
+static void host_memory_give(struct home_memory *memory, uint64_t segment)
 {
     if (memory->segments[segment].fd < 0) return;
     void *none = mmap(address_of(memory, segment), (size_t)bytes_of(memory, segment), PROT_NONE,
@@ -348,15 +342,14 @@ static void host_memory_give(struct cairn_home_memory *memory, uint64_t segment)
     memory->segments[segment].fd = -1;
 }
 
-static cairn_status host_memory_resize(struct cairn_home_memory *memory, const char *label,
-                                       uint64_t bytes, struct cairn_sentence *why)
+static cairn_status host_memory_resize(struct home_memory *memory, const char *label,
+                                       uint64_t bytes, struct sentence *why)
 {
-    struct cairn_home_memory now = *memory;
+    struct home_memory now = *memory;
     now.bytes = bytes;
-    const uint64_t was = cairn_home_memory_segments(memory), is = cairn_home_memory_segments(&now);
+    const uint64_t was = home_memory_segments(memory), is = home_memory_segments(&now);
     const uint64_t first = (bytes < memory->bytes ? bytes : memory->bytes) / CAIRN_SEGMENT_BYTES;
-    struct cairn_home_segment *more = realloc(now.segments,
-                                              (size_t)(is > was ? is : was) * sizeof *more);
+    struct home_segment *more = realloc(now.segments, (size_t)(is > was ? is : was) * sizeof *more);
     if (more == NULL) return fails(&now, label, why);
     now.segments = memory->segments = more;
     for (uint64_t i = was; i < is; i++) more[i].fd = -1;
@@ -377,13 +370,13 @@ static cairn_status host_memory_resize(struct cairn_home_memory *memory, const c
     return status;
 }
 
-static cairn_status host_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
-                                       int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why)
+static cairn_status host_memory_export(const struct home_memory *memory, uint64_t segment,
+                                       int *fd_out, uint64_t *bytes_out, struct sentence *why)
 {
     const int given = fcntl(memory->segments[segment].fd, F_DUPFD_CLOEXEC, 0);
     if (given < 0)
-        return cairn_fail(why, CAIRN_ERR_IO, "cannot give memory to be mapped by others: %s",
-                          strerror(errno));
+        return fail_with(why, CAIRN_ERR_IO, "cannot give memory to be mapped by others: %s",
+                         strerror(errno));
     *fd_out = given;
     *bytes_out = bytes_of(memory, segment);
     return CAIRN_OK;
@@ -426,9 +419,9 @@ static void canonical_64(uint8_t *out, const uint8_t *in, size_t elems)
     }
 }
 
-void cairn_host_canonical(void *out, const void *in, cairn_dtype dtype, size_t elems)
+void host_canonical(void *out, const void *in, cairn_dtype dtype, size_t elems)
 {
-    assert(cairn_dtype_bytes((int)dtype) != 0);
+    assert(dtype_size((int)dtype) != 0);
     switch (dtype) {
     case CAIRN_F32: canonical_32(out, in, elems); break;
     case CAIRN_BF16: canonical_16(out, in, elems, 0x7f80, 0x7fc0); break;
@@ -439,26 +432,23 @@ void cairn_host_canonical(void *out, const void *in, cairn_dtype dtype, size_t e
 }
 
 static const uint8_t *hash_leaf(const uint8_t *in, cairn_dtype dtype,
-                                const struct cairn_geometry *geometry, uint64_t leaf,
-                                struct cairn_hash *out)
+                                const struct geometry *geometry, uint64_t leaf, struct hash *out)
 {
     uint8_t bytes[CAIRN_LEAF_ELEMS * sizeof(double)];
-    const size_t elems = (size_t)(cairn_leaf_first_elem(geometry, leaf + 1) -
-                                  cairn_leaf_first_elem(geometry, leaf));
-    const size_t size = elems * cairn_dtype_bytes((int)dtype);
-    cairn_host_canonical(bytes, in, dtype, elems);
-    cairn_leaf_hash(bytes, size, out);
+    const size_t elems = (size_t)(leaf_start(geometry, leaf + 1) - leaf_start(geometry, leaf));
+    const size_t size = elems * dtype_size((int)dtype);
+    host_canonical(bytes, in, dtype, elems);
+    leaf_hash(bytes, size, out);
     return in + size;
 }
 
-static void assert_leaves(const struct cairn_geometry *geometry, uint64_t first, uint64_t count)
+static void assert_leaves(const struct geometry *geometry, uint64_t first, uint64_t count)
 {
     assert(count <= geometry->leaf_count && first <= geometry->leaf_count - count);
 }
 
-void cairn_host_hash_each(const void *plane, cairn_dtype dtype,
-                          const struct cairn_geometry *geometry, uint64_t first_leaf,
-                          uint64_t leaf_count, struct cairn_hash *hashes_out)
+void host_hash_each(const void *plane, cairn_dtype dtype, const struct geometry *geometry,
+                    uint64_t first_leaf, uint64_t leaf_count, struct hash *hashes_out)
 {
     const uint8_t *in = plane;
     assert_leaves(geometry, first_leaf, leaf_count);
@@ -469,19 +459,19 @@ void cairn_host_hash_each(const void *plane, cairn_dtype dtype,
 /* Leaves that are hashed before they are pushed. */
 #define BATCH_LEAVES ((uint64_t)256)
 
-void cairn_backend_hash_leaves(const struct cairn_backend *backend, const void *plane,
-                               cairn_dtype dtype, const struct cairn_geometry *geometry,
-                               uint64_t leaf_count, struct cairn_tree *tree)
+void backend_hash_leaves(const struct backend *backend, const void *plane, cairn_dtype dtype,
+                         const struct geometry *geometry, uint64_t leaf_count,
+                         struct hash_tree *tree)
 {
-    const size_t elem_bytes = cairn_dtype_bytes((int)dtype);
-    const uint64_t first = cairn_leaf_first_elem(geometry, tree->next_leaf);
+    const size_t elem_bytes = dtype_size((int)dtype);
+    const uint64_t first = leaf_start(geometry, tree->next_leaf);
     assert_leaves(geometry, tree->next_leaf, leaf_count);
     for (uint64_t left = leaf_count, count; left > 0; left -= count) {
-        struct cairn_hash hashes[BATCH_LEAVES];
+        struct hash hashes[BATCH_LEAVES];
         count = left < BATCH_LEAVES ? left : BATCH_LEAVES;
-        const uint64_t at = cairn_leaf_first_elem(geometry, tree->next_leaf) - first;
+        const uint64_t at = leaf_start(geometry, tree->next_leaf) - first;
         backend->hash_each((const uint8_t *)plane + at * elem_bytes, dtype, geometry,
                            tree->next_leaf, count, hashes);
-        for (uint64_t i = 0; i < count; i++) cairn_tree_push_leaf(tree, &hashes[i]);
+        for (uint64_t i = 0; i < count; i++) tree_push_leaf(tree, &hashes[i]);
     }
 }

@@ -13,12 +13,12 @@
 #include "gpu/kernel/update.h"
 
 /* The last item that begins at the piece or before it: the lanes look at 32 items at once. */
-KERNEL_FN uint64_t item_of_piece(const struct cairn_kernel_list *list, uint64_t item_bytes,
+KERNEL_FN uint64_t item_of_piece(const struct kernel_list *list, uint64_t item_bytes,
                                  uint64_t piece)
 {
     uint64_t from = 0, left = list->count;
     while (left > 1) {
-        const uint64_t step = cairn_pieces_of(left, CAIRN_KERNEL_WARP);
+        const uint64_t step = pieces_of(left, CAIRN_KERNEL_WARP);
         LANE_ARRAY(bool, begun);
         EACH_LANE(lane)
         {
@@ -34,16 +34,15 @@ KERNEL_FN uint64_t item_of_piece(const struct cairn_kernel_list *list, uint64_t 
     return from;
 }
 
-#define CAIRN_KERNEL_BODY(name, item_type, block)                                        \
-    KERNEL_FN void name##_body(const struct cairn_kernel_list *list, uint64_t warp,      \
-                               uint64_t warps)                                           \
-    {                                                                                    \
-        for (uint64_t piece = warp; piece < list->pieces; piece += warps) {              \
-            const uint64_t number = item_of_piece(list, sizeof(item_type), piece);       \
-            const item_type item = *MEMORY_AT(const item_type,                           \
-                                              list->items + number * sizeof(item_type)); \
-            name##_piece(&item, piece - item.first_piece);                               \
-        }                                                                                \
+#define CAIRN_KERNEL_BODY(name, item_type, block)                                             \
+    KERNEL_FN void name##_body(const struct kernel_list *list, uint64_t warp, uint64_t warps) \
+    {                                                                                         \
+        for (uint64_t piece = warp; piece < list->pieces; piece += warps) {                   \
+            const uint64_t number = item_of_piece(list, sizeof(item_type), piece);            \
+            const item_type item = *MEMORY_AT(const item_type,                                \
+                                              list->items + number * sizeof(item_type));      \
+            name##_piece(&item, piece - item.first_piece);                                    \
+        }                                                                                     \
     }
 CAIRN_KERNELS(CAIRN_KERNEL_BODY)
 #undef CAIRN_KERNEL_BODY

@@ -55,9 +55,9 @@ KERNEL_FN void copy_bytes(uint64_t to, uint64_t from, uint64_t bytes, uint32_t l
     copy_single(to + whole, from + whole, bytes - whole, lane);
 }
 
-KERNEL_FN void copy_piece(const struct cairn_copy_item *item, uint64_t piece)
+KERNEL_FN void copy_piece(const struct copy_item *item, uint64_t piece)
 {
-    const uint64_t parts = cairn_pieces_of(item->run_bytes, CAIRN_PIECE_BYTES);
+    const uint64_t parts = pieces_of(item->run_bytes, CAIRN_PIECE_BYTES);
     const uint64_t run = piece / parts, begin = piece % parts * CAIRN_PIECE_BYTES;
     const uint64_t bytes = least(item->run_bytes - begin, CAIRN_PIECE_BYTES);
     EACH_LANE(lane)
@@ -67,7 +67,7 @@ KERNEL_FN void copy_piece(const struct cairn_copy_item *item, uint64_t piece)
     }
 }
 
-KERNEL_FN void zero_piece(const struct cairn_zero_item *item, uint64_t piece)
+KERNEL_FN void zero_piece(const struct zero_item *item, uint64_t piece)
 {
     const uint64_t begin = piece * CAIRN_PIECE_BYTES, at = item->at + begin;
     const uint64_t bytes = least(item->bytes - begin, CAIRN_PIECE_BYTES);
@@ -96,7 +96,7 @@ KERNEL_FN uint64_t bytes_of_dtype(uint64_t dtype)
     }
 }
 
-KERNEL_FN void convert_piece(const struct cairn_convert_item *item, uint64_t piece)
+KERNEL_FN void convert_piece(const struct convert_item *item, uint64_t piece)
 {
     const uint64_t from = piece * CAIRN_PIECE_ELEMS,
                    end = least(from + CAIRN_PIECE_ELEMS, item->elems);

@@ -13,10 +13,10 @@ struct fold_of {
     bool first;
 };
 
-KERNEL_FN struct cairn_kernel_source fold_source(const struct fold_of *f, uint32_t source)
+KERNEL_FN struct kernel_source fold_source(const struct fold_of *f, uint32_t source)
 {
-    return *MEMORY_AT(const struct cairn_kernel_source,
-                      f->sources + source * sizeof(struct cairn_kernel_source));
+    return *MEMORY_AT(const struct kernel_source,
+                      f->sources + source * sizeof(struct kernel_source));
 }
 
 /* x = x + y; `copies`: x = y, as adding to 0 would lose -0. */
@@ -46,7 +46,7 @@ KERNEL_FN void fold_halves(struct four *x, int rows, uint64_t a, uint64_t b, boo
 }
 
 /* The source is bf16 of which each row is read by one access. */
-KERNEL_FN bool fold_is_whole(const struct cairn_kernel_source *source, uint64_t elem)
+KERNEL_FN bool fold_is_whole(const struct kernel_source *source, uint64_t elem)
 {
     return source->dtype == CAIRN_BF16 && bf16_rows_are_whole(source->data, elem);
 }
@@ -64,8 +64,8 @@ KERNEL_FN void fold_rows(struct four *x, int rows, const struct fold_of *f, uint
     }
     if (!f->first) load_rows(x, rows, f->acc, CAIRN_F32, elem, apart);
     for (uint32_t i = 0; i < f->source_count;) {
-        const struct cairn_kernel_source a = fold_source(f, i);
-        const struct cairn_kernel_source b = fold_source(f, i + 1 < f->source_count ? i + 1 : i);
+        const struct kernel_source a = fold_source(f, i);
+        const struct kernel_source b = fold_source(f, i + 1 < f->source_count ? i + 1 : i);
         const bool copies = f->first && i == 0;
         if (!fold_is_whole(&a, from)) {
             struct four y[ROWS_MAX];
@@ -86,14 +86,14 @@ KERNEL_FN float fold_one(const struct fold_of *f, uint64_t skip, uint64_t elem)
 {
     float x = f->first ? 0 : load_f32(f->acc, elem);
     for (uint32_t i = 0; i < f->source_count; i++) {
-        const struct cairn_kernel_source source = fold_source(f, i);
+        const struct kernel_source source = fold_source(f, i);
         const float y = load_one(source.data, source.dtype, skip + elem);
         x = f->first && i == 0 ? y : x + y;
     }
     return x;
 }
 
-KERNEL_FN void fold_piece(const struct cairn_fold_item *item, uint64_t piece)
+KERNEL_FN void fold_piece(const struct fold_item *item, uint64_t piece)
 {
     const struct fold_of f = { item->acc, item->sources, item->source_count, item->first != 0 };
     const uint64_t from = piece * CAIRN_PIECE_ELEMS,

@@ -15,8 +15,8 @@
 #define LEAF_ROWS \
     8 /* the sums leave room for fewer warps than fold has, so each reads more at a time */
 
-/* cairn_leaf_first_elem */
-KERNEL_FN uint64_t leaf_first_elem(const struct cairn_kernel_geometry *g, uint64_t leaf)
+/* leaf_start */
+KERNEL_FN uint64_t leaf_first_elem(const struct kernel_geometry *g, uint64_t leaf)
 {
     const uint64_t quantum = leaf / g->leaves_per_quantum, within = leaf % g->leaves_per_quantum;
     return least(quantum * g->quantum_elems + within * CAIRN_LEAF_ELEMS, g->elems);
@@ -28,7 +28,7 @@ struct leaf_run {
     uint64_t begin, elems;
 };
 
-KERNEL_FN struct leaf_run leaf_of_item(const struct cairn_kernel_geometry *g, uint64_t first_leaf,
+KERNEL_FN struct leaf_run leaf_of_item(const struct kernel_geometry *g, uint64_t first_leaf,
                                        uint64_t leaf_count, uint64_t n)
 {
     struct leaf_run run = { 0, 0 };
@@ -104,7 +104,7 @@ KERNEL_FN uint32_t leaf_nonfinite(uint64_t acc, uint64_t elems, uint32_t eighth)
     return count;
 }
 
-KERNEL_FN void fold_sums_piece(const struct cairn_fold_sums_item *item, uint64_t piece)
+KERNEL_FN void fold_sums_piece(const struct fold_sums_item *item, uint64_t piece)
 {
     double sum[4][LANES_HERE];
     LANE_ARRAY(uint32_t, nonfinite);

@@ -163,7 +163,7 @@ KERNEL_FN void hash_leaf(uint64_t at, uint64_t elems, uint64_t dtype, uint64_t o
     for (int i = 0; i < 4; i++) *MEMORY_AT(uint64_t, out + 8 * (uint64_t)i) = state[i];
 }
 
-KERNEL_FN void hash_piece(const struct cairn_hash_item *item, uint64_t piece)
+KERNEL_FN void hash_piece(const struct hash_item *item, uint64_t piece)
 {
     EACH_LANE(lane)
     {

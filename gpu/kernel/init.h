@@ -5,15 +5,15 @@
 #include "gpu/kernel/memory.h"
 
 /* Each element makes its block by itself: integers cost nothing beside the logarithm. */
-KERNEL_FN float init_one(const struct cairn_init_source *source, uint64_t elem)
+KERNEL_FN float init_one(const struct init_source *source, uint64_t elem)
 {
     uint32_t words[4];
     if (source->is_uniform == 0 && source->is_normal == 0) return (float)source->a;
-    cairn_init_words(source, elem / 2, words);
-    return cairn_init_random(source, words, elem);
+    init_words(source, elem / 2, words);
+    return init_random(source, words, elem);
 }
 
-KERNEL_FN void init_piece(const struct cairn_init_item *item, uint64_t piece)
+KERNEL_FN void init_piece(const struct init_item *item, uint64_t piece)
 {
     const uint64_t from = piece * CAIRN_PIECE_ELEMS,
                    end = least(from + CAIRN_PIECE_ELEMS, item->elems);

@@ -9,10 +9,10 @@
  *   1. fill an array of items; of each, first_piece = the pieces of all items before it in the list
  *      (cairn_*_pieces below says how many an item has; an item with none does no harm)
  *   2. copy it, and the arrays of sources that it points to, to the device
- *   3. struct cairn_kernel_list list = { address of the items, count, pieces of all };
+ *   3. struct kernel_list list = { address of the items, count, pieces of all };
  *      void *parameters[] = { &list };
- *      cuLaunchKernel(kernel "cairn_kernel_<name>", cairn_kernel_blocks(number, list.pieces, most), 1, 1,
- *                     cairn_kernel_block_threads(number), 1, 1, 0, stream, parameters, NULL)
+ *      cuLaunchKernel(kernel "cairn_kernel_<name>", kernel_blocks(number, list.pieces, most), 1, 1,
+ *                     kernel_block_threads(number), 1, 1, 0, stream, parameters, NULL)
  *      number: CAIRN_KERNEL_<name>; most: warps, 64 to 128 times the device's multiprocessors; any number
  *      of blocks gives the same bits.
  *
@@ -34,19 +34,19 @@
 /* name, the item's struct, the warps of a block, what it does. The symbol of the device is
  * cairn_kernel_<name>. A block's warps share a processor, and a piece of hash is as long as 32 leaves:
  * with eight of them, a list of 256 chunks (16,384 leaves) would be 64 blocks, and half of a card idle. */
-#define CAIRN_KERNELS(X)                                                                          \
-    X(fold, struct cairn_fold_item, 8)           /* .fold; adds sums of relays, too: fp32 */      \
-    X(fold_sums, struct cairn_fold_sums_item, 8) /* .fold_leaves; without a source .sum_leaves */ \
-    X(update_adamw, struct cairn_update_item, 8) /* .update[CAIRN_OPTIMIZER_ADAMW] */             \
-    X(update_adam, struct cairn_update_item, 8)                                                   \
-    X(update_sgd, struct cairn_update_item, 8)                                                    \
-    X(convert, struct cairn_convert_item, 8) /* .convert */                                       \
-    X(copy, struct cairn_copy_item, 8)       /* bytes, in runs with strides */                    \
-    X(zero, struct cairn_zero_item, 8)                                                            \
-    X(hash, struct cairn_hash_item, 2) /* the leaf hashes of .hash_each */                        \
-    X(init, struct cairn_init_item, 8) /* cairn_init_elems of proto/spec/optimizer.h */
+#define CAIRN_KERNELS(X)                                                                    \
+    X(fold, struct fold_item, 8)           /* .fold; adds sums of relays, too: fp32 */      \
+    X(fold_sums, struct fold_sums_item, 8) /* .fold_leaves; without a source .sum_leaves */ \
+    X(update_adamw, struct update_item, 8) /* .update[CAIRN_OPTIMIZER_ADAMW] */             \
+    X(update_adam, struct update_item, 8)                                                   \
+    X(update_sgd, struct update_item, 8)                                                    \
+    X(convert, struct convert_item, 8) /* .convert */                                       \
+    X(copy, struct copy_item, 8)       /* bytes, in runs with strides */                    \
+    X(zero, struct zero_item, 8)                                                            \
+    X(hash, struct hash_item, 2) /* the leaf hashes of .hash_each */                        \
+    X(init, struct init_item, 8) /* init_elems of proto/spec/optimizer.h */
 
-enum cairn_kernel_number {
+enum kernel_number {
 #define CAIRN_KERNEL_NUMBER(name, item, warps) CAIRN_KERNEL_##name,
     CAIRN_KERNELS(CAIRN_KERNEL_NUMBER)
 #undef CAIRN_KERNEL_NUMBER
@@ -56,7 +56,7 @@ enum cairn_kernel_number {
 #define CAIRN_KERNEL_WARP 32u
 
 /* The one parameter of every kernel, by value. */
-struct cairn_kernel_list {
+struct kernel_list {
     uint64_t items;  /* address: [count] of the kernel's item, aligned to 8 */
     uint64_t count;  /* below 2^32 */
     uint64_t pieces; /* of all of them */
@@ -64,50 +64,50 @@ struct cairn_kernel_list {
 
 /* ---- items: the first field of each is first_piece ---- */
 
-struct cairn_kernel_source {
+struct kernel_source {
     uint64_t data;  /* address: [elems] */
     uint64_t dtype; /* CAIRN_F32 or CAIRN_BF16 */
 };
 
-struct cairn_fold_item {
+struct fold_item {
     uint64_t first_piece;
     uint64_t acc;     /* address: [elems] f32 */
-    uint64_t sources; /* address: [source_count] struct cairn_kernel_source; 0 if there are none */
+    uint64_t sources; /* address: [source_count] struct kernel_source; 0 if there are none */
     uint32_t source_count;
     uint32_t first; /* 1: nothing was folded yet */
     uint64_t elems;
 };
 
-/* The fields of a struct cairn_geometry that kernels use. */
-struct cairn_kernel_geometry {
+/* The fields of a struct geometry that kernels use. */
+struct kernel_geometry {
     uint64_t elems, quantum_elems, leaves_per_quantum;
 };
 
-struct cairn_fold_sums_item {
+struct fold_sums_item {
     uint64_t first_piece;
     uint64_t acc;          /* address: the first element of first_leaf */
-    uint64_t sources;      /* address: [source_count] struct cairn_kernel_source */
+    uint64_t sources;      /* address: [source_count] struct kernel_source */
     uint32_t source_count; /* 0: acc is only read, and its sums are made */
     uint32_t first;
-    struct cairn_kernel_geometry geometry;
+    struct kernel_geometry geometry;
     uint64_t first_leaf, leaf_count;
     /* address: [leaf_count] double, each leaf's sum, set; 0 if nonfinite is not 0 */
     uint64_t squares;
     uint64_t nonfinite; /* address: [leaf_count] uint32_t, elements that are NaN or infinite, set */
 };
 
-struct cairn_update_item {
+struct update_item {
     uint64_t first_piece;
     uint64_t grad, param, exp_avg,
         exp_avg_sq; /* addresses: [elems] f32; of what is not kept: not read */
     uint64_t wire;  /* address: [elems] wire_dtype; 0: none */
     uint64_t elems;
-    uint64_t nonfinite;  /* address: one uint64_t, what cairn_update_fn returns, added */
+    uint64_t nonfinite;  /* address: one uint64_t, what update_fn returns, added */
     uint64_t wire_dtype; /* CAIRN_F32 or CAIRN_BF16 */
-    struct cairn_group_scalars scalars;
+    struct group_scalars scalars;
 };
 
-struct cairn_convert_item {
+struct convert_item {
     uint64_t first_piece;
     uint64_t dst, src; /* addresses: [elems] */
     uint64_t elems;
@@ -117,32 +117,32 @@ struct cairn_convert_item {
 
 /* Runs of bytes at even distances: run i is copied from from + i * from_stride to to + i * to_stride. A
  * box of a tensor, packed or unpacked, is such an item for each of its planes of two dimensions. */
-struct cairn_copy_item {
+struct copy_item {
     uint64_t first_piece;
     uint64_t to, from; /* addresses, of any alignment */
     uint64_t run_bytes, run_count;
     uint64_t to_stride, from_stride; /* bytes; of no use if run_count is 1 */
 };
 
-struct cairn_zero_item {
+struct zero_item {
     uint64_t first_piece;
     uint64_t at, bytes;
 };
 
-struct cairn_hash_item {
+struct hash_item {
     uint64_t first_piece;
     uint64_t plane; /* address: the first element of first_leaf */
     uint64_t dtype; /* any cairn_dtype */
-    struct cairn_kernel_geometry geometry;
+    struct kernel_geometry geometry;
     uint64_t first_leaf, leaf_count;
     uint64_t hashes; /* address, aligned to 8: [leaf_count] of 32 bytes */
 };
 
-struct cairn_init_item {
+struct init_item {
     uint64_t first_piece;
     uint64_t out;               /* address: [elems] f32 */
     uint64_t first_elem, elems; /* first_elem: of the whole tensor */
-    struct cairn_init_source source;
+    struct init_source source;
 };
 
 /* ---- pieces: what a warp does at a time ---- */
@@ -158,44 +158,44 @@ struct cairn_init_item {
 #define CAIRN_PIECES_FN static inline
 #endif
 
-CAIRN_PIECES_FN uint64_t cairn_pieces_of(uint64_t whole, uint64_t piece)
+CAIRN_PIECES_FN uint64_t pieces_of(uint64_t whole, uint64_t piece)
 {
     return whole / piece + (whole % piece != 0 ? 1 : 0);
 }
-static inline uint64_t cairn_fold_pieces(const struct cairn_fold_item *item)
+static inline uint64_t kernel_fold_pieces(const struct fold_item *item)
 {
-    return cairn_pieces_of(item->elems, CAIRN_PIECE_ELEMS);
+    return pieces_of(item->elems, CAIRN_PIECE_ELEMS);
 }
-static inline uint64_t cairn_fold_sums_pieces(const struct cairn_fold_sums_item *item)
+static inline uint64_t fold_sums_pieces(const struct fold_sums_item *item)
 {
-    return cairn_pieces_of(item->leaf_count, CAIRN_PIECE_LEAVES);
+    return pieces_of(item->leaf_count, CAIRN_PIECE_LEAVES);
 }
-static inline uint64_t cairn_update_pieces(const struct cairn_update_item *item)
+static inline uint64_t update_pieces(const struct update_item *item)
 {
-    return cairn_pieces_of(item->elems, CAIRN_PIECE_ELEMS);
+    return pieces_of(item->elems, CAIRN_PIECE_ELEMS);
 }
-static inline uint64_t cairn_convert_pieces(const struct cairn_convert_item *item)
+static inline uint64_t convert_pieces(const struct convert_item *item)
 {
-    return cairn_pieces_of(item->elems, CAIRN_PIECE_ELEMS);
+    return pieces_of(item->elems, CAIRN_PIECE_ELEMS);
 }
-static inline uint64_t cairn_copy_pieces(const struct cairn_copy_item *item)
+static inline uint64_t copy_pieces(const struct copy_item *item)
 {
-    return cairn_pieces_of(item->run_bytes, CAIRN_PIECE_BYTES) * item->run_count;
+    return pieces_of(item->run_bytes, CAIRN_PIECE_BYTES) * item->run_count;
 }
-static inline uint64_t cairn_zero_pieces(const struct cairn_zero_item *item)
+static inline uint64_t zero_pieces(const struct zero_item *item)
 {
-    return cairn_pieces_of(item->bytes, CAIRN_PIECE_BYTES);
+    return pieces_of(item->bytes, CAIRN_PIECE_BYTES);
 }
-static inline uint64_t cairn_hash_pieces(const struct cairn_hash_item *item)
+static inline uint64_t hash_pieces(const struct hash_item *item)
 {
-    return cairn_pieces_of(item->leaf_count, CAIRN_PIECE_HASHES);
+    return pieces_of(item->leaf_count, CAIRN_PIECE_HASHES);
 }
-static inline uint64_t cairn_init_pieces(const struct cairn_init_item *item)
+static inline uint64_t init_pieces(const struct init_item *item)
 {
-    return cairn_pieces_of(item->elems, CAIRN_PIECE_ELEMS);
+    return pieces_of(item->elems, CAIRN_PIECE_ELEMS);
 }
 
-static inline uint32_t cairn_kernel_block_warps(enum cairn_kernel_number kernel)
+static inline uint32_t kernel_block_warps(enum kernel_number kernel)
 {
     static const uint32_t warps_of[CAIRN_KERNEL_COUNT] = {
 #define CAIRN_KERNEL_WARPS(name, item, warps) warps,
@@ -205,18 +205,17 @@ static inline uint32_t cairn_kernel_block_warps(enum cairn_kernel_number kernel)
     return warps_of[kernel];
 }
 
-static inline uint32_t cairn_kernel_block_threads(enum cairn_kernel_number kernel)
+static inline uint32_t kernel_block_threads(enum kernel_number kernel)
 {
-    return CAIRN_KERNEL_WARP * cairn_kernel_block_warps(kernel);
+    return CAIRN_KERNEL_WARP * kernel_block_warps(kernel);
 }
 
 /* Blocks of a launch: a warp for each piece, and `most` warps at most, rounded up to whole blocks. 0:
  * nothing is to be launched. */
-static inline uint32_t cairn_kernel_blocks(enum cairn_kernel_number kernel, uint64_t pieces,
-                                           uint32_t most)
+static inline uint32_t kernel_blocks(enum kernel_number kernel, uint64_t pieces, uint32_t most)
 {
-    const uint32_t warps = cairn_kernel_block_warps(kernel);
-    return (uint32_t)cairn_pieces_of(pieces < most ? pieces : most, warps);
+    const uint32_t warps = kernel_block_warps(kernel);
+    return (uint32_t)pieces_of(pieces < most ? pieces : most, warps);
 }
 
 #endif

@@ -5,9 +5,8 @@
 
 #include "gpu/kernel/host.h"
 
-#define CAIRN_KERNEL_RANGES(name, item, block)                                                \
-    void cairn_ranges_##name(const struct cairn_kernel_list *list, cairn_kernel_note_fn note, \
-                             void *context);
+#define CAIRN_KERNEL_RANGES(name, item, block) \
+    void ranges_##name(const struct kernel_list *list, kernel_note_fn note, void *context);
 CAIRN_KERNELS(CAIRN_KERNEL_RANGES)
 #undef CAIRN_KERNEL_RANGES
 

@@ -20,7 +20,7 @@ struct update_elem {
     float p, m, v, g;
 };
 
-KERNEL_FN struct update_constants update_constants_of(const struct cairn_group_scalars *s)
+KERNEL_FN struct update_constants update_constants_of(const struct group_scalars *s)
 {
     struct update_constants k;
     k.grad_scale = f32_of_bits(s->grad_scale);
@@ -86,7 +86,7 @@ KERNEL_FN bool update_is_finite(const struct update_elem *x, bool narrows)
 }
 
 /* A lane's fours: returns of how many elements a result is not finite. */
-KERNEL_FN uint32_t update_rows(const struct cairn_update_item *u, uint64_t i, enum update_rule rule,
+KERNEL_FN uint32_t update_rows(const struct update_item *u, uint64_t i, enum update_rule rule,
                                const struct update_constants *k)
 {
     const bool has_m = update_has_m(rule), has_v = update_has_v(rule);
@@ -117,7 +117,7 @@ KERNEL_FN uint32_t update_rows(const struct cairn_update_item *u, uint64_t i, en
     return bad;
 }
 
-KERNEL_FN uint32_t update_rest(const struct cairn_update_item *u, uint64_t i, enum update_rule rule,
+KERNEL_FN uint32_t update_rest(const struct update_item *u, uint64_t i, enum update_rule rule,
                                const struct update_constants *k)
 {
     const bool has_m = update_has_m(rule), has_v = update_has_v(rule);
@@ -141,8 +141,7 @@ KERNEL_FN void update_count(uint64_t at, uint32_t bad)
 #endif
 }
 
-KERNEL_FN void update_piece(const struct cairn_update_item *u, uint64_t piece,
-                            enum update_rule rule)
+KERNEL_FN void update_piece(const struct update_item *u, uint64_t piece, enum update_rule rule)
 {
     const struct update_constants k = update_constants_of(&u->scalars);
     const uint64_t from = piece * CAIRN_PIECE_ELEMS,
@@ -159,17 +158,17 @@ KERNEL_FN void update_piece(const struct cairn_update_item *u, uint64_t piece,
     }
 }
 
-KERNEL_FN void update_adamw_piece(const struct cairn_update_item *item, uint64_t piece)
+KERNEL_FN void update_adamw_piece(const struct update_item *item, uint64_t piece)
 {
     update_piece(item, piece, RULE_ADAMW);
 }
 
-KERNEL_FN void update_adam_piece(const struct cairn_update_item *item, uint64_t piece)
+KERNEL_FN void update_adam_piece(const struct update_item *item, uint64_t piece)
 {
     update_piece(item, piece, RULE_ADAM);
 }
 
-KERNEL_FN void update_sgd_piece(const struct cairn_update_item *item, uint64_t piece)
+KERNEL_FN void update_sgd_piece(const struct update_item *item, uint64_t piece)
 {
     if ((item->scalars.flags & CAIRN_SCALAR_MOMENTUM) != 0)
         update_piece(item, piece, RULE_SGD_MOMENTUM);

@@ -7,7 +7,7 @@
 #define F64_EXP_BIAS      1075 /* of the mantissa read as an integer */
 
 /* Adds `part` << (64 * at) to a scratch copy, so that an overflow leaves the sum as it was. */
-static bool add_at(struct cairn_exact *sum, size_t at, uint64_t part)
+static bool add_at(struct exact *sum, size_t at, uint64_t part)
 {
     for (size_t i = at; part != 0; i++) {
         if (i == CAIRN_EXACT_LIMBS) return false;
@@ -17,7 +17,7 @@ static bool add_at(struct cairn_exact *sum, size_t at, uint64_t part)
     return true;
 }
 
-cairn_status cairn_exact_add_double(struct cairn_exact *sum, double x)
+cairn_status exact_add_double(struct exact *sum, double x)
 {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -36,7 +36,7 @@ cairn_status cairn_exact_add_double(struct cairn_exact *sum, double x)
     size_t at = (size_t)shift / 64, low_bits = (size_t)shift % 64;
     if (at >= CAIRN_EXACT_LIMBS) return CAIRN_ERR_INVALID;
     uint64_t high = low_bits == 0 ? 0 : mantissa >> (64 - low_bits);
-    struct cairn_exact next = *sum;
+    struct exact next = *sum;
     if (!add_at(&next, at, mantissa << low_bits) || !add_at(&next, at + 1, high)) {
         return CAIRN_ERR_INVALID;
     }
@@ -44,9 +44,9 @@ cairn_status cairn_exact_add_double(struct cairn_exact *sum, double x)
     return CAIRN_OK;
 }
 
-cairn_status cairn_exact_add(struct cairn_exact *sum, const struct cairn_exact *more)
+cairn_status exact_add(struct exact *sum, const struct exact *more)
 {
-    struct cairn_exact next;
+    struct exact next;
     uint64_t carry = 0;
     for (size_t i = 0; i < CAIRN_EXACT_LIMBS; i++) {
         uint64_t part = more->limb[i] + carry;
@@ -60,7 +60,7 @@ cairn_status cairn_exact_add(struct cairn_exact *sum, const struct cairn_exact *
 }
 
 /* Bits [low, low + 64) of the number; bits outside it are 0. */
-static uint64_t bits_from(const struct cairn_exact *sum, int low)
+static uint64_t bits_from(const struct exact *sum, int low)
 {
     if (low < 0) return sum->limb[0] << -low;
     size_t at = (size_t)low / 64, shift = (size_t)low % 64;
@@ -69,7 +69,7 @@ static uint64_t bits_from(const struct cairn_exact *sum, int low)
     return value;
 }
 
-static bool any_bit_below(const struct cairn_exact *sum, int end)
+static bool any_bit_below(const struct exact *sum, int end)
 {
     for (int i = 0; i < end / 64; i++) {
         if (sum->limb[i] != 0) return true;
@@ -78,7 +78,7 @@ static bool any_bit_below(const struct cairn_exact *sum, int end)
     return (sum->limb[end / 64] & (((uint64_t)1 << end % 64) - 1)) != 0;
 }
 
-double cairn_exact_to_double(const struct cairn_exact *sum)
+double exact_to_double(const struct exact *sum)
 {
     int top = CAIRN_EXACT_LIMBS - 1;
     while (top >= 0 && sum->limb[top] == 0) top--;
@@ -99,14 +99,14 @@ double cairn_exact_to_double(const struct cairn_exact *sum)
     return x;
 }
 
-void cairn_exact_encode(const struct cairn_exact *sum, uint8_t out[CAIRN_EXACT_BYTES])
+void exact_encode(const struct exact *sum, uint8_t out[CAIRN_EXACT_BYTES])
 {
     for (size_t i = 0; i < CAIRN_EXACT_BYTES; i++) {
         out[i] = (uint8_t)(sum->limb[i / 8] >> (8 * (i % 8)));
     }
 }
 
-void cairn_exact_decode(const uint8_t bytes[CAIRN_EXACT_BYTES], struct cairn_exact *out)
+void exact_decode(const uint8_t bytes[CAIRN_EXACT_BYTES], struct exact *out)
 {
     memset(out, 0, sizeof *out);
     for (size_t i = 0; i < CAIRN_EXACT_BYTES; i++) {

@@ -17,21 +17,20 @@
 #define CAIRN_EXACT_LEAST_EXP (-298) /* the exponent of the least bit */
 #define CAIRN_EXACT_BYTES     80     /* encoded: limbs from the least, each little-endian */
 
-struct cairn_exact {
+struct exact {
     uint64_t limb[CAIRN_EXACT_LIMBS]; /* all zero is the number 0 */
 };
 
 /* Adds x. CAIRN_ERR_INVALID, and *sum unchanged: x is negative, not finite, or not a multiple of
  * 2^-298; or the sum is 2^342 or more. */
-cairn_status cairn_exact_add_double(struct cairn_exact *sum, double x) CAIRN_MUST_CHECK;
+cairn_status exact_add_double(struct exact *sum, double x) CAIRN_MUST_CHECK;
 /* Adds another sum. CAIRN_ERR_INVALID, and *sum unchanged: the sum is 2^342 or more. */
-cairn_status cairn_exact_add(struct cairn_exact *sum,
-                             const struct cairn_exact *more) CAIRN_MUST_CHECK;
+cairn_status exact_add(struct exact *sum, const struct exact *more) CAIRN_MUST_CHECK;
 /* The nearest double, ties to even. Always finite; always normal or 0. */
-double cairn_exact_to_double(const struct cairn_exact *sum);
+double exact_to_double(const struct exact *sum);
 
-void cairn_exact_encode(const struct cairn_exact *sum, uint8_t out[CAIRN_EXACT_BYTES]);
+void exact_encode(const struct exact *sum, uint8_t out[CAIRN_EXACT_BYTES]);
 /* Every 80 bytes are a number, so this cannot fail. */
-void cairn_exact_decode(const uint8_t bytes[CAIRN_EXACT_BYTES], struct cairn_exact *out);
+void exact_decode(const uint8_t bytes[CAIRN_EXACT_BYTES], struct exact *out);
 
 #endif

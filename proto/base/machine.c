@@ -32,7 +32,7 @@ static uintptr_t large_up(uintptr_t at)
     return (at + LARGE - 1) / LARGE * LARGE;
 }
 
-void *cairn_pages_reserve(size_t bytes)
+void *pages_reserve(size_t bytes)
 {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     if (bytes < LARGE || bytes > SIZE_MAX - LARGE)
@@ -47,10 +47,10 @@ void *cairn_pages_reserve(size_t bytes)
     return base;
 }
 
-void *cairn_pages_map(size_t bytes, int protection, int flags, int fd)
+void *pages_map(size_t bytes, int protection, int flags, int fd)
 {
     if (bytes < LARGE) return mmap(NULL, bytes, protection, flags, fd, 0);
-    void *base = cairn_pages_reserve(bytes);
+    void *base = pages_reserve(bytes);
     if (base == MAP_FAILED) return MAP_FAILED;
     if (mmap(base, bytes, protection, flags | MAP_FIXED, fd, 0) != MAP_FAILED) return base;
     munmap(base, bytes); // a file of larger pages still: the kernel knows where they may begin
@@ -58,13 +58,13 @@ void *cairn_pages_map(size_t bytes, int protection, int flags, int fd)
 }
 
 /* Not by mremap: UCX puts a function of its own in its place (1.13), which forgets `to`. */
-bool cairn_pages_double(void *to, const void *from, size_t bytes)
+bool pages_double(void *to, const void *from, size_t bytes)
 {
     const int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
     return syscall(SYS_mremap, from, (size_t)0, bytes, flags, to) != -1;
 }
 
-bool cairn_pages_back(void *base, size_t bytes)
+bool pages_back(void *base, size_t bytes)
 {
     const uintptr_t first = large_up((uintptr_t)base),
                     end = ((uintptr_t)base + bytes) / LARGE * LARGE;
@@ -83,7 +83,7 @@ static void touch_each(volatile uint8_t *base, size_t bytes)
     base[bytes - 1] = base[bytes - 1];
 }
 
-bool cairn_pages_touch(void *base, size_t bytes)
+bool pages_touch(void *base, size_t bytes)
 {
     int failed;
     if (bytes == 0) return true;
@@ -108,7 +108,7 @@ struct nodes {
     unsigned long words[NODES_MAX / WORD_BITS];
 };
 
-const char *cairn_numa_sysfs = "/sys";
+const char *numa_sysfs = "/sys";
 
 /* ---- what the kernel tells ---- */
 
@@ -122,10 +122,10 @@ static bool read_line(const char *path, char *line, int bytes)
     return is_read;
 }
 
-int cairn_numa_of_pci(const char *pci)
+int numa_of_pci(const char *pci)
 {
     char path[PATH_MAX], line[32], *end;
-    const int length = snprintf(path, sizeof path, "%s/bus/pci/devices/", cairn_numa_sysfs);
+    const int length = snprintf(path, sizeof path, "%s/bus/pci/devices/", numa_sysfs);
     const int whole = snprintf(path + length, sizeof path - (size_t)length, "%s/numa_node", pci);
     if (strchr(pci, '/') != NULL || whole >= (int)sizeof path - length) return CAIRN_NUMA_NONE;
     for (char *c = path + length; *c != '\0'; c++) *c = (char)tolower((unsigned char)*c);
@@ -153,7 +153,7 @@ static bool processors_of(int node, cpu_set_t *out)
 {
     char path[PATH_MAX], list[4096];
     const int length = snprintf(path, sizeof path, "%s/devices/system/node/node%d/cpulist",
-                                cairn_numa_sysfs, node);
+                                numa_sysfs, node);
     if (length >= (int)sizeof path || !read_line(path, list, sizeof list)) return false;
     set_listed(list, out);
     return true;
@@ -178,7 +178,7 @@ static bool is_by_default(void)
            mode == MPOL_DEFAULT;
 }
 
-bool cairn_numa_go(int node, struct cairn_numa_before *before_out)
+bool numa_go(int node, struct numa_before *before_out)
 {
     cpu_set_t there;
     memset(before_out, 0, sizeof *before_out);
@@ -200,14 +200,14 @@ bool cairn_numa_go(int node, struct cairn_numa_before *before_out)
     return true;
 }
 
-void cairn_numa_return(const struct cairn_numa_before *before)
+void numa_return(const struct numa_before *before)
 {
     if (before->is_preferring) (void)syscall(SYS_set_mempolicy, MPOL_DEFAULT, NULL, 0ul);
     if (before->is_moved)
         (void)sched_setaffinity(0, sizeof before->processors, &before->processors);
 }
 
-void cairn_numa_move(void *memory, size_t bytes, int node)
+void numa_move(void *memory, size_t bytes, int node)
 {
     if (node == CAIRN_NUMA_NONE || !is_by_default()) return;
     const struct nodes nodes = only(node);
@@ -219,8 +219,7 @@ void cairn_numa_move(void *memory, size_t bytes, int node)
 
 enum { DESCRIPTORS_MAX = 256, THREADS_MAX = 64 };
 
-cairn_status cairn_descriptors_at_hand(int fd, int count, const char *whose,
-                                       struct cairn_sentence *why)
+cairn_status descriptors_at_hand(int fd, int count, const char *whose, struct sentence *why)
 {
     int taken[DESCRIPTORS_MAX], have = 0;
     assert(count <= DESCRIPTORS_MAX);
@@ -228,10 +227,10 @@ cairn_status cairn_descriptors_at_hand(int fd, int count, const char *whose,
     const int error = errno;
     for (int i = 0; i < have; i++) close(taken[i]);
     if (have == count || (error != EMFILE && error != ENFILE)) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
-                      "this process may open %d descriptors more, and %s needs up to %d: close "
-                      "some, or raise the limit (ulimit -n, LimitNOFILE of a unit)",
-                      have, whose, count);
+    return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                     "this process may open %d descriptors more, and %s needs up to %d: close "
+                     "some, or raise the limit (ulimit -n, LimitNOFILE of a unit)",
+                     have, whose, count);
 }
 
 static void *stand_by(void *gate)
@@ -241,7 +240,7 @@ static void *stand_by(void *gate)
     return NULL;
 }
 
-cairn_status cairn_threads_at_hand(int count, const char *whose, struct cairn_sentence *why)
+cairn_status threads_at_hand(int count, const char *whose, struct sentence *why)
 {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
     pthread_t threads[THREADS_MAX];
@@ -253,8 +252,8 @@ cairn_status cairn_threads_at_hand(int count, const char *whose, struct cairn_se
     pthread_mutex_unlock(&gate);
     for (int i = 0; i < have; i++) pthread_join(threads[i], NULL);
     if (error == 0) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
-                      "this process cannot begin the %d threads of %s (%s): raise its limits "
-                      "(ulimit -u, TasksMax of a unit), or its memory's",
-                      count, whose, strerror(error));
+    return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                     "this process cannot begin the %d threads of %s (%s): raise its limits "
+                     "(ulimit -u, TasksMax of a unit), or its memory's",
+                     count, whose, strerror(error));
 }

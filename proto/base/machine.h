@@ -21,14 +21,14 @@
 #define CAIRN_SEGMENT_BYTES ((uint64_t)64 << 20)
 
 /* How many segments so many bytes are. */
-static inline uint64_t cairn_segments(uint64_t bytes)
+static inline uint64_t memory_segments(uint64_t bytes)
 {
     return bytes / CAIRN_SEGMENT_BYTES + (bytes % CAIRN_SEGMENT_BYTES > 0);
 }
 
 /* How many of `bytes` lie in segment number `segment`, which must exist: the last segment is
  * shorter. */
-static inline uint64_t cairn_segment_bytes(uint64_t bytes, uint64_t segment)
+static inline uint64_t segment_bytes(uint64_t bytes, uint64_t segment)
 {
     const uint64_t left = bytes - segment * CAIRN_SEGMENT_BYTES;
     return left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES;
@@ -38,25 +38,25 @@ static inline uint64_t cairn_segment_bytes(uint64_t bytes, uint64_t segment)
 
 /* Addresses for so many bytes, at which nothing is mapped yet; at a multiple of a large page if they are as
  * many as one. MAP_FAILED with errno; given back by munmap. */
-void *cairn_pages_reserve(size_t bytes);
+void *pages_reserve(size_t bytes);
 /* mmap of the file's first `bytes` (fd -1: of MAP_ANONYMOUS), at a multiple of a large page if it is as
  * long as one: else its large pages would be mapped by small ones. MAP_FAILED with errno; given back by
  * munmap. */
-void *cairn_pages_map(size_t bytes, int protection, int flags, int fd);
+void *pages_map(size_t bytes, int protection, int flags, int fd);
 
 /* Shared memory that is mapped at `from` is mapped once more, in place of what is at `to`, without its file.
  * False, with errno. */
-bool cairn_pages_double(void *to, const void *from, size_t bytes);
+bool pages_double(void *to, const void *from, size_t bytes);
 
 /* Backs the large pages that lie wholly in [base, base + bytes) of shared memory, mapped to be written
  * to. They are of the node of the thread that calls; best before anything is written there, as what is
  * there is copied. Memory that others write to meanwhile stays right. False, with errno: there were no
  * more, or the kernel has none; EAGAIN: not this one, not now. */
-bool cairn_pages_back(void *base, size_t bytes);
+bool pages_back(void *base, size_t bytes);
 
 /* Makes every page of the bytes, which nobody else uses meanwhile, as writing to each would; what is there
  * stays. False: there is no memory for all of them. */
-bool cairn_pages_touch(void *base, size_t bytes);
+bool pages_touch(void *base, size_t bytes);
 
 /* ==== numa ==== */
 
@@ -69,26 +69,26 @@ bool cairn_pages_touch(void *base, size_t bytes);
 #define CAIRN_NUMA_NONE (-1) /* no node: what is called with it does nothing */
 
 /* Where the kernel tells of devices and nodes: "/sys". A test has its own, before anything is called. */
-extern const char *cairn_numa_sysfs;
+extern const char *numa_sysfs;
 
 /* The node that a PCI device is next to, named as CUDA does: "0000:3B:00.0". CAIRN_NUMA_NONE: the kernel
  * knows of none. */
-int cairn_numa_of_pci(const char *pci);
+int numa_of_pci(const char *pci);
 
-struct cairn_numa_before {
+struct numa_before {
     cpu_set_t processors;
     bool is_moved, is_preferring;
 };
 
-/* Until cairn_numa_return the calling thread runs on the node's processors, and memory that it touches first
+/* Until numa_return the calling thread runs on the node's processors, and memory that it touches first
  * lies there while there is some. Threads that it starts meanwhile stay so. False, with errno, and before_out
  * is set all the same: it runs where it ran (ENOENT: it may run on none of the node's processors). */
-bool cairn_numa_go(int node, struct cairn_numa_before *before_out);
-void cairn_numa_return(const struct cairn_numa_before *before);
+bool numa_go(int node, struct numa_before *before_out);
+void numa_return(const struct numa_before *before);
 
 /* Memory that begins at a page moves to the node, as far as it is this process's alone, and what of it is
  * touched later comes from there. */
-void cairn_numa_move(void *memory, size_t bytes, int node);
+void numa_move(void *memory, size_t bytes, int node);
 
 /* ==== at hand ==== */
 
@@ -99,11 +99,10 @@ void cairn_numa_move(void *memory, size_t bytes, int node);
 
 /* So many descriptors, tried with copies of `fd`, at most 256. CAIRN_ERR_NO_MEMORY: fewer; `why` says how
  * many, and what is to be done. `whose`: "a session". */
-cairn_status cairn_descriptors_at_hand(int fd, int count, const char *whose,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status descriptors_at_hand(int fd, int count, const char *whose,
+                                 struct sentence *why) CAIRN_MUST_CHECK;
 /* So many threads, at most 64, which begin and end. */
-cairn_status cairn_threads_at_hand(int count, const char *whose,
-                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status threads_at_hand(int count, const char *whose, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== file mode ==== */
 
@@ -111,7 +110,7 @@ cairn_status cairn_threads_at_hand(int count, const char *whose,
 
 /* The low 9 bits of the file or folder become `mode`; a set-group-id bit that a parent gave stays. 0, or -1
  * with errno. Touches nothing that has them: systemd's RestrictSUIDSGID refuses a chmod of such a folder. */
-static inline int cairn_file_mode_set(int fd, mode_t mode)
+static inline int file_mode_set(int fd, mode_t mode)
 {
     struct stat info;
     if (fstat(fd, &info) != 0) return -1;

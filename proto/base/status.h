@@ -62,13 +62,13 @@ typedef enum cairn_status {
 #endif
 
 /* "CAIRN_ERR_TIMEOUT"; "CAIRN_ERR_?" for a number that is not in the table. Never NULL. */
-const char *cairn_status_code_name(int status);
+const char *status_code_name(int status);
 /* The table's sentence. Never NULL. */
-const char *cairn_status_text(int status);
+const char *status_text(int status);
 /* The exit status of the CLI for it; 1 for an unknown number. */
-int cairn_status_exit(int status);
+int status_exit(int status);
 /* 1 if the number is in the table: a number off the wire is checked with this before it is used. */
-int cairn_status_known(int status);
+int status_known(int status);
 
 /* Every function whose status matters carries this. */
 #define CAIRN_MUST_CHECK __attribute__((warn_unused_result))

@@ -32,7 +32,7 @@ static bool is_control(const unsigned char *s)
     return s[0] < 0x20 || s[0] == 0x7f || (s[0] == 0xc2 && s[1] < 0xa0);
 }
 
-size_t cairn_text_beyond_ascii(const char *text)
+size_t text_beyond_ascii(const char *text)
 {
     const unsigned char *s = (const unsigned char *)text;
     return s[0] >= 0x80 && !is_control(s) ? sequence_at(s) : 0;
@@ -46,34 +46,33 @@ static const unsigned char *find_fault(const char *text)
     return s;
 }
 
-bool cairn_text_ok(const char *text, size_t bytes_max)
+bool text_ok(const char *text, size_t bytes_max)
 {
-    return cairn_text_check("", text, bytes_max, NULL) == CAIRN_OK;
+    return text_check("", text, bytes_max, NULL) == CAIRN_OK;
 }
 
-cairn_status cairn_text_check(const char *what, const char *text, size_t bytes_max,
-                              struct cairn_sentence *why)
+cairn_status text_check(const char *what, const char *text, size_t bytes_max, struct sentence *why)
 {
     static const char allowed[] = "bytes of UTF-8 without control characters";
     if (text == NULL || text[0] == '\0')
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%s is empty; allowed: 1 to %zu %s", what,
-                          bytes_max, allowed);
+        return fail_with(why, CAIRN_ERR_INVALID, "%s is empty; allowed: 1 to %zu %s", what,
+                         bytes_max, allowed);
     if (strnlen(text, bytes_max + 1) > bytes_max)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%s is longer than allowed: 1 to %zu %s", what,
-                          bytes_max, allowed);
+        return fail_with(why, CAIRN_ERR_INVALID, "%s is longer than allowed: 1 to %zu %s", what,
+                         bytes_max, allowed);
     const unsigned char *fault = find_fault(text);
     const size_t at = (size_t)(fault - (const unsigned char *)text);
     if (*fault == '\0') return CAIRN_OK;
     if (sequence_at(fault) == 0)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "%s: byte 0x%02x at %zu is no UTF-8; allowed: 1 to %zu %s", what, *fault,
-                          at, bytes_max, allowed);
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "%s has the control character U+%04X at byte %zu; allowed: 1 to %zu %s", what,
-                      fault[0] == 0xc2 ? fault[1] : fault[0], at, bytes_max, allowed);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "%s: byte 0x%02x at %zu is no UTF-8; allowed: 1 to %zu %s", what, *fault,
+                         at, bytes_max, allowed);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "%s has the control character U+%04X at byte %zu; allowed: 1 to %zu %s", what,
+                     fault[0] == 0xc2 ? fault[1] : fault[0], at, bytes_max, allowed);
 }
 
-void cairn_text_mend(char *text, const char *keep)
+void text_mend(char *text, const char *keep)
 {
     for (unsigned char *s = (unsigned char *)text; *s != '\0';) {
         size_t length = sequence_at(s);
@@ -102,9 +101,9 @@ static void cut_at_word(char *text, size_t bytes)
     memcpy(text + end, CUT, sizeof CUT);
 }
 
-struct cairn_sentence cairn_sentence_brief(const char *text, size_t bytes_max)
+struct sentence sentence_brief(const char *text, size_t bytes_max)
 {
-    struct cairn_sentence brief;
+    struct sentence brief;
     const size_t most = bytes_max < sizeof brief.text - 1 ? bytes_max : sizeof brief.text - 1;
     const size_t bytes = strnlen(text, most + 1);
     memcpy(brief.text, text, bytes <= most ? bytes : most);
@@ -114,9 +113,9 @@ struct cairn_sentence cairn_sentence_brief(const char *text, size_t bytes_max)
 }
 
 // Formats into a copy first, since an argument may be the sentence itself.
-static void write_from(struct cairn_sentence *s, size_t start, const char *format, va_list args)
+static void write_from(struct sentence *s, size_t start, const char *format, va_list args)
 {
-    struct cairn_sentence copy;
+    struct sentence copy;
     const size_t room = sizeof copy.text - start;
     const int length = vsnprintf(copy.text, room, format, args);
     if (length < 0) copy.text[0] = '\0';
@@ -124,7 +123,7 @@ static void write_from(struct cairn_sentence *s, size_t start, const char *forma
     memcpy(s->text + start, copy.text, strlen(copy.text) + 1);
 }
 
-void cairn_sentence_set(struct cairn_sentence *s, const char *format, ...)
+void sentence_set(struct sentence *s, const char *format, ...)
 {
     if (s == NULL) return;
     va_list args;
@@ -133,7 +132,7 @@ void cairn_sentence_set(struct cairn_sentence *s, const char *format, ...)
     va_end(args);
 }
 
-void cairn_sentence_add(struct cairn_sentence *s, const char *format, ...)
+void sentence_add(struct sentence *s, const char *format, ...)
 {
     if (s == NULL) return;
     va_list args;
@@ -142,7 +141,7 @@ void cairn_sentence_add(struct cairn_sentence *s, const char *format, ...)
     va_end(args);
 }
 
-cairn_status cairn_fail(struct cairn_sentence *s, cairn_status status, const char *format, ...)
+cairn_status fail_with(struct sentence *s, cairn_status status, const char *format, ...)
 {
     if (s == NULL) return status;
     va_list args;
@@ -174,53 +173,53 @@ static const struct row *find(int status)
     return NULL;
 }
 
-const char *cairn_status_code_name(int status)
+const char *status_code_name(int status)
 {
     const struct row *row = find(status);
     return row != NULL ? row->name : "CAIRN_ERR_?";
 }
 
-const char *cairn_status_text(int status)
+const char *status_text(int status)
 {
     const struct row *row = find(status);
     return row != NULL ? row->text : "an unknown status code";
 }
 
-int cairn_status_exit(int status)
+int status_exit(int status)
 {
     const struct row *row = find(status);
     return row != NULL ? row->exit_code : 1;
 }
 
-int cairn_status_known(int status)
+int status_known(int status)
 {
     return find(status) != NULL;
 }
 
 /* ==== checksum ==== */
 
-struct cairn_checksum *cairn_checksum_new(void)
+struct checksum *checksum_new(void)
 {
-    return (struct cairn_checksum *)XXH3_createState();
+    return (struct checksum *)XXH3_createState();
 }
 
-void cairn_checksum_free(struct cairn_checksum *sum)
+void checksum_free(struct checksum *sum)
 {
     XXH3_freeState((XXH3_state_t *)sum);
 }
 
 /* The calls of XXH3 fail on NULL only. */
-void cairn_checksum_begin(struct cairn_checksum *sum)
+void checksum_begin(struct checksum *sum)
 {
     XXH3_64bits_reset((XXH3_state_t *)sum);
 }
 
-void cairn_checksum_add(struct cairn_checksum *sum, const void *bytes, size_t count)
+void checksum_add(struct checksum *sum, const void *bytes, size_t count)
 {
     XXH3_64bits_update((XXH3_state_t *)sum, bytes, count);
 }
 
-uint64_t cairn_checksum_end(const struct cairn_checksum *sum)
+uint64_t checksum_end(const struct checksum *sum)
 {
     return XXH3_64bits_digest((const XXH3_state_t *)sum);
 }

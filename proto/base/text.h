@@ -18,55 +18,55 @@
 /* A sentence for people: what was refused or failed, why, and what to do.
  *
  * Functions that can fail in a way an operator or a user must understand take a
- * `struct cairn_sentence *why` as their last parameter; it may be NULL. It is written only on
+ * `struct sentence *why` as their last parameter; it may be NULL. It is written only on
  * failure. Whoever decides the error writes it, with the numbers; others pass it on. Text of a
  * stranger may stand in it, cut anywhere, so a sentence is never trusted to be printable: the log
  * escapes it, and who shows it to people makes text of it (below). Pure; no ownership; any thread. */
 
 #define CAIRN_SENTENCE_BYTES 2048 /* holds a list of twenty tensors */
 
-struct cairn_sentence {
+struct sentence {
     char text
         [CAIRN_SENTENCE_BYTES]; /* always ends in NUL; a longer one ends behind a word, in "…" */
 };
 
 /* Writes the sentence, cut to fit. `s` may be NULL: then nothing happens. An argument may be the
  * sentence's own text ("chunk 3: %s" around what a callee wrote). */
-void cairn_sentence_set(struct cairn_sentence *s, const char *format, ...)
+void sentence_set(struct sentence *s, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* Adds to the end, cut to fit: for lists of differences. */
-void cairn_sentence_add(struct cairn_sentence *s, const char *format, ...)
+void sentence_add(struct sentence *s, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* `text` for within another sentence: of at most `bytes_max` bytes, a longer one cut behind a word, with "…".
  * Its .text lives as long as the expression that it stands in. Never cut a sentence with "%.300s". */
-struct cairn_sentence cairn_sentence_brief(const char *text, size_t bytes_max);
+struct sentence sentence_brief(const char *text, size_t bytes_max);
 
-/* Writes the sentence and returns `status`: `return cairn_fail(why, CAIRN_ERR_CONFIG, "...");` */
-cairn_status cairn_fail(struct cairn_sentence *s, cairn_status status, const char *format, ...)
+/* Writes the sentence and returns `status`: `return fail_with(why, CAIRN_ERR_CONFIG, "...");` */
+cairn_status fail_with(struct sentence *s, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* ==== text ==== */
 
 /* True if `text` is text of 1 to bytes_max bytes. False for NULL. */
-bool cairn_text_ok(const char *text, size_t bytes_max);
+bool text_ok(const char *text, size_t bytes_max);
 /* The same as CAIRN_OK or CAIRN_ERR_INVALID. `why` begins with `what` ("opts.name"), says which byte is wrong
  * and what is allowed, and quotes nothing of the text. */
-cairn_status cairn_text_check(const char *what, const char *text, size_t bytes_max,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status text_check(const char *what, const char *text, size_t bytes_max,
+                        struct sentence *why) CAIRN_MUST_CHECK;
 /* Bytes of the character at `text` if it is text beyond ASCII; else 0. */
-size_t cairn_text_beyond_ascii(const char *text);
+size_t text_beyond_ascii(const char *text);
 /* Makes text of any string: a '?' for every byte that is part of none. Control characters of `keep` stay:
  * "\n" in what may have several lines, "" in a line. */
-void cairn_text_mend(char *text, const char *keep);
+void text_mend(char *text, const char *keep);
 
 /* ==== whole ==== */
 
 /* Reads and writes of a descriptor that go on where the kernel stops short or a signal interrupts. */
 
 /* False: errno says why, and some of it may be written. */
-static inline bool cairn_write_whole(int fd, const void *bytes, size_t count)
+static inline bool write_fully(int fd, const void *bytes, size_t count)
 {
     const uint8_t *next = bytes;
     while (count > 0) {
@@ -80,7 +80,7 @@ static inline bool cairn_write_whole(int fd, const void *bytes, size_t count)
 }
 
 /* To the end of the file, or of the room. How many bytes; -1: errno says why. */
-static inline ssize_t cairn_read_whole(int fd, void *room, size_t count)
+static inline ssize_t read_fully(int fd, void *room, size_t count)
 {
     size_t have = 0;
     while (have < count) {
@@ -99,8 +99,8 @@ static inline ssize_t cairn_read_whole(int fd, void *room, size_t count)
 
 /* The index of the first of array[count] whose number, the uint32_t at `key_at`, is not below `key`; count if
  * there is none. The array is sorted by that number. `size`: bytes of a struct. */
-static inline size_t cairn_lower_bound(const void *array, size_t count, size_t size, size_t key_at,
-                                       uint32_t key)
+static inline size_t lower_bound(const void *array, size_t count, size_t size, size_t key_at,
+                                 uint32_t key)
 {
     size_t low = 0, high = count;
     while (low < high) {
@@ -118,12 +118,12 @@ static inline size_t cairn_lower_bound(const void *array, size_t count, size_t s
 /* Numbers as bytes, the least first, as they stand in messages and files. Pure. */
 
 /* The low `bytes` of the value, 8 at most. */
-static inline void cairn_le_put(uint8_t *out, uint64_t value, size_t bytes)
+static inline void le_put(uint8_t *out, uint64_t value, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
 }
 
-static inline uint64_t cairn_le_get(const uint8_t *in, size_t bytes)
+static inline uint64_t le_get(const uint8_t *in, size_t bytes)
 {
     uint64_t value = 0;
     for (size_t i = 0; i < bytes; i++) value |= (uint64_t)in[i] << (8 * i);
@@ -132,17 +132,17 @@ static inline uint64_t cairn_le_get(const uint8_t *in, size_t bytes)
 
 /* ==== checksum ==== */
 
-/* The checksum of a chunk (cairn_chunk_checksum, XXH3-64), made as the bytes come by. Any thread, one at a
+/* The checksum of a chunk (chunk_checksum, XXH3-64), made as the bytes come by. Any thread, one at a
  * time. */
 
-struct cairn_checksum;
+struct checksum;
 
-struct cairn_checksum *cairn_checksum_new(void); /* NULL: no memory */
-void cairn_checksum_free(struct cairn_checksum *sum);
+struct checksum *checksum_new(void); /* NULL: no memory */
+void checksum_free(struct checksum *sum);
 
-void cairn_checksum_begin(struct cairn_checksum *sum);
-void cairn_checksum_add(struct cairn_checksum *sum, const void *bytes, size_t count);
-/* The checksum of all bytes added since cairn_checksum_begin; there must be at least one. */
-uint64_t cairn_checksum_end(const struct cairn_checksum *sum);
+void checksum_begin(struct checksum *sum);
+void checksum_add(struct checksum *sum, const void *bytes, size_t count);
+/* The checksum of all bytes added since checksum_begin; there must be at least one. */
+uint64_t checksum_end(const struct checksum *sum);
 
 #endif

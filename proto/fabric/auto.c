@@ -26,25 +26,25 @@
 enum { UCX_FIRST = 1, INSIDES_MAX = UCX_FIRST + CAIRN_NETWORKS_MAX };
 
 struct auto_fabric {
-    struct cairn_fabric common;
+    struct fabric common;
     /* owned; [0] the mapped one, or NULL: it could not be opened; then the ucx ones. At least one of all */
-    struct cairn_fabric *insides[INSIDES_MAX];
+    struct fabric *insides[INSIDES_MAX];
     int count; /* of insides */
 };
 
 struct auto_region {
-    struct cairn_fabric_region common;
-    struct cairn_fabric_region *insides[INSIDES_MAX]; /* owned by theirs; NULL: none */
+    struct fabric_region common;
+    struct fabric_region *insides[INSIDES_MAX]; /* owned by theirs; NULL: none */
 };
 
-static struct auto_fabric *auto_of(struct cairn_fabric *fabric)
+static struct auto_fabric *auto_of(struct fabric *fabric)
 {
     return (struct auto_fabric *)fabric;
 }
 
 /* -- opening and closing ------------------------------------------------------------------------ */
 
-static bool watch(int epoll, const struct cairn_fabric *inside)
+static bool watch(int epoll, const struct fabric *inside)
 {
     struct epoll_event event = { .events = EPOLLIN };
     return inside == NULL || epoll_ctl(epoll, EPOLL_CTL_ADD, inside->event_fd, &event) == 0;
@@ -56,13 +56,13 @@ static cairn_status publish_address(struct auto_fabric *fabric)
     uint8_t all[CAIRN_FABRIC_ADDRESS_MAX];
     size_t bytes = 0;
     if (fabric->count == UCX_FIRST) {
-        const struct cairn_fabric *mapped = fabric->insides[0];
+        const struct fabric *mapped = fabric->insides[0];
         memcpy(fabric->common.address, mapped->address, mapped->address_bytes);
         fabric->common.address_bytes = mapped->address_bytes;
         return CAIRN_OK;
     }
     for (int i = 0; i < fabric->count; i++) {
-        const struct cairn_fabric *inside = fabric->insides[i];
+        const struct fabric *inside = fabric->insides[i];
         if (inside == NULL) continue;
         if (inside->address_bytes > sizeof all - bytes) return CAIRN_ERR_UNSUPPORTED;
         memcpy(all + bytes, inside->address, inside->address_bytes);
@@ -74,12 +74,12 @@ static cairn_status publish_address(struct auto_fabric *fabric)
 
 static void close_insides(struct auto_fabric *fabric)
 {
-    for (int i = 0; i < fabric->count; i++) cairn_fabric_close(fabric->insides[i]);
+    for (int i = 0; i < fabric->count; i++) fabric_close(fabric->insides[i]);
     if (fabric->common.event_fd >= 0) close(fabric->common.event_fd);
 }
 
 static bool is_network_needed(const struct auto_fabric *fabric,
-                              const struct cairn_fabric_options *options)
+                              const struct fabric_options *options)
 {
     const bool is_loopback = options->net_devices == NULL ||
                              strcmp(options->net_devices, "lo") == 0;
@@ -92,7 +92,7 @@ static bool is_network_needed(const struct auto_fabric *fabric,
 static void publish_device(struct auto_fabric *fabric)
 {
     for (int i = fabric->count - 1; i >= UCX_FIRST; i--) {
-        const struct cairn_fabric *inside = fabric->insides[i];
+        const struct fabric *inside = fabric->insides[i];
         if (i < fabric->count - 1 && inside->takes_device) continue;
         fabric->common.takes_device = inside->takes_device;
         fabric->common.device_why = inside->device_why;
@@ -100,24 +100,23 @@ static void publish_device(struct auto_fabric *fabric)
 }
 
 /* One for each network that the options name. */
-static cairn_status open_ucx(struct auto_fabric *fabric, const struct cairn_fabric_options *options,
-                             struct cairn_sentence *why)
+static cairn_status open_ucx(struct auto_fabric *fabric, const struct fabric_options *options,
+                             struct sentence *why)
 {
-    struct cairn_fabric_options one = *options;
+    struct fabric_options one = *options;
     char devices[CAIRN_PLACE_DEVICES_BYTES * 2];
     const char *at = options->net_devices != NULL ? options->net_devices : "";
     do {
         const size_t length = strcspn(at, ";");
         if (fabric->count == INSIDES_MAX || length >= sizeof devices)
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "devices %s: at most %d networks with ';' between them, and each "
-                              "list under %zu bytes",
-                              options->net_devices, CAIRN_NETWORKS_MAX, sizeof devices);
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "devices %s: at most %d networks with ';' between them, and each "
+                             "list under %zu bytes",
+                             options->net_devices, CAIRN_NETWORKS_MAX, sizeof devices);
         memcpy(devices, at, length);
         devices[length] = '\0';
         if (options->net_devices != NULL) one.net_devices = devices;
-        const cairn_status status = cairn_fabric_open("ucx", &one, &fabric->insides[fabric->count],
-                                                      why);
+        const cairn_status status = fabric_open("ucx", &one, &fabric->insides[fabric->count], why);
         if (status != CAIRN_OK) return status;
         fabric->count++;
         at += length + (at[length] == ';');
@@ -134,27 +133,26 @@ static bool watch_all(struct auto_fabric *fabric)
     return ok;
 }
 
-static cairn_status auto_start(struct cairn_fabric *common,
-                               const struct cairn_fabric_options *options,
-                               struct cairn_sentence *why)
+static cairn_status auto_start(struct fabric *common, const struct fabric_options *options,
+                               struct sentence *why)
 {
     struct auto_fabric *fabric = auto_of(common);
-    struct cairn_sentence no_mapped = { "" };
+    struct sentence no_mapped = { "" };
     cairn_status status = CAIRN_OK;
     fabric->count = UCX_FIRST;
-    if (cairn_fabric_open("mapped", options, &fabric->insides[0], &no_mapped) != CAIRN_OK)
+    if (fabric_open("mapped", options, &fabric->insides[0], &no_mapped) != CAIRN_OK)
         fabric->insides[0] = NULL;
     if (is_network_needed(fabric, options)) status = open_ucx(fabric, options, why);
     if (status != CAIRN_OK) goto err_close;
     if (!watch_all(fabric)) {
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric auto: no event descriptor: %m");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric auto: no event descriptor: %m");
         goto err_close;
     }
     publish_device(fabric);
     status = publish_address(fabric);
     if (status != CAIRN_OK) {
-        cairn_sentence_set(why, "fabric auto: the addresses together are over %d bytes",
-                           CAIRN_FABRIC_ADDRESS_MAX);
+        sentence_set(why, "fabric auto: the addresses together are over %d bytes",
+                     CAIRN_FABRIC_ADDRESS_MAX);
         goto err_close;
     }
     snprintf(common->describe, sizeof common->describe, "auto: %.240s; else %.240s",
@@ -168,7 +166,7 @@ err_close:
 }
 
 /* All first: a callback of the one must not begin anything with the other. */
-static void auto_stop(struct cairn_fabric *common)
+static void auto_stop(struct fabric *common)
 {
     struct auto_fabric *fabric = auto_of(common);
     for (int i = 0; i < fabric->count; i++)
@@ -178,28 +176,27 @@ static void auto_stop(struct cairn_fabric *common)
 
 /* -- peers and regions -------------------------------------------------------------------------- */
 
-static bool is_on(const struct cairn_fabric *ucx, const char *device)
+static bool is_on(const struct fabric *ucx, const char *device)
 {
-    struct cairn_place own;
-    return cairn_fabric_address_place(ucx->address, ucx->address_bytes, 0, &own) &&
-           cairn_devices_have(own.devices, device);
+    struct fabric_place own;
+    return fabric_address_place(ucx->address, ucx->address_bytes, 0, &own) &&
+           devices_have(own.devices, device);
 }
 
 /* Which of ours, to which of theirs: as the kernel's routes go; else the first to the first. NULL: we have
  * none. */
-static struct cairn_fabric *find_way(struct auto_fabric *fabric, const void **address,
-                                     size_t *bytes)
+static struct fabric *find_way(struct auto_fabric *fabric, const void **address, size_t *bytes)
 {
-    struct cairn_place theirs;
-    struct cairn_route route;
+    struct fabric_place theirs;
+    struct route route;
     size_t part_bytes;
     if (fabric->count == UCX_FIRST) return NULL;
     const void *part = fabric_find_part(*address, *bytes, "ucx", 1, &part_bytes);
     if (part != NULL || fabric->count > UCX_FIRST + 1) {
         for (int n = 0; (part = fabric_find_part(*address, *bytes, "ucx", n, &part_bytes)) != NULL;
              n++) {
-            if (!cairn_fabric_address_place(part, part_bytes, 0, &theirs) ||
-                !cairn_route_find(theirs.ip, &route))
+            if (!fabric_address_place(part, part_bytes, 0, &theirs) ||
+                !route_find(theirs.ip, &route))
                 continue;
             for (int i = UCX_FIRST; i < fabric->count; i++) {
                 if (!is_on(fabric->insides[i], route.device)) continue;
@@ -212,42 +209,39 @@ static struct cairn_fabric *find_way(struct auto_fabric *fabric, const void **ad
     return fabric->insides[UCX_FIRST];
 }
 
-static cairn_status auto_connect(struct cairn_fabric *common, const void *address, size_t bytes,
-                                 cairn_fabric_down_fn *on_down, void *arg,
-                                 struct cairn_fabric_peer **peer_out)
+static cairn_status auto_connect(struct fabric *common, const void *address, size_t bytes,
+                                 fabric_down_fn *on_down, void *arg, struct fabric_peer **peer_out)
 {
     struct auto_fabric *fabric = auto_of(common);
     cairn_status mapped = CAIRN_ERR_MALFORMED; // a fabric that is not there finds no address
     if (fabric->insides[0] != NULL)
-        mapped = cairn_fabric_connect(fabric->insides[0], address, bytes, on_down, arg, peer_out);
+        mapped = fabric_connect_to(fabric->insides[0], address, bytes, on_down, arg, peer_out);
     if (mapped == CAIRN_OK) return CAIRN_OK;
-    struct cairn_fabric *way = find_way(fabric, &address, &bytes);
+    struct fabric *way = find_way(fabric, &address, &bytes);
     if (way == NULL) return mapped;
-    const cairn_status ucx = cairn_fabric_connect(way, address, bytes, on_down, arg, peer_out);
+    const cairn_status ucx = fabric_connect_to(way, address, bytes, on_down, arg, peer_out);
     return ucx == CAIRN_ERR_MALFORMED ? mapped : ucx;
 }
 
-static void auto_region_drop(struct cairn_fabric_region *common)
+static void auto_region_drop(struct fabric_region *common)
 {
     const struct auto_region *region = (const struct auto_region *)common;
-    for (int i = 0; i < INSIDES_MAX; i++) cairn_fabric_region_drop(region->insides[i]);
+    for (int i = 0; i < INSIDES_MAX; i++) fabric_region_drop(region->insides[i]);
 }
 
-static cairn_status add_inside(struct cairn_fabric *inside,
-                               const struct cairn_fabric_region *region,
-                               struct cairn_fabric_region **region_out)
+static cairn_status add_inside(struct fabric *inside, const struct fabric_region *region,
+                               struct fabric_region **region_out)
 {
     if (region->is_device)
-        return cairn_fabric_region_add_device(inside, region->base, region->bytes, region->fd,
-                                              region->uuid, region->note, region->note_bytes,
-                                              region_out);
-    return cairn_fabric_region_add(inside, region->base, region->bytes, region->fd, region->note,
-                                   region->note_bytes, region_out);
+        return fabric_region_add_device(inside, region->base, region->bytes, region->fd,
+                                        region->uuid, region->note, region->note_bytes, region_out);
+    return fabric_region_add(inside, region->base, region->bytes, region->fd, region->note,
+                             region->note_bytes, region_out);
 }
 
 /* A ucx one keeps what it is told and registers it when it is first read, so that this costs nothing
  * where nobody reads it so. */
-static cairn_status auto_region_add(struct cairn_fabric_region *common)
+static cairn_status auto_region_add(struct fabric_region *common)
 {
     struct auto_fabric *fabric = auto_of(common->fabric);
     struct auto_region *region = (struct auto_region *)common;
@@ -261,49 +255,47 @@ static cairn_status auto_region_add(struct cairn_fabric_region *common)
     return CAIRN_OK;
 }
 
-static cairn_status auto_region_show(struct cairn_fabric_region *common,
-                                     struct cairn_fabric_peer *peer)
+static cairn_status auto_region_show(struct fabric_region *common, struct fabric_peer *peer)
 {
     const struct auto_region *region = (const struct auto_region *)common;
-    return region->insides[0] != NULL ? cairn_fabric_region_show(region->insides[0], peer)
-                                      : CAIRN_OK;
+    return region->insides[0] != NULL ? fabric_region_show(region->insides[0], peer) : CAIRN_OK;
 }
 
-static void auto_hold_off(struct cairn_fabric *common, bool is_off)
+static void auto_hold_off(struct fabric *common, bool is_off)
 {
     const struct auto_fabric *fabric = auto_of(common);
-    if (fabric->insides[0] != NULL) cairn_fabric_hold_off(fabric->insides[0], is_off);
+    if (fabric->insides[0] != NULL) fabric_hold_off(fabric->insides[0], is_off);
 }
 
-static void auto_set_patience(struct cairn_fabric *common, uint32_t ms)
+static void auto_set_patience(struct fabric *common, uint32_t ms)
 {
     const struct auto_fabric *fabric = auto_of(common);
     for (int i = 0; i < fabric->count; i++)
-        if (fabric->insides[i] != NULL) cairn_fabric_set_patience(fabric->insides[i], ms);
+        if (fabric->insides[i] != NULL) fabric_set_patience(fabric->insides[i], ms);
 }
 
 /* -- driving ------------------------------------------------------------------------------------ */
 
-static unsigned auto_progress(struct cairn_fabric *common)
+static unsigned auto_progress(struct fabric *common)
 {
     struct auto_fabric *fabric = auto_of(common);
     unsigned count = 0;
     for (int i = 0; i < fabric->count; i++)
-        if (fabric->insides[i] != NULL) count += cairn_fabric_progress(fabric->insides[i]);
+        if (fabric->insides[i] != NULL) count += fabric_progress(fabric->insides[i]);
     return count;
 }
 
-static cairn_status auto_arm(struct cairn_fabric *common)
+static cairn_status auto_arm(struct fabric *common)
 {
     struct auto_fabric *fabric = auto_of(common);
     cairn_status status = CAIRN_OK;
     for (int i = 0; i < fabric->count && status == CAIRN_OK; i++)
-        if (fabric->insides[i] != NULL) status = cairn_fabric_arm(fabric->insides[i]);
+        if (fabric->insides[i] != NULL) status = fabric_arm(fabric->insides[i]);
     return status;
 }
 
 /* Adds up the counters; a counter that only one kind has is 0 in the others. */
-static void add_stats(struct cairn_fabric_stats *all, const struct cairn_fabric_stats *one)
+static void add_stats(struct fabric_stats *all, const struct fabric_stats *one)
 {
     all->messages_sent += one->messages_sent;
     all->bytes_sent += one->bytes_sent;
@@ -324,14 +316,14 @@ static void add_stats(struct cairn_fabric_stats *all, const struct cairn_fabric_
     all->endpoints_now += one->endpoints_now;
 }
 
-static void auto_stats(const struct cairn_fabric *common, struct cairn_fabric_stats *stats_out)
+static void auto_stats(const struct fabric *common, struct fabric_stats *stats_out)
 {
     const struct auto_fabric *fabric = (const struct auto_fabric *)common;
-    *stats_out = (struct cairn_fabric_stats) { 0 };
+    *stats_out = (struct fabric_stats) { 0 };
     for (int i = 0; i < fabric->count; i++) {
-        struct cairn_fabric_stats one;
+        struct fabric_stats one;
         if (fabric->insides[i] == NULL) continue;
-        cairn_fabric_stats(fabric->insides[i], &one);
+        fabric_stats(fabric->insides[i], &one);
         add_stats(stats_out, &one);
     }
 }

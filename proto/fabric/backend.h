@@ -19,8 +19,8 @@
 /* A send or a receive in flight. */
 struct fabric_op {
     TAILQ_ENTRY(fabric_op) link; /* fabric->flying, then fabric->done, then fabric->spare */
-    struct cairn_fabric *fabric;
-    cairn_fabric_done_fn *on_done; /* may be NULL */
+    struct fabric *fabric;
+    fabric_done_fn *on_done; /* may be NULL */
     void *arg;
     size_t payload_bytes;
     cairn_status status; /* once done */
@@ -31,20 +31,20 @@ struct fabric_op {
     uint64_t *checksum_out; /* receives: whoever waits for it wants it; NULL: nobody does */
     const void *buffer;     /* with it */
     /* the backend's */
-    void *held; /* let go when it is over; NULL: nothing */
-    void *by;   /* the connection that it needs; NULL: none, or it is closed */
-    const struct cairn_fabric_peer *to; /* of a send; NULL: closed since */
-    uint64_t due_ms;                    /* who waits for it has gone: then it is ended; 0: never */
+    void *held;                   /* let go when it is over; NULL: nothing */
+    void *by;                     /* the connection that it needs; NULL: none, or it is closed */
+    const struct fabric_peer *to; /* of a send; NULL: closed since */
+    uint64_t due_ms;              /* who waits for it has gone: then it is ended; 0: never */
     size_t header_bytes;
     uint8_t header[CAIRN_FABRIC_HEADER_MAX]; /* sends: UCX reads it until the send is over */
 };
 TAILQ_HEAD(fabric_ops, fabric_op);
 
-struct cairn_fabric_peer {
-    LIST_ENTRY(cairn_fabric_peer) link;       /* fabric->peers */
-    TAILQ_ENTRY(cairn_fabric_peer) attention; /* fabric->attention, if is_queued */
-    struct cairn_fabric *fabric;
-    cairn_fabric_down_fn *on_down;
+struct fabric_peer {
+    LIST_ENTRY(fabric_peer) link;       /* fabric->peers */
+    TAILQ_ENTRY(fabric_peer) attention; /* fabric->attention, if is_queued */
+    struct fabric *fabric;
+    fabric_down_fn *on_down;
     void *arg;
     cairn_status why; /* once is_down */
     bool is_down;     /* the backend lost it */
@@ -54,16 +54,16 @@ struct cairn_fabric_peer {
     bool is_queued;
 };
 
-struct cairn_fabric_message {
-    LIST_ENTRY(cairn_fabric_message) link; /* fabric->held */
-    struct cairn_fabric *fabric;
+struct fabric_message {
+    LIST_ENTRY(fabric_message) link; /* fabric->held */
+    struct fabric *fabric;
     size_t payload_bytes;
-    bool is_gone; /* dropped by cairn_fabric_close; freed at its end */
+    bool is_gone; /* dropped by fabric_close; freed at its end */
 };
 
 /* Shared memory that we told of. fabric.c judged it; a backend that maps puts its own struct around it. */
-struct cairn_fabric_region {
-    struct cairn_fabric *fabric;
+struct fabric_region {
+    struct fabric *fabric;
     const uint8_t *base; /* borrowed, with fd; of a card: not to be followed */
     size_t bytes;
     int fd; /* of a card: valid in region_add only */
@@ -80,96 +80,94 @@ struct fabric_backend {
 
     /* Opens the network, sets fabric->event_fd, describe and (fabric_set_address) the address. On
      * failure nothing is left. */
-    cairn_status (*start)(struct cairn_fabric *fabric, const struct cairn_fabric_options *options,
-                          struct cairn_sentence *why);
+    cairn_status (*start)(struct fabric *fabric, const struct fabric_options *options,
+                          struct sentence *why);
     /* Peers are cut and messages dropped already. Waits a bounded time for flying ops; after it no
      * memory of the owner is touched any more. Ops that are still flying are ended by fabric.c. */
-    void (*stop)(struct cairn_fabric *fabric);
+    void (*stop)(struct fabric *fabric);
 
-    cairn_status (*connect)(struct cairn_fabric_peer *peer, const void *address, size_t bytes);
+    cairn_status (*connect)(struct fabric_peer *peer, const void *address, size_t bytes);
     /* Called outside of the backend's own callbacks. Flying sends will end; peer is forgotten. */
-    void (*disconnect)(struct cairn_fabric_peer *peer);
+    void (*disconnect)(struct fabric_peer *peer);
 
     /* Takes op->header and the payload. Failure: op is not the backend's. */
-    cairn_status (*send)(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);
+    cairn_status (*send)(struct fabric_peer *peer, struct fabric_op *op, const void *payload);
     /* Uses the message up (fabric.c frees it right after, but see fabric_offer). Failures come by
      * fabric_op_done. */
-    void (*receive)(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
-    void (*drop)(struct cairn_fabric_message *message);
+    void (*receive)(struct fabric_message *message, struct fabric_op *op, void *buffer);
+    void (*drop)(struct fabric_message *message);
 
-    unsigned (*progress)(struct cairn_fabric *fabric);
-    cairn_status (*arm)(struct cairn_fabric *fabric);
+    unsigned (*progress)(struct fabric *fabric);
+    cairn_status (*arm)(struct fabric *fabric);
 
     /* The following may be missing (NULL): then there are no views, and regions are only kept. */
-    const void *(*view)(const struct cairn_fabric_message *message);
-    const char *(*message_path)(const struct cairn_fabric_message *message);
+    const void *(*view)(const struct fabric_message *message);
+    const char *(*message_path)(const struct fabric_message *message);
     /* Missing: never. It can be received into memory of a card: op->is_device */
-    bool (*lands)(const struct cairn_fabric_message *message);
+    bool (*lands)(const struct fabric_message *message);
     /* Missing: always. Memory of a card goes to this peer from where it lies: fabric->takes_device */
-    bool (*takes_device)(const struct cairn_fabric_peer *peer);
-    const char *(*payload_path)(const struct cairn_fabric_peer *peer, const void *payload,
-                                size_t bytes);
+    bool (*takes_device)(const struct fabric_peer *peer);
+    const char *(*payload_path)(const struct fabric_peer *peer, const void *payload, size_t bytes);
     size_t region_bytes; /* of the backend's own struct; 0: the common one */
-    cairn_status (*region_add)(struct cairn_fabric_region *region);
-    cairn_status (*region_show)(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer);
-    void (*region_drop)(struct cairn_fabric_region *region); /* fabric.c frees it right after */
+    cairn_status (*region_add)(struct fabric_region *region);
+    cairn_status (*region_show)(struct fabric_region *region, struct fabric_peer *peer);
+    void (*region_drop)(struct fabric_region *region); /* fabric.c frees it right after */
     /* Missing: the backend imports memory of no card, and its region_add gets none. */
-    bool (*imports)(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
+    bool (*imports)(const struct fabric_peer *peer, const uint8_t *uuid);
 
-    void (*hold_off)(struct cairn_fabric *fabric, bool is_off);
-    void (*set_patience)(struct cairn_fabric *fabric, uint32_t ms);
+    void (*hold_off)(struct fabric *fabric, bool is_off);
+    void (*set_patience)(struct fabric *fabric, uint32_t ms);
 
     /* For a fabric that is made of others ("auto"): peers and regions belong to those, and every
      * call with them, or with messages, goes there. */
-    cairn_status (*connect_inside)(struct cairn_fabric *fabric, const void *address, size_t bytes,
-                                   cairn_fabric_down_fn *on_down, void *arg,
-                                   struct cairn_fabric_peer **peer_out);
-    void (*stats)(const struct cairn_fabric *fabric, struct cairn_fabric_stats *stats_out);
+    cairn_status (*connect_inside)(struct fabric *fabric, const void *address, size_t bytes,
+                                   fabric_down_fn *on_down, void *arg,
+                                   struct fabric_peer **peer_out);
+    void (*stats)(const struct fabric *fabric, struct fabric_stats *stats_out);
 };
 
 /* A network that the caller brings (tests do), in front of its own struct. */
-struct cairn_fabric_hub {
+struct fabric_hub {
     const struct fabric_backend *backend;
 };
 
-struct cairn_fabric {
+struct fabric {
     const struct fabric_backend *backend;
-    struct cairn_fabric_options options; /* resolved; the strings are not kept */
+    struct fabric_options options; /* resolved; the strings are not kept */
     int event_fd;
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX]; /* in its envelope */
     size_t address_bytes;
     /* ucx, and what has one: it may read and be read one-sidedly; in the address */
     bool is_one_sided;
-    bool takes_device; /* ucx, and what has one: memory of cards goes from where it lies */
-    struct cairn_sentence device_why; /* why, or why not */
+    bool takes_device;          /* ucx, and what has one: memory of cards goes from where it lies */
+    struct sentence device_why; /* why, or why not */
     char describe[CAIRN_FABRIC_DESCRIBE_MAX];
-    struct cairn_fabric_stats stats;
+    struct fabric_stats stats;
 
     /* owned */
-    LIST_HEAD(, cairn_fabric_peer) peers;
-    LIST_HEAD(, cairn_fabric_message) held;
-    struct cairn_fabric_message
-        *spare_message;                   /* zeroed, for when there is no memory; NULL: in use */
-    struct cairn_fabric_region **regions; /* [region_capacity], by address */
+    LIST_HEAD(, fabric_peer) peers;
+    LIST_HEAD(, fabric_message) held;
+    struct fabric_message *spare_message; /* zeroed, for when there is no memory; NULL: in use */
+    struct fabric_region **regions;       /* [region_capacity], by address */
     uint32_t region_count, region_capacity;
     uint32_t device_region_count; /* of these, of cards */
     struct fabric_ops flying;     /* with the backend */
     struct fabric_ops done;       /* their callbacks have not run yet */
     struct fabric_ops spare;
 
-    TAILQ_HEAD(fabric_attention, cairn_fabric_peer) attention; /* lost or closed peers to see to */
-    bool is_inside;                                            /* progress or close is running */
+    TAILQ_HEAD(fabric_attention, fabric_peer) attention; /* lost or closed peers to see to */
+    bool is_inside;                                      /* progress or close is running */
     bool is_closing;
 };
 
 /* Wraps the backend's address into the envelope. CAIRN_ERR_UNSUPPORTED if it is too long. */
-CAIRN_MUST_CHECK cairn_status fabric_set_address(struct cairn_fabric *fabric, const void *raw,
+CAIRN_MUST_CHECK cairn_status fabric_set_address(struct fabric *fabric, const void *raw,
                                                  size_t bytes);
 
 /* The backend's address inside an envelope, or inside one of "auto" that has it among others; NULL if it is
  * not whole or of another kind of fabric. */
-const void *fabric_open_address(const struct cairn_fabric *fabric, const void *address,
-                                size_t bytes, size_t *raw_bytes_out);
+const void *fabric_open_address(const struct fabric *fabric, const void *address, size_t bytes,
+                                size_t *raw_bytes_out);
 /* An "auto" address is the envelopes of several fabrics, one after the other: that of the kind, with its
  * envelope. Any other address is its own part 0. NULL: there are not so many. */
 const void *fabric_find_part(const void *address, size_t bytes, const char *of_kind, int index,
@@ -179,41 +177,41 @@ const void *fabric_open_part(const void *address, size_t bytes, const char *of_k
                              size_t *raw_bytes_out);
 
 /* Puts the place behind a backend's address, raw [room], if it fits; returns the bytes there are then. */
-size_t fabric_add_place(const struct cairn_place *place, uint8_t *raw, size_t bytes, size_t room);
+size_t fabric_add_place(const struct fabric_place *place, uint8_t *raw, size_t bytes, size_t room);
 /* Where the place begins; `bytes`: there is none. */
-size_t fabric_find_place(const uint8_t *raw, size_t bytes, struct cairn_place *out);
+size_t fabric_find_place(const uint8_t *raw, size_t bytes, struct fabric_place *out);
 
 /* XXH3-64, seeded with the count: against accidents, not against liars. */
 uint64_t fabric_hash(const void *bytes, size_t count);
 
 /* A message came: may it be shown to the owner? Counts a refusal. */
-bool fabric_judge(struct cairn_fabric *fabric, size_t header_bytes, size_t payload_bytes);
+bool fabric_judge(struct fabric *fabric, size_t header_bytes, size_t payload_bytes);
 /* A zeroed message object in fabric->held; NULL if there is no memory (counted as refused). */
-struct cairn_fabric_message *fabric_message_new(struct cairn_fabric *fabric, size_t payload_bytes);
+struct fabric_message *fabric_message_new(struct fabric *fabric, size_t payload_bytes);
 /* Shows it to the owner. The message may be used up and freed when this returns. */
-void fabric_offer(struct cairn_fabric *fabric, const void *header, size_t header_bytes,
-                  size_t payload_bytes, struct cairn_fabric_message *message);
+void fabric_offer(struct fabric *fabric, const void *header, size_t header_bytes,
+                  size_t payload_bytes, struct fabric_message *message);
 
 void fabric_op_done(struct fabric_op *op, cairn_status status);
-void fabric_peer_lost(struct cairn_fabric_peer *peer, cairn_status why);
+void fabric_peer_lost(struct fabric_peer *peer, cairn_status why);
 
 /* Memory that another process shares by a descriptor, to be read as `bytes` from its start: a memfd of at
  * least that size, which can neither shrink nor grow. CAIRN_ERR_INVALID: it is not. */
 CAIRN_MUST_CHECK cairn_status fabric_judge_memory(int fd, uint64_t bytes);
 /* The region that all of [memory, memory + bytes) lies in, or NULL. */
-struct cairn_fabric_region *fabric_region_find(const struct cairn_fabric *fabric,
-                                               const void *memory, size_t bytes);
+struct fabric_region *fabric_region_find(const struct fabric *fabric, const void *memory,
+                                         size_t bytes);
 /* The owner of this address imports memory of some card. */
 bool fabric_address_imports(const void *address, size_t bytes);
 /* False: it lies in memory of a card (*device_out: the region, else NULL), which this peer does not take. */
-bool fabric_region_goes(const struct cairn_fabric_peer *peer, const void *payload, size_t bytes,
-                        const struct cairn_fabric_region **device_out);
+bool fabric_region_goes(const struct fabric_peer *peer, const void *payload, size_t bytes,
+                        const struct fabric_region **device_out);
 /* At the end: regions that the owner did not drop. */
-void fabric_free_regions(struct cairn_fabric *fabric);
+void fabric_free_regions(struct fabric *fabric);
 
 /* Runs what is due of the owner's callbacks; returns how many. Called by progress, and by the mem
  * hub after each event. */
-unsigned fabric_deliver(struct cairn_fabric *fabric);
+unsigned fabric_deliver(struct fabric *fabric);
 
 extern const struct fabric_backend fabric_ucx;
 extern const struct fabric_backend fabric_auto;
@@ -262,7 +260,7 @@ void fabric_flight_end(struct fabric_flights *flights, struct fabric_flight *fli
  * spares reading every line that is written, and leaves them to others. A third faster where two cores
  * copy at a time. to and from do not overlap. Any thread. */
 
-void cairn_far_copy(void *to, const void *from, size_t bytes);
+void far_copy(void *to, const void *from, size_t bytes);
 
 /* ==== stagger ==== */
 
@@ -287,7 +285,7 @@ void cairn_far_copy(void *to, const void *from, size_t bytes);
 
 /* The streams of an update. The published one begins with a page, since other processes map it,
  * too. */
-enum cairn_update_stream {
+enum update_stream {
     CAIRN_STREAM_WIRE,
     CAIRN_STREAM_PARAM,
     CAIRN_STREAM_EXP_AVG,
@@ -297,14 +295,14 @@ enum cairn_update_stream {
 };
 
 /* How far behind the beginning of a page the n-th stream begins. */
-static inline size_t cairn_stagger_begin(size_t stream)
+static inline size_t stagger_begin(size_t stream)
 {
     return stream * CAIRN_STAGGER_BYTES % CAIRN_STAGGER_PAGE;
 }
 
 /* An array of `bytes` is cut in so many streams of this many bytes each, of whole lines; there is a rest
  * behind the last one. 0: it is too short to be cut. */
-static inline size_t cairn_stagger_cut(size_t bytes, size_t streams)
+static inline size_t stagger_cut(size_t bytes, size_t streams)
 {
     const size_t page_lines = CAIRN_STAGGER_PAGE / CAIRN_LINE_BYTES;
     const size_t lines = bytes / streams / CAIRN_LINE_BYTES;

@@ -19,8 +19,7 @@ static const struct fabric_backend *const backends[] = { &fabric_auto, &fabric_m
 enum { COUNT_MAX = 1 << 20 }; /* of held_max and sends_max */
 enum { PATIENCE_MIN_MS = 1000, PATIENCE_MAX_MS = 600000 };
 
-static const struct fabric_backend *find_backend(const char *kind,
-                                                 const struct cairn_fabric_hub *hub)
+static const struct fabric_backend *find_backend(const char *kind, const struct fabric_hub *hub)
 {
     if (hub != NULL && strcmp(hub->backend->kind, kind) == 0) return hub->backend;
     for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++)
@@ -39,12 +38,12 @@ static unsigned find_name(const char *const *names, unsigned count, const char *
     return i;
 }
 
-const char *cairn_one_sided_name(enum cairn_one_sided value)
+const char *one_sided_name(enum one_sided value)
 {
     return one_sided_names[value];
 }
 
-bool cairn_port_range_ok(const char *text)
+bool port_range_ok(const char *text)
 {
     unsigned first, last;
     int end = 0;
@@ -53,23 +52,23 @@ bool cairn_port_range_ok(const char *text)
            first <= last && last <= UINT16_MAX;
 }
 
-bool cairn_one_sided_parse(const char *text, enum cairn_one_sided *out)
+bool one_sided_parse(const char *text, enum one_sided *out)
 {
     const unsigned count = sizeof one_sided_names / sizeof *one_sided_names;
     const unsigned i = find_name(one_sided_names, count, text);
-    if (i < count) *out = (enum cairn_one_sided)i;
+    if (i < count) *out = (enum one_sided)i;
     return i < count;
 }
 
-bool cairn_device_memory_parse(const char *text, enum cairn_device_memory *out)
+bool device_memory_parse(const char *text, enum device_memory *out)
 {
     const unsigned count = sizeof device_memory_names / sizeof *device_memory_names;
     const unsigned i = find_name(device_memory_names, count, text);
-    if (i < count) *out = (enum cairn_device_memory)i;
+    if (i < count) *out = (enum device_memory)i;
     return i < count;
 }
 
-bool cairn_fabric_peer_takes_device(const struct cairn_fabric_peer *peer)
+bool fabric_peer_takes_device(const struct fabric_peer *peer)
 {
     const struct fabric_backend *backend = peer->fabric->backend;
     return peer->fabric->takes_device &&
@@ -77,29 +76,29 @@ bool cairn_fabric_peer_takes_device(const struct cairn_fabric_peer *peer)
 }
 
 /* True for memory of a card that the decision about device_memory was made for. */
-static bool is_of_options(const struct cairn_fabric_region *region)
+static bool is_of_options(const struct fabric_region *region)
 {
-    const struct cairn_fabric_device *device = region->fabric->options.device;
+    const struct fabric_device *device = region->fabric->options.device;
     for (uint32_t i = 0; device != NULL && i < device->uuid_count; i++)
         if (memcmp(device->uuids[i], region->uuid, sizeof region->uuid) == 0) return true;
     return false;
 }
 
 /* True if a payload of the region goes to the peer over the network from where it lies. */
-static bool goes_directly(const struct cairn_fabric_peer *peer,
-                          const struct cairn_fabric_region *region, size_t bytes)
+static bool goes_directly(const struct fabric_peer *peer, const struct fabric_region *region,
+                          size_t bytes)
 {
-    return cairn_fabric_peer_takes_device(peer) && bytes >= CAIRN_FABRIC_DIRECT_MIN &&
+    return fabric_peer_takes_device(peer) && bytes >= CAIRN_FABRIC_DIRECT_MIN &&
            !region->is_unregistered && is_of_options(region);
 }
 
-bool cairn_fabric_takes_device(const struct cairn_fabric *fabric, const char **why_out)
+bool fabric_takes_device(const struct fabric *fabric, const char **why_out)
 {
     *why_out = fabric->device_why.text;
     return fabric->takes_device;
 }
 
-static void resolve_options(struct cairn_fabric_options *o)
+static void resolve_options(struct fabric_options *o)
 {
     if (o->max_payload == 0) o->max_payload = CAIRN_FABRIC_PAYLOAD_MAX;
     if (o->held_max == 0) o->held_max = 4096;
@@ -107,37 +106,37 @@ static void resolve_options(struct cairn_fabric_options *o)
     if (o->mapped_max == 0) o->mapped_max = UINT64_C(1) << 40;
 }
 
-cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_options *options,
-                               struct cairn_fabric **fabric_out, struct cairn_sentence *why)
+cairn_status fabric_open(const char *kind, const struct fabric_options *options,
+                         struct fabric **fabric_out, struct sentence *why)
 {
     const struct fabric_backend *backend = find_backend(kind, options->hub);
     if (backend == NULL)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "no fabric '%s': use auto, mapped or ucx", kind);
-    struct cairn_fabric_options resolved = *options;
+        return fail_with(why, CAIRN_ERR_INVALID, "no fabric '%s': use auto, mapped or ucx", kind);
+    struct fabric_options resolved = *options;
     resolve_options(&resolved);
     if (resolved.on_message == NULL || resolved.max_payload > UINT32_MAX ||
         resolved.held_max > COUNT_MAX || resolved.sends_max > COUNT_MAX ||
         (resolved.device != NULL && resolved.device->uuid_count > CAIRN_FABRIC_UUIDS_MAX))
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "fabric %s: on_message missing, max_payload over 4 GiB, held_max or "
-                          "sends_max over %d, or over %d cards",
-                          kind, COUNT_MAX, CAIRN_FABRIC_UUIDS_MAX);
-    if (resolved.host != NULL && !cairn_fabric_host_is_name(resolved.host))
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "fabric %s: \"%.100s\" is no name of a host: 1 to %d visible characters",
-                          kind, resolved.host, CAIRN_FABRIC_HOST_BYTES - 1);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "fabric %s: on_message missing, max_payload over 4 GiB, held_max or "
+                         "sends_max over %d, or over %d cards",
+                         kind, COUNT_MAX, CAIRN_FABRIC_UUIDS_MAX);
+    if (resolved.host != NULL && !fabric_host_is_name(resolved.host))
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "fabric %s: \"%.100s\" is no name of a host: 1 to %d visible characters",
+                         kind, resolved.host, CAIRN_FABRIC_HOST_BYTES - 1);
 
-    struct cairn_fabric *fabric = calloc(1, backend->fabric_bytes);
-    if (fabric == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric %s: no memory", kind);
+    struct fabric *fabric = calloc(1, backend->fabric_bytes);
+    if (fabric == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric %s: no memory", kind);
     fabric->spare_message = calloc(1, backend->message_bytes + 1); // auto has none of its own
     if (fabric->spare_message == NULL) {
         free(fabric);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric %s: no memory", kind);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric %s: no memory", kind);
     }
     fabric->backend = backend;
     fabric->options = resolved;
     fabric->event_fd = -1;
-    cairn_sentence_set(&fabric->device_why, "nothing goes to other hosts: there is no ucx here");
+    sentence_set(&fabric->device_why, "nothing goes to other hosts: there is no ucx here");
     LIST_INIT(&fabric->peers);
     LIST_INIT(&fabric->held);
     TAILQ_INIT(&fabric->flying);
@@ -159,9 +158,8 @@ cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_optio
 
 /* -- peers -------------------------------------------------------------------------------------- */
 
-cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, const void *address, size_t bytes,
-                                  cairn_fabric_down_fn *on_down, void *arg,
-                                  struct cairn_fabric_peer **peer_out)
+cairn_status fabric_connect_to(struct fabric *fabric, const void *address, size_t bytes,
+                               fabric_down_fn *on_down, void *arg, struct fabric_peer **peer_out)
 {
     if (fabric->is_closing) return CAIRN_ERR_CLOSED;
     if (fabric->backend->connect_inside != NULL)
@@ -169,7 +167,7 @@ cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, const void *addre
     size_t raw_bytes;
     const void *raw = fabric_open_address(fabric, address, bytes, &raw_bytes);
     if (raw == NULL) return CAIRN_ERR_MALFORMED;
-    struct cairn_fabric_peer *peer = calloc(1, fabric->backend->peer_bytes);
+    struct fabric_peer *peer = calloc(1, fabric->backend->peer_bytes);
     if (peer == NULL) return CAIRN_ERR_NO_MEMORY;
     peer->fabric = fabric;
     peer->on_down = on_down;
@@ -187,14 +185,14 @@ cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, const void *addre
 
 /* Backends must not lose an endpoint inside their own callbacks, so that lost and closed peers queue
  * up here until fabric_deliver. */
-static void attend(struct cairn_fabric_peer *peer)
+static void attend(struct fabric_peer *peer)
 {
     if (peer->is_queued) return;
     peer->is_queued = true;
     TAILQ_INSERT_TAIL(&peer->fabric->attention, peer, attention);
 }
 
-void fabric_peer_lost(struct cairn_fabric_peer *peer, cairn_status why)
+void fabric_peer_lost(struct fabric_peer *peer, cairn_status why)
 {
     if (peer->is_down) return;
     peer->is_down = true;
@@ -202,7 +200,7 @@ void fabric_peer_lost(struct cairn_fabric_peer *peer, cairn_status why)
     attend(peer);
 }
 
-void cairn_fabric_peer_close(struct cairn_fabric_peer *peer)
+void fabric_peer_close(struct fabric_peer *peer)
 {
     if (peer == NULL || peer->is_closed) return;
     peer->is_closed = true;
@@ -210,7 +208,7 @@ void cairn_fabric_peer_close(struct cairn_fabric_peer *peer)
     attend(peer);
 }
 
-static void cut(struct cairn_fabric_peer *peer)
+static void cut(struct fabric_peer *peer)
 {
     if (peer->is_cut) return;
     peer->is_cut = true;
@@ -218,9 +216,9 @@ static void cut(struct cairn_fabric_peer *peer)
     peer->fabric->backend->disconnect(peer);
 }
 
-static void see_to_peer(struct cairn_fabric_peer *peer)
+static void see_to_peer(struct fabric_peer *peer)
 {
-    struct cairn_fabric *fabric = peer->fabric;
+    struct fabric *fabric = peer->fabric;
     TAILQ_REMOVE(&fabric->attention, peer, attention);
     peer->is_queued = false;
     cut(peer);
@@ -236,8 +234,8 @@ static void see_to_peer(struct cairn_fabric_peer *peer)
 
 /* -- operations --------------------------------------------------------------------------------- */
 
-static struct fabric_op *op_new(struct cairn_fabric *fabric, bool is_send, size_t payload_bytes,
-                                cairn_fabric_done_fn *on_done, void *arg)
+static struct fabric_op *op_new(struct fabric *fabric, bool is_send, size_t payload_bytes,
+                                fabric_done_fn *on_done, void *arg)
 {
     struct fabric_op *op = TAILQ_FIRST(&fabric->spare);
     if (op != NULL)
@@ -265,7 +263,7 @@ static struct fabric_op *op_new(struct cairn_fabric *fabric, bool is_send, size_
 
 static void op_retire(struct fabric_op *op, struct fabric_ops *from)
 {
-    struct cairn_fabric *fabric = op->fabric;
+    struct fabric *fabric = op->fabric;
     TAILQ_REMOVE(from, op, link);
     *(op->is_send ? &fabric->stats.sends_now : &fabric->stats.receives_now) -= 1;
     TAILQ_INSERT_HEAD(&fabric->spare, op, link);
@@ -282,27 +280,27 @@ void fabric_op_done(struct fabric_op *op, cairn_status status)
 
 static void tell_done(struct fabric_op *op)
 {
-    struct cairn_fabric *fabric = op->fabric;
-    cairn_fabric_done_fn *on_done = op->on_done;
+    struct fabric *fabric = op->fabric;
+    fabric_done_fn *on_done = op->on_done;
     void *arg = op->arg;
     cairn_status status = op->status;
     if (!op->is_send && status == CAIRN_OK) fabric->stats.bytes_received += op->payload_bytes;
     if (op->checksum_out != NULL && !op->is_summed && status == CAIRN_OK)
-        *op->checksum_out = cairn_chunk_checksum(op->buffer, op->payload_bytes);
+        *op->checksum_out = chunk_checksum(op->buffer, op->payload_bytes);
     op_retire(op, &fabric->done); // first: the callback may send again, and finds it spare
     if (on_done != NULL) on_done(arg, status);
 }
 
-cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, const void *header,
-                               size_t header_bytes, const void *payload, size_t payload_bytes,
-                               cairn_fabric_done_fn *on_sent, void *arg)
+cairn_status fabric_send(struct fabric_peer *peer, const void *header, size_t header_bytes,
+                         const void *payload, size_t payload_bytes, fabric_done_fn *on_sent,
+                         void *arg)
 {
-    struct cairn_fabric *fabric = peer->fabric;
+    struct fabric *fabric = peer->fabric;
     if (header_bytes == 0 || header_bytes > CAIRN_FABRIC_HEADER_MAX) return CAIRN_ERR_INVALID;
     if (payload_bytes > fabric->options.max_payload) return CAIRN_ERR_INVALID;
     if (payload_bytes > 0 && (payload == NULL || on_sent == NULL)) return CAIRN_ERR_INVALID;
     if (peer->is_down || peer->is_closed || fabric->is_closing) return CAIRN_ERR_CLOSED;
-    const struct cairn_fabric_region *device;
+    const struct fabric_region *device;
     if (!fabric_region_goes(peer, payload, payload_bytes, &device)) return CAIRN_ERR_UNSUPPORTED;
     if (fabric->stats.sends_now >= fabric->options.sends_max) return CAIRN_ERR_BUSY;
 
@@ -323,9 +321,9 @@ cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, const void *heade
 
 /* -- messages ----------------------------------------------------------------------------------- */
 
-bool fabric_judge(struct cairn_fabric *fabric, size_t header_bytes, size_t payload_bytes)
+bool fabric_judge(struct fabric *fabric, size_t header_bytes, size_t payload_bytes)
 {
-    const struct cairn_fabric_stats *now = &fabric->stats;
+    const struct fabric_stats *now = &fabric->stats;
     if (!fabric->is_closing && header_bytes > 0 && header_bytes <= CAIRN_FABRIC_HEADER_MAX &&
         payload_bytes <= fabric->options.max_payload &&
         (payload_bytes == 0 || now->held_now + now->receives_now < fabric->options.held_max))
@@ -334,9 +332,9 @@ bool fabric_judge(struct cairn_fabric *fabric, size_t header_bytes, size_t paylo
     return false;
 }
 
-struct cairn_fabric_message *fabric_message_new(struct cairn_fabric *fabric, size_t payload_bytes)
+struct fabric_message *fabric_message_new(struct fabric *fabric, size_t payload_bytes)
 {
-    struct cairn_fabric_message *message = calloc(1, fabric->backend->message_bytes);
+    struct fabric_message *message = calloc(1, fabric->backend->message_bytes);
     if (message == NULL) { // UCX tells no sender that its message was lost
         message = fabric->spare_message;
         fabric->spare_message = NULL;
@@ -352,9 +350,9 @@ struct cairn_fabric_message *fabric_message_new(struct cairn_fabric *fabric, siz
     return message;
 }
 
-static void message_free(struct cairn_fabric_message *message)
+static void held_free(struct fabric_message *message)
 {
-    struct cairn_fabric *fabric = message->fabric;
+    struct fabric *fabric = message->fabric;
     LIST_REMOVE(message, link);
     fabric->stats.held_now--;
     if (fabric->spare_message != NULL) {
@@ -365,8 +363,8 @@ static void message_free(struct cairn_fabric_message *message)
     fabric->spare_message = message;
 }
 
-void fabric_offer(struct cairn_fabric *fabric, const void *header, size_t header_bytes,
-                  size_t payload_bytes, struct cairn_fabric_message *message)
+void fabric_offer(struct fabric *fabric, const void *header, size_t header_bytes,
+                  size_t payload_bytes, struct fabric_message *message)
 {
     fabric->stats.messages_received++;
     fabric->options.on_message(fabric->options.on_message_arg, header, header_bytes, payload_bytes,
@@ -374,26 +372,25 @@ void fabric_offer(struct cairn_fabric *fabric, const void *header, size_t header
 }
 
 /* No host code follows addresses of a card. */
-static bool is_of_card(const struct cairn_fabric *fabric, const void *buffer)
+static bool is_of_card(const struct fabric *fabric, const void *buffer)
 {
     if (fabric->device_region_count == 0) return false;
-    const struct cairn_fabric_region *region = fabric_region_find(fabric, buffer, 1);
+    const struct fabric_region *region = fabric_region_find(fabric, buffer, 1);
     return region != NULL && region->is_device;
 }
 
-static bool lands(const struct cairn_fabric_message *message, const void *buffer)
+static bool lands(const struct fabric_message *message, const void *buffer)
 {
-    const struct cairn_fabric *fabric = message->fabric;
-    const struct cairn_fabric_region *region = fabric_region_find(fabric, buffer,
-                                                                  message->payload_bytes);
+    const struct fabric *fabric = message->fabric;
+    const struct fabric_region *region = fabric_region_find(fabric, buffer, message->payload_bytes);
     return fabric->takes_device && fabric->backend->lands != NULL && region != NULL &&
            !region->is_unregistered && is_of_options(region) && fabric->backend->lands(message);
 }
 
-static cairn_status receive(struct cairn_fabric_message *message, void *buffer, size_t capacity,
-                            uint64_t *checksum_out, cairn_fabric_done_fn *on_received, void *arg)
+static cairn_status receive(struct fabric_message *message, void *buffer, size_t capacity,
+                            uint64_t *checksum_out, fabric_done_fn *on_received, void *arg)
 {
-    struct cairn_fabric *fabric = message->fabric;
+    struct fabric *fabric = message->fabric;
     const bool is_device = is_of_card(fabric, buffer);
     if (capacity < message->payload_bytes || on_received == NULL) return CAIRN_ERR_INVALID;
     if (message->is_gone) return CAIRN_ERR_CLOSED;
@@ -405,53 +402,51 @@ static cairn_status receive(struct cairn_fabric_message *message, void *buffer, 
     op->buffer = buffer;
     op->is_device = is_device;
     fabric->backend->receive(message, op, buffer);
-    message_free(message);
+    held_free(message);
     return CAIRN_OK;
 }
 
-cairn_status cairn_fabric_receive(struct cairn_fabric_message *message, void *buffer,
-                                  size_t capacity, cairn_fabric_done_fn *on_received, void *arg)
+cairn_status fabric_receive(struct fabric_message *message, void *buffer, size_t capacity,
+                            fabric_done_fn *on_received, void *arg)
 {
     return receive(message, buffer, capacity, NULL, on_received, arg);
 }
 
-cairn_status cairn_fabric_receive_far(struct cairn_fabric_message *message, void *buffer,
-                                      size_t capacity, uint64_t *checksum_out,
-                                      cairn_fabric_done_fn *on_received, void *arg)
+cairn_status fabric_receive_far(struct fabric_message *message, void *buffer, size_t capacity,
+                                uint64_t *checksum_out, fabric_done_fn *on_received, void *arg)
 {
     return receive(message, buffer, capacity, checksum_out, on_received, arg);
 }
 
-void cairn_fabric_drop(struct cairn_fabric_message *message)
+void fabric_drop(struct fabric_message *message)
 {
     if (message == NULL || message->is_gone) return;
     message->fabric->stats.messages_dropped++;
     message->fabric->backend->drop(message);
-    message_free(message);
+    held_free(message);
 }
 
-const void *cairn_fabric_message_view(const struct cairn_fabric_message *message)
+const void *fabric_message_view(const struct fabric_message *message)
 {
     const struct fabric_backend *backend = message->fabric->backend;
     return backend->view != NULL && !message->is_gone ? backend->view(message) : NULL;
 }
 
-const char *cairn_fabric_peer_path(const struct cairn_fabric_peer *peer)
+const char *fabric_peer_path(const struct fabric_peer *peer)
 {
     return peer->fabric->backend->kind;
 }
 
-const char *cairn_fabric_message_path(const struct cairn_fabric_message *message)
+const char *fabric_message_path(const struct fabric_message *message)
 {
     const struct fabric_backend *backend = message->fabric->backend;
     return backend->message_path != NULL ? backend->message_path(message) : backend->kind;
 }
 
-const char *cairn_fabric_payload_path(const struct cairn_fabric_peer *peer, const void *payload,
-                                      size_t bytes)
+const char *fabric_payload_path(const struct fabric_peer *peer, const void *payload, size_t bytes)
 {
     const struct fabric_backend *backend = peer->fabric->backend;
-    const struct cairn_fabric_region *device;
+    const struct fabric_region *device;
     const bool goes = fabric_region_goes(peer, payload, bytes, &device);
     if (device != NULL && !goes) return "";
     if (device != NULL) return peer->fabric->takes_device ? CAIRN_FABRIC_PATH_DIRECT : "device";
@@ -459,7 +454,7 @@ const char *cairn_fabric_payload_path(const struct cairn_fabric_peer *peer, cons
                                          : backend->kind;
 }
 
-void cairn_fabric_set_patience(struct cairn_fabric *fabric, uint32_t ms)
+void fabric_set_patience(struct fabric *fabric, uint32_t ms)
 {
     const uint32_t bounded_ms = ms < PATIENCE_MIN_MS   ? PATIENCE_MIN_MS
                                 : ms > PATIENCE_MAX_MS ? PATIENCE_MAX_MS
@@ -467,7 +462,7 @@ void cairn_fabric_set_patience(struct cairn_fabric *fabric, uint32_t ms)
     if (fabric->backend->set_patience != NULL) fabric->backend->set_patience(fabric, bounded_ms);
 }
 
-void cairn_fabric_hold_off(struct cairn_fabric *fabric, bool is_off)
+void fabric_hold_off(struct fabric *fabric, bool is_off)
 {
     if (fabric->backend->hold_off != NULL) fabric->backend->hold_off(fabric, is_off);
 }
@@ -475,13 +470,13 @@ void cairn_fabric_hold_off(struct cairn_fabric *fabric, bool is_off)
 /* -- driving ------------------------------------------------------------------------------------ */
 
 /* Only what is queued now: a callback that sends to itself must not keep us here for ever. */
-unsigned fabric_deliver(struct cairn_fabric *fabric)
+unsigned fabric_deliver(struct fabric *fabric)
 {
     unsigned count = 0;
-    struct cairn_fabric_peer *last_peer = TAILQ_LAST(&fabric->attention, fabric_attention);
+    struct fabric_peer *last_peer = TAILQ_LAST(&fabric->attention, fabric_attention);
     struct fabric_op *last_op = TAILQ_LAST(&fabric->done, fabric_ops);
     for (bool more = last_peer != NULL; more; count++) {
-        struct cairn_fabric_peer *peer = TAILQ_FIRST(&fabric->attention);
+        struct fabric_peer *peer = TAILQ_FIRST(&fabric->attention);
         more = peer != last_peer;
         see_to_peer(peer);
     }
@@ -493,7 +488,7 @@ unsigned fabric_deliver(struct cairn_fabric *fabric)
     return count;
 }
 
-unsigned cairn_fabric_progress(struct cairn_fabric *fabric)
+unsigned fabric_progress(struct fabric *fabric)
 {
     assert(!fabric->is_inside);
     fabric->is_inside = true;
@@ -504,35 +499,35 @@ unsigned cairn_fabric_progress(struct cairn_fabric *fabric)
     return count;
 }
 
-cairn_status cairn_fabric_arm(struct cairn_fabric *fabric)
+cairn_status fabric_arm(struct fabric *fabric)
 {
     if (!TAILQ_EMPTY(&fabric->attention) || !TAILQ_EMPTY(&fabric->done)) return CAIRN_ERR_BUSY;
     return fabric->backend->arm(fabric);
 }
 
-int cairn_fabric_event_fd(const struct cairn_fabric *fabric)
+int fabric_event_fd(const struct fabric *fabric)
 {
     return fabric->event_fd;
 }
 
-void cairn_fabric_stats(const struct cairn_fabric *fabric, struct cairn_fabric_stats *stats_out)
+void fabric_stats(const struct fabric *fabric, struct fabric_stats *stats_out)
 {
     *stats_out = fabric->stats;
     if (fabric->backend->stats != NULL) fabric->backend->stats(fabric, stats_out);
 }
 
-const char *cairn_fabric_describe(const struct cairn_fabric *fabric)
+const char *fabric_describe(const struct fabric *fabric)
 {
     return fabric->describe;
 }
 
 /* -- the end ------------------------------------------------------------------------------------ */
 
-static void free_objects(struct cairn_fabric *fabric)
+static void free_objects(struct fabric *fabric)
 {
-    while (!LIST_EMPTY(&fabric->held)) message_free(LIST_FIRST(&fabric->held));
+    while (!LIST_EMPTY(&fabric->held)) held_free(LIST_FIRST(&fabric->held));
     while (!LIST_EMPTY(&fabric->peers)) {
-        struct cairn_fabric_peer *peer = LIST_FIRST(&fabric->peers);
+        struct fabric_peer *peer = LIST_FIRST(&fabric->peers);
         LIST_REMOVE(peer, link);
         free(peer);
     }
@@ -544,18 +539,18 @@ static void free_objects(struct cairn_fabric *fabric)
     }
 }
 
-void cairn_fabric_close(struct cairn_fabric *fabric)
+void fabric_close(struct fabric *fabric)
 {
     if (fabric == NULL) return;
     assert(!fabric->is_inside);
     fabric->is_inside = true;
     fabric->is_closing = true; // nothing new is sent or taken from here on
-    struct cairn_fabric_message *message;
+    struct fabric_message *message;
     LIST_FOREACH (message, &fabric->held, link) {
         fabric->backend->drop(message);
         message->is_gone = true; // a callback below may still name it
     }
-    struct cairn_fabric_peer *peer;
+    struct fabric_peer *peer;
     LIST_FOREACH (peer, &fabric->peers, link) cut(peer);
     fabric->backend->stop(fabric);
     while (!TAILQ_EMPTY(&fabric->flying))
@@ -588,7 +583,7 @@ cairn_status fabric_judge_memory(int fd, uint64_t bytes)
 /* -- by address --------------------------------------------------------------------------------- */
 
 /* How many regions begin at or before this address. */
-static uint32_t rank_of(const struct cairn_fabric *fabric, const void *address)
+static uint32_t rank_of(const struct fabric *fabric, const void *address)
 {
     uint32_t low = 0, high = fabric->region_count;
     while (low < high) {
@@ -601,40 +596,40 @@ static uint32_t rank_of(const struct cairn_fabric *fabric, const void *address)
     return low;
 }
 
-struct cairn_fabric_region *fabric_region_find(const struct cairn_fabric *fabric,
-                                               const void *memory, size_t bytes)
+struct fabric_region *fabric_region_find(const struct fabric *fabric, const void *memory,
+                                         size_t bytes)
 {
     const uint32_t rank = rank_of(fabric, memory);
     if (rank == 0) return NULL;
-    struct cairn_fabric_region *region = fabric->regions[rank - 1];
+    struct fabric_region *region = fabric->regions[rank - 1];
     const size_t offset = (uintptr_t)memory - (uintptr_t)region->base;
     const bool is_inside = offset < region->bytes && bytes <= region->bytes - offset;
     return is_inside ? region : NULL;
 }
 
 /* Two regions at one address would make it a matter of luck which of them a payload is of. */
-static bool overlaps(const struct cairn_fabric *fabric, const void *base, size_t bytes)
+static bool overlaps(const struct fabric *fabric, const void *base, size_t bytes)
 {
     const uint32_t rank = rank_of(fabric, base);
-    const struct cairn_fabric_region *before = rank > 0 ? fabric->regions[rank - 1] : NULL;
-    const struct cairn_fabric_region *behind = NULL;
+    const struct fabric_region *before = rank > 0 ? fabric->regions[rank - 1] : NULL;
+    const struct fabric_region *behind = NULL;
     if (rank < fabric->region_count) behind = fabric->regions[rank];
     if (before != NULL && (uintptr_t)base - (uintptr_t)before->base < before->bytes) return true;
     return behind != NULL && (uintptr_t)behind->base - (uintptr_t)base < bytes;
 }
 
-static bool make_room(struct cairn_fabric *fabric)
+static bool make_room(struct fabric *fabric)
 {
     if (fabric->region_count < fabric->region_capacity) return true;
     const uint32_t capacity = 2 * fabric->region_capacity + 16;
-    struct cairn_fabric_region **regions = realloc(fabric->regions, capacity * sizeof *regions);
+    struct fabric_region **regions = realloc(fabric->regions, capacity * sizeof *regions);
     if (regions == NULL) return false;
     fabric->regions = regions;
     fabric->region_capacity = capacity;
     return true;
 }
 
-static void put_in(struct cairn_fabric *fabric, struct cairn_fabric_region *region)
+static void put_in(struct fabric *fabric, struct fabric_region *region)
 {
     const uint32_t rank = rank_of(fabric, region->base);
     memmove(fabric->regions + rank + 1, fabric->regions + rank,
@@ -643,7 +638,7 @@ static void put_in(struct cairn_fabric *fabric, struct cairn_fabric_region *regi
     fabric->region_count++;
 }
 
-static void take_out(struct cairn_fabric *fabric, const struct cairn_fabric_region *region)
+static void take_out(struct fabric *fabric, const struct fabric_region *region)
 {
     const uint32_t rank = rank_of(fabric, region->base) - 1;
     assert(fabric->regions[rank] == region);
@@ -654,8 +649,8 @@ static void take_out(struct cairn_fabric *fabric, const struct cairn_fabric_regi
 
 /* -- the calls ---------------------------------------------------------------------------------- */
 
-static cairn_status judge_common(const struct cairn_fabric *fabric,
-                                 const struct cairn_fabric_region *wanted, const void *note)
+static cairn_status judge_common(const struct fabric *fabric, const struct fabric_region *wanted,
+                                 const void *note)
 {
     if (wanted->base == NULL || wanted->bytes == 0) return CAIRN_ERR_INVALID;
     if (wanted->note_bytes > CAIRN_FABRIC_NOTE_MAX) return CAIRN_ERR_INVALID;
@@ -664,7 +659,7 @@ static cairn_status judge_common(const struct cairn_fabric *fabric,
 }
 
 /* A backend that takes no memory of cards keeps the address all the same: it knows what not to read. */
-static cairn_status tell_backend(struct cairn_fabric_region *region)
+static cairn_status tell_backend(struct fabric_region *region)
 {
     const struct fabric_backend *backend = region->fabric->backend;
     const bool has_cards = backend->imports != NULL || backend->connect_inside != NULL;
@@ -672,12 +667,12 @@ static cairn_status tell_backend(struct cairn_fabric_region *region)
     return backend->region_add(region);
 }
 
-static cairn_status add(struct cairn_fabric *fabric, const struct cairn_fabric_region *wanted,
-                        const void *note, struct cairn_fabric_region **region_out)
+static cairn_status add(struct fabric *fabric, const struct fabric_region *wanted, const void *note,
+                        struct fabric_region **region_out)
 {
     const size_t own_bytes = fabric->backend->region_bytes;
     if (!make_room(fabric)) return CAIRN_ERR_NO_MEMORY;
-    struct cairn_fabric_region *region = calloc(1, own_bytes > 0 ? own_bytes : sizeof *region);
+    struct fabric_region *region = calloc(1, own_bytes > 0 ? own_bytes : sizeof *region);
     if (region == NULL) return CAIRN_ERR_NO_MEMORY;
     *region = *wanted;
     region->fabric = fabric;
@@ -693,11 +688,11 @@ static cairn_status add(struct cairn_fabric *fabric, const struct cairn_fabric_r
     return CAIRN_OK;
 }
 
-cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *base, size_t bytes,
-                                     int fd, const void *note, size_t note_bytes,
-                                     struct cairn_fabric_region **region_out)
+cairn_status fabric_region_add(struct fabric *fabric, const void *base, size_t bytes, int fd,
+                               const void *note, size_t note_bytes,
+                               struct fabric_region **region_out)
 {
-    const struct cairn_fabric_region wanted = {
+    const struct fabric_region wanted = {
         .base = base, .bytes = bytes, .fd = fd, .note_bytes = note_bytes
     };
     cairn_status status = judge_common(fabric, &wanted, note);
@@ -705,12 +700,11 @@ cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *ba
     return status == CAIRN_OK ? add(fabric, &wanted, note, region_out) : status;
 }
 
-cairn_status cairn_fabric_region_add_device(struct cairn_fabric *fabric, const void *base,
-                                            size_t bytes, int fd, const uint8_t *uuid,
-                                            const void *note, size_t note_bytes,
-                                            struct cairn_fabric_region **region_out)
+cairn_status fabric_region_add_device(struct fabric *fabric, const void *base, size_t bytes, int fd,
+                                      const uint8_t *uuid, const void *note, size_t note_bytes,
+                                      struct fabric_region **region_out)
 {
-    struct cairn_fabric_region wanted = {
+    struct fabric_region wanted = {
         .base = base, .bytes = bytes, .fd = fd, .is_device = true, .note_bytes = note_bytes
     };
     if (fd < 0 || uuid == NULL) return CAIRN_ERR_INVALID;
@@ -719,26 +713,25 @@ cairn_status cairn_fabric_region_add_device(struct cairn_fabric *fabric, const v
     return status == CAIRN_OK ? add(fabric, &wanted, note, region_out) : status;
 }
 
-bool cairn_fabric_peer_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid)
+bool fabric_peer_imports(const struct fabric_peer *peer, const uint8_t *uuid)
 {
     const struct fabric_backend *backend = peer->fabric->backend;
     return backend->imports != NULL && backend->imports(peer, uuid);
 }
 
-bool fabric_region_goes(const struct cairn_fabric_peer *peer, const void *payload, size_t bytes,
-                        const struct cairn_fabric_region **device_out)
+bool fabric_region_goes(const struct fabric_peer *peer, const void *payload, size_t bytes,
+                        const struct fabric_region **device_out)
 {
     *device_out = NULL;
     if (peer->fabric->device_region_count == 0 || bytes == 0) return true;
-    const struct cairn_fabric_region *region = fabric_region_find(peer->fabric, payload, 1);
+    const struct fabric_region *region = fabric_region_find(peer->fabric, payload, 1);
     if (region == NULL || !region->is_device) return true;
     *device_out = region;
     return bytes <= region->bytes - (size_t)((const uint8_t *)payload - region->base) &&
-           (goes_directly(peer, region, bytes) || cairn_fabric_peer_imports(peer, region->uuid));
+           (goes_directly(peer, region, bytes) || fabric_peer_imports(peer, region->uuid));
 }
 
-cairn_status cairn_fabric_region_show(struct cairn_fabric_region *region,
-                                      struct cairn_fabric_peer *peer)
+cairn_status fabric_region_show(struct fabric_region *region, struct fabric_peer *peer)
 {
     if (peer->is_down || peer->is_closed || peer->fabric->is_closing) return CAIRN_ERR_CLOSED;
     const struct fabric_backend *backend = region->fabric->backend;
@@ -746,7 +739,7 @@ cairn_status cairn_fabric_region_show(struct cairn_fabric_region *region,
     return backend->region_show(region, peer);
 }
 
-void cairn_fabric_region_drop(struct cairn_fabric_region *region)
+void fabric_region_drop(struct fabric_region *region)
 {
     if (region == NULL) return;
     take_out(region->fabric, region);
@@ -755,7 +748,7 @@ void cairn_fabric_region_drop(struct cairn_fabric_region *region)
     free(region);
 }
 
-void fabric_free_regions(struct cairn_fabric *fabric)
+void fabric_free_regions(struct fabric *fabric)
 {
     for (uint32_t i = 0; i < fabric->region_count; i++) free(fabric->regions[i]);
     free(fabric->regions);
@@ -835,12 +828,12 @@ static void stream_line(uint8_t *to, const uint8_t *from)
     _mm_stream_si128((__m128i *)(void *)(to + 48), d);
 }
 
-void cairn_far_copy(void *to, const void *from, size_t bytes)
+void far_copy(void *to, const void *from, size_t bytes)
 {
     uint8_t *out = to;
     const uint8_t *in = from;
     const size_t odd = (LINE - (uintptr_t)out % LINE) % LINE, before = odd < bytes ? odd : bytes;
-    const size_t each = cairn_stagger_cut(bytes - before, STREAMS);
+    const size_t each = stagger_cut(bytes - before, STREAMS);
     memcpy(out, in, before);
     for (size_t at = before; at < before + each; at += LINE)
         for (size_t s = 0; s < STREAMS; s++) stream_line(out + at + s * each, in + at + s * each);
@@ -850,7 +843,7 @@ void cairn_far_copy(void *to, const void *from, size_t bytes)
     _mm_sfence(); // whoever hears that it is copied sees it
 }
 #else
-void cairn_far_copy(void *to, const void *from, size_t bytes)
+void far_copy(void *to, const void *from, size_t bytes)
 {
     memcpy(to, from, bytes);
 }

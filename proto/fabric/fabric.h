@@ -19,7 +19,7 @@
  * all callbacks happen on that thread; nothing here takes a lock. Another thread speaks to it by
  * uv_async and a queue (proto/loop).
  *
- * CALLBACKS run only inside cairn_fabric_progress() and cairn_fabric_close(), never inside the call
+ * CALLBACKS run only inside fabric_progress() and fabric_close(), never inside the call
  * that caused them. Inside a callback every function of this header may be called except progress
  * and close.
  *
@@ -38,7 +38,7 @@
 enum {
     CAIRN_FABRIC_HEADER_MAX = 256,      /* bytes of a message's header */
     CAIRN_FABRIC_ADDRESS_MAX = 4096,    /* bytes of an address as it travels */
-    CAIRN_FABRIC_DESCRIBE_MAX = 512,    /* bytes of cairn_fabric_describe, with its NUL */
+    CAIRN_FABRIC_DESCRIBE_MAX = 512,    /* bytes of fabric_describe, with its NUL */
     CAIRN_FABRIC_HOST_BYTES = 64,       /* of the name of a host, with its NUL */
     CAIRN_FABRIC_PAYLOAD_MAX = 1 << 20, /* default of max_payload: 1 MiB keeps a loop responsive */
     CAIRN_FABRIC_DIRECT_MIN = 32 << 10, /* bytes: of CAIRN_FABRIC_PATH_DIRECT */
@@ -46,25 +46,25 @@ enum {
     CAIRN_FABRIC_UUIDS_MAX = 8,         /* cards whose memory one fabric imports */
 };
 
-struct cairn_fabric;         /* one node of the network: an address, an inbox, its peers */
-struct cairn_fabric_peer;    /* somebody we send to */
-struct cairn_fabric_message; /* a payload that has been announced and not yet received or dropped */
-struct cairn_fabric_region;  /* shared memory of ours that peers of this host may map */
-struct cairn_fabric_mapping; /* shared memory of a peer of this host, mapped here to be read */
-struct cairn_fabric_hub;     /* backend.h */
+struct fabric;         /* one node of the network: an address, an inbox, its peers */
+struct fabric_peer;    /* somebody we send to */
+struct fabric_message; /* a payload that has been announced and not yet received or dropped */
+struct fabric_region;  /* shared memory of ours that peers of this host may map */
+struct fabric_mapping; /* shared memory of a peer of this host, mapped here to be read */
+struct fabric_hub;     /* backend.h */
 
 /* A send or a receive is over and its buffer is the caller's again.
  *   sent:     CAIRN_OK says only that the buffer may be reused. The peer may never have it.
  *   received: CAIRN_OK says the payload lies in the buffer; else its content is undefined.
  * Errors: CAIRN_ERR_CLOSED (the peer or the fabric is gone), CAIRN_ERR_NO_MEMORY. */
-typedef void cairn_fabric_done_fn(void *arg, cairn_status status);
+typedef void fabric_done_fn(void *arg, cairn_status status);
 
 /* The peer is gone, or could not be reached: CAIRN_ERR_CLOSED or CAIRN_ERR_UNREACHABLE. Called once per
- * peer, and not after cairn_fabric_peer_close. Its sends complete with an error, before or after this. The
+ * peer, and not after fabric_peer_close. Its sends complete with an error, before or after this. The
  * peer stays valid (every send answers CAIRN_ERR_CLOSED) until it is closed, which may be done right here. A
  * peer that is stopped is NOT noticed: leases and deadlines are the application's. One that a silent network
- * cuts off is noticed (cairn_fabric_set_patience). */
-typedef void cairn_fabric_down_fn(void *arg, struct cairn_fabric_peer *peer, cairn_status why);
+ * cuts off is noticed (fabric_set_patience). */
+typedef void fabric_down_fn(void *arg, struct fabric_peer *peer, cairn_status why);
 
 /* A message arrived. `header` is valid inside this call only: copy what is needed.
  * payload_bytes == 0: message is NULL and there is nothing to do.
@@ -72,27 +72,27 @@ typedef void cairn_fabric_down_fn(void *arg, struct cairn_fabric_peer *peer, cai
  * Until then the sender's buffer is pinned (rendezvous) or some of our memory is (small payloads):
  * hold few. Past options.held_max (held and being received) more are refused, unseen by this callback.
  * Who sent it is said by the header, if the application puts it there: the fabric does not know. */
-typedef void cairn_fabric_message_fn(void *arg, const void *header, size_t header_bytes,
-                                     size_t payload_bytes, struct cairn_fabric_message *message);
+typedef void fabric_message_fn(void *arg, const void *header, size_t header_bytes,
+                               size_t payload_bytes, struct fabric_message *message);
 
 /* Whether peers over "ucx" read each other's regions by themselves (one-sided), instead of being sent
  * what lies there. Both ends must allow it; it is agreed on for each endpoint. */
-enum cairn_one_sided {
+enum one_sided {
     CAIRN_ONE_SIDED_AUTO, /* where the endpoint's lanes do it natively (InfiniBand, RoCE); not over TCP */
     CAIRN_ONE_SIDED_ON, /* always: over TCP UCX emulates it, which gains nothing, and UCX 1.13 may crash
                          * whoever is read as an endpoint ends. For tests */
     CAIRN_ONE_SIDED_OFF,
 };
-const char *cairn_one_sided_name(enum cairn_one_sided value); /* "auto", "on", "off" */
+const char *one_sided_name(enum one_sided value); /* "auto", "on", "off" */
 /* "7100-7199": a range of ports. */
-bool cairn_port_range_ok(const char *text);
+bool port_range_ok(const char *text);
 #define CAIRN_PORT_RANGE_ALLOWED \
     "allowed: first-last, of 1 to 65535, such as 7100-7199, or empty: any port"
-bool cairn_one_sided_parse(const char *text, enum cairn_one_sided *out);
+bool one_sided_parse(const char *text, enum one_sided *out);
 
 /* Whether what lies on a card goes to peers over "ucx" right from there. Each end chooses for what it
  * sends. */
-enum cairn_device_memory {
+enum device_memory {
     CAIRN_DEVICE_MEMORY_AUTO, /* where UCX has CUDA, and the network card reaches that memory by itself */
     /* wherever UCX has CUDA: over TCP UCX copies it through host memory, in the owner's thread, and gains
      * nothing. For tests */
@@ -100,13 +100,13 @@ enum cairn_device_memory {
     CAIRN_DEVICE_MEMORY_HOST, /* never: the application brings it to host memory first */
 };
 /* "auto", "device", "host" */
-bool cairn_device_memory_parse(const char *text, enum cairn_device_memory *out);
+bool device_memory_parse(const char *text, enum device_memory *out);
 #define CAIRN_DEVICE_MEMORY_ALLOWED "auto or host is allowed, and device, for tests"
 
 enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
 
 /* Memory of a card, as its owner shows it. Not judged yet: any of it may be a lie. */
-struct cairn_fabric_offer {
+struct fabric_offer {
     const uint8_t *uuid; /* [CAIRN_FABRIC_UUID_BYTES] of the card: one of the importer's */
     uint64_t bytes;
     const void *note; /* [note_bytes] */
@@ -116,7 +116,7 @@ struct cairn_fabric_offer {
 /* The callbacks that import memory of cards which peers of this host show ("mapped" and "auto"):
  * the fabric itself follows no address of a card, and knows no driver. Borrowed: must outlive the
  * fabric and the mappings that are held. All are called on the owner's thread. */
-struct cairn_fabric_device {
+struct fabric_device {
     uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES]; /* of which cards */
     uint32_t uuid_count;
     bool is_reached;  /* network cards may read and write their memory (GPUDirect RDMA) */
@@ -126,16 +126,16 @@ struct cairn_fabric_device {
      * descriptor is wrong, `why` says how, and the connection that it came by ends.
      * CAIRN_ERR_NO_MEMORY and CAIRN_ERR_IO instead say that something is lacking here: the memory
      * is not mapped, and its owner hears that this node imports no more. */
-    cairn_status (*import)(void *context, const struct cairn_fabric_offer *offer, int fd,
-                           void **address_out, struct cairn_sentence *why);
+    cairn_status (*import)(void *context, const struct fabric_offer *offer, int fd,
+                           void **address_out, struct sentence *why);
     void (*release)(void *context, void *address, uint64_t bytes);
     /* Returns when the bytes are in host memory. CAIRN_ERR_IO: the card has failed. */
     cairn_status (*copy)(void *context, void *to_host, const void *from_device, size_t bytes);
 };
 
 /* Zero means the default for every field. Strings are copied. */
-struct cairn_fabric_options {
-    cairn_fabric_message_fn *on_message; /* required */
+struct fabric_options {
+    fabric_message_fn *on_message; /* required */
     void *on_message_arg;
     size_t max_payload; /* bytes; larger ones are refused on both sides. Default 1 MiB */
     uint32_t held_max;  /* messages held or being received at a time. Default 4096 */
@@ -147,8 +147,8 @@ struct cairn_fabric_options {
     const char *net_devices;
     const char *port_range; /* UCX_TCP_PORT_RANGE, "first-last", so that a firewall can name it.
                               * Default: any free port */
-    enum cairn_one_sided one_sided;
-    enum cairn_device_memory device_memory;
+    enum one_sided one_sided;
+    enum device_memory device_memory;
     /* Something of a peer's regions was refused, or of ours, or is read by copies for want of addresses: a
      * sentence for a log that says what becomes of it. May be NULL */
     void (*on_refused)(void *on_message_arg, const char *what);
@@ -157,7 +157,7 @@ struct cairn_fabric_options {
         has_loopback; /* "auto": some peers are reached by ucx over "lo", so that it is opened there, too */
 
     /* A network of the caller's own: used for its kind. NULL: none. Borrowed, must outlive the fabric */
-    struct cairn_fabric_hub *hub;
+    struct fabric_hub *hub;
 
     /* "mapped" and "auto" */
     const char *socket_folder; /* where our Unix socket is made. Default: no file, the abstract
@@ -169,9 +169,9 @@ struct cairn_fabric_options {
      * Default 1 TiB of addresses */
     uint64_t mapped_max;
     /* A peer showed us a region, and took it back; may be NULL */
-    void (*on_mapping)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
-    void (*on_mapping_gone)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
-    const struct cairn_fabric_device *device; /* NULL: memory of cards is not imported */
+    void (*on_mapping)(void *on_message_arg, struct fabric_mapping *mapping);
+    void (*on_mapping_gone)(void *on_message_arg, struct fabric_mapping *mapping);
+    const struct fabric_device *device; /* NULL: memory of cards is not imported */
 };
 
 /* kind is "ucx", "mapped" (peers of this host only), "auto" (mapped to peers of this host that can be
@@ -179,32 +179,30 @@ struct cairn_fabric_options {
  * opens no port), or that of options.hub. CAIRN_ERR_INVALID: unknown kind or an option out of range.
  * CAIRN_ERR_UNREACHABLE: no such network device or port. CAIRN_ERR_NO_MEMORY.
  * UCX changes its process: it is kept from installing signal handlers, see README.md. */
-CAIRN_MUST_CHECK cairn_status cairn_fabric_open(const char *kind,
-                                                const struct cairn_fabric_options *options,
-                                                struct cairn_fabric **fabric_out,
-                                                struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status fabric_open(const char *kind, const struct fabric_options *options,
+                                          struct fabric **fabric_out, struct sentence *why);
 
 /* Closes every peer by force, drops every held message, runs every outstanding done callback with
  * CAIRN_ERR_CLOSED (their buffers are free then), and frees everything. Peers and messages are
  * invalid after it. on_down is not called. Takes at most a second. NULL is allowed.
  * A peer that must have got our last message has to have said so before this. */
-void cairn_fabric_close(struct cairn_fabric *fabric);
+void fabric_close(struct fabric *fabric);
 
 /* Our address as bytes, for others to connect to; send it over the authenticated control channel.
  * Borrowed, constant, at most CAIRN_FABRIC_ADDRESS_MAX bytes. */
-const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *bytes_out);
+const void *fabric_own_address(const struct fabric *fabric, size_t *bytes_out);
 
 /* The kind of fabric that an address is of: the ways by which its owner can be reached ("auto": mapped and
  * ucx). Static; "" if it is no address. Needs no fabric. */
-const char *cairn_fabric_address_kind(const void *address, size_t bytes);
+const char *fabric_address_kind(const void *address, size_t bytes);
 /* The same for people; "ucx, one-sided": its owner may read and be read one-sidedly;
  * "auto, device": it reads memory of a card, which peers of its host show, where it lies. */
-const char *cairn_fabric_address_ways(const void *address, size_t bytes);
+const char *fabric_address_ways(const void *address, size_t bytes);
 /* The host that the owner of an address is on, ended by NUL: those of one host map each other's memory.
  * False: it has none (not "mapped" or "auto"), or is no address, or the name does not fit. */
-bool cairn_fabric_address_host(const void *address, size_t bytes, char *out, size_t out_bytes);
+bool fabric_address_host(const void *address, size_t bytes, char *out, size_t out_bytes);
 /* May be the name of a host: 1 to 63 visible characters of ASCII. */
-bool cairn_fabric_host_is_name(const char *host);
+bool fabric_host_is_name(const char *host);
 
 /* Somebody's address becomes a peer; several of one address share a connection (UCX). Does not wait for an
  * answer: the first sends are queued. Nobody there: CAIRN_ERR_UNREACHABLE now or on_down later, both happen.
@@ -212,9 +210,9 @@ bool cairn_fabric_host_is_name(const char *host);
  * kind of fabric. The checksum keeps accidents from UCX, which aborts on them. It does not stop a liar:
  * connect only to addresses that came from an authenticated member. Packets that are dropped on the way:
  * CAIRN_ERR_UNREACHABLE after 100 ms, and at once when it is tried again; a late answer counts then. */
-CAIRN_MUST_CHECK cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, const void *address,
-                                                   size_t bytes, cairn_fabric_down_fn *on_down,
-                                                   void *arg, struct cairn_fabric_peer **peer_out);
+CAIRN_MUST_CHECK cairn_status fabric_connect_to(struct fabric *fabric, const void *address,
+                                                size_t bytes, fabric_down_fn *on_down, void *arg,
+                                                struct fabric_peer **peer_out);
 
 /* Gives the peer up. Sends in flight complete in a later progress, with CAIRN_OK or CAIRN_ERR_CLOSED, and
  * may or may not arrive; what the other side neither takes nor drops ends with CAIRN_ERR_CLOSED after half a
@@ -222,7 +220,7 @@ CAIRN_MUST_CHECK cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, 
  * address share a connection, which lives as long as both nodes do): say goodbye in a message, if it
  * matters. Where something has to be ended for it, that connection ends, and all who share it hear of that.
  * NULL is allowed. */
-void cairn_fabric_peer_close(struct cairn_fabric_peer *peer);
+void fabric_peer_close(struct fabric_peer *peer);
 
 /* Sends header and payload. The header is copied; the payload is on loan until on_sent, which for a
  * large payload is when its receiver takes or drops it, however late that is.
@@ -230,10 +228,9 @@ void cairn_fabric_peer_close(struct cairn_fabric_peer *peer);
  * CAIRN_ERR_CLOSED: the peer is down. CAIRN_ERR_BUSY: sends_max are in flight. CAIRN_ERR_NO_MEMORY.
  * CAIRN_ERR_UNSUPPORTED: it is memory of a card that this peer does not import.
  * on_sent may be NULL if payload_bytes is 0. */
-CAIRN_MUST_CHECK cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, const void *header,
-                                                size_t header_bytes, const void *payload,
-                                                size_t payload_bytes, cairn_fabric_done_fn *on_sent,
-                                                void *arg);
+CAIRN_MUST_CHECK cairn_status fabric_send(struct fabric_peer *peer, const void *header,
+                                          size_t header_bytes, const void *payload,
+                                          size_t payload_bytes, fabric_done_fn *on_sent, void *arg);
 
 /* Receives a held message into buffer, which is on loan until on_received; the message is used up.
  * A buffer in a region of a card that CAIRN_FABRIC_PATH_DIRECT is for is written by the network
@@ -241,27 +238,25 @@ CAIRN_MUST_CHECK cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, 
  * and the message is as it was. The card's next work may have to wait until it sees such writes
  * (gpu/cuda/vmm.h). CAIRN_ERR_INVALID: capacity is smaller than the payload; the message is still
  * held. CAIRN_ERR_CLOSED (by the callback) if its sender died in the meantime. */
-CAIRN_MUST_CHECK cairn_status cairn_fabric_receive(struct cairn_fabric_message *message,
-                                                   void *buffer, size_t capacity,
-                                                   cairn_fabric_done_fn *on_received, void *arg);
+CAIRN_MUST_CHECK cairn_status fabric_receive(struct fabric_message *message, void *buffer,
+                                             size_t capacity, fabric_done_fn *on_received,
+                                             void *arg);
 
-/* As cairn_fabric_receive, into memory that will not be read before the caches have forgotten it: it is
+/* As fabric_receive, into memory that will not be read before the caches have forgotten it: it is
  * written around them where that is faster. *checksum_out, on loan, too, is set before on_received says
- * CAIRN_OK: cairn_chunk_checksum of the payload as it came. */
-CAIRN_MUST_CHECK cairn_status cairn_fabric_receive_far(struct cairn_fabric_message *message,
-                                                       void *buffer, size_t capacity,
-                                                       uint64_t *checksum_out,
-                                                       cairn_fabric_done_fn *on_received,
-                                                       void *arg);
+ * CAIRN_OK: chunk_checksum of the payload as it came. */
+CAIRN_MUST_CHECK cairn_status fabric_receive_far(struct fabric_message *message, void *buffer,
+                                                 size_t capacity, uint64_t *checksum_out,
+                                                 fabric_done_fn *on_received, void *arg);
 
 /* Gives a held message up; NULL: there is none. Its sender's on_sent says CAIRN_OK all the same: tell it in a
  * message. */
-void cairn_fabric_drop(struct cairn_fabric_message *message);
+void fabric_drop(struct fabric_message *message);
 
 /* ---- memory that peers map, or read ----
  *
- * A payload that lies in a region goes to a peer that maps (cairn_fabric_peer_path) by reference: its
- * receiver reads it where it lies (cairn_fabric_message_view), and on_sent comes when the receiver has
+ * A payload that lies in a region goes to a peer that maps (fabric_peer_path) by reference: its
+ * receiver reads it where it lies (fabric_message_view), and on_sent comes when the receiver has
  * received or dropped the message, which is the release of design 2. Any other payload is copied once,
  * or carried.
  *
@@ -279,105 +274,103 @@ void cairn_fabric_drop(struct cairn_fabric_message *message);
 
 /* Tells of shared memory. `fd`: a memfd of at least `bytes`, not of huge pages, sealed by
  * CAIRN_FABRIC_SEALS once it was mapped here at `base`; fd and memory are borrowed until
- * cairn_fabric_region_drop. Bytes that are sent by reference must have their pages: a peer that
+ * fabric_region_drop. Bytes that are sent by reference must have their pages: a peer that
  * maps refuses the connection otherwise. `note` describes the region, in words of the application,
  * for the receiver's on_mapping. CAIRN_ERR_INVALID: not such a memfd, or some of these addresses
  * belong to another region. CAIRN_ERR_BUSY: 4092 regions are there. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *base,
-                                                      size_t bytes, int fd, const void *note,
-                                                      size_t note_bytes,
-                                                      struct cairn_fabric_region **region_out);
+CAIRN_MUST_CHECK cairn_status fabric_region_add(struct fabric *fabric, const void *base,
+                                                size_t bytes, int fd, const void *note,
+                                                size_t note_bytes,
+                                                struct fabric_region **region_out);
 /* Tells of memory of a card: `base` is an address that no host code follows, `fd` a handle of all
  * of the memory that the card's driver exported. The fabric keeps a duplicate of it until
- * cairn_fabric_region_drop: an open handle keeps the memory taken. `uuid`: the card whose memory it
+ * fabric_region_drop: an open handle keeps the memory taken. `uuid`: the card whose memory it
  * is. The region is shown to peers of this host that import memory of that card
- * (cairn_fabric_peer_imports), and to no other; to these a payload in it of any size goes by
+ * (fabric_peer_imports), and to no other; to these a payload in it of any size goes by
  * reference, to others it is CAIRN_ERR_UNSUPPORTED: bring it to host memory first. All writes of
  * the card to a payload must be done before it is sent: nothing here orders cards. Errors as
  * above. */
-CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add_device(
-    struct cairn_fabric *fabric, const void *base, size_t bytes, int fd, const uint8_t *uuid,
-    const void *note, size_t note_bytes, struct cairn_fabric_region **region_out);
+CAIRN_MUST_CHECK cairn_status fabric_region_add_device(struct fabric *fabric, const void *base,
+                                                       size_t bytes, int fd, const uint8_t *uuid,
+                                                       const void *note, size_t note_bytes,
+                                                       struct fabric_region **region_out);
 /* True: the peer takes memory of that card by reference, since its address says so and it has not
  * said since that it cannot any more, for want of room or because the card has failed. When a peer
  * says so, payloads on their way by reference end the connection; the next connection knows that it
  * does not take them. */
-bool cairn_fabric_peer_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
+bool fabric_peer_imports(const struct fabric_peer *peer, const uint8_t *uuid);
 /* True: device memory that goes to this peer has the path CAIRN_FABRIC_PATH_DIRECT. */
-bool cairn_fabric_peer_takes_device(const struct cairn_fabric_peer *peer);
+bool fabric_peer_takes_device(const struct fabric_peer *peer);
 /* True: memory of options.device goes to peers over "ucx" from where it lies. *why_out says why, or why
  * not: a clause for people, owned by the fabric. */
-bool cairn_fabric_takes_device(const struct cairn_fabric *fabric, const char **why_out);
+bool fabric_takes_device(const struct fabric *fabric, const char **why_out);
 /* Shows the region to a peer before anything of it is sent, so that the peer gets on_mapping.
  * Without effect on a peer that does not map, or does not import memory of that card.
  * CAIRN_ERR_CLOSED, CAIRN_ERR_BUSY, CAIRN_ERR_NO_MEMORY as in a send. */
-CAIRN_MUST_CHECK cairn_status cairn_fabric_region_show(struct cairn_fabric_region *region,
-                                                       struct cairn_fabric_peer *peer);
+CAIRN_MUST_CHECK cairn_status fabric_region_show(struct fabric_region *region,
+                                                 struct fabric_peer *peer);
 /* Nothing of the region is sent any more; peers are told, and let go when they have released what
  * they read. Payloads in flight stay readable for the peers, also after this call. NULL is
  * allowed. */
-void cairn_fabric_region_drop(struct cairn_fabric_region *region);
+void fabric_region_drop(struct fabric_region *region);
 
 /* Where the payload lies, to be read by any thread until the message is received or dropped. NULL:
  * it has to be received. The payload is the sender's memory: judge it only after copying it; a
  * faulty sender may change it, and a page that the sender's host cannot supply is SIGBUS in the
  * thread that reads (server/base/listener.h). For path "device" the result is an address of
  * options.device, for its card to read. */
-const void *cairn_fabric_message_view(const struct cairn_fabric_message *message);
+const void *fabric_message_view(const struct fabric_message *message);
 
 /* A peer showed a region (options.on_mapping), and took it back or is gone (options.on_mapping_gone; once
- * for each, in cairn_fabric_close at the latest). The mapping is readable from on_mapping on, and after
- * on_mapping_gone as long as it is held, also after cairn_fabric_close. Owner's thread only. */
-const void *cairn_fabric_mapping_memory(const struct cairn_fabric_mapping *mapping,
-                                        size_t *bytes_out);
-const void *cairn_fabric_mapping_note(const struct cairn_fabric_mapping *mapping,
-                                      size_t *note_bytes_out);
+ * for each, in fabric_close at the latest). The mapping is readable from on_mapping on, and after
+ * on_mapping_gone as long as it is held, also after fabric_close. Owner's thread only. */
+const void *fabric_mapping_memory(const struct fabric_mapping *mapping, size_t *bytes_out);
+const void *fabric_mapping_note(const struct fabric_mapping *mapping, size_t *note_bytes_out);
 /* The card whose memory it is, at an address that options.device gave; NULL: host memory. */
-const uint8_t *cairn_fabric_mapping_uuid(const struct cairn_fabric_mapping *mapping);
+const uint8_t *fabric_mapping_uuid(const struct fabric_mapping *mapping);
 /* options.device did not map it after all: as if its import had failed. */
-void cairn_fabric_mapping_refuse(struct cairn_fabric_mapping *mapping, const char *why);
-void cairn_fabric_mapping_hold(struct cairn_fabric_mapping *mapping);
-void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping);
+void fabric_mapping_refuse(struct fabric_mapping *mapping, const char *why);
+void fabric_mapping_hold(struct fabric_mapping *mapping);
+void fabric_mapping_release(struct fabric_mapping *mapping);
 
 /* How long a node may acknowledge nothing of what was sent to it before it is taken for gone, from
  * 1 s to 10 minutes: the lease after which the application gives it up. The value holds for
  * connections made from now on, over "ucx" by TCP. Default 5 s. */
-void cairn_fabric_set_patience(struct cairn_fabric *fabric, uint32_t ms);
+void fabric_set_patience(struct fabric *fabric, uint32_t ms);
 
 /* true: the connections that peers made end, what they showed is taken back (on_mapping_gone), and none
  * is taken until this is called with false; in the next progress. Ours stay, and so does the address: the
  * peers connect again by themselves, since to them it is a connection that was lost. Without effect on a
  * fabric that does not map. */
-void cairn_fabric_hold_off(struct cairn_fabric *fabric, bool is_off);
+void fabric_hold_off(struct fabric *fabric, bool is_off);
 
 /* The way that a peer's messages go: "mapped", "ucx", or a hub's. Static. */
-const char *cairn_fabric_peer_path(const struct cairn_fabric_peer *peer);
+const char *fabric_peer_path(const struct fabric_peer *peer);
 
 /* The path of a card's memory that goes over "ucx" right from where it lies: payloads of at least
  * CAIRN_FABRIC_DIRECT_MIN bytes, since a processor would have to copy smaller ones all the same. */
 #define CAIRN_FABRIC_PATH_DIRECT "ucx, device"
 /* The way that a message came, or that a payload would go now: as above, "one-sided", or "device" (memory of
  * a card, by reference); of a payload CAIRN_FABRIC_PATH_DIRECT, or "" if it would not go. Static. */
-const char *cairn_fabric_message_path(const struct cairn_fabric_message *message);
-const char *cairn_fabric_payload_path(const struct cairn_fabric_peer *peer, const void *payload,
-                                      size_t bytes);
+const char *fabric_message_path(const struct fabric_message *message);
+const char *fabric_payload_path(const struct fabric_peer *peer, const void *payload, size_t bytes);
 
 /* Does what there is to do without waiting; returns how many things were done, 0 if none. */
-unsigned cairn_fabric_progress(struct cairn_fabric *fabric);
+unsigned fabric_progress(struct fabric *fabric);
 
 /* To sleep: call progress until it returns 0, then arm. CAIRN_OK: event_fd becomes readable when
  * there is something to do, wait for it (level-triggered). CAIRN_ERR_BUSY: there is already, call
  * progress again. The descriptor stays readable until the next successful arm. Any other function
  * called in between makes another progress and arm necessary. proto/loop/fabric_poll.h does all this
  * in a libuv loop. */
-CAIRN_MUST_CHECK cairn_status cairn_fabric_arm(struct cairn_fabric *fabric);
-int cairn_fabric_event_fd(const struct cairn_fabric *fabric);
+CAIRN_MUST_CHECK cairn_status fabric_arm(struct fabric *fabric);
+int fabric_event_fd(const struct fabric *fabric);
 
 /* Counted since open. Payload bytes only; headers are not counted. */
-struct cairn_fabric_stats {
-    uint64_t messages_sent, bytes_sent;         /* accepted by cairn_fabric_send */
+struct fabric_stats {
+    uint64_t messages_sent, bytes_sent;         /* accepted by fabric_send */
     uint64_t messages_received, bytes_received; /* given to on_message; completed receives */
-    uint64_t messages_dropped;                  /* by cairn_fabric_drop */
+    uint64_t messages_dropped;                  /* by fabric_drop */
     uint64_t messages_refused;                  /* too large, or over held_max, or no header */
     uint64_t peers_down;                        /* on_down called */
     uint64_t connections_refused;               /* mapped: closed for what came, or silence */
@@ -389,9 +382,9 @@ struct cairn_fabric_stats {
     uint32_t held_now, peers_now;     /* messages not yet taken; peers not yet closed */
     uint32_t endpoints_now;           /* ucx */
 };
-void cairn_fabric_stats(const struct cairn_fabric *fabric, struct cairn_fabric_stats *stats_out);
+void fabric_stats(const struct fabric *fabric, struct fabric_stats *stats_out);
 
 /* One line for a log: kind, library version, transports, devices, ports, limits. Borrowed. */
-const char *cairn_fabric_describe(const struct cairn_fabric *fabric);
+const char *fabric_describe(const struct fabric *fabric);
 
 #endif

@@ -10,6 +10,7 @@
  * a folder but no network namespace. */
 #include "proto/fabric/mapped.h"
 
+#include <inttypes.h>
 #include <errno.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -183,12 +184,12 @@ static unsigned send_away(struct mapped_fabric *fabric)
     return count;
 }
 
-static void mapped_hold_off(struct cairn_fabric *common, bool is_off)
+static void mapped_hold_off(struct fabric *common, bool is_off)
 {
     mapped_of(common)->is_held_off = is_off;
 }
 
-static unsigned mapped_progress(struct cairn_fabric *common)
+static unsigned mapped_progress(struct fabric *common)
 {
     struct mapped_fabric *fabric = mapped_of(common);
     struct epoll_event events[EVENTS_PER_PROGRESS];
@@ -206,7 +207,7 @@ static unsigned mapped_progress(struct cairn_fabric *common)
 
 /* Data that waits for us in a socket keeps event_fd readable by itself, so it is not looked at
  * here. */
-static cairn_status mapped_arm(struct cairn_fabric *common)
+static cairn_status mapped_arm(struct fabric *common)
 {
     const struct mapped_fabric *fabric = mapped_of(common);
     return TAILQ_EMPTY(&fabric->dirty) && TAILQ_EMPTY(&fabric->fresh) && !fabric->is_room
@@ -221,20 +222,19 @@ static bool name_socket(struct mapped_fabric *fabric, const char *folder, struct
     uint64_t random;
     char text[sizeof name->sun_path];
     frame_random(&random, sizeof random);
-    const int length = snprintf(text, sizeof text, "%s%scairn-%d-%016llx%s",
+    const int length = snprintf(text, sizeof text, "%s%scairn-%d-%016" PRIx64 "%s",
                                 folder != NULL ? folder : "", folder != NULL ? "/" : "@",
-                                (int)getpid(), (unsigned long long)random,
-                                folder != NULL ? ".socket" : "");
+                                (int)getpid(), random, folder != NULL ? ".socket" : "");
     if (length < 0 || (size_t)length >= sizeof text) return false;
     *name = (struct sockaddr_un) { .sun_family = AF_UNIX };
     memcpy(name->sun_path, text, (size_t)length + 1);
     if (folder == NULL) name->sun_path[0] = '\0';
     snprintf(fabric->common.describe, sizeof fabric->common.describe,
              "mapped, host %s, socket %s, payloads to %zu bytes, at most %u held and %u sends in "
-             "flight, %llu bytes mapped for a peer, memory of %u cards",
+             "flight, %" PRIu64 " bytes mapped for a peer, memory of %u cards",
              fabric->host, text, fabric->common.options.max_payload,
              fabric->common.options.held_max, fabric->common.options.sends_max,
-             (unsigned long long)fabric->common.options.mapped_max, (unsigned)fabric->cards.count);
+             fabric->common.options.mapped_max, (unsigned)fabric->cards.count);
     if (folder != NULL) memcpy(fabric->socket_path, text, (size_t)length + 1);
     return true;
 }
@@ -256,20 +256,19 @@ static cairn_status listen_at(struct mapped_fabric *fabric, const struct sockadd
     return listen(fd, BACKLOG) == 0 ? CAIRN_OK : CAIRN_ERR_UNREACHABLE;
 }
 
-static cairn_status open_socket(struct mapped_fabric *fabric,
-                                const struct cairn_fabric_options *options,
-                                struct mapped_address *address_out, struct cairn_sentence *why)
+static cairn_status open_socket(struct mapped_fabric *fabric, const struct fabric_options *options,
+                                struct mapped_address *address_out, struct sentence *why)
 {
     const char *folder = options->socket_folder;
     struct sockaddr_un name;
     struct mapped_address address = { .path_bytes = 0 };
     if (!mapped_host_find(options, fabric->host))
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_UNSUPPORTED,
             "fabric mapped: /proc/sys/kernel/random/boot_id is not readable: peers of this host "
             "cannot be told from others: name it (fabric.host, CAIRN_HOST)");
     if (!name_socket(fabric, folder, &name))
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_INVALID,
             "fabric mapped: socket folder '%s' is too long: a socket's path has 107 bytes at most",
             folder);
@@ -277,7 +276,7 @@ static cairn_status open_socket(struct mapped_fabric *fabric,
                                          : 1 + strlen(name.sun_path + 1);
     address.path_bytes = (uint32_t)length;
     if (listen_at(fabric, &name, address.path_bytes) != CAIRN_OK)
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_UNREACHABLE,
             "fabric mapped: cannot listen at %s%s: %m: may this process make Unix sockets there?",
             folder != NULL ? "" : "@", name.sun_path + (folder == NULL));
@@ -299,16 +298,15 @@ static void size_arenas(struct mapped_fabric *fabric)
 
 static void close_own(struct mapped_fabric *fabric)
 {
-    cairn_checksum_free(fabric->sum);
+    checksum_free(fabric->sum);
     if (fabric->listener.fd >= 0) close(fabric->listener.fd);
     if (fabric->timer.fd >= 0) close(fabric->timer.fd);
     if (fabric->common.event_fd >= 0) close(fabric->common.event_fd);
     if (fabric->socket_path[0] != '\0') unlink(fabric->socket_path);
 }
 
-static cairn_status mapped_start(struct cairn_fabric *common,
-                                 const struct cairn_fabric_options *options,
-                                 struct cairn_sentence *why)
+static cairn_status mapped_start(struct fabric *common, const struct fabric_options *options,
+                                 struct sentence *why)
 {
     struct mapped_fabric *fabric = mapped_of(common);
     struct mapped_address address;
@@ -327,19 +325,19 @@ static cairn_status mapped_start(struct cairn_fabric *common,
         memcpy(fabric->cards.uuids, options->device->uuids, sizeof fabric->cards.uuids);
     }
     if (!frame_begin())
-        return cairn_fail(why, CAIRN_ERR_INTERNAL, "fabric mapped: libsodium does not start");
+        return fail_with(why, CAIRN_ERR_INTERNAL, "fabric mapped: libsodium does not start");
     frame_random(fabric->key, sizeof fabric->key);
     cairn_status status = open_socket(fabric, options, &address, why);
     if (status != CAIRN_OK) goto err_close;
-    fabric->sum = cairn_checksum_new();
+    fabric->sum = checksum_new();
     if (fabric->sum == NULL) {
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric mapped: no memory");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric mapped: no memory");
         goto err_close;
     }
     common->event_fd = epoll_create1(EPOLL_CLOEXEC);
     fabric->timer.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (common->event_fd < 0 || fabric->timer.fd < 0) {
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric mapped: no event descriptor: %m");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric mapped: no event descriptor: %m");
         goto err_close;
     }
     mapped_link_watch(fabric, &fabric->timer, EPOLLIN);
@@ -350,7 +348,7 @@ err_close:
     return status;
 }
 
-static void mapped_stop(struct cairn_fabric *common)
+static void mapped_stop(struct fabric *common)
 {
     struct mapped_fabric *fabric = mapped_of(common);
     while (!LIST_EMPTY(&fabric->outs)) mapped_out_end(LIST_FIRST(&fabric->outs));
@@ -414,7 +412,7 @@ static bool is_unwilling(const struct mapped_fabric *fabric, const uint8_t *key)
     return false;
 }
 
-cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes)
+cairn_status mapped_connect(struct fabric_peer *peer, const void *address, size_t bytes)
 {
     struct mapped_fabric *fabric = mapped_of(peer->fabric);
     struct mapped_address to;
@@ -450,7 +448,7 @@ bool mapped_cards_have(const struct mapped_cards *cards, const uint8_t *uuid)
     return false;
 }
 
-bool mapped_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid)
+bool mapped_imports(const struct fabric_peer *peer, const uint8_t *uuid)
 {
     const struct mapped_out *out = ((const struct mapped_peer *)peer)->out;
     return mapped_cards_have(&out->cards, uuid);
@@ -486,7 +484,7 @@ static void end_frames(struct mapped_out *out, struct mapped_frames *frames)
 
 /* The owner's buffers are its own again now. Copies that the peer may still read stay until it is done with
  * them: it hears that nothing more comes, and answers what it holds. */
-void mapped_disconnect(struct cairn_fabric_peer *peer)
+void mapped_disconnect(struct fabric_peer *peer)
 {
     struct mapped_out *out = ((struct mapped_peer *)peer)->out;
     mapped_out_write(out);

@@ -229,7 +229,7 @@ struct mapped_share {
 };
 
 struct mapped_region {
-    struct cairn_fabric_region common;
+    struct fabric_region common;
     struct mapped_share *share;
 };
 
@@ -263,8 +263,8 @@ struct mapped_out {
     struct mapped_link link;
     LIST_ENTRY(mapped_out) entry; /* fabric->outs */
     struct mapped_fabric *fabric;
-    struct cairn_fabric_peer *peer; /* NULL: closed, and lingers for releases */
-    bool is_welcome;                /* the handshake is over */
+    struct fabric_peer *peer; /* NULL: closed, and lingers for releases */
+    bool is_welcome;          /* the handshake is over */
     bool is_lost;
     uint8_t key[FRAME_KEY_BYTES], challenge[FRAME_NONCE_BYTES], nonce[FRAME_NONCE_BYTES];
     struct mapped_cards cards;    /* whose memory the peer imports */
@@ -281,7 +281,7 @@ struct mapped_out {
 };
 
 struct mapped_peer {
-    struct cairn_fabric_peer common;
+    struct fabric_peer common;
     struct mapped_out *out;
 };
 
@@ -300,35 +300,35 @@ struct mapped_in {
     TAILQ_ENTRY(mapped_in) dirty;
     uint64_t since_ms;
     uint8_t challenge[FRAME_NONCE_BYTES];
-    struct cairn_fabric_mapping **mappings; /* [slot_count], by slot; NULL: none there */
+    struct fabric_mapping **mappings; /* [slot_count], by slot; NULL: none there */
     uint32_t slot_count;
-    LIST_HEAD(, cairn_fabric_mapping) all; /* also those whose slot is empty again */
-    uint64_t mapped_bytes;                 /* of all */
-    uint32_t held;                         /* messages by reference, to be released */
-    uint64_t *releases; /* [release_capacity], not written yet; room for `held` more */
+    LIST_HEAD(, fabric_mapping) all; /* also those whose slot is empty again */
+    uint64_t mapped_bytes;           /* of all */
+    uint32_t held;                   /* messages by reference, to be released */
+    uint64_t *releases;              /* [release_capacity], not written yet; room for `held` more */
     uint32_t release_count, release_capacity;
 };
 
 struct mapped_message {
-    struct cairn_fabric_message common;
-    struct mapped_in *in;                 /* NULL: inline */
-    struct cairn_fabric_mapping *mapping; /* held; NULL: inline */
-    const uint8_t *view;                  /* NULL: at `offset` of the mapping, to be copied */
+    struct fabric_message common;
+    struct mapped_in *in;           /* NULL: inline */
+    struct fabric_mapping *mapping; /* held; NULL: inline */
+    const uint8_t *view;            /* NULL: at `offset` of the mapping, to be copied */
     uint64_t offset;
     uint8_t *copy; /* owned: inline */
     uint64_t serial;
 };
 
-struct cairn_fabric_mapping {
-    LIST_ENTRY(cairn_fabric_mapping) entry; /* in->all, while `in` is set */
-    unsigned references;                    /* of its slot, its messages and its holders */
+struct fabric_mapping {
+    LIST_ENTRY(fabric_mapping) entry; /* in->all, while `in` is set */
+    unsigned references;              /* of its slot, its messages and its holders */
     struct mapped_in *in; /* whose mapped_bytes it is part of; NULL once that is freed */
     /* owned, [bytes], read-only; of a card: an address of `device`; NULL: it is read through `fd` */
     void *memory;
     size_t bytes;
-    const struct cairn_fabric_device *device; /* borrowed: it imported this; NULL: host memory */
-    uint8_t uuid[CAIRN_FABRIC_UUID_BYTES];    /* of the card */
-    int fd;                                   /* owned; -1: it is_whole and mapped, or of a card */
+    const struct fabric_device *device;    /* borrowed: it imported this; NULL: host memory */
+    uint8_t uuid[CAIRN_FABRIC_UUID_BYTES]; /* of the card */
+    int fd;                                /* owned; -1: it is_whole and mapped, or of a card */
     /* every page is there, and for good: nobody can take one out of what is sealed so */
     bool is_whole;
     bool is_staging, is_shown;
@@ -337,7 +337,7 @@ struct cairn_fabric_mapping {
 };
 
 struct mapped_fabric {
-    struct cairn_fabric common;
+    struct fabric common;
     char host[CAIRN_FABRIC_HOST_BYTES]; /* which host this is, padded with NUL */
     char socket_path[108];              /* to be unlinked; "" if the name is abstract */
     uint8_t key[FRAME_KEY_BYTES];
@@ -372,11 +372,11 @@ struct mapped_fabric {
     uint32_t arena_pages; /* of each */
     uint32_t staged_pages;
 
-    struct cairn_checksum *sum; /* owned: of what is being received far */
-    union frame frame;          /* what was read last */
+    struct checksum *sum; /* owned: of what is being received far */
+    union frame frame;    /* what was read last */
 };
 
-static inline struct mapped_fabric *mapped_of(struct cairn_fabric *fabric)
+static inline struct mapped_fabric *mapped_of(struct fabric *fabric)
 {
     return (struct mapped_fabric *)fabric;
 }
@@ -399,22 +399,21 @@ uint64_t mapped_now_ms(void);
 
 /* mapped.c */
 /* The name of this host, padded with NUL; false: it cannot be told. */
-bool mapped_host_find(const struct cairn_fabric_options *options,
-                      char host_out[CAIRN_FABRIC_HOST_BYTES]);
+bool mapped_host_find(const struct fabric_options *options, char host_out[CAIRN_FABRIC_HOST_BYTES]);
 bool mapped_is_this_host(const struct mapped_fabric *fabric, const struct mapped_address *address);
 
 /* mapped.c */
-cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes);
-void mapped_disconnect(struct cairn_fabric_peer *peer);
-bool mapped_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
+cairn_status mapped_connect(struct fabric_peer *peer, const void *address, size_t bytes);
+void mapped_disconnect(struct fabric_peer *peer);
+bool mapped_imports(const struct fabric_peer *peer, const uint8_t *uuid);
 bool mapped_cards_have(const struct mapped_cards *cards, const uint8_t *uuid);
 void mapped_out_end(struct mapped_out *out);
 /* It takes no memory of cards any more, now and when it is connected again. */
 void mapped_import_none(struct mapped_out *out);
 
 /* mapped_flow.c */
-cairn_status mapped_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);
-cairn_status mapped_region_show(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer);
+cairn_status mapped_send(struct fabric_peer *peer, struct fabric_op *op, const void *payload);
+cairn_status mapped_region_show(struct fabric_region *region, struct fabric_peer *peer);
 void mapped_take_back(struct mapped_out *out, uint16_t slot); /* REGION_GONE, if it was shown */
 unsigned mapped_out_on_event(struct mapped_out *out, uint32_t events);
 unsigned
@@ -429,15 +428,15 @@ unsigned mapped_in_on_event(struct mapped_in *in, uint32_t events);
 void mapped_in_flush(struct mapped_in *in);
 void mapped_in_close(struct mapped_in *in);
 void mapped_in_finish(struct mapped_in *in); /* as if its peer had ended it */
-void mapped_receive(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
-void mapped_drop(struct cairn_fabric_message *message);
-const void *mapped_view(const struct cairn_fabric_message *message);
-const char *mapped_message_path(const struct cairn_fabric_message *message);
+void mapped_receive(struct fabric_message *message, struct fabric_op *op, void *buffer);
+void mapped_drop(struct fabric_message *message);
+const void *mapped_view(const struct fabric_message *message);
+const char *mapped_message_path(const struct fabric_message *message);
 
 /* mapped_memory.c */
 enum { MAPPED_PAGE = 4096 };
-cairn_status mapped_region_add(struct cairn_fabric_region *region);
-void mapped_region_drop(struct cairn_fabric_region *region);
+cairn_status mapped_region_add(struct fabric_region *region);
+void mapped_region_drop(struct fabric_region *region);
 void mapped_share_release(struct mapped_share *share);
 /* Room for a copy of `bytes` for a peer that has `own_pages` of it: CAIRN_ERR_BUSY if it has to wait. */
 CAIRN_MUST_CHECK cairn_status mapped_stage(struct mapped_fabric *fabric, uint32_t own_pages,
@@ -451,17 +450,17 @@ void mapped_memory_close(struct mapped_fabric *fabric);
  * room, or whose card has failed, becomes a mapping of 0 bytes, and the peer is told. */
 CAIRN_MUST_CHECK cairn_status mapped_mapping_open(struct mapped_in *in,
                                                   const struct frame_region *frame, int fd,
-                                                  struct cairn_fabric_mapping **mapping_out);
+                                                  struct fabric_mapping **mapping_out);
 /* From now on maps no memory of cards that the peer shows, and tells the peer so. `why` goes to
  * options.on_refused. */
 void mapped_import_none_of(struct mapped_in *in, const char *why);
 /* Copies out of memory that is not mapped. False: the kernel does not give it. */
-bool mapped_mapping_copy(const struct cairn_fabric_mapping *mapping, uint64_t offset, void *to,
+bool mapped_mapping_copy(const struct fabric_mapping *mapping, uint64_t offset, void *to,
                          size_t bytes);
 /* True: every page of these bytes is there, so reading them takes no memory and cannot fail for
  * want of it. */
-bool mapped_mapping_has(const struct cairn_fabric_mapping *mapping, uint64_t offset, size_t bytes);
+bool mapped_mapping_has(const struct fabric_mapping *mapping, uint64_t offset, size_t bytes);
 /* The peer took it back or is gone; its slot's reference is given up. */
-void mapped_mapping_end(struct cairn_fabric_mapping *mapping);
+void mapped_mapping_end(struct fabric_mapping *mapping);
 
 #endif

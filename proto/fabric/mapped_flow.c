@@ -205,7 +205,7 @@ void mapped_take_back(struct mapped_out *out, uint16_t slot)
     enqueue(out, frame);
 }
 
-cairn_status mapped_region_show(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer)
+cairn_status mapped_region_show(struct fabric_region *region, struct fabric_peer *peer)
 {
     if (peer->fabric != region->fabric) return CAIRN_OK; // one of "auto" that does not map
     if (region->is_device && !mapped_imports(peer, region->uuid)) return CAIRN_OK;
@@ -266,7 +266,7 @@ static cairn_status stage_or_wait(struct mapped_out *out, struct mapped_frame *f
     return CAIRN_OK;
 }
 
-cairn_status mapped_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload)
+cairn_status mapped_send(struct fabric_peer *peer, struct fabric_op *op, const void *payload)
 {
     struct mapped_out *out = ((struct mapped_peer *)peer)->out;
     struct mapped_frame *frame = frame_get(out->fabric, FRAME_MESSAGE);
@@ -276,10 +276,10 @@ cairn_status mapped_send(struct cairn_fabric_peer *peer, struct fabric_op *op, c
     frame->message = (struct frame_message) { .head = frame_head(FRAME_MESSAGE),
                                               .payload_bytes = (uint32_t)op->payload_bytes,
                                               .header_bytes = (uint16_t)op->header_bytes };
-    const struct cairn_fabric *common = &out->fabric->common;
+    const struct fabric *common = &out->fabric->common;
     const bool is_small = op->payload_bytes <= FRAME_INLINE_MAX;
     const bool may_refer = op->payload_bytes >= FRAME_REFER_MIN;
-    struct cairn_fabric_region *region = NULL;
+    struct fabric_region *region = NULL;
     cairn_status status;
     if (may_refer || (op->payload_bytes > 0 && common->device_region_count > 0))
         region = fabric_region_find(common, payload, op->payload_bytes);
@@ -484,7 +484,7 @@ static void join_strangers(struct mapped_in *in)
 static void in_free(struct mapped_in *in)
 {
     struct mapped_fabric *fabric = in->fabric;
-    struct cairn_fabric_mapping *mapping;
+    struct fabric_mapping *mapping;
     while ((mapping = LIST_FIRST(&in->all)) != NULL) { // somebody holds it
         LIST_REMOVE(mapping, entry);
         mapping->in = NULL;
@@ -499,7 +499,7 @@ static void in_free(struct mapped_in *in)
 static void end_mappings(struct mapped_in *in)
 {
     for (uint32_t slot = 0; slot < in->slot_count; slot++) {
-        struct cairn_fabric_mapping *mapping = in->mappings[slot];
+        struct fabric_mapping *mapping = in->mappings[slot];
         in->mappings[slot] = NULL;
         if (mapping != NULL) mapped_mapping_end(mapping);
     }
@@ -607,27 +607,27 @@ static void let_go(struct mapped_message *message)
     free(message->copy);
     message->copy = NULL;
     if (message->in == NULL) return;
-    cairn_fabric_mapping_release(message->mapping);
+    fabric_mapping_release(message->mapping);
     message->in->held--;
     release_in(message->in, message->serial);
 }
 
-const void *mapped_view(const struct cairn_fabric_message *message)
+const void *mapped_view(const struct fabric_message *message)
 {
     return ((const struct mapped_message *)message)->view;
 }
 
-static const struct cairn_fabric_device *device_of(const struct mapped_message *message)
+static const struct fabric_device *device_of(const struct mapped_message *message)
 {
     return message->mapping != NULL ? message->mapping->device : NULL;
 }
 
-const char *mapped_message_path(const struct cairn_fabric_message *message)
+const char *mapped_message_path(const struct fabric_message *message)
 {
     return device_of((const struct mapped_message *)message) != NULL ? "device" : "mapped";
 }
 
-void mapped_drop(struct cairn_fabric_message *message)
+void mapped_drop(struct fabric_message *message)
 {
     let_go((struct mapped_message *)message);
 }
@@ -645,20 +645,20 @@ static bool is_whole(const struct mapped_message *message)
 static void copy_far(struct mapped_fabric *fabric, struct fabric_op *op, uint8_t *to,
                      const uint8_t *from)
 {
-    cairn_checksum_begin(fabric->sum);
+    checksum_begin(fabric->sum);
     for (size_t at = 0, bytes; at < op->payload_bytes; at += bytes) {
         bytes = op->payload_bytes - at < FAR_BLOCK ? op->payload_bytes - at : FAR_BLOCK;
-        cairn_checksum_add(fabric->sum, from + at, bytes);
-        cairn_far_copy(to + at, from + at, bytes);
+        checksum_add(fabric->sum, from + at, bytes);
+        far_copy(to + at, from + at, bytes);
     }
-    *op->checksum_out = cairn_checksum_end(fabric->sum);
+    *op->checksum_out = checksum_end(fabric->sum);
     op->is_summed = true;
 }
 
-void mapped_receive(struct cairn_fabric_message *common, struct fabric_op *op, void *buffer)
+void mapped_receive(struct fabric_message *common, struct fabric_op *op, void *buffer)
 {
     struct mapped_message *message = (struct mapped_message *)common;
-    const struct cairn_fabric_device *device = device_of(message);
+    const struct fabric_device *device = device_of(message);
     cairn_status status = CAIRN_OK;
     if (device != NULL)
         status = device->copy(device->context, buffer, message->view, common->payload_bytes);
@@ -685,7 +685,7 @@ void mapped_receive(struct cairn_fabric_message *common, struct fabric_op *op, v
  * makes both sides ask again. */
 static bool offer_inline(struct mapped_in *in, const struct frame_message *frame)
 {
-    struct cairn_fabric *fabric = &in->fabric->common;
+    struct fabric *fabric = &in->fabric->common;
     const uint8_t *header = (const uint8_t *)(frame + 1), *payload = header + frame->header_bytes;
     const uint16_t header_bytes = frame->header_bytes;
     const uint32_t payload_bytes = frame->payload_bytes;
@@ -712,9 +712,9 @@ static bool offer_inline(struct mapped_in *in, const struct frame_message *frame
 
 /* Likewise. */
 static bool offer_reference(struct mapped_in *in, const struct frame_message *frame,
-                            struct cairn_fabric_mapping *mapping)
+                            struct fabric_mapping *mapping)
 {
-    struct cairn_fabric *fabric = &in->fabric->common;
+    struct fabric *fabric = &in->fabric->common;
     const void *header = frame + 1;
     if (!fabric_judge(fabric, frame->header_bytes, frame->payload_bytes)) {
         release_in(in, frame->serial);
@@ -732,13 +732,13 @@ static bool offer_reference(struct mapped_in *in, const struct frame_message *fr
                                             : NULL;
     message->offset = frame->offset;
     message->serial = frame->serial;
-    cairn_fabric_mapping_hold(mapping);
+    fabric_mapping_hold(mapping);
     in->held++;
     fabric_offer(fabric, header, frame->header_bytes, frame->payload_bytes, &message->common);
     return true;
 }
 
-static struct cairn_fabric_mapping *mapping_of(const struct mapped_in *in, uint16_t slot)
+static struct fabric_mapping *mapping_of(const struct mapped_in *in, uint16_t slot)
 {
     return slot < in->slot_count ? in->mappings[slot] : NULL;
 }
@@ -746,7 +746,7 @@ static struct cairn_fabric_mapping *mapping_of(const struct mapped_in *in, uint1
 static bool on_message(struct mapped_in *in, const struct frame_message *frame)
 {
     if (frame->slot == FRAME_INLINE) return offer_inline(in, frame);
-    struct cairn_fabric_mapping *mapping = mapping_of(in, frame->slot);
+    struct fabric_mapping *mapping = mapping_of(in, frame->slot);
     if (mapping == NULL || frame->offset > mapping->bytes) return false;
     if (frame->payload_bytes > mapping->bytes - frame->offset) return false;
     if (!mapped_mapping_has(mapping, frame->offset, frame->payload_bytes)) return false;
@@ -770,7 +770,7 @@ static bool make_slot(struct mapped_in *in, uint16_t slot)
 {
     if (slot < in->slot_count) return true;
     const uint32_t count = 2u * slot + 16 < FRAME_SLOTS ? 2u * slot + 16 : (uint32_t)FRAME_SLOTS;
-    struct cairn_fabric_mapping **mappings = realloc(in->mappings, count * sizeof(*mappings));
+    struct fabric_mapping **mappings = realloc(in->mappings, count * sizeof(*mappings));
     if (mappings == NULL) return false;
     memset(mappings + in->slot_count, 0, (count - in->slot_count) * sizeof(*mappings));
     in->mappings = mappings;
@@ -781,12 +781,12 @@ static bool make_slot(struct mapped_in *in, uint16_t slot)
 /* Uses the descriptor up. */
 static bool on_region(struct mapped_in *in, const struct frame_region *frame, int fd)
 {
-    const struct cairn_fabric_options *options = &in->fabric->common.options;
+    const struct fabric_options *options = &in->fabric->common.options;
     if (mapping_of(in, frame->slot) != NULL || !make_slot(in, frame->slot)) {
         close(fd);
         return false;
     }
-    struct cairn_fabric_mapping *mapping;
+    struct fabric_mapping *mapping;
     if (mapped_mapping_open(in, frame, fd, &mapping) != CAIRN_OK) return false;
     in->mappings[frame->slot] = mapping;
     if (mapping->is_staging || mapping->bytes == 0 || mapping->memory == NULL ||
@@ -799,7 +799,7 @@ static bool on_region(struct mapped_in *in, const struct frame_region *frame, in
 
 static bool on_gone(struct mapped_in *in, const struct frame_gone *frame)
 {
-    struct cairn_fabric_mapping *mapping = mapping_of(in, frame->slot);
+    struct fabric_mapping *mapping = mapping_of(in, frame->slot);
     if (mapping == NULL) return false;
     in->mappings[frame->slot] = NULL;
     mapped_mapping_end(mapping);

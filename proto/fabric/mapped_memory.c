@@ -44,7 +44,7 @@ void mapped_share_release(struct mapped_share *share)
 
 /* -- regions ------------------------------------------------------------------------------------ */
 
-cairn_status mapped_region_add(struct cairn_fabric_region *common)
+cairn_status mapped_region_add(struct fabric_region *common)
 {
     struct mapped_fabric *fabric = mapped_of(common->fabric);
     struct mapped_region *region = (struct mapped_region *)common;
@@ -61,7 +61,7 @@ cairn_status mapped_region_add(struct cairn_fabric_region *common)
     return CAIRN_OK;
 }
 
-void mapped_region_drop(struct cairn_fabric_region *common)
+void mapped_region_drop(struct fabric_region *common)
 {
     struct mapped_fabric *fabric = mapped_of(common->fabric);
     struct mapped_region *region = (struct mapped_region *)common;
@@ -193,25 +193,25 @@ void mapped_memory_close(struct mapped_fabric *fabric)
 /* Once: a limit of this process holds for all that comes. */
 static void tell_unmapped(struct mapped_fabric *fabric, uint64_t bytes, int why)
 {
-    const struct cairn_fabric_options *options = &fabric->common.options;
-    struct cairn_sentence text;
+    const struct fabric_options *options = &fabric->common.options;
+    struct sentence text;
     if (fabric->has_told_unmapped || options->on_refused == NULL) return;
     fabric->has_told_unmapped = true;
-    cairn_sentence_set(&text,
-                       "%" PRIu64 " bytes of memory that a process of this host showed cannot be "
-                       "mapped here: %s; what lies there is read by copies, which is slower: raise "
-                       "this process's limit of addresses (ulimit -v) or vm.max_map_count",
-                       bytes, strerror(why));
+    sentence_set(&text,
+                 "%" PRIu64 " bytes of memory that a process of this host showed cannot be "
+                 "mapped here: %s; what lies there is read by copies, which is slower: raise "
+                 "this process's limit of addresses (ulimit -v) or vm.max_map_count",
+                 bytes, strerror(why));
     options->on_refused(options->on_message_arg, text.text);
 }
 
 /* OK: the descriptor is the mapping's. Without room in this process's addresses the memory stays unmapped,
  * and is read through the descriptor. */
-static cairn_status map_host(struct cairn_fabric_mapping *mapping, struct mapped_fabric *fabric,
+static cairn_status map_host(struct fabric_mapping *mapping, struct mapped_fabric *fabric,
                              uint64_t bytes, int fd)
 {
     if (fabric_judge_memory(fd, bytes) != CAIRN_OK) return CAIRN_ERR_REFUSED;
-    void *memory = cairn_pages_map(bytes, PROT_READ, MAP_SHARED, fd);
+    void *memory = pages_map(bytes, PROT_READ, MAP_SHARED, fd);
     if (memory == MAP_FAILED) tell_unmapped(fabric, bytes, errno);
     struct stat file;
     mapping->memory = memory != MAP_FAILED ? memory : NULL;
@@ -222,7 +222,7 @@ static cairn_status map_host(struct cairn_fabric_mapping *mapping, struct mapped
     return CAIRN_OK;
 }
 
-bool mapped_mapping_copy(const struct cairn_fabric_mapping *mapping, uint64_t offset, void *to,
+bool mapped_mapping_copy(const struct fabric_mapping *mapping, uint64_t offset, void *to,
                          size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
@@ -235,20 +235,20 @@ bool mapped_mapping_copy(const struct cairn_fabric_mapping *mapping, uint64_t of
     return true;
 }
 
-bool mapped_mapping_has(const struct cairn_fabric_mapping *mapping, uint64_t offset, size_t bytes)
+bool mapped_mapping_has(const struct fabric_mapping *mapping, uint64_t offset, size_t bytes)
 {
     if (mapping->is_whole) return true;
     const off_t hole = lseek(mapping->fd, (off_t)offset, SEEK_HOLE);
     return hole >= 0 && (uint64_t)hole >= offset + bytes;
 }
 
-static void tell_refused(const struct cairn_fabric_options *options, const char *what_comes,
+static void tell_refused(const struct fabric_options *options, const char *what_comes,
                          const char *why)
 {
-    struct cairn_sentence text;
+    struct sentence text;
     if (options->on_refused == NULL) return;
-    cairn_sentence_set(&text, "memory of a card that a process of this host showed is %s: %s",
-                       what_comes, why);
+    sentence_set(&text, "memory of a card that a process of this host showed is %s: %s", what_comes,
+                 why);
     options->on_refused(options->on_message_arg, text.text);
 }
 
@@ -265,17 +265,17 @@ void mapped_import_none_of(struct mapped_in *in, const char *why)
 }
 
 /* Uses the descriptor up. */
-static cairn_status import(struct cairn_fabric_mapping *mapping, struct mapped_in *in,
+static cairn_status import(struct fabric_mapping *mapping, struct mapped_in *in,
                            const struct frame_region *frame, int fd)
 {
     const struct mapped_fabric *fabric = in->fabric;
-    const struct cairn_fabric_options *options = &fabric->common.options;
-    const struct cairn_fabric_device *device = options->device;
-    const struct cairn_fabric_offer offer = { .uuid = frame->uuid,
-                                              .bytes = frame->bytes,
-                                              .note = frame->note,
-                                              .note_bytes = frame->note_bytes };
-    struct cairn_sentence why = { "it is of a card whose memory is not imported here" };
+    const struct fabric_options *options = &fabric->common.options;
+    const struct fabric_device *device = options->device;
+    const struct fabric_offer offer = { .uuid = frame->uuid,
+                                        .bytes = frame->bytes,
+                                        .note = frame->note,
+                                        .note_bytes = frame->note_bytes };
+    struct sentence why = { "it is of a card whose memory is not imported here" };
     cairn_status status = CAIRN_ERR_REFUSED;
     mapping->fd = -1;
     if (mapped_cards_have(&fabric->cards, frame->uuid) && !in->imports_none)
@@ -299,7 +299,7 @@ static cairn_status import(struct cairn_fabric_mapping *mapping, struct mapped_i
 }
 
 /* Uses the descriptor up if it is not OK. */
-static cairn_status map(struct cairn_fabric_mapping *mapping, struct mapped_in *in,
+static cairn_status map(struct fabric_mapping *mapping, struct mapped_in *in,
                         const struct frame_region *frame, int fd)
 {
     if (frame->memory == FRAME_MEMORY_DEVICE) return import(mapping, in, frame, fd);
@@ -309,10 +309,10 @@ static cairn_status map(struct cairn_fabric_mapping *mapping, struct mapped_in *
 }
 
 cairn_status mapped_mapping_open(struct mapped_in *in, const struct frame_region *frame, int fd,
-                                 struct cairn_fabric_mapping **mapping_out)
+                                 struct fabric_mapping **mapping_out)
 {
-    const struct cairn_fabric_options *options = &in->fabric->common.options;
-    struct cairn_fabric_mapping *mapping = NULL;
+    const struct fabric_options *options = &in->fabric->common.options;
+    struct fabric_mapping *mapping = NULL;
     cairn_status status = CAIRN_ERR_REFUSED;
     if (frame->bytes > options->mapped_max - in->mapped_bytes) goto err_close;
     status = CAIRN_ERR_NO_MEMORY;
@@ -339,45 +339,43 @@ err_close:
     return status;
 }
 
-void mapped_mapping_end(struct cairn_fabric_mapping *mapping)
+void mapped_mapping_end(struct fabric_mapping *mapping)
 {
-    const struct cairn_fabric_options *options = &mapping->in->fabric->common.options;
+    const struct fabric_options *options = &mapping->in->fabric->common.options;
     if (mapping->is_shown && options->on_mapping_gone != NULL)
         options->on_mapping_gone(options->on_message_arg, mapping);
-    cairn_fabric_mapping_release(mapping);
+    fabric_mapping_release(mapping);
 }
 
-const void *cairn_fabric_mapping_memory(const struct cairn_fabric_mapping *mapping,
-                                        size_t *bytes_out)
+const void *fabric_mapping_memory(const struct fabric_mapping *mapping, size_t *bytes_out)
 {
     *bytes_out = mapping->bytes;
     return mapping->memory;
 }
 
-const void *cairn_fabric_mapping_note(const struct cairn_fabric_mapping *mapping,
-                                      size_t *note_bytes_out)
+const void *fabric_mapping_note(const struct fabric_mapping *mapping, size_t *note_bytes_out)
 {
     *note_bytes_out = mapping->note_bytes;
     return mapping->note;
 }
 
-const uint8_t *cairn_fabric_mapping_uuid(const struct cairn_fabric_mapping *mapping)
+const uint8_t *fabric_mapping_uuid(const struct fabric_mapping *mapping)
 {
     return mapping->device != NULL ? mapping->uuid : NULL;
 }
 
-void cairn_fabric_mapping_refuse(struct cairn_fabric_mapping *mapping, const char *why)
+void fabric_mapping_refuse(struct fabric_mapping *mapping, const char *why)
 {
     struct mapped_in *in = mapping->in;
     if (in != NULL && !in->is_over && !in->imports_none) mapped_import_none_of(in, why);
 }
 
-void cairn_fabric_mapping_hold(struct cairn_fabric_mapping *mapping)
+void fabric_mapping_hold(struct fabric_mapping *mapping)
 {
     mapping->references++;
 }
 
-void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping)
+void fabric_mapping_release(struct fabric_mapping *mapping)
 {
     assert(mapping->references > 0);
     if (--mapping->references > 0) return;

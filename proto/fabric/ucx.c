@@ -64,7 +64,7 @@ static cairn_status publish_address(struct ucx_fabric *ucx, const char *devices,
                                     const char *transports)
 {
     uint8_t raw[CAIRN_FABRIC_ADDRESS_MAX];
-    struct cairn_place place;
+    struct fabric_place place;
     ucp_address_t *address;
     size_t bytes;
     ucs_status_t status = ucp_worker_get_address(ucx->worker, &address, &bytes);
@@ -73,7 +73,7 @@ static cairn_status publish_address(struct ucx_fabric *ucx, const char *devices,
     if (fits) memcpy(raw, address, bytes);
     ucp_worker_release_address(ucx->worker, address);
     if (!fits) return CAIRN_ERR_UNSUPPORTED;
-    if (cairn_place_of(devices, transports, &place)) {
+    if (fabric_place_of(devices, transports, &place)) {
         bytes = ucx_add_port(&place, raw, bytes, sizeof raw);
         bytes = fabric_add_place(&place, raw, bytes, sizeof raw);
     }
@@ -81,9 +81,8 @@ static cairn_status publish_address(struct ucx_fabric *ucx, const char *devices,
     return fabric_set_address(&ucx->common, raw, bytes);
 }
 
-static cairn_status ucx_start(struct cairn_fabric *fabric,
-                              const struct cairn_fabric_options *options,
-                              struct cairn_sentence *why)
+static cairn_status ucx_start(struct fabric *fabric, const struct fabric_options *options,
+                              struct sentence *why)
 {
     struct ucx_fabric *ucx = ucx_of(fabric);
     STAILQ_INIT(&ucx->reads_later); // all other lists are empty as they are: zero
@@ -95,12 +94,12 @@ static cairn_status ucx_start(struct cairn_fabric *fabric,
     if (status != CAIRN_OK) return status;
     ucs_status_t ucs = create_worker(ucx);
     if (ucs != UCS_OK) {
-        status = cairn_fail(why, CAIRN_ERR_UNREACHABLE,
-                            "UCX cannot open devices '%s', tcp ports '%s' (%s): is the device up "
-                            "and a port of the range free?",
-                            ucx_devices(options),
-                            options->port_range != NULL ? options->port_range : "any",
-                            ucs_status_string(ucs));
+        status = fail_with(why, CAIRN_ERR_UNREACHABLE,
+                           "UCX cannot open devices '%s', tcp ports '%s' (%s): is the device up "
+                           "and a port of the range free?",
+                           ucx_devices(options),
+                           options->port_range != NULL ? options->port_range : "any",
+                           ucs_status_string(ucs));
         goto err_cleanup_context;
     }
     ucs = ucx_listen(ucx);
@@ -110,14 +109,13 @@ static cairn_status ucx_start(struct cairn_fabric *fabric,
     status = ucs == UCS_OK ? publish_address(ucx, ucx_devices(options), ucx_transports(options))
                            : ucx_status(ucs);
     if (status != CAIRN_OK) {
-        cairn_sentence_set(why, "UCX gives no event descriptor or address: %s",
-                           cairn_status_text((int)status));
+        sentence_set(why, "UCX gives no event descriptor or address: %s", status_text((int)status));
         goto err_destroy_worker;
     }
     ucx->unacked_ms = UCX_UNACKED_MS;
     ucx_bound_listeners(ucx);
     if (!ucx_links_open(ucx)) {
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric ucx: no timer: %m");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric ucx: no timer: %m");
         goto err_destroy_worker;
     }
     (void)ucx_far_open(ucx, options);
@@ -155,14 +153,14 @@ static void close_receives(struct ucx_fabric *ucx)
 
 /* -- driving ------------------------------------------------------------------------------------ */
 
-static unsigned ucx_progress(struct cairn_fabric *fabric)
+static unsigned ucx_progress(struct fabric *fabric)
 {
     struct ucx_fabric *ucx = ucx_of(fabric);
     const unsigned count = ucx_bundles_flush(ucx) + ucp_worker_progress(ucx->worker);
     return count + ucx_links_tend(ucx);
 }
 
-static cairn_status ucx_arm(struct cairn_fabric *fabric)
+static cairn_status ucx_arm(struct fabric *fabric)
 {
     struct ucx_fabric *ucx = ucx_of(fabric);
     if (ucx_bundles_flush(ucx) > 0 || ucx->has_lost) return CAIRN_ERR_BUSY;
@@ -170,7 +168,7 @@ static cairn_status ucx_arm(struct cairn_fabric *fabric)
     return status == UCS_OK ? CAIRN_OK : CAIRN_ERR_BUSY;
 }
 
-static void ucx_set_patience(struct cairn_fabric *fabric, uint32_t ms)
+static void ucx_set_patience(struct fabric *fabric, uint32_t ms)
 {
     struct ucx_fabric *ucx = ucx_of(fabric);
     if (ucx->unacked_ms == ms) return;
@@ -180,7 +178,7 @@ static void ucx_set_patience(struct cairn_fabric *fabric, uint32_t ms)
 
 /* Operations that are canceled end within a few progresses. An operation that does not
  * ends with the worker, after which UCX writes no more. */
-static void ucx_stop(struct cairn_fabric *fabric)
+static void ucx_stop(struct fabric *fabric)
 {
     struct ucx_fabric *ucx = ucx_of(fabric);
     const uint64_t deadline = ucx_now_ms() + STOP_MS;
@@ -289,12 +287,12 @@ static const char *or_default(const char *value, const char *fallback)
     return value != NULL && value[0] != '\0' ? value : fallback;
 }
 
-const char *ucx_devices(const struct cairn_fabric_options *options)
+const char *ucx_devices(const struct fabric_options *options)
 {
     return or_default(options->net_devices, "lo");
 }
 
-const char *ucx_transports(const struct cairn_fabric_options *options)
+const char *ucx_transports(const struct fabric_options *options)
 {
     return or_default(options->transports, "tcp");
 }
@@ -370,8 +368,7 @@ static ucs_status_t set_transports(ucp_config_t *config, const char *transports,
                : UCS_ERR_INVALID_PARAM;
 }
 
-static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_options *options,
-                          bool has_cuda)
+static ucs_status_t apply(ucp_config_t *config, const struct fabric_options *options, bool has_cuda)
 {
     const bool is_tcp = strcmp(ucx_transports(options), "tcp") == 0;
     ucs_status_t status = apply_fixed(config);
@@ -394,8 +391,8 @@ static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_option
     return status;
 }
 
-cairn_status ucx_context_open(const struct cairn_fabric_options *options, bool has_cuda,
-                              ucp_context_h *context_out, struct cairn_sentence *why)
+cairn_status ucx_context_open(const struct fabric_options *options, bool has_cuda,
+                              ucp_context_h *context_out, struct sentence *why)
 {
     const uint64_t rma = ucx_one_sided_is_possible(options) ? UCP_FEATURE_RMA : 0;
     const ucp_params_t params = {
@@ -404,13 +401,13 @@ cairn_status ucx_context_open(const struct cairn_fabric_options *options, bool h
         .name = "cairn",
     };
     ucp_config_t *config;
-    const cairn_status room = cairn_threads_at_hand(1, "UCX", why); // without it UCX aborts
+    const cairn_status room = threads_at_hand(1, "UCX", why); // without it UCX aborts
     if (room != CAIRN_OK) return room;
     ucs_status_t status = ucp_config_read(NULL, NULL, &config);
     if (status != UCS_OK)
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "UCX cannot read its settings (%s): look for a malformed UCX_* variable",
-                          ucs_status_string(status));
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "UCX cannot read its settings (%s): look for a malformed UCX_* variable",
+                         ucs_status_string(status));
     status = apply(config, options, has_cuda);
     if (status == UCS_OK) status = ucp_init(&params, config, context_out);
     ucp_config_release(config);
@@ -418,20 +415,20 @@ cairn_status ucx_context_open(const struct cairn_fabric_options *options, bool h
         give_signals_back();
         return CAIRN_OK;
     }
-    return cairn_fail(
+    return fail_with(
         why, CAIRN_ERR_UNREACHABLE,
         "UCX cannot use transports '%s' on devices '%s' (%s): ucx_info -d lists what this host has",
         ucx_transports(options), ucx_devices(options), ucs_status_string(status));
 }
 
-void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options *options)
+void ucx_describe(struct fabric *fabric, const struct fabric_options *options)
 {
     snprintf(
         fabric->describe, sizeof fabric->describe,
         "ucx %s, transports %s, devices %s, tcp ports %s, segments of 256 KiB, rendezvous from 32 "
         "KiB, one-sided reads %s, payloads to %zu bytes, at most %u held and %u sends in flight",
         ucp_get_version_string(), ucx_transports(options), ucx_devices(options),
-        or_default(options->port_range, "any"), cairn_one_sided_name(options->one_sided),
+        or_default(options->port_range, "any"), one_sided_name(options->one_sided),
         options->max_payload, options->held_max, options->sends_max);
 }
 
@@ -643,7 +640,7 @@ static bool find_listener(int fd, in_port_t *port_out, char ip_out[INET6_ADDRSTR
     socklen_t bytes = sizeof listens, address_bytes = sizeof address;
     if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) != 0 || !listens ||
         getsockname(fd, (struct sockaddr *)&address, &address_bytes) != 0 ||
-        !cairn_ip_print((const struct sockaddr *)&address, ip_out))
+        !ip_print((const struct sockaddr *)&address, ip_out))
         return false;
     *port_out = *ucx_port_of(&address);
     return true;
@@ -652,7 +649,7 @@ static bool find_listener(int fd, in_port_t *port_out, char ip_out[INET6_ADDRSTR
 /* UCX tells nobody where it listens: that is the one socket of ours whose port stands in UCX's
  * address. If there are two, or other transports than TCP, UCX takes the way that it likes: then no
  * port is said. */
-size_t ucx_add_port(const struct cairn_place *place, uint8_t *raw, size_t bytes, size_t room)
+size_t ucx_add_port(const struct fabric_place *place, uint8_t *raw, size_t bytes, size_t room)
 {
     in_port_t port = 0, one;
     unsigned found = 0;
@@ -696,12 +693,12 @@ void ucx_bound_listeners(struct ucx_fabric *ucx)
 static bool find_port(const uint8_t *raw, size_t bytes, struct sockaddr_storage *out,
                       socklen_t *out_bytes)
 {
-    struct cairn_place place;
+    struct fabric_place place;
     const size_t tail_bytes = sizeof(in_port_t) + sizeof port_magic;
     const size_t end = fabric_find_place(raw, bytes, &place);
     if (end == bytes || end < tail_bytes ||
         memcmp(raw + end - sizeof port_magic, port_magic, sizeof port_magic) != 0 ||
-        !cairn_ip_parse(place.ip, out, out_bytes))
+        !ip_parse(place.ip, out, out_bytes))
         return false;
     memcpy(ucx_port_of(out), raw + end - tail_bytes, sizeof(in_port_t));
     return true;

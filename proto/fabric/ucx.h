@@ -234,7 +234,7 @@ struct ucx_card {
 };
 
 struct ucx_region {
-    struct cairn_fabric_region common;
+    struct fabric_region common;
     struct ucx_card *sent, *landed; /* of memory of a card; NULL: nothing went, or came, yet */
     struct ucx_share *share;        /* NULL: nobody was told of it yet */
     bool is_refused;                /* its share cannot be registered: it is sent by messages */
@@ -273,7 +273,7 @@ struct ucx_heard {
 };
 
 struct ucx_fabric {
-    struct cairn_fabric common;
+    struct fabric common;
     ucp_context_h context;
     ucp_worker_h worker;
     struct ucx_message *shown; /* inside on_message; else NULL */
@@ -364,13 +364,13 @@ struct ucx_link {
 
 /* A handle of the owner on a link. */
 struct ucx_peer {
-    struct cairn_fabric_peer common;
+    struct fabric_peer common;
     struct ucx_link *link; /* NULL: it is cut */
     LIST_ENTRY(ucx_peer) of_link;
 };
 
 struct ucx_message {
-    struct cairn_fabric_message common;
+    struct fabric_message common;
     void *data;   /* UCX's: the payload (eager) or a descriptor (rendezvous) */
     void *bundle; /* UCX's: that the payload is in; NULL: in none */
     bool is_rendezvous;
@@ -392,12 +392,12 @@ struct ucx_read {
     uint64_t serial, offset;
 };
 
-static inline struct ucx_fabric *ucx_of(struct cairn_fabric *fabric)
+static inline struct ucx_fabric *ucx_of(struct fabric *fabric)
 {
     return (struct ucx_fabric *)fabric;
 }
 
-static inline struct ucx_peer *ucx_peer_of(struct cairn_fabric_peer *peer)
+static inline struct ucx_peer *ucx_peer_of(struct fabric_peer *peer)
 {
     return (struct ucx_peer *)peer;
 }
@@ -425,20 +425,19 @@ cairn_status ucx_status(ucs_status_t status);
 
 /* ucx.c: one context with our settings, whatever the environment says; with UCX's part for CUDA, if
  * that is there, for has_cuda. */
-CAIRN_MUST_CHECK cairn_status ucx_context_open(const struct cairn_fabric_options *options,
-                                               bool has_cuda, ucp_context_h *context_out,
-                                               struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status ucx_context_open(const struct fabric_options *options, bool has_cuda,
+                                               ucp_context_h *context_out, struct sentence *why);
 /* The network devices and transports of the options, or the defaults where the options name
  * none. */
-const char *ucx_devices(const struct cairn_fabric_options *options);
-const char *ucx_transports(const struct cairn_fabric_options *options);
-void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options *options);
+const char *ucx_devices(const struct fabric_options *options);
+const char *ucx_transports(const struct fabric_options *options);
+void ucx_describe(struct fabric *fabric, const struct fabric_options *options);
 /* Does this UCX connect without waiting for it? */
 bool ucx_connects_on_its_own(void);
 
 /* ucx_memory.c: whether memory of cards goes from where it lies; why, or why not. Opens UCX for it, and
  * closes it again. */
-bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_sentence *why);
+bool ucx_device_decide(const struct fabric_options *options, struct sentence *why);
 /* From 1.14 on a send names the handle of what it sends. Left to itself UCX registers memory when it is sent
  * first, and keeps that by address: of a card it may not hear that other memory lies there since. */
 #if UCP_API_VERSION >= UCP_VERSION(1, 14)
@@ -464,7 +463,7 @@ void ucx_cards_close(
 /* ucx.c */
 /* Puts the port that UCX listens on behind its address, raw [room], if one is found; returns the bytes there
  * are then. The place, by which it is found, comes behind. */
-size_t ucx_add_port(const struct cairn_place *place, uint8_t *raw, size_t bytes, size_t room);
+size_t ucx_add_port(const struct fabric_place *place, uint8_t *raw, size_t bytes, size_t room);
 /* CAIRN_OK: UCX may connect to it. CAIRN_ERR_UNREACHABLE: nothing answered, so far. It waits 100 ms at most,
  * and for the same address once. */
 CAIRN_MUST_CHECK cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes);
@@ -498,8 +497,8 @@ void ucx_link_await_proof(struct ucx_fabric *ucx, uint64_t node);
 /* Forced: waits for nobody. Flying sends, and receives that came by it, are canceled by the next
  * progresses. */
 void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep);
-cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes);
-void ucx_disconnect(struct cairn_fabric_peer *peer);
+cairn_status ucx_connect(struct fabric_peer *peer, const void *address, size_t bytes);
+void ucx_disconnect(struct fabric_peer *peer);
 
 /* ucx.c */
 /* Ends the connection when the node acknowledges nothing on it for `unacked_ms`. Connections that a
@@ -521,11 +520,11 @@ ucs_status_t ucx_listen_to(struct ucx_fabric *ucx, unsigned id, uint32_t flags,
                            ucp_am_recv_callback_t on_message);
 /* The payload goes along, or waits at its sender for UCX's rendezvous. */
 cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const void *payload);
-cairn_status ucx_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);
-void ucx_receive(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
-void ucx_drop(struct cairn_fabric_message *message);
-bool ucx_lands(const struct cairn_fabric_message *message);
-bool ucx_takes_device(const struct cairn_fabric_peer *peer);
+cairn_status ucx_send(struct fabric_peer *peer, struct fabric_op *op, const void *payload);
+void ucx_receive(struct fabric_message *message, struct fabric_op *op, void *buffer);
+void ucx_drop(struct fabric_message *message);
+bool ucx_lands(const struct fabric_message *message);
+bool ucx_takes_device(const struct fabric_peer *peer);
 
 /* Shows a message to the owner; `message` NULL: it has no payload. UCX has to keep the payload of a
  * message that is held. */
@@ -546,14 +545,14 @@ void ucx_bundles_close(struct ucx_fabric *ucx); /* when the worker is not there 
 
 /* ucx_memory.c */
 /* False: there will be none. */
-bool ucx_far_open(struct ucx_fabric *ucx, const struct cairn_fabric_options *options);
+bool ucx_far_open(struct ucx_fabric *ucx, const struct fabric_options *options);
 void ucx_far_close(struct ucx_fabric *ucx); /* when the worker is not there */
 /* False: it is to be received as all others. */
 bool ucx_far_receive(struct ucx_fabric *ucx, void *descriptor, struct fabric_op *op, void *buffer);
 
 /* ucx_read.c */
 /* May this fabric ever read, or be read? Before its context is made. */
-bool ucx_one_sided_is_possible(const struct cairn_fabric_options *options);
+bool ucx_one_sided_is_possible(const struct fabric_options *options);
 ucs_status_t ucx_one_sided_listen(struct ucx_fabric *ucx);
 void ucx_meet(struct ucx_link *link);
 void ucx_part(struct ucx_link *link);
@@ -570,15 +569,14 @@ void ucx_refuse(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
 void ucx_one_sided_begin_stop(struct ucx_fabric *ucx); /* while the worker is there */
 void ucx_one_sided_settle(struct ucx_fabric *ucx);     /* last before it is destroyed */
 void ucx_one_sided_end_stop(struct ucx_fabric *ucx);   /* when it is not */
-const char *ucx_message_path(const struct cairn_fabric_message *message);
-const char *ucx_payload_path(const struct cairn_fabric_peer *peer, const void *payload,
-                             size_t bytes);
+const char *ucx_message_path(const struct fabric_message *message);
+const char *ucx_payload_path(const struct fabric_peer *peer, const void *payload, size_t bytes);
 
 /* ucx_memory.c */
 /* NULL: it cannot be registered, and is not tried again. */
 struct ucx_share *ucx_share_of(struct ucx_region *region);
 void ucx_share_release(struct ucx_fabric *ucx, struct ucx_share *share);
-void ucx_region_drop(struct cairn_fabric_region *region);
+void ucx_region_drop(struct fabric_region *region);
 void ucx_shares_close(struct ucx_fabric *ucx);
 void ucx_graves_close(struct ucx_fabric *ucx);
 
@@ -589,7 +587,7 @@ cairn_status ucx_refer(struct ucx_link *link, struct fabric_op *op, const void *
 void ucx_on_release(struct ucx_link *link, const struct ucx_frame_release *frame);
 void ucx_on_decline(struct ucx_link *link, const struct ucx_frame_release *frame);
 /* Ends the references that were sent by a handle that is being closed. */
-void ucx_forget_references(struct ucx_link *link, const struct cairn_fabric_peer *handle);
+void ucx_forget_references(struct ucx_link *link, const struct fabric_peer *handle);
 /* Ends all references of a link that is being closed. */
 void ucx_forget_reader(struct ucx_link *link);
 

@@ -1,6 +1,6 @@
 /* Links: one connection of UCX for each node that we speak to, whatever jobs and purposes share it.
  *
- * A cairn_fabric_peer is a handle on a link. The first handle to an address makes the link, and
+ * A fabric_peer is a handle on a link. The first handle to an address makes the link, and
  * every later one shares it, also when the former ones are closed: a link lives as long as its
  * node. Closing an endpoint of UCX to a node that lives on does harm: the node's own endpoint to
  * us, which UCX pairs with it, sends into nothing from then on, and nobody tells the node before
@@ -161,7 +161,7 @@ static cairn_status open_link(struct ucx_fabric *ucx, const void *address, size_
     return CAIRN_OK;
 }
 
-cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes)
+cairn_status ucx_connect(struct fabric_peer *peer, const void *address, size_t bytes)
 {
     struct ucx_fabric *ucx = ucx_of(peer->fabric);
     struct ucx_link *link = ucx_link_find(ucx, fabric_hash(address, bytes));
@@ -223,7 +223,7 @@ static void free_link(struct ucx_link *link)
 
 /* Sets a deadline for what was sent by a handle that is closed, and for what is received from its
  * node. */
-static void bound_flying(struct ucx_link *link, const struct cairn_fabric_peer *handle)
+static void bound_flying(struct ucx_link *link, const struct fabric_peer *handle)
 {
     const uint64_t now_ms = ucx_now_ms();
     const ucp_ep_h other = ucx_hear(link->ucx, link->node)->ep; // where the two are no pair
@@ -239,7 +239,7 @@ static void bound_flying(struct ucx_link *link, const struct cairn_fabric_peer *
     }
 }
 
-void ucx_disconnect(struct cairn_fabric_peer *peer)
+void ucx_disconnect(struct fabric_peer *peer)
 {
     struct ucx_peer *handle = ucx_peer_of(peer);
     struct ucx_link *link = handle->link;
@@ -671,7 +671,7 @@ cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const v
     return CAIRN_OK;
 }
 
-cairn_status ucx_send(struct cairn_fabric_peer *common, struct fabric_op *op, const void *payload)
+cairn_status ucx_send(struct fabric_peer *common, struct fabric_op *op, const void *payload)
 {
     struct ucx_link *link = ucx_peer_of(common)->link;
     cairn_status status = CAIRN_ERR_UNSUPPORTED;
@@ -724,7 +724,7 @@ static void let_go(struct ucx_fabric *ucx, const struct ucx_message *message)
         ucp_am_data_release(ucx->worker, message->data);
 }
 
-void ucx_receive(struct cairn_fabric_message *common, struct fabric_op *op, void *buffer)
+void ucx_receive(struct fabric_message *common, struct fabric_op *op, void *buffer)
 {
     struct ucx_message *message = (struct ucx_message *)common;
     struct ucx_fabric *ucx = ucx_of(common->fabric);
@@ -748,19 +748,19 @@ void ucx_receive(struct cairn_fabric_message *common, struct fabric_op *op, void
         let_go(ucx, message);
 }
 
-bool ucx_lands(const struct cairn_fabric_message *common)
+bool ucx_lands(const struct fabric_message *common)
 {
     const struct ucx_message *message = (const struct ucx_message *)common;
     return message->region == NULL && message->is_rendezvous;
 }
 
-bool ucx_takes_device(const struct cairn_fabric_peer *common)
+bool ucx_takes_device(const struct fabric_peer *common)
 {
     const struct ucx_peer *peer = (const struct ucx_peer *)common;
     return peer->link != NULL && peer->link->is_native;
 }
 
-void ucx_drop(struct cairn_fabric_message *common)
+void ucx_drop(struct fabric_message *common)
 {
     struct ucx_message *message = (struct ucx_message *)common;
     struct ucx_fabric *ucx = ucx_of(common->fabric);

@@ -55,7 +55,7 @@ static ucs_status_t register_memory(struct ucx_fabric *ucx, struct ucx_share *sh
 /* NULL, or why not. */
 static const char *open_share(struct ucx_fabric *ucx, struct ucx_share *share, int fd)
 {
-    void *view = cairn_pages_map(share->bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd);
+    void *view = pages_map(share->bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd);
     if (view == MAP_FAILED) return strerror(errno);
     share->view = view;
     const ucs_status_t status = register_memory(ucx, share, view);
@@ -177,7 +177,7 @@ static void take_back(struct ucx_link *link, const struct ucx_share *share)
     (void)status; // the next REGION of this slot says it, too
 }
 
-void ucx_region_drop(struct cairn_fabric_region *common)
+void ucx_region_drop(struct fabric_region *common)
 {
     struct ucx_region *region = (struct ucx_region *)common;
     struct ucx_fabric *ucx = ucx_of(common->fabric);
@@ -207,7 +207,7 @@ void ucx_graves_close(struct ucx_fabric *ucx)
 
 /* ==== ucx far ==== */
 
-/* Receives into memory that is not read soon (cairn_fabric_receive_far), over TCP.
+/* Receives into memory that is not read soon (fabric_receive_far), over TCP.
  *
  * UCX reads a rendezvous from its socket into a segment and copies that into the buffer. Left to itself it
  * brings each line of the buffer into the cache first, where the checksum is the only one to read it. A
@@ -221,9 +221,9 @@ struct ucx_far {
     LIST_ENTRY(ucx_far) link; /* fabric->fars or fabric->fars_spare */
     struct ucx_fabric *ucx;
     struct fabric_op *op;
-    uint8_t *buffer;            /* [op->payload_bytes], on loan */
-    struct cairn_checksum *sum; /* owned: of the first `at` bytes */
-    size_t at;                  /* SIZE_MAX: something came out of turn */
+    uint8_t *buffer;      /* [op->payload_bytes], on loan */
+    struct checksum *sum; /* owned: of the first `at` bytes */
+    size_t at;            /* SIZE_MAX: something came out of turn */
 };
 
 /* -- the datatype: one element is a whole payload ----------------------------------------------- */
@@ -240,12 +240,12 @@ static ucs_status_t unpack(void *state, size_t offset, const void *bytes, size_t
     const size_t all = far->op->payload_bytes;
     if (offset > all || count > all - offset) return UCS_ERR_MESSAGE_TRUNCATED;
     if (offset == far->at) {
-        cairn_checksum_add(far->sum, bytes, count);
+        checksum_add(far->sum, bytes, count);
         far->at += count;
     } else {
         far->at = SIZE_MAX;
     }
-    cairn_far_copy(far->buffer + offset, bytes, count);
+    far_copy(far->buffer + offset, bytes, count);
     return UCS_OK;
 }
 
@@ -272,7 +272,7 @@ static size_t pack(void *state, size_t offset, void *bytes, size_t room)
     abort();
 }
 
-bool ucx_far_open(struct ucx_fabric *ucx, const struct cairn_fabric_options *options)
+bool ucx_far_open(struct ucx_fabric *ucx, const struct fabric_options *options)
 {
     const ucp_generic_dt_ops_t ops = {
         .start_pack = start_pack,
@@ -292,7 +292,7 @@ bool ucx_far_open(struct ucx_fabric *ucx, const struct cairn_fabric_options *opt
 static void far_free(struct ucx_far *far)
 {
     LIST_REMOVE(far, link);
-    cairn_checksum_free(far->sum);
+    checksum_free(far->sum);
     free(far);
 }
 
@@ -313,7 +313,7 @@ static struct ucx_far *far_new(struct ucx_fabric *ucx)
         LIST_REMOVE(far, link);
     } else {
         far = calloc(1, sizeof *far);
-        if (far != NULL) far->sum = cairn_checksum_new();
+        if (far != NULL) far->sum = checksum_new();
         if (far == NULL || far->sum == NULL) {
             free(far);
             return NULL;
@@ -322,7 +322,7 @@ static struct ucx_far *far_new(struct ucx_fabric *ucx)
     LIST_INSERT_HEAD(&ucx->fars, far, link);
     far->ucx = ucx;
     far->at = 0;
-    cairn_checksum_begin(far->sum);
+    checksum_begin(far->sum);
     return far;
 }
 
@@ -330,7 +330,7 @@ static void far_done(struct ucx_far *far, ucs_status_t status)
 {
     struct fabric_op *op = far->op;
     op->is_summed = far->at == op->payload_bytes;
-    if (op->is_summed) *op->checksum_out = cairn_checksum_end(far->sum);
+    if (op->is_summed) *op->checksum_out = checksum_end(far->sum);
     LIST_REMOVE(far, link);
     LIST_INSERT_HEAD(&far->ucx->fars_spare, far, link);
     fabric_op_done(op, ucx_status(status));
@@ -376,7 +376,7 @@ bool ucx_far_receive(struct ucx_fabric *ucx, void *descriptor, struct fabric_op 
 
 /* -- UCX's part --------------------------------------------------------------------------------- */
 
-static bool has_cuda(const struct cairn_fabric_options *options, struct cairn_sentence *why)
+static bool has_cuda(const struct fabric_options *options, struct sentence *why)
 {
     ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
     ucp_context_h context;
@@ -384,8 +384,7 @@ static bool has_cuda(const struct cairn_fabric_options *options, struct cairn_se
     const bool is_known = ucp_context_query(context, &attr) == UCS_OK;
     ucp_cleanup(context);
     if (is_known && (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0) return true;
-    cairn_sentence_set(why, "UCX %s of this system was built without CUDA",
-                       ucp_get_version_string());
+    sentence_set(why, "UCX %s of this system was built without CUDA", ucp_get_version_string());
     return false;
 }
 
@@ -448,7 +447,7 @@ static enum takes ask_card(const char *card, bool has_dma_buf)
 
 /* True: among `devices` (such as "mlx5_0:1,eth1") is an RDMA card, and all RDMA cards take memory
  * of cards. */
-static bool ask_cards(const char *devices, bool has_dma_buf, struct cairn_sentence *why)
+static bool ask_cards(const char *devices, bool has_dma_buf, struct sentence *why)
 {
     bool any = false;
     for (const char *at = devices; *at != '\0'; at += *at == ',') {
@@ -459,24 +458,24 @@ static bool ask_cards(const char *devices, bool has_dma_buf, struct cairn_senten
         at += length;
         const enum takes takes = ask_card(card, has_dma_buf);
         if (takes == TAKES_NOT) {
-            cairn_sentence_set(why,
-                               "%s registers no memory of a GPU: load nvidia_peermem, or drivers "
-                               "that know dma-buf on both sides",
-                               card);
+            sentence_set(why,
+                         "%s registers no memory of a GPU: load nvidia_peermem, or drivers "
+                         "that know dma-buf on both sides",
+                         card);
             return false;
         }
         any = any || takes == TAKES;
     }
-    cairn_sentence_set(why,
-                       any ? "%s reaches the GPU's memory by itself (GPUDirect RDMA)"
-                           : "there is no RDMA card among the devices %s",
-                       devices);
+    sentence_set(why,
+                 any ? "%s reaches the GPU's memory by itself (GPUDirect RDMA)"
+                     : "there is no RDMA card among the devices %s",
+                 devices);
     return any;
 }
 
 /* -- all of it ---------------------------------------------------------------------------------- */
 
-bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_sentence *why)
+bool ucx_device_decide(const struct fabric_options *options, struct sentence *why)
 {
     const char *no = NULL;
     if (options->device_memory == CAIRN_DEVICE_MEMORY_HOST)
@@ -485,8 +484,7 @@ bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_
         no = "there is no card";
     if (no == NULL && !has_cuda(options, why)) return false;
     if (no == NULL && options->device_memory == CAIRN_DEVICE_MEMORY_DEVICE) {
-        cairn_sentence_set(why, "device_memory is device, and UCX %s has CUDA",
-                           ucp_get_version_string());
+        sentence_set(why, "device_memory is device, and UCX %s has CUDA", ucp_get_version_string());
         return true;
     }
     if (no == NULL && !options->device->is_reached)
@@ -499,7 +497,7 @@ bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_
         no = "this build of Cairn was made with a UCX before 1.14: build it with the one it runs "
              "with";
     }
-    cairn_sentence_set(why, "%s", no);
+    sentence_set(why, "%s", no);
     return false;
 }
 
@@ -507,8 +505,8 @@ bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_
 
 /* As a rendezvous has it: the receiver reads what is sent, or the sender writes where it is to land. Nothing
  * that is only sent can be written. */
-static struct ucx_card *register_card(struct ucx_fabric *ucx,
-                                      const struct cairn_fabric_region *region, bool lands)
+static struct ucx_card *register_card(struct ucx_fabric *ucx, const struct fabric_region *region,
+                                      bool lands)
 {
     const unsigned reads = UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_REMOTE_READ;
     const unsigned writes = UCP_MEM_MAP_PROT_LOCAL_WRITE | UCP_MEM_MAP_PROT_REMOTE_WRITE;

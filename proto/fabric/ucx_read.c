@@ -9,6 +9,7 @@
  * not know. */
 #include "proto/fabric/ucx.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -62,10 +63,10 @@ void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *frame, 
     if (frame->bytes > ucx->common.options.mapped_max ||
         fabric_hash(key, frame->key_bytes) != frame->key_checksum) {
         ucx_refuse(ucx, link->node,
-                   "region %u of %llu bytes: it is over %llu, or its key is damaged; what this "
+                   "region %u of %" PRIu64 " bytes: it is over %" PRIu64
+                   ", or its key is damaged; what this "
                    "node has is sent whole from now on",
-                   frame->slot, (unsigned long long)frame->bytes,
-                   (unsigned long long)ucx->common.options.mapped_max);
+                   frame->slot, frame->bytes, ucx->common.options.mapped_max);
         link->may_read = false;
         return;
     }
@@ -129,7 +130,7 @@ static bool is_inside(const struct ucx_told *told, const struct ucx_frame_refere
 void ucx_on_reference(struct ucx_link *link, const struct ucx_frame_reference *frame,
                       const void *header)
 {
-    struct cairn_fabric *fabric = &link->ucx->common;
+    struct fabric *fabric = &link->ucx->common;
     struct ucx_told *told = told_of(link, frame->slot, frame->generation);
     struct ucx_message *message = NULL;
     if (told == NULL || !link->may_read) {
@@ -140,10 +141,10 @@ void ucx_on_reference(struct ucx_link *link, const struct ucx_frame_reference *f
     if (!is_inside(told, frame)) {
         fabric->stats.messages_refused++;
         ucx_refuse(ucx_of(fabric), link->node,
-                   "a message of %u bytes at %llu of region %u, which has %llu; what this node has "
+                   "a message of %u bytes at %" PRIu64 " of region %u, which has %" PRIu64
+                   "; what this node has "
                    "is sent whole from now on; is it of the same version?",
-                   frame->payload_bytes, (unsigned long long)frame->offset, frame->slot,
-                   (unsigned long long)told->bytes);
+                   frame->payload_bytes, frame->offset, frame->slot, told->bytes);
         link->may_read = false;
         answer(link, UCX_FRAME_DECLINE, frame->serial, UCX_DECLINE_CANNOT);
         return;
@@ -372,8 +373,8 @@ static cairn_status send_reference(struct ucx_link *link, struct fabric_op *op, 
 
 cairn_status ucx_refer(struct ucx_link *link, struct fabric_op *op, const void *payload)
 {
-    struct cairn_fabric_region *region = fabric_region_find(&link->ucx->common, payload,
-                                                            op->payload_bytes);
+    struct fabric_region *region = fabric_region_find(&link->ucx->common, payload,
+                                                      op->payload_bytes);
     struct ucx_share *share = region != NULL ? ucx_share_of((struct ucx_region *)region) : NULL;
     if (share == NULL) return CAIRN_ERR_UNSUPPORTED;
     cairn_status status = tell(link, share);
@@ -415,7 +416,7 @@ void ucx_on_decline(struct ucx_link *link, const struct ucx_frame_release *frame
 }
 
 /* The reader may read on, and get what is no longer what was said. */
-void ucx_forget_references(struct ucx_link *link, const struct cairn_fabric_peer *handle)
+void ucx_forget_references(struct ucx_link *link, const struct fabric_peer *handle)
 {
     for (uint32_t i = 0; i < link->flights.capacity; i++) {
         struct fabric_flight *flight = &link->flights.all[i];
@@ -455,7 +456,7 @@ enum { CONTROL_ID = 8 }; /* of active messages, beside that of ucx_link.c */
 enum { SETTLE_TURNS = 200, SETTLE_TURN_US = 500 };
 
 /* TCP has no lanes that read, so that nothing has to be asked or said. */
-bool ucx_one_sided_is_possible(const struct cairn_fabric_options *options)
+bool ucx_one_sided_is_possible(const struct fabric_options *options)
 {
     const char *transports = options->transports;
     if (options->one_sided != CAIRN_ONE_SIDED_AUTO) return options->one_sided == CAIRN_ONE_SIDED_ON;
@@ -464,15 +465,14 @@ bool ucx_one_sided_is_possible(const struct cairn_fabric_options *options)
 
 void ucx_refuse(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
 {
-    const struct cairn_fabric_options *options = &ucx->common.options;
+    const struct fabric_options *options = &ucx->common.options;
     char text[CAIRN_SENTENCE_BYTES], what[CAIRN_SENTENCE_BYTES];
     va_list arguments;
     if (options->on_refused == NULL) return;
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    snprintf(text, sizeof text, "one-sided reads, node %016llx: %.600s", (unsigned long long)node,
-             what);
+    snprintf(text, sizeof text, "one-sided reads, node %016" PRIx64 ": %.600s", node, what);
     options->on_refused(options->on_message_arg, text);
 }
 
@@ -757,14 +757,13 @@ void ucx_one_sided_end_stop(struct ucx_fabric *ucx)
 
 static const char path[] = "one-sided";
 
-const char *ucx_message_path(const struct cairn_fabric_message *message)
+const char *ucx_message_path(const struct fabric_message *message)
 {
     const bool is_read = ((const struct ucx_message *)message)->region != NULL;
     return is_read ? path : message->fabric->backend->kind;
 }
 
-const char *ucx_payload_path(const struct cairn_fabric_peer *common, const void *payload,
-                             size_t bytes)
+const char *ucx_payload_path(const struct fabric_peer *common, const void *payload, size_t bytes)
 {
     const struct ucx_link *link = ((const struct ucx_peer *)common)->link;
     if (link == NULL || !ucx_may_refer(link, bytes)) return common->fabric->backend->kind;

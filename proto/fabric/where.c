@@ -1,5 +1,6 @@
 #include "proto/fabric/where.h"
 
+#include <inttypes.h>
 #include <arpa/inet.h>
 #include <assert.h>
 #include <dirent.h>
@@ -18,7 +19,7 @@
 
 /* ---- places ---- */
 
-bool cairn_ip_print(const struct sockaddr *address, char out[INET6_ADDRSTRLEN])
+bool ip_print(const struct sockaddr *address, char out[INET6_ADDRSTRLEN])
 {
     if (address == NULL) return false;
     if (address->sa_family == AF_INET)
@@ -43,17 +44,17 @@ static bool find_ip(const struct ifaddrs *all, const char *device, size_t length
     for (int f = 0; f < 2; f++)
         for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next)
             if (is_of_device(one, device, length) && one->ifa_addr != NULL &&
-                one->ifa_addr->sa_family == families[f] && cairn_ip_print(one->ifa_addr, out))
+                one->ifa_addr->sa_family == families[f] && ip_print(one->ifa_addr, out))
                 return true;
     return false;
 }
 
-bool cairn_place_of(const char *devices, const char *transports, struct cairn_place *out)
+bool fabric_place_of(const char *devices, const char *transports, struct fabric_place *out)
 {
     struct ifaddrs *all = NULL;
     if (strlen(devices) >= sizeof out->devices || strlen(transports) >= sizeof out->transports)
         return false;
-    *out = (struct cairn_place) { .ip = "-" };
+    *out = (struct fabric_place) { .ip = "-" };
     memcpy(out->devices, devices, strlen(devices) + 1);
     memcpy(out->transports, transports, strlen(transports) + 1);
     if (getifaddrs(&all) != 0) return true;
@@ -67,13 +68,13 @@ bool cairn_place_of(const char *devices, const char *transports, struct cairn_pl
     return true;
 }
 
-void cairn_place_print(const struct cairn_place *place, char out[CAIRN_PLACE_BYTES])
+void place_print(const struct fabric_place *place, char out[CAIRN_PLACE_BYTES])
 {
     static_assert(sizeof *place <= CAIRN_PLACE_BYTES, "two blanks and a NUL for three NULs");
     snprintf(out, CAIRN_PLACE_BYTES, "%s %s %s", place->ip, place->devices, place->transports);
 }
 
-bool cairn_place_parse(const char *text, struct cairn_place *out)
+bool place_parse(const char *text, struct fabric_place *out)
 {
     int end = 0;
     return sscanf(text, "%45[^ ] %95[^ ] %47[^ ]%n", out->ip, out->devices, out->transports,
@@ -83,7 +84,7 @@ bool cairn_place_parse(const char *text, struct cairn_place *out)
 
 /* ---- routes ---- */
 
-bool cairn_ip_parse(const char *ip, struct sockaddr_storage *out, socklen_t *bytes_out)
+bool ip_parse(const char *ip, struct sockaddr_storage *out, socklen_t *bytes_out)
 {
     struct sockaddr_in *four = (struct sockaddr_in *)out;
     struct sockaddr_in6 *six = (struct sockaddr_in6 *)out;
@@ -106,12 +107,12 @@ static bool find_source(const char *ip, char out[INET6_ADDRSTRLEN])
 {
     struct sockaddr_storage to, from;
     socklen_t to_bytes, from_bytes = sizeof from;
-    if (!cairn_ip_parse(ip, &to, &to_bytes)) return false;
+    if (!ip_parse(ip, &to, &to_bytes)) return false;
     const int fd = socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return false;
     const bool ok = connect(fd, (const struct sockaddr *)&to, to_bytes) == 0 &&
                     getsockname(fd, (struct sockaddr *)&from, &from_bytes) == 0 &&
-                    cairn_ip_print((const struct sockaddr *)&from, out);
+                    ip_print((const struct sockaddr *)&from, out);
     close(fd);
     return ok;
 }
@@ -156,7 +157,7 @@ static bool find_device_of_route(const char *ip, char out[IF_NAMESIZE])
     struct sockaddr_storage to;
     socklen_t to_bytes;
     struct route_answer answer;
-    if (!cairn_ip_parse(ip, &to, &to_bytes) || !ask_route(&to, &answer) ||
+    if (!ip_parse(ip, &to, &to_bytes) || !ask_route(&to, &answer) ||
         answer.route.rtm_type != RTN_UNICAST)
         return false;
     size_t left = RTM_PAYLOAD(&answer.head);
@@ -177,7 +178,7 @@ static bool find_device_with(const char *ip, char out[IF_NAMESIZE])
     bool found = false;
     if (getifaddrs(&all) != 0) return false;
     for (const struct ifaddrs *one = all; one != NULL && !found; one = one->ifa_next) {
-        if (!cairn_ip_print(one->ifa_addr, one_ip) || strcmp(one_ip, ip) != 0) continue;
+        if (!ip_print(one->ifa_addr, one_ip) || strcmp(one_ip, ip) != 0) continue;
         snprintf(out, IF_NAMESIZE, "%.*s", (int)strcspn(one->ifa_name, ":"), one->ifa_name);
         found = true;
     }
@@ -185,7 +186,7 @@ static bool find_device_with(const char *ip, char out[IF_NAMESIZE])
     return found;
 }
 
-bool cairn_route_find(const char *ip, struct cairn_route *out)
+bool route_find(const char *ip, struct route *out)
 {
     return find_source(ip, out->source) &&
            (find_device_of_route(ip, out->device) || find_device_with(out->source, out->device));
@@ -193,7 +194,7 @@ bool cairn_route_find(const char *ip, struct cairn_route *out)
 
 /* ---- the choice ---- */
 
-bool cairn_devices_have(const char *devices, const char *device)
+bool devices_have(const char *devices, const char *device)
 {
     const size_t length = strlen(device);
     for (const char *at = devices; *at != '\0';) {
@@ -216,8 +217,7 @@ static void add_device(char devices[CAIRN_PLACE_DEVICES_BYTES], const char *devi
 {
     const size_t used = strlen(devices);
     const char mark[2] = { used > 0 ? between : '\0', '\0' };
-    if (cairn_devices_have(devices, device) ||
-        used + strlen(device) + 2 > CAIRN_PLACE_DEVICES_BYTES)
+    if (devices_have(devices, device) || used + strlen(device) + 2 > CAIRN_PLACE_DEVICES_BYTES)
         return;
     if (between == ';' && count_networks(devices) == CAIRN_NETWORKS_MAX) return;
     snprintf(devices + used, CAIRN_PLACE_DEVICES_BYTES - used, "%s%s", mark, device);
@@ -257,11 +257,11 @@ static void add_cards(const char *infiniband, char *devices)
     closedir(cards);
 }
 
-void cairn_choose(const struct cairn_place *places, size_t count, const char *infiniband,
-                  struct cairn_choice *out)
+void fabric_choose(const struct fabric_place *places, size_t count, const char *infiniband,
+                   struct choice *out)
 {
-    struct cairn_route route;
-    *out = (struct cairn_choice) { .transports = NULL };
+    struct route route;
+    *out = (struct choice) { .transports = NULL };
     for (size_t i = 0; i < count && out->transports == NULL; i++) {
         if (strcmp(places[i].transports, "tcp") == 0 ||
             strcmp(places[i].transports, CAIRN_PLACE_MAPPED) == 0)
@@ -271,7 +271,7 @@ void cairn_choose(const struct cairn_place *places, size_t count, const char *in
     }
     const char between = out->transports != NULL ? ',' : ';';
     for (size_t i = 0; i < count; i++)
-        if (cairn_route_find(places[i].ip, &route)) add_device(out->devices, route.device, between);
+        if (route_find(places[i].ip, &route)) add_device(out->devices, route.device, between);
 }
 
 /* ---- with an address ---- */
@@ -279,10 +279,10 @@ void cairn_choose(const struct cairn_place *places, size_t count, const char *in
 /* Behind UCX's own bytes, which know their length: the text, its length as one byte, and this. */
 static const char tail_magic[8] = "CAIRNAT1";
 
-size_t fabric_add_place(const struct cairn_place *place, uint8_t *raw, size_t bytes, size_t room)
+size_t fabric_add_place(const struct fabric_place *place, uint8_t *raw, size_t bytes, size_t room)
 {
     char text[CAIRN_PLACE_BYTES];
-    cairn_place_print(place, text);
+    place_print(place, text);
     const size_t length = strlen(text);
     if (room - bytes < length + 1 + sizeof tail_magic) return bytes;
     memcpy(raw + bytes, text, length);
@@ -291,7 +291,7 @@ size_t fabric_add_place(const struct cairn_place *place, uint8_t *raw, size_t by
     return bytes + length + 1 + sizeof tail_magic;
 }
 
-size_t fabric_find_place(const uint8_t *raw, size_t bytes, struct cairn_place *out)
+size_t fabric_find_place(const uint8_t *raw, size_t bytes, struct fabric_place *out)
 {
     char text[CAIRN_PLACE_BYTES];
     if (bytes < 1 + sizeof tail_magic) return bytes;
@@ -304,11 +304,10 @@ size_t fabric_find_place(const uint8_t *raw, size_t bytes, struct cairn_place *o
     text[length] = '\0';
     for (size_t i = 0; i < length; i++)
         if (text[i] < 0x20 || text[i] > 0x7e) return bytes;
-    return cairn_place_parse(text, out) ? bytes - sizeof tail_magic - 1 - length : bytes;
+    return place_parse(text, out) ? bytes - sizeof tail_magic - 1 - length : bytes;
 }
 
-bool cairn_fabric_address_place(const void *address, size_t bytes, int index,
-                                struct cairn_place *out)
+bool fabric_address_place(const void *address, size_t bytes, int index, struct fabric_place *out)
 {
     size_t part_bytes, raw_bytes;
     const void *part = fabric_find_part(address, bytes, "ucx", index, &part_bytes);
@@ -316,15 +315,14 @@ bool cairn_fabric_address_place(const void *address, size_t bytes, int index,
     return raw != NULL && fabric_find_place(raw, raw_bytes, out) < raw_bytes;
 }
 
-void cairn_fabric_address_print_places(const void *address, size_t bytes,
-                                       char out[CAIRN_PLACE_BYTES])
+void fabric_address_print_places(const void *address, size_t bytes, char out[CAIRN_PLACE_BYTES])
 {
-    struct cairn_place place;
+    struct fabric_place place;
     size_t used = 0;
     out[0] = '\0';
-    for (int i = 0; cairn_fabric_address_place(address, bytes, i, &place); i++) {
+    for (int i = 0; fabric_address_place(address, bytes, i, &place); i++) {
         char one[CAIRN_PLACE_BYTES];
-        cairn_place_print(&place, one);
+        place_print(&place, one);
         if (used + strlen(one) + 3 > CAIRN_PLACE_BYTES) return;
         used += (size_t)snprintf(out + used, CAIRN_PLACE_BYTES - used, "%s%s", used > 0 ? "; " : "",
                                  one);
@@ -362,7 +360,7 @@ uint64_t fabric_hash(const void *bytes, size_t count)
     return XXH3_64bits_withSeed(bytes, count, count);
 }
 
-cairn_status fabric_set_address(struct cairn_fabric *fabric, const void *raw, size_t bytes)
+cairn_status fabric_set_address(struct fabric *fabric, const void *raw, size_t bytes)
 {
     struct envelope envelope = { .bytes = bytes, .checksum = fabric_hash(raw, bytes) };
     if (bytes > sizeof fabric->address - sizeof envelope) return CAIRN_ERR_UNSUPPORTED;
@@ -433,13 +431,13 @@ const void *fabric_open_part(const void *address, size_t bytes, const char *of_k
     return raw;
 }
 
-const void *fabric_open_address(const struct cairn_fabric *fabric, const void *address,
-                                size_t bytes, size_t *raw_bytes_out)
+const void *fabric_open_address(const struct fabric *fabric, const void *address, size_t bytes,
+                                size_t *raw_bytes_out)
 {
     return fabric_open_part(address, bytes, fabric->backend->kind, raw_bytes_out);
 }
 
-const char *cairn_fabric_address_kind(const void *address, size_t bytes)
+const char *fabric_address_kind(const void *address, size_t bytes)
 {
     static const char *const kinds[] = { "auto", "mapped", "ucx", "mem" };
     struct envelope envelope;
@@ -449,10 +447,10 @@ const char *cairn_fabric_address_kind(const void *address, size_t bytes)
     return "";
 }
 
-const char *cairn_fabric_address_ways(const void *address, size_t bytes)
+const char *fabric_address_ways(const void *address, size_t bytes)
 {
     struct envelope envelope;
-    const char *kind = cairn_fabric_address_kind(address, bytes);
+    const char *kind = fabric_address_kind(address, bytes);
     if (open_envelope(address, bytes, &envelope) == NULL) return kind;
     const bool reads = (envelope.flags & FLAG_ONE_SIDED) != 0;
     const bool imports = fabric_address_imports(address, bytes);
@@ -462,7 +460,7 @@ const char *cairn_fabric_address_ways(const void *address, size_t bytes)
     return reads ? "auto, one-sided" : kind;
 }
 
-const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *bytes_out)
+const void *fabric_own_address(const struct fabric *fabric, size_t *bytes_out)
 {
     *bytes_out = fabric->address_bytes;
     return fabric->address;
@@ -483,8 +481,7 @@ static bool read_boot(char boot_out[37])
 }
 
 /* An abstract socket is reached within one network namespace only, a file by all that share its folder. */
-bool mapped_host_find(const struct cairn_fabric_options *options,
-                      char host_out[CAIRN_FABRIC_HOST_BYTES])
+bool mapped_host_find(const struct fabric_options *options, char host_out[CAIRN_FABRIC_HOST_BYTES])
 {
     char boot[37];
     struct stat namespace = { 0 };
@@ -500,8 +497,7 @@ bool mapped_host_find(const struct cairn_fabric_options *options,
     }
     // Not to be read: a kernel without namespaces, which has one network.
     if (stat("/proc/self/ns/net", &namespace) != 0) namespace.st_ino = 0;
-    snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s:%llu", boot,
-             (unsigned long long)namespace.st_ino);
+    snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s:%" PRIu64, boot, namespace.st_ino);
     return true;
 }
 
@@ -510,7 +506,7 @@ bool mapped_is_this_host(const struct mapped_fabric *fabric, const struct mapped
     return memcmp(fabric->host, address->host, sizeof fabric->host) == 0;
 }
 
-bool cairn_fabric_host_is_name(const char *host)
+bool fabric_host_is_name(const char *host)
 {
     const size_t length = strnlen(host, CAIRN_FABRIC_HOST_BYTES);
     for (size_t i = 0; i < length; i++)
@@ -535,11 +531,11 @@ bool fabric_address_imports(const void *address, size_t bytes)
     return find_mapped(address, bytes, &mapped) && mapped.cards.count > 0;
 }
 
-bool cairn_fabric_address_host(const void *address, size_t bytes, char *out, size_t out_bytes)
+bool fabric_address_host(const void *address, size_t bytes, char *out, size_t out_bytes)
 {
     struct mapped_address mapped;
     if (!find_mapped(address, bytes, &mapped)) return false;
-    if (!cairn_fabric_host_is_name(mapped.host)) return false;
+    if (!fabric_host_is_name(mapped.host)) return false;
     const size_t length = strlen(mapped.host);
     if (length >= out_bytes) return false;
     memcpy(out, mapped.host, length + 1);

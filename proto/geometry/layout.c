@@ -38,27 +38,26 @@ static uint64_t get64(const uint8_t *in)
 
 /* --- making ------------------------------------------------------------------------------------ */
 
-static cairn_status measure_tensors(struct cairn_layout *layout,
-                                    const struct cairn_layout_tensor *tensors)
+static cairn_status measure_tensors(struct layout *layout, const struct layout_tensor *tensors)
 {
     for (uint32_t t = 0; t < layout->tensor_count; t++) {
         const size_t length = strnlen(tensors[t].name, CAIRN_NAME_MAX + 1);
         if (length == 0 || length > CAIRN_NAME_MAX) return CAIRN_ERR_INVALID;
-        cairn_status status = cairn_shape_check(&tensors[t].shape);
+        cairn_status status = shape_check(&tensors[t].shape);
         if (status != CAIRN_OK) return status;
-        layout->geometry[t] = cairn_geometry_of(&tensors[t].shape);
+        layout->geometry[t] = geometry_of(&tensors[t].shape);
     }
     return CAIRN_OK;
 }
 
 /* Checks that the extents [at, ...) begin with an exact cover of tensor t; gives its end. */
-static cairn_status judge_tensor(const struct cairn_layout *layout, uint32_t t, size_t at,
+static cairn_status judge_tensor(const struct layout *layout, uint32_t t, size_t at,
                                  size_t *end_out)
 {
     const uint64_t quantum_count = layout->geometry[t].quantum_count;
     uint64_t next = 0;
     for (; at < layout->extent_count && layout->extents[at].tensor == t; at++) {
-        const struct cairn_extent *e = &layout->extents[at];
+        const struct extent *e = &layout->extents[at];
         if (e->shard >= layout->shard_count) return CAIRN_ERR_INVALID;
         if (e->first_quantum != next || e->quantum_count == 0) return CAIRN_ERR_INVALID;
         if (e->quantum_count > quantum_count - next) return CAIRN_ERR_INVALID;
@@ -69,7 +68,7 @@ static cairn_status judge_tensor(const struct cairn_layout *layout, uint32_t t, 
     return CAIRN_OK;
 }
 
-static cairn_status index_tensors(struct cairn_layout *layout)
+static cairn_status index_tensors(struct layout *layout)
 {
     size_t at = 0;
     for (uint32_t t = 0; t < layout->tensor_count; t++) {
@@ -82,7 +81,7 @@ static cairn_status index_tensors(struct cairn_layout *layout)
 }
 
 /* A counting sort: shard_extents first counts, then points at each shard's end, then at its start. */
-static void index_shards(struct cairn_layout *layout)
+static void index_shards(struct layout *layout)
 {
     for (size_t e = 0; e < layout->extent_count; e++)
         layout->shard_extents[layout->extents[e].shard]++;
@@ -96,12 +95,12 @@ static void index_shards(struct cairn_layout *layout)
 
 static int compare_names(const void *a, const void *b, void *tensors)
 {
-    const struct cairn_layout_tensor *list = tensors;
+    const struct layout_tensor *list = tensors;
     return strcmp(list[*(const uint32_t *)a].name, list[*(const uint32_t *)b].name);
 }
 
-static void hash_tensor(crypto_generichash_state *state, const struct cairn_layout *layout,
-                        uint32_t t, const struct cairn_layout_tensor *tensor)
+static void hash_tensor(crypto_generichash_state *state, const struct layout *layout, uint32_t t,
+                        const struct layout_tensor *tensor)
 {
     uint8_t head[16 + 8 * CAIRN_RANK_MAX] = { 0 };
     const size_t name_bytes = strlen(tensor->name);
@@ -122,8 +121,7 @@ static void hash_tensor(crypto_generichash_state *state, const struct cairn_layo
 }
 
 /* Tensors by name, so that the order of the job's list does not matter. */
-static cairn_status hash_table(struct cairn_layout *layout,
-                               const struct cairn_layout_tensor *tensors)
+static cairn_status hash_table(struct layout *layout, const struct layout_tensor *tensors)
 {
     const uint32_t count = layout->tensor_count;
     uint32_t *order = calloc((size_t)count + 1, sizeof *order);
@@ -151,27 +149,27 @@ static cairn_status hash_table(struct cairn_layout *layout,
 }
 
 /* Every array has one item more than it needs, so that none is empty. */
-static cairn_status allocate_indexes(struct cairn_layout *layout)
+static cairn_status allocate_indexes(struct layout *layout)
 {
     layout->tensor_extents = calloc((size_t)layout->tensor_count + 1, sizeof(size_t));
     layout->shard_extents = calloc((size_t)layout->shard_count + 1, sizeof(size_t));
     layout->by_shard = calloc(layout->extent_count + 1, sizeof(uint32_t));
-    layout->geometry = calloc((size_t)layout->tensor_count + 1, sizeof(struct cairn_geometry));
+    layout->geometry = calloc((size_t)layout->tensor_count + 1, sizeof(struct geometry));
     const int got_all = layout->tensor_extents != NULL && layout->shard_extents != NULL &&
                         layout->by_shard != NULL && layout->geometry != NULL;
     return got_all ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-cairn_status cairn_layout_make(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
-                               uint32_t shard_count, uint64_t version, struct cairn_extent *extents,
-                               size_t extent_count, struct cairn_layout **layout_out)
+cairn_status layout_make(const struct layout_tensor *tensors, uint32_t tensor_count,
+                         uint32_t shard_count, uint64_t version, struct extent *extents,
+                         size_t extent_count, struct layout **layout_out)
 {
     if (shard_count == 0 || shard_count > CAIRN_SHARDS_MAX) return CAIRN_ERR_INVALID;
     if (tensor_count > CAIRN_LAYOUT_TENSORS_MAX || extent_count > UINT32_MAX)
         return CAIRN_ERR_INVALID;
     if (version == 0) return CAIRN_ERR_INVALID;
 
-    struct cairn_layout *layout = calloc(1, sizeof *layout);
+    struct layout *layout = calloc(1, sizeof *layout);
     if (layout == NULL) return CAIRN_ERR_NO_MEMORY;
     layout->version = version;
     layout->shard_count = shard_count;
@@ -184,7 +182,7 @@ cairn_status cairn_layout_make(const struct cairn_layout_tensor *tensors, uint32
     if (status == CAIRN_OK) status = hash_table(layout, tensors);
     if (status != CAIRN_OK) {
         layout->extents = NULL; // stays the caller's
-        cairn_layout_close(layout);
+        layout_close(layout);
         return status;
     }
     index_shards(layout);
@@ -192,7 +190,7 @@ cairn_status cairn_layout_make(const struct cairn_layout_tensor *tensors, uint32
     return CAIRN_OK;
 }
 
-void cairn_layout_close(struct cairn_layout *layout)
+void layout_close(struct layout *layout)
 {
     if (layout == NULL) return;
     free(layout->extents);
@@ -205,13 +203,13 @@ void cairn_layout_close(struct cairn_layout *layout)
 
 /* --- bytes ------------------------------------------------------------------------------------- */
 
-size_t cairn_layout_encoded_bytes(const struct cairn_layout *layout)
+size_t layout_encoded_bytes(const struct layout *layout)
 {
     return HEADER_BYTES + layout->tensor_count * COUNT_BYTES + layout->extent_count * EXTENT_BYTES +
            CAIRN_LAYOUT_HASH_BYTES;
 }
 
-void cairn_layout_encode(const struct cairn_layout *layout, uint8_t *out)
+void layout_encode(const struct layout *layout, uint8_t *out)
 {
     memcpy(out, magic, sizeof magic);
     put32(out + 4, FORMAT);
@@ -241,8 +239,8 @@ static int counts_fit(const uint8_t *data, size_t bytes, uint32_t tensor_count)
 }
 
 /* Gives the extents their tensors and first quanta. The counts of extents are the stranger's. */
-static cairn_status read_extents(const uint8_t *data, uint32_t tensor_count,
-                                 struct cairn_extent *extents, size_t extent_count)
+static cairn_status read_extents(const uint8_t *data, uint32_t tensor_count, struct extent *extents,
+                                 size_t extent_count)
 {
     const uint8_t *counts = data + HEADER_BYTES;
     const uint8_t *in = counts + tensor_count * COUNT_BYTES;
@@ -252,7 +250,7 @@ static cairn_status read_extents(const uint8_t *data, uint32_t tensor_count,
         if (count > extent_count - at) return CAIRN_ERR_MALFORMED;
         uint64_t next = 0;
         for (const size_t end = at + count; at < end; at++, in += EXTENT_BYTES) {
-            extents[at] = (struct cairn_extent) { t, get32(in + 8), next, get64(in) };
+            extents[at] = (struct extent) { t, get32(in + 8), next, get64(in) };
             if (extents[at].quantum_count > UINT64_MAX - next) return CAIRN_ERR_MALFORMED;
             next += extents[at].quantum_count;
         }
@@ -261,36 +259,35 @@ static cairn_status read_extents(const uint8_t *data, uint32_t tensor_count,
 }
 
 /* A table we refuse is the sender's fault unless our own tensors are no good. */
-static int tensors_are_sound(const struct cairn_layout_tensor *tensors, uint32_t tensor_count)
+static int tensors_are_sound(const struct layout_tensor *tensors, uint32_t tensor_count)
 {
     for (uint32_t t = 0; t < tensor_count; t++)
-        if (cairn_shape_check(&tensors[t].shape) != CAIRN_OK) return 0;
+        if (shape_check(&tensors[t].shape) != CAIRN_OK) return 0;
     return 1;
 }
 
-cairn_status cairn_layout_decode(const uint8_t *data, size_t bytes,
-                                 const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
-                                 struct cairn_layout **layout_out)
+cairn_status layout_decode(const uint8_t *data, size_t bytes, const struct layout_tensor *tensors,
+                           uint32_t tensor_count, struct layout **layout_out)
 {
     if (tensor_count > CAIRN_LAYOUT_TENSORS_MAX) return CAIRN_ERR_INVALID;
     if (!counts_fit(data, bytes, tensor_count)) return CAIRN_ERR_MALFORMED;
     if (!tensors_are_sound(tensors, tensor_count)) return CAIRN_ERR_INVALID;
 
     const size_t extent_count = (size_t)get64(data + 24);
-    struct cairn_extent *extents = calloc(extent_count + 1, sizeof *extents);
+    struct extent *extents = calloc(extent_count + 1, sizeof *extents);
     if (extents == NULL) return CAIRN_ERR_NO_MEMORY;
-    struct cairn_layout *layout = NULL;
+    struct layout *layout = NULL;
     cairn_status status = read_extents(data, tensor_count, extents, extent_count);
     if (status == CAIRN_OK)
-        status = cairn_layout_make(tensors, tensor_count, get32(data + 16), get64(data + 8),
-                                   extents, extent_count, &layout);
+        status = layout_make(tensors, tensor_count, get32(data + 16), get64(data + 8), extents,
+                             extent_count, &layout);
     if (status != CAIRN_OK) {
         free(extents);
         return status == CAIRN_ERR_INVALID ? CAIRN_ERR_MALFORMED : status;
     }
     const uint8_t *hash = data + bytes - CAIRN_LAYOUT_HASH_BYTES;
     if (memcmp(hash, layout->hash, sizeof layout->hash) != 0) {
-        cairn_layout_close(layout);
+        layout_close(layout);
         return CAIRN_ERR_MALFORMED;
     }
     *layout_out = layout;
@@ -299,8 +296,8 @@ cairn_status cairn_layout_decode(const uint8_t *data, size_t bytes,
 
 /* --- queries ----------------------------------------------------------------------------------- */
 
-const struct cairn_extent *cairn_layout_tensor_extents(const struct cairn_layout *layout,
-                                                       uint32_t tensor, size_t *count_out)
+const struct extent *layout_tensor_extents(const struct layout *layout, uint32_t tensor,
+                                           size_t *count_out)
 {
     assert(tensor < layout->tensor_count);
     const size_t first = layout->tensor_extents[tensor];
@@ -308,11 +305,10 @@ const struct cairn_extent *cairn_layout_tensor_extents(const struct cairn_layout
     return layout->extents + first;
 }
 
-const struct cairn_extent *cairn_layout_find(const struct cairn_layout *layout, uint32_t tensor,
-                                             uint64_t leaf)
+const struct extent *layout_find(const struct layout *layout, uint32_t tensor, uint64_t leaf)
 {
     if (tensor >= layout->tensor_count) return NULL;
-    const struct cairn_geometry *g = &layout->geometry[tensor];
+    const struct geometry *g = &layout->geometry[tensor];
     if (leaf >= g->leaf_count) return NULL;
     const uint64_t quantum = leaf / g->leaves_per_quantum;
     size_t low = layout->tensor_extents[tensor], high = layout->tensor_extents[tensor + 1];
@@ -326,13 +322,13 @@ const struct cairn_extent *cairn_layout_find(const struct cairn_layout *layout, 
     return &layout->extents[low];
 }
 
-bool cairn_layout_owns(const struct cairn_layout *layout, uint32_t shard)
+bool layout_owns(const struct layout *layout, uint32_t shard)
 {
     return shard < layout->shard_count &&
            layout->shard_extents[shard + 1] > layout->shard_extents[shard];
 }
 
-size_t cairn_layout_pieces(const struct cairn_layout *layout)
+size_t layout_pieces(const struct layout *layout)
 {
     size_t pieces = 0;
     for (size_t e = 0; e < layout->extent_count; e++)
@@ -341,12 +337,12 @@ size_t cairn_layout_pieces(const struct cairn_layout *layout)
     return pieces;
 }
 
-bool cairn_layout_same(const struct cairn_layout *a, const struct cairn_layout *b)
+bool layout_same(const struct layout *a, const struct layout *b)
 {
     return a->shard_count == b->shard_count && memcmp(a->hash, b->hash, sizeof a->hash) == 0;
 }
 
-uint64_t cairn_layout_number(const struct cairn_layout *layout)
+uint64_t layout_number(const struct layout *layout)
 {
     return get64(layout->hash);
 }
@@ -355,34 +351,33 @@ uint64_t cairn_layout_number(const struct cairn_layout *layout)
 
 /* The part that one shard owns, and the grid of chunks over it: see layout.h. */
 
-static struct cairn_local_extent localize(const struct cairn_shard_map *map,
-                                          const struct cairn_extent *e)
+static struct local_extent localize(const struct shard_map *map, const struct extent *e)
 {
-    const struct cairn_geometry *g = &map->layout->geometry[e->tensor];
+    const struct geometry *g = &map->layout->geometry[e->tensor];
     const uint64_t end = e->first_quantum + e->quantum_count;
-    struct cairn_local_extent local = {
+    struct local_extent local = {
         .tensor = e->tensor,
-        .first_leaf = cairn_quantum_first_leaf(g, e->first_quantum),
-        .first_elem = cairn_quantum_first_elem(g, e->first_quantum),
+        .first_leaf = quantum_first_leaf(g, e->first_quantum),
+        .first_elem = quantum_first_elem(g, e->first_quantum),
         .local_elem = map->elem_count,
         .first_chunk = map->chunk_count,
     };
-    local.leaf_count = cairn_quantum_first_leaf(g, end) - local.first_leaf;
-    local.elem_count = cairn_quantum_first_elem(g, end) - local.first_elem;
+    local.leaf_count = quantum_first_leaf(g, end) - local.first_leaf;
+    local.elem_count = quantum_first_elem(g, end) - local.first_elem;
     local.chunk_count = (local.leaf_count - 1) / map->chunk_leaves + 1;
     return local;
 }
 
-cairn_status cairn_shard_map_init(struct cairn_shard_map *map, const struct cairn_layout *layout,
-                                  uint32_t shard, uint32_t chunk_leaves)
+cairn_status shard_map_init(struct shard_map *map, const struct layout *layout, uint32_t shard,
+                            uint32_t chunk_leaves)
 {
     if (shard >= layout->shard_count || chunk_leaves == 0) return CAIRN_ERR_INVALID;
     const size_t first = layout->shard_extents[shard];
     const size_t count = layout->shard_extents[shard + 1] - first;
-    struct cairn_local_extent *extents = calloc(count + 1, sizeof *extents);
+    struct local_extent *extents = calloc(count + 1, sizeof *extents);
     if (extents == NULL) return CAIRN_ERR_NO_MEMORY;
 
-    *map = (struct cairn_shard_map) {
+    *map = (struct shard_map) {
         .shard = shard,
         .chunk_leaves = chunk_leaves,
         .extent_count = count,
@@ -399,19 +394,19 @@ cairn_status cairn_shard_map_init(struct cairn_shard_map *map, const struct cair
     return CAIRN_OK;
 }
 
-void cairn_shard_map_release(struct cairn_shard_map *map)
+void shard_map_release(struct shard_map *map)
 {
     free(map->extents);
-    *map = (struct cairn_shard_map) { 0 };
+    *map = (struct shard_map) { 0 };
 }
 
 /* How many extents begin at or before the leaf. */
-static size_t extents_up_to(const struct cairn_shard_map *map, uint32_t tensor, uint64_t leaf)
+static size_t extents_up_to(const struct shard_map *map, uint32_t tensor, uint64_t leaf)
 {
     size_t low = 0, high = map->extent_count;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
-        const struct cairn_local_extent *e = &map->extents[middle];
+        const struct local_extent *e = &map->extents[middle];
         if (e->tensor < tensor || (e->tensor == tensor && e->first_leaf <= leaf))
             low = middle + 1;
         else
@@ -420,19 +415,18 @@ static size_t extents_up_to(const struct cairn_shard_map *map, uint32_t tensor, 
     return low;
 }
 
-const struct cairn_local_extent *cairn_shard_map_find(const struct cairn_shard_map *map,
-                                                      uint32_t tensor, uint64_t leaf)
+const struct local_extent *shard_map_find(const struct shard_map *map, uint32_t tensor,
+                                          uint64_t leaf)
 {
     const size_t count = extents_up_to(map, tensor, leaf);
     if (count == 0) return NULL;
-    const struct cairn_local_extent *e = &map->extents[count - 1];
+    const struct local_extent *e = &map->extents[count - 1];
     return e->tensor == tensor && leaf - e->first_leaf < e->leaf_count ? e : NULL;
 }
 
 /* Each extent has a chunk at least. So as many extents as chunks come before a chunk, but for the chunks that
  * extents have beyond their first: among many small tensors there is little to search. */
-const struct cairn_local_extent *cairn_shard_map_extent(const struct cairn_shard_map *map,
-                                                        uint64_t chunk)
+const struct local_extent *shard_map_extent(const struct shard_map *map, uint64_t chunk)
 {
     assert(chunk < map->chunk_count);
     const uint64_t beyond = map->chunk_count - map->extent_count;
@@ -449,42 +443,40 @@ const struct cairn_local_extent *cairn_shard_map_extent(const struct cairn_shard
 }
 
 /* Leaves of the chunk that begins `within` leaves into the extent. */
-static uint64_t chunk_size(const struct cairn_shard_map *map, const struct cairn_local_extent *e,
+static uint64_t chunk_size(const struct shard_map *map, const struct local_extent *e,
                            uint64_t within)
 {
     const uint64_t left = e->leaf_count - within;
     return left < map->chunk_leaves ? left : map->chunk_leaves;
 }
 
-struct cairn_chunk_place cairn_shard_map_chunk(const struct cairn_shard_map *map, uint64_t chunk)
+struct chunk_place shard_map_chunk(const struct shard_map *map, uint64_t chunk)
 {
-    const struct cairn_local_extent *e = cairn_shard_map_extent(map, chunk);
+    const struct local_extent *e = shard_map_extent(map, chunk);
     if (e->chunk_count == 1) // the extent says it all: a small tensor's geometry need not be read
-        return (struct cairn_chunk_place) { .tensor = e->tensor,
-                                            .first_leaf = e->first_leaf,
-                                            .leaf_count = e->leaf_count,
-                                            .first_elem = e->first_elem,
-                                            .elem_count = e->elem_count,
-                                            .local_elem = e->local_elem };
-    const struct cairn_geometry *g = &map->layout->geometry[e->tensor];
+        return (struct chunk_place) { .tensor = e->tensor,
+                                      .first_leaf = e->first_leaf,
+                                      .leaf_count = e->leaf_count,
+                                      .first_elem = e->first_elem,
+                                      .elem_count = e->elem_count,
+                                      .local_elem = e->local_elem };
+    const struct geometry *g = &map->layout->geometry[e->tensor];
     const uint64_t within = (chunk - e->first_chunk) * map->chunk_leaves;
-    struct cairn_chunk_place place = {
+    struct chunk_place place = {
         .tensor = e->tensor,
         .first_leaf = e->first_leaf + within,
         .leaf_count = chunk_size(map, e, within),
     };
-    place.first_elem = cairn_leaf_first_elem(g, place.first_leaf);
-    place.elem_count = cairn_leaf_first_elem(g, place.first_leaf + place.leaf_count) -
-                       place.first_elem;
+    place.first_elem = leaf_start(g, place.first_leaf);
+    place.elem_count = leaf_start(g, place.first_leaf + place.leaf_count) - place.first_elem;
     place.local_elem = e->local_elem + (place.first_elem - e->first_elem);
     return place;
 }
 
-cairn_status cairn_shard_map_chunk_number(const struct cairn_shard_map *map, uint32_t tensor,
-                                          uint64_t first_leaf, uint64_t leaf_count,
-                                          uint64_t *chunk_out)
+cairn_status shard_map_chunk_number(const struct shard_map *map, uint32_t tensor,
+                                    uint64_t first_leaf, uint64_t leaf_count, uint64_t *chunk_out)
 {
-    const struct cairn_local_extent *e = cairn_shard_map_find(map, tensor, first_leaf);
+    const struct local_extent *e = shard_map_find(map, tensor, first_leaf);
     if (e == NULL) return CAIRN_ERR_NOT_FOUND;
     const uint64_t within = first_leaf - e->first_leaf;
     if (within % map->chunk_leaves != 0) return CAIRN_ERR_INVALID;
@@ -511,18 +503,18 @@ static int compare_ranges(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
-static void add_ranges(struct ranges *ranges, const struct cairn_shard_map *map)
+static void add_ranges(struct ranges *ranges, const struct shard_map *map)
 {
     for (size_t i = 0; map != NULL && i < map->extent_count; i++) {
-        const struct cairn_local_extent *e = &map->extents[i];
+        const struct local_extent *e = &map->extents[i];
         ranges->list[ranges->count++] = (struct range) { e->local_elem,
                                                          e->local_elem + e->elem_count };
     }
 }
 
 /* The gaps between what two maps have; the last one has no end. */
-static cairn_status find_gaps(const struct cairn_shard_map *before,
-                              const struct cairn_shard_map *beside, struct ranges *gaps)
+static cairn_status find_gaps(const struct shard_map *before, const struct shard_map *beside,
+                              struct ranges *gaps)
 {
     const size_t most = before->extent_count + (beside != NULL ? beside->extent_count : 0);
     struct ranges taken = { .list = calloc(most + 1, sizeof *taken.list) };
@@ -546,13 +538,11 @@ static cairn_status find_gaps(const struct cairn_shard_map *before,
 }
 
 /* The extent of `before` that the extent lies in, in whole; NULL: none. CAIRN_ERR_INVALID: in part. */
-static cairn_status find_before(const struct cairn_shard_map *before,
-                                const struct cairn_local_extent *extent,
-                                const struct cairn_local_extent **out)
+static cairn_status find_before(const struct shard_map *before, const struct local_extent *extent,
+                                const struct local_extent **out)
 {
     const uint64_t end = extent->first_leaf + extent->leaf_count;
-    const struct cairn_local_extent *first = cairn_shard_map_find(before, extent->tensor,
-                                                                  extent->first_leaf);
+    const struct local_extent *first = shard_map_find(before, extent->tensor, extent->first_leaf);
     *out = first;
     if (first != NULL)
         return end <= first->first_leaf + first->leaf_count ? CAIRN_OK : CAIRN_ERR_INVALID;
@@ -561,7 +551,7 @@ static cairn_status find_before(const struct cairn_shard_map *before,
     return begins_later ? CAIRN_ERR_INVALID : CAIRN_OK;
 }
 
-static void place(struct ranges *gaps, struct cairn_local_extent *extent)
+static void place(struct ranges *gaps, struct local_extent *extent)
 {
     struct range *gap = gaps->list;
     while (gap->end - gap->first < extent->elem_count) gap++; // the last one has room
@@ -569,22 +559,21 @@ static void place(struct ranges *gaps, struct cairn_local_extent *extent)
     gap->first += extent->elem_count;
 }
 
-cairn_status cairn_shard_map_init_from(struct cairn_shard_map *map,
-                                       const struct cairn_layout *layout, uint32_t shard,
-                                       uint32_t chunk_leaves, const struct cairn_shard_map *before,
-                                       const struct cairn_shard_map *beside, const bool *dense)
+cairn_status shard_map_init_from(struct shard_map *map, const struct layout *layout, uint32_t shard,
+                                 uint32_t chunk_leaves, const struct shard_map *before,
+                                 const struct shard_map *beside, const bool *dense)
 {
     struct ranges gaps;
     cairn_status status = find_gaps(before, beside, &gaps);
-    if (status == CAIRN_OK) status = cairn_shard_map_init(map, layout, shard, chunk_leaves);
+    if (status == CAIRN_OK) status = shard_map_init(map, layout, shard, chunk_leaves);
     if (status != CAIRN_OK) {
         free(gaps.list);
         return status;
     }
     map->local_end = 0;
     for (size_t i = 0; i < map->extent_count && status == CAIRN_OK; i++) {
-        struct cairn_local_extent *extent = &map->extents[i];
-        const struct cairn_local_extent *was;
+        struct local_extent *extent = &map->extents[i];
+        const struct local_extent *was;
         status = find_before(before, extent, &was);
         const bool is_new = was == NULL || (dense != NULL && dense[extent->tensor] &&
                                             was->first_leaf != extent->first_leaf);
@@ -596,7 +585,7 @@ cairn_status cairn_shard_map_init_from(struct cairn_shard_map *map,
         if (end > map->local_end) map->local_end = end;
     }
     free(gaps.list);
-    if (status != CAIRN_OK) cairn_shard_map_release(map);
+    if (status != CAIRN_OK) shard_map_release(map);
     return status;
 }
 
@@ -617,18 +606,18 @@ cairn_status cairn_shard_map_init_from(struct cairn_shard_map *map,
 #define FENCE(order) atomic_thread_fence(order)
 #endif
 
-static_assert(sizeof(struct cairn_published_head) <= CAIRN_PUBLISHED_PAGE_BYTES, "one page");
-static_assert(offsetof(struct cairn_published_head, sequence) == 32, "shared between processes");
-static_assert(offsetof(struct cairn_published_head, sides) == 56, "shared between processes");
-static_assert(sizeof(struct cairn_published_note) == 48, "shared between processes");
+static_assert(sizeof(struct published_head) <= CAIRN_PUBLISHED_PAGE_BYTES, "one page");
+static_assert(offsetof(struct published_head, sequence) == 32, "shared between processes");
+static_assert(offsetof(struct published_head, sides) == 56, "shared between processes");
+static_assert(sizeof(struct published_note) == 48, "shared between processes");
 static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "an atomic in shared memory has no lock of a process");
 
 #define ALIGN_BYTES ((uint64_t)64)
 
-uint64_t cairn_published_place(const struct cairn_shard_map *map, size_t extent, size_t elem_bytes,
-                               uint64_t *end)
+uint64_t published_place(const struct shard_map *map, size_t extent, size_t elem_bytes,
+                         uint64_t *end)
 {
-    const struct cairn_local_extent *e = &map->extents[extent];
+    const struct local_extent *e = &map->extents[extent];
     const uint64_t page = CAIRN_PUBLISHED_PAGE_BYTES;
     const bool whole = e->elem_count == map->layout->geometry[e->tensor].elems;
     uint64_t at = (*end + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
@@ -637,8 +626,8 @@ uint64_t cairn_published_place(const struct cairn_shard_map *map, size_t extent,
     return at;
 }
 
-void cairn_published_head_init(struct cairn_published_head *head, const struct cairn_shard_map *map,
-                               uint64_t job, uint64_t bytes)
+void published_head_init(struct published_head *head, const struct shard_map *map, uint64_t job,
+                         uint64_t bytes)
 {
     head->magic = CAIRN_PUBLISHED_MAGIC;
     head->shard = map->shard;
@@ -648,20 +637,19 @@ void cairn_published_head_init(struct cairn_published_head *head, const struct c
     atomic_store_explicit(&head->sequence, 1, memory_order_release);
 }
 
-void cairn_published_set_copy(struct cairn_published_head *head, uint32_t copy)
+void published_set_copy(struct published_head *head, uint32_t copy)
 {
     atomic_store_explicit(&head->copy, copy, memory_order_release);
 }
 
-void cairn_published_write_begin(struct cairn_published_head *head)
+void published_write_begin(struct published_head *head)
 {
     const uint64_t sequence = atomic_load_explicit(&head->sequence, memory_order_relaxed);
     (void)atomic_exchange(&head->sequence, sequence | 1);
     FENCE(memory_order_release); // the mark is seen before anything of the new version
 }
 
-void cairn_published_write_end(struct cairn_published_head *head, struct cairn_version version,
-                               uint32_t sides)
+void published_write_end(struct published_head *head, struct cairn_version version, uint32_t sides)
 {
     const uint64_t sequence = atomic_load_explicit(&head->sequence, memory_order_relaxed);
     assert(sequence % 2 == 1);
@@ -671,14 +659,14 @@ void cairn_published_write_end(struct cairn_published_head *head, struct cairn_v
     atomic_store_explicit(&head->sequence, sequence + 1, memory_order_release);
 }
 
-void cairn_published_set_sides(struct cairn_published_head *head, uint32_t sides)
+void published_set_sides(struct published_head *head, uint32_t sides)
 {
     atomic_store_explicit(&head->sides, sides, memory_order_release); // behind what they have
 }
 
-bool cairn_published_read_begin(const struct cairn_published_head *head, uint32_t copy,
-                                struct cairn_version version, enum cairn_published_side side,
-                                uint64_t *sequence_out)
+bool published_read_begin(const struct published_head *head, uint32_t copy,
+                          struct cairn_version version, enum published_side side,
+                          uint64_t *sequence_out)
 {
     const uint64_t sequence = atomic_load_explicit(&head->sequence, memory_order_acquire);
     if (sequence % 2 == 1) return false;
@@ -692,7 +680,7 @@ bool cairn_published_read_begin(const struct cairn_published_head *head, uint32_
     return true;
 }
 
-bool cairn_published_read_end(const struct cairn_published_head *head, uint64_t sequence)
+bool published_read_end(const struct published_head *head, uint64_t sequence)
 {
     FENCE(memory_order_acquire); // what was read comes before this look
     return atomic_load_explicit(&head->sequence, memory_order_acquire) == sequence;

@@ -29,32 +29,32 @@
 #define CAIRN_LAYOUT_HASH_BYTES  32
 
 /* The properties of a tensor that layout and planner need. All borrowed, for the call only. */
-struct cairn_layout_tensor {
+struct layout_tensor {
     const char *name; /* unique in the job; orders the tensors wherever their numbers must not */
     const char *unit; /* read by the planner only */
-    struct cairn_shape shape;
+    struct shape shape;
     uint32_t elem_bytes; /* read by the planner only: what an element weighs, at least 1 */
 };
 
-struct cairn_extent {
+struct extent {
     uint32_t tensor;
     uint32_t shard;
     uint64_t first_quantum;
     uint64_t quantum_count; /* at least 1 */
 };
 
-struct cairn_layout {
+struct layout {
     uint64_t version; /* of the table within its job: 1 and up */
     uint32_t shard_count;
     uint32_t tensor_count;
     size_t extent_count;
 
-    /* owned: freed by cairn_layout_close */
-    struct cairn_extent *extents; /* [extent_count], by tensor, then first_quantum */
-    size_t *tensor_extents; /* [tensor_count + 1], tensor t has extents [t], ..., [t + 1] - 1 */
-    uint32_t *by_shard;     /* [extent_count], numbers of extents, by shard, then as above */
-    size_t *shard_extents;  /* [shard_count + 1], where a shard begins in by_shard */
-    struct cairn_geometry *geometry; /* [tensor_count] */
+    /* owned: freed by layout_close */
+    struct extent *extents;    /* [extent_count], by tensor, then first_quantum */
+    size_t *tensor_extents;    /* [tensor_count + 1], tensor t has extents [t], ..., [t + 1] - 1 */
+    uint32_t *by_shard;        /* [extent_count], numbers of extents, by shard, then as above */
+    size_t *shard_extents;     /* [shard_count + 1], where a shard begins in by_shard */
+    struct geometry *geometry; /* [tensor_count] */
 
     /* BLAKE2b-256 over shard_count and, by name, every tensor's name, shape and owners. Not over
      * version or the order of the list: two layouts with one hash are the same table. */
@@ -64,45 +64,42 @@ struct cairn_layout {
 /* Makes a layout of a table. `extents` is malloc'ed memory and becomes the layout's on success; it
  * stays the caller's otherwise. CAIRN_ERR_INVALID: a limit, a shape, two tensors of one name, or a
  * table that does not cover every quantum of every tensor exactly once, in order. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_layout_make(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
-                               uint32_t shard_count, uint64_t version, struct cairn_extent *extents,
-                               size_t extent_count,
-                               struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+cairn_status layout_make(const struct layout_tensor *tensors, uint32_t tensor_count,
+                         uint32_t shard_count, uint64_t version, struct extent *extents,
+                         size_t extent_count, struct layout **layout_out) CAIRN_MUST_CHECK;
 /* NULL is fine. */
-void cairn_layout_close(struct cairn_layout *layout);
+void layout_close(struct layout *layout);
 
 /* Bytes, little-endian: "CLAY", u32 format 1, u64 version, u32 shard_count, u32 tensor_count,
  * u64 extent_count; for each tensor a u32 count of extents; for each extent u64 quantum_count and
  * u32 shard (the first quantum follows from the ones before); the 32 bytes of the hash. */
-size_t cairn_layout_encoded_bytes(const struct cairn_layout *layout);
-/* Writes cairn_layout_encoded_bytes bytes. */
-void cairn_layout_encode(const struct cairn_layout *layout, uint8_t *out);
+size_t layout_encoded_bytes(const struct layout *layout);
+/* Writes layout_encoded_bytes bytes. */
+void layout_encode(const struct layout *layout, uint8_t *out);
 /* `data` may come from a stranger; the tensors are ours. Memory is bounded by 4 times `bytes` plus a
  * constant for each of our tensors. CAIRN_ERR_MALFORMED: not a layout of these tensors, or its hash
  * is another one. CAIRN_ERR_INVALID: our tensors are at fault. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_layout_decode(const uint8_t *data, size_t bytes,
-                                 const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
-                                 struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+cairn_status layout_decode(const uint8_t *data, size_t bytes, const struct layout_tensor *tensors,
+                           uint32_t tensor_count, struct layout **layout_out) CAIRN_MUST_CHECK;
 
 /* The extents of a tensor, `*count_out` of them (0 for an empty tensor). */
-const struct cairn_extent *cairn_layout_tensor_extents(const struct cairn_layout *layout,
-                                                       uint32_t tensor, size_t *count_out);
+const struct extent *layout_tensor_extents(const struct layout *layout, uint32_t tensor,
+                                           size_t *count_out);
 /* The extent that holds a leaf: its shard is the owner. NULL if there is no such tensor or leaf. */
-const struct cairn_extent *cairn_layout_find(const struct cairn_layout *layout, uint32_t tensor,
-                                             uint64_t leaf);
+const struct extent *layout_find(const struct layout *layout, uint32_t tensor, uint64_t leaf);
 
 /* The shard, of any number, has an extent. */
-bool cairn_layout_owns(const struct cairn_layout *layout, uint32_t shard);
+bool layout_owns(const struct layout *layout, uint32_t shard);
 /* Runs of neighbours of one owner: in how many pieces its tensors lie. Extents of one shard that follow each
  * other are one. */
-size_t cairn_layout_pieces(const struct cairn_layout *layout);
+size_t layout_pieces(const struct layout *layout);
 /* The same owners, perhaps under another number: a version of the one is read by the other. */
-bool cairn_layout_same(const struct cairn_layout *a, const struct cairn_layout *b);
+bool layout_same(const struct layout *a, const struct layout *b);
 /* The first 8 bytes of its hash, little-endian: names the table in messages. */
-uint64_t cairn_layout_number(const struct cairn_layout *layout);
+uint64_t layout_number(const struct layout *layout);
 
 /* An extent as its shard sees it. */
-struct cairn_local_extent {
+struct local_extent {
     uint32_t tensor;
     uint64_t first_leaf, leaf_count;   /* in the tensor */
     uint64_t first_elem, elem_count;   /* in the tensor */
@@ -111,7 +108,7 @@ struct cairn_local_extent {
 };
 
 /* The part of a job that one shard owns. */
-struct cairn_shard_map {
+struct shard_map {
     uint32_t shard;
     uint32_t chunk_leaves;
     size_t extent_count;
@@ -119,11 +116,11 @@ struct cairn_shard_map {
     uint64_t local_end;  /* behind its last local element: more than elem_count if there are gaps */
     uint64_t leaf_count;
     uint64_t chunk_count;
-    struct cairn_local_extent *extents; /* owned: [extent_count], by tensor, then first_leaf */
-    const struct cairn_layout *layout;  /* borrowed: must outlive the map */
+    struct local_extent *extents; /* owned: [extent_count], by tensor, then first_leaf */
+    const struct layout *layout;  /* borrowed: must outlive the map */
 };
 
-struct cairn_chunk_place {
+struct chunk_place {
     uint32_t tensor;
     uint64_t first_leaf;
     uint64_t leaf_count;
@@ -134,41 +131,39 @@ struct cairn_chunk_place {
 
 /* The map of shard < shard_count, in chunks of chunk_leaves >= 1. CAIRN_ERR_INVALID,
  * CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_shard_map_init(struct cairn_shard_map *map, const struct cairn_layout *layout,
-                                  uint32_t shard, uint32_t chunk_leaves) CAIRN_MUST_CHECK;
+cairn_status shard_map_init(struct shard_map *map, const struct layout *layout, uint32_t shard,
+                            uint32_t chunk_leaves) CAIRN_MUST_CHECK;
 /* The same of a layout that follows others: an extent that is one of `before`, or a part of one, keeps its
  * local elements; any other gets some that neither `before` nor `beside` (may be NULL) has, the first that
  * fit. So does a part that does not begin with the extent, where `dense` [tensor_count] (may be NULL) says so
  * of its tensor. All three are of one shard, and of the same tensors. CAIRN_ERR_INVALID, too: an extent that
  * is partly in `before`, or in two extents of it. */
-cairn_status cairn_shard_map_init_from(struct cairn_shard_map *map,
-                                       const struct cairn_layout *layout, uint32_t shard,
-                                       uint32_t chunk_leaves, const struct cairn_shard_map *before,
-                                       const struct cairn_shard_map *beside,
-                                       const bool *dense) CAIRN_MUST_CHECK;
-void cairn_shard_map_release(struct cairn_shard_map *map);
+cairn_status shard_map_init_from(struct shard_map *map, const struct layout *layout, uint32_t shard,
+                                 uint32_t chunk_leaves, const struct shard_map *before,
+                                 const struct shard_map *beside,
+                                 const bool *dense) CAIRN_MUST_CHECK;
+void shard_map_release(struct shard_map *map);
 
 /* The local extent that holds a leaf; NULL if this shard does not own it. */
-const struct cairn_local_extent *cairn_shard_map_find(const struct cairn_shard_map *map,
-                                                      uint32_t tensor, uint64_t leaf);
+const struct local_extent *shard_map_find(const struct shard_map *map, uint32_t tensor,
+                                          uint64_t leaf);
 /* The extent of a chunk < chunk_count. */
-const struct cairn_local_extent *cairn_shard_map_extent(const struct cairn_shard_map *map,
-                                                        uint64_t chunk);
+const struct local_extent *shard_map_extent(const struct shard_map *map, uint64_t chunk);
 /* Chunk number -> its place. chunk < chunk_count. */
-struct cairn_chunk_place cairn_shard_map_chunk(const struct cairn_shard_map *map, uint64_t chunk);
+struct chunk_place shard_map_chunk(const struct shard_map *map, uint64_t chunk);
 /* A range of leaves -> the number of the chunk. CAIRN_ERR_NOT_FOUND: this shard does not own the
  * first leaf; CAIRN_ERR_INVALID: it does, but the range is not exactly one chunk of the grid. The
  * numbers may come from a stranger. */
-cairn_status cairn_shard_map_chunk_number(const struct cairn_shard_map *map, uint32_t tensor,
-                                          uint64_t first_leaf, uint64_t leaf_count,
-                                          uint64_t *chunk_out) CAIRN_MUST_CHECK;
+cairn_status shard_map_chunk_number(const struct shard_map *map, uint32_t tensor,
+                                    uint64_t first_leaf, uint64_t leaf_count,
+                                    uint64_t *chunk_out) CAIRN_MUST_CHECK;
 
 /* ==== published ==== */
 
 /* A published copy of a job's part on one shard, as processes of the shard's host map it: read-only,
  * without asking.
  *
- *   the head         a page: struct cairn_published_head: which version this is, now
+ *   the head         a page: struct published_head: which version this is, now
  *   the segments     the shard's extents in the order of its map, each in its tensor's wire dtype, as if
  *                    there were one array: it is cut every CAIRN_SEGMENT_BYTES
  *
@@ -179,7 +174,7 @@ cairn_status cairn_shard_map_chunk_number(const struct cairn_shard_map *map, uin
  * An extent that is a whole tensor begins at a multiple of 64 bytes. One that is a part of its tensor
  * begins where (its place in the copy) and (its first byte's place in the tensor) agree modulo the page:
  * so a reader can map the parts of several shards one behind another, page by page, and has the tensor in
- * one piece; only the pages in which two parts meet have to be copied. cairn_published_place is the one
+ * one piece; only the pages in which two parts meet have to be copied. published_place is the one
  * rule, for both ends.
  *
  * A copy is overwritten by a later version while somebody may be reading it. It is a sequence lock
@@ -190,7 +185,7 @@ cairn_status cairn_shard_map_chunk_number(const struct cairn_shard_map *map, uin
 #define CAIRN_PUBLISHED_PAGE_BYTES 4096
 #define CAIRN_PUBLISHED_MAGIC      0x434e5251u /* "QRNC" */
 
-struct cairn_published_head {
+struct published_head {
     uint32_t magic;
     uint32_t shard;            /* index in the layout */
     uint64_t job;              /* its number */
@@ -198,17 +193,17 @@ struct cairn_published_head {
     uint64_t bytes;            /* of all its segments */
     _Atomic uint64_t sequence; /* odd: being written, or never written */
     _Atomic uint64_t generation, step;
-    _Atomic uint32_t sides; /* of enum cairn_published_side */
+    _Atomic uint32_t sides; /* of enum published_side */
     _Atomic uint32_t copy;  /* as in the notes of its regions: those of before are of it no more */
 };
 
-enum cairn_published_side {
+enum published_side {
     CAIRN_PUBLISHED_HOST = 1,
     CAIRN_PUBLISHED_DEVICE = 2, /* its memory has no seals: see gpu/home.h */
 };
 
 /* The note of each region (proto/fabric/fabric.h) that such a copy is. */
-struct cairn_published_note {
+struct published_note {
     uint32_t magic; /* CAIRN_PUBLISHED_MAGIC */
     uint32_t shard;
     uint64_t job;
@@ -217,32 +212,31 @@ struct cairn_published_note {
     uint32_t copy;        /* no other of this incarnation has the number */
     uint32_t segment;     /* which it is; segment_count: the head */
     uint32_t segment_count;
-    uint32_t side; /* of enum cairn_published_side; the head's: HOST */
+    uint32_t side; /* of enum published_side; the head's: HOST */
 };
 
 /* Where an extent of the map stands, in bytes, behind *end; *end becomes its end. Begin with *end = 0 and go
  * through the map's extents in order. The bytes of all segments are the last *end. */
-uint64_t cairn_published_place(const struct cairn_shard_map *map, size_t extent, size_t elem_bytes,
-                               uint64_t *end);
+uint64_t published_place(const struct shard_map *map, size_t extent, size_t elem_bytes,
+                         uint64_t *end);
 
 /* A page of zeros becomes the head of a copy that was never written. */
-void cairn_published_head_init(struct cairn_published_head *head, const struct cairn_shard_map *map,
-                               uint64_t job, uint64_t bytes);
+void published_head_init(struct published_head *head, const struct shard_map *map, uint64_t job,
+                         uint64_t bytes);
 /* It is shown under this number from now on, before anything is written to regions that have it. */
-void cairn_published_set_copy(struct cairn_published_head *head, uint32_t copy);
+void published_set_copy(struct published_head *head, uint32_t copy);
 /* The writer, around a new version. One at a time. */
-void cairn_published_write_begin(struct cairn_published_head *head);
-void cairn_published_write_end(struct cairn_published_head *head, struct cairn_version version,
-                               uint32_t sides);
+void published_write_begin(struct published_head *head);
+void published_write_end(struct published_head *head, struct cairn_version version, uint32_t sides);
 /* The same version, on other sides from now on: what was read of it is whole all the same. */
-void cairn_published_set_sides(struct cairn_published_head *head, uint32_t sides);
+void published_set_sides(struct published_head *head, uint32_t sides);
 /* The reader of regions whose notes have the number `copy`. False: it is another version, or being written,
  * or that side has it not, or it is shown under another number. */
-bool cairn_published_read_begin(const struct cairn_published_head *head, uint32_t copy,
-                                struct cairn_version version, enum cairn_published_side side,
-                                uint64_t *sequence_out);
+bool published_read_begin(const struct published_head *head, uint32_t copy,
+                          struct cairn_version version, enum published_side side,
+                          uint64_t *sequence_out);
 /* True: all that was read since read_begin is whole. */
-bool cairn_published_read_end(const struct cairn_published_head *head, uint64_t sequence);
+bool published_read_end(const struct published_head *head, uint64_t sequence);
 
 /* ==== since ==== */
 
@@ -252,11 +246,11 @@ bool cairn_published_read_end(const struct cairn_published_head *head, uint64_t 
 /* Attached names the layout in which the newest version is published. A member that knows that layout may
  * have heard that it serves later versions only: the version was published in it once more while the
  * member was not attached, and who had the version before may be gone. */
-struct cairn_version cairn_since_attached(struct cairn_version since, struct cairn_version newest);
+struct cairn_version since_attached(struct cairn_version since, struct cairn_version newest);
 
 /* Attached tells the number of the layout in force, too. True: the member knows a later one, by
  * which it must not push. The later layout was durable before anyone heard of it, so the
  * coordinator's store is an older copy, or was made of what shards hold. */
-bool cairn_layout_goes_back(uint64_t newest_known, uint64_t in_force);
+bool layout_goes_back(uint64_t newest_known, uint64_t in_force);
 
 #endif

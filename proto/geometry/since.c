@@ -5,12 +5,12 @@
 #endif
 #define MUTANT(n) (CAIRN_MUTANT == (n))
 
-struct cairn_version cairn_since_attached(struct cairn_version since, struct cairn_version newest)
+struct cairn_version since_attached(struct cairn_version since, struct cairn_version newest)
 {
-    return !MUTANT(81) && cairn_version_compare(since, newest) > 0 ? newest : since;
+    return !MUTANT(81) && version_compare(since, newest) > 0 ? newest : since;
 }
 
-bool cairn_layout_goes_back(uint64_t newest_known, uint64_t in_force)
+bool layout_goes_back(uint64_t newest_known, uint64_t in_force)
 {
     return in_force < newest_known && !MUTANT(82);
 }

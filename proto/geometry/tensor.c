@@ -27,41 +27,41 @@ static int is_dtype(int dtype)
     return dtype >= CAIRN_F32 && dtype <= CAIRN_U8;
 }
 
-size_t cairn_dtype_bytes(int dtype)
+size_t dtype_size(int dtype)
 {
     return is_dtype(dtype) ? dtypes[dtype].bytes : 0;
 }
 
-const char *cairn_dtype_name(int dtype)
+const char *dtype_label(int dtype)
 {
     return is_dtype(dtype) ? dtypes[dtype].name : "?";
 }
 
-const char *cairn_plane_name(int plane)
+const char *plane_name(int plane)
 {
     return plane >= CAIRN_PLANE_PARAM && plane < CAIRN_PLANE_COUNT ? planes[plane] : NULL;
 }
 
-cairn_dtype cairn_plane_dtype(int plane, cairn_dtype master)
+cairn_dtype plane_dtype(int plane, cairn_dtype master)
 {
     return plane == CAIRN_PLANE_PARAM ? master : CAIRN_F32;
 }
 
-int cairn_plane_number(const char *name)
+int plane_number(const char *name)
 {
     for (int plane = CAIRN_PLANE_PARAM; plane < CAIRN_PLANE_COUNT; plane++)
         if (strcmp(name, planes[plane]) == 0) return plane;
     return 0;
 }
 
-static int is_empty(const struct cairn_shape *shape)
+static int is_empty(const struct shape *shape)
 {
     for (uint32_t d = 0; d < shape->rank; d++)
         if (shape->dim[d] == 0) return 1;
     return 0;
 }
 
-cairn_status cairn_shape_check(const struct cairn_shape *shape)
+cairn_status shape_check(const struct shape *shape)
 {
     if (shape->rank > CAIRN_RANK_MAX) return CAIRN_ERR_INVALID;
     if (is_empty(shape))
@@ -81,7 +81,7 @@ static uint64_t div_up(uint64_t a, uint64_t b)
 }
 
 /* Grows the row from the innermost dimension outwards for as long as it stays within the limit. */
-static void find_rows(const struct cairn_shape *shape, struct cairn_geometry *g)
+static void find_rows(const struct shape *shape, struct geometry *g)
 {
     g->row_elems = 1;
     g->row_dim = shape->rank > 0 ? shape->rank - 1 : 0;
@@ -93,10 +93,10 @@ static void find_rows(const struct cairn_shape *shape, struct cairn_geometry *g)
     g->elems = g->row_count * g->row_elems;
 }
 
-struct cairn_geometry cairn_geometry_of(const struct cairn_shape *shape)
+struct geometry geometry_of(const struct shape *shape)
 {
     assert(shape->rank <= CAIRN_RANK_MAX);
-    struct cairn_geometry g = { 0 };
+    struct geometry g = { 0 };
     if (is_empty(shape)) return g;
 
     find_rows(shape, &g);
@@ -116,7 +116,7 @@ static uint64_t at_most(uint64_t value, uint64_t limit)
     return value < limit ? value : limit;
 }
 
-uint64_t cairn_leaf_first_elem(const struct cairn_geometry *g, uint64_t leaf)
+uint64_t leaf_start(const struct geometry *g, uint64_t leaf)
 {
     assert(leaf <= g->leaf_count);
     if (g->leaf_count == 0) return 0;
@@ -126,19 +126,19 @@ uint64_t cairn_leaf_first_elem(const struct cairn_geometry *g, uint64_t leaf)
     return at_most(quantum * g->quantum_elems + within * CAIRN_LEAF_ELEMS, g->elems);
 }
 
-uint64_t cairn_quantum_first_leaf(const struct cairn_geometry *g, uint64_t quantum)
+uint64_t quantum_first_leaf(const struct geometry *g, uint64_t quantum)
 {
     assert(quantum <= g->quantum_count);
     return at_most(quantum * g->leaves_per_quantum, g->leaf_count);
 }
 
-uint64_t cairn_quantum_first_elem(const struct cairn_geometry *g, uint64_t quantum)
+uint64_t quantum_first_elem(const struct geometry *g, uint64_t quantum)
 {
     assert(quantum <= g->quantum_count);
     return at_most(quantum * g->quantum_elems, g->elems);
 }
 
-uint64_t cairn_leaf_of_elem(const struct cairn_geometry *g, uint64_t elem)
+uint64_t leaf_of_elem(const struct geometry *g, uint64_t elem)
 {
     assert(elem < g->elems);
     return elem / g->quantum_elems * g->leaves_per_quantum +
@@ -147,7 +147,7 @@ uint64_t cairn_leaf_of_elem(const struct cairn_geometry *g, uint64_t elem)
 
 /* The largest box of whole rows that starts at `row` and holds at most `row_count` of them: single
  * indices down to some dimension, a run along it, everything inside. Returns the rows it holds. */
-static uint64_t largest_box(const struct cairn_shape *shape, uint32_t row_dim, uint64_t row,
+static uint64_t largest_box(const struct shape *shape, uint32_t row_dim, uint64_t row,
                             uint64_t row_count, struct cairn_box *box_out)
 {
     uint64_t stride = 1; // rows in one index of dimension d
@@ -169,11 +169,11 @@ static uint64_t largest_box(const struct cairn_shape *shape, uint32_t row_dim, u
     return box_out->extent[d] * stride;
 }
 
-size_t cairn_range_boxes(const struct cairn_shape *shape, uint64_t first_elem, uint64_t elem_count,
-                         struct cairn_box out[CAIRN_RANGE_BOXES_MAX])
+size_t range_boxes(const struct shape *shape, uint64_t first_elem, uint64_t elem_count,
+                   struct cairn_box out[CAIRN_RANGE_BOXES_MAX])
 {
     if (elem_count == 0) return 0;
-    const struct cairn_geometry g = cairn_geometry_of(shape);
+    const struct geometry g = geometry_of(shape);
     assert(first_elem < g.elems && elem_count <= g.elems - first_elem);
     assert(first_elem % g.row_elems == 0 && elem_count % g.row_elems == 0);
     if (shape->rank == 0) {
@@ -194,32 +194,31 @@ size_t cairn_range_boxes(const struct cairn_shape *shape, uint64_t first_elem, u
 
 /* ==== box ==== */
 
-cairn_status cairn_box_check(const struct cairn_box *box, const struct cairn_shape *shape,
-                             struct cairn_sentence *why)
+cairn_status box_check(const struct cairn_box *box, const struct shape *shape, struct sentence *why)
 {
     if (box->rank != shape->rank)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "the box has %" PRIu32 " dimensions, the tensor has %" PRIu32, box->rank,
-                          shape->rank);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "the box has %" PRIu32 " dimensions, the tensor has %" PRIu32, box->rank,
+                         shape->rank);
     for (uint32_t d = 0; d < shape->rank; d++) {
         if (box->start[d] <= shape->dim[d] && box->extent[d] <= shape->dim[d] - box->start[d])
             continue;
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "dimension %" PRIu32 " of the box starts at %" PRIu64 " and has %" PRIu64
-                          " elements; the tensor has %" PRIu64,
-                          d, box->start[d], box->extent[d], shape->dim[d]);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "dimension %" PRIu32 " of the box starts at %" PRIu64 " and has %" PRIu64
+                         " elements; the tensor has %" PRIu64,
+                         d, box->start[d], box->extent[d], shape->dim[d]);
     }
     return CAIRN_OK;
 }
 
-struct cairn_box cairn_box_of_shape(const struct cairn_shape *shape)
+struct cairn_box box_of_shape(const struct shape *shape)
 {
     struct cairn_box box = { .rank = shape->rank };
     for (uint32_t d = 0; d < shape->rank; d++) box.extent[d] = shape->dim[d];
     return box;
 }
 
-uint64_t cairn_box_elems(const struct cairn_box *box)
+uint64_t box_element_count(const struct cairn_box *box)
 {
     // An empty box first: the other extents may be of an empty tensor, and so of any size.
     for (uint32_t d = 0; d < box->rank; d++)
@@ -229,14 +228,14 @@ uint64_t cairn_box_elems(const struct cairn_box *box)
     return elems;
 }
 
-bool cairn_box_is_whole(const struct cairn_box *box, const struct cairn_shape *shape)
+bool box_is_whole(const struct cairn_box *box, const struct shape *shape)
 {
     for (uint32_t d = 0; d < shape->rank; d++)
         if (box->start[d] != 0 || box->extent[d] != shape->dim[d]) return false;
     return true;
 }
 
-bool cairn_box_equal(const struct cairn_box *a, const struct cairn_box *b)
+bool box_equal(const struct cairn_box *a, const struct cairn_box *b)
 {
     if (a->rank != b->rank) return false;
     for (uint32_t d = 0; d < a->rank; d++)
@@ -244,9 +243,9 @@ bool cairn_box_equal(const struct cairn_box *a, const struct cairn_box *b)
     return true;
 }
 
-bool cairn_box_overlap(const struct cairn_box *a, const struct cairn_box *b)
+bool box_overlap(const struct cairn_box *a, const struct cairn_box *b)
 {
-    if (cairn_box_elems(a) == 0 || cairn_box_elems(b) == 0) return false;
+    if (box_element_count(a) == 0 || box_element_count(b) == 0) return false;
     for (uint32_t d = 0; d < a->rank; d++) {
         if (a->start[d] >= b->start[d] + b->extent[d]) return false;
         if (b->start[d] >= a->start[d] + a->extent[d]) return false;
@@ -254,13 +253,12 @@ bool cairn_box_overlap(const struct cairn_box *a, const struct cairn_box *b)
     return true;
 }
 
-uint64_t cairn_box_before(const struct cairn_box *box, const struct cairn_shape *shape,
-                          uint64_t index)
+uint64_t box_before(const struct cairn_box *box, const struct shape *shape, uint64_t index)
 {
-    uint64_t inner = cairn_box_elems(box); // of the box, in one index of the dimensions so far
+    uint64_t inner = box_element_count(box); // of the box, in one index of the dimensions so far
     if (inner == 0) return 0;
-    const struct cairn_box whole = cairn_box_of_shape(shape);
-    uint64_t stride = cairn_box_elems(&whole); // the same, of the tensor
+    const struct cairn_box whole = box_of_shape(shape);
+    uint64_t stride = box_element_count(&whole); // the same, of the tensor
     if (index >= stride) return inner;
 
     uint64_t count = 0;
@@ -276,11 +274,11 @@ uint64_t cairn_box_before(const struct cairn_box *box, const struct cairn_shape 
     return count;
 }
 
-void cairn_box_runs_begin(struct cairn_box_runs *runs, const struct cairn_box *box,
-                          const struct cairn_shape *shape, uint64_t first_elem, uint64_t elem_count)
+void box_runs_begin(struct box_runs *runs, const struct cairn_box *box, const struct shape *shape,
+                    uint64_t first_elem, uint64_t elem_count)
 {
-    *runs = (struct cairn_box_runs) { .box = *box, .run_elems = 1 };
-    if (cairn_box_elems(box) == 0) return;
+    *runs = (struct box_runs) { .box = *box, .run_elems = 1 };
+    if (box_element_count(box) == 0) return;
 
     uint64_t stride = 1;
     for (uint32_t d = shape->rank; d-- > 0; stride *= shape->dim[d]) {
@@ -294,12 +292,12 @@ void cairn_box_runs_begin(struct cairn_box_runs *runs, const struct cairn_box *b
         runs->run_elems *= box->extent[d];
         whole = box->extent[d] == shape->dim[d];
     }
-    runs->next = cairn_box_before(box, shape, first_elem);
-    runs->end = cairn_box_before(box, shape, first_elem + elem_count);
+    runs->next = box_before(box, shape, first_elem);
+    runs->end = box_before(box, shape, first_elem + elem_count);
 }
 
-bool cairn_box_runs_next(struct cairn_box_runs *runs, uint64_t *tensor_elem_out,
-                         uint64_t *box_elem_out, uint64_t *count_out)
+bool box_runs_next(struct box_runs *runs, uint64_t *tensor_elem_out, uint64_t *box_elem_out,
+                   uint64_t *count_out)
 {
     if (runs->next == runs->end) return false;
     const uint64_t within = runs->next % runs->run_elems;
@@ -329,7 +327,7 @@ static uint64_t get(const uint8_t *in, size_t bytes)
     return value;
 }
 
-size_t cairn_box_encode(const struct cairn_box *box, uint8_t out[CAIRN_BOX_BYTES_MAX])
+size_t box_encode(const struct cairn_box *box, uint8_t out[CAIRN_BOX_BYTES_MAX])
 {
     assert(box->rank <= CAIRN_RANK_MAX);
     put(out, box->rank, 4);
@@ -341,7 +339,7 @@ size_t cairn_box_encode(const struct cairn_box *box, uint8_t out[CAIRN_BOX_BYTES
     return 4 + 16 * (size_t)box->rank;
 }
 
-cairn_status cairn_box_decode(const uint8_t *bytes, size_t size, struct cairn_box *box_out)
+cairn_status box_decode(const uint8_t *bytes, size_t size, struct cairn_box *box_out)
 {
     if (size < 4) return CAIRN_ERR_MALFORMED;
     const uint32_t rank = (uint32_t)get(bytes, 4);
@@ -355,7 +353,7 @@ cairn_status cairn_box_decode(const uint8_t *bytes, size_t size, struct cairn_bo
     return CAIRN_OK;
 }
 
-const char *cairn_box_text(const struct cairn_box *box, char out[CAIRN_BOX_TEXT_BYTES])
+const char *box_text(const struct cairn_box *box, char out[CAIRN_BOX_TEXT_BYTES])
 {
     size_t at = 0;
     out[at++] = '[';

@@ -10,7 +10,7 @@
  * All three are contiguous ranges of the tensor in row-major order. A tensor's leaves are numbered
  * from 0: quantum q has the leaves [q * leaves_per_quantum, ...), the tensor's last quantum may have
  * fewer. Everything here is pure: no allocation, no input or output. Counts are of elements unless a
- * name says otherwise; element counts are at most 2^48 a tensor (cairn_shape_check refuses more). */
+ * name says otherwise; element counts are at most 2^48 a tensor (shape_check refuses more). */
 #ifndef CAIRN_GEOMETRY_TENSOR_H
 #define CAIRN_GEOMETRY_TENSOR_H
 
@@ -50,19 +50,19 @@ struct cairn_version {
 #endif
 
 /* Bytes of one element; 0 for a number that is not a dtype. */
-size_t cairn_dtype_bytes(int dtype);
+size_t dtype_size(int dtype);
 /* "f32", "bf16", ...; "?" for a number that is not a dtype. */
-const char *cairn_dtype_name(int dtype);
+const char *dtype_label(int dtype);
 
 /* Below 0, 0 or above 0, as `a` is older than b, the same, or newer. A restore begins a new generation. */
-static inline int cairn_version_compare(struct cairn_version a, struct cairn_version b)
+static inline int version_compare(struct cairn_version a, struct cairn_version b)
 {
     if (a.generation != b.generation) return a.generation < b.generation ? -1 : 1;
     return a.step == b.step ? 0 : a.step < b.step ? -1 : 1;
 }
 
 /* The planes of a tensor that have a number on the wire. */
-enum cairn_plane {
+enum plane {
     CAIRN_PLANE_PARAM = 1,      /* the master: fp32; a blob's bytes */
     CAIRN_PLANE_WIRE = 2,       /* the published copy, in the tensor's wire dtype */
     CAIRN_PLANE_EXP_AVG = 3,    /* Adam's m; SGD's momentum buffer */
@@ -70,21 +70,21 @@ enum cairn_plane {
     CAIRN_PLANE_COUNT = 5       /* one more than the last */
 };
 /* "param", "wire", "exp_avg", "exp_avg_sq"; NULL for a number that is not a plane. */
-const char *cairn_plane_name(int plane);
+const char *plane_name(int plane);
 /* The dtype of a plane's elements: the parameters are in the tensor's master dtype, the others in
  * f32. */
-cairn_dtype cairn_plane_dtype(int plane, cairn_dtype master);
+cairn_dtype plane_dtype(int plane, cairn_dtype master);
 /* The number of the name; 0 if there is none. */
-int cairn_plane_number(const char *name);
+int plane_number(const char *name);
 
 /* The properties of a tensor that the geometry needs. Names, groups and dtypes stand in struct
- * cairn_tensor_spec (proto/spec/spec.h). */
-struct cairn_shape {
+ * tensor_spec (proto/spec/spec.h). */
+struct shape {
     uint32_t rank;                /* 0 (a scalar: one element) to CAIRN_RANK_MAX */
     uint64_t dim[CAIRN_RANK_MAX]; /* elements; 0 makes the tensor empty */
 };
 
-struct cairn_geometry {
+struct geometry {
     uint64_t elems;              /* of the whole tensor */
     uint64_t row_elems;          /* at least 1, except in an empty tensor */
     uint64_t row_count;          /* elems / row_elems */
@@ -97,25 +97,25 @@ struct cairn_geometry {
 };
 
 /* CAIRN_ERR_INVALID if rank or the element count are over the limits; never overflows. */
-cairn_status cairn_shape_check(const struct cairn_shape *shape) CAIRN_MUST_CHECK;
-/* The geometry of a shape that cairn_shape_check accepts. */
-struct cairn_geometry cairn_geometry_of(const struct cairn_shape *shape);
+cairn_status shape_check(const struct shape *shape) CAIRN_MUST_CHECK;
+/* The geometry of a shape that shape_check accepts. */
+struct geometry geometry_of(const struct shape *shape);
 
 /* First element of leaf `leaf` (row-major in the tensor), for leaf <= leaf_count; leaf == leaf_count
  * gives elems, so that first(leaf + n) - first(leaf) is the size of n leaves. */
-uint64_t cairn_leaf_first_elem(const struct cairn_geometry *g, uint64_t leaf);
+uint64_t leaf_start(const struct geometry *g, uint64_t leaf);
 /* First leaf of quantum q <= quantum_count. */
-uint64_t cairn_quantum_first_leaf(const struct cairn_geometry *g, uint64_t quantum);
+uint64_t quantum_first_leaf(const struct geometry *g, uint64_t quantum);
 /* First element of quantum q <= quantum_count. */
-uint64_t cairn_quantum_first_elem(const struct cairn_geometry *g, uint64_t quantum);
+uint64_t quantum_first_elem(const struct geometry *g, uint64_t quantum);
 /* The leaf that holds element elem < elems. */
-uint64_t cairn_leaf_of_elem(const struct cairn_geometry *g, uint64_t elem);
+uint64_t leaf_of_elem(const struct geometry *g, uint64_t elem);
 
 /* The most boxes that a range of whole rows can need: two an outer dimension, and one. */
 #define CAIRN_RANGE_BOXES_MAX (2 * CAIRN_RANK_MAX - 1)
 /* Cuts the row-major range [first_elem, first_elem + elem_count), which must start and end on rows,
  * into the fewest boxes, in row-major order. Returns how many (0 for an empty range). */
-size_t cairn_range_boxes(const struct cairn_shape *shape, uint64_t first_elem, uint64_t elem_count,
-                         struct cairn_box out[CAIRN_RANGE_BOXES_MAX]);
+size_t range_boxes(const struct shape *shape, uint64_t first_elem, uint64_t elem_count,
+                   struct cairn_box out[CAIRN_RANGE_BOXES_MAX]);
 
 #endif

@@ -11,8 +11,7 @@
 #define LATE_MS      1000 /* between two looks: this process did not run, and read nothing */
 
 /* Without memory a payload may not go where a header does: a size is known to go by one that went. */
-void cairn_chunk_link_note_memory(struct cairn_chunk_link *link, cairn_status status,
-                                  size_t payload_bytes)
+void chunk_link_note_memory(struct chunk_link *link, cairn_status status, size_t payload_bytes)
 {
     if (status == CAIRN_ERR_NO_MEMORY) {
         link->starved.is_short = true;
@@ -22,12 +21,12 @@ void cairn_chunk_link_note_memory(struct cairn_chunk_link *link, cairn_status st
     }
 }
 
-uint64_t cairn_chunk_link_starved_ms(const struct cairn_chunk_link *link, uint64_t now_ms)
+uint64_t chunk_link_starved_ms(const struct chunk_link *link, uint64_t now_ms)
 {
     return link->starved.since_ms == 0 ? 0 : now_ms - link->starved.since_ms;
 }
 
-static void judge_memory(struct cairn_chunk_link *link, uint64_t now_ms)
+static void judge_memory(struct chunk_link *link, uint64_t now_ms)
 {
     if (!link->starved.is_short || !link->hands->waits(link)) {
         // While nothing is awaited, the send that failed is not tried again; its size would be held
@@ -43,81 +42,81 @@ static void judge_memory(struct cairn_chunk_link *link, uint64_t now_ms)
     if (link->hands->starved != NULL) link->hands->starved(link);
 }
 
-uint64_t cairn_chunk_link_silent_ms(const struct cairn_chunk_link *link, uint64_t now_ms)
+uint64_t chunk_link_silent_ms(const struct chunk_link *link, uint64_t now_ms)
 {
     return now_ms - link->looked_ms > LATE_MS ? 0 : now_ms - link->unheard_since_ms;
 }
 
-static void judge_silence(struct cairn_chunk_link *link, bool speaks, uint64_t now_ms)
+static void judge_silence(struct chunk_link *link, bool speaks, uint64_t now_ms)
 {
     const bool is_late = now_ms - link->looked_ms > LATE_MS;
     if (speaks || is_late) link->unheard_since_ms = now_ms;
     link->looked_ms = now_ms;
 }
 
-void cairn_chunk_link_forget(struct cairn_chunk_link *link)
+void chunk_link_forget(struct chunk_link *link)
 {
     link->peer = NULL;
     link->lost = true;
 }
 
-void cairn_chunk_link_close(struct cairn_chunk_link *link)
+void chunk_link_close(struct chunk_link *link)
 {
-    if (link->peer != NULL) cairn_fabric_peer_close(link->peer);
-    cairn_chunk_link_forget(link);
+    if (link->peer != NULL) fabric_peer_close(link->peer);
+    chunk_link_forget(link);
 }
 
-void cairn_chunk_link_restart(struct cairn_chunk_link *link)
+void chunk_link_restart(struct chunk_link *link)
 {
-    cairn_chunk_link_close(link);
+    chunk_link_close(link);
     link->retry_at_ms = 0;
     link->retry_delay_ms = RETRY_MIN_MS;
 }
 
-bool cairn_chunk_link_is_up(const struct cairn_chunk_link *link)
+bool chunk_link_is_up(const struct chunk_link *link)
 {
     return link->peer != NULL && link->endpoint != 0;
 }
 
-bool cairn_chunk_link_shares(const struct cairn_chunk_link *link)
+bool chunk_link_shares(const struct chunk_link *link)
 {
-    return link->peer != NULL && strcmp(cairn_fabric_peer_path(link->peer), "mapped") == 0;
+    return link->peer != NULL && strcmp(fabric_peer_path(link->peer), "mapped") == 0;
 }
 
-static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 {
-    struct cairn_chunk_link *link = arg;
+    struct chunk_link *link = arg;
     (void)peer; // it is link->peer
-    cairn_chunk_link_close(link);
+    chunk_link_close(link);
     if (link->hands->down != NULL) link->hands->down(link, why);
 }
 
-static cairn_status say_hello(struct cairn_chunk_link *link)
+static cairn_status say_hello(struct chunk_link *link)
 {
-    struct cairn_chunk_header hello = { .kind = CAIRN_CHUNK_HELLO, .request = link->connection };
-    return cairn_chunk_link_send(link, &hello, NULL, 0, NULL, NULL);
+    struct chunk_header hello = { .kind = CAIRN_CHUNK_HELLO, .request = link->connection };
+    return chunk_link_send(link, &hello, NULL, 0, NULL, NULL);
 }
 
-static void connect_link(struct cairn_chunk_link *link, struct cairn_fabric *fabric,
-                         const uint8_t *address, size_t address_bytes, uint64_t now_ms)
+static void connect_link(struct chunk_link *link, struct fabric *fabric, const uint8_t *address,
+                         size_t address_bytes, uint64_t now_ms)
 {
     link->retry_delay_ms = link->retry_delay_ms == 0 ? RETRY_MIN_MS : link->retry_delay_ms * 2;
     if (link->retry_delay_ms > RETRY_MAX_MS) link->retry_delay_ms = RETRY_MAX_MS;
     link->retry_at_ms = now_ms + link->retry_delay_ms;
     if (address_bytes == 0) return;
-    const cairn_status status = cairn_fabric_connect(fabric, address, address_bytes, on_down, link,
-                                                     &link->peer);
-    cairn_chunk_link_note_memory(link, status, 0);
+    const cairn_status status = fabric_connect_to(fabric, address, address_bytes, on_down, link,
+                                                  &link->peer);
+    chunk_link_note_memory(link, status, 0);
     if (status != CAIRN_OK) {
         link->peer = NULL;
         return;
     }
     link->connection++;
     link->quiet_since_ms = now_ms;
-    if (say_hello(link) != CAIRN_OK) cairn_chunk_link_close(link);
+    if (say_hello(link) != CAIRN_OK) chunk_link_close(link);
 }
 
-static void break_silence(struct cairn_chunk_link *link, bool speaks, uint64_t now_ms)
+static void break_silence(struct chunk_link *link, bool speaks, uint64_t now_ms)
 {
     if (speaks) link->quiet_since_ms = now_ms;
     if (now_ms - link->quiet_since_ms < QUIET_MAX_MS) return;
@@ -126,8 +125,8 @@ static void break_silence(struct cairn_chunk_link *link, bool speaks, uint64_t n
     (void)status; // BUSY: there is another time; CLOSED: on_down follows
 }
 
-void cairn_chunk_link_tick(struct cairn_chunk_link *link, struct cairn_fabric *fabric,
-                           const uint8_t *address, size_t address_bytes, uint64_t now_ms)
+void chunk_link_tick(struct chunk_link *link, struct fabric *fabric, const uint8_t *address,
+                     size_t address_bytes, uint64_t now_ms)
 {
     const bool speaks = link->heard || !link->hands->waits(link);
     link->heard = false;
@@ -148,14 +147,14 @@ void cairn_chunk_link_tick(struct cairn_chunk_link *link, struct cairn_fabric *f
         connect_link(link, fabric, address, address_bytes, now_ms);
 }
 
-bool cairn_chunk_link_heard(struct cairn_chunk_link *link)
+bool chunk_link_heard(struct chunk_link *link)
 {
     if (link->lost) return false;
     link->heard = true;
     return true;
 }
 
-bool cairn_chunk_link_on_hello(struct cairn_chunk_link *link, uint64_t way)
+bool chunk_link_on_hello(struct chunk_link *link, uint64_t way)
 {
     const uint32_t endpoint = CAIRN_CHUNK_WAY_ENDPOINT(way);
     link->retry_delay_ms = RETRY_MIN_MS;
@@ -168,16 +167,15 @@ bool cairn_chunk_link_on_hello(struct cairn_chunk_link *link, uint64_t way)
 /* True if the payload's checksum is compared. A chunk that the shard folds in place goes no way on
  * which it could be damaged. A chunk that is received into other memory is compared there, unless its
  * sender had no checksum of it. */
-static bool is_compared(const struct cairn_chunk_link *link,
-                        const struct cairn_chunk_header *header)
+static bool is_compared(const struct chunk_link *link, const struct chunk_header *header)
 {
     if (header->kind != CAIRN_CHUNK_PUSH) return true;
-    return !cairn_chunk_link_shares(link) && (header->value & CAIRN_CHUNK_UNSUMMED) == 0;
+    return !chunk_link_shares(link) && (header->value & CAIRN_CHUNK_UNSUMMED) == 0;
 }
 
-cairn_status cairn_chunk_link_send(struct cairn_chunk_link *link, struct cairn_chunk_header *header,
-                                   const void *payload, size_t payload_bytes,
-                                   cairn_fabric_done_fn *on_sent, void *arg)
+cairn_status chunk_link_send(struct chunk_link *link, struct chunk_header *header,
+                             const void *payload, size_t payload_bytes, fabric_done_fn *on_sent,
+                             void *arg)
 {
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     if (link->peer == NULL) return CAIRN_ERR_CLOSED;
@@ -185,34 +183,34 @@ cairn_status cairn_chunk_link_send(struct cairn_chunk_link *link, struct cairn_c
     link->hands->sign(link, header);
     header->payload_bytes = payload_bytes;
     header->checksum = 0;
-    if (is_compared(link, header)) header->checksum = cairn_chunk_checksum(payload, payload_bytes);
-    cairn_chunk_encode(header, bytes);
-    const cairn_status status = cairn_fabric_send(link->peer, bytes, sizeof bytes, payload,
-                                                  payload_bytes, on_sent, arg);
-    cairn_chunk_link_note_memory(link, status, payload_bytes);
-    if (status == CAIRN_OK && on_sent != NULL) cairn_chunk_link_loan(link);
+    if (is_compared(link, header)) header->checksum = chunk_checksum(payload, payload_bytes);
+    chunk_encode(header, bytes);
+    const cairn_status status = fabric_send(link->peer, bytes, sizeof bytes, payload, payload_bytes,
+                                            on_sent, arg);
+    chunk_link_note_memory(link, status, payload_bytes);
+    if (status == CAIRN_OK && on_sent != NULL) chunk_link_loan(link);
     return status;
 }
 
 /* ---- loans ---- */
 
-void cairn_chunk_link_loan(struct cairn_chunk_link *link)
+void chunk_link_loan(struct chunk_link *link)
 {
     link->on_loan++;
     if (link->hands->loan != NULL) link->hands->loan(link);
 }
 
-void cairn_chunk_link_loan_back(struct cairn_chunk_link *link)
+void chunk_link_loan_back(struct chunk_link *link)
 {
     assert(link->on_loan > 0);
     link->on_loan--;
     if (link->hands->loan_back != NULL) link->hands->loan_back(link);
 }
 
-void cairn_chunk_link_sent(struct cairn_chunk_link *link, cairn_status status)
+void chunk_link_sent(struct chunk_link *link, cairn_status status)
 {
-    if (status == CAIRN_ERR_NO_MEMORY) cairn_chunk_link_close(link);
-    cairn_chunk_link_loan_back(link);
+    if (status == CAIRN_ERR_NO_MEMORY) chunk_link_close(link);
+    chunk_link_loan_back(link);
 }
 
 /* ==== asker ==== */
@@ -220,28 +218,28 @@ void cairn_chunk_link_sent(struct cairn_chunk_link *link, cairn_status status)
 #define DAMAGED_MAX 16 /* then the way there is broken */
 #define SENT_MAX    8  /* a shard holds at most twice as many for us */
 
-void cairn_asker_open(struct cairn_asker *asker, cairn_status (*send)(struct cairn_chunk_request *))
+void asker_open(struct asker *asker, cairn_status (*send)(struct chunk_request *))
 {
-    *asker = (struct cairn_asker) { .send = send };
+    *asker = (struct asker) { .send = send };
     TAILQ_INIT(&asker->waiting);
 }
 
-uint64_t cairn_chunk_request_number(const struct cairn_chunk_request *request)
+uint64_t chunk_request_number(const struct chunk_request *request)
 {
     return CAIRN_REQUEST_OF_ASKER | (uint64_t)request->serial << 32 | request->index;
 }
 
-void cairn_asker_ask(struct cairn_asker *asker, struct cairn_chunk_request *request)
+void asker_ask(struct asker *asker, struct chunk_request *request)
 {
     assert(request->state == CAIRN_REQUEST_IDLE);
     request->state = CAIRN_REQUEST_WAITING;
     TAILQ_INSERT_TAIL(&asker->waiting, request, link);
 }
 
-void cairn_asker_pump(struct cairn_asker *asker)
+void asker_pump(struct asker *asker)
 {
     while (!asker->busy && asker->sent < SENT_MAX && !TAILQ_EMPTY(&asker->waiting)) {
-        struct cairn_chunk_request *request = TAILQ_FIRST(&asker->waiting);
+        struct chunk_request *request = TAILQ_FIRST(&asker->waiting);
         if (asker->send(request) != CAIRN_OK) return;
         TAILQ_REMOVE(&asker->waiting, request, link);
         request->state = CAIRN_REQUEST_SENT;
@@ -249,49 +247,47 @@ void cairn_asker_pump(struct cairn_asker *asker)
     }
 }
 
-void cairn_asker_retry(struct cairn_asker *asker)
+void asker_retry(struct asker *asker)
 {
     asker->busy = false;
-    cairn_asker_pump(asker);
+    asker_pump(asker);
 }
 
-void cairn_asker_drop(struct cairn_asker *asker, struct cairn_chunk_request *request)
+void asker_drop(struct asker *asker, struct chunk_request *request)
 {
     if (request->state == CAIRN_REQUEST_WAITING) TAILQ_REMOVE(&asker->waiting, request, link);
     if (request->state == CAIRN_REQUEST_SENT) asker->sent--;
     request->state = CAIRN_REQUEST_IDLE;
 }
 
-bool cairn_asker_answered(struct cairn_asker *asker, struct cairn_chunk_request *request,
-                          uint64_t number)
+bool asker_answered(struct asker *asker, struct chunk_request *request, uint64_t number)
 {
-    if (request->state != CAIRN_REQUEST_SENT || number != cairn_chunk_request_number(request))
+    if (request->state != CAIRN_REQUEST_SENT || number != chunk_request_number(request))
         return false;
-    cairn_asker_drop(asker, request);
+    asker_drop(asker, request);
     asker->busy = false;
     return true;
 }
 
-bool cairn_asker_again(struct cairn_asker *asker, struct cairn_chunk_request *request,
-                       uint64_t status)
+bool asker_again(struct asker *asker, struct chunk_request *request, uint64_t status)
 {
     if (status == CAIRN_ERR_BUSY)
         asker->busy = true;
     else if (status != CAIRN_ERR_CHECKSUM || ++request->damaged == DAMAGED_MAX)
         return false;
-    cairn_asker_ask(asker, request);
+    asker_ask(asker, request);
     return true;
 }
 
-bool cairn_asker_lost(struct cairn_asker *asker, struct cairn_chunk_request *request)
+bool asker_lost(struct asker *asker, struct chunk_request *request)
 {
     if (request->state != CAIRN_REQUEST_SENT) return false;
-    cairn_asker_drop(asker, request);
-    cairn_asker_ask(asker, request);
+    asker_drop(asker, request);
+    asker_ask(asker, request);
     return true;
 }
 
-bool cairn_asker_waits(const struct cairn_asker *asker)
+bool asker_waits(const struct asker *asker)
 {
     return asker->sent > 0 || !TAILQ_EMPTY(&asker->waiting);
 }
@@ -302,10 +298,10 @@ bool cairn_asker_waits(const struct cairn_asker *asker)
 
 /* ---- what the machine says ---- */
 
-static struct cairn_chunk_header header_of(const struct cairn_pusher *pusher, uint8_t kind,
-                                           const struct cairn_push_action *action)
+static struct chunk_header header_of(const struct pusher *pusher, uint8_t kind,
+                                     const struct push_action *action)
 {
-    return (struct cairn_chunk_header) {
+    return (struct chunk_header) {
         .kind = kind,
         .epoch = pusher->epoch,
         .round = pusher->round,
@@ -313,73 +309,73 @@ static struct cairn_chunk_header header_of(const struct cairn_pusher *pusher, ui
     };
 }
 
-static void send_chunk(struct cairn_pusher *pusher, const struct cairn_push_action *action)
+static void send_chunk(struct pusher *pusher, const struct push_action *action)
 {
-    struct cairn_chunk_header header = header_of(pusher, CAIRN_CHUNK_PUSH, action);
+    struct chunk_header header = header_of(pusher, CAIRN_CHUNK_PUSH, action);
     header.request = action->request;
     header.value = action->in_place ? CAIRN_CHUNK_IN_PLACE : 0;
     if (pusher->hands->send_chunk(pusher, action, &header) != CAIRN_OK)
         pusher->hands->link_failed(pusher, pusher->hands->link(pusher, action->shard));
 }
 
-static uint32_t mark_of(const struct cairn_pusher *pusher, const struct cairn_push_action *action)
+static uint32_t mark_of(const struct pusher *pusher, const struct push_action *action)
 {
     return pusher->hands->mark != NULL ? pusher->hands->mark(pusher, action->shard) : 0;
 }
 
 /* The list of absent tensors, on loan to the fabric. */
 struct note {
-    struct cairn_chunk_link *link; /* borrowed */
+    struct chunk_link *link; /* borrowed */
     uint32_t tensors[];
 };
 
 static void on_note_sent(void *arg, cairn_status status)
 {
     struct note *note = arg;
-    struct cairn_chunk_link *link = note->link;
+    struct chunk_link *link = note->link;
     free(note);
-    cairn_chunk_link_sent(link, status);
+    chunk_link_sent(link, status);
 }
 
-static void send_micro_end(struct cairn_pusher *pusher, const struct cairn_push_action *action)
+static void send_micro_end(struct pusher *pusher, const struct push_action *action)
 {
     const size_t max = pusher->hands->absent_max(pusher, action->shard);
-    struct cairn_chunk_link *link = pusher->hands->link(pusher, action->shard);
-    struct cairn_chunk_header header = header_of(pusher, CAIRN_CHUNK_MICRO_END, action);
+    struct chunk_link *link = pusher->hands->link(pusher, action->shard);
+    struct chunk_header header = header_of(pusher, CAIRN_CHUNK_MICRO_END, action);
     struct note *note = malloc(sizeof *note + (max + 1) * sizeof *note->tensors);
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     header.tensor = mark_of(pusher, action);
     header.value = action->sent;
     if (note == NULL) {
-        cairn_chunk_link_note_memory(link, status, max * sizeof *note->tensors);
+        chunk_link_note_memory(link, status, max * sizeof *note->tensors);
     } else {
         note->link = link;
-        cairn_chunk_link_note_memory(link, CAIRN_OK, max * sizeof *note->tensors);
+        chunk_link_note_memory(link, CAIRN_OK, max * sizeof *note->tensors);
         const size_t count = pusher->hands->absent(pusher, action->shard, action->micro,
                                                    note->tensors);
-        status = cairn_chunk_link_send(link, &header, count > 0 ? note->tensors : NULL,
-                                       count * sizeof *note->tensors, on_note_sent, note);
+        status = chunk_link_send(link, &header, count > 0 ? note->tensors : NULL,
+                                 count * sizeof *note->tensors, on_note_sent, note);
     }
     if (status == CAIRN_OK) return;
     free(note);
     pusher->hands->link_failed(pusher, link);
 }
 
-static void send_commit(struct cairn_pusher *pusher, const struct cairn_push_action *action)
+static void send_commit(struct pusher *pusher, const struct push_action *action)
 {
-    struct cairn_chunk_link *link = pusher->hands->link(pusher, action->shard);
-    struct cairn_chunk_header header = header_of(pusher, CAIRN_CHUNK_COMMIT, action);
+    struct chunk_link *link = pusher->hands->link(pusher, action->shard);
+    struct chunk_header header = header_of(pusher, CAIRN_CHUNK_COMMIT, action);
     header.tensor = mark_of(pusher, action);
     header.value = action->weight;
-    if (cairn_chunk_link_send(link, &header, NULL, 0, NULL, NULL) != CAIRN_OK)
+    if (chunk_link_send(link, &header, NULL, 0, NULL, NULL) != CAIRN_OK)
         pusher->hands->link_failed(pusher, link);
 }
 
 /* Does what the machine said, and empties the list. */
-static void act(struct cairn_pusher *pusher)
+static void act(struct pusher *pusher)
 {
     for (size_t i = 0; i < pusher->actions.count; i++) {
-        const struct cairn_push_action *action = &pusher->actions.list[i];
+        const struct push_action *action = &pusher->actions.list[i];
         switch (action->kind) {
         case CAIRN_PUSH_SEND_CHUNK: send_chunk(pusher, action); break;
         case CAIRN_PUSH_SEND_MICRO_END: send_micro_end(pusher, action); break;
@@ -395,10 +391,10 @@ static void act(struct cairn_pusher *pusher)
 
 /* ---- a round ---- */
 
-cairn_status cairn_pusher_open(struct cairn_pusher *pusher, const struct cairn_pusher_hands *hands,
-                               const struct cairn_push_config *config)
+cairn_status pusher_open(struct pusher *pusher, const struct pusher_hands *hands,
+                         const struct push_config *config)
 {
-    const size_t bytes = cairn_push_bytes(config), capacity = cairn_push_actions_max(config);
+    const size_t bytes = push_bytes(config), capacity = push_actions_max(config);
     if (bytes == 0) return CAIRN_ERR_NO_MEMORY;
     pusher->hands = hands;
     pusher->config = *config;
@@ -406,128 +402,125 @@ cairn_status cairn_pusher_open(struct cairn_pusher *pusher, const struct cairn_p
     pusher->actions.list = calloc(capacity, sizeof *pusher->actions.list);
     pusher->actions.capacity = capacity;
     if (pusher->memory != NULL && pusher->actions.list != NULL) return CAIRN_OK;
-    cairn_pusher_close(pusher);
+    pusher_close(pusher);
     return CAIRN_ERR_NO_MEMORY;
 }
 
-void cairn_pusher_close(struct cairn_pusher *pusher)
+void pusher_close(struct pusher *pusher)
 {
     free(pusher->memory);
     free(pusher->actions.list);
-    *pusher = (struct cairn_pusher) { 0 };
+    *pusher = (struct pusher) { 0 };
 }
 
-void cairn_pusher_begin(struct cairn_pusher *pusher, uint64_t epoch, uint64_t round)
+void pusher_begin(struct pusher *pusher, uint64_t epoch, uint64_t round)
 {
     assert(pusher->push == NULL);
     pusher->actions.count = 0;
     pusher->epoch = epoch;
     pusher->round = round;
-    pusher->push = cairn_push_init(pusher->memory, &pusher->config);
+    pusher->push = push_init(pusher->memory, &pusher->config);
 }
 
-void cairn_pusher_absent(struct cairn_pusher *pusher, uint32_t shard)
+void pusher_absent(struct pusher *pusher, uint32_t shard)
 {
-    cairn_push_absent(pusher->push, shard);
+    push_absent(pusher->push, shard);
 }
 
-void cairn_pusher_end(struct cairn_pusher *pusher)
+void pusher_end(struct pusher *pusher)
 {
     pusher->push = NULL;
 }
 
-cairn_status cairn_pusher_chunk(struct cairn_pusher *pusher, uint32_t shard, uint32_t micro,
-                                struct cairn_push_chunk chunk)
+cairn_status pusher_chunk(struct pusher *pusher, uint32_t shard, uint32_t micro,
+                          struct push_chunk chunk)
 {
-    const cairn_status status = cairn_push_chunk(pusher->push, shard, micro, chunk,
-                                                 &pusher->actions);
+    const cairn_status status = push_chunk(pusher->push, shard, micro, chunk, &pusher->actions);
     act(pusher);
     return status;
 }
 
-cairn_status cairn_pusher_micro_end(struct cairn_pusher *pusher, uint32_t micro)
+cairn_status pusher_micro_end(struct pusher *pusher, uint32_t micro)
 {
-    const cairn_status status = cairn_push_micro_end(pusher->push, micro, &pusher->actions);
+    const cairn_status status = push_micro_end(pusher->push, micro, &pusher->actions);
     act(pusher);
     return status;
 }
 
-cairn_status cairn_pusher_commit(struct cairn_pusher *pusher, uint64_t weight)
+cairn_status pusher_commit(struct pusher *pusher, uint64_t weight)
 {
-    const cairn_status status = cairn_push_commit(pusher->push, weight, &pusher->actions);
+    const cairn_status status = push_commit(pusher->push, weight, &pusher->actions);
     act(pusher);
     return status;
 }
 
-void cairn_pusher_resolved(struct cairn_pusher *pusher)
+void pusher_resolved(struct pusher *pusher)
 {
-    cairn_push_on_result(pusher->push, &pusher->actions);
+    push_on_result(pusher->push, &pusher->actions);
     act(pusher);
 }
 
 /* ---- the shards ---- */
 
 /* Others come and go: what they say is not for this machine. */
-static bool is_its(const struct cairn_pusher *pusher, uint32_t shard)
+static bool is_its(const struct pusher *pusher, uint32_t shard)
 {
     return pusher->push != NULL && shard < pusher->config.shard_count;
 }
 
-bool cairn_grant_is_newer(const struct cairn_chunk_header *last,
-                          const struct cairn_chunk_header *grant)
+bool grant_is_newer(const struct chunk_header *last, const struct chunk_header *grant)
 {
     if (grant->round != last->round) return grant->round > last->round;
     return last->kind == 0 || (grant->tensor == last->tensor && grant->request >= last->request);
 }
 
-void cairn_pusher_on_grant(struct cairn_pusher *pusher, uint32_t shard,
-                           const struct cairn_chunk_header *grant, uint64_t way)
+void pusher_on_grant(struct pusher *pusher, uint32_t shard, const struct chunk_header *grant,
+                     uint64_t way)
 {
     if (!is_its(pusher, shard) || grant->kind == 0 || grant->round != pusher->round) return;
     const bool is_window = grant->value >= 1 && grant->value <= WINDOW_MAX;
-    const bool reads = cairn_chunk_link_shares(pusher->hands->link(pusher, shard));
-    const struct cairn_push_window window = {
+    const bool reads = chunk_link_shares(pusher->hands->link(pusher, shard));
+    const struct push_window window = {
         .chunks = is_window ? (uint32_t)grant->value : 1,
         .small = grant->leaf_count <= WINDOW_MAX ? grant->leaf_count : 0,
         .in_place = reads && grant->micro <= WINDOW_MAX ? grant->micro : 0,
         .on_card = grant->first_leaf,
     };
-    cairn_push_on_grant(pusher->push, shard, grant->request, window, &pusher->actions);
+    push_on_grant(pusher->push, shard, grant->request, window, &pusher->actions);
     act(pusher);
-    cairn_pusher_on_hello(pusher, shard, way);
+    pusher_on_hello(pusher, shard, way);
 }
 
-void cairn_pusher_on_hello(struct cairn_pusher *pusher, uint32_t shard, uint64_t way)
+void pusher_on_hello(struct pusher *pusher, uint32_t shard, uint64_t way)
 {
     if (!is_its(pusher, shard)) return;
-    cairn_push_on_hello(pusher->push, shard, way, &pusher->actions);
+    push_on_hello(pusher->push, shard, way, &pusher->actions);
     act(pusher);
 }
 
-void cairn_pusher_on_answer(struct cairn_pusher *pusher, uint32_t shard,
-                            const struct cairn_chunk_header *header)
+void pusher_on_answer(struct pusher *pusher, uint32_t shard, const struct chunk_header *header)
 {
     if (!is_its(pusher, shard) || header->round != pusher->round) return;
     if (header->kind == CAIRN_CHUNK_MICRO_ACK)
-        cairn_push_on_micro_ack(pusher->push, shard, header->micro, &pusher->actions);
+        push_on_micro_ack(pusher->push, shard, header->micro, &pusher->actions);
     else if (header->kind == CAIRN_CHUNK_ACK)
-        cairn_push_on_ack(pusher->push, shard, header->request, &pusher->actions);
+        push_on_ack(pusher->push, shard, header->request, &pusher->actions);
     else
-        cairn_push_on_refuse(pusher->push, shard, header->request,
-                             header->value <= CAIRN_ERR_INTERNAL ? (cairn_status)header->value
-                                                                 : CAIRN_ERR_PROTOCOL,
-                             &pusher->actions);
+        push_on_refuse(pusher->push, shard, header->request,
+                       header->value <= CAIRN_ERR_INTERNAL ? (cairn_status)header->value
+                                                           : CAIRN_ERR_PROTOCOL,
+                       &pusher->actions);
     act(pusher);
 }
 
-void cairn_pusher_on_lost(struct cairn_pusher *pusher, uint32_t shard)
+void pusher_on_lost(struct pusher *pusher, uint32_t shard)
 {
     if (!is_its(pusher, shard)) return;
-    cairn_push_on_lost(pusher->push, shard, &pusher->actions);
+    push_on_lost(pusher->push, shard, &pusher->actions);
     act(pusher);
 }
 
-bool cairn_pusher_waits(const struct cairn_pusher *pusher, uint32_t shard)
+bool pusher_waits(const struct pusher *pusher, uint32_t shard)
 {
-    return is_its(pusher, shard) && cairn_push_waits(pusher->push, shard);
+    return is_its(pusher, shard) && push_waits(pusher->push, shard);
 }

@@ -19,7 +19,7 @@ struct entry {
     uint32_t micro;
     uint32_t chunk; /* of an end: how many chunks it ends */
     uint8_t kind;
-    uint8_t lies; /* enum cairn_push_lies */
+    uint8_t lies; /* enum push_lies */
     bool is_small;
     bool sent;     /* and not answered */
     bool in_place; /* it was sent so */
@@ -29,11 +29,11 @@ struct entry {
 };
 
 struct shard {
-    uint32_t head, tail;             /* of the queue, oldest first */
-    struct cairn_push_window window; /* chunks 0: no GRANT */
-    uint32_t unanswered;             /* chunks that are not read in place, .. */
-    uint32_t unanswered_small;       /* and of these */
-    uint32_t unanswered_in_place;    /* chunks that are */
+    uint32_t head, tail;          /* of the queue, oldest first */
+    struct push_window window;    /* chunks 0: no GRANT */
+    uint32_t unanswered;          /* chunks that are not read in place, .. */
+    uint32_t unanswered_small;    /* and of these */
+    uint32_t unanswered_in_place; /* chunks that are */
     uint32_t next;        /* everything before it is sent: where pump goes on; NONE: all of it is */
     bool next_behind_end; /* an unanswered end is before that */
     uint32_t filled;      /* chunks queued in the micro-batch that is being filled */
@@ -58,29 +58,29 @@ struct cairn_push {
     bool voided;
 };
 
-static bool config_ok(const struct cairn_push_config *config)
+static bool config_ok(const struct push_config *config)
 {
     return config->shard_count >= 1 && config->queue_max / 2 >= config->shard_count &&
            config->queue_max < UINT32_MAX / 2;
 }
 
-size_t cairn_push_actions_max(const struct cairn_push_config *config)
+size_t push_actions_max(const struct push_config *config)
 {
     return (size_t)config->queue_max + 2 * (size_t)config->shard_count + 2;
 }
 
-size_t cairn_push_bytes(const struct cairn_push_config *config)
+size_t push_bytes(const struct push_config *config)
 {
     if (!config_ok(config)) return 0;
     return sizeof(struct cairn_push) + config->queue_max * sizeof(struct entry) +
            config->shard_count * sizeof(struct shard);
 }
 
-struct cairn_push *cairn_push_init(void *memory, const struct cairn_push_config *config)
+struct cairn_push *push_init(void *memory, const struct push_config *config)
 {
     assert(config_ok(config));
     struct cairn_push *push = memory;
-    memset(push, 0, cairn_push_bytes(config));
+    memset(push, 0, push_bytes(config));
     push->entries = (struct entry *)(push + 1);
     push->shards = (struct shard *)(push->entries + config->queue_max);
     push->shard_count = push->present = config->shard_count;
@@ -93,7 +93,7 @@ struct cairn_push *cairn_push_init(void *memory, const struct cairn_push_config 
     return push;
 }
 
-void cairn_push_absent(struct cairn_push *push, uint32_t shard)
+void push_absent(struct cairn_push *push, uint32_t shard)
 {
     assert(shard < push->shard_count && push->free_count == push->queue_max && push->micro == 0);
     if (push->shards[shard].absent || MUTANT(76)) return;
@@ -107,11 +107,11 @@ static bool has_shard(const struct cairn_push *push, uint32_t shard)
     return shard < push->shard_count && !push->shards[shard].absent;
 }
 
-static struct cairn_push_action *act(struct cairn_push_actions *actions,
-                                     enum cairn_push_action_kind kind, uint32_t shard)
+static struct push_action *act(struct push_actions *actions, enum push_action_kind kind,
+                               uint32_t shard)
 {
     assert(actions->count < actions->capacity);
-    struct cairn_push_action *action = &actions->list[actions->count++];
+    struct push_action *action = &actions->list[actions->count++];
     memset(action, 0, sizeof *action);
     action->kind = kind;
     action->shard = shard;
@@ -183,11 +183,11 @@ static void unlink_entry(struct cairn_push *push, struct shard *shard, uint32_t 
 
 /* Takes the entry out and, if it is a chunk, gives its buffer back. */
 static void finish(struct cairn_push *push, uint32_t shard_index, uint32_t index,
-                   cairn_status status, struct cairn_push_actions *actions)
+                   cairn_status status, struct push_actions *actions)
 {
     const struct entry *e = &push->entries[index];
     if (e->kind == CHUNK) {
-        struct cairn_push_action *action = act(actions, CAIRN_PUSH_RELEASED, shard_index);
+        struct push_action *action = act(actions, CAIRN_PUSH_RELEASED, shard_index);
         action->cookie = e->cookie;
         action->micro = e->micro;
         action->chunk = e->chunk;
@@ -205,9 +205,9 @@ static bool is_in_place(const struct shard *shard, const struct entry *e)
 }
 
 static void send_entry(struct cairn_push *push, uint32_t shard_index, uint32_t index,
-                       struct cairn_push_actions *actions)
+                       struct push_actions *actions)
 {
-    static const enum cairn_push_action_kind kinds[] = {
+    static const enum push_action_kind kinds[] = {
         [CHUNK] = CAIRN_PUSH_SEND_CHUNK,
         [MICRO_END] = CAIRN_PUSH_SEND_MICRO_END,
         [COMMIT] = CAIRN_PUSH_SEND_COMMIT,
@@ -218,7 +218,7 @@ static void send_entry(struct cairn_push *push, uint32_t shard_index, uint32_t i
     if (!push->voided) e->in_place = is_in_place(&push->shards[shard_index], e);
     e->lands = !e->in_place && !MUTANT(85);
     count_unanswered(&push->shards[shard_index], e, true);
-    struct cairn_push_action *action = act(actions, kinds[e->kind], shard_index);
+    struct push_action *action = act(actions, kinds[e->kind], shard_index);
     action->micro = e->micro;
     action->chunk = e->chunk;
     action->sent = e->chunk;
@@ -231,7 +231,7 @@ static void send_entry(struct cairn_push *push, uint32_t shard_index, uint32_t i
 /* As many chunks of its kind as may be are unanswered. */
 static bool is_full(const struct shard *shard, const struct entry *e)
 {
-    const struct cairn_push_window *window = &shard->window;
+    const struct push_window *window = &shard->window;
     const uint32_t small = window->small > 0 ? shard->unanswered_small : 0;
     if (MUTANT(7)) return false;
     if (is_in_place(shard, e)) return shard->unanswered_in_place >= window->in_place;
@@ -240,7 +240,7 @@ static bool is_full(const struct shard *shard, const struct entry *e)
 }
 
 static void send_lands_again(struct cairn_push *push, uint32_t shard_index,
-                             struct cairn_push_actions *actions)
+                             struct push_actions *actions)
 {
     struct shard *shard = &push->shards[shard_index];
     if (!shard->sends_again) return;
@@ -253,7 +253,7 @@ static void send_lands_again(struct cairn_push *push, uint32_t shard_index,
 }
 
 /* Sends what may be sent, in the queue's order. An unanswered end lets a commit pass, but no chunk. */
-static void pump(struct cairn_push *push, uint32_t shard_index, struct cairn_push_actions *actions)
+static void pump(struct cairn_push *push, uint32_t shard_index, struct push_actions *actions)
 {
     struct shard *shard = &push->shards[shard_index];
     if (push->voided || shard->window.chunks == 0) return;
@@ -278,8 +278,8 @@ static cairn_status judge(const struct cairn_push *push, uint32_t micro, uint32_
     return entries > push->free_count ? CAIRN_ERR_BUSY : CAIRN_OK;
 }
 
-cairn_status cairn_push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
-                              struct cairn_push_chunk chunk, struct cairn_push_actions *actions)
+cairn_status push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
+                        struct push_chunk chunk, struct push_actions *actions)
 {
     if (!has_shard(push, shard)) return CAIRN_ERR_INVALID;
     const cairn_status status = judge(push, micro, 1);
@@ -294,8 +294,7 @@ cairn_status cairn_push_chunk(struct cairn_push *push, uint32_t shard, uint32_t 
     return CAIRN_OK;
 }
 
-cairn_status cairn_push_micro_end(struct cairn_push *push, uint32_t micro,
-                                  struct cairn_push_actions *actions)
+cairn_status push_micro_end(struct cairn_push *push, uint32_t micro, struct push_actions *actions)
 {
     const cairn_status status = judge(push, micro, push->present);
     if (status != CAIRN_OK) return status;
@@ -316,8 +315,7 @@ static bool filling(const struct cairn_push *push)
     return false;
 }
 
-cairn_status cairn_push_commit(struct cairn_push *push, uint64_t weight,
-                               struct cairn_push_actions *actions)
+cairn_status push_commit(struct cairn_push *push, uint64_t weight, struct push_actions *actions)
 {
     const cairn_status status = judge(push, push->micro, push->present);
     if (status != CAIRN_OK) return status;
@@ -358,7 +356,7 @@ static void unsend(struct cairn_push *push, struct shard *shard)
 /* In a void round chunks are sent again for the sake of their answer: only an answer, or the loss
  * of our own connection, says that nobody reads the buffer. */
 static void send_all_again(struct cairn_push *push, uint32_t shard_index,
-                           struct cairn_push_actions *actions)
+                           struct push_actions *actions)
 {
     struct shard *shard = &push->shards[shard_index];
     if (MUTANT(20)) return;
@@ -369,7 +367,7 @@ static void send_all_again(struct cairn_push *push, uint32_t shard_index,
 }
 
 static void ask_again_void(struct cairn_push *push, uint32_t shard_index,
-                           struct cairn_push_actions *actions)
+                           struct push_actions *actions)
 {
     const struct shard *shard = &push->shards[shard_index];
     if (shard->newest > shard->endpoint) send_all_again(push, shard_index, actions);
@@ -378,7 +376,7 @@ static void ask_again_void(struct cairn_push *push, uint32_t shard_index,
 /* A shard that was still receiving on its lost endpoint took what was sent again for a duplicate, and no
  * answer came of that receive: its GRANT says that it has ended. */
 static void on_grant_void(struct cairn_push *push, uint32_t shard_index, uint64_t endpoint,
-                          struct cairn_push_actions *actions)
+                          struct push_actions *actions)
 {
     struct shard *shard = &push->shards[shard_index];
     if (endpoint < shard->newest) return;
@@ -386,16 +384,16 @@ static void on_grant_void(struct cairn_push *push, uint32_t shard_index, uint64_
     send_all_again(push, shard_index, actions);
 }
 
-void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
-                         struct cairn_push_actions *actions)
+void push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
+                   struct push_actions *actions)
 {
     if (!has_shard(push, shard)) return;
     if (endpoint > push->shards[shard].newest) push->shards[shard].newest = endpoint;
     if (push->voided) ask_again_void(push, shard, actions);
 }
 
-void cairn_push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t endpoint,
-                         struct cairn_push_window window, struct cairn_push_actions *actions)
+void push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t endpoint,
+                   struct push_window window, struct push_actions *actions)
 {
     if (!has_shard(push, shard_index) || window.chunks == 0) return;
     struct shard *shard = &push->shards[shard_index];
@@ -403,7 +401,7 @@ void cairn_push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t
         on_grant_void(push, shard_index, endpoint, actions);
         return;
     }
-    cairn_push_on_hello(push, shard_index, endpoint, actions);
+    push_on_hello(push, shard_index, endpoint, actions);
     if (endpoint < shard->endpoint) return;
     if (endpoint > shard->endpoint && !MUTANT(12) && !MUTANT(19)) unsend(push, shard);
     shard->endpoint = endpoint;
@@ -411,8 +409,8 @@ void cairn_push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t
     pump(push, shard_index, actions);
 }
 
-void cairn_push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
-                       struct cairn_push_actions *actions)
+void push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
+                 struct push_actions *actions)
 {
     if (!has_shard(push, shard)) return;
     const uint32_t index = find_chunk(push, shard, request);
@@ -422,8 +420,8 @@ void cairn_push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request
     pump(push, shard, actions);
 }
 
-void cairn_push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t micro,
-                             struct cairn_push_actions *actions)
+void push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t micro,
+                       struct push_actions *actions)
 {
     if (!has_shard(push, shard)) return;
     for (uint32_t i = push->shards[shard].head; i != NONE; i = push->entries[i].next) {
@@ -437,7 +435,7 @@ void cairn_push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t m
 
 /* Releases what shards do not hold: of a void round what was not sent, of a resolved one everything. */
 static void release(struct cairn_push *push, uint32_t shard_index, bool sent_too,
-                    cairn_status status, struct cairn_push_actions *actions)
+                    cairn_status status, struct push_actions *actions)
 {
     for (uint32_t i = push->shards[shard_index].head, next; i != NONE; i = next) {
         next = push->entries[i].next;
@@ -446,7 +444,7 @@ static void release(struct cairn_push *push, uint32_t shard_index, bool sent_too
     }
 }
 
-void cairn_push_on_void(struct cairn_push *push, struct cairn_push_actions *actions)
+void push_on_void(struct cairn_push *push, struct push_actions *actions)
 {
     push->voided = true;
     for (uint32_t s = 0; s < push->shard_count; s++) {
@@ -455,7 +453,7 @@ void cairn_push_on_void(struct cairn_push *push, struct cairn_push_actions *acti
     }
 }
 
-void cairn_push_on_result(struct cairn_push *push, struct cairn_push_actions *actions)
+void push_on_result(struct cairn_push *push, struct push_actions *actions)
 {
     push->voided = true;
     for (uint32_t s = 0; s < push->shard_count; s++) release(push, s, true, CAIRN_OK, actions);
@@ -464,7 +462,7 @@ void cairn_push_on_result(struct cairn_push *push, struct cairn_push_actions *ac
 /* In a void round, too: this refusal may be a late answer to a sending before the last one, which the shard
  * is reading now. Only ACK and the other refusals say that it will not read the buffer any more. */
 static void send_again(struct cairn_push *push, uint32_t shard, uint32_t index, cairn_status status,
-                       struct cairn_push_actions *actions)
+                       struct push_actions *actions)
 {
     struct entry *e = &push->entries[index];
     if (!e->sent) return;
@@ -484,7 +482,7 @@ static void send_again(struct cairn_push *push, uint32_t shard, uint32_t index, 
 }
 
 /* Only the oldest end is out, and nobody waits for it in a void round. */
-static void end_again(struct cairn_push *push, uint32_t shard, struct cairn_push_actions *actions)
+static void end_again(struct cairn_push *push, uint32_t shard, struct push_actions *actions)
 {
     uint32_t i = push->shards[shard].head;
     while (i != NONE && push->entries[i].kind != MICRO_END) i = push->entries[i].next;
@@ -494,8 +492,8 @@ static void end_again(struct cairn_push *push, uint32_t shard, struct cairn_push
     pump(push, shard, actions);
 }
 
-void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request,
-                          cairn_status status, struct cairn_push_actions *actions)
+void push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request, cairn_status status,
+                    struct push_actions *actions)
 {
     if (!has_shard(push, shard)) return;
     const uint32_t index = find_chunk(push, shard, request);
@@ -507,18 +505,17 @@ void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t requ
     if (index != NONE && push->voided) finish(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);
     if (push->voided) return;
     if (index == NONE && request != 0) return; // of a sending that was answered since
-    struct cairn_push_action *action = act(actions, CAIRN_PUSH_VOID, shard);
+    struct push_action *action = act(actions, CAIRN_PUSH_VOID, shard);
     action->status = status;
     if (index != NONE) finish(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);
-    cairn_push_on_void(push, actions);
+    push_on_void(push, actions);
 }
 
-void cairn_push_on_lost(struct cairn_push *push, uint32_t shard_index,
-                        struct cairn_push_actions *actions)
+void push_on_lost(struct cairn_push *push, uint32_t shard_index, struct push_actions *actions)
 {
     if (!has_shard(push, shard_index)) return;
     struct shard *shard = &push->shards[shard_index];
-    shard->window = (struct cairn_push_window) { 0 };
+    shard->window = (struct push_window) { 0 };
     shard->endpoint = shard->newest = 0; // all of it is asked again, by whichever GRANT comes
     if (push->voided) {
         release(push, shard_index, true, CAIRN_ERR_EPOCH_CHANGED, actions);
@@ -529,19 +526,19 @@ void cairn_push_on_lost(struct cairn_push *push, uint32_t shard_index,
 
 /* ---- questions ---- */
 
-bool cairn_push_voided(const struct cairn_push *push)
+bool push_voided(const struct cairn_push *push)
 {
     return push->voided;
 }
 
-bool cairn_push_idle(const struct cairn_push *push)
+bool push_idle(const struct cairn_push *push)
 {
     for (uint32_t s = 0; s < push->shard_count; s++)
         if (push->shards[s].chunks > 0) return false;
     return true;
 }
 
-bool cairn_push_waits(const struct cairn_push *push, uint32_t shard)
+bool push_waits(const struct cairn_push *push, uint32_t shard)
 {
     assert(shard < push->shard_count);
     const uint32_t head = push->shards[shard].head;

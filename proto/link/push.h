@@ -34,12 +34,12 @@
 
 #include "proto/base/status.h"
 
-struct cairn_push_config {
+struct push_config {
     uint32_t shard_count; /* at least 1 */
     uint32_t queue_max;   /* chunks, ends and commits not answered yet; at least 2 * shard_count */
 };
 
-enum cairn_push_action_kind {
+enum push_action_kind {
     CAIRN_PUSH_SEND_CHUNK,     /* shard, micro, chunk, request, cookie, in_place */
     CAIRN_PUSH_SEND_MICRO_END, /* shard, micro, sent: chunks pushed to it in this micro-batch */
     CAIRN_PUSH_SEND_COMMIT,    /* shard, micro = the last one, weight */
@@ -47,8 +47,8 @@ enum cairn_push_action_kind {
     CAIRN_PUSH_VOID, /* once; shard, status. STALE, FENCED: ask the coordinator. Others: a fault */
 };
 
-struct cairn_push_action {
-    enum cairn_push_action_kind kind;
+struct push_action {
+    enum push_action_kind kind;
     uint32_t shard, micro, chunk, sent;
     uint64_t request; /* not 0; goes with the chunk, and comes back in its ACK or REFUSE */
     bool in_place;    /* goes with the chunk, too: it is counted among those read where they lie */
@@ -58,57 +58,56 @@ struct cairn_push_action {
 };
 
 /* Filled from count on; the machine asserts that it fits. */
-struct cairn_push_actions {
-    struct cairn_push_action *list; /* [capacity] */
+struct push_actions {
+    struct push_action *list; /* [capacity] */
     size_t count, capacity;
 };
 /* No call gives more actions than this. */
-size_t cairn_push_actions_max(const struct cairn_push_config *config);
+size_t push_actions_max(const struct push_config *config);
 
 struct cairn_push;
 
 /* Bytes of memory for a machine; 0 if the configuration is not valid or overflows. */
-size_t cairn_push_bytes(const struct cairn_push_config *config);
+size_t push_bytes(const struct push_config *config);
 /* A machine for one round in `memory` (aligned as by malloc; borrowed until it is dropped; nothing to
  * release). */
-struct cairn_push *cairn_push_init(void *memory, const struct cairn_push_config *config);
+struct cairn_push *push_init(void *memory, const struct push_config *config);
 
 /* There is no such shard: it is owed nothing. Before anything else is called. */
-void cairn_push_absent(struct cairn_push *push, uint32_t shard);
+void push_absent(struct cairn_push *push, uint32_t shard);
 
 /* ---- the caller's side. CAIRN_ERR_BUSY: the queue is full, try again after the next RELEASED or
  * MICRO_ACK. CAIRN_ERR_EPOCH_CHANGED: the round is void. CAIRN_ERR_INVALID: not the micro-batch that is
  * being filled, or already committed; no such shard. Not OK: nothing changed. ---- */
 
 /* Where a payload lies, for a shard that reads it there if it can. */
-enum cairn_push_lies {
+enum push_lies {
     CAIRN_PUSH_LIES_APART, /* it is copied, or sent */
     CAIRN_PUSH_LIES_HOST,  /* in memory of the host that is shared with shards */
     CAIRN_PUSH_LIES_CARD   /* the same of a card */
 };
 
 /* One chunk of a push. */
-struct cairn_push_chunk {
+struct push_chunk {
     uint32_t chunk; /* the shard's number of it */
     bool is_small;  /* by its bytes: proto/wire/chunk.h */
-    enum cairn_push_lies lies;
+    enum push_lies lies;
     uint64_t cookie;
 };
 /* One chunk for a shard; at most once a micro-batch. Its cookie comes back in RELEASED. */
-cairn_status cairn_push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
-                              struct cairn_push_chunk chunk,
-                              struct cairn_push_actions *actions) CAIRN_MUST_CHECK;
+cairn_status push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
+                        struct push_chunk chunk, struct push_actions *actions) CAIRN_MUST_CHECK;
 /* Ends micro-batch `micro` on all shards; micro + 1 is filled next. */
-cairn_status cairn_push_micro_end(struct cairn_push *push, uint32_t micro,
-                                  struct cairn_push_actions *actions) CAIRN_MUST_CHECK;
+cairn_status push_micro_end(struct cairn_push *push, uint32_t micro,
+                            struct push_actions *actions) CAIRN_MUST_CHECK;
 /* The round is complete; at least one micro-batch was ended, and the one being filled is empty. */
-cairn_status cairn_push_commit(struct cairn_push *push, uint64_t weight,
-                               struct cairn_push_actions *actions) CAIRN_MUST_CHECK;
+cairn_status push_commit(struct cairn_push *push, uint64_t weight,
+                         struct push_actions *actions) CAIRN_MUST_CHECK;
 
 /* ---- shards. `request` and `micro` come from the network: unknown ones change nothing ---- */
 
 /* How many chunks may be unanswered. */
-struct cairn_push_window {
+struct push_window {
     uint32_t chunks; /* at least 1; 0: not connected */
     uint32_t small;  /* small ones; 0: they are counted among the others */
     /* Chunks that the shard reads where they lie; 0: it reads none there, by this way. Chunks with
@@ -119,36 +118,35 @@ struct cairn_push_window {
 };
 /* GRANT of this round, from the shard's endpoint of that number. A second one of the same endpoint only
  * sets the window; one of an earlier endpoint was overtaken and changes nothing. */
-void cairn_push_on_grant(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
-                         struct cairn_push_window window, struct cairn_push_actions *actions);
+void push_on_grant(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
+                   struct push_window window, struct push_actions *actions);
 /* HELLO: the shard has this endpoint now; what it answered on earlier ones may be lost. */
-void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
-                         struct cairn_push_actions *actions);
-void cairn_push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
-                       struct cairn_push_actions *actions);
+void push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
+                   struct push_actions *actions);
+void push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
+                 struct push_actions *actions);
 /* BUSY and CHECKSUM send the chunk again, in a void round too, until it is answered by something else; after
  * BUSY it is to be received. All others make the round void. request 0: of an end or a commit; BUSY and
  * CHECKSUM are of an end, which is sent again. */
-void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request,
-                          cairn_status status, struct cairn_push_actions *actions);
-void cairn_push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t micro,
-                             struct cairn_push_actions *actions);
+void push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request, cairn_status status,
+                    struct push_actions *actions);
+void push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t micro,
+                       struct push_actions *actions);
 /* The connection is gone, every send on it has ended, and nothing that was under way on it arrives. */
-void cairn_push_on_lost(struct cairn_push *push, uint32_t shard,
-                        struct cairn_push_actions *actions);
+void push_on_lost(struct cairn_push *push, uint32_t shard, struct push_actions *actions);
 
 /* ---- the coordinator's word ---- */
 
 /* The round is void. Unanswered chunks stay on loan until they are answered, or lost. */
-void cairn_push_on_void(struct cairn_push *push, struct cairn_push_actions *actions);
+void push_on_void(struct cairn_push *push, struct push_actions *actions);
 /* The round is resolved by APPLY or SKIP: everything was folded. Releases all. */
-void cairn_push_on_result(struct cairn_push *push, struct cairn_push_actions *actions);
+void push_on_result(struct cairn_push *push, struct push_actions *actions);
 
 /* ---- questions ---- */
-bool cairn_push_voided(const struct cairn_push *push);
+bool push_voided(const struct cairn_push *push);
 /* No buffer is on loan: the machine may be dropped once the round has ended. */
-bool cairn_push_idle(const struct cairn_push *push);
+bool push_idle(const struct cairn_push *push);
 /* The shard owes something: a GRANT, or the answer to a chunk or to an end. (A commit has none.) */
-bool cairn_push_waits(const struct cairn_push *push, uint32_t shard);
+bool push_waits(const struct cairn_push *push, uint32_t shard);
 
 #endif

@@ -20,16 +20,16 @@ static void on_readable(uv_poll_t *poll, int status, int events)
     (void)poll, (void)status, (void)events; // the wake-up is all: prepare does the work
 }
 
-static bool is_closing(const struct cairn_fabric_poll *poll)
+static bool is_closing(const struct fabric_poll *poll)
 {
     return uv_is_closing((const uv_handle_t *)&poll->prepare) != 0;
 }
 
-static unsigned progress(struct cairn_fabric_poll *poll)
+static unsigned progress(struct fabric_poll *poll)
 {
     unsigned sum = 0;
     for (int i = 0; i < PROGRESS_MAX && !is_closing(poll); i++) {
-        const unsigned count = cairn_fabric_progress(poll->fabric);
+        const unsigned count = fabric_progress(poll->fabric);
         if (count == 0) break;
         sum += count;
     }
@@ -38,19 +38,19 @@ static unsigned progress(struct cairn_fabric_poll *poll)
 
 /* After progress the loop goes round once without waiting: a callback may have asked for something
  * outside of the fabric (uv_stop, a flag of UV_RUN_ONCE) that has to be seen before it sleeps. */
-static bool may_sleep(struct cairn_fabric_poll *poll, unsigned progressed)
+static bool may_sleep(struct fabric_poll *poll, unsigned progressed)
 {
     if (poll->spin_ns > 0) {
         const uint64_t now = uv_hrtime();
         if (progressed > 0) poll->spin_until_ns = now + poll->spin_ns;
         if (now < poll->spin_until_ns) return false;
     }
-    return progressed == 0 && cairn_fabric_arm(poll->fabric) == CAIRN_OK;
+    return progressed == 0 && fabric_arm(poll->fabric) == CAIRN_OK;
 }
 
 static void on_prepare(uv_prepare_t *prepare)
 {
-    struct cairn_fabric_poll *poll = prepare->data;
+    struct fabric_poll *poll = prepare->data;
     const unsigned progressed = progress(poll);
     if (is_closing(poll)) return; // a callback closed us
     if (may_sleep(poll, progressed))
@@ -59,12 +59,12 @@ static void on_prepare(uv_prepare_t *prepare)
         uv_idle_start(&poll->idle, on_idle);
 }
 
-cairn_status cairn_fabric_poll_init(struct cairn_fabric_poll *poll, uv_loop_t *loop,
-                                    struct cairn_fabric *fabric, uint32_t spin_us)
+cairn_status fabric_poll_init(struct fabric_poll *poll, uv_loop_t *loop, struct fabric *fabric,
+                              uint32_t spin_us)
 {
-    *poll = (struct cairn_fabric_poll) { .fabric = fabric, .spin_ns = (uint64_t)spin_us * 1000 };
+    *poll = (struct fabric_poll) { .fabric = fabric, .spin_ns = (uint64_t)spin_us * 1000 };
     // The only step that can fail comes first, so that nothing has to be undone.
-    int error = uv_poll_init(loop, &poll->poll, cairn_fabric_event_fd(fabric));
+    int error = uv_poll_init(loop, &poll->poll, fabric_event_fd(fabric));
     if (error != 0) return error == UV_ENOMEM ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_IO;
     uv_prepare_init(loop, &poll->prepare);
     uv_idle_init(loop, &poll->idle);
@@ -78,12 +78,11 @@ cairn_status cairn_fabric_poll_init(struct cairn_fabric_poll *poll, uv_loop_t *l
 
 static void on_handle_closed(uv_handle_t *handle)
 {
-    struct cairn_fabric_poll *poll = handle->data;
+    struct fabric_poll *poll = handle->data;
     if (--poll->handles_open == 0 && poll->on_closed != NULL) poll->on_closed(poll->on_closed_arg);
 }
 
-void cairn_fabric_poll_close(struct cairn_fabric_poll *poll, void (*on_closed)(void *arg),
-                             void *arg)
+void fabric_poll_close(struct fabric_poll *poll, void (*on_closed)(void *arg), void *arg)
 {
     if (is_closing(poll)) return;
     poll->on_closed = on_closed;

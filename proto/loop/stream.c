@@ -19,25 +19,25 @@
 #define FINISH_MS 2000 // how long a peer may take to read its last frames
 #define TURN_NS   (CAIRN_STREAM_TURN_MS * UINT64_C(1000000))
 
-static void outbox_release(struct cairn_outbox *box);
-static void outbox_frames_release(struct cairn_outbox_frames *frames);
-static void outbox_frames_empty(struct cairn_outbox_frames *frames);
-static cairn_status outbox_take(struct cairn_outbox *box, struct cairn_outbox_frames *out);
-static cairn_status outbox_add(struct cairn_outbox *box, const uint8_t *head, size_t head_bytes,
+static void outbox_release(struct outbox *box);
+static void outbox_frames_release(struct outbox_frames *frames);
+static void outbox_frames_empty(struct outbox_frames *frames);
+static cairn_status outbox_take(struct outbox *box, struct outbox_frames *out);
+static cairn_status outbox_add(struct outbox *box, const uint8_t *head, size_t head_bytes,
                                const uint8_t *tail, size_t tail_bytes);
-static cairn_status outbox_add_pages(struct cairn_outbox *box, uint32_t request,
-                                     enum cairn_page_what what, struct cairn_packed *packed);
+static cairn_status outbox_add_pages(struct outbox *box, uint32_t request, enum page_what what,
+                                     struct packed *packed);
 static const struct addrinfo *address_choose(const struct addrinfo *list);
 
 /* A stream with its handles initialized; NULL with a sentence if there is no memory. */
-static struct cairn_stream *stream_new(uv_loop_t *loop, bool is_unix,
-                                       const struct cairn_stream_options *options,
-                                       const struct cairn_stream_events *events, void *context,
-                                       struct cairn_sentence *why)
+static struct stream *stream_new(uv_loop_t *loop, bool is_unix,
+                                 const struct stream_options *options,
+                                 const struct stream_events *events, void *context,
+                                 struct sentence *why)
 {
-    struct cairn_stream *stream = calloc(1, sizeof *stream);
+    struct stream *stream = calloc(1, sizeof *stream);
     if (stream == NULL) {
-        cairn_sentence_set(why, "no memory for a connection");
+        sentence_set(why, "no memory for a connection");
         return NULL;
     }
     const int error = is_unix ? uv_pipe_init(loop, &stream->io.pipe, 0)
@@ -53,17 +53,17 @@ static struct cairn_stream *stream_new(uv_loop_t *loop, bool is_unix,
     stream->context = context;
     stream->send_queue_bytes = options->send_queue_bytes != 0 ? options->send_queue_bytes
                                                               : CAIRN_STREAM_SEND_QUEUE_BYTES;
-    cairn_frame_decoder_init(&stream->decoder, options->limits);
+    frame_decoder_init(&stream->decoder, options->limits);
     return stream;
 }
 
 /* One of the counted handles is closed; the last one frees the stream. */
-static void stream_drop(struct cairn_stream *stream)
+static void stream_drop(struct stream *stream)
 {
     if (--stream->open_count > 0) return;
     if (stream->events.on_close != NULL)
         stream->events.on_close(stream, stream->status, stream->why.text, stream->context);
-    cairn_frame_decoder_release(&stream->decoder);
+    frame_decoder_release(&stream->decoder);
     outbox_release(&stream->pending);
     outbox_frames_release(&stream->writing);
     free(stream);
@@ -75,7 +75,7 @@ static void on_handle_closed(uv_handle_t *handle)
 }
 
 // `why` was written already.
-static void close_now(struct cairn_stream *stream)
+static void close_now(struct stream *stream)
 {
     if (stream->state == CAIRN_STREAM_CLOSING) return;
     stream->state = CAIRN_STREAM_CLOSING;
@@ -87,16 +87,16 @@ static void close_now(struct cairn_stream *stream)
     if (stream->is_resolving) uv_cancel((uv_req_t *)&stream->resolve); // or it ends by itself
 }
 
-static void write_reason(struct cairn_stream *stream, cairn_status status, const char *format,
+static void write_reason(struct stream *stream, cairn_status status, const char *format,
                          va_list args)
 {
     char text[CAIRN_SENTENCE_BYTES];
     vsnprintf(text, sizeof text, format, args);
-    cairn_sentence_set(&stream->why, "%s", text);
+    sentence_set(&stream->why, "%s", text);
     stream->status = status;
 }
 
-void cairn_stream_close(struct cairn_stream *stream, cairn_status status, const char *format, ...)
+void stream_close(struct stream *stream, cairn_status status, const char *format, ...)
 {
     if (stream->state < CAIRN_STREAM_FINISHING) { // later the first reason stands
         va_list args;
@@ -114,7 +114,7 @@ static void on_finish_late(uv_timer_t *timer)
 
 static void on_shutdown(uv_shutdown_t *request, int error)
 {
-    struct cairn_stream *stream = request->data;
+    struct stream *stream = request->data;
     if (stream->state != CAIRN_STREAM_FINISHING) return;
     if (error != 0 || stream->peer_shut) close_now(stream);
     // Otherwise the peer reads to our end and closes: closing first could destroy what it has not
@@ -122,7 +122,7 @@ static void on_shutdown(uv_shutdown_t *request, int error)
 }
 
 // Everything queued was written: end our direction.
-static void finish_sending(struct cairn_stream *stream)
+static void finish_sending(struct stream *stream)
 {
     if (stream->is_shut) return;
     stream->is_shut = true;
@@ -130,7 +130,7 @@ static void finish_sending(struct cairn_stream *stream)
     if (uv_shutdown(&stream->shutdown, &stream->io.stream, on_shutdown) != 0) close_now(stream);
 }
 
-void cairn_stream_finish(struct cairn_stream *stream, cairn_status status, const char *format, ...)
+void stream_finish(struct stream *stream, cairn_status status, const char *format, ...)
 {
     if (stream->state >= CAIRN_STREAM_FINISHING) return;
     va_list args;
@@ -148,37 +148,36 @@ void cairn_stream_finish(struct cairn_stream *stream, cairn_status status, const
 
 static void on_room_wanted(uv_handle_t *handle, size_t wanted, uv_buf_t *buf_out)
 {
-    struct cairn_stream *stream = handle->data;
+    struct stream *stream = handle->data;
     uint8_t *room = NULL;
     size_t room_bytes = 0;
     (void)wanted;
-    if (cairn_frame_decoder_reserve(&stream->decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
+    if (frame_decoder_reserve(&stream->decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
         room_bytes = 0; // comes back as UV_ENOBUFS
     *buf_out = uv_buf_init((char *)room, (unsigned)room_bytes);
 }
 
 // Frames of one turn. False: there are more, and the turn is over.
-static bool deliver_turn(struct cairn_stream *stream)
+static bool deliver_turn(struct stream *stream)
 {
     const uint64_t end_ns = uv_hrtime() + TURN_NS;
-    struct cairn_frame frame;
-    struct cairn_sentence why;
+    struct wire_frame frame;
+    struct sentence why;
     while (stream->state == CAIRN_STREAM_OPEN) {
-        const enum cairn_frame_state found = cairn_frame_decoder_next(&stream->decoder, &frame,
-                                                                      &why);
+        const enum frame_state found = frame_decoder_next(&stream->decoder, &frame, &why);
         if (found == CAIRN_FRAME_NONE) break;
         stream->unfinished_ms = uv_now(stream->turn.loop);
         if (found == CAIRN_FRAME_READY)
             stream->events.on_frame(stream, &frame, stream->context);
         else
-            cairn_stream_close(stream, CAIRN_ERR_PROTOCOL, "%s", why.text);
+            stream_close(stream, CAIRN_ERR_PROTOCOL, "%s", why.text);
         if (uv_hrtime() > end_ns) return false;
     }
     return true;
 }
 
 // Counts what the decoder has of the common room.
-static void count_room(struct cairn_stream *stream)
+static void count_room(struct stream *stream)
 {
     if (stream->room == NULL) return;
     stream->room->used_bytes += stream->decoder.capacity - stream->room_bytes; // modulo 2^64
@@ -187,12 +186,12 @@ static void count_room(struct cairn_stream *stream)
 
 static void on_turn(uv_idle_t *turn);
 
-static void deliver_frames(struct cairn_stream *stream)
+static void deliver_frames(struct stream *stream)
 {
     const bool is_done = deliver_turn(stream);
     const bool waits = !is_done && stream->state == CAIRN_STREAM_OPEN;
     if (stream->state == CAIRN_STREAM_FINISHING) stream->decoder.start = stream->decoder.end;
-    cairn_frame_decoder_trim(&stream->decoder);
+    frame_decoder_trim(&stream->decoder);
     count_room(stream);
     if (waits) {
         uv_read_stop(&stream->io.stream);
@@ -200,36 +199,35 @@ static void deliver_frames(struct cairn_stream *stream)
     }
 }
 
-static void begin_reading(struct cairn_stream *stream);
+static void begin_reading(struct stream *stream);
 
 static void on_turn(uv_idle_t *turn)
 {
-    struct cairn_stream *stream = turn->data;
+    struct stream *stream = turn->data;
     uv_idle_stop(turn);
     deliver_frames(stream);
     if (stream->state != CAIRN_STREAM_CLOSING && !uv_is_active((uv_handle_t *)turn))
         begin_reading(stream);
 }
 
-static void on_end_of_input(struct cairn_stream *stream, ssize_t error)
+static void on_end_of_input(struct stream *stream, ssize_t error)
 {
     if (error == UV_ENOBUFS) {
-        cairn_stream_close(stream, CAIRN_ERR_NO_MEMORY, "no memory to receive from %s",
-                           stream->peer);
+        stream_close(stream, CAIRN_ERR_NO_MEMORY, "no memory to receive from %s", stream->peer);
     } else if (stream->state == CAIRN_STREAM_FINISHING && error == UV_EOF && !stream->is_shut) {
         stream->peer_shut = true; // it still reads what we have for it
         uv_read_stop(&stream->io.stream);
     } else if (error == UV_EOF) {
-        cairn_stream_close(stream, CAIRN_ERR_CLOSED, "%s closed the connection", stream->peer);
+        stream_close(stream, CAIRN_ERR_CLOSED, "%s closed the connection", stream->peer);
     } else {
-        cairn_stream_close(stream, CAIRN_ERR_CLOSED, "reading from %s failed: %s", stream->peer,
-                           uv_strerror((int)error));
+        stream_close(stream, CAIRN_ERR_CLOSED, "reading from %s failed: %s", stream->peer,
+                     uv_strerror((int)error));
     }
 }
 
 static void on_read(uv_stream_t *io, ssize_t read_bytes, const uv_buf_t *buf)
 {
-    struct cairn_stream *stream = io->data;
+    struct stream *stream = io->data;
     (void)buf;
     if (read_bytes < 0) {
         on_end_of_input(stream, read_bytes);
@@ -237,31 +235,31 @@ static void on_read(uv_stream_t *io, ssize_t read_bytes, const uv_buf_t *buf)
     }
     if (stream->decoder.start == stream->decoder.end)
         stream->unfinished_ms = uv_now(stream->turn.loop);
-    cairn_frame_decoder_added(&stream->decoder, (size_t)read_bytes);
+    frame_decoder_added(&stream->decoder, (size_t)read_bytes);
     deliver_frames(stream);
     if (stream->room != NULL && stream->room->used_bytes > stream->room->max_bytes)
         stream->room->on_full(stream->room->context);
 }
 
-static void begin_reading(struct cairn_stream *stream)
+static void begin_reading(struct stream *stream)
 {
     const int error = uv_read_start(&stream->io.stream, on_room_wanted, on_read);
     if (error == 0) return;
-    cairn_stream_close(stream, CAIRN_ERR_CLOSED, "reading from %s failed: %s", stream->peer,
-                       uv_strerror(error));
+    stream_close(stream, CAIRN_ERR_CLOSED, "reading from %s failed: %s", stream->peer,
+                 uv_strerror(error));
 }
 
-static void write_pending(struct cairn_stream *stream);
+static void write_pending(struct stream *stream);
 
 static void on_written(uv_write_t *request, int error)
 {
-    struct cairn_stream *stream = request->data;
+    struct stream *stream = request->data;
     stream->is_writing = false;
     outbox_frames_empty(&stream->writing);
     if (stream->state == CAIRN_STREAM_CLOSING) return;
     if (error != 0) {
-        cairn_stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,
-                           uv_strerror(error));
+        stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,
+                     uv_strerror(error));
         return;
     }
     write_pending(stream);
@@ -269,13 +267,13 @@ static void on_written(uv_write_t *request, int error)
 }
 
 // One write at a time: frames that come meanwhile go out together in the next.
-static void write_pending(struct cairn_stream *stream)
+static void write_pending(struct stream *stream)
 {
     if (stream->is_writing) return;
     const cairn_status status = outbox_take(&stream->pending, &stream->writing);
     if (status == CAIRN_ERR_NOT_FOUND) return;
     if (status != CAIRN_OK) {
-        cairn_stream_close(stream, status, "no memory for a page to %s", stream->peer);
+        stream_close(stream, status, "no memory for a page to %s", stream->peer);
         return;
     }
     uv_buf_t buf = uv_buf_init((char *)stream->writing.bytes, (unsigned)stream->writing.used_bytes);
@@ -284,11 +282,11 @@ static void write_pending(struct cairn_stream *stream)
     const int error = uv_write(&stream->write, &stream->io.stream, &buf, 1, on_written);
     if (error == 0) return;
     stream->is_writing = false;
-    cairn_stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,
-                       uv_strerror(error));
+    stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,
+                 uv_strerror(error));
 }
 
-size_t cairn_stream_unfinished_bytes(const struct cairn_stream *stream, uint64_t *since_ms_out)
+size_t stream_unfinished_bytes(const struct stream *stream, uint64_t *since_ms_out)
 {
     *since_ms_out = stream->unfinished_ms;
     if (stream->state != CAIRN_STREAM_OPEN || uv_is_active((const uv_handle_t *)&stream->turn))
@@ -296,98 +294,96 @@ size_t cairn_stream_unfinished_bytes(const struct cairn_stream *stream, uint64_t
     return stream->decoder.end - stream->decoder.start;
 }
 
-size_t cairn_stream_queued_bytes(const struct cairn_stream *stream)
+size_t stream_queued_bytes(const struct stream *stream)
 {
     return stream->pending.frame_bytes + uv_stream_get_write_queue_size(&stream->io.stream);
 }
 
 // `queued` of `limit` bytes wait, and `more` are to.
-static cairn_status judge_send(struct cairn_stream *stream, uint64_t queued, uint64_t more,
-                               uint64_t limit, struct cairn_sentence *why)
+static cairn_status judge_send(struct stream *stream, uint64_t queued, uint64_t more,
+                               uint64_t limit, struct sentence *why)
 {
     if (stream->state >= CAIRN_STREAM_FINISHING)
-        return cairn_fail(why, CAIRN_ERR_CLOSED, "the connection to %s is closed: %s", stream->peer,
-                          cairn_sentence_brief(stream->why.text, 600).text);
+        return fail_with(why, CAIRN_ERR_CLOSED, "the connection to %s is closed: %s", stream->peer,
+                         sentence_brief(stream->why.text, 600).text);
     if (more <= limit && queued <= limit - more) return CAIRN_OK;
-    cairn_stream_close(stream, CAIRN_ERR_BUSY,
-                       "%s does not read: %" PRIu64 " bytes wait for it, the limit is %" PRIu64,
-                       stream->peer, queued, limit);
-    return cairn_fail(why, CAIRN_ERR_BUSY, "%s", stream->why.text);
+    stream_close(stream, CAIRN_ERR_BUSY,
+                 "%s does not read: %" PRIu64 " bytes wait for it, the limit is %" PRIu64,
+                 stream->peer, queued, limit);
+    return fail_with(why, CAIRN_ERR_BUSY, "%s", stream->why.text);
 }
 
 // A whole frame in one or two pieces.
-static cairn_status queue_frame(struct cairn_stream *stream, const uint8_t *head, size_t head_bytes,
-                                const uint8_t *tail, size_t tail_bytes, struct cairn_sentence *why)
+static cairn_status queue_frame(struct stream *stream, const uint8_t *head, size_t head_bytes,
+                                const uint8_t *tail, size_t tail_bytes, struct sentence *why)
 {
-    cairn_status status = judge_send(stream, cairn_stream_queued_bytes(stream),
-                                     head_bytes + tail_bytes, stream->send_queue_bytes, why);
+    cairn_status status = judge_send(stream, stream_queued_bytes(stream), head_bytes + tail_bytes,
+                                     stream->send_queue_bytes, why);
     if (status != CAIRN_OK) return status;
     status = outbox_add(&stream->pending, head, head_bytes, tail, tail_bytes);
     if (status != CAIRN_OK)
-        return cairn_fail(why, status, "no memory to queue %zu bytes for %s",
-                          head_bytes + tail_bytes, stream->peer);
+        return fail_with(why, status, "no memory to queue %zu bytes for %s",
+                         head_bytes + tail_bytes, stream->peer);
     if (stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
     return CAIRN_OK;
 }
 
-cairn_status cairn_stream_send_bytes(struct cairn_stream *stream, uint16_t type, uint32_t request,
-                                     const void *payload, size_t payload_bytes,
-                                     struct cairn_sentence *why)
+cairn_status stream_send_bytes(struct stream *stream, uint16_t type, uint32_t request,
+                               const void *payload, size_t payload_bytes, struct sentence *why)
 {
     uint8_t header[CAIRN_FRAME_HEADER_BYTES];
     if (payload_bytes > CAIRN_FRAME_BYTES_MAX - sizeof header)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%zu bytes are larger than a frame may be",
-                          payload_bytes);
-    cairn_frame_header_write(header, type, request, (uint32_t)payload_bytes);
+        return fail_with(why, CAIRN_ERR_INVALID, "%zu bytes are larger than a frame may be",
+                         payload_bytes);
+    frame_header_write(header, type, request, (uint32_t)payload_bytes);
     return queue_frame(stream, header, sizeof header, payload, payload_bytes, why);
 }
 
-cairn_status cairn_stream_send(struct cairn_stream *stream, uint16_t type, uint32_t request,
-                               const ProtobufCMessage *message, struct cairn_sentence *why)
+cairn_status stream_send(struct stream *stream, uint16_t type, uint32_t request,
+                         const ProtobufCMessage *message, struct sentence *why)
 {
     uint8_t *frame = NULL;
     size_t frame_bytes = 0;
-    cairn_status status = cairn_frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame,
-                                           &frame_bytes, why);
+    cairn_status status = frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame,
+                                     &frame_bytes, why);
     if (status != CAIRN_OK) return status;
     status = queue_frame(stream, frame, frame_bytes, NULL, 0, why);
     free(frame);
     return status;
 }
 
-cairn_status cairn_stream_send_pages(struct cairn_stream *stream, uint32_t request,
-                                     enum cairn_page_what what, struct cairn_packed *packed,
-                                     struct cairn_sentence *why)
+cairn_status stream_send_pages(struct stream *stream, uint32_t request, enum page_what what,
+                               struct packed *packed, struct sentence *why)
 {
     cairn_status status = judge_send(stream, stream->pending.paged_bytes, packed->size,
                                      CAIRN_STREAM_PAGED_BYTES, why);
     if (status != CAIRN_OK) return status;
     status = outbox_add_pages(&stream->pending, request, what, packed);
     if (status != CAIRN_OK)
-        return cairn_fail(why, status, "no memory to queue pages for %s", stream->peer);
+        return fail_with(why, status, "no memory to queue pages for %s", stream->peer);
     if (stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
     return CAIRN_OK;
 }
 
 /* The connection stands: read, and write what waits. */
-static void stream_begin(struct cairn_stream *stream)
+static void stream_begin(struct stream *stream)
 {
     stream->state = CAIRN_STREAM_OPEN;
     begin_reading(stream);
     if (stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
 }
 
-void cairn_stream_limit(struct cairn_stream *stream, struct cairn_frame_limits limits)
+void stream_limit(struct stream *stream, struct frame_limits limits)
 {
-    cairn_frame_decoder_limit(&stream->decoder, limits);
+    frame_decoder_limit(&stream->decoder, limits);
 }
 
-const char *cairn_stream_peer(const struct cairn_stream *stream)
+const char *stream_peer(const struct stream *stream)
 {
     return stream->peer;
 }
 
-int cairn_stream_descriptor(const struct cairn_stream *stream)
+int stream_descriptor(const struct stream *stream)
 {
     uv_os_fd_t fd = -1;
     return uv_fileno(&stream->io.handle, &fd) == 0 ? fd : -1;
@@ -398,20 +394,20 @@ int cairn_stream_descriptor(const struct cairn_stream *stream)
 /* How a stream begins: connecting (with name service and a deadline) and accepting. */
 
 /* No later try helps against it. `path`: of the socket, which says who may. */
-static void refuse(struct cairn_stream *stream, const char *path)
+static void refuse(struct stream *stream, const char *path)
 {
     struct stat socket;
     struct group group, *found = NULL;
     char names[1024];
     const bool is_seen = stat(path, &socket) == 0;
     if (is_seen) (void)getgrgid_r(socket.st_gid, &group, names, sizeof names, &found);
-    cairn_stream_close(stream, CAIRN_ERR_REFUSED,
-                       "cannot connect to %s: permission denied; who may is the socket's user and "
-                       "its group%s%s: have this user added to the group, and log in anew",
-                       path, found != NULL ? " " : "", found != NULL ? found->gr_name : "");
+    stream_close(stream, CAIRN_ERR_REFUSED,
+                 "cannot connect to %s: permission denied; who may is the socket's user and "
+                 "its group%s%s: have this user added to the group, and log in anew",
+                 path, found != NULL ? " " : "", found != NULL ? found->gr_name : "");
 }
 
-static void fail(struct cairn_stream *stream, int error)
+static void fail(struct stream *stream, int error)
 {
     if (error == UV_EACCES && stream->peer[0] == '/') {
         refuse(stream, stream->peer);
@@ -419,20 +415,20 @@ static void fail(struct cairn_stream *stream, int error)
     }
     const bool is_ours = error == UV_EMFILE || error == UV_ENFILE || error == UV_ENOMEM ||
                          error == UV_ENOBUFS;
-    cairn_stream_close(stream, is_ours ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_UNREACHABLE,
-                       "cannot connect to %s: %s", stream->peer, uv_strerror(error));
+    stream_close(stream, is_ours ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_UNREACHABLE,
+                 "cannot connect to %s: %s", stream->peer, uv_strerror(error));
 }
 
 static void on_connect_late(uv_timer_t *timer)
 {
-    struct cairn_stream *stream = timer->data;
-    cairn_stream_close(stream, CAIRN_ERR_TIMEOUT, "no connection to %s within %llu ms",
-                       stream->peer, (unsigned long long)stream->timeout_ms);
+    struct stream *stream = timer->data;
+    stream_close(stream, CAIRN_ERR_TIMEOUT, "no connection to %s within %" PRIu64 " ms",
+                 stream->peer, stream->timeout_ms);
 }
 
 static void on_connected(uv_connect_t *request, int error)
 {
-    struct cairn_stream *stream = request->data;
+    struct stream *stream = request->data;
     if (stream->state != CAIRN_STREAM_CONNECTING) return; // closed meanwhile
     if (error != 0) {
         fail(stream, error);
@@ -445,12 +441,12 @@ static void on_connected(uv_connect_t *request, int error)
         stream->events.on_open(stream, stream->context);
 }
 
-static void tell_dial(struct cairn_stream *stream)
+static void tell_dial(struct stream *stream)
 {
     if (stream->events.on_dial != NULL) stream->events.on_dial(stream, stream->context);
 }
 
-static void connect_socket(struct cairn_stream *stream, const struct sockaddr *addr)
+static void connect_socket(struct stream *stream, const struct sockaddr *addr)
 {
     stream->connect.data = stream;
     const int error = uv_tcp_connect(&stream->connect, &stream->io.tcp, addr, on_connected);
@@ -462,7 +458,7 @@ static void connect_socket(struct cairn_stream *stream, const struct sockaddr *a
 
 static void on_resolved(uv_getaddrinfo_t *request, int error, struct addrinfo *found)
 {
-    struct cairn_stream *stream = request->data;
+    struct stream *stream = request->data;
     stream->is_resolving = false;
     if (stream->state == CAIRN_STREAM_CONNECTING) {
         if (error != 0)
@@ -474,7 +470,7 @@ static void on_resolved(uv_getaddrinfo_t *request, int error, struct addrinfo *f
     stream_drop(stream);
 }
 
-static void resolve_name(struct cairn_stream *stream, const struct cairn_address *address)
+static void resolve_name(struct stream *stream, const struct stream_address *address)
 {
     const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
     char port[8];
@@ -490,14 +486,14 @@ static void resolve_name(struct cairn_stream *stream, const struct cairn_address
     stream->open_count++;
 }
 
-static void connect_unix(struct cairn_stream *stream, const struct cairn_address *address)
+static void connect_unix(struct stream *stream, const struct stream_address *address)
 {
     stream->connect.data = stream;
     uv_pipe_connect(&stream->connect, &stream->io.pipe, address->host, on_connected);
     tell_dial(stream);
 }
 
-static void connect_tcp(struct cairn_stream *stream, const struct cairn_address *address)
+static void connect_tcp(struct stream *stream, const struct stream_address *address)
 {
     struct sockaddr_in v4;
     struct sockaddr_in6 v6;
@@ -509,16 +505,16 @@ static void connect_tcp(struct cairn_stream *stream, const struct cairn_address 
         resolve_name(stream, address);
 }
 
-cairn_status cairn_stream_connect(uv_loop_t *loop, const struct cairn_address *address,
-                                  uint64_t timeout_ms, const struct cairn_stream_options *options,
-                                  const struct cairn_stream_events *events, void *context,
-                                  struct cairn_stream **stream_out, struct cairn_sentence *why)
+cairn_status stream_connect(uv_loop_t *loop, const struct stream_address *address,
+                            uint64_t timeout_ms, const struct stream_options *options,
+                            const struct stream_events *events, void *context,
+                            struct stream **stream_out, struct sentence *why)
 {
-    struct cairn_stream *stream = stream_new(loop, address->is_unix, options, events, context, why);
+    struct stream *stream = stream_new(loop, address->is_unix, options, events, context, why);
     if (stream == NULL) return CAIRN_ERR_NO_MEMORY;
     stream->state = CAIRN_STREAM_CONNECTING;
     stream->timeout_ms = timeout_ms;
-    cairn_address_print(address, stream->peer);
+    address_print(address, stream->peer);
     uv_timer_start(&stream->timer, on_connect_late, timeout_ms, 0);
     if (address->is_unix)
         connect_unix(stream, address);
@@ -529,18 +525,18 @@ cairn_status cairn_stream_connect(uv_loop_t *loop, const struct cairn_address *a
 }
 
 /* Who connected, as the kernel saw it then. */
-static void name_process(struct cairn_stream *stream)
+static void name_process(struct stream *stream)
 {
     struct ucred who = { 0 };
     socklen_t who_bytes = sizeof who;
-    if (getsockopt(cairn_stream_descriptor(stream), SOL_SOCKET, SO_PEERCRED, &who, &who_bytes) == 0)
+    if (getsockopt(stream_descriptor(stream), SOL_SOCKET, SO_PEERCRED, &who, &who_bytes) == 0)
         snprintf(stream->peer, sizeof stream->peer, "pid=%ld,uid=%lu", (long)who.pid,
                  (unsigned long)who.uid);
     else
         snprintf(stream->peer, sizeof stream->peer, "unix");
 }
 
-static void name_peer(struct cairn_stream *stream)
+static void name_peer(struct stream *stream)
 {
     struct sockaddr_storage addr = { 0 };
     int addr_bytes = sizeof addr;
@@ -549,22 +545,22 @@ static void name_peer(struct cairn_stream *stream)
     else if (uv_tcp_getpeername(&stream->io.tcp, (struct sockaddr *)&addr, &addr_bytes) != 0)
         snprintf(stream->peer, sizeof stream->peer, "a peer that is gone");
     else
-        cairn_address_print_socket(&addr, stream->peer);
+        address_print_socket(&addr, stream->peer);
 }
 
-cairn_status cairn_stream_accept(uv_stream_t *server, const struct cairn_stream_options *options,
-                                 const struct cairn_stream_events *events, void *context,
-                                 struct cairn_stream **stream_out, struct cairn_sentence *why)
+cairn_status stream_accept(uv_stream_t *server, const struct stream_options *options,
+                           const struct stream_events *events, void *context,
+                           struct stream **stream_out, struct sentence *why)
 {
-    struct cairn_stream *stream = stream_new(server->loop, server->type == UV_NAMED_PIPE, options,
-                                             events, context, why);
+    struct stream *stream = stream_new(server->loop, server->type == UV_NAMED_PIPE, options, events,
+                                       context, why);
     if (stream == NULL) return CAIRN_ERR_NO_MEMORY;
     const int error = uv_accept(server, &stream->io.stream);
     if (error != 0) {
         stream->events.on_close = NULL; // the caller never had it
-        cairn_stream_close(stream, CAIRN_ERR_CLOSED, "accept: %s", uv_strerror(error));
-        return cairn_fail(why, CAIRN_ERR_CLOSED, "cannot accept a connection: %s",
-                          uv_strerror(error));
+        stream_close(stream, CAIRN_ERR_CLOSED, "accept: %s", uv_strerror(error));
+        return fail_with(why, CAIRN_ERR_CLOSED, "cannot accept a connection: %s",
+                         uv_strerror(error));
     }
     name_peer(stream);
     if (stream->io.handle.type == UV_TCP) uv_tcp_nodelay(&stream->io.tcp, 1);
@@ -577,30 +573,30 @@ cairn_status cairn_stream_accept(uv_stream_t *server, const struct cairn_stream_
 
 #define KEEP_BYTES (64u << 10) // frames above this are freed when empty
 
-struct cairn_outbox_pages {
-    struct cairn_outbox_pages *next;
-    struct cairn_packed *packed; /* held */
-    size_t offset;               /* what was taken */
+struct outbox_pages {
+    struct outbox_pages *next;
+    struct packed *packed; /* held */
+    size_t offset;         /* what was taken */
     uint32_t request;
-    enum cairn_page_what what;
-    struct cairn_outbox_frames behind; /* until the next pages */
+    enum page_what what;
+    struct outbox_frames behind; /* until the next pages */
 };
 
-static void outbox_frames_release(struct cairn_outbox_frames *frames)
+static void outbox_frames_release(struct outbox_frames *frames)
 {
     free(frames->bytes);
-    *frames = (struct cairn_outbox_frames) { 0 };
+    *frames = (struct outbox_frames) { 0 };
 }
 
 /* Keeps the memory if it is little. */
-static void outbox_frames_empty(struct cairn_outbox_frames *frames)
+static void outbox_frames_empty(struct outbox_frames *frames)
 {
     if (frames->capacity_bytes > KEEP_BYTES) outbox_frames_release(frames);
     frames->used_bytes = 0;
 }
 
 // Growth doubles; who sends has checked the queue's bound.
-static cairn_status reserve(struct cairn_outbox_frames *frames, size_t more_bytes)
+static cairn_status reserve(struct outbox_frames *frames, size_t more_bytes)
 {
     if (more_bytes <= frames->capacity_bytes - frames->used_bytes) return CAIRN_OK;
     size_t capacity = frames->used_bytes + more_bytes;
@@ -612,17 +608,17 @@ static cairn_status reserve(struct cairn_outbox_frames *frames, size_t more_byte
     return CAIRN_OK;
 }
 
-static void append(struct cairn_outbox_frames *frames, const uint8_t *bytes, size_t byte_count)
+static void append(struct outbox_frames *frames, const uint8_t *bytes, size_t byte_count)
 {
     if (byte_count > 0) memcpy(frames->bytes + frames->used_bytes, bytes, byte_count);
     frames->used_bytes += byte_count;
 }
 
 /* Adds a frame: its header and what follows. CAIRN_ERR_NO_MEMORY: nothing was added. */
-static cairn_status outbox_add(struct cairn_outbox *box, const uint8_t *head, size_t head_bytes,
+static cairn_status outbox_add(struct outbox *box, const uint8_t *head, size_t head_bytes,
                                const uint8_t *tail, size_t tail_bytes)
 {
-    struct cairn_outbox_frames *frames = box->last != NULL ? &box->last->behind : &box->frames;
+    struct outbox_frames *frames = box->last != NULL ? &box->last->behind : &box->frames;
     const cairn_status status = reserve(frames, head_bytes + tail_bytes);
     if (status != CAIRN_OK) return status;
     append(frames, head, head_bytes);
@@ -632,13 +628,13 @@ static cairn_status outbox_add(struct cairn_outbox *box, const uint8_t *head, si
 }
 
 /* Adds a Page frame for each CAIRN_PAGE_BYTES of `packed`, which it holds until they are taken. */
-static cairn_status outbox_add_pages(struct cairn_outbox *box, uint32_t request,
-                                     enum cairn_page_what what, struct cairn_packed *packed)
+static cairn_status outbox_add_pages(struct outbox *box, uint32_t request, enum page_what what,
+                                     struct packed *packed)
 {
     if (packed->size == 0) return CAIRN_OK;
-    struct cairn_outbox_pages *pages = calloc(1, sizeof *pages);
+    struct outbox_pages *pages = calloc(1, sizeof *pages);
     if (pages == NULL) return CAIRN_ERR_NO_MEMORY;
-    pages->packed = cairn_packed_hold(packed);
+    pages->packed = packed_hold(packed);
     pages->request = request;
     pages->what = what;
     if (box->last != NULL)
@@ -651,32 +647,31 @@ static cairn_status outbox_add_pages(struct cairn_outbox *box, uint32_t request,
 }
 
 /* The first pages are gone: the frames behind them go first. */
-static void drop_first(struct cairn_outbox *box)
+static void drop_first(struct outbox *box)
 {
-    struct cairn_outbox_pages *pages = box->first;
+    struct outbox_pages *pages = box->first;
     outbox_frames_release(&box->frames);
     box->frames = pages->behind;
     box->first = pages->next;
     if (box->first == NULL) box->last = NULL;
     box->paged_bytes -= pages->packed->size;
-    cairn_packed_release(pages->packed);
+    packed_release(pages->packed);
     free(pages);
 }
 
-static cairn_status take_page(struct cairn_outbox *box, struct cairn_outbox_frames *out)
+static cairn_status take_page(struct outbox *box, struct outbox_frames *out)
 {
-    struct cairn_outbox_pages *pages = box->first;
-    const struct cairn_packed *packed = pages->packed;
+    struct outbox_pages *pages = box->first;
+    const struct packed *packed = pages->packed;
     Cairn__Page page;
     uint8_t *frame;
     size_t frame_bytes;
-    const size_t cut = cairn_page_cut(pages->what, packed->bytes, packed->size, pages->offset,
-                                      &page);
-    cairn_status status = cairn_frame_pack(CAIRN_MSG_PAGE, pages->request, &page.base,
-                                           CAIRN_FRAME_BYTES_MAX, &frame, &frame_bytes, NULL);
+    const size_t cut = page_cut(pages->what, packed->bytes, packed->size, pages->offset, &page);
+    cairn_status status = frame_pack(CAIRN_MSG_PAGE, pages->request, &page.base,
+                                     CAIRN_FRAME_BYTES_MAX, &frame, &frame_bytes, NULL);
     if (status != CAIRN_OK) return status;
     outbox_frames_release(out);
-    *out = (struct cairn_outbox_frames) { frame, frame_bytes, frame_bytes };
+    *out = (struct outbox_frames) { frame, frame_bytes, frame_bytes };
     pages->offset += cut;
     if (pages->offset == packed->size) drop_first(box);
     return CAIRN_OK;
@@ -684,10 +679,10 @@ static cairn_status take_page(struct cairn_outbox *box, struct cairn_outbox_fram
 
 /* Moves what is to be written next to `out`, which is empty: all frames at the front, or one page.
  * CAIRN_ERR_NOT_FOUND: nothing waits. CAIRN_ERR_NO_MEMORY: nothing was moved. */
-static cairn_status outbox_take(struct cairn_outbox *box, struct cairn_outbox_frames *out)
+static cairn_status outbox_take(struct outbox *box, struct outbox_frames *out)
 {
     if (box->frames.used_bytes > 0) {
-        const struct cairn_outbox_frames emptied = *out;
+        const struct outbox_frames emptied = *out;
         *out = box->frames;
         box->frames = emptied;
         box->frame_bytes -= out->used_bytes;
@@ -696,7 +691,7 @@ static cairn_status outbox_take(struct cairn_outbox *box, struct cairn_outbox_fr
     return box->first != NULL ? take_page(box, out) : CAIRN_ERR_NOT_FOUND;
 }
 
-static void outbox_release(struct cairn_outbox *box)
+static void outbox_release(struct outbox *box)
 {
     while (box->first != NULL) drop_first(box);
     outbox_frames_release(&box->frames);
@@ -708,16 +703,16 @@ static void outbox_release(struct cairn_outbox *box)
 _Static_assert(CAIRN_ADDRESS_PATH_BYTES + 1 < sizeof((struct sockaddr_un *)0)->sun_path,
                "a path and one byte more fit, with a NUL");
 
-static cairn_status bad_address(const char *text, const char *what, struct cairn_sentence *why)
+static cairn_status bad_address(const char *text, const char *what, struct sentence *why)
 {
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "\"%.200s\" is not an address: %s; write host:port, [v6 address]:port or the "
-                      "/path of a socket",
-                      text, what);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "\"%.200s\" is not an address: %s; write host:port, [v6 address]:port or the "
+                     "/path of a socket",
+                     text, what);
 }
 
-static cairn_status parse_unix(const char *text, const char *path, struct cairn_address *address,
-                               struct cairn_sentence *why)
+static cairn_status parse_unix(const char *text, const char *path, struct stream_address *address,
+                               struct sentence *why)
 {
     char what[96];
     if (path[0] != '/') return bad_address(text, "the path of a socket must begin with /", why);
@@ -745,10 +740,10 @@ static int parse_port(const char *text, uint16_t *port_out)
     return 0;
 }
 
-cairn_status cairn_address_parse(const char *text, struct cairn_address *address_out,
-                                 struct cairn_sentence *why)
+cairn_status address_parse(const char *text, struct stream_address *address_out,
+                           struct sentence *why)
 {
-    struct cairn_address address = { 0 };
+    struct stream_address address = { 0 };
     const bool is_named = strncmp(text, "unix:", 5) == 0;
     if (is_named || text[0] == '/') {
         const cairn_status status = parse_unix(text, text + (is_named ? 5 : 0), &address, why);
@@ -777,18 +772,17 @@ cairn_status cairn_address_parse(const char *text, struct cairn_address *address
     return CAIRN_OK;
 }
 
-cairn_status cairn_address_parse_listen(const char *text, struct cairn_address *address_out,
-                                        struct cairn_sentence *why)
+cairn_status address_parse_listen(const char *text, struct stream_address *address_out,
+                                  struct sentence *why)
 {
     char all[16];
     if (strncmp(text, "*:", 2) != 0 || strlen(text) > 7)
-        return cairn_address_parse(text, address_out, why);
+        return address_parse(text, address_out, why);
     snprintf(all, sizeof all, "0.0.0.0%s", text + 1);
-    return cairn_address_parse(all, address_out, why);
+    return address_parse(all, address_out, why);
 }
 
-void cairn_address_print(const struct cairn_address *address,
-                         char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+void address_print(const struct stream_address *address, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
 {
     const char *format = strchr(address->host, ':') != NULL ? "[%s]:%u" : "%s:%u";
     if (address->is_unix)
@@ -807,9 +801,9 @@ static void fill_unix(const char *path, struct sockaddr_storage *addr_out,
     *addr_bytes_out = sizeof *addr;
 }
 
-cairn_status cairn_address_resolve(const struct cairn_address *address,
-                                   struct sockaddr_storage *addr_out, socklen_t *addr_bytes_out,
-                                   struct cairn_sentence *why)
+cairn_status address_resolve(const struct stream_address *address,
+                             struct sockaddr_storage *addr_out, socklen_t *addr_bytes_out,
+                             struct sentence *why)
 {
     const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
     struct addrinfo *found = NULL;
@@ -821,8 +815,8 @@ cairn_status cairn_address_resolve(const struct cairn_address *address,
     snprintf(port, sizeof port, "%u", address->port);
     const int error = getaddrinfo(address->host, port, &hints, &found);
     if (error != 0)
-        return cairn_fail(why, CAIRN_ERR_UNREACHABLE, "there is no host \"%.200s\": %s",
-                          address->host, gai_strerror(error));
+        return fail_with(why, CAIRN_ERR_UNREACHABLE, "there is no host \"%.200s\": %s",
+                         address->host, gai_strerror(error));
     memset(addr_out, 0, sizeof *addr_out);
     const struct addrinfo *chosen = address_choose(found);
     memcpy(addr_out, chosen->ai_addr, chosen->ai_addrlen);
@@ -839,7 +833,7 @@ static const struct addrinfo *address_choose(const struct addrinfo *list)
     return list;
 }
 
-void cairn_address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+void address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
 {
     const bool is_own = runtime_dir != NULL && runtime_dir[0] != '\0';
     snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s/cairn/coordinator.sock",
@@ -852,17 +846,17 @@ static bool is_socket(const char *path)
     return stat(path, &st) == 0 && S_ISSOCK(st.st_mode);
 }
 
-bool cairn_address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+bool address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
 {
     char system[CAIRN_ADDRESS_TEXT_BYTES];
-    cairn_address_default(NULL, system);
-    cairn_address_default(runtime_dir, text_out);
+    address_default(NULL, system);
+    address_default(runtime_dir, text_out);
     if (is_socket(text_out) || !is_socket(system)) return strcmp(text_out, system) != 0;
     memcpy(text_out, system, sizeof system);
     return false;
 }
 
-bool cairn_address_is_loopback(const struct sockaddr_storage *addr)
+bool address_is_loopback(const struct sockaddr_storage *addr)
 {
     if (addr->ss_family == AF_INET) {
         const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
@@ -873,8 +867,8 @@ bool cairn_address_is_loopback(const struct sockaddr_storage *addr)
     return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
 }
 
-void cairn_address_print_socket(const struct sockaddr_storage *addr,
-                                char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+void address_print_socket(const struct sockaddr_storage *addr,
+                          char text_out[CAIRN_ADDRESS_TEXT_BYTES])
 {
     char host[INET6_ADDRSTRLEN] = "?";
     if (addr->ss_family == AF_INET) {

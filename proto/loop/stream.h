@@ -3,7 +3,7 @@
  * Everything here, callbacks too, runs on the loop's thread. A stream is a heap object that frees
  * itself: on_close is the last callback, it comes exactly once for every stream that connect or
  * accept returned, never from inside another call of this header, and the pointer is dead when it
- * returns. Closing is asking: cairn_stream_close may be called anywhere, any number of times; the
+ * returns. Closing is asking: stream_close may be called anywhere, any number of times; the
  * first reason wins.
  *
  * Writing to a peer that is gone raises SIGPIPE: the loop's thread must ignore it (daemons) or block
@@ -39,7 +39,7 @@ struct addrinfo;
 #define CAIRN_ADDRESS_PATH_BYTES \
     106 /* of a socket: what the kernel takes, less one for a name beside it */
 
-struct cairn_address {
+struct stream_address {
     char host[256]; /* name or number, without brackets; the path if is_unix */
     uint16_t port;  /* 0 in a listener: any free one */
     bool is_unix;
@@ -47,37 +47,34 @@ struct cairn_address {
 
 /* Reads the written form; "unix:/path" is another of a path. CAIRN_ERR_INVALID with a sentence quoting the
  * text. */
-CAIRN_MUST_CHECK cairn_status cairn_address_parse(const char *text,
-                                                  struct cairn_address *address_out,
-                                                  struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status address_parse(const char *text, struct stream_address *address_out,
+                                            struct sentence *why);
 /* The same of where a listener listens: *:port is every IPv4 address of this host. */
-CAIRN_MUST_CHECK cairn_status cairn_address_parse_listen(const char *text,
-                                                         struct cairn_address *address_out,
-                                                         struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status address_parse_listen(const char *text,
+                                                   struct stream_address *address_out,
+                                                   struct sentence *why);
 /* The written form of it. */
-void cairn_address_print(const struct cairn_address *address,
-                         char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
+void address_print(const struct stream_address *address, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
 /* A socket address of it; of several of a host the first v4 one, so that "localhost" means the same for
  * a listener and its peers. Blocks (name service): for start-up only. CAIRN_ERR_UNREACHABLE. */
-CAIRN_MUST_CHECK cairn_status cairn_address_resolve(const struct cairn_address *address,
-                                                    struct sockaddr_storage *addr_out,
-                                                    socklen_t *addr_bytes_out,
-                                                    struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status address_resolve(const struct stream_address *address,
+                                              struct sockaddr_storage *addr_out,
+                                              socklen_t *addr_bytes_out, struct sentence *why);
 
 /* The socket of a host's coordinator, where none is named: coordinator.sock in RUNTIME_DIR/cairn, which is
  * the user's own; without a RUNTIME_DIR (XDG_RUNTIME_DIR of the environment; NULL or "") in /run/cairn. */
-void cairn_address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
+void address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 /* Where a peer looks for it: in these two, in this order, the first that is there; if none is, the first
  * that it could be. True: it is the user's own. */
-bool cairn_address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
+bool address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
 /* True for 127.0.0.0/8, ::1 and their v4-mapped form. */
-bool cairn_address_is_loopback(const struct sockaddr_storage *addr);
+bool address_is_loopback(const struct sockaddr_storage *addr);
 
 /* The written form of a TCP socket address. */
-void cairn_address_print_socket(const struct sockaddr_storage *addr,
-                                char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
+void address_print_socket(const struct sockaddr_storage *addr,
+                          char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
 /* ==== outbox ==== */
 
@@ -86,17 +83,17 @@ void cairn_address_print_socket(const struct sockaddr_storage *addr,
  * thread. */
 
 /* Whole frames, one after the other. */
-struct cairn_outbox_frames {
+struct outbox_frames {
     uint8_t *bytes; /* owned; [capacity_bytes] */
     size_t used_bytes;
     size_t capacity_bytes;
 };
 
-struct cairn_outbox {
-    struct cairn_outbox_frames frames;       /* they go first */
-    struct cairn_outbox_pages *first, *last; /* owned */
-    size_t frame_bytes;                      /* of all frames that wait, pages not counted */
-    uint64_t paged_bytes;                    /* of all that is held to be sent in pages */
+struct outbox {
+    struct outbox_frames frames;       /* they go first */
+    struct outbox_pages *first, *last; /* owned */
+    size_t frame_bytes;                /* of all frames that wait, pages not counted */
+    uint64_t paged_bytes;              /* of all that is held to be sent in pages */
 };
 
 /* ==== stream ==== */
@@ -105,90 +102,86 @@ struct cairn_outbox {
 #define CAIRN_STREAM_PAGED_BYTES      (4 * CAIRN_PAGED_BYTES_MAX)
 #define CAIRN_STREAM_TURN_MS          2
 
-struct cairn_stream;
+struct stream;
 
 /* The receive buffers of several streams together. The owner of the streams has it, and counts nothing
  * itself. */
-struct cairn_stream_room {
+struct stream_room {
     size_t used_bytes, max_bytes;
     /* More is used than max_bytes, after a read: the owner closes whom it likes, the reader as well. */
     void (*on_full)(void *context);
     void *context;
 };
 
-struct cairn_stream_options {
-    struct cairn_frame_limits limits; /* what it takes now; see cairn_stream_limit */
-    size_t send_queue_bytes;          /* 0 = CAIRN_STREAM_SEND_QUEUE_BYTES */
-    struct cairn_stream_room *room; /* borrowed, for as long as the stream is; NULL: not counted */
+struct stream_options {
+    struct frame_limits limits; /* what it takes now; see stream_limit */
+    size_t send_queue_bytes;    /* 0 = CAIRN_STREAM_SEND_QUEUE_BYTES */
+    struct stream_room *room;   /* borrowed, for as long as the stream is; NULL: not counted */
 };
 
-struct cairn_stream_events {
+struct stream_events {
     /* The connection stands (only after connect). May be NULL. */
-    void (*on_open)(struct cairn_stream *stream, void *context);
+    void (*on_open)(struct stream *stream, void *context);
     /* A whole frame; its payload is borrowed until this returns. */
-    void (*on_frame)(struct cairn_stream *stream, const struct cairn_frame *frame, void *context);
+    void (*on_frame)(struct stream *stream, const struct wire_frame *frame, void *context);
     /* The end. CAIRN_OK: this side closed it so; CAIRN_ERR_CLOSED: the peer did;
      * CAIRN_ERR_PROTOCOL: garbage; _UNREACHABLE, _TIMEOUT: connect failed; _BUSY: did not read. */
-    void (*on_close)(struct cairn_stream *stream, cairn_status status, const char *why,
-                     void *context);
+    void (*on_close)(struct stream *stream, cairn_status status, const char *why, void *context);
     /* Its socket is there, and about to be connected (only of connect, also within it). May be NULL. */
-    void (*on_dial)(struct cairn_stream *stream, void *context);
+    void (*on_dial)(struct stream *stream, void *context);
 };
 
 /* Begins to connect. CAIRN_OK: on_open or on_close follows (the latter also after timeout_ms with
  * CAIRN_ERR_TIMEOUT). Names are resolved off the loop's thread. `events` is copied. Frames may be
  * sent at once: they wait for the connection. Otherwise nothing happened and nothing follows. */
-CAIRN_MUST_CHECK cairn_status cairn_stream_connect(
-    uv_loop_t *loop, const struct cairn_address *address, uint64_t timeout_ms,
-    const struct cairn_stream_options *options, const struct cairn_stream_events *events,
-    void *context, struct cairn_stream **stream_out, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status stream_connect(uv_loop_t *loop, const struct stream_address *address,
+                                             uint64_t timeout_ms,
+                                             const struct stream_options *options,
+                                             const struct stream_events *events, void *context,
+                                             struct stream **stream_out, struct sentence *why);
 
 /* Takes the next connection of a listening uv_tcp_t or uv_pipe_t, in its connection callback. */
-CAIRN_MUST_CHECK cairn_status cairn_stream_accept(uv_stream_t *server,
-                                                  const struct cairn_stream_options *options,
-                                                  const struct cairn_stream_events *events,
-                                                  void *context, struct cairn_stream **stream_out,
-                                                  struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status stream_accept(uv_stream_t *server,
+                                            const struct stream_options *options,
+                                            const struct stream_events *events, void *context,
+                                            struct stream **stream_out, struct sentence *why);
 
 /* Queues a frame; `message` is the caller's again at once. Frames of one stream arrive in order.
  * CAIRN_OK says queued, no more. CAIRN_ERR_BUSY: over the queue's bound, the stream is being closed.
  * CAIRN_ERR_CLOSED: it is closing. CAIRN_ERR_INVALID: the message is larger than a frame may be. */
-CAIRN_MUST_CHECK cairn_status cairn_stream_send(struct cairn_stream *stream, uint16_t type,
-                                                uint32_t request, const ProtobufCMessage *message,
-                                                struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status stream_send(struct stream *stream, uint16_t type, uint32_t request,
+                                          const ProtobufCMessage *message, struct sentence *why);
 /* The same with a payload that is packed already. */
-CAIRN_MUST_CHECK cairn_status cairn_stream_send_bytes(struct cairn_stream *stream, uint16_t type,
-                                                      uint32_t request, const void *payload,
-                                                      size_t payload_bytes,
-                                                      struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status stream_send_bytes(struct stream *stream, uint16_t type,
+                                                uint32_t request, const void *payload,
+                                                size_t payload_bytes, struct sentence *why);
 
 /* Queues packed bytes as Page frames of CAIRN_PAGE_BYTES. They are held, not copied, and each page is made
  * when its turn comes: they do not count in the queue's bound, frames behind them do. Errors as of
- * cairn_stream_send; CAIRN_ERR_BUSY: over CAIRN_STREAM_PAGED_BYTES. */
-CAIRN_MUST_CHECK cairn_status cairn_stream_send_pages(struct cairn_stream *stream, uint32_t request,
-                                                      enum cairn_page_what what,
-                                                      struct cairn_packed *packed,
-                                                      struct cairn_sentence *why);
+ * stream_send; CAIRN_ERR_BUSY: over CAIRN_STREAM_PAGED_BYTES. */
+CAIRN_MUST_CHECK cairn_status stream_send_pages(struct stream *stream, uint32_t request,
+                                                enum page_what what, struct packed *packed,
+                                                struct sentence *why);
 
 /* Changes what is taken from the next frame on. */
-void cairn_stream_limit(struct cairn_stream *stream, struct cairn_frame_limits limits);
+void stream_limit(struct stream *stream, struct frame_limits limits);
 
 /* Asks for the end now; frames in the queue are lost. on_close comes later, with this reason. */
-void cairn_stream_close(struct cairn_stream *stream, cairn_status status, const char *format, ...)
+void stream_close(struct stream *stream, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The same, but frames in the queue go out first (at most 2 s): to tell a peer why. No on_frame
  * comes any more. */
-void cairn_stream_finish(struct cairn_stream *stream, cairn_status status, const char *format, ...)
+void stream_finish(struct stream *stream, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* "127.0.0.1:41234", "pid=123,uid=1000", the path that it connected to. Valid as long as the stream. */
-const char *cairn_stream_peer(const struct cairn_stream *stream);
+const char *stream_peer(const struct stream *stream);
 /* Its socket, the stream's own; -1 when it is closed. */
-int cairn_stream_descriptor(const struct cairn_stream *stream);
+int stream_descriptor(const struct stream *stream);
 /* The bytes of a frame that has begun to arrive and is not whole, and in *since_ms_out when it began, of the
  * loop's clock; 0: there is none. */
-size_t cairn_stream_unfinished_bytes(const struct cairn_stream *stream, uint64_t *since_ms_out);
+size_t stream_unfinished_bytes(const struct stream *stream, uint64_t *since_ms_out);
 /* Bytes queued and not yet given to the kernel, without pages whose turn has not come. */
-size_t cairn_stream_queued_bytes(const struct cairn_stream *stream);
+size_t stream_queued_bytes(const struct stream *stream);
 
 #endif

@@ -4,14 +4,14 @@
 
 #include "proto/loop/stream.h"
 
-enum cairn_stream_state {
+enum stream_state {
     CAIRN_STREAM_CONNECTING, /* frames wait in `pending` */
     CAIRN_STREAM_OPEN,
     CAIRN_STREAM_FINISHING, /* what is queued goes out, what arrives is dropped */
     CAIRN_STREAM_CLOSING,   /* handles are being closed; on_close comes when `open_count` is 0 */
 };
 
-struct cairn_stream {
+struct stream {
     /* owned */
     union {
         uv_handle_t handle;
@@ -21,22 +21,22 @@ struct cairn_stream {
     } io;
     uv_timer_t timer; /* of the connection's beginning, then of its end */
     uv_idle_t turn; /* runs while frames that arrived wait for the next turn, and nothing is read */
-    struct cairn_frame_decoder decoder;
-    struct cairn_outbox pending; /* grows while `writing` is with the kernel */
-    struct cairn_outbox_frames writing;
+    struct frame_decoder decoder;
+    struct outbox pending; /* grows while `writing` is with the kernel */
+    struct outbox_frames writing;
     uv_write_t write;
     uv_connect_t connect;
     uv_shutdown_t shutdown;
     uv_getaddrinfo_t resolve;
 
-    enum cairn_stream_state state;
+    enum stream_state state;
     int open_count; /* io, timer, turn and resolve, as far as libuv still knows them */
     bool is_resolving;
     bool is_writing;
     bool is_shut;        /* our direction was ended (FINISHING) */
     bool peer_shut;      /* the peer's was */
     cairn_status status; /* the reason of the end, once there is one */
-    struct cairn_sentence why;
+    struct sentence why;
     size_t send_queue_bytes;
     size_t room_bytes;      /* of `room` that the decoder has */
     uint64_t unfinished_ms; /* when the frame began that is not whole, of the loop's clock */
@@ -44,8 +44,8 @@ struct cairn_stream {
     char peer[CAIRN_ADDRESS_TEXT_BYTES];
 
     /* borrowed */
-    struct cairn_stream_room *room; /* or NULL */
-    struct cairn_stream_events events;
+    struct stream_room *room; /* or NULL */
+    struct stream_events events;
     void *context;
 };
 

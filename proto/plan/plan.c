@@ -13,21 +13,19 @@ static void plan_order_line(struct free_unit **units, size_t count);
 static size_t plan_find_stiff(struct placing *p, struct free_unit **units, size_t count);
 static void plan_wind(struct placing *p, struct free_unit **units, size_t count);
 
-uint64_t cairn_plan_scale(uint64_t a, uint64_t num, uint64_t den)
+uint64_t plan_scale(uint64_t a, uint64_t num, uint64_t den)
 {
     return (uint64_t)((unsigned __int128)a * num / den);
 }
 
-uint64_t cairn_plan_bytes(const struct plan_cut *cut, uint32_t tensor, uint64_t first,
-                          uint64_t count)
+uint64_t plan_bytes(const struct plan_cut *cut, uint32_t tensor, uint64_t first, uint64_t count)
 {
-    const struct cairn_geometry *g = &cut->geometry[tensor];
-    const uint64_t elems = cairn_quantum_first_elem(g, first + count) -
-                           cairn_quantum_first_elem(g, first);
+    const struct geometry *g = &cut->geometry[tensor];
+    const uint64_t elems = quantum_first_elem(g, first + count) - quantum_first_elem(g, first);
     return elems * cut->request->tensors[tensor].elem_bytes;
 }
 
-uint32_t cairn_plan_may_use(const struct plan_cut *cut, uint64_t bytes, uint32_t shard_count)
+uint32_t plan_may_use(const struct plan_cut *cut, uint64_t bytes, uint32_t shard_count)
 {
     const uint64_t pieces = bytes / CAIRN_SPREAD_PIECE_BYTES +
                             (bytes % CAIRN_SPREAD_PIECE_BYTES != 0);
@@ -35,16 +33,16 @@ uint32_t cairn_plan_may_use(const struct plan_cut *cut, uint64_t bytes, uint32_t
     return pieces == 0 ? 1 : pieces < limit ? (uint32_t)pieces : limit;
 }
 
-uint64_t cairn_plan_part_bytes(const struct plan_cut *cut, uint32_t tensor)
+uint64_t plan_part_bytes(const struct plan_cut *cut, uint32_t tensor)
 {
     const uint64_t bytes = cut->unit_bytes[cut->unit_of[tensor]];
-    return bytes / cairn_plan_may_use(cut, bytes, cut->able_count);
+    return bytes / plan_may_use(cut, bytes, cut->able_count);
 }
 
-cairn_status cairn_plan_append(struct extent_list *list, struct cairn_extent extent)
+cairn_status plan_append(struct extent_list *list, struct extent extent)
 {
     if (list->count > 0) {
-        struct cairn_extent *last = &list->items[list->count - 1];
+        struct extent *last = &list->items[list->count - 1];
         if (last->tensor == extent.tensor && last->shard == extent.shard &&
             last->first_quantum + last->quantum_count == extent.first_quantum) {
             last->quantum_count += extent.quantum_count;
@@ -53,7 +51,7 @@ cairn_status cairn_plan_append(struct extent_list *list, struct cairn_extent ext
     }
     if (list->count == list->limit) {
         const size_t limit = list->limit + list->limit / 2 + 64;
-        struct cairn_extent *items = realloc(list->items, limit * sizeof *items);
+        struct extent *items = realloc(list->items, limit * sizeof *items);
         if (items == NULL) return CAIRN_ERR_NO_MEMORY;
         list->items = items;
         list->limit = limit;
@@ -64,14 +62,14 @@ cairn_status cairn_plan_append(struct extent_list *list, struct cairn_extent ext
 
 /* --- what is asked ------------------------------------------------------------------------------ */
 
-static cairn_status judge_tensors(const struct cairn_plan_request *request)
+static cairn_status judge_tensors(const struct plan_request *request)
 {
     uint64_t total_bytes = 0;
     for (uint32_t t = 0; t < request->tensor_count; t++) {
-        const struct cairn_layout_tensor *tensor = &request->tensors[t];
-        if (tensor->elem_bytes == 0 || cairn_shape_check(&tensor->shape) != CAIRN_OK)
+        const struct layout_tensor *tensor = &request->tensors[t];
+        if (tensor->elem_bytes == 0 || shape_check(&tensor->shape) != CAIRN_OK)
             return CAIRN_ERR_INVALID;
-        const uint64_t elems = cairn_geometry_of(&tensor->shape).elems;
+        const uint64_t elems = geometry_of(&tensor->shape).elems;
         if (elems > (CAIRN_PLAN_BYTES_MAX - total_bytes) / tensor->elem_bytes)
             return CAIRN_ERR_INVALID;
         total_bytes += elems * tensor->elem_bytes;
@@ -79,7 +77,7 @@ static cairn_status judge_tensors(const struct cairn_plan_request *request)
     return CAIRN_OK;
 }
 
-static cairn_status judge_request(const struct cairn_plan_request *request)
+static cairn_status judge_request(const struct plan_request *request)
 {
     if (request->tensor_count > CAIRN_LAYOUT_TENSORS_MAX) return CAIRN_ERR_INVALID;
     if (request->shard_count == 0 || request->shard_count > CAIRN_SHARDS_MAX)
@@ -88,7 +86,7 @@ static cairn_status judge_request(const struct cairn_plan_request *request)
     for (uint32_t s = 0; s < request->shard_count; s++)
         weight += request->weights == NULL ? 1 : request->weights[s];
     if (weight == 0) return CAIRN_ERR_INVALID;
-    const struct cairn_layout *previous = request->previous;
+    const struct layout *previous = request->previous;
     if (previous != NULL && previous->tensor_count != request->tensor_count)
         return CAIRN_ERR_INVALID;
     return judge_tensors(request);
@@ -96,7 +94,7 @@ static cairn_status judge_request(const struct cairn_plan_request *request)
 
 static int compare_tensors(const void *a, const void *b, void *tensors)
 {
-    const struct cairn_layout_tensor *list = tensors;
+    const struct layout_tensor *list = tensors;
     const uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
     const int by_unit = strcmp(list[i].unit, list[j].unit);
     return by_unit != 0 ? by_unit : strcmp(list[i].name, list[j].name);
@@ -105,7 +103,7 @@ static int compare_tensors(const void *a, const void *b, void *tensors)
 /* Everything below goes by this order, so that the order of the list cannot matter. */
 static void order_tensors(struct plan_cut *cut)
 {
-    const struct cairn_layout_tensor *tensors = cut->request->tensors;
+    const struct layout_tensor *tensors = cut->request->tensors;
     const uint32_t count = cut->request->tensor_count;
     for (uint32_t t = 0; t < count; t++) cut->order[t] = t;
     qsort_r(cut->order, count, sizeof *cut->order, compare_tensors, (void *)(uintptr_t)tensors);
@@ -115,7 +113,7 @@ static void order_tensors(struct plan_cut *cut)
         if (i > 0 && strcmp(tensors[cut->order[i - 1]].unit, tensors[t].unit) != 0) unit++;
         cut->rank[t] = i;
         cut->unit_of[t] = unit;
-        cut->unit_bytes[unit] += cairn_plan_bytes(cut, t, 0, cut->geometry[t].quantum_count);
+        cut->unit_bytes[unit] += plan_bytes(cut, t, 0, cut->geometry[t].quantum_count);
     }
 }
 
@@ -131,7 +129,7 @@ static void share_bytes(struct plan_cut *cut)
     }
     for (uint32_t s = 0; s < cut->request->shard_count; s++) {
         weight += cut->shards[s].weight;
-        const uint64_t end = cairn_plan_scale(cut->total_bytes, weight, weight_sum);
+        const uint64_t end = plan_scale(cut->total_bytes, weight, weight_sum);
         cut->shards[s].share = end - given;
         given = end;
     }
@@ -139,11 +137,11 @@ static void share_bytes(struct plan_cut *cut)
 
 static cairn_status measure(struct plan_cut *cut)
 {
-    const struct cairn_plan_request *request = cut->request;
+    const struct plan_request *request = cut->request;
     for (uint32_t t = 0; t < request->tensor_count; t++) {
-        cut->geometry[t] = cairn_geometry_of(&request->tensors[t].shape);
+        cut->geometry[t] = geometry_of(&request->tensors[t].shape);
         cut->total_bytes += cut->geometry[t].elems * request->tensors[t].elem_bytes;
-        const uint64_t quantum = cut->geometry[t].elems == 0 ? 0 : cairn_plan_bytes(cut, t, 0, 1);
+        const uint64_t quantum = cut->geometry[t].elems == 0 ? 0 : plan_bytes(cut, t, 0, 1);
         if (quantum > cut->quantum_bytes_max) cut->quantum_bytes_max = quantum;
         if (request->previous != NULL &&
             request->previous->geometry[t].quantum_count != cut->geometry[t].quantum_count)
@@ -153,7 +151,7 @@ static cairn_status measure(struct plan_cut *cut)
 }
 
 /* Every array has one item more than it needs, so that none is empty. */
-static cairn_status open_cut(struct plan_cut *cut, const struct cairn_plan_request *request)
+static cairn_status open_cut(struct plan_cut *cut, const struct plan_request *request)
 {
     const size_t tensors = (size_t)request->tensor_count + 1;
     *cut = (struct plan_cut) { .request = request };
@@ -188,12 +186,12 @@ static void close_cut(struct plan_cut *cut)
 
 static int compare_quanta(const void *a, const void *b)
 {
-    const struct cairn_extent *x = a, *y = b;
+    const struct extent *x = a, *y = b;
     return x->first_quantum < y->first_quantum ? -1 : x->first_quantum > y->first_quantum;
 }
 
 /* Most tensors were cut from front to back; only what a re-plan mixed needs sorting. */
-static void sort_within_tensor(struct cairn_extent *extents, size_t count)
+static void sort_within_tensor(struct extent *extents, size_t count)
 {
     for (size_t i = 1; i < count; i++) {
         if (extents[i].first_quantum < extents[i - 1].first_quantum) {
@@ -204,10 +202,10 @@ static void sort_within_tensor(struct cairn_extent *extents, size_t count)
 }
 
 /* A counting sort over tensors. */
-cairn_status cairn_plan_sort(struct extent_list *list, const uint32_t *key, uint32_t tensor_count)
+cairn_status plan_sort(struct extent_list *list, const uint32_t *key, uint32_t tensor_count)
 {
     size_t *starts = calloc((size_t)tensor_count + 1, sizeof *starts);
-    struct cairn_extent *sorted = calloc(list->count + 1, sizeof *sorted);
+    struct extent *sorted = calloc(list->count + 1, sizeof *sorted);
     if (starts == NULL || sorted == NULL) {
         free(starts);
         free(sorted);
@@ -233,12 +231,12 @@ cairn_status cairn_plan_sort(struct extent_list *list, const uint32_t *key, uint
     return CAIRN_OK;
 }
 
-void cairn_plan_join(struct extent_list *list)
+void plan_join(struct extent_list *list)
 {
     const size_t count = list->count;
     list->count = 0; // reads run ahead of the appends, which therefore never grow the list
     for (size_t e = 0; e < count; e++) {
-        const cairn_status status = cairn_plan_append(list, list->items[e]);
+        const cairn_status status = plan_append(list, list->items[e]);
         assert(status == CAIRN_OK);
         (void)status;
     }
@@ -250,8 +248,8 @@ static cairn_status free_everything(struct plan_cut *cut)
 {
     for (uint32_t t = 0; t < cut->request->tensor_count; t++) {
         if (cut->geometry[t].elems == 0) continue;
-        cairn_status status = cairn_plan_append(
-            &cut->free_runs, (struct cairn_extent) { t, 0, 0, cut->geometry[t].quantum_count });
+        cairn_status status = plan_append(
+            &cut->free_runs, (struct extent) { t, 0, 0, cut->geometry[t].quantum_count });
         if (status != CAIRN_OK) return status;
     }
     cut->free_bytes = cut->total_bytes;
@@ -262,62 +260,59 @@ static cairn_status free_everything(struct plan_cut *cut)
 
 static cairn_status fill_table(struct plan_cut *cut)
 {
-    const struct cairn_plan_request *request = cut->request;
+    const struct plan_request *request = cut->request;
     order_tensors(cut);
     share_bytes(cut);
     cut->keeps = request->previous != NULL && !request->compact;
-    cairn_status status = cut->keeps ? cairn_plan_keep(cut) : free_everything(cut);
-    if (status == CAIRN_OK)
-        status = cairn_plan_sort(&cut->free_runs, cut->rank, request->tensor_count);
+    cairn_status status = cut->keeps ? plan_keep(cut) : free_everything(cut);
+    if (status == CAIRN_OK) status = plan_sort(&cut->free_runs, cut->rank, request->tensor_count);
     if (status == CAIRN_OK) status = plan_place(cut);
-    if (status == CAIRN_OK) status = cairn_plan_sort(&cut->table, NULL, request->tensor_count);
-    if (status == CAIRN_OK) cairn_plan_join(&cut->table);
+    if (status == CAIRN_OK) status = plan_sort(&cut->table, NULL, request->tensor_count);
+    if (status == CAIRN_OK) plan_join(&cut->table);
     return status;
 }
 
-static cairn_status close_table(struct plan_cut *cut, struct cairn_layout **layout_out)
+static cairn_status close_table(struct plan_cut *cut, struct layout **layout_out)
 {
-    const struct cairn_plan_request *request = cut->request;
+    const struct plan_request *request = cut->request;
     const uint64_t version = request->previous == NULL ? 1 : request->previous->version + 1;
-    cairn_status status = cairn_layout_make(request->tensors, request->tensor_count,
-                                            request->shard_count, version, cut->table.items,
-                                            cut->table.count, layout_out);
+    cairn_status status = layout_make(request->tensors, request->tensor_count, request->shard_count,
+                                      version, cut->table.items, cut->table.count, layout_out);
     if (status == CAIRN_OK) cut->table = (struct extent_list) { 0 }; // the layout's now
     return status;
 }
 
-cairn_status cairn_plan_make_once(const struct cairn_plan_request *request, const uint8_t *afresh,
-                                  struct cairn_layout **layout_out,
-                                  struct cairn_plan_report *report_out)
+cairn_status plan_make_once(const struct plan_request *request, const uint8_t *afresh,
+                            struct layout **layout_out, struct plan_report *report_out)
 {
     struct plan_cut cut;
-    struct cairn_layout *layout = NULL;
+    struct layout *layout = NULL;
     cairn_status status = open_cut(&cut, request);
     cut.afresh = afresh;
     if (status == CAIRN_OK) status = fill_table(&cut);
     if (status == CAIRN_OK) status = close_table(&cut, &layout);
-    if (status == CAIRN_OK) status = cairn_plan_describe(&cut, layout, report_out);
+    if (status == CAIRN_OK) status = plan_describe(&cut, layout, report_out);
     close_cut(&cut);
     if (status != CAIRN_OK) {
-        cairn_layout_close(layout);
+        layout_close(layout);
         return status;
     }
     *layout_out = layout;
     return CAIRN_OK;
 }
 
-cairn_status cairn_plan_make(const struct cairn_plan_request *request,
-                             struct cairn_layout **layout_out, struct cairn_plan_report *report_out)
+cairn_status plan_make(const struct plan_request *request, struct layout **layout_out,
+                       struct plan_report *report_out)
 {
     cairn_status status = judge_request(request);
     if (status != CAIRN_OK) return status;
-    struct cairn_plan_report report;
-    struct cairn_layout *layout = NULL;
-    status = cairn_plan_make_once(request, NULL, &layout, &report);
+    struct plan_report report;
+    struct layout *layout = NULL;
+    status = plan_make_once(request, NULL, &layout, &report);
     if (status == CAIRN_OK && request->previous != NULL && !request->compact && !request->least)
-        status = cairn_plan_gather(request, &layout, &report);
+        status = plan_gather(request, &layout, &report);
     if (status != CAIRN_OK) {
-        cairn_layout_close(layout);
+        layout_close(layout);
         return status;
     }
     *layout_out = layout;
@@ -334,15 +329,15 @@ cairn_status cairn_plan_make(const struct cairn_plan_request *request,
 
 /* --- cutting ------------------------------------------------------------------------------------ */
 
-uint64_t cairn_plan_nearest(const struct plan_cut *cut, uint32_t tensor, uint64_t first,
-                            uint64_t count, uint64_t room)
+uint64_t plan_nearest(const struct plan_cut *cut, uint32_t tensor, uint64_t first, uint64_t count,
+                      uint64_t room)
 {
-    if (room >= cairn_plan_bytes(cut, tensor, first, count)) return count;
+    if (room >= plan_bytes(cut, tensor, first, count)) return count;
     const uint64_t quantum_bytes = cut->geometry[tensor].quantum_elems *
                                    cut->request->tensors[tensor].elem_bytes;
     const uint64_t quanta = room / quantum_bytes;
     const uint64_t over = room - quanta * quantum_bytes;
-    const uint64_t next = cairn_plan_bytes(cut, tensor, first + quanta, 1);
+    const uint64_t next = plan_bytes(cut, tensor, first + quanta, 1);
     return over >= next - over ? quanta + 1 : quanta;
 }
 
@@ -353,15 +348,15 @@ static uint64_t plan_take(struct placing *p, struct cursor *at, uint64_t end, ui
     struct plan_cut *cut = p->cut;
     const uint64_t begin = at->bytes;
     while (at->run < at->unit->run_count && at->bytes < end) {
-        const struct cairn_extent *run = &cut->free_runs.items[at->unit->first_run + at->run];
+        const struct extent *run = &cut->free_runs.items[at->unit->first_run + at->run];
         const uint64_t first = run->first_quantum + at->quantum;
         const uint64_t left = run->quantum_count - at->quantum;
-        const uint64_t quanta = cairn_plan_nearest(cut, run->tensor, first, left, end - at->bytes);
+        const uint64_t quanta = plan_nearest(cut, run->tensor, first, left, end - at->bytes);
         if (quanta == 0) break;
-        const cairn_status status = cairn_plan_append(
-            &cut->table, (struct cairn_extent) { run->tensor, shard, first, quanta });
+        const cairn_status status = plan_append(
+            &cut->table, (struct extent) { run->tensor, shard, first, quanta });
         if (status != CAIRN_OK) p->status = status;
-        at->bytes += cairn_plan_bytes(cut, run->tensor, first, quanta);
+        at->bytes += plan_bytes(cut, run->tensor, first, quanta);
         at->quantum += quanta;
         if (quanta < left) break;
         at->run++;
@@ -380,7 +375,7 @@ static void cut_over_window(struct placing *p, const struct free_unit *unit, uin
     struct cursor at = { .unit = unit };
     for (uint32_t i = 0; i < count; i++) {
         passed += sum == 0 ? 1 : p->pieces[i];
-        const uint64_t end = cairn_plan_scale(unit->bytes, passed, sum == 0 ? count : sum);
+        const uint64_t end = plan_scale(unit->bytes, passed, sum == 0 ? count : sum);
         (void)plan_take(p, &at, end, p->window[i]);
     }
 }
@@ -404,7 +399,7 @@ static void level(struct placing *p)
         for (uint32_t i = 0; i < cut->receiver_count; i++) {
             const struct cut_shard *shard = &cut->shards[cut->receivers[i]];
             if (p->settled[i]) continue;
-            if (shard->load <= cairn_plan_scale(pass_bytes, shard->weight, pass_weight)) continue;
+            if (shard->load <= plan_scale(pass_bytes, shard->weight, pass_weight)) continue;
             p->settled[i] = 1;
             bytes -= shard->load;
             weight -= shard->weight;
@@ -416,8 +411,7 @@ static void level(struct placing *p)
     for (uint32_t i = 0; i < cut->receiver_count; i++) {
         struct cut_shard *shard = &cut->shards[cut->receivers[i]];
         shard->base = shard->load;
-        shard->want = p->settled[i] ? 0
-                                    : cairn_plan_scale(bytes, shard->weight, weight) - shard->load;
+        shard->want = p->settled[i] ? 0 : plan_scale(bytes, shard->weight, weight) - shard->load;
         cut->wanted_bytes += shard->want;
     }
 }
@@ -429,13 +423,13 @@ static uint64_t plan_short(const struct plan_cut *cut, uint32_t s, uint64_t byte
     if (cut->wanted_bytes == 0) return 0;
     const struct cut_shard *shard = &cut->shards[s];
     const uint64_t placed = cut->levelled_bytes - cut->free_bytes + bytes;
-    const uint64_t goal = shard->base + cairn_plan_scale(shard->want, placed, cut->wanted_bytes);
+    const uint64_t goal = shard->base + plan_scale(shard->want, placed, cut->wanted_bytes);
     return goal > shard->load ? goal - shard->load : 0;
 }
 
 /* --- 1. stiff units: the neediest shards, largest pieces first ----------------------------------- */
 
-int64_t cairn_plan_need(const struct plan_cut *cut, uint32_t s)
+int64_t plan_need(const struct plan_cut *cut, uint32_t s)
 {
     const struct cut_shard *shard = &cut->shards[s];
     return (int64_t)(shard->base + shard->want) - (int64_t)shard->load;
@@ -443,11 +437,11 @@ int64_t cairn_plan_need(const struct plan_cut *cut, uint32_t s)
 
 static int needier(const struct plan_cut *cut, uint32_t a, uint32_t b)
 {
-    const int64_t need_a = cairn_plan_need(cut, a), need_b = cairn_plan_need(cut, b);
+    const int64_t need_a = plan_need(cut, a), need_b = plan_need(cut, b);
     return need_a != need_b ? need_a > need_b : a < b;
 }
 
-void cairn_plan_heap_push(struct placing *p, uint32_t s)
+void plan_heap_push(struct placing *p, uint32_t s)
 {
     uint32_t i = p->heap_count++;
     for (; i > 0 && needier(p->cut, s, p->heap[(i - 1) / 2]); i = (i - 1) / 2)
@@ -468,14 +462,14 @@ static void sink(struct placing *p, uint32_t i, uint32_t s)
     p->heap[i] = s;
 }
 
-uint32_t cairn_plan_heap_pop(struct placing *p)
+uint32_t plan_heap_pop(struct placing *p)
 {
     const uint32_t top = p->heap[0], last = p->heap[--p->heap_count];
     sink(p, 0, last);
     return top;
 }
 
-void cairn_plan_heap_sink(struct placing *p, uint32_t i)
+void plan_heap_sink(struct placing *p, uint32_t i)
 {
     sink(p, i, p->heap[i]);
 }
@@ -492,17 +486,16 @@ static void place_stiff(struct placing *p, struct free_unit **units, size_t coun
 {
     qsort(units, count, sizeof(struct free_unit *), compare_by_piece);
     p->heap_count = 0;
-    for (uint32_t i = 0; i < p->cut->receiver_count; i++)
-        cairn_plan_heap_push(p, p->cut->receivers[i]);
+    for (uint32_t i = 0; i < p->cut->receiver_count; i++) plan_heap_push(p, p->cut->receivers[i]);
     for (size_t u = 0; u < count; u++) {
         const uint32_t may_use = units[u]->may_use;
         for (uint32_t i = 0; i < may_use; i++) {
-            p->window[i] = cairn_plan_heap_pop(p);
-            const int64_t need = cairn_plan_need(p->cut, p->window[i]);
+            p->window[i] = plan_heap_pop(p);
+            const int64_t need = plan_need(p->cut, p->window[i]);
             p->pieces[i] = need > 0 ? (uint64_t)need : 0;
         }
         cut_over_window(p, units[u], may_use);
-        for (uint32_t i = 0; i < may_use; i++) cairn_plan_heap_push(p, p->window[i]);
+        for (uint32_t i = 0; i < may_use; i++) plan_heap_push(p, p->window[i]);
     }
     level(p);
 }
@@ -526,17 +519,17 @@ static void find_units(struct placing *p)
 {
     const struct plan_cut *cut = p->cut;
     for (size_t r = 0; r < cut->free_runs.count; r++) {
-        const struct cairn_extent *run = &cut->free_runs.items[r];
+        const struct extent *run = &cut->free_runs.items[r];
         const uint32_t number = cut->unit_of[run->tensor];
         if (p->unit_count == 0 || p->units[p->unit_count - 1].number != number)
             p->units[p->unit_count++] = (struct free_unit) { .first_run = r, .number = number };
         struct free_unit *unit = &p->units[p->unit_count - 1];
         unit->run_count++;
-        unit->bytes += cairn_plan_bytes(cut, run->tensor, run->first_quantum, run->quantum_count);
+        unit->bytes += plan_bytes(cut, run->tensor, run->first_quantum, run->quantum_count);
     }
     for (size_t u = 0; u < p->unit_count; u++)
-        p->units[u].may_use = cairn_plan_may_use(cut, cut->unit_bytes[p->units[u].number],
-                                                 cut->receiver_count);
+        p->units[u].may_use = plan_may_use(cut, cut->unit_bytes[p->units[u].number],
+                                           cut->receiver_count);
 }
 
 /* Units that may use only one shard, but where there is only one. */
@@ -600,7 +593,7 @@ static void place_all(struct placing *p)
 {
     find_units(p);
     level(p);
-    if (p->cut->keeps && cairn_plan_fill(p)) return;
+    if (p->cut->keeps && plan_fill(p)) return;
     place_single(p);
     place_some(p);
     uint32_t start = 0;
@@ -727,7 +720,7 @@ static void share_lap(struct placing *p, uint64_t bytes)
     }
     for (uint32_t i = 0; i < count; i++) {
         passed += sum == 0 ? 1 : p->pieces[i];
-        const uint64_t end = cairn_plan_scale(bytes, passed, sum == 0 ? count : sum);
+        const uint64_t end = plan_scale(bytes, passed, sum == 0 ? count : sum);
         p->pieces[i] = end - given;
         given = end;
     }
@@ -768,12 +761,12 @@ static void fill_piece(struct line *line, uint32_t i)
         const struct free_unit *unit = line->at.unit;
         if (line->from == 0) stretch_unit(line, i, room);
         const uint64_t left = unit->bytes - line->nominal;
-        const uint64_t bytes = cairn_plan_scale(room, line->longer, line->from);
+        const uint64_t bytes = plan_scale(room, line->longer, line->from);
         const int is_last = bytes >= left || line->used + 1 == unit->may_use;
         line->nominal = is_last ? unit->bytes : line->nominal + bytes;
         line->used += plan_take(line->p, &line->at, line->nominal, shard) > 0;
         if (line->at.bytes < unit->bytes) return; // the piece is full
-        room = bytes < left ? 0 : room - cairn_plan_scale(left, line->from, line->longer);
+        room = bytes < left ? 0 : room - plan_scale(left, line->from, line->longer);
         if (++line->next < line->count) begin_unit(line);
     }
 }
@@ -795,14 +788,13 @@ static void plan_wind(struct placing *p, struct free_unit **units, size_t count)
 
 /* The bytes that an element costs its shard: master, sum, two published versions, the optimizer's
  * planes. */
-static uint32_t plan_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor)
+static uint32_t plan_elem_weight(const struct job_spec_data *spec, size_t tensor)
 {
-    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
-    uint32_t bytes = (uint32_t)(cairn_dtype_bytes((int)t->master) +
-                                2 * cairn_dtype_bytes((int)t->wire));
+    const struct tensor_spec *t = &spec->tensors[tensor];
+    uint32_t bytes = (uint32_t)(dtype_size((int)t->master) + 2 * dtype_size((int)t->wire));
     if (t->kind != CAIRN_TRAINED) return bytes;
     bytes += 4;
-    const uint32_t planes = cairn_spec_planes(spec, tensor);
+    const uint32_t planes = spec_planes(spec, tensor);
     for (int p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++) {
         if (planes & (1u << p)) bytes += 4;
     }
@@ -810,71 +802,69 @@ static uint32_t plan_elem_weight(const struct cairn_job_spec_data *spec, size_t 
 }
 
 /* Their weights are 1. */
-static struct cairn_layout_tensor *list_tensors(const struct cairn_job_spec_data *spec)
+static struct layout_tensor *list_tensors(const struct job_spec_data *spec)
 {
-    struct cairn_layout_tensor *tensors = calloc(spec->tensor_count + 1, sizeof *tensors);
+    struct layout_tensor *tensors = calloc(spec->tensor_count + 1, sizeof *tensors);
     for (size_t i = 0; tensors != NULL && i < spec->tensor_count; i++)
-        tensors[i] = (struct cairn_layout_tensor) { .name = spec->tensors[i].name,
-                                                    .unit = spec->tensors[i].unit,
-                                                    .shape = spec->tensors[i].shape,
-                                                    .elem_bytes = 1 };
+        tensors[i] = (struct layout_tensor) { .name = spec->tensors[i].name,
+                                              .unit = spec->tensors[i].unit,
+                                              .shape = spec->tensors[i].shape,
+                                              .elem_bytes = 1 };
     return tensors;
 }
 
-struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data *spec)
+struct layout_tensor *plan_tensors(const struct job_spec_data *spec)
 {
-    struct cairn_layout_tensor *tensors = list_tensors(spec);
+    struct layout_tensor *tensors = list_tensors(spec);
     for (size_t i = 0; tensors != NULL && i < spec->tensor_count; i++)
         tensors[i].elem_bytes = plan_elem_weight(spec, i);
     return tensors;
 }
 
-uint64_t cairn_plan_extent_bytes(const struct cairn_job_spec_data *spec,
-                                 const struct cairn_layout *layout,
-                                 const struct cairn_extent *extent)
+uint64_t plan_extent_bytes(const struct job_spec_data *spec, const struct layout *layout,
+                           const struct extent *extent)
 {
     return extent->quantum_count * layout->geometry[extent->tensor].quantum_elems *
            plan_elem_weight(spec, extent->tensor);
 }
 
-cairn_status cairn_plan_job_decode(const struct cairn_job_spec_data *spec, const uint8_t *data,
-                                   size_t bytes, struct cairn_layout **layout_out)
+cairn_status plan_job_decode(const struct job_spec_data *spec, const uint8_t *data, size_t bytes,
+                             struct layout **layout_out)
 {
-    struct cairn_layout_tensor *tensors = list_tensors(spec);
+    struct layout_tensor *tensors = list_tensors(spec);
     if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
-    const cairn_status status = cairn_layout_decode(data, bytes, tensors,
-                                                    (uint32_t)spec->tensor_count, layout_out);
+    const cairn_status status = layout_decode(data, bytes, tensors, (uint32_t)spec->tensor_count,
+                                              layout_out);
     free(tensors);
     return status;
 }
 
-cairn_status cairn_plan_job_widen(const struct cairn_job_spec_data *spec,
-                                  const struct cairn_layout *layout, uint32_t shard_count,
-                                  struct cairn_layout **layout_out)
+cairn_status plan_job_widen(const struct job_spec_data *spec, const struct layout *layout,
+                            uint32_t shard_count, struct layout **layout_out)
 {
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(spec);
+    struct layout_tensor *tensors = plan_tensors(spec);
     if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
-    const cairn_status status = cairn_plan_widen(tensors, (uint32_t)spec->tensor_count, layout,
-                                                 shard_count, layout_out);
+    const cairn_status status = plan_widen(tensors, (uint32_t)spec->tensor_count, layout,
+                                           shard_count, layout_out);
     free(tensors);
     return status;
 }
 
-uint32_t cairn_plan_job_shards(const struct cairn_job_spec_data *spec, uint32_t shard_count)
+uint32_t plan_job_shards(const struct job_spec_data *spec, uint32_t shard_count)
 {
     return spec->stage == 0 ? 1 : shard_count; // stage 0: one shard holds all of the state
 }
 
-cairn_status cairn_plan_job(const struct cairn_job_spec_data *spec, uint32_t shard_count,
-                            struct cairn_layout **layout_out, struct cairn_plan_report *report_out)
+cairn_status plan_job(const struct job_spec_data *spec, uint32_t shard_count,
+                      struct layout **layout_out, struct plan_report *report_out)
 {
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(spec);
+    struct layout_tensor *tensors = plan_tensors(spec);
     if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
-    const struct cairn_plan_request request = { .tensors = tensors,
-                                                .tensor_count = (uint32_t)spec->tensor_count,
-                                                .shard_count = shard_count,
-                                                .spread = spec->spread };
-    const cairn_status status = cairn_plan_make(&request, layout_out, report_out);
+    const struct plan_request request = { .tensors = tensors,
+                                          .tensor_count = (uint32_t)spec->tensor_count,
+                                          .shard_count = shard_count,
+                                          .spread = spec->spread };
+    const cairn_status status = plan_make(&request, layout_out, report_out);
     free(tensors);
     return status;
 }

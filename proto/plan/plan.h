@@ -46,25 +46,25 @@
  * one extent of each. */
 
 struct plan_run {
-    const struct cairn_extent *extent; /* of the current layout: the run lies in it */
-    const struct cairn_extent *target; /* of the target: likewise */
-    uint64_t first, count;             /* quanta, at least 1 */
-    uint32_t to;                       /* the owner in the target; extent->shard = it stays */
+    const struct extent *extent; /* of the current layout: the run lies in it */
+    const struct extent *target; /* of the target: likewise */
+    uint64_t first, count;       /* quanta, at least 1 */
+    uint32_t to;                 /* the owner in the target; extent->shard = it stays */
 };
 
 struct plan_walk {
-    const struct cairn_layout_tensor *tensors; /* borrowed, as the layouts */
-    const struct cairn_layout *current, *target;
+    const struct layout_tensor *tensors; /* borrowed, as the layouts */
+    const struct layout *current, *target;
     size_t at_current, at_target; /* extents */
 };
 
 /* Both are layouts of these tensors: as many, of as many quanta. */
-int cairn_plan_same_tensors(const struct cairn_layout *a, const struct cairn_layout *b);
+int plan_same_tensors(const struct layout *a, const struct layout *b);
 /* 0: that was the last one. */
-int cairn_plan_walk_next(struct plan_walk *walk, struct plan_run *run_out);
+int plan_walk_next(struct plan_walk *walk, struct plan_run *run_out);
 /* Bytes of the quanta [first, first + count) of the tensor that the run is of. */
-uint64_t cairn_plan_run_bytes(const struct plan_walk *walk, const struct plan_run *run,
-                              uint64_t first, uint64_t count);
+uint64_t plan_run_bytes(const struct plan_walk *walk, const struct plan_run *run, uint64_t first,
+                        uint64_t count);
 
 /* ==== plan ==== */
 
@@ -74,8 +74,8 @@ uint64_t cairn_plan_run_bytes(const struct plan_walk *walk, const struct plan_ru
 #define CAIRN_SHARD_GONE         UINT32_MAX
 
 /* All borrowed, for the call only. */
-struct cairn_plan_request {
-    const struct cairn_layout_tensor *tensors; /* [tensor_count], names unique */
+struct plan_request {
+    const struct layout_tensor *tensors; /* [tensor_count], names unique */
     uint32_t tensor_count;
     uint32_t shard_count;
     const uint32_t *weights; /* [shard_count], relative capacity, not all 0; NULL = equal.
@@ -83,7 +83,7 @@ struct cairn_plan_request {
     uint32_t spread;         /* 0 = CAIRN_SPREAD_DEFAULT */
 
     /* NULL for a fresh table; else a layout of the same tensors in the same order. */
-    const struct cairn_layout *previous;
+    const struct layout *previous;
     const uint32_t *renumbered; /* [previous->shard_count], the new number of each old shard or
                                  * CAIRN_SHARD_GONE; NULL = same number, gone if there is none */
     int compact;                /* 1 = back to the fresh form, whatever moves */
@@ -92,7 +92,7 @@ struct cairn_plan_request {
 
 #define CAIRN_PLAN_PIECES_MOST 2 /* times those of the fresh table */
 
-struct cairn_plan_report {
+struct plan_report {
     uint64_t total_bytes;
     uint64_t quantum_bytes_max;   /* of the heaviest quantum */
     double heaviest_over_mean;    /* largest load / share, over shards with a weight; 1 if empty */
@@ -101,7 +101,7 @@ struct cairn_plan_report {
     uint64_t moved_bytes_bound;   /* Σ max(0, share - old), the least that levels the shards */
     uint32_t unit_spread_max;     /* the most shards that hold a piece of one unit */
     double unit_spread_of_possible; /* mean over units: shards used / shards it may use */
-    uint64_t pieces;                /* cairn_layout_pieces */
+    uint64_t pieces;                /* layout_pieces */
     uint64_t files;                 /* of a snapshot: of each shard the most pieces of one tensor */
     uint64_t pieces_fresh, files_fresh; /* a re-plan: of the fresh table */
     uint32_t afresh_count; /* tensors of which nothing was kept, since there were too many pieces */
@@ -110,9 +110,8 @@ struct cairn_plan_report {
 /* The new layout's version is 1, or one above the previous one's. report_out may be NULL.
  * CAIRN_ERR_INVALID: a count or weight, names that repeat, shapes over the limits, a previous layout
  * of other tensors, two old shards with one new number. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_plan_make(const struct cairn_plan_request *request,
-                             struct cairn_layout **layout_out,
-                             struct cairn_plan_report *report_out) CAIRN_MUST_CHECK;
+cairn_status plan_make(const struct plan_request *request, struct layout **layout_out,
+                       struct plan_report *report_out) CAIRN_MUST_CHECK;
 
 #define CAIRN_TENSOR_NEW UINT32_MAX
 /* A layout of the tensors over the shards of `previous`, in which nothing moves: tensor t keeps the
@@ -121,10 +120,9 @@ cairn_status cairn_plan_make(const struct cairn_plan_request *request,
  * never a hole: holes[s] is 1 where no shard has the number s any longer (NULL: none is). Tensors that
  * nobody was are gone. Pure; the same for any order of the list. `spread` as above. CAIRN_ERR_INVALID:
  * as above, or a tensor had another shape, or there are new ones and only holes. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_plan_extend(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
-                               const struct cairn_layout *previous, const uint32_t *was,
-                               const uint8_t *holes, uint32_t spread,
-                               struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+cairn_status plan_extend(const struct layout_tensor *tensors, uint32_t tensor_count,
+                         const struct layout *previous, const uint32_t *was, const uint8_t *holes,
+                         uint32_t spread, struct layout **layout_out) CAIRN_MUST_CHECK;
 
 /* ==== plan job ==== */
 
@@ -132,24 +130,21 @@ cairn_status cairn_plan_extend(const struct cairn_layout_tensor *tensors, uint32
  * table. Pure. */
 
 /* For the planner, [tensor_count], the caller's; NULL: no memory. */
-struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data *spec);
+struct layout_tensor *plan_tensors(const struct job_spec_data *spec);
 /* The bytes that an extent of a layout of the spec costs its shard; a tensor's last quantum counts
  * as whole. */
-uint64_t cairn_plan_extent_bytes(const struct cairn_job_spec_data *spec,
-                                 const struct cairn_layout *layout,
-                                 const struct cairn_extent *extent);
-/* cairn_layout_decode, for the tensors of the spec. */
-cairn_status cairn_plan_job_decode(const struct cairn_job_spec_data *spec, const uint8_t *data,
-                                   size_t bytes, struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
-/* cairn_plan_widen, for the tensors of the spec. */
-cairn_status cairn_plan_job_widen(const struct cairn_job_spec_data *spec,
-                                  const struct cairn_layout *layout, uint32_t shard_count,
-                                  struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+uint64_t plan_extent_bytes(const struct job_spec_data *spec, const struct layout *layout,
+                           const struct extent *extent);
+/* layout_decode, for the tensors of the spec. */
+cairn_status plan_job_decode(const struct job_spec_data *spec, const uint8_t *data, size_t bytes,
+                             struct layout **layout_out) CAIRN_MUST_CHECK;
+/* plan_widen, for the tensors of the spec. */
+cairn_status plan_job_widen(const struct job_spec_data *spec, const struct layout *layout,
+                            uint32_t shard_count, struct layout **layout_out) CAIRN_MUST_CHECK;
 /* How many of `shard_count` shards a job may use. */
-uint32_t cairn_plan_job_shards(const struct cairn_job_spec_data *spec, uint32_t shard_count);
-/* Plans a canonical, judged spec over so many shards; as cairn_plan_make. */
-cairn_status cairn_plan_job(const struct cairn_job_spec_data *spec, uint32_t shard_count,
-                            struct cairn_layout **layout_out,
-                            struct cairn_plan_report *report_out) CAIRN_MUST_CHECK;
+uint32_t plan_job_shards(const struct job_spec_data *spec, uint32_t shard_count);
+/* Plans a canonical, judged spec over so many shards; as plan_make. */
+cairn_status plan_job(const struct job_spec_data *spec, uint32_t shard_count,
+                      struct layout **layout_out, struct plan_report *report_out) CAIRN_MUST_CHECK;
 
 #endif

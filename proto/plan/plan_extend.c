@@ -10,20 +10,20 @@
 
 /* A plan in the making. Borrowed, but for what is said to be owned. */
 struct extending {
-    const struct cairn_layout_tensor *tensors; /* [tensor_count] */
+    const struct layout_tensor *tensors; /* [tensor_count] */
     uint32_t tensor_count;
-    const struct cairn_layout *previous;
+    const struct layout *previous;
     const uint32_t *was;  /* [tensor_count] */
     const uint8_t *holes; /* [shard_count], or NULL */
     uint32_t spread;
 
-    struct cairn_layout_tensor *added; /* owned: [added_count] */
-    uint32_t *place_of;                /* owned: [tensor_count], of a new one in `added` */
+    struct layout_tensor *added; /* owned: [added_count] */
+    uint32_t *place_of;          /* owned: [tensor_count], of a new one in `added` */
     uint32_t added_count;
     uint64_t added_bytes;
-    uint64_t *loads;            /* owned: [shard_count] of what stays */
-    uint32_t *weights;          /* owned: [shard_count] */
-    struct cairn_layout *fresh; /* owned: of `added`; NULL if there are none */
+    uint64_t *loads;      /* owned: [shard_count] of what stays */
+    uint32_t *weights;    /* owned: [shard_count] */
+    struct layout *fresh; /* owned: of `added`; NULL if there are none */
 };
 
 static void release(struct extending *x)
@@ -32,7 +32,7 @@ static void release(struct extending *x)
     free(x->place_of);
     free(x->loads);
     free(x->weights);
-    cairn_layout_close(x->fresh);
+    layout_close(x->fresh);
 }
 
 static cairn_status list_added(struct extending *x)
@@ -41,11 +41,11 @@ static cairn_status list_added(struct extending *x)
     x->place_of = calloc((size_t)x->tensor_count + 1, sizeof *x->place_of);
     if (x->added == NULL || x->place_of == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t t = 0; t < x->tensor_count; t++) {
-        const struct cairn_layout_tensor *tensor = &x->tensors[t];
+        const struct layout_tensor *tensor = &x->tensors[t];
         if (x->was[t] != CAIRN_TENSOR_NEW) continue;
-        if (tensor->elem_bytes == 0 || cairn_shape_check(&tensor->shape) != CAIRN_OK)
+        if (tensor->elem_bytes == 0 || shape_check(&tensor->shape) != CAIRN_OK)
             return CAIRN_ERR_INVALID;
-        const uint64_t elems = cairn_geometry_of(&tensor->shape).elems;
+        const uint64_t elems = geometry_of(&tensor->shape).elems;
         if (elems > (CAIRN_PLAN_BYTES_MAX - x->added_bytes) / tensor->elem_bytes)
             return CAIRN_ERR_INVALID;
         x->added_bytes += elems * tensor->elem_bytes;
@@ -55,10 +55,10 @@ static cairn_status list_added(struct extending *x)
     return CAIRN_OK;
 }
 
-static uint64_t extent_elems(const struct cairn_geometry *geometry, const struct cairn_extent *e)
+static uint64_t extent_elems(const struct geometry *geometry, const struct extent *e)
 {
-    return cairn_quantum_first_elem(geometry, e->first_quantum + e->quantum_count) -
-           cairn_quantum_first_elem(geometry, e->first_quantum);
+    return quantum_first_elem(geometry, e->first_quantum + e->quantum_count) -
+           quantum_first_elem(geometry, e->first_quantum);
 }
 
 static cairn_status weigh_kept(struct extending *x)
@@ -68,10 +68,9 @@ static cairn_status weigh_kept(struct extending *x)
     for (uint32_t t = 0; t < x->tensor_count; t++) {
         if (x->was[t] == CAIRN_TENSOR_NEW) continue;
         if (x->was[t] >= x->previous->tensor_count) return CAIRN_ERR_INVALID;
-        const struct cairn_geometry *geometry = &x->previous->geometry[x->was[t]];
+        const struct geometry *geometry = &x->previous->geometry[x->was[t]];
         size_t count;
-        const struct cairn_extent *extents = cairn_layout_tensor_extents(x->previous, x->was[t],
-                                                                         &count);
+        const struct extent *extents = layout_tensor_extents(x->previous, x->was[t], &count);
         for (size_t e = 0; e < count; e++)
             x->loads[extents[e].shard] += extent_elems(geometry, &extents[e]) *
                                           x->tensors[t].elem_bytes;
@@ -129,16 +128,16 @@ static cairn_status weigh_shards_extend(struct extending *x)
 static cairn_status plan_added(struct extending *x)
 {
     if (x->added_count == 0) return CAIRN_OK;
-    const struct cairn_plan_request request = { .tensors = x->added,
-                                                .tensor_count = x->added_count,
-                                                .shard_count = x->previous->shard_count,
-                                                .weights = x->weights,
-                                                .spread = x->spread };
-    return cairn_plan_make(&request, &x->fresh, NULL);
+    const struct plan_request request = { .tensors = x->added,
+                                          .tensor_count = x->added_count,
+                                          .shard_count = x->previous->shard_count,
+                                          .weights = x->weights,
+                                          .spread = x->spread };
+    return plan_make(&request, &x->fresh, NULL);
 }
 
 /* Joins the kept and the fresh extents by tensor, the order that a table needs. */
-static cairn_status join(const struct extending *x, struct cairn_layout **layout_out)
+static cairn_status join(const struct extending *x, struct layout **layout_out)
 {
     const size_t fresh_count = x->fresh != NULL ? x->fresh->extent_count : 0;
     size_t count = 0;
@@ -146,32 +145,30 @@ static cairn_status join(const struct extending *x, struct cairn_layout **layout
     for (uint32_t t = 0; t < x->tensor_count; t++) {
         size_t some = 0;
         if (x->was[t] != CAIRN_TENSOR_NEW)
-            (void)cairn_layout_tensor_extents(x->previous, x->was[t], &some);
+            (void)layout_tensor_extents(x->previous, x->was[t], &some);
         room += some;
     }
-    struct cairn_extent *table = calloc(room, sizeof *table);
+    struct extent *table = calloc(room, sizeof *table);
     if (table == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t t = 0; t < x->tensor_count; t++) {
         const bool is_new = x->was[t] == CAIRN_TENSOR_NEW;
         size_t some;
-        const struct cairn_extent *from = cairn_layout_tensor_extents(
+        const struct extent *from = layout_tensor_extents(
             is_new ? x->fresh : x->previous, is_new ? x->place_of[t] : x->was[t], &some);
         for (size_t e = 0; e < some; e++, count++) {
             table[count] = from[e];
             table[count].tensor = t;
         }
     }
-    const cairn_status status = cairn_layout_make(
-        x->tensors, x->tensor_count, x->previous->shard_count, x->previous->version + 1, table,
-        count, layout_out);
+    const cairn_status status = layout_make(x->tensors, x->tensor_count, x->previous->shard_count,
+                                            x->previous->version + 1, table, count, layout_out);
     if (status != CAIRN_OK) free(table);
     return status;
 }
 
-cairn_status cairn_plan_extend(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
-                               const struct cairn_layout *previous, const uint32_t *was,
-                               const uint8_t *holes, uint32_t spread,
-                               struct cairn_layout **layout_out)
+cairn_status plan_extend(const struct layout_tensor *tensors, uint32_t tensor_count,
+                         const struct layout *previous, const uint32_t *was, const uint8_t *holes,
+                         uint32_t spread, struct layout **layout_out)
 {
     struct extending x = { .tensors = tensors,
                            .tensor_count = tensor_count,
@@ -197,12 +194,12 @@ static uint64_t minus(uint64_t a, uint64_t b)
     return a > b ? a - b : 0;
 }
 
-static void weigh_shards_report(const struct plan_cut *cut, const struct cairn_layout *layout,
-                                uint64_t *loads, struct cairn_plan_report *report)
+static void weigh_shards_report(const struct plan_cut *cut, const struct layout *layout,
+                                uint64_t *loads, struct plan_report *report)
 {
     for (size_t e = 0; e < layout->extent_count; e++) {
-        const struct cairn_extent *x = &layout->extents[e];
-        loads[x->shard] += cairn_plan_bytes(cut, x->tensor, x->first_quantum, x->quantum_count);
+        const struct extent *x = &layout->extents[e];
+        loads[x->shard] += plan_bytes(cut, x->tensor, x->first_quantum, x->quantum_count);
     }
     report->heaviest_over_mean = 1;
     for (uint32_t s = 0; s < layout->shard_count; s++) {
@@ -217,19 +214,19 @@ static void weigh_shards_report(const struct plan_cut *cut, const struct cairn_l
 }
 
 /* Bytes of one tensor whose shard is another one now: both tables are walked side by side. */
-static uint64_t moved_of_tensor(const struct plan_cut *cut, const struct cairn_layout *layout,
+static uint64_t moved_of_tensor(const struct plan_cut *cut, const struct layout *layout,
                                 uint32_t tensor)
 {
-    const struct cairn_layout *previous = cut->request->previous;
+    const struct layout *previous = cut->request->previous;
     size_t old = previous->tensor_extents[tensor], now = layout->tensor_extents[tensor];
     uint64_t at = 0, moved = 0;
     while (at < cut->geometry[tensor].quantum_count) {
-        const struct cairn_extent *a = &previous->extents[old], *b = &layout->extents[now];
+        const struct extent *a = &previous->extents[old], *b = &layout->extents[now];
         const uint64_t end_a = a->first_quantum + a->quantum_count;
         const uint64_t end_b = b->first_quantum + b->quantum_count;
         const uint64_t end = end_a < end_b ? end_a : end_b;
-        if (cairn_plan_renumber(cut->request, a->shard) != b->shard)
-            moved += cairn_plan_bytes(cut, tensor, at, end - at);
+        if (plan_renumber(cut->request, a->shard) != b->shard)
+            moved += plan_bytes(cut, tensor, at, end - at);
         old += end == end_a;
         now += end == end_b;
         at = end;
@@ -237,26 +234,26 @@ static uint64_t moved_of_tensor(const struct plan_cut *cut, const struct cairn_l
     return moved;
 }
 
-static void weigh_moves(const struct plan_cut *cut, const struct cairn_layout *layout,
-                        uint64_t *old_loads, struct cairn_plan_report *report)
+static void weigh_moves(const struct plan_cut *cut, const struct layout *layout,
+                        uint64_t *old_loads, struct plan_report *report)
 {
-    const struct cairn_layout *previous = cut->request->previous;
+    const struct layout *previous = cut->request->previous;
     if (previous == NULL) return;
     for (uint32_t t = 0; t < layout->tensor_count; t++)
         report->moved_bytes += moved_of_tensor(cut, layout, t);
     for (size_t e = 0; e < previous->extent_count; e++) {
-        const struct cairn_extent *x = &previous->extents[e];
-        const uint32_t s = cairn_plan_renumber(cut->request, x->shard);
+        const struct extent *x = &previous->extents[e];
+        const uint32_t s = plan_renumber(cut->request, x->shard);
         if (s == CAIRN_SHARD_GONE) continue;
-        old_loads[s] += cairn_plan_bytes(cut, x->tensor, x->first_quantum, x->quantum_count);
+        old_loads[s] += plan_bytes(cut, x->tensor, x->first_quantum, x->quantum_count);
     }
     for (uint32_t s = 0; s < layout->shard_count; s++)
         report->moved_bytes_bound += minus(cut->shards[s].share, old_loads[s]);
 }
 
 /* seen: [shard_count], zeros; the last unit, counted from 1, that has a piece on the shard. */
-static void measure_spread(const struct plan_cut *cut, const struct cairn_layout *layout,
-                           uint32_t *seen, struct cairn_plan_report *report)
+static void measure_spread(const struct plan_cut *cut, const struct layout *layout, uint32_t *seen,
+                           struct plan_report *report)
 {
     uint32_t able = 0, unit_count = 0;
     for (uint32_t s = 0; s < layout->shard_count; s++) able += cut->shards[s].weight > 0;
@@ -274,16 +271,16 @@ static void measure_spread(const struct plan_cut *cut, const struct cairn_layout
         }
         if (bytes == 0) continue;
         unit_count++;
-        ratio_sum += (double)used / cairn_plan_may_use(cut, bytes, able);
+        ratio_sum += (double)used / plan_may_use(cut, bytes, able);
         if (used > report->unit_spread_max) report->unit_spread_max = used;
     }
     report->unit_spread_of_possible = unit_count == 0 ? 1 : ratio_sum / unit_count;
 }
 
-cairn_status cairn_plan_describe(const struct plan_cut *cut, const struct cairn_layout *layout,
-                                 struct cairn_plan_report *report_out)
+cairn_status plan_describe(const struct plan_cut *cut, const struct layout *layout,
+                           struct plan_report *report_out)
 {
-    struct cairn_plan_report report = { .total_bytes = cut->total_bytes };
+    struct plan_report report = { .total_bytes = cut->total_bytes };
     uint64_t *loads = calloc(layout->shard_count, sizeof *loads);
     uint64_t *old_loads = calloc(layout->shard_count, sizeof *old_loads);
     uint32_t *seen = calloc(layout->shard_count, sizeof *seen);
@@ -297,12 +294,12 @@ cairn_status cairn_plan_describe(const struct plan_cut *cut, const struct cairn_
     free(loads);
     free(old_loads);
     free(seen);
-    return got_all ? cairn_plan_count(layout, report_out) : CAIRN_ERR_NO_MEMORY;
+    return got_all ? plan_count(layout, report_out) : CAIRN_ERR_NO_MEMORY;
 }
 
 /* ==== moves ==== */
 
-int cairn_plan_same_tensors(const struct cairn_layout *a, const struct cairn_layout *b)
+int plan_same_tensors(const struct layout *a, const struct layout *b)
 {
     if (a->tensor_count != b->tensor_count) return 0;
     for (uint32_t t = 0; t < a->tensor_count; t++)
@@ -311,11 +308,11 @@ int cairn_plan_same_tensors(const struct cairn_layout *a, const struct cairn_lay
 }
 
 /* Both tables cover the same quanta in the same order, so the walk needs no look at the tensors. */
-int cairn_plan_walk_next(struct plan_walk *walk, struct plan_run *run_out)
+int plan_walk_next(struct plan_walk *walk, struct plan_run *run_out)
 {
     if (walk->at_current == walk->current->extent_count) return 0;
-    const struct cairn_extent *now = &walk->current->extents[walk->at_current];
-    const struct cairn_extent *then = &walk->target->extents[walk->at_target];
+    const struct extent *now = &walk->current->extents[walk->at_current];
+    const struct extent *then = &walk->target->extents[walk->at_target];
     const uint64_t now_end = now->first_quantum + now->quantum_count;
     const uint64_t then_end = then->first_quantum + then->quantum_count;
     const uint64_t end = now_end < then_end ? now_end : then_end;
@@ -327,11 +324,10 @@ int cairn_plan_walk_next(struct plan_walk *walk, struct plan_run *run_out)
     return 1;
 }
 
-uint64_t cairn_plan_run_bytes(const struct plan_walk *walk, const struct plan_run *run,
-                              uint64_t first, uint64_t count)
+uint64_t plan_run_bytes(const struct plan_walk *walk, const struct plan_run *run, uint64_t first,
+                        uint64_t count)
 {
-    const struct cairn_geometry *g = &walk->current->geometry[run->extent->tensor];
-    const uint64_t elems = cairn_quantum_first_elem(g, first + count) -
-                           cairn_quantum_first_elem(g, first);
+    const struct geometry *g = &walk->current->geometry[run->extent->tensor];
+    const uint64_t elems = quantum_first_elem(g, first + count) - quantum_first_elem(g, first);
     return elems * walk->tensors[run->extent->tensor].elem_bytes;
 }

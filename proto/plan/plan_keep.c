@@ -6,8 +6,8 @@
 
 /* The previous table in pieces: neighbours of one shard are one, however many extents they came in. */
 struct keeping {
-    struct plan_cut *cut;           /* borrowed */
-    const struct cairn_layout *old; /* borrowed */
+    struct plan_cut *cut;     /* borrowed */
+    const struct layout *old; /* borrowed */
     /* owned: [.count], in canonical order: the order of the list must not matter here either */
     struct extent_list pieces;
     uint64_t *front,
@@ -23,7 +23,7 @@ struct weighed {
     size_t piece;
 };
 
-uint32_t cairn_plan_renumber(const struct cairn_plan_request *request, uint32_t old)
+uint32_t plan_renumber(const struct plan_request *request, uint32_t old)
 {
     if (request->renumbered != NULL) return request->renumbered[old];
     return old < request->shard_count ? old : CAIRN_SHARD_GONE;
@@ -31,10 +31,10 @@ uint32_t cairn_plan_renumber(const struct cairn_plan_request *request, uint32_t 
 
 static cairn_status number_shards(struct keeping *k)
 {
-    const struct cairn_plan_request *request = k->cut->request;
+    const struct plan_request *request = k->cut->request;
     for (uint32_t s = 0; s < request->shard_count; s++) k->old_of[s] = CAIRN_SHARD_GONE;
     for (uint32_t old = 0; old < k->old->shard_count; old++) {
-        const uint32_t s = cairn_plan_renumber(request, old);
+        const uint32_t s = plan_renumber(request, old);
         if (s == CAIRN_SHARD_GONE) continue;
         if (s >= request->shard_count || k->old_of[s] != CAIRN_SHARD_GONE) return CAIRN_ERR_INVALID;
         k->old_of[s] = old;
@@ -57,8 +57,8 @@ static cairn_status join_pieces(struct keeping *k)
         return CAIRN_ERR_NO_MEMORY;
     memcpy(k->pieces.items, k->old->extents, count * sizeof *k->pieces.items);
     k->pieces.count = k->pieces.limit = count;
-    const cairn_status status = cairn_plan_sort(&k->pieces, k->cut->rank, k->old->tensor_count);
-    if (status == CAIRN_OK) cairn_plan_join(&k->pieces);
+    const cairn_status status = plan_sort(&k->pieces, k->cut->rank, k->old->tensor_count);
+    if (status == CAIRN_OK) plan_join(&k->pieces);
     return status;
 }
 
@@ -93,8 +93,8 @@ static uint64_t quanta_left(const struct keeping *k, size_t i)
 
 static uint64_t bytes_left(const struct keeping *k, size_t i)
 {
-    const struct cairn_extent *e = &k->pieces.items[i];
-    return cairn_plan_bytes(k->cut, e->tensor, e->first_quantum + k->front[i], quanta_left(k, i));
+    const struct extent *e = &k->pieces.items[i];
+    return plan_bytes(k->cut, e->tensor, e->first_quantum + k->front[i], quanta_left(k, i));
 }
 
 static int is_neighbour(const struct keeping *k, size_t i, size_t j)
@@ -119,7 +119,7 @@ static int is_free_behind(const struct keeping *k, size_t i)
 static uint64_t shed_some(struct keeping *k, size_t i, uint64_t limit)
 {
     const struct plan_cut *cut = k->cut;
-    const struct cairn_extent *e = &k->pieces.items[i];
+    const struct extent *e = &k->pieces.items[i];
     const uint64_t count = quanta_left(k, i), first = e->first_quantum + k->front[i];
     const uint64_t quantum_bytes = cut->geometry[e->tensor].quantum_elems *
                                    cut->request->tensors[e->tensor].elem_bytes;
@@ -131,12 +131,12 @@ static uint64_t shed_some(struct keeping *k, size_t i, uint64_t limit)
     }
     if (is_free_before(k, i) && !is_free_behind(k, i)) {
         k->front[i] += quanta;
-        return cairn_plan_bytes(cut, e->tensor, first, quanta);
+        return plan_bytes(cut, e->tensor, first, quanta);
     }
     // The tensor's last quantum may be short, and then one more fits.
-    if (cairn_plan_bytes(cut, e->tensor, first + count - quanta - 1, quanta + 1) <= limit) quanta++;
+    if (plan_bytes(cut, e->tensor, first + count - quanta - 1, quanta + 1) <= limit) quanta++;
     k->back[i] += quanta;
-    return cairn_plan_bytes(cut, e->tensor, first + count - quanta, quanta);
+    return plan_bytes(cut, e->tensor, first + count - quanta, quanta);
 }
 
 /* --- what a shard sheds --------------------------------------------------------------------------- */
@@ -159,7 +159,7 @@ static struct ring ring_of(const struct keeping *k, uint32_t old, uint64_t budge
     const size_t first = k->begin[old], count = k->begin[old + 1] - first;
     return (struct ring) {
         .pieces = k->of_shard + first,
-        .start = (size_t)cairn_plan_scale(count, old, k->old->shard_count),
+        .start = (size_t)plan_scale(count, old, k->old->shard_count),
         .count = count,
         .left = budget,
     };
@@ -211,8 +211,8 @@ static void shed_evenly(struct keeping *k, struct ring *ring)
         const size_t i = ring_at(ring, n);
         const uint64_t bytes = bytes_left(k, i);
         passed += bytes;
-        const uint64_t owed = cairn_plan_scale(budget, passed, all) - shed;
-        const uint64_t part = cairn_plan_part_bytes(k->cut, k->pieces.items[i].tensor);
+        const uint64_t owed = plan_scale(budget, passed, all) - shed;
+        const uint64_t part = plan_part_bytes(k->cut, k->pieces.items[i].tensor);
         if (bytes == 0) continue;
         if (owed >= bytes || (bytes >= 2 * part && owed >= CAIRN_SPREAD_PIECE_BYTES))
             shed += shed_some(k, i, owed);
@@ -265,7 +265,7 @@ static void shed_surplus(struct keeping *k)
 static void weigh_old_loads(struct keeping *k)
 {
     for (size_t i = 0; i < k->pieces.count; i++) {
-        const uint32_t s = cairn_plan_renumber(k->cut->request, k->pieces.items[i].shard);
+        const uint32_t s = plan_renumber(k->cut->request, k->pieces.items[i].shard);
         const uint64_t bytes = bytes_left(k, i);
         const int afresh = k->cut->afresh != NULL && k->cut->afresh[k->pieces.items[i].tensor];
         if (s == CAIRN_SHARD_GONE || afresh) {
@@ -292,28 +292,28 @@ static int is_level_keep(const struct plan_cut *cut)
 static cairn_status add_free(struct plan_cut *cut, uint32_t tensor, uint64_t first, uint64_t count)
 {
     if (count == 0) return CAIRN_OK;
-    return cairn_plan_append(&cut->free_runs, (struct cairn_extent) { tensor, 0, first, count });
+    return plan_append(&cut->free_runs, (struct extent) { tensor, 0, first, count });
 }
 
 static cairn_status split_pieces(const struct keeping *k)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < k->pieces.count && status == CAIRN_OK; i++) {
-        struct cairn_extent kept = k->pieces.items[i];
+        struct extent kept = k->pieces.items[i];
         const uint64_t first = kept.first_quantum, end = first + kept.quantum_count;
-        kept.shard = cairn_plan_renumber(k->cut->request, kept.shard);
+        kept.shard = plan_renumber(k->cut->request, kept.shard);
         kept.first_quantum += k->front[i];
         kept.quantum_count = quanta_left(k, i);
         status = add_free(k->cut, kept.tensor, first, k->front[i]);
         if (kept.quantum_count > 0 && status == CAIRN_OK)
-            status = cairn_plan_append(&k->cut->table, kept);
+            status = plan_append(&k->cut->table, kept);
         if (status == CAIRN_OK)
             status = add_free(k->cut, kept.tensor, end - k->back[i], k->back[i]);
     }
     return status;
 }
 
-cairn_status cairn_plan_keep(struct plan_cut *cut)
+cairn_status plan_keep(struct plan_cut *cut)
 {
     struct keeping k = { .cut = cut, .old = cut->request->previous };
     cairn_status status = join_pieces(&k);
@@ -372,7 +372,7 @@ static size_t find_kept(const struct filling *f, uint64_t rank, uint64_t quantum
     size_t low = 0, high = f->kept_count;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
-        const struct cairn_extent *e = &f->cut->table.items[middle];
+        const struct extent *e = &f->cut->table.items[middle];
         const uint64_t at = rank_of(f, middle);
         if (at < rank || (at == rank && e->first_quantum + e->quantum_count <= quantum))
             low = middle + 1;
@@ -386,7 +386,7 @@ static uint32_t keeper_of(const struct filling *f, uint32_t tensor, uint64_t qua
 {
     const size_t n = find_kept(f, f->cut->rank[tensor], quantum);
     if (n == f->kept_count) return CAIRN_SHARD_GONE;
-    const struct cairn_extent *e = &f->cut->table.items[n];
+    const struct extent *e = &f->cut->table.items[n];
     return e->tensor == tensor && e->first_quantum <= quantum ? e->shard : CAIRN_SHARD_GONE;
 }
 
@@ -412,7 +412,7 @@ static void mark_unit(struct filling *f)
 
 static int wants(const struct filling *f, uint32_t shard, uint64_t bytes)
 {
-    return cairn_plan_need(f->cut, shard) + (int64_t)f->slack >= (int64_t)bytes;
+    return plan_need(f->cut, shard) + (int64_t)f->slack >= (int64_t)bytes;
 }
 
 static int is_receiver(const struct filling *f, uint32_t shard)
@@ -427,9 +427,8 @@ static uint32_t neighbour_that_wants(const struct filling *f, const struct rest 
     const int before = is_receiver(f, rest->before) && wants(f, rest->before, bytes);
     const int behind = is_receiver(f, rest->behind) && wants(f, rest->behind, bytes);
     if (before && behind)
-        return cairn_plan_need(f->cut, rest->before) >= cairn_plan_need(f->cut, rest->behind)
-                   ? rest->before
-                   : rest->behind;
+        return plan_need(f->cut, rest->before) >= plan_need(f->cut, rest->behind) ? rest->before
+                                                                                  : rest->behind;
     return before ? rest->before : behind ? rest->behind : CAIRN_SHARD_GONE;
 }
 
@@ -440,10 +439,10 @@ static uint32_t holder_that_wants(const struct filling *f, const struct rest *re
 {
     const struct plan_cut *cut = f->cut;
     if (cut->afresh == NULL || !cut->afresh[rest->tensor]) return CAIRN_SHARD_GONE;
-    const uint64_t leaf = cairn_quantum_first_leaf(&cut->geometry[rest->tensor],
-                                                   rest->first + quanta / 2);
-    const uint32_t holder = cairn_plan_renumber(
-        cut->request, cairn_layout_find(cut->request->previous, rest->tensor, leaf)->shard);
+    const uint64_t leaf = quantum_first_leaf(&cut->geometry[rest->tensor],
+                                             rest->first + quanta / 2);
+    const uint32_t holder = plan_renumber(
+        cut->request, layout_find(cut->request->previous, rest->tensor, leaf)->shard);
     return is_receiver(f, holder) && f->unit_at[holder] != f->unit->number + 1 &&
                    wants(f, holder, bytes)
                ? holder
@@ -457,7 +456,7 @@ static uint32_t needy_that_wants(struct filling *f, uint32_t tensor, uint64_t by
     uint32_t looked[CANDIDATES_MAX], count = 0, best = CAIRN_SHARD_GONE;
     int best_rating = -1;
     while (count < CANDIDATES_MAX && f->p->heap_count > 0) {
-        const uint32_t s = cairn_plan_heap_pop(f->p);
+        const uint32_t s = plan_heap_pop(f->p);
         looked[count++] = s;
         if (!wants(f, s, bytes)) break; // nor do those behind it
         const int rating = (f->unit_at[s] != f->unit->number + 1) + (f->tensor_at[s] != tensor + 1);
@@ -465,7 +464,7 @@ static uint32_t needy_that_wants(struct filling *f, uint32_t tensor, uint64_t by
         best = s;
         best_rating = rating;
     }
-    while (count > 0) cairn_plan_heap_push(f->p, looked[--count]);
+    while (count > 0) plan_heap_push(f->p, looked[--count]);
     return best;
 }
 
@@ -478,7 +477,7 @@ static void settle_heap(struct filling *f, uint32_t shard)
     uint32_t i = 0;
     while (i < p->heap_count && p->heap[i] != shard) i++;
     if (i == p->heap_count) return;
-    cairn_plan_heap_sink(p, i);
+    plan_heap_sink(p, i);
 }
 
 /* Gives the shard `quanta` of the rest: from its end, if the shard has what stands behind it. */
@@ -487,9 +486,9 @@ static void give(struct filling *f, struct rest *rest, uint64_t quanta, uint32_t
     struct plan_cut *cut = f->cut;
     const int from_end = shard == rest->behind && shard != rest->before;
     const uint64_t first = from_end ? rest->first + rest->count - quanta : rest->first;
-    const uint64_t bytes = cairn_plan_bytes(cut, rest->tensor, first, quanta);
-    const cairn_status status = cairn_plan_append(
-        &cut->table, (struct cairn_extent) { rest->tensor, shard, first, quanta });
+    const uint64_t bytes = plan_bytes(cut, rest->tensor, first, quanta);
+    const cairn_status status = plan_append(&cut->table,
+                                            (struct extent) { rest->tensor, shard, first, quanta });
     if (status != CAIRN_OK) f->p->status = status;
     if (!from_end) rest->first += quanta;
     if (!from_end) rest->before = CAIRN_SHARD_GONE; // the next part shall go elsewhere
@@ -508,8 +507,7 @@ static uint32_t neediest_used(const struct filling *f)
 {
     uint32_t best = f->p->window[0];
     for (uint32_t i = 1; i < f->used; i++)
-        if (cairn_plan_need(f->cut, f->p->window[i]) > cairn_plan_need(f->cut, best))
-            best = f->p->window[i];
+        if (plan_need(f->cut, f->p->window[i]) > plan_need(f->cut, best)) best = f->p->window[i];
     return best;
 }
 
@@ -518,14 +516,14 @@ static uint32_t neediest_used(const struct filling *f)
 static void fill_one(struct filling *f, struct rest *rest, uint64_t quanta)
 {
     const int is_spread = f->used >= f->unit->may_use;
-    const uint64_t bytes = cairn_plan_bytes(f->cut, rest->tensor, rest->first, quanta);
+    const uint64_t bytes = plan_bytes(f->cut, rest->tensor, rest->first, quanta);
     uint32_t shard = is_spread ? neediest_used(f)
                                : neighbour_that_wants(f, rest, bytes / 4 + f->slack);
     if (shard == CAIRN_SHARD_GONE) shard = f->p->heap[0];
-    const int64_t need = cairn_plan_need(f->cut, shard);
-    uint64_t some = need <= 0 ? 0
-                              : cairn_plan_nearest(f->cut, rest->tensor, rest->first, quanta,
-                                                   (uint64_t)need);
+    const int64_t need = plan_need(f->cut, shard);
+    uint64_t some = need <= 0
+                        ? 0
+                        : plan_nearest(f->cut, rest->tensor, rest->first, quanta, (uint64_t)need);
     if (some == 0 || f->unit->may_use == 1) some = quanta;
     give(f, rest, some, shard);
 }
@@ -534,14 +532,14 @@ static void fill_one(struct filling *f, struct rest *rest, uint64_t quanta)
 static uint64_t part_of(const struct filling *f, const struct rest *rest)
 {
     const struct plan_cut *cut = f->cut;
-    const uint64_t part = cairn_plan_part_bytes(cut, rest->tensor);
-    const uint64_t bytes = cairn_plan_bytes(cut, rest->tensor, rest->first, rest->count);
+    const uint64_t part = plan_part_bytes(cut, rest->tensor);
+    const uint64_t bytes = plan_bytes(cut, rest->tensor, rest->first, rest->count);
     if (bytes / 3 * 2 <= part || f->unit->may_use == 1) return rest->count;
-    const uint64_t quanta = cairn_plan_nearest(cut, rest->tensor, rest->first, rest->count, part);
+    const uint64_t quanta = plan_nearest(cut, rest->tensor, rest->first, rest->count, part);
     return quanta == 0 ? 1 : quanta;
 }
 
-static void hand_out(struct filling *f, const struct cairn_extent *run)
+static void hand_out(struct filling *f, const struct extent *run)
 {
     struct rest rest = { run->tensor, run->first_quantum, run->quantum_count, CAIRN_SHARD_GONE,
                          keeper_of(f, run->tensor, run->first_quantum + run->quantum_count) };
@@ -549,7 +547,7 @@ static void hand_out(struct filling *f, const struct cairn_extent *run)
     mark_tensor(f, rest.tensor);
     while (rest.count > 0) {
         const uint64_t quanta = part_of(f, &rest);
-        const uint64_t bytes = cairn_plan_bytes(f->cut, rest.tensor, rest.first, quanta);
+        const uint64_t bytes = plan_bytes(f->cut, rest.tensor, rest.first, quanta);
         uint32_t shard = CAIRN_SHARD_GONE;
         if (f->used < f->unit->may_use) {
             shard = neighbour_that_wants(f, &rest, bytes);
@@ -580,8 +578,7 @@ static void fill_all(struct filling *f)
     for (size_t u = 0; u < p->unit_count; u++) p->sorted[u] = &p->units[u];
     qsort(p->sorted, p->unit_count, sizeof(struct free_unit *), compare_units);
     p->heap_count = 0;
-    for (uint32_t i = 0; i < f->cut->receiver_count; i++)
-        cairn_plan_heap_push(p, f->cut->receivers[i]);
+    for (uint32_t i = 0; i < f->cut->receiver_count; i++) plan_heap_push(p, f->cut->receivers[i]);
     for (size_t u = 0; u < p->unit_count; u++) {
         f->unit = p->sorted[u];
         f->used = 0;
@@ -595,14 +592,14 @@ static void fill_all(struct filling *f)
 static int is_level_fill(const struct plan_cut *cut)
 {
     for (uint32_t i = 0; i < cut->receiver_count; i++) {
-        const int64_t need = cairn_plan_need(cut, cut->receivers[i]);
+        const int64_t need = plan_need(cut, cut->receivers[i]);
         if ((uint64_t)(need < 0 ? -need : need) > cut->quantum_bytes_max) return 0;
     }
     return 1;
 }
 
 /* As before anything was placed: base is what each had. */
-static void take_all_back(struct filling *f, struct cairn_extent last)
+static void take_all_back(struct filling *f, struct extent last)
 {
     struct plan_cut *cut = f->cut;
     cut->table.count = f->kept_count;
@@ -612,11 +609,11 @@ static void take_all_back(struct filling *f, struct cairn_extent last)
         cut->shards[cut->receivers[i]].load = cut->shards[cut->receivers[i]].base;
 }
 
-int cairn_plan_fill(struct placing *p)
+int plan_fill(struct placing *p)
 {
     struct plan_cut *cut = p->cut;
     struct filling f = { .p = p, .cut = cut, .kept_count = cut->table.count };
-    struct cairn_extent last = { 0, 0, 0, 0 };
+    struct extent last = { 0, 0, 0, 0 };
     if (f.kept_count > 0) last = cut->table.items[f.kept_count - 1];
     f.slack = cut->quantum_bytes_max / 2;
     f.unit_at = calloc(cut->request->shard_count, sizeof *f.unit_at);
@@ -665,8 +662,8 @@ struct shard_pieces {
 };
 
 struct gathering {
-    const struct cairn_plan_request *request; /* borrowed */
-    struct cairn_plan_report fresh;
+    const struct plan_request *request; /* borrowed */
+    struct plan_report fresh;
 
     /* owned */
     struct tensor_pieces *tensors; /* [tensor_count] */
@@ -677,13 +674,13 @@ struct gathering {
 /* --- counting ------------------------------------------------------------------------------------ */
 
 /* A piece begins with the extent. */
-static int is_piece(const struct cairn_layout *layout, size_t e)
+static int is_piece(const struct layout *layout, size_t e)
 {
-    const struct cairn_extent *x = &layout->extents[e];
+    const struct extent *x = &layout->extents[e];
     return e == layout->tensor_extents[x->tensor] || x[-1].shard != x->shard;
 }
 
-static void count_piece(const struct cairn_layout *layout, size_t e, struct shard_pieces *shard)
+static void count_piece(const struct layout *layout, size_t e, struct shard_pieces *shard)
 {
     const uint32_t tensor = layout->extents[e].tensor + 1;
     if (!is_piece(layout, e)) return;
@@ -693,7 +690,7 @@ static void count_piece(const struct cairn_layout *layout, size_t e, struct shar
 }
 
 /* Counts the pieces of one tensor; how many lie on which shard goes to `shards`. */
-static struct tensor_pieces count_tensor(const struct cairn_layout *layout, uint32_t tensor,
+static struct tensor_pieces count_tensor(const struct layout *layout, uint32_t tensor,
                                          struct shard_pieces *shards)
 {
     struct tensor_pieces out = { .tensor = tensor };
@@ -707,7 +704,7 @@ static struct tensor_pieces count_tensor(const struct cairn_layout *layout, uint
     return out;
 }
 
-cairn_status cairn_plan_count(const struct cairn_layout *layout, struct cairn_plan_report *report)
+cairn_status plan_count(const struct layout *layout, struct plan_report *report)
 {
     struct shard_pieces *shards = calloc(layout->shard_count, sizeof *shards);
     if (shards == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -719,7 +716,7 @@ cairn_status cairn_plan_count(const struct cairn_layout *layout, struct cairn_pl
     return CAIRN_OK;
 }
 
-static int is_within(const struct gathering *g, const struct cairn_plan_report *report)
+static int is_within(const struct gathering *g, const struct plan_report *report)
 {
     return report->pieces <= CAIRN_PLAN_PIECES_MOST * g->fresh.pieces &&
            report->files <= CAIRN_PLAN_PIECES_MOST * g->fresh.files;
@@ -737,10 +734,9 @@ static int compare_tensors(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static void count_all(struct gathering *g, const struct cairn_layout *layout,
-                      const struct cairn_layout *fresh)
+static void count_all(struct gathering *g, const struct layout *layout, const struct layout *fresh)
 {
-    const struct cairn_layout_tensor *tensors = g->request->tensors;
+    const struct layout_tensor *tensors = g->request->tensors;
     memset(g->shards, 0, layout->shard_count * sizeof *g->shards);
     for (uint32_t t = 0; t < layout->tensor_count; t++)
         g->tensors[t] = count_tensor(fresh, t, g->shards);
@@ -757,7 +753,7 @@ static void count_all(struct gathering *g, const struct cairn_layout *layout,
 }
 
 /* Bytes of the tensors that would have to be placed afresh so that a shard has a file less. */
-static void weigh_files(struct gathering *g, const struct cairn_layout *layout)
+static void weigh_files(struct gathering *g, const struct layout *layout)
 {
     for (uint32_t s = 0; s < layout->shard_count; s++) g->shards[s].cost = g->shards[s].tensor = 0;
     for (uint32_t n = 0; n < layout->tensor_count; n++) {
@@ -788,7 +784,7 @@ static uint32_t cheapest(const struct gathering *g, uint32_t shard_count)
 }
 
 /* Places afresh all tensors that have the most pieces on the shard. */
-static void free_most(struct gathering *g, const struct cairn_layout *layout, uint32_t shard)
+static void free_most(struct gathering *g, const struct layout *layout, uint32_t shard)
 {
     for (uint32_t n = 0; n < layout->tensor_count; n++) {
         const uint32_t t = g->tensors[n].tensor;
@@ -802,7 +798,7 @@ static void free_most(struct gathering *g, const struct cairn_layout *layout, ui
 }
 
 /* Until there are no more files than `goal`, if what is placed afresh has one on each shard. */
-static void choose_by_files(struct gathering *g, const struct cairn_layout *layout, uint64_t goal)
+static void choose_by_files(struct gathering *g, const struct layout *layout, uint64_t goal)
 {
     uint64_t files = 0;
     for (uint32_t s = 0; s < layout->shard_count; s++)
@@ -824,10 +820,10 @@ static void choose_by_files(struct gathering *g, const struct cairn_layout *layo
     }
 }
 
-static uint32_t choose(struct gathering *g, const struct cairn_layout *layout, uint64_t quarters)
+static uint32_t choose(struct gathering *g, const struct layout *layout, uint64_t quarters)
 {
     const uint64_t goal = g->fresh.pieces * quarters / 4;
-    uint64_t pieces = cairn_layout_pieces(layout);
+    uint64_t pieces = layout_pieces(layout);
     uint32_t count = 0;
     memset(g->afresh, 0, layout->tensor_count);
     choose_by_files(g, layout, g->fresh.files * quarters / 4);
@@ -844,24 +840,23 @@ static uint32_t choose(struct gathering *g, const struct cairn_layout *layout, u
 
 /* --- the course of it ----------------------------------------------------------------------------- */
 
-static cairn_status try_goals(struct gathering *g, const struct cairn_layout *least,
-                              struct cairn_layout **layout_out, struct cairn_plan_report *report)
+static cairn_status try_goals(struct gathering *g, const struct layout *least,
+                              struct layout **layout_out, struct plan_report *report)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < GOAL_COUNT && status == CAIRN_OK; i++) {
         const uint32_t count = choose(g, least, goals[i]);
-        status = cairn_plan_make_once(g->request, g->afresh, layout_out, report);
+        status = plan_make_once(g->request, g->afresh, layout_out, report);
         report->afresh_count = count;
         if (status != CAIRN_OK || is_within(g, report)) return status;
-        cairn_layout_close(*layout_out);
+        layout_close(*layout_out);
         *layout_out = NULL;
     }
     return status;
 }
 
-static cairn_status gather(struct gathering *g, const struct cairn_layout *least,
-                           struct cairn_layout *fresh, struct cairn_layout **layout_out,
-                           struct cairn_plan_report *report)
+static cairn_status gather(struct gathering *g, const struct layout *least, struct layout *fresh,
+                           struct layout **layout_out, struct plan_report *report)
 {
     const uint32_t tensors = g->request->tensor_count;
     g->tensors = calloc((size_t)tensors + 1, sizeof *g->tensors);
@@ -879,15 +874,15 @@ static cairn_status gather(struct gathering *g, const struct cairn_layout *least
     return status;
 }
 
-cairn_status cairn_plan_gather(const struct cairn_plan_request *request,
-                               struct cairn_layout **layout, struct cairn_plan_report *report)
+cairn_status plan_gather(const struct plan_request *request, struct layout **layout,
+                         struct plan_report *report)
 {
     struct gathering g = { .request = request };
-    struct cairn_plan_request compact = *request;
-    struct cairn_layout *fresh = NULL, *other = NULL;
-    struct cairn_plan_report of_other;
+    struct plan_request compact = *request;
+    struct layout *fresh = NULL, *other = NULL;
+    struct plan_report of_other;
     compact.compact = 1;
-    cairn_status status = cairn_plan_make_once(&compact, NULL, &fresh, &g.fresh);
+    cairn_status status = plan_make_once(&compact, NULL, &fresh, &g.fresh);
     if (status != CAIRN_OK) return status;
     if (!is_within(&g, report)) {
         status = gather(&g, *layout, fresh, &other, &of_other);
@@ -898,9 +893,9 @@ cairn_status cairn_plan_gather(const struct cairn_plan_request *request,
             of_other.afresh_count = request->tensor_count;
         }
     }
-    cairn_layout_close(fresh);
+    layout_close(fresh);
     if (other != NULL) {
-        cairn_layout_close(*layout);
+        layout_close(*layout);
         *layout = other;
         *report = of_other;
     }

@@ -8,8 +8,8 @@
 
 /* A target in the making. */
 struct aiming {
-    const struct cairn_reshard_request *request; /* borrowed */
-    struct cairn_sentence *why;                  /* borrowed */
+    const struct reshard_request *request; /* borrowed */
+    struct sentence *why;                  /* borrowed */
     uint64_t total_bytes;
     uint64_t quantum_bytes_max; /* of the heaviest quantum */
 
@@ -19,15 +19,15 @@ struct aiming {
     uint32_t *weights;        /* for the planner */
 
     /* owned, the caller's on success */
-    struct cairn_layout *target;
-    struct cairn_reshard_pair *pairs;
+    struct layout *target;
+    struct reshard_pair *pairs;
     size_t pair_count, pair_limit;
 };
 
-void cairn_reshard_report_release(struct cairn_reshard_report *report)
+void reshard_report_release(struct reshard_report *report)
 {
     free(report->pairs);
-    *report = (struct cairn_reshard_report) { 0 };
+    *report = (struct reshard_report) { 0 };
 }
 
 static double weight_of(const struct aiming *a, uint32_t shard)
@@ -56,7 +56,7 @@ static double mib(double bytes)
 
 static cairn_status no_memory(const struct aiming *a)
 {
-    return cairn_fail(a->why, CAIRN_ERR_NO_MEMORY, "out of memory while planning");
+    return fail_with(a->why, CAIRN_ERR_NO_MEMORY, "out of memory while planning");
 }
 
 /* --- what is asked -------------------------------------------------------------------------------- */
@@ -67,42 +67,42 @@ static cairn_status judge_weights(const struct aiming *a)
     for (uint32_t s = 0; s < a->request->shard_count; s++) {
         const double weight = weight_of(a, s);
         if (!isfinite(weight) || weight < 0)
-            return cairn_fail(a->why, CAIRN_ERR_INVALID,
-                              "the weight of %s is %g: give a number, 0 (it gives up all) or above",
-                              label_of(a, s).text, weight);
+            return fail_with(a->why, CAIRN_ERR_INVALID,
+                             "the weight of %s is %g: give a number, 0 (it gives up all) or above",
+                             label_of(a, s).text, weight);
         if (weight > most) most = weight;
     }
     if (most > 0) return CAIRN_OK;
-    return cairn_fail(a->why, CAIRN_ERR_INVALID,
-                      "no shard is left that may own something: one needs a weight above 0");
+    return fail_with(a->why, CAIRN_ERR_INVALID,
+                     "no shard is left that may own something: one needs a weight above 0");
 }
 
 static cairn_status judge_request(const struct aiming *a)
 {
-    const struct cairn_reshard_request *request = a->request;
+    const struct reshard_request *request = a->request;
     if (request->shard_count == 0 || request->shard_count > CAIRN_SHARDS_MAX)
-        return cairn_fail(a->why, CAIRN_ERR_INVALID, "%u shards: a job has 1 to %u",
-                          request->shard_count, CAIRN_SHARDS_MAX);
+        return fail_with(a->why, CAIRN_ERR_INVALID, "%u shards: a job has 1 to %u",
+                         request->shard_count, CAIRN_SHARDS_MAX);
     if (request->shard_count < request->current->shard_count)
-        return cairn_fail(
+        return fail_with(
             a->why, CAIRN_ERR_INVALID,
             "%u shards, but the job's table numbers %u: a shard that leaves keeps its number "
             "and gets the weight 0",
             request->shard_count, request->current->shard_count);
     if (request->current->tensor_count != request->tensor_count)
-        return cairn_fail(a->why, CAIRN_ERR_INVALID, "the table is of %u tensors, the job has %u",
-                          request->current->tensor_count, request->tensor_count);
+        return fail_with(a->why, CAIRN_ERR_INVALID, "the table is of %u tensors, the job has %u",
+                         request->current->tensor_count, request->tensor_count);
     return judge_weights(a);
 }
 
 static void weigh_before(struct aiming *a)
 {
-    const struct cairn_layout *current = a->request->current;
+    const struct layout *current = a->request->current;
     struct plan_walk walk = { a->request->tensors, current, current, 0, 0 };
     struct plan_run run;
-    while (cairn_plan_walk_next(&walk, &run)) {
-        const uint64_t bytes = cairn_plan_run_bytes(&walk, &run, run.first, run.count);
-        const uint64_t quantum = cairn_plan_run_bytes(&walk, &run, run.first, 1);
+    while (plan_walk_next(&walk, &run)) {
+        const uint64_t bytes = plan_run_bytes(&walk, &run, run.first, run.count);
+        const uint64_t quantum = plan_run_bytes(&walk, &run, run.first, 1);
         a->before[run.to] += bytes;
         a->total_bytes += bytes;
         if (quantum > a->quantum_bytes_max) a->quantum_bytes_max = quantum;
@@ -156,7 +156,7 @@ static cairn_status share_out(struct aiming *a)
     double given = 0;
     for (uint32_t s = 0; s < a->request->shard_count; s++) given += a->shares[s];
     if (given >= (double)a->total_bytes * (1 - 1e-9)) return CAIRN_OK;
-    return cairn_fail(
+    return fail_with(
         a->why, CAIRN_ERR_NO_MEMORY,
         "the shards have room for %.1f MiB of the job's %.1f MiB: add shards, or give them memory",
         mib(given), mib((double)a->total_bytes));
@@ -180,7 +180,7 @@ static void scale_weights(struct aiming *a)
 
 static int compare_pairs(const void *a, const void *b)
 {
-    const struct cairn_reshard_pair *x = a, *y = b;
+    const struct reshard_pair *x = a, *y = b;
     if (x->from != y->from) return x->from < y->from ? -1 : 1;
     return x->to < y->to ? -1 : x->to > y->to;
 }
@@ -199,12 +199,12 @@ static void merge_pairs(struct aiming *a)
     a->pair_count = kept;
 }
 
-static cairn_status add_pair(struct aiming *a, struct cairn_reshard_pair pair)
+static cairn_status add_pair(struct aiming *a, struct reshard_pair pair)
 {
     if (a->pair_count == a->pair_limit) merge_pairs(a);
     if (a->pair_count > a->pair_limit / 2 || a->pair_limit == 0) {
         const size_t limit = 2 * a->pair_limit + 64;
-        struct cairn_reshard_pair *pairs = realloc(a->pairs, limit * sizeof *pairs);
+        struct reshard_pair *pairs = realloc(a->pairs, limit * sizeof *pairs);
         if (pairs == NULL) return no_memory(a);
         a->pairs = pairs;
         a->pair_limit = limit;
@@ -218,11 +218,11 @@ static cairn_status weigh_moves(struct aiming *a)
     struct plan_walk walk = { a->request->tensors, a->request->current, a->target, 0, 0 };
     struct plan_run run;
     cairn_status status = CAIRN_OK;
-    while (status == CAIRN_OK && cairn_plan_walk_next(&walk, &run)) {
-        const uint64_t bytes = cairn_plan_run_bytes(&walk, &run, run.first, run.count);
+    while (status == CAIRN_OK && plan_walk_next(&walk, &run)) {
+        const uint64_t bytes = plan_run_bytes(&walk, &run, run.first, run.count);
         a->after[run.to] += bytes;
         if (run.to == run.extent->shard) continue;
-        status = add_pair(a, (struct cairn_reshard_pair) { run.extent->shard, run.to, bytes });
+        status = add_pair(a, (struct reshard_pair) { run.extent->shard, run.to, bytes });
     }
     if (status == CAIRN_OK) merge_pairs(a);
     return status;
@@ -234,7 +234,7 @@ static cairn_status judge_capacities(const struct aiming *a)
     for (uint32_t s = 0; s < a->request->shard_count && capacities != NULL; s++) {
         if (capacities[s] == 0 || a->after[s] <= capacities[s] || a->after[s] <= a->before[s])
             continue;
-        return cairn_fail(
+        return fail_with(
             a->why, CAIRN_ERR_NO_MEMORY,
             "%s would own %.1f MiB of the job and has room for %.1f MiB: give it memory or a "
             "smaller weight, or add shards",
@@ -263,9 +263,9 @@ static double heaviest_of(const struct aiming *a, const uint64_t *loads)
     return heaviest;
 }
 
-static struct cairn_reshard_report report_of(struct aiming *a, const struct cairn_plan_report *plan)
+static struct reshard_report report_of(struct aiming *a, const struct plan_report *plan)
 {
-    struct cairn_reshard_report report = {
+    struct reshard_report report = {
         .total_bytes = plan->total_bytes,
         .moved_bytes = plan->moved_bytes,
         .least_bytes = plan->moved_bytes_bound,
@@ -285,8 +285,8 @@ static struct cairn_reshard_report report_of(struct aiming *a, const struct cair
 
 /* --- the course of it ----------------------------------------------------------------------------- */
 
-static cairn_status open_aiming(struct aiming *a, const struct cairn_reshard_request *request,
-                                struct cairn_sentence *why)
+static cairn_status open_aiming(struct aiming *a, const struct reshard_request *request,
+                                struct sentence *why)
 {
     *a = (struct aiming) { .request = request, .why = why };
     cairn_status status = judge_request(a);
@@ -307,12 +307,12 @@ static void close_aiming(struct aiming *a)
     free(a->shares);
     free(a->weights);
     free(a->pairs);
-    cairn_layout_close(a->target);
+    layout_close(a->target);
 }
 
-static cairn_status plan_target(struct aiming *a, int least, struct cairn_plan_report *report)
+static cairn_status plan_target(struct aiming *a, int least, struct plan_report *report)
 {
-    const struct cairn_plan_request request = {
+    const struct plan_request request = {
         .tensors = a->request->tensors,
         .tensor_count = a->request->tensor_count,
         .shard_count = a->request->shard_count,
@@ -321,9 +321,9 @@ static cairn_status plan_target(struct aiming *a, int least, struct cairn_plan_r
         .previous = a->request->current,
         .least = least,
     };
-    const cairn_status status = cairn_plan_make(&request, &a->target, report);
+    const cairn_status status = plan_make(&request, &a->target, report);
     if (status == CAIRN_ERR_INVALID)
-        return cairn_fail(a->why, status, "the job's table is not one of these tensors");
+        return fail_with(a->why, status, "the job's table is not one of these tensors");
     if (status != CAIRN_OK) return no_memory(a);
     return weigh_moves(a);
 }
@@ -341,13 +341,13 @@ static int has_room_on_the_way(const struct aiming *a)
 
 static void drop_target(struct aiming *a)
 {
-    cairn_layout_close(a->target);
+    layout_close(a->target);
     a->target = NULL;
     a->pair_count = 0;
     for (uint32_t s = 0; s < a->request->shard_count; s++) a->after[s] = 0;
 }
 
-static cairn_status plan_within_room(struct aiming *a, struct cairn_plan_report *report)
+static cairn_status plan_within_room(struct aiming *a, struct plan_report *report)
 {
     cairn_status status = plan_target(a, a->request->least, report);
     if (status != CAIRN_OK || report->afresh_count == 0 || has_room_on_the_way(a)) return status;
@@ -359,12 +359,11 @@ static cairn_status plan_within_room(struct aiming *a, struct cairn_plan_report 
     return status;
 }
 
-cairn_status cairn_plan_reshard(const struct cairn_reshard_request *request,
-                                struct cairn_layout **target_out,
-                                struct cairn_reshard_report *report_out, struct cairn_sentence *why)
+cairn_status plan_reshard(const struct reshard_request *request, struct layout **target_out,
+                          struct reshard_report *report_out, struct sentence *why)
 {
     struct aiming a;
-    struct cairn_plan_report report;
+    struct plan_report report;
     cairn_status status = open_aiming(&a, request, why);
     if (status == CAIRN_OK) {
         weigh_before(&a);
@@ -390,36 +389,36 @@ cairn_status cairn_plan_reshard(const struct cairn_reshard_request *request,
 
 /* A slice in the making. */
 struct slicing {
-    const struct cairn_slice_request *request; /* borrowed */
+    const struct slice_request *request; /* borrowed */
     struct plan_walk walk;
     uint32_t shard_count;
 
     /* owned */
-    struct cairn_extent *table; /* [table_count], the next layout's */
+    struct extent *table; /* [table_count], the next layout's */
     size_t table_count;
     /* borrowed: the extent that the table's last one lies in: of the current layout where it stays, of the
      * target where it comes */
-    const struct cairn_extent *within;
+    const struct extent *within;
     uint64_t *given, *taken; /* [shard_count], bytes so far */
     int64_t *above;          /* [shard_count], bytes that it has more than in the target */
     uint64_t moved_bytes;
 };
 
-static int request_is_sound(const struct cairn_slice_request *request)
+static int request_is_sound(const struct slice_request *request)
 {
     if (request->chunk_leaves == 0) return 0;
     if (request->current->tensor_count != request->tensor_count) return 0;
-    return cairn_plan_same_tensors(request->current, request->target);
+    return plan_same_tensors(request->current, request->target);
 }
 
-static uint32_t shards_of_larger(const struct cairn_slice_request *request)
+static uint32_t shards_of_larger(const struct slice_request *request)
 {
     const uint32_t a = request->current->shard_count, b = request->target->shard_count;
     return a > b ? a : b;
 }
 
 /* A run is cut once at most, and there are at most as many runs as extents in both tables. */
-static cairn_status open_slicing(struct slicing *s, const struct cairn_slice_request *request)
+static cairn_status open_slicing(struct slicing *s, const struct slice_request *request)
 {
     *s = (struct slicing) {
         .request = request,
@@ -435,8 +434,8 @@ static cairn_status open_slicing(struct slicing *s, const struct cairn_slice_req
         return CAIRN_ERR_NO_MEMORY;
     struct plan_walk walk = s->walk;
     struct plan_run run;
-    while (cairn_plan_walk_next(&walk, &run)) {
-        const int64_t bytes = (int64_t)cairn_plan_run_bytes(&walk, &run, run.first, run.count);
+    while (plan_walk_next(&walk, &run)) {
+        const int64_t bytes = (int64_t)plan_run_bytes(&walk, &run, run.first, run.count);
         s->above[run.extent->shard] += bytes;
         s->above[run.to] -= bytes;
     }
@@ -456,17 +455,17 @@ static void close_slicing(struct slicing *s)
 static void append(struct slicing *s, const struct plan_run *run, uint64_t first, uint64_t count,
                    uint32_t shard)
 {
-    const struct cairn_extent *within = shard == run->extent->shard ? run->extent : run->target;
+    const struct extent *within = shard == run->extent->shard ? run->extent : run->target;
     if (count == 0) return;
     if (s->within == within) {
-        struct cairn_extent *last = &s->table[s->table_count - 1];
+        struct extent *last = &s->table[s->table_count - 1];
         if (last->shard == shard && last->first_quantum + last->quantum_count == first) {
             last->quantum_count += count;
             return;
         }
     }
     s->within = within;
-    s->table[s->table_count++] = (struct cairn_extent) { run->extent->tensor, shard, first, count };
+    s->table[s->table_count++] = (struct extent) { run->extent->tensor, shard, first, count };
 }
 
 static uint64_t lesser(uint64_t a, uint64_t b)
@@ -504,14 +503,14 @@ static uint64_t room_above_target(const struct slicing *s, const struct plan_run
 /* The most quanta at the end of the run that weigh `room` bytes or less. */
 static uint64_t tail_that_fits(const struct slicing *s, const struct plan_run *run, uint64_t room)
 {
-    if (cairn_plan_run_bytes(&s->walk, run, run->first, run->count) <= room) return run->count;
+    if (plan_run_bytes(&s->walk, run, run->first, run->count) <= room) return run->count;
     const uint64_t end = run->first + run->count;
-    const struct cairn_geometry *g = &s->walk.current->geometry[run->extent->tensor];
+    const struct geometry *g = &s->walk.current->geometry[run->extent->tensor];
     const uint64_t quantum_bytes = g->quantum_elems *
                                    s->request->tensors[run->extent->tensor].elem_bytes;
     uint64_t tail = room / quantum_bytes;
     // The tensor's last quantum may be short, and then one more fits.
-    if (tail < run->count && cairn_plan_run_bytes(&s->walk, run, end - tail - 1, tail + 1) <= room)
+    if (tail < run->count && plan_run_bytes(&s->walk, run, end - tail - 1, tail + 1) <= room)
         tail++;
     return lesser(tail, run->count);
 }
@@ -555,33 +554,33 @@ static uint64_t moving_tail(const struct slicing *s, const struct plan_run *run)
 static void fill_table(struct slicing *s)
 {
     struct plan_run run;
-    while (cairn_plan_walk_next(&s->walk, &run)) {
+    while (plan_walk_next(&s->walk, &run)) {
         const uint64_t tail = moving_tail(s, &run), kept = run.count - tail;
         append(s, &run, run.first, kept, run.extent->shard);
         append(s, &run, run.first + kept, tail, run.to);
-        const uint64_t bytes = cairn_plan_run_bytes(&s->walk, &run, run.first + kept, tail);
+        const uint64_t bytes = plan_run_bytes(&s->walk, &run, run.first + kept, tail);
         s->given[run.extent->shard] += bytes;
         s->taken[run.to] += bytes;
         s->moved_bytes += bytes;
     }
 }
 
-static cairn_status close_table(struct slicing *s, struct cairn_layout **next_out)
+static cairn_status close_table(struct slicing *s, struct layout **next_out)
 {
-    const struct cairn_slice_request *request = s->request;
-    const cairn_status status = cairn_layout_make(request->tensors, request->tensor_count,
-                                                  s->shard_count, request->current->version + 1,
-                                                  s->table, s->table_count, next_out);
+    const struct slice_request *request = s->request;
+    const cairn_status status = layout_make(request->tensors, request->tensor_count, s->shard_count,
+                                            request->current->version + 1, s->table, s->table_count,
+                                            next_out);
     if (status == CAIRN_OK) s->table = NULL; // the layout's now
     return status;
 }
 
-cairn_status cairn_plan_slice(const struct cairn_slice_request *request,
-                              struct cairn_layout **next_out, uint64_t *moved_out)
+cairn_status plan_slice(const struct slice_request *request, struct layout **next_out,
+                        uint64_t *moved_out)
 {
     if (!request_is_sound(request)) return CAIRN_ERR_INVALID;
     struct slicing s;
-    struct cairn_layout *next = NULL;
+    struct layout *next = NULL;
     cairn_status status = open_slicing(&s, request);
     if (status == CAIRN_OK) {
         fill_table(&s);
@@ -597,7 +596,7 @@ cairn_status cairn_plan_slice(const struct cairn_slice_request *request,
 
 /* --- how much is left ----------------------------------------------------------------------------- */
 
-static void most_slices(const struct slicing *s, struct cairn_slice_left *left)
+static void most_slices(const struct slicing *s, struct slice_left *left)
 {
     for (uint32_t i = 0; i < s->shard_count; i++) {
         const uint64_t bytes = s->given[i] > s->taken[i] ? s->given[i] : s->taken[i];
@@ -608,18 +607,17 @@ static void most_slices(const struct slicing *s, struct cairn_slice_left *left)
     }
 }
 
-cairn_status cairn_plan_slices_left(const struct cairn_slice_request *request,
-                                    struct cairn_slice_left *left_out)
+cairn_status plan_slices_left(const struct slice_request *request, struct slice_left *left_out)
 {
     if (!request_is_sound(request)) return CAIRN_ERR_INVALID;
     struct slicing s;
     const cairn_status status = open_slicing(&s, request);
     if (status == CAIRN_OK) {
-        struct cairn_slice_left left = { 0 };
+        struct slice_left left = { 0 };
         struct plan_run run;
-        while (cairn_plan_walk_next(&s.walk, &run)) {
+        while (plan_walk_next(&s.walk, &run)) {
             if (run.to == run.extent->shard) continue;
-            const uint64_t bytes = cairn_plan_run_bytes(&s.walk, &run, run.first, run.count);
+            const uint64_t bytes = plan_run_bytes(&s.walk, &run, run.first, run.count);
             s.given[run.extent->shard] += bytes;
             s.taken[run.to] += bytes;
             left.bytes += bytes;
@@ -633,18 +631,18 @@ cairn_status cairn_plan_slices_left(const struct cairn_slice_request *request,
 
 /* --- more shards ---------------------------------------------------------------------------------- */
 
-cairn_status cairn_plan_widen(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
-                              const struct cairn_layout *current, uint32_t shard_count,
-                              struct cairn_layout **next_out)
+cairn_status plan_widen(const struct layout_tensor *tensors, uint32_t tensor_count,
+                        const struct layout *current, uint32_t shard_count,
+                        struct layout **next_out)
 {
     if (current->tensor_count != tensor_count || shard_count < current->shard_count)
         return CAIRN_ERR_INVALID;
-    struct cairn_extent *table = calloc(current->extent_count + 1, sizeof *table);
+    struct extent *table = calloc(current->extent_count + 1, sizeof *table);
     if (table == NULL) return CAIRN_ERR_NO_MEMORY;
     for (size_t e = 0; e < current->extent_count; e++) table[e] = current->extents[e];
-    const cairn_status status = cairn_layout_make(tensors, tensor_count, shard_count,
-                                                  current->version + 1, table,
-                                                  current->extent_count, next_out);
+    const cairn_status status = layout_make(tensors, tensor_count, shard_count,
+                                            current->version + 1, table, current->extent_count,
+                                            next_out);
     if (status != CAIRN_OK) free(table);
     return status;
 }

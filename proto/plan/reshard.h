@@ -25,10 +25,10 @@
 #include "proto/geometry/layout.h"
 
 /* All borrowed, for the call only. */
-struct cairn_reshard_request {
-    const struct cairn_layout_tensor *tensors; /* [tensor_count], in the order of the layout */
+struct reshard_request {
+    const struct layout_tensor *tensors; /* [tensor_count], in the order of the layout */
     uint32_t tensor_count;
-    const struct cairn_layout *current;
+    const struct layout *current;
     uint32_t shard_count;  /* at least the current one: numbers are kept */
     const double *weights; /* [shard_count], 0 = gives up all and gets nothing; NULL = equal */
     /* [shard_count], the most that a shard may own, 0 = no bound; NULL = none has one. A shard may
@@ -37,17 +37,17 @@ struct cairn_reshard_request {
     /* The bytes of a capacity that must be free beside what a shard owns for more to move than the
      * least: a slice. */
     uint64_t slice_bytes;
-    int least;                /* as cairn_plan_request's */
+    int least;                /* as plan_request's */
     const char *const *names; /* [shard_count], for sentences; NULL = numbers */
-    uint32_t spread;          /* as cairn_plan_request's */
+    uint32_t spread;          /* as plan_request's */
 };
 
-struct cairn_reshard_pair {
+struct reshard_pair {
     uint32_t from, to; /* shards */
     uint64_t bytes;
 };
 
-struct cairn_reshard_report {
+struct reshard_report {
     uint64_t total_bytes;
     uint64_t moved_bytes;
     uint64_t least_bytes; /* the least that levels the shards: Σ max(0, share - what it owns) */
@@ -58,26 +58,24 @@ struct cairn_reshard_report {
     /* The largest load / fair load; before: by the weights asked for, a shard that leaves counted as an
      * average one. 1 if the job is empty. */
     double heaviest_before, heaviest_after;
-    struct cairn_reshard_pair *pairs; /* owned: [pair_count], by from, then to */
+    struct reshard_pair *pairs; /* owned: [pair_count], by from, then to */
     size_t pair_count;
 };
-void cairn_reshard_report_release(struct cairn_reshard_report *report);
+void reshard_report_release(struct reshard_report *report);
 
 /* The target: a layout one version above the current one. report_out may be NULL; else the caller
  * releases it. CAIRN_ERR_INVALID: a count, a weight that is no number or below 0, no weight above 0, a
  * layout of other tensors. CAIRN_ERR_NO_MEMORY: the capacities are too small, or memory ran out here.
  * `why` says it with the shard and the numbers. */
-cairn_status cairn_plan_reshard(const struct cairn_reshard_request *request,
-                                struct cairn_layout **target_out,
-                                struct cairn_reshard_report *report_out,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status plan_reshard(const struct reshard_request *request, struct layout **target_out,
+                          struct reshard_report *report_out, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* All borrowed, for the call only. */
-struct cairn_slice_request {
-    const struct cairn_layout_tensor *tensors; /* [tensor_count], in the order of the layouts */
+struct slice_request {
+    const struct layout_tensor *tensors; /* [tensor_count], in the order of the layouts */
     uint32_t tensor_count;
-    const struct cairn_layout *current;
-    const struct cairn_layout *target; /* of the same tensors; any version */
+    const struct layout *current;
+    const struct layout *target; /* of the same tensors; any version */
     /* [shards of the larger layout], the most that a shard gives in a slice, and the most that it takes;
      * NULL = all at once. A pair that has not moved anything moves a quantum, whatever its limit. */
     const uint64_t *limit_bytes;
@@ -86,7 +84,7 @@ struct cairn_slice_request {
 
 /* The bytes that still have to move between two layouts, and in how many slices by a slice's
  * limits. */
-struct cairn_slice_left {
+struct slice_left {
     uint64_t bytes;
     uint32_t slices; /* at least */
 };
@@ -95,16 +93,16 @@ struct cairn_slice_left {
  * its bytes. *next_out is NULL, and the answer CAIRN_OK, if the owners are the target's already. To take
  * a slice back ask for the layout before it as the target, without limits: its owners, in extents that
  * every shard can follow. CAIRN_ERR_INVALID, CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_plan_slice(const struct cairn_slice_request *request,
-                              struct cairn_layout **next_out, uint64_t *moved_out) CAIRN_MUST_CHECK;
+cairn_status plan_slice(const struct slice_request *request, struct layout **next_out,
+                        uint64_t *moved_out) CAIRN_MUST_CHECK;
 /* As above. */
-cairn_status cairn_plan_slices_left(const struct cairn_slice_request *request,
-                                    struct cairn_slice_left *left_out) CAIRN_MUST_CHECK;
+cairn_status plan_slices_left(const struct slice_request *request,
+                              struct slice_left *left_out) CAIRN_MUST_CHECK;
 
 /* The same table over more shards, one version on: nothing moves. CAIRN_ERR_INVALID: fewer shards than
  * it has. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_plan_widen(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
-                              const struct cairn_layout *current, uint32_t shard_count,
-                              struct cairn_layout **next_out) CAIRN_MUST_CHECK;
+cairn_status plan_widen(const struct layout_tensor *tensors, uint32_t tensor_count,
+                        const struct layout *current, uint32_t shard_count,
+                        struct layout **next_out) CAIRN_MUST_CHECK;
 
 #endif

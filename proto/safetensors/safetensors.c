@@ -51,34 +51,34 @@ static uint32_t safetensors_dtype_bits(int rank)
     return dtypes[rank].bits;
 }
 
-cairn_status cairn_safetensors_header_bytes(const uint8_t *prefix, size_t have, uint64_t file_bytes,
-                                            uint64_t *json_bytes_out, struct cairn_sentence *why)
+cairn_status safetensors_header_bytes(const uint8_t *prefix, size_t have, uint64_t file_bytes,
+                                      uint64_t *json_bytes_out, struct sentence *why)
 {
     if (have < 8 || file_bytes < 8) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "the file has %" PRIu64 " bytes, less than the 8 of a header's length",
-                          file_bytes);
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "the file has %" PRIu64 " bytes, less than the 8 of a header's length",
+                         file_bytes);
     }
     uint64_t json_bytes = 0;
     for (size_t i = 0; i < 8; i++) json_bytes |= (uint64_t)prefix[i] << (8 * i);
     if (json_bytes > CAIRN_SAFETENSORS_HEADER_MAX) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "the header would have %" PRIu64 " bytes; the format allows %d",
-                          json_bytes, CAIRN_SAFETENSORS_HEADER_MAX);
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "the header would have %" PRIu64 " bytes; the format allows %d",
+                         json_bytes, CAIRN_SAFETENSORS_HEADER_MAX);
     }
     if (json_bytes > file_bytes - 8) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "the header should have %" PRIu64
-                          " bytes, but the file ends after %" PRIu64 " (cut off?)",
-                          json_bytes, file_bytes - 8);
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "the header should have %" PRIu64
+                         " bytes, but the file ends after %" PRIu64 " (cut off?)",
+                         json_bytes, file_bytes - 8);
     }
     *json_bytes_out = json_bytes;
     return CAIRN_OK;
 }
 
-static cairn_status wrong(struct cairn_sentence *why, const char *key, const char *what)
+static cairn_status wrong(struct sentence *why, const char *key, const char *what)
 {
-    return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor \"%s\": %s", key, what);
+    return fail_with(why, CAIRN_ERR_MALFORMED, "tensor \"%s\": %s", key, what);
 }
 
 /* A list of integers >= 0 of that length at most; returns its length, or -1. */
@@ -93,8 +93,8 @@ static int read_numbers(const json_t *list, uint64_t *numbers, size_t most)
     return (int)json_array_size(list);
 }
 
-static cairn_status read_entry(const char *key, const json_t *value,
-                               struct cairn_safetensors_entry *e, struct cairn_sentence *why)
+static cairn_status read_entry(const char *key, const json_t *value, struct safetensors_entry *e,
+                               struct sentence *why)
 {
     const char *dtype = json_string_value(json_object_get(value, "dtype"));
     const json_t *shape = json_object_get(value, "shape");
@@ -106,8 +106,8 @@ static cairn_status read_entry(const char *key, const json_t *value,
     const int rank = safetensors_dtype_rank(dtype);
     if (rank < 0) return wrong(why, key, "its dtype is not one of the format");
     if (json_array_size(shape) > CAIRN_RANK_MAX) {
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "tensor \"%s\" has %zu dimensions, over %d",
-                          key, json_array_size(shape), CAIRN_RANK_MAX);
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED, "tensor \"%s\" has %zu dimensions, over %d",
+                         key, json_array_size(shape), CAIRN_RANK_MAX);
     }
     if (read_numbers(shape, e->box.extent, CAIRN_RANK_MAX) < 0) {
         return wrong(why, key, "its shape is not a list of whole numbers from 0");
@@ -123,12 +123,12 @@ static cairn_status read_entry(const char *key, const json_t *value,
 
 static int offset_order(const void *a, const void *b)
 {
-    const struct cairn_safetensors_entry *x = a, *y = b;
+    const struct safetensors_entry *x = a, *y = b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
     return x->end != y->end ? (x->end < y->end ? -1 : 1) : 0;
 }
 
-static cairn_status judge_size(const struct cairn_safetensors_entry *e, struct cairn_sentence *why)
+static cairn_status judge_size(const struct safetensors_entry *e, struct sentence *why)
 {
     uint64_t bits = dtypes[safetensors_dtype_rank(e->dtype_name)].bits;
     for (uint32_t d = 0; d < e->box.rank; d++) {
@@ -138,22 +138,21 @@ static cairn_status judge_size(const struct cairn_safetensors_entry *e, struct c
     }
     if (bits % 8 != 0) return wrong(why, e->key, "it does not end on a whole byte");
     if (bits / 8 != e->end - e->begin) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "tensor \"%s\": dtype and shape need %" PRIu64
-                          " bytes, data_offsets give %" PRIu64,
-                          e->key, bits / 8, e->end - e->begin);
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "tensor \"%s\": dtype and shape need %" PRIu64
+                         " bytes, data_offsets give %" PRIu64,
+                         e->key, bits / 8, e->end - e->begin);
     }
     return CAIRN_OK;
 }
 
 /* Sorts the entries and checks that they tile the bytes after the header. */
-static cairn_status judge_offsets(struct cairn_safetensors *s, uint64_t data_bytes,
-                                  struct cairn_sentence *why)
+static cairn_status judge_offsets(struct safetensors *s, uint64_t data_bytes, struct sentence *why)
 {
     if (s->entry_count > 1) qsort(s->entries, s->entry_count, sizeof *s->entries, offset_order);
     uint64_t end = 0;
     for (size_t i = 0; i < s->entry_count; i++) {
-        const struct cairn_safetensors_entry *e = &s->entries[i];
+        const struct safetensors_entry *e = &s->entries[i];
         if (e->begin != end || e->end < e->begin) {
             return wrong(why, e->key,
                          "its data_offsets do not begin where the tensor before it ends");
@@ -163,25 +162,24 @@ static cairn_status judge_offsets(struct cairn_safetensors *s, uint64_t data_byt
         end = e->end;
     }
     if (end != data_bytes) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "the tensors have %" PRIu64 " bytes, the file has %" PRIu64
-                          " after the header (cut off, or something appended)",
-                          end, data_bytes);
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "the tensors have %" PRIu64 " bytes, the file has %" PRIu64
+                         " after the header (cut off, or something appended)",
+                         end, data_bytes);
     }
     return CAIRN_OK;
 }
 
 /* Takes saved_offsets out of the JSON text `info` into every entry. */
-static cairn_status read_boxes(struct cairn_safetensors *s, const char *info,
-                               struct cairn_sentence *why)
+static cairn_status read_boxes(struct safetensors *s, const char *info, struct sentence *why)
 {
     json_t *root = json_loads(info, JSON_REJECT_DUPLICATES, NULL);
     cairn_status status = CAIRN_OK;
     if (!json_is_object(root)) {
-        status = cairn_fail(why, CAIRN_ERR_MALFORMED, "DCP_SHARDING_INFO is not a JSON object");
+        status = fail_with(why, CAIRN_ERR_MALFORMED, "DCP_SHARDING_INFO is not a JSON object");
     }
     for (size_t i = 0; i < s->entry_count && status == CAIRN_OK; i++) {
-        struct cairn_safetensors_entry *e = &s->entries[i];
+        struct safetensors_entry *e = &s->entries[i];
         const json_t *offsets = json_object_get(json_object_get(root, e->key), "saved_offsets");
         if (read_numbers(offsets, e->box.start, CAIRN_RANK_MAX) != (int)e->box.rank) {
             status = wrong(why, e->key,
@@ -193,8 +191,7 @@ static cairn_status read_boxes(struct cairn_safetensors *s, const char *info,
     return status;
 }
 
-static cairn_status read_metadata(struct cairn_safetensors *s, json_t *metadata,
-                                  struct cairn_sentence *why)
+static cairn_status read_metadata(struct safetensors *s, json_t *metadata, struct sentence *why)
 {
     if (metadata == NULL) return CAIRN_OK;
     const char *key;
@@ -202,14 +199,14 @@ static cairn_status read_metadata(struct cairn_safetensors *s, json_t *metadata,
     bool strings = json_is_object(metadata);
     json_object_foreach(metadata, key, value) strings = strings && json_is_string(value);
     if (!strings) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "__metadata__ has something else than strings");
+        return fail_with(why, CAIRN_ERR_MALFORMED, "__metadata__ has something else than strings");
     }
     const char *info = json_string_value(json_object_get(metadata, "DCP_SHARDING_INFO"));
     return info != NULL ? read_boxes(s, info, why) : CAIRN_OK;
 }
 
-static cairn_status read_root(json_t *root, uint64_t data_bytes, struct cairn_safetensors *s,
-                              struct cairn_sentence *why)
+static cairn_status read_root(json_t *root, uint64_t data_bytes, struct safetensors *s,
+                              struct sentence *why)
 {
     const char *key;
     json_t *value;
@@ -228,45 +225,45 @@ static cairn_status read_root(json_t *root, uint64_t data_bytes, struct cairn_sa
 }
 
 static cairn_status load_json(const uint8_t *json, size_t json_bytes, json_t **root_out,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     if (json_bytes == 0 || json[0] != '{') {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "the header does not begin with {");
+        return fail_with(why, CAIRN_ERR_MALFORMED, "the header does not begin with {");
     }
     json_error_t error;
     *root_out = json_loadb((const char *)json, json_bytes, JSON_REJECT_DUPLICATES, &error);
     if (*root_out != NULL) return CAIRN_OK;
     if (json_error_code(&error) == json_error_out_of_memory) return CAIRN_ERR_NO_MEMORY;
     if (json_error_code(&error) == json_error_invalid_utf8) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "the header is not UTF-8");
+        return fail_with(why, CAIRN_ERR_MALFORMED, "the header is not UTF-8");
     }
-    return cairn_fail(why, CAIRN_ERR_MALFORMED, "the header is not JSON: %s at byte %d", error.text,
-                      error.position);
+    return fail_with(why, CAIRN_ERR_MALFORMED, "the header is not JSON: %s at byte %d", error.text,
+                     error.position);
 }
 
-cairn_status cairn_safetensors_parse(const uint8_t *json, size_t json_bytes, uint64_t file_bytes,
-                                     struct cairn_safetensors *out, struct cairn_sentence *why)
+cairn_status safetensors_parse(const uint8_t *json, size_t json_bytes, uint64_t file_bytes,
+                               struct safetensors *out, struct sentence *why)
 {
     assert(file_bytes >= 8 && json_bytes <= file_bytes - 8);
     json_t *root = NULL;
     cairn_status status = load_json(json, json_bytes, &root, why);
     if (status != CAIRN_OK) return status;
-    struct cairn_safetensors s = { NULL, 0, false };
+    struct safetensors s = { NULL, 0, false };
     status = read_root(root, file_bytes - 8 - json_bytes, &s, why);
     json_decref(root);
     if (status != CAIRN_OK) {
-        cairn_safetensors_release(&s);
+        safetensors_release(&s);
         return status;
     }
     *out = s;
     return CAIRN_OK;
 }
 
-void cairn_safetensors_release(struct cairn_safetensors *s)
+void safetensors_release(struct safetensors *s)
 {
     for (size_t i = 0; i < s->entry_count; i++) free(s->entries[i].key);
     free(s->entries);
-    *s = (struct cairn_safetensors) { NULL, 0, false };
+    *s = (struct safetensors) { NULL, 0, false };
 }
 
 /* ==== safetensors read ==== */
@@ -276,10 +273,10 @@ void cairn_safetensors_release(struct cairn_safetensors *s)
 /* ---- matching ---- */
 
 struct matching {
-    const struct cairn_weights *w;
+    const struct weights *w;
     const char *prefix;
     size_t wrong;
-    struct cairn_sentence *why;
+    struct sentence *why;
 };
 
 __attribute__((format(printf, 2, 3))) static void complain(struct matching *m, const char *format,
@@ -291,7 +288,7 @@ __attribute__((format(printf, 2, 3))) static void complain(struct matching *m, c
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    cairn_sentence_add(m->why, "\n%s", line);
+    sentence_add(m->why, "\n%s", line);
 }
 
 /* "[512,784]" */
@@ -304,36 +301,36 @@ static const char *shape_text(uint32_t rank, const uint64_t *dim, char text[stat
     return text;
 }
 
-static const struct cairn_weight *look_up(const struct matching *m, const char *name)
+static const struct weight *look_up(const struct matching *m, const char *name)
 {
-    const struct cairn_weight *weight = cairn_weights_find(m->w, name);
+    const struct weight *weight = weights_find(m->w, name);
     if (weight != NULL || m->prefix == NULL || m->prefix[0] == '\0') return weight;
     char prefixed[2 * CAIRN_NAME_MAX + 2];
     const int n = snprintf(prefixed, sizeof prefixed, "%s%s", m->prefix, name);
-    return n < (int)sizeof prefixed ? cairn_weights_find(m->w, prefixed) : NULL;
+    return n < (int)sizeof prefixed ? weights_find(m->w, prefixed) : NULL;
 }
 
-static void match_tensor(struct matching *m, const struct cairn_tensor_spec *tensor,
-                         const struct cairn_weight **from_out)
+static void match_tensor(struct matching *m, const struct tensor_spec *tensor,
+                         const struct weight **from_out)
 {
     *from_out = NULL;
     if (tensor->alias_of != NULL) return;   // has no state of its own
     if (tensor->kind == CAIRN_BLOB) return; // is put, whatever there is of that name
     *from_out = look_up(m, tensor->name);
     if (*from_out == NULL) {
-        if (tensor->init.kind == CAIRN_INIT_NONE && cairn_geometry_of(&tensor->shape).elems > 0)
+        if (tensor->init.kind == CAIRN_INIT_NONE && geometry_of(&tensor->shape).elems > 0)
             complain(m, "%s is missing there, and has no initializer", tensor->name);
         return;
     }
-    const struct cairn_safetensors_entry *e = (*from_out)->entry;
-    const struct cairn_shape *shape = &tensor->shape;
+    const struct safetensors_entry *e = (*from_out)->entry;
+    const struct shape *shape = &tensor->shape;
     if (e->box.rank != shape->rank ||
         memcmp(e->box.extent, shape->dim, shape->rank * sizeof shape->dim[0]) != 0) {
         char here[180], there[180];
         complain(m, "%s is %s in the job, %s there", tensor->name,
                  shape_text(shape->rank, shape->dim, here),
                  shape_text(e->box.rank, e->box.extent, there));
-    } else if (!cairn_weight_readable(*from_out)) {
+    } else if (!weight_readable(*from_out)) {
         complain(m, "%s is %s there; F32, BF16, F16 and F64 can be read", tensor->name,
                  e->dtype_name);
     }
@@ -341,63 +338,62 @@ static void match_tensor(struct matching *m, const struct cairn_tensor_spec *ten
 
 static int pointer_order(const void *a, const void *b)
 {
-    const struct cairn_weight *const *x = a, *const *y = b;
+    const struct weight *const *x = a, *const *y = b;
     return *x < *y ? -1 : *x > *y;
 }
 
 /* Lists in `extra` the weights that no tensor takes. *refused_out: how many of them a job could
  * have. */
-static cairn_status note_extra(const struct matching *m, const struct cairn_job_spec_data *spec,
-                               const struct cairn_weight **from, struct cairn_sentence *extra,
+static cairn_status note_extra(const struct matching *m, const struct job_spec_data *spec,
+                               const struct weight **from, struct sentence *extra,
                                size_t *refused_out)
 {
-    const struct cairn_weights *w = m->w;
+    const struct weights *w = m->w;
     const size_t count = spec->tensor_count;
-    const struct cairn_weight **taken = calloc(count + 1, sizeof *taken);
+    const struct weight **taken = calloc(count + 1, sizeof *taken);
     if (taken == NULL) return CAIRN_ERR_NO_MEMORY;
     for (size_t i = 0; i < count; i++)
         taken[i] = spec->tensors[i].alias_of != NULL ? look_up(m, spec->tensors[i].name) : from[i];
     qsort(taken, count, sizeof *taken, pointer_order);
-    struct cairn_sentence names = { "" };
+    struct sentence names = { "" };
     size_t spare = 0, t = 0;
     *refused_out = 0;
     for (size_t i = 0; i < w->weight_count; i++) {
         while (t < count && taken[t] < &w->weights[i]) t++;
         if (t < count && taken[t] == &w->weights[i]) continue;
-        *refused_out += cairn_weight_readable(&w->weights[i]);
+        *refused_out += weight_readable(&w->weights[i]);
         if (spare++ < CAIRN_WEIGHTS_NAMES_MAX)
-            cairn_sentence_add(&names, "%s %s", spare > 1 ? "," : "", w->weights[i].key);
+            sentence_add(&names, "%s %s", spare > 1 ? "," : "", w->weights[i].key);
     }
     free(taken);
-    cairn_sentence_set(extra, "%s", "");
+    sentence_set(extra, "%s", "");
     if (spare > 0)
-        cairn_sentence_set(extra, "%zu tensors that the job does not take:%s", spare, names.text);
+        sentence_set(extra, "%zu tensors that the job does not take:%s", spare, names.text);
     return CAIRN_OK;
 }
 
-cairn_status cairn_weights_match(const struct cairn_weights *w,
-                                 const struct cairn_job_spec_data *spec, const char *prefix,
-                                 const struct cairn_weight **from_out, struct cairn_sentence *extra,
-                                 struct cairn_sentence *why)
+cairn_status weights_match(const struct weights *w, const struct job_spec_data *spec,
+                           const char *prefix, const struct weight **from_out,
+                           struct sentence *extra, struct sentence *why)
 {
-    struct cairn_sentence lines = { "" };
+    struct sentence lines = { "" };
     struct matching m = { .w = w, .prefix = prefix, .why = &lines };
     for (size_t i = 0; i < spec->tensor_count; i++)
         match_tensor(&m, &spec->tensors[i], &from_out[i]);
     if (m.wrong > 0) {
-        cairn_sentence_set(why, "%s does not fit the job in %zu tensors:%s", w->path, m.wrong,
-                           lines.text);
+        sentence_set(why, "%s does not fit the job in %zu tensors:%s", w->path, m.wrong,
+                     lines.text);
         if (m.wrong > CAIRN_WEIGHTS_NAMES_MAX)
-            cairn_sentence_add(why, "\nand %zu more", m.wrong - CAIRN_WEIGHTS_NAMES_MAX);
+            sentence_add(why, "\nand %zu more", m.wrong - CAIRN_WEIGHTS_NAMES_MAX);
         return CAIRN_ERR_MISMATCH;
     }
     size_t refused;
     if (note_extra(&m, spec, from_out, extra, &refused) != CAIRN_OK)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     if (refused == 0 || spec->init_extra_ok) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_MISMATCH,
-                      "%s has %s. Is it of another model? To leave them out, say init_extra_ok",
-                      w->path, extra->text);
+    return fail_with(why, CAIRN_ERR_MISMATCH,
+                     "%s has %s. Is it of another model? To leave them out, say init_extra_ok",
+                     w->path, extra->text);
 }
 
 /* ---- reading ---- */
@@ -408,14 +404,14 @@ static float f32_of_f16(uint16_t half)
     const uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
     const uint32_t exponent = half >> 10 & 0x1fu, fraction = half & 0x3ffu;
     if (exponent == 0) {
-        const uint32_t magnitude = cairn_f32_bits((float)fraction * 0x1p-24f);
-        return cairn_f32_of_bits(sign | magnitude);
+        const uint32_t magnitude = f32_bits((float)fraction * 0x1p-24f);
+        return f32_from_bits(sign | magnitude);
     }
     const uint32_t wide = exponent == 0x1f ? 0xffu : exponent + 112;
-    return cairn_f32_of_bits(sign | wide << 23 | fraction << 13);
+    return f32_from_bits(sign | wide << 23 | fraction << 13);
 }
 
-bool cairn_weight_readable(const struct cairn_weight *weight)
+bool weight_readable(const struct weight *weight)
 {
     return weight->entry->dtype != 0 && weight->entry->dtype != CAIRN_U8;
 }
@@ -432,26 +428,26 @@ static void widen(const uint8_t *bytes, cairn_dtype dtype, size_t elems, float *
         }
         uint16_t half;
         memcpy(&half, bytes + 2 * i, sizeof half);
-        out[i] = dtype == CAIRN_BF16 ? cairn_f32_of_bits((uint32_t)half << 16) : f32_of_f16(half);
+        out[i] = dtype == CAIRN_BF16 ? f32_from_bits((uint32_t)half << 16) : f32_of_f16(half);
     }
 }
 
 /* The file that was judged, open for reading. */
-static cairn_status use_file(struct cairn_weights *w, uint32_t number, struct cairn_sentence *why)
+static cairn_status use_file(struct weights *w, uint32_t number, struct sentence *why)
 {
-    const struct cairn_weights_file *file = &w->files[number];
+    const struct weights_file *file = &w->files[number];
     struct stat info;
     int fd;
     if (w->file_fd >= 0 && w->file == number) return CAIRN_OK;
-    cairn_status status = cairn_weights_open_beneath(w, file->path, &fd, &info, why);
+    cairn_status status = weights_open_beneath(w, file->path, &fd, &info, why);
     if (status != CAIRN_OK) return status;
     if (info.st_dev != file->judged.st_dev || info.st_ino != file->judged.st_ino ||
         info.st_size != file->judged.st_size ||
         info.st_mtim.tv_sec != file->judged.st_mtim.tv_sec ||
         info.st_mtim.tv_nsec != file->judged.st_mtim.tv_nsec) {
         close(fd);
-        return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s: %s was changed while it was read", w->path,
-                          file->path);
+        return fail_with(why, CAIRN_ERR_CORRUPT, "%s: %s was changed while it was read", w->path,
+                         file->path);
     }
     if (w->file_fd >= 0) close(w->file_fd);
     w->file_fd = fd;
@@ -459,28 +455,26 @@ static cairn_status use_file(struct cairn_weights *w, uint32_t number, struct ca
     return CAIRN_OK;
 }
 
-cairn_status cairn_weights_read(struct cairn_weights *w, const struct cairn_weight *weight,
-                                uint64_t first_elem, uint64_t elem_count, float *out,
-                                struct cairn_sentence *why)
+cairn_status weights_read(struct weights *w, const struct weight *weight, uint64_t first_elem,
+                          uint64_t elem_count, float *out, struct sentence *why)
 {
     if (w->source != NULL)
         return w->source->read(w->source, weight, first_elem, elem_count, out, why);
-    const struct cairn_safetensors_entry *e = weight->entry;
-    const struct cairn_weights_file *file = &w->files[weight->file];
-    const size_t elem_bytes = cairn_dtype_bytes((int)e->dtype);
+    const struct safetensors_entry *e = weight->entry;
+    const struct weights_file *file = &w->files[weight->file];
+    const size_t elem_bytes = dtype_size((int)e->dtype);
     uint8_t piece[65536];
     assert(elem_bytes != 0 && first_elem + elem_count <= (e->end - e->begin) / elem_bytes);
     cairn_status status = use_file(w, weight->file, why);
     uint64_t offset = file->data_at + e->begin + first_elem * elem_bytes;
     if (status == CAIRN_OK && e->dtype == CAIRN_F32) {
-        return cairn_weights_pread(w->file_fd, file->path, out, (size_t)elem_count * sizeof *out,
-                                   offset, why);
+        return weights_pread(w->file_fd, file->path, out, (size_t)elem_count * sizeof *out, offset,
+                             why);
     }
     while (status == CAIRN_OK && elem_count > 0) {
         size_t elems = sizeof piece / elem_bytes;
         if (elems > elem_count) elems = (size_t)elem_count;
-        status = cairn_weights_pread(w->file_fd, file->path, piece, elems * elem_bytes, offset,
-                                     why);
+        status = weights_pread(w->file_fd, file->path, piece, elems * elem_bytes, offset, why);
         if (status != CAIRN_OK) break;
         widen(piece, e->dtype, elems, out);
         out += elems;
@@ -570,13 +564,13 @@ static const char *dtype_name_of(cairn_dtype dtype)
 
 static int file_order(const void *a, const void *b)
 {
-    const struct cairn_safetensors_entry *x = a, *y = b;
+    const struct safetensors_entry *x = a, *y = b;
     const int rank_x = safetensors_dtype_rank(x->dtype_name);
     const int rank_y = safetensors_dtype_rank(y->dtype_name);
     return rank_x != rank_y ? (rank_x < rank_y ? 1 : -1) : strcmp(x->key, y->key);
 }
 
-static uint64_t entry_data_bytes(const struct cairn_safetensors_entry *e)
+static uint64_t entry_data_bytes(const struct safetensors_entry *e)
 {
     uint64_t bytes = safetensors_dtype_bits(safetensors_dtype_rank(e->dtype_name)) / 8;
     for (uint32_t d = 0; d < e->box.rank; d++) {
@@ -587,7 +581,7 @@ static uint64_t entry_data_bytes(const struct cairn_safetensors_entry *e)
     return bytes;
 }
 
-static uint64_t place_entries(struct cairn_safetensors_entry *entries, size_t count)
+static uint64_t place_entries(struct safetensors_entry *entries, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (entries[i].dtype_name == NULL) entries[i].dtype_name = dtype_name_of(entries[i].dtype);
@@ -605,7 +599,7 @@ static uint64_t place_entries(struct cairn_safetensors_entry *entries, size_t co
 }
 
 /* {"<key>":{"saved_offsets":[0,4096]},...} */
-static void append_sharding_info(struct text *t, const struct cairn_safetensors_entry *entries,
+static void append_sharding_info(struct text *t, const struct safetensors_entry *entries,
                                  size_t count)
 {
     append(t, "{", 1);
@@ -619,8 +613,7 @@ static void append_sharding_info(struct text *t, const struct cairn_safetensors_
     append(t, "}", 1);
 }
 
-static void append_boxes(struct text *t, const struct cairn_safetensors_entry *entries,
-                         size_t count)
+static void append_boxes(struct text *t, const struct safetensors_entry *entries, size_t count)
 {
     struct text info = { NULL, 0, 0, false };
     append_sharding_info(&info, entries, count);
@@ -633,7 +626,7 @@ static void append_boxes(struct text *t, const struct cairn_safetensors_entry *e
     free(info.bytes);
 }
 
-static void append_notes(struct text *t, const struct cairn_safetensors_note *notes, size_t count)
+static void append_notes(struct text *t, const struct safetensors_note *notes, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         append(t, ",", 1);
@@ -644,7 +637,7 @@ static void append_notes(struct text *t, const struct cairn_safetensors_note *no
     }
 }
 
-static void append_entry(struct text *t, const struct cairn_safetensors_entry *e)
+static void append_entry(struct text *t, const struct safetensors_entry *e)
 {
     append(t, ",", 1);
     append_key(t, e->key);
@@ -663,8 +656,8 @@ static void write_length(char prefix[static 8], uint64_t json_bytes)
 }
 
 /* `boxes`: where each entry begins in its tensor stands in it, too. */
-static cairn_status build(struct cairn_safetensors_entry *entries, size_t entry_count, bool boxes,
-                          const struct cairn_safetensors_note *notes, size_t note_count,
+static cairn_status build(struct safetensors_entry *entries, size_t entry_count, bool boxes,
+                          const struct safetensors_note *notes, size_t note_count,
                           uint8_t **header_out, size_t *header_bytes_out, uint64_t *data_bytes_out)
 {
     const uint64_t data_bytes = place_entries(entries, entry_count);
@@ -689,24 +682,23 @@ static cairn_status build(struct cairn_safetensors_entry *entries, size_t entry_
     return CAIRN_OK;
 }
 
-cairn_status cairn_safetensors_build(struct cairn_safetensors_entry *entries, size_t entry_count,
-                                     uint8_t **header_out, size_t *header_bytes_out,
-                                     uint64_t *data_bytes_out)
+cairn_status safetensors_build(struct safetensors_entry *entries, size_t entry_count,
+                               uint8_t **header_out, size_t *header_bytes_out,
+                               uint64_t *data_bytes_out)
 {
     return build(entries, entry_count, true, NULL, 0, header_out, header_bytes_out, data_bytes_out);
 }
 
-cairn_status cairn_safetensors_build_whole(struct cairn_safetensors_entry *entries,
-                                           size_t entry_count,
-                                           const struct cairn_safetensors_note *notes,
-                                           size_t note_count, uint8_t **header_out,
-                                           size_t *header_bytes_out, uint64_t *data_bytes_out)
+cairn_status safetensors_build_whole(struct safetensors_entry *entries, size_t entry_count,
+                                     const struct safetensors_note *notes, size_t note_count,
+                                     uint8_t **header_out, size_t *header_bytes_out,
+                                     uint64_t *data_bytes_out)
 {
     return build(entries, entry_count, false, notes, note_count, header_out, header_bytes_out,
                  data_bytes_out);
 }
 
-size_t cairn_safetensors_entry_bytes(const char *key, uint32_t rank)
+size_t safetensors_entry_bytes(const char *key, uint32_t rank)
 {
     // The key stands twice: escaped (2 bytes for one), and in a JSON text inside a string (4). A
     // dimension is a number in each, an offset of the data two more, all of 20 digits at most.
@@ -717,28 +709,27 @@ size_t cairn_safetensors_entry_bytes(const char *key, uint32_t rank)
 
 /* Looks up and opens files beneath the folders that an operator allows, and nothing else. */
 
-static cairn_status refuse_open(const struct cairn_weights *w, const char *path, int error,
-                                struct cairn_sentence *why)
+static cairn_status refuse_open(const struct weights *w, const char *path, int error,
+                                struct sentence *why)
 {
     switch (error) {
     case ENOENT:
-    case ENOTDIR: return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s: there is no %s", w->path, path);
+    case ENOTDIR: return fail_with(why, CAIRN_ERR_NOT_FOUND, "%s: there is no %s", w->path, path);
     case EXDEV:
     case ELOOP:
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "%s: %s leads out of the folder that import.folders allows", w->path,
-                          path);
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "%s: %s leads out of the folder that import.folders allows", w->path,
+                         path);
     case ENOSYS:
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "%s: the kernel has no openat2 (Linux 5.6)",
-                          w->path);
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED, "%s: the kernel has no openat2 (Linux 5.6)",
+                         w->path);
     default:
-        return cairn_fail(why, CAIRN_ERR_IO, "%s: opening %s: %s", w->path, path, strerror(error));
+        return fail_with(why, CAIRN_ERR_IO, "%s: opening %s: %s", w->path, path, strerror(error));
     }
 }
 
-cairn_status cairn_weights_open_beneath(const struct cairn_weights *w, const char *path,
-                                        int *fd_out, struct stat *info_out,
-                                        struct cairn_sentence *why)
+cairn_status weights_open_beneath(const struct weights *w, const char *path, int *fd_out,
+                                  struct stat *info_out, struct sentence *why)
 {
     // Not blocking: a FIFO in the folder must not hold the thread.
     const struct open_how how = { .flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC,
@@ -747,8 +738,8 @@ cairn_status cairn_weights_open_beneath(const struct cairn_weights *w, const cha
     if (fd < 0) return refuse_open(w, path, errno, why);
     if (fstat(fd, info_out) != 0 || (!S_ISREG(info_out->st_mode) && !S_ISDIR(info_out->st_mode))) {
         close(fd);
-        return cairn_fail(why, CAIRN_ERR_REFUSED, "%s: %s is neither a file nor a folder", w->path,
-                          path);
+        return fail_with(why, CAIRN_ERR_REFUSED, "%s: %s is neither a file nor a folder", w->path,
+                         path);
     }
     *fd_out = fd;
     return CAIRN_OK;
@@ -765,8 +756,7 @@ static const char *beneath(const char *path, const char *root, size_t length)
     return path;
 }
 
-const char *cairn_weights_enter_root(const char *roots, struct cairn_weights *w,
-                                     struct cairn_sentence *why)
+const char *weights_enter_root(const char *roots, struct weights *w, struct sentence *why)
 {
     for (const char *root = roots; *root != '\0';) {
         const size_t length = strcspn(root, ":");
@@ -779,22 +769,22 @@ const char *cairn_weights_enter_root(const char *roots, struct cairn_weights *w,
         }
         root += length + (root[length] == ':');
     }
-    cairn_sentence_set(why,
-                       "%s is in none of the folders that weights may be read from here (%s); an "
-                       "operator allows one with import.folders in the shards' configuration",
-                       w->path, roots[0] != '\0' ? roots : "none");
+    sentence_set(why,
+                 "%s is in none of the folders that weights may be read from here (%s); an "
+                 "operator allows one with import.folders in the shards' configuration",
+                 w->path, roots[0] != '\0' ? roots : "none");
     return NULL;
 }
 
 /* Names the open folder as the kernel does: no link is in that name. */
-static cairn_status name_folder(const struct cairn_weights *w, int fd, char **folder_out,
-                                struct cairn_sentence *why)
+static cairn_status name_folder(const struct weights *w, int fd, char **folder_out,
+                                struct sentence *why)
 {
     char link[32];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     *folder_out = realpath(link, NULL);
     if (*folder_out != NULL) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_IO, "%s: its own path: %s", w->path, strerror(errno));
+    return fail_with(why, CAIRN_ERR_IO, "%s: its own path: %s", w->path, strerror(errno));
 }
 
 static bool has_file(int folder, const char *name)
@@ -802,13 +792,12 @@ static bool has_file(int folder, const char *name)
     return faccessat(folder, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-static cairn_status find_in_folder(const struct cairn_weights *w, const char *rest,
-                                   const char *file, char **folder_out, struct cairn_sentence *why)
+static cairn_status find_in_folder(const struct weights *w, const char *rest, const char *file,
+                                   char **folder_out, struct sentence *why)
 {
     int fd;
     struct stat info;
-    cairn_status status = cairn_weights_open_beneath(w, rest[0] != '\0' ? rest : ".", &fd, &info,
-                                                     why);
+    cairn_status status = weights_open_beneath(w, rest[0] != '\0' ? rest : ".", &fd, &info, why);
     if (status != CAIRN_OK) return status;
     if (S_ISDIR(info.st_mode) && has_file(fd, file) && !has_file(fd, CAIRN_WEIGHTS_WHOLE) &&
         !has_file(fd, CAIRN_WEIGHTS_INDEX))
@@ -817,11 +806,11 @@ static cairn_status find_in_folder(const struct cairn_weights *w, const char *re
     return status;
 }
 
-cairn_status cairn_weights_folder_with(const char *roots, const char *path, const char *file,
-                                       char **folder_out, struct cairn_sentence *why)
+cairn_status weights_folder_with(const char *roots, const char *path, const char *file,
+                                 char **folder_out, struct sentence *why)
 {
-    struct cairn_weights w = { .root_fd = -1, .path = (char *)(uintptr_t)path };
-    const char *rest = cairn_weights_enter_root(roots, &w, why);
+    struct weights w = { .root_fd = -1, .path = (char *)(uintptr_t)path };
+    const char *rest = weights_enter_root(roots, &w, why);
     *folder_out = NULL;
     if (rest == NULL) return CAIRN_ERR_REFUSED;
     const cairn_status status = find_in_folder(&w, rest, file, folder_out, why);

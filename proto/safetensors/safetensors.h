@@ -28,7 +28,7 @@
 
 #define CAIRN_SAFETENSORS_HEADER_MAX 100000000 /* N of the format; ours stay near 8 MiB */
 
-struct cairn_safetensors_entry {
+struct safetensors_entry {
     char *key; /* owned by whoever owns the entry */
     const char
         *dtype_name;   /* "F32": static memory; set by parse, and by build where it is NULL: else it
@@ -42,8 +42,8 @@ struct cairn_safetensors_entry {
     uint64_t first_elem; /* of the box, row-major in the whole tensor */
 };
 
-struct cairn_safetensors {
-    struct cairn_safetensors_entry *entries; /* owned, in the order of the bytes */
+struct safetensors {
+    struct safetensors_entry *entries; /* owned, in the order of the bytes */
     size_t entry_count;
     bool has_boxes; /* DCP_SHARDING_INFO is there, and complete */
 };
@@ -51,34 +51,31 @@ struct cairn_safetensors {
 /* Sorts the entries into the file's order, sets begin and end, and writes the first 8 + N bytes of
  * the file. Keys unique, dtypes Cairn's, sizes without overflow (asserted: the caller planned
  * them). `*header_out` is malloc'd, the caller's. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_safetensors_build(struct cairn_safetensors_entry *entries, size_t entry_count,
-                                     uint8_t **header_out, size_t *header_bytes_out,
-                                     uint64_t *data_bytes_out) CAIRN_MUST_CHECK;
+cairn_status safetensors_build(struct safetensors_entry *entries, size_t entry_count,
+                               uint8_t **header_out, size_t *header_bytes_out,
+                               uint64_t *data_bytes_out) CAIRN_MUST_CHECK;
 /* The same of whole tensors, as others than PyTorch's distributed checkpoint write them: in __metadata__
  * stand "format", which is "pt", and the notes, unique and none of that name; no boxes. */
-struct cairn_safetensors_note {
+struct safetensors_note {
     const char *key, *value; /* borrowed */
 };
-cairn_status cairn_safetensors_build_whole(struct cairn_safetensors_entry *entries,
-                                           size_t entry_count,
-                                           const struct cairn_safetensors_note *notes,
-                                           size_t note_count, uint8_t **header_out,
-                                           size_t *header_bytes_out,
-                                           uint64_t *data_bytes_out) CAIRN_MUST_CHECK;
+cairn_status safetensors_build_whole(struct safetensors_entry *entries, size_t entry_count,
+                                     const struct safetensors_note *notes, size_t note_count,
+                                     uint8_t **header_out, size_t *header_bytes_out,
+                                     uint64_t *data_bytes_out) CAIRN_MUST_CHECK;
 /* An upper bound of what one entry adds to the header: for closing a file in time. */
-size_t cairn_safetensors_entry_bytes(const char *key, uint32_t rank);
+size_t safetensors_entry_bytes(const char *key, uint32_t rank);
 
 /* N, out of a file's first `have` bytes (8 are enough) and its size: judged before anyone
  * allocates. CAIRN_ERR_MALFORMED. */
-cairn_status cairn_safetensors_header_bytes(const uint8_t *prefix, size_t have, uint64_t file_bytes,
-                                            uint64_t *json_bytes_out,
-                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status safetensors_header_bytes(const uint8_t *prefix, size_t have, uint64_t file_bytes,
+                                      uint64_t *json_bytes_out,
+                                      struct sentence *why) CAIRN_MUST_CHECK;
 /* Judges the N bytes of JSON of a file of that size. `*out` is set only on success; release it.
  * CAIRN_ERR_MALFORMED, CAIRN_ERR_UNSUPPORTED (rank over 8), CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_safetensors_parse(const uint8_t *json, size_t json_bytes, uint64_t file_bytes,
-                                     struct cairn_safetensors *out,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_safetensors_release(struct cairn_safetensors *s);
+cairn_status safetensors_parse(const uint8_t *json, size_t json_bytes, uint64_t file_bytes,
+                               struct safetensors *out, struct sentence *why) CAIRN_MUST_CHECK;
+void safetensors_release(struct safetensors *s);
 
 /* ==== safetensors folder ==== */
 
@@ -101,10 +98,10 @@ void cairn_safetensors_release(struct cairn_safetensors *s);
 
 /* ---- the index: bytes in, a table out ---- */
 
-struct cairn_safetensors_index {
+struct safetensors_index {
     /* owned */
     char **files; /* [file_count], sorted: plain names of the same folder */
-    struct cairn_safetensors_mapped {
+    struct safetensors_mapped {
         char *key;
         uint32_t file;
     } * entries; /* [entry_count], sorted by key */
@@ -112,66 +109,64 @@ struct cairn_safetensors_index {
 };
 /* CAIRN_ERR_MALFORMED: not JSON, no weight_map of strings, a file's name with a '/' or without
  * .safetensors; too many files. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_safetensors_index_parse(const char *text, size_t text_bytes,
-                                           struct cairn_safetensors_index *out,
-                                           struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status safetensors_index_parse(const char *text, size_t text_bytes,
+                                     struct safetensors_index *out,
+                                     struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- the weights ---- */
 
-struct cairn_weights_file {
-    char *path;                      /* owned; beneath the allowed folder */
-    struct cairn_safetensors header; /* owned */
-    uint64_t data_at;                /* where the tensors begin */
+struct weights_file {
+    char *path;                /* owned; beneath the allowed folder */
+    struct safetensors header; /* owned */
+    uint64_t data_at;          /* where the tensors begin */
     struct stat judged;
 };
 
 /* One tensor. All borrowed from its file. */
-struct cairn_weight {
+struct weight {
     const char *key;
-    const struct cairn_safetensors_entry *entry;
+    const struct safetensors_entry *entry;
     uint32_t file;
 };
 
 /* Weights that lie in no such files. */
-struct cairn_weights_source {
-    /* As cairn_weights_read. */
-    cairn_status (*read)(struct cairn_weights_source *source, const struct cairn_weight *weight,
+struct weights_source {
+    /* As weights_read. */
+    cairn_status (*read)(struct weights_source *source, const struct weight *weight,
                          uint64_t first_elem, uint64_t elem_count, float *out,
-                         struct cairn_sentence *why);
-    void (*close)(struct cairn_weights_source *source);
+                         struct sentence *why);
+    void (*close)(struct weights_source *source);
 };
 
 /* Read by one thread at a time. */
-struct cairn_weights {
-    struct cairn_weights_source *source; /* owned; NULL: the files */
-    int root_fd;                         /* owned; of the allowed folder */
-    int file_fd;                         /* owned; of the file read last, -1: none */
-    uint32_t file;                       /* which one that is */
+struct weights {
+    struct weights_source *source; /* owned; NULL: the files */
+    int root_fd;                   /* owned; of the allowed folder */
+    int file_fd;                   /* owned; of the file read last, -1: none */
+    uint32_t file;                 /* which one that is */
     size_t file_count, weight_count;
-    char *path;                       /* owned; as it was asked for */
-    struct cairn_weights_file *files; /* owned, [file_count] */
-    struct cairn_weight *weights;     /* owned, [weight_count], sorted by key */
+    char *path;                 /* owned; as it was asked for */
+    struct weights_file *files; /* owned, [file_count] */
+    struct weight *weights;     /* owned, [weight_count], sorted by key */
 };
 
 /* Opens `path`, absolute, a file or a folder, beneath one of `roots`: absolute folders with ':' between
  * them, "" for none. Reads headers only. CAIRN_ERR_REFUSED: not allowed; CAIRN_ERR_NOT_FOUND;
  * CAIRN_ERR_MALFORMED, _UNSUPPORTED; CAIRN_ERR_IO; CAIRN_ERR_NO_MEMORY. `why` names the file. */
-cairn_status cairn_weights_open(const char *roots, const char *path, struct cairn_weights *out,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_weights_close(struct cairn_weights *weights);
+cairn_status weights_open(const char *roots, const char *path, struct weights *out,
+                          struct sentence *why) CAIRN_MUST_CHECK;
+void weights_close(struct weights *weights);
 /* If `path` is a folder beneath one of `roots` that has a file of that name, and none that Hugging Face has:
- * the folder's own path, malloc'd, the caller's; else *folder_out is NULL. As cairn_weights_open. */
-cairn_status cairn_weights_folder_with(const char *roots, const char *path, const char *file,
-                                       char **folder_out,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+ * the folder's own path, malloc'd, the caller's; else *folder_out is NULL. As weights_open. */
+cairn_status weights_folder_with(const char *roots, const char *path, const char *file,
+                                 char **folder_out, struct sentence *why) CAIRN_MUST_CHECK;
 /* Lists the weights that `source` has, by the entries of `header`, which give no places in a file.
  * Takes source and header, on failure too. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_weights_of(const char *path, struct cairn_weights_source *source,
-                              struct cairn_safetensors *header, struct cairn_weights *out,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status weights_of(const char *path, struct weights_source *source, struct safetensors *header,
+                        struct weights *out, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* True if a tensor can be read from the weight: it is F32, BF16, F16 or F64. */
-bool cairn_weight_readable(const struct cairn_weight *weight);
+bool weight_readable(const struct weight *weight);
 /* Finds the weight that each tensor of a canonical spec is read from: the one of its name, else the
  * one of `prefix` + its name. from_out, [tensor_count]: NULL where there is none and the tensor has
  * an initializer. CAIRN_ERR_MISMATCH names every tensor that is missing, has another shape, or is
@@ -179,17 +174,15 @@ bool cairn_weight_readable(const struct cairn_weight *weight);
  * that no tensor takes and that a job could have. Other weights that no tensor takes are no error:
  * `extra` says how many and which, "" if none. The name of an alias of a whole tensor counts as
  * that tensor's. */
-cairn_status cairn_weights_match(const struct cairn_weights *weights,
-                                 const struct cairn_job_spec_data *spec, const char *prefix,
-                                 const struct cairn_weight **from_out, struct cairn_sentence *extra,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status weights_match(const struct weights *weights, const struct job_spec_data *spec,
+                           const char *prefix, const struct weight **from_out,
+                           struct sentence *extra, struct sentence *why) CAIRN_MUST_CHECK;
 /* NULL: there is none of that key. */
-const struct cairn_weight *cairn_weights_find(const struct cairn_weights *weights, const char *key);
+const struct weight *weights_find(const struct weights *weights, const char *key);
 
 /* Reads elements [first_elem, first_elem + elem_count) of a matched weight as fp32: BF16 and F16 exactly,
  * F64 rounded to nearest even. CAIRN_ERR_CORRUPT: the file is another one now. CAIRN_ERR_IO. */
-cairn_status cairn_weights_read(struct cairn_weights *weights, const struct cairn_weight *weight,
-                                uint64_t first_elem, uint64_t elem_count, float *out,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status weights_read(struct weights *weights, const struct weight *weight, uint64_t first_elem,
+                          uint64_t elem_count, float *out, struct sentence *why) CAIRN_MUST_CHECK;
 
 #endif

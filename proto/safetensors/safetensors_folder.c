@@ -12,20 +12,20 @@
 
 #include "proto/safetensors/safetensors_private.h"
 
-static void safetensors_index_release(struct cairn_safetensors_index *index);
+static void safetensors_index_release(struct safetensors_index *index);
 
-cairn_status cairn_weights_pread(int fd, const char *path, void *out, size_t count, uint64_t offset,
-                                 struct cairn_sentence *why)
+cairn_status weights_pread(int fd, const char *path, void *out, size_t count, uint64_t offset,
+                           struct sentence *why)
 {
     uint8_t *next = out;
     while (count > 0) {
         const ssize_t got = pread(fd, next, count, (off_t)offset);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return cairn_fail(why, CAIRN_ERR_IO, "reading %s: %s", path, strerror(errno));
+        if (got < 0) return fail_with(why, CAIRN_ERR_IO, "reading %s: %s", path, strerror(errno));
         if (got == 0) {
-            return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                              "%s ends at byte %" PRIu64 ": somebody cut it off while it was read",
-                              path, offset);
+            return fail_with(why, CAIRN_ERR_CORRUPT,
+                             "%s ends at byte %" PRIu64 ": somebody cut it off while it was read",
+                             path, offset);
         }
         next += got;
         offset += (uint64_t)got;
@@ -36,41 +36,41 @@ cairn_status cairn_weights_pread(int fd, const char *path, void *out, size_t cou
 
 /* ---- one file ---- */
 
-static cairn_status read_header(struct cairn_weights_file *file, int fd, uint64_t *budget,
-                                struct cairn_sentence *why)
+static cairn_status read_header(struct weights_file *file, int fd, uint64_t *budget,
+                                struct sentence *why)
 {
     const uint64_t file_bytes = (uint64_t)file->judged.st_size;
     uint8_t prefix[8];
     uint64_t json_bytes;
     const size_t have = file_bytes < 8 ? (size_t)file_bytes : 8;
-    cairn_status status = cairn_weights_pread(fd, file->path, prefix, have, 0, why);
+    cairn_status status = weights_pread(fd, file->path, prefix, have, 0, why);
     if (status == CAIRN_OK)
-        status = cairn_safetensors_header_bytes(prefix, have, file_bytes, &json_bytes, why);
+        status = safetensors_header_bytes(prefix, have, file_bytes, &json_bytes, why);
     if (status != CAIRN_OK) return status;
     if (json_bytes > *budget) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "all headers together are over %" PRIu64 " bytes",
-                          CAIRN_WEIGHTS_HEADERS_MAX);
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "all headers together are over %" PRIu64 " bytes",
+                         CAIRN_WEIGHTS_HEADERS_MAX);
     }
     *budget -= json_bytes;
     uint8_t *json = malloc((size_t)json_bytes + 1);
     if (json == NULL) return CAIRN_ERR_NO_MEMORY;
-    status = cairn_weights_pread(fd, file->path, json, (size_t)json_bytes, 8, why);
+    status = weights_pread(fd, file->path, json, (size_t)json_bytes, 8, why);
     if (status == CAIRN_OK)
-        status = cairn_safetensors_parse(json, (size_t)json_bytes, file_bytes, &file->header, why);
+        status = safetensors_parse(json, (size_t)json_bytes, file_bytes, &file->header, why);
     free(json);
     file->data_at = 8 + json_bytes;
     return status;
 }
 
 /* A part of a tensor under the tensor's name would be taken for all of it. */
-static cairn_status judge_whole(const struct cairn_weights_file *file, struct cairn_sentence *why)
+static cairn_status judge_whole(const struct weights_file *file, struct sentence *why)
 {
     for (size_t i = 0; i < file->header.entry_count; i++) {
-        const struct cairn_safetensors_entry *e = &file->header.entries[i];
+        const struct safetensors_entry *e = &file->header.entries[i];
         for (uint32_t d = 0; d < e->box.rank; d++) {
             if (e->box.start[d] == 0) continue;
-            return cairn_fail(
+            return fail_with(
                 why, CAIRN_ERR_UNSUPPORTED,
                 "tensor \"%s\" is a part of one, so this is a file of a distributed checkpoint: "
                 "consolidate it, or name the folder with the manifest if Cairn wrote it",
@@ -81,21 +81,21 @@ static cairn_status judge_whole(const struct cairn_weights_file *file, struct ca
 }
 
 /* Says which file, before what the judges said. */
-static cairn_status in_file(cairn_status status, const struct cairn_weights *w, const char *path,
-                            struct cairn_sentence *why)
+static cairn_status in_file(cairn_status status, const struct weights *w, const char *path,
+                            struct sentence *why)
 {
     if (status == CAIRN_ERR_NO_MEMORY)
-        return cairn_fail(why, status, "%s: no memory for the header of %s", w->path, path);
+        return fail_with(why, status, "%s: no memory for the header of %s", w->path, path);
     if (status != CAIRN_OK && why != NULL) {
-        const struct cairn_sentence said = *why;
-        cairn_sentence_set(why, "%s: %s: %s", w->path, path, said.text);
+        const struct sentence said = *why;
+        sentence_set(why, "%s: %s: %s", w->path, path, said.text);
     }
     return status;
 }
 
 /* Takes `fd`. */
-static cairn_status load_file(const struct cairn_weights *w, struct cairn_weights_file *file,
-                              int fd, uint64_t *budget, struct cairn_sentence *why)
+static cairn_status load_file(const struct weights *w, struct weights_file *file, int fd,
+                              uint64_t *budget, struct sentence *why)
 {
     cairn_status status = read_header(file, fd, budget, why);
     if (status == CAIRN_OK) status = judge_whole(file, why);
@@ -103,40 +103,39 @@ static cairn_status load_file(const struct cairn_weights *w, struct cairn_weight
     return in_file(status, w, file->path, why);
 }
 
-static cairn_status add_file(struct cairn_weights *w, const char *folder, const char *name,
-                             uint64_t *budget, struct cairn_sentence *why)
+static cairn_status add_file(struct weights *w, const char *folder, const char *name,
+                             uint64_t *budget, struct sentence *why)
 {
-    struct cairn_weights_file *file = &w->files[w->file_count];
+    struct weights_file *file = &w->files[w->file_count];
     int fd;
     if (asprintf(&file->path, "%s%s%s", folder, folder[0] != '\0' ? "/" : "", name) < 0) {
         file->path = NULL;
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     }
     w->file_count++;
-    cairn_status status = cairn_weights_open_beneath(w, file->path, &fd, &file->judged, why);
+    cairn_status status = weights_open_beneath(w, file->path, &fd, &file->judged, why);
     if (status != CAIRN_OK) return status;
     if (S_ISREG(file->judged.st_mode)) return load_file(w, file, fd, budget, why);
     close(fd);
-    return cairn_fail(why, CAIRN_ERR_REFUSED, "%s: %s is a folder, not a file", w->path,
-                      file->path);
+    return fail_with(why, CAIRN_ERR_REFUSED, "%s: %s is a folder, not a file", w->path, file->path);
 }
 
 /* ---- the table of keys ---- */
 
 static int weight_order(const void *a, const void *b)
 {
-    const struct cairn_weight *x = a, *y = b;
+    const struct weight *x = a, *y = b;
     return strcmp(x->key, y->key);
 }
 
-const struct cairn_weight *cairn_weights_find(const struct cairn_weights *w, const char *key)
+const struct weight *weights_find(const struct weights *w, const char *key)
 {
-    const struct cairn_weight wanted = { .key = key };
+    const struct weight wanted = { .key = key };
     if (w->weight_count == 0) return NULL;
     return bsearch(&wanted, w->weights, w->weight_count, sizeof wanted, weight_order);
 }
 
-static uint32_t mapped_file(const struct cairn_safetensors_index *index, const char *key)
+static uint32_t mapped_file(const struct safetensors_index *index, const char *key)
 {
     size_t low = 0, high = index->entry_count;
     while (low < high) {
@@ -153,8 +152,7 @@ static uint32_t mapped_file(const struct cairn_safetensors_index *index, const c
 
 /* index NULL: every tensor of the one file. A tensor in a file that the index does not name for it is
  * not part of the model. */
-static cairn_status list_weights(struct cairn_weights *w,
-                                 const struct cairn_safetensors_index *index)
+static cairn_status list_weights(struct weights *w, const struct safetensors_index *index)
 {
     size_t most = 0;
     for (size_t f = 0; f < w->file_count; f++) most += w->files[f].header.entry_count;
@@ -162,10 +160,10 @@ static cairn_status list_weights(struct cairn_weights *w,
     if (w->weights == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t f = 0; f < w->file_count; f++) {
         for (size_t i = 0; i < w->files[f].header.entry_count; i++) {
-            const struct cairn_safetensors_entry *e = &w->files[f].header.entries[i];
+            const struct safetensors_entry *e = &w->files[f].header.entries[i];
             if (index != NULL && mapped_file(index, e->key) != f) continue;
             w->weights[w->weight_count++] =
-                (struct cairn_weight) { .key = e->key, .entry = e, .file = f };
+                (struct weight) { .key = e->key, .entry = e, .file = f };
         }
     }
     if (w->weight_count > 1) qsort(w->weights, w->weight_count, sizeof *w->weights, weight_order);
@@ -173,83 +171,80 @@ static cairn_status list_weights(struct cairn_weights *w,
 }
 
 /* Everything that the index promises is where it says. */
-static cairn_status judge_index(const struct cairn_weights *w,
-                                const struct cairn_safetensors_index *index,
-                                struct cairn_sentence *why)
+static cairn_status judge_index(const struct weights *w, const struct safetensors_index *index,
+                                struct sentence *why)
 {
     if (w->weight_count == index->entry_count) return CAIRN_OK; // keys are unique on both sides
-    cairn_sentence_set(
-        why, "%s: %zu tensors are not in the files that " CAIRN_WEIGHTS_INDEX " names:", w->path,
-        index->entry_count - w->weight_count);
+    sentence_set(why, "%s: %zu tensors are not in the files that " CAIRN_WEIGHTS_INDEX " names:",
+                 w->path, index->entry_count - w->weight_count);
     size_t named = 0;
     for (size_t i = 0; i < index->entry_count && named < CAIRN_WEIGHTS_NAMES_MAX; i++) {
-        if (cairn_weights_find(w, index->entries[i].key) != NULL) continue;
-        cairn_sentence_add(why, "%s %s (%s)", named++ > 0 ? "," : "", index->entries[i].key,
-                           index->files[index->entries[i].file]);
+        if (weights_find(w, index->entries[i].key) != NULL) continue;
+        sentence_add(why, "%s %s (%s)", named++ > 0 ? "," : "", index->entries[i].key,
+                     index->files[index->entries[i].file]);
     }
     return CAIRN_ERR_MALFORMED;
 }
 
 /* ---- a folder ---- */
 
-static cairn_status read_index(const struct cairn_weights *w, const char *path,
-                               struct cairn_safetensors_index *index, struct cairn_sentence *why)
+static cairn_status read_index(const struct weights *w, const char *path,
+                               struct safetensors_index *index, struct sentence *why)
 {
     int fd;
     struct stat info;
-    cairn_status status = cairn_weights_open_beneath(w, path, &fd, &info, why);
+    cairn_status status = weights_open_beneath(w, path, &fd, &info, why);
     if (status == CAIRN_ERR_NOT_FOUND) {
-        return cairn_fail(why, status,
-                          "%s: there is neither a " CAIRN_WEIGHTS_WHOLE
-                          " nor a " CAIRN_WEIGHTS_INDEX " in it",
-                          w->path);
+        return fail_with(why, status,
+                         "%s: there is neither a " CAIRN_WEIGHTS_WHOLE " nor a " CAIRN_WEIGHTS_INDEX
+                         " in it",
+                         w->path);
     }
     if (status != CAIRN_OK) return status;
     char *text = NULL;
     if (!S_ISREG(info.st_mode) || (uint64_t)info.st_size > CAIRN_WEIGHTS_INDEX_MAX) {
-        status = cairn_fail(why, CAIRN_ERR_MALFORMED, "it is no file, or over %" PRIu64 " bytes",
-                            CAIRN_WEIGHTS_INDEX_MAX);
+        status = fail_with(why, CAIRN_ERR_MALFORMED, "it is no file, or over %" PRIu64 " bytes",
+                           CAIRN_WEIGHTS_INDEX_MAX);
     } else if ((text = malloc((size_t)info.st_size + 1)) == NULL) {
         status = CAIRN_ERR_NO_MEMORY;
     }
+    if (status == CAIRN_OK) status = weights_pread(fd, path, text, (size_t)info.st_size, 0, why);
     if (status == CAIRN_OK)
-        status = cairn_weights_pread(fd, path, text, (size_t)info.st_size, 0, why);
-    if (status == CAIRN_OK)
-        status = cairn_safetensors_index_parse(text, (size_t)info.st_size, index, why);
+        status = safetensors_index_parse(text, (size_t)info.st_size, index, why);
     free(text);
     close(fd);
     return in_file(status, w, path, why);
 }
 
-static cairn_status load_indexed(struct cairn_weights *w, const char *folder,
-                                 const struct cairn_safetensors_index *index, uint64_t *budget,
-                                 struct cairn_sentence *why)
+static cairn_status load_indexed(struct weights *w, const char *folder,
+                                 const struct safetensors_index *index, uint64_t *budget,
+                                 struct sentence *why)
 {
     free(w->files);
     w->files = calloc(index->file_count, sizeof *w->files);
-    if (w->files == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (w->files == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < index->file_count; i++)
         status = add_file(w, folder, index->files[i], budget, why);
     if (status == CAIRN_OK && list_weights(w, index) != CAIRN_OK)
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for %zu tensors",
-                            index->entry_count);
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for %zu tensors",
+                           index->entry_count);
     return status == CAIRN_OK ? judge_index(w, index, why) : status;
 }
 
-static cairn_status load_folder(struct cairn_weights *w, const char *folder, uint64_t *budget,
-                                struct cairn_sentence *why)
+static cairn_status load_folder(struct weights *w, const char *folder, uint64_t *budget,
+                                struct sentence *why)
 {
     cairn_status status = add_file(w, folder, CAIRN_WEIGHTS_WHOLE, budget, why);
     if (status == CAIRN_OK && list_weights(w, NULL) != CAIRN_OK)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors");
     if (status != CAIRN_ERR_NOT_FOUND) return status;
     free(w->files[0].path);
     w->file_count = 0;
-    struct cairn_safetensors_index index;
+    struct safetensors_index index;
     char *path;
     if (asprintf(&path, "%s%s" CAIRN_WEIGHTS_INDEX, folder, folder[0] != '\0' ? "/" : "") < 0)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     status = read_index(w, path, &index, why);
     free(path);
     if (status != CAIRN_OK) return status;
@@ -260,75 +255,73 @@ static cairn_status load_folder(struct cairn_weights *w, const char *folder, uin
 
 /* ---- all of it ---- */
 
-static cairn_status load(const char *roots, struct cairn_weights *w, struct cairn_sentence *why)
+static cairn_status load(const char *roots, struct weights *w, struct sentence *why)
 {
     uint64_t budget = CAIRN_WEIGHTS_HEADERS_MAX;
     int fd;
     struct stat info;
-    const char *rest = cairn_weights_enter_root(roots, w, why);
+    const char *rest = weights_enter_root(roots, w, why);
     if (rest == NULL) return CAIRN_ERR_REFUSED;
-    cairn_status status = cairn_weights_open_beneath(w, rest[0] != '\0' ? rest : ".", &fd, &info,
-                                                     why);
+    cairn_status status = weights_open_beneath(w, rest[0] != '\0' ? rest : ".", &fd, &info, why);
     if (status != CAIRN_OK) return status;
     close(fd);
     if (S_ISDIR(info.st_mode)) return load_folder(w, rest, &budget, why);
     status = add_file(w, "", rest, &budget, why);
     if (status == CAIRN_OK && list_weights(w, NULL) != CAIRN_OK)
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors");
     return status;
 }
 
-cairn_status cairn_weights_open(const char *roots, const char *path, struct cairn_weights *out,
-                                struct cairn_sentence *why)
+cairn_status weights_open(const char *roots, const char *path, struct weights *out,
+                          struct sentence *why)
 {
-    struct cairn_weights w = { .root_fd = -1, .file_fd = -1 };
+    struct weights w = { .root_fd = -1, .file_fd = -1 };
     w.path = strdup(path);
     w.files = calloc(1, sizeof *w.files);
     cairn_status status = w.path != NULL && w.files != NULL
                               ? load(roots, &w, why)
-                              : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+                              : fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     if (status != CAIRN_OK) {
-        cairn_weights_close(&w);
+        weights_close(&w);
         return status;
     }
     *out = w;
     return CAIRN_OK;
 }
 
-cairn_status cairn_weights_of(const char *path, struct cairn_weights_source *source,
-                              struct cairn_safetensors *header, struct cairn_weights *out,
-                              struct cairn_sentence *why)
+cairn_status weights_of(const char *path, struct weights_source *source, struct safetensors *header,
+                        struct weights *out, struct sentence *why)
 {
-    struct cairn_weights w = { .root_fd = -1, .file_fd = -1, .source = source };
+    struct weights w = { .root_fd = -1, .file_fd = -1, .source = source };
     w.path = strdup(path);
     w.files = calloc(1, sizeof *w.files);
     const bool is_there = w.path != NULL && w.files != NULL;
     if (is_there) {
         w.files[w.file_count++].header = *header;
     } else {
-        cairn_safetensors_release(header);
+        safetensors_release(header);
     }
     if (is_there && list_weights(&w, NULL) == CAIRN_OK) {
         *out = w;
         return CAIRN_OK;
     }
-    cairn_weights_close(&w);
-    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors of %s", path);
+    weights_close(&w);
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors of %s", path);
 }
 
-void cairn_weights_close(struct cairn_weights *w)
+void weights_close(struct weights *w)
 {
     if (w->source != NULL) w->source->close(w->source);
     for (size_t i = 0; i < w->file_count; i++) {
         free(w->files[i].path);
-        cairn_safetensors_release(&w->files[i].header);
+        safetensors_release(&w->files[i].header);
     }
     free(w->files);
     free(w->weights);
     free(w->path);
     if (w->file_fd >= 0) close(w->file_fd);
     if (w->root_fd >= 0) close(w->root_fd);
-    *w = (struct cairn_weights) { .root_fd = -1, .file_fd = -1 };
+    *w = (struct weights) { .root_fd = -1, .file_fd = -1 };
 }
 
 /* ==== safetensors index ==== */
@@ -351,13 +344,13 @@ static int name_order(const void *a, const void *b)
 
 static int key_order(const void *a, const void *b)
 {
-    const struct cairn_safetensors_mapped *x = a, *y = b;
+    const struct safetensors_mapped *x = a, *y = b;
     return strcmp(x->key, y->key);
 }
 
 /* Every file's name once, sorted. `names` are borrowed, [count], and come back sorted. */
-static cairn_status list_files(const char **names, size_t count,
-                               struct cairn_safetensors_index *index, struct cairn_sentence *why)
+static cairn_status list_files(const char **names, size_t count, struct safetensors_index *index,
+                               struct sentence *why)
 {
     qsort(names, count, sizeof *names, name_order);
     size_t distinct = 0;
@@ -365,8 +358,8 @@ static cairn_status list_files(const char **names, size_t count,
         if (i == 0 || strcmp(names[i], names[i - 1]) != 0) distinct++;
     }
     if (distinct > CAIRN_WEIGHTS_FILES_MAX) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "weight_map names %zu files; at most %d",
-                          distinct, CAIRN_WEIGHTS_FILES_MAX);
+        return fail_with(why, CAIRN_ERR_MALFORMED, "weight_map names %zu files; at most %d",
+                         distinct, CAIRN_WEIGHTS_FILES_MAX);
     }
     index->files = calloc(distinct + 1, sizeof *index->files);
     if (index->files == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -379,7 +372,7 @@ static cairn_status list_files(const char **names, size_t count,
     return CAIRN_OK;
 }
 
-static cairn_status list_names(json_t *map, const char **names, struct cairn_sentence *why)
+static cairn_status list_names(json_t *map, const char **names, struct sentence *why)
 {
     const char *key;
     json_t *value;
@@ -388,17 +381,17 @@ static cairn_status list_names(json_t *map, const char **names, struct cairn_sen
     {
         const char *name = json_string_value(value);
         if (name == NULL || !file_name_ok(name)) {
-            return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                              "weight_map has for \"%.200s\" something else than the name of a "
-                              ".safetensors file of its folder",
-                              key);
+            return fail_with(why, CAIRN_ERR_MALFORMED,
+                             "weight_map has for \"%.200s\" something else than the name of a "
+                             ".safetensors file of its folder",
+                             key);
         }
         names[count++] = name;
     }
     return CAIRN_OK;
 }
 
-static cairn_status list_entries(json_t *map, struct cairn_safetensors_index *index)
+static cairn_status list_entries(json_t *map, struct safetensors_index *index)
 {
     const char *key;
     json_t *value;
@@ -409,7 +402,7 @@ static cairn_status list_entries(json_t *map, struct cairn_safetensors_index *in
         const char *name = json_string_value(value);
         char **file = bsearch(&name, index->files, index->file_count, sizeof *index->files,
                               name_order);
-        struct cairn_safetensors_mapped *entry = &index->entries[index->entry_count];
+        struct safetensors_mapped *entry = &index->entries[index->entry_count];
         entry->key = strdup(key);
         if (entry->key == NULL) return CAIRN_ERR_NO_MEMORY;
         entry->file = (uint32_t)(file - index->files);
@@ -421,14 +414,13 @@ static cairn_status list_entries(json_t *map, struct cairn_safetensors_index *in
     return CAIRN_OK;
 }
 
-static cairn_status read_map(json_t *map, struct cairn_safetensors_index *index,
-                             struct cairn_sentence *why)
+static cairn_status read_map(json_t *map, struct safetensors_index *index, struct sentence *why)
 {
     const size_t count = json_object_size(map);
     if (count == 0 || count > CAIRN_SPEC_TENSORS_MAX) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "it has no weight_map, or one of %zu tensors; allowed: 1 to %d", count,
-                          CAIRN_SPEC_TENSORS_MAX);
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "it has no weight_map, or one of %zu tensors; allowed: 1 to %d", count,
+                         CAIRN_SPEC_TENSORS_MAX);
     }
     const char **names = calloc(count, sizeof *names);
     if (names == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -439,19 +431,18 @@ static cairn_status read_map(json_t *map, struct cairn_safetensors_index *index,
     return status;
 }
 
-cairn_status cairn_safetensors_index_parse(const char *text, size_t text_bytes,
-                                           struct cairn_safetensors_index *out,
-                                           struct cairn_sentence *why)
+cairn_status safetensors_index_parse(const char *text, size_t text_bytes,
+                                     struct safetensors_index *out, struct sentence *why)
 {
     json_error_t error;
     json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
     if (root == NULL && json_error_code(&error) == json_error_out_of_memory)
         return CAIRN_ERR_NO_MEMORY;
     if (root == NULL) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "it is not JSON: %s at byte %d", error.text,
-                          error.position);
+        return fail_with(why, CAIRN_ERR_MALFORMED, "it is not JSON: %s at byte %d", error.text,
+                         error.position);
     }
-    struct cairn_safetensors_index index = { NULL, NULL, 0, 0 };
+    struct safetensors_index index = { NULL, NULL, 0, 0 };
     cairn_status status = read_map(json_object_get(root, "weight_map"), &index, why);
     json_decref(root);
     if (status != CAIRN_OK) {
@@ -462,11 +453,11 @@ cairn_status cairn_safetensors_index_parse(const char *text, size_t text_bytes,
     return CAIRN_OK;
 }
 
-static void safetensors_index_release(struct cairn_safetensors_index *index)
+static void safetensors_index_release(struct safetensors_index *index)
 {
     for (size_t i = 0; i < index->file_count; i++) free(index->files[i]);
     for (size_t i = 0; i < index->entry_count; i++) free(index->entries[i].key);
     free(index->files);
     free(index->entries);
-    *index = (struct cairn_safetensors_index) { NULL, NULL, 0, 0 };
+    *index = (struct safetensors_index) { NULL, NULL, 0, 0 };
 }

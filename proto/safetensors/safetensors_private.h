@@ -10,14 +10,13 @@
 #define CAIRN_WEIGHTS_INDEX "model.safetensors.index.json"
 
 /* Opens the allowed folder that w->path is in; returns the rest of the path, or NULL, and why. */
-const char *cairn_weights_enter_root(const char *roots, struct cairn_weights *w,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+const char *weights_enter_root(const char *roots, struct weights *w,
+                               struct sentence *why) CAIRN_MUST_CHECK;
 /* Opens a file or folder at a path beneath the allowed one, and says what it is. */
-cairn_status cairn_weights_open_beneath(const struct cairn_weights *w, const char *path,
-                                        int *fd_out, struct stat *info_out,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status weights_open_beneath(const struct weights *w, const char *path, int *fd_out,
+                                  struct stat *info_out, struct sentence *why) CAIRN_MUST_CHECK;
 /* Reads all of [offset, offset + count), or says why not. */
-cairn_status cairn_weights_pread(int fd, const char *path, void *out, size_t count, uint64_t offset,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status weights_pread(int fd, const char *path, void *out, size_t count, uint64_t offset,
+                           struct sentence *why) CAIRN_MUST_CHECK;
 
 #endif

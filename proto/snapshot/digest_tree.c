@@ -17,7 +17,7 @@ static void hash_bytes(crypto_generichash_state *state, const void *bytes, size_
     crypto_generichash_update(state, bytes, size);
 }
 
-static void hash_end(crypto_generichash_state *state, struct cairn_hash *out)
+static void hash_end(crypto_generichash_state *state, struct hash *out)
 {
     crypto_generichash_final(state, out->byte, CAIRN_HASH_BYTES);
 }
@@ -41,12 +41,12 @@ static void hash_text(crypto_generichash_state *state, const char *text)
     hash_field(state, text, strlen(text));
 }
 
-void cairn_bytes_hash(const void *bytes, size_t size, struct cairn_hash *out)
+void bytes_hash(const void *bytes, size_t size, struct hash *out)
 {
     crypto_generichash(out->byte, CAIRN_HASH_BYTES, bytes, size, NULL, 0);
 }
 
-void cairn_leaf_hash(const void *bytes, size_t size, struct cairn_hash *out)
+void leaf_hash(const void *bytes, size_t size, struct hash *out)
 {
     crypto_generichash_state state;
     hash_begin(&state);
@@ -55,8 +55,7 @@ void cairn_leaf_hash(const void *bytes, size_t size, struct cairn_hash *out)
     hash_end(&state, out);
 }
 
-static void join(const struct cairn_hash *left, const struct cairn_hash *right,
-                 struct cairn_hash *out)
+static void join(const struct hash *left, const struct hash *right, struct hash *out)
 {
     crypto_generichash_state state;
     hash_begin(&state);
@@ -66,7 +65,7 @@ static void join(const struct cairn_hash *left, const struct cairn_hash *right,
     hash_end(&state, out);
 }
 
-void cairn_tree_init(struct cairn_tree *tree, uint64_t first_leaf)
+void tree_init(struct hash_tree *tree, uint64_t first_leaf)
 {
     assert(first_leaf <= (uint64_t)1 << CAIRN_TREE_LEVEL_MAX);
     tree->first_leaf = tree->next_leaf = first_leaf;
@@ -74,12 +73,12 @@ void cairn_tree_init(struct cairn_tree *tree, uint64_t first_leaf)
 }
 
 /* Left and right halves of one node of the tree? */
-static int siblings(const struct cairn_tree_node *left, const struct cairn_tree_node *right)
+static int siblings(const struct tree_node *left, const struct tree_node *right)
 {
     return left->level == right->level && left->index % 2 == 0 && left->index + 1 == right->index;
 }
 
-cairn_status cairn_tree_push_node(struct cairn_tree *tree, const struct cairn_tree_node *node)
+cairn_status tree_push_node(struct hash_tree *tree, const struct tree_node *node)
 {
     const uint64_t leaves_max = (uint64_t)1 << CAIRN_TREE_LEVEL_MAX;
     if (node->level > CAIRN_TREE_LEVEL_MAX) return CAIRN_ERR_INVALID;
@@ -90,7 +89,7 @@ cairn_status cairn_tree_push_node(struct cairn_tree *tree, const struct cairn_tr
     tree->node[tree->node_count++] = *node;
     tree->next_leaf += (uint64_t)1 << node->level;
     while (tree->node_count >= 2) {
-        struct cairn_tree_node *left = &tree->node[tree->node_count - 2], *right = left + 1;
+        struct tree_node *left = &tree->node[tree->node_count - 2], *right = left + 1;
         if (!siblings(left, right)) break;
         join(&left->hash, &right->hash, &left->hash);
         left->level++;
@@ -100,25 +99,24 @@ cairn_status cairn_tree_push_node(struct cairn_tree *tree, const struct cairn_tr
     return CAIRN_OK;
 }
 
-void cairn_tree_push_leaf(struct cairn_tree *tree, const struct cairn_hash *leaf)
+void tree_push_leaf(struct hash_tree *tree, const struct hash *leaf)
 {
-    struct cairn_tree_node node = { .level = 0, .index = tree->next_leaf, .hash = *leaf };
-    cairn_status status = cairn_tree_push_node(tree, &node);
+    struct tree_node node = { .level = 0, .index = tree->next_leaf, .hash = *leaf };
+    cairn_status status = tree_push_node(tree, &node);
     assert(status == CAIRN_OK);
     (void)status;
 }
 
-cairn_status cairn_tree_root(const struct cairn_tree *tree, uint64_t leaf_count,
-                             struct cairn_hash *out)
+cairn_status digest_tree_root(const struct hash_tree *tree, uint64_t leaf_count, struct hash *out)
 {
     if (tree->first_leaf != 0 || tree->next_leaf != leaf_count) return CAIRN_ERR_INVALID;
     if (leaf_count == 0) {
-        cairn_bytes_hash(NULL, 0, out);
+        bytes_hash(NULL, 0, out);
         return CAIRN_OK;
     }
     // The whole subtrees are now the binary digits of leaf_count, largest first: RFC 6962 splits at
     // the largest each time, so the rightmost are joined first.
-    struct cairn_hash root = tree->node[tree->node_count - 1].hash;
+    struct hash root = tree->node[tree->node_count - 1].hash;
     for (uint32_t i = tree->node_count - 1; i > 0; i--) join(&tree->node[i - 1].hash, &root, &root);
     *out = root;
     return CAIRN_OK;
@@ -128,34 +126,34 @@ cairn_status cairn_tree_root(const struct cairn_tree *tree, uint64_t leaf_count,
  * it stays in range. */
 static int by_first_leaf(const void *a, const void *b)
 {
-    const struct cairn_tree_node *x = a, *y = b;
+    const struct tree_node *x = a, *y = b;
     uint64_t x_first = x->index << (x->level & 63), y_first = y->index << (y->level & 63);
     return (x_first > y_first) - (x_first < y_first);
 }
 
-cairn_status cairn_tree_combine(struct cairn_tree_node *nodes, size_t node_count,
-                                uint64_t leaf_count, struct cairn_hash *out)
+cairn_status tree_combine(struct tree_node *nodes, size_t node_count, uint64_t leaf_count,
+                          struct hash *out)
 {
-    struct cairn_tree tree;
-    cairn_tree_init(&tree, 0);
+    struct hash_tree tree;
+    tree_init(&tree, 0);
     if (node_count > 0) qsort(nodes, node_count, sizeof *nodes, by_first_leaf);
     for (size_t i = 0; i < node_count; i++) {
-        cairn_status status = cairn_tree_push_node(&tree, &nodes[i]);
+        cairn_status status = tree_push_node(&tree, &nodes[i]);
         if (status != CAIRN_OK) return status;
     }
-    return cairn_tree_root(&tree, leaf_count, out);
+    return digest_tree_root(&tree, leaf_count, out);
 }
 
-void cairn_plane_root(const char *tensor, enum cairn_plane plane, cairn_dtype dtype,
-                      const struct cairn_shape *shape, uint64_t leaf_count,
-                      const struct cairn_hash *tree_root, struct cairn_hash *out)
+void digest_plane_root(const char *tensor, enum plane plane, cairn_dtype dtype,
+                       const struct shape *shape, uint64_t leaf_count, const struct hash *tree_root,
+                       struct hash *out)
 {
     crypto_generichash_state state;
     hash_begin(&state);
     hash_text(&state, "cairn plane 1");
     hash_text(&state, tensor);
-    hash_text(&state, cairn_plane_name((int)plane));
-    hash_text(&state, cairn_dtype_name((int)dtype));
+    hash_text(&state, plane_name((int)plane));
+    hash_text(&state, dtype_label((int)dtype));
     hash_u64(&state, shape->rank);
     for (uint32_t i = 0; i < shape->rank; i++) hash_u64(&state, shape->dim[i]);
     hash_u64(&state, leaf_count);
@@ -165,7 +163,7 @@ void cairn_plane_root(const char *tensor, enum cairn_plane plane, cairn_dtype dt
 
 static int by_tensor_and_plane(const void *a, const void *b)
 {
-    const struct cairn_plane_digest *x = a, *y = b;
+    const struct plane_digest *x = a, *y = b;
     int order = strcmp(x->tensor, y->tensor);
     if (order != 0) return order;
     return (x->plane > y->plane) - (x->plane < y->plane);
@@ -173,11 +171,11 @@ static int by_tensor_and_plane(const void *a, const void *b)
 
 static int by_name(const void *a, const void *b)
 {
-    const struct cairn_group_digest *x = a, *y = b;
+    const struct group_digest *x = a, *y = b;
     return strcmp(x->name, y->name);
 }
 
-static cairn_status sort_planes(struct cairn_plane_digest *planes, size_t count)
+static cairn_status sort_planes(struct plane_digest *planes, size_t count)
 {
     if (count > 0) qsort(planes, count, sizeof *planes, by_tensor_and_plane);
     for (size_t i = 1; i < count; i++) {
@@ -186,7 +184,7 @@ static cairn_status sort_planes(struct cairn_plane_digest *planes, size_t count)
     return CAIRN_OK;
 }
 
-static cairn_status sort_groups(struct cairn_group_digest *groups, size_t count)
+static cairn_status sort_groups(struct group_digest *groups, size_t count)
 {
     if (count > 0) qsort(groups, count, sizeof *groups, by_name);
     for (size_t i = 1; i < count; i++) {
@@ -195,8 +193,8 @@ static cairn_status sort_groups(struct cairn_group_digest *groups, size_t count)
     return CAIRN_OK;
 }
 
-cairn_status cairn_content_root(struct cairn_plane_digest *planes, size_t plane_count,
-                                const struct cairn_content *content, struct cairn_hash *out)
+cairn_status digest_content_root(struct plane_digest *planes, size_t plane_count,
+                                 const struct content *content, struct hash *out)
 {
     cairn_status status = sort_planes(planes, plane_count);
     if (status == CAIRN_OK) status = sort_groups(content->groups, content->group_count);
@@ -213,12 +211,12 @@ cairn_status cairn_content_root(struct cairn_plane_digest *planes, size_t plane_
     hash_u64(&state, content->group_count);
     for (size_t i = 0; i < content->group_count; i++) {
         uint8_t hyper[CAIRN_GROUP_HYPER_BYTES];
-        cairn_group_hyper_encode(&content->groups[i].hyper, hyper);
+        group_hyper_encode(&content->groups[i].hyper, hyper);
         hash_text(&state, content->groups[i].name);
         hash_bytes(&state, hyper, sizeof hyper);
     }
     hash_field(&state, content->schedule, content->schedule_bytes);
-    hash_u64(&state, cairn_f64_bits(content->loss_scale));
+    hash_u64(&state, f64_bits(content->loss_scale));
     hash_bytes(&state, content->client_state.byte, CAIRN_HASH_BYTES);
     if (content->missed_count > 0) hash_u64(&state, content->missed_count);
     for (size_t i = 0; i < content->missed_count; i++) {

@@ -25,7 +25,7 @@
 #include "proto/spec/scalars.h"
 
 #define CAIRN_HASH_BYTES 32
-struct cairn_hash {
+struct hash {
     uint8_t byte[CAIRN_HASH_BYTES];
 };
 
@@ -33,73 +33,71 @@ struct cairn_hash {
 #define CAIRN_TREE_NODES_MAX (2 * CAIRN_TREE_LEVEL_MAX) /* of one range */
 
 /* A whole subtree: the leaves [index << level, (index + 1) << level). */
-struct cairn_tree_node {
+struct tree_node {
     uint32_t level; /* 0: one leaf */
     uint64_t index;
-    struct cairn_hash hash;
+    struct hash hash;
 };
 
 /* Joins a run of leaves or nodes. After the last push, node[0..node_count) are the fewest whole
  * subtrees of [first_leaf, next_leaf), left to right: send those. */
-struct cairn_tree {
+struct hash_tree {
     uint64_t first_leaf, next_leaf;
     uint32_t node_count;
-    struct cairn_tree_node node[CAIRN_TREE_NODES_MAX + 2];
+    struct tree_node node[CAIRN_TREE_NODES_MAX + 2];
 };
-void cairn_tree_init(struct cairn_tree *tree, uint64_t first_leaf);
-void cairn_tree_push_leaf(struct cairn_tree *tree, const struct cairn_hash *leaf);
+void tree_init(struct hash_tree *tree, uint64_t first_leaf);
+void tree_push_leaf(struct hash_tree *tree, const struct hash *leaf);
 /* CAIRN_ERR_INVALID, and the tree unchanged: the node does not begin at next_leaf (a gap or an
  * overlap), or it is not a node of any tree. */
-cairn_status cairn_tree_push_node(struct cairn_tree *tree,
-                                  const struct cairn_tree_node *node) CAIRN_MUST_CHECK;
+cairn_status tree_push_node(struct hash_tree *tree, const struct tree_node *node) CAIRN_MUST_CHECK;
 /* The root of a tree of leaf_count leaves. CAIRN_ERR_INVALID: the pushes do not cover
  * [0, leaf_count). */
-cairn_status cairn_tree_root(const struct cairn_tree *tree, uint64_t leaf_count,
-                             struct cairn_hash *out) CAIRN_MUST_CHECK;
+cairn_status digest_tree_root(const struct hash_tree *tree, uint64_t leaf_count,
+                              struct hash *out) CAIRN_MUST_CHECK;
 /* The root from the nodes of all owners, in any order; sorts them. CAIRN_ERR_INVALID: together they
  * are not exactly [0, leaf_count). */
-cairn_status cairn_tree_combine(struct cairn_tree_node *nodes, size_t node_count,
-                                uint64_t leaf_count, struct cairn_hash *out) CAIRN_MUST_CHECK;
+cairn_status tree_combine(struct tree_node *nodes, size_t node_count, uint64_t leaf_count,
+                          struct hash *out) CAIRN_MUST_CHECK;
 
 /* BLAKE2b-256(0x00 || bytes). */
-void cairn_leaf_hash(const void *bytes, size_t size, struct cairn_hash *out);
+void leaf_hash(const void *bytes, size_t size, struct hash *out);
 /* BLAKE2b-256(bytes): the client state's. */
-void cairn_bytes_hash(const void *bytes, size_t size, struct cairn_hash *out);
+void bytes_hash(const void *bytes, size_t size, struct hash *out);
 
-void cairn_plane_root(const char *tensor, enum cairn_plane plane, cairn_dtype dtype,
-                      const struct cairn_shape *shape, uint64_t leaf_count,
-                      const struct cairn_hash *tree_root, struct cairn_hash *out);
+void digest_plane_root(const char *tensor, enum plane plane, cairn_dtype dtype,
+                       const struct shape *shape, uint64_t leaf_count, const struct hash *tree_root,
+                       struct hash *out);
 
 /* One plane of the content root: of trained and frozen tensors, buffers and blobs. `wire` is left out. */
-struct cairn_plane_digest {
+struct plane_digest {
     const char *tensor; /* borrowed */
-    enum cairn_plane plane;
-    struct cairn_hash root; /* from cairn_plane_root */
+    enum plane plane;
+    struct hash root; /* from digest_plane_root */
 };
-struct cairn_group_digest {
+struct group_digest {
     const char *name; /* borrowed */
-    struct cairn_group_hyper hyper;
+    struct group_hyper hyper;
 };
 /* A tensor whose own count of updates is not the step. */
-struct cairn_missed_digest {
+struct missed_digest {
     const char *tensor; /* borrowed */
     uint64_t steps;     /* that passed it by, at least 1 */
 };
 /* The part of the content root beside the planes. */
-struct cairn_content {
+struct content {
     uint64_t step;
-    struct cairn_group_digest *groups; /* [group_count], sorted by cairn_content_root; borrowed */
+    struct group_digest *groups; /* [group_count], sorted by digest_content_root; borrowed */
     size_t group_count;
     const void *schedule; /* its encoded form; NULL with 0 bytes: constant; borrowed */
     size_t schedule_bytes;
     double loss_scale;
-    struct cairn_hash client_state;           /* cairn_bytes_hash; of 0 bytes where there is none */
-    const struct cairn_missed_digest *missed; /* [missed_count], by name; borrowed */
+    struct hash client_state;           /* bytes_hash; of 0 bytes where there is none */
+    const struct missed_digest *missed; /* [missed_count], by name; borrowed */
     size_t missed_count;
 };
 /* Sorts both arrays. CAIRN_ERR_INVALID: a plane or a group is there twice. */
-cairn_status cairn_content_root(struct cairn_plane_digest *planes, size_t plane_count,
-                                const struct cairn_content *content,
-                                struct cairn_hash *out) CAIRN_MUST_CHECK;
+cairn_status digest_content_root(struct plane_digest *planes, size_t plane_count,
+                                 const struct content *content, struct hash *out) CAIRN_MUST_CHECK;
 
 #endif

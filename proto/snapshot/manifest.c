@@ -14,13 +14,13 @@
 #include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/spec.h"
 
-void cairn_manifest_init(struct cairn_manifest *m)
+void manifest_init(struct manifest *m)
 {
-    *m = (struct cairn_manifest) { .loss_scale = 1.0 };
-    cairn_spec_init(&m->spec);
+    *m = (struct manifest) { .loss_scale = 1.0 };
+    spec_init(&m->spec);
 }
 
-void cairn_manifest_release(struct cairn_manifest *m)
+void manifest_release(struct manifest *m)
 {
     for (size_t i = 0; i < m->file_count; i++) {
         free(m->files[i].path);
@@ -31,13 +31,12 @@ void cairn_manifest_release(struct cairn_manifest *m)
     free(m->steps_missed);
     free(m->signature);
     free(m->cluster);
-    cairn_spec_release(&m->spec);
-    cairn_rank_groups_release(&m->reduce_groups);
-    cairn_manifest_init(m);
+    spec_release(&m->spec);
+    rank_groups_release(&m->reduce_groups);
+    manifest_init(m);
 }
 
-cairn_status cairn_manifest_set_payload(struct cairn_manifest *m, const uint8_t *payload,
-                                        size_t payload_bytes)
+cairn_status manifest_set_payload(struct manifest *m, const uint8_t *payload, size_t payload_bytes)
 {
     if (payload_bytes > CAIRN_MANIFEST_PAYLOAD_MAX) return CAIRN_ERR_INVALID;
     uint8_t *copy = malloc(payload_bytes + 1);
@@ -49,31 +48,31 @@ cairn_status cairn_manifest_set_payload(struct cairn_manifest *m, const uint8_t 
     return CAIRN_OK;
 }
 
-static cairn_status make_room(struct cairn_manifest *m)
+static cairn_status make_room(struct manifest *m)
 {
     if (m->file_count < m->file_capacity) return CAIRN_OK;
     if (m->file_count >= CAIRN_MANIFEST_FILES_MAX) return CAIRN_ERR_INVALID;
     const size_t wanted = 2 * m->file_capacity + 8;
-    struct cairn_manifest_file *grown = realloc(m->files, wanted * sizeof *grown);
+    struct manifest_file *grown = realloc(m->files, wanted * sizeof *grown);
     if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
     m->files = grown;
     m->file_capacity = wanted;
     return CAIRN_OK;
 }
 
-static cairn_status begin_file(struct cairn_manifest *m, const char *path, uint64_t bytes)
+static cairn_status begin_file(struct manifest *m, const char *path, uint64_t bytes)
 {
-    if (!cairn_snapshot_path_ok(path) || bytes > INT64_MAX) return CAIRN_ERR_INVALID;
+    if (!snapshot_path_ok(path) || bytes > INT64_MAX) return CAIRN_ERR_INVALID;
     cairn_status status = make_room(m);
     if (status != CAIRN_OK) return status;
-    struct cairn_manifest_file file = { .path = strdup(path), .bytes = bytes };
+    struct manifest_file file = { .path = strdup(path), .bytes = bytes };
     if (file.path == NULL) return CAIRN_ERR_NO_MEMORY;
     m->files[m->file_count++] = file;
     return CAIRN_OK;
 }
 
 /* Room grows with what has come, not with the size that somebody says. */
-static cairn_status append_sums(struct cairn_manifest_file *f, const uint8_t *sums, uint64_t count)
+static cairn_status append_sums(struct manifest_file *f, const uint8_t *sums, uint64_t count)
 {
     if (f->block_count + count > f->block_capacity) {
         const uint64_t doubled = 2 * f->block_capacity, least = f->block_count + count;
@@ -90,33 +89,33 @@ static cairn_status append_sums(struct cairn_manifest_file *f, const uint8_t *su
     return CAIRN_OK;
 }
 
-cairn_status cairn_manifest_add_blocks(struct cairn_manifest *m, const char *path, uint64_t bytes,
-                                       uint64_t first_block, const uint8_t *sums, uint64_t count)
+cairn_status manifest_add_blocks(struct manifest *m, const char *path, uint64_t bytes,
+                                 uint64_t first_block, const uint8_t *sums, uint64_t count)
 {
     cairn_status status = first_block == 0 ? begin_file(m, path, bytes) : CAIRN_OK;
     if (status != CAIRN_OK) return status;
-    struct cairn_manifest_file *f = NULL; // mostly the last: other shards' may have come between
+    struct manifest_file *f = NULL; // mostly the last: other shards' may have come between
     for (size_t i = m->file_count; i > 0 && f == NULL; i--)
         if (strcmp(m->files[i - 1].path, path) == 0) f = &m->files[i - 1];
     if (f == NULL || f->bytes != bytes || f->block_count != first_block ||
-        count > cairn_snapshot_block_count(bytes) - first_block)
+        count > snapshot_block_count(bytes) - first_block)
         return CAIRN_ERR_INVALID;
     return append_sums(f, sums, count);
 }
 
-cairn_status cairn_manifest_add_file(struct cairn_manifest *m, const char *path, uint64_t bytes,
-                                     const uint8_t *sums, bool is_whole)
+cairn_status manifest_add_file(struct manifest *m, const char *path, uint64_t bytes,
+                               const uint8_t *sums, bool is_whole)
 {
     cairn_status status = begin_file(m, path, bytes);
     if (status != CAIRN_OK) return status;
     m->files[m->file_count - 1].is_whole = is_whole;
     return append_sums(&m->files[m->file_count - 1], sums,
-                       is_whole ? 1 : cairn_snapshot_block_count(bytes));
+                       is_whole ? 1 : snapshot_block_count(bytes));
 }
 
 static int path_order(const void *a, const void *b)
 {
-    const struct cairn_manifest_file *x = a, *y = b;
+    const struct manifest_file *x = a, *y = b;
     return strcmp(x->path, y->path);
 }
 
@@ -139,7 +138,7 @@ static json_t *with(json_t *object, const char *key, json_t *value)
     return NULL;
 }
 
-json_t *cairn_schedule_json(const struct cairn_schedule *s)
+json_t *schedule_json(const struct schedule *s)
 {
     json_t *points = json_array();
     for (size_t i = 0; i < s->point_count && points != NULL; i++) {
@@ -148,18 +147,18 @@ json_t *cairn_schedule_json(const struct cairn_schedule *s)
         json_decref(points);
         points = NULL;
     }
-    json_t *schedule = json_pack("{s:s}", "kind", cairn_schedule_name((int)s->kind));
-    schedule = cairn_spec_fields_json(schedule, &cairn_schedule_fields, CAIRN_SPEC_FIRST, s);
+    json_t *schedule = json_pack("{s:s}", "kind", schedule_name((int)s->kind));
+    schedule = spec_fields_json(schedule, &schedule_fields, CAIRN_SPEC_FIRST, s);
     return with(schedule, "points", points);
 }
 
-static json_t *group_json(const struct cairn_group_spec *g)
+static json_t *group_json(const struct group_spec *g)
 {
     json_t *group = json_pack("{s:s, s:s}", "name", g->name, "optimizer", g->optimizer);
-    group = cairn_spec_fields_json(group, &cairn_group_fields, CAIRN_SPEC_FIRST, g);
+    group = spec_fields_json(group, &group_fields, CAIRN_SPEC_FIRST, g);
     if (g->frozen) group = with(group, "frozen", json_true());
     if (g->schedule.kind != CAIRN_SCHEDULE_CONSTANT || g->schedule.warmup_steps != 0)
-        group = with(group, "schedule", cairn_schedule_json(&g->schedule));
+        group = with(group, "schedule", schedule_json(&g->schedule));
     return group;
 }
 
@@ -174,15 +173,15 @@ static json_t *numbers_json(const uint64_t *numbers, uint32_t count)
     return list;
 }
 
-static json_t *tensor_json(const struct cairn_tensor_spec *t)
+static json_t *tensor_json(const struct tensor_spec *t)
 {
     const struct cairn_box *box = t->alias_box;
-    json_t *tensor = json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:b}", "name", t->name, "unit", t->unit, "group",
-        t->group, "kind", cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind), "wire",
-        cairn_dtype_name((int)t->wire), "reduce", cairn_dtype_name((int)t->reduce), "master",
-        cairn_dtype_name((int)t->master), "shape", numbers_json(t->shape.dim, t->shape.rank),
-        "whole", (int)t->whole);
+    json_t *tensor = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:b}", "name", t->name,
+                               "unit", t->unit, "group", t->group, "kind",
+                               capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind), "wire",
+                               dtype_label((int)t->wire), "reduce", dtype_label((int)t->reduce),
+                               "master", dtype_label((int)t->master), "shape",
+                               numbers_json(t->shape.dim, t->shape.rank), "whole", (int)t->whole);
     if (t->frozen) tensor = with(tensor, "frozen", json_true());
     if (t->order > 0) tensor = with(tensor, "order", json_integer((json_int_t)t->order));
     if (t->alias_of != NULL) tensor = with(tensor, "alias_of", json_string(t->alias_of));
@@ -193,8 +192,8 @@ static json_t *tensor_json(const struct cairn_tensor_spec *t)
     if (t->init.kind != CAIRN_INIT_NONE)
         tensor = with(tensor, "init",
                       json_pack("{s:s, s:f, s:f, s:I}", "kind",
-                                cairn_capability_name(CAIRN_CAPABILITY_INIT, (int)t->init.kind),
-                                "a", t->init.a, "b", t->init.b, "seed", (json_int_t)t->init.seed));
+                                capability_name(CAIRN_CAPABILITY_INIT, (int)t->init.kind), "a",
+                                t->init.a, "b", t->init.b, "seed", (json_int_t)t->init.seed));
     return tensor;
 }
 
@@ -203,12 +202,12 @@ static json_t *former_json(const uint8_t (*hash)[32])
     return hex_json(*hash, sizeof *hash);
 }
 
-static json_t *made_json(const struct cairn_spec_made *made)
+static json_t *made_json(const struct spec_made *made)
 {
     return json_pack("[s, s, s]", made->key, made->was, made->is);
 }
 
-static json_t *file_json(const struct cairn_manifest_file *f)
+static json_t *file_json(const struct manifest_file *f)
 {
     return json_pack("{s:s, s:I, s:o}", "path", f->path, "bytes", (json_int_t)f->bytes,
                      f->is_whole ? "xxh3_128" : "blocks",
@@ -224,20 +223,20 @@ static json_t *file_json(const struct cairn_manifest_file *f)
         list = NULL;                                                       \
     }
 
-static json_t *spec_json(const struct cairn_job_spec_data *s)
+static json_t *spec_json(const struct job_spec_data *s)
 {
     LIST_OF(groups, s->groups, s->group_count, group_json)
     LIST_OF(tensors, s->tensors, s->tensor_count, tensor_json)
     LIST_OF(former, s->former, s->former_count, former_json)
     LIST_OF(made, s->made, s->made_count, made_json)
-    const struct cairn_spec_table *table = &cairn_spec_fields;
+    const struct spec_table *table = &spec_fields;
     json_t *spec = json_pack("{s:s}", "name", s->name);
-    spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_FIRST, s);
+    spec = spec_fields_json(spec, table, CAIRN_SPEC_FIRST, s);
     spec = with(spec, "revision", json_integer((json_int_t)s->revision));
     spec = with(spec, "groups", groups);
     spec = with(spec, "tensors", tensors);
-    spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_MICRO, s);
-    spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_SCALING, s);
+    spec = spec_fields_json(spec, table, CAIRN_SPEC_MICRO, s);
+    spec = spec_fields_json(spec, table, CAIRN_SPEC_SCALING, s);
     spec = with(spec, "former", former);
     if (s->made_count > 0)
         spec = with(spec, "made", made);
@@ -245,8 +244,8 @@ static json_t *spec_json(const struct cairn_job_spec_data *s)
         json_decref(made);
     if (s->init_from != NULL) spec = with(spec, "init_from", json_string(s->init_from));
     if (s->init_prefix != NULL) spec = with(spec, "init_prefix", json_string(s->init_prefix));
-    spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_LATER, s);
-    spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_POLICY, s);
+    spec = spec_fields_json(spec, table, CAIRN_SPEC_LATER, s);
+    spec = spec_fields_json(spec, table, CAIRN_SPEC_POLICY, s);
     if (s->policy.on_shard_loss != CAIRN_SHARD_LOSS_WAIT) // then it is there at its default, too
         spec = with(spec, "shard_loss_wait_s", json_integer(s->policy.shard_loss_wait_s));
     return spec;
@@ -263,12 +262,12 @@ static json_t *ranks_json(const uint32_t *ranks, uint32_t count)
     return list;
 }
 
-static json_t *reduce_groups_json(const struct cairn_rank_groups *groups)
+static json_t *reduce_groups_json(const struct rank_groups *groups)
 {
     json_t *list = json_array();
     for (uint32_t g = 0; g < groups->group_count && list != NULL; g++) {
         uint32_t count;
-        const uint32_t *ranks = cairn_rank_groups_at(groups, g, &count);
+        const uint32_t *ranks = rank_groups_at(groups, g, &count);
         if (json_array_append_new(list, ranks_json(ranks, count)) == 0) continue;
         json_decref(list);
         list = NULL;
@@ -276,9 +275,9 @@ static json_t *reduce_groups_json(const struct cairn_rank_groups *groups)
     return list;
 }
 
-static json_t *nonfinite_json(const struct cairn_manifest *m)
+static json_t *nonfinite_json(const struct manifest *m)
 {
-    const struct cairn_results *results = &m->nonfinite;
+    const struct results *results = &m->nonfinite;
     json_t *tensors = json_object();
     for (uint32_t i = 0; i < results->tensor_count && tensors != NULL; i++)
         tensors = with(tensors, m->spec.tensors[results->tensors[i].tensor].name,
@@ -286,14 +285,14 @@ static json_t *nonfinite_json(const struct cairn_manifest *m)
     return json_pack("{s:I, s:o}", "elems", (json_int_t)results->nonfinite, "tensors", tensors);
 }
 
-static json_t *origin_json(const struct cairn_origin *origin)
+static json_t *origin_json(const struct origin *origin)
 {
     return json_pack("{s:I, s:I, s:I}", "generation", (json_int_t)origin->generation,
                      "from_generation", (json_int_t)origin->from.generation, "from_step",
                      (json_int_t)origin->from.step);
 }
 
-static json_t *missed_json(const struct cairn_manifest *m)
+static json_t *missed_json(const struct manifest *m)
 {
     json_t *tensors = json_object();
     for (size_t t = 0; t < m->spec.tensor_count && tensors != NULL; t++)
@@ -303,7 +302,7 @@ static json_t *missed_json(const struct cairn_manifest *m)
     return tensors;
 }
 
-static json_t *root_json(const struct cairn_manifest *m)
+static json_t *root_json(const struct manifest *m)
 {
     char created[32];
     const time_t seconds = (time_t)m->created_unix_s;
@@ -335,57 +334,57 @@ static json_t *root_json(const struct cairn_manifest *m)
 }
 
 /* Refuses a manifest that decode would refuse and json_pack would not notice. */
-static cairn_status judge(const struct cairn_manifest *m, struct cairn_sentence *why)
+static cairn_status judge(const struct manifest *m, struct sentence *why)
 {
     const uint64_t year_10000_s = 253402300800;
     if (m->generation > INT64_MAX || m->step > INT64_MAX || m->origin.generation > m->generation ||
         m->origin.from.generation > m->generation || m->origin.from.step > INT64_MAX ||
         m->epoch > INT64_MAX || m->spec.revision > INT64_MAX ||
         m->nonfinite.nonfinite > INT64_MAX || m->created_unix_s >= year_10000_s) {
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_INVALID,
             "a number of the manifest is over 2^63, or its time is after the year 9999");
     }
     for (uint32_t i = 0; i < m->nonfinite.tensor_count; i++) {
         if (m->nonfinite.tensors[i].tensor >= m->spec.tensor_count)
-            return cairn_fail(why, CAIRN_ERR_INVALID, "the manifest's spec lacks a damaged tensor");
+            return fail_with(why, CAIRN_ERR_INVALID, "the manifest's spec lacks a damaged tensor");
     }
     for (size_t t = 0; m->steps_missed != NULL && t < m->spec.tensor_count; t++) {
         if (m->steps_missed[t] > m->step)
-            return cairn_fail(why, CAIRN_ERR_INVALID, "tensor %s missed more steps than there were",
-                              m->spec.tensors[t].name);
+            return fail_with(why, CAIRN_ERR_INVALID, "tensor %s missed more steps than there were",
+                             m->spec.tensors[t].name);
     }
     if (!isfinite(m->loss_scale)) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "the manifest's loss scale is not finite");
+        return fail_with(why, CAIRN_ERR_INVALID, "the manifest's loss scale is not finite");
     }
-    if (!cairn_rank_groups_ok(&m->reduce_groups))
-        return cairn_fail(why, CAIRN_ERR_INVALID, "the manifest's reduce groups are not in order");
+    if (!rank_groups_ok(&m->reduce_groups))
+        return fail_with(why, CAIRN_ERR_INVALID, "the manifest's reduce groups are not in order");
     for (size_t i = 1; i < m->file_count; i++) {
         if (strcmp(m->files[i - 1].path, m->files[i].path) != 0) continue;
-        return cairn_fail(why, CAIRN_ERR_INVALID, "two files of the snapshot are called %s",
-                          m->files[i].path);
+        return fail_with(why, CAIRN_ERR_INVALID, "two files of the snapshot are called %s",
+                         m->files[i].path);
     }
     for (size_t i = 0; i < m->file_count; i++) {
-        const struct cairn_manifest_file *f = &m->files[i];
-        if (f->block_count == (f->is_whole ? 1 : cairn_snapshot_block_count(f->bytes))) continue;
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%s lacks checksums of some of its blocks",
-                          f->path);
+        const struct manifest_file *f = &m->files[i];
+        if (f->block_count == (f->is_whole ? 1 : snapshot_block_count(f->bytes))) continue;
+        return fail_with(why, CAIRN_ERR_INVALID, "%s lacks checksums of some of its blocks",
+                         f->path);
     }
     return CAIRN_OK;
 }
 
-cairn_status cairn_manifest_encode(struct cairn_manifest *m, char **text_out,
-                                   size_t *text_bytes_out, struct cairn_sentence *why)
+cairn_status manifest_encode(struct manifest *m, char **text_out, size_t *text_bytes_out,
+                             struct sentence *why)
 {
     if (m->file_count > 1) qsort(m->files, m->file_count, sizeof *m->files, path_order);
-    cairn_spec_canonicalize(&m->spec);
+    spec_canonicalize(&m->spec);
     cairn_status status = judge(m, why);
     if (status != CAIRN_OK) return status;
     json_t *root = root_json(m);
     char *json = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);
     if (json == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest's JSON");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest's JSON");
     const size_t sealed = strlen(json) - strlen("\n}") + strlen(",\n");
     char *text = realloc(json, sealed + CAIRN_MANIFEST_SEAL_BYTES + 1);
     if (text == NULL) {
@@ -393,7 +392,7 @@ cairn_status cairn_manifest_encode(struct cairn_manifest *m, char **text_out,
         return CAIRN_ERR_NO_MEMORY;
     }
     memcpy(text + sealed - 2, ",\n", 2); // in place of the closing brace: one member more
-    cairn_manifest_seal(text, sealed, text + sealed);
+    manifest_seal(text, sealed, text + sealed);
     *text_out = text;
     *text_bytes_out = sealed + CAIRN_MANIFEST_SEAL_BYTES;
     return CAIRN_OK;
@@ -403,27 +402,27 @@ cairn_status cairn_manifest_encode(struct cairn_manifest *m, char **text_out,
 
 /* The scalars of a spec in JSON, both ways, by their rows. */
 
-static json_t *value_json(const struct cairn_spec_field *field, const void *from)
+static json_t *value_json(const struct spec_field *field, const void *from)
 {
-    const uint64_t bits = cairn_spec_field_bits(field, from);
+    const uint64_t bits = spec_field_bits(field, from);
     switch (field->kind) {
     case CAIRN_SPEC_REAL:
-    case CAIRN_SPEC_FRACTION: return json_real(cairn_spec_field_number(field, from));
+    case CAIRN_SPEC_FRACTION: return json_real(spec_field_number(field, from));
     case CAIRN_SPEC_COUNT: return json_integer((json_int_t)bits);
     case CAIRN_SPEC_FLAG: return json_boolean(bits != 0);
-    case CAIRN_SPEC_CHOICE: return json_string(cairn_capability_name(field->capability, (int)bits));
+    case CAIRN_SPEC_CHOICE: return json_string(capability_name(field->capability, (int)bits));
     }
     return NULL;
 }
 
-json_t *cairn_spec_fields_json(json_t *object, const struct cairn_spec_table *table,
-                               enum cairn_spec_part part, const void *from)
+json_t *spec_fields_json(json_t *object, const struct spec_table *table, enum spec_part part,
+                         const void *from)
 {
     for (size_t i = 0; i < table->count && object != NULL; i++) {
-        const struct cairn_spec_field *field = &table->fields[i];
+        const struct spec_field *field = &table->fields[i];
         if (part != CAIRN_SPEC_ALL && part != field->part) continue;
         if (part != CAIRN_SPEC_ALL && part >= CAIRN_SPEC_LATER &&
-            cairn_spec_field_is_default(field, from))
+            spec_field_is_default(field, from))
             continue;
         if (json_object_set_new(object, field->name, value_json(field, from)) == 0) continue;
         json_decref(object);
@@ -433,14 +432,14 @@ json_t *cairn_spec_fields_json(json_t *object, const struct cairn_spec_table *ta
 }
 
 /* NULL, or what the value should have been. */
-static const char *take_value(const struct cairn_spec_field *field, const json_t *value, void *to)
+static const char *take_value(const struct spec_field *field, const json_t *value, void *to)
 {
     json_int_t number = json_integer_value(value);
     switch (field->kind) {
     case CAIRN_SPEC_REAL:
     case CAIRN_SPEC_FRACTION:
         if (!json_is_number(value)) return "not a number";
-        cairn_spec_field_set_number(field, to, json_number_value(value));
+        spec_field_set_number(field, to, json_number_value(value));
         return NULL;
     case CAIRN_SPEC_COUNT:
         if (!json_is_integer(value)) return "not a whole number";
@@ -453,23 +452,23 @@ static const char *take_value(const struct cairn_spec_field *field, const json_t
         break;
     case CAIRN_SPEC_CHOICE:
         if (!json_is_string(value)) return "not a name";
-        number = cairn_capability_value(field->capability, json_string_value(value)); // or -1
+        number = capability_value(field->capability, json_string_value(value)); // or -1
     }
-    cairn_spec_field_set_bits(field, to, (uint64_t)number);
+    spec_field_set_bits(field, to, (uint64_t)number);
     return NULL;
 }
 
-cairn_status cairn_spec_fields_of_json(json_t *object, const struct cairn_spec_table *table,
-                                       const char *where, void *to, struct cairn_sentence *why)
+cairn_status spec_fields_of_json(json_t *object, const struct spec_table *table, const char *where,
+                                 void *to, struct sentence *why)
 {
     for (size_t i = 0; i < table->count; i++) {
-        const struct cairn_spec_field *field = &table->fields[i];
+        const struct spec_field *field = &table->fields[i];
         const json_t *value = json_object_get(object, field->name);
         if (value == NULL && field->part != CAIRN_SPEC_FIRST) continue;
         const char *wrong = value != NULL ? take_value(field, value, to) : "missing";
         if (wrong != NULL)
-            return cairn_fail(why, CAIRN_ERR_CORRUPT, "manifest: %s: %s is %s", where, field->name,
-                              wrong);
+            return fail_with(why, CAIRN_ERR_CORRUPT, "manifest: %s: %s is %s", where, field->name,
+                             wrong);
         json_object_del(object, field->name);
     }
     return CAIRN_OK;
@@ -489,9 +488,9 @@ static bool fill(json_t *object, json_t *defaults)
 
 static bool fill_group(json_t *group)
 {
-    const struct cairn_group_spec d = cairn_group_default();
+    const struct group_spec d = group_default();
     json_t *names = json_pack("{s:s, s:s}", "name", "default", "optimizer", "adamw");
-    return fill(group, cairn_spec_fields_json(names, &cairn_group_fields, CAIRN_SPEC_ALL, &d));
+    return fill(group, spec_fields_json(names, &group_fields, CAIRN_SPEC_ALL, &d));
 }
 
 static bool fill_tensor(json_t *tensor, const char *group)
@@ -509,12 +508,11 @@ static bool fill_tensor(json_t *tensor, const char *group)
 
 static bool fill_top(json_t *root)
 {
-    struct cairn_job_spec_data d;
-    cairn_spec_init(&d);
+    struct job_spec_data d;
+    spec_init(&d);
     json_t *top = json_pack("{s:s, s:i}", "name", "plan", "revision", 0);
-    const bool ok = fill(root,
-                         cairn_spec_fields_json(top, &cairn_spec_fields, CAIRN_SPEC_FIRST, &d));
-    cairn_spec_release(&d);
+    const bool ok = fill(root, spec_fields_json(top, &spec_fields, CAIRN_SPEC_FIRST, &d));
+    spec_release(&d);
     if (ok && json_object_get(root, "groups") == NULL)
         json_object_set_new(root, "groups", json_pack("[{}]"));
     return ok;
@@ -539,58 +537,57 @@ static json_t *sorted(json_t *tensors)
     return out;
 }
 
-static cairn_status complete(json_t *root, struct cairn_sentence *why)
+static cairn_status complete(json_t *root, struct sentence *why)
 {
     json_t *groups, *tensors = json_object_get(root, "tensors");
     if (!fill_top(root) || !json_is_array(tensors))
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "an object with \"tensors\", a list, is wanted");
+        return fail_with(why, CAIRN_ERR_MALFORMED, "an object with \"tensors\", a list, is wanted");
     groups = json_object_get(root, "groups");
     for (size_t i = 0; i < json_array_size(groups); i++)
         if (!fill_group(json_array_get(groups, i)))
-            return cairn_fail(why, CAIRN_ERR_MALFORMED, "group %zu is not an object", i);
+            return fail_with(why, CAIRN_ERR_MALFORMED, "group %zu is not an object", i);
     const char *group = json_string_value(json_object_get(json_array_get(groups, 0), "name"));
     for (size_t i = 0; i < json_array_size(tensors); i++)
         if (!fill_tensor(json_array_get(tensors, i), group != NULL ? group : ""))
-            return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                              "tensor %zu is not an object with \"name\" and \"shape\"", i);
+            return fail_with(why, CAIRN_ERR_MALFORMED,
+                             "tensor %zu is not an object with \"name\" and \"shape\"", i);
     json_object_set_new(root, "tensors", sorted(tensors));
     return CAIRN_OK;
 }
 
-cairn_status cairn_spec_of_json(const char *text, size_t text_bytes,
-                                struct cairn_job_spec_data *out, struct cairn_sentence *why)
+cairn_status spec_of_json(const char *text, size_t text_bytes, struct job_spec_data *out,
+                          struct sentence *why)
 {
     static const char prefix[] = "manifest: ";
     json_error_t error;
     json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
     if (root == NULL)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "not JSON: %s (line %d)", error.text,
-                          error.line);
-    struct cairn_job_spec_data spec;
-    struct cairn_sentence reason = { "" };
-    cairn_spec_init(&spec);
+        return fail_with(why, CAIRN_ERR_MALFORMED, "not JSON: %s (line %d)", error.text,
+                         error.line);
+    struct job_spec_data spec;
+    struct sentence reason = { "" };
+    spec_init(&spec);
     cairn_status status = complete(root, &reason);
-    if (status == CAIRN_OK) status = cairn_manifest_read_spec(root, &spec, &reason);
+    if (status == CAIRN_OK) status = manifest_read_spec(root, &spec, &reason);
     json_decref(root);
     if (status == CAIRN_OK) {
         *out = spec;
         return CAIRN_OK;
     }
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     const bool is_prefixed = strncmp(reason.text, prefix, sizeof prefix - 1) == 0;
-    return cairn_fail(why, status == CAIRN_ERR_CORRUPT ? CAIRN_ERR_MALFORMED : status, "%s",
-                      reason.text + (is_prefixed ? sizeof prefix - 1 : 0));
+    return fail_with(why, status == CAIRN_ERR_CORRUPT ? CAIRN_ERR_MALFORMED : status, "%s",
+                     reason.text + (is_prefixed ? sizeof prefix - 1 : 0));
 }
 
 /* ==== manifest seal ==== */
 
-void cairn_manifest_seal(const char *text, size_t text_bytes,
-                         char seal_out[CAIRN_MANIFEST_SEAL_BYTES + 1])
+void manifest_seal(const char *text, size_t text_bytes,
+                   char seal_out[CAIRN_MANIFEST_SEAL_BYTES + 1])
 {
-    struct cairn_hash hash;
+    struct hash hash;
     char hex[2 * CAIRN_HASH_BYTES + 1];
-    cairn_bytes_hash(text, text_bytes, &hash);
+    bytes_hash(text, text_bytes, &hash);
     sodium_bin2hex(hex, sizeof hex, hash.byte, sizeof hash.byte);
     snprintf(seal_out, CAIRN_MANIFEST_SEAL_BYTES + 1,
              " \"" CAIRN_MANIFEST_SEAL_KEY "\": \"%s\"\n}\n", hex);
@@ -598,62 +595,59 @@ void cairn_manifest_seal(const char *text, size_t text_bytes,
 
 /* ==== manifest trust ==== */
 
-static enum cairn_trust broken(struct cairn_sentence *what, const char *why)
+static enum trust broken(struct sentence *what, const char *why)
 {
-    cairn_sentence_set(what, CAIRN_MANIFEST_SIGNATURE_NAME ": %s", why);
+    sentence_set(what, CAIRN_MANIFEST_SIGNATURE_NAME ": %s", why);
     return CAIRN_TRUST_BROKEN;
 }
 
 /* Checks the signature by each key of that id: an id is eight bytes that anyone can give a key of
  * his own. */
-static enum cairn_trust check(const struct cairn_manifest *m, const struct cairn_key_ring *ring,
-                              const struct cairn_minisig *signature, struct cairn_sentence *what)
+static enum trust check(const struct manifest *m, const struct key_ring *ring,
+                        const struct minisig *signature, struct sentence *what)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     char name[CAIRN_KEY_NAME_BYTES];
     bool known = false;
-    cairn_key_name(signature->key_id, name);
+    key_name(signature->key_id, name);
     for (size_t i = 0; i < ring->count; i++) {
-        const struct cairn_public_key *key = &ring->keys[i];
+        const struct public_key *key = &ring->keys[i];
         if (memcmp(key->id, signature->key_id, sizeof key->id) != 0) continue;
         known = true;
-        if (cairn_minisig_check(signature, key, m->prehash, &why) != CAIRN_OK) continue;
-        cairn_sentence_set(what, "signed by key %s", name);
+        if (minisig_check(signature, key, m->prehash, &why) != CAIRN_OK) continue;
+        sentence_set(what, "signed by key %s", name);
         return CAIRN_TRUST_SIGNED;
     }
     if (known) return broken(what, why.text);
-    cairn_sentence_set(what, "signed by key %s, which is not trusted here", name);
+    sentence_set(what, "signed by key %s, which is not trusted here", name);
     return CAIRN_TRUST_STRANGE;
 }
 
-enum cairn_trust cairn_manifest_trust(const struct cairn_manifest *m,
-                                      const struct cairn_key_ring *ring,
-                                      struct cairn_sentence *what)
+enum trust manifest_trust(const struct manifest *m, const struct key_ring *ring,
+                          struct sentence *what)
 {
-    struct cairn_minisig signature;
-    struct cairn_sentence why;
+    struct minisig signature;
+    struct sentence why;
     if (m->signature == NULL) {
         const bool is_old = m->version < CAIRN_MANIFEST_VERSION_SIGNED;
-        cairn_sentence_set(what,
-                           is_old ? "not signed (of a version before signatures)" : "not signed");
+        sentence_set(what, is_old ? "not signed (of a version before signatures)" : "not signed");
         return is_old ? CAIRN_TRUST_OLD : CAIRN_TRUST_UNSIGNED;
     }
-    if (cairn_minisig_parse(m->signature, m->signature_bytes, &signature, &why) != CAIRN_OK)
+    if (minisig_parse(m->signature, m->signature_bytes, &signature, &why) != CAIRN_OK)
         return broken(what, why.text);
     return check(m, ring, &signature, what);
 }
 
-cairn_status cairn_manifest_accept(const struct cairn_manifest *m,
-                                   const struct cairn_key_ring *ring,
-                                   struct cairn_trust_waiver waiver, struct cairn_sentence *why)
+cairn_status manifest_accept(const struct manifest *m, const struct key_ring *ring,
+                             struct trust_waiver waiver, struct sentence *why)
 {
-    struct cairn_sentence what;
-    switch (cairn_manifest_trust(m, ring, &what)) {
+    struct sentence what;
+    switch (manifest_trust(m, ring, &what)) {
     case CAIRN_TRUST_SIGNED:
     case CAIRN_TRUST_OLD: return CAIRN_OK;
     case CAIRN_TRUST_UNSIGNED:
         if (waiver.is_unsigned) return CAIRN_OK;
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_REFUSED,
             "its manifest is %s: nothing tells who wrote it; put " CAIRN_MANIFEST_SIGNATURE_NAME
             " back, or take it as it is with "
@@ -661,7 +655,7 @@ cairn_status cairn_manifest_accept(const struct cairn_manifest *m,
             what.text);
     case CAIRN_TRUST_STRANGE:
         if (waiver.is_strange) return CAIRN_OK;
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_REFUSED,
             "its manifest is %s; if another cluster wrote it, trust the key that `cairn "
             "key show` prints there (`cairn key trust`); if this one did, before its "
@@ -670,13 +664,12 @@ cairn_status cairn_manifest_accept(const struct cairn_manifest *m,
             what.text);
     case CAIRN_TRUST_BROKEN: break;
     }
-    return cairn_fail(why, CAIRN_ERR_CHECKSUM,
-                      "%s: the manifest or its signature was changed; use another snapshot",
-                      what.text);
+    return fail_with(why, CAIRN_ERR_CHECKSUM,
+                     "%s: the manifest or its signature was changed; use another snapshot",
+                     what.text);
 }
 
-void cairn_manifest_signature_comment(const struct cairn_manifest *m,
-                                      char out[CAIRN_SIGNATURE_COMMENT_BYTES])
+void manifest_signature_comment(const struct manifest *m, char out[CAIRN_SIGNATURE_COMMENT_BYTES])
 {
     snprintf(out, CAIRN_SIGNATURE_COMMENT_BYTES,
              "timestamp:%" PRIu64 "\tfile:" CAIRN_MANIFEST_NAME "\tjob:%s\tgeneration:%" PRIu64

@@ -24,7 +24,7 @@
  *   },
  *   "periodic"?: 16 hex digits,       taken by snapshot_every of the job of this number
  *   "origin"?: {"generation", "from_generation", "from_step"}, where the job last went back (struct
- *             cairn_origin)
+ *             origin)
  *   "nonfinite"?: {"elems", "tensors": {name: elems, ...}}, results that are not finite (spec.h)
  *   "steps_missed"?: {name: n, ...},  trained tensors whose own count of updates is n below the step
  *   "reduce_groups"?: [[rank, ...], ...], of the step's round (spec.h)
@@ -37,7 +37,7 @@
  * sorted bytewise. Numbers are exact: doubles have 17 digits. Keys with a question mark may be missing: then
  * there is no such thing, or it is at its default. A reader takes nothing else: an unknown, missing or
  * repeated key, a number out of range, a path that is not one of snapshot_file.h and a spec that
- * cairn_spec_check refuses are errors. A change of this table is a new version. Older ones are read as well:
+ * spec_check refuses are errors. A change of this table is a new version. Older ones are read as well:
  * 3, whose files have one "xxh3_128" over all of each instead of "blocks"; 2, without the hash of the
  * manifest, too; and 1, which has no keys with a question mark either. */
 #ifndef CAIRN_SNAPSHOT_MANIFEST_H
@@ -61,7 +61,7 @@
 #define CAIRN_MANIFEST_FILES_MAX      1000000
 #define CAIRN_MANIFEST_PAYLOAD_MAX    ((size_t)1 << 20)
 
-struct cairn_manifest_file {
+struct manifest_file {
     char *path;     /* owned by the manifest; relative to the snapshot's folder */
     uint64_t bytes; /* of the whole file */
     /* [block_count][CAIRN_SNAPSHOT_SUM_BYTES], owned: checksums of the blocks; `is_whole`: one, of all of
@@ -74,37 +74,35 @@ struct cairn_manifest_file {
 /* Where a job last went back, or began beside snapshots of its name: from `generation` on its versions follow
  * `from`, and what lies between the two was turned away from. from = 0.0: they follow none of that name.
  * generation = 0: the job never went back, and follows every older version. */
-struct cairn_origin {
+struct origin {
     uint64_t generation;
     struct cairn_version from;
 };
 /* May a version older than the origin's generation stand before it in the life of the job? */
-static inline bool cairn_origin_follows(const struct cairn_origin *origin,
-                                        struct cairn_version version)
+static inline bool origin_follows(const struct origin *origin, struct cairn_version version)
 {
-    return version.generation >= origin->generation ||
-           cairn_version_compare(version, origin->from) <= 0;
+    return version.generation >= origin->generation || version_compare(version, origin->from) <= 0;
 }
 
-struct cairn_manifest {
-    /* owned: freed by cairn_manifest_release */
+struct manifest {
+    /* owned: freed by manifest_release */
     char *cluster;    /* a name for people; NULL is written as "" */
     uint8_t *payload; /* [payload_bytes] */
     /* [spec.tensor_count] by index in the spec as it is encoded; NULL: no tensor has missed any */
     uint64_t *steps_missed;
-    char *signature;                   /* as it was loaded (below); NULL: there is none */
-    struct cairn_manifest_file *files; /* [file_count], sorted by path once decoded */
-    struct cairn_job_spec_data spec;   /* canonical */
+    char *signature;             /* as it was loaded (below); NULL: there is none */
+    struct manifest_file *files; /* [file_count], sorted by path once decoded */
+    struct job_spec_data spec;   /* canonical */
     /* of the round that made the step; none: there were none, or they are not known */
-    struct cairn_rank_groups reduce_groups;
+    struct rank_groups reduce_groups;
 
     size_t payload_bytes, signature_bytes;
     size_t file_count, file_capacity;
     uint64_t generation, step, epoch;
     uint64_t periodic; /* of which job, as the coordinator numbers it; 0: somebody asked for it */
     uint64_t created_unix_s; /* for people: no machine goes by the wall clock to find the newest */
-    struct cairn_origin origin;
-    struct cairn_results nonfinite; /* of the version, by index in the spec as it is encoded */
+    struct origin origin;
+    struct results nonfinite; /* of the version, by index in the spec as it is encoded */
     uint32_t shard_count;
     double loss_scale;
     uint8_t content_root[32];
@@ -113,32 +111,31 @@ struct cairn_manifest {
     bool unsealed; /* decoded of a version without the hash: nothing tells whether it was changed */
 };
 
-/* All zero, the spec as after cairn_spec_init. */
-void cairn_manifest_init(struct cairn_manifest *m);
-void cairn_manifest_release(struct cairn_manifest *m);
+/* All zero, the spec as after spec_init. */
+void manifest_init(struct manifest *m);
+void manifest_release(struct manifest *m);
 /* Copies in. CAIRN_ERR_INVALID over the limit, CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_manifest_set_payload(struct cairn_manifest *m, const uint8_t *payload,
-                                        size_t payload_bytes) CAIRN_MUST_CHECK;
+cairn_status manifest_set_payload(struct manifest *m, const uint8_t *payload,
+                                  size_t payload_bytes) CAIRN_MUST_CHECK;
 /* Checksums of blocks [first_block, first_block + count) of a file: 0 appends a file, more go on with the one
  * of that path, in order. All comes from a shard and is judged. CAIRN_ERR_INVALID, CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_manifest_add_blocks(struct cairn_manifest *m, const char *path, uint64_t bytes,
-                                       uint64_t first_block, const uint8_t *sums,
-                                       uint64_t count) CAIRN_MUST_CHECK;
+cairn_status manifest_add_blocks(struct manifest *m, const char *path, uint64_t bytes,
+                                 uint64_t first_block, const uint8_t *sums,
+                                 uint64_t count) CAIRN_MUST_CHECK;
 /* Appends a file with all of its blocks, or, is_whole, one checksum over all of it. The same. */
-cairn_status cairn_manifest_add_file(struct cairn_manifest *m, const char *path, uint64_t bytes,
-                                     const uint8_t *sums, bool is_whole) CAIRN_MUST_CHECK;
+cairn_status manifest_add_file(struct manifest *m, const char *path, uint64_t bytes,
+                               const uint8_t *sums, bool is_whole) CAIRN_MUST_CHECK;
 
-/* Sorts files, groups and tensors, and writes the JSON; the spec has passed cairn_spec_check. The
+/* Sorts files, groups and tensors, and writes the JSON; the spec has passed spec_check. The
  * text is malloc'd, the caller's, ended by a newline and a NUL that is not counted.
  * CAIRN_ERR_INVALID: a value that a reader would refuse (two files of one path, a file without all of its
  * checksums, a text that is not UTF-8, a number over 2^63 or not finite); CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_manifest_encode(struct cairn_manifest *m, char **text_out,
-                                   size_t *text_bytes_out,
-                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status manifest_encode(struct manifest *m, char **text_out, size_t *text_bytes_out,
+                             struct sentence *why) CAIRN_MUST_CHECK;
 /* Judges all of it; `*out` is set only on success. CAIRN_ERR_CORRUPT; CAIRN_ERR_VERSION: written by
  * another version of Cairn; CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_manifest_decode(const char *text, size_t text_bytes, struct cairn_manifest *out,
-                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status manifest_decode(const char *text, size_t text_bytes, struct manifest *out,
+                             struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== manifest spec ==== */
 
@@ -146,29 +143,27 @@ cairn_status cairn_manifest_decode(const char *text, size_t text_bytes, struct c
 
 /* Adds the scalars of a part to the object: of LATER and POLICY those that have not their default. Takes the
  * object; NULL: no memory, or it was NULL. */
-json_t *cairn_spec_fields_json(json_t *object, const struct cairn_spec_table *table,
-                               enum cairn_spec_part part, const void *from);
+json_t *spec_fields_json(json_t *object, const struct spec_table *table, enum spec_part part,
+                         const void *from);
 /* Takes all of the table's scalars out of the object; what is missing stays as it is in `to`. The kinds are
  * judged, and that a number fits, not what spec_check.c judges. CAIRN_ERR_CORRUPT says what is wrong
  * `where`. */
-cairn_status cairn_spec_fields_of_json(json_t *object, const struct cairn_spec_table *table,
-                                       const char *where, void *to,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status spec_fields_of_json(json_t *object, const struct spec_table *table, const char *where,
+                                 void *to, struct sentence *why) CAIRN_MUST_CHECK;
 /* All of a schedule, its points, too. NULL: no memory. */
-json_t *cairn_schedule_json(const struct cairn_schedule *schedule);
+json_t *schedule_json(const struct schedule *schedule);
 
 /* Judges all of it, and takes members out of the object; the tensors must be sorted by name. `spec` is
  * init'ed, and released by the caller, whatever comes back: CAIRN_ERR_CORRUPT, CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *spec,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status manifest_read_spec(json_t *json, struct job_spec_data *spec,
+                                struct sentence *why) CAIRN_MUST_CHECK;
 
 /* The same of what a person wrote: text with the list of tensors, of which each has at least name and
  * shape. Whatever else is missing is at its default: one group, adamw, of all that are trained; kind
  * trained, f32 on the wire, a unit each. Any order. CAIRN_ERR_MALFORMED says what is wrong; `*out` is set
  * on success only. */
-cairn_status cairn_spec_of_json(const char *text, size_t text_bytes,
-                                struct cairn_job_spec_data *out,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status spec_of_json(const char *text, size_t text_bytes, struct job_spec_data *out,
+                          struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== manifest seal ==== */
 
@@ -180,8 +175,8 @@ cairn_status cairn_spec_of_json(const char *text, size_t text_bytes,
 
 /* ` "blake2b_256": "<64 hex digits>"`, newline, brace, newline, NUL: what ends a file of which `text` are the
  * bytes before. */
-void cairn_manifest_seal(const char *text, size_t text_bytes,
-                         char seal_out[CAIRN_MANIFEST_SEAL_BYTES + 1]);
+void manifest_seal(const char *text, size_t text_bytes,
+                   char seal_out[CAIRN_MANIFEST_SEAL_BYTES + 1]);
 
 /* ==== minisig ==== */
 
@@ -206,16 +201,16 @@ void cairn_manifest_seal(const char *text, size_t text_bytes,
 #define CAIRN_MINISIG_BYTES  1024 /* of a signature that is made here, with a NUL */
 #define CAIRN_MINISIG_MAX    ((size_t)16 << 10) /* of a stranger's that is looked at */
 
-struct cairn_public_key {
+struct public_key {
     uint8_t id[CAIRN_KEY_ID_BYTES];
     uint8_t key[32];
 };
-struct cairn_secret_key {
-    struct cairn_public_key public_key;
+struct secret_key {
+    struct public_key public_key;
     uint8_t secret[64];
 };
-/* As it is read: judged in form, checked by cairn_minisig_check. */
-struct cairn_minisig {
+/* As it is read: judged in form, checked by minisig_check. */
+struct minisig {
     uint8_t key_id[CAIRN_KEY_ID_BYTES];
     uint8_t signature[64];
     uint8_t global[64];  /* of the signature and the trusted comment */
@@ -225,36 +220,34 @@ struct cairn_minisig {
 
 /* ---- keys ---- */
 
-void cairn_secret_key_make(struct cairn_secret_key *out);
+void secret_key_make(struct secret_key *out);
 /* "0123456789ABCDEF", as minisign prints it. */
-void cairn_key_name(const uint8_t id[CAIRN_KEY_ID_BYTES], char out[CAIRN_KEY_NAME_BYTES]);
+void key_name(const uint8_t id[CAIRN_KEY_ID_BYTES], char out[CAIRN_KEY_NAME_BYTES]);
 /* The one line "RW...". */
-void cairn_public_key_line(const struct cairn_public_key *key, char out[CAIRN_KEY_LINE_BYTES]);
+void public_key_line(const struct public_key *key, char out[CAIRN_KEY_LINE_BYTES]);
 /* The file that minisign writes: two lines. */
-void cairn_public_key_text(const struct cairn_public_key *key, char out[CAIRN_KEY_TEXT_BYTES]);
+void public_key_text(const struct public_key *key, char out[CAIRN_KEY_TEXT_BYTES]);
 /* Reads that file, or the one line alone. */
-cairn_status cairn_public_key_parse(const char *text, struct cairn_public_key *out,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_secret_key_text(const struct cairn_secret_key *key, char out[CAIRN_KEY_TEXT_BYTES]);
+cairn_status public_key_parse(const char *text, struct public_key *out,
+                              struct sentence *why) CAIRN_MUST_CHECK;
+void secret_key_text(const struct secret_key *key, char out[CAIRN_KEY_TEXT_BYTES]);
 /* CAIRN_ERR_MALFORMED: also of one that has a password, or that is damaged. */
-cairn_status cairn_secret_key_parse(const char *text, struct cairn_secret_key *out,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status secret_key_parse(const char *text, struct secret_key *out,
+                              struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- signatures ---- */
 
-void cairn_prehash(const void *bytes, size_t byte_count, uint8_t out[CAIRN_PREHASH_BYTES]);
+void minisig_prehash(const void *bytes, size_t byte_count, uint8_t out[CAIRN_PREHASH_BYTES]);
 /* `comment`, the trusted one, is one line of at most 600 bytes (asserted). */
-void cairn_minisig_sign(const struct cairn_secret_key *key,
-                        const uint8_t prehash[CAIRN_PREHASH_BYTES], const char *comment,
-                        char out[CAIRN_MINISIG_BYTES]);
-cairn_status cairn_minisig_parse(const char *text, size_t text_bytes, struct cairn_minisig *out,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void minisig_sign(const struct secret_key *key, const uint8_t prehash[CAIRN_PREHASH_BYTES],
+                  const char *comment, char out[CAIRN_MINISIG_BYTES]);
+cairn_status minisig_parse(const char *text, size_t text_bytes, struct minisig *out,
+                           struct sentence *why) CAIRN_MUST_CHECK;
 /* Checks that `key` made this signature of `prehash`, and that it covers the trusted comment.
  * CAIRN_ERR_CHECKSUM: it did not. The key must have the id that the signature names. */
-cairn_status cairn_minisig_check(const struct cairn_minisig *signature,
-                                 const struct cairn_public_key *key,
-                                 const uint8_t prehash[CAIRN_PREHASH_BYTES],
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status minisig_check(const struct minisig *signature, const struct public_key *key,
+                           const uint8_t prehash[CAIRN_PREHASH_BYTES],
+                           struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== manifest trust ==== */
 
@@ -267,12 +260,12 @@ cairn_status cairn_minisig_check(const struct cairn_minisig *signature,
 #define CAIRN_KEYS_MAX 64
 
 /* The keys that are trusted. */
-struct cairn_key_ring {
-    struct cairn_public_key keys[CAIRN_KEYS_MAX];
+struct key_ring {
+    struct public_key keys[CAIRN_KEYS_MAX];
     size_t count;
 };
 
-enum cairn_trust {
+enum trust {
     CAIRN_TRUST_SIGNED, /* by a key of the ring */
     CAIRN_TRUST_OLD,    /* not signed, and of a version that knew no signatures */
     CAIRN_TRUST_UNSIGNED,
@@ -281,25 +274,22 @@ enum cairn_trust {
 };
 /* Judges the signature of a manifest that was loaded. `what` (may be NULL) tells the result:
  * "signed by key 0123456789ABCDEF". */
-enum cairn_trust cairn_manifest_trust(const struct cairn_manifest *manifest,
-                                      const struct cairn_key_ring *ring,
-                                      struct cairn_sentence *what);
+enum trust manifest_trust(const struct manifest *manifest, const struct key_ring *ring,
+                          struct sentence *what);
 
 /* The manifests that are accepted although no key of the ring has signed them. */
-struct cairn_trust_waiver {
+struct trust_waiver {
     bool is_unsigned, is_strange;
 };
 /* May the snapshot be restored? CAIRN_ERR_REFUSED: its manifest is unsigned or strange, and that is
  * not waived; the sentence says which option would waive it. CAIRN_ERR_CHECKSUM: the signature is
  * broken, which nothing waives. */
-cairn_status cairn_manifest_accept(const struct cairn_manifest *manifest,
-                                   const struct cairn_key_ring *ring,
-                                   struct cairn_trust_waiver waiver,
-                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status manifest_accept(const struct manifest *manifest, const struct key_ring *ring,
+                             struct trust_waiver waiver, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* The trusted comment for a signature of the manifest. */
 #define CAIRN_SIGNATURE_COMMENT_BYTES 600
-void cairn_manifest_signature_comment(const struct cairn_manifest *manifest,
-                                      char out[CAIRN_SIGNATURE_COMMENT_BYTES]);
+void manifest_signature_comment(const struct manifest *manifest,
+                                char out[CAIRN_SIGNATURE_COMMENT_BYTES]);
 
 #endif

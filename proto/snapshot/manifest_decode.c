@@ -12,9 +12,9 @@
 #include "proto/spec/optimizer.h"
 #include "proto/spec/spec.h"
 
-static cairn_status corrupt(struct cairn_sentence *why, const char *where, const char *what)
+static cairn_status corrupt(struct sentence *why, const char *where, const char *what)
 {
-    return cairn_fail(why, CAIRN_ERR_CORRUPT, "manifest: %s: %s", where, what);
+    return fail_with(why, CAIRN_ERR_CORRUPT, "manifest: %s: %s", where, what);
 }
 
 static bool fits_u32(json_int_t value)
@@ -33,13 +33,13 @@ static bool hex_bytes(const char *hex, uint8_t *bytes, size_t count)
 static int dtype_of(const char *name)
 {
     for (int dtype = CAIRN_F32; dtype <= CAIRN_U8; dtype++) {
-        if (strcmp(cairn_dtype_name(dtype), name) == 0) return dtype;
+        if (strcmp(dtype_label(dtype), name) == 0) return dtype;
     }
-    return 0; // cairn_spec_check says the sentence
+    return 0; // spec_check says the sentence
 }
 
 static cairn_status read_numbers(json_t *list, const char *tensor, uint32_t *rank,
-                                 uint64_t numbers[CAIRN_RANK_MAX], struct cairn_sentence *why)
+                                 uint64_t numbers[CAIRN_RANK_MAX], struct sentence *why)
 {
     if (!json_is_array(list) || json_array_size(list) > CAIRN_RANK_MAX) {
         return corrupt(why, tensor, "its shape or box is not a list of at most 8 numbers");
@@ -56,7 +56,7 @@ static cairn_status read_numbers(json_t *list, const char *tensor, uint32_t *ran
 }
 
 static cairn_status read_box(json_t *list, const char *tensor, struct cairn_box *box,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     uint32_t rank = 0;
     cairn_status status = read_numbers(json_array_get(list, 0), tensor, &box->rank, box->start,
@@ -69,7 +69,7 @@ static cairn_status read_box(json_t *list, const char *tensor, struct cairn_box 
 }
 
 static cairn_status read_init(json_t *json, const char *tensor, struct cairn_init *init,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     const char *kind;
     json_int_t seed;
@@ -78,13 +78,12 @@ static cairn_status read_init(json_t *json, const char *tensor, struct cairn_ini
                        &init->a, "b", &init->b, "seed", &seed) != 0) {
         return corrupt(why, tensor, error.text);
     }
-    init->kind = (cairn_init_kind)cairn_capability_value(CAIRN_CAPABILITY_INIT, kind);
+    init->kind = (cairn_init_kind)capability_value(CAIRN_CAPABILITY_INIT, kind);
     init->seed = (uint64_t)seed;
     return CAIRN_OK;
 }
 
-static cairn_status read_tensor(json_t *json, struct cairn_job_spec_data *spec,
-                                struct cairn_sentence *why)
+static cairn_status read_tensor(json_t *json, struct job_spec_data *spec, struct sentence *why)
 {
     const char *name, *unit, *group, *kind, *wire, *reduce, *master;
     const char *alias_of = NULL;
@@ -103,13 +102,13 @@ static cairn_status read_tensor(json_t *json, struct cairn_job_spec_data *spec,
     }
     if (order < 0 || order > CAIRN_SPEC_TENSORS_MAX)
         return corrupt(why, name, "its order is no place among the tensors");
-    struct cairn_tensor_spec t = {
+    struct tensor_spec t = {
         .name = (char *)(uintptr_t)name, // add copies them
         .unit = (char *)(uintptr_t)unit,
         .group = (char *)(uintptr_t)group,
         .alias_of = (char *)(uintptr_t)alias_of,
         .alias_box = alias_box != NULL ? &box : NULL,
-        .kind = (cairn_kind)cairn_capability_value(CAIRN_CAPABILITY_KIND, kind),
+        .kind = (cairn_kind)capability_value(CAIRN_CAPABILITY_KIND, kind),
         .wire = (cairn_dtype)dtype_of(wire),
         .reduce = (cairn_dtype)dtype_of(reduce),
         .master = (cairn_dtype)dtype_of(master),
@@ -120,20 +119,19 @@ static cairn_status read_tensor(json_t *json, struct cairn_job_spec_data *spec,
     cairn_status status = read_numbers(shape, name, &t.shape.rank, t.shape.dim, why);
     if (status == CAIRN_OK && alias_box != NULL) status = read_box(alias_box, name, &box, why);
     if (status == CAIRN_OK && init != NULL) status = read_init(init, name, &t.init, why);
-    if (status == CAIRN_OK) status = cairn_spec_add_tensor(spec, &t);
+    if (status == CAIRN_OK) status = spec_add_tensor(spec, &t);
     return status == CAIRN_ERR_INVALID ? corrupt(why, "a tensor", "too many, or a name too long")
                                        : status;
 }
 
 /* The points come into `points`, [CAIRN_SCHEDULE_POINTS_MAX]. */
-static cairn_status read_schedule(json_t *json, struct cairn_schedule *s,
-                                  struct cairn_schedule_point *points, struct cairn_sentence *why)
+static cairn_status read_schedule(json_t *json, struct schedule *s,
+                                  struct cairn_schedule_point *points, struct sentence *why)
 {
     const char *kind;
     json_t *list;
     json_error_t error;
-    const cairn_status status = cairn_spec_fields_of_json(json, &cairn_schedule_fields,
-                                                          "a schedule", s, why);
+    const cairn_status status = spec_fields_of_json(json, &schedule_fields, "a schedule", s, why);
     if (status != CAIRN_OK) return status;
     if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:o}", "kind", &kind, "points", &list) !=
         0) {
@@ -141,7 +139,7 @@ static cairn_status read_schedule(json_t *json, struct cairn_schedule *s,
     }
     if (!json_is_array(list) || json_array_size(list) > CAIRN_SCHEDULE_POINTS_MAX)
         return corrupt(why, "a schedule", "its points are not a list of at most 1024");
-    s->kind = (cairn_schedule_kind)cairn_schedule_number(kind);
+    s->kind = (cairn_schedule_kind)schedule_number(kind);
     s->points = points;
     s->point_count = json_array_size(list);
     for (size_t i = 0; i < s->point_count; i++) {
@@ -156,16 +154,15 @@ static cairn_status read_schedule(json_t *json, struct cairn_schedule *s,
     return CAIRN_OK;
 }
 
-static cairn_status read_group(json_t *json, struct cairn_job_spec_data *spec,
-                               struct cairn_sentence *why)
+static cairn_status read_group(json_t *json, struct job_spec_data *spec, struct sentence *why)
 {
     const char *name, *optimizer;
-    struct cairn_group_spec g = cairn_group_default();
+    struct group_spec g = group_default();
     int frozen = 0;
     json_t *schedule = NULL;
     struct cairn_schedule_point points[CAIRN_SCHEDULE_POINTS_MAX];
     json_error_t error;
-    cairn_status status = cairn_spec_fields_of_json(json, &cairn_group_fields, "a group", &g, why);
+    cairn_status status = spec_fields_of_json(json, &group_fields, "a group", &g, why);
     if (status != CAIRN_OK) return status;
     if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:s, s?b, s?o}", "name", &name,
                        "optimizer", &optimizer, "frozen", &frozen, "schedule", &schedule) != 0) {
@@ -176,13 +173,13 @@ static cairn_status read_group(json_t *json, struct cairn_job_spec_data *spec,
     g.frozen = frozen != 0;
     g.name = (char *)(uintptr_t)name; // add copies them
     g.optimizer = (char *)(uintptr_t)optimizer;
-    status = cairn_spec_add_group(spec, &g);
+    status = spec_add_group(spec, &g);
     return status == CAIRN_ERR_INVALID ? corrupt(why, "a group", "too many, or a name too long")
                                        : status;
 }
 
-static cairn_status read_lists(json_t *groups, json_t *tensors, struct cairn_job_spec_data *spec,
-                               struct cairn_sentence *why)
+static cairn_status read_lists(json_t *groups, json_t *tensors, struct job_spec_data *spec,
+                               struct sentence *why)
 {
     if (!json_is_array(groups) || !json_is_array(tensors)) {
         return corrupt(why, "spec", "groups or tensors are not lists");
@@ -201,16 +198,15 @@ static cairn_status read_lists(json_t *groups, json_t *tensors, struct cairn_job
     return status;
 }
 
-static cairn_status judge_spec(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+static cairn_status judge_spec(const struct job_spec_data *spec, struct sentence *why)
 {
-    struct cairn_sentence reason = { "" };
-    cairn_status status = cairn_spec_check(spec, cairn_optimizer_names(), &reason);
+    struct sentence reason = { "" };
+    cairn_status status = spec_check(spec, optimizer_names(), &reason);
     if (status == CAIRN_ERR_NO_MEMORY) return status;
     return status == CAIRN_OK ? CAIRN_OK : corrupt(why, "spec", reason.text);
 }
 
-static cairn_status read_former(json_t *list, struct cairn_job_spec_data *spec,
-                                struct cairn_sentence *why)
+static cairn_status read_former(json_t *list, struct job_spec_data *spec, struct sentence *why)
 {
     if (!json_is_array(list) || json_array_size(list) > CAIRN_SPEC_FORMER_MAX)
         return corrupt(why, "former", "not a list of at most 64");
@@ -220,13 +216,12 @@ static cairn_status read_former(json_t *list, struct cairn_job_spec_data *spec,
         uint8_t hash[32];
         if (hex == NULL || !hex_bytes(hex, hash, sizeof hash))
             return corrupt(why, "former", "not 64 hex digits");
-        status = cairn_spec_add_former(spec, hash);
+        status = spec_add_former(spec, hash);
     }
     return status;
 }
 
-static cairn_status read_made(json_t *list, struct cairn_job_spec_data *spec,
-                              struct cairn_sentence *why)
+static cairn_status read_made(json_t *list, struct job_spec_data *spec, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     if (!json_is_array(list) || json_array_size(list) > CAIRN_SPEC_MADE_MAX)
@@ -235,19 +230,18 @@ static cairn_status read_made(json_t *list, struct cairn_job_spec_data *spec,
         const char *key, *was, *is;
         if (json_unpack(json_array_get(list, i), "[s, s, s!]", &key, &was, &is) != 0)
             return corrupt(why, "made", "not a list of a key and two values each");
-        status = cairn_spec_add_made(spec, key, was, is);
+        status = spec_add_made(spec, key, was, is);
     }
     return status;
 }
 
-cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *spec,
-                                      struct cairn_sentence *why)
+cairn_status manifest_read_spec(json_t *json, struct job_spec_data *spec, struct sentence *why)
 {
     const char *name, *init_from = NULL, *init_prefix = NULL;
     json_int_t revision;
     json_t *groups, *tensors, *former = NULL, *made = NULL;
     json_error_t error;
-    cairn_status status = cairn_spec_fields_of_json(json, &cairn_spec_fields, "spec", spec, why);
+    cairn_status status = spec_fields_of_json(json, &spec_fields, "spec", spec, why);
     if (status != CAIRN_OK) return status;
     if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:I, s:o, s:o, s?o, s?o, s?s, s?s}",
                        "name", &name, "revision", &revision, "groups", &groups, "tensors", &tensors,
@@ -257,17 +251,17 @@ cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *
     }
     if (revision < 0) return corrupt(why, "spec", "revision is out of range");
     spec->revision = (uint64_t)revision;
-    status = cairn_spec_set_name(spec, name);
+    status = spec_set_name(spec, name);
     if (status == CAIRN_OK && former != NULL) status = read_former(former, spec, why);
     if (status == CAIRN_OK && made != NULL) status = read_made(made, spec, why);
-    if (status == CAIRN_OK) status = cairn_spec_set_init_from(spec, init_from, init_prefix);
+    if (status == CAIRN_OK) status = spec_set_init_from(spec, init_from, init_prefix);
     if (status == CAIRN_OK) status = read_lists(groups, tensors, spec, why);
     if (status != CAIRN_OK) return status;
-    cairn_spec_canonicalize(spec); // the groups; the tensors are known to be sorted
+    spec_canonicalize(spec); // the groups; the tensors are known to be sorted
     return judge_spec(spec, why);
 }
 
-static cairn_status read_file(json_t *json, struct cairn_manifest *m, struct cairn_sentence *why)
+static cairn_status read_file(json_t *json, struct manifest *m, struct sentence *why)
 {
     const char *path, *whole = NULL, *blocks = NULL;
     json_int_t bytes;
@@ -276,12 +270,11 @@ static cairn_status read_file(json_t *json, struct cairn_manifest *m, struct cai
                        &bytes, "xxh3_128", &whole, "blocks", &blocks) != 0) {
         return corrupt(why, "a file", error.text);
     }
-    if (!cairn_snapshot_path_ok(path))
-        return corrupt(why, "a file", "its path is not one of Cairn's");
+    if (!snapshot_path_ok(path)) return corrupt(why, "a file", "its path is not one of Cairn's");
     if (bytes < 0) return corrupt(why, path, "its size is below 0");
     if ((whole == NULL) == (blocks == NULL))
         return corrupt(why, path, "it has not one of xxh3_128 and blocks");
-    const uint64_t sum_count = whole != NULL ? 1 : cairn_snapshot_block_count((uint64_t)bytes);
+    const uint64_t sum_count = whole != NULL ? 1 : snapshot_block_count((uint64_t)bytes);
     const char *hex = whole != NULL ? whole : blocks;
     if (strlen(hex) / (2 * CAIRN_SNAPSHOT_SUM_BYTES) != sum_count)
         return corrupt(why, path, "not 32 hex digits for each checksum that it needs");
@@ -295,13 +288,12 @@ static cairn_status read_file(json_t *json, struct cairn_manifest *m, struct cai
         free(sums);
         return corrupt(why, path, "the files are not sorted by path, or twice the same");
     }
-    cairn_status status = cairn_manifest_add_file(m, path, (uint64_t)bytes, sums, whole != NULL);
+    cairn_status status = manifest_add_file(m, path, (uint64_t)bytes, sums, whole != NULL);
     free(sums);
     return status == CAIRN_ERR_INVALID ? corrupt(why, path, "more than 1,000,000 files") : status;
 }
 
-static cairn_status read_created(const char *text, struct cairn_manifest *m,
-                                 struct cairn_sentence *why)
+static cairn_status read_created(const char *text, struct manifest *m, struct sentence *why)
 {
     struct tm utc;
     memset(&utc, 0, sizeof utc);
@@ -312,8 +304,7 @@ static cairn_status read_created(const char *text, struct cairn_manifest *m,
     return CAIRN_OK;
 }
 
-static cairn_status read_payload(const char *hex, struct cairn_manifest *m,
-                                 struct cairn_sentence *why)
+static cairn_status read_payload(const char *hex, struct manifest *m, struct sentence *why)
 {
     const size_t count = strlen(hex) / 2;
     if (count > CAIRN_MANIFEST_PAYLOAD_MAX) return corrupt(why, "payload", "over 1 MiB");
@@ -325,7 +316,7 @@ static cairn_status read_payload(const char *hex, struct cairn_manifest *m,
 
 /* Reads the version first, before the rest is judged by this version's rules: the manifest may be
  * of another one. */
-static cairn_status read_version(const json_t *root, int *version_out, struct cairn_sentence *why)
+static cairn_status read_version(const json_t *root, int *version_out, struct sentence *why)
 {
     const char *format = json_string_value(json_object_get(root, "format"));
     const json_int_t version = json_integer_value(json_object_get(root, "version"));
@@ -334,19 +325,19 @@ static cairn_status read_version(const json_t *root, int *version_out, struct ca
     }
     *version_out = (int)version;
     if (version >= CAIRN_MANIFEST_VERSION_MIN && version <= CAIRN_MANIFEST_VERSION) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_VERSION,
-                      "manifest: its version is %" JSON_INTEGER_FORMAT
-                      ", this Cairn reads %d to %d; use the Cairn that wrote it",
-                      version, CAIRN_MANIFEST_VERSION_MIN, CAIRN_MANIFEST_VERSION);
+    return fail_with(why, CAIRN_ERR_VERSION,
+                     "manifest: its version is %" JSON_INTEGER_FORMAT
+                     ", this Cairn reads %d to %d; use the Cairn that wrote it",
+                     version, CAIRN_MANIFEST_VERSION_MIN, CAIRN_MANIFEST_VERSION);
 }
 
-static cairn_status check_seal(const char *text, size_t text_bytes, struct cairn_sentence *why)
+static cairn_status check_seal(const char *text, size_t text_bytes, struct sentence *why)
 {
     char seal[CAIRN_MANIFEST_SEAL_BYTES + 1];
     const size_t sealed = text_bytes < CAIRN_MANIFEST_SEAL_BYTES
                               ? 0
                               : text_bytes - CAIRN_MANIFEST_SEAL_BYTES;
-    cairn_manifest_seal(text, sealed, seal);
+    manifest_seal(text, sealed, seal);
     if (text_bytes - sealed == CAIRN_MANIFEST_SEAL_BYTES &&
         memcmp(text + sealed, seal, CAIRN_MANIFEST_SEAL_BYTES) == 0)
         return CAIRN_OK;
@@ -354,8 +345,8 @@ static cairn_status check_seal(const char *text, size_t text_bytes, struct cairn
                    "not the hash of what stands before it: it was changed since it was written");
 }
 
-static cairn_status read_ranks(json_t *list, struct cairn_rank_groups *groups, uint32_t *at,
-                               struct cairn_sentence *why)
+static cairn_status read_ranks(json_t *list, struct rank_groups *groups, uint32_t *at,
+                               struct sentence *why)
 {
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *rank = json_array_get(list, i);
@@ -367,8 +358,8 @@ static cairn_status read_ranks(json_t *list, struct cairn_rank_groups *groups, u
     return CAIRN_OK;
 }
 
-static cairn_status read_reduce_groups(json_t *list, struct cairn_rank_groups *groups,
-                                       struct cairn_sentence *why)
+static cairn_status read_reduce_groups(json_t *list, struct rank_groups *groups,
+                                       struct sentence *why)
 {
     const size_t group_count = json_array_size(list);
     size_t rank_count = 0;
@@ -376,22 +367,20 @@ static cairn_status read_reduce_groups(json_t *list, struct cairn_rank_groups *g
     for (size_t g = 0; g < group_count; g++) rank_count += json_array_size(json_array_get(list, g));
     if (group_count == 0 || rank_count > CAIRN_SPEC_WORKERS_MAX || group_count > rank_count)
         return corrupt(why, "reduce_groups", "not lists of up to 65536 ranks in all");
-    cairn_status status = cairn_rank_groups_init(groups, (uint32_t)rank_count,
-                                                 (uint32_t)group_count);
+    cairn_status status = rank_groups_init(groups, (uint32_t)rank_count, (uint32_t)group_count);
     for (uint32_t g = 0; g < group_count && status == CAIRN_OK; g++) {
         status = read_ranks(json_array_get(list, g), groups, &at, why);
         groups->ends[g] = at;
     }
-    if (status == CAIRN_OK && !cairn_rank_groups_ok(groups))
+    if (status == CAIRN_OK && !rank_groups_ok(groups))
         return corrupt(why, "reduce_groups", "not in order, or a rank in two of them");
     return status;
 }
 
 /* After the spec: tensors go by its order. */
-static cairn_status read_nonfinite(json_t *json, struct cairn_manifest *m,
-                                   struct cairn_sentence *why)
+static cairn_status read_nonfinite(json_t *json, struct manifest *m, struct sentence *why)
 {
-    struct cairn_results *results = &m->nonfinite;
+    struct results *results = &m->nonfinite;
     json_int_t all;
     json_t *tensors, *elems;
     json_error_t error;
@@ -403,11 +392,11 @@ static cairn_status read_nonfinite(json_t *json, struct cairn_manifest *m,
         return corrupt(why, "nonfinite", "its tensors are not up to 8 names with numbers");
     json_object_foreach(tensors, name, elems)
     {
-        const size_t tensor = cairn_spec_find_tensor(&m->spec, name);
+        const size_t tensor = spec_find_tensor(&m->spec, name);
         const json_int_t count = json_integer_value(elems);
         if (tensor == SIZE_MAX || count < 1 || count > all - (json_int_t)results->nonfinite)
             return corrupt(why, "nonfinite", "a tensor that the spec lacks, or a wrong number");
-        cairn_results_add(results, (uint32_t)tensor, (uint64_t)count);
+        results_add(results, (uint32_t)tensor, (uint64_t)count);
     }
     if (all < 1) return corrupt(why, "nonfinite", "elems is not a number from 1");
     results->nonfinite = (uint64_t)all; // also of those that it does not name
@@ -415,7 +404,7 @@ static cairn_status read_nonfinite(json_t *json, struct cairn_manifest *m,
 }
 
 /* After the spec and the step. */
-static cairn_status read_missed(json_t *json, struct cairn_manifest *m, struct cairn_sentence *why)
+static cairn_status read_missed(json_t *json, struct manifest *m, struct sentence *why)
 {
     json_t *steps;
     const char *name;
@@ -425,7 +414,7 @@ static cairn_status read_missed(json_t *json, struct cairn_manifest *m, struct c
     if (m->steps_missed == NULL) return CAIRN_ERR_NO_MEMORY;
     json_object_foreach(json, name, steps)
     {
-        const size_t tensor = cairn_spec_find_tensor(&m->spec, name);
+        const size_t tensor = spec_find_tensor(&m->spec, name);
         const json_int_t count = json_integer_value(steps);
         if (tensor == SIZE_MAX || m->spec.tensors[tensor].kind != CAIRN_TRAINED || count < 1 ||
             (uint64_t)count > m->step)
@@ -435,7 +424,7 @@ static cairn_status read_missed(json_t *json, struct cairn_manifest *m, struct c
     return CAIRN_OK;
 }
 
-static cairn_status read_origin(json_t *json, struct cairn_manifest *m, struct cairn_sentence *why)
+static cairn_status read_origin(json_t *json, struct manifest *m, struct sentence *why)
 {
     json_int_t generation, from_generation, from_step;
     json_error_t error;
@@ -450,7 +439,7 @@ static cairn_status read_origin(json_t *json, struct cairn_manifest *m, struct c
     return CAIRN_OK;
 }
 
-static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cairn_sentence *why)
+static cairn_status read_root(json_t *root, struct manifest *m, struct sentence *why)
 {
     const char *format, *cluster, *created, *payload, *content_root, *periodic = NULL;
     json_int_t version, generation, step, epoch, shards;
@@ -488,7 +477,7 @@ static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cai
     if (!json_is_array(files)) return corrupt(why, "files", "not a list");
     cairn_status status = read_created(created, m, why);
     if (status == CAIRN_OK) status = read_payload(payload, m, why);
-    if (status == CAIRN_OK) status = cairn_manifest_read_spec(spec, &m->spec, why);
+    if (status == CAIRN_OK) status = manifest_read_spec(spec, &m->spec, why);
     if (status == CAIRN_OK && origin != NULL) status = read_origin(origin, m, why);
     if (status == CAIRN_OK && nonfinite != NULL) status = read_nonfinite(nonfinite, m, why);
     if (status == CAIRN_OK && missed != NULL) status = read_missed(missed, m, why);
@@ -500,28 +489,28 @@ static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cai
     return status;
 }
 
-cairn_status cairn_manifest_decode(const char *text, size_t text_bytes, struct cairn_manifest *out,
-                                   struct cairn_sentence *why)
+cairn_status manifest_decode(const char *text, size_t text_bytes, struct manifest *out,
+                             struct sentence *why)
 {
     if (text_bytes > CAIRN_MANIFEST_BYTES_MAX) return corrupt(why, "the file", "too large");
     json_error_t error;
     json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
     if (root == NULL) {
-        return cairn_fail(why, CAIRN_ERR_CORRUPT, "manifest: not JSON: %s (line %d); cut off?",
-                          error.text, error.line);
+        return fail_with(why, CAIRN_ERR_CORRUPT, "manifest: not JSON: %s (line %d); cut off?",
+                         error.text, error.line);
     }
-    struct cairn_manifest m;
+    struct manifest m;
     int version = 0;
-    cairn_manifest_init(&m);
+    manifest_init(&m);
     cairn_status status = read_version(root, &version, why);
     m.version = (uint32_t)version;
-    cairn_prehash(text, text_bytes, m.prehash);
+    minisig_prehash(text, text_bytes, m.prehash);
     m.unsealed = version < CAIRN_MANIFEST_VERSION_SEALED;
     if (status == CAIRN_OK && !m.unsealed) status = check_seal(text, text_bytes, why);
     if (status == CAIRN_OK) status = read_root(root, &m, why);
     json_decref(root);
     if (status != CAIRN_OK) {
-        cairn_manifest_release(&m);
+        manifest_release(&m);
         return status;
     }
     *out = m;

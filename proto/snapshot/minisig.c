@@ -33,9 +33,9 @@ static_assert(sizeof(struct packed_public) == 42 && sizeof(struct packed_signatu
                   sizeof(struct packed_secret) == 158,
               "minisign's layout");
 
-static cairn_status malformed(struct cairn_sentence *why, const char *text)
+static cairn_status malformed(struct sentence *why, const char *text)
 {
-    return cairn_fail(why, CAIRN_ERR_MALFORMED, "%s", text);
+    return fail_with(why, CAIRN_ERR_MALFORMED, "%s", text);
 }
 
 /* ---- lines ---- */
@@ -81,19 +81,19 @@ static void pack(const void *bytes, size_t byte_count, char *out, size_t out_byt
 
 /* ---- keys ---- */
 
-void cairn_secret_key_make(struct cairn_secret_key *out)
+void secret_key_make(struct secret_key *out)
 {
     crypto_sign_keypair(out->public_key.key, out->secret);
     randombytes_buf(out->public_key.id, sizeof out->public_key.id);
 }
 
-void cairn_key_name(const uint8_t id[CAIRN_KEY_ID_BYTES], char out[CAIRN_KEY_NAME_BYTES])
+void key_name(const uint8_t id[CAIRN_KEY_ID_BYTES], char out[CAIRN_KEY_NAME_BYTES])
 {
     for (size_t i = 0; i < CAIRN_KEY_ID_BYTES; i++) // a little-endian number
         snprintf(out + 2 * i, 3, "%02X", id[CAIRN_KEY_ID_BYTES - 1 - i]);
 }
 
-void cairn_public_key_line(const struct cairn_public_key *key, char out[CAIRN_KEY_LINE_BYTES])
+void public_key_line(const struct public_key *key, char out[CAIRN_KEY_LINE_BYTES])
 {
     struct packed_public packed = { .algorithm = { 'E', 'd' } };
     memcpy(packed.id, key->id, sizeof packed.id);
@@ -101,11 +101,11 @@ void cairn_public_key_line(const struct cairn_public_key *key, char out[CAIRN_KE
     pack(&packed, sizeof packed, out, CAIRN_KEY_LINE_BYTES);
 }
 
-void cairn_public_key_text(const struct cairn_public_key *key, char out[CAIRN_KEY_TEXT_BYTES])
+void public_key_text(const struct public_key *key, char out[CAIRN_KEY_TEXT_BYTES])
 {
     char name[CAIRN_KEY_NAME_BYTES], line[CAIRN_KEY_LINE_BYTES];
-    cairn_key_name(key->id, name);
-    cairn_public_key_line(key, line);
+    key_name(key->id, name);
+    public_key_line(key, line);
     snprintf(out, CAIRN_KEY_TEXT_BYTES, UNTRUSTED "minisign public key %s\n%s\n", name, line);
 }
 
@@ -117,8 +117,7 @@ static bool key_line(const char *text, struct line *out)
     return !begins_with(out, UNTRUSTED) || next_line(&text, &left, out);
 }
 
-cairn_status cairn_public_key_parse(const char *text, struct cairn_public_key *out,
-                                    struct cairn_sentence *why)
+cairn_status public_key_parse(const char *text, struct public_key *out, struct sentence *why)
 {
     struct packed_public packed;
     struct line line;
@@ -141,7 +140,7 @@ static void checksum_of(const struct packed_secret *packed, uint8_t out[32])
     crypto_generichash_final(&state, out, 32);
 }
 
-void cairn_secret_key_text(const struct cairn_secret_key *key, char out[CAIRN_KEY_TEXT_BYTES])
+void secret_key_text(const struct secret_key *key, char out[CAIRN_KEY_TEXT_BYTES])
 {
     struct packed_secret packed = { .algorithm = { 'E', 'd' }, .checksum_algorithm = { 'B', '2' } };
     char line[sodium_base64_ENCODED_LEN(sizeof packed, sodium_base64_VARIANT_ORIGINAL)];
@@ -154,7 +153,7 @@ void cairn_secret_key_text(const struct cairn_secret_key *key, char out[CAIRN_KE
     sodium_memzero(line, sizeof line);
 }
 
-static cairn_status judge_secret(const struct packed_secret *packed, struct cairn_sentence *why)
+static cairn_status judge_secret(const struct packed_secret *packed, struct sentence *why)
 {
     static const uint8_t no_password[2] = { 0, 0 };
     static const uint8_t no_checksum[32] = { 0 }; // minisign writes none without a password
@@ -173,8 +172,7 @@ static cairn_status judge_secret(const struct packed_secret *packed, struct cair
     return is_whole ? CAIRN_OK : malformed(why, "it is damaged: its parts do not fit together");
 }
 
-cairn_status cairn_secret_key_parse(const char *text, struct cairn_secret_key *out,
-                                    struct cairn_sentence *why)
+cairn_status secret_key_parse(const char *text, struct secret_key *out, struct sentence *why)
 {
     struct packed_secret packed;
     struct line line;
@@ -193,7 +191,7 @@ cairn_status cairn_secret_key_parse(const char *text, struct cairn_secret_key *o
 
 /* ---- signatures ---- */
 
-void cairn_prehash(const void *bytes, size_t byte_count, uint8_t out[CAIRN_PREHASH_BYTES])
+void minisig_prehash(const void *bytes, size_t byte_count, uint8_t out[CAIRN_PREHASH_BYTES])
 {
     crypto_generichash(out, CAIRN_PREHASH_BYTES, bytes, byte_count, NULL, 0);
 }
@@ -211,9 +209,8 @@ static size_t join(const uint8_t signature[64], const char *comment, size_t comm
     return 64 + comment_bytes;
 }
 
-void cairn_minisig_sign(const struct cairn_secret_key *key,
-                        const uint8_t prehash[CAIRN_PREHASH_BYTES], const char *comment,
-                        char out[CAIRN_MINISIG_BYTES])
+void minisig_sign(const struct secret_key *key, const uint8_t prehash[CAIRN_PREHASH_BYTES],
+                  const char *comment, char out[CAIRN_MINISIG_BYTES])
 {
     struct packed_signature packed = { .algorithm = { 'E', 'D' } };
     uint8_t joined[64 + COMMENT_MAX], global[64];
@@ -224,7 +221,7 @@ void cairn_minisig_sign(const struct cairn_secret_key *key,
     crypto_sign_detached(packed.signature, NULL, prehash, CAIRN_PREHASH_BYTES, key->secret);
     crypto_sign_detached(global, NULL, joined,
                          join(packed.signature, comment, comment_bytes, joined), key->secret);
-    cairn_key_name(packed.id, name);
+    key_name(packed.id, name);
     pack(&packed, sizeof packed, line, sizeof line);
     pack(global, sizeof global, global_line, sizeof global_line);
     snprintf(out, CAIRN_MINISIG_BYTES,
@@ -232,8 +229,8 @@ void cairn_minisig_sign(const struct cairn_secret_key *key,
              comment, global_line);
 }
 
-cairn_status cairn_minisig_parse(const char *text, size_t text_bytes, struct cairn_minisig *out,
-                                 struct cairn_sentence *why)
+cairn_status minisig_parse(const char *text, size_t text_bytes, struct minisig *out,
+                           struct sentence *why)
 {
     static const char not_one[] = "it is not a signature of minisign: two comments, each with a "
                                   "line of base64 behind it";
@@ -257,21 +254,19 @@ cairn_status cairn_minisig_parse(const char *text, size_t text_bytes, struct cai
     return CAIRN_OK;
 }
 
-cairn_status cairn_minisig_check(const struct cairn_minisig *signature,
-                                 const struct cairn_public_key *key,
-                                 const uint8_t prehash[CAIRN_PREHASH_BYTES],
-                                 struct cairn_sentence *why)
+cairn_status minisig_check(const struct minisig *signature, const struct public_key *key,
+                           const uint8_t prehash[CAIRN_PREHASH_BYTES], struct sentence *why)
 {
     uint8_t joined[64 + CAIRN_MINISIG_MAX];
     assert(memcmp(signature->key_id, key->id, sizeof key->id) == 0);
     if (crypto_sign_verify_detached(signature->signature, prehash, CAIRN_PREHASH_BYTES, key->key) !=
         0)
-        return cairn_fail(why, CAIRN_ERR_CHECKSUM,
-                          "it is not a signature of this: one of the two was changed, or it was "
-                          "signed by another key of the same id");
+        return fail_with(why, CAIRN_ERR_CHECKSUM,
+                         "it is not a signature of this: one of the two was changed, or it was "
+                         "signed by another key of the same id");
     const size_t joined_bytes = join(signature->signature, signature->comment,
                                      signature->comment_bytes, joined);
     if (crypto_sign_verify_detached(signature->global, joined, joined_bytes, key->key) == 0)
         return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_CHECKSUM, "its trusted comment was changed");
+    return fail_with(why, CAIRN_ERR_CHECKSUM, "its trusted comment was changed");
 }

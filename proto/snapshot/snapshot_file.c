@@ -12,8 +12,8 @@
 
 /* Names of a snapshot: folders, files, keys. A name from storage is judged by making it again. */
 
-void cairn_snapshot_id_make(uint64_t generation, uint64_t step, uint32_t attempt,
-                            char id_out[CAIRN_SNAPSHOT_ID_BYTES])
+void snapshot_id_make(uint64_t generation, uint64_t step, uint32_t attempt,
+                      char id_out[CAIRN_SNAPSHOT_ID_BYTES])
 {
     int used = snprintf(id_out, CAIRN_SNAPSHOT_ID_BYTES, "step-%012" PRIu64 "-g%" PRIu64, step,
                         generation);
@@ -22,7 +22,7 @@ void cairn_snapshot_id_make(uint64_t generation, uint64_t step, uint32_t attempt
     }
 }
 
-bool cairn_snapshot_id_parse(const char *id, uint64_t *generation_out, uint64_t *step_out)
+bool snapshot_id_parse(const char *id, uint64_t *generation_out, uint64_t *step_out)
 {
     uint64_t step = 0, generation = 0;
     uint32_t attempt = 1;
@@ -30,7 +30,7 @@ bool cairn_snapshot_id_parse(const char *id, uint64_t *generation_out, uint64_t 
     // Widths that cannot overflow: 18 digits fit 64 bits, 9 fit 32.
     if (sscanf(id, "step-%18" SCNu64 "-g%18" SCNu64 "-%9" SCNu32, &step, &generation, &attempt) < 2)
         return false;
-    cairn_snapshot_id_make(generation, step, attempt, again);
+    snapshot_id_make(generation, step, attempt, again);
     if (strcmp(again, id) != 0) return false;
     *generation_out = generation;
     *step_out = step;
@@ -43,25 +43,25 @@ static const char *const folder_names[CAIRN_SNAPSHOT_FOLDERS] = {
     [CAIRN_SNAPSHOT_BLOBS] = "blobs",
 };
 
-const char *cairn_snapshot_folder_name(enum cairn_snapshot_folder folder)
+const char *snapshot_folder_name(enum snapshot_folder folder)
 {
     assert(folder < CAIRN_SNAPSHOT_FOLDERS);
     return folder_names[folder];
 }
 
-enum cairn_snapshot_folder cairn_snapshot_folder_of(const char *path)
+enum snapshot_folder snapshot_folder_of(const char *path)
 {
     int folder = CAIRN_SNAPSHOT_MODEL;
     while (folder < CAIRN_SNAPSHOT_FOLDERS &&
            (strncmp(path, folder_names[folder], CAIRN_SNAPSHOT_FOLDER_CHARS) != 0 ||
             path[CAIRN_SNAPSHOT_FOLDER_CHARS] != '/'))
         folder++;
-    return (enum cairn_snapshot_folder)folder;
+    return (enum snapshot_folder)folder;
 }
 
-bool cairn_snapshot_path_ok(const char *path)
+bool snapshot_path_ok(const char *path)
 {
-    const enum cairn_snapshot_folder folder = cairn_snapshot_folder_of(path);
+    const enum snapshot_folder folder = snapshot_folder_of(path);
     unsigned shard, file, count;
     char again[CAIRN_SNAPSHOT_PATH_BYTES];
     if (folder == CAIRN_SNAPSHOT_FOLDERS ||
@@ -71,34 +71,33 @@ bool cairn_snapshot_path_ok(const char *path)
         return false;
     }
     snprintf(again, sizeof again, "%s/shard-%05u-model-%05u-of-%05u.safetensors",
-             cairn_snapshot_folder_name(folder), shard, file, count);
+             snapshot_folder_name(folder), shard, file, count);
     return strcmp(again, path) == 0;
 }
 
-/* The planes of the tensor (cairn_spec_planes) that are in the folder. */
-static uint32_t snapshot_folder_planes(const struct cairn_job_spec_data *spec, size_t tensor,
-                                       enum cairn_snapshot_folder folder)
+/* The planes of the tensor (spec_planes) that are in the folder. */
+static uint32_t snapshot_folder_planes(const struct job_spec_data *spec, size_t tensor,
+                                       enum snapshot_folder folder)
 {
-    const uint32_t stored = cairn_spec_planes(spec, tensor);
+    const uint32_t stored = spec_planes(spec, tensor);
     const uint32_t master = stored & 1u << CAIRN_PLANE_PARAM;
     const bool is_blob = spec->tensors[tensor].kind == CAIRN_BLOB;
     if (folder == CAIRN_SNAPSHOT_OPTIM) return stored & ~master;
     return is_blob == (folder == CAIRN_SNAPSHOT_BLOBS) ? master : 0;
 }
 
-void cairn_snapshot_key(const char *name, uint32_t plane, char key_out[CAIRN_SNAPSHOT_KEY_BYTES])
+void snapshot_key(const char *name, uint32_t plane, char key_out[CAIRN_SNAPSHOT_KEY_BYTES])
 {
     if (plane == CAIRN_PLANE_PARAM)
         snprintf(key_out, CAIRN_SNAPSHOT_KEY_BYTES, "%s", name);
     else
-        snprintf(key_out, CAIRN_SNAPSHOT_KEY_BYTES, "state.%s.%s", name,
-                 cairn_plane_name((int)plane));
+        snprintf(key_out, CAIRN_SNAPSHOT_KEY_BYTES, "state.%s.%s", name, plane_name((int)plane));
 }
 
 /* The name inside "state.<name>.<plane>"; false if the key does not have that form. */
 static bool strip_state(const char *key, uint32_t plane, char name_out[CAIRN_SNAPSHOT_KEY_BYTES])
 {
-    const char *suffix = cairn_plane_name((int)plane);
+    const char *suffix = plane_name((int)plane);
     const size_t length = strlen(key), suffix_length = strlen(suffix);
     if (length >= CAIRN_SNAPSHOT_KEY_BYTES || length < 6 + 1 + suffix_length) return false;
     if (strncmp(key, "state.", 6) != 0 || strcmp(key + length - suffix_length, suffix) != 0 ||
@@ -111,9 +110,8 @@ static bool strip_state(const char *key, uint32_t plane, char name_out[CAIRN_SNA
     return true;
 }
 
-bool cairn_snapshot_key_find(const struct cairn_job_spec_data *spec,
-                             enum cairn_snapshot_folder folder, const char *key,
-                             uint32_t *tensor_out, uint32_t *plane_out)
+bool snapshot_key_find(const struct job_spec_data *spec, enum snapshot_folder folder,
+                       const char *key, uint32_t *tensor_out, uint32_t *plane_out)
 {
     const bool optim = folder == CAIRN_SNAPSHOT_OPTIM;
     const uint32_t first = optim ? CAIRN_PLANE_EXP_AVG : CAIRN_PLANE_PARAM;
@@ -121,7 +119,7 @@ bool cairn_snapshot_key_find(const struct cairn_job_spec_data *spec,
     for (uint32_t plane = first; plane < end; plane++) {
         char name[CAIRN_SNAPSHOT_KEY_BYTES];
         if (optim && !strip_state(key, plane, name)) continue;
-        const size_t tensor = cairn_spec_find_tensor(spec, optim ? name : key);
+        const size_t tensor = spec_find_tensor(spec, optim ? name : key);
         if (tensor == SIZE_MAX || (snapshot_folder_planes(spec, tensor, folder) & 1u << plane) == 0)
             continue;
         *tensor_out = (uint32_t)tensor;
@@ -135,8 +133,8 @@ bool cairn_snapshot_key_find(const struct cairn_job_spec_data *spec,
 
 /* A box is a run of elements if, behind the last dimension that it cuts into several, it has
  * everything, and before that one slice of each. Sets the first and the number of elements. */
-static bool run_of_box(const struct cairn_shape *shape, const struct cairn_box *box,
-                       uint64_t *first_out, uint64_t *count_out)
+static bool run_of_box(const struct shape *shape, const struct cairn_box *box, uint64_t *first_out,
+                       uint64_t *count_out)
 {
     if (box->rank != shape->rank) return false;
     uint64_t first = 0, count = 1, stride = 1; // elements; all at most the tensor's
@@ -156,45 +154,42 @@ static bool run_of_box(const struct cairn_shape *shape, const struct cairn_box *
     return true;
 }
 
-static cairn_status make_room(struct cairn_snapshot_index *index, size_t more)
+static cairn_status make_room(struct snapshot_index *index, size_t more)
 {
     if (more <= index->piece_capacity - index->piece_count) return CAIRN_OK;
     const size_t wanted = 2 * index->piece_capacity + more;
-    struct cairn_snapshot_piece *grown = realloc(index->pieces, wanted * sizeof *grown);
+    struct snapshot_piece *grown = realloc(index->pieces, wanted * sizeof *grown);
     if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
     index->pieces = grown;
     index->piece_capacity = wanted;
     return CAIRN_OK;
 }
 
-cairn_status cairn_snapshot_index_add(struct cairn_snapshot_index *index,
-                                      const struct cairn_manifest *manifest, size_t file,
-                                      const struct cairn_safetensors *header, uint64_t data_byte,
-                                      struct cairn_sentence *why)
+cairn_status snapshot_index_add(struct snapshot_index *index, const struct manifest *manifest,
+                                size_t file, const struct safetensors *header, uint64_t data_byte,
+                                struct sentence *why)
 {
     const char *path = manifest->files[file].path;
-    const enum cairn_snapshot_folder folder = cairn_snapshot_folder_of(path);
+    const enum snapshot_folder folder = snapshot_folder_of(path);
     if (header->entry_count > 0 && !header->has_boxes) {
-        return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s has no DCP_SHARDING_INFO", path);
+        return fail_with(why, CAIRN_ERR_CORRUPT, "%s has no DCP_SHARDING_INFO", path);
     }
     cairn_status status = make_room(index, header->entry_count);
     if (status != CAIRN_OK) return status;
     for (size_t i = 0; i < header->entry_count; i++) {
-        const struct cairn_safetensors_entry *e = &header->entries[i];
-        struct cairn_snapshot_piece piece = { .file = file, .file_byte = data_byte + e->begin };
-        if (!cairn_snapshot_key_find(&manifest->spec, folder, e->key, &piece.tensor,
-                                     &piece.plane)) {
-            return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s: \"%s\" is not in the snapshot's spec",
-                              path, e->key);
+        const struct safetensors_entry *e = &header->entries[i];
+        struct snapshot_piece piece = { .file = file, .file_byte = data_byte + e->begin };
+        if (!snapshot_key_find(&manifest->spec, folder, e->key, &piece.tensor, &piece.plane)) {
+            return fail_with(why, CAIRN_ERR_CORRUPT, "%s: \"%s\" is not in the snapshot's spec",
+                             path, e->key);
         }
-        const struct cairn_shape *shape = &manifest->spec.tensors[piece.tensor].shape;
-        const cairn_dtype dtype = cairn_spec_plane_dtype(&manifest->spec, piece.tensor,
-                                                         piece.plane);
+        const struct shape *shape = &manifest->spec.tensors[piece.tensor].shape;
+        const cairn_dtype dtype = spec_plane_dtype(&manifest->spec, piece.tensor, piece.plane);
         if (e->dtype != dtype ||
             !run_of_box(shape, &e->box, &piece.first_elem, &piece.elem_count)) {
-            return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                              "%s: \"%s\" is not %s, or not a run of elements inside its tensor",
-                              path, e->key, cairn_dtype_name((int)dtype));
+            return fail_with(why, CAIRN_ERR_CORRUPT,
+                             "%s: \"%s\" is not %s, or not a run of elements inside its tensor",
+                             path, e->key, dtype_label((int)dtype));
         }
         index->pieces[index->piece_count++] = piece;
     }
@@ -208,42 +203,40 @@ static int compare(uint64_t a, uint64_t b)
 
 static int piece_order(const void *a, const void *b)
 {
-    const struct cairn_snapshot_piece *x = a, *y = b;
+    const struct snapshot_piece *x = a, *y = b;
     int order = compare(x->tensor, y->tensor);
     if (order == 0) order = compare(x->plane, y->plane);
     return order != 0 ? order : compare(x->first_elem, y->first_elem);
 }
 
-static cairn_status missing(const struct cairn_manifest *manifest, uint32_t tensor, uint32_t plane,
-                            uint64_t first, uint64_t end, struct cairn_sentence *why)
+static cairn_status missing(const struct manifest *manifest, uint32_t tensor, uint32_t plane,
+                            uint64_t first, uint64_t end, struct sentence *why)
 {
-    return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                      "tensor \"%s\", plane %s: elements %" PRIu64 " to %" PRIu64
-                      " are in no file of the snapshot; use another snapshot",
-                      manifest->spec.tensors[tensor].name, cairn_plane_name((int)plane), first,
-                      end - 1);
+    return fail_with(why, CAIRN_ERR_CORRUPT,
+                     "tensor \"%s\", plane %s: elements %" PRIu64 " to %" PRIu64
+                     " are in no file of the snapshot; use another snapshot",
+                     manifest->spec.tensors[tensor].name, plane_name((int)plane), first, end - 1);
 }
 
 /* Judges one plane whose pieces begin at *next, and moves *next behind them. */
-static cairn_status judge_plane(const struct cairn_snapshot_index *index,
-                                const struct cairn_manifest *manifest, uint32_t tensor,
-                                uint32_t plane, size_t *next, struct cairn_sentence *why)
+static cairn_status judge_plane(const struct snapshot_index *index, const struct manifest *manifest,
+                                uint32_t tensor, uint32_t plane, size_t *next, struct sentence *why)
 {
-    const struct cairn_tensor_spec *t = &manifest->spec.tensors[tensor];
-    const uint64_t elems = cairn_geometry_of(&t->shape).elems;
+    const struct tensor_spec *t = &manifest->spec.tensors[tensor];
+    const uint64_t elems = geometry_of(&t->shape).elems;
     uint64_t covered = 0;
     for (; *next < index->piece_count; (*next)++) {
-        const struct cairn_snapshot_piece *piece = &index->pieces[*next];
+        const struct snapshot_piece *piece = &index->pieces[*next];
         if (piece->tensor != tensor || piece->plane != plane) break;
         if (piece->first_elem > covered) {
             return missing(manifest, tensor, plane, covered, piece->first_elem, why);
         }
         if (piece->first_elem < covered) {
-            return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                              "tensor \"%s\", plane %s: elements from %" PRIu64
-                              " are in two files, one is %s; use another snapshot",
-                              t->name, cairn_plane_name((int)plane), piece->first_elem,
-                              manifest->files[piece->file].path);
+            return fail_with(why, CAIRN_ERR_CORRUPT,
+                             "tensor \"%s\", plane %s: elements from %" PRIu64
+                             " are in two files, one is %s; use another snapshot",
+                             t->name, plane_name((int)plane), piece->first_elem,
+                             manifest->files[piece->file].path);
         }
         covered += piece->elem_count;
     }
@@ -251,16 +244,15 @@ static cairn_status judge_plane(const struct cairn_snapshot_index *index,
     return CAIRN_OK;
 }
 
-cairn_status cairn_snapshot_index_close(struct cairn_snapshot_index *index,
-                                        const struct cairn_manifest *manifest,
-                                        struct cairn_sentence *why)
+cairn_status snapshot_index_close(struct snapshot_index *index, const struct manifest *manifest,
+                                  struct sentence *why)
 {
     if (index->piece_count > 1) {
         qsort(index->pieces, index->piece_count, sizeof *index->pieces, piece_order);
     }
     size_t next = 0; // every piece is of a stored plane, so that the walk meets all of them
     for (uint32_t tensor = 0; tensor < manifest->spec.tensor_count; tensor++) {
-        const uint32_t stored = cairn_spec_planes(&manifest->spec, tensor);
+        const uint32_t stored = spec_planes(&manifest->spec, tensor);
         for (uint32_t plane = 0; plane < CAIRN_PLANE_COUNT; plane++) {
             if ((stored & 1u << plane) == 0) continue;
             cairn_status status = judge_plane(index, manifest, tensor, plane, &next, why);
@@ -270,13 +262,10 @@ cairn_status cairn_snapshot_index_close(struct cairn_snapshot_index *index,
     return CAIRN_OK;
 }
 
-const struct cairn_snapshot_piece *
-cairn_snapshot_index_find(const struct cairn_snapshot_index *index, uint32_t tensor, uint32_t plane,
-                          uint64_t elem)
+const struct snapshot_piece *snapshot_index_find(const struct snapshot_index *index,
+                                                 uint32_t tensor, uint32_t plane, uint64_t elem)
 {
-    const struct cairn_snapshot_piece key = { .tensor = tensor,
-                                              .plane = plane,
-                                              .first_elem = elem };
+    const struct snapshot_piece key = { .tensor = tensor, .plane = plane, .first_elem = elem };
     size_t low = 0, high = index->piece_count; // ends at the first piece behind the key
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
@@ -286,15 +275,15 @@ cairn_snapshot_index_find(const struct cairn_snapshot_index *index, uint32_t ten
             high = middle;
     }
     if (low == 0) return NULL;
-    const struct cairn_snapshot_piece *piece = &index->pieces[low - 1];
+    const struct snapshot_piece *piece = &index->pieces[low - 1];
     if (piece->tensor != tensor || piece->plane != plane) return NULL;
     return elem - piece->first_elem < piece->elem_count ? piece : NULL;
 }
 
-void cairn_snapshot_index_release(struct cairn_snapshot_index *index)
+void snapshot_index_release(struct snapshot_index *index)
 {
     free(index->pieces);
-    *index = (struct cairn_snapshot_index) { NULL, 0, 0 };
+    *index = (struct snapshot_index) { NULL, 0, 0 };
 }
 
 /* ==== snapshot plan ==== */
@@ -304,59 +293,57 @@ void cairn_snapshot_index_release(struct cairn_snapshot_index *index)
 /* One folder being planned. Box i of a tensor goes to file band + i; a full file moves the band
  * behind the last file, so that the files of one tensor stay neighbours. */
 struct folder {
-    struct cairn_snapshot_plan *plan;
-    const struct cairn_job_spec_data *spec;
-    enum cairn_snapshot_folder which;
+    struct snapshot_plan *plan;
+    const struct job_spec_data *spec;
+    enum snapshot_folder which;
     size_t first; /* file of the plan that is the folder's first */
     size_t band;  /* file of the plan, first of those being filled */
 };
 
-static cairn_status add_file(struct cairn_snapshot_plan *plan)
+static cairn_status add_file(struct snapshot_plan *plan)
 {
     if (plan->file_count == plan->file_capacity) {
         const size_t wanted = 2 * plan->file_capacity + 4;
-        struct cairn_snapshot_file *grown = realloc(plan->files, wanted * sizeof *grown);
+        struct snapshot_file *grown = realloc(plan->files, wanted * sizeof *grown);
         if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
         plan->files = grown;
         plan->file_capacity = wanted;
     }
-    plan->files[plan->file_count++] = (struct cairn_snapshot_file) { .header = NULL };
+    plan->files[plan->file_count++] = (struct snapshot_file) { .header = NULL };
     return CAIRN_OK;
 }
 
 /* Takes over the entry's key on success. header_bytes is an upper bound until the header is made.
  * */
-static cairn_status add_entry(struct cairn_snapshot_file *file,
-                              const struct cairn_safetensors_entry *entry)
+static cairn_status add_entry(struct snapshot_file *file, const struct safetensors_entry *entry)
 {
     if (file->entry_count == file->entry_capacity) {
         const size_t wanted = 2 * file->entry_capacity + 8;
-        struct cairn_safetensors_entry *grown = realloc(file->entries, wanted * sizeof *grown);
+        struct safetensors_entry *grown = realloc(file->entries, wanted * sizeof *grown);
         if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
         file->entries = grown;
         file->entry_capacity = wanted;
     }
     file->entries[file->entry_count++] = *entry;
-    file->header_bytes += cairn_safetensors_entry_bytes(entry->key, entry->box.rank);
+    file->header_bytes += safetensors_entry_bytes(entry->key, entry->box.rank);
     return CAIRN_OK;
 }
 
 /* The planes of one box, into one file. */
-static cairn_status add_box(struct folder *folder, struct cairn_snapshot_file *file,
-                            uint32_t tensor, const struct cairn_box *box, uint64_t first_elem)
+static cairn_status add_box(struct folder *folder, struct snapshot_file *file, uint32_t tensor,
+                            const struct cairn_box *box, uint64_t first_elem)
 {
     const uint32_t stored = snapshot_folder_planes(folder->spec, tensor, folder->which);
     for (uint32_t plane = 0; plane < CAIRN_PLANE_COUNT; plane++) {
         if ((stored & 1u << plane) == 0) continue;
         char key[CAIRN_SNAPSHOT_KEY_BYTES];
-        cairn_snapshot_key(folder->spec->tensors[tensor].name, plane, key);
-        struct cairn_safetensors_entry entry = { .key = strdup(key),
-                                                 .dtype = cairn_spec_plane_dtype(folder->spec,
-                                                                                 tensor, plane),
-                                                 .box = *box,
-                                                 .tensor = tensor,
-                                                 .plane = plane,
-                                                 .first_elem = first_elem };
+        snapshot_key(folder->spec->tensors[tensor].name, plane, key);
+        struct safetensors_entry entry = { .key = strdup(key),
+                                           .dtype = spec_plane_dtype(folder->spec, tensor, plane),
+                                           .box = *box,
+                                           .tensor = tensor,
+                                           .plane = plane,
+                                           .first_elem = first_elem };
         if (entry.key == NULL) return CAIRN_ERR_NO_MEMORY;
         cairn_status status = add_entry(file, &entry);
         if (status != CAIRN_OK) {
@@ -375,12 +362,12 @@ static uint64_t box_elems(const struct cairn_box *box)
 }
 
 /* Adds the boxes of one range; *box_count counts those of the tensor so far. */
-static cairn_status add_range(struct folder *folder, const struct cairn_snapshot_range *range,
+static cairn_status add_range(struct folder *folder, const struct snapshot_range *range,
                               size_t *box_count)
 {
     struct cairn_box boxes[CAIRN_RANGE_BOXES_MAX];
-    const size_t count = cairn_range_boxes(&folder->spec->tensors[range->tensor].shape,
-                                           range->first_elem, range->elem_count, boxes);
+    const size_t count = range_boxes(&folder->spec->tensors[range->tensor].shape, range->first_elem,
+                                     range->elem_count, boxes);
     uint64_t first_elem = range->first_elem; // boxes come in row-major order, without gaps
     for (size_t i = 0; i < count; i++) {
         cairn_status status = CAIRN_OK;
@@ -406,8 +393,8 @@ static void move_band_behind_full_files(struct folder *folder, size_t box_count)
     }
 }
 
-static void judge_order(const struct cairn_job_spec_data *spec,
-                        const struct cairn_snapshot_range *ranges, size_t range_count)
+static void judge_order(const struct job_spec_data *spec, const struct snapshot_range *ranges,
+                        size_t range_count)
 {
     for (size_t i = 0; i < range_count; i++) {
         assert(ranges[i].tensor < spec->tensor_count);
@@ -419,23 +406,23 @@ static void judge_order(const struct cairn_job_spec_data *spec,
 
 /* From ranges[*i] on, those that follow each other as one: extents that a layout's changes have cut, or have
  * brought together, need no files of their own. *i is the last of them. */
-static struct cairn_snapshot_range join_ranges(const struct cairn_snapshot_range *ranges,
-                                               size_t range_count, size_t *i)
+static struct snapshot_range join_ranges(const struct snapshot_range *ranges, size_t range_count,
+                                         size_t *i)
 {
-    struct cairn_snapshot_range joined = ranges[*i];
+    struct snapshot_range joined = ranges[*i];
     while (*i + 1 < range_count && ranges[*i + 1].tensor == joined.tensor &&
            ranges[*i + 1].first_elem == joined.first_elem + joined.elem_count)
         joined.elem_count += ranges[++*i].elem_count;
     return joined;
 }
 
-static cairn_status fill_folder(struct folder *folder, const struct cairn_snapshot_range *ranges,
+static cairn_status fill_folder(struct folder *folder, const struct snapshot_range *ranges,
                                 size_t range_count)
 {
     size_t box_count = 0;
     judge_order(folder->spec, ranges, range_count);
     for (size_t i = 0; i < range_count; i++) {
-        const struct cairn_snapshot_range range = join_ranges(ranges, range_count, &i);
+        const struct snapshot_range range = join_ranges(ranges, range_count, &i);
         if (snapshot_folder_planes(folder->spec, range.tensor, folder->which) == 0) continue;
         cairn_status status = add_range(folder, &range, &box_count);
         if (status != CAIRN_OK) return status;
@@ -451,54 +438,52 @@ static cairn_status finish_folder(const struct folder *folder, uint32_t shard)
 {
     const size_t count = folder->plan->file_count - folder->first;
     for (size_t i = 0; i < count; i++) {
-        struct cairn_snapshot_file *file = &folder->plan->files[folder->first + i];
+        struct snapshot_file *file = &folder->plan->files[folder->first + i];
         snprintf(file->path, sizeof file->path, "%s/shard-%05u-model-%05zu-of-%05zu.safetensors",
-                 cairn_snapshot_folder_name(folder->which), shard + 1, i + 1, count);
+                 snapshot_folder_name(folder->which), shard + 1, i + 1, count);
         uint64_t data_bytes = 0;
-        cairn_status status = cairn_safetensors_build(
-            file->entries, file->entry_count, &file->header, &file->header_bytes, &data_bytes);
+        cairn_status status = safetensors_build(file->entries, file->entry_count, &file->header,
+                                                &file->header_bytes, &data_bytes);
         if (status != CAIRN_OK) return status;
         file->file_bytes = file->header_bytes + data_bytes;
     }
     return CAIRN_OK;
 }
 
-static cairn_status plan_folder(struct cairn_snapshot_plan *plan,
-                                const struct cairn_job_spec_data *spec,
-                                enum cairn_snapshot_folder which, uint32_t shard,
-                                const struct cairn_snapshot_range *ranges, size_t range_count)
+static cairn_status plan_folder(struct snapshot_plan *plan, const struct job_spec_data *spec,
+                                enum snapshot_folder which, uint32_t shard,
+                                const struct snapshot_range *ranges, size_t range_count)
 {
     struct folder folder = { plan, spec, which, plan->file_count, plan->file_count };
     cairn_status status = fill_folder(&folder, ranges, range_count);
     return status == CAIRN_OK ? finish_folder(&folder, shard) : status;
 }
 
-cairn_status cairn_snapshot_plan_make(const struct cairn_job_spec_data *spec, uint32_t shard,
-                                      const struct cairn_snapshot_range *ranges, size_t range_count,
-                                      struct cairn_snapshot_plan *plan_out)
+cairn_status snapshot_plan_make(const struct job_spec_data *spec, uint32_t shard,
+                                const struct snapshot_range *ranges, size_t range_count,
+                                struct snapshot_plan *plan_out)
 {
-    struct cairn_snapshot_plan plan = { NULL, 0, 0 };
+    struct snapshot_plan plan = { NULL, 0, 0 };
     cairn_status status = CAIRN_OK;
     for (int which = 0; which < CAIRN_SNAPSHOT_FOLDERS && status == CAIRN_OK; which++) {
-        status = plan_folder(&plan, spec, (enum cairn_snapshot_folder)which, shard, ranges,
-                             range_count);
+        status = plan_folder(&plan, spec, (enum snapshot_folder)which, shard, ranges, range_count);
     }
     if (status != CAIRN_OK) {
-        cairn_snapshot_plan_release(&plan);
+        snapshot_plan_release(&plan);
         return status;
     }
     *plan_out = plan;
     return CAIRN_OK;
 }
 
-void cairn_snapshot_plan_release(struct cairn_snapshot_plan *plan)
+void snapshot_plan_release(struct snapshot_plan *plan)
 {
     for (size_t i = 0; i < plan->file_count; i++) {
-        struct cairn_snapshot_file *file = &plan->files[i];
+        struct snapshot_file *file = &plan->files[i];
         for (size_t j = 0; j < file->entry_count; j++) free(file->entries[j].key);
         free(file->entries);
         free(file->header);
     }
     free(plan->files);
-    *plan = (struct cairn_snapshot_plan) { NULL, 0, 0 };
+    *plan = (struct snapshot_plan) { NULL, 0, 0 };
 }

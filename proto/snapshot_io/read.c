@@ -12,46 +12,47 @@
 #include "proto/spec/spec.h"
 #include "proto/store/storage.h"
 
-static void block_reader_return(struct cairn_block_reader *r);
-static bool block_reader_want(struct cairn_block_reader *r, size_t file, uint64_t block);
+static void block_reader_return(struct block_reader *r);
+static bool block_reader_want(struct block_reader *r, size_t file, uint64_t block);
 
 /* Reads all of [offset, offset + count), or says why not. */
-static cairn_status read_fully(struct cairn_storage_file *file, void *out, size_t count,
-                               uint64_t offset, const char *path, struct cairn_sentence *why)
+static cairn_status read_file_part(struct storage_file *file, void *out, size_t count,
+                                   uint64_t offset, const char *path, struct sentence *why)
 {
-    struct cairn_sentence said = { "" };
+    struct sentence said = { "" };
     size_t got = 0;
     const cairn_status status = file->storage->read(file, offset, out, count, &got, &said);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "%s: %s", path, said.text);
+    if (status != CAIRN_OK) return fail_with(why, status, "%s: %s", path, said.text);
     if (got == count) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                      "%s ends at byte %" PRIu64 ", cut off; use another snapshot", path,
-                      offset + got);
+    return fail_with(why, CAIRN_ERR_CORRUPT,
+                     "%s ends at byte %" PRIu64 ", cut off; use another snapshot", path,
+                     offset + got);
 }
 
 /* ---- the manifest ---- */
 
 /* Whose manifest it is, before what the pure judge said. */
-static cairn_status in_manifest(struct cairn_sentence *why, const char *folder, cairn_status status)
+static cairn_status in_manifest(struct sentence *why, const char *folder, cairn_status status)
 {
     if (status != CAIRN_OK && status != CAIRN_ERR_NO_MEMORY && why != NULL) {
-        const struct cairn_sentence said = *why;
-        cairn_sentence_set(why, "%s/manifest.json is damaged or not ours: %s; use another snapshot",
-                           folder, said.text);
+        const struct sentence said = *why;
+        sentence_set(why, "%s/manifest.json is damaged or not ours: %s; use another snapshot",
+                     folder, said.text);
     }
     return status;
 }
 
-static cairn_status decode_file(struct cairn_storage_file *file, const char *folder,
-                                struct cairn_manifest *out, struct cairn_sentence *why)
+static cairn_status decode_file(struct storage_file *file, const char *folder, struct manifest *out,
+                                struct sentence *why)
 {
     if (file->bytes > CAIRN_MANIFEST_BYTES_MAX)
-        return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s/manifest.json is too large", folder);
+        return fail_with(why, CAIRN_ERR_CORRUPT, "%s/manifest.json is too large", folder);
     char *text = malloc((size_t)file->bytes + 1);
-    if (text == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a manifest");
-    cairn_status status = read_fully(file, text, (size_t)file->bytes, 0, CAIRN_MANIFEST_NAME, why);
+    if (text == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a manifest");
+    cairn_status status = read_file_part(file, text, (size_t)file->bytes, 0, CAIRN_MANIFEST_NAME,
+                                         why);
     if (status == CAIRN_OK) {
-        status = cairn_manifest_decode(text, (size_t)file->bytes, out, why);
+        status = manifest_decode(text, (size_t)file->bytes, out, why);
         status = in_manifest(why, folder, status);
     }
     free(text);
@@ -59,41 +60,39 @@ static cairn_status decode_file(struct cairn_storage_file *file, const char *fol
 }
 
 /* Into the manifest; one that is too large, or no file, is an empty one, which fits nothing. */
-static cairn_status load_signature(const char *folder, struct cairn_manifest *out,
-                                   struct cairn_sentence *why)
+static cairn_status load_signature(const char *folder, struct manifest *out, struct sentence *why)
 {
-    const struct cairn_storage *storage = cairn_storage_of(folder);
-    struct cairn_storage_file *file = NULL;
-    struct cairn_sentence said; // one that has none is no failure
+    const struct storage *storage = storage_of(folder);
+    struct storage_file *file = NULL;
+    struct sentence said; // one that has none is no failure
     const cairn_status opened = storage->open(folder, CAIRN_MANIFEST_SIGNATURE_NAME, false, &file,
                                               &said);
     if (opened == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
     out->signature = calloc(1, CAIRN_MINISIG_MAX + 1);
     cairn_status status = out->signature != NULL
                               ? CAIRN_OK
-                              : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a signature");
+                              : fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a signature");
     if (status == CAIRN_OK && opened == CAIRN_OK && file->bytes <= CAIRN_MINISIG_MAX) {
         out->signature_bytes = (size_t)file->bytes;
-        status = read_fully(file, out->signature, out->signature_bytes, 0,
-                            CAIRN_MANIFEST_SIGNATURE_NAME, why);
+        status = read_file_part(file, out->signature, out->signature_bytes, 0,
+                                CAIRN_MANIFEST_SIGNATURE_NAME, why);
     }
     if (opened == CAIRN_OK) storage->close(file);
     return status;
 }
 
-cairn_status cairn_manifest_load(const char *folder, struct cairn_manifest *out,
-                                 struct cairn_sentence *why)
+cairn_status manifest_load(const char *folder, struct manifest *out, struct sentence *why)
 {
-    const struct cairn_storage *storage = cairn_storage_of(folder);
-    struct cairn_storage_file *file = NULL;
+    const struct storage *storage = storage_of(folder);
+    struct storage_file *file = NULL;
     uint64_t bytes;
     cairn_status status = storage->stat(folder, "", &bytes, why);
     if (status == CAIRN_ERR_NOT_FOUND)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s", folder);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s", folder);
     if (status != CAIRN_OK) return status;
     status = storage->open(folder, CAIRN_MANIFEST_NAME, false, &file, why);
     if (status == CAIRN_ERR_NOT_FOUND)
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_NOT_FOUND,
             "%s has no manifest.json, so it is no snapshot (one that was not finished, perhaps)",
             folder);
@@ -102,36 +101,36 @@ cairn_status cairn_manifest_load(const char *folder, struct cairn_manifest *out,
     storage->close(file);
     if (status != CAIRN_OK) return status;
     status = load_signature(folder, out, why);
-    if (status != CAIRN_OK) cairn_manifest_release(out);
+    if (status != CAIRN_OK) manifest_release(out);
     return status;
 }
 
 /* ---- opening: every file's size and header ---- */
 
 /* Puts the file's name before what the pure judge said. */
-static cairn_status in_file(struct cairn_sentence *why, const char *path, cairn_status status)
+static cairn_status in_file(struct sentence *why, const char *path, cairn_status status)
 {
     if ((status == CAIRN_ERR_MALFORMED || status == CAIRN_ERR_UNSUPPORTED) && why != NULL) {
-        const struct cairn_sentence said = *why;
-        cairn_sentence_set(why, "%s: %s", path, said.text);
+        const struct sentence said = *why;
+        sentence_set(why, "%s: %s", path, said.text);
     }
     return status;
 }
 
 /* The 8 bytes before the header, and it; what they hash to is compared when their blocks are judged. */
-static cairn_status parse_header(struct cairn_snapshot *s, size_t number,
-                                 struct cairn_storage_file *file, uint64_t json_bytes,
-                                 struct cairn_safetensors *header, struct cairn_sentence *why)
+static cairn_status parse_header(struct cairn_snapshot *s, size_t number, struct storage_file *file,
+                                 uint64_t json_bytes, struct safetensors *header,
+                                 struct sentence *why)
 {
-    const struct cairn_manifest_file *listed = &s->manifest.files[number];
+    const struct manifest_file *listed = &s->manifest.files[number];
     uint8_t *bytes = malloc(8 + (size_t)json_bytes + 1);
-    if (bytes == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a header");
-    cairn_status status = read_fully(file, bytes, 8 + (size_t)json_bytes, 0, listed->path, why);
+    if (bytes == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a header");
+    cairn_status status = read_file_part(file, bytes, 8 + (size_t)json_bytes, 0, listed->path, why);
     if (status == CAIRN_OK) {
-        s->headers[number] = (struct cairn_snapshot_header) {
+        s->headers[number] = (struct snapshot_header) {
             .bytes = 8 + json_bytes, .sum = XXH3_64bits(bytes, 8 + (size_t)json_bytes)
         };
-        status = cairn_safetensors_parse(bytes + 8, json_bytes, listed->bytes, header, why);
+        status = safetensors_parse(bytes + 8, json_bytes, listed->bytes, header, why);
         status = in_file(why, listed->path, status);
     }
     free(bytes);
@@ -139,66 +138,65 @@ static cairn_status parse_header(struct cairn_snapshot *s, size_t number,
 }
 
 static cairn_status index_open_file(struct cairn_snapshot *s, size_t number,
-                                    struct cairn_storage_file *file, struct cairn_sentence *why)
+                                    struct storage_file *file, struct sentence *why)
 {
-    const struct cairn_manifest_file *listed = &s->manifest.files[number];
+    const struct manifest_file *listed = &s->manifest.files[number];
     uint8_t prefix[8] = { 0 };
     uint64_t json_bytes = 0;
     const size_t have = listed->bytes < 8 ? (size_t)listed->bytes : 8;
-    cairn_status status = read_fully(file, prefix, have, 0, listed->path, why);
+    cairn_status status = read_file_part(file, prefix, have, 0, listed->path, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_safetensors_header_bytes(prefix, have, listed->bytes, &json_bytes, why);
+    status = safetensors_header_bytes(prefix, have, listed->bytes, &json_bytes, why);
     if (status != CAIRN_OK) return in_file(why, listed->path, status);
-    struct cairn_safetensors header;
+    struct safetensors header;
     status = parse_header(s, number, file, json_bytes, &header, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_snapshot_index_add(&s->index, &s->manifest, number, &header, 8 + json_bytes,
-                                      why);
-    cairn_safetensors_release(&header);
+    status = snapshot_index_add(&s->index, &s->manifest, number, &header, 8 + json_bytes, why);
+    safetensors_release(&header);
     return status;
 }
 
-static cairn_status index_file(struct cairn_snapshot *s, size_t number, struct cairn_sentence *why)
+static cairn_status index_file(struct cairn_snapshot *s, size_t number, struct sentence *why)
 {
-    const struct cairn_storage *storage = cairn_storage_of(s->folder);
-    const struct cairn_manifest_file *listed = &s->manifest.files[number];
-    struct cairn_storage_file *file = NULL;
+    const struct storage *storage = storage_of(s->folder);
+    const struct manifest_file *listed = &s->manifest.files[number];
+    struct storage_file *file = NULL;
     cairn_status status = storage->open(s->folder, listed->path, false, &file, why);
-    status = cairn_block_reader_judge(listed, file, status, why);
+    status = block_reader_judge(listed, file, status, why);
     if (status == CAIRN_OK) status = index_open_file(s, number, file, why);
     if (file != NULL) storage->close(file);
     return status;
 }
 
-cairn_status cairn_snapshot_open(const char *folder, struct cairn_snapshot *snapshot_out,
-                                 struct cairn_sentence *why)
+cairn_status snapshot_open(const char *folder, struct cairn_snapshot *snapshot_out,
+                           struct sentence *why)
 {
     struct cairn_snapshot s = { .folder = strdup(folder) };
-    cairn_manifest_init(&s.manifest);
+    manifest_init(&s.manifest);
     cairn_status status = s.folder == NULL
-                              ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot")
-                              : cairn_manifest_load(folder, &s.manifest, why);
+                              ? fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot")
+                              : manifest_load(folder, &s.manifest, why);
     if (status == CAIRN_OK) {
         s.headers = calloc(s.manifest.file_count + 1, sizeof *s.headers);
         if (s.headers == NULL)
-            status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+            status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
     }
     for (size_t i = 0; status == CAIRN_OK && i < s.manifest.file_count; i++)
         status = index_file(&s, i, why);
-    if (status == CAIRN_OK) status = cairn_snapshot_index_close(&s.index, &s.manifest, why);
+    if (status == CAIRN_OK) status = snapshot_index_close(&s.index, &s.manifest, why);
     if (status != CAIRN_OK) {
-        cairn_snapshot_close(&s);
+        snapshot_close(&s);
         return status;
     }
     *snapshot_out = s;
     return CAIRN_OK;
 }
 
-void cairn_snapshot_close(struct cairn_snapshot *s)
+void snapshot_close(struct cairn_snapshot *s)
 {
-    cairn_block_reader_close(s->reader);
-    cairn_snapshot_index_release(&s->index);
-    cairn_manifest_release(&s->manifest);
+    block_reader_close(s->reader);
+    snapshot_index_release(&s->index);
+    manifest_release(&s->manifest);
     free(s->headers);
     free(s->folder);
     *s = (struct cairn_snapshot) { .folder = NULL };
@@ -206,31 +204,29 @@ void cairn_snapshot_close(struct cairn_snapshot *s)
 
 /* ---- bytes ---- */
 
-static cairn_status open_reader(struct cairn_snapshot *s, struct cairn_sentence *why)
+static cairn_status open_reader(struct cairn_snapshot *s, struct sentence *why)
 {
     return s->reader != NULL
                ? CAIRN_OK
-               : cairn_block_reader_open(s->folder, &s->manifest, s->ahead, &s->reader, why);
+               : block_reader_open(s->folder, &s->manifest, s->ahead, &s->reader, why);
 }
 
 static cairn_status get_block(struct cairn_snapshot *s, size_t file, uint64_t block,
-                              const uint8_t **bytes_out, size_t *count_out,
-                              struct cairn_sentence *why)
+                              const uint8_t **bytes_out, size_t *count_out, struct sentence *why)
 {
     const cairn_status status = open_reader(s, why);
-    return status != CAIRN_OK
-               ? status
-               : cairn_block_reader_get(s->reader, file, block, bytes_out, count_out, why);
+    return status != CAIRN_OK ? status
+                              : block_reader_get(s->reader, file, block, bytes_out, count_out, why);
 }
 
 /* The header by which the file is read is the one that was saved: its blocks have the manifest's checksums,
  * and it was in them when it was parsed. Once a file. */
-static cairn_status judge_header(struct cairn_snapshot *s, size_t file, struct cairn_sentence *why)
+static cairn_status judge_header(struct cairn_snapshot *s, size_t file, struct sentence *why)
 {
-    struct cairn_snapshot_header *header = &s->headers[file];
+    struct snapshot_header *header = &s->headers[file];
     if (header->is_judged || s->manifest.files[file].is_whole) return CAIRN_OK;
     XXH3_state_t *hash = XXH3_createState();
-    if (hash == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+    if (hash == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
     XXH3_64bits_reset(hash);
     cairn_status status = CAIRN_OK;
     uint64_t done = 0;
@@ -244,8 +240,8 @@ static cairn_status judge_header(struct cairn_snapshot *s, size_t file, struct c
         done += count;
     }
     if (status == CAIRN_OK && XXH3_64bits_digest(hash) != header->sum)
-        status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s was changed while it was read",
-                            s->manifest.files[file].path);
+        status = fail_with(why, CAIRN_ERR_CORRUPT, "%s was changed while it was read",
+                           s->manifest.files[file].path);
     XXH3_freeState(hash);
     header->is_judged = status == CAIRN_OK;
     return status;
@@ -253,7 +249,7 @@ static cairn_status judge_header(struct cairn_snapshot *s, size_t file, struct c
 
 /* Bytes [first, first + count) of a file, of whichever blocks. */
 static cairn_status read_bytes(struct cairn_snapshot *s, size_t file, uint64_t first, size_t count,
-                               uint8_t *out, struct cairn_sentence *why)
+                               uint8_t *out, struct sentence *why)
 {
     cairn_status status = judge_header(s, file, why);
     while (count > 0 && status == CAIRN_OK) {
@@ -274,11 +270,11 @@ static cairn_status read_bytes(struct cairn_snapshot *s, size_t file, uint64_t f
 
 /* Whose damage it is, behind which block it is in. */
 static cairn_status in_tensor(const struct cairn_snapshot *s, uint32_t tensor, uint32_t plane,
-                              cairn_status status, struct cairn_sentence *why)
+                              cairn_status status, struct sentence *why)
 {
     if (status == CAIRN_ERR_CHECKSUM)
-        cairn_sentence_add(why, " (tensor %.*s, plane %s)", 200,
-                           s->manifest.spec.tensors[tensor].name, cairn_plane_name((int)plane));
+        sentence_add(why, " (tensor %.*s, plane %s)", 200, s->manifest.spec.tensors[tensor].name,
+                     plane_name((int)plane));
     return status;
 }
 
@@ -293,12 +289,10 @@ struct run {
 static bool find_run(const struct cairn_snapshot *s, uint32_t tensor, uint32_t plane, uint64_t elem,
                      uint64_t most, struct run *run_out)
 {
-    const struct cairn_snapshot_piece *piece = cairn_snapshot_index_find(&s->index, tensor, plane,
-                                                                         elem);
+    const struct snapshot_piece *piece = snapshot_index_find(&s->index, tensor, plane, elem);
     if (piece == NULL) return false;
     const uint64_t skip = elem - piece->first_elem, left = piece->elem_count - skip;
-    const size_t elem_bytes = cairn_dtype_bytes(
-        (int)cairn_spec_plane_dtype(&s->manifest.spec, tensor, plane));
+    const size_t elem_bytes = dtype_size((int)spec_plane_dtype(&s->manifest.spec, tensor, plane));
     *run_out = (struct run) { .file = piece->file,
                               .first_byte = piece->file_byte + skip * elem_bytes,
                               .elem_count = left < most ? left : most,
@@ -306,17 +300,17 @@ static bool find_run(const struct cairn_snapshot *s, uint32_t tensor, uint32_t p
     return true;
 }
 
-cairn_status cairn_snapshot_read(struct cairn_snapshot *s, uint32_t tensor, uint32_t plane,
-                                 uint64_t first_elem, uint64_t elem_count, void *out,
-                                 struct cairn_sentence *why)
+cairn_status snapshot_read(struct cairn_snapshot *s, uint32_t tensor, uint32_t plane,
+                           uint64_t first_elem, uint64_t elem_count, void *out,
+                           struct sentence *why)
 {
     uint8_t *next = out;
     for (uint64_t done = 0; done < elem_count;) {
         struct run run;
         if (!find_run(s, tensor, plane, first_elem + done, elem_count - done, &run))
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "the snapshot has no element %" PRIu64 " of tensor %u, plane %u",
-                              first_elem + done, tensor, plane);
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "the snapshot has no element %" PRIu64 " of tensor %u, plane %u",
+                             first_elem + done, tensor, plane);
         const size_t bytes = (size_t)run.elem_count * run.elem_bytes;
         const cairn_status status = read_bytes(s, run.file, run.first_byte, bytes, next, why);
         if (status != CAIRN_OK) return in_tensor(s, tensor, plane, status, why);
@@ -337,8 +331,8 @@ static uint64_t want_bytes(struct cairn_snapshot *s, size_t file, uint64_t first
     return wanted <= first ? 0 : wanted < end ? wanted - first : count;
 }
 
-uint64_t cairn_snapshot_want(struct cairn_snapshot *s, uint32_t tensor, uint32_t plane,
-                             uint64_t first_elem, uint64_t elem_count)
+uint64_t snapshot_want(struct cairn_snapshot *s, uint32_t tensor, uint32_t plane,
+                       uint64_t first_elem, uint64_t elem_count)
 {
     uint64_t done = 0;
     struct run run;
@@ -371,18 +365,18 @@ struct slot {
     uint64_t used; /* by the clock of gets: the least is the oldest */
     size_t count;
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 /* The file that a thread has open: the next block is mostly of it. */
 struct handle {
     size_t file;
-    struct cairn_storage_file *open; /* NULL: none */
+    struct storage_file *open; /* NULL: none */
 };
 
-struct cairn_block_reader {
+struct block_reader {
     const char *folder;
-    const struct cairn_manifest *manifest;
+    const struct manifest *manifest;
     uint32_t slot_count, thread_count;
     struct slot slots[AHEAD_MAX + 1];
     pthread_t threads[THREADS_MAX];
@@ -396,34 +390,33 @@ struct cairn_block_reader {
     uint64_t clock;
 };
 
-cairn_status cairn_block_reader_judge(const struct cairn_manifest_file *listed,
-                                      const struct cairn_storage_file *file, cairn_status opened,
-                                      struct cairn_sentence *why)
+cairn_status block_reader_judge(const struct manifest_file *listed, const struct storage_file *file,
+                                cairn_status opened, struct sentence *why)
 {
     if (opened == CAIRN_ERR_NOT_FOUND)
-        return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                          "%s is missing; put it back or use another snapshot", listed->path);
+        return fail_with(why, CAIRN_ERR_CORRUPT,
+                         "%s is missing; put it back or use another snapshot", listed->path);
     if (opened != CAIRN_OK) return opened;
     if (file->bytes == listed->bytes) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                      "%s has %" PRIu64 " bytes, the manifest says %" PRIu64
-                      ": cut off or changed; put it back or use another snapshot",
-                      listed->path, file->bytes, listed->bytes);
+    return fail_with(why, CAIRN_ERR_CORRUPT,
+                     "%s has %" PRIu64 " bytes, the manifest says %" PRIu64
+                     ": cut off or changed; put it back or use another snapshot",
+                     listed->path, file->bytes, listed->bytes);
 }
 
 /* ---- a block ---- */
 
-static cairn_status use_file(const struct cairn_block_reader *r, struct handle *handle, size_t file,
-                             struct cairn_sentence *why)
+static cairn_status use_file(const struct block_reader *r, struct handle *handle, size_t file,
+                             struct sentence *why)
 {
-    const struct cairn_storage *storage = cairn_storage_of(r->folder);
-    const struct cairn_manifest_file *listed = &r->manifest->files[file];
+    const struct storage *storage = storage_of(r->folder);
+    const struct manifest_file *listed = &r->manifest->files[file];
     if (handle->open != NULL && handle->file == file) return CAIRN_OK;
     if (handle->open != NULL) storage->close(handle->open);
     handle->open = NULL;
-    struct cairn_storage_file *opened = NULL;
+    struct storage_file *opened = NULL;
     cairn_status status = storage->open(r->folder, listed->path, true, &opened, why);
-    status = cairn_block_reader_judge(listed, opened, status, why);
+    status = block_reader_judge(listed, opened, status, why);
     if (status != CAIRN_OK) {
         if (opened != NULL) storage->close(opened);
         return status;
@@ -432,24 +425,24 @@ static cairn_status use_file(const struct cairn_block_reader *r, struct handle *
     return CAIRN_OK;
 }
 
-static cairn_status judge_block(const struct cairn_manifest_file *listed, const struct slot *slot,
-                                struct cairn_sentence *why)
+static cairn_status judge_block(const struct manifest_file *listed, const struct slot *slot,
+                                struct sentence *why)
 {
     uint8_t sum[CAIRN_SNAPSHOT_SUM_BYTES];
     if (listed->is_whole) return CAIRN_OK;
-    cairn_snapshot_sum(slot->at, slot->count, sum);
+    snapshot_sum(slot->at, slot->count, sum);
     if (memcmp(sum, listed->sums + slot->block * sizeof sum, sizeof sum) == 0) return CAIRN_OK;
     const uint64_t first = slot->block * CAIRN_SNAPSHOT_BLOCK_BYTES;
-    return cairn_fail(why, CAIRN_ERR_CHECKSUM,
-                      "%s is damaged: the checksum of block %" PRIu64 ", bytes %" PRIu64
-                      " to %" PRIu64 ", is not the manifest's; use another snapshot",
-                      listed->path, slot->block, first, first + slot->count - 1);
+    return fail_with(why, CAIRN_ERR_CHECKSUM,
+                     "%s is damaged: the checksum of block %" PRIu64 ", bytes %" PRIu64
+                     " to %" PRIu64 ", is not the manifest's; use another snapshot",
+                     listed->path, slot->block, first, first + slot->count - 1);
 }
 
 /* Reads and judges it; the slot is this thread's. */
-static void read_slot(const struct cairn_block_reader *r, struct handle *handle, struct slot *slot)
+static void read_slot(const struct block_reader *r, struct handle *handle, struct slot *slot)
 {
-    const struct cairn_manifest_file *listed = &r->manifest->files[slot->file];
+    const struct manifest_file *listed = &r->manifest->files[slot->file];
     const uint64_t first = slot->block * CAIRN_SNAPSHOT_BLOCK_BYTES, left = listed->bytes - first;
     size_t got = 0;
     slot->count = left < CAIRN_SNAPSHOT_BLOCK_BYTES ? (size_t)left : CAIRN_SNAPSHOT_BLOCK_BYTES;
@@ -458,12 +451,12 @@ static void read_slot(const struct cairn_block_reader *r, struct handle *handle,
     slot->status = handle->open->storage->read(handle->open, first, slot->at, slot->count, &got,
                                                &slot->why);
     if (slot->status == CAIRN_ERR_IO) {
-        const struct cairn_sentence said = slot->why;
-        cairn_sentence_set(&slot->why, "%s: %s", listed->path, said.text);
+        const struct sentence said = slot->why;
+        sentence_set(&slot->why, "%s: %s", listed->path, said.text);
     } else if (slot->status == CAIRN_OK && got < slot->count) {
-        slot->status = cairn_fail(&slot->why, CAIRN_ERR_CORRUPT,
-                                  "%s ends at byte %" PRIu64 ", cut off; use another snapshot",
-                                  listed->path, first + got);
+        slot->status = fail_with(&slot->why, CAIRN_ERR_CORRUPT,
+                                 "%s ends at byte %" PRIu64 ", cut off; use another snapshot",
+                                 listed->path, first + got);
     } else if (slot->status == CAIRN_OK) {
         slot->status = judge_block(listed, slot, &slot->why);
     }
@@ -471,7 +464,7 @@ static void read_slot(const struct cairn_block_reader *r, struct handle *handle,
 
 /* ---- threads ---- */
 
-static struct slot *oldest_wanted(struct cairn_block_reader *r)
+static struct slot *oldest_wanted(struct block_reader *r)
 {
     struct slot *oldest = NULL;
     for (uint32_t i = 0; i < r->slot_count; i++) {
@@ -482,14 +475,14 @@ static struct slot *oldest_wanted(struct cairn_block_reader *r)
     return oldest;
 }
 
-static void close_handle(const struct cairn_block_reader *r, struct handle *handle)
+static void close_handle(const struct block_reader *r, struct handle *handle)
 {
-    if (handle->open != NULL) cairn_storage_of(r->folder)->close(handle->open);
+    if (handle->open != NULL) storage_of(r->folder)->close(handle->open);
 }
 
 static void *read_blocks(void *context)
 {
-    struct cairn_block_reader *r = context;
+    struct block_reader *r = context;
     struct handle handle = { 0 };
     pthread_mutex_lock(&r->mutex);
     while (!r->ends) {
@@ -512,7 +505,7 @@ static void *read_blocks(void *context)
 
 /* ---- who takes them ---- */
 
-static struct slot *find_slot(struct cairn_block_reader *r, size_t file, uint64_t block)
+static struct slot *find_slot(struct block_reader *r, size_t file, uint64_t block)
 {
     for (uint32_t i = 0; i < r->slot_count; i++) {
         struct slot *slot = &r->slots[i];
@@ -523,7 +516,7 @@ static struct slot *find_slot(struct cairn_block_reader *r, size_t file, uint64_
 
 /* A slot for a block that is in none: an empty one, else one that is done, else the one that was taken
  * longest ago; for one that is needed now, else one that was read ahead in vain. NULL: there is none yet. */
-static struct slot *room_for(struct cairn_block_reader *r, const struct slot *keep, bool is_ahead)
+static struct slot *room_for(struct block_reader *r, const struct slot *keep, bool is_ahead)
 {
     struct slot *best = NULL;
     for (uint32_t i = 0; i < r->slot_count; i++) {
@@ -538,7 +531,7 @@ static struct slot *room_for(struct cairn_block_reader *r, const struct slot *ke
     return best;
 }
 
-static void want(struct cairn_block_reader *r, struct slot *slot, size_t file, uint64_t block)
+static void want(struct block_reader *r, struct slot *slot, size_t file, uint64_t block)
 {
     slot->state = SLOT_WANTED;
     slot->is_taken = slot->is_done = false;
@@ -549,12 +542,12 @@ static void want(struct cairn_block_reader *r, struct slot *slot, size_t file, u
 }
 
 /* The blocks behind this one, into the next file too. */
-static void want_ahead(struct cairn_block_reader *r, const struct slot *slot)
+static void want_ahead(struct block_reader *r, const struct slot *slot)
 {
     size_t file = slot->file;
     uint64_t block = slot->block;
     for (uint32_t i = 0; i < r->thread_count; i++) {
-        if (++block >= cairn_snapshot_block_count(r->manifest->files[file].bytes)) {
+        if (++block >= snapshot_block_count(r->manifest->files[file].bytes)) {
             if (++file == r->manifest->file_count) return;
             block = 0;
             if (r->manifest->files[file].bytes == 0) return;
@@ -567,18 +560,17 @@ static void want_ahead(struct cairn_block_reader *r, const struct slot *slot)
 }
 
 /* Only where there is something to read ahead. */
-static void start_threads(struct cairn_block_reader *r, size_t file)
+static void start_threads(struct block_reader *r, size_t file)
 {
     if (r->thread_count > 0 || r->manifest->files[file].bytes <= CAIRN_SNAPSHOT_BLOCK_BYTES) return;
     while (r->thread_count + 1 < r->slot_count && r->thread_count < THREADS_MAX) {
-        if (!cairn_io_thread_start(&r->threads[r->thread_count], "cairn-read", read_blocks, r))
-            return;
+        if (!io_thread_start(&r->threads[r->thread_count], "cairn-read", read_blocks, r)) return;
         r->thread_count++;
     }
 }
 
 /* How many are read, or will be, for who has not come yet. */
-static uint32_t count_ahead(const struct cairn_block_reader *r)
+static uint32_t count_ahead(const struct block_reader *r)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < r->slot_count; i++)
@@ -589,7 +581,7 @@ static uint32_t count_ahead(const struct cairn_block_reader *r)
 /* A caller that does not read one file after the other says that it will ask for this block, after
  * those that were wanted before. False: there is no room for it yet (blocks that are returned make
  * some), or nothing is read ahead. */
-static bool block_reader_want(struct cairn_block_reader *r, size_t file, uint64_t block)
+static bool block_reader_want(struct block_reader *r, size_t file, uint64_t block)
 {
     start_threads(r, file);
     if (r->thread_count == 0) return false;
@@ -612,7 +604,7 @@ static bool block_reader_want(struct cairn_block_reader *r, size_t file, uint64_
 }
 
 /* The block that get gave last is not needed any more: its place is reused first. */
-static void block_reader_return(struct cairn_block_reader *r)
+static void block_reader_return(struct block_reader *r)
 {
     pthread_mutex_lock(&r->mutex);
     if (r->lent != NULL) r->lent->is_done = true;
@@ -620,9 +612,8 @@ static void block_reader_return(struct cairn_block_reader *r)
     pthread_mutex_unlock(&r->mutex);
 }
 
-cairn_status cairn_block_reader_get(struct cairn_block_reader *r, size_t file, uint64_t block,
-                                    const uint8_t **bytes_out, size_t *count_out,
-                                    struct cairn_sentence *why)
+cairn_status block_reader_get(struct block_reader *r, size_t file, uint64_t block,
+                              const uint8_t **bytes_out, size_t *count_out, struct sentence *why)
 {
     start_threads(r, file);
     pthread_mutex_lock(&r->mutex);
@@ -650,12 +641,11 @@ cairn_status cairn_block_reader_get(struct cairn_block_reader *r, size_t file, u
     return slot->status;
 }
 
-cairn_status cairn_block_reader_open(const char *folder, const struct cairn_manifest *manifest,
-                                     uint32_t ahead, struct cairn_block_reader **out,
-                                     struct cairn_sentence *why)
+cairn_status block_reader_open(const char *folder, const struct manifest *manifest, uint32_t ahead,
+                               struct block_reader **out, struct sentence *why)
 {
-    struct cairn_block_reader *r = calloc(1, sizeof *r);
-    if (r == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+    struct block_reader *r = calloc(1, sizeof *r);
+    if (r == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
     if (ahead == 0) ahead = CAIRN_READ_AHEAD;
     r->folder = folder;
     r->manifest = manifest;
@@ -663,16 +653,16 @@ cairn_status cairn_block_reader_open(const char *folder, const struct cairn_mani
     pthread_mutex_init(&r->mutex, NULL);
     pthread_cond_init(&r->changed, NULL);
     for (uint32_t i = 0; i < r->slot_count; i++) {
-        r->slots[i].at = cairn_io_block_new(CAIRN_SNAPSHOT_BLOCK_BYTES);
+        r->slots[i].at = io_block_new(CAIRN_SNAPSHOT_BLOCK_BYTES);
         if (r->slots[i].at != NULL) continue;
-        cairn_block_reader_close(r);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+        block_reader_close(r);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
     }
     *out = r;
     return CAIRN_OK;
 }
 
-void cairn_block_reader_close(struct cairn_block_reader *r)
+void block_reader_close(struct block_reader *r)
 {
     if (r == NULL) return;
     pthread_mutex_lock(&r->mutex);
@@ -682,7 +672,7 @@ void cairn_block_reader_close(struct cairn_block_reader *r)
     for (uint32_t i = 0; i < r->thread_count; i++) pthread_join(r->threads[i], NULL);
     close_handle(r, &r->own);
     for (uint32_t i = 0; i < r->slot_count; i++)
-        cairn_io_block_free(r->slots[i].at, CAIRN_SNAPSHOT_BLOCK_BYTES);
+        io_block_free(r->slots[i].at, CAIRN_SNAPSHOT_BLOCK_BYTES);
     pthread_cond_destroy(&r->changed);
     pthread_mutex_destroy(&r->mutex);
     free(r);
@@ -693,45 +683,44 @@ void cairn_block_reader_close(struct cairn_block_reader *r)
 /* Listing what is under a snapshot root: only folders with a manifest are snapshots. */
 
 /* A folder that is not there has no names. */
-static cairn_status scan(const char *root, const char *path, struct cairn_names *names,
-                         struct cairn_sentence *why)
+static cairn_status scan(const char *root, const char *path, struct stored_names *names,
+                         struct sentence *why)
 {
-    struct cairn_sentence said = { "" };
-    const cairn_status status = cairn_names_list(root, path, names, &said);
+    struct sentence said = { "" };
+    const cairn_status status = names_list(root, path, names, &said);
     if (status == CAIRN_OK || status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
-    return cairn_fail(why, status, "listing the snapshots in %s: %s", root, said.text);
+    return fail_with(why, status, "listing the snapshots in %s: %s", root, said.text);
 }
 
 /* Goes on without it; `why` says so in the end. */
-static void note_unread(struct cairn_sentence *why, const struct cairn_sentence *said)
+static void note_unread(struct sentence *why, const struct sentence *said)
 {
     if (why != NULL)
-        cairn_sentence_add(why, "%s%s", why->text[0] != '\0' ? "; " : "",
-                           cairn_sentence_brief(said->text, 300).text);
+        sentence_add(why, "%s%s", why->text[0] != '\0' ? "; " : "",
+                     sentence_brief(said->text, 300).text);
 }
 
 /* Looks the manifest up by its path beneath the root, so that no link is followed. */
-static bool has_manifest(const char *root, const char *job, const char *id,
-                         struct cairn_sentence *why)
+static bool has_manifest(const char *root, const char *job, const char *id, struct sentence *why)
 {
     char path[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + sizeof CAIRN_MANIFEST_NAME + 2];
-    struct cairn_sentence said = { "" };
+    struct sentence said = { "" };
     uint64_t bytes;
     snprintf(path, sizeof path, "%s/%s/" CAIRN_MANIFEST_NAME, job, id);
-    const cairn_status status = cairn_storage_of(root)->stat(root, path, &bytes, &said);
+    const cairn_status status = storage_of(root)->stat(root, path, &bytes, &said);
     if (status == CAIRN_ERR_IO) note_unread(why, &said);
     return status == CAIRN_OK;
 }
 
-static cairn_status list_job(const char *root, const char *job, cairn_snapshot_fn on_snapshot,
-                             void *context, struct cairn_sentence *why)
+static cairn_status list_job(const char *root, const char *job, snapshot_fn on_snapshot,
+                             void *context, struct sentence *why)
 {
-    struct cairn_names names;
+    struct stored_names names;
     cairn_status status = scan(root, job, &names, why);
     for (size_t i = 0; i < names.count && status == CAIRN_OK; i++) {
         char *folder = NULL;
         uint64_t generation, step;
-        if (!cairn_snapshot_id_parse(names.list[i], &generation, &step) ||
+        if (!snapshot_id_parse(names.list[i], &generation, &step) ||
             !has_manifest(root, job, names.list[i], why))
             continue;
         if (asprintf(&folder, "%s/%s/%s", root, job, names.list[i]) < 0) {
@@ -741,83 +730,81 @@ static cairn_status list_job(const char *root, const char *job, cairn_snapshot_f
         on_snapshot(context, job, names.list[i], folder);
         free(folder);
     }
-    cairn_names_release(&names);
+    names_release(&names);
     return status;
 }
 
-cairn_status cairn_snapshot_last_generation(const char *root, const char *job, uint64_t *out,
-                                            struct cairn_sentence *why)
+cairn_status snapshot_last_generation(const char *root, const char *job, uint64_t *out,
+                                      struct sentence *why)
 {
-    struct cairn_names names;
+    struct stored_names names;
     *out = 0;
     const cairn_status status = scan(root, job, &names, why);
     for (size_t i = 0; i < names.count && status == CAIRN_OK; i++) {
         uint64_t generation, step;
-        if (cairn_snapshot_id_parse(names.list[i], &generation, &step) && generation > *out)
+        if (snapshot_id_parse(names.list[i], &generation, &step) && generation > *out)
             *out = generation;
     }
-    cairn_names_release(&names);
+    names_release(&names);
     return status;
 }
 
-cairn_status cairn_snapshot_list(const char *root, const char *job, cairn_snapshot_fn on_snapshot,
-                                 void *context, struct cairn_sentence *why)
+cairn_status snapshot_list(const char *root, const char *job, snapshot_fn on_snapshot,
+                           void *context, struct sentence *why)
 {
-    struct cairn_names names;
+    struct stored_names names;
     if (why != NULL) why->text[0] = '\0';
     if (job != NULL) // none has another name
-        return cairn_job_name_ok(job) ? list_job(root, job, on_snapshot, context, why) : CAIRN_OK;
+        return job_name_ok(job) ? list_job(root, job, on_snapshot, context, why) : CAIRN_OK;
     cairn_status status = scan(root, "", &names, why);
     for (size_t i = 0; i < names.count && status == CAIRN_OK; i++) {
-        struct cairn_sentence said = { "" };
-        if (!cairn_job_name_ok(names.list[i])) continue;
+        struct sentence said = { "" };
+        if (!job_name_ok(names.list[i])) continue;
         status = list_job(root, names.list[i], on_snapshot, context, &said);
         if (said.text[0] != '\0') note_unread(why, &said);
         if (status == CAIRN_ERR_IO) status = CAIRN_OK; // another job's folder is no reason
     }
-    cairn_names_release(&names);
+    names_release(&names);
     return status;
 }
 
 /* ==== weights ==== */
 
 struct snapshot_source {
-    struct cairn_weights_source source; /* first */
+    struct weights_source source; /* first */
     struct cairn_snapshot snapshot;
 };
 
-static cairn_status read_source(struct cairn_weights_source *source,
-                                const struct cairn_weight *weight, uint64_t first_elem,
-                                uint64_t elem_count, float *out, struct cairn_sentence *why)
+static cairn_status read_source(struct weights_source *source, const struct weight *weight,
+                                uint64_t first_elem, uint64_t elem_count, float *out,
+                                struct sentence *why)
 {
     struct snapshot_source *s = (struct snapshot_source *)source;
-    return cairn_snapshot_read(&s->snapshot, weight->entry->tensor, CAIRN_PLANE_PARAM, first_elem,
-                               elem_count, out, why);
+    return snapshot_read(&s->snapshot, weight->entry->tensor, CAIRN_PLANE_PARAM, first_elem,
+                         elem_count, out, why);
 }
 
-static void close_source(struct cairn_weights_source *source)
+static void close_source(struct weights_source *source)
 {
-    cairn_snapshot_close(&((struct snapshot_source *)source)->snapshot);
+    snapshot_close(&((struct snapshot_source *)source)->snapshot);
     free(source);
 }
 
 /* Lists each tensor that has state of its own, in fp32. False: no memory. */
-static bool list_entries(const struct cairn_job_spec_data *spec,
-                         struct cairn_safetensors *header_out)
+static bool list_entries(const struct job_spec_data *spec, struct safetensors *header_out)
 {
     header_out->entries = calloc(spec->tensor_count + 1, sizeof *header_out->entries);
     if (header_out->entries == NULL) return false;
     for (size_t i = 0; i < spec->tensor_count; i++) {
-        const struct cairn_tensor_spec *tensor = &spec->tensors[i];
-        if (tensor->alias_of != NULL ||
-            cairn_spec_plane_dtype(spec, i, CAIRN_PLANE_PARAM) != CAIRN_F32)
+        const struct tensor_spec *tensor = &spec->tensors[i];
+        if (tensor->alias_of != NULL || spec_plane_dtype(spec, i, CAIRN_PLANE_PARAM) != CAIRN_F32)
             continue;
-        struct cairn_safetensors_entry *e = &header_out->entries[header_out->entry_count];
-        *e = (struct cairn_safetensors_entry) { .key = strdup(tensor->name),
-                                                .dtype_name = "F32",
-                                                .dtype = CAIRN_F32,
-                                                .box.rank = tensor->shape.rank,
-                                                .tensor = (uint32_t)i };
+        struct safetensors_entry *e = &header_out->entries[header_out->entry_count];
+        *e = (struct safetensors_entry) { .key = strdup(tensor->name),
+                                          .dtype_name = "F32",
+                                          .dtype = CAIRN_F32,
+                                          .box.rank = tensor->shape.rank,
+                                          .tensor = (uint32_t)i };
         if (e->key == NULL) return false;
         memcpy(e->box.extent, tensor->shape.dim, tensor->shape.rank * sizeof *e->box.extent);
         header_out->entry_count++;
@@ -825,32 +812,32 @@ static bool list_entries(const struct cairn_job_spec_data *spec,
     return true;
 }
 
-static cairn_status open_snapshot(const char *path, const char *folder, struct cairn_weights *out,
-                                  struct cairn_sentence *why)
+static cairn_status open_snapshot(const char *path, const char *folder, struct weights *out,
+                                  struct sentence *why)
 {
     struct snapshot_source *s = calloc(1, sizeof *s);
-    if (s == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    s->source = (struct cairn_weights_source) { read_source, close_source };
-    const cairn_status status = cairn_snapshot_open(folder, &s->snapshot, why);
+    if (s == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    s->source = (struct weights_source) { read_source, close_source };
+    const cairn_status status = snapshot_open(folder, &s->snapshot, why);
     if (status != CAIRN_OK) {
         free(s);
         return status;
     }
-    struct cairn_safetensors header = { .entries = NULL };
+    struct safetensors header = { .entries = NULL };
     if (list_entries(&s->snapshot.manifest.spec, &header))
-        return cairn_weights_of(path, &s->source, &header, out, why);
-    cairn_safetensors_release(&header);
+        return weights_of(path, &s->source, &header, out, why);
+    safetensors_release(&header);
     close_source(&s->source);
-    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors of %s", path);
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors of %s", path);
 }
 
-cairn_status cairn_snapshot_weights_open(const char *roots, const char *path,
-                                         struct cairn_weights *out, struct cairn_sentence *why)
+cairn_status snapshot_weights_open(const char *roots, const char *path, struct weights *out,
+                                   struct sentence *why)
 {
     char *folder;
-    cairn_status status = cairn_weights_folder_with(roots, path, CAIRN_MANIFEST_NAME, &folder, why);
+    cairn_status status = weights_folder_with(roots, path, CAIRN_MANIFEST_NAME, &folder, why);
     if (status != CAIRN_OK) return status;
-    if (folder == NULL) return cairn_weights_open(roots, path, out, why);
+    if (folder == NULL) return weights_open(roots, path, out, why);
     status = open_snapshot(path, folder, out, why);
     free(folder);
     return status;

@@ -35,28 +35,26 @@
 
 #define CAIRN_READ_AHEAD 4 /* blocks, if nothing else is said */
 
-struct cairn_block_reader;
+struct block_reader;
 /* Opens a reader of the snapshot at `folder`; folder and manifest are borrowed, the manifest is
  * constant. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_block_reader_open(const char *folder, const struct cairn_manifest *manifest,
-                                     uint32_t ahead, struct cairn_block_reader **out,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status block_reader_open(const char *folder, const struct manifest *manifest, uint32_t ahead,
+                               struct block_reader **out, struct sentence *why) CAIRN_MUST_CHECK;
 /* Gives a block of a file of the manifest, borrowed until the next get or return, and how many
  * bytes it has. The blocks behind it in the file are read meanwhile, unless `want` has said which
  * come next. CAIRN_ERR_CHECKSUM: the block is damaged, which concerns no other; CAIRN_ERR_CORRUPT:
  * the file is missing or has another size; CAIRN_ERR_IO. The sentence names the file and, for
  * damage, the block. */
-cairn_status cairn_block_reader_get(struct cairn_block_reader *reader, size_t file, uint64_t block,
-                                    const uint8_t **bytes_out, size_t *count_out,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status block_reader_get(struct block_reader *reader, size_t file, uint64_t block,
+                              const uint8_t **bytes_out, size_t *count_out,
+                              struct sentence *why) CAIRN_MUST_CHECK;
 
-void cairn_block_reader_close(struct cairn_block_reader *reader);
+void block_reader_close(struct block_reader *reader);
 
 /* The sentence of a file that cannot be opened, or has another size than the manifest says; what the
  * storage's open returned. */
-cairn_status cairn_block_reader_judge(const struct cairn_manifest_file *listed,
-                                      const struct cairn_storage_file *file, cairn_status opened,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status block_reader_judge(const struct manifest_file *listed, const struct storage_file *file,
+                                cairn_status opened, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== writer ==== */
 
@@ -72,50 +70,46 @@ cairn_status cairn_block_reader_judge(const struct cairn_manifest_file *listed,
 /* Fills `to` with elements [first_elem, first_elem + elem_count) (row-major in the tensor) of the entry's
  * plane, little endian, in its dtype: at most CAIRN_SNAPSHOT_BLOCK_BYTES. The elements of an entry are
  * asked for in order, each once. Another status than CAIRN_OK ends the file. */
-typedef cairn_status (*cairn_snapshot_fill_fn)(void *context,
-                                               const struct cairn_safetensors_entry *entry,
-                                               uint64_t first_elem, uint64_t elem_count, void *to,
-                                               struct cairn_sentence *why);
+typedef cairn_status (*snapshot_fill_fn)(void *context, const struct safetensors_entry *entry,
+                                         uint64_t first_elem, uint64_t elem_count, void *to,
+                                         struct sentence *why);
 
-struct cairn_snapshot_source {
-    cairn_snapshot_fill_fn fill;
+struct snapshot_input {
+    snapshot_fill_fn fill;
     /* Before each block, and behind the last (`bytes` 0): so many bytes are in flight. It may wait. NULL:
      * none. */
     void (*pace)(void *context, size_t bytes);
     void *context;
 };
 
-struct cairn_snapshot_writer;
+struct snapshot_writer;
 /* in_flight: blocks, 1 to 64; 0: CAIRN_SNAPSHOT_IN_FLIGHT. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_snapshot_writer_open(uint32_t in_flight, struct cairn_snapshot_writer **out,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_writer_open(uint32_t in_flight, struct snapshot_writer **out,
+                                  struct sentence *why) CAIRN_MUST_CHECK;
 /* Writes one file into the snapshot at `folder`. On failure it is not there (but CAIRN_ERR_EXISTS: another
- * writer's stays). sums_out: [cairn_snapshot_block_count(file->file_bytes)][CAIRN_SNAPSHOT_SUM_BYTES], the
+ * writer's stays). sums_out: [snapshot_block_count(file->file_bytes)][CAIRN_SNAPSHOT_SUM_BYTES], the
  * caller's. */
-cairn_status cairn_snapshot_writer_put(struct cairn_snapshot_writer *writer, const char *folder,
-                                       const struct cairn_snapshot_file *file,
-                                       const struct cairn_snapshot_source *source,
-                                       uint8_t *sums_out,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_writer_put(struct snapshot_writer *writer, const char *folder,
+                                 const struct snapshot_file *file,
+                                 const struct snapshot_input *source, uint8_t *sums_out,
+                                 struct sentence *why) CAIRN_MUST_CHECK;
 /* Writes a file that is no snapshot's, of any path in the folder `at`, which is there; the caller has
  * judged it. sums_out: may be NULL. */
-cairn_status cairn_snapshot_writer_put_other(struct cairn_snapshot_writer *writer, const char *at,
-                                             const struct cairn_snapshot_file *file,
-                                             const struct cairn_snapshot_source *source,
-                                             uint8_t *sums_out,
-                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_writer_put_other(struct snapshot_writer *writer, const char *at,
+                                       const struct snapshot_file *file,
+                                       const struct snapshot_input *source, uint8_t *sums_out,
+                                       struct sentence *why) CAIRN_MUST_CHECK;
 /* A file was written through the page cache, since the storage refuses direct writes. */
-bool cairn_snapshot_writer_buffered(const struct cairn_snapshot_writer *writer);
-void cairn_snapshot_writer_close(struct cairn_snapshot_writer *writer);
+bool snapshot_writer_buffered(const struct snapshot_writer *writer);
+void snapshot_writer_close(struct snapshot_writer *writer);
 
 /* One file, with a writer of its own. */
-cairn_status cairn_snapshot_write_file(const char *folder, const struct cairn_snapshot_file *file,
-                                       cairn_snapshot_fill_fn fill, void *context,
-                                       uint8_t *sums_out,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_write_file(const char *folder, const struct snapshot_file *file,
+                                 snapshot_fill_fn fill, void *context, uint8_t *sums_out,
+                                 struct sentence *why) CAIRN_MUST_CHECK;
 
 /* XXH3-128 of a block. */
-void cairn_snapshot_sum(const void *bytes, size_t count, uint8_t sum_out[CAIRN_SNAPSHOT_SUM_BYTES]);
+void snapshot_sum(const void *bytes, size_t count, uint8_t sum_out[CAIRN_SNAPSHOT_SUM_BYTES]);
 
 /* ==== snapshot io ==== */
 
@@ -123,80 +117,78 @@ void cairn_snapshot_sum(const void *bytes, size_t count, uint8_t sum_out[CAIRN_S
 
 /* Makes <root>/<job>/<id>/{model,optim}, durably, with an id that was not there before. `root` must
  * exist. id_out and *folder_out (malloc'd, the caller's) are set only on success. */
-cairn_status cairn_snapshot_folder_make(const char *root, const char *job, uint64_t generation,
-                                        uint64_t step, char id_out[CAIRN_SNAPSHOT_ID_BYTES],
-                                        char **folder_out,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_folder_make(const char *root, const char *job, uint64_t generation,
+                                  uint64_t step, char id_out[CAIRN_SNAPSHOT_ID_BYTES],
+                                  char **folder_out, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* Writes manifest.json, durably: when it returns CAIRN_OK, the snapshot exists.
  * CAIRN_ERR_CORRUPT when a file that it lists is missing or has another size. */
-cairn_status cairn_manifest_commit(const char *folder, struct cairn_manifest *manifest,
-                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status manifest_commit(const char *folder, struct manifest *manifest,
+                             struct sentence *why) CAIRN_MUST_CHECK;
 /* The same with manifest.json.minisig by that key, durable before manifest.json is there. */
-cairn_status cairn_manifest_commit_signed(const char *folder, struct cairn_manifest *manifest,
-                                          const struct cairn_secret_key *signer,
-                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status manifest_commit_signed(const char *folder, struct manifest *manifest,
+                                    const struct secret_key *signer,
+                                    struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- removing ---- */
 
-struct cairn_snapshot_removed {
+struct snapshot_removed {
     uint32_t files;
     uint64_t bytes;
 };
 /* Has it a manifest, whatever is in that? CAIRN_ERR_NOT_FOUND: it has none, or is not there. */
-cairn_status cairn_snapshot_committed(const char *root, const char *job, const char *id,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_committed(const char *root, const char *job, const char *id,
+                                struct sentence *why) CAIRN_MUST_CHECK;
 /* All that is in its folder is of a snapshot, whole or begun. CAIRN_ERR_REFUSED: something is not, which
  * `why` names: it could be removed in part alone. CAIRN_ERR_NOT_FOUND: there is no such folder. */
-cairn_status cairn_snapshot_removable(const char *root, const char *job, const char *id,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_removable(const char *root, const char *job, const char *id,
+                                struct sentence *why) CAIRN_MUST_CHECK;
 /* The first of it: the manifest goes, durably, and from then on nobody lists it. One without is fine. */
-cairn_status cairn_snapshot_uncommit(const char *root, const char *job, const char *id,
-                                     struct cairn_snapshot_removed *removed_out,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_uncommit(const char *root, const char *job, const char *id,
+                               struct snapshot_removed *removed_out,
+                               struct sentence *why) CAIRN_MUST_CHECK;
 /* Removes a snapshot, whole or begun or removed in part: the manifest first and durably, then the rest.
  * After a crash, and after a failure, what is left is no snapshot, and is removed by another call.
  * CAIRN_ERR_NOT_FOUND: there is no such folder. CAIRN_ERR_REFUSED: it is not removable. The caller knows that
  * nobody writes it or reads it. */
-cairn_status cairn_snapshot_remove(const char *root, const char *job, const char *id,
-                                   struct cairn_snapshot_removed *removed_out,
-                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_remove(const char *root, const char *job, const char *id,
+                             struct snapshot_removed *removed_out,
+                             struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- reading ---- */
 
 /* With its signature, if there is one, which is judged by nobody yet (manifest.h).
  * CAIRN_ERR_NOT_FOUND: the folder is none, or has no manifest, so it is not a snapshot. */
-cairn_status cairn_manifest_load(const char *folder, struct cairn_manifest *out,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status manifest_load(const char *folder, struct manifest *out,
+                           struct sentence *why) CAIRN_MUST_CHECK;
 
 /* Calls on_snapshot for every committed snapshot of `job` (NULL = of all jobs) under root, oldest
  * step first; the strings are borrowed for the call. The manifest is there, but not judged yet. A
  * missing root or job has none. A folder that cannot be read is passed over, but for the root and the job
  * that was asked for: then it is CAIRN_OK, and `why`, else empty, says which. Links are not followed. */
-typedef void (*cairn_snapshot_fn)(void *context, const char *job, const char *id,
-                                  const char *folder);
-cairn_status cairn_snapshot_list(const char *root, const char *job, cairn_snapshot_fn on_snapshot,
-                                 void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+typedef void (*snapshot_fn)(void *context, const char *job, const char *id, const char *folder);
+cairn_status snapshot_list(const char *root, const char *job, snapshot_fn on_snapshot,
+                           void *context, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* The highest generation in the names of the job's snapshots, whole or not, under root; 0: there are none.
  * A job that takes a higher one can be told from all of them, and follows them. */
-cairn_status cairn_snapshot_last_generation(const char *root, const char *job, uint64_t *out,
-                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_last_generation(const char *root, const char *job, uint64_t *out,
+                                      struct sentence *why) CAIRN_MUST_CHECK;
 
 /* A file's header as it was at open: its first block must have the same when it is read again. */
-struct cairn_snapshot_header {
+struct snapshot_header {
     uint64_t bytes, sum; /* of the header, with the 8 bytes before it; XXH3-64 */
     bool is_judged;      /* by the checksums of its blocks */
 };
 
 /* A snapshot that passed every check of open. Read by one thread at a time. */
 struct cairn_snapshot {
-    struct cairn_manifest manifest;    /* owned */
-    struct cairn_snapshot_index index; /* owned */
+    struct manifest manifest;    /* owned */
+    struct snapshot_index index; /* owned */
     /* owned */
     char *folder;
-    struct cairn_snapshot_header *headers; /* [manifest.file_count] */
-    struct cairn_block_reader *reader;     /* NULL until something is read */
+    struct snapshot_header *headers; /* [manifest.file_count] */
+    struct block_reader *reader;     /* NULL until something is read */
 
     /* the caller's, before the first read: blocks that are read ahead; 0: as others do. Who reads what lies
      * in many places at once needs two a place, else each is read again and again */
@@ -206,11 +198,11 @@ struct cairn_snapshot {
 /* Loads the manifest and checks that each file is there with its size, that the headers are well
  * formed, and that every plane of every tensor is covered exactly once. Names what is wrong. Reads
  * headers only. */
-cairn_status cairn_snapshot_open(const char *folder, struct cairn_snapshot *snapshot_out,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_open(const char *folder, struct cairn_snapshot *snapshot_out,
+                           struct sentence *why) CAIRN_MUST_CHECK;
 
 /* The wishes of a caller of verify. */
-struct cairn_verify {
+struct verify {
     bool quick;      /* what open has judged is enough */
     double fraction; /* of the blocks, chosen at random; 0: all of them */
     uint32_t ahead;  /* blocks that are read ahead; 0: as others do */
@@ -223,22 +215,21 @@ struct cairn_verify {
 /* Reads the blocks that are asked for past the page cache, and compares the checksums of the
  * manifest; verify NULL: every byte. CAIRN_ERR_CHECKSUM: some are damaged, `why` names the first;
  * CAIRN_ERR_CORRUPT; CAIRN_ERR_CANCELED; CAIRN_ERR_IO. */
-cairn_status cairn_snapshot_verify(struct cairn_snapshot *snapshot,
-                                   const struct cairn_verify *verify,
-                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_verify(struct cairn_snapshot *snapshot, const struct verify *verify,
+                             struct sentence *why) CAIRN_MUST_CHECK;
 /* Reads elements [first_elem, first_elem + elem_count) of a stored plane into out, in
- * cairn_spec_plane_dtype, whichever files they are in; who reads in the order of the files has them ahead.
+ * spec_plane_dtype, whichever files they are in; who reads in the order of the files has them ahead.
  * CAIRN_ERR_INVALID: the plane is not stored or has no such elements. CAIRN_ERR_CHECKSUM: a block that they
  * lie in is damaged (of a manifest before version 4: nobody looks). */
-cairn_status cairn_snapshot_read(struct cairn_snapshot *snapshot, uint32_t tensor, uint32_t plane,
-                                 uint64_t first_elem, uint64_t elem_count, void *out,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_read(struct cairn_snapshot *snapshot, uint32_t tensor, uint32_t plane,
+                           uint64_t first_elem, uint64_t elem_count, void *out,
+                           struct sentence *why) CAIRN_MUST_CHECK;
 /* For who reads not in the order of the files: these will be read, behind what was wanted before, and are
  * fetched meanwhile. How many of them, from the first: for the others there is no room yet, so say it again
  * when some were read. */
-uint64_t cairn_snapshot_want(struct cairn_snapshot *snapshot, uint32_t tensor, uint32_t plane,
-                             uint64_t first_elem, uint64_t elem_count);
-void cairn_snapshot_close(struct cairn_snapshot *snapshot);
+uint64_t snapshot_want(struct cairn_snapshot *snapshot, uint32_t tensor, uint32_t plane,
+                       uint64_t first_elem, uint64_t elem_count);
+void snapshot_close(struct cairn_snapshot *snapshot);
 
 /* ==== word ==== */
 
@@ -257,60 +248,59 @@ void cairn_snapshot_close(struct cairn_snapshot *snapshot);
 #define CAIRN_SNAPSHOT_WORDS_MAX 4096 /* of a kind; more are CAIRN_ERR_INVALID */
 
 /* 1 to 64 of A-Z a-z 0-9 . _ -, first no . or -; not "latest", no id, and no ".tmp" at its end. */
-bool cairn_snapshot_tag_ok(const char *name);
+bool snapshot_tag_ok(const char *name);
 
-struct cairn_snapshot_tag {
+struct snapshot_tag {
     char name[CAIRN_SNAPSHOT_TAG_BYTES];
     char id[CAIRN_SNAPSHOT_ID_BYTES];
 };
-struct cairn_snapshot_check {
+struct snapshot_check {
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     bool is_good;
     uint64_t unix_s;
 };
-struct cairn_snapshot_begun {
+struct snapshot_begun {
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     uint64_t job; /* its number */
 };
-struct cairn_snapshot_words {
+struct snapshot_words {
     char latest[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: none */
     /* owned */
-    struct cairn_snapshot_tag *tags;     /* [tag_count], by name */
-    struct cairn_snapshot_check *checks; /* [check_count] */
-    struct cairn_snapshot_begun *begun;  /* [begun_count] */
+    struct snapshot_tag *tags;     /* [tag_count], by name */
+    struct snapshot_check *checks; /* [check_count] */
+    struct snapshot_begun *begun;  /* [begun_count] */
     size_t tag_count, check_count, begun_count;
 };
 
 /* All words of a job; release them, whatever it returned. CAIRN_ERR_CORRUPT: a tag is there and cannot be
  * read, so that nobody knows what it holds. A `latest` or a check that is none is left out. */
-cairn_status cairn_snapshot_words_load(const char *root, const char *job,
-                                       struct cairn_snapshot_words *out,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_snapshot_words_release(struct cairn_snapshot_words *words);
+cairn_status snapshot_words_load(const char *root, const char *job, struct snapshot_words *out,
+                                 struct sentence *why) CAIRN_MUST_CHECK;
+void snapshot_words_release(struct snapshot_words *words);
 /* The check of that id; NULL: none. */
-const struct cairn_snapshot_check *
-cairn_snapshot_words_check(const struct cairn_snapshot_words *words, const char *id);
+const struct snapshot_check *snapshot_words_check(const struct snapshot_words *words,
+                                                  const char *id);
 
 /* The names and ids have been judged. */
-cairn_status cairn_snapshot_latest_set(const char *root, const char *job, const char *id,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
-cairn_status cairn_snapshot_tag_set(const char *root, const char *job, const char *name,
-                                    const char *id, struct cairn_sentence *why) CAIRN_MUST_CHECK;
-cairn_status cairn_snapshot_check_set(const char *root, const char *job,
-                                      const struct cairn_snapshot_check *check,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
-cairn_status cairn_snapshot_begun_set(const char *root, const char *job, const char *id,
-                                      uint64_t number, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_latest_set(const char *root, const char *job, const char *id,
+                                 struct sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_tag_set(const char *root, const char *job, const char *name, const char *id,
+                              struct sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_check_set(const char *root, const char *job,
+                                const struct snapshot_check *check,
+                                struct sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_begun_set(const char *root, const char *job, const char *id, uint64_t number,
+                                struct sentence *why) CAIRN_MUST_CHECK;
 
 /* Durably. CAIRN_ERR_NOT_FOUND: there is none. */
-cairn_status cairn_snapshot_latest_remove(const char *root, const char *job,
-                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
-cairn_status cairn_snapshot_tag_remove(const char *root, const char *job, const char *name,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_latest_remove(const char *root, const char *job,
+                                    struct sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_tag_remove(const char *root, const char *job, const char *name,
+                                 struct sentence *why) CAIRN_MUST_CHECK;
 /* Remove the word about a snapshot that is gone, or committed; a word that stays after a failure
  * harms nobody. */
-void cairn_snapshot_check_forget(const char *root, const char *job, const char *id);
-void cairn_snapshot_begun_forget(const char *root, const char *job, const char *id);
+void snapshot_check_forget(const char *root, const char *job, const char *id);
+void snapshot_begun_forget(const char *root, const char *job, const char *id);
 
 /* ==== sweep ==== */
 
@@ -319,14 +309,14 @@ void cairn_snapshot_begun_forget(const char *root, const char *job, const char *
  * asked for only where it fills a small gap.
  *
  * Nobody judges checksums of blocks here, which a range is seldom the whole of: who asks hashes what he is
- * given, leaf by leaf, and compares the content root; which block is to blame cairn_snapshot_verify tells.
+ * given, leaf by leaf, and compares the content root; which block is to blame snapshot_verify tells.
  *
  * Memory: CAIRN_SWEEP_THREADS blocks. */
 
 #define CAIRN_SWEEP_THREADS 6u /* some wait for the disk while others hash */
 
 /* Whole leaves of a stored plane, of at most CAIRN_SNAPSHOT_BLOCK_BYTES. */
-struct cairn_sweep_range {
+struct sweep_range {
     uint32_t tensor, plane; /* the snapshot's */
     uint64_t first_elem, elem_count;
     uint64_t first_leaf, leaf_count;
@@ -334,34 +324,32 @@ struct cairn_sweep_range {
 };
 
 /* All zero: empty. */
-struct cairn_sweep_ranges {
-    struct cairn_sweep_range *list; /* owned: [count] */
+struct sweep_ranges {
+    struct sweep_range *list; /* owned: [count] */
     size_t count, capacity;
 };
-void cairn_sweep_ranges_release(struct cairn_sweep_ranges *ranges);
+void sweep_ranges_release(struct sweep_ranges *ranges);
 /* Adds leaves [first_leaf, end_leaf) of a plane, cut where each part is as large as it may be and the root of
  * its leaves is one node of their tree; `place`: of each. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_sweep_ranges_add(struct cairn_sweep_ranges *ranges,
-                                    const struct cairn_geometry *geometry, size_t elem_bytes,
-                                    const struct cairn_sweep_range *whole,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status sweep_ranges_add(struct sweep_ranges *ranges, const struct geometry *geometry,
+                              size_t elem_bytes, const struct sweep_range *whole,
+                              struct sentence *why) CAIRN_MUST_CHECK;
 
 /* A sweep: the snapshot, and the callback that takes its elements. */
-struct cairn_sweep {
+struct sweep {
     const struct cairn_snapshot *snapshot;
     /* Called once for each range, on any of the threads, at most CAIRN_SWEEP_THREADS at a time:
      * `thread` is below that. The elements are borrowed for the call. Any result but CAIRN_OK ends
      * the sweep. */
-    cairn_status (*take)(void *context, uint32_t thread, const struct cairn_sweep_range *range,
-                         const void *elems, struct cairn_sentence *why);
+    cairn_status (*take)(void *context, uint32_t thread, const struct sweep_range *range,
+                         const void *elems, struct sentence *why);
     void *context;
     const atomic_bool *canceled; /* NULL: never */
 };
 /* Sorts the ranges. CAIRN_ERR_CORRUPT: a file is missing, or of another size; CAIRN_ERR_IO;
  * CAIRN_ERR_CANCELED; CAIRN_ERR_INVALID: the snapshot has no such elements; or what `take` said. */
-cairn_status cairn_snapshot_sweep(const struct cairn_sweep *sweep,
-                                  struct cairn_sweep_ranges *ranges,
-                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_sweep(const struct sweep *sweep, struct sweep_ranges *ranges,
+                            struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== copy ==== */
 
@@ -371,7 +359,7 @@ cairn_status cairn_snapshot_sweep(const struct cairn_sweep *sweep,
  *
  * All functions block; call them from any thread. Statuses as above. */
 
-struct cairn_snapshot_copy {
+struct snapshot_copy {
     /* Before each block, and at the end; `done` of all files' bytes were read and judged. False: give it up.
      * NULL: none. */
     bool (*progress)(void *context, uint64_t done);
@@ -380,20 +368,19 @@ struct cairn_snapshot_copy {
 /* Copies the snapshot, opened, to <root>/<its job>/<its id>; `root` must exist. *folder_out is malloc'd, the
  * caller's, set on success. CAIRN_ERR_EXISTS: that folder is there, whole or begun. CAIRN_ERR_CANCELED. On
  * failure what was written is removed. */
-cairn_status cairn_snapshot_copy(struct cairn_snapshot *snapshot, const char *root,
-                                 const struct cairn_snapshot_copy *copy, char **folder_out,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status snapshot_copy(struct cairn_snapshot *snapshot, const char *root,
+                           const struct snapshot_copy *copy, char **folder_out,
+                           struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== weights ==== */
 
 /* The parameters of a snapshot as weights: for a job that begins with them, without the optimizer's state and
  * the step. */
 
-/* As cairn_weights_open; of a folder with a snapshot's manifest, the parameters and buffers by the names that
+/* As weights_open; of a folder with a snapshot's manifest, the parameters and buffers by the names that
  * they have in its job. Every byte that is read is judged by the checksum of its block, so reads have the
- * statuses of cairn_snapshot_read, too. Nobody looks at the signature: weights of others have none. */
-cairn_status cairn_snapshot_weights_open(const char *roots, const char *path,
-                                         struct cairn_weights *out,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+ * statuses of snapshot_read, too. Nobody looks at the signature: weights of others have none. */
+cairn_status snapshot_weights_open(const char *roots, const char *path, struct weights *out,
+                                   struct sentence *why) CAIRN_MUST_CHECK;
 
 #endif

@@ -17,13 +17,13 @@
 
 /* The state that the threads of a sweep share. */
 struct crew {
-    const struct cairn_sweep *sweep;
-    const struct cairn_sweep_range *ranges; /* in the order of the files */
+    const struct sweep *sweep;
+    const struct sweep_range *ranges; /* in the order of the files */
     size_t count;
     pthread_mutex_t mutex; /* of what follows */
     size_t next;           /* the first that nobody has taken */
     cairn_status status;   /* the first that failed */
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 struct hand {
@@ -32,22 +32,22 @@ struct hand {
     pthread_t thread;
     uint8_t *room, *joined; /* owned: [ROOM_BYTES]; `joined` NULL until it is needed */
     size_t file;
-    struct cairn_storage_file *open; /* owned; NULL: none */
+    struct storage_file *open; /* owned; NULL: none */
 };
 
 /* ---- the ranges ---- */
 
-void cairn_sweep_ranges_release(struct cairn_sweep_ranges *ranges)
+void sweep_ranges_release(struct sweep_ranges *ranges)
 {
     free(ranges->list);
-    *ranges = (struct cairn_sweep_ranges) { 0 };
+    *ranges = (struct sweep_ranges) { 0 };
 }
 
-static struct cairn_sweep_range *add_one(struct cairn_sweep_ranges *ranges)
+static struct sweep_range *add_one(struct sweep_ranges *ranges)
 {
     if (ranges->count == ranges->capacity) {
         const size_t capacity = 2 * ranges->capacity + 64;
-        struct cairn_sweep_range *grown = realloc(ranges->list, capacity * sizeof *grown);
+        struct sweep_range *grown = realloc(ranges->list, capacity * sizeof *grown);
         if (grown == NULL) return NULL;
         ranges->list = grown;
         ranges->capacity = capacity;
@@ -55,23 +55,22 @@ static struct cairn_sweep_range *add_one(struct cairn_sweep_ranges *ranges)
     return &ranges->list[ranges->count++];
 }
 
-cairn_status cairn_sweep_ranges_add(struct cairn_sweep_ranges *ranges,
-                                    const struct cairn_geometry *geometry, size_t elem_bytes,
-                                    const struct cairn_sweep_range *whole,
-                                    struct cairn_sentence *why)
+cairn_status sweep_ranges_add(struct sweep_ranges *ranges, const struct geometry *geometry,
+                              size_t elem_bytes, const struct sweep_range *whole,
+                              struct sentence *why)
 {
     const uint64_t most = CAIRN_SNAPSHOT_BLOCK_BYTES / (CAIRN_LEAF_ELEMS * elem_bytes);
     const uint64_t end = whole->first_leaf + whole->leaf_count;
     for (uint64_t leaf = whole->first_leaf; leaf < end;) {
         const uint64_t cut = (leaf / most + 1) * most, to = cut < end ? cut : end;
-        struct cairn_sweep_range *range = add_one(ranges);
+        struct sweep_range *range = add_one(ranges);
         if (range == NULL)
-            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+            return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
         *range = *whole;
         range->first_leaf = leaf;
         range->leaf_count = to - leaf;
-        range->first_elem = cairn_leaf_first_elem(geometry, leaf);
-        range->elem_count = cairn_leaf_first_elem(geometry, to) - range->first_elem;
+        range->first_elem = leaf_start(geometry, leaf);
+        range->elem_count = leaf_start(geometry, to) - range->first_elem;
         leaf = to;
     }
     return CAIRN_OK;
@@ -83,19 +82,18 @@ struct spot {
     uint64_t first, bytes;
 };
 
-static size_t elem_bytes(const struct cairn_snapshot *s, const struct cairn_sweep_range *range)
+static size_t elem_bytes(const struct cairn_snapshot *s, const struct sweep_range *range)
 {
-    return cairn_dtype_bytes(
-        (int)cairn_spec_plane_dtype(&s->manifest.spec, range->tensor, range->plane));
+    return dtype_size((int)spec_plane_dtype(&s->manifest.spec, range->tensor, range->plane));
 }
 
 /* Where the elements of the range from `elem` on lie in a file, as far as they are in one piece.
  * False: no piece has them. */
-static bool find_spot(const struct cairn_snapshot *s, const struct cairn_sweep_range *range,
+static bool find_spot(const struct cairn_snapshot *s, const struct sweep_range *range,
                       uint64_t elem, struct spot *out)
 {
-    const struct cairn_snapshot_piece *piece = cairn_snapshot_index_find(&s->index, range->tensor,
-                                                                         range->plane, elem);
+    const struct snapshot_piece *piece = snapshot_index_find(&s->index, range->tensor, range->plane,
+                                                             elem);
     const size_t size = elem_bytes(s, range);
     if (piece == NULL) return false;
     const uint64_t skip = elem - piece->first_elem, left = piece->elem_count - skip,
@@ -108,7 +106,7 @@ static bool find_spot(const struct cairn_snapshot *s, const struct cairn_sweep_r
 /* A range, as it is sorted. */
 struct placed {
     struct spot at;
-    struct cairn_sweep_range range;
+    struct sweep_range range;
 };
 
 static int file_order(const void *a, const void *b)
@@ -118,18 +116,18 @@ static int file_order(const void *a, const void *b)
     return x->at.first < y->at.first ? -1 : x->at.first > y->at.first;
 }
 
-static cairn_status sort_ranges(const struct cairn_snapshot *s, struct cairn_sweep_ranges *ranges,
-                                struct cairn_sentence *why)
+static cairn_status sort_ranges(const struct cairn_snapshot *s, struct sweep_ranges *ranges,
+                                struct sentence *why)
 {
     struct placed *all = calloc(ranges->count + 1, sizeof *all);
-    if (all == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+    if (all == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < ranges->count && status == CAIRN_OK; i++) {
         all[i].range = ranges->list[i];
         if (!find_spot(s, &all[i].range, all[i].range.first_elem, &all[i].at))
-            status = cairn_fail(why, CAIRN_ERR_INVALID,
-                                "the snapshot has no element %" PRIu64 " of tensor %u, plane %u",
-                                all[i].range.first_elem, all[i].range.tensor, all[i].range.plane);
+            status = fail_with(why, CAIRN_ERR_INVALID,
+                               "the snapshot has no element %" PRIu64 " of tensor %u, plane %u",
+                               all[i].range.first_elem, all[i].range.tensor, all[i].range.plane);
     }
     if (ranges->count > 0) qsort(all, ranges->count, sizeof *all, file_order);
     for (size_t i = 0; i < ranges->count && status == CAIRN_OK; i++) ranges->list[i] = all[i].range;
@@ -139,16 +137,16 @@ static cairn_status sort_ranges(const struct cairn_snapshot *s, struct cairn_swe
 
 /* ---- a thread ---- */
 
-static cairn_status use_file(struct hand *hand, size_t file, struct cairn_sentence *why)
+static cairn_status use_file(struct hand *hand, size_t file, struct sentence *why)
 {
     const struct cairn_snapshot *s = hand->crew->sweep->snapshot;
-    const struct cairn_storage *storage = cairn_storage_of(s->folder);
-    const struct cairn_manifest_file *listed = &s->manifest.files[file];
+    const struct storage *storage = storage_of(s->folder);
+    const struct manifest_file *listed = &s->manifest.files[file];
     if (hand->open != NULL && hand->file == file) return CAIRN_OK;
     if (hand->open != NULL) storage->close(hand->open);
     hand->open = NULL;
     cairn_status status = storage->open(s->folder, listed->path, true, &hand->open, why);
-    status = cairn_block_reader_judge(listed, hand->open, status, why);
+    status = block_reader_judge(listed, hand->open, status, why);
     hand->file = file;
     if (status == CAIRN_OK || hand->open == NULL) return status;
     storage->close(hand->open);
@@ -158,51 +156,51 @@ static cairn_status use_file(struct hand *hand, size_t file, struct cairn_senten
 
 /* At most CAIRN_SNAPSHOT_BLOCK_BYTES, to the room; *at_out: where they begin there. */
 static cairn_status read_room(struct hand *hand, const struct spot *spot, const uint8_t **at_out,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     const char *path = hand->crew->sweep->snapshot->manifest.files[spot->file].path;
     const uint64_t skip = spot->first % CAIRN_STORAGE_ALIGN;
     const size_t wanted = (size_t)(skip + spot->bytes);
-    struct cairn_sentence said = { "" };
+    struct sentence said = { "" };
     size_t got = 0;
     cairn_status status = use_file(hand, spot->file, why);
     if (status != CAIRN_OK) return status;
     status = hand->open->storage->read(hand->open, spot->first - skip, hand->room, wanted, &got,
                                        &said);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "%s: %s", path, said.text);
+    if (status != CAIRN_OK) return fail_with(why, status, "%s: %s", path, said.text);
     if (got < wanted)
-        return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                          "%s ends at byte %" PRIu64 ", cut off; use another snapshot", path,
-                          spot->first - skip + got);
+        return fail_with(why, CAIRN_ERR_CORRUPT,
+                         "%s ends at byte %" PRIu64 ", cut off; use another snapshot", path,
+                         spot->first - skip + got);
     *at_out = hand->room + skip;
     return CAIRN_OK;
 }
 
-static cairn_status give(const struct hand *hand, const struct cairn_sweep_range *range,
-                         const uint8_t *at, struct cairn_sentence *why)
+static cairn_status give(const struct hand *hand, const struct sweep_range *range,
+                         const uint8_t *at, struct sentence *why)
 {
-    const struct cairn_sweep *sweep = hand->crew->sweep;
+    const struct sweep *sweep = hand->crew->sweep;
     if (sweep->canceled != NULL && atomic_load(sweep->canceled))
-        return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
+        return fail_with(why, CAIRN_ERR_CANCELED, "it was given up");
     return sweep->take(sweep->context, hand->number, range, at, why);
 }
 
 /* One that is in several files, or in several places of one. */
-static cairn_status take_joined(struct hand *hand, const struct cairn_sweep_range *range,
-                                struct cairn_sentence *why)
+static cairn_status take_joined(struct hand *hand, const struct sweep_range *range,
+                                struct sentence *why)
 {
     const struct cairn_snapshot *s = hand->crew->sweep->snapshot;
     const size_t size = elem_bytes(s, range);
     cairn_status status = CAIRN_OK;
-    if (hand->joined == NULL) hand->joined = cairn_io_block_new(CAIRN_SNAPSHOT_BLOCK_BYTES);
+    if (hand->joined == NULL) hand->joined = io_block_new(CAIRN_SNAPSHOT_BLOCK_BYTES);
     if (hand->joined == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
     for (uint64_t done = 0; done < range->elem_count * size && status == CAIRN_OK;) {
         struct spot spot;
         const uint8_t *at;
         if (!find_spot(s, range, range->first_elem + done / size, &spot))
-            return cairn_fail(why, CAIRN_ERR_INVALID, "the snapshot ends in tensor %u, plane %u",
-                              range->tensor, range->plane);
+            return fail_with(why, CAIRN_ERR_INVALID, "the snapshot ends in tensor %u, plane %u",
+                             range->tensor, range->plane);
         status = read_room(hand, &spot, &at, why);
         if (status == CAIRN_OK) memcpy(hand->joined + done, at, (size_t)spot.bytes);
         done += spot.bytes;
@@ -210,7 +208,7 @@ static cairn_status take_joined(struct hand *hand, const struct cairn_sweep_rang
     return status == CAIRN_OK ? give(hand, range, hand->joined, why) : status;
 }
 
-static bool is_whole(const struct cairn_snapshot *s, const struct cairn_sweep_range *range,
+static bool is_whole(const struct cairn_snapshot *s, const struct sweep_range *range,
                      struct spot *out)
 {
     return find_spot(s, range, range->first_elem, out) &&
@@ -236,7 +234,7 @@ static size_t run_of(const struct crew *crew, size_t first, struct spot *out)
 }
 
 static cairn_status take_run(struct hand *hand, size_t first, size_t count, const struct spot *spot,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     const struct crew *crew = hand->crew;
     const uint8_t *at;
@@ -253,11 +251,11 @@ static cairn_status take_run(struct hand *hand, size_t first, size_t count, cons
 static void work(struct hand *hand)
 {
     struct crew *crew = hand->crew;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     cairn_status status = CAIRN_OK;
-    if (hand->room == NULL) hand->room = cairn_io_block_new(ROOM_BYTES);
+    if (hand->room == NULL) hand->room = io_block_new(ROOM_BYTES);
     if (hand->room == NULL)
-        status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
     pthread_mutex_lock(&crew->mutex);
     while (status == CAIRN_OK && crew->status == CAIRN_OK && crew->next < crew->count) {
         struct spot spot;
@@ -273,8 +271,8 @@ static void work(struct hand *hand)
     }
     pthread_mutex_unlock(&crew->mutex);
     if (hand->open != NULL) hand->open->storage->close(hand->open);
-    cairn_io_block_free(hand->room, ROOM_BYTES);
-    cairn_io_block_free(hand->joined, CAIRN_SNAPSHOT_BLOCK_BYTES);
+    io_block_free(hand->room, ROOM_BYTES);
+    io_block_free(hand->joined, CAIRN_SNAPSHOT_BLOCK_BYTES);
 }
 
 static void *run_hand(void *context)
@@ -283,8 +281,8 @@ static void *run_hand(void *context)
     return NULL;
 }
 
-cairn_status cairn_snapshot_sweep(const struct cairn_sweep *sweep,
-                                  struct cairn_sweep_ranges *ranges, struct cairn_sentence *why)
+cairn_status snapshot_sweep(const struct sweep *sweep, struct sweep_ranges *ranges,
+                            struct sentence *why)
 {
     struct hand hands[CAIRN_SWEEP_THREADS];
     cairn_status status = sort_ranges(sweep->snapshot, ranges, why);
@@ -295,9 +293,9 @@ cairn_status cairn_snapshot_sweep(const struct cairn_sweep *sweep,
     for (uint32_t i = 0; i < CAIRN_SWEEP_THREADS; i++)
         hands[i] = (struct hand) { .crew = &crew, .number = i };
     // The first is the caller's own.
-    while (started + 1 < CAIRN_SWEEP_THREADS && started + 1 < ranges->count &&
-           cairn_io_thread_start(&hands[started + 1].thread, "cairn-sweep", run_hand,
-                                 &hands[started + 1]))
+    while (
+        started + 1 < CAIRN_SWEEP_THREADS && started + 1 < ranges->count &&
+        io_thread_start(&hands[started + 1].thread, "cairn-sweep", run_hand, &hands[started + 1]))
         started++;
     work(&hands[0]);
     for (uint32_t i = 1; i <= started; i++) pthread_join(hands[i].thread, NULL);
@@ -315,38 +313,37 @@ cairn_status cairn_snapshot_sweep(const struct cairn_sweep *sweep,
 /* A verification at work. */
 struct verifying {
     struct cairn_snapshot *snapshot;
-    const struct cairn_verify *asked;
-    struct cairn_block_reader *reader;
+    const struct verify *asked;
+    struct block_reader *reader;
     XXH3_state_t *whole; /* of files without checksums of blocks */
     uint64_t done, total;
     cairn_status status; /* the first damage, which `why` names */
-    struct cairn_sentence *why;
+    struct sentence *why;
 };
 
 /* "; in it: fc1.weight (param), ..." */
 static void add_tensors(const struct cairn_snapshot *s, size_t file, uint64_t first, uint64_t end,
-                        struct cairn_sentence *what)
+                        struct sentence *what)
 {
     size_t count = 0;
     for (size_t i = 0; i < s->index.piece_count; i++) {
-        const struct cairn_snapshot_piece *p = &s->index.pieces[i];
-        const size_t elem_bytes = cairn_dtype_bytes(
-            (int)cairn_spec_plane_dtype(&s->manifest.spec, p->tensor, p->plane));
+        const struct snapshot_piece *p = &s->index.pieces[i];
+        const size_t elem_bytes = dtype_size(
+            (int)spec_plane_dtype(&s->manifest.spec, p->tensor, p->plane));
         if (p->file != file || p->file_byte >= end ||
             p->file_byte + p->elem_count * elem_bytes <= first)
             continue;
         if (count++ < NAMES_MAX)
-            cairn_sentence_add(what, "%s%.*s (%s)", count == 1 ? "; in it: " : ", ", 100,
-                               s->manifest.spec.tensors[p->tensor].name,
-                               cairn_plane_name((int)p->plane));
+            sentence_add(what, "%s%.*s (%s)", count == 1 ? "; in it: " : ", ", 100,
+                         s->manifest.spec.tensors[p->tensor].name, plane_name((int)p->plane));
     }
-    if (count > NAMES_MAX) cairn_sentence_add(what, " and %zu more", count - NAMES_MAX);
-    if (count == 0) cairn_sentence_add(what, "; in it: the header");
+    if (count > NAMES_MAX) sentence_add(what, " and %zu more", count - NAMES_MAX);
+    if (count == 0) sentence_add(what, "; in it: the header");
 }
 
 /* Notes a damage. False: it ends with it. */
 static bool note_damage(struct verifying *v, size_t file, uint64_t first, uint64_t end,
-                        cairn_status status, struct cairn_sentence *what)
+                        cairn_status status, struct sentence *what)
 {
     if (status == CAIRN_ERR_CHECKSUM) add_tensors(v->snapshot, file, first, end, what);
     if (v->status == CAIRN_OK) {
@@ -368,14 +365,13 @@ static bool is_chosen(const struct verifying *v)
 /* One checksum over all of it: the blocks in order. */
 static bool end_whole(struct verifying *v, size_t file)
 {
-    const struct cairn_manifest_file *listed = &v->snapshot->manifest.files[file];
+    const struct manifest_file *listed = &v->snapshot->manifest.files[file];
     XXH128_canonical_t canonical;
-    struct cairn_sentence what;
+    struct sentence what;
     XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(v->whole));
     if (memcmp(canonical.digest, listed->sums, sizeof canonical.digest) == 0) return true;
-    cairn_sentence_set(&what,
-                       "%s is damaged: its checksum is not the manifest's; use another snapshot",
-                       listed->path);
+    sentence_set(&what, "%s is damaged: its checksum is not the manifest's; use another snapshot",
+                 listed->path);
     return note_damage(v, file, 0, listed->bytes, CAIRN_ERR_CHECKSUM, &what);
 }
 
@@ -384,24 +380,23 @@ static bool tell(struct verifying *v, const char *path)
     if (v->asked->progress == NULL ||
         v->asked->progress(v->asked->context, v->done, v->total, path))
         return true;
-    v->status = cairn_fail(v->why, CAIRN_ERR_CANCELED, "it was given up");
+    v->status = fail_with(v->why, CAIRN_ERR_CANCELED, "it was given up");
     return false;
 }
 
 /* False: it ends here. */
 static bool verify_block(struct verifying *v, size_t file, uint64_t block)
 {
-    const struct cairn_manifest_file *listed = &v->snapshot->manifest.files[file];
+    const struct manifest_file *listed = &v->snapshot->manifest.files[file];
     const uint64_t first = block * CAIRN_SNAPSHOT_BLOCK_BYTES, left = listed->bytes - first;
     const size_t count = left < CAIRN_SNAPSHOT_BLOCK_BYTES ? (size_t)left
                                                            : CAIRN_SNAPSHOT_BLOCK_BYTES;
     const uint8_t *bytes;
     size_t have = 0;
-    struct cairn_sentence what = { "" };
+    struct sentence what = { "" };
     bool goes_on = true;
     if (listed->is_whole || is_chosen(v)) {
-        const cairn_status status = cairn_block_reader_get(v->reader, file, block, &bytes, &have,
-                                                           &what);
+        const cairn_status status = block_reader_get(v->reader, file, block, &bytes, &have, &what);
         if (status != CAIRN_OK) goes_on = note_damage(v, file, first, first + count, status, &what);
         if (status == CAIRN_OK && listed->is_whole) XXH3_128bits_update(v->whole, bytes, have);
     }
@@ -411,29 +406,29 @@ static bool verify_block(struct verifying *v, size_t file, uint64_t block)
 
 static void verify_all(struct verifying *v)
 {
-    const struct cairn_manifest *m = &v->snapshot->manifest;
+    const struct manifest *m = &v->snapshot->manifest;
     for (size_t i = 0; i < m->file_count; i++) {
         XXH3_128bits_reset(v->whole);
-        for (uint64_t b = 0; b < cairn_snapshot_block_count(m->files[i].bytes); b++)
+        for (uint64_t b = 0; b < snapshot_block_count(m->files[i].bytes); b++)
             if (!verify_block(v, i, b)) return;
         if (m->files[i].is_whole && !end_whole(v, i)) return;
     }
 }
 
-cairn_status cairn_snapshot_verify(struct cairn_snapshot *s, const struct cairn_verify *verify,
-                                   struct cairn_sentence *why)
+cairn_status snapshot_verify(struct cairn_snapshot *s, const struct verify *verify,
+                             struct sentence *why)
 {
-    static const struct cairn_verify everything = { 0 };
+    static const struct verify everything = { 0 };
     struct verifying v = { .snapshot = s,
                            .asked = verify != NULL ? verify : &everything,
                            .why = why };
     if (v.asked->quick) return CAIRN_OK;
     for (size_t i = 0; i < s->manifest.file_count; i++) v.total += s->manifest.files[i].bytes;
     v.whole = XXH3_createState();
-    if (v.whole == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to verify");
-    v.status = cairn_block_reader_open(s->folder, &s->manifest, v.asked->ahead, &v.reader, why);
+    if (v.whole == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to verify");
+    v.status = block_reader_open(s->folder, &s->manifest, v.asked->ahead, &v.reader, why);
     if (v.status == CAIRN_OK) verify_all(&v);
-    cairn_block_reader_close(v.reader);
+    block_reader_close(v.reader);
     XXH3_freeState(v.whole);
     return v.status;
 }
@@ -444,11 +439,11 @@ cairn_status cairn_snapshot_verify(struct cairn_snapshot *s, const struct cairn_
 
 /* A removal that is under way: all paths are beneath the root. */
 struct removal {
-    const struct cairn_storage *storage;
+    const struct storage *storage;
     const char *root;
     char place[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 2]; /* "<job>/<id>" */
-    struct cairn_snapshot_removed *out;
-    struct cairn_sentence *why;
+    struct snapshot_removed *out;
+    struct sentence *why;
 };
 
 /* ---- what is in it ---- */
@@ -472,8 +467,7 @@ static bool is_own_file(const char *name)
 static bool is_part(const char *name)
 {
     for (int i = 0; i < CAIRN_SNAPSHOT_FOLDERS; i++)
-        if (strcmp(name, cairn_snapshot_folder_name((enum cairn_snapshot_folder)i)) == 0)
-            return true;
+        if (strcmp(name, snapshot_folder_name((enum snapshot_folder)i)) == 0) return true;
     return false;
 }
 
@@ -484,7 +478,7 @@ static bool is_data(const char *part, const char *name)
     const int length = snprintf(path, sizeof path, "%s/%s", part, name);
     if (length < 4 || (size_t)length >= sizeof path) return false;
     if (strcmp(path + length - 4, ".tmp") == 0) path[length - 4] = '\0';
-    return cairn_snapshot_path_ok(path);
+    return snapshot_path_ok(path);
 }
 
 static void look_at(void *context, const char *name, bool is_folder)
@@ -506,16 +500,16 @@ static cairn_status judge_content(const struct removal *r)
     cairn_status status = r->storage->list(r->root, r->place, look_at, &l, r->why);
     for (int i = 0; i < CAIRN_SNAPSHOT_FOLDERS && status == CAIRN_OK && l.stray[0] == '\0'; i++) {
         char path[sizeof r->place + 16];
-        l.part = cairn_snapshot_folder_name((enum cairn_snapshot_folder)i);
+        l.part = snapshot_folder_name((enum snapshot_folder)i);
         snprintf(path, sizeof path, "%s/%s", r->place, l.part);
         status = r->storage->list(r->root, path, look_at, &l, r->why);
         if (status == CAIRN_ERR_NOT_FOUND) status = CAIRN_OK; // it has no such part
     }
     if (status != CAIRN_OK || l.stray[0] == '\0') return status;
-    return cairn_fail(r->why, CAIRN_ERR_REFUSED,
-                      "%s is not removed: in it is %s, a link or a file that is not of a snapshot; "
-                      "move that away, then remove it again",
-                      r->place, l.stray);
+    return fail_with(r->why, CAIRN_ERR_REFUSED,
+                     "%s is not removed: in it is %s, a link or a file that is not of a snapshot; "
+                     "move that away, then remove it again",
+                     r->place, l.stray);
 }
 
 /* ---- the removal ---- */
@@ -526,7 +520,7 @@ static cairn_status remove_file(const struct removal *r, const char *part, const
     char *path;
     uint64_t bytes = 0;
     if (asprintf(&path, "%s/%s%s%s", r->place, part, part[0] != '\0' ? "/" : "", name) < 0)
-        return cairn_fail(r->why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return fail_with(r->why, CAIRN_ERR_NO_MEMORY, "no memory");
     const cairn_status status = r->storage->remove(r->root, path, false, &bytes, r->why);
     free(path);
     if (status == CAIRN_OK) {
@@ -542,13 +536,13 @@ static cairn_status remove_part(const struct removal *r, const char *part)
 {
     char path[sizeof r->place + 16];
     uint64_t bytes;
-    struct cairn_names names;
+    struct stored_names names;
     snprintf(path, sizeof path, "%s/%s", r->place, part);
-    cairn_status status = cairn_names_list(r->root, path, &names, r->why);
+    cairn_status status = names_list(r->root, path, &names, r->why);
     if (status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
     for (size_t i = 0; i < names.count && status == CAIRN_OK; i++)
         if (names.list[i][0] != '.') status = remove_file(r, part, names.list[i]);
-    cairn_names_release(&names);
+    names_release(&names);
     return status == CAIRN_OK ? r->storage->remove(r->root, path, true, &bytes, r->why) : status;
 }
 
@@ -568,50 +562,48 @@ static cairn_status remove_all(const struct removal *r)
     for (size_t i = 0; i < sizeof rest / sizeof *rest && status == CAIRN_OK; i++)
         status = remove_file(r, "", rest[i]);
     for (int i = 0; i < CAIRN_SNAPSHOT_FOLDERS && status == CAIRN_OK; i++)
-        status = remove_part(r, cairn_snapshot_folder_name((enum cairn_snapshot_folder)i));
+        status = remove_part(r, snapshot_folder_name((enum snapshot_folder)i));
     return status == CAIRN_OK ? r->storage->remove(r->root, r->place, true, &bytes, r->why)
                               : status;
 }
 
-cairn_status cairn_snapshot_committed(const char *root, const char *job, const char *id,
-                                      struct cairn_sentence *why)
+cairn_status snapshot_committed(const char *root, const char *job, const char *id,
+                                struct sentence *why)
 {
     char manifest[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + sizeof CAIRN_MANIFEST_NAME + 2];
     uint64_t bytes;
     snprintf(manifest, sizeof manifest, "%s/%s/" CAIRN_MANIFEST_NAME, job, id);
-    return cairn_storage_of(root)->stat(root, manifest, &bytes, why);
+    return storage_of(root)->stat(root, manifest, &bytes, why);
 }
 
-cairn_status cairn_snapshot_uncommit(const char *root, const char *job, const char *id,
-                                     struct cairn_snapshot_removed *removed_out,
-                                     struct cairn_sentence *why)
+cairn_status snapshot_uncommit(const char *root, const char *job, const char *id,
+                               struct snapshot_removed *removed_out, struct sentence *why)
 {
-    struct removal removal = { cairn_storage_of(root), root, "", removed_out, why };
-    *removed_out = (struct cairn_snapshot_removed) { 0 };
+    struct removal removal = { storage_of(root), root, "", removed_out, why };
+    *removed_out = (struct snapshot_removed) { 0 };
     snprintf(removal.place, sizeof removal.place, "%s/%s", job, id);
-    return cairn_snapshot_committed(root, job, id, why) == CAIRN_ERR_NOT_FOUND
+    return snapshot_committed(root, job, id, why) == CAIRN_ERR_NOT_FOUND
                ? CAIRN_OK
                : remove_manifest(&removal);
 }
 
-cairn_status cairn_snapshot_removable(const char *root, const char *job, const char *id,
-                                      struct cairn_sentence *why)
+cairn_status snapshot_removable(const char *root, const char *job, const char *id,
+                                struct sentence *why)
 {
-    struct removal removal = { cairn_storage_of(root), root, "", NULL, why };
+    struct removal removal = { storage_of(root), root, "", NULL, why };
     snprintf(removal.place, sizeof removal.place, "%s/%s", job, id);
     return judge_content(&removal);
 }
 
-cairn_status cairn_snapshot_remove(const char *root, const char *job, const char *id,
-                                   struct cairn_snapshot_removed *removed_out,
-                                   struct cairn_sentence *why)
+cairn_status snapshot_remove(const char *root, const char *job, const char *id,
+                             struct snapshot_removed *removed_out, struct sentence *why)
 {
-    struct removal removal = { cairn_storage_of(root), root, "", removed_out, why };
-    *removed_out = (struct cairn_snapshot_removed) { 0 };
+    struct removal removal = { storage_of(root), root, "", removed_out, why };
+    *removed_out = (struct snapshot_removed) { 0 };
     snprintf(removal.place, sizeof removal.place, "%s/%s", job, id);
     cairn_status status = judge_content(&removal);
     if (status == CAIRN_ERR_NOT_FOUND)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s of job %s", id, job);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s of job %s", id, job);
     if (status == CAIRN_OK) status = remove_all(&removal);
     if (status == CAIRN_OK) status = removal.storage->settle(root, job, why);
     return status;

@@ -25,7 +25,7 @@ struct block {
     size_t count;
 };
 
-struct cairn_snapshot_writer {
+struct snapshot_writer {
     uint32_t block_count; /* one more than are in flight: it is being filled */
     uint32_t thread_count;
     bool is_buffered; /* of any file so far */
@@ -34,13 +34,13 @@ struct cairn_snapshot_writer {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     /* under the mutex */
-    struct cairn_storage_put *put; /* of the file at hand */
+    struct storage_put *put; /* of the file at hand */
     bool ends;
     cairn_status status; /* the first failure of the file at hand */
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
-void cairn_snapshot_sum(const void *bytes, size_t count, uint8_t sum_out[CAIRN_SNAPSHOT_SUM_BYTES])
+void snapshot_sum(const void *bytes, size_t count, uint8_t sum_out[CAIRN_SNAPSHOT_SUM_BYTES])
 {
     XXH128_canonical_t canonical;
     XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes, count));
@@ -49,15 +49,14 @@ void cairn_snapshot_sum(const void *bytes, size_t count, uint8_t sum_out[CAIRN_S
 
 /* ---- threads ---- */
 
-static struct block *find_block(struct cairn_snapshot_writer *w, enum block_state state)
+static struct block *find_block(struct snapshot_writer *w, enum block_state state)
 {
     for (uint32_t i = 0; i < w->block_count; i++)
         if (w->blocks[i].state == state) return &w->blocks[i];
     return NULL;
 }
 
-static void fail(struct cairn_snapshot_writer *w, cairn_status status,
-                 const struct cairn_sentence *why)
+static void fail(struct snapshot_writer *w, cairn_status status, const struct sentence *why)
 {
     if (w->status != CAIRN_OK) return;
     w->status = status;
@@ -66,7 +65,7 @@ static void fail(struct cairn_snapshot_writer *w, cairn_status status,
 
 static void *write_blocks(void *context)
 {
-    struct cairn_snapshot_writer *w = context;
+    struct snapshot_writer *w = context;
     pthread_mutex_lock(&w->mutex);
     while (!w->ends) {
         struct block *block = find_block(w, BLOCK_FULL);
@@ -74,7 +73,7 @@ static void *write_blocks(void *context)
             pthread_cond_wait(&w->changed, &w->mutex);
             continue;
         }
-        struct cairn_sentence why = { "" };
+        struct sentence why = { "" };
         cairn_status status = w->status;
         block->state = BLOCK_LEAVING;
         pthread_mutex_unlock(&w->mutex);
@@ -91,37 +90,36 @@ static void *write_blocks(void *context)
 }
 
 /* As many as can be had: with none the blocks are written by the caller. */
-static void start_threads(struct cairn_snapshot_writer *w)
+static void start_threads(struct snapshot_writer *w)
 {
     while (w->thread_count + 1 < w->block_count) {
-        if (!cairn_io_thread_start(&w->threads[w->thread_count], "cairn-write", write_blocks, w))
-            return;
+        if (!io_thread_start(&w->threads[w->thread_count], "cairn-write", write_blocks, w)) return;
         w->thread_count++;
     }
 }
 
 /* ---- opening ---- */
 
-cairn_status cairn_snapshot_writer_open(uint32_t in_flight, struct cairn_snapshot_writer **out,
-                                        struct cairn_sentence *why)
+cairn_status snapshot_writer_open(uint32_t in_flight, struct snapshot_writer **out,
+                                  struct sentence *why)
 {
-    struct cairn_snapshot_writer *w = calloc(1, sizeof *w);
-    if (w == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write a snapshot");
+    struct snapshot_writer *w = calloc(1, sizeof *w);
+    if (w == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to write a snapshot");
     if (in_flight == 0) in_flight = CAIRN_SNAPSHOT_IN_FLIGHT;
     w->block_count = (in_flight < IN_FLIGHT_MAX ? in_flight : IN_FLIGHT_MAX) + 1;
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->changed, NULL);
     for (uint32_t i = 0; i < w->block_count; i++) {
-        w->blocks[i].at = cairn_io_block_new(CAIRN_SNAPSHOT_BLOCK_BYTES);
+        w->blocks[i].at = io_block_new(CAIRN_SNAPSHOT_BLOCK_BYTES);
         if (w->blocks[i].at != NULL) continue;
-        cairn_snapshot_writer_close(w);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write a snapshot");
+        snapshot_writer_close(w);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to write a snapshot");
     }
     *out = w;
     return CAIRN_OK;
 }
 
-void cairn_snapshot_writer_close(struct cairn_snapshot_writer *w)
+void snapshot_writer_close(struct snapshot_writer *w)
 {
     if (w == NULL) return;
     pthread_mutex_lock(&w->mutex);
@@ -130,13 +128,13 @@ void cairn_snapshot_writer_close(struct cairn_snapshot_writer *w)
     pthread_mutex_unlock(&w->mutex);
     for (uint32_t i = 0; i < w->thread_count; i++) pthread_join(w->threads[i], NULL);
     for (uint32_t i = 0; i < w->block_count; i++)
-        cairn_io_block_free(w->blocks[i].at, CAIRN_SNAPSHOT_BLOCK_BYTES);
+        io_block_free(w->blocks[i].at, CAIRN_SNAPSHOT_BLOCK_BYTES);
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->mutex);
     free(w);
 }
 
-bool cairn_snapshot_writer_buffered(const struct cairn_snapshot_writer *writer)
+bool snapshot_writer_buffered(const struct snapshot_writer *writer)
 {
     return writer->is_buffered;
 }
@@ -145,19 +143,19 @@ bool cairn_snapshot_writer_buffered(const struct cairn_snapshot_writer *writer)
 
 /* The place in a file that is filled next. */
 struct cursor {
-    const struct cairn_snapshot_file *file;
-    const struct cairn_snapshot_source *source;
+    const struct snapshot_file *file;
+    const struct snapshot_input *source;
     size_t entry; /* the first that has bytes behind `at` */
     uint64_t at;  /* byte of the file */
 };
 
 static cairn_status fill_entry(struct cursor *c, uint8_t *to, size_t room, size_t *filled_out,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     const uint64_t data_at = c->at - c->file->header_bytes;
     while (c->file->entries[c->entry].end <= data_at) c->entry++;
-    const struct cairn_safetensors_entry *e = &c->file->entries[c->entry];
-    const size_t elem_bytes = cairn_dtype_bytes((int)e->dtype);
+    const struct safetensors_entry *e = &c->file->entries[c->entry];
+    const size_t elem_bytes = dtype_size((int)e->dtype);
     const uint64_t left = e->end - data_at;
     const size_t bytes = left < room ? (size_t)left : room;
     assert(bytes % elem_bytes ==
@@ -167,7 +165,7 @@ static cairn_status fill_entry(struct cursor *c, uint8_t *to, size_t room, size_
                            bytes / elem_bytes, to, why);
 }
 
-static cairn_status fill_block(struct cursor *c, struct block *block, struct cairn_sentence *why)
+static cairn_status fill_block(struct cursor *c, struct block *block, struct sentence *why)
 {
     const uint64_t left = c->file->file_bytes - c->at;
     block->offset = c->at;
@@ -192,7 +190,7 @@ static cairn_status fill_block(struct cursor *c, struct block *block, struct cai
 /* ---- a file ---- */
 
 /* A block that nobody uses; the bytes of the others. Waits for it. */
-static struct block *next_block(struct cairn_snapshot_writer *w, cairn_status *status_out)
+static struct block *next_block(struct snapshot_writer *w, cairn_status *status_out)
 {
     pthread_mutex_lock(&w->mutex);
     struct block *block;
@@ -202,7 +200,7 @@ static struct block *next_block(struct cairn_snapshot_writer *w, cairn_status *s
     return block;
 }
 
-static size_t bytes_in_flight(struct cairn_snapshot_writer *w)
+static size_t bytes_in_flight(struct snapshot_writer *w)
 {
     size_t bytes = 0;
     pthread_mutex_lock(&w->mutex);
@@ -213,9 +211,9 @@ static size_t bytes_in_flight(struct cairn_snapshot_writer *w)
 }
 
 /* To the threads, if there are some. */
-static void send_block(struct cairn_snapshot_writer *w, struct block *block)
+static void send_block(struct snapshot_writer *w, struct block *block)
 {
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     if (w->thread_count == 0) {
         const cairn_status status = w->put->storage->put_write(w->put, block->offset, block->at,
                                                                block->count, &why);
@@ -229,7 +227,7 @@ static void send_block(struct cairn_snapshot_writer *w, struct block *block)
 }
 
 /* All blocks have left; the status of the file. */
-static cairn_status wait_for_all(struct cairn_snapshot_writer *w)
+static cairn_status wait_for_all(struct snapshot_writer *w)
 {
     pthread_mutex_lock(&w->mutex);
     while (find_block(w, BLOCK_FULL) != NULL || find_block(w, BLOCK_LEAVING) != NULL)
@@ -239,13 +237,13 @@ static cairn_status wait_for_all(struct cairn_snapshot_writer *w)
     return status;
 }
 
-static void write_contents(struct cairn_snapshot_writer *w, const struct cairn_snapshot_file *file,
-                           const struct cairn_snapshot_source *source, uint8_t *sums)
+static void write_contents(struct snapshot_writer *w, const struct snapshot_file *file,
+                           const struct snapshot_input *source, uint8_t *sums)
 {
     struct cursor cursor = { .file = file, .source = source };
     cairn_status status = CAIRN_OK;
     while (cursor.at < file->file_bytes) {
-        struct cairn_sentence why = { "" };
+        struct sentence why = { "" };
         if (source->pace != NULL) source->pace(source->context, bytes_in_flight(w));
         struct block *block = next_block(w, &status);
         if (status != CAIRN_OK) return;
@@ -257,7 +255,7 @@ static void write_contents(struct cairn_snapshot_writer *w, const struct cairn_s
             return;
         }
         if (sums != NULL) {
-            cairn_snapshot_sum(block->at, block->count, sums);
+            snapshot_sum(block->at, block->count, sums);
             sums += CAIRN_SNAPSHOT_SUM_BYTES;
         }
         send_block(w, block);
@@ -266,30 +264,30 @@ static void write_contents(struct cairn_snapshot_writer *w, const struct cairn_s
 }
 
 /* blobs/ is made by who comes first. */
-static cairn_status make_part(const char *folder, const char *path, struct cairn_sentence *why)
+static cairn_status make_part(const char *folder, const char *path, struct sentence *why)
 {
-    const enum cairn_snapshot_folder which = cairn_snapshot_folder_of(path);
+    const enum snapshot_folder which = snapshot_folder_of(path);
     if (which != CAIRN_SNAPSHOT_BLOBS) return CAIRN_OK;
-    return cairn_storage_of(folder)->make(folder, cairn_snapshot_folder_name(which), false, why);
+    return storage_of(folder)->make(folder, snapshot_folder_name(which), false, why);
 }
 
-cairn_status cairn_snapshot_writer_put(struct cairn_snapshot_writer *w, const char *folder,
-                                       const struct cairn_snapshot_file *file,
-                                       const struct cairn_snapshot_source *source,
-                                       uint8_t *sums_out, struct cairn_sentence *why)
+cairn_status snapshot_writer_put(struct snapshot_writer *w, const char *folder,
+                                 const struct snapshot_file *file,
+                                 const struct snapshot_input *source, uint8_t *sums_out,
+                                 struct sentence *why)
 {
-    assert(cairn_snapshot_path_ok(file->path));
+    assert(snapshot_path_ok(file->path));
     const cairn_status status = make_part(folder, file->path, why);
     if (status != CAIRN_OK) return status;
-    return cairn_snapshot_writer_put_other(w, folder, file, source, sums_out, why);
+    return snapshot_writer_put_other(w, folder, file, source, sums_out, why);
 }
 
-cairn_status cairn_snapshot_writer_put_other(struct cairn_snapshot_writer *w, const char *at,
-                                             const struct cairn_snapshot_file *file,
-                                             const struct cairn_snapshot_source *source,
-                                             uint8_t *sums_out, struct cairn_sentence *why)
+cairn_status snapshot_writer_put_other(struct snapshot_writer *w, const char *at,
+                                       const struct snapshot_file *file,
+                                       const struct snapshot_input *source, uint8_t *sums_out,
+                                       struct sentence *why)
 {
-    const struct cairn_storage *storage = cairn_storage_of(at);
+    const struct storage *storage = storage_of(at);
     cairn_status status = storage->put_begin(at, file->path, file->file_bytes, &w->put, why);
     if (status != CAIRN_OK) return status;
     if (file->file_bytes > CAIRN_SNAPSHOT_BLOCK_BYTES) start_threads(w);
@@ -301,16 +299,16 @@ cairn_status cairn_snapshot_writer_put_other(struct cairn_snapshot_writer *w, co
     return storage->put_end(w->put, status, why);
 }
 
-cairn_status cairn_snapshot_write_file(const char *folder, const struct cairn_snapshot_file *file,
-                                       cairn_snapshot_fill_fn fill, void *context,
-                                       uint8_t *sums_out, struct cairn_sentence *why)
+cairn_status snapshot_write_file(const char *folder, const struct snapshot_file *file,
+                                 snapshot_fill_fn fill, void *context, uint8_t *sums_out,
+                                 struct sentence *why)
 {
-    const struct cairn_snapshot_source source = { .fill = fill, .context = context };
-    struct cairn_snapshot_writer *writer;
-    cairn_status status = cairn_snapshot_writer_open(1, &writer, why);
+    const struct snapshot_input source = { .fill = fill, .context = context };
+    struct snapshot_writer *writer;
+    cairn_status status = snapshot_writer_open(1, &writer, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_snapshot_writer_put(writer, folder, file, &source, sums_out, why);
-    cairn_snapshot_writer_close(writer);
+    status = snapshot_writer_put(writer, folder, file, &source, sums_out, why);
+    snapshot_writer_close(writer);
     return status;
 }
 
@@ -320,46 +318,45 @@ cairn_status cairn_snapshot_write_file(const char *folder, const struct cairn_sn
 
 /* ---- folders ---- */
 
-static cairn_status make_parts(const char *root, const char *place, struct cairn_sentence *why)
+static cairn_status make_parts(const char *root, const char *place, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (int i = 0; i < CAIRN_SNAPSHOT_BLOBS && status == CAIRN_OK;
          i++) { // blobs where there are some
         char path[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 16];
-        snprintf(path, sizeof path, "%s/%s", place,
-                 cairn_snapshot_folder_name((enum cairn_snapshot_folder)i));
-        status = cairn_storage_of(root)->make(root, path, false, why);
+        snprintf(path, sizeof path, "%s/%s", place, snapshot_folder_name((enum snapshot_folder)i));
+        status = storage_of(root)->make(root, path, false, why);
     }
     return status;
 }
 
 /* Makes a folder with an id that was not there, in the job's. */
 static cairn_status make_id(const char *root, const char *job, uint64_t generation, uint64_t step,
-                            char id[CAIRN_SNAPSHOT_ID_BYTES], struct cairn_sentence *why)
+                            char id[CAIRN_SNAPSHOT_ID_BYTES], struct sentence *why)
 {
     cairn_status status = CAIRN_ERR_EXISTS;
     char place[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 2];
     for (uint32_t attempt = 1; attempt < 10000 && status == CAIRN_ERR_EXISTS; attempt++) {
-        cairn_snapshot_id_make(generation, step, attempt, id);
+        snapshot_id_make(generation, step, attempt, id);
         snprintf(place, sizeof place, "%s/%s", job, id);
-        status = cairn_storage_of(root)->make(root, place, true, why);
+        status = storage_of(root)->make(root, place, true, why);
     }
     if (status != CAIRN_OK) return status;
-    struct cairn_snapshot_removed removed;
+    struct snapshot_removed removed;
     status = make_parts(root, place, why);
     // Nobody knows of it yet: it would stay.
-    if (status != CAIRN_OK) (void)!cairn_snapshot_remove(root, job, id, &removed, NULL);
+    if (status != CAIRN_OK) (void)!snapshot_remove(root, job, id, &removed, NULL);
     return status;
 }
 
-cairn_status cairn_snapshot_folder_make(const char *root, const char *job, uint64_t generation,
-                                        uint64_t step, char id_out[CAIRN_SNAPSHOT_ID_BYTES],
-                                        char **folder_out, struct cairn_sentence *why)
+cairn_status snapshot_folder_make(const char *root, const char *job, uint64_t generation,
+                                  uint64_t step, char id_out[CAIRN_SNAPSHOT_ID_BYTES],
+                                  char **folder_out, struct sentence *why)
 {
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
-    if (!cairn_job_name_ok(job))
-        return cairn_fail(why, CAIRN_ERR_INVALID, "the job's name cannot be a folder's");
-    cairn_status status = cairn_storage_of(root)->make(root, job, false, why);
+    if (!job_name_ok(job))
+        return fail_with(why, CAIRN_ERR_INVALID, "the job's name cannot be a folder's");
+    cairn_status status = storage_of(root)->make(root, job, false, why);
     if (status == CAIRN_OK) status = make_id(root, job, generation, step, id, why);
     if (status != CAIRN_OK) return status;
     if (asprintf(&folder, "%s/%s/%s", root, job, id) < 0) return CAIRN_ERR_NO_MEMORY;
@@ -370,60 +367,57 @@ cairn_status cairn_snapshot_folder_make(const char *root, const char *job, uint6
 
 /* ---- the manifest ---- */
 
-static cairn_status check_files(const char *folder, const struct cairn_manifest *m,
-                                struct cairn_sentence *why)
+static cairn_status check_files(const char *folder, const struct manifest *m, struct sentence *why)
 {
     for (size_t i = 0; i < m->file_count; i++) {
         uint64_t bytes = 0;
-        struct cairn_sentence said = { "" };
-        const cairn_status status = cairn_storage_of(folder)->stat(folder, m->files[i].path, &bytes,
-                                                                   &said);
+        struct sentence said = { "" };
+        const cairn_status status = storage_of(folder)->stat(folder, m->files[i].path, &bytes,
+                                                             &said);
         if (status != CAIRN_OK)
-            return cairn_fail(
+            return fail_with(
                 why, CAIRN_ERR_CORRUPT,
                 "%s is not there (%.300s): the shards and the coordinator must see the "
                 "same snapshot folder",
                 m->files[i].path, said.text);
         if (bytes != m->files[i].bytes)
-            return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                              "%s has %" PRIu64 " bytes, its shard wrote %" PRIu64,
-                              m->files[i].path, bytes, m->files[i].bytes);
+            return fail_with(why, CAIRN_ERR_CORRUPT,
+                             "%s has %" PRIu64 " bytes, its shard wrote %" PRIu64, m->files[i].path,
+                             bytes, m->files[i].bytes);
     }
     return CAIRN_OK;
 }
 
 static cairn_status commit_commit(const char *folder, const char *name, const char *text,
-                                  size_t text_bytes, struct cairn_sentence *why)
+                                  size_t text_bytes, struct sentence *why)
 {
-    return cairn_storage_of(folder)->commit(folder, name, text, text_bytes, false, why);
+    return storage_of(folder)->commit(folder, name, text, text_bytes, false, why);
 }
 
 /* Before the manifest: a crash between them leaves no snapshot, and never one that is not signed. */
-static cairn_status commit_signature(const char *folder, const struct cairn_manifest *manifest,
-                                     const struct cairn_secret_key *signer, const char *text,
-                                     size_t text_bytes, struct cairn_sentence *why)
+static cairn_status commit_signature(const char *folder, const struct manifest *manifest,
+                                     const struct secret_key *signer, const char *text,
+                                     size_t text_bytes, struct sentence *why)
 {
     uint8_t prehash[CAIRN_PREHASH_BYTES];
     char comment[CAIRN_SIGNATURE_COMMENT_BYTES], signature[CAIRN_MINISIG_BYTES];
-    cairn_prehash(text, text_bytes, prehash);
-    cairn_manifest_signature_comment(manifest, comment);
-    cairn_minisig_sign(signer, prehash, comment, signature);
+    minisig_prehash(text, text_bytes, prehash);
+    manifest_signature_comment(manifest, comment);
+    minisig_sign(signer, prehash, comment, signature);
     return commit_commit(folder, CAIRN_MANIFEST_SIGNATURE_NAME, signature, strlen(signature), why);
 }
 
-cairn_status cairn_manifest_commit(const char *folder, struct cairn_manifest *manifest,
-                                   struct cairn_sentence *why)
+cairn_status manifest_commit(const char *folder, struct manifest *manifest, struct sentence *why)
 {
-    return cairn_manifest_commit_signed(folder, manifest, NULL, why);
+    return manifest_commit_signed(folder, manifest, NULL, why);
 }
 
-cairn_status cairn_manifest_commit_signed(const char *folder, struct cairn_manifest *manifest,
-                                          const struct cairn_secret_key *signer,
-                                          struct cairn_sentence *why)
+cairn_status manifest_commit_signed(const char *folder, struct manifest *manifest,
+                                    const struct secret_key *signer, struct sentence *why)
 {
     char *text = NULL;
     size_t text_bytes = 0;
-    cairn_status status = cairn_manifest_encode(manifest, &text, &text_bytes, why);
+    cairn_status status = manifest_encode(manifest, &text, &text_bytes, why);
     if (status != CAIRN_OK) return status;
     status = check_files(folder, manifest, why);
     if (status == CAIRN_OK && signer != NULL)
@@ -438,12 +432,12 @@ cairn_status cairn_manifest_commit_signed(const char *folder, struct cairn_manif
 
 enum { LINE_BYTES = 96, PATH_BYTES = CAIRN_NAME_MAX + 2 * CAIRN_SNAPSHOT_ID_BYTES + 32 };
 
-bool cairn_snapshot_tag_ok(const char *name)
+bool snapshot_tag_ok(const char *name)
 {
     uint64_t generation, step;
     const size_t length = strnlen(name, CAIRN_SNAPSHOT_TAG_BYTES);
-    return length < CAIRN_SNAPSHOT_TAG_BYTES && cairn_job_name_ok(name) &&
-           strcmp(name, "latest") != 0 && !cairn_snapshot_id_parse(name, &generation, &step) &&
+    return length < CAIRN_SNAPSHOT_TAG_BYTES && job_name_ok(name) && strcmp(name, "latest") != 0 &&
+           !snapshot_id_parse(name, &generation, &step) &&
            (length < 4 || strcmp(name + length - 4, ".tmp") != 0);
 }
 
@@ -451,74 +445,72 @@ bool cairn_snapshot_tag_ok(const char *name)
 
 /* The line, without its end. CAIRN_ERR_CORRUPT: it is not one line of text. */
 static cairn_status read_line(const char *root, const char *path, char line[LINE_BYTES],
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
-    const struct cairn_storage *storage = cairn_storage_of(root);
-    struct cairn_storage_file *file = NULL;
+    const struct storage *storage = storage_of(root);
+    struct storage_file *file = NULL;
     size_t got = 0;
     cairn_status status = storage->open(root, path, false, &file, why);
     if (status != CAIRN_OK) return status;
     if (file->bytes >= LINE_BYTES)
-        status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s is too long for a word", path);
+        status = fail_with(why, CAIRN_ERR_CORRUPT, "%s is too long for a word", path);
     else
         status = storage->read(file, 0, line, (size_t)file->bytes, &got, why);
     storage->close(file);
     if (status != CAIRN_OK) return status;
     line[got] = '\0';
     if (got == 0 || line[got - 1] != '\n' || strlen(line) != got)
-        return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s is not a line of text", path);
+        return fail_with(why, CAIRN_ERR_CORRUPT, "%s is not a line of text", path);
     line[got - 1] = '\0';
     return CAIRN_OK;
 }
 
 /* In a folder of the job, which may not be there yet; folder "": the job's own. */
 static cairn_status write_line(const char *root, const char *job, const char *folder,
-                               const char *name, const char *line, struct cairn_sentence *why)
+                               const char *name, const char *line, struct sentence *why)
 {
     char path[PATH_BYTES];
     cairn_status status = CAIRN_OK;
     snprintf(path, sizeof path, "%s/%s", job, folder);
-    if (folder[0] != '\0') status = cairn_storage_of(root)->make(root, path, false, why);
+    if (folder[0] != '\0') status = storage_of(root)->make(root, path, false, why);
     snprintf(path, sizeof path, "%s/%s%s%s", job, folder, folder[0] != '\0' ? "/" : "", name);
     if (status != CAIRN_OK) return status;
-    return cairn_storage_of(root)->commit(root, path, line, strlen(line), true, why);
+    return storage_of(root)->commit(root, path, line, strlen(line), true, why);
 }
 
 static cairn_status remove_line(const char *root, const char *job, const char *folder,
-                                const char *name, struct cairn_sentence *why)
+                                const char *name, struct sentence *why)
 {
     char path[PATH_BYTES];
     uint64_t bytes;
     snprintf(path, sizeof path, "%s/%s/%s", job, folder, name);
-    return cairn_storage_of(root)->remove(root, path, false, &bytes, why);
+    return storage_of(root)->remove(root, path, false, &bytes, why);
 }
 
 static bool is_id(const char *text)
 {
     uint64_t generation, step;
-    return strlen(text) < CAIRN_SNAPSHOT_ID_BYTES &&
-           cairn_snapshot_id_parse(text, &generation, &step);
+    return strlen(text) < CAIRN_SNAPSHOT_ID_BYTES && snapshot_id_parse(text, &generation, &step);
 }
 
-cairn_status cairn_snapshot_latest_set(const char *root, const char *job, const char *id,
-                                       struct cairn_sentence *why)
+cairn_status snapshot_latest_set(const char *root, const char *job, const char *id,
+                                 struct sentence *why)
 {
     char line[LINE_BYTES];
     snprintf(line, sizeof line, "%s\n", id);
     return write_line(root, job, "", "latest", line, why);
 }
 
-cairn_status cairn_snapshot_tag_set(const char *root, const char *job, const char *name,
-                                    const char *id, struct cairn_sentence *why)
+cairn_status snapshot_tag_set(const char *root, const char *job, const char *name, const char *id,
+                              struct sentence *why)
 {
     char line[LINE_BYTES];
     snprintf(line, sizeof line, "%s\n", id);
     return write_line(root, job, "tags", name, line, why);
 }
 
-cairn_status cairn_snapshot_check_set(const char *root, const char *job,
-                                      const struct cairn_snapshot_check *check,
-                                      struct cairn_sentence *why)
+cairn_status snapshot_check_set(const char *root, const char *job,
+                                const struct snapshot_check *check, struct sentence *why)
 {
     char line[LINE_BYTES];
     snprintf(line, sizeof line, "%s %" PRIu64 "\n", check->is_good ? "good" : "damaged",
@@ -526,48 +518,47 @@ cairn_status cairn_snapshot_check_set(const char *root, const char *job,
     return write_line(root, job, "checks", check->id, line, why);
 }
 
-cairn_status cairn_snapshot_begun_set(const char *root, const char *job, const char *id,
-                                      uint64_t number, struct cairn_sentence *why)
+cairn_status snapshot_begun_set(const char *root, const char *job, const char *id, uint64_t number,
+                                struct sentence *why)
 {
     char line[LINE_BYTES];
     snprintf(line, sizeof line, "%016" PRIx64 "\n", number);
     return write_line(root, job, "begun", id, line, why);
 }
 
-cairn_status cairn_snapshot_latest_remove(const char *root, const char *job,
-                                          struct cairn_sentence *why)
+cairn_status snapshot_latest_remove(const char *root, const char *job, struct sentence *why)
 {
     char path[PATH_BYTES];
     uint64_t bytes;
     snprintf(path, sizeof path, "%s/latest", job);
-    const cairn_status status = cairn_storage_of(root)->remove(root, path, false, &bytes, why);
-    return status == CAIRN_OK ? cairn_storage_of(root)->settle(root, job, why) : status;
+    const cairn_status status = storage_of(root)->remove(root, path, false, &bytes, why);
+    return status == CAIRN_OK ? storage_of(root)->settle(root, job, why) : status;
 }
 
-cairn_status cairn_snapshot_tag_remove(const char *root, const char *job, const char *name,
-                                       struct cairn_sentence *why)
+cairn_status snapshot_tag_remove(const char *root, const char *job, const char *name,
+                                 struct sentence *why)
 {
     char path[PATH_BYTES];
     snprintf(path, sizeof path, "%s/tags", job);
     const cairn_status status = remove_line(root, job, "tags", name, why);
-    return status == CAIRN_OK ? cairn_storage_of(root)->settle(root, path, why) : status;
+    return status == CAIRN_OK ? storage_of(root)->settle(root, path, why) : status;
 }
 
-void cairn_snapshot_check_forget(const char *root, const char *job, const char *id)
+void snapshot_check_forget(const char *root, const char *job, const char *id)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     (void)remove_line(root, job, "checks", id, &why);
 }
 
-void cairn_snapshot_begun_forget(const char *root, const char *job, const char *id)
+void snapshot_begun_forget(const char *root, const char *job, const char *id)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     (void)remove_line(root, job, "begun", id, &why);
 }
 
 /* ---- all of a job ---- */
 
-static bool parse_check(const char *line, struct cairn_snapshot_check *out)
+static bool parse_check(const char *line, struct snapshot_check *out)
 {
     char *end;
     out->is_good = strncmp(line, "good ", 5) == 0;
@@ -589,8 +580,8 @@ struct kind {
 
 static cairn_status take_tag(void *at, const char *name, const char *line, cairn_status read)
 {
-    struct cairn_snapshot_tag *tag = at;
-    if (!cairn_snapshot_tag_ok(name)) return CAIRN_ERR_NOT_FOUND;
+    struct snapshot_tag *tag = at;
+    if (!snapshot_tag_ok(name)) return CAIRN_ERR_NOT_FOUND;
     if (read != CAIRN_OK || !is_id(line)) return read == CAIRN_OK ? CAIRN_ERR_CORRUPT : read;
     snprintf(tag->name, sizeof tag->name, "%s", name);
     snprintf(tag->id, sizeof tag->id, "%s", line);
@@ -599,7 +590,7 @@ static cairn_status take_tag(void *at, const char *name, const char *line, cairn
 
 static cairn_status take_check(void *at, const char *name, const char *line, cairn_status read)
 {
-    struct cairn_snapshot_check *check = at;
+    struct snapshot_check *check = at;
     if (!is_id(name) || read != CAIRN_OK || !parse_check(line, check)) return CAIRN_ERR_NOT_FOUND;
     snprintf(check->id, sizeof check->id, "%s", name);
     return CAIRN_OK;
@@ -607,7 +598,7 @@ static cairn_status take_check(void *at, const char *name, const char *line, cai
 
 static cairn_status take_begun(void *at, const char *name, const char *line, cairn_status read)
 {
-    struct cairn_snapshot_begun *begun = at;
+    struct snapshot_begun *begun = at;
     if (!is_id(name) || read != CAIRN_OK || strlen(line) != 16 ||
         strspn(line, "0123456789abcdef") != 16)
         return CAIRN_ERR_NOT_FOUND;
@@ -618,21 +609,21 @@ static cairn_status take_begun(void *at, const char *name, const char *line, cai
 
 /* A folder that is not there has none. */
 static cairn_status load_kind(const char *root, const char *job, const struct kind *kind,
-                              void **list_out, size_t *count_out, struct cairn_sentence *why)
+                              void **list_out, size_t *count_out, struct sentence *why)
 {
     char path[PATH_BYTES], line[LINE_BYTES];
-    struct cairn_names names;
+    struct stored_names names;
     snprintf(path, sizeof path, "%s/%s", job, kind->folder);
-    cairn_status status = cairn_names_list(root, path, &names, why);
+    cairn_status status = names_list(root, path, &names, why);
     if (status == CAIRN_OK && names.count > CAIRN_SNAPSHOT_WORDS_MAX)
-        status = cairn_fail(why, CAIRN_ERR_INVALID, "%s has more than %d words", path,
-                            CAIRN_SNAPSHOT_WORDS_MAX);
+        status = fail_with(why, CAIRN_ERR_INVALID, "%s has more than %d words", path,
+                           CAIRN_SNAPSHOT_WORDS_MAX);
     char *list = status == CAIRN_OK ? calloc(names.count + 1, kind->bytes) : NULL;
     if (status == CAIRN_OK && list == NULL)
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     *list_out = list;
     for (size_t i = 0; status == CAIRN_OK && i < names.count; i++) {
-        struct cairn_sentence said = { "it is no id of a snapshot" };
+        struct sentence said = { "it is no id of a snapshot" };
         if (strlen(names.list[i]) >= CAIRN_SNAPSHOT_TAG_BYTES) continue;
         snprintf(path, sizeof path, "%s/%s/%s", job, kind->folder, names.list[i]);
         const cairn_status read = read_line(root, path, line, &said);
@@ -640,22 +631,22 @@ static cairn_status load_kind(const char *root, const char *job, const struct ki
                                               read);
         *count_out += taken == CAIRN_OK;
         if (taken != CAIRN_OK && taken != CAIRN_ERR_NOT_FOUND)
-            status = cairn_fail(why, taken, "%s cannot be read: %s", path, said.text);
+            status = fail_with(why, taken, "%s cannot be read: %s", path, said.text);
     }
-    cairn_names_release(&names);
+    names_release(&names);
     return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
 
-cairn_status cairn_snapshot_words_load(const char *root, const char *job,
-                                       struct cairn_snapshot_words *out, struct cairn_sentence *why)
+cairn_status snapshot_words_load(const char *root, const char *job, struct snapshot_words *out,
+                                 struct sentence *why)
 {
     static const struct kind tags = { "tags", sizeof *out->tags, take_tag },
                              checks = { "checks", sizeof *out->checks, take_check },
                              begun = { "begun", sizeof *out->begun, take_begun };
     char path[PATH_BYTES], line[LINE_BYTES];
-    struct cairn_sentence said;
+    struct sentence said;
     void *list = NULL;
-    *out = (struct cairn_snapshot_words) { .latest = "" };
+    *out = (struct snapshot_words) { .latest = "" };
     snprintf(path, sizeof path, "%s/latest", job);
     if (read_line(root, path, line, &said) == CAIRN_OK && is_id(line))
         memcpy(out->latest, line, strlen(line) + 1); // an id is shorter than that
@@ -670,16 +661,16 @@ cairn_status cairn_snapshot_words_load(const char *root, const char *job,
     return status;
 }
 
-void cairn_snapshot_words_release(struct cairn_snapshot_words *words)
+void snapshot_words_release(struct snapshot_words *words)
 {
     free(words->tags);
     free(words->checks);
     free(words->begun);
-    *words = (struct cairn_snapshot_words) { .latest = "" };
+    *words = (struct snapshot_words) { .latest = "" };
 }
 
-const struct cairn_snapshot_check *
-cairn_snapshot_words_check(const struct cairn_snapshot_words *words, const char *id)
+const struct snapshot_check *snapshot_words_check(const struct snapshot_words *words,
+                                                  const char *id)
 {
     for (size_t i = 0; i < words->check_count; i++)
         if (strcmp(words->checks[i].id, id) == 0) return &words->checks[i];
@@ -690,28 +681,28 @@ cairn_snapshot_words_check(const struct cairn_snapshot_words *words, const char 
 
 struct copying {
     struct cairn_snapshot *from;
-    const struct cairn_snapshot_copy *copy;
+    const struct snapshot_copy *copy;
     const char *root, *folder; /* of the copy */
     const char *id;
-    struct cairn_block_reader *reader;    /* owned */
-    struct cairn_snapshot_writer *writer; /* owned */
-    size_t file;                          /* that is copied */
+    struct block_reader *reader;    /* owned */
+    struct snapshot_writer *writer; /* owned */
+    size_t file;                    /* that is copied */
     uint64_t done_bytes;
     bool made; /* the folder is ours: it was not there before */
 };
 
-/* A cairn_snapshot_fill_fn: a block of the file as it is, judged. */
-static cairn_status give_block(void *context, const struct cairn_safetensors_entry *entry,
+/* A snapshot_fill_fn: a block of the file as it is, judged. */
+static cairn_status give_block(void *context, const struct safetensors_entry *entry,
                                uint64_t first_byte, uint64_t byte_count, void *to,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     struct copying *c = context;
     const uint8_t *bytes;
     size_t count;
     (void)entry;
     if (c->copy->progress != NULL && !c->copy->progress(c->copy->context, c->done_bytes))
-        return cairn_fail(why, CAIRN_ERR_CANCELED, "the copy was given up");
-    const cairn_status status = cairn_block_reader_get(
+        return fail_with(why, CAIRN_ERR_CANCELED, "the copy was given up");
+    const cairn_status status = block_reader_get(
         c->reader, c->file, first_byte / CAIRN_SNAPSHOT_BLOCK_BYTES, &bytes, &count, why);
     if (status != CAIRN_OK) return status;
     assert(first_byte % CAIRN_SNAPSHOT_BLOCK_BYTES == 0 && count == byte_count);
@@ -721,37 +712,37 @@ static cairn_status give_block(void *context, const struct cairn_safetensors_ent
 }
 
 /* As a file without a header, whose bytes are one tensor. */
-static cairn_status copy_file(struct copying *c, size_t file, struct cairn_sentence *why)
+static cairn_status copy_file(struct copying *c, size_t file, struct sentence *why)
 {
-    const struct cairn_manifest_file *listed = &c->from->manifest.files[file];
-    struct cairn_safetensors_entry all = { .dtype = CAIRN_U8, .end = listed->bytes };
-    struct cairn_snapshot_file as_it_is = { .entries = &all,
-                                            .entry_count = 1,
-                                            .file_bytes = listed->bytes };
-    const struct cairn_snapshot_source source = { .fill = give_block, .context = c };
+    const struct manifest_file *listed = &c->from->manifest.files[file];
+    struct safetensors_entry all = { .dtype = CAIRN_U8, .end = listed->bytes };
+    struct snapshot_file as_it_is = { .entries = &all,
+                                      .entry_count = 1,
+                                      .file_bytes = listed->bytes };
+    const struct snapshot_input source = { .fill = give_block, .context = c };
     snprintf(as_it_is.path, sizeof as_it_is.path, "%s", listed->path);
     c->file = file;
-    return cairn_snapshot_writer_put_other(c->writer, c->folder, &as_it_is, &source, NULL, why);
+    return snapshot_writer_put_other(c->writer, c->folder, &as_it_is, &source, NULL, why);
 }
 
 /* The manifest as it stands there, which is what was signed. *text_out is malloc'd, the caller's. */
 static cairn_status read_manifest(const char *folder, char **text_out, size_t *bytes_out,
-                                  struct cairn_sentence *why)
+                                  struct sentence *why)
 {
-    const struct cairn_storage *storage = cairn_storage_of(folder);
-    struct cairn_storage_file *file;
+    const struct storage *storage = storage_of(folder);
+    struct storage_file *file;
     cairn_status status = storage->open(folder, CAIRN_MANIFEST_NAME, false, &file, why);
     if (status != CAIRN_OK) return status;
     const size_t bytes = (size_t)file->bytes;
     char *text = file->bytes <= CAIRN_MANIFEST_BYTES_MAX ? malloc(bytes + 1) : NULL;
     size_t got = 0;
     if (text == NULL)
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a manifest");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a manifest");
     else
         status = storage->read(file, 0, text, bytes, &got, why);
     storage->close(file);
     if (status == CAIRN_OK && got < bytes)
-        status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s/manifest.json was cut off", folder);
+        status = fail_with(why, CAIRN_ERR_CORRUPT, "%s/manifest.json was cut off", folder);
     if (status != CAIRN_OK) {
         free(text);
         return status;
@@ -762,23 +753,23 @@ static cairn_status read_manifest(const char *folder, char **text_out, size_t *b
 }
 
 /* It is the one that was opened: nobody has changed it since. */
-static cairn_status commit_copy(struct copying *c, struct cairn_sentence *why)
+static cairn_status commit_copy(struct copying *c, struct sentence *why)
 {
-    const struct cairn_storage *storage = cairn_storage_of(c->folder);
-    const struct cairn_manifest *m = &c->from->manifest;
-    struct cairn_manifest again;
+    const struct storage *storage = storage_of(c->folder);
+    const struct manifest *m = &c->from->manifest;
+    struct manifest again;
     char *text = NULL;
     size_t bytes = 0;
     cairn_status status = read_manifest(c->from->folder, &text, &bytes, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_manifest_decode(text, bytes, &again, why);
+    status = manifest_decode(text, bytes, &again, why);
     if (status == CAIRN_OK) {
         if (memcmp(again.content_root, m->content_root, sizeof again.content_root) != 0 ||
             again.file_count != m->file_count)
-            status = cairn_fail(why, CAIRN_ERR_CORRUPT,
-                                "%s/manifest.json was changed while the snapshot was copied",
-                                c->from->folder);
-        cairn_manifest_release(&again);
+            status = fail_with(why, CAIRN_ERR_CORRUPT,
+                               "%s/manifest.json was changed while the snapshot was copied",
+                               c->from->folder);
+        manifest_release(&again);
     }
     if (status == CAIRN_OK && m->signature != NULL)
         status = storage->commit(c->folder, CAIRN_MANIFEST_SIGNATURE_NAME, m->signature,
@@ -789,17 +780,17 @@ static cairn_status commit_copy(struct copying *c, struct cairn_sentence *why)
     return status;
 }
 
-static bool has_blobs(const struct cairn_manifest *m)
+static bool has_blobs(const struct manifest *m)
 {
     for (size_t i = 0; i < m->file_count; i++)
-        if (cairn_snapshot_folder_of(m->files[i].path) == CAIRN_SNAPSHOT_BLOBS) return true;
+        if (snapshot_folder_of(m->files[i].path) == CAIRN_SNAPSHOT_BLOBS) return true;
     return false;
 }
 
 /* <root>/<job>/<id>, which was not there, and what is in it. */
-static cairn_status make_folders(struct copying *c, struct cairn_sentence *why)
+static cairn_status make_folders(struct copying *c, struct sentence *why)
 {
-    const struct cairn_storage *storage = cairn_storage_of(c->root);
+    const struct storage *storage = storage_of(c->root);
     const char *job = c->from->manifest.spec.name;
     const int folders = has_blobs(&c->from->manifest) ? CAIRN_SNAPSHOT_FOLDERS
                                                       : CAIRN_SNAPSHOT_BLOBS;
@@ -808,66 +799,64 @@ static cairn_status make_folders(struct copying *c, struct cairn_sentence *why)
     cairn_status status = storage->make(c->root, job, false, why);
     if (status == CAIRN_OK) status = storage->make(c->root, place, true, why);
     if (status == CAIRN_ERR_EXISTS)
-        return cairn_fail(why, status,
-                          "%s is there already; if a copy that was killed has left it, and it has "
-                          "no manifest.json, remove it",
-                          c->folder);
+        return fail_with(why, status,
+                         "%s is there already; if a copy that was killed has left it, and it has "
+                         "no manifest.json, remove it",
+                         c->folder);
     c->made = status == CAIRN_OK;
     for (int i = 0; i < folders && status == CAIRN_OK; i++)
-        status = storage->make(c->folder, cairn_snapshot_folder_name((enum cairn_snapshot_folder)i),
-                               true, why);
+        status = storage->make(c->folder, snapshot_folder_name((enum snapshot_folder)i), true, why);
     return status;
 }
 
 /* Files of a manifest before version 4 have one checksum over all of each. */
-static cairn_status judge_whole(struct cairn_snapshot *snapshot, struct cairn_sentence *why)
+static cairn_status judge_whole(struct cairn_snapshot *snapshot, struct sentence *why)
 {
     for (size_t i = 0; i < snapshot->manifest.file_count; i++)
-        if (snapshot->manifest.files[i].is_whole) return cairn_snapshot_verify(snapshot, NULL, why);
+        if (snapshot->manifest.files[i].is_whole) return snapshot_verify(snapshot, NULL, why);
     return CAIRN_OK;
 }
 
-static cairn_status copy_all(struct copying *c, struct cairn_sentence *why)
+static cairn_status copy_all(struct copying *c, struct sentence *why)
 {
     cairn_status status = make_folders(c, why);
     if (status == CAIRN_OK)
-        status = cairn_block_reader_open(c->from->folder, &c->from->manifest, c->from->ahead,
-                                         &c->reader, why);
-    if (status == CAIRN_OK) status = cairn_snapshot_writer_open(0, &c->writer, why);
+        status = block_reader_open(c->from->folder, &c->from->manifest, c->from->ahead, &c->reader,
+                                   why);
+    if (status == CAIRN_OK) status = snapshot_writer_open(0, &c->writer, why);
     for (size_t i = 0; i < c->from->manifest.file_count && status == CAIRN_OK; i++)
         status = copy_file(c, i, why);
     if (status == CAIRN_OK && c->copy->progress != NULL)
         (void)c->copy->progress(c->copy->context, c->done_bytes); // too late to give it up
     if (status == CAIRN_OK) status = commit_copy(c, why);
     if (status != CAIRN_OK && c->made) {
-        struct cairn_snapshot_removed removed;
-        const cairn_status gone = cairn_snapshot_remove(c->root, c->from->manifest.spec.name, c->id,
-                                                        &removed, NULL);
+        struct snapshot_removed removed;
+        const cairn_status gone = snapshot_remove(c->root, c->from->manifest.spec.name, c->id,
+                                                  &removed, NULL);
         (void)gone; // what stays is no snapshot
     }
     return status;
 }
 
-cairn_status cairn_snapshot_copy(struct cairn_snapshot *snapshot, const char *root,
-                                 const struct cairn_snapshot_copy *copy, char **folder_out,
-                                 struct cairn_sentence *why)
+cairn_status snapshot_copy(struct cairn_snapshot *snapshot, const char *root,
+                           const struct snapshot_copy *copy, char **folder_out,
+                           struct sentence *why)
 {
     const char *slash = strrchr(snapshot->folder, '/');
     const char *id = slash != NULL ? slash + 1 : snapshot->folder;
     uint64_t generation, step;
     char *folder = NULL;
-    if (!cairn_snapshot_id_parse(id, &generation, &step) ||
-        !cairn_job_name_ok(snapshot->manifest.spec.name))
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "the folder %.200s has not the name of a snapshot", id);
+    if (!snapshot_id_parse(id, &generation, &step) || !job_name_ok(snapshot->manifest.spec.name))
+        return fail_with(why, CAIRN_ERR_INVALID, "the folder %.200s has not the name of a snapshot",
+                         id);
     cairn_status status = judge_whole(snapshot, why);
     if (status != CAIRN_OK) return status;
     if (asprintf(&folder, "%s/%s/%s", root, snapshot->manifest.spec.name, id) < 0)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to copy a snapshot");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to copy a snapshot");
     struct copying c = { .from = snapshot, .copy = copy, .root = root, .folder = folder, .id = id };
     status = copy_all(&c, why);
-    cairn_snapshot_writer_close(c.writer);
-    cairn_block_reader_close(c.reader);
+    snapshot_writer_close(c.writer);
+    block_reader_close(c.reader);
     if (status == CAIRN_OK)
         *folder_out = folder;
     else

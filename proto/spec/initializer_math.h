@@ -15,18 +15,18 @@
 #else
 #include "proto/spec/scalars.h"
 #define CAIRN_INIT_FN      static inline __attribute__((unused))
-#define CAIRN_INIT_ROOT(x) cairn_square_root(x)
+#define CAIRN_INIT_ROOT(x) init_sqrt(x)
 #endif
 
 /* All that the elements of a tensor are made of, but for their numbers. */
-struct cairn_init_source {
+struct init_source {
     double a, b;     /* UNIFORM: the ends; NORMAL: mean and deviation; else every element is a */
     uint32_t key[2]; /* of Philox */
     uint32_t is_uniform, is_normal;
 };
 
 /* One block of Philox4x32-10, in place. */
-CAIRN_INIT_FN void cairn_philox(uint32_t counter[4], const uint32_t key[2])
+CAIRN_INIT_FN void philox(uint32_t counter[4], const uint32_t key[2])
 {
     uint32_t k0 = key[0], k1 = key[1];
     for (int round = 0; round < 10; round++) {
@@ -44,7 +44,7 @@ CAIRN_INIT_FN void cairn_philox(uint32_t counter[4], const uint32_t key[2])
 
 /* The natural logarithm; x normal and positive. fdlibm's e_log.c: x = 2^k·(1 + f) with 1 + f in
  * [sqrt(1/2), sqrt(2)), and a series in s = f/(2 + f). */
-CAIRN_INIT_FN double cairn_logarithm(double x)
+CAIRN_INIT_FN double init_log(double x)
 {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -68,7 +68,7 @@ CAIRN_INIT_FN double cairn_logarithm(double x)
 }
 
 /* num(r)/den(r), both of degree 7, the highest power first. */
-CAIRN_INIT_FN double cairn_init_ratio(const double num[8], const double den[8], double r)
+CAIRN_INIT_FN double init_ratio(const double num[8], const double den[8], double r)
 {
     double n = num[0], d = den[0];
     for (int i = 1; i < 8; i++) {
@@ -80,7 +80,7 @@ CAIRN_INIT_FN double cairn_init_ratio(const double num[8], const double den[8], 
 
 /* The quantile of the standard normal distribution; 0 < u < 1. AS 241's three pieces: |u - 1/2| <= 0.425,
  * then by r = sqrt(-ln(tail)) up to 5, then beyond. */
-CAIRN_INIT_FN double cairn_normal_quantile(double u)
+CAIRN_INIT_FN double normal_quantile(double u)
 {
     static const double middle[2][8] = {
         { 2.50908092873012267270e+3, 3.34305755835881281050e+4, 6.72657709270087008530e+4,
@@ -107,34 +107,32 @@ CAIRN_INIT_FN double cairn_normal_quantile(double u)
           5.99832206555887937690e-1, 1.0 },
     };
     const double q = u - 0.5;
-    if (q >= -0.425 && q <= 0.425)
-        return q * cairn_init_ratio(middle[0], middle[1], 0.180625 - q * q);
+    if (q >= -0.425 && q <= 0.425) return q * init_ratio(middle[0], middle[1], 0.180625 - q * q);
     const double tail = q < 0 ? u : 1.0 - u;
-    const double r = CAIRN_INIT_ROOT(-cairn_logarithm(tail));
-    const double x = r <= 5.0 ? cairn_init_ratio(near[0], near[1], r - 1.6)
-                              : cairn_init_ratio(far[0], far[1], r - 5.0);
+    const double r = CAIRN_INIT_ROOT(-init_log(tail));
+    const double x = r <= 5.0 ? init_ratio(near[0], near[1], r - 1.6)
+                              : init_ratio(far[0], far[1], r - 5.0);
     return q < 0 ? -x : x;
 }
 
 /* The four words of which the elements 2 * block and 2 * block + 1 are made. */
-CAIRN_INIT_FN void cairn_init_words(const struct cairn_init_source *source, uint64_t block,
-                                    uint32_t words[4])
+CAIRN_INIT_FN void init_words(const struct init_source *source, uint64_t block, uint32_t words[4])
 {
     words[0] = (uint32_t)block;
     words[1] = (uint32_t)(block >> 32);
     words[2] = words[3] = 0;
-    cairn_philox(words, source->key);
+    philox(words, source->key);
 }
 
 /* Makes a random element from the words of its block. */
-CAIRN_INIT_FN float cairn_init_random(const struct cairn_init_source *source,
-                                      const uint32_t words[4], uint64_t elem)
+CAIRN_INIT_FN float init_random(const struct init_source *source, const uint32_t words[4],
+                                uint64_t elem)
 {
     const uint32_t *pair = words + 2 * (elem % 2);
     const uint64_t w = (uint64_t)pair[0] << 20 | pair[1] >> 12;
     const double u = ((double)w + 0.5) * 0x1p-52;
     const double value = source->is_uniform != 0 ? source->a + (source->b - source->a) * u
-                                                 : source->a + source->b * cairn_normal_quantile(u);
+                                                 : source->a + source->b * normal_quantile(u);
     return (float)value;
 }
 

@@ -1,4 +1,5 @@
 #if defined(__SSE2__)
+#include <inttypes.h>
 #include <emmintrin.h>
 #endif
 
@@ -17,76 +18,73 @@
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 #define HYPER_MAX    1e18 // so that every scalar made of them is finite in fp32
-#define FIELD(field) #field, offsetof(struct cairn_group_hyper, field)
+#define FIELD(field) #field, offsetof(struct group_hyper, field)
 
-static const struct cairn_hyper_info adam_hypers[] = {
+static const struct hyper_info adam_hypers[] = {
     { FIELD(lr), 1e-3, 0, HYPER_MAX, false, false, false },
     { FIELD(beta1), 0.9, 0, 1, true, false, false },
     { FIELD(beta2), 0.999, 0, 1, true, false, false },
     { FIELD(eps), 1e-8, 0, HYPER_MAX, false, false, true },
     { FIELD(weight_decay), 0, 0, HYPER_MAX, false, false, false },
 };
-static const struct cairn_hyper_info adamw_hypers[] = {
+static const struct hyper_info adamw_hypers[] = {
     { FIELD(lr), 1e-3, 0, HYPER_MAX, false, false, false },
     { FIELD(beta1), 0.9, 0, 1, true, false, false },
     { FIELD(beta2), 0.999, 0, 1, true, false, false },
     { FIELD(eps), 1e-8, 0, HYPER_MAX, false, false, true },
     { FIELD(weight_decay), 0.01, 0, HYPER_MAX, false, false, false },
 };
-static const struct cairn_hyper_info sgd_hypers[] = {
+static const struct hyper_info sgd_hypers[] = {
     { FIELD(lr), 1e-3, 0, HYPER_MAX, false, false, false },
     { FIELD(momentum), 0, 0, HYPER_MAX, false, false, false },
     { FIELD(nesterov), 0, 0, 1, false, true, false },
     { FIELD(weight_decay), 0, 0, HYPER_MAX, false, false, false },
 };
 
-static uint32_t adam_planes(const struct cairn_group_hyper *hyper)
+static uint32_t adam_planes(const struct group_hyper *hyper)
 {
     (void)hyper;
     return 1u << CAIRN_PLANE_EXP_AVG | 1u << CAIRN_PLANE_EXP_AVG_SQ;
 }
 
-static uint32_t sgd_planes(const struct cairn_group_hyper *hyper)
+static uint32_t sgd_planes(const struct group_hyper *hyper)
 {
     return hyper->momentum == 0 ? 0 : 1u << CAIRN_PLANE_EXP_AVG;
 }
 
-static void adam_scalars(const struct cairn_group_hyper *h, uint64_t step,
-                         struct cairn_group_scalars *out)
+static void adam_scalars(const struct group_hyper *h, uint64_t step, struct group_scalars *out)
 {
     // Double: beta^step is close to 1 in the first steps.
-    double bc1 = 1.0 - cairn_power(h->beta1, step);
-    double bc2 = 1.0 - cairn_power(h->beta2, step);
-    out->neg_step_size = cairn_f32_bits((float)-(h->lr / bc1));
-    out->decay = cairn_f32_bits((float)h->weight_decay);
-    out->one_minus_beta1 = cairn_f32_bits((float)(1.0 - h->beta1));
-    out->beta2 = cairn_f32_bits((float)h->beta2);
-    out->one_minus_beta2 = cairn_f32_bits((float)(1.0 - h->beta2));
-    out->sqrt_bc2 = cairn_f32_bits((float)cairn_square_root(bc2));
-    out->eps = cairn_f32_bits((float)h->eps);
+    double bc1 = 1.0 - scalar_power(h->beta1, step);
+    double bc2 = 1.0 - scalar_power(h->beta2, step);
+    out->neg_step_size = f32_bits((float)-(h->lr / bc1));
+    out->decay = f32_bits((float)h->weight_decay);
+    out->one_minus_beta1 = f32_bits((float)(1.0 - h->beta1));
+    out->beta2 = f32_bits((float)h->beta2);
+    out->one_minus_beta2 = f32_bits((float)(1.0 - h->beta2));
+    out->sqrt_bc2 = f32_bits((float)init_sqrt(bc2));
+    out->eps = f32_bits((float)h->eps);
 }
 
-static void adamw_scalars(const struct cairn_group_hyper *h, uint64_t step,
-                          struct cairn_group_scalars *out)
+static void adamw_scalars(const struct group_hyper *h, uint64_t step, struct group_scalars *out)
 {
     adam_scalars(h, step, out);
-    out->decay = cairn_f32_bits((float)(1.0 - h->lr * h->weight_decay));
+    out->decay = f32_bits((float)(1.0 - h->lr * h->weight_decay));
 }
 
-static void sgd_scalars(const struct cairn_group_hyper *h, uint64_t step,
-                        struct cairn_group_scalars *out)
+static void sgd_scalars(const struct group_hyper *h, uint64_t step, struct group_scalars *out)
 {
     if (h->momentum != 0) {
         out->flags = CAIRN_SCALAR_MOMENTUM;
         if (h->nesterov != 0) out->flags |= CAIRN_SCALAR_NESTEROV;
         if (step == 1) out->flags |= CAIRN_SCALAR_FIRST_STEP;
     }
-    out->neg_step_size = cairn_f32_bits((float)-h->lr);
-    out->decay = cairn_f32_bits((float)h->weight_decay);
-    out->momentum = cairn_f32_bits((float)h->momentum);
+    out->neg_step_size = f32_bits((float)-h->lr);
+    out->decay = f32_bits((float)h->weight_decay);
+    out->momentum = f32_bits((float)h->momentum);
 }
 
-static const struct cairn_optimizer registry[] = {
+static const struct optimizer_kind registry[] = {
     { CAIRN_OPTIMIZER_ADAMW, "adamw", adamw_hypers, COUNT(adamw_hypers), adam_planes,
       adamw_scalars },
     { CAIRN_OPTIMIZER_ADAM, "adam", adam_hypers, COUNT(adam_hypers), adam_planes, adam_scalars },
@@ -96,7 +94,7 @@ static const char *const registry_names[] = { "adamw", "adam", "sgd", NULL };
 _Static_assert(COUNT(registry) == CAIRN_OPTIMIZER_COUNT - 1, "every id has its entry");
 _Static_assert(COUNT(registry_names) == COUNT(registry) + 1, "every entry has its name");
 
-const struct cairn_optimizer *cairn_optimizer_by_id(uint32_t id)
+const struct optimizer_kind *optimizer_by_id(uint32_t id)
 {
     for (size_t i = 0; i < COUNT(registry); i++) {
         if (registry[i].id == id) return &registry[i];
@@ -104,7 +102,7 @@ const struct cairn_optimizer *cairn_optimizer_by_id(uint32_t id)
     return NULL;
 }
 
-const struct cairn_optimizer *cairn_optimizer_by_name(const char *name)
+const struct optimizer_kind *optimizer_by_name(const char *name)
 {
     for (size_t i = 0; i < COUNT(registry); i++) {
         if (strcmp(registry[i].name, name) == 0) return &registry[i];
@@ -112,18 +110,17 @@ const struct cairn_optimizer *cairn_optimizer_by_name(const char *name)
     return NULL;
 }
 
-const char *const *cairn_optimizer_names(void)
+const char *const *optimizer_names(void)
 {
     return registry_names;
 }
 
-static double *field_at(struct cairn_group_hyper *hyper, size_t offset_bytes)
+static double *field_at(struct group_hyper *hyper, size_t offset_bytes)
 {
     return (double *)(void *)((char *)hyper + offset_bytes);
 }
 
-const struct cairn_hyper_info *cairn_optimizer_hyper(const struct cairn_optimizer *optimizer,
-                                                     const char *name)
+const struct hyper_info *optimizer_hyper(const struct optimizer_kind *optimizer, const char *name)
 {
     for (size_t i = 0; optimizer != NULL && i < optimizer->hyper_count; i++) {
         if (strcmp(optimizer->hypers[i].name, name) == 0) return &optimizer->hypers[i];
@@ -131,7 +128,7 @@ const struct cairn_hyper_info *cairn_optimizer_hyper(const struct cairn_optimize
     return NULL;
 }
 
-static bool in_range(const struct cairn_hyper_info *info, double value)
+static bool in_range(const struct hyper_info *info, double value)
 {
     if (info->is_switch) return value == 0 || value == 1;
     if (!(value >= info->min)) return false; // NaN too
@@ -144,11 +141,11 @@ static cairn_status refuse(const char *field, const char **field_out)
     return CAIRN_ERR_INVALID;
 }
 
-cairn_status cairn_group_hyper_check(const struct cairn_group_hyper *hyper, const char **field_out)
+cairn_status group_hyper_check(const struct group_hyper *hyper, const char **field_out)
 {
-    const struct cairn_optimizer *o = cairn_optimizer_by_id(hyper->optimizer);
+    const struct optimizer_kind *o = optimizer_by_id(hyper->optimizer);
     if (o == NULL) return refuse("optimizer", field_out);
-    struct cairn_group_hyper rest = *hyper; // what the optimizer does not use stays in it
+    struct group_hyper rest = *hyper; // what the optimizer does not use stays in it
     for (size_t i = 0; i < o->hyper_count; i++) {
         double *value = field_at(&rest, o->hypers[i].offset_bytes);
         if (!in_range(&o->hypers[i], *value)) return refuse(o->hypers[i].name, field_out);
@@ -162,67 +159,66 @@ cairn_status cairn_group_hyper_check(const struct cairn_group_hyper *hyper, cons
     return CAIRN_OK;
 }
 
-cairn_status cairn_group_hyper_of_spec(const struct cairn_group_spec *group,
-                                       struct cairn_group_hyper *out, const char **field_out)
+cairn_status group_hyper_of_spec(const struct group_spec *group, struct group_hyper *out,
+                                 const char **field_out)
 {
-    const struct cairn_optimizer *o = cairn_optimizer_by_name(group->optimizer);
+    const struct optimizer_kind *o = optimizer_by_name(group->optimizer);
     if (o == NULL) return refuse("optimizer", field_out);
-    struct cairn_group_hyper all = { .optimizer = o->id };
+    struct group_hyper all = { .optimizer = o->id };
 #define X(name, ...) all.name = group->name;
     CAIRN_GROUP_FIELDS(X)
 #undef X
-    struct cairn_group_hyper used = { .optimizer = o->id };
+    struct group_hyper used = { .optimizer = o->id };
     for (size_t i = 0; i < o->hyper_count; i++) {
         size_t at = o->hypers[i].offset_bytes;
         *field_at(&used, at) = *field_at(&all, at);
     }
-    cairn_status status = cairn_group_hyper_check(&used, field_out);
+    cairn_status status = group_hyper_check(&used, field_out);
     if (status == CAIRN_OK) *out = used;
     return status;
 }
 
-cairn_status cairn_group_spec_unused(const struct cairn_group_spec *group, const char **field_out)
+cairn_status group_spec_unused(const struct group_spec *group, const char **field_out)
 {
-    const struct cairn_optimizer *o = cairn_optimizer_by_name(group->optimizer);
+    const struct optimizer_kind *o = optimizer_by_name(group->optimizer);
     if (o == NULL) return refuse("optimizer", field_out);
-    for (size_t i = 0; i < cairn_group_fields.count; i++) {
-        const struct cairn_spec_field *field = &cairn_group_fields.fields[i];
-        const bool unsaid = cairn_spec_field_number(field, group) == 0 ||
-                            cairn_spec_field_is_default(field, group);
-        if (!unsaid && cairn_optimizer_hyper(o, field->name) == NULL)
+    for (size_t i = 0; i < group_fields.count; i++) {
+        const struct spec_field *field = &group_fields.fields[i];
+        const bool unsaid = spec_field_number(field, group) == 0 ||
+                            spec_field_is_default(field, group);
+        if (!unsaid && optimizer_hyper(o, field->name) == NULL)
             return refuse(field->name, field_out);
     }
     return CAIRN_OK;
 }
 
-uint32_t cairn_optimizer_planes(const struct cairn_group_hyper *hyper)
+uint32_t optimizer_planes(const struct group_hyper *hyper)
 {
-    const struct cairn_optimizer *o = cairn_optimizer_by_id(hyper->optimizer);
+    const struct optimizer_kind *o = optimizer_by_id(hyper->optimizer);
     assert(o != NULL);
     return o->planes(hyper);
 }
 
 /* ==== planes ==== */
 
-uint32_t cairn_spec_planes(const struct cairn_job_spec_data *spec, size_t tensor)
+uint32_t spec_planes(const struct job_spec_data *spec, size_t tensor)
 {
-    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
+    const struct tensor_spec *t = &spec->tensors[tensor];
     const uint32_t master = 1u << CAIRN_PLANE_PARAM;
-    if (cairn_geometry_of(&t->shape).elems == 0) return 0;
+    if (geometry_of(&t->shape).elems == 0) return 0;
     if (t->kind != CAIRN_TRAINED) return master;
-    const size_t group = cairn_spec_find_group(spec, t->group);
-    struct cairn_group_hyper hyper;
+    const size_t group = spec_find_group(spec, t->group);
+    struct group_hyper hyper;
     assert(group != SIZE_MAX);
-    const cairn_status status = cairn_group_hyper_of_spec(&spec->groups[group], &hyper, NULL);
-    assert(status == CAIRN_OK); // what cairn_spec_check passes, the registry takes (tested)
+    const cairn_status status = group_hyper_of_spec(&spec->groups[group], &hyper, NULL);
+    assert(status == CAIRN_OK); // what spec_check passes, the registry takes (tested)
     (void)status;
-    return master | cairn_optimizer_planes(&hyper);
+    return master | optimizer_planes(&hyper);
 }
 
-cairn_dtype cairn_spec_plane_dtype(const struct cairn_job_spec_data *spec, size_t tensor,
-                                   uint32_t plane)
+cairn_dtype spec_plane_dtype(const struct job_spec_data *spec, size_t tensor, uint32_t plane)
 {
-    return cairn_plane_dtype((int)plane, spec->tensors[tensor].master);
+    return plane_dtype((int)plane, spec->tensors[tensor].master);
 }
 
 /* ==== schedule ==== */
@@ -232,12 +228,12 @@ cairn_dtype cairn_spec_plane_dtype(const struct cairn_job_spec_data *spec, size_
 static const char *const names[] = { "constant", "linear", "cosine", "wsd", "table", "driven" };
 #define NAMES (sizeof names / sizeof names[0])
 
-const char *cairn_schedule_name(int kind)
+const char *schedule_name(int kind)
 {
     return kind >= 0 && (size_t)kind < NAMES ? names[kind] : "?";
 }
 
-int cairn_schedule_number(const char *name)
+int schedule_number(const char *name)
 {
     for (size_t i = 0; i < NAMES; i++) {
         if (strcmp(names[i], name) == 0) return (int)i;
@@ -250,28 +246,28 @@ int cairn_schedule_number(const char *name)
 /* The beginning of every sentence of the check, and where it goes. */
 struct subject {
     const char *group, *kind;
-    struct cairn_sentence *why;
+    struct sentence *why;
 };
 
 static bool count_in(const struct subject *s, const char *field, uint64_t value, uint64_t min,
                      uint64_t max)
 {
     if (value >= min && value <= max) return true;
-    cairn_sentence_set(s->why, "group \"%s\", schedule %s: %s is %llu; allowed: %llu to %llu",
-                       s->group, s->kind, field, (unsigned long long)value, (unsigned long long)min,
-                       (unsigned long long)max);
+    sentence_set(s->why,
+                 "group \"%s\", schedule %s: %s is %" PRIu64 "; allowed: %" PRIu64 " to %" PRIu64,
+                 s->group, s->kind, field, value, min, max);
     return false;
 }
 
 static bool unused(const struct subject *s, const char *field, bool is_zero)
 {
     if (is_zero) return true;
-    cairn_sentence_set(s->why, "group \"%s\", schedule %s: it has no %s; allowed: 0 (not set)",
-                       s->group, s->kind, field);
+    sentence_set(s->why, "group \"%s\", schedule %s: it has no %s; allowed: 0 (not set)", s->group,
+                 s->kind, field);
     return false;
 }
 
-static bool check_points(const struct subject *s, const struct cairn_schedule *schedule, double lr)
+static bool check_points(const struct subject *s, const struct schedule *schedule, double lr)
 {
     if (!count_in(s, "point_count", schedule->point_count, 1, CAIRN_SCHEDULE_POINTS_MAX))
         return false;
@@ -281,17 +277,17 @@ static bool check_points(const struct subject *s, const struct cairn_schedule *s
         if (!count_in(s, "the step of a point", p->step, least, CAIRN_SCHEDULE_STEPS_MAX))
             return false;
         if (p->factor >= 0 && p->factor <= LR_MAX && lr * p->factor <= LR_MAX) continue;
-        cairn_sentence_set(s->why,
-                           "group \"%s\", schedule table: the factor of point %zu is %g; allowed: "
-                           "0 to %g, lr x factor too",
-                           s->group, i, p->factor, LR_MAX);
+        sentence_set(s->why,
+                     "group \"%s\", schedule table: the factor of point %zu is %g; allowed: "
+                     "0 to %g, lr x factor too",
+                     s->group, i, p->factor, LR_MAX);
         return false;
     }
     return true;
 }
 
 /* The end that linear, cosine and wsd run down to. */
-static bool check_end(const struct subject *s, const struct cairn_schedule *schedule, double lr)
+static bool check_end(const struct subject *s, const struct schedule *schedule, double lr)
 {
     const bool wsd = schedule->kind == CAIRN_SCHEDULE_WSD;
     if (wsd && !count_in(s, "decay_steps", schedule->decay_steps, 1, CAIRN_SCHEDULE_STEPS_MAX))
@@ -300,25 +296,25 @@ static bool check_end(const struct subject *s, const struct cairn_schedule *sche
     if (!count_in(s, "total_steps", schedule->total_steps, before, CAIRN_SCHEDULE_STEPS_MAX))
         return false;
     if (schedule->lr_min >= 0 && schedule->lr_min <= lr) return true;
-    cairn_sentence_set(s->why,
-                       "group \"%s\", schedule %s: lr_min is %g; allowed: 0 to the group's lr, %g",
-                       s->group, s->kind, schedule->lr_min, lr);
+    sentence_set(s->why,
+                 "group \"%s\", schedule %s: lr_min is %g; allowed: 0 to the group's lr, %g",
+                 s->group, s->kind, schedule->lr_min, lr);
     return false;
 }
 
-cairn_status cairn_schedule_check(const struct cairn_schedule *schedule, double lr,
-                                  const char *group, struct cairn_sentence *why)
+cairn_status schedule_check(const struct schedule *schedule, double lr, const char *group,
+                            struct sentence *why)
 {
     const int kind = (int)schedule->kind;
-    const struct subject s = { group, cairn_schedule_name(kind), why };
+    const struct subject s = { group, schedule_name(kind), why };
     const bool has_end = kind == CAIRN_SCHEDULE_LINEAR || kind == CAIRN_SCHEDULE_COSINE ||
                          kind == CAIRN_SCHEDULE_WSD;
     const bool has_points = kind == CAIRN_SCHEDULE_TABLE;
     if (kind < 0 || (size_t)kind >= NAMES) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "group \"%s\": schedule is %d; allowed: 0 (constant), 1 (linear), 2 "
-                          "(cosine), 3 (wsd), 4 (table), 5 (driven)",
-                          group, kind);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "group \"%s\": schedule is %d; allowed: 0 (constant), 1 (linear), 2 "
+                         "(cosine), 3 (wsd), 4 (table), 5 (driven)",
+                         group, kind);
     }
     if (!count_in(&s, "warmup_steps", schedule->warmup_steps, 0, CAIRN_SCHEDULE_STEPS_MAX))
         return CAIRN_ERR_INVALID;
@@ -366,7 +362,7 @@ static double sin_near_0(double y)
     return y + sum * z * y;
 }
 
-double cairn_cos_pi(double x)
+double cos_pi(double x)
 {
     if (x <= 0.25) return cos_near_0(PI * x);
     if (x < 0.75) return sin_near_0(PI * (0.5 - x));
@@ -379,7 +375,7 @@ static double span(uint64_t from, uint64_t to)
     return (double)(to - from);
 }
 
-static double table_factor(const struct cairn_schedule *s, uint64_t k)
+static double table_factor(const struct schedule *s, uint64_t k)
 {
     size_t next = 0; // the first point behind k
     while (next < s->point_count && s->points[next].step <= k) next++;
@@ -390,7 +386,7 @@ static double table_factor(const struct cairn_schedule *s, uint64_t k)
 }
 
 /* For k >= warmup_steps. */
-static double body(const struct cairn_schedule *s, double lr, uint64_t k)
+static double body(const struct schedule *s, double lr, uint64_t k)
 {
     const uint64_t warmup = s->warmup_steps, total = s->total_steps;
     switch (s->kind) {
@@ -402,7 +398,7 @@ static double body(const struct cairn_schedule *s, double lr, uint64_t k)
     case CAIRN_SCHEDULE_COSINE:
         if (k >= total) return s->lr_min;
         return s->lr_min +
-               (lr - s->lr_min) * (1.0 + cairn_cos_pi(span(warmup, k) / span(warmup, total))) / 2;
+               (lr - s->lr_min) * (1.0 + cos_pi(span(warmup, k) / span(warmup, total))) / 2;
     case CAIRN_SCHEDULE_WSD:
         if (k < total - s->decay_steps) return lr;
         if (k >= total) return s->lr_min;
@@ -413,7 +409,7 @@ static double body(const struct cairn_schedule *s, double lr, uint64_t k)
     return 0;
 }
 
-double cairn_schedule_lr(const struct cairn_schedule *schedule, double lr, uint64_t step)
+double schedule_lr(const struct schedule *schedule, double lr, uint64_t step)
 {
     const uint64_t warmup = schedule->warmup_steps;
     if (step >= warmup) return body(schedule, lr, step);
@@ -439,10 +435,10 @@ static void make_key(uint64_t seed, const char *tensor, uint32_t key_out[2])
     }
 }
 
-struct cairn_init_source cairn_init_source_of(const struct cairn_init *init, const char *tensor)
+struct init_source init_source_of(const struct cairn_init *init, const char *tensor)
 {
-    struct cairn_init_source source = { .is_uniform = init->kind == CAIRN_INIT_UNIFORM,
-                                        .is_normal = init->kind == CAIRN_INIT_NORMAL };
+    struct init_source source = { .is_uniform = init->kind == CAIRN_INIT_UNIFORM,
+                                  .is_normal = init->kind == CAIRN_INIT_NORMAL };
     assert(init->kind != CAIRN_INIT_NONE);
     if (source.is_uniform != 0 || source.is_normal != 0) {
         source.a = init->a;
@@ -456,8 +452,8 @@ struct cairn_init_source cairn_init_source_of(const struct cairn_init *init, con
     return source;
 }
 
-static void fill_random(const struct cairn_init_source *source, uint64_t first_elem,
-                        uint64_t elem_count, float *out)
+static void fill_random(const struct init_source *source, uint64_t first_elem, uint64_t elem_count,
+                        float *out)
 {
     uint32_t words[4] = { 0 };
     uint64_t block = UINT64_MAX; // none: elements are below 2^49
@@ -465,14 +461,14 @@ static void fill_random(const struct cairn_init_source *source, uint64_t first_e
         const uint64_t elem = first_elem + i;
         if (elem / 2 != block) {
             block = elem / 2;
-            cairn_init_words(source, block, words);
+            init_words(source, block, words);
         }
-        out[i] = cairn_init_random(source, words, elem);
+        out[i] = init_random(source, words, elem);
     }
 }
 
-void cairn_init_elems(const struct cairn_init_source *source, uint64_t first_elem,
-                      uint64_t elem_count, float *out)
+void init_elems(const struct init_source *source, uint64_t first_elem, uint64_t elem_count,
+                float *out)
 {
     if (source->is_uniform != 0 || source->is_normal != 0) {
         fill_random(source, first_elem, elem_count, out);
@@ -481,11 +477,11 @@ void cairn_init_elems(const struct cairn_init_source *source, uint64_t first_ele
     for (uint64_t i = 0; i < elem_count; i++) out[i] = (float)source->a;
 }
 
-void cairn_init_fill(const struct cairn_init *init, const char *tensor, uint64_t first_elem,
-                     uint64_t elem_count, float *out)
+void init_fill(const struct cairn_init *init, const char *tensor, uint64_t first_elem,
+               uint64_t elem_count, float *out)
 {
-    const struct cairn_init_source source = cairn_init_source_of(init, tensor);
-    cairn_init_elems(&source, first_elem, elem_count, out);
+    const struct init_source source = init_source_of(init, tensor);
+    init_elems(&source, first_elem, elem_count, out);
 }
 
 /* ==== scalars ==== */
@@ -493,7 +489,7 @@ void cairn_init_fill(const struct cairn_init *init, const char *tensor, uint64_t
 #define CLIP_EPS 1e-6 // as torch.nn.utils.clip_grad_norm_
 #define F32_EXP  0x7f800000u
 
-double cairn_square_root(double x)
+double init_sqrt(double x)
 {
 #if defined(__SSE2__)
     // The instruction itself: sqrt() may be a call, and this room does not link libm.
@@ -503,7 +499,7 @@ double cairn_square_root(double x)
 #endif
 }
 
-double cairn_power(double base, uint64_t exponent)
+double scalar_power(double base, uint64_t exponent)
 {
     double power = 1.0;
     for (; exponent != 0; exponent >>= 1) {
@@ -518,27 +514,27 @@ static bool finite_bits(uint32_t bits)
     return (bits & F32_EXP) != F32_EXP;
 }
 
-cairn_status cairn_update_norm_of(const struct cairn_exact *sum_squares, uint64_t weight_sum,
-                                  double loss_scale, double max_norm, struct cairn_update_norm *out)
+cairn_status update_norm_of(const struct exact *sum_squares, uint64_t weight_sum, double loss_scale,
+                            double max_norm, struct update_norm *out)
 {
     if (!isfinite(loss_scale) || loss_scale <= 0) return CAIRN_ERR_INVALID;
     if (!isfinite(max_norm) || max_norm < 0) return CAIRN_ERR_INVALID;
     double denominator = (double)weight_sum * loss_scale;
     if (!isfinite(denominator) || denominator <= 0) return CAIRN_ERR_INVALID;
 
-    double norm = cairn_square_root(cairn_exact_to_double(sum_squares)) / denominator;
+    double norm = init_sqrt(exact_to_double(sum_squares)) / denominator;
     double clip = 1.0;
     if (max_norm > 0) {
         double ratio = max_norm / (norm + CLIP_EPS);
         if (ratio < 1.0) clip = ratio;
     }
-    uint32_t scale = cairn_f32_bits((float)(clip / denominator));
+    uint32_t scale = f32_bits((float)(clip / denominator));
     if (!finite_bits(scale)) return CAIRN_ERR_INVALID;
-    *out = (struct cairn_update_norm) { norm, clip, scale };
+    *out = (struct update_norm) { norm, clip, scale };
     return CAIRN_OK;
 }
 
-static bool all_finite(const struct cairn_group_scalars *s)
+static bool all_finite(const struct group_scalars *s)
 {
     return finite_bits(s->grad_scale) && finite_bits(s->neg_step_size) && finite_bits(s->decay) &&
            finite_bits(s->one_minus_beta1) && finite_bits(s->beta2) &&
@@ -546,14 +542,14 @@ static bool all_finite(const struct cairn_group_scalars *s)
            finite_bits(s->momentum);
 }
 
-cairn_status cairn_group_scalars_of(const struct cairn_group_hyper *hyper, uint64_t step,
-                                    uint32_t grad_scale, struct cairn_group_scalars *out)
+cairn_status group_scalars_of(const struct group_hyper *hyper, uint64_t step, uint32_t grad_scale,
+                              struct group_scalars *out)
 {
-    cairn_status status = cairn_group_hyper_check(hyper, NULL);
+    cairn_status status = group_hyper_check(hyper, NULL);
     if (status != CAIRN_OK) return status;
     if (step == 0) return CAIRN_ERR_INVALID;
-    struct cairn_group_scalars scalars = { .optimizer = hyper->optimizer };
-    cairn_optimizer_by_id(hyper->optimizer)->scalars(hyper, step, &scalars);
+    struct group_scalars scalars = { .optimizer = hyper->optimizer };
+    optimizer_by_id(hyper->optimizer)->scalars(hyper, step, &scalars);
     scalars.grad_scale = grad_scale;
     if (!all_finite(&scalars)) return CAIRN_ERR_INVALID; // a value beyond fp32
     *out = scalars;
@@ -561,44 +557,42 @@ cairn_status cairn_group_scalars_of(const struct cairn_group_hyper *hyper, uint6
 }
 
 #define SCALAR_WORDS (CAIRN_GROUP_SCALARS_BYTES / 4)
-_Static_assert(sizeof(struct cairn_group_scalars) == CAIRN_GROUP_SCALARS_BYTES,
+_Static_assert(sizeof(struct group_scalars) == CAIRN_GROUP_SCALARS_BYTES,
                "the wire format is the struct's words in order");
 
-void cairn_group_scalars_encode(const struct cairn_group_scalars *scalars,
-                                uint8_t out[CAIRN_GROUP_SCALARS_BYTES])
+void group_scalars_encode(const struct group_scalars *scalars,
+                          uint8_t out[CAIRN_GROUP_SCALARS_BYTES])
 {
     uint32_t words[SCALAR_WORDS];
     memcpy(words, scalars, sizeof words);
-    for (size_t i = 0; i < SCALAR_WORDS; i++) cairn_le_put(out + 4 * i, words[i], 4);
+    for (size_t i = 0; i < SCALAR_WORDS; i++) le_put(out + 4 * i, words[i], 4);
 }
 
-cairn_status cairn_group_scalars_decode(const void *bytes, size_t size,
-                                        struct cairn_group_scalars *out)
+cairn_status group_scalars_decode(const void *bytes, size_t size, struct group_scalars *out)
 {
     if (size != CAIRN_GROUP_SCALARS_BYTES) return CAIRN_ERR_MALFORMED;
     uint32_t words[SCALAR_WORDS];
     const uint8_t *in = bytes;
-    for (size_t i = 0; i < SCALAR_WORDS; i++) words[i] = (uint32_t)cairn_le_get(in + 4 * i, 4);
-    struct cairn_group_scalars scalars;
+    for (size_t i = 0; i < SCALAR_WORDS; i++) words[i] = (uint32_t)le_get(in + 4 * i, 4);
+    struct group_scalars scalars;
     memcpy(&scalars, words, sizeof scalars);
 
     const uint32_t known_flags = CAIRN_SCALAR_MOMENTUM | CAIRN_SCALAR_NESTEROV |
                                  CAIRN_SCALAR_FIRST_STEP | CAIRN_SCALAR_FROZEN;
-    if (cairn_optimizer_by_id(scalars.optimizer) == NULL) return CAIRN_ERR_MALFORMED;
+    if (optimizer_by_id(scalars.optimizer) == NULL) return CAIRN_ERR_MALFORMED;
     if ((scalars.flags & ~known_flags) != 0 || scalars.reserved != 0) return CAIRN_ERR_MALFORMED;
     if (!all_finite(&scalars)) return CAIRN_ERR_MALFORMED;
     *out = scalars;
     return CAIRN_OK;
 }
 
-void cairn_group_hyper_encode(const struct cairn_group_hyper *hyper,
-                              uint8_t out[CAIRN_GROUP_HYPER_BYTES])
+void group_hyper_encode(const struct group_hyper *hyper, uint8_t out[CAIRN_GROUP_HYPER_BYTES])
 {
     const double values[(CAIRN_GROUP_HYPER_BYTES - 4) / 8] = { hyper->lr,           hyper->beta1,
                                                                hyper->beta2,        hyper->eps,
                                                                hyper->weight_decay, hyper->momentum,
                                                                hyper->nesterov };
-    cairn_le_put(out, hyper->optimizer, 4);
+    le_put(out, hyper->optimizer, 4);
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
-        cairn_le_put(out + 4 + 8 * i, cairn_f64_bits(values[i]), 8);
+        le_put(out + 4 + 8 * i, f64_bits(values[i]), 8);
 }

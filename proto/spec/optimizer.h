@@ -36,19 +36,19 @@
  *
  * Pure; any thread. A change of anything here changes the models that are made: a new name in the key. */
 
-/* The source from which cairn_init_elems, or a device, makes a tensor's elements. The init is
+/* The source from which init_elems, or a device, makes a tensor's elements. The init is
  * judged, and not NONE. */
-struct cairn_init_source cairn_init_source_of(const struct cairn_init *init, const char *tensor);
+struct init_source init_source_of(const struct cairn_init *init, const char *tensor);
 /* Writes elements [first_elem, first_elem + elem_count) of the tensor. */
-void cairn_init_elems(const struct cairn_init_source *source, uint64_t first_elem,
-                      uint64_t elem_count, float *out);
+void init_elems(const struct init_source *source, uint64_t first_elem, uint64_t elem_count,
+                float *out);
 /* Does both: makes the source and writes the elements. */
-void cairn_init_fill(const struct cairn_init *init, const char *tensor, uint64_t first_elem,
-                     uint64_t elem_count, float *out);
+void init_fill(const struct cairn_init *init, const char *tensor, uint64_t first_elem,
+               uint64_t elem_count, float *out);
 
 /* ==== optimizer ==== */
 
-enum cairn_optimizer_id {
+enum optimizer_id {
     CAIRN_OPTIMIZER_ADAMW = 1,
     CAIRN_OPTIMIZER_ADAM = 2,
     CAIRN_OPTIMIZER_SGD = 3,
@@ -56,54 +56,51 @@ enum cairn_optimizer_id {
 };
 
 /* One hyper-parameter: min <= value <= max, or below max where max_open. */
-struct cairn_hyper_info {
-    const char *name;    /* "lr", "beta1", ... : the field of struct cairn_group_hyper */
-    size_t offset_bytes; /* of the double in struct cairn_group_hyper */
+struct hyper_info {
+    const char *name;    /* "lr", "beta1", ... : the field of struct group_hyper */
+    size_t offset_bytes; /* of the double in struct group_hyper */
     double value_default, min, max;
     bool max_open;
     bool is_switch; /* 0 or 1 */
     bool divides;   /* the rule divides by it: 0, as fp32, makes NaN of a gradient of 0 */
 };
 
-struct cairn_optimizer {
+struct optimizer_kind {
     uint32_t id;
     const char *name; /* "adamw" */
-    const struct cairn_hyper_info *hypers;
+    const struct hyper_info *hypers;
     size_t hyper_count;
     /* the planes beside param and wire, as bits 1u << CAIRN_PLANE_...; by the hyper-parameters,
      * because SGD without momentum keeps nothing */
-    uint32_t (*planes)(const struct cairn_group_hyper *hyper);
+    uint32_t (*planes)(const struct group_hyper *hyper);
     /* fills all but optimizer and grad_scale of *out, which is zero; step counts from 1 */
-    void (*scalars)(const struct cairn_group_hyper *hyper, uint64_t step,
-                    struct cairn_group_scalars *out);
+    void (*scalars)(const struct group_hyper *hyper, uint64_t step, struct group_scalars *out);
 };
 
 /* NULL if there is none of that id or name. Static memory. */
-const struct cairn_optimizer *cairn_optimizer_by_id(uint32_t id);
-const struct cairn_optimizer *cairn_optimizer_by_name(const char *name);
+const struct optimizer_kind *optimizer_by_id(uint32_t id);
+const struct optimizer_kind *optimizer_by_name(const char *name);
 
-/* The names, ended by NULL: for cairn_spec_check. Static memory. */
-const char *const *cairn_optimizer_names(void);
+/* The names, ended by NULL: for spec_check. Static memory. */
+const char *const *optimizer_names(void);
 
 /* NULL: the optimizer (which may be NULL) has none of that name. Static memory. */
-const struct cairn_hyper_info *cairn_optimizer_hyper(const struct cairn_optimizer *optimizer,
-                                                     const char *name);
+const struct hyper_info *optimizer_hyper(const struct optimizer_kind *optimizer, const char *name);
 
 /* The hyper-parameters of a spec's group; those that its optimizer does not use become 0.
- * CAIRN_ERR_INVALID as cairn_group_hyper_check. */
-cairn_status cairn_group_hyper_of_spec(const struct cairn_group_spec *group,
-                                       struct cairn_group_hyper *out,
-                                       const char **field_out) CAIRN_MUST_CHECK;
+ * CAIRN_ERR_INVALID as group_hyper_check. */
+cairn_status group_hyper_of_spec(const struct group_spec *group, struct group_hyper *out,
+                                 const char **field_out) CAIRN_MUST_CHECK;
 /* CAIRN_ERR_INVALID: the group sets a field that its optimizer does not use to something else than 0 or
- * the default (cairn_group_default), so it would be ignored; *field_out names it. */
-cairn_status cairn_group_spec_unused(const struct cairn_group_spec *group,
-                                     const char **field_out) CAIRN_MUST_CHECK;
+ * the default (group_default), so it would be ignored; *field_out names it. */
+cairn_status group_spec_unused(const struct group_spec *group,
+                               const char **field_out) CAIRN_MUST_CHECK;
 /* CAIRN_ERR_INVALID: the optimizer is unknown, or a value is out of its range or NaN, or one that the
  * optimizer does not use is not 0. *field_out (unless NULL) then names it: static memory. */
-cairn_status cairn_group_hyper_check(const struct cairn_group_hyper *hyper,
-                                     const char **field_out) CAIRN_MUST_CHECK;
+cairn_status group_hyper_check(const struct group_hyper *hyper,
+                               const char **field_out) CAIRN_MUST_CHECK;
 /* Bits 1u << CAIRN_PLANE_... of the planes the shards keep for a trained tensor of this group beside
  * param and wire. The hyper-parameters must pass the check. */
-uint32_t cairn_optimizer_planes(const struct cairn_group_hyper *hyper);
+uint32_t optimizer_planes(const struct group_hyper *hyper);
 
 #endif

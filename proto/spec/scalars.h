@@ -21,8 +21,8 @@
 /* The hyper-parameters of a param group, as the job spec has them. `lr` is the learning rate of the
  * step at hand: a schedule is worked out before. Fields that the optimizer does not use are 0.
  * Names, defaults and ranges: proto/spec/optimizer.h. */
-struct cairn_group_hyper {
-    uint32_t optimizer; /* enum cairn_optimizer_id */
+struct group_hyper {
+    uint32_t optimizer; /* enum optimizer_id */
     double lr;
     double beta1, beta2, eps; /* Adam, AdamW */
     double weight_decay;
@@ -33,9 +33,9 @@ struct cairn_group_hyper {
 
 /* The scalars that a kernel needs for one group at one step: fp32 bit patterns. Fields an optimizer
  * does not use are 0. */
-struct cairn_group_scalars {
-    uint32_t optimizer;       /* enum cairn_optimizer_id */
-    uint32_t flags;           /* enum cairn_scalar_flag */
+struct group_scalars {
+    uint32_t optimizer;       /* enum optimizer_id */
+    uint32_t flags;           /* enum scalar_flag */
     uint32_t grad_scale;      /* g' = g * grad_scale */
     uint32_t neg_step_size;   /* -lr / (1 - beta1^step); SGD: -lr */
     uint32_t decay;           /* AdamW: 1 - lr * weight_decay; Adam, SGD: weight_decay */
@@ -49,7 +49,7 @@ struct cairn_group_scalars {
 };
 #define CAIRN_GROUP_SCALARS_BYTES 48 /* the fields in order; little-endian */
 
-enum cairn_scalar_flag {
+enum scalar_flag {
     CAIRN_SCALAR_MOMENTUM = 1, /* SGD keeps a buffer */
     CAIRN_SCALAR_NESTEROV = 2,
     CAIRN_SCALAR_FIRST_STEP = 4, /* SGD: the buffer becomes the gradient, as torch does */
@@ -57,59 +57,56 @@ enum cairn_scalar_flag {
 };
 
 /* The scalars that all groups of an update share, and that workers are told. */
-struct cairn_update_norm {
+struct update_norm {
     double grad_norm;    /* of the mean gradient, before the clip */
     double clip_scale;   /* 1: not clipped */
-    uint32_t grad_scale; /* fp32 bits, for cairn_group_scalars_of */
+    uint32_t grad_scale; /* fp32 bits, for group_scalars_of */
 };
 
 /* CAIRN_ERR_INVALID, when the update cannot be made and the round is to be skipped: the weights add
  * up to 0, or loss_scale is not a positive finite number, or max_norm is negative or not finite, or
  * the scale is beyond fp32. */
-cairn_status cairn_update_norm_of(const struct cairn_exact *sum_squares, uint64_t weight_sum,
-                                  double loss_scale, double max_norm,
-                                  struct cairn_update_norm *out) CAIRN_MUST_CHECK;
+cairn_status update_norm_of(const struct exact *sum_squares, uint64_t weight_sum, double loss_scale,
+                            double max_norm, struct update_norm *out) CAIRN_MUST_CHECK;
 /* The scalars of the update that makes version `step` (it counts from 1). CAIRN_ERR_INVALID: the
- * hyper-parameters fail cairn_group_hyper_check, or step is 0. */
-cairn_status cairn_group_scalars_of(const struct cairn_group_hyper *hyper, uint64_t step,
-                                    uint32_t grad_scale,
-                                    struct cairn_group_scalars *out) CAIRN_MUST_CHECK;
+ * hyper-parameters fail group_hyper_check, or step is 0. */
+cairn_status group_scalars_of(const struct group_hyper *hyper, uint64_t step, uint32_t grad_scale,
+                              struct group_scalars *out) CAIRN_MUST_CHECK;
 
-void cairn_group_scalars_encode(const struct cairn_group_scalars *scalars,
-                                uint8_t out[CAIRN_GROUP_SCALARS_BYTES]);
+void group_scalars_encode(const struct group_scalars *scalars,
+                          uint8_t out[CAIRN_GROUP_SCALARS_BYTES]);
 /* CAIRN_ERR_MALFORMED: the size is wrong, or the optimizer or a flag is unknown, or a number is not
  * finite. */
-cairn_status cairn_group_scalars_decode(const void *bytes, size_t size,
-                                        struct cairn_group_scalars *out) CAIRN_MUST_CHECK;
-void cairn_group_hyper_encode(const struct cairn_group_hyper *hyper,
-                              uint8_t out[CAIRN_GROUP_HYPER_BYTES]);
+cairn_status group_scalars_decode(const void *bytes, size_t size,
+                                  struct group_scalars *out) CAIRN_MUST_CHECK;
+void group_hyper_encode(const struct group_hyper *hyper, uint8_t out[CAIRN_GROUP_HYPER_BYTES]);
 
 /* base^exponent, by repeated squaring; base^0 is 1. The relative error is at most exponent * 2^-53,
  * far below fp32 where a bias correction is not 1 already. */
-double cairn_power(double base, uint64_t exponent);
+double scalar_power(double base, uint64_t exponent);
 /* IEEE square root of x >= 0. */
-double cairn_square_root(double x);
+double init_sqrt(double x);
 
 /* Floating-point numbers as bit patterns, and back. */
-static inline uint32_t cairn_f32_bits(float x)
+static inline uint32_t f32_bits(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
-static inline float cairn_f32_of_bits(uint32_t bits)
+static inline float f32_from_bits(uint32_t bits)
 {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
-static inline uint64_t cairn_f64_bits(double x)
+static inline uint64_t f64_bits(double x)
 {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
-static inline double cairn_f64_of_bits(uint64_t bits)
+static inline double f64_of_bits(uint64_t bits)
 {
     double x;
     memcpy(&x, &bits, sizeof x);

@@ -13,42 +13,42 @@
 
 static const char *quotable(const char *text)
 {
-    return text[0] == '\0' || cairn_text_ok(text, CAIRN_NAME_MAX) ? text : "?";
+    return text[0] == '\0' || text_ok(text, CAIRN_NAME_MAX) ? text : "?";
 }
 
 /* "allowed: skip, fail" */
-static void add_words(enum cairn_capability_field field, struct cairn_sentence *why)
+static void add_words(enum capability_field field, struct sentence *why)
 {
     size_t count;
-    const struct cairn_capability *row = cairn_capability_table(&count);
+    const struct capability *row = capability_table(&count);
     const char *comma = "; allowed: ";
-    for (const struct cairn_capability *end = row + count; row < end; row++) {
+    for (const struct capability *end = row + count; row < end; row++) {
         if (row->field != field || !row->supported) continue;
-        cairn_sentence_add(why, "%s%s", comma, row->value_name);
+        sentence_add(why, "%s%s", comma, row->value_name);
         comma = ", ";
     }
 }
 
 static cairn_status no_value(const char *subject, const char *name, const char *value,
-                             const char *allowed, struct cairn_sentence *why)
+                             const char *allowed, struct sentence *why)
 {
-    return cairn_fail(why, CAIRN_ERR_INVALID, "%s%s is \"%.64s\"; allowed: %s", subject, name,
-                      quotable(value), allowed);
+    return fail_with(why, CAIRN_ERR_INVALID, "%s%s is \"%.64s\"; allowed: %s", subject, name,
+                     quotable(value), allowed);
 }
 
-static cairn_status choose(enum cairn_capability_field field, const char *subject, const char *name,
-                           const char *value, int *out, struct cairn_sentence *why)
+static cairn_status choose(enum capability_field field, const char *subject, const char *name,
+                           const char *value, int *out, struct sentence *why)
 {
-    *out = cairn_capability_value(field, value);
-    if (*out >= 0) return cairn_capability_check(field, *out, subject, why);
-    cairn_sentence_set(why, "%s%s is \"%.64s\"", subject, name, quotable(value));
+    *out = capability_value(field, value);
+    if (*out >= 0) return capability_check(field, *out, subject, why);
+    sentence_set(why, "%s%s is \"%.64s\"", subject, name, quotable(value));
     add_words(field, why);
     return CAIRN_ERR_INVALID;
 }
 
 /* A field of `to`, a job's spec, a group or a schedule; judged by itself. */
-static cairn_status set_field(const struct cairn_spec_field *field, void *to, const char *subject,
-                              const char *value, struct cairn_sentence *why)
+static cairn_status set_field(const struct spec_field *field, void *to, const char *subject,
+                              const char *value, struct sentence *why)
 {
     char *end = NULL;
     errno = 0;
@@ -56,14 +56,14 @@ static cairn_status set_field(const struct cairn_spec_field *field, void *to, co
         int chosen;
         const cairn_status status = choose(field->capability, subject, field->name, value, &chosen,
                                            why);
-        if (status == CAIRN_OK) cairn_spec_field_set_bits(field, to, (uint64_t)chosen);
+        if (status == CAIRN_OK) spec_field_set_bits(field, to, (uint64_t)chosen);
         return status;
     }
     if (field->kind == CAIRN_SPEC_FLAG) {
         const bool yes = strcmp(value, "yes") == 0;
         if (!yes && strcmp(value, "no") != 0)
             return no_value(subject, field->name, value, "yes, no", why);
-        cairn_spec_field_set_bits(field, to, yes);
+        spec_field_set_bits(field, to, yes);
         return CAIRN_OK;
     }
     if (field->kind == CAIRN_SPEC_COUNT) {
@@ -72,37 +72,36 @@ static cairn_status set_field(const struct cairn_spec_field *field, void *to, co
         const uint64_t number = digits ? strtoull(value, &end, 10) : 0;
         if (!digits || errno != 0 || number > most)
             return no_value(subject, field->name, value, "a whole number", why);
-        cairn_spec_field_set_bits(field, to, number);
+        spec_field_set_bits(field, to, number);
     } else {
         const double number = strtod(value, &end);
         if (end == value || *end != '\0' || number != number)
             return no_value(subject, field->name, value, "a number", why);
-        cairn_spec_field_set_number(field, to, number);
+        spec_field_set_number(field, to, number);
     }
-    return cairn_spec_field_check(field, to, subject, why);
+    return spec_field_check(field, to, subject, why);
 }
 
-void cairn_spec_setting_text(const struct cairn_spec_field *field, const void *from,
-                             char text_out[static CAIRN_SETTING_TEXT_MAX + 1])
+void spec_setting_text(const struct spec_field *field, const void *from,
+                       char text_out[static CAIRN_SETTING_TEXT_MAX + 1])
 {
-    const uint64_t bits = cairn_spec_field_bits(field, from);
+    const uint64_t bits = spec_field_bits(field, from);
     const size_t room = CAIRN_SETTING_TEXT_MAX + 1;
     if (field->kind == CAIRN_SPEC_CHOICE) {
-        snprintf(text_out, room, "%s", cairn_capability_name(field->capability, (int)bits));
+        snprintf(text_out, room, "%s", capability_name(field->capability, (int)bits));
     } else if (field->kind == CAIRN_SPEC_FLAG) {
         snprintf(text_out, room, "%s", bits != 0 ? "yes" : "no");
     } else if (field->kind == CAIRN_SPEC_COUNT) {
         snprintf(text_out, room, "%" PRIu64, bits);
     } else { // the shortest that is read as the same number
-        const double number = cairn_spec_field_number(field, from);
+        const double number = spec_field_number(field, from);
         int digits = 1;
         do snprintf(text_out, room, "%.*g", digits, number);
         while (strtod(text_out, NULL) != number && ++digits <= 17);
     }
 }
 
-enum cairn_spec_change cairn_spec_change_of(const struct cairn_spec_field *field, uint64_t was_bits,
-                                            uint64_t bits)
+enum spec_change spec_change_of(const struct spec_field *field, uint64_t was_bits, uint64_t bits)
 {
     const bool is_stage = field->capability == CAIRN_CAPABILITY_STAGE;
     if (is_stage && (was_bits == 0) != (bits == 0)) return CAIRN_SPEC_CREATED;
@@ -111,15 +110,15 @@ enum cairn_spec_change cairn_spec_change_of(const struct cairn_spec_field *field
 
 /* ---- what a key names ---- */
 
-static cairn_status set_scalar(struct cairn_job_spec_data *spec,
-                               const struct cairn_spec_field *field, const char *value,
-                               enum cairn_spec_change *change_out, struct cairn_sentence *why)
+static cairn_status set_scalar(struct job_spec_data *spec, const struct spec_field *field,
+                               const char *value, enum spec_change *change_out,
+                               struct sentence *why)
 {
-    const uint64_t was = cairn_spec_field_bits(field, spec);
+    const uint64_t was = spec_field_bits(field, spec);
     const cairn_status status = set_field(field, spec, "", value, why);
     if (status != CAIRN_OK) return status;
-    const uint64_t bits = cairn_spec_field_bits(field, spec);
-    if (bits != was) *change_out = cairn_spec_change_of(field, was, bits);
+    const uint64_t bits = spec_field_bits(field, spec);
+    if (bits != was) *change_out = spec_change_of(field, was, bits);
     if (field->capability == CAIRN_CAPABILITY_LOSS_SCALE &&
         spec->loss_scale_policy == CAIRN_LOSS_SCALE_FIXED) { // which has no use for them
         spec->loss_scale_growth_steps = 0;
@@ -129,8 +128,8 @@ static cairn_status set_scalar(struct cairn_job_spec_data *spec,
 }
 
 /* Sets the kind, and clears the fields that it does not use. */
-static cairn_status set_schedule(struct cairn_schedule *schedule, const char *subject,
-                                 const char *value, struct cairn_sentence *why)
+static cairn_status set_schedule(struct schedule *schedule, const char *subject, const char *value,
+                                 struct sentence *why)
 {
     int chosen;
     const cairn_status status = choose(CAIRN_CAPABILITY_SCHEDULE, subject, "schedule", value,
@@ -168,56 +167,53 @@ static bool read_points(const char *text, struct cairn_schedule_point *points, s
     return true;
 }
 
-static cairn_status set_points(struct cairn_job_spec_data *spec, size_t group, const char *subject,
-                               const char *value, struct cairn_sentence *why)
+static cairn_status set_points(struct job_spec_data *spec, size_t group, const char *subject,
+                               const char *value, struct sentence *why)
 {
-    struct cairn_group_spec next = spec->groups[group];
+    struct group_spec next = spec->groups[group];
     struct cairn_schedule_point *points = calloc(CAIRN_SCHEDULE_POINTS_MAX, sizeof *points);
     cairn_status status = points == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
     next.schedule.points = points;
     if (status == CAIRN_OK && !read_points(value, points, &next.schedule.point_count))
         status = CAIRN_ERR_INVALID;
-    if (status == CAIRN_OK) status = cairn_spec_set_group(spec, group, &next);
+    if (status == CAIRN_OK) status = spec_set_group(spec, group, &next);
     free(points);
     if (status == CAIRN_OK) return CAIRN_OK;
     return status == CAIRN_ERR_INVALID
                ? no_value(subject, "points", value, "STEP:FACTOR,…, at most 1024 of them", why)
-               : cairn_fail(why, status, "no memory for the points of a schedule");
+               : fail_with(why, status, "no memory for the points of a schedule");
 }
 
-static cairn_status set_in_group(struct cairn_job_spec_data *spec, size_t index, const char *name,
-                                 const char *value, struct cairn_sentence *why)
+static cairn_status set_in_group(struct job_spec_data *spec, size_t index, const char *name,
+                                 const char *value, struct sentence *why)
 {
-    struct cairn_group_spec *group = &spec->groups[index];
+    struct group_spec *group = &spec->groups[index];
     const size_t bytes = strlen(name);
-    const struct cairn_spec_field *hyper = cairn_spec_field_find(&cairn_group_fields, name, bytes);
-    const struct cairn_spec_field *other = cairn_spec_field_find(&cairn_schedule_fields, name,
-                                                                 bytes);
+    const struct spec_field *hyper = spec_field_find(&group_fields, name, bytes);
+    const struct spec_field *other = spec_field_find(&schedule_fields, name, bytes);
     char subject[CAIRN_NAME_MAX + 16];
     snprintf(subject, sizeof subject, "group %s: ", group->name);
     if (strcmp(name, "schedule") == 0) return set_schedule(&group->schedule, subject, value, why);
     if (strcmp(name, "points") == 0) return set_points(spec, index, subject, value, why);
     if (strcmp(name, "optimizer") == 0)
-        return cairn_fail(
-            why, CAIRN_ERR_UNSUPPORTED,
-            "%soptimizer is \"%s\", and no job goes on with another one: its state is "
-            "not that optimizer's",
-            subject, group->optimizer);
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                         "%soptimizer is \"%s\", and no job goes on with another one: its state is "
+                         "not that optimizer's",
+                         subject, group->optimizer);
     if (hyper != NULL) return set_field(hyper, group, subject, value, why);
     if (other != NULL) return set_field(other, &group->schedule, subject, value, why);
-    cairn_sentence_set(why, "%sit has no field \"%.64s\"; allowed: schedule, points", subject,
-                       quotable(name));
-    for (size_t i = 0; i < cairn_group_fields.count; i++)
-        cairn_sentence_add(why, ", %s", cairn_group_fields.fields[i].name);
-    for (size_t i = 0; i < cairn_schedule_fields.count; i++)
-        cairn_sentence_add(why, ", %s", cairn_schedule_fields.fields[i].name);
+    sentence_set(why, "%sit has no field \"%.64s\"; allowed: schedule, points", subject,
+                 quotable(name));
+    for (size_t i = 0; i < group_fields.count; i++)
+        sentence_add(why, ", %s", group_fields.fields[i].name);
+    for (size_t i = 0; i < schedule_fields.count; i++)
+        sentence_add(why, ", %s", schedule_fields.fields[i].name);
     return CAIRN_ERR_NOT_FOUND;
 }
 
 /* Sets the wire dtype of a tensor, or (NULL) of all: an alias has its target's. */
-static cairn_status set_wire(struct cairn_job_spec_data *spec, const char *tensor,
-                             const char *value, enum cairn_spec_change *change_out,
-                             struct cairn_sentence *why)
+static cairn_status set_wire(struct job_spec_data *spec, const char *tensor, const char *value,
+                             enum spec_change *change_out, struct sentence *why)
 {
     int wire;
     const cairn_status status = choose(CAIRN_CAPABILITY_WIRE, "", "wire", value, &wire, why);
@@ -225,7 +221,7 @@ static cairn_status set_wire(struct cairn_job_spec_data *spec, const char *tenso
     bool found = false;
     *change_out = CAIRN_SPEC_NEXT_ROUND; // nothing, if it is that already
     for (size_t i = 0; i < spec->tensor_count; i++) {
-        struct cairn_tensor_spec *t = &spec->tensors[i];
+        struct tensor_spec *t = &spec->tensors[i];
         const bool named = tensor == NULL || strcmp(t->name, tensor) == 0 ||
                            (t->alias_of != NULL && strcmp(t->alias_of, tensor) == 0);
         found |= named;
@@ -234,27 +230,24 @@ static cairn_status set_wire(struct cairn_job_spec_data *spec, const char *tenso
         *change_out = CAIRN_SPEC_REOPENED;
     }
     if (found) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "job %s has no tensor \"%.128s\"", spec->name,
-                      quotable(tensor));
+    return fail_with(why, CAIRN_ERR_NOT_FOUND, "job %s has no tensor \"%.128s\"", spec->name,
+                     quotable(tensor));
 }
 
-static cairn_status no_key(const struct cairn_job_spec_data *spec, const char *key,
-                           struct cairn_sentence *why)
+static cairn_status no_key(const struct job_spec_data *spec, const char *key, struct sentence *why)
 {
-    cairn_sentence_set(why, "job %s has no field \"%.128s\"; there are: ", spec->name,
-                       quotable(key));
-    for (size_t i = 0; i < cairn_spec_fields.count; i++)
-        if (cairn_spec_fields.fields[i].change != CAIRN_SPEC_NEVER)
-            cairn_sentence_add(why, "%s, ", cairn_spec_fields.fields[i].name);
-    cairn_sentence_add(why, "wire, TENSOR.wire, GROUP.lr and others of a group");
+    sentence_set(why, "job %s has no field \"%.128s\"; there are: ", spec->name, quotable(key));
+    for (size_t i = 0; i < spec_fields.count; i++)
+        if (spec_fields.fields[i].change != CAIRN_SPEC_NEVER)
+            sentence_add(why, "%s, ", spec_fields.fields[i].name);
+    sentence_add(why, "wire, TENSOR.wire, GROUP.lr and others of a group");
     return CAIRN_ERR_NOT_FOUND;
 }
 
-cairn_status cairn_spec_set(struct cairn_job_spec_data *spec, const char *key, const char *value,
-                            enum cairn_spec_change *change_out, struct cairn_sentence *why)
+cairn_status spec_set(struct job_spec_data *spec, const char *key, const char *value,
+                      enum spec_change *change_out, struct sentence *why)
 {
-    const struct cairn_spec_field *field = cairn_spec_field_find(&cairn_spec_fields, key,
-                                                                 strlen(key));
+    const struct spec_field *field = spec_field_find(&spec_fields, key, strlen(key));
     const char *dot = strrchr(key, '.');
     char owner[CAIRN_NAME_MAX + 1];
     *change_out = CAIRN_SPEC_NEXT_ROUND;
@@ -263,14 +256,14 @@ cairn_status cairn_spec_set(struct cairn_job_spec_data *spec, const char *key, c
     if (dot == NULL || (size_t)(dot - key) >= sizeof owner) return no_key(spec, key, why);
     snprintf(owner, sizeof owner, "%.*s", (int)(dot - key), key);
     if (strcmp(dot, ".wire") == 0) return set_wire(spec, owner, value, change_out, why);
-    const size_t group = cairn_spec_find_group(spec, owner);
+    const size_t group = spec_find_group(spec, owner);
     if (group == SIZE_MAX) return no_key(spec, key, why);
     return set_in_group(spec, group, dot + 1, value, why);
 }
 
 /* ==== results ==== */
 
-static void note(struct cairn_results *results, uint32_t tensor, uint64_t elems)
+static void note(struct results *results, uint32_t tensor, uint64_t elems)
 {
     uint32_t at = 0, *count = &results->tensor_count;
     while (at < *count && results->tensors[at].tensor < tensor) at++;
@@ -287,22 +280,22 @@ static void note(struct cairn_results *results, uint32_t tensor, uint64_t elems)
     ++*count;
 }
 
-void cairn_results_add(struct cairn_results *results, uint32_t tensor, uint64_t elems)
+void results_add(struct results *results, uint32_t tensor, uint64_t elems)
 {
     if (elems == 0) return;
     results->nonfinite += elems;
     note(results, tensor, elems);
 }
 
-void cairn_results_join(struct cairn_results *results, const struct cairn_results *more)
+void results_join(struct results *results, const struct results *more)
 {
     results->nonfinite += more->nonfinite;
     for (uint32_t i = 0; i < more->tensor_count; i++)
         note(results, more->tensors[i].tensor, more->tensors[i].elems);
 }
 
-void cairn_results_list(const struct cairn_results *results, const struct cairn_job_spec_data *spec,
-                        char out[static CAIRN_RESULTS_BYTES])
+void results_list(const struct results *results, const struct job_spec_data *spec,
+                  char out[static CAIRN_RESULTS_BYTES])
 {
     const size_t room = CAIRN_RESULTS_BYTES - sizeof " and others";
     uint64_t listed = 0;
@@ -311,9 +304,9 @@ void cairn_results_list(const struct cairn_results *results, const struct cairn_
     for (uint32_t i = 0; i < results->tensor_count; i++) {
         const uint32_t tensor = results->tensors[i].tensor;
         if (tensor >= spec->tensor_count) continue;
-        const int more = snprintf(out + used, room - used, "%s%s (%llu)", used > 0 ? ", " : "",
-                                  spec->tensors[tensor].name,
-                                  (unsigned long long)results->tensors[i].elems);
+        const int more = snprintf(out + used, room - used, "%s%s (%" PRIu64 ")",
+                                  used > 0 ? ", " : "", spec->tensors[tensor].name,
+                                  results->tensors[i].elems);
         if (more < 0 || (size_t)more >= room - used) break;
         used += (size_t)more;
         listed += results->tensors[i].elems;
@@ -323,16 +316,16 @@ void cairn_results_list(const struct cairn_results *results, const struct cairn_
         snprintf(out + used, CAIRN_RESULTS_BYTES - used, "%s", used > 0 ? " and others" : "others");
 }
 
-void cairn_results_gradient(const struct cairn_results *results,
-                            const struct cairn_job_spec_data *spec, struct cairn_sentence *out)
+void results_gradient(const struct results *results, const struct job_spec_data *spec,
+                      struct sentence *out)
 {
     char tensors[CAIRN_RESULTS_BYTES];
-    cairn_results_list(results, spec, tensors);
+    results_list(results, spec, tensors);
     if (results->tensor_count > 0)
-        cairn_sentence_set(out, "the gradient of %s is not finite", tensors);
+        sentence_set(out, "the gradient of %s is not finite", tensors);
     else
-        cairn_sentence_set(out, "a gradient is not finite");
+        sentence_set(out, "a gradient is not finite");
     if (results->nonfinite > 0)
-        cairn_sentence_add(out, " (%llu element%s)", (unsigned long long)results->nonfinite,
-                           results->nonfinite == 1 ? "" : "s");
+        sentence_add(out, " (%" PRIu64 " element%s)", results->nonfinite,
+                     results->nonfinite == 1 ? "" : "s");
 }

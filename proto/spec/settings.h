@@ -18,21 +18,19 @@
 #define CAIRN_SETTINGS_MAX 1024 /* of one request */
 
 /* Sets the field that `key` names in a copy of an existing job's spec: after a failure the copy is
- * half changed. Rules of two fields are judged afterwards, by cairn_spec_canonicalize and
- * cairn_spec_check. *change_out: how the job comes to the new value. CAIRN_ERR_NOT_FOUND: no such
+ * half changed. Rules of two fields are judged afterwards, by spec_canonicalize and
+ * spec_check. *change_out: how the job comes to the new value. CAIRN_ERR_NOT_FOUND: no such
  * field, group or tensor; `why` lists the fields that there are. CAIRN_ERR_INVALID,
  * CAIRN_ERR_UNSUPPORTED: `why` names field, value and what is allowed. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_spec_set(struct cairn_job_spec_data *spec, const char *key, const char *value,
-                            enum cairn_spec_change *change_out,
-                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status spec_set(struct job_spec_data *spec, const char *key, const char *value,
+                      enum spec_change *change_out, struct sentence *why) CAIRN_MUST_CHECK;
 /* How a job comes from one value of a scalar to another: as its row says, except that stage 0 lies
  * on one shard. */
-enum cairn_spec_change cairn_spec_change_of(const struct cairn_spec_field *field, uint64_t was_bits,
-                                            uint64_t bits);
+enum spec_change spec_change_of(const struct spec_field *field, uint64_t was_bits, uint64_t bits);
 
-/* The value of a field as cairn_spec_set takes it: "3", "0.1", "skip", "yes". */
+/* The value of a field as spec_set takes it: "3", "0.1", "skip", "yes". */
 #define CAIRN_SETTING_TEXT_MAX 63
-void cairn_spec_setting_text(const struct cairn_spec_field *field, const void *from,
-                             char text_out[static CAIRN_SETTING_TEXT_MAX + 1]);
+void spec_setting_text(const struct spec_field *field, const void *from,
+                       char text_out[static CAIRN_SETTING_TEXT_MAX + 1]);
 
 #endif

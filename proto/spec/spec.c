@@ -1,24 +1,25 @@
 /* Memory and order of a job spec. Judging is in spec_check.c, comparing in spec_compare.c. */
 #include "proto/spec/spec.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/base/text.h"
 #include "proto/spec/spec_fields.h"
 
-static void spec_fields_unsign_zeros(const struct cairn_spec_table *table, void *object);
+static void spec_fields_unsign_zeros(const struct spec_table *table, void *object);
 
-void cairn_spec_init(struct cairn_job_spec_data *spec)
+void spec_init(struct job_spec_data *spec)
 {
-    *spec = (struct cairn_job_spec_data) {
+    *spec = (struct job_spec_data) {
 #define X(name, member, kind, allowed, value, part, given, change) .member = (value),
         CAIRN_SPEC_FIELDS(X)
 #undef X
     };
 }
 
-static void release_tensor(struct cairn_tensor_spec *t)
+static void release_tensor(struct tensor_spec *t)
 {
     free(t->name);
     free(t->unit);
@@ -27,21 +28,21 @@ static void release_tensor(struct cairn_tensor_spec *t)
     free(t->alias_box);
 }
 
-static void release_group(struct cairn_group_spec *g)
+static void release_group(struct group_spec *g)
 {
     free(g->name);
     free(g->optimizer);
     free((void *)(uintptr_t)g->schedule.points); // owned here, read-only to everyone else
 }
 
-static void release_made(const struct cairn_spec_made *made)
+static void release_made(const struct spec_made *made)
 {
     free(made->key);
     free(made->was);
     free(made->is);
 }
 
-void cairn_spec_release(struct cairn_job_spec_data *spec)
+void spec_release(struct job_spec_data *spec)
 {
     for (size_t i = 0; i < spec->tensor_count; i++) release_tensor(&spec->tensors[i]);
     for (size_t i = 0; i < spec->group_count; i++) release_group(&spec->groups[i]);
@@ -53,10 +54,10 @@ void cairn_spec_release(struct cairn_job_spec_data *spec)
     free(spec->init_from);
     free(spec->init_prefix);
     free(spec->name);
-    cairn_spec_init(spec);
+    spec_init(spec);
 }
 
-cairn_status cairn_spec_set_name(struct cairn_job_spec_data *spec, const char *name)
+cairn_status spec_set_name(struct job_spec_data *spec, const char *name)
 {
     char *copy = strdup(name);
     if (copy == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -65,9 +66,9 @@ cairn_status cairn_spec_set_name(struct cairn_job_spec_data *spec, const char *n
     return CAIRN_OK;
 }
 
-struct cairn_group_spec cairn_group_default(void)
+struct group_spec group_default(void)
 {
-    return (struct cairn_group_spec) {
+    return (struct group_spec) {
 #define X(name, kind, allowed, value) .name = (value),
         CAIRN_GROUP_FIELDS(X)
 #undef X
@@ -102,8 +103,7 @@ static bool short_enough(const char *text)
     return text != NULL && strnlen(text, CAIRN_NAME_MAX + 1) <= CAIRN_NAME_MAX;
 }
 
-cairn_status cairn_spec_add_tensor(struct cairn_job_spec_data *spec,
-                                   const struct cairn_tensor_spec *tensor)
+cairn_status spec_add_tensor(struct job_spec_data *spec, const struct tensor_spec *tensor)
 {
     const char *unit = tensor->unit != NULL ? tensor->unit : tensor->name;
     const char *group = tensor->group != NULL ? tensor->group : "";
@@ -116,7 +116,7 @@ cairn_status cairn_spec_add_tensor(struct cairn_job_spec_data *spec,
                                     CAIRN_SPEC_TENSORS_MAX, sizeof *tensor);
     if (status != CAIRN_OK) return status;
     spec->tensors = array;
-    struct cairn_tensor_spec copy = *tensor;
+    struct tensor_spec copy = *tensor;
     copy.name = strdup(tensor->name);
     copy.unit = strdup(unit);
     copy.group = strdup(group);
@@ -132,8 +132,7 @@ cairn_status cairn_spec_add_tensor(struct cairn_job_spec_data *spec,
     return CAIRN_OK;
 }
 
-cairn_status cairn_spec_add_group(struct cairn_job_spec_data *spec,
-                                  const struct cairn_group_spec *group)
+cairn_status spec_add_group(struct job_spec_data *spec, const struct group_spec *group)
 {
     const size_t points = group->schedule.point_count;
     if (!short_enough(group->name) || !short_enough(group->optimizer)) return CAIRN_ERR_INVALID;
@@ -143,7 +142,7 @@ cairn_status cairn_spec_add_group(struct cairn_job_spec_data *spec,
                                     CAIRN_SPEC_GROUPS_MAX, sizeof *group);
     if (status != CAIRN_OK) return status;
     spec->groups = array;
-    struct cairn_group_spec copy = *group;
+    struct group_spec copy = *group;
     copy.name = strdup(group->name);
     copy.optimizer = strdup(group->optimizer);
     copy.schedule.points = copy_bytes(group->schedule.points,
@@ -157,13 +156,12 @@ cairn_status cairn_spec_add_group(struct cairn_job_spec_data *spec,
     return CAIRN_OK;
 }
 
-cairn_status cairn_spec_set_group(struct cairn_job_spec_data *spec, size_t group,
-                                  const struct cairn_group_spec *from)
+cairn_status spec_set_group(struct job_spec_data *spec, size_t group, const struct group_spec *from)
 {
-    struct cairn_group_spec *g = &spec->groups[group];
+    struct group_spec *g = &spec->groups[group];
     const size_t points = from->schedule.point_count;
     if (points > CAIRN_SCHEDULE_POINTS_MAX) return CAIRN_ERR_INVALID;
-    struct cairn_group_spec next = *from;
+    struct group_spec next = *from;
     next.schedule.points = copy_bytes(from->schedule.points,
                                       points * sizeof *from->schedule.points);
     if ((next.schedule.points == NULL) != (points == 0)) return CAIRN_ERR_NO_MEMORY;
@@ -175,9 +173,9 @@ cairn_status cairn_spec_set_group(struct cairn_job_spec_data *spec, size_t group
     return CAIRN_OK;
 }
 
-cairn_status cairn_spec_add_former(struct cairn_job_spec_data *spec, const uint8_t hash[32])
+cairn_status spec_add_former(struct job_spec_data *spec, const uint8_t hash[32])
 {
-    if (cairn_spec_was(spec, hash)) return CAIRN_OK;
+    if (spec_was(spec, hash)) return CAIRN_OK;
     if (spec->former == NULL) spec->former = calloc(CAIRN_SPEC_FORMER_MAX, sizeof *spec->former);
     if (spec->former == NULL) return CAIRN_ERR_NO_MEMORY;
     if (spec->former_count == CAIRN_SPEC_FORMER_MAX) {
@@ -189,10 +187,10 @@ cairn_status cairn_spec_add_former(struct cairn_job_spec_data *spec, const uint8
     return CAIRN_OK;
 }
 
-cairn_status cairn_spec_add_made(struct cairn_job_spec_data *spec, const char *key, const char *was,
-                                 const char *is)
+cairn_status spec_add_made(struct job_spec_data *spec, const char *key, const char *was,
+                           const char *is)
 {
-    const struct cairn_spec_made made = { strdup(key), strdup(was), strdup(is) };
+    const struct spec_made made = { strdup(key), strdup(was), strdup(is) };
     if (spec->made == NULL) spec->made = calloc(CAIRN_SPEC_MADE_MAX, sizeof *spec->made);
     if (spec->made == NULL || made.key == NULL || made.was == NULL || made.is == NULL) {
         release_made(&made);
@@ -207,7 +205,7 @@ cairn_status cairn_spec_add_made(struct cairn_job_spec_data *spec, const char *k
     return CAIRN_OK;
 }
 
-bool cairn_spec_was(const struct cairn_job_spec_data *spec, const uint8_t hash[32])
+bool spec_was(const struct job_spec_data *spec, const uint8_t hash[32])
 {
     for (size_t i = 0; i < spec->former_count; i++) {
         if (memcmp(spec->former[i], hash, sizeof *spec->former) == 0) return true;
@@ -215,31 +213,28 @@ bool cairn_spec_was(const struct cairn_job_spec_data *spec, const uint8_t hash[3
     return false;
 }
 
-static cairn_status copy_contents(const struct cairn_job_spec_data *spec,
-                                  struct cairn_job_spec_data *copy)
+static cairn_status copy_contents(const struct job_spec_data *spec, struct job_spec_data *copy)
 {
     cairn_status status = CAIRN_OK;
-    if (spec->name != NULL) status = cairn_spec_set_name(copy, spec->name);
-    if (status == CAIRN_OK)
-        status = cairn_spec_set_init_from(copy, spec->init_from, spec->init_prefix);
+    if (spec->name != NULL) status = spec_set_name(copy, spec->name);
+    if (status == CAIRN_OK) status = spec_set_init_from(copy, spec->init_from, spec->init_prefix);
     for (size_t i = 0; i < spec->tensor_count && status == CAIRN_OK; i++) {
-        status = cairn_spec_add_tensor(copy, &spec->tensors[i]);
+        status = spec_add_tensor(copy, &spec->tensors[i]);
     }
     for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
-        status = cairn_spec_add_group(copy, &spec->groups[i]);
+        status = spec_add_group(copy, &spec->groups[i]);
     }
     for (size_t i = 0; i < spec->former_count && status == CAIRN_OK; i++) {
-        status = cairn_spec_add_former(copy, spec->former[i]);
+        status = spec_add_former(copy, spec->former[i]);
     }
     for (size_t i = 0; i < spec->made_count && status == CAIRN_OK; i++)
-        status = cairn_spec_add_made(copy, spec->made[i].key, spec->made[i].was, spec->made[i].is);
+        status = spec_add_made(copy, spec->made[i].key, spec->made[i].was, spec->made[i].is);
     return status;
 }
 
-cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
-                             struct cairn_job_spec_data *copy_out)
+cairn_status spec_copy(const struct job_spec_data *spec, struct job_spec_data *copy_out)
 {
-    struct cairn_job_spec_data copy = *spec; // the plain values; what is owned is made anew
+    struct job_spec_data copy = *spec; // the plain values; what is owned is made anew
     copy.name = copy.init_from = copy.init_prefix = NULL;
     copy.tensors = NULL;
     copy.groups = NULL;
@@ -250,7 +245,7 @@ cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
     copy.group_count = copy.group_capacity = 0;
     cairn_status status = copy_contents(spec, &copy);
     if (status != CAIRN_OK) {
-        cairn_spec_release(&copy);
+        spec_release(&copy);
         return status;
     }
     *copy_out = copy;
@@ -259,26 +254,26 @@ cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
 
 static int tensor_order_spec(const void *a, const void *b)
 {
-    const struct cairn_tensor_spec *x = a, *y = b;
+    const struct tensor_spec *x = a, *y = b;
     return strcmp(x->name, y->name);
 }
 
 static int group_order(const void *a, const void *b)
 {
-    const struct cairn_group_spec *x = a, *y = b;
+    const struct group_spec *x = a, *y = b;
     return strcmp(x->name, y->name);
 }
 
 #define GROWTH_STEPS 2000 // as torch.cuda.amp.GradScaler
 
-static void fill_defaults(struct cairn_job_spec_data *spec)
+static void fill_defaults(struct job_spec_data *spec)
 {
     const double start = spec->loss_scale;
-    for (size_t i = 0; i < cairn_spec_fields.count; i++) {
-        const struct cairn_spec_field *field = &cairn_spec_fields.fields[i];
+    for (size_t i = 0; i < spec_fields.count; i++) {
+        const struct spec_field *field = &spec_fields.fields[i];
         if (field->part == CAIRN_SPEC_FIRST || field->min <= 0) continue;
-        if (cairn_spec_field_number(field, spec) == 0) // who did not know the field, left it out
-            cairn_spec_field_set_number(field, spec, field->value_default);
+        if (spec_field_number(field, spec) == 0) // who did not know the field, left it out
+            spec_field_set_number(field, spec, field->value_default);
     }
     if (spec->loss_scale_policy == CAIRN_LOSS_SCALE_DEFAULT)
         spec->loss_scale_policy = start > 1 ? CAIRN_LOSS_SCALE_DYNAMIC : CAIRN_LOSS_SCALE_FIXED;
@@ -288,12 +283,12 @@ static void fill_defaults(struct cairn_job_spec_data *spec)
     if (spec->loss_scale_max == 0) spec->loss_scale_max = start;
 }
 
-static void unsign_zeros(struct cairn_job_spec_data *spec)
+static void unsign_zeros(struct job_spec_data *spec)
 {
-    spec_fields_unsign_zeros(&cairn_spec_fields, spec);
+    spec_fields_unsign_zeros(&spec_fields, spec);
     for (size_t i = 0; i < spec->group_count; i++) {
-        spec_fields_unsign_zeros(&cairn_group_fields, &spec->groups[i]);
-        spec_fields_unsign_zeros(&cairn_schedule_fields, &spec->groups[i].schedule);
+        spec_fields_unsign_zeros(&group_fields, &spec->groups[i]);
+        spec_fields_unsign_zeros(&schedule_fields, &spec->groups[i].schedule);
     }
     for (size_t i = 0; i < spec->tensor_count; i++) {
         spec->tensors[i].init.a += 0.0;
@@ -301,7 +296,7 @@ static void unsign_zeros(struct cairn_job_spec_data *spec)
     }
 }
 
-void cairn_spec_canonicalize(struct cairn_job_spec_data *spec)
+void spec_canonicalize(struct job_spec_data *spec)
 {
     unsign_zeros(spec);
     fill_defaults(spec);
@@ -313,7 +308,7 @@ void cairn_spec_canonicalize(struct cairn_job_spec_data *spec)
     }
 }
 
-size_t cairn_spec_find_tensor(const struct cairn_job_spec_data *spec, const char *name)
+size_t spec_find_tensor(const struct job_spec_data *spec, const char *name)
 {
     size_t low = 0, high = spec->tensor_count;
     while (low < high) {
@@ -328,7 +323,7 @@ size_t cairn_spec_find_tensor(const struct cairn_job_spec_data *spec, const char
     return SIZE_MAX;
 }
 
-size_t cairn_spec_find_group(const struct cairn_job_spec_data *spec, const char *name)
+size_t spec_find_group(const struct job_spec_data *spec, const char *name)
 {
     for (size_t i = 0; i < spec->group_count; i++) {
         if (strcmp(spec->groups[i].name, name) == 0) return i;
@@ -336,10 +331,10 @@ size_t cairn_spec_find_group(const struct cairn_job_spec_data *spec, const char 
     return SIZE_MAX;
 }
 
-size_t cairn_spec_target(const struct cairn_job_spec_data *spec, size_t tensor)
+size_t spec_target(const struct job_spec_data *spec, size_t tensor)
 {
     const char *target = spec->tensors[tensor].alias_of;
-    return target != NULL ? cairn_spec_find_tensor(spec, target) : tensor;
+    return target != NULL ? spec_find_tensor(spec, target) : tensor;
 }
 
 /* ==== spec fields ==== */
@@ -347,10 +342,10 @@ size_t cairn_spec_target(const struct cairn_job_spec_data *spec, size_t tensor)
 #define COUNT_OF(array)     (sizeof(array) / sizeof(array)[0])
 #define PLACE(type, member) offsetof(struct type, member), sizeof((struct type *)NULL)->member
 
-static const struct cairn_spec_field job_rows[] = {
+static const struct spec_field job_rows[] = {
 #define X(name, member, kind, allowed, value, part, given, change) \
     { #name,                                                       \
-      PLACE(cairn_job_spec_data, member),                          \
+      PLACE(job_spec_data, member),                                \
       CAIRN_SPEC_##kind,                                           \
       CAIRN_SPEC_##allowed,                                        \
       (value),                                                     \
@@ -359,40 +354,30 @@ static const struct cairn_spec_field job_rows[] = {
     CAIRN_SPEC_FIELDS(X)
 #undef X
 };
-static const struct cairn_spec_field group_rows[] = {
-#define X(name, kind, allowed, value) \
-    { #name,                          \
-      PLACE(cairn_group_spec, name),  \
-      CAIRN_SPEC_##kind,              \
-      CAIRN_SPEC_##allowed,           \
-      (value),                        \
-      CAIRN_SPEC_FIRST,               \
-      CAIRN_SPEC_NEXT_ROUND },
+static const struct spec_field group_rows[] = {
+#define X(name, kind, allowed, value)                                               \
+    { #name,   PLACE(group_spec, name), CAIRN_SPEC_##kind,    CAIRN_SPEC_##allowed, \
+      (value), CAIRN_SPEC_FIRST,        CAIRN_SPEC_NEXT_ROUND },
     CAIRN_GROUP_FIELDS(X)
 #undef X
 };
-static const struct cairn_spec_field schedule_rows[] = {
-#define X(name, kind)              \
-    { #name,                       \
-      PLACE(cairn_schedule, name), \
-      CAIRN_SPEC_##kind,           \
-      CAIRN_SPEC_BY_CODE,          \
-      0,                           \
-      CAIRN_SPEC_FIRST,            \
-      CAIRN_SPEC_NEXT_ROUND },
+static const struct spec_field schedule_rows[] = {
+#define X(name, kind)                                                         \
+    { #name, PLACE(schedule, name), CAIRN_SPEC_##kind,    CAIRN_SPEC_BY_CODE, \
+      0,     CAIRN_SPEC_FIRST,      CAIRN_SPEC_NEXT_ROUND },
     CAIRN_SCHEDULE_FIELDS(X)
 #undef X
 };
-const struct cairn_spec_table cairn_spec_fields = { job_rows, COUNT_OF(job_rows) };
-const struct cairn_spec_table cairn_group_fields = { group_rows, COUNT_OF(group_rows) };
-const struct cairn_spec_table cairn_schedule_fields = { schedule_rows, COUNT_OF(schedule_rows) };
+const struct spec_table spec_fields = { job_rows, COUNT_OF(job_rows) };
+const struct spec_table group_fields = { group_rows, COUNT_OF(group_rows) };
+const struct spec_table schedule_fields = { schedule_rows, COUNT_OF(schedule_rows) };
 
-static bool is_double(const struct cairn_spec_field *field)
+static bool is_double(const struct spec_field *field)
 {
     return field->kind == CAIRN_SPEC_REAL || field->kind == CAIRN_SPEC_FRACTION;
 }
 
-uint64_t cairn_spec_field_bits(const struct cairn_spec_field *field, const void *from)
+uint64_t spec_field_bits(const struct spec_field *field, const void *from)
 {
     const char *at = (const char *)from + field->offset_bytes;
     uint64_t bits = 0;
@@ -403,15 +388,15 @@ uint64_t cairn_spec_field_bits(const struct cairn_spec_field *field, const void 
     return bits + number;
 }
 
-double cairn_spec_field_number(const struct cairn_spec_field *field, const void *from)
+double spec_field_number(const struct spec_field *field, const void *from)
 {
-    const uint64_t bits = cairn_spec_field_bits(field, from);
+    const uint64_t bits = spec_field_bits(field, from);
     double number;
     memcpy(&number, &bits, sizeof number);
     return is_double(field) ? number : (double)bits;
 }
 
-void cairn_spec_field_set_bits(const struct cairn_spec_field *field, void *to, uint64_t bits)
+void spec_field_set_bits(const struct spec_field *field, void *to, uint64_t bits)
 {
     char *at = (char *)to + field->offset_bytes;
     const uint32_t number = (uint32_t)bits;
@@ -423,79 +408,79 @@ void cairn_spec_field_set_bits(const struct cairn_spec_field *field, void *to, u
         memcpy(at, &number, sizeof number);
 }
 
-void cairn_spec_field_set_number(const struct cairn_spec_field *field, void *to, double number)
+void spec_field_set_number(const struct spec_field *field, void *to, double number)
 {
     uint64_t bits = is_double(field) ? 0 : (uint64_t)number;
     if (is_double(field)) memcpy(&bits, &number, sizeof bits);
-    cairn_spec_field_set_bits(field, to, bits);
+    spec_field_set_bits(field, to, bits);
 }
 
-bool cairn_spec_field_is_default(const struct cairn_spec_field *field, const void *from)
+bool spec_field_is_default(const struct spec_field *field, const void *from)
 {
-    return cairn_spec_field_number(field, from) == field->value_default;
+    return spec_field_number(field, from) == field->value_default;
 }
 
 /* Turns -0 into +0 in each double, as proto3 does on the way, which leaves zeros out. */
-static void spec_fields_unsign_zeros(const struct cairn_spec_table *table, void *object)
+static void spec_fields_unsign_zeros(const struct spec_table *table, void *object)
 {
     for (size_t i = 0; i < table->count; i++) {
-        const struct cairn_spec_field *field = &table->fields[i];
+        const struct spec_field *field = &table->fields[i];
         if (!is_double(field)) continue;
-        cairn_spec_field_set_number(field, object, cairn_spec_field_number(field, object) + 0.0);
+        spec_field_set_number(field, object, spec_field_number(field, object) + 0.0);
     }
 }
 
-cairn_status cairn_spec_count_check(const char *subject, const char *name, uint64_t value,
-                                    uint64_t min, uint64_t max, struct cairn_sentence *why)
+cairn_status spec_count_check(const char *subject, const char *name, uint64_t value, uint64_t min,
+                              uint64_t max, struct sentence *why)
 {
     if (value >= min && value <= max) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID, "%s%s is %llu; allowed: %llu to %llu", subject, name,
-                      (unsigned long long)value, (unsigned long long)min, (unsigned long long)max);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "%s%s is %" PRIu64 "; allowed: %" PRIu64 " to %" PRIu64, subject, name, value,
+                     min, max);
 }
 
 /* No NaN passes. */
-static cairn_status check_double(const struct cairn_spec_field *field, double value,
-                                 const char *subject, struct cairn_sentence *why)
+static cairn_status check_double(const struct spec_field *field, double value, const char *subject,
+                                 struct sentence *why)
 {
     const bool is_open = field->kind == CAIRN_SPEC_FRACTION;
     if (value >= field->min && (is_open ? value < field->max : value <= field->max))
         return CAIRN_OK;
     if (is_open)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%s%s is %.17g; allowed: %g to below %g", subject,
-                          field->name, value, field->min, field->max);
+        return fail_with(why, CAIRN_ERR_INVALID, "%s%s is %.17g; allowed: %g to below %g", subject,
+                         field->name, value, field->min, field->max);
     if (field->max == DBL_MAX)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%s%s is %g; allowed: %g or more, finite",
-                          subject, field->name, value, field->min);
-    return cairn_fail(why, CAIRN_ERR_INVALID, "%s%s is %g; allowed: %g to %g", subject, field->name,
-                      value, field->min, field->max);
+        return fail_with(why, CAIRN_ERR_INVALID, "%s%s is %g; allowed: %g or more, finite", subject,
+                         field->name, value, field->min);
+    return fail_with(why, CAIRN_ERR_INVALID, "%s%s is %g; allowed: %g to %g", subject, field->name,
+                     value, field->min, field->max);
 }
 
-cairn_status cairn_spec_field_check(const struct cairn_spec_field *field, const void *from,
-                                    const char *subject, struct cairn_sentence *why)
+cairn_status spec_field_check(const struct spec_field *field, const void *from, const char *subject,
+                              struct sentence *why)
 {
-    const uint64_t bits = cairn_spec_field_bits(field, from);
+    const uint64_t bits = spec_field_bits(field, from);
     if (field->max == 0) return CAIRN_OK; // judged by code
     if (field->capability != CAIRN_CAPABILITY_FIELD_COUNT)
-        return cairn_capability_check(field->capability,
-                                      field->kind == CAIRN_SPEC_CHOICE ? (int)bits : (int64_t)bits,
-                                      subject, why);
-    if (is_double(field))
-        return check_double(field, cairn_spec_field_number(field, from), subject, why);
-    return cairn_spec_count_check(subject, field->name, bits, (uint64_t)field->min,
-                                  (uint64_t)field->max, why);
+        return capability_check(field->capability,
+                                field->kind == CAIRN_SPEC_CHOICE ? (int)bits : (int64_t)bits,
+                                subject, why);
+    if (is_double(field)) return check_double(field, spec_field_number(field, from), subject, why);
+    return spec_count_check(subject, field->name, bits, (uint64_t)field->min, (uint64_t)field->max,
+                            why);
 }
 
-cairn_status cairn_spec_fields_check(const struct cairn_spec_table *table, const void *from,
-                                     const char *subject, struct cairn_sentence *why)
+cairn_status spec_fields_check(const struct spec_table *table, const void *from,
+                               const char *subject, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < table->count && status == CAIRN_OK; i++)
-        status = cairn_spec_field_check(&table->fields[i], from, subject, why);
+        status = spec_field_check(&table->fields[i], from, subject, why);
     return status;
 }
 
-const struct cairn_spec_field *cairn_spec_field_find(const struct cairn_spec_table *table,
-                                                     const char *name, size_t name_bytes)
+const struct spec_field *spec_field_find(const struct spec_table *table, const char *name,
+                                         size_t name_bytes)
 {
     for (size_t i = 0; i < table->count; i++) {
         const char *own = table->fields[i].name;
@@ -511,18 +496,18 @@ const struct cairn_spec_field *cairn_spec_field_find(const struct cairn_spec_tab
 
 static int tensor_order_names(const void *a, const void *b)
 {
-    const struct cairn_tensor_spec *const *x = a, *const *y = b;
+    const struct tensor_spec *const *x = a, *const *y = b;
     return strcmp((*x)->name, (*y)->name);
 }
 
-static cairn_status refuse_alias(const struct cairn_tensor_spec *t, const char *what,
-                                 struct cairn_sentence *why)
+static cairn_status refuse_alias(const struct tensor_spec *t, const char *what,
+                                 struct sentence *why)
 {
-    return cairn_fail(why, CAIRN_ERR_INVALID, "tensor \"%s\": alias_of names %s", t->name, what);
+    return fail_with(why, CAIRN_ERR_INVALID, "tensor \"%s\": alias_of names %s", t->name, what);
 }
 
 /* Extents of at least 1, none past the end; nothing overflows. */
-static bool box_inside(const struct cairn_box *box, const struct cairn_shape *shape)
+static bool box_inside(const struct cairn_box *box, const struct shape *shape)
 {
     if (box->rank != shape->rank) return false;
     for (uint32_t d = 0; d < shape->rank; d++) {
@@ -532,14 +517,13 @@ static bool box_inside(const struct cairn_box *box, const struct cairn_shape *sh
     return true;
 }
 
-static cairn_status check_alias(const struct cairn_tensor_spec *t,
-                                const struct cairn_tensor_spec *target, struct cairn_sentence *why)
+static cairn_status check_alias(const struct tensor_spec *t, const struct tensor_spec *target,
+                                struct sentence *why)
 {
     if (target == NULL) return refuse_alias(t, "no tensor of the job", why);
     if (target->alias_of != NULL)
         return refuse_alias(t, "an alias; name the tensor that that one stands for", why);
-    const struct cairn_refusal *refused = cairn_combination_refused(CAIRN_COMBINATION_OF_TARGET,
-                                                                    target);
+    const struct spec_refusal *refused = combination_refused(CAIRN_COMBINATION_OF_TARGET, target);
     if (refused != NULL) return refuse_alias(t, refused->why, why);
     if (t->kind != CAIRN_FROZEN || t->shape.rank != 1 || t->shape.dim[0] != 0)
         return refuse_alias(t, "a tensor, but it has a kind or a shape of its own", why);
@@ -554,36 +538,35 @@ static cairn_status check_alias(const struct cairn_tensor_spec *t,
     return CAIRN_OK;
 }
 
-static cairn_status check_sorted(const struct cairn_tensor_spec *const *sorted, size_t count,
-                                 struct cairn_sentence *why)
+static cairn_status check_sorted(const struct tensor_spec *const *sorted, size_t count,
+                                 struct sentence *why)
 {
     for (size_t i = 1; i < count; i++) {
         if (strcmp(sorted[i - 1]->name, sorted[i]->name) != 0) continue;
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "two tensors have the name \"%s\"; names are unique in a job",
-                          sorted[i]->name);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "two tensors have the name \"%s\"; names are unique in a job",
+                         sorted[i]->name);
     }
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < count && status == CAIRN_OK; i++) {
-        const struct cairn_tensor_spec *t = sorted[i];
+        const struct tensor_spec *t = sorted[i];
         if (t->alias_of == NULL && t->alias_box != NULL) {
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "tensor \"%s\": it has an alias_box but no alias_of", t->name);
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "tensor \"%s\": it has an alias_box but no alias_of", t->name);
         }
         if (t->alias_of == NULL) continue;
-        const struct cairn_tensor_spec key = { .name = t->alias_of }, *key_at = &key;
-        const struct cairn_tensor_spec *const *target = bsearch(&key_at, sorted, count,
-                                                                sizeof *sorted, tensor_order_names);
+        const struct tensor_spec key = { .name = t->alias_of }, *key_at = &key;
+        const struct tensor_spec *const *target = bsearch(&key_at, sorted, count, sizeof *sorted,
+                                                          tensor_order_names);
         status = check_alias(t, target != NULL ? *target : NULL, why);
     }
     return status;
 }
 
-cairn_status cairn_spec_check_names(const struct cairn_job_spec_data *spec,
-                                    struct cairn_sentence *why)
+cairn_status spec_check_names(const struct job_spec_data *spec, struct sentence *why)
 {
     const size_t count = spec->tensor_count;
-    const struct cairn_tensor_spec **sorted = calloc(count, sizeof *sorted);
+    const struct tensor_spec **sorted = calloc(count, sizeof *sorted);
     if (sorted == NULL) return CAIRN_ERR_NO_MEMORY;
     for (size_t i = 0; i < count; i++) sorted[i] = &spec->tensors[i];
     qsort(sorted, count, sizeof *sorted, tensor_order_names);
@@ -604,8 +587,7 @@ static cairn_status copy_text(const char *text, char **copy_out)
     return *copy_out != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-cairn_status cairn_spec_set_init_from(struct cairn_job_spec_data *spec, const char *path,
-                                      const char *prefix)
+cairn_status spec_set_init_from(struct job_spec_data *spec, const char *path, const char *prefix)
 {
     char *path_copy, *prefix_copy = NULL;
     cairn_status status = copy_text(path, &path_copy);
@@ -621,50 +603,48 @@ cairn_status cairn_spec_set_init_from(struct cairn_job_spec_data *spec, const ch
     return CAIRN_OK;
 }
 
-cairn_status cairn_spec_check_origin(const struct cairn_job_spec_data *spec,
-                                     struct cairn_sentence *why)
+cairn_status spec_check_origin(const struct job_spec_data *spec, struct sentence *why)
 {
     const char *path = spec->init_from, *prefix = spec->init_prefix;
     cairn_status status = CAIRN_OK;
     if (path != NULL && path[0] != '/')
-        return cairn_fail(
-            why, CAIRN_ERR_INVALID,
-            "init_from is not an absolute path; it is looked up where the shards are");
-    if (path != NULL) status = cairn_text_check("init_from", path, CAIRN_SPEC_PATH_MAX, why);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "init_from is not an absolute path; it is looked up where the shards are");
+    if (path != NULL) status = text_check("init_from", path, CAIRN_SPEC_PATH_MAX, why);
     if (status == CAIRN_OK && prefix != NULL && prefix[0] != '\0')
-        status = cairn_text_check("init_prefix", prefix, CAIRN_NAME_MAX, why);
+        status = text_check("init_prefix", prefix, CAIRN_NAME_MAX, why);
     if (status != CAIRN_OK) return status;
     if (prefix != NULL && path == NULL) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "init_prefix \"%s\" without init_from has no effect", prefix);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "init_prefix \"%s\" without init_from has no effect", prefix);
     }
     if (spec->init_nonfinite_ok && path == NULL) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "init_nonfinite_ok without init_from has no effect");
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "init_nonfinite_ok without init_from has no effect");
     }
     if (spec->init_extra_ok && path == NULL)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "init_extra_ok without init_from has no effect");
+        return fail_with(why, CAIRN_ERR_INVALID, "init_extra_ok without init_from has no effect");
     return CAIRN_OK;
 }
 
-bool cairn_spec_has_origin(const struct cairn_job_spec_data *spec, size_t tensor)
+bool spec_has_origin(const struct job_spec_data *spec, size_t tensor)
 {
-    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
+    const struct tensor_spec *t = &spec->tensors[tensor];
     if (t->kind == CAIRN_BLOB) return false;
     return spec->init_from != NULL || t->init.kind != CAIRN_INIT_NONE;
 }
 
 /* There is nothing to put. */
-static bool is_empty(const struct cairn_tensor_spec *t)
+static bool is_empty(const struct tensor_spec *t)
 {
-    return t->alias_of != NULL || cairn_geometry_of(&t->shape).elems == 0;
+    return t->alias_of != NULL || geometry_of(&t->shape).elems == 0;
 }
 
-bool cairn_spec_initializes_itself(const struct cairn_job_spec_data *spec)
+bool spec_initializes_itself(const struct job_spec_data *spec)
 {
     bool any = false;
     for (size_t i = 0; i < spec->tensor_count; i++) {
-        const bool has = cairn_spec_has_origin(spec, i);
+        const bool has = spec_has_origin(spec, i);
         if (!has && !is_empty(&spec->tensors[i])) return false;
         any = any || has;
     }
@@ -673,18 +653,18 @@ bool cairn_spec_initializes_itself(const struct cairn_job_spec_data *spec)
 
 /* ==== batch ==== */
 
-uint32_t cairn_batch_count(const struct cairn_batch *batch)
+uint32_t batch_count(const struct spec_batch *batch)
 {
     if (batch->rank >= batch->total) return 0;
     return (batch->total - batch->rank - 1) / batch->world + 1;
 }
 
-uint32_t cairn_batch_number(const struct cairn_batch *batch, uint32_t place)
+uint32_t batch_number(const struct spec_batch *batch, uint32_t place)
 {
     return batch->total == 0 ? place : batch->rank + place * batch->world;
 }
 
-bool cairn_batch_place(const struct cairn_batch *batch, uint32_t number, uint32_t *place_out)
+bool batch_place(const struct spec_batch *batch, uint32_t number, uint32_t *place_out)
 {
     if (batch->total > 0) {
         const bool is_own = number < batch->total && batch->rank < batch->world &&
@@ -705,7 +685,7 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-uint64_t cairn_batch_seed(uint64_t seed, uint64_t index, uint64_t number)
+uint64_t batch_seed(uint64_t seed, uint64_t index, uint64_t number)
 {
     return mix(mix(mix(seed) ^ index) ^ number) >> 1;
 }
@@ -720,16 +700,16 @@ static const struct {
     { "AVX-512", "not of this processor, or not wanted" },
 };
 
-const char *cairn_without_name(uint32_t index)
+const char *without_name(uint32_t index)
 {
     return index < CAIRN_WITHOUT_COUNT ? lacks_table[index].name : "?";
 }
 
-void cairn_without_print(uint32_t without, struct cairn_sentence *out)
+void without_print(uint32_t without, struct sentence *out)
 {
-    cairn_sentence_set(out, "%s", "");
+    sentence_set(out, "%s", "");
     for (uint32_t i = 0; i < CAIRN_WITHOUT_COUNT; i++)
         if ((without & 1u << i) != 0)
-            cairn_sentence_add(out, "%s%s (%s)", out->text[0] != '\0' ? ", " : "",
-                               lacks_table[i].name, lacks_table[i].because);
+            sentence_add(out, "%s%s (%s)", out->text[0] != '\0' ? ", " : "", lacks_table[i].name,
+                         lacks_table[i].because);
 }

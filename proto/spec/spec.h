@@ -1,9 +1,9 @@
 /* The job spec: what a worker declares, the coordinator keeps and a snapshot carries. Plain data.
  *
  * Everyone indexes a job's tensors in one order, the canonical one: bytewise by tensor name
- * (cairn_spec_canonicalize), whatever order a worker lists them in. Groups are sorted the same way.
+ * (spec_canonicalize), whatever order a worker lists them in. Groups are sorted the same way.
  * A spec from a stranger is filled under the count limits below, canonicalized, then judged by
- * cairn_spec_check; nothing else looks at an unjudged spec.
+ * spec_check; nothing else looks at an unjudged spec.
  *
  * Pure: no input or output. A spec owns its memory and may be read by many threads, changed by one.
  * Strings are UTF-8, NUL-terminated, at most CAIRN_NAME_MAX bytes. */
@@ -64,7 +64,7 @@ struct cairn_schedule_point {
 #endif
 
 /* All zero: the group's lr, always. Fields that a kind does not use are 0. */
-struct cairn_schedule {
+struct schedule {
     cairn_schedule_kind kind;
     uint64_t warmup_steps; /* every kind but driven */
     uint64_t total_steps; /* linear, cosine, wsd: more than warmup_steps, that of wsd's decay too */
@@ -75,22 +75,22 @@ struct cairn_schedule {
 };
 
 /* "constant", "linear", ...; "?" for a number that is not a kind. */
-const char *cairn_schedule_name(int kind);
+const char *schedule_name(int kind);
 /* The kind of that name; -1 if there is none. */
-int cairn_schedule_number(const char *name);
+int schedule_number(const char *name);
 
 /* CAIRN_ERR_INVALID: a value out of its range, or one that the kind does not use. `why` (may be NULL)
  * begins with `group`, and names field, value and what is allowed. */
-cairn_status cairn_schedule_check(const struct cairn_schedule *schedule, double lr,
-                                  const char *group, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status schedule_check(const struct schedule *schedule, double lr, const char *group,
+                            struct sentence *why) CAIRN_MUST_CHECK;
 
 /* The learning rate of the round of step `step` (k above) for a group of `lr`. The schedule passes the
  * check. Each operation rounds once, in the order written above. */
-double cairn_schedule_lr(const struct cairn_schedule *schedule, double lr, uint64_t step);
+double schedule_lr(const struct schedule *schedule, double lr, uint64_t step);
 
 /* cos(pi * x) for 0 <= x <= 1: Taylor's polynomials of cos and sin on [-pi/4, pi/4] after the symmetries
  * (exact: x is reduced before pi comes in). Absolute error below 4e-16. */
-double cairn_cos_pi(double x);
+double cos_pi(double x);
 
 /* ==== batch ==== */
 
@@ -102,23 +102,23 @@ double cairn_cos_pi(double x);
  *
  * Pure; no floating point. */
 
-struct cairn_batch {
+struct spec_batch {
     uint32_t total; /* 0: the job has none, each worker has micro-batches of its own */
     uint32_t rank;  /* dense, among the contributors; of a surplus worker at least their number */
     uint32_t world; /* contributors, at least 1 */
 };
 
 /* How many of them are the rank's. */
-uint32_t cairn_batch_count(const struct cairn_batch *batch);
+uint32_t batch_count(const struct spec_batch *batch);
 /* The number, in the step, of the rank's micro-batch `place`; without a total the place itself. */
-uint32_t cairn_batch_number(const struct cairn_batch *batch, uint32_t place);
+uint32_t batch_number(const struct spec_batch *batch, uint32_t place);
 /* The way back; false: the number is another rank's, or none. */
-bool cairn_batch_place(const struct cairn_batch *batch, uint32_t number, uint32_t *place_out);
+bool batch_place(const struct spec_batch *batch, uint32_t number, uint32_t *place_out);
 
 /* The seed of micro-batch `number` of the batch `index` (steps and skips before it), below 2^63:
  * with splitmix64's mix(x), mix(mix(mix(seed) ^ index) ^ number) >> 1. The seed is the same whoever
  * computes it, and when it is computed again. */
-uint64_t cairn_batch_seed(uint64_t seed, uint64_t index, uint64_t number);
+uint64_t batch_seed(uint64_t seed, uint64_t index, uint64_t number);
 
 /* ==== without ==== */
 
@@ -126,17 +126,17 @@ uint64_t cairn_batch_seed(uint64_t seed, uint64_t index, uint64_t number);
  * wonders about a speed wants to know them. They are said once when the shard starts, and by `cairn
  * cluster status`. Pure. */
 
-enum cairn_without { /* bits of Hello.without */
-                     CAIRN_WITHOUT_RDMA = 1u << 0,
-                     CAIRN_WITHOUT_GPU = 1u << 1,
-                     CAIRN_WITHOUT_AVX512 = 1u << 2,
+enum spec_without { /* bits of Hello.without */
+                    CAIRN_WITHOUT_RDMA = 1u << 0,
+                    CAIRN_WITHOUT_GPU = 1u << 1,
+                    CAIRN_WITHOUT_AVX512 = 1u << 2,
 };
 #define CAIRN_WITHOUT_COUNT 3
 
 /* "RDMA", of the bit 1 << index. */
-const char *cairn_without_name(uint32_t index);
+const char *without_name(uint32_t index);
 /* "RDMA (no card in /sys/class/infiniband), GPU (...)"; empty if there is everything. */
-void cairn_without_print(uint32_t without, struct cairn_sentence *out);
+void without_print(uint32_t without, struct sentence *out);
 
 /* ==== rank groups ==== */
 
@@ -147,29 +147,29 @@ void cairn_without_print(uint32_t without, struct cairn_sentence *out);
  *
  * Pure. A struct owns its lists. */
 
-struct cairn_rank_groups {
-    /* owned: freed by cairn_rank_groups_release */
+struct rank_groups {
+    /* owned: freed by rank_groups_release */
     uint32_t *ranks; /* [rank_count] group behind group */
     uint32_t *ends;  /* [group_count] of each group in ranks, one behind its last */
     uint32_t rank_count, group_count;
 };
 
 /* Room for so many; they are filled in by the caller. CAIRN_ERR_NO_MEMORY: nothing is owned. */
-cairn_status cairn_rank_groups_init(struct cairn_rank_groups *groups, uint32_t rank_count,
-                                    uint32_t group_count) CAIRN_MUST_CHECK;
+cairn_status rank_groups_init(struct rank_groups *groups, uint32_t rank_count,
+                              uint32_t group_count) CAIRN_MUST_CHECK;
 /* Frees the lists: no group any more. */
-void cairn_rank_groups_release(struct cairn_rank_groups *groups);
+void rank_groups_release(struct rank_groups *groups);
 /* `copy_out` is set only on success. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_rank_groups_copy(const struct cairn_rank_groups *groups,
-                                    struct cairn_rank_groups *copy_out) CAIRN_MUST_CHECK;
-bool cairn_rank_groups_equal(const struct cairn_rank_groups *a, const struct cairn_rank_groups *b);
+cairn_status rank_groups_copy(const struct rank_groups *groups,
+                              struct rank_groups *copy_out) CAIRN_MUST_CHECK;
+bool rank_groups_equal(const struct rank_groups *a, const struct rank_groups *b);
 /* The ranks of a group. */
-const uint32_t *cairn_rank_groups_at(const struct cairn_rank_groups *groups, uint32_t group,
-                                     uint32_t *count_out);
+const uint32_t *rank_groups_at(const struct rank_groups *groups, uint32_t group,
+                               uint32_t *count_out);
 /* They are as the head of this page says. */
-bool cairn_rank_groups_ok(const struct cairn_rank_groups *groups);
+bool rank_groups_ok(const struct rank_groups *groups);
 /* Adds "0-3,5". */
-void cairn_ranks_add_text(const uint32_t *ranks, size_t rank_count, struct cairn_sentence *out);
+void ranks_add_text(const uint32_t *ranks, size_t rank_count, struct sentence *out);
 
 /* ==== spec ==== */
 
@@ -300,7 +300,7 @@ struct cairn_init {
 };
 #endif
 
-struct cairn_tensor_spec {
+struct tensor_spec {
     /* owned by the spec it stands in */
     char *name;
     char *unit;  /* tensors of a unit are fetched together */
@@ -314,9 +314,9 @@ struct cairn_tensor_spec {
      * no alias. Nothing else is U8 */
     cairn_kind kind;
     cairn_dtype wire, reduce, master;
-    struct cairn_shape shape;
+    struct shape shape;
     bool whole;  /* placement: false = cut by rows, true = all of it on one shard */
-    bool frozen; /* of a trained one, by an amendment: as struct cairn_group_spec's */
+    bool frozen; /* of a trained one, by an amendment: as struct group_spec's */
     struct cairn_init init;
     /* For a trained tensor: how many of the spec's first_step steps passed it by. A worker that
      * opens the job later leaves it out, and so does the job's own spec: it is in the hash, and in
@@ -329,9 +329,9 @@ struct cairn_tensor_spec {
 };
 
 /* Hyper-parameters shared by the trained tensors that name the group. Fields that the optimizer
- * does not use are still judged, so leave them at the defaults of cairn_spec_add_group's model,
- * cairn_group_default(). */
-struct cairn_group_spec {
+ * does not use are still judged, so leave them at the defaults of spec_add_group's model,
+ * group_default(). */
+struct group_spec {
     char *name;      /* owned by the spec it stands in */
     char *optimizer; /* owned; "adamw", "adam", "sgd" */
     double lr, beta1, beta2, eps, weight_decay, momentum;
@@ -339,12 +339,12 @@ struct cairn_group_spec {
     /* set by an amendment: the group's tensors keep what they are, and take no gradient. A worker
      * cannot say it, so hash and diff leave it out */
     bool frozen;
-    struct cairn_schedule schedule; /* of lr; the points are owned by the spec */
+    struct schedule schedule; /* of lr; the points are owned by the spec */
 };
 
 /* The rules by which the coordinator acts for the job by itself: snapshot.h and restore.h there.
  * Amendable. */
-struct cairn_policy {
+struct policy {
     uint64_t snapshot_every; /* steps; 0: no periodic snapshots */
     uint64_t snapshot_keep;  /* so many periodic ones, the newest; 0: all */
     cairn_shard_loss on_shard_loss;
@@ -366,20 +366,20 @@ struct cairn_policy {
 };
 
 /* A setting by which a job was made of a snapshot (settings.h); all of it is owned. */
-struct cairn_spec_made {
+struct spec_made {
     char *key, *was, *is;
 };
 
-struct cairn_job_spec_data {
-    /* owned: freed by cairn_spec_release */
+struct job_spec_data {
+    /* owned: freed by spec_release */
     char *name; /* also the name of a folder: [A-Za-z0-9._-], not starting with '.' or '-' */
-    struct cairn_tensor_spec *tensors; /* [tensor_count] */
-    struct cairn_group_spec *groups;   /* [group_count] */
+    struct tensor_spec *tensors; /* [tensor_count] */
+    struct group_spec *groups;   /* [group_count] */
     uint8_t (*former)
         [32]; /* [former_count] hashes of this spec before its amendments, the first is that of
                             * the job's creation. Not part of hash and diff */
 
-    struct cairn_spec_made *made; /* [made_count], the oldest first. Not part of hash and diff */
+    struct spec_made *made; /* [made_count], the oldest first. Not part of hash and diff */
 
     /* owned: weights that the shards begin with (proto/safetensors/safetensors.h) */
     char *init_from;   /* an absolute path on their side; NULL: none */
@@ -424,110 +424,106 @@ struct cairn_job_spec_data {
     uint32_t global_batch;
     uint64_t seed; /* of which the seeds of micro-batches are made. Likewise */
     cairn_missing missing_gradients;
-    struct cairn_policy policy;
+    struct policy policy;
     uint64_t revision;  /* counted by the coordinator; not part of hash and diff */
     uint64_t amend_key; /* of the last amendment; 0: none. Likewise, and not in a manifest */
 };
 
 /* A spec without tensors and groups, all else at its default (stage 2); name NULL. Allocates nothing. */
-void cairn_spec_init(struct cairn_job_spec_data *spec);
+void spec_init(struct job_spec_data *spec);
 /* Frees what the spec owns and makes it as after init. */
-void cairn_spec_release(struct cairn_job_spec_data *spec);
+void spec_release(struct job_spec_data *spec);
 /* A deep copy; `copy_out` is init'ed by this call and set only on success. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
-                             struct cairn_job_spec_data *copy_out) CAIRN_MUST_CHECK;
+cairn_status spec_copy(const struct job_spec_data *spec,
+                       struct job_spec_data *copy_out) CAIRN_MUST_CHECK;
 /* Copies the string in. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_spec_set_name(struct cairn_job_spec_data *spec,
-                                 const char *name) CAIRN_MUST_CHECK;
+cairn_status spec_set_name(struct job_spec_data *spec, const char *name) CAIRN_MUST_CHECK;
 /* Copies both in; NULL and "" are none. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_spec_set_init_from(struct cairn_job_spec_data *spec, const char *path,
-                                      const char *prefix) CAIRN_MUST_CHECK;
+cairn_status spec_set_init_from(struct job_spec_data *spec, const char *path,
+                                const char *prefix) CAIRN_MUST_CHECK;
 /* Appends a copy of *tensor, strings and box included; a NULL unit becomes the tensor's name, a NULL
  * group "". Not judged here. CAIRN_ERR_INVALID over the count limit or with a string NULL or longer than
  * CAIRN_NAME_MAX, CAIRN_ERR_NO_MEMORY; then the spec is as before. */
-cairn_status cairn_spec_add_tensor(struct cairn_job_spec_data *spec,
-                                   const struct cairn_tensor_spec *tensor) CAIRN_MUST_CHECK;
+cairn_status spec_add_tensor(struct job_spec_data *spec,
+                             const struct tensor_spec *tensor) CAIRN_MUST_CHECK;
 /* The same for a group; its schedule's points are copied, CAIRN_ERR_INVALID if there are too many. */
-cairn_status cairn_spec_add_group(struct cairn_job_spec_data *spec,
-                                  const struct cairn_group_spec *group) CAIRN_MUST_CHECK;
+cairn_status spec_add_group(struct job_spec_data *spec,
+                            const struct group_spec *group) CAIRN_MUST_CHECK;
 /* Replaces all of the group but its name, its optimizer and `frozen` by copies of what `from` has. As
- * cairn_spec_add_group; not judged. */
-cairn_status cairn_spec_set_group(struct cairn_job_spec_data *spec, size_t group,
-                                  const struct cairn_group_spec *from) CAIRN_MUST_CHECK;
+ * spec_add_group; not judged. */
+cairn_status spec_set_group(struct job_spec_data *spec, size_t group,
+                            const struct group_spec *from) CAIRN_MUST_CHECK;
 /* lr 1e-3, beta 0.9 and 0.999, eps 1e-8, weight_decay and momentum 0, constant; name and optimizer NULL. */
-struct cairn_group_spec cairn_group_default(void);
+struct group_spec group_default(void);
 /* Notes what the spec was: the oldest but the first is forgotten over CAIRN_SPEC_FORMER_MAX.
  * CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_spec_add_former(struct cairn_job_spec_data *spec,
-                                   const uint8_t hash[32]) CAIRN_MUST_CHECK;
+cairn_status spec_add_former(struct job_spec_data *spec, const uint8_t hash[32]) CAIRN_MUST_CHECK;
 /* Notes that a setting made it what it is; the oldest is forgotten over CAIRN_SPEC_MADE_MAX. Copied. */
-cairn_status cairn_spec_add_made(struct cairn_job_spec_data *spec, const char *key, const char *was,
-                                 const char *is) CAIRN_MUST_CHECK;
+cairn_status spec_add_made(struct job_spec_data *spec, const char *key, const char *was,
+                           const char *is) CAIRN_MUST_CHECK;
 /* True if the hash is one that the spec had before an amendment. */
-bool cairn_spec_was(const struct cairn_job_spec_data *spec, const uint8_t hash[32]);
+bool spec_was(const struct job_spec_data *spec, const uint8_t hash[32]);
 
 /* Sorts tensors and groups bytewise by name: afterwards an index means the same to everyone. Puts the
  * defaults of the loss scale's policy, micro_batches, skips_max, shard_loss_wait_s where 0 is them. */
-void cairn_spec_canonicalize(struct cairn_job_spec_data *spec);
+void spec_canonicalize(struct job_spec_data *spec);
 /* Index of the tensor or group of that name in a canonical spec; SIZE_MAX if there is none. */
-size_t cairn_spec_find_tensor(const struct cairn_job_spec_data *spec, const char *name);
-size_t cairn_spec_find_group(const struct cairn_job_spec_data *spec, const char *name);
+size_t spec_find_tensor(const struct job_spec_data *spec, const char *name);
+size_t spec_find_group(const struct job_spec_data *spec, const char *name);
 
 /* Seconds that a snapshot beside training may take: from its cut until it is durable; and before the cut,
  * while shards make memory for it. */
-uint32_t cairn_policy_durable_within_s(const struct cairn_policy *policy);
-uint32_t cairn_policy_prepare_within_s(const struct cairn_policy *policy);
-bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *b);
+uint32_t policy_durable_within_s(const struct policy *policy);
+uint32_t policy_prepare_within_s(const struct policy *policy);
+bool policy_same(const struct policy *a, const struct policy *b);
 
 /* Judges everything this page promises of a spec, in any order of tensors: names (UTF-8, no control
  * characters, unique), groups (known, used by a trained tensor), optimizers (one of `optimizers`, a
  * NULL-terminated list), schedules, aliases, ranges, shapes, counts, and what this version supports
  * (below). CAIRN_ERR_INVALID or CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) names field, value and
  * what is allowed. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char *const *optimizers,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status spec_check(const struct job_spec_data *spec, const char *const *optimizers,
+                        struct sentence *why) CAIRN_MUST_CHECK;
 /* Refuses values that a rule cannot use, in a judged spec that is new, or amended. Specs that an
  * older version stored are not checked again, and go on. CAIRN_ERR_INVALID with a sentence. */
-cairn_status cairn_spec_check_usable(const struct cairn_job_spec_data *spec,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status spec_check_usable(const struct job_spec_data *spec,
+                               struct sentence *why) CAIRN_MUST_CHECK;
 /* The tensor that `tensor` is another name of, or `tensor` itself if it is no alias; the spec is
  * judged and canonical. */
-size_t cairn_spec_target(const struct cairn_job_spec_data *spec, size_t tensor);
+size_t spec_target(const struct job_spec_data *spec, size_t tensor);
 /* True if the shards make the tensor's initial state: nobody puts it. Never true for a blob. */
-bool cairn_spec_has_origin(const struct cairn_job_spec_data *spec, size_t tensor);
+bool spec_has_origin(const struct job_spec_data *spec, size_t tensor);
 /* True if that holds for every tensor that has elements: the job initializes itself. */
-bool cairn_spec_initializes_itself(const struct cairn_job_spec_data *spec);
+bool spec_initializes_itself(const struct job_spec_data *spec);
 /* True if `name` may be a job's name (and so a folder's). */
-bool cairn_job_name_ok(const char *name);
+bool job_name_ok(const char *name);
 
 /* BLAKE2b-256 over all that a worker says of a job, except its name (a snapshot may be restored
  * under another); revision, former, amend_key and frozen are left out, too. The hash is the same
  * for any order of tensors and groups. The spec is judged. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec,
-                             uint8_t hash_out[32]) CAIRN_MUST_CHECK;
+cairn_status spec_hash(const struct job_spec_data *spec, uint8_t hash_out[32]) CAIRN_MUST_CHECK;
 
 /* The number of a job's workers may change from one launch to the next: a spec that wants exactly n
  * goes with a job whose bounds allow n. Returns a copy of the spec, with the bounds of the job in
  * that case, else as it is: borrowed from both, not to be released. */
-struct cairn_job_spec_data cairn_spec_with_workers(const struct cairn_job_spec_data *spec,
-                                                   const struct cairn_job_spec_data *job);
+struct job_spec_data spec_with_workers(const struct job_spec_data *spec,
+                                       const struct job_spec_data *job);
 /* True if a worker of that spec belongs to the job: the spec is the job's, or what it was before an
  * amendment, with the settings by which the job was made of a snapshot since. */
-bool cairn_spec_joins(const struct cairn_job_spec_data *spec,
-                      const struct cairn_job_spec_data *job) CAIRN_MUST_CHECK;
+bool spec_joins(const struct job_spec_data *spec, const struct job_spec_data *job) CAIRN_MUST_CHECK;
 /* Notes by which settings `next` differs from what it was made of. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_spec_note_made(struct cairn_job_spec_data *next,
-                                  const struct cairn_job_spec_data *was) CAIRN_MUST_CHECK;
+cairn_status spec_note_made(struct job_spec_data *next,
+                            const struct job_spec_data *was) CAIRN_MUST_CHECK;
 /* Notes what the spec is now, as a former one: an amendment follows. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_spec_note_former(struct cairn_job_spec_data *spec) CAIRN_MUST_CHECK;
+cairn_status spec_note_former(struct job_spec_data *spec) CAIRN_MUST_CHECK;
 
 /* The part of a content root (proto/snapshot/digest_tree.h) that says how the learning rates go: over the
  * names, schedules and `frozen` of sorted groups, and the names of frozen tensors. False if all are constant
  * and none is frozen: nothing to say. */
-bool cairn_spec_schedules_hash(const struct cairn_job_spec_data *spec, uint8_t hash_out[32]);
+bool spec_schedules_hash(const struct job_spec_data *spec, uint8_t hash_out[32]);
 
 /* How a field changes in a job that is there, with its moments and its step (proto/spec/settings.h). */
-enum cairn_spec_change {
+enum spec_change {
     CAIRN_SPEC_NEXT_ROUND, /* by an amendment: the next round that opens goes by it, and nobody notices */
     CAIRN_SPEC_REOPENED, /* by an amendment that makes a new generation: every handle is opened again */
     CAIRN_SPEC_CREATED, /* by a job that is made of a snapshot, since state lies or adds up otherwise */
@@ -535,7 +531,7 @@ enum cairn_spec_change {
 };
 
 /* A difference of two specs. */
-struct cairn_spec_difference {
+struct spec_difference {
     const char *line; /* "tensor fc1.weight: shape [512,784] here, [256,784] on the servers" */
     const char *what; /* "tensor fc1.weight: shape" */
     /* the two in words; NULL: one side lacks it */
@@ -543,7 +539,7 @@ struct cairn_spec_difference {
     /* The setting (settings.h) by which the servers' becomes what is here, and how. NULL, and NEVER: nothing
      * does. A value alone is NULL where it is no short text. */
     const char *key, *value;
-    enum cairn_spec_change change;
+    enum spec_change change;
     /* If a tensor differs: its name, and the field that differs, as `what` has it ("kind",
      * "group"); "only here", "only there": one side alone has the tensor. NULL: the difference is
      * in the job, or in a group. */
@@ -553,10 +549,9 @@ struct cairn_spec_difference {
 /* Lists how `here` (a worker's spec) differs from `there` (the servers'); at most `most` are given to `sink`,
  * borrowed. Returns the number of differences, 0 = the same. Both canonical; allocates nothing. `sink` may be
  * NULL with `most` 0. */
-typedef void (*cairn_difference_fn)(void *context, const struct cairn_spec_difference *difference);
-size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
-                       const struct cairn_job_spec_data *there, size_t most,
-                       cairn_difference_fn sink, void *context);
+typedef void (*difference_fn)(void *context, const struct spec_difference *difference);
+size_t spec_diff(const struct job_spec_data *here, const struct job_spec_data *there, size_t most,
+                 difference_fn sink, void *context);
 
 /* ==== capability ==== */
 
@@ -567,7 +562,7 @@ size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
  *
  * Pure; static memory. */
 
-enum cairn_capability_field {
+enum capability_field {
     CAIRN_CAPABILITY_KIND, /* of a tensor; cairn_kind */
     CAIRN_CAPABILITY_WIRE, /* cairn_dtype of what is fetched; u8: of blobs only, and theirs */
     CAIRN_CAPABILITY_REDUCE,
@@ -585,14 +580,14 @@ enum cairn_capability_field {
     CAIRN_CAPABILITY_STAGING,     /* cairn_snapshot_staging */
     CAIRN_CAPABILITY_TIERS,       /* cairn_tiers: what may lie on a device without what else */
     CAIRN_CAPABILITY_MISSING,     /* cairn_missing */
-    CAIRN_CAPABILITY_COMBINATION, /* cairn_combination */
+    CAIRN_CAPABILITY_COMBINATION, /* spec_combination */
     CAIRN_CAPABILITY_FIELD_COUNT
 };
 
 /* Choices that are supported, but not together: rows of COMBINATIONS in spec_check.c, which say all
  * of a pair
  * that is refused. */
-enum cairn_combination {
+enum spec_combination {
     CAIRN_COMBINATION_GROUPS_TILES, /* reduce_groups host, and workers that declare tiles */
     CAIRN_COMBINATION_PARTS_TILES,  /* a tile of what is an alias of a box */
     CAIRN_COMBINATION_BLOB_TILE,
@@ -601,8 +596,8 @@ enum cairn_combination {
     CAIRN_COMBINATION_NUMBERS_U8, /* u8 of what is no blob */
 };
 
-struct cairn_capability {
-    enum cairn_capability_field field;
+struct capability {
+    enum capability_field field;
     int value;
     const char *value_name;
     bool supported;
@@ -610,39 +605,38 @@ struct cairn_capability {
 };
 
 /* The tensor whose properties a combination is looked for in. */
-enum cairn_combination_of {
+enum combination_of {
     CAIRN_COMBINATION_OF_TENSOR, /* one of the spec, no alias */
     CAIRN_COMBINATION_OF_TARGET, /* the one that an alias names */
     CAIRN_COMBINATION_OF_TILED, /* the one that a tile is declared of, under the name that is given */
     CAIRN_COMBINATION_OF_CUT,   /* likewise, its target, and the tile is not all of it */
     CAIRN_COMBINATION_OF_NONE, /* it is taken: `instead` */
 };
-struct cairn_tensor_spec;
-struct cairn_refusal {
-    enum cairn_combination_of of;
-    bool (*has)(const struct cairn_tensor_spec *tensor);
+struct tensor_spec;
+struct spec_refusal {
+    enum combination_of of;
+    bool (*has)(const struct tensor_spec *tensor);
     cairn_status status;
     const char *why; /* the end of a sentence that begins with the tensor's name */
 };
 
 /* The row that refuses the tensor; NULL: none. Static memory. */
-const struct cairn_refusal *cairn_combination_refused(enum cairn_combination_of of,
-                                                      const struct cairn_tensor_spec *tensor);
+const struct spec_refusal *combination_refused(enum combination_of of,
+                                               const struct tensor_spec *tensor);
 
 /* All rows, by field. */
-const struct cairn_capability *cairn_capability_table(size_t *count_out);
+const struct capability *capability_table(size_t *count_out);
 /* As in cairn.h: "on_nonfinite". */
-const char *cairn_capability_field_name(enum cairn_capability_field field);
+const char *capability_field_name(enum capability_field field);
 /* The name of a value: "bf16"; "?" if it is none of the field's. */
-const char *cairn_capability_name(enum cairn_capability_field field, int value);
+const char *capability_name(enum capability_field field, int value);
 /* The value of a name; -1 if there is none. */
-int cairn_capability_value(enum cairn_capability_field field, const char *name);
+int capability_value(enum capability_field field, const char *name);
 /* CAIRN_ERR_INVALID: no value of the field; CAIRN_ERR_UNSUPPORTED: one, but not in this version. `why` (may
  * be NULL) begins with `subject` ("tensor \"x\": "), and names the field, the value and all that are
  * supported. */
-cairn_status cairn_capability_check(enum cairn_capability_field field, int64_t value,
-                                    const char *subject,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status capability_check(enum capability_field field, int64_t value, const char *subject,
+                              struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== results ==== */
 
@@ -655,7 +649,7 @@ cairn_status cairn_capability_check(enum cairn_capability_field field, int64_t v
 #define CAIRN_RESULTS_TENSORS 8   /* that are known by name */
 #define CAIRN_RESULTS_BYTES   512 /* of their list; a name has 255 at most */
 
-struct cairn_results {
+struct results {
     uint64_t nonfinite; /* elements, of all tensors */
     uint32_t tensor_count;
     struct {
@@ -665,16 +659,16 @@ struct cairn_results {
 };
 
 /* So many elements of that tensor are not finite. */
-void cairn_results_add(struct cairn_results *results, uint32_t tensor, uint64_t elems);
+void results_add(struct results *results, uint32_t tensor, uint64_t elems);
 /* And all of `more`, which may have been of more tensors than it has kept. */
-void cairn_results_join(struct cairn_results *results, const struct cairn_results *more);
+void results_join(struct results *results, const struct results *more);
 /* "a.weight (3), b (9) and others": elements by tensor, no name is cut; "" if all is finite. */
-void cairn_results_list(const struct cairn_results *results, const struct cairn_job_spec_data *spec,
-                        char out[static CAIRN_RESULTS_BYTES]);
+void results_list(const struct results *results, const struct job_spec_data *spec,
+                  char out[static CAIRN_RESULTS_BYTES]);
 /* Describes gradients that are not finite, as far as they are known: "the gradient of a.weight (3),
  * b (9) and others is not finite (14 elements)", "a gradient is not finite". */
-void cairn_results_gradient(const struct cairn_results *results,
-                            const struct cairn_job_spec_data *spec, struct cairn_sentence *out);
+void results_gradient(const struct results *results, const struct job_spec_data *spec,
+                      struct sentence *out);
 
 /* ==== planes ==== */
 
@@ -684,23 +678,22 @@ void cairn_results_gradient(const struct cairn_results *results,
 
 /* Bits 1u << CAIRN_PLANE_... of the planes that a tensor has: the master, and those that the
  * optimizer of its group keeps; 0 if it has no elements. The spec is judged. */
-uint32_t cairn_spec_planes(const struct cairn_job_spec_data *spec, size_t tensor);
+uint32_t spec_planes(const struct job_spec_data *spec, size_t tensor);
 /* The dtype of such a plane's elements: the master's for a param, f32 for planes that an optimizer
  * keeps. */
-cairn_dtype cairn_spec_plane_dtype(const struct cairn_job_spec_data *spec, size_t tensor,
-                                   uint32_t plane);
+cairn_dtype spec_plane_dtype(const struct job_spec_data *spec, size_t tensor, uint32_t plane);
 
 /* ==== spec names ==== */
 
 /* Inside the judge of specs: what the names of tensors say of each other. Private to spec_check.c. */
 
 /* No name twice; an alias is of a tensor that is there and no alias, its box inside it. All else of each
- * tensor was judged. As cairn_spec_check. */
-cairn_status cairn_spec_check_names(const struct cairn_job_spec_data *spec,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+ * tensor was judged. As spec_check. */
+cairn_status spec_check_names(const struct job_spec_data *spec,
+                              struct sentence *why) CAIRN_MUST_CHECK;
 
 /* init_from and init_prefix; spec.c. */
-cairn_status cairn_spec_check_origin(const struct cairn_job_spec_data *spec,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status spec_check_origin(const struct job_spec_data *spec,
+                               struct sentence *why) CAIRN_MUST_CHECK;
 
 #endif

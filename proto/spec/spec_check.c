@@ -12,7 +12,7 @@
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
 
-bool cairn_job_name_ok(const char *name)
+bool job_name_ok(const char *name)
 {
     static const char allowed[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
@@ -24,46 +24,45 @@ bool cairn_job_name_ok(const char *name)
 /* The text as a sentence may quote it; "?" if it is no name, since it may be anything. */
 static const char *quotable(const char *text)
 {
-    return cairn_text_ok(text, CAIRN_NAME_MAX) ? text : "?";
+    return text_ok(text, CAIRN_NAME_MAX) ? text : "?";
 }
 
 /* Refuses fields that the policy does not use, unless they are 0, and a dynamic scale whose bounds
  * leave no room: that one is fixed. */
-static cairn_status check_loss_scale(const struct cairn_job_spec_data *spec,
-                                     struct cairn_sentence *why)
+static cairn_status check_loss_scale(const struct job_spec_data *spec, struct sentence *why)
 {
     const double start = spec->loss_scale, min = spec->loss_scale_min, max = spec->loss_scale_max;
     if (spec->loss_scale_policy != CAIRN_LOSS_SCALE_DYNAMIC) {
         if (spec->loss_scale_policy != CAIRN_LOSS_SCALE_DEFAULT) {
-            const cairn_status status = cairn_capability_check(
-                CAIRN_CAPABILITY_LOSS_SCALE, (int)spec->loss_scale_policy, "", why);
+            const cairn_status status = capability_check(CAIRN_CAPABILITY_LOSS_SCALE,
+                                                         (int)spec->loss_scale_policy, "", why);
             if (status != CAIRN_OK) return status;
         }
         if (min == 0 && max == 0 && spec->loss_scale_growth_steps == 0) return CAIRN_OK;
         if (spec->loss_scale_policy == CAIRN_LOSS_SCALE_DEFAULT && start > 1) return CAIRN_OK;
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "loss_scale_policy is fixed: loss_scale_min %g, loss_scale_max %g and "
-                          "loss_scale_growth_steps %u have no effect; allowed: 0 (not set), or "
-                          "loss_scale_policy 2 (dynamic)",
-                          min, max, spec->loss_scale_growth_steps);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "loss_scale_policy is fixed: loss_scale_min %g, loss_scale_max %g and "
+                         "loss_scale_growth_steps %u have no effect; allowed: 0 (not set), or "
+                         "loss_scale_policy 2 (dynamic)",
+                         min, max, spec->loss_scale_growth_steps);
     }
     if (!(min == 0 || (min >= 1 / CAIRN_SPEC_SCALE_MAX && min <= start)) ||
         !(max == 0 || (max >= start && max <= CAIRN_SPEC_SCALE_MAX))) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "loss_scale_min is %g, loss_scale_max %g; allowed: 0 (not set), or %g <= "
-                          "loss_scale_min <= loss_scale (%g) <= loss_scale_max <= %g",
-                          min, max, 1 / CAIRN_SPEC_SCALE_MAX, start, CAIRN_SPEC_SCALE_MAX);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "loss_scale_min is %g, loss_scale_max %g; allowed: 0 (not set), or %g <= "
+                         "loss_scale_min <= loss_scale (%g) <= loss_scale_max <= %g",
+                         min, max, 1 / CAIRN_SPEC_SCALE_MAX, start, CAIRN_SPEC_SCALE_MAX);
     }
     const double low = min != 0 ? min : start < 1 ? start : 1, high = max != 0 ? max : start;
     if (low < high) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "loss_scale_policy is dynamic, but from loss_scale_min %g to loss_scale_max "
-                      "%g there is no room; allowed: loss_scale above 1 (65536, say), or bounds",
-                      low, high);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "loss_scale_policy is dynamic, but from loss_scale_min %g to loss_scale_max "
+                     "%g there is no room; allowed: loss_scale above 1 (65536, say), or bounds",
+                     low, high);
 }
 
 /* Which snapshots are taken, and which of them stay. */
-static cairn_status check_snapshots(const struct cairn_policy *p, struct cairn_sentence *why)
+static cairn_status check_snapshots(const struct policy *p, struct sentence *why)
 {
     const struct {
         const char *name;
@@ -73,91 +72,92 @@ static cairn_status check_snapshots(const struct cairn_policy *p, struct cairn_s
                   { "snapshot_keep_within_s", p->snapshot_keep_within_s },
                   { "snapshot_max_bytes", p->snapshot_max_bytes } };
     if (p->snapshot_every > 0 && p->snapshot_every_s > 0)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "snapshot_every is %llu and snapshot_every_s %u: periodic snapshots come "
-                          "by steps or by time; allowed: one of them",
-                          (unsigned long long)p->snapshot_every, p->snapshot_every_s);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "snapshot_every is %" PRIu64
+                         " and snapshot_every_s %u: periodic snapshots come "
+                         "by steps or by time; allowed: one of them",
+                         p->snapshot_every, p->snapshot_every_s);
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
         if (rules[i].value > 0 && p->snapshot_every == 0 && p->snapshot_every_s == 0)
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "%s is %llu, and without snapshot_every or snapshot_every_s there "
-                              "are no periodic snapshots; allowed: 0, or give one of them",
-                              rules[i].name, (unsigned long long)rules[i].value);
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "%s is %" PRIu64
+                             ", and without snapshot_every or snapshot_every_s there "
+                             "are no periodic snapshots; allowed: 0, or give one of them",
+                             rules[i].name, rules[i].value);
     return CAIRN_OK;
 }
 
 /* Refuses fields that would have no effect. */
-static cairn_status check_policy(const struct cairn_policy *p, struct cairn_sentence *why)
+static cairn_status check_policy(const struct policy *p, struct sentence *why)
 {
     const cairn_status status = check_snapshots(p, why);
     if (status != CAIRN_OK) return status;
     if (p->shard_loss_wait_s != CAIRN_SPEC_LOSS_WAIT_S && p->on_shard_loss == CAIRN_SHARD_LOSS_WAIT)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "shard_loss_wait_s is %u, and with on_shard_loss wait it has no effect; "
-                          "allowed: 0, or on_shard_loss 1 (restore-latest)",
-                          p->shard_loss_wait_s);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "shard_loss_wait_s is %u, and with on_shard_loss wait it has no effect; "
+                         "allowed: 0, or on_shard_loss 1 (restore-latest)",
+                         p->shard_loss_wait_s);
     if (p->worker_loss_wait_s != 0 && p->on_worker_loss != CAIRN_WORKER_LOSS_WAIT)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "worker_loss_wait_s is %u, and without on_worker_loss wait it has no "
-                          "effect; allowed: 0, or on_worker_loss 1 (wait)",
-                          p->worker_loss_wait_s);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "worker_loss_wait_s is %u, and without on_worker_loss wait it has no "
+                         "effect; allowed: 0, or on_worker_loss 1 (wait)",
+                         p->worker_loss_wait_s);
     return CAIRN_OK;
 }
 
 /* The order of the fold is the order of the numbers only if every micro-batch travels by itself. */
-static cairn_status check_batch(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+static cairn_status check_batch(const struct job_spec_data *spec, struct sentence *why)
 {
     if (spec->global_batch == 0) return CAIRN_OK;
     if (spec->micro_batches > 1)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "global_batch is %u and micro_batches %u: a step has the one for all "
-                          "workers or the other for each; allowed: one of them",
-                          spec->global_batch, spec->micro_batches);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "global_batch is %u and micro_batches %u: a step has the one for all "
+                         "workers or the other for each; allowed: one of them",
+                         spec->global_batch, spec->micro_batches);
     if (spec->stage < 2)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "global_batch is %u, and in stage %u a worker adds its micro-batches up "
-                          "before it pushes, so that the bits depend on who had which; allowed: "
-                          "stage 2 or 3",
-                          spec->global_batch, spec->stage);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "global_batch is %u, and in stage %u a worker adds its micro-batches up "
+                         "before it pushes, so that the bits depend on who had which; allowed: "
+                         "stage 2 or 3",
+                         spec->global_batch, spec->stage);
     if (spec->reduce_groups != CAIRN_GROUPS_NONE)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "global_batch is %u, and reduce_groups %d (%s) adds up by host first, so "
-                          "that the bits depend on who is where; allowed: reduce_groups 0 (none)",
-                          spec->global_batch, (int)spec->reduce_groups,
-                          cairn_capability_name(CAIRN_CAPABILITY_GROUPS, (int)spec->reduce_groups));
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "global_batch is %u, and reduce_groups %d (%s) adds up by host first, so "
+                         "that the bits depend on who is where; allowed: reduce_groups 0 (none)",
+                         spec->global_batch, (int)spec->reduce_groups,
+                         capability_name(CAIRN_CAPABILITY_GROUPS, (int)spec->reduce_groups));
     return CAIRN_OK;
 }
 
 /* Each may come to a count of its own, and all of them go with every decision. */
-static cairn_status check_missing(const struct cairn_job_spec_data *spec,
-                                  struct cairn_sentence *why)
+static cairn_status check_missing(const struct job_spec_data *spec, struct sentence *why)
 {
     if (spec->missing_gradients == CAIRN_MISSING_ZERO || spec->tensor_count <= CAIRN_SPEC_LEAVE_MAX)
         return CAIRN_OK;
-    return cairn_fail(
+    return fail_with(
         why, CAIRN_ERR_INVALID,
         "missing_gradients is 1 (leave), and the job has %zu tensors; allowed: at most "
         "%d with it, or missing_gradients 0 (zero)",
         spec->tensor_count, CAIRN_SPEC_LEAVE_MAX);
 }
 
-static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+static cairn_status check_job(const struct job_spec_data *spec, struct sentence *why)
 {
-    if (!cairn_job_name_ok(spec->name)) {
-        return cairn_fail(
+    if (!job_name_ok(spec->name)) {
+        return fail_with(
             why, CAIRN_ERR_INVALID,
             "job name \"%s\": allowed are 1 to %d of A-Z a-z 0-9 . _ -, first no . or -",
             quotable(spec->name), CAIRN_NAME_MAX);
     }
-    cairn_status status = cairn_spec_count_check("the number of ", "tensors", spec->tensor_count, 1,
-                                                 CAIRN_SPEC_TENSORS_MAX, why);
+    cairn_status status = spec_count_check("the number of ", "tensors", spec->tensor_count, 1,
+                                           CAIRN_SPEC_TENSORS_MAX, why);
     if (status == CAIRN_OK)
-        status = cairn_spec_count_check("the number of ", "groups", spec->group_count, 0,
-                                        CAIRN_SPEC_GROUPS_MAX, why);
-    if (status == CAIRN_OK) status = cairn_spec_fields_check(&cairn_spec_fields, spec, "", why);
+        status = spec_count_check("the number of ", "groups", spec->group_count, 0,
+                                  CAIRN_SPEC_GROUPS_MAX, why);
+    if (status == CAIRN_OK) status = spec_fields_check(&spec_fields, spec, "", why);
     if (status == CAIRN_OK && spec->workers_max != 0)
-        status = cairn_spec_count_check("", "workers_max", spec->workers_max, spec->workers_min,
-                                        CAIRN_SPEC_WORKERS_MAX, why);
+        status = spec_count_check("", "workers_max", spec->workers_max, spec->workers_min,
+                                  CAIRN_SPEC_WORKERS_MAX, why);
     if (status == CAIRN_OK) status = check_policy(&spec->policy, why);
     if (status == CAIRN_OK) status = check_batch(spec, why);
     if (status == CAIRN_OK) status = check_missing(spec, why);
@@ -182,33 +182,33 @@ static void join(const char *const *names, char text[static 200])
     }
 }
 
-static cairn_status check_group(const struct cairn_group_spec *g, const char *const *optimizers,
-                                struct cairn_sentence *why)
+static cairn_status check_group(const struct group_spec *g, const char *const *optimizers,
+                                struct sentence *why)
 {
-    cairn_status status = cairn_text_check("a group's name", g->name, CAIRN_NAME_MAX, why);
+    cairn_status status = text_check("a group's name", g->name, CAIRN_NAME_MAX, why);
     if (status != CAIRN_OK) return status;
     if (g->optimizer == NULL || !listed(optimizers, g->optimizer)) {
         char known[200];
         join(optimizers, known);
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                          "group \"%s\": there is no optimizer \"%s\"; known: %s", g->name,
-                          quotable(g->optimizer), known);
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                         "group \"%s\": there is no optimizer \"%s\"; known: %s", g->name,
+                         quotable(g->optimizer), known);
     }
     char subject[CAIRN_NAME_MAX + 16];
     snprintf(subject, sizeof subject, "group \"%s\": ", g->name);
-    status = cairn_spec_fields_check(&cairn_group_fields, g, subject, why);
+    status = spec_fields_check(&group_fields, g, subject, why);
     if (status != CAIRN_OK) return status;
     if (g->nesterov && g->momentum <= 0) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "group \"%s\": nesterov needs a momentum above 0",
-                          g->name);
+        return fail_with(why, CAIRN_ERR_INVALID, "group \"%s\": nesterov needs a momentum above 0",
+                         g->name);
     }
-    return cairn_schedule_check(&g->schedule, g->lr, g->name, why);
+    return schedule_check(&g->schedule, g->lr, g->name, why);
 }
 
-static cairn_status check_choices(const struct cairn_tensor_spec *t, struct cairn_sentence *why)
+static cairn_status check_choices(const struct tensor_spec *t, struct sentence *why)
 {
     const struct {
-        enum cairn_capability_field field;
+        enum capability_field field;
         int value;
     } choices[] = {
         { CAIRN_CAPABILITY_KIND, (int)t->kind },     { CAIRN_CAPABILITY_WIRE, (int)t->wire },
@@ -219,13 +219,13 @@ static cairn_status check_choices(const struct cairn_tensor_spec *t, struct cair
     snprintf(subject, sizeof subject, "tensor \"%s\": ", t->name);
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < sizeof choices / sizeof choices[0] && status == CAIRN_OK; i++) {
-        status = cairn_capability_check(choices[i].field, choices[i].value, subject, why);
+        status = capability_check(choices[i].field, choices[i].value, subject, why);
     }
     return status;
 }
 
 /* The numbers of an initializer; they become fp32 on the shards. */
-static cairn_status check_init(const struct cairn_tensor_spec *t, struct cairn_sentence *why)
+static cairn_status check_init(const struct tensor_spec *t, struct sentence *why)
 {
     const struct cairn_init *init = &t->init;
     const bool random = init->kind == CAIRN_INIT_UNIFORM || init->kind == CAIRN_INIT_NORMAL;
@@ -241,45 +241,43 @@ static cairn_status check_init(const struct cairn_tensor_spec *t, struct cairn_s
     else if (init->kind == CAIRN_INIT_NORMAL && !(init->b > 0))
         rule = "b, the standard deviation, above 0";
     if (rule == NULL) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "tensor \"%s\": init is %s with a %g, b %g, seed %llu; allowed: %s", t->name,
-                      cairn_capability_name(CAIRN_CAPABILITY_INIT, (int)init->kind), init->a,
-                      init->b, (unsigned long long)init->seed, rule);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "tensor \"%s\": init is %s with a %g, b %g, seed %" PRIu64 "; allowed: %s",
+                     t->name, capability_name(CAIRN_CAPABILITY_INIT, (int)init->kind), init->a,
+                     init->b, init->seed, rule);
 }
 
 /* Refuses properties of a tensor that do not go together. A blob is bytes and nothing else: no
  * number is ever made of them. */
-static cairn_status check_pairs(const struct cairn_tensor_spec *t, struct cairn_sentence *why)
+static cairn_status check_pairs(const struct tensor_spec *t, struct sentence *why)
 {
     if (t->alias_of != NULL) return CAIRN_OK; // it has the wire of its target
-    const struct cairn_refusal *refused = cairn_combination_refused(CAIRN_COMBINATION_OF_TENSOR, t);
+    const struct spec_refusal *refused = combination_refused(CAIRN_COMBINATION_OF_TENSOR, t);
     const char *rule = refused != NULL ? refused->why : NULL;
     if (t->kind == CAIRN_BLOB && (t->wire != CAIRN_U8 || t->master != CAIRN_U8))
         rule = "a blob is bytes: wire and master 5 (u8)";
     else if (t->kind == CAIRN_BLOB && t->shape.rank != 1)
         rule = "a blob is bytes in a row: rank 1, shape [bytes]";
     if (rule == NULL) return CAIRN_OK;
-    return cairn_fail(why, refused != NULL ? refused->status : CAIRN_ERR_INVALID,
-                      "tensor \"%s\": kind is %s, wire %s, master %s, rank %u; allowed: %s",
-                      t->name, cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind),
-                      cairn_dtype_name((int)t->wire), cairn_dtype_name((int)t->master),
-                      t->shape.rank, rule);
+    return fail_with(why, refused != NULL ? refused->status : CAIRN_ERR_INVALID,
+                     "tensor \"%s\": kind is %s, wire %s, master %s, rank %u; allowed: %s", t->name,
+                     capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind),
+                     dtype_label((int)t->wire), dtype_label((int)t->master), t->shape.rank, rule);
 }
 
 /* Adds the tensor's elements to *elems. */
-static cairn_status check_shape(const struct cairn_tensor_spec *t, uint64_t *elems,
-                                struct cairn_sentence *why)
+static cairn_status check_shape(const struct tensor_spec *t, uint64_t *elems, struct sentence *why)
 {
-    if (cairn_shape_check(&t->shape) != CAIRN_OK) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tensor \"%s\": rank %u or its number of elements is over the limits "
-                          "(rank %d, 2^48 elements)",
-                          t->name, t->shape.rank, CAIRN_RANK_MAX);
+    if (shape_check(&t->shape) != CAIRN_OK) {
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "tensor \"%s\": rank %u or its number of elements is over the limits "
+                         "(rank %d, 2^48 elements)",
+                         t->name, t->shape.rank, CAIRN_RANK_MAX);
     }
-    const uint64_t own = cairn_geometry_of(&t->shape).elems;
+    const uint64_t own = geometry_of(&t->shape).elems;
     if (own > CAIRN_SPEC_ELEMS_MAX - *elems) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tensor \"%s\": with it the job has more than 2^48 elements", t->name);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "tensor \"%s\": with it the job has more than 2^48 elements", t->name);
     }
     *elems += own;
     return CAIRN_OK;
@@ -287,19 +285,19 @@ static cairn_status check_shape(const struct cairn_tensor_spec *t, uint64_t *ele
 
 /* The groups of a spec sorted by name, so that a million tensors find theirs quickly. */
 struct group_table {
-    const struct cairn_group_spec *group[CAIRN_SPEC_GROUPS_MAX];
+    const struct group_spec *group[CAIRN_SPEC_GROUPS_MAX];
     bool used[CAIRN_SPEC_GROUPS_MAX];
     size_t count;
 };
 
 static int group_order(const void *a, const void *b)
 {
-    const struct cairn_group_spec *const *x = a, *const *y = b;
+    const struct group_spec *const *x = a, *const *y = b;
     return strcmp((*x)->name, (*y)->name);
 }
 
-static cairn_status list_groups(const struct cairn_job_spec_data *spec, struct group_table *table,
-                                struct cairn_sentence *why)
+static cairn_status list_groups(const struct job_spec_data *spec, struct group_table *table,
+                                struct sentence *why)
 {
     table->count = spec->group_count;
     for (size_t i = 0; i < table->count; i++) {
@@ -309,73 +307,73 @@ static cairn_status list_groups(const struct cairn_job_spec_data *spec, struct g
     if (table->count > 1) qsort(table->group, table->count, sizeof table->group[0], group_order);
     for (size_t i = 1; i < table->count; i++) {
         if (group_order(&table->group[i - 1], &table->group[i]) != 0) continue;
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "two groups have the name \"%s\"; names are unique in a job",
-                          table->group[i]->name);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "two groups have the name \"%s\"; names are unique in a job",
+                         table->group[i]->name);
     }
     return CAIRN_OK;
 }
 
-static cairn_status check_membership(const struct cairn_tensor_spec *t, struct group_table *table,
-                                     struct cairn_sentence *why)
+static cairn_status check_membership(const struct tensor_spec *t, struct group_table *table,
+                                     struct sentence *why)
 {
     if (t->kind != CAIRN_TRAINED && t->frozen)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tensor \"%s\": it is not trained, so it cannot be frozen", t->name);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "tensor \"%s\": it is not trained, so it cannot be frozen", t->name);
     if (t->kind != CAIRN_TRAINED) return CAIRN_OK;
-    const struct cairn_group_spec key = { .name = t->group }, *key_at = &key;
-    const struct cairn_group_spec **found = NULL;
+    const struct group_spec key = { .name = t->group }, *key_at = &key;
+    const struct group_spec **found = NULL;
     if (t->group != NULL && table->count > 0) {
         found = bsearch(&key_at, table->group, table->count, sizeof table->group[0], group_order);
     }
     if (found == NULL) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "tensor \"%s\": its group \"%s\" is not declared",
-                          t->name, quotable(t->group));
+        return fail_with(why, CAIRN_ERR_INVALID, "tensor \"%s\": its group \"%s\" is not declared",
+                         t->name, quotable(t->group));
     }
     table->used[found - table->group] = true;
     return CAIRN_OK;
 }
 
-static cairn_status check_tensor_names(const struct cairn_job_spec_data *spec, size_t i,
-                                       struct cairn_sentence *why)
+static cairn_status check_tensor_names(const struct job_spec_data *spec, size_t i,
+                                       struct sentence *why)
 {
-    const struct cairn_tensor_spec *t = &spec->tensors[i];
+    const struct tensor_spec *t = &spec->tensors[i];
     char what[CAIRN_NAME_MAX + 32];
     snprintf(what, sizeof what, "the name of tensor number %zu", i);
-    cairn_status status = cairn_text_check(what, t->name, CAIRN_NAME_MAX, why);
+    cairn_status status = text_check(what, t->name, CAIRN_NAME_MAX, why);
     if (status != CAIRN_OK) return status;
     if (strcmp(t->name, "__metadata__") == 0)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "%s is reserved: safetensors files keep \"__metadata__\" for themselves; "
-                          "choose another",
-                          what);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "%s is reserved: safetensors files keep \"__metadata__\" for themselves; "
+                         "choose another",
+                         what);
     snprintf(what, sizeof what, "tensor \"%s\": its unit", t->name);
-    return cairn_text_check(what, t->unit, CAIRN_NAME_MAX, why);
+    return text_check(what, t->unit, CAIRN_NAME_MAX, why);
 }
 
 /* Judges how many steps passed a tensor by before the job began. */
-static cairn_status check_missed(const struct cairn_job_spec_data *spec,
-                                 const struct cairn_tensor_spec *t, struct cairn_sentence *why)
+static cairn_status check_missed(const struct job_spec_data *spec, const struct tensor_spec *t,
+                                 struct sentence *why)
 {
     if (t->steps_missed == 0) return CAIRN_OK;
     if (t->kind != CAIRN_TRAINED)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tensor %s: steps_missed is %" PRIu64
-                          ", and it is not trained; allowed: 0",
-                          t->name, t->steps_missed);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "tensor %s: steps_missed is %" PRIu64
+                         ", and it is not trained; allowed: 0",
+                         t->name, t->steps_missed);
     if (t->steps_missed <= spec->first_step) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "tensor %s: steps_missed is %" PRIu64 ", and the job begins at step %" PRIu64
-                      " (first_step); allowed: at most that",
-                      t->name, t->steps_missed, spec->first_step);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "tensor %s: steps_missed is %" PRIu64 ", and the job begins at step %" PRIu64
+                     " (first_step); allowed: at most that",
+                     t->name, t->steps_missed, spec->first_step);
 }
 
-static cairn_status check_tensors(const struct cairn_job_spec_data *spec, struct group_table *table,
-                                  struct cairn_sentence *why)
+static cairn_status check_tensors(const struct job_spec_data *spec, struct group_table *table,
+                                  struct sentence *why)
 {
     uint64_t elems = 0;
     for (size_t i = 0; i < spec->tensor_count; i++) {
-        const struct cairn_tensor_spec *t = &spec->tensors[i];
+        const struct tensor_spec *t = &spec->tensors[i];
         cairn_status status = check_tensor_names(spec, i, why);
         if (status == CAIRN_OK) status = check_choices(t, why);
         if (status == CAIRN_OK) status = check_init(t, why);
@@ -387,41 +385,39 @@ static cairn_status check_tensors(const struct cairn_job_spec_data *spec, struct
     }
     for (size_t i = 0; i < table->count; i++) {
         if (table->used[i]) continue;
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "group \"%s\" has no trained tensor: a pattern that matched nothing? "
-                          "Remove the group or name it in a tensor",
-                          table->group[i]->name);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "group \"%s\" has no trained tensor: a pattern that matched nothing? "
+                         "Remove the group or name it in a tensor",
+                         table->group[i]->name);
     }
     return CAIRN_OK;
 }
 
-cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char *const *optimizers,
-                              struct cairn_sentence *why)
+cairn_status spec_check(const struct job_spec_data *spec, const char *const *optimizers,
+                        struct sentence *why)
 {
     struct group_table table;
     cairn_status status = check_job(spec, why);
-    if (status == CAIRN_OK) status = cairn_spec_check_origin(spec, why);
+    if (status == CAIRN_OK) status = spec_check_origin(spec, why);
     for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
         status = check_group(&spec->groups[i], optimizers, why);
     }
     if (status == CAIRN_OK) status = list_groups(spec, &table, why);
     if (status == CAIRN_OK) status = check_tensors(spec, &table, why);
-    if (status == CAIRN_OK) status = cairn_spec_check_names(spec, why);
+    if (status == CAIRN_OK) status = spec_check_names(spec, why);
     return status;
 }
 
-cairn_status cairn_spec_check_usable(const struct cairn_job_spec_data *spec,
-                                     struct cairn_sentence *why)
+cairn_status spec_check_usable(const struct job_spec_data *spec, struct sentence *why)
 {
     for (size_t i = 0; i < spec->group_count; i++) {
-        const struct cairn_group_spec *g = &spec->groups[i];
-        const struct cairn_hyper_info *eps = cairn_optimizer_hyper(
-            cairn_optimizer_by_name(g->optimizer), "eps");
+        const struct group_spec *g = &spec->groups[i];
+        const struct hyper_info *eps = optimizer_hyper(optimizer_by_name(g->optimizer), "eps");
         if (eps == NULL || !eps->divides || (float)g->eps > 0) continue;
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "group \"%s\": eps is %g, and %s divides by it, as fp32: parameters "
-                          "would become NaN (CAIRN_GROUP_INIT has %g)",
-                          g->name, g->eps, g->optimizer, eps->value_default);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "group \"%s\": eps is %g, and %s divides by it, as fp32: parameters "
+                         "would become NaN (CAIRN_GROUP_INIT has %g)",
+                         g->name, g->eps, g->optimizer, eps->value_default);
     }
     return CAIRN_OK;
 }
@@ -529,7 +525,7 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
       t->kind != CAIRN_BLOB && (t->wire == CAIRN_U8 || t->master == CAIRN_U8), CAIRN_ERR_INVALID, \
       "u8 is of blobs only: kind 4 (blob), or wire and master 1 (f32)")
 
-static const struct cairn_capability table[] = {
+static const struct capability table[] = {
 #define X(field, value, name, supported) \
     { CAIRN_CAPABILITY_##field, (value), (name), (supported), NULL },
     TABLE(X)
@@ -541,41 +537,41 @@ static const struct cairn_capability table[] = {
 };
 #define ROWS (sizeof table / sizeof table[0])
 
-#define X(value, name, instead, of, condition, ...)            \
-    static bool has_##value(const struct cairn_tensor_spec *t) \
-    {                                                          \
-        (void)t;                                               \
-        return condition;                                      \
+#define X(value, name, instead, of, condition, ...)      \
+    static bool has_##value(const struct tensor_spec *t) \
+    {                                                    \
+        (void)t;                                         \
+        return condition;                                \
     }
 COMBINATIONS(X)
 #undef X
-static const struct cairn_refusal refusals[] = {
+static const struct spec_refusal refusals[] = {
 #define X(value, name, instead, of, condition, status, why) \
     { CAIRN_COMBINATION_OF_##of, has_##value, (status), (why) },
     COMBINATIONS(X)
 #undef X
 };
 
-const struct cairn_refusal *cairn_combination_refused(enum cairn_combination_of of,
-                                                      const struct cairn_tensor_spec *tensor)
+const struct spec_refusal *combination_refused(enum combination_of of,
+                                               const struct tensor_spec *tensor)
 {
     for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++)
         if (refusals[i].of == of && refusals[i].has(tensor)) return &refusals[i];
     return NULL;
 }
 
-const struct cairn_capability *cairn_capability_table(size_t *count_out)
+const struct capability *capability_table(size_t *count_out)
 {
     *count_out = ROWS;
     return table;
 }
 
-const char *cairn_capability_field_name(enum cairn_capability_field field)
+const char *capability_field_name(enum capability_field field)
 {
     return (unsigned)field < CAIRN_CAPABILITY_FIELD_COUNT ? field_names[field] : "?";
 }
 
-const char *cairn_capability_name(enum cairn_capability_field field, int value)
+const char *capability_name(enum capability_field field, int value)
 {
     for (size_t i = 0; i < ROWS; i++) {
         if (table[i].field == field && table[i].value == value) return table[i].value_name;
@@ -583,7 +579,7 @@ const char *cairn_capability_name(enum cairn_capability_field field, int value)
     return "?";
 }
 
-int cairn_capability_value(enum cairn_capability_field field, const char *name)
+int capability_value(enum capability_field field, const char *name)
 {
     for (size_t i = 0; i < ROWS; i++) {
         if (table[i].field == field && strcmp(table[i].value_name, name) == 0)
@@ -593,59 +589,56 @@ int cairn_capability_value(enum cairn_capability_field field, const char *name)
 }
 
 /* "0 (rows), 1 (whole)" of those supported, behind the sentence. */
-static void add_supported(enum cairn_capability_field field, struct cairn_sentence *why)
+static void add_supported(enum capability_field field, struct sentence *why)
 {
     const char *comma = "; allowed: ";
     for (size_t i = 0; i < ROWS; i++) {
         if (table[i].field != field || !table[i].supported) continue;
-        cairn_sentence_add(why, "%s%d (%s)", comma, table[i].value, table[i].value_name);
+        sentence_add(why, "%s%d (%s)", comma, table[i].value, table[i].value_name);
         comma = ", ";
     }
 }
 
-cairn_status cairn_capability_check(enum cairn_capability_field field, int64_t value,
-                                    const char *subject, struct cairn_sentence *why)
+cairn_status capability_check(enum capability_field field, int64_t value, const char *subject,
+                              struct sentence *why)
 {
     for (size_t i = 0; i < ROWS; i++) {
         if (table[i].field != field || table[i].value != value) continue;
         if (table[i].supported) return CAIRN_OK;
-        cairn_sentence_set(why, "%s%s %s (%" PRId64 ") is not supported by this version", subject,
-                           field_names[field], table[i].value_name, value);
+        sentence_set(why, "%s%s %s (%" PRId64 ") is not supported by this version", subject,
+                     field_names[field], table[i].value_name, value);
         add_supported(field, why);
         return CAIRN_ERR_UNSUPPORTED;
     }
-    cairn_sentence_set(why, "%s%s is %" PRId64, subject, field_names[field], value);
+    sentence_set(why, "%s%s is %" PRId64, subject, field_names[field], value);
     add_supported(field, why);
     return CAIRN_ERR_INVALID;
 }
 
 /* ==== rank groups ==== */
 
-cairn_status cairn_rank_groups_init(struct cairn_rank_groups *groups, uint32_t rank_count,
-                                    uint32_t group_count)
+cairn_status rank_groups_init(struct rank_groups *groups, uint32_t rank_count, uint32_t group_count)
 {
-    *groups = (struct cairn_rank_groups) { .rank_count = rank_count, .group_count = group_count };
+    *groups = (struct rank_groups) { .rank_count = rank_count, .group_count = group_count };
     if (rank_count == 0 && group_count == 0) return CAIRN_OK;
     groups->ranks = calloc((size_t)rank_count + 1, sizeof *groups->ranks);
     groups->ends = calloc((size_t)group_count + 1, sizeof *groups->ends);
     if (groups->ranks != NULL && groups->ends != NULL) return CAIRN_OK;
-    cairn_rank_groups_release(groups);
+    rank_groups_release(groups);
     return CAIRN_ERR_NO_MEMORY;
 }
 
-void cairn_rank_groups_release(struct cairn_rank_groups *groups)
+void rank_groups_release(struct rank_groups *groups)
 {
     free(groups->ranks);
     free(groups->ends);
-    *groups = (struct cairn_rank_groups) { NULL, NULL, 0, 0 };
+    *groups = (struct rank_groups) { NULL, NULL, 0, 0 };
 }
 
-cairn_status cairn_rank_groups_copy(const struct cairn_rank_groups *groups,
-                                    struct cairn_rank_groups *copy_out)
+cairn_status rank_groups_copy(const struct rank_groups *groups, struct rank_groups *copy_out)
 {
-    struct cairn_rank_groups copy;
-    const cairn_status status = cairn_rank_groups_init(&copy, groups->rank_count,
-                                                       groups->group_count);
+    struct rank_groups copy;
+    const cairn_status status = rank_groups_init(&copy, groups->rank_count, groups->group_count);
     if (status != CAIRN_OK) return status;
     if (copy.rank_count > 0)
         memcpy(copy.ranks, groups->ranks, copy.rank_count * sizeof *copy.ranks);
@@ -654,7 +647,7 @@ cairn_status cairn_rank_groups_copy(const struct cairn_rank_groups *groups,
     return CAIRN_OK;
 }
 
-bool cairn_rank_groups_equal(const struct cairn_rank_groups *a, const struct cairn_rank_groups *b)
+bool rank_groups_equal(const struct rank_groups *a, const struct rank_groups *b)
 {
     if (a->rank_count != b->rank_count || a->group_count != b->group_count) return false;
     if (a->group_count == 0) return true;
@@ -662,8 +655,8 @@ bool cairn_rank_groups_equal(const struct cairn_rank_groups *a, const struct cai
            memcmp(a->ends, b->ends, a->group_count * sizeof *a->ends) == 0;
 }
 
-const uint32_t *cairn_rank_groups_at(const struct cairn_rank_groups *groups, uint32_t group,
-                                     uint32_t *count_out)
+const uint32_t *rank_groups_at(const struct rank_groups *groups, uint32_t group,
+                               uint32_t *count_out)
 {
     const uint32_t first = group == 0 ? 0 : groups->ends[group - 1];
     *count_out = groups->ends[group] - first;
@@ -677,20 +670,20 @@ static int by_rank(const void *a, const void *b)
 }
 
 /* No rank stands in two groups. */
-static bool ranks_differ(const struct cairn_rank_groups *groups)
+static bool ranks_differ(const struct rank_groups *groups)
 {
-    struct cairn_rank_groups sorted;
-    if (cairn_rank_groups_copy(groups, &sorted) != CAIRN_OK) return false;
+    struct rank_groups sorted;
+    if (rank_groups_copy(groups, &sorted) != CAIRN_OK) return false;
     bool differ = true;
     if (sorted.rank_count > 1)
         qsort(sorted.ranks, sorted.rank_count, sizeof *sorted.ranks, by_rank);
     for (uint32_t i = 1; i < sorted.rank_count; i++)
         differ &= sorted.ranks[i - 1] != sorted.ranks[i];
-    cairn_rank_groups_release(&sorted);
+    rank_groups_release(&sorted);
     return differ;
 }
 
-bool cairn_rank_groups_ok(const struct cairn_rank_groups *groups)
+bool rank_groups_ok(const struct rank_groups *groups)
 {
     uint32_t first = 0;
     for (uint32_t g = 0; g < groups->group_count; g++) {
@@ -705,13 +698,13 @@ bool cairn_rank_groups_ok(const struct cairn_rank_groups *groups)
     return first == groups->rank_count && ranks_differ(groups);
 }
 
-void cairn_ranks_add_text(const uint32_t *ranks, size_t rank_count, struct cairn_sentence *out)
+void ranks_add_text(const uint32_t *ranks, size_t rank_count, struct sentence *out)
 {
     for (size_t i = 0; i < rank_count;) {
         size_t last = i;
         while (last + 1 < rank_count && ranks[last + 1] == ranks[last] + 1) last++;
-        cairn_sentence_add(out, "%s%" PRIu32, i > 0 ? "," : "", ranks[i]);
-        if (last > i) cairn_sentence_add(out, "-%" PRIu32, ranks[last]);
+        sentence_add(out, "%s%" PRIu32, i > 0 ? "," : "", ranks[i]);
+        if (last > i) sentence_add(out, "-%" PRIu32, ranks[last]);
         i = last + 1;
     }
 }

@@ -33,7 +33,7 @@ static void hash_text(crypto_generichash_state *state, const char *text)
     crypto_generichash_update(state, (const uint8_t *)text, strlen(text));
 }
 
-static void hash_alias(crypto_generichash_state *state, const struct cairn_tensor_spec *t)
+static void hash_alias(crypto_generichash_state *state, const struct tensor_spec *t)
 {
     const struct cairn_box *box = t->alias_box;
     hash_text(state, t->alias_of);
@@ -44,7 +44,7 @@ static void hash_alias(crypto_generichash_state *state, const struct cairn_tenso
     }
 }
 
-static void hash_tensor(crypto_generichash_state *state, const struct cairn_tensor_spec *t)
+static void hash_tensor(crypto_generichash_state *state, const struct tensor_spec *t)
 {
     hash_text(state, t->name);
     hash_text(state, t->unit);
@@ -68,18 +68,18 @@ static void hash_tensor(crypto_generichash_state *state, const struct cairn_tens
 }
 
 /* Hashes the fields that every spec has. */
-static void hash_fields(crypto_generichash_state *state, const struct cairn_spec_table *table,
+static void hash_fields(crypto_generichash_state *state, const struct spec_table *table,
                         const void *from)
 {
     for (size_t i = 0; i < table->count; i++)
         if (table->fields[i].part < CAIRN_SPEC_LATER)
-            hash_number(state, cairn_spec_field_bits(&table->fields[i], from));
+            hash_number(state, spec_field_bits(&table->fields[i], from));
 }
 
-static void hash_schedule(crypto_generichash_state *state, const struct cairn_schedule *s)
+static void hash_schedule(crypto_generichash_state *state, const struct schedule *s)
 {
     hash_number(state, (uint64_t)s->kind);
-    hash_fields(state, &cairn_schedule_fields, s);
+    hash_fields(state, &schedule_fields, s);
     hash_number(state, s->point_count);
     for (size_t i = 0; i < s->point_count; i++) {
         hash_number(state, s->points[i].step);
@@ -87,73 +87,70 @@ static void hash_schedule(crypto_generichash_state *state, const struct cairn_sc
     }
 }
 
-static void hash_group(crypto_generichash_state *state, const struct cairn_group_spec *g)
+static void hash_group(crypto_generichash_state *state, const struct group_spec *g)
 {
     hash_text(state, g->name);
     hash_text(state, g->optimizer);
-    struct cairn_group_spec fields = *g;                          // borrows all of it
+    struct group_spec fields = *g;                                // borrows all of it
     if (g->schedule.kind == CAIRN_SCHEDULE_DRIVEN) fields.lr = 0; // it begins where it likes
-    hash_fields(state, &cairn_group_fields, &fields);
+    hash_fields(state, &group_fields, &fields);
     hash_schedule(state, &g->schedule);
 }
 
 /* The rows from `first` that are one thing in the hash; returns the row behind them. */
 static size_t hash_later(crypto_generichash_state *state, size_t first,
-                         const struct cairn_job_spec_data *spec)
+                         const struct job_spec_data *spec)
 {
-    const struct cairn_spec_field *fields = cairn_spec_fields.fields;
+    const struct spec_field *fields = spec_fields.fields;
     const bool is_policy = fields[first].part == CAIRN_SPEC_POLICY;
     bool any = false;
     size_t end = first + 1;
-    while (is_policy && end < cairn_spec_fields.count && fields[end].part == CAIRN_SPEC_POLICY)
-        end++;
-    for (size_t i = first; i < end; i++)
-        any = any || !cairn_spec_field_is_default(&fields[i], spec);
+    while (is_policy && end < spec_fields.count && fields[end].part == CAIRN_SPEC_POLICY) end++;
+    for (size_t i = first; i < end; i++) any = any || !spec_field_is_default(&fields[i], spec);
     if (!any) return end; // the hash is what it was before there were these
     hash_text(state, is_policy ? "policy" : fields[first].name);
     for (size_t i = first; i < end; i++)
         if (fields[i].kind != CAIRN_SPEC_FLAG)
-            hash_number(state, cairn_spec_field_bits(&fields[i], spec));
+            hash_number(state, spec_field_bits(&fields[i], spec));
     return end;
 }
 
-static void hash_canonical(const struct cairn_job_spec_data *spec, uint8_t hash_out[32])
+static void hash_canonical(const struct job_spec_data *spec, uint8_t hash_out[32])
 {
     crypto_generichash_state state;
     crypto_generichash_init(&state, NULL, 0, 32);
     hash_text(&state, "cairn job spec 2");
-    hash_fields(&state, &cairn_spec_fields, spec);
+    hash_fields(&state, &spec_fields, spec);
     hash_text(&state, spec->init_from != NULL ? spec->init_from : "");
     hash_text(&state, spec->init_prefix != NULL ? spec->init_prefix : "");
     hash_number(&state, spec->group_count);
     for (size_t i = 0; i < spec->group_count; i++) hash_group(&state, &spec->groups[i]);
     hash_number(&state, spec->tensor_count);
     for (size_t i = 0; i < spec->tensor_count; i++) hash_tensor(&state, &spec->tensors[i]);
-    for (size_t i = 0; i < cairn_spec_fields.count;)
-        i = cairn_spec_fields.fields[i].part < CAIRN_SPEC_LATER ? i + 1
-                                                                : hash_later(&state, i, spec);
+    for (size_t i = 0; i < spec_fields.count;)
+        i = spec_fields.fields[i].part < CAIRN_SPEC_LATER ? i + 1 : hash_later(&state, i, spec);
     crypto_generichash_final(&state, hash_out, 32);
 }
 
-cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec, uint8_t hash_out[32])
+cairn_status spec_hash(const struct job_spec_data *spec, uint8_t hash_out[32])
 {
-    struct cairn_job_spec_data sorted;
-    cairn_status status = cairn_spec_copy(spec, &sorted);
+    struct job_spec_data sorted;
+    cairn_status status = spec_copy(spec, &sorted);
     if (status != CAIRN_OK) return status;
-    cairn_spec_canonicalize(&sorted);
+    spec_canonicalize(&sorted);
     hash_canonical(&sorted, hash_out);
-    cairn_spec_release(&sorted);
+    spec_release(&sorted);
     return CAIRN_OK;
 }
 
-bool cairn_spec_schedules_hash(const struct cairn_job_spec_data *spec, uint8_t hash_out[32])
+bool spec_schedules_hash(const struct job_spec_data *spec, uint8_t hash_out[32])
 {
     crypto_generichash_state state;
     bool any = false;
     crypto_generichash_init(&state, NULL, 0, 32);
     hash_text(&state, "cairn schedules 1");
     for (size_t i = 0; i < spec->group_count; i++) {
-        const struct cairn_group_spec *g = &spec->groups[i];
+        const struct group_spec *g = &spec->groups[i];
         any |= g->frozen || g->schedule.kind != CAIRN_SCHEDULE_CONSTANT ||
                g->schedule.warmup_steps != 0;
         hash_text(&state, g->name);
@@ -173,7 +170,7 @@ bool cairn_spec_schedules_hash(const struct cairn_job_spec_data *spec, uint8_t h
 
 struct diff {
     size_t found, most;
-    cairn_difference_fn sink;
+    difference_fn sink;
     void *context;
     const char
         *wire; /* key of a setting of all tensors, if all here have one wire dtype; else NULL */
@@ -183,7 +180,7 @@ struct diff {
 /* The setting that makes the servers' what is here. */
 struct way {
     const char *key, *value;
-    enum cairn_spec_change change;
+    enum spec_change change;
 };
 static const struct way no_way = { NULL, NULL, CAIRN_SPEC_NEVER };
 
@@ -191,9 +188,9 @@ static void report(struct diff *diff, const char *line, const char *what, const 
                    const char *there, struct way way)
 {
     if (diff->found++ >= diff->most) return;
-    const struct cairn_spec_difference difference = { line,       what,         here,
-                                                      there,      way.key,      way.value,
-                                                      way.change, diff->tensor, diff->field };
+    const struct spec_difference difference = { line,       what,         here,
+                                                there,      way.key,      way.value,
+                                                way.change, diff->tensor, diff->field };
     diff->sink(diff->context, &difference);
 }
 
@@ -216,7 +213,7 @@ static void differ_whole(struct diff *diff, const char *noun, const char *name, 
 }
 
 /* "[512,784]"; "[]" for a scalar. */
-static const char *shape_text(const struct cairn_shape *shape, char text[static 180])
+static const char *shape_text(const struct shape *shape, char text[static 180])
 {
     size_t used = (size_t)snprintf(text, 180, "[");
     for (uint32_t d = 0; d < shape->rank; d++) {
@@ -227,7 +224,7 @@ static const char *shape_text(const struct cairn_shape *shape, char text[static 
     return text;
 }
 
-static bool same_shape(const struct cairn_shape *a, const struct cairn_shape *b)
+static bool same_shape(const struct shape *a, const struct shape *b)
 {
     return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof a->dim[0]) == 0;
 }
@@ -253,23 +250,23 @@ static void differ_text(struct diff *diff, const char *tensor, const char *field
 static void differ_dtype(struct diff *diff, const char *tensor, const char *field, cairn_dtype here,
                          cairn_dtype there)
 {
-    differ_text(diff, tensor, field, cairn_dtype_name((int)here), cairn_dtype_name((int)there));
+    differ_text(diff, tensor, field, dtype_label((int)here), dtype_label((int)there));
 }
 
-static void differ_wire(struct diff *diff, const struct cairn_tensor_spec *here,
-                        const struct cairn_tensor_spec *there)
+static void differ_wire(struct diff *diff, const struct tensor_spec *here,
+                        const struct tensor_spec *there)
 {
     char key[CAIRN_NAME_MAX + 16];
-    const char *mine = cairn_dtype_name((int)here->wire);
+    const char *mine = dtype_label((int)here->wire);
     snprintf(key, sizeof key, "%s.wire", here->name);
     const struct way way = { diff->wire != NULL ? diff->wire : key, mine, CAIRN_SPEC_REOPENED };
     const bool is_blob = here->kind == CAIRN_BLOB || there->kind == CAIRN_BLOB;
-    differ_of(diff, here->name, "wire dtype", mine, cairn_dtype_name((int)there->wire),
+    differ_of(diff, here->name, "wire dtype", mine, dtype_label((int)there->wire),
               is_blob ? no_way : way);
 }
 
 /* "no alias"; "alias of wte [0,8)x[0,4)", without the box for all of it. */
-static const char *alias_text(const struct cairn_tensor_spec *t, char text[static 700])
+static const char *alias_text(const struct tensor_spec *t, char text[static 700])
 {
     const struct cairn_box *box = t->alias_box;
     if (t->alias_of == NULL) return "no alias";
@@ -284,7 +281,7 @@ static const char *alias_text(const struct cairn_tensor_spec *t, char text[stati
 /* "put"; "uniform(-0.1, 0.1, seed 7)". */
 static const char *init_text(const struct cairn_init *init, char text[static 180])
 {
-    const char *name = cairn_capability_name(CAIRN_CAPABILITY_INIT, (int)init->kind);
+    const char *name = capability_name(CAIRN_CAPABILITY_INIT, (int)init->kind);
     if (init->kind == CAIRN_INIT_NONE) return "put";
     snprintf(text, 180, "%s(%.17g, %.17g, seed %" PRIu64 ")", name, init->a, init->b, init->seed);
     return text;
@@ -297,17 +294,16 @@ static const char *name_or_none(const char *name)
     return name[0] != '\0' ? name : "(none)";
 }
 
-static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
-                        const struct cairn_tensor_spec *there)
+static void diff_tensor(struct diff *diff, const struct tensor_spec *here,
+                        const struct tensor_spec *there)
 {
     char a[180], b[180], alias_a[700], alias_b[700];
     if (!same_shape(&here->shape, &there->shape)) {
         differ_text(diff, here->name, "shape", shape_text(&here->shape, a),
                     shape_text(&there->shape, b));
     }
-    differ_text(diff, here->name, "kind",
-                cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)here->kind),
-                cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)there->kind));
+    differ_text(diff, here->name, "kind", capability_name(CAIRN_CAPABILITY_KIND, (int)here->kind),
+                capability_name(CAIRN_CAPABILITY_KIND, (int)there->kind));
     differ_wire(diff, here, there);
     differ_dtype(diff, here->name, "reduce dtype", here->reduce, there->reduce);
     differ_dtype(diff, here->name, "master dtype", here->master, there->master);
@@ -324,25 +320,25 @@ static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
 }
 
 /* A field of the job, or (group not NULL) of a group or its schedule, which an amendment may change. */
-static void diff_field(struct diff *diff, const struct cairn_spec_field *field, const char *noun,
+static void diff_field(struct diff *diff, const struct spec_field *field, const char *noun,
                        const char *name, bool may_change, const void *here, const void *there)
 {
     char what[CAIRN_NAME_MAX + 64], key[CAIRN_NAME_MAX + 32];
     char mine[CAIRN_SETTING_TEXT_MAX + 1], theirs[CAIRN_SETTING_TEXT_MAX + 1];
-    const uint64_t bits = cairn_spec_field_bits(field, here);
-    const uint64_t was = cairn_spec_field_bits(field, there);
+    const uint64_t bits = spec_field_bits(field, here);
+    const uint64_t was = spec_field_bits(field, there);
     const bool of_job = strcmp(noun, "job") == 0;
     if (bits == was) return;
     snprintf(what, sizeof what, "%s %s: %s", noun, name, field->name);
     snprintf(key, sizeof key, "%s%s%s", of_job ? "" : name, of_job ? "" : ".", field->name);
-    cairn_spec_setting_text(field, here, mine);
-    cairn_spec_setting_text(field, there, theirs);
-    const struct way way = { key, mine, cairn_spec_change_of(field, was, bits) };
+    spec_setting_text(field, here, mine);
+    spec_setting_text(field, there, theirs);
+    const struct way way = { key, mine, spec_change_of(field, was, bits) };
     differ_by(diff, what, mine, theirs,
               may_change && way.change != CAIRN_SPEC_NEVER ? way : no_way);
 }
 
-static void diff_fields(struct diff *diff, const struct cairn_spec_table *table, const char *noun,
+static void diff_fields(struct diff *diff, const struct spec_table *table, const char *noun,
                         const char *name, bool may_change, const void *here, const void *there)
 {
     for (size_t i = 0; i < table->count; i++)
@@ -350,7 +346,7 @@ static void diff_fields(struct diff *diff, const struct cairn_spec_table *table,
 }
 
 /* "0:1,30:0.5"; NULL: it is too long. */
-static const char *points_text(const struct cairn_schedule *s, char *text, size_t room)
+static const char *points_text(const struct schedule *s, char *text, size_t room)
 {
     size_t used = 0;
     text[0] = '\0';
@@ -365,7 +361,7 @@ static const char *points_text(const struct cairn_schedule *s, char *text, size_
 
 /* The first point that is not the same, since a table may have a thousand. */
 static void diff_points(struct diff *diff, const char *group, bool may_change,
-                        const struct cairn_schedule *here, const struct cairn_schedule *there)
+                        const struct schedule *here, const struct schedule *there)
 {
     char text[512], key[CAIRN_NAME_MAX + 32];
     snprintf(key, sizeof key, "%s.points", group);
@@ -390,45 +386,43 @@ static void diff_points(struct diff *diff, const char *group, bool may_change,
 }
 
 static void diff_schedule(struct diff *diff, const char *group, bool may_change,
-                          const struct cairn_schedule *here, const struct cairn_schedule *there)
+                          const struct schedule *here, const struct schedule *there)
 {
     char what[CAIRN_NAME_MAX + 64], key[CAIRN_NAME_MAX + 32];
-    const char *mine = cairn_schedule_name((int)here->kind);
+    const char *mine = schedule_name((int)here->kind);
     snprintf(what, sizeof what, "group %s: schedule", group);
     snprintf(key, sizeof key, "%s.schedule", group);
     const struct way way = { key, mine, CAIRN_SPEC_NEXT_ROUND };
     if (here->kind != there->kind)
-        differ_by(diff, what, mine, cairn_schedule_name((int)there->kind),
-                  may_change ? way : no_way);
-    diff_fields(diff, &cairn_schedule_fields, "group", group, may_change, here, there);
+        differ_by(diff, what, mine, schedule_name((int)there->kind), may_change ? way : no_way);
+    diff_fields(diff, &schedule_fields, "group", group, may_change, here, there);
     diff_points(diff, group, may_change, here, there);
 }
 
 /* Its state is that of another optimizer, or its learning rate comes otherwise: no amendment makes it so. */
-static bool group_may_change(const struct cairn_group_spec *here,
-                             const struct cairn_group_spec *there)
+static bool group_may_change(const struct group_spec *here, const struct group_spec *there)
 {
-    struct cairn_group_hyper a, b;
+    struct group_hyper a, b;
     return strcmp(here->optimizer, there->optimizer) == 0 &&
            (here->schedule.kind == CAIRN_SCHEDULE_DRIVEN) ==
                (there->schedule.kind == CAIRN_SCHEDULE_DRIVEN) &&
-           cairn_group_hyper_of_spec(here, &a, NULL) == CAIRN_OK &&
-           cairn_group_hyper_of_spec(there, &b, NULL) == CAIRN_OK &&
-           cairn_optimizer_planes(&a) == cairn_optimizer_planes(&b);
+           group_hyper_of_spec(here, &a, NULL) == CAIRN_OK &&
+           group_hyper_of_spec(there, &b, NULL) == CAIRN_OK &&
+           optimizer_planes(&a) == optimizer_planes(&b);
 }
 
-static void diff_group(struct diff *diff, const struct cairn_group_spec *here,
-                       const struct cairn_group_spec *there)
+static void diff_group(struct diff *diff, const struct group_spec *here,
+                       const struct group_spec *there)
 {
     char what[CAIRN_NAME_MAX + 64];
     const bool may_change = group_may_change(here, there);
     snprintf(what, sizeof what, "group %s: optimizer", here->name);
     if (strcmp(here->optimizer, there->optimizer) != 0)
         differ_by(diff, what, here->optimizer, there->optimizer, no_way);
-    struct cairn_group_spec mine = *here; // borrows all of it
+    struct group_spec mine = *here; // borrows all of it
     if (here->schedule.kind == CAIRN_SCHEDULE_DRIVEN && there->schedule.kind == here->schedule.kind)
         mine.lr = there->lr; // each begins where it likes
-    diff_fields(diff, &cairn_group_fields, "group", here->name, may_change, &mine, there);
+    diff_fields(diff, &group_fields, "group", here->name, may_change, &mine, there);
     diff_schedule(diff, here->name, may_change, &here->schedule, &there->schedule);
 }
 
@@ -446,14 +440,14 @@ static void differ_path(struct diff *diff, const char *job, const char *field, c
     differ_by(diff, what, mine, theirs, no_way);
 }
 
-static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
-                     const struct cairn_job_spec_data *there)
+static void diff_job(struct diff *diff, const struct job_spec_data *here,
+                     const struct job_spec_data *there)
 {
     if (strcmp(here->name, there->name) != 0) {
         differ_by(diff, "job: name", here->name, there->name, no_way);
     }
     const char *job = there->name;
-    diff_fields(diff, &cairn_spec_fields, "job", job, true, here, there);
+    diff_fields(diff, &spec_fields, "job", job, true, here, there);
     differ_path(diff, job, "init_from", here->init_from, there->init_from);
     differ_path(diff, job, "init_prefix", here->init_prefix, there->init_prefix);
 }
@@ -466,12 +460,12 @@ static int merge_order(const char *here, const char *there)
     return strcmp(here, there);
 }
 
-static void diff_groups(struct diff *diff, const struct cairn_job_spec_data *here,
-                        const struct cairn_job_spec_data *there)
+static void diff_groups(struct diff *diff, const struct job_spec_data *here,
+                        const struct job_spec_data *there)
 {
     for (size_t i = 0, j = 0; i < here->group_count || j < there->group_count;) {
-        const struct cairn_group_spec *a = i < here->group_count ? &here->groups[i] : NULL;
-        const struct cairn_group_spec *b = j < there->group_count ? &there->groups[j] : NULL;
+        const struct group_spec *a = i < here->group_count ? &here->groups[i] : NULL;
+        const struct group_spec *b = j < there->group_count ? &there->groups[j] : NULL;
         const int order = merge_order(a != NULL ? a->name : NULL, b != NULL ? b->name : NULL);
         if (order != 0) differ_whole(diff, "group", order < 0 ? a->name : b->name, order < 0);
         if (order == 0) diff_group(diff, a, b);
@@ -480,12 +474,12 @@ static void diff_groups(struct diff *diff, const struct cairn_job_spec_data *her
     }
 }
 
-static void diff_tensors(struct diff *diff, const struct cairn_job_spec_data *here,
-                         const struct cairn_job_spec_data *there)
+static void diff_tensors(struct diff *diff, const struct job_spec_data *here,
+                         const struct job_spec_data *there)
 {
     for (size_t i = 0, j = 0; i < here->tensor_count || j < there->tensor_count;) {
-        const struct cairn_tensor_spec *a = i < here->tensor_count ? &here->tensors[i] : NULL;
-        const struct cairn_tensor_spec *b = j < there->tensor_count ? &there->tensors[j] : NULL;
+        const struct tensor_spec *a = i < here->tensor_count ? &here->tensors[i] : NULL;
+        const struct tensor_spec *b = j < there->tensor_count ? &there->tensors[j] : NULL;
         const int order = merge_order(a != NULL ? a->name : NULL, b != NULL ? b->name : NULL);
         diff->tensor = order < 0 ? a->name : order > 0 ? b->name : NULL;
         diff->field = order < 0 ? "only here" : order > 0 ? "only there" : NULL;
@@ -498,11 +492,11 @@ static void diff_tensors(struct diff *diff, const struct cairn_job_spec_data *he
 }
 
 /* All of them but blobs and aliases. */
-static bool has_one_wire(const struct cairn_job_spec_data *spec)
+static bool has_one_wire(const struct job_spec_data *spec)
 {
-    const struct cairn_tensor_spec *first = NULL;
+    const struct tensor_spec *first = NULL;
     for (size_t i = 0; i < spec->tensor_count; i++) {
-        const struct cairn_tensor_spec *t = &spec->tensors[i];
+        const struct tensor_spec *t = &spec->tensors[i];
         if (t->kind == CAIRN_BLOB || t->alias_of != NULL) continue;
         if (first != NULL && t->wire != first->wire) return false;
         first = t;
@@ -510,9 +504,8 @@ static bool has_one_wire(const struct cairn_job_spec_data *spec)
     return first != NULL;
 }
 
-size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
-                       const struct cairn_job_spec_data *there, size_t most,
-                       cairn_difference_fn sink, void *context)
+size_t spec_diff(const struct job_spec_data *here, const struct job_spec_data *there, size_t most,
+                 difference_fn sink, void *context)
 {
     struct diff diff = { .most = most, .sink = sink, .context = context };
     if (most > 0 && has_one_wire(here)) diff.wire = "wire";
@@ -524,32 +517,32 @@ size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
 
 /* ---- what joins what ---- */
 
-uint32_t cairn_policy_durable_within_s(const struct cairn_policy *policy)
+uint32_t policy_durable_within_s(const struct policy *policy)
 {
     return policy->snapshot_durable_within_s > 0 ? policy->snapshot_durable_within_s
                                                  : CAIRN_SPEC_DURABLE_S;
 }
 
-uint32_t cairn_policy_prepare_within_s(const struct cairn_policy *policy)
+uint32_t policy_prepare_within_s(const struct policy *policy)
 {
-    const uint32_t third_s = cairn_policy_durable_within_s(policy) / 3;
+    const uint32_t third_s = policy_durable_within_s(policy) / 3;
     return third_s < CAIRN_SPEC_PREPARE_S_MAX ? third_s : CAIRN_SPEC_PREPARE_S_MAX;
 }
 
-bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *b)
+bool policy_same(const struct policy *a, const struct policy *b)
 {
     // The flag apart: behind it is padding.
-    const size_t numbers = offsetof(struct cairn_policy, snapshot_fallback);
-    _Static_assert(offsetof(struct cairn_policy, snapshot_fallback) ==
+    const size_t numbers = offsetof(struct policy, snapshot_fallback);
+    _Static_assert(offsetof(struct policy, snapshot_fallback) ==
                        4 * sizeof(uint64_t) + 9 * sizeof(uint32_t),
                    "no padding");
     return memcmp(a, b, numbers) == 0 && a->snapshot_fallback == b->snapshot_fallback;
 }
 
-struct cairn_job_spec_data cairn_spec_with_workers(const struct cairn_job_spec_data *spec,
-                                                   const struct cairn_job_spec_data *job)
+struct job_spec_data spec_with_workers(const struct job_spec_data *spec,
+                                       const struct job_spec_data *job)
 {
-    struct cairn_job_spec_data copy = *spec;
+    struct job_spec_data copy = *spec;
     const uint32_t n = spec->workers_max;
     if (n == spec->workers_min && n >= job->workers_min &&
         (job->workers_max == 0 || n <= job->workers_max)) {
@@ -561,110 +554,109 @@ struct cairn_job_spec_data cairn_spec_with_workers(const struct cairn_job_spec_d
 }
 
 /* The hash of the spec with any number of workers. */
-static cairn_status hash_without_workers(const struct cairn_job_spec_data *spec,
-                                         uint8_t hash_out[32])
+static cairn_status hash_without_workers(const struct job_spec_data *spec, uint8_t hash_out[32])
 {
-    struct cairn_job_spec_data copy = *spec; // borrows all of it
+    struct job_spec_data copy = *spec; // borrows all of it
     copy.workers_min = copy.workers_max = 0;
-    return cairn_spec_hash(&copy, hash_out);
+    return spec_hash(&copy, hash_out);
 }
 
-static bool is_former(const struct cairn_job_spec_data *spec, const struct cairn_job_spec_data *job,
+static bool is_former(const struct job_spec_data *spec, const struct job_spec_data *job,
                       bool has_workers)
 {
     uint8_t hash[32];
-    if (cairn_spec_hash(spec, hash) == CAIRN_OK && cairn_spec_was(job, hash)) return true;
-    return has_workers && hash_without_workers(spec, hash) == CAIRN_OK && cairn_spec_was(job, hash);
+    if (spec_hash(spec, hash) == CAIRN_OK && spec_was(job, hash)) return true;
+    return has_workers && hash_without_workers(spec, hash) == CAIRN_OK && spec_was(job, hash);
 }
 
 /* Is the setting's value what the spec has? */
-static bool has_setting(const struct cairn_job_spec_data *spec, const struct cairn_spec_made *made)
+static bool has_setting(const struct job_spec_data *spec, const struct spec_made *made)
 {
-    struct cairn_job_spec_data set;
-    struct cairn_sentence why;
-    enum cairn_spec_change change;
+    struct job_spec_data set;
+    struct sentence why;
+    enum spec_change change;
     uint8_t own[32], hash[32];
-    if (cairn_spec_copy(spec, &set) != CAIRN_OK) return false;
-    bool has = cairn_spec_set(&set, made->key, made->is, &change, &why) == CAIRN_OK;
-    cairn_spec_canonicalize(&set);
-    has = has && cairn_spec_hash(spec, own) == CAIRN_OK &&
-          cairn_spec_hash(&set, hash) == CAIRN_OK && memcmp(own, hash, sizeof own) == 0;
-    cairn_spec_release(&set);
+    if (spec_copy(spec, &set) != CAIRN_OK) return false;
+    bool has = spec_set(&set, made->key, made->is, &change, &why) == CAIRN_OK;
+    spec_canonicalize(&set);
+    has = has && spec_hash(spec, own) == CAIRN_OK && spec_hash(&set, hash) == CAIRN_OK &&
+          memcmp(own, hash, sizeof own) == 0;
+    spec_release(&set);
     return has;
 }
 
 /* Takes back what the spec has of the settings by which the job was made of snapshots, the last first: what
  * it is then may be a former one. */
-static bool was_before_made(const struct cairn_job_spec_data *spec,
-                            const struct cairn_job_spec_data *job, bool has_workers)
+static bool was_before_made(const struct job_spec_data *spec, const struct job_spec_data *job,
+                            bool has_workers)
 {
-    struct cairn_job_spec_data before;
-    struct cairn_sentence why;
-    enum cairn_spec_change change;
+    struct job_spec_data before;
+    struct sentence why;
+    enum spec_change change;
     bool is_its = false;
-    if (job->made_count == 0 || cairn_spec_copy(spec, &before) != CAIRN_OK) return false;
+    if (job->made_count == 0 || spec_copy(spec, &before) != CAIRN_OK) return false;
     for (size_t i = job->made_count; i-- > 0 && !is_its;) {
-        const struct cairn_spec_made *made = &job->made[i];
+        const struct spec_made *made = &job->made[i];
         if (!has_setting(&before, made)) continue;
-        if (cairn_spec_set(&before, made->key, made->was, &change, &why) != CAIRN_OK) break;
-        cairn_spec_canonicalize(&before);
+        if (spec_set(&before, made->key, made->was, &change, &why) != CAIRN_OK) break;
+        spec_canonicalize(&before);
         is_its = is_former(&before, job, has_workers);
     }
-    cairn_spec_release(&before);
+    spec_release(&before);
     return is_its;
 }
 
-bool cairn_spec_joins(const struct cairn_job_spec_data *spec, const struct cairn_job_spec_data *job)
+bool spec_joins(const struct job_spec_data *spec, const struct job_spec_data *job)
 {
-    const struct cairn_job_spec_data mine = cairn_spec_with_workers(spec, job);
-    if (cairn_spec_diff(&mine, job, 0, NULL, NULL) == 0) return true;
+    const struct job_spec_data mine = spec_with_workers(spec, job);
+    if (spec_diff(&mine, job, 0, NULL, NULL) == 0) return true;
     if (job->former_count == 0) return false;
     const bool has_workers = mine.workers_min == job->workers_min &&
                              mine.workers_max == job->workers_max;
     return is_former(spec, job, has_workers) || was_before_made(spec, job, has_workers);
 }
 
-cairn_status cairn_spec_note_former(struct cairn_job_spec_data *spec)
+cairn_status spec_note_former(struct job_spec_data *spec)
 {
     uint8_t hash[32];
-    cairn_status status = cairn_spec_hash(spec, hash);
-    if (status == CAIRN_OK) status = cairn_spec_add_former(spec, hash);
+    cairn_status status = spec_hash(spec, hash);
+    if (status == CAIRN_OK) status = spec_add_former(spec, hash);
     if (status == CAIRN_OK) status = hash_without_workers(spec, hash);
-    return status == CAIRN_OK ? cairn_spec_add_former(spec, hash) : status;
+    return status == CAIRN_OK ? spec_add_former(spec, hash) : status;
 }
 
 /* ---- by which settings a job was made of a snapshot ---- */
 
 struct made_rows {
-    struct cairn_job_spec_data *next;
+    struct job_spec_data *next;
     size_t count; /* of its last ones: they are being noted */
     cairn_status status;
 };
 
-static struct cairn_spec_made *find_made(const struct made_rows *rows, const char *key)
+static struct spec_made *find_made(const struct made_rows *rows, const char *key)
 {
-    struct cairn_job_spec_data *next = rows->next;
+    struct job_spec_data *next = rows->next;
     for (size_t i = next->made_count - rows->count; i < next->made_count; i++)
         if (strcmp(next->made[i].key, key) == 0) return &next->made[i];
     return NULL;
 }
 
-static void note_was(void *context, const struct cairn_spec_difference *d)
+static void note_was(void *context, const struct spec_difference *d)
 {
     struct made_rows *rows = context;
     if (rows->status != CAIRN_OK || d->key == NULL || d->value == NULL) return;
     if (rows->count == CAIRN_SPEC_MADE_MAX || find_made(rows, d->key) != NULL) return;
-    rows->status = cairn_spec_add_made(rows->next, d->key, d->value, "");
+    rows->status = spec_add_made(rows->next, d->key, d->value, "");
     if (rows->status == CAIRN_OK) rows->count++;
 }
 
 /* Notes the new value of a setting. A row whose `is` stays "" matches no worker, since "" is no
  * value of any field. */
-static void note_is(void *context, const struct cairn_spec_difference *d)
+static void note_is(void *context, const struct spec_difference *d)
 {
     struct made_rows *rows = context;
     if (rows->status != CAIRN_OK || d->key == NULL || d->value == NULL) return;
-    struct cairn_spec_made *made = find_made(rows, d->key);
+    struct spec_made *made = find_made(rows, d->key);
     if (made == NULL || made->is[0] != '\0') return;
     char *is = strdup(d->value);
     if (is == NULL) {
@@ -675,11 +667,10 @@ static void note_is(void *context, const struct cairn_spec_difference *d)
     made->is = is;
 }
 
-cairn_status cairn_spec_note_made(struct cairn_job_spec_data *next,
-                                  const struct cairn_job_spec_data *was)
+cairn_status spec_note_made(struct job_spec_data *next, const struct job_spec_data *was)
 {
     struct made_rows rows = { .next = next, .status = CAIRN_OK };
-    (void)cairn_spec_diff(was, next, CAIRN_SPEC_MADE_MAX, note_was, &rows);
-    if (rows.count > 0) (void)cairn_spec_diff(next, was, CAIRN_SPEC_MADE_MAX, note_is, &rows);
+    (void)spec_diff(was, next, CAIRN_SPEC_MADE_MAX, note_was, &rows);
+    if (rows.count > 0) (void)spec_diff(next, was, CAIRN_SPEC_MADE_MAX, note_is, &rows);
     return rows.status;
 }

@@ -14,7 +14,7 @@
 #include "proto/base/text.h"
 #include "proto/spec/spec.h"
 
-enum cairn_spec_kind {
+enum spec_kind {
     CAIRN_SPEC_REAL,     /* double */
     CAIRN_SPEC_FRACTION, /* double, from 0 to below 1 */
     CAIRN_SPEC_COUNT,    /* uint32_t, uint64_t */
@@ -23,7 +23,7 @@ enum cairn_spec_kind {
 };
 
 /* With what a scalar came, and so where it stands in a manifest and in the hash, both in this order. */
-enum cairn_spec_part {
+enum spec_part {
     CAIRN_SPEC_FIRST,   /* always in both, and missing in no manifest */
     CAIRN_SPEC_MICRO,   /* always in both; missing in older manifests */
     CAIRN_SPEC_SCALING, /* likewise */
@@ -39,7 +39,7 @@ enum cairn_spec_part {
 #define CAIRN_SPEC_BY_CODE           CAIRN_SPEC_RANGE(0, 0)         /* spec_check.c, spec.c judge */
 #define CAIRN_SPEC_BY_CODE_OF(field) 0, 0, CAIRN_CAPABILITY_##field /* spec_check.c judges */
 
-/* name: in control.proto, a manifest, cairn.h, sentences | member: of struct cairn_job_spec_data | kind |
+/* name: in control.proto, a manifest, cairn.h, sentences | member: of struct job_spec_data | kind |
  * what is allowed | default | part | how it comes from cairn.h: GIVEN under the same name, 0 being the
  * default, or OTHERWISE (client/spec.c) | how it changes in a job that is there */
 #define CAIRN_SPEC_FIELDS(X)                                                                       \
@@ -110,7 +110,7 @@ enum cairn_spec_part {
     X(init_extra_ok, init_extra_ok, FLAG, BY_CODE, false, LATER, GIVEN, NEVER)                     \
     X(buffers_every, buffers_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN, CREATED)
 
-/* The fields of a group: name (struct cairn_group_hyper has it, too) | kind | what is allowed |
+/* The fields of a group: name (struct group_hyper has it, too) | kind | what is allowed |
  * default. */
 #define CAIRN_GROUP_FIELDS(X)                                \
     X(lr, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 1e-3)        \
@@ -128,46 +128,43 @@ enum cairn_spec_part {
     X(decay_steps, COUNT)        \
     X(lr_min, REAL)
 
-struct cairn_spec_field {
+struct spec_field {
     const char *name;
     size_t offset_bytes, bytes; /* in the struct */
-    enum cairn_spec_kind kind;
-    double min, max;                        /* max 0: judged by code */
-    enum cairn_capability_field capability; /* CAIRN_CAPABILITY_FIELD_COUNT: none */
+    enum spec_kind kind;
+    double min, max;                  /* max 0: judged by code */
+    enum capability_field capability; /* CAIRN_CAPABILITY_FIELD_COUNT: none */
     double value_default;
-    enum cairn_spec_part part;
-    enum cairn_spec_change change;
+    enum spec_part part;
+    enum spec_change change;
 };
-struct cairn_spec_table {
-    const struct cairn_spec_field *fields;
+struct spec_table {
+    const struct spec_field *fields;
     size_t count;
 };
-extern const struct cairn_spec_table cairn_spec_fields;     /* of struct cairn_job_spec_data */
-extern const struct cairn_spec_table cairn_group_fields;    /* of struct cairn_group_spec */
-extern const struct cairn_spec_table cairn_schedule_fields; /* of struct cairn_schedule */
+extern const struct spec_table spec_fields;     /* of struct job_spec_data */
+extern const struct spec_table group_fields;    /* of struct group_spec */
+extern const struct spec_table schedule_fields; /* of struct schedule */
 
 /* The field of a struct: the number that it is, or the bits of a double. */
-uint64_t cairn_spec_field_bits(const struct cairn_spec_field *field, const void *from);
-double cairn_spec_field_number(const struct cairn_spec_field *field, const void *from);
-void cairn_spec_field_set_bits(const struct cairn_spec_field *field, void *to, uint64_t bits);
-void cairn_spec_field_set_number(const struct cairn_spec_field *field, void *to, double number);
-bool cairn_spec_field_is_default(const struct cairn_spec_field *field, const void *from);
+uint64_t spec_field_bits(const struct spec_field *field, const void *from);
+double spec_field_number(const struct spec_field *field, const void *from);
+void spec_field_set_bits(const struct spec_field *field, void *to, uint64_t bits);
+void spec_field_set_number(const struct spec_field *field, void *to, double number);
+bool spec_field_is_default(const struct spec_field *field, const void *from);
 
 /* Judges a struct's fields, one by one. CAIRN_ERR_INVALID, CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) begins
  * with `subject`, "group \"x\": ", and names field, value and what is allowed. */
-cairn_status cairn_spec_fields_check(const struct cairn_spec_table *table, const void *from,
-                                     const char *subject,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status spec_fields_check(const struct spec_table *table, const void *from,
+                               const char *subject, struct sentence *why) CAIRN_MUST_CHECK;
 /* One of them. */
-cairn_status cairn_spec_field_check(const struct cairn_spec_field *field, const void *from,
-                                    const char *subject,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status spec_field_check(const struct spec_field *field, const void *from, const char *subject,
+                              struct sentence *why) CAIRN_MUST_CHECK;
 /* The field of that name; NULL: there is none. */
-const struct cairn_spec_field *cairn_spec_field_find(const struct cairn_spec_table *table,
-                                                     const char *name, size_t name_bytes);
+const struct spec_field *spec_field_find(const struct spec_table *table, const char *name,
+                                         size_t name_bytes);
 /* The same of a number that is no field, or whose bounds are another's. */
-cairn_status cairn_spec_count_check(const char *subject, const char *name, uint64_t value,
-                                    uint64_t min, uint64_t max,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status spec_count_check(const char *subject, const char *name, uint64_t value, uint64_t min,
+                              uint64_t max, struct sentence *why) CAIRN_MUST_CHECK;
 
 #endif

@@ -1,6 +1,7 @@
 /* The storage of folders: folders and names. */
 #include "proto/store/storage.h"
 
+#include <inttypes.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -17,38 +18,37 @@
 #define PART_BYTES 256 /* of a path, with its NUL */
 
 static cairn_status folder_put_begin(const char *at, const char *path, uint64_t bytes,
-                                     struct cairn_storage_put **put_out,
-                                     struct cairn_sentence *why);
-static cairn_status folder_put_write(struct cairn_storage_put *put, uint64_t offset,
-                                     const void *from, size_t count, struct cairn_sentence *why);
-static cairn_status folder_put_end(struct cairn_storage_put *put, cairn_status status,
-                                   struct cairn_sentence *why);
+                                     struct storage_put **put_out, struct sentence *why);
+static cairn_status folder_put_write(struct storage_put *put, uint64_t offset, const void *from,
+                                     size_t count, struct sentence *why);
+static cairn_status folder_put_end(struct storage_put *put, cairn_status status,
+                                   struct sentence *why);
 static cairn_status folder_commit(const char *at, const char *path, const void *bytes, size_t count,
-                                  bool replace, struct cairn_sentence *why);
+                                  bool replace, struct sentence *why);
 static cairn_status folder_open(const char *at, const char *path, bool is_direct,
-                                struct cairn_storage_file **file_out, struct cairn_sentence *why);
-static cairn_status folder_read(struct cairn_storage_file *f, uint64_t offset, void *to,
-                                size_t count, size_t *got_out, struct cairn_sentence *why);
-static void folder_close(struct cairn_storage_file *f);
+                                struct storage_file **file_out, struct sentence *why);
+static cairn_status folder_read(struct storage_file *f, uint64_t offset, void *to, size_t count,
+                                size_t *got_out, struct sentence *why);
+static void folder_close(struct storage_file *f);
 
 /* The status of errno, and a sentence of the step that failed. */
-static cairn_status folder_failed(struct cairn_sentence *why, const char *step, const char *path)
+static cairn_status folder_failed(struct sentence *why, const char *step, const char *path)
 {
     const int error = errno;
     const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
     const cairn_status status = full              ? CAIRN_ERR_NO_SPACE
                                 : error == EEXIST ? CAIRN_ERR_EXISTS
                                                   : CAIRN_ERR_IO;
-    return cairn_fail(why, status, "%s of %s: %s%s", step, path, strerror(error),
-                      full ? "; free space or name another snapshot folder, then take it again"
-                      : error == ENOENT ? "; is the storage mounted?"
-                      : error == ELOOP  ? "; it is a link, which is not followed: give the folder "
-                                          "that it leads to"
-                                        : "");
+    return fail_with(why, status, "%s of %s: %s%s", step, path, strerror(error),
+                     full ? "; free space or name another snapshot folder, then take it again"
+                     : error == ENOENT ? "; is the storage mounted?"
+                     : error == ELOOP  ? "; it is a link, which is not followed: give the folder "
+                                         "that it leads to"
+                                       : "");
 }
 
 /* The same, for what may be missing: CAIRN_ERR_NOT_FOUND. */
-static cairn_status folder_missed(struct cairn_sentence *why, const char *step, const char *path)
+static cairn_status folder_missed(struct sentence *why, const char *step, const char *path)
 {
     const bool missing = errno == ENOENT || errno == ENOTDIR;
     const cairn_status status = folder_failed(why, step, path);
@@ -79,7 +79,7 @@ static int folder_open_parent(const char *at, const char *path, const char **nam
     return fd;
 }
 
-static cairn_status resolve(const char *at, char **out, struct cairn_sentence *why)
+static cairn_status resolve(const char *at, char **out, struct sentence *why)
 {
     char *resolved = realpath(at, NULL), *here = NULL;
     if (resolved == NULL && at[0] == '/') {
@@ -99,13 +99,12 @@ static int open_folder(int parent_fd, const char *name)
 }
 
 /* One that was made gets its mode; then its name is durable. */
-static cairn_status settle_made(int parent_fd, const char *name, bool made,
-                                struct cairn_sentence *why)
+static cairn_status settle_made(int parent_fd, const char *name, bool made, struct sentence *why)
 {
     const int fd = open_folder(parent_fd, name);
     if (fd < 0) return folder_failed(why, "open", name);
     cairn_status status = CAIRN_OK;
-    if (made && cairn_file_mode_set(fd, CAIRN_SNAPSHOT_FOLDER_MODE) != 0)
+    if (made && file_mode_set(fd, CAIRN_SNAPSHOT_FOLDER_MODE) != 0)
         status = folder_failed(why, "chmod", name);
     // One that was there may be another's who has not come so far, or was killed before.
     if (status == CAIRN_OK && fsync(parent_fd) != 0) status = folder_failed(why, "fsync", name);
@@ -113,8 +112,7 @@ static cairn_status settle_made(int parent_fd, const char *name, bool made,
     return status;
 }
 
-static cairn_status make(const char *at, const char *path, bool exclusive,
-                         struct cairn_sentence *why)
+static cairn_status make(const char *at, const char *path, bool exclusive, struct sentence *why)
 {
     const char *name;
     const int parent_fd = folder_open_parent(at, path, &name);
@@ -137,8 +135,8 @@ static bool is_folder(int folder_fd, const struct dirent *entry)
            S_ISDIR(info.st_mode);
 }
 
-static cairn_status list(const char *at, const char *path, cairn_storage_name_fn on_name,
-                         void *context, struct cairn_sentence *why)
+static cairn_status list(const char *at, const char *path, storage_name_fn on_name, void *context,
+                         struct sentence *why)
 {
     const char *name;
     const int parent_fd = folder_open_parent(at, path, &name);
@@ -160,7 +158,7 @@ static cairn_status list(const char *at, const char *path, cairn_storage_name_fn
 }
 
 /* A root may be reached by a link, a snapshot's folder, which lies among what others may write to, not. */
-static cairn_status stat_location(const char *at, struct cairn_sentence *why)
+static cairn_status stat_location(const char *at, struct sentence *why)
 {
     struct stat info;
     if (lstat(at, &info) != 0) return folder_missed(why, "open", at);
@@ -170,7 +168,7 @@ static cairn_status stat_location(const char *at, struct cairn_sentence *why)
 }
 
 static cairn_status stat_file(const char *at, const char *path, uint64_t *bytes_out,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     const char *name;
     struct stat info;
@@ -182,7 +180,7 @@ static cairn_status stat_file(const char *at, const char *path, uint64_t *bytes_
     if (fstatat(parent_fd, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
         status = folder_missed(why, "reading", path);
     else if (!S_ISREG(info.st_mode))
-        status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s is no regular file", path);
+        status = fail_with(why, CAIRN_ERR_CORRUPT, "%s is no regular file", path);
     else
         *bytes_out = (uint64_t)info.st_size;
     close(parent_fd);
@@ -190,7 +188,7 @@ static cairn_status stat_file(const char *at, const char *path, uint64_t *bytes_
 }
 
 static cairn_status remove_name(const char *at, const char *path, bool folder, uint64_t *bytes_out,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     const char *name;
     struct stat info = { 0 };
@@ -205,7 +203,7 @@ static cairn_status remove_name(const char *at, const char *path, bool folder, u
     return status;
 }
 
-static cairn_status settle(const char *at, const char *path, struct cairn_sentence *why)
+static cairn_status settle(const char *at, const char *path, struct sentence *why)
 {
     const char *name;
     const int parent_fd = folder_open_parent(at, path, &name);
@@ -218,20 +216,20 @@ static cairn_status settle(const char *at, const char *path, struct cairn_senten
     return status;
 }
 
-const struct cairn_storage cairn_storage_folder = { .scheme = "",
-                                                    .resolve = resolve,
-                                                    .make = make,
-                                                    .list = list,
-                                                    .stat = stat_file,
-                                                    .remove = remove_name,
-                                                    .settle = settle,
-                                                    .put_begin = folder_put_begin,
-                                                    .put_write = folder_put_write,
-                                                    .put_end = folder_put_end,
-                                                    .commit = folder_commit,
-                                                    .open = folder_open,
-                                                    .read = folder_read,
-                                                    .close = folder_close };
+const struct storage storage_folder = { .scheme = "",
+                                        .resolve = resolve,
+                                        .make = make,
+                                        .list = list,
+                                        .stat = stat_file,
+                                        .remove = remove_name,
+                                        .settle = settle,
+                                        .put_begin = folder_put_begin,
+                                        .put_write = folder_put_write,
+                                        .put_end = folder_put_end,
+                                        .commit = folder_commit,
+                                        .open = folder_open,
+                                        .read = folder_read,
+                                        .close = folder_close };
 
 /* ==== folder put ==== */
 
@@ -246,36 +244,36 @@ const struct cairn_storage cairn_storage_folder = { .scheme = "",
 
 /* A file being written under a temporary name. */
 struct draft {
-    struct cairn_storage_put put; /* first */
-    int folder_fd, fd;            /* owned */
+    struct storage_put put; /* first */
+    int folder_fd, fd;      /* owned */
     uint64_t bytes;
     atomic_bool is_direct;
     char name[NAME_BYTES], temp[NAME_BYTES + 8]; /* in the folder */
 };
 
-static cairn_status open_draft(struct draft *d, bool replace, struct cairn_sentence *why)
+static cairn_status open_draft(struct draft *d, bool replace, struct sentence *why)
 {
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     if (replace) // what a process that was killed has left
         (void)unlinkat(d->folder_fd, d->temp, 0);
     else if (faccessat(d->folder_fd, d->name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-        return cairn_fail(why, CAIRN_ERR_EXISTS, "%s is there already: another writer?", d->name);
+        return fail_with(why, CAIRN_ERR_EXISTS, "%s is there already: another writer?", d->name);
     d->fd = openat(d->folder_fd, d->temp, flags, CAIRN_SNAPSHOT_FILE_MODE);
     if (d->fd < 0) return folder_failed(why, "open", d->temp);
-    return cairn_file_mode_set(d->fd, CAIRN_SNAPSHOT_FILE_MODE) == 0
+    return file_mode_set(d->fd, CAIRN_SNAPSHOT_FILE_MODE) == 0
                ? CAIRN_OK
                : folder_failed(why, "chmod", d->temp);
 }
 
 static cairn_status begin_draft(struct draft *d, const char *at, const char *path, bool replace,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     const char *name;
-    *d = (struct draft) { .put.storage = &cairn_storage_folder, .fd = -1 };
+    *d = (struct draft) { .put.storage = &storage_folder, .fd = -1 };
     d->folder_fd = folder_open_parent(at, path, &name);
     if (d->folder_fd < 0) return folder_failed(why, "open", at);
     if (strlen(name) >= sizeof d->name)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%s: too long a name", name);
+        return fail_with(why, CAIRN_ERR_INVALID, "%s: too long a name", name);
     memcpy(d->name, name, strlen(name) + 1);
     snprintf(d->temp, sizeof d->temp, "%s.tmp", d->name);
     return open_draft(d, replace, why);
@@ -283,7 +281,7 @@ static cairn_status begin_draft(struct draft *d, const char *at, const char *pat
 
 /* `status` is that of the writing; the draft becomes the file, or is gone. Closes the folder. */
 static cairn_status end_draft(struct draft *d, bool replace, cairn_status status,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     const bool is_open = d->fd >= 0;
     if (status == CAIRN_OK && fsync(d->fd) != 0) status = folder_failed(why, "fsync", d->temp);
@@ -308,7 +306,7 @@ static cairn_status end_draft(struct draft *d, bool replace, cairn_status status
 
 /* Room for all of it at once: a full disk is met before anything is written, and writers of several blocks do
  * not wait for each other's growth of the file. */
-static cairn_status make_room(struct draft *d, struct cairn_sentence *why)
+static cairn_status make_room(struct draft *d, struct sentence *why)
 {
     if (d->bytes == 0 || fallocate(d->fd, 0, 0, (off_t)d->bytes) == 0) return CAIRN_OK;
     const bool unknown = errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL ||
@@ -323,10 +321,10 @@ static bool set_direct(int fd, bool direct)
 }
 
 static cairn_status folder_put_begin(const char *at, const char *path, uint64_t bytes,
-                                     struct cairn_storage_put **put_out, struct cairn_sentence *why)
+                                     struct storage_put **put_out, struct sentence *why)
 {
     struct draft *d = malloc(sizeof *d);
-    if (d == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write %s", path);
+    if (d == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to write %s", path);
     cairn_status status = begin_draft(d, at, path, false, why);
     d->bytes = bytes;
     if (status == CAIRN_OK) status = make_room(d, why);
@@ -346,8 +344,8 @@ static size_t rounded_up(size_t count)
     return (count + CAIRN_STORAGE_ALIGN - 1) / CAIRN_STORAGE_ALIGN * CAIRN_STORAGE_ALIGN;
 }
 
-static cairn_status folder_put_write(struct cairn_storage_put *put, uint64_t offset,
-                                     const void *from, size_t count, struct cairn_sentence *why)
+static cairn_status folder_put_write(struct storage_put *put, uint64_t offset, const void *from,
+                                     size_t count, struct sentence *why)
 {
     struct draft *d = (struct draft *)put;
     const uint8_t *next = from;
@@ -370,8 +368,8 @@ static cairn_status folder_put_write(struct cairn_storage_put *put, uint64_t off
     return CAIRN_OK;
 }
 
-static cairn_status folder_put_end(struct cairn_storage_put *put, cairn_status status,
-                                   struct cairn_sentence *why)
+static cairn_status folder_put_end(struct storage_put *put, cairn_status status,
+                                   struct sentence *why)
 {
     struct draft *d = (struct draft *)put;
     if (status == CAIRN_OK && ftruncate(d->fd, (off_t)d->bytes) != 0)
@@ -384,11 +382,11 @@ static cairn_status folder_put_end(struct cairn_storage_put *put, cairn_status s
 /* ---- small ones ---- */
 
 static cairn_status folder_commit(const char *at, const char *path, const void *bytes, size_t count,
-                                  bool replace, struct cairn_sentence *why)
+                                  bool replace, struct sentence *why)
 {
     struct draft draft;
     cairn_status status = begin_draft(&draft, at, path, replace, why);
-    if (status == CAIRN_OK && !cairn_write_whole(draft.fd, bytes, count))
+    if (status == CAIRN_OK && !write_fully(draft.fd, bytes, count))
         status = folder_failed(why, "write", draft.temp);
     return end_draft(&draft, replace, status, why);
 }
@@ -398,8 +396,8 @@ static cairn_status folder_commit(const char *at, const char *path, const void *
 /* The storage of folders, reading: regular files alone, around the page cache if that is wanted. */
 
 struct open_file {
-    struct cairn_storage_file file; /* first */
-    int fd;                         /* owned */
+    struct storage_file file; /* first */
+    int fd;                   /* owned */
     atomic_bool is_direct;
 };
 
@@ -414,7 +412,7 @@ static int open_name(int folder_fd, const char *name, bool *is_direct)
 }
 
 static cairn_status folder_open(const char *at, const char *path, bool is_direct,
-                                struct cairn_storage_file **file_out, struct cairn_sentence *why)
+                                struct storage_file **file_out, struct sentence *why)
 {
     const char *name;
     struct stat info;
@@ -425,16 +423,16 @@ static cairn_status folder_open(const char *at, const char *path, bool is_direct
     if (fd < 0 || fstat(fd, &info) != 0) status = folder_missed(why, "open", path);
     if (folder_fd >= 0) close(folder_fd);
     if (status == CAIRN_OK && !S_ISREG(info.st_mode))
-        status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s is no regular file", path);
+        status = fail_with(why, CAIRN_ERR_CORRUPT, "%s is no regular file", path);
     struct open_file *file = status == CAIRN_OK ? calloc(1, sizeof *file) : NULL;
     if (status == CAIRN_OK && file == NULL)
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read %s", path);
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read %s", path);
     if (status != CAIRN_OK) {
         if (fd >= 0) close(fd);
         return status;
     }
-    file->file = (struct cairn_storage_file) { &cairn_storage_folder, (uint64_t)info.st_size,
-                                               is_direct && !direct };
+    file->file = (struct storage_file) { &storage_folder, (uint64_t)info.st_size,
+                                         is_direct && !direct };
     file->fd = fd;
     atomic_init(&file->is_direct, direct);
     *file_out = &file->file;
@@ -448,8 +446,8 @@ static void forget_pages(const struct open_file *file, uint64_t offset, size_t c
         (void)posix_fadvise(file->fd, (off_t)offset, (off_t)count, POSIX_FADV_DONTNEED);
 }
 
-static cairn_status folder_read(struct cairn_storage_file *f, uint64_t offset, void *to,
-                                size_t count, size_t *got_out, struct cairn_sentence *why)
+static cairn_status folder_read(struct storage_file *f, uint64_t offset, void *to, size_t count,
+                                size_t *got_out, struct sentence *why)
 {
     struct open_file *file = (struct open_file *)f;
     size_t done = 0;
@@ -466,8 +464,8 @@ static cairn_status folder_read(struct cairn_storage_file *f, uint64_t offset, v
             if (fcntl(file->fd, F_SETFL, fcntl(file->fd, F_GETFL) & ~O_DIRECT) == 0) continue;
         }
         if (got < 0)
-            return cairn_fail(why, CAIRN_ERR_IO, "read at byte %llu: %s",
-                              (unsigned long long)(offset + done), strerror(errno));
+            return fail_with(why, CAIRN_ERR_IO, "read at byte %" PRIu64 ": %s", (offset + done),
+                             strerror(errno));
         done += (size_t)got;
         // A short one ends the file, or (direct) a file whose end is within a block.
         if (got == 0 || (atomic_load(&file->is_direct) && (size_t)got % CAIRN_STORAGE_ALIGN != 0))
@@ -478,7 +476,7 @@ static cairn_status folder_read(struct cairn_storage_file *f, uint64_t offset, v
     return CAIRN_OK;
 }
 
-static void folder_close(struct cairn_storage_file *f)
+static void folder_close(struct storage_file *f)
 {
     struct open_file *file = (struct open_file *)f;
     close(file->fd);

@@ -19,23 +19,23 @@
 
 #define BACKENDS_MAX 4
 
-static const struct cairn_storage *registered[BACKENDS_MAX];
+static const struct storage *registered[BACKENDS_MAX];
 static size_t registered_count;
 
-void cairn_storage_register(const struct cairn_storage *storage)
+void storage_register(const struct storage *storage)
 {
     assert(registered_count < BACKENDS_MAX && storage->scheme[0] != '\0');
     registered[registered_count++] = storage;
 }
 
-const struct cairn_storage *cairn_storage_of(const char *location)
+const struct storage *storage_of(const char *location)
 {
     for (size_t i = 0; i < registered_count; i++) {
         const size_t length = strlen(registered[i]->scheme);
         if (strncmp(location, registered[i]->scheme, length) == 0 && location[length] == ':')
             return registered[i];
     }
-    return &cairn_storage_folder;
+    return &storage_folder;
 }
 
 /* ==== storage token ==== */
@@ -69,7 +69,7 @@ static bool parse_marker(const char *text, struct marker *out)
     if (bytes < sizeof out->who) {
         memcpy(out->who, line + TOKEN_BYTES, bytes);
         out->who[bytes] = '\0';
-        cairn_text_mend(out->who, "");
+        text_mend(out->who, "");
     }
     return true;
 }
@@ -85,7 +85,7 @@ static cairn_status read_marker(int root_fd, struct marker *out)
     if (fd < 0) return errno == ENOENT ? CAIRN_ERR_NOT_FOUND : CAIRN_ERR_IO;
     cairn_status status = CAIRN_ERR_IO;
     const bool is_other = fstat(fd, &info) == 0 && !S_ISREG(info.st_mode);
-    if (!is_other && cairn_read_whole(fd, text, TEXT_BYTES) >= 0) {
+    if (!is_other && read_fully(fd, text, TEXT_BYTES) >= 0) {
         out->user = info.st_uid;
         status = parse_marker(text, out) ? CAIRN_OK : CAIRN_ERR_MALFORMED;
     }
@@ -115,9 +115,8 @@ static bool write_marker(int root_fd, struct marker *marker, char name_out[NAME_
     snprintf(name_out, NAME_BYTES, "%s.%016" PRIx64, CAIRN_STORAGE_FILE, random);
     const int fd = openat(root_fd, name_out, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, MODE);
     if (fd < 0) return false;
-    const bool ok = cairn_file_mode_set(fd, MODE) == 0 &&
-                    cairn_write_whole(fd, text, (size_t)bytes) && fsync(fd) == 0 &&
-                    fstat(fd, &info) == 0;
+    const bool ok = file_mode_set(fd, MODE) == 0 && write_fully(fd, text, (size_t)bytes) &&
+                    fsync(fd) == 0 && fstat(fd, &info) == 0;
     const int error = errno;
     close(fd);
     if (ok)
@@ -142,24 +141,24 @@ static bool make_token(int root_fd, struct marker *marker)
     return ok;
 }
 
-static cairn_status open_root(const char *root, int *fd_out, struct cairn_sentence *why)
+static cairn_status open_root(const char *root, int *fd_out, struct sentence *why)
 {
     *fd_out = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (*fd_out >= 0) return CAIRN_OK;
-    return cairn_fail(why, errno == ENOENT ? CAIRN_ERR_NOT_FOUND : CAIRN_ERR_IO,
-                      "%s cannot be opened as user %u: %s", root, (unsigned)geteuid(),
-                      strerror(errno));
+    return fail_with(why, errno == ENOENT ? CAIRN_ERR_NOT_FOUND : CAIRN_ERR_IO,
+                     "%s cannot be opened as user %u: %s", root, (unsigned)geteuid(),
+                     strerror(errno));
 }
 
-static struct marker marker_of(uint64_t token, const struct cairn_storage_owner *owner)
+static struct marker marker_of(uint64_t token, const struct storage_owner *owner)
 {
     struct marker marker = { .token = token, .store = owner->store };
     memcpy(marker.who, owner->who, sizeof marker.who);
     return marker;
 }
 
-cairn_status cairn_storage_mark(const char *root, const struct cairn_storage_owner *owner,
-                                uint64_t *token_out, struct cairn_sentence *why)
+cairn_status storage_mark(const char *root, const struct storage_owner *owner, uint64_t *token_out,
+                          struct sentence *why)
 {
     struct marker marker = { 0 };
     int fd;
@@ -174,7 +173,7 @@ cairn_status cairn_storage_mark(const char *root, const struct cairn_storage_own
     if (status == CAIRN_OK)
         *token_out = marker.token;
     else
-        status = cairn_fail(
+        status = fail_with(
             why, status,
             "%s/%s cannot be read or made (%s): remove it, or make the folder writable", root,
             CAIRN_STORAGE_FILE, status == CAIRN_ERR_MALFORMED ? "it is no token" : error_text());
@@ -183,51 +182,51 @@ cairn_status cairn_storage_mark(const char *root, const struct cairn_storage_own
 }
 
 static cairn_status judge_token(const char *root, int fd, uint64_t token, struct marker *found_out,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     const cairn_status status = read_marker(fd, found_out);
     if (status == CAIRN_ERR_IO)
-        return cairn_fail(why, status, "%s/%s cannot be read as user %u: %s", root,
-                          CAIRN_STORAGE_FILE, (unsigned)geteuid(), error_text());
+        return fail_with(why, status, "%s/%s cannot be read as user %u: %s", root,
+                         CAIRN_STORAGE_FILE, (unsigned)geteuid(), error_text());
     if (status == CAIRN_OK && found_out->token == token) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s is another folder here than the coordinator's",
-                      root);
+    return fail_with(why, CAIRN_ERR_NOT_FOUND, "%s is another folder here than the coordinator's",
+                     root);
 }
 
 static cairn_status judge_owner(const char *root, const struct marker *found,
-                                const struct cairn_storage_owner *owner, struct cairn_sentence *why)
+                                const struct storage_owner *owner, struct sentence *why)
 {
     if (found->store == 0 || found->store == owner->store || found->store == owner->former)
         return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_EXISTS,
-                      "the folder %s belongs to another cluster: %s, store %016" PRIx64, root,
-                      found->who[0] != '\0' ? found->who : "it does not say which", found->store);
+    return fail_with(why, CAIRN_ERR_EXISTS,
+                     "the folder %s belongs to another cluster: %s, store %016" PRIx64, root,
+                     found->who[0] != '\0' ? found->who : "it does not say which", found->store);
 }
 
-static cairn_status fail_to_write(const char *root, struct cairn_sentence *why)
+static cairn_status fail_to_write(const char *root, struct sentence *why)
 {
-    return cairn_fail(why, CAIRN_ERR_REFUSED, "user %u cannot write to %s: %s", (unsigned)geteuid(),
-                      root, strerror(errno));
+    return fail_with(why, CAIRN_ERR_REFUSED, "user %u cannot write to %s: %s", (unsigned)geteuid(),
+                     root, strerror(errno));
 }
 
 /* The coordinator makes a folder for each snapshot, which nobody but its user writes to. */
 static cairn_status judge_user(const char *root, int fd, const struct marker *found,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     char name[NAME_BYTES];
     struct marker own = *found;
     if (!write_marker(fd, &own, name)) return fail_to_write(root, why);
     unlinkat(fd, name, 0);
     if (own.user == 0 || own.user == found->user) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_REFUSED,
-                      "%s is the coordinator's, which runs as user %u, and this shard runs as user "
-                      "%u; give the account one number on all hosts",
-                      root, (unsigned)found->user, (unsigned)own.user);
+    return fail_with(why, CAIRN_ERR_REFUSED,
+                     "%s is the coordinator's, which runs as user %u, and this shard runs as user "
+                     "%u; give the account one number on all hosts",
+                     root, (unsigned)found->user, (unsigned)own.user);
 }
 
 /* Opens the root, if it has the token. */
 static cairn_status open_own(const char *root, uint64_t token, int *fd_out,
-                             struct marker *found_out, struct cairn_sentence *why)
+                             struct marker *found_out, struct sentence *why)
 {
     cairn_status status = open_root(root, fd_out, why);
     if (status != CAIRN_OK) return status;
@@ -236,8 +235,8 @@ static cairn_status open_own(const char *root, uint64_t token, int *fd_out,
     return status;
 }
 
-cairn_status cairn_storage_seen(const char *root, uint64_t token,
-                                const struct cairn_storage_owner *owner, struct cairn_sentence *why)
+cairn_status storage_seen(const char *root, uint64_t token, const struct storage_owner *owner,
+                          struct sentence *why)
 {
     struct marker found;
     int fd;
@@ -247,7 +246,7 @@ cairn_status cairn_storage_seen(const char *root, uint64_t token,
     return judge_owner(root, &found, owner, why);
 }
 
-cairn_status cairn_storage_check(const char *root, uint64_t token, struct cairn_sentence *why)
+cairn_status storage_check(const char *root, uint64_t token, struct sentence *why)
 {
     struct marker found;
     int fd;
@@ -261,7 +260,7 @@ cairn_status cairn_storage_check(const char *root, uint64_t token, struct cairn_
 /* Writes it in any case, which shows that we can; and puts it in place of what was found, if that is another
  * one. */
 static cairn_status put_own(const char *root, int fd, const struct marker *found,
-                            const struct cairn_storage_owner *owner, struct cairn_sentence *why)
+                            const struct storage_owner *owner, struct sentence *why)
 {
     char name[NAME_BYTES];
     struct marker own = marker_of(found->token, owner);
@@ -278,8 +277,8 @@ static cairn_status put_own(const char *root, int fd, const struct marker *found
 }
 
 /* `takes`: also one that another cluster owns. */
-static cairn_status own(const char *root, uint64_t token, const struct cairn_storage_owner *owner,
-                        bool takes, struct cairn_sentence *why)
+static cairn_status own(const char *root, uint64_t token, const struct storage_owner *owner,
+                        bool takes, struct sentence *why)
 {
     struct marker found;
     int fd;
@@ -291,19 +290,19 @@ static cairn_status own(const char *root, uint64_t token, const struct cairn_sto
     return status;
 }
 
-cairn_status cairn_storage_own(const char *root, uint64_t token,
-                               const struct cairn_storage_owner *owner, struct cairn_sentence *why)
+cairn_status storage_own(const char *root, uint64_t token, const struct storage_owner *owner,
+                         struct sentence *why)
 {
     return own(root, token, owner, false, why);
 }
 
-cairn_status cairn_storage_take(const char *root, uint64_t token,
-                                const struct cairn_storage_owner *owner, struct cairn_sentence *why)
+cairn_status storage_take(const char *root, uint64_t token, const struct storage_owner *owner,
+                          struct sentence *why)
 {
     return own(root, token, owner, true, why);
 }
 
-bool cairn_storage_is_used(const char *root)
+bool storage_is_used(const char *root)
 {
     DIR *dir = opendir(root);
     bool found = false;
@@ -317,7 +316,7 @@ bool cairn_storage_is_used(const char *root)
 
 static void add(void *context, const char *name, bool is_folder)
 {
-    struct cairn_names *names = context;
+    struct stored_names *names = context;
     (void)is_folder;
     if (names->status != CAIRN_OK) return;
     if (names->count == names->capacity) {
@@ -340,29 +339,29 @@ static int name_order(const void *a, const void *b)
     return strverscmp(*(char *const *)a, *(char *const *)b);
 }
 
-cairn_status cairn_names_list(const char *at, const char *path, struct cairn_names *out,
-                              struct cairn_sentence *why)
+cairn_status names_list(const char *at, const char *path, struct stored_names *out,
+                        struct sentence *why)
 {
-    *out = (struct cairn_names) { .list = NULL };
-    const cairn_status status = cairn_storage_of(at)->list(at, path, add, out, why);
+    *out = (struct stored_names) { .list = NULL };
+    const cairn_status status = storage_of(at)->list(at, path, add, out, why);
     if (status != CAIRN_OK) return status;
     if (out->status != CAIRN_OK)
-        return cairn_fail(why, out->status, "no memory for the names in %s/%s", at, path);
+        return fail_with(why, out->status, "no memory for the names in %s/%s", at, path);
     if (out->count > 0) qsort(out->list, out->count, sizeof *out->list, name_order);
     return CAIRN_OK;
 }
 
-void cairn_names_release(struct cairn_names *names)
+void names_release(struct stored_names *names)
 {
     for (size_t i = 0; i < names->count; i++) free(names->list[i]);
     free(names->list);
-    *names = (struct cairn_names) { .list = NULL };
+    *names = (struct stored_names) { .list = NULL };
 }
 
 /* ==== io thread ==== */
 
-bool cairn_io_thread_start(pthread_t *thread_out, const char *name, void *(*run)(void *context),
-                           void *context)
+bool io_thread_start(pthread_t *thread_out, const char *name, void *(*run)(void *context),
+                     void *context)
 {
     sigset_t all, before;
     sigfillset(&all);
@@ -373,13 +372,13 @@ bool cairn_io_thread_start(pthread_t *thread_out, const char *name, void *(*run)
     return started;
 }
 
-void *cairn_io_block_new(size_t bytes)
+void *io_block_new(size_t bytes)
 {
     void *block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return block == MAP_FAILED ? NULL : block;
 }
 
-void cairn_io_block_free(void *block, size_t bytes)
+void io_block_free(void *block, size_t bytes)
 {
     if (block != NULL) munmap(block, bytes);
 }

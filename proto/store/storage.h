@@ -48,75 +48,73 @@
 #define CAIRN_STORAGE_ALIGN ((size_t)4096)
 
 /* A part that is being written; a file that is open. The storage's own fields follow. */
-struct cairn_storage_put {
-    const struct cairn_storage *storage;
+struct storage_put {
+    const struct storage *storage;
     bool is_buffered; /* the storage refuses direct writes: they go through the page cache */
 };
-struct cairn_storage_file {
-    const struct cairn_storage *storage;
+struct storage_file {
+    const struct storage *storage;
     uint64_t bytes;   /* of all of it, when it was opened */
     bool is_buffered; /* as above, of reads that were to be direct */
 };
 
-typedef void (*cairn_storage_name_fn)(void *context, const char *name, bool is_folder);
+typedef void (*storage_name_fn)(void *context, const char *name, bool is_folder);
 
-struct cairn_storage {
+struct storage {
     const char *scheme; /* the NAME of its locations; "": paths */
 
     /* The one name of a location, whichever of its names is given: of a folder absolute, and without links if
      * it is there. *out is the caller's to free. */
-    cairn_status (*resolve)(const char *at, char **out, struct cairn_sentence *why);
+    cairn_status (*resolve)(const char *at, char **out, struct sentence *why);
 
     /* ---- folders ---- */
     /* Makes a folder; one that is there is fine, but CAIRN_ERR_EXISTS if `exclusive`. */
-    cairn_status (*make)(const char *at, const char *path, bool exclusive,
-                         struct cairn_sentence *why);
+    cairn_status (*make)(const char *at, const char *path, bool exclusive, struct sentence *why);
     /* Gives each name in a folder, in no order. CAIRN_ERR_NOT_FOUND. */
-    cairn_status (*list)(const char *at, const char *path, cairn_storage_name_fn on_name,
-                         void *context, struct cairn_sentence *why);
+    cairn_status (*list)(const char *at, const char *path, storage_name_fn on_name, void *context,
+                         struct sentence *why);
     /* The size of a regular file; of path "": whether the location is a folder. Follows no link. */
     cairn_status (*stat)(const char *at, const char *path, uint64_t *bytes_out,
-                         struct cairn_sentence *why);
+                         struct sentence *why);
     /* Removes a file, or an empty folder; *bytes_out: of the file. CAIRN_ERR_NOT_FOUND. */
     cairn_status (*remove)(const char *at, const char *path, bool is_folder, uint64_t *bytes_out,
-                           struct cairn_sentence *why);
+                           struct sentence *why);
     /* Makes sure that all that was removed in a folder is gone for good. */
-    cairn_status (*settle)(const char *at, const char *path, struct cairn_sentence *why);
+    cairn_status (*settle)(const char *at, const char *path, struct sentence *why);
 
     /* ---- parts: large, of a known size, written from several threads ---- */
     cairn_status (*put_begin)(const char *at, const char *path, uint64_t bytes,
-                              struct cairn_storage_put **put_out, struct cairn_sentence *why);
+                              struct storage_put **put_out, struct sentence *why);
     /* `offset` and `from` are multiples of CAIRN_STORAGE_ALIGN, and so is `count`, but of the last bytes of
      * the part: what follows them in memory up to the next multiple may be read. */
-    cairn_status (*put_write)(struct cairn_storage_put *put, uint64_t offset, const void *from,
-                              size_t count, struct cairn_sentence *why);
+    cairn_status (*put_write)(struct storage_put *put, uint64_t offset, const void *from,
+                              size_t count, struct sentence *why);
     /* All is written, with this status; the part is there, or gone. Frees it. */
-    cairn_status (*put_end)(struct cairn_storage_put *put, cairn_status status,
-                            struct cairn_sentence *why);
+    cairn_status (*put_end)(struct storage_put *put, cairn_status status, struct sentence *why);
 
     /* ---- small ones ---- */
     cairn_status (*commit)(const char *at, const char *path, const void *bytes, size_t count,
-                           bool replace, struct cairn_sentence *why);
+                           bool replace, struct sentence *why);
 
     /* ---- reading ---- */
     /* is_direct: reads go past the page cache where that is possible, with offset and memory aligned as
      * above, and room for the next multiple of `count`. */
     cairn_status (*open)(const char *at, const char *path, bool is_direct,
-                         struct cairn_storage_file **file_out, struct cairn_sentence *why);
+                         struct storage_file **file_out, struct sentence *why);
     /* *got_out is less than `count` at the end of the file alone. From several threads. */
-    cairn_status (*read)(struct cairn_storage_file *file, uint64_t offset, void *to, size_t count,
-                         size_t *got_out, struct cairn_sentence *why);
-    void (*close)(struct cairn_storage_file *file);
+    cairn_status (*read)(struct storage_file *file, uint64_t offset, void *to, size_t count,
+                         size_t *got_out, struct sentence *why);
+    void (*close)(struct storage_file *file);
 };
 
 /* The storage of a location; constant. A location whose name nobody has registered is taken as a
  * path, and nothing is there. */
-const struct cairn_storage *cairn_storage_of(const char *location);
+const struct storage *storage_of(const char *location);
 /* At most four, before any thread uses one; borrowed. */
-void cairn_storage_register(const struct cairn_storage *storage);
+void storage_register(const struct storage *storage);
 
 /* The storage of paths. */
-extern const struct cairn_storage cairn_storage_folder;
+extern const struct storage storage_folder;
 
 /* ==== storage token ==== */
 
@@ -134,36 +132,32 @@ extern const struct cairn_storage cairn_storage_folder;
 
 enum { CAIRN_STORAGE_WHO_BYTES = 200 };
 /* A cluster to which a folder may belong. */
-struct cairn_storage_owner {
+struct storage_owner {
     uint64_t store;  /* the identity of its coordinator's store; 0: nobody, who owns nothing */
     uint64_t former; /* one that it had before: that one's folder is its own; 0: none */
     char who[CAIRN_STORAGE_WHO_BYTES]; /* a line for people: "cluster NAME, coordinator at HOST" */
 };
 
 /* The token of the folder `root`, made if there is none, and then as the owner's; never 0. */
-cairn_status cairn_storage_mark(const char *root, const struct cairn_storage_owner *owner,
-                                uint64_t *token_out, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status storage_mark(const char *root, const struct storage_owner *owner, uint64_t *token_out,
+                          struct sentence *why) CAIRN_MUST_CHECK;
 /* The folder has that token, and belongs to that cluster or to none. CAIRN_ERR_NOT_FOUND: this is not the
  * folder that has it. CAIRN_ERR_EXISTS: it is another cluster's. CAIRN_ERR_IO. Writes nothing. */
-cairn_status cairn_storage_seen(const char *root, uint64_t token,
-                                const struct cairn_storage_owner *owner,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status storage_seen(const char *root, uint64_t token, const struct storage_owner *owner,
+                          struct sentence *why) CAIRN_MUST_CHECK;
 /* It belongs to that cluster from now on, whoever had it. */
-cairn_status cairn_storage_take(const char *root, uint64_t token,
-                                const struct cairn_storage_owner *owner,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* For a shard, whosever the folder is. As cairn_storage_seen; CAIRN_ERR_REFUSED: it is, and we cannot write
+cairn_status storage_take(const char *root, uint64_t token, const struct storage_owner *owner,
+                          struct sentence *why) CAIRN_MUST_CHECK;
+/* For a shard, whosever the folder is. As storage_seen; CAIRN_ERR_REFUSED: it is, and we cannot write
  * there, or not as the user that the coordinator is. It tries, with a file that it removes: a host's numbers
  * need not be the storage's. */
-cairn_status cairn_storage_check(const char *root, uint64_t token,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* For the coordinator. As cairn_storage_seen; the token is its user's after it, and the folder, if it was
+cairn_status storage_check(const char *root, uint64_t token, struct sentence *why) CAIRN_MUST_CHECK;
+/* For the coordinator. As storage_seen; the token is its user's after it, and the folder, if it was
  * nobody's, its own. CAIRN_ERR_REFUSED: it cannot write there. */
-cairn_status cairn_storage_own(const char *root, uint64_t token,
-                               const struct cairn_storage_owner *owner,
-                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status storage_own(const char *root, uint64_t token, const struct storage_owner *owner,
+                         struct sentence *why) CAIRN_MUST_CHECK;
 /* There is something in it besides the token. False, too, if it cannot be read. */
-bool cairn_storage_is_used(const char *root);
+bool storage_is_used(const char *root);
 
 /* ==== folder ==== */
 
@@ -173,26 +167,26 @@ bool cairn_storage_is_used(const char *root);
 
 /* The names in a folder of storage, in order. */
 
-struct cairn_names {
+struct stored_names {
     char **
         list; /* owned, [count]: numbers in names are compared as numbers ("...-g1-10" after "...-g1-9") */
     size_t count, capacity;
     cairn_status status;
 };
 /* As a storage's list (above); release it, whatever it returned. */
-cairn_status cairn_names_list(const char *at, const char *path, struct cairn_names *out,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_names_release(struct cairn_names *names);
+cairn_status names_list(const char *at, const char *path, struct stored_names *out,
+                        struct sentence *why) CAIRN_MUST_CHECK;
+void names_release(struct stored_names *names);
 
 /* ==== io thread ==== */
 
 /* Threads and memory of those who write and read blocks around the page cache. */
 
 /* Starts a thread that takes no signals, with the priorities of who calls. `name`: at most 15 bytes. */
-bool cairn_io_thread_start(pthread_t *thread_out, const char *name, void *(*run)(void *context),
-                           void *context);
+bool io_thread_start(pthread_t *thread_out, const char *name, void *(*run)(void *context),
+                     void *context);
 /* Pages of its own; NULL: no memory. */
-void *cairn_io_block_new(size_t bytes);
-void cairn_io_block_free(void *block, size_t bytes);
+void *io_block_new(size_t bytes);
+void io_block_free(void *block, size_t bytes);
 
 #endif

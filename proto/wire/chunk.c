@@ -17,35 +17,34 @@
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "the wire is little-endian, and so are we");
-static_assert(sizeof(struct cairn_chunk_header) == CAIRN_CHUNK_HEADER_BYTES, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, kind) == 4, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, job) == 8, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, epoch) == 16, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, round) == 24, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, member) == 32, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, token) == 40, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, table_hash) == 48, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, tile) == 56, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, tensor) == 60, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, first_leaf) == 64, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, leaf_count) == 72, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, micro) == 76, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, generation) == 80, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, step) == 88, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, request) == 96, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, value) == 104, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, payload_bytes) == 112, "wire format");
-static_assert(offsetof(struct cairn_chunk_header, checksum) == 120, "wire format");
+static_assert(sizeof(struct chunk_header) == CAIRN_CHUNK_HEADER_BYTES, "wire format");
+static_assert(offsetof(struct chunk_header, kind) == 4, "wire format");
+static_assert(offsetof(struct chunk_header, job) == 8, "wire format");
+static_assert(offsetof(struct chunk_header, epoch) == 16, "wire format");
+static_assert(offsetof(struct chunk_header, round) == 24, "wire format");
+static_assert(offsetof(struct chunk_header, member) == 32, "wire format");
+static_assert(offsetof(struct chunk_header, token) == 40, "wire format");
+static_assert(offsetof(struct chunk_header, table_hash) == 48, "wire format");
+static_assert(offsetof(struct chunk_header, tile) == 56, "wire format");
+static_assert(offsetof(struct chunk_header, tensor) == 60, "wire format");
+static_assert(offsetof(struct chunk_header, first_leaf) == 64, "wire format");
+static_assert(offsetof(struct chunk_header, leaf_count) == 72, "wire format");
+static_assert(offsetof(struct chunk_header, micro) == 76, "wire format");
+static_assert(offsetof(struct chunk_header, generation) == 80, "wire format");
+static_assert(offsetof(struct chunk_header, step) == 88, "wire format");
+static_assert(offsetof(struct chunk_header, request) == 96, "wire format");
+static_assert(offsetof(struct chunk_header, value) == 104, "wire format");
+static_assert(offsetof(struct chunk_header, payload_bytes) == 112, "wire format");
+static_assert(offsetof(struct chunk_header, checksum) == 120, "wire format");
 
 static const char *const kind_names[CAIRN_CHUNK_KIND_COUNT] = {
     NULL,        "HELLO",     "GRANT",  "PUSH", "ACK",   "NAK",
     "MICRO_END", "MICRO_ACK", "COMMIT", "PUT",  "FETCH", "DATA",
 };
 
-void cairn_chunk_encode(const struct cairn_chunk_header *header,
-                        uint8_t out[CAIRN_CHUNK_HEADER_BYTES])
+void chunk_encode(const struct chunk_header *header, uint8_t out[CAIRN_CHUNK_HEADER_BYTES])
 {
-    struct cairn_chunk_header wire = *header;
+    struct chunk_header wire = *header;
     wire.magic = CAIRN_CHUNK_MAGIC;
     wire.protocol = CAIRN_CHUNK_PROTOCOL;
     memcpy(out, &wire, sizeof wire);
@@ -63,9 +62,9 @@ static int carries_payload(unsigned kind)
 }
 
 /* A box, of which only the receiver knows how long it is, and at least one element. */
-static cairn_status judge_boxed(const struct cairn_chunk_header *h, size_t payload_bytes)
+static cairn_status judge_boxed(const struct chunk_header *h, size_t payload_bytes)
 {
-    const size_t elem_bytes = cairn_dtype_bytes(h->dtype);
+    const size_t elem_bytes = dtype_size(h->dtype);
     if (elem_bytes == 0 || payload_bytes < 4 + elem_bytes) return CAIRN_ERR_MALFORMED;
     if (payload_bytes - 4 - elem_bytes >
         CAIRN_BOX_BYTES_MAX + h->leaf_count * CAIRN_LEAF_ELEMS * elem_bytes)
@@ -73,7 +72,7 @@ static cairn_status judge_boxed(const struct cairn_chunk_header *h, size_t paylo
     return CAIRN_OK;
 }
 
-static cairn_status judge_payload(const struct cairn_chunk_header *h, size_t payload_bytes)
+static cairn_status judge_payload(const struct chunk_header *h, size_t payload_bytes)
 {
     if (h->payload_bytes != payload_bytes) return CAIRN_ERR_MALFORMED;
     if (payload_bytes > CAIRN_CHUNK_PAYLOAD_MAX) return CAIRN_ERR_MALFORMED;
@@ -85,7 +84,7 @@ static cairn_status judge_payload(const struct cairn_chunk_header *h, size_t pay
     if (h->kind == CAIRN_CHUNK_PUT && h->tile == CAIRN_TILE_BOX)
         return judge_boxed(h, payload_bytes);
     if (!carries_payload(h->kind)) return payload_bytes == 0 ? CAIRN_OK : CAIRN_ERR_MALFORMED;
-    const size_t elem_bytes = cairn_dtype_bytes(h->dtype);
+    const size_t elem_bytes = dtype_size(h->dtype);
     if (elem_bytes == 0 || payload_bytes == 0) return CAIRN_ERR_MALFORMED;
     if (payload_bytes % elem_bytes != 0) return CAIRN_ERR_MALFORMED;
     // A leaf is at most CAIRN_LEAF_ELEMS elements and never empty; of a tile it may have any number.
@@ -96,7 +95,7 @@ static cairn_status judge_payload(const struct cairn_chunk_header *h, size_t pay
     return CAIRN_OK;
 }
 
-static cairn_status judge_range(const struct cairn_chunk_header *h)
+static cairn_status judge_range(const struct chunk_header *h)
 {
     if (h->leaf_count == 0) return CAIRN_ERR_MALFORMED;
     if (h->first_leaf > CAIRN_TENSOR_ELEMS_MAX) return CAIRN_ERR_MALFORMED;
@@ -104,15 +103,14 @@ static cairn_status judge_range(const struct cairn_chunk_header *h)
     const bool may_box = h->kind == CAIRN_CHUNK_FETCH || h->kind == CAIRN_CHUNK_PUT;
     const uint32_t tile_max = may_box ? CAIRN_TILE_BOX : CAIRN_TILE_OWN;
     if (h->kind != CAIRN_CHUNK_DATA && h->tile > tile_max) return CAIRN_ERR_MALFORMED;
-    if (h->kind != CAIRN_CHUNK_PUSH && cairn_plane_name(h->plane) == NULL)
-        return CAIRN_ERR_MALFORMED;
+    if (h->kind != CAIRN_CHUNK_PUSH && plane_name(h->plane) == NULL) return CAIRN_ERR_MALFORMED;
     return CAIRN_OK;
 }
 
-cairn_status cairn_chunk_decode(const void *bytes, size_t bytes_len, size_t payload_bytes,
-                                struct cairn_chunk_header *header_out)
+cairn_status chunk_decode(const void *bytes, size_t bytes_len, size_t payload_bytes,
+                          struct chunk_header *header_out)
 {
-    struct cairn_chunk_header h;
+    struct chunk_header h;
     if (bytes_len != sizeof h) return CAIRN_ERR_MALFORMED;
     memcpy(&h, bytes, sizeof h);
     if (h.magic != CAIRN_CHUNK_MAGIC) return CAIRN_ERR_MALFORMED;
@@ -124,19 +122,19 @@ cairn_status cairn_chunk_decode(const void *bytes, size_t bytes_len, size_t payl
     return CAIRN_OK;
 }
 
-uint64_t cairn_chunk_checksum(const void *payload, size_t payload_bytes)
+uint64_t chunk_checksum(const void *payload, size_t payload_bytes)
 {
     return payload_bytes == 0 ? 0 : XXH3_64bits(payload, payload_bytes);
 }
 
-const char *cairn_chunk_kind_name(unsigned kind)
+const char *chunk_kind_name(unsigned kind)
 {
     return kind > 0 && kind < CAIRN_CHUNK_KIND_COUNT ? kind_names[kind] : "?";
 }
 
 /* ==== tiles ==== */
 
-void cairn_tiles_release(struct cairn_tiles *tiles)
+void tiles_release(struct cairn_tiles *tiles)
 {
     free(tiles->list);
     *tiles = (struct cairn_tiles) { 0 };
@@ -145,19 +143,18 @@ void cairn_tiles_release(struct cairn_tiles *tiles)
 /* The place of the first box whose tensor is not below. */
 static size_t place_of(const struct cairn_tiles *tiles, uint32_t tensor)
 {
-    return cairn_lower_bound(tiles->list, tiles->count, sizeof *tiles->list,
-                             offsetof(struct cairn_tile_box, tensor), tensor);
+    return lower_bound(tiles->list, tiles->count, sizeof *tiles->list,
+                       offsetof(struct tile_box, tensor), tensor);
 }
 
-cairn_status cairn_tiles_set(struct cairn_tiles *tiles, uint32_t tensor,
-                             const struct cairn_box *box)
+cairn_status tiles_set(struct cairn_tiles *tiles, uint32_t tensor, const struct cairn_box *box)
 {
     const size_t at = place_of(tiles, tensor);
     if (at == tiles->count || tiles->list[at].tensor != tensor) {
         // Doubled at each power of two, so that no capacity needs to be kept.
         if ((tiles->count & (tiles->count - 1)) == 0) {
             const size_t capacity = tiles->count == 0 ? 1 : 2 * tiles->count;
-            struct cairn_tile_box *list = realloc(tiles->list, capacity * sizeof *list);
+            struct tile_box *list = realloc(tiles->list, capacity * sizeof *list);
             if (list == NULL) return CAIRN_ERR_NO_MEMORY;
             tiles->list = list;
         }
@@ -165,22 +162,21 @@ cairn_status cairn_tiles_set(struct cairn_tiles *tiles, uint32_t tensor,
                 (tiles->count - at) * sizeof tiles->list[0]);
         tiles->count++;
     }
-    tiles->list[at] = (struct cairn_tile_box) { .tensor = tensor, .box = *box };
+    tiles->list[at] = (struct tile_box) { .tensor = tensor, .box = *box };
     return CAIRN_OK;
 }
 
-const struct cairn_box *cairn_tiles_find(const struct cairn_tiles *tiles, uint32_t tensor)
+const struct cairn_box *tiles_find(const struct cairn_tiles *tiles, uint32_t tensor)
 {
     const size_t at = place_of(tiles, tensor);
     return at < tiles->count && tiles->list[at].tensor == tensor ? &tiles->list[at].box : NULL;
 }
 
-bool cairn_tiles_equal(const struct cairn_tiles *a, const struct cairn_tiles *b)
+bool tiles_equal(const struct cairn_tiles *a, const struct cairn_tiles *b)
 {
     if (a->count != b->count) return false;
     for (size_t i = 0; i < a->count; i++)
-        if (a->list[i].tensor != b->list[i].tensor ||
-            !cairn_box_equal(&a->list[i].box, &b->list[i].box))
+        if (a->list[i].tensor != b->list[i].tensor || !box_equal(&a->list[i].box, &b->list[i].box))
             return false;
     return true;
 }
@@ -192,7 +188,7 @@ static void hash_number(crypto_generichash_state *state, uint64_t value, size_t 
     crypto_generichash_update(state, little, bytes);
 }
 
-uint64_t cairn_tiles_hash(const struct cairn_tiles *tiles)
+uint64_t tiles_digest(const struct cairn_tiles *tiles)
 {
     static const char domain[] = "cairn tiles 1";
     if (tiles->count == 0) return CAIRN_TABLE_HASH_WHOLE;
@@ -202,7 +198,7 @@ uint64_t cairn_tiles_hash(const struct cairn_tiles *tiles)
     hash_number(&state, tiles->count, 8);
     for (size_t i = 0; i < tiles->count; i++) {
         uint8_t box[CAIRN_BOX_BYTES_MAX];
-        const size_t bytes = cairn_box_encode(&tiles->list[i].box, box);
+        const size_t bytes = box_encode(&tiles->list[i].box, box);
         hash_number(&state, tiles->list[i].tensor, 4);
         crypto_generichash_update(&state, box, bytes);
     }
@@ -213,8 +209,7 @@ uint64_t cairn_tiles_hash(const struct cairn_tiles *tiles)
     return first;
 }
 
-cairn_status cairn_tiles_pack(const struct cairn_tiles *tiles, uint8_t **bytes_out,
-                              size_t *bytes_len_out)
+cairn_status tiles_pack(const struct cairn_tiles *tiles, uint8_t **bytes_out, size_t *bytes_len_out)
 {
     Cairn__TileList list = CAIRN__TILE_LIST__INIT;
     Cairn__TileBox *boxes = calloc(tiles->count + 1, sizeof *boxes);
@@ -223,7 +218,7 @@ cairn_status cairn_tiles_pack(const struct cairn_tiles *tiles, uint8_t **bytes_o
     uint8_t *bytes = NULL;
     if (boxes != NULL && list.boxes != NULL) {
         for (size_t i = 0; i < tiles->count; i++) {
-            struct cairn_tile_box *in = &tiles->list[i];
+            struct tile_box *in = &tiles->list[i];
             cairn__tile_box__init(&boxes[i]);
             boxes[i].tensor = in->tensor;
             boxes[i].n_start = boxes[i].n_extent = in->box.rank;
@@ -243,74 +238,70 @@ cairn_status cairn_tiles_pack(const struct cairn_tiles *tiles, uint8_t **bytes_o
 }
 
 /* Judges one box of a stranger; `least`: the lowest tensor it may be of. */
-static cairn_status unpack_box(const Cairn__TileBox *in, const struct cairn_job_spec_data *spec,
-                               uint64_t least, struct cairn_tile_box *out,
-                               struct cairn_sentence *why)
+static cairn_status unpack_box(const Cairn__TileBox *in, const struct job_spec_data *spec,
+                               uint64_t least, struct tile_box *out, struct sentence *why)
 {
     if (in->tensor >= spec->tensor_count)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "a tile is of tensor number %" PRIu32 ", but the job has %zu tensors",
-                          in->tensor, spec->tensor_count);
-    const struct cairn_tensor_spec *tensor = &spec->tensors[in->tensor];
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "a tile is of tensor number %" PRIu32 ", but the job has %zu tensors",
+                         in->tensor, spec->tensor_count);
+    const struct tensor_spec *tensor = &spec->tensors[in->tensor];
     if (in->tensor < least)
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_INVALID,
             "the tile of tensor %.80s is not in its place: tiles go up by tensor, one each",
             tensor->name);
     if (in->n_start != in->n_extent || in->n_start > CAIRN_RANK_MAX)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "the tile of tensor %.80s has %zu starts and %zu extents", tensor->name,
-                          in->n_start, in->n_extent);
-    *out = (struct cairn_tile_box) { .tensor = in->tensor,
-                                     .box = { .rank = (uint32_t)in->n_start } };
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "the tile of tensor %.80s has %zu starts and %zu extents", tensor->name,
+                         in->n_start, in->n_extent);
+    *out = (struct tile_box) { .tensor = in->tensor, .box = { .rank = (uint32_t)in->n_start } };
     for (size_t d = 0; d < in->n_start; d++) {
         out->box.start[d] = in->start[d];
         out->box.extent[d] = in->extent[d];
     }
-    struct cairn_sentence detail = { "" };
-    if (cairn_box_check(&out->box, &tensor->shape, &detail) != CAIRN_OK)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "the tile of tensor %.80s: %s", tensor->name,
-                          detail.text);
-    if (cairn_box_is_whole(&out->box, &tensor->shape)) return CAIRN_OK;
-    const struct cairn_refusal *refused = cairn_combination_refused(CAIRN_COMBINATION_OF_CUT,
-                                                                    tensor);
+    struct sentence detail = { "" };
+    if (box_check(&out->box, &tensor->shape, &detail) != CAIRN_OK)
+        return fail_with(why, CAIRN_ERR_INVALID, "the tile of tensor %.80s: %s", tensor->name,
+                         detail.text);
+    if (box_is_whole(&out->box, &tensor->shape)) return CAIRN_OK;
+    const struct spec_refusal *refused = combination_refused(CAIRN_COMBINATION_OF_CUT, tensor);
     if (refused == NULL) return CAIRN_OK;
-    return cairn_fail(why, refused->status, "the tile of tensor %.80s: %s", tensor->name,
-                      refused->why);
+    return fail_with(why, refused->status, "the tile of tensor %.80s: %s", tensor->name,
+                     refused->why);
 }
 
-static cairn_status unpack_boxes(const Cairn__TileList *in, const struct cairn_job_spec_data *spec,
-                                 struct cairn_tiles *out, struct cairn_sentence *why)
+static cairn_status unpack_boxes(const Cairn__TileList *in, const struct job_spec_data *spec,
+                                 struct cairn_tiles *out, struct sentence *why)
 {
     if (in->n_boxes > spec->tensor_count)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%zu tiles are declared for %zu tensors",
-                          in->n_boxes, spec->tensor_count);
+        return fail_with(why, CAIRN_ERR_INVALID, "%zu tiles are declared for %zu tensors",
+                         in->n_boxes, spec->tensor_count);
     for (size_t i = 0; i < in->n_boxes; i++) {
         const uint64_t least = i == 0 ? 0 : (uint64_t)in->boxes[i - 1]->tensor + 1;
-        struct cairn_tile_box tile;
+        struct tile_box tile;
         cairn_status status = unpack_box(in->boxes[i], spec, least, &tile, why);
-        if (status == CAIRN_OK) status = cairn_tiles_set(out, tile.tensor, &tile.box);
+        if (status == CAIRN_OK) status = tiles_set(out, tile.tensor, &tile.box);
         if (status != CAIRN_OK) return status;
     }
     return CAIRN_OK;
 }
 
-cairn_status cairn_tiles_unpack(const uint8_t *bytes, size_t bytes_len,
-                                const struct cairn_job_spec_data *spec,
-                                struct cairn_tiles *tiles_out, struct cairn_sentence *why)
+cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct job_spec_data *spec,
+                          struct cairn_tiles *tiles_out, struct sentence *why)
 {
-    Cairn__TileList *in = (Cairn__TileList *)cairn_message_unpack(&cairn__tile_list__descriptor,
-                                                                  bytes, bytes_len);
+    Cairn__TileList *in = (Cairn__TileList *)message_unpack(&cairn__tile_list__descriptor, bytes,
+                                                            bytes_len);
     if (in == NULL && errno == ENOMEM)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for tiles of %zu bytes", bytes_len);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for tiles of %zu bytes", bytes_len);
     if (in == NULL)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "the tiles are not a valid TileList message of %zu bytes", bytes_len);
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "the tiles are not a valid TileList message of %zu bytes", bytes_len);
     struct cairn_tiles tiles = { 0 };
     cairn_status status = unpack_boxes(in, spec, &tiles, why);
-    cairn_message_free(&in->base);
+    message_free(&in->base);
     if (status != CAIRN_OK) {
-        cairn_tiles_release(&tiles);
+        tiles_release(&tiles);
         return status;
     }
     *tiles_out = tiles;
@@ -344,9 +335,9 @@ struct held {
 };
 
 struct cover {
-    const struct cairn_tensor_spec *tensor;
+    const struct tensor_spec *tensor;
     struct held *held; /* [count], in the order of the dimension at hand */
-    struct cairn_sentence *why;
+    struct sentence *why;
 };
 
 static int by_hash(const void *a, const void *b)
@@ -362,7 +353,7 @@ static uint32_t join_holders(struct holder *holders, uint32_t count)
     qsort(holders, count, sizeof *holders, by_hash);
     uint32_t kept = 0;
     for (uint32_t i = 0; i < count; i++)
-        if (kept == 0 || !cairn_tiles_equal(holders[kept - 1].tiles, holders[i].tiles))
+        if (kept == 0 || !tiles_equal(holders[kept - 1].tiles, holders[i].tiles))
             holders[kept++] = holders[i];
     return kept;
 }
@@ -388,16 +379,16 @@ static size_t gather(struct cover *c, uint32_t tensor, const struct holder *hold
 {
     size_t held = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const struct cairn_box *box = cairn_tiles_find(holders[i].tiles, tensor);
-        const struct cairn_box whole = cairn_box_of_shape(&c->tensor->shape);
+        const struct cairn_box *box = tiles_find(holders[i].tiles, tensor);
+        const struct cairn_box whole = box_of_shape(&c->tensor->shape);
         if (box == NULL) box = &whole;
-        if (cairn_box_elems(box) > 0)
+        if (box_element_count(box) > 0)
             c->held[held++] = (struct held) { .box = *box, .rank = holders[i].rank };
     }
     qsort(c->held, held, sizeof c->held[0], by_box);
     size_t kept = 0;
     for (size_t i = 0; i < held; i++)
-        if (kept == 0 || !cairn_box_equal(&c->held[kept - 1].box, &c->held[i].box))
+        if (kept == 0 || !box_equal(&c->held[kept - 1].box, &c->held[i].box))
             c->held[kept++] = c->held[i];
     return kept;
 }
@@ -405,21 +396,21 @@ static size_t gather(struct cover *c, uint32_t tensor, const struct holder *hold
 static cairn_status compare_pairs(const struct cover *c, const struct held *group, size_t count)
 {
     if (count > PAIRS_BOXES_MAX)
-        return cairn_fail(c->why, CAIRN_ERR_UNSUPPORTED,
-                          "the tiles of tensor %.80s are %zu boxes that no straight cut separates; "
-                          "at most %d are supported",
-                          c->tensor->name, count, PAIRS_BOXES_MAX);
+        return fail_with(c->why, CAIRN_ERR_UNSUPPORTED,
+                         "the tiles of tensor %.80s are %zu boxes that no straight cut separates; "
+                         "at most %d are supported",
+                         c->tensor->name, count, PAIRS_BOXES_MAX);
     for (size_t i = 0; i < count; i++)
         for (size_t j = i + 1; j < count; j++) {
-            if (!cairn_box_overlap(&group[i].box, &group[j].box)) continue;
+            if (!box_overlap(&group[i].box, &group[j].box)) continue;
             char first[CAIRN_BOX_TEXT_BYTES], second[CAIRN_BOX_TEXT_BYTES];
-            return cairn_fail(c->why, CAIRN_ERR_MISMATCH,
-                              "the tiles of tensor %.80s: rank %" PRIu32
-                              " holds %s and rank %" PRIu32
-                              " holds %s, which overlap; two ranks hold the same box or have no "
-                              "element in common",
-                              c->tensor->name, group[i].rank, cairn_box_text(&group[i].box, first),
-                              group[j].rank, cairn_box_text(&group[j].box, second));
+            return fail_with(c->why, CAIRN_ERR_MISMATCH,
+                             "the tiles of tensor %.80s: rank %" PRIu32
+                             " holds %s and rank %" PRIu32
+                             " holds %s, which overlap; two ranks hold the same box or have no "
+                             "element in common",
+                             c->tensor->name, group[i].rank, box_text(&group[i].box, first),
+                             group[j].rank, box_text(&group[j].box, second));
         }
     return CAIRN_OK;
 }
@@ -497,8 +488,8 @@ static size_t keep_reaching(struct held *held, size_t count, uint32_t d, uint64_
  * dimension, the first slice that is not full. */
 static struct cairn_box find_hole(struct cover *c, size_t count)
 {
-    struct cairn_box hole = cairn_box_of_shape(&c->tensor->shape);
-    uint64_t full = cairn_box_elems(&hole);
+    struct cairn_box hole = box_of_shape(&c->tensor->shape);
+    uint64_t full = box_element_count(&hole);
     for (uint32_t d = 0; d < hole.rank; d++) {
         const uint64_t dim = hole.extent[d];
         full /= dim;
@@ -516,30 +507,29 @@ static struct cairn_box find_hole(struct cover *c, size_t count)
 
 static cairn_status cover_tensor(struct cover *c, size_t count)
 {
-    const struct cairn_box whole = cairn_box_of_shape(&c->tensor->shape);
+    const struct cairn_box whole = box_of_shape(&c->tensor->shape);
     cairn_status status = take_apart(c, c->held, count, 0, 0, 0);
     if (status != CAIRN_OK) return status;
     uint64_t elems = 0;
-    for (size_t i = 0; i < count; i++) elems += cairn_box_elems(&c->held[i].box);
-    if (elems == cairn_box_elems(&whole)) return CAIRN_OK;
+    for (size_t i = 0; i < count; i++) elems += box_element_count(&c->held[i].box);
+    if (elems == box_element_count(&whole)) return CAIRN_OK;
     const struct cairn_box hole = find_hole(c, count);
     char text[CAIRN_BOX_TEXT_BYTES];
-    return cairn_fail(c->why, CAIRN_ERR_MISMATCH,
-                      "the tiles of tensor %.80s: no rank holds %s; the tiles of all ranks "
-                      "together must make up the whole tensor",
-                      c->tensor->name, cairn_box_text(&hole, text));
+    return fail_with(c->why, CAIRN_ERR_MISMATCH,
+                     "the tiles of tensor %.80s: no rank holds %s; the tiles of all ranks "
+                     "together must make up the whole tensor",
+                     c->tensor->name, box_text(&hole, text));
 }
 
-cairn_status cairn_tiles_cover(const struct cairn_job_spec_data *spec,
-                               const struct cairn_tiles *const *of_rank, uint32_t world,
-                               struct cairn_sentence *why)
+cairn_status tiles_cover(const struct job_spec_data *spec, const struct cairn_tiles *const *of_rank,
+                         uint32_t world, struct sentence *why)
 {
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     struct holder *holders = calloc((size_t)world + 1, sizeof *holders);
     struct cover c = { .why = why, .held = calloc((size_t)world + 1, sizeof *c.held) };
     if (holders != NULL && c.held != NULL) {
         for (uint32_t r = 0; r < world; r++)
-            holders[r] = (struct holder) { of_rank[r], cairn_tiles_hash(of_rank[r]), r };
+            holders[r] = (struct holder) { of_rank[r], tiles_digest(of_rank[r]), r };
         const uint32_t count = join_holders(holders, world);
         status = CAIRN_OK;
         for (size_t t = 0; status == CAIRN_OK && t < spec->tensor_count; t++) {

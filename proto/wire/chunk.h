@@ -60,12 +60,12 @@
  * that it has fetched once for all; if it has none (any more), it answers NAK NOT_FOUND: then the
  * owner is to be asked.
  *
- * Tiles. In a worker's messages `table_hash` is the cairn_tiles_hash of the list that it declared
+ * Tiles. In a worker's messages `table_hash` is the tiles_digest of the list that it declared
  * (proto/wire/chunk.h; without one, of the empty list): a header with another hash than the shard
  * knows is refused with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk is meant:
  *   CAIRN_TILE_WHOLE  all of it
  *   CAIRN_TILE_OWN    what it has in common with the worker's own box of the tensor
- *   CAIRN_TILE_BOX    FETCH, and PUT in a write, only: with the box (cairn_box_encode) that is the payload
+ *   CAIRN_TILE_BOX    FETCH, and PUT in a write, only: with the box (box_encode) that is the payload
  *                     of FETCH, and comes before the elements in that of PUT
  * The payload of PUSH, PUT and DATA is then that part only, ascending, which is one contiguous piece of the
  * box's memory; a part without elements is not sent and not asked for. In a shard's messages `tile`
@@ -93,9 +93,9 @@
 #define CAIRN_CHUNK_IN_PLACE 1u /* of a PUSH: it takes a credit of chunks that are read in place */
 #define CAIRN_CHUNK_UNSUMMED 2u
 
-enum cairn_chunk_tile { CAIRN_TILE_WHOLE = 0, CAIRN_TILE_OWN = 1, CAIRN_TILE_BOX = 2 };
+enum chunk_tile { CAIRN_TILE_WHOLE = 0, CAIRN_TILE_OWN = 1, CAIRN_TILE_BOX = 2 };
 
-enum cairn_chunk_kind {
+enum chunk_kind {
     CAIRN_CHUNK_HELLO = 1,
     CAIRN_CHUNK_GRANT = 2,
     CAIRN_CHUNK_PUSH = 3,
@@ -111,19 +111,19 @@ enum cairn_chunk_kind {
 };
 
 /* As it lies in memory; on the wire at the offsets in chunk.c, which asserts them. */
-struct cairn_chunk_header {
+struct chunk_header {
     uint32_t magic;
-    uint8_t kind;     /* enum cairn_chunk_kind */
+    uint8_t kind;     /* enum chunk_kind */
     uint8_t protocol; /* CAIRN_CHUNK_PROTOCOL */
     uint8_t dtype;    /* of the payload; cairn_dtype */
-    uint8_t plane;    /* enum cairn_plane */
+    uint8_t plane;    /* enum plane */
     uint64_t job;
     uint64_t epoch;
     uint64_t round;
     uint64_t member; /* the worker's session, whichever way the message goes */
     uint64_t token;
     uint64_t table_hash;
-    uint32_t tile;   /* from a worker: enum cairn_chunk_tile; from a shard: the shard's index */
+    uint32_t tile;   /* from a worker: enum chunk_tile; from a shard: the shard's index */
     uint32_t tensor; /* index in the job's tensor list */
     uint64_t first_leaf;
     uint32_t leaf_count;
@@ -144,8 +144,7 @@ struct cairn_chunk_header {
 #define CAIRN_CHUNK_WAY_ENDPOINT(way)         ((uint32_t)((way) >> 32))
 
 /* Writes the 128 bytes of `header`; magic and protocol are filled in. */
-void cairn_chunk_encode(const struct cairn_chunk_header *header,
-                        uint8_t out[CAIRN_CHUNK_HEADER_BYTES]);
+void chunk_encode(const struct chunk_header *header, uint8_t out[CAIRN_CHUNK_HEADER_BYTES]);
 
 /* Judges the bytes of a header that came in with a payload of `payload_bytes` and gives it in
  * `header_out`. The fields that only the job can judge (member, token, epoch, round, the grid) are
@@ -153,14 +152,14 @@ void cairn_chunk_encode(const struct cairn_chunk_header *header,
  *   CAIRN_ERR_MALFORMED  not a header of ours, an unknown kind, dtype or plane, a length that is not
  *                        the payload's or over the limit, an index range that overflows
  *   CAIRN_ERR_VERSION    another protocol */
-cairn_status cairn_chunk_decode(const void *bytes, size_t bytes_len, size_t payload_bytes,
-                                struct cairn_chunk_header *header_out) CAIRN_MUST_CHECK;
+cairn_status chunk_decode(const void *bytes, size_t bytes_len, size_t payload_bytes,
+                          struct chunk_header *header_out) CAIRN_MUST_CHECK;
 
 /* XXH3-64 of a payload. */
-uint64_t cairn_chunk_checksum(const void *payload, size_t payload_bytes);
+uint64_t chunk_checksum(const void *payload, size_t payload_bytes);
 
 /* "PUSH"; "?" for a number that is not a kind. */
-const char *cairn_chunk_kind_name(unsigned kind);
+const char *chunk_kind_name(unsigned kind);
 
 /* ==== tiles ==== */
 
@@ -175,44 +174,41 @@ const char *cairn_chunk_kind_name(unsigned kind);
  *
  * Pure: no input or output. A list owns its memory; one thread changes it, many may read. */
 
-struct cairn_tile_box {
+struct tile_box {
     uint32_t tensor; /* index in the job's canonical tensor list */
     struct cairn_box box;
 };
 /* All zero: the empty list, "whole tensors". */
 struct cairn_tiles {
-    struct cairn_tile_box *list; /* owned: [count], by tensor, none twice */
+    struct tile_box *list; /* owned: [count], by tensor, none twice */
     size_t count;
 };
-void cairn_tiles_release(struct cairn_tiles *tiles);
+void tiles_release(struct cairn_tiles *tiles);
 
 /* Sets the box of a tensor, which is not judged here; the list stays sorted. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_tiles_set(struct cairn_tiles *tiles, uint32_t tensor,
-                             const struct cairn_box *box) CAIRN_MUST_CHECK;
+cairn_status tiles_set(struct cairn_tiles *tiles, uint32_t tensor,
+                       const struct cairn_box *box) CAIRN_MUST_CHECK;
 /* The box of the tensor, which stays the list's; NULL: the whole tensor. */
-const struct cairn_box *cairn_tiles_find(const struct cairn_tiles *tiles, uint32_t tensor);
-bool cairn_tiles_equal(const struct cairn_tiles *a, const struct cairn_tiles *b);
+const struct cairn_box *tiles_find(const struct cairn_tiles *tiles, uint32_t tensor);
+bool tiles_equal(const struct cairn_tiles *a, const struct cairn_tiles *b);
 /* Names the list in the header of a chunk (table_hash): the first 8 bytes, little-endian, of BLAKE2b-256
  * over "cairn tiles 1" (with its NUL), u64 count, and for each box u32 tensor and the box's bytes (box.h);
  * CAIRN_TABLE_HASH_WHOLE of the empty list. */
-uint64_t cairn_tiles_hash(const struct cairn_tiles *tiles);
+uint64_t tiles_digest(const struct cairn_tiles *tiles);
 
 /* A list as bytes of a TileList, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_tiles_pack(const struct cairn_tiles *tiles, uint8_t **bytes_out,
-                              size_t *bytes_len_out) CAIRN_MUST_CHECK;
+cairn_status tiles_pack(const struct cairn_tiles *tiles, uint8_t **bytes_out,
+                        size_t *bytes_len_out) CAIRN_MUST_CHECK;
 /* The reverse, of a stranger's bytes, judged against the spec. CAIRN_ERR_MALFORMED: not a TileList.
  * CAIRN_ERR_INVALID: no such tensor, not ascending, a box that is not within its tensor. */
-cairn_status cairn_tiles_unpack(const uint8_t *bytes, size_t bytes_len,
-                                const struct cairn_job_spec_data *spec,
-                                struct cairn_tiles *tiles_out,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct job_spec_data *spec,
+                          struct cairn_tiles *tiles_out, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* Whether the lists of the ranks 0, ..., world - 1 make up every tensor exactly. CAIRN_ERR_MISMATCH:
  * `why` names the tensor, the ranks and boxes that overlap, or a part that no rank holds. Ranks with
  * equal lists cost nothing more than one of them. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_UNSUPPORTED: over
  * 4096 boxes of a tensor of which no straight cut separates any. */
-cairn_status cairn_tiles_cover(const struct cairn_job_spec_data *spec,
-                               const struct cairn_tiles *const *of_rank, uint32_t world,
-                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status tiles_cover(const struct job_spec_data *spec, const struct cairn_tiles *const *of_rank,
+                         uint32_t world, struct sentence *why) CAIRN_MUST_CHECK;
 
 #endif

@@ -19,16 +19,16 @@ static const struct row rows[] = {
 #undef X
 };
 
-const ProtobufCMessageDescriptor *cairn_message_type(uint16_t number)
+const ProtobufCMessageDescriptor *message_type(uint16_t number)
 {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].number == number) return rows[i].type;
     return NULL;
 }
 
-const char *cairn_message_name(uint16_t number)
+const char *message_name(uint16_t number)
 {
-    const ProtobufCMessageDescriptor *type = cairn_message_type(number);
+    const ProtobufCMessageDescriptor *type = message_type(number);
     return type != NULL ? type->short_name : "?";
 }
 
@@ -53,8 +53,8 @@ static void budget_free(void *left, void *memory)
     free(memory);
 }
 
-ProtobufCMessage *cairn_message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
-                                       size_t bytes_len)
+ProtobufCMessage *message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
+                                 size_t bytes_len)
 {
     size_t left_bytes = UNPACK_BASE + bytes_len * UNPACK_FACTOR;
     ProtobufCAllocator budget = { budget_alloc, budget_free, &left_bytes };
@@ -62,7 +62,7 @@ ProtobufCMessage *cairn_message_unpack(const ProtobufCMessageDescriptor *type, c
     return protobuf_c_message_unpack(type, &budget, bytes_len, bytes);
 }
 
-void cairn_message_free(ProtobufCMessage *message)
+void message_free(ProtobufCMessage *message)
 {
     ProtobufCAllocator budget = { budget_alloc, budget_free, NULL };
     if (message != NULL) protobuf_c_message_free_unpacked(message, &budget);
@@ -73,11 +73,11 @@ void cairn_message_free(ProtobufCMessage *message)
 static void mend_value(const ProtobufCFieldDescriptor *field, void *value)
 {
     if (value == NULL || value == field->default_value || value == protobuf_c_empty_string) return;
-    if (field->type == PROTOBUF_C_TYPE_STRING) cairn_text_mend(value, "\n");
-    if (field->type == PROTOBUF_C_TYPE_MESSAGE) cairn_message_mend(value);
+    if (field->type == PROTOBUF_C_TYPE_STRING) text_mend(value, "\n");
+    if (field->type == PROTOBUF_C_TYPE_MESSAGE) message_mend(value);
 }
 
-void cairn_message_mend(ProtobufCMessage *message)
+void message_mend(ProtobufCMessage *message)
 {
     for (unsigned i = 0; i < message->descriptor->n_fields; i++) {
         const ProtobufCFieldDescriptor *field = &message->descriptor->fields[i];
@@ -93,27 +93,27 @@ void cairn_message_mend(ProtobufCMessage *message)
     }
 }
 
-const char *cairn_role_name(uint32_t role)
+const char *role_name(uint32_t role)
 {
     static const char *const names[] = { "?", "worker", "reader", "shard", "admin" };
     return role < sizeof names / sizeof names[0] ? names[role] : names[0];
 }
 
-cairn_status cairn_paged_init(struct cairn_paged *paged, uint64_t total_bytes)
+cairn_status paged_init(struct paged *paged, uint64_t total_bytes)
 {
-    *paged = (struct cairn_paged) { 0 };
+    *paged = (struct paged) { 0 };
     if (total_bytes > CAIRN_PAGED_BYTES_MAX) return CAIRN_ERR_INVALID;
     paged->total_bytes = total_bytes;
     return CAIRN_OK;
 }
 
-void cairn_paged_release(struct cairn_paged *paged)
+void paged_release(struct paged *paged)
 {
     free(paged->bytes);
-    *paged = (struct cairn_paged) { 0 };
+    *paged = (struct paged) { 0 };
 }
 
-static cairn_status paged_reserve(struct cairn_paged *paged, size_t more_bytes)
+static cairn_status paged_reserve(struct paged *paged, size_t more_bytes)
 {
     const size_t need = paged->have_bytes + more_bytes;
     if (need <= paged->capacity_bytes) return CAIRN_OK;
@@ -126,7 +126,7 @@ static cairn_status paged_reserve(struct cairn_paged *paged, size_t more_bytes)
     return CAIRN_OK;
 }
 
-cairn_status cairn_paged_add(struct cairn_paged *paged, const Cairn__Page *page)
+cairn_status paged_add(struct paged *paged, const Cairn__Page *page)
 {
     if (page->total_bytes != paged->total_bytes) return CAIRN_ERR_PROTOCOL;
     if (page->offset != paged->have_bytes) return CAIRN_ERR_PROTOCOL;
@@ -139,8 +139,8 @@ cairn_status cairn_paged_add(struct cairn_paged *paged, const Cairn__Page *page)
     return CAIRN_OK;
 }
 
-size_t cairn_page_cut(enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len,
-                      size_t offset, Cairn__Page *page_out)
+size_t page_cut(enum page_what what, const uint8_t *bytes, size_t bytes_len, size_t offset,
+                Cairn__Page *page_out)
 {
     const size_t left = bytes_len - offset;
     Cairn__Page page = CAIRN__PAGE__INIT;
@@ -155,7 +155,7 @@ size_t cairn_page_cut(enum cairn_page_what what, const uint8_t *bytes, size_t by
 
 #define VARINT_BYTES 5 /* of a tag, or of a length, at most */
 
-size_t cairn_hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t count)
+size_t hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t count)
 {
     Cairn__Hello bare = *hello;
     bare.n_held = 0;
@@ -196,7 +196,7 @@ static void packing_release(struct packing *p)
     free(p->message.groups);
 }
 
-static cairn_status packing_alloc(struct packing *p, const struct cairn_job_spec_data *spec)
+static cairn_status packing_alloc(struct packing *p, const struct job_spec_data *spec)
 {
     size_t boxes = 0;
     for (size_t i = 0; i < spec->tensor_count; i++) boxes += spec->tensors[i].alias_box != NULL;
@@ -217,8 +217,7 @@ static cairn_status packing_alloc(struct packing *p, const struct cairn_job_spec
     return CAIRN_ERR_NO_MEMORY;
 }
 
-static void pack_alias(struct packing *p, const struct cairn_tensor_spec *tensor,
-                       Cairn__TensorSpec *out)
+static void pack_alias(struct packing *p, const struct tensor_spec *tensor, Cairn__TensorSpec *out)
 {
     const struct cairn_box *box = tensor->alias_box;
     if (tensor->alias_of != NULL) out->alias_of = tensor->alias_of;
@@ -229,7 +228,7 @@ static void pack_alias(struct packing *p, const struct cairn_tensor_spec *tensor
     memcpy(out->alias_box + box->rank, box->extent, box->rank * sizeof box->extent[0]);
 }
 
-void cairn_tensor_to_message(const struct cairn_tensor_spec *tensor, Cairn__TensorSpec *out)
+void tensor_to_message(const struct tensor_spec *tensor, Cairn__TensorSpec *out)
 {
     cairn__tensor_spec__init(out);
     out->name = tensor->name;
@@ -251,22 +250,22 @@ void cairn_tensor_to_message(const struct cairn_tensor_spec *tensor, Cairn__Tens
     out->order = tensor->order;
 }
 
-static void pack_tensor(struct packing *p, const struct cairn_tensor_spec *tensor, size_t i)
+static void pack_tensor(struct packing *p, const struct tensor_spec *tensor, size_t i)
 {
     Cairn__TensorSpec *out = &p->tensors[i];
-    cairn_tensor_to_message(tensor, out);
+    tensor_to_message(tensor, out);
     pack_alias(p, tensor, out);
     p->message.tensors[i] = out;
 }
 
-static void pack_group(struct packing *p, const struct cairn_group_spec *group, size_t i)
+static void pack_group(struct packing *p, const struct group_spec *group, size_t i)
 {
     Cairn__GroupSpec *out = &p->groups[i];
-    cairn_group_to_message(group, out);
+    group_to_message(group, out);
     p->message.groups[i] = out;
 }
 
-void cairn_group_to_message(const struct cairn_group_spec *group, Cairn__GroupSpec *out)
+void group_to_message(const struct group_spec *group, Cairn__GroupSpec *out)
 {
     cairn__group_spec__init(out);
     out->name = group->name;
@@ -285,11 +284,11 @@ void cairn_group_to_message(const struct cairn_group_spec *group, Cairn__GroupSp
     out->n_points = 2 * group->schedule.point_count;
 }
 
-cairn_status cairn_group_of_message(const Cairn__GroupSpec *in, struct cairn_group_spec *out)
+cairn_status group_of_message(const Cairn__GroupSpec *in, struct group_spec *out)
 {
     if (in->n_points % 2 != 0 || in->n_points / 2 > CAIRN_SCHEDULE_POINTS_MAX)
         return CAIRN_ERR_INVALID;
-    *out = (struct cairn_group_spec) {
+    *out = (struct group_spec) {
         .name = in->name,
         .optimizer = in->optimizer,
         .frozen = in->frozen,
@@ -306,7 +305,7 @@ cairn_status cairn_group_of_message(const Cairn__GroupSpec *in, struct cairn_gro
     return CAIRN_OK;
 }
 
-void cairn_spec_to_message(const struct cairn_job_spec_data *spec, Cairn__JobSpec *out)
+void spec_to_message(const struct job_spec_data *spec, Cairn__JobSpec *out)
 {
     cairn__job_spec__init(out);
     out->name = spec->name;
@@ -319,13 +318,13 @@ void cairn_spec_to_message(const struct cairn_job_spec_data *spec, Cairn__JobSpe
 #undef X
 }
 
-static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
+static void pack_job(struct packing *p, const struct job_spec_data *spec)
 {
     Cairn__JobSpec *out = &p->message;
     Cairn__TensorSpec **tensors = out->tensors;
     Cairn__GroupSpec **groups = out->groups;
     Cairn__SettingMade **made = out->made;
-    cairn_spec_to_message(spec, out);
+    spec_to_message(spec, out);
     out->tensors = tensors;
     out->groups = groups;
     out->n_tensors = spec->tensor_count;
@@ -345,8 +344,7 @@ static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
     out->n_made = spec->made_count;
 }
 
-cairn_status cairn_spec_pack(const struct cairn_job_spec_data *spec, uint8_t **bytes_out,
-                             size_t *bytes_len_out)
+cairn_status spec_pack(const struct job_spec_data *spec, uint8_t **bytes_out, size_t *bytes_len_out)
 {
     struct packing p = { .message = CAIRN__JOB_SPEC__INIT };
     cairn_status status = packing_alloc(&p, spec);
@@ -382,15 +380,15 @@ static cairn_status unpack_box(const Cairn__TensorSpec *in, struct cairn_box *bo
     return CAIRN_OK;
 }
 
-cairn_status cairn_tensor_of_message(const Cairn__TensorSpec *in, struct cairn_tensor_spec *out,
-                                     struct cairn_box *box, struct cairn_sentence *why)
+cairn_status tensor_of_message(const Cairn__TensorSpec *in, struct tensor_spec *out,
+                               struct cairn_box *box, struct sentence *why)
 {
     if (in->n_shape > CAIRN_RANK_MAX) {
-        cairn_sentence_set(why, "tensor %.80s has %zu dimensions; at most %d are allowed", in->name,
-                           in->n_shape, CAIRN_RANK_MAX);
+        sentence_set(why, "tensor %.80s has %zu dimensions; at most %d are allowed", in->name,
+                     in->n_shape, CAIRN_RANK_MAX);
         return CAIRN_ERR_INVALID;
     }
-    *out = (struct cairn_tensor_spec) {
+    *out = (struct tensor_spec) {
         .name = in->name,
         .unit = in->unit,
         .group = in->group,
@@ -407,30 +405,30 @@ cairn_status cairn_tensor_of_message(const Cairn__TensorSpec *in, struct cairn_t
         .order = in->order,
     };
     if (unpack_box(in, box, &out->alias_box) != CAIRN_OK) {
-        cairn_sentence_set(why, "tensor %.80s: alias_box is no box", in->name);
+        sentence_set(why, "tensor %.80s: alias_box is no box", in->name);
         return CAIRN_ERR_INVALID;
     }
     if (in->n_shape > 0) memcpy(out->shape.dim, in->shape, in->n_shape * sizeof in->shape[0]);
     return CAIRN_OK;
 }
 
-static cairn_status unpack_tensor(const Cairn__TensorSpec *in, struct cairn_job_spec_data *spec,
-                                  struct cairn_sentence *why)
+static cairn_status unpack_tensor(const Cairn__TensorSpec *in, struct job_spec_data *spec,
+                                  struct sentence *why)
 {
-    struct cairn_tensor_spec tensor;
+    struct tensor_spec tensor;
     struct cairn_box box;
-    const cairn_status status = cairn_tensor_of_message(in, &tensor, &box, why);
-    return status == CAIRN_OK ? cairn_spec_add_tensor(spec, &tensor) : status;
+    const cairn_status status = tensor_of_message(in, &tensor, &box, why);
+    return status == CAIRN_OK ? spec_add_tensor(spec, &tensor) : status;
 }
 
-static cairn_status unpack_group(const Cairn__GroupSpec *in, struct cairn_job_spec_data *spec)
+static cairn_status unpack_group(const Cairn__GroupSpec *in, struct job_spec_data *spec)
 {
-    struct cairn_group_spec group;
-    const cairn_status status = cairn_group_of_message(in, &group);
-    return status == CAIRN_OK ? cairn_spec_add_group(spec, &group) : status;
+    struct group_spec group;
+    const cairn_status status = group_of_message(in, &group);
+    return status == CAIRN_OK ? spec_add_group(spec, &group) : status;
 }
 
-void cairn_spec_fields_of_message(const Cairn__JobSpec *in, struct cairn_job_spec_data *spec)
+void spec_fields_of_message(const Cairn__JobSpec *in, struct job_spec_data *spec)
 {
     spec->revision = in->revision;
     spec->amend_key = in->amend_key;
@@ -439,52 +437,50 @@ void cairn_spec_fields_of_message(const Cairn__JobSpec *in, struct cairn_job_spe
 #undef X
 }
 
-static cairn_status unpack_job(const Cairn__JobSpec *in, struct cairn_job_spec_data *spec,
-                               struct cairn_sentence *why)
+static cairn_status unpack_job(const Cairn__JobSpec *in, struct job_spec_data *spec,
+                               struct sentence *why)
 {
-    cairn_status status = cairn_spec_set_name(spec, in->name);
-    if (status == CAIRN_OK) status = cairn_spec_set_init_from(spec, in->init_from, in->init_prefix);
+    cairn_status status = spec_set_name(spec, in->name);
+    if (status == CAIRN_OK) status = spec_set_init_from(spec, in->init_from, in->init_prefix);
     for (size_t i = 0; status == CAIRN_OK && i < in->n_tensors; i++)
         status = unpack_tensor(in->tensors[i], spec, why);
     for (size_t i = 0; status == CAIRN_OK && i < in->n_groups; i++)
         status = unpack_group(in->groups[i], spec);
-    cairn_spec_fields_of_message(in, spec);
+    spec_fields_of_message(in, spec);
     if (in->n_former > CAIRN_SPEC_FORMER_MAX) return CAIRN_ERR_INVALID;
     for (size_t i = 0; status == CAIRN_OK && i < in->n_former; i++) {
         if (in->former[i].len != 32) return CAIRN_ERR_INVALID;
-        status = cairn_spec_add_former(spec, in->former[i].data);
+        status = spec_add_former(spec, in->former[i].data);
     }
     if (in->n_made > CAIRN_SPEC_MADE_MAX) return CAIRN_ERR_INVALID;
     for (size_t i = 0; status == CAIRN_OK && i < in->n_made; i++)
-        status = cairn_spec_add_made(spec, in->made[i]->key, in->made[i]->was, in->made[i]->is);
+        status = spec_add_made(spec, in->made[i]->key, in->made[i]->was, in->made[i]->is);
     return status;
 }
 
-cairn_status cairn_spec_unpack(const uint8_t *bytes, size_t bytes_len,
-                               const char *const *optimizers, struct cairn_job_spec_data *spec_out,
-                               struct cairn_sentence *why)
+cairn_status spec_unpack(const uint8_t *bytes, size_t bytes_len, const char *const *optimizers,
+                         struct job_spec_data *spec_out, struct sentence *why)
 {
-    cairn_sentence_set(why, "the job spec does not fit its limits or has an invalid name");
-    Cairn__JobSpec *in = (Cairn__JobSpec *)cairn_message_unpack(&cairn__job_spec__descriptor, bytes,
-                                                                bytes_len);
+    sentence_set(why, "the job spec does not fit its limits or has an invalid name");
+    Cairn__JobSpec *in = (Cairn__JobSpec *)message_unpack(&cairn__job_spec__descriptor, bytes,
+                                                          bytes_len);
     if (in == NULL && errno == ENOMEM)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job spec of %zu bytes",
-                          bytes_len);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a job spec of %zu bytes",
+                         bytes_len);
     if (in == NULL) {
-        cairn_sentence_set(why, "the job spec is not a valid JobSpec message of %zu bytes",
-                           bytes_len);
+        sentence_set(why, "the job spec is not a valid JobSpec message of %zu bytes", bytes_len);
         return CAIRN_ERR_MALFORMED;
     }
-    struct cairn_job_spec_data spec;
-    cairn_spec_init(&spec);
+    struct job_spec_data spec;
+    spec_init(&spec);
     cairn_status status = unpack_job(in, &spec, why);
-    cairn_message_free(&in->base);
+    message_free(&in->base);
     if (status == CAIRN_OK) {
-        cairn_spec_canonicalize(&spec);
-        status = cairn_spec_check(&spec, optimizers, why);
+        spec_canonicalize(&spec);
+        status = spec_check(&spec, optimizers, why);
     }
     if (status != CAIRN_OK) {
-        cairn_spec_release(&spec);
+        spec_release(&spec);
         return status;
     }
     *spec_out = spec;
@@ -519,35 +515,34 @@ static void write_u32(uint8_t *p, uint32_t v)
     write_u16(p + 2, (uint16_t)(v >> 16));
 }
 
-void cairn_frame_decoder_init(struct cairn_frame_decoder *decoder, struct cairn_frame_limits limits)
+void frame_decoder_init(struct frame_decoder *decoder, struct frame_limits limits)
 {
     memset(decoder, 0, sizeof *decoder);
-    cairn_frame_decoder_limit(decoder, limits);
+    frame_decoder_limit(decoder, limits);
 }
 
-void cairn_frame_decoder_release(struct cairn_frame_decoder *decoder)
+void frame_decoder_release(struct frame_decoder *decoder)
 {
     free(decoder->bytes);
     memset(decoder, 0, sizeof *decoder);
 }
 
-void cairn_frame_decoder_limit(struct cairn_frame_decoder *decoder,
-                               struct cairn_frame_limits limits)
+void frame_decoder_limit(struct frame_decoder *decoder, struct frame_limits limits)
 {
     assert(limits.frame_bytes >= CAIRN_FRAME_HEADER_BYTES);
     assert(limits.frame_bytes <= CAIRN_FRAME_BYTES_MAX);
     decoder->limits = limits;
 }
 
-static size_t grown_capacity(const struct cairn_frame_decoder *decoder)
+static size_t grown_capacity(const struct frame_decoder *decoder)
 {
     const size_t wish = decoder->capacity == 0 ? IDLE_BYTES : 2 * decoder->capacity;
     const size_t limit = decoder->limits.frame_bytes;
     return wish < limit ? wish : limit;
 }
 
-enum cairn_frame_state cairn_frame_decoder_reserve(struct cairn_frame_decoder *decoder,
-                                                   uint8_t **room_out, size_t *room_bytes_out)
+enum frame_state frame_decoder_reserve(struct frame_decoder *decoder, uint8_t **room_out,
+                                       size_t *room_bytes_out)
 {
     if (decoder->malformed) return CAIRN_FRAME_MALFORMED;
     if (decoder->start > 0) {
@@ -568,13 +563,13 @@ enum cairn_frame_state cairn_frame_decoder_reserve(struct cairn_frame_decoder *d
     return CAIRN_FRAME_NONE;
 }
 
-void cairn_frame_decoder_added(struct cairn_frame_decoder *decoder, size_t added_bytes)
+void frame_decoder_added(struct frame_decoder *decoder, size_t added_bytes)
 {
     assert(added_bytes <= decoder->capacity - decoder->end);
     decoder->end += added_bytes;
 }
 
-void cairn_frame_decoder_trim(struct cairn_frame_decoder *decoder)
+void frame_decoder_trim(struct frame_decoder *decoder)
 {
     if (decoder->start != decoder->end) return;
     decoder->start = decoder->end = 0;
@@ -585,46 +580,45 @@ void cairn_frame_decoder_trim(struct cairn_frame_decoder *decoder)
 }
 
 // Judges a whole header against what the connection takes now; `why` says which number is wrong.
-static cairn_status judge_header(const uint8_t *header, const struct cairn_frame_limits *limits,
-                                 struct cairn_sentence *why)
+static cairn_status judge_header(const uint8_t *header, const struct frame_limits *limits,
+                                 struct sentence *why)
 {
     const unsigned type = read_u16(header + 4);
     const unsigned flags = read_u16(header + 6);
     const uint32_t payload_bytes = read_u32(header + 8);
     if (type < limits->type_min || type > limits->type_max)
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL,
-                          "message type %u is not expected here (%u to %u are): another version of "
-                          "Cairn, or no Hello yet",
-                          type, limits->type_min, limits->type_max);
+        return fail_with(why, CAIRN_ERR_PROTOCOL,
+                         "message type %u is not expected here (%u to %u are): another version of "
+                         "Cairn, or no Hello yet",
+                         type, limits->type_min, limits->type_max);
     if (flags != 0)
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL,
-                          "frame flags 0x%x are unknown: the peer is a newer version", flags);
+        return fail_with(why, CAIRN_ERR_PROTOCOL,
+                         "frame flags 0x%x are unknown: the peer is a newer version", flags);
     if (payload_bytes > limits->frame_bytes - CAIRN_FRAME_HEADER_BYTES)
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL,
-                          "a frame of type %u claims %u bytes of payload, the limit is %u", type,
-                          payload_bytes, limits->frame_bytes - CAIRN_FRAME_HEADER_BYTES);
+        return fail_with(why, CAIRN_ERR_PROTOCOL,
+                         "a frame of type %u claims %u bytes of payload, the limit is %u", type,
+                         payload_bytes, limits->frame_bytes - CAIRN_FRAME_HEADER_BYTES);
     return CAIRN_OK;
 }
 
-static cairn_status judge_magic(const uint8_t *bytes, size_t byte_count, struct cairn_sentence *why)
+static cairn_status judge_magic(const uint8_t *bytes, size_t byte_count, struct sentence *why)
 {
     if (byte_count > sizeof magic) byte_count = sizeof magic;
     for (size_t i = 0; i < byte_count; i++)
         if (bytes[i] != magic[i])
-            return cairn_fail(why, CAIRN_ERR_PROTOCOL,
-                              "byte %zu of a frame is 0x%02x, not 0x%02x: this is not Cairn's "
-                              "protocol (is the port the right one?)",
-                              i, bytes[i], magic[i]);
+            return fail_with(why, CAIRN_ERR_PROTOCOL,
+                             "byte %zu of a frame is 0x%02x, not 0x%02x: this is not Cairn's "
+                             "protocol (is the port the right one?)",
+                             i, bytes[i], magic[i]);
     return CAIRN_OK;
 }
 
-enum cairn_frame_state cairn_frame_decoder_next(struct cairn_frame_decoder *decoder,
-                                                struct cairn_frame *frame_out,
-                                                struct cairn_sentence *why)
+enum frame_state frame_decoder_next(struct frame_decoder *decoder, struct wire_frame *frame_out,
+                                    struct sentence *why)
 {
     const size_t arrived = decoder->end - decoder->start;
     if (decoder->malformed) {
-        cairn_sentence_set(why, "the stream was malformed before");
+        sentence_set(why, "the stream was malformed before");
         return CAIRN_FRAME_MALFORMED;
     }
     if (arrived == 0) return CAIRN_FRAME_NONE; // there may be no buffer at all
@@ -646,8 +640,8 @@ malformed:
     return CAIRN_FRAME_MALFORMED;
 }
 
-void cairn_frame_header_write(uint8_t header_out[CAIRN_FRAME_HEADER_BYTES], uint16_t type,
-                              uint32_t request, uint32_t payload_bytes)
+void frame_header_write(uint8_t header_out[CAIRN_FRAME_HEADER_BYTES], uint16_t type,
+                        uint32_t request, uint32_t payload_bytes)
 {
     memcpy(header_out, magic, sizeof magic);
     write_u16(header_out + 4, type);
@@ -656,22 +650,22 @@ void cairn_frame_header_write(uint8_t header_out[CAIRN_FRAME_HEADER_BYTES], uint
     write_u32(header_out + 12, request);
 }
 
-cairn_status cairn_frame_pack(uint16_t type, uint32_t request, const ProtobufCMessage *message,
-                              uint32_t frame_bytes_max, uint8_t **frame_out,
-                              size_t *frame_bytes_out, struct cairn_sentence *why)
+cairn_status frame_pack(uint16_t type, uint32_t request, const ProtobufCMessage *message,
+                        uint32_t frame_bytes_max, uint8_t **frame_out, size_t *frame_bytes_out,
+                        struct sentence *why)
 {
     assert(frame_bytes_max >= CAIRN_FRAME_HEADER_BYTES);
     const size_t payload_bytes = protobuf_c_message_get_packed_size(message);
     if (payload_bytes > frame_bytes_max - CAIRN_FRAME_HEADER_BYTES)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "a %s of %zu bytes is larger than a frame may be (%u): send it in pages",
-                          message->descriptor->short_name, payload_bytes,
-                          frame_bytes_max - CAIRN_FRAME_HEADER_BYTES);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "a %s of %zu bytes is larger than a frame may be (%u): send it in pages",
+                         message->descriptor->short_name, payload_bytes,
+                         frame_bytes_max - CAIRN_FRAME_HEADER_BYTES);
     uint8_t *frame = malloc(CAIRN_FRAME_HEADER_BYTES + payload_bytes);
     if (frame == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a frame of %zu bytes",
-                          payload_bytes);
-    cairn_frame_header_write(frame, type, request, (uint32_t)payload_bytes);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a frame of %zu bytes",
+                         payload_bytes);
+    frame_header_write(frame, type, request, (uint32_t)payload_bytes);
     protobuf_c_message_pack(message, frame + CAIRN_FRAME_HEADER_BYTES);
     *frame_out = frame;
     *frame_bytes_out = CAIRN_FRAME_HEADER_BYTES + payload_bytes;
@@ -680,9 +674,9 @@ cairn_status cairn_frame_pack(uint16_t type, uint32_t request, const ProtobufCMe
 
 /* ==== packed ==== */
 
-struct cairn_packed *cairn_packed_take(uint8_t *bytes, size_t size)
+struct packed *packed_take(uint8_t *bytes, size_t size)
 {
-    struct cairn_packed *packed = bytes != NULL ? malloc(sizeof *packed) : NULL;
+    struct packed *packed = bytes != NULL ? malloc(sizeof *packed) : NULL;
     if (packed == NULL) {
         free(bytes);
         return NULL;
@@ -693,43 +687,42 @@ struct cairn_packed *cairn_packed_take(uint8_t *bytes, size_t size)
     return packed;
 }
 
-struct cairn_packed *cairn_packed_copy(const uint8_t *bytes, size_t size)
+struct packed *packed_copy(const uint8_t *bytes, size_t size)
 {
     uint8_t *copy = malloc(size + 1);
     if (copy != NULL && size > 0) memcpy(copy, bytes, size);
-    return cairn_packed_take(copy, size);
+    return packed_take(copy, size);
 }
 
-struct cairn_packed *cairn_packed_spec(const struct cairn_job_spec_data *spec)
+struct packed *packed_spec(const struct job_spec_data *spec)
 {
     uint8_t *bytes;
     size_t size;
-    return cairn_spec_pack(spec, &bytes, &size) == CAIRN_OK ? cairn_packed_take(bytes, size) : NULL;
+    return spec_pack(spec, &bytes, &size) == CAIRN_OK ? packed_take(bytes, size) : NULL;
 }
 
-struct cairn_packed *cairn_packed_tiles(const struct cairn_tiles *tiles)
+struct packed *packed_tiles(const struct cairn_tiles *tiles)
 {
     uint8_t *bytes;
     size_t size;
-    return cairn_tiles_pack(tiles, &bytes, &size) == CAIRN_OK ? cairn_packed_take(bytes, size)
-                                                              : NULL;
+    return tiles_pack(tiles, &bytes, &size) == CAIRN_OK ? packed_take(bytes, size) : NULL;
 }
 
-struct cairn_packed *cairn_packed_layout(const struct cairn_layout *layout)
+struct packed *packed_layout(const struct layout *layout)
 {
-    const size_t size = cairn_layout_encoded_bytes(layout);
+    const size_t size = layout_encoded_bytes(layout);
     uint8_t *bytes = malloc(size);
-    if (bytes != NULL) cairn_layout_encode(layout, bytes);
-    return cairn_packed_take(bytes, size);
+    if (bytes != NULL) layout_encode(layout, bytes);
+    return packed_take(bytes, size);
 }
 
-struct cairn_packed *cairn_packed_hold(struct cairn_packed *packed)
+struct packed *packed_hold(struct packed *packed)
 {
     atomic_fetch_add_explicit(&packed->holds, 1, memory_order_relaxed);
     return packed;
 }
 
-void cairn_packed_release(struct cairn_packed *packed)
+void packed_release(struct packed *packed)
 {
     if (packed == NULL || atomic_fetch_sub_explicit(&packed->holds, 1, memory_order_acq_rel) > 1)
         return;

@@ -33,11 +33,11 @@
  * what a name, a version and a device have to say; a shard with many jobs says more than one), 1 MiB after.
  *
  * Calling sequence, for libuv and for blocking sockets alike:
- *   cairn_frame_decoder_init(&d, limits);
- *   cairn_frame_decoder_reserve(&d, &room, &room_bytes);      read(fd, room, room_bytes) -> n
- *   cairn_frame_decoder_added(&d, n);
- *   while (cairn_frame_decoder_next(&d, &frame, &why) == CAIRN_FRAME_READY) use(&frame);
- *   ... until CAIRN_FRAME_MALFORMED (close the connection) ...   cairn_frame_decoder_release(&d); */
+ *   frame_decoder_init(&d, limits);
+ *   frame_decoder_reserve(&d, &room, &room_bytes);      read(fd, room, room_bytes) -> n
+ *   frame_decoder_added(&d, n);
+ *   while (frame_decoder_next(&d, &frame, &why) == CAIRN_FRAME_READY) use(&frame);
+ *   ... until CAIRN_FRAME_MALFORMED (close the connection) ...   frame_decoder_release(&d); */
 
 #define CAIRN_FRAME_HEADER_BYTES 16u
 #define CAIRN_FRAME_HELLO_BYTES \
@@ -45,92 +45,89 @@
 #define CAIRN_FRAME_BYTES_MAX (1u << 20) /* largest whole frame after Hello */
 
 /* The frames that a connection takes in its present state. */
-struct cairn_frame_limits {
+struct frame_limits {
     uint16_t type_min; /* types outside type_min..type_max are refused at the header */
     uint16_t type_max;
     uint32_t frame_bytes; /* largest whole frame, header included; at most CAIRN_FRAME_BYTES_MAX */
 };
 
 /* One frame. `payload` is borrowed from the decoder until its next call. */
-struct cairn_frame {
+struct wire_frame {
     uint16_t type;
     uint32_t request;
     const uint8_t *payload;
     size_t payload_bytes;
 };
 
-enum cairn_frame_state {
+enum frame_state {
     CAIRN_FRAME_NONE,      /* all bytes so far are well; more are needed */
     CAIRN_FRAME_READY,     /* a whole frame was taken out */
     CAIRN_FRAME_MALFORMED, /* the stream is garbage and stays so: close it */
     CAIRN_FRAME_NO_MEMORY, /* only from reserve */
 };
 
-struct cairn_frame_decoder {
-    /* owned: freed by cairn_frame_decoder_release */
+struct frame_decoder {
+    /* owned: freed by frame_decoder_release */
     uint8_t *bytes;  /* [capacity], of which [start, end) has arrived and is not yet taken */
     size_t capacity; /* 0 while nothing is waiting and nothing was reserved */
     size_t start;
     size_t end;
-    struct cairn_frame_limits limits;
+    struct frame_limits limits;
     int malformed;
 };
 
-void cairn_frame_decoder_init(struct cairn_frame_decoder *decoder,
-                              struct cairn_frame_limits limits);
-void cairn_frame_decoder_release(struct cairn_frame_decoder *decoder);
+void frame_decoder_init(struct frame_decoder *decoder, struct frame_limits limits);
+void frame_decoder_release(struct frame_decoder *decoder);
 
 /* Changes what is taken from the next header on (a peer said Hello). */
-void cairn_frame_decoder_limit(struct cairn_frame_decoder *decoder,
-                               struct cairn_frame_limits limits);
+void frame_decoder_limit(struct frame_decoder *decoder, struct frame_limits limits);
 
-/* Room for at least one more byte, lent until cairn_frame_decoder_added. CAIRN_FRAME_NONE: it is
+/* Room for at least one more byte, lent until frame_decoder_added. CAIRN_FRAME_NONE: it is
  * there. CAIRN_FRAME_READY: full, take frames out first. CAIRN_FRAME_NO_MEMORY: nothing changed. */
-enum cairn_frame_state cairn_frame_decoder_reserve(struct cairn_frame_decoder *decoder,
-                                                   uint8_t **room_out, size_t *room_bytes_out);
+enum frame_state frame_decoder_reserve(struct frame_decoder *decoder, uint8_t **room_out,
+                                       size_t *room_bytes_out);
 /* `added_bytes` of the reserved room were filled; 0 gives the room back. */
-void cairn_frame_decoder_added(struct cairn_frame_decoder *decoder, size_t added_bytes);
+void frame_decoder_added(struct frame_decoder *decoder, size_t added_bytes);
 
 /* Takes the next frame out, or says why there is none. `why` is written when malformed. */
-enum cairn_frame_state cairn_frame_decoder_next(struct cairn_frame_decoder *decoder,
-                                                struct cairn_frame *frame_out,
-                                                struct cairn_sentence *why);
+enum frame_state frame_decoder_next(struct frame_decoder *decoder, struct wire_frame *frame_out,
+                                    struct sentence *why);
 
 /* Gives memory back that a large frame needed. Call when no frame of it is in use any more. */
-void cairn_frame_decoder_trim(struct cairn_frame_decoder *decoder);
+void frame_decoder_trim(struct frame_decoder *decoder);
 
 /* Writes a header. */
-void cairn_frame_header_write(uint8_t header_out[CAIRN_FRAME_HEADER_BYTES], uint16_t type,
-                              uint32_t request, uint32_t payload_bytes);
+void frame_header_write(uint8_t header_out[CAIRN_FRAME_HEADER_BYTES], uint16_t type,
+                        uint32_t request, uint32_t payload_bytes);
 
 /* Packs a whole frame into `*frame_out`, [*frame_bytes_out], malloc'd, the caller's to free.
  * CAIRN_ERR_INVALID: larger than frame_bytes_max (a programmer's or a user's list is too long: page
  * it). CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_frame_pack(uint16_t type, uint32_t request,
-                                               const ProtobufCMessage *message,
-                                               uint32_t frame_bytes_max, uint8_t **frame_out,
-                                               size_t *frame_bytes_out, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status frame_pack(uint16_t type, uint32_t request,
+                                         const ProtobufCMessage *message, uint32_t frame_bytes_max,
+                                         uint8_t **frame_out, size_t *frame_bytes_out,
+                                         struct sentence *why);
 
 /* ==== packed ==== */
 
 /* Packed bytes that several hold: a job's spec, its layout, a list of tiles. They never change; the last
  * hold frees them. Any thread. */
 
-struct cairn_packed {
+struct packed {
     atomic_uint holds;
     size_t size;          /* bytes */
     const uint8_t *bytes; /* owned */
 };
 
 /* Takes malloc'ed bytes, which are freed also where this fails; held once. NULL: no memory, or `bytes` is. */
-struct cairn_packed *cairn_packed_take(uint8_t *bytes, size_t size);
+struct packed *packed_take(uint8_t *bytes, size_t size);
 /* The same of a copy, which the caller's bytes may be gone after. */
-struct cairn_packed *cairn_packed_copy(const uint8_t *bytes, size_t size);
-struct cairn_packed *cairn_packed_spec(const struct cairn_job_spec_data *spec);
-struct cairn_packed *cairn_packed_layout(const struct cairn_layout *layout);
-struct cairn_packed *cairn_packed_tiles(const struct cairn_tiles *tiles);
-struct cairn_packed *cairn_packed_hold(struct cairn_packed *packed);
-void cairn_packed_release(struct cairn_packed *packed); /* NULL is fine */
+struct packed *packed_copy(const uint8_t *bytes, size_t size);
+struct packed *packed_spec(const struct job_spec_data *spec);
+struct packed *packed_layout(const struct layout *layout);
+struct packed *packed_tiles(const struct cairn_tiles *tiles);
+struct packed *packed_hold(struct packed *packed);
+void packed_release(struct packed *packed); /* NULL is fine */
 
 /* ==== messages ==== */
 
@@ -255,7 +252,7 @@ void cairn_packed_release(struct cairn_packed *packed); /* NULL is fine */
     X(141, SNAPSHOT_ADVISE, SnapshotAdvise, snapshot_advise)        \
     X(142, SNAPSHOT_ADVICE, SnapshotAdvice, snapshot_advice)
 
-enum cairn_message {
+enum wire_message {
 #define X(number, constant, type, field) CAIRN_MSG_##constant = (number),
     CAIRN_MESSAGE_TABLE(X)
 #undef X
@@ -268,20 +265,20 @@ enum cairn_message {
 #define CAIRN_BYTES_TOLD_MAX 1024
 
 /* Lacks.flags */
-enum cairn_lack_flags {
+enum lack_flags {
     CAIRN_LACK_WAITS = 1,   /* something of it is here, and others come first */
     CAIRN_LACK_RELAYED = 2, /* at the relay */
     CAIRN_LACK_ARRIVED = 4, /* something of the micro-batch is here */
 };
 
 /* InFlight.what */
-enum cairn_in_flight {
+enum in_flight {
     CAIRN_FLIES_FETCH = 1, /* what it asked a shard for */
     CAIRN_FLIES_PUSH = 2,  /* what it pushed, and no shard has added up yet */
 };
 
 /* ReshardAsk.op */
-enum cairn_reshard_op {
+enum reshard_op {
     CAIRN_RESHARD_PLAN = 0,
     CAIRN_RESHARD_APPLY = 1,
     CAIRN_RESHARD_STATUS = 2,
@@ -289,83 +286,80 @@ enum cairn_reshard_op {
 };
 
 /* Who speaks, in Hello and in MemberJoin. */
-enum cairn_role_wire {
+enum role_wire {
     CAIRN_ROLE_WIRE_WORKER = 1,
     CAIRN_ROLE_WIRE_READER = 2,
     CAIRN_ROLE_WIRE_SHARD = 3,
     CAIRN_ROLE_WIRE_ADMIN = 4
 };
 /* "worker"; "?" for a number that is not a role. */
-const char *cairn_role_name(uint32_t role);
+const char *role_name(uint32_t role);
 
 /* The message type of a number; NULL if there is none. */
-const ProtobufCMessageDescriptor *cairn_message_type(uint16_t number);
+const ProtobufCMessageDescriptor *message_type(uint16_t number);
 /* "JobOpen"; "?" for a number that is not a message. */
-const char *cairn_message_name(uint16_t number);
+const char *message_name(uint16_t number);
 
 /* protobuf_c_message_unpack under a budget: a message of a few bytes can ask for a thousand times its size in
  * structs, so the memory it may take is bounded by a small multiple of its length. NULL if it is malformed or
- * over the budget, and with errno ENOMEM if there is no memory. Freed by cairn_message_free, and by nothing
+ * over the budget, and with errno ENOMEM if there is no memory. Freed by message_free, and by nothing
  * else. */
-ProtobufCMessage *cairn_message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
-                                       size_t bytes_len);
-void cairn_message_free(ProtobufCMessage *message); /* NULL is fine */
-/* For who shows it to people: makes text of every string in it, of one or several lines (cairn_text_mend). */
-void cairn_message_mend(ProtobufCMessage *message);
+ProtobufCMessage *message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
+                                 size_t bytes_len);
+void message_free(ProtobufCMessage *message); /* NULL is fine */
+/* For who shows it to people: makes text of every string in it, of one or several lines (text_mend). */
+void message_mend(ProtobufCMessage *message);
 
 /* The message that a Page is part of. */
-enum cairn_page_what { CAIRN_PAGE_SPEC = 1, CAIRN_PAGE_LAYOUT = 2, CAIRN_PAGE_TILES = 3 };
+enum page_what { CAIRN_PAGE_SPEC = 1, CAIRN_PAGE_LAYOUT = 2, CAIRN_PAGE_TILES = 3 };
 #define CAIRN_PAGE_BYTES      ((size_t)256 << 10) /* a full page */
 #define CAIRN_PAGED_BYTES_MAX ((uint64_t)64 << 20)
 
 /* Bytes that arrive page by page. Memory grows with what has arrived, never with what was announced. */
-struct cairn_paged {
+struct paged {
     uint8_t *bytes; /* owned; [have_bytes] */
     size_t have_bytes, capacity_bytes;
     uint64_t total_bytes; /* announced */
 };
 /* CAIRN_ERR_INVALID if total_bytes is over CAIRN_PAGED_BYTES_MAX. */
-cairn_status cairn_paged_init(struct cairn_paged *paged, uint64_t total_bytes) CAIRN_MUST_CHECK;
-void cairn_paged_release(struct cairn_paged *paged);
+cairn_status paged_init(struct paged *paged, uint64_t total_bytes) CAIRN_MUST_CHECK;
+void paged_release(struct paged *paged);
 /* Takes the next page. CAIRN_ERR_PROTOCOL if it is not the next one, or goes past the end. */
-cairn_status cairn_paged_add(struct cairn_paged *paged, const Cairn__Page *page) CAIRN_MUST_CHECK;
-static inline int cairn_paged_whole(const struct cairn_paged *paged)
+cairn_status paged_add(struct paged *paged, const Cairn__Page *page) CAIRN_MUST_CHECK;
+static inline int paged_whole(const struct paged *paged)
 {
     return paged->have_bytes == paged->total_bytes;
 }
 /* Fills the page that begins at `offset`, which is within the bytes; it borrows them. How many it has. */
-size_t cairn_page_cut(enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len,
-                      size_t offset, Cairn__Page *page_out);
+size_t page_cut(enum page_what what, const uint8_t *bytes, size_t bytes_len, size_t offset,
+                Cairn__Page *page_out);
 
 /* A spec as bytes of a JobSpec, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_spec_pack(const struct cairn_job_spec_data *spec, uint8_t **bytes_out,
-                             size_t *bytes_len_out) CAIRN_MUST_CHECK;
+cairn_status spec_pack(const struct job_spec_data *spec, uint8_t **bytes_out,
+                       size_t *bytes_len_out) CAIRN_MUST_CHECK;
 /* Fills a message with all but tensors, groups and former hashes, that borrows the spec's strings. */
-void cairn_spec_to_message(const struct cairn_job_spec_data *spec, Cairn__JobSpec *out);
+void spec_to_message(const struct job_spec_data *spec, Cairn__JobSpec *out);
 /* The reverse, of the scalars alone. */
-void cairn_spec_fields_of_message(const Cairn__JobSpec *in, struct cairn_job_spec_data *spec);
+void spec_fields_of_message(const Cairn__JobSpec *in, struct job_spec_data *spec);
 /* Fills a message that borrows the tensor's strings and shape; without the box of an alias. */
-void cairn_tensor_to_message(const struct cairn_tensor_spec *tensor, Cairn__TensorSpec *out);
+void tensor_to_message(const struct tensor_spec *tensor, Cairn__TensorSpec *out);
 /* The reverse, of a stranger's message: fills a tensor that borrows from it and, for the box of an alias,
  * from *box; not judged but for the number of dimensions (CAIRN_ERR_INVALID; `why` says so). */
-cairn_status cairn_tensor_of_message(const Cairn__TensorSpec *in, struct cairn_tensor_spec *out,
-                                     struct cairn_box *box,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status tensor_of_message(const Cairn__TensorSpec *in, struct tensor_spec *out,
+                               struct cairn_box *box, struct sentence *why) CAIRN_MUST_CHECK;
 /* Fills a message that borrows the group's strings and points. */
-void cairn_group_to_message(const struct cairn_group_spec *group, Cairn__GroupSpec *out);
+void group_to_message(const struct group_spec *group, Cairn__GroupSpec *out);
 /* The reverse, of a stranger's message: fills a group that borrows from it, not judged but for the number of
  * points (CAIRN_ERR_INVALID). */
-cairn_status cairn_group_of_message(const Cairn__GroupSpec *in,
-                                    struct cairn_group_spec *out) CAIRN_MUST_CHECK;
-/* The reverse, of a stranger's bytes: bounded, canonicalized and judged by cairn_spec_check against the
+cairn_status group_of_message(const Cairn__GroupSpec *in, struct group_spec *out) CAIRN_MUST_CHECK;
+/* The reverse, of a stranger's bytes: bounded, canonicalized and judged by spec_check against the
  * optimizers of this build. On success the caller releases spec_out. */
-cairn_status cairn_spec_unpack(const uint8_t *bytes, size_t bytes_len,
-                               const char *const *optimizers, struct cairn_job_spec_data *spec_out,
-                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status spec_unpack(const uint8_t *bytes, size_t bytes_len, const char *const *optimizers,
+                         struct job_spec_data *spec_out, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* How many of held[count], from the first, fit into one frame of CAIRN_FRAME_HELLO_BYTES with all else that
  * `hello` says. The others go in Hellos that follow, of which each has room for some dozens
  * (Hello.held_after). */
-size_t cairn_hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t count);
+size_t hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t count);
 
 #endif

@@ -13,7 +13,7 @@
 #define GIVEN_BY_LINE (-1) // on the command line
 
 static cairn_status config_value_store(const struct cairn_option *option, const char *text,
-                                       void *values, struct cairn_sentence *why);
+                                       void *values, struct sentence *why);
 static void config_value_describe(const struct cairn_option *option, char *text_out,
                                   size_t text_bytes);
 
@@ -62,38 +62,38 @@ static bool begins_section(const struct config *config, size_t i)
 }
 
 static cairn_status refuse_unknown(const struct config *config, const char *section,
-                                   const char *key, struct cairn_sentence *why)
+                                   const char *key, struct sentence *why)
 {
     bool section_known = false;
     for (size_t i = 0; i < config->option_count; i++)
         section_known |= strcmp(config->options[i].section, section) == 0;
     if (section_known)
-        cairn_sentence_set(why, "there is no key \"%.60s\" in [%.60s]; there are:", key, section);
+        sentence_set(why, "there is no key \"%.60s\" in [%.60s]; there are:", key, section);
     else if (section[0] == '\0')
-        cairn_sentence_set(why, "\"%.60s\" stands before any section; sections are:", key);
+        sentence_set(why, "\"%.60s\" stands before any section; sections are:", key);
     else
-        cairn_sentence_set(why, "there is no section [%.60s]; there are:", section);
+        sentence_set(why, "there is no section [%.60s]; there are:", section);
     for (size_t i = 0; i < config->option_count; i++) {
         const struct cairn_option *option = &config->options[i];
         if (section_known && strcmp(option->section, section) == 0)
-            cairn_sentence_add(why, " %s", option->key);
+            sentence_add(why, " %s", option->key);
         if (!section_known && begins_section(config, i))
-            cairn_sentence_add(why, " [%s]", option->section);
+            sentence_add(why, " [%s]", option->section);
     }
     return CAIRN_ERR_CONFIG;
 }
 
 // `line`: of the file, or GIVEN_BY_LINE, which overrides and may be said again.
 static cairn_status assign(struct config *config, const char *section, const char *key,
-                           const char *text, int line, struct cairn_sentence *why)
+                           const char *text, int line, struct sentence *why)
 {
     const struct cairn_option *option = find(config, section, key);
     if (option == NULL) return refuse_unknown(config, section, key, why);
     int *given = &config->given[option - config->options];
     if (line != GIVEN_BY_LINE && *given > 0)
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "%s in [%s] was given before, in line %d; remove one of them", key,
-                          section, *given);
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "%s in [%s] was given before, in line %d; remove one of them", key,
+                         section, *given);
     const cairn_status status = config_value_store(option, text, config->values, why);
     if (status == CAIRN_OK) *given = line;
     return status;
@@ -108,7 +108,7 @@ struct reading {
     int line;
     int bad_line; /* of the first error that is ours, 0 = none */
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 static void note(struct reading *reading, cairn_status status)
@@ -126,8 +126,8 @@ static char *on_line_wanted(char *room, int room_bytes, void *context)
     reading->line++;
     if (length >= room_bytes || strlen(reading->text) != (size_t)length) {
         note(reading,
-             cairn_fail(&reading->why, CAIRN_ERR_CONFIG,
-                        "the line is longer than %d bytes, or has a NUL in it", room_bytes - 1));
+             fail_with(&reading->why, CAIRN_ERR_CONFIG,
+                       "the line is longer than %d bytes, or has a NUL in it", room_bytes - 1));
         return NULL;
     }
     memcpy(room, reading->text, (size_t)length + 1);
@@ -156,7 +156,7 @@ static int parse(struct reading *reading)
 }
 
 static cairn_status read_file(struct config *config, FILE *file, const char *path,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     struct reading reading = { .config = config, .file = file };
     const int error_line = parse(&reading);
@@ -164,53 +164,53 @@ static cairn_status read_file(struct config *config, FILE *file, const char *pat
     free(reading.text);
     // inih's own errors (a line that is no section, no key = value) come first if they are earlier.
     if (error_line > 0 && (reading.bad_line == 0 || error_line < reading.bad_line))
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "%.200s:%d: the line is neither [section] nor key = value", path,
-                          error_line);
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "%.200s:%d: the line is neither [section] nor key = value", path,
+                         error_line);
     if (reading.status != CAIRN_OK)
-        return cairn_fail(why, reading.status, "%.200s:%d: %s", path, reading.bad_line,
-                          reading.why.text);
+        return fail_with(why, reading.status, "%.200s:%d: %s", path, reading.bad_line,
+                         reading.why.text);
     if (failed || error_line < 0)
-        return cairn_fail(why, CAIRN_ERR_IO, "reading the configuration %.200s failed", path);
+        return fail_with(why, CAIRN_ERR_IO, "reading the configuration %.200s failed", path);
     return CAIRN_OK;
 }
 
-cairn_status config_read(struct config *config, const char *path, struct cairn_sentence *why)
+cairn_status config_read(struct config *config, const char *path, struct sentence *why)
 {
     FILE *file = fopen(path, "re");
     if (file == NULL)
-        return cairn_fail(why, CAIRN_ERR_IO, "cannot read the configuration %.200s: %s", path,
-                          strerror(errno));
+        return fail_with(why, CAIRN_ERR_IO, "cannot read the configuration %.200s: %s", path,
+                         strerror(errno));
     const cairn_status status = read_file(config, file, path, why);
     fclose(file);
     return status;
 }
 
-cairn_status config_set(struct config *config, const char *assignment, struct cairn_sentence *why)
+cairn_status config_set(struct config *config, const char *assignment, struct sentence *why)
 {
     char section[64];
     char key[64];
     const char *dot = strchr(assignment, '.');
     const char *equals = strchr(assignment, '=');
     if (dot == NULL || equals == NULL || dot > equals)
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "--set %.100s: write --set section.key=value",
-                          assignment);
+        return fail_with(why, CAIRN_ERR_CONFIG, "--set %.100s: write --set section.key=value",
+                         assignment);
     snprintf(section, sizeof section, "%.*s", (int)(dot - assignment), assignment);
     snprintf(key, sizeof key, "%.*s", (int)(equals - dot - 1), dot + 1);
-    struct cairn_sentence inner;
+    struct sentence inner;
     const cairn_status status = assign(config, section, key, equals + 1, GIVEN_BY_LINE, &inner);
-    if (status != CAIRN_OK) cairn_sentence_set(why, "--set %.100s: %s", assignment, inner.text);
+    if (status != CAIRN_OK) sentence_set(why, "--set %.100s: %s", assignment, inner.text);
     return status;
 }
 
-cairn_status config_finish(const struct config *config, struct cairn_sentence *why)
+cairn_status config_finish(const struct config *config, struct sentence *why)
 {
     for (size_t i = 0; i < config->option_count; i++) {
         const struct cairn_option *option = &config->options[i];
         if (option->default_text != NULL || config->given[i] != 0) continue;
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "%s in [%s] must be set, in the file or by --set %s.%s=...", option->key,
-                          option->section, option->section, option->key);
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "%s in [%s] must be set, in the file or by --set %s.%s=...", option->key,
+                         option->section, option->section, option->key);
     }
     return CAIRN_OK;
 }
@@ -293,12 +293,12 @@ static void config_value_describe(const struct cairn_option *option, char *text_
 }
 
 static cairn_status refuse(const struct cairn_option *option, const char *text, const char *what,
-                           struct cairn_sentence *why)
+                           struct sentence *why)
 {
     char allowed[96];
     config_value_describe(option, allowed, sizeof allowed);
-    return cairn_fail(why, CAIRN_ERR_CONFIG, "%s = \"%.100s\" in [%s]: %s; allowed is %s",
-                      option->key, text, option->section, what, allowed);
+    return fail_with(why, CAIRN_ERR_CONFIG, "%s = \"%.100s\" in [%s]: %s; allowed is %s",
+                     option->key, text, option->section, what, allowed);
 }
 
 static const char *unit_sentence(enum option_type type)
@@ -351,7 +351,7 @@ static const char *parse_factor(const char *text, int64_t *thousandths_out)
 }
 
 static cairn_status store_number(const struct cairn_option *option, const char *text,
-                                 int64_t *place, struct cairn_sentence *why)
+                                 int64_t *place, struct sentence *why)
 {
     int64_t number = 0;
     const char *what = option->type == CAIRN_OPTION_FACTOR
@@ -365,7 +365,7 @@ static cairn_status store_number(const struct cairn_option *option, const char *
 }
 
 static cairn_status store_bool(const struct cairn_option *option, const char *text, bool *place,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     static const char *const words[] = { "no", "yes", "false", "true", "off", "on" };
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
@@ -377,38 +377,38 @@ static cairn_status store_bool(const struct cairn_option *option, const char *te
 }
 
 // NULL if well, else what is wrong.
-static const char *judge_addresses(const char *text, struct cairn_sentence *what)
+static const char *judge_addresses(const char *text, struct sentence *what)
 {
     char one[CAIRN_ADDRESS_TEXT_BYTES];
-    struct cairn_address address;
+    struct stream_address address;
     for (const char *at = text; *(at += strspn(at, " ")) != '\0'; at += strcspn(at, " ")) {
         const size_t length = strcspn(at, " ");
         if (length >= sizeof one) return "an address in it is too long";
         snprintf(one, sizeof one, "%.*s", (int)length, at);
-        if (cairn_address_parse_listen(one, &address, what) != CAIRN_OK) return what->text;
+        if (address_parse_listen(one, &address, what) != CAIRN_OK) return what->text;
     }
     return NULL;
 }
 
 static const char *judge_string(const struct cairn_option *option, const char *text,
-                                struct cairn_sentence *what)
+                                struct sentence *what)
 {
-    struct cairn_address address;
+    struct stream_address address;
     const bool may_be_empty = option->default_text != NULL && option->default_text[0] == '\0';
     if (option->type == CAIRN_OPTION_PATH && text[0] == '\0') return "it is empty";
     if (option->type == CAIRN_OPTION_ADDRESSES) return judge_addresses(text, what);
     if (option->type != CAIRN_OPTION_ADDRESS || (text[0] == '\0' && may_be_empty)) return NULL;
-    return cairn_address_parse(text, &address, what) == CAIRN_OK ? NULL : what->text;
+    return address_parse(text, &address, what) == CAIRN_OK ? NULL : what->text;
 }
 
 static cairn_status store_string(const struct cairn_option *option, const char *text, char **place,
-                                 struct cairn_sentence *why)
+                                 struct sentence *why)
 {
-    struct cairn_sentence sentence;
+    struct sentence sentence;
     const char *what = judge_string(option, text, &sentence);
     if (what != NULL) return refuse(option, text, what, why);
     char *copy = strdup(text);
-    if (copy == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a value");
+    if (copy == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a value");
     free(*place);
     *place = copy;
     return CAIRN_OK;
@@ -417,7 +417,7 @@ static cairn_status store_string(const struct cairn_option *option, const char *
 /* Judges `text` for the option and, if it is well, stores it at its place in `values`.
  * CAIRN_ERR_CONFIG: the sentence says what is allowed, without file and line; nothing is stored. */
 static cairn_status config_value_store(const struct cairn_option *option, const char *text,
-                                       void *values, struct cairn_sentence *why)
+                                       void *values, struct sentence *why)
 {
     void *place = (char *)values + option->offset;
     if (is_string(option->type)) return store_string(option, text, place, why);

@@ -58,13 +58,12 @@ void config_release(struct config *config);
 
 /* Reads a file. CAIRN_ERR_CONFIG with "file:line: ..."; CAIRN_ERR_IO: it cannot be read. */
 CAIRN_MUST_CHECK cairn_status config_read(struct config *config, const char *path,
-                                          struct cairn_sentence *why);
+                                          struct sentence *why);
 /* One override, "section.key=value". */
 CAIRN_MUST_CHECK cairn_status config_set(struct config *config, const char *assignment,
-                                         struct cairn_sentence *why);
+                                         struct sentence *why);
 /* After file and overrides: everything that has no default was given. */
-CAIRN_MUST_CHECK cairn_status config_finish(const struct config *config,
-                                            struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status config_finish(const struct config *config, struct sentence *why);
 
 /* Prints a sample file: every option with its doc, range and default, commented out. */
 void config_print(const struct config *config, FILE *out);

@@ -115,7 +115,7 @@ static int take_option(struct daemon *daemon, struct command *command, int id)
 
 static int take_values(struct daemon *daemon, int wanted, int id)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = CAIRN_OK;
     if (id != wanted) return -1;
     if (id == OPT_CONFIG) status = config_read(&daemon->config, optarg, &why);
@@ -143,7 +143,7 @@ static int read_command_line(struct daemon *daemon, struct command *command, int
 
 static int judge_command(struct daemon *daemon, const struct command *command)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (command->print) {
         config_print(&daemon->config, stdout);
         return 0;
@@ -155,7 +155,7 @@ static int judge_command(struct daemon *daemon, const struct command *command)
         status = daemon->spec.judge_now(daemon->spec.values, &why);
     if (status != CAIRN_OK) {
         complain(&daemon->spec, why.text);
-        return cairn_status_exit((int)status);
+        return status_exit((int)status);
     }
     if (command->check) {
         printf("%s: the configuration is good\n", daemon->spec.name);
@@ -168,19 +168,19 @@ static void on_signal(uv_signal_t *handle, int number)
 {
     struct daemon *daemon = handle->data;
     if (number == SIGHUP) {
-        cairn_log_info("SIGHUP: nothing to read again, the log goes to stderr");
+        log_info("SIGHUP: nothing to read again, the log goes to stderr");
         return;
     }
     if (number == SIGUSR1) {
-        cairn_log_warn("SIGUSR1: log.level is %s", log_toggle_debug() ? "debug" : "as before");
+        log_warn("SIGUSR1: log.level is %s", log_toggle_debug() ? "debug" : "as before");
         return;
     }
     if (daemon->stopping) {
-        cairn_log_warn("%s again: ending at once", strsignal(number));
+        log_warn("%s again: ending at once", strsignal(number));
         _exit(1);
     }
     daemon->stopping = true;
-    cairn_log_info("%s: stopping", strsignal(number));
+    log_info("%s: stopping", strsignal(number));
     notify_stopping();
     daemon->spec.on_stop(daemon, daemon->spec.context);
 }
@@ -197,8 +197,7 @@ static void raise_descriptor_limit(void)
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
     limit.rlim_cur = limit.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
-        cairn_log_warn("cannot raise the limit of open files");
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) log_warn("cannot raise the limit of open files");
 }
 
 /* Without them the next descriptors that are opened would be these three: the log would go into a socket, and
@@ -210,10 +209,10 @@ static void hold_standard_descriptors(void)
 }
 
 /* CAIRN_ERR_NO_MEMORY: there are too few descriptors or threads to begin with. */
-static cairn_status start_handles(struct daemon *daemon, struct cairn_sentence *why)
+static cairn_status start_handles(struct daemon *daemon, struct sentence *why)
 {
-    cairn_status status = cairn_descriptors_at_hand(STDERR_FILENO, DESCRIPTORS, "a daemon", why);
-    if (status == CAIRN_OK) status = cairn_threads_at_hand(THREADS, "a daemon", why);
+    cairn_status status = descriptors_at_hand(STDERR_FILENO, DESCRIPTORS, "a daemon", why);
+    if (status == CAIRN_OK) status = threads_at_hand(THREADS, "a daemon", why);
     if (status != CAIRN_OK) return status;
     int error = uv_loop_init(&daemon->loop);
     for (size_t i = 0; i < CAIRN_DAEMON_SIGNALS && error == 0; i++) {
@@ -224,7 +223,7 @@ static cairn_status start_handles(struct daemon *daemon, struct cairn_sentence *
     }
     if (error == 0) error = uv_timer_init(&daemon->loop, &daemon->watchdog);
     if (error != 0)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no event loop: %s", uv_strerror(error));
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no event loop: %s", uv_strerror(error));
     daemon->watchdog.data = daemon;
     return CAIRN_OK;
 }
@@ -248,12 +247,12 @@ bool daemon_begin(struct daemon *daemon, const struct daemon_spec *spec, int arg
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); // a file over its limit fails a snapshot, not the daemon
     raise_descriptor_limit();
-    struct cairn_sentence why;
+    struct sentence why;
     const cairn_status status = start_handles(daemon, &why);
     if (status == CAIRN_OK) return true;
-    cairn_log_error("cannot start: %s", why.text);
+    log_error("cannot start: %s", why.text);
     config_release(&daemon->config);
-    *exit_code_out = cairn_status_exit((int)status);
+    *exit_code_out = status_exit((int)status);
     return false;
 }
 
@@ -262,7 +261,7 @@ void daemon_log(const struct daemon *daemon, const char *name, const struct log_
     log_set(daemon->log_name != NULL ? daemon->log_name : name, options);
 }
 
-cairn_status daemon_ready(struct daemon *daemon, const char *address, struct cairn_sentence *why)
+cairn_status daemon_ready(struct daemon *daemon, const char *address, struct sentence *why)
 {
     char text[4096]; // a listener's addresses, all of them
     const char *colon = strrchr(address, ':');
@@ -304,14 +303,14 @@ int daemon_run(struct daemon *daemon)
     (void)error;
     if (daemon->is_announced) unlink(daemon->ready_file);
     config_release(&daemon->config);
-    cairn_log_info("stopped");
+    log_info("stopped");
     return daemon->exit_code;
 }
 
-void daemon_fail(struct daemon *daemon, cairn_status status, const struct cairn_sentence *why)
+void daemon_fail(struct daemon *daemon, cairn_status status, const struct sentence *why)
 {
-    cairn_log_error("cannot start: %s", why->text);
-    daemon_stop(daemon, cairn_status_exit((int)status));
+    log_error("cannot start: %s", why->text);
+    daemon_stop(daemon, status_exit((int)status));
 }
 
 /* ==== notify ==== */
@@ -419,31 +418,30 @@ static int holder_of(int fd)
 }
 
 static cairn_status wait_for(int fd, const char *path, int timeout_ms, const atomic_bool *canceled,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     const struct timespec pause = { .tv_nsec = TRY_EACH_MS * 1000000L };
     for (int waited_ms = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; waited_ms += TRY_EACH_MS) {
         if (errno != EWOULDBLOCK && errno != EINTR)
-            return cairn_fail(why, CAIRN_ERR_IO, "cannot lock %s: %s", path, strerror(errno));
+            return fail_with(why, CAIRN_ERR_IO, "cannot lock %s: %s", path, strerror(errno));
         if (atomic_load(canceled))
-            return cairn_fail(why, CAIRN_ERR_CANCELED, "given up while waiting to lock %s", path);
+            return fail_with(why, CAIRN_ERR_CANCELED, "given up while waiting to lock %s", path);
         if (waited_ms >= timeout_ms)
-            return cairn_fail(why, CAIRN_ERR_BUSY,
-                              "process %d has held the lock of %s for longer than %d ms: see what "
-                              "it does, and try again",
-                              holder_of(fd), path, timeout_ms);
+            return fail_with(why, CAIRN_ERR_BUSY,
+                             "process %d has held the lock of %s for longer than %d ms: see what "
+                             "it does, and try again",
+                             holder_of(fd), path, timeout_ms);
         nanosleep(&pause, NULL);
     }
     return CAIRN_OK;
 }
 
 cairn_status host_lock_take(const char *path, int timeout_ms, const atomic_bool *canceled,
-                            int *fd_out, struct cairn_sentence *why)
+                            int *fd_out, struct sentence *why)
 {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return cairn_fail(why, CAIRN_ERR_IO, "cannot open %s to lock it: %s", path,
-                          strerror(errno));
+        return fail_with(why, CAIRN_ERR_IO, "cannot open %s to lock it: %s", path, strerror(errno));
     const cairn_status status = wait_for(fd, path, timeout_ms, canceled, why);
     if (status != CAIRN_OK)
         close(fd);
@@ -492,7 +490,7 @@ static bool read_number(const char *folder, const char *name, const char *key, u
     return found;
 }
 
-static void note(struct cairn_headroom *room, const char *by, uint64_t limit, uint64_t in_use)
+static void note(struct headroom *room, const char *by, uint64_t limit, uint64_t in_use)
 {
     const uint64_t available = in_use < limit ? limit - in_use : 0;
     if (limit < room->most_bytes) room->most_bytes = limit;
@@ -502,7 +500,7 @@ static void note(struct cairn_headroom *room, const char *by, uint64_t limit, ui
     snprintf(room->by, sizeof room->by, "%s", by);
 }
 
-static void note_group(struct cairn_headroom *room, const struct groups *groups, const char *root,
+static void note_group(struct headroom *room, const struct groups *groups, const char *root,
                        const char *folder)
 {
     uint64_t limit, usage, reclaimable = 0;
@@ -562,7 +560,7 @@ static bool find_mount(const char *root, const struct groups *groups, char top[P
 }
 
 /* The group and those above it, up to the one that is mounted. */
-static void note_groups(struct cairn_headroom *room, const struct groups *groups, const char *root)
+static void note_groups(struct headroom *room, const struct groups *groups, const char *root)
 {
     char group[PATH_MAX], top[PATH_MAX], mount[PATH_MAX], folder[3 * PATH_MAX];
     if (!find_group(root, groups, group) || !find_mount(root, groups, top, mount)) return;
@@ -582,17 +580,16 @@ static void note_groups(struct cairn_headroom *room, const struct groups *groups
     }
 }
 
-cairn_status headroom_read(const char *root, struct cairn_headroom *room_out,
-                           struct cairn_sentence *why)
+cairn_status headroom_read(const char *root, struct headroom *room_out, struct sentence *why)
 {
     char proc[PATH_MAX];
     uint64_t total_kib, available_kib;
     snprintf(proc, sizeof proc, "%s/proc", root);
     if (!read_number(proc, "meminfo", "MemTotal", &total_kib) ||
         !read_number(proc, "meminfo", "MemAvailable", &available_kib))
-        return cairn_fail(why, CAIRN_ERR_IO, "cannot read from %s/meminfo what memory there is: %s",
-                          proc, strerror(errno));
-    struct cairn_headroom room = { .available_bytes = UINT64_MAX, .most_bytes = UINT64_MAX };
+        return fail_with(why, CAIRN_ERR_IO, "cannot read from %s/meminfo what memory there is: %s",
+                         proc, strerror(errno));
+    struct headroom room = { .available_bytes = UINT64_MAX, .most_bytes = UINT64_MAX };
     note(&room, "the host's RAM", total_kib * 1024,
          total_kib > available_kib ? (total_kib - available_kib) * 1024 : 0);
     note_groups(&room, &v1, root);
@@ -601,13 +598,13 @@ cairn_status headroom_read(const char *root, struct cairn_headroom *room_out,
     return CAIRN_OK;
 }
 
-cairn_status headroom_judge(const struct cairn_headroom *room, uint64_t bytes, const char *what,
-                            struct cairn_sentence *why)
+cairn_status headroom_judge(const struct headroom *room, uint64_t bytes, const char *what,
+                            struct sentence *why)
 {
     const uint64_t beside = bytes / BESIDE_PART + BESIDE_BYTES;
     const uint64_t left = room->available_bytes;
     if (bytes == 0 || (beside <= left && bytes <= left - beside)) return CAIRN_OK;
-    return cairn_fail(
+    return fail_with(
         why, CAIRN_ERR_NO_MEMORY,
         "%s needs %" PRIu64 " bytes and %" PRIu64 " beside them, and %" PRIu64
         " are available: of %s, which has %" PRIu64

@@ -65,7 +65,7 @@ void thread_press(void);
  * close(*fd_out). */
 CAIRN_MUST_CHECK cairn_status host_lock_take(const char *path, int timeout_ms,
                                              const atomic_bool *canceled, int *fd_out,
-                                             struct cairn_sentence *why);
+                                             struct sentence *why);
 
 /* ==== headroom ==== */
 
@@ -80,7 +80,7 @@ CAIRN_MUST_CHECK cairn_status host_lock_take(const char *path, int timeout_ms,
  *
  * Blocking (files of the kernel, a fraction of a millisecond); any thread. */
 
-struct cairn_headroom {
+struct headroom {
     uint64_t available_bytes;
     uint64_t limit_bytes; /* what `by` has, in use or not */
     char by[256];         /* what leaves least: "the host's RAM", or a folder of a control group */
@@ -89,13 +89,13 @@ struct cairn_headroom {
 
 /* `root`: the folder in which proc and sys are, "" unless in a test. CAIRN_ERR_IO: there is no proc/meminfo;
  * a control group that cannot be read is none. */
-CAIRN_MUST_CHECK cairn_status headroom_read(const char *root, struct cairn_headroom *room_out,
-                                            struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status headroom_read(const char *root, struct headroom *room_out,
+                                            struct sentence *why);
 
 /* CAIRN_ERR_NO_MEMORY if the room has less than the bytes and what the kernel needs to keep them; `what`
  * begins the sentence. */
-CAIRN_MUST_CHECK cairn_status headroom_judge(const struct cairn_headroom *room, uint64_t bytes,
-                                             const char *what, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status headroom_judge(const struct headroom *room, uint64_t bytes,
+                                             const char *what, struct sentence *why);
 
 /* ==== daemon ==== */
 
@@ -109,9 +109,9 @@ struct daemon_spec {
     size_t option_count;
     void *values; /* filled in; zeroed by the caller */
     /* Judges what single values cannot tell; CAIRN_ERR_CONFIG is a bad configuration. May be NULL. */
-    cairn_status (*judge)(const void *values, struct cairn_sentence *why);
+    cairn_status (*judge)(const void *values, struct sentence *why);
     /* Behind that, for --check-config alone: what is not well now, and a start waits for. May be NULL. */
-    cairn_status (*judge_now)(const void *values, struct cairn_sentence *why);
+    cairn_status (*judge_now)(const void *values, struct sentence *why);
     void (*on_stop)(struct daemon *daemon, void *context);
     void *context;
 };
@@ -148,7 +148,7 @@ void daemon_log(const struct daemon *daemon, const char *name, const struct log_
 /* The daemon serves: logs `msg=ready address=... port=...`, writes the address and a newline to the
  * --ready-file (whole or not at all), tells the supervisor. */
 CAIRN_MUST_CHECK cairn_status daemon_ready(struct daemon *daemon, const char *address,
-                                           struct cairn_sentence *why);
+                                           struct sentence *why);
 
 /* Ends the daemon's own handles, so that the loop ends when yours are closed too. Safe to call
  * again. `exit_code` is what daemon_run returns (the first one that is not 0 wins). */
@@ -159,7 +159,7 @@ int daemon_run(struct daemon *daemon);
 
 /* Start-up failed: logs the sentence, and calls for a stop. Follow it with closing what was opened
  * and `return daemon_run(daemon);`, which returns the status's exit code. */
-void daemon_fail(struct daemon *daemon, cairn_status status, const struct cairn_sentence *why);
+void daemon_fail(struct daemon *daemon, cairn_status status, const struct sentence *why);
 
 /* ==== pool ==== */
 
@@ -174,7 +174,7 @@ void daemon_fail(struct daemon *daemon, cairn_status status, const struct cairn_
 
 #define CAIRN_POOL_THREADS_MAX 64
 
-struct cairn_pool;
+struct pool;
 
 /* Embedded in what the task works on. */
 struct task {
@@ -194,19 +194,19 @@ struct task {
 /* Starts the threads. `name` (at most 15 bytes) is what they are called in ps; `begin` (may be NULL) is the
  * first that each of them does. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
-                                        void (*begin)(void), struct cairn_pool **pool_out,
-                                        struct cairn_sentence *why);
+                                        void (*begin)(void), struct pool **pool_out,
+                                        struct sentence *why);
 /* Lets the items that run end, joins the threads, and closes its handle; on_closed (may be NULL)
  * follows from the loop. No task's `done` is called any more: tasks are their owners' at once. */
-void pool_close(struct cairn_pool *pool, void (*on_closed)(void *context), void *context);
+void pool_close(struct pool *pool, void (*on_closed)(void *context), void *context);
 /* The same for a pool of one thread whose item may hang: it is waited for so long at most. False: it still
  * runs, on memory that is its own from here on, for ever. */
-bool pool_close_within(struct cairn_pool *pool, uint32_t most_ms, void (*on_closed)(void *context),
+bool pool_close_within(struct pool *pool, uint32_t most_ms, void (*on_closed)(void *context),
                        void *context);
 
 /* Gives a task to the threads; loop thread. */
-void pool_submit(struct cairn_pool *pool, struct task *task);
-uint32_t pool_thread_count(const struct cairn_pool *pool);
+void pool_submit(struct pool *pool, struct task *task);
+uint32_t pool_thread_count(const struct pool *pool);
 
 /* An item of a task. */
 struct pool_item {
@@ -217,10 +217,10 @@ struct pool_item {
 /* Within `run`, on a thread of the pool: takes what is next, of whichever tasks, to be done together with
  * what is at hand. Returns how many there were, at most `max`; pool_end ends them. Only in a pool where
  * every task is done in one way. */
-uint32_t pool_take(struct cairn_pool *pool, struct pool_item *items_out, uint32_t max);
+uint32_t pool_take(struct pool *pool, struct pool_item *items_out, uint32_t max);
 /* The same, but nothing while a thread is idle, which takes what is next itself. */
-uint32_t pool_take_ahead(struct cairn_pool *pool, struct pool_item *items_out, uint32_t max);
-void pool_end(struct cairn_pool *pool, const struct pool_item *items, uint32_t count);
+uint32_t pool_take_ahead(struct pool *pool, struct pool_item *items_out, uint32_t max);
+void pool_end(struct pool *pool, const struct pool_item *items, uint32_t count);
 
 /* ==== durable ==== */
 
@@ -234,24 +234,23 @@ void pool_end(struct cairn_pool *pool, const struct pool_item *items, uint32_t c
 /* Mode 0600. CAIRN_ERR_NO_SPACE, CAIRN_ERR_IO: PATH is unchanged and PATH.new is gone. (Only if the
  * very last step, the fsync of the folder, failed may PATH hold the new bytes, undurably.) */
 CAIRN_MUST_CHECK cairn_status durable_write(const char *path, const void *bytes, size_t byte_count,
-                                            struct cairn_sentence *why);
+                                            struct sentence *why);
 
 /* The same of a file that is not there yet. CAIRN_ERR_EXISTS: it is, and stays as it is; so does a PATH.new
  * that is there, which is CAIRN_ERR_IO. */
 CAIRN_MUST_CHECK cairn_status durable_create(const char *path, const void *bytes, size_t byte_count,
-                                             struct cairn_sentence *why);
+                                             struct sentence *why);
 
 /* Makes the folder and its missing parents with that mode, whatever the umask; all are durable in their
  * parents after it. One that exists is left as it is. */
-CAIRN_MUST_CHECK cairn_status durable_folder(const char *path, mode_t mode,
-                                             struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status durable_folder(const char *path, mode_t mode, struct sentence *why);
 
 /* Makes the daemon's data folder if need be, checks that it is a folder that can be written (by
  * writing), and locks it: two daemons never share one. The lock file PATH/lock holds the pid and
  * goes with the process, however it ends. CAIRN_ERR_BUSY names the pid of the other;
  * CAIRN_ERR_IO says what to change. */
 CAIRN_MUST_CHECK cairn_status durable_lock(const char *folder, int *lock_fd_out,
-                                           struct cairn_sentence *why);
+                                           struct sentence *why);
 void durable_unlock(int lock_fd);
 
 /* ==== storage watch ==== */
@@ -266,18 +265,18 @@ struct storage_watch {
     /* the owner's, before it is opened */
     /* On the thread, may hang: is the folder the one that has the token, may the owner use it, and what is to
      * be done? */
-    cairn_status (*judge)(const char *path, uint64_t token, const struct cairn_storage_owner *owner,
-                          struct cairn_sentence *why);
+    cairn_status (*judge)(const char *path, uint64_t token, const struct storage_owner *owner,
+                          struct sentence *why);
     void (*on_said)(struct storage_watch *watch); /* `said` is another one now */
     void *context;
-    struct cairn_storage_owner owner; /* a look has that of when it begins; storage_watch_doubt */
+    struct storage_owner owner; /* a look has that of when it begins; storage_watch_doubt */
 
-    struct cairn_sentence said; /* what is wrong; empty: nothing, or it is not known yet */
+    struct sentence said; /* what is wrong; empty: nothing, or it is not known yet */
 
     /* private */
     uv_loop_t *loop;
-    struct cairn_pool *thread; /* owned */
-    char *path;                /* owned; NULL: not told */
+    struct pool *thread; /* owned */
+    char *path;          /* owned; NULL: not told */
     uint64_t token;
     struct storage_look *look; /* owned; while is_looking the thread's */
     uint64_t since_ms;         /* of the loop's clock: when it was begun, or ended */
@@ -285,7 +284,7 @@ struct storage_watch {
 };
 
 CAIRN_MUST_CHECK cairn_status storage_watch_open(struct storage_watch *watch, uv_loop_t *loop,
-                                                 struct cairn_sentence *why);
+                                                 struct sentence *why);
 /* Closes the thread; on_closed(context) follows from the loop. False: nothing was open, and
  * on_closed does not come. */
 bool storage_watch_close(struct storage_watch *watch, void (*on_closed)(void *context),

@@ -14,12 +14,12 @@
 #include "proto/base/machine.h"
 #include "proto/base/text.h"
 
-static cairn_status fail_step(struct cairn_sentence *why, const char *step, const char *path)
+static cairn_status fail_step(struct sentence *why, const char *step, const char *path)
 {
     const int error = errno;
     const bool is_full = error == ENOSPC || error == EDQUOT;
-    return cairn_fail(why, is_full ? CAIRN_ERR_NO_SPACE : CAIRN_ERR_IO, "%s %.300s failed: %s%s",
-                      step, path, strerror(error), is_full ? "; free some space" : "");
+    return fail_with(why, is_full ? CAIRN_ERR_NO_SPACE : CAIRN_ERR_IO, "%s %.300s failed: %s%s",
+                     step, path, strerror(error), is_full ? "; free some space" : "");
 }
 
 // The folder of "a/b" is "a", of "b" ".", of "/b" "/".
@@ -33,7 +33,7 @@ static void parent_of(const char *path, char parent_out[PATH_MAX])
 }
 
 /* So that what was made, renamed or removed in it stays so. */
-static cairn_status sync_folder(const char *path, struct cairn_sentence *why)
+static cairn_status sync_folder(const char *path, struct sentence *why)
 {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return fail_step(why, "opening the folder", path);
@@ -48,12 +48,12 @@ static cairn_status sync_folder(const char *path, struct cairn_sentence *why)
 
 // Fills PATH.new and makes it durable. The fd is closed in every case; what was begun is removed.
 static cairn_status fill(const char *fresh, int how, const void *bytes, size_t byte_count,
-                         struct cairn_sentence *why)
+                         struct sentence *why)
 {
     const int fd = open(fresh, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | how, 0600);
     if (fd < 0) return fail_step(why, "creating", fresh);
     cairn_status status = CAIRN_OK;
-    if (!cairn_write_whole(fd, bytes, byte_count))
+    if (!write_fully(fd, bytes, byte_count))
         status = fail_step(why, "writing", fresh);
     else if (fsync(fd) != 0)
         status = fail_step(why, "fsync of", fresh);
@@ -62,7 +62,7 @@ static cairn_status fill(const char *fresh, int how, const void *bytes, size_t b
     return status;
 }
 
-static cairn_status put_over(const char *fresh, const char *path, struct cairn_sentence *why)
+static cairn_status put_over(const char *fresh, const char *path, struct sentence *why)
 {
     if (rename(fresh, path) == 0) return CAIRN_OK;
     const cairn_status status = fail_step(why, "renaming a new file to", path);
@@ -70,13 +70,12 @@ static cairn_status put_over(const char *fresh, const char *path, struct cairn_s
     return status;
 }
 
-static cairn_status put_beside(const char *fresh, const char *path, struct cairn_sentence *why)
+static cairn_status put_beside(const char *fresh, const char *path, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     if (link(fresh, path) != 0)
-        status = errno == EEXIST
-                     ? cairn_fail(why, CAIRN_ERR_EXISTS, "%.300s is there already", path)
-                     : fail_step(why, "linking a new file to", path);
+        status = errno == EEXIST ? fail_with(why, CAIRN_ERR_EXISTS, "%.300s is there already", path)
+                                 : fail_step(why, "linking a new file to", path);
     unlink(fresh);
     return status;
 }
@@ -84,13 +83,13 @@ static cairn_status put_beside(const char *fresh, const char *path, struct cairn
 // PATH.new, opened with `how`, whole and durable; then `put` makes it PATH.
 static cairn_status write_by(const char *path, int how, const void *bytes, size_t byte_count,
                              cairn_status (*put)(const char *fresh, const char *path,
-                                                 struct cairn_sentence *why),
-                             struct cairn_sentence *why)
+                                                 struct sentence *why),
+                             struct sentence *why)
 {
     char fresh[PATH_MAX];
     char parent[PATH_MAX];
     if (strlen(path) >= sizeof fresh - strlen(".new"))
-        return cairn_fail(why, CAIRN_ERR_INVALID, "the path %.100s... is too long", path);
+        return fail_with(why, CAIRN_ERR_INVALID, "the path %.100s... is too long", path);
     snprintf(fresh, sizeof fresh, "%s.new", path);
     parent_of(path, parent);
     cairn_status status = fill(fresh, how, bytes, byte_count, why);
@@ -99,20 +98,20 @@ static cairn_status write_by(const char *path, int how, const void *bytes, size_
 }
 
 cairn_status durable_write(const char *path, const void *bytes, size_t byte_count,
-                           struct cairn_sentence *why)
+                           struct sentence *why)
 {
     return write_by(path, O_TRUNC, bytes, byte_count, put_over, why); // PATH.new is ours
 }
 
 cairn_status durable_create(const char *path, const void *bytes, size_t byte_count,
-                            struct cairn_sentence *why)
+                            struct sentence *why)
 {
     return write_by(path, O_EXCL, bytes, byte_count, put_beside, why);
 }
 
 /* The parent is synced also where the folder was there: who made it may have been killed before that. It was
  * not this daemon where the parent may not be written. */
-static cairn_status sync_parent(const char *path, bool made, struct cairn_sentence *why)
+static cairn_status sync_parent(const char *path, bool made, struct sentence *why)
 {
     char parent[PATH_MAX];
     parent_of(path, parent);
@@ -120,24 +119,24 @@ static cairn_status sync_parent(const char *path, bool made, struct cairn_senten
     return sync_folder(parent, why);
 }
 
-static cairn_status fail_to_make(const char *path, struct cairn_sentence *why)
+static cairn_status fail_to_make(const char *path, struct sentence *why)
 {
     char here[PATH_MAX];
     const cairn_status status = fail_step(why, "making the folder", path);
     if (path[0] != '/' && getcwd(here, sizeof here) != NULL)
-        cairn_sentence_add(why, "; that is %s/%s", here, path);
+        sentence_add(why, "; that is %s/%s", here, path);
     return status;
 }
 
-static cairn_status make_one(const char *path, mode_t mode, struct cairn_sentence *why)
+static cairn_status make_one(const char *path, mode_t mode, struct sentence *why)
 {
     const bool made = mkdir(path, mode) == 0;
     struct stat info;
     if (!made && errno != EEXIST) return fail_to_make(path, why);
     if (!made && (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)))
-        return cairn_fail(why, CAIRN_ERR_IO, "%.300s is in the way: it is not a folder", path);
+        return fail_with(why, CAIRN_ERR_IO, "%.300s is in the way: it is not a folder", path);
     const int fd = made ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    const int error = made ? cairn_file_mode_set(fd, mode) : 0;
+    const int error = made ? file_mode_set(fd, mode) : 0;
     if (error != 0) {
         const cairn_status status = fail_step(why, "setting the mode of", path);
         if (fd >= 0) close(fd);
@@ -147,12 +146,12 @@ static cairn_status make_one(const char *path, mode_t mode, struct cairn_sentenc
     return sync_parent(path, made, why);
 }
 
-cairn_status durable_folder(const char *path, mode_t mode, struct cairn_sentence *why)
+cairn_status durable_folder(const char *path, mode_t mode, struct sentence *why)
 {
     char part[PATH_MAX];
     size_t length = strlen(path);
     if (length == 0 || length >= sizeof part)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "\"%.100s\" is not a path", path);
+        return fail_with(why, CAIRN_ERR_INVALID, "\"%.100s\" is not a path", path);
     while (length > 1 && path[length - 1] == '/') length--;
     for (size_t i = 1; i <= length; i++) {
         if (i < length && (path[i] != '/' || path[i - 1] == '/')) continue;
@@ -163,20 +162,20 @@ cairn_status durable_folder(const char *path, mode_t mode, struct cairn_sentence
     return CAIRN_OK;
 }
 
-static cairn_status refuse_locked(int fd, const char *folder, struct cairn_sentence *why)
+static cairn_status refuse_locked(int fd, const char *folder, struct sentence *why)
 {
     char pid[24] = "";
     const ssize_t n = pread(fd, pid, sizeof pid - 1, 0);
     pid[n > 0 ? n : 0] = '\0';
     pid[strcspn(pid, "\n")] = '\0';
-    return cairn_fail(why, CAIRN_ERR_BUSY,
-                      "the data folder %.300s is in use by process %s; stop it, or give this "
-                      "daemon a folder of its own",
-                      folder, pid[0] != '\0' ? pid : "?");
+    return fail_with(why, CAIRN_ERR_BUSY,
+                     "the data folder %.300s is in use by process %s; stop it, or give this "
+                     "daemon a folder of its own",
+                     folder, pid[0] != '\0' ? pid : "?");
 }
 
 // The pid is for people; what locks is flock, which the kernel drops with the process.
-static cairn_status lock_open(int fd, const char *folder, struct cairn_sentence *why)
+static cairn_status lock_open(int fd, const char *folder, struct sentence *why)
 {
     char pid[24];
     const int length = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
@@ -184,24 +183,24 @@ static cairn_status lock_open(int fd, const char *folder, struct cairn_sentence 
         if (errno == EWOULDBLOCK) return refuse_locked(fd, folder, why);
         return fail_step(why, "locking the data folder", folder);
     }
-    if (ftruncate(fd, 0) != 0 || !cairn_write_whole(fd, pid, (size_t)length) || fsync(fd) != 0)
+    if (ftruncate(fd, 0) != 0 || !write_fully(fd, pid, (size_t)length) || fsync(fd) != 0)
         return fail_step(why, "writing the lock in the data folder", folder);
     return CAIRN_OK;
 }
 
-cairn_status durable_lock(const char *folder, int *lock_fd_out, struct cairn_sentence *why)
+cairn_status durable_lock(const char *folder, int *lock_fd_out, struct sentence *why)
 {
     char path[PATH_MAX];
     cairn_status status = durable_folder(folder, 0700, why);
     if (status != CAIRN_OK) return status;
     if (snprintf(path, sizeof path, "%s/lock", folder) >= (int)sizeof path)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "the path %.100s... is too long", folder);
+        return fail_with(why, CAIRN_ERR_INVALID, "the path %.100s... is too long", folder);
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0)
-        return cairn_fail(why, errno == ENOSPC ? CAIRN_ERR_NO_SPACE : CAIRN_ERR_IO,
-                          "the data folder %.300s cannot be written: %s; give it to the user that "
-                          "runs the daemon, or set another one",
-                          folder, strerror(errno));
+        return fail_with(why, errno == ENOSPC ? CAIRN_ERR_NO_SPACE : CAIRN_ERR_IO,
+                         "the data folder %.300s cannot be written: %s; give it to the user that "
+                         "runs the daemon, or set another one",
+                         folder, strerror(errno));
     status = lock_open(fd, folder, why);
     if (status != CAIRN_OK) {
         close(fd);
@@ -226,17 +225,16 @@ void durable_unlock(int lock_fd)
 struct storage_look {
     struct task task;
     struct storage_watch *watch; /* borrowed; the loop's */
-    cairn_status (*judge)(const char *path, uint64_t token, const struct cairn_storage_owner *owner,
-                          struct cairn_sentence *why);
-    struct cairn_storage_owner owner;
+    cairn_status (*judge)(const char *path, uint64_t token, const struct storage_owner *owner,
+                          struct sentence *why);
+    struct storage_owner owner;
     char *path; /* owned */
     uint64_t token;
     cairn_status found;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
-cairn_status storage_watch_open(struct storage_watch *watch, uv_loop_t *loop,
-                                struct cairn_sentence *why)
+cairn_status storage_watch_open(struct storage_watch *watch, uv_loop_t *loop, struct sentence *why)
 {
     watch->loop = loop;
     return pool_open(loop, "cairn-storage", 1, NULL, &watch->thread, why);
@@ -270,7 +268,7 @@ static void run_look(struct task *task, uint32_t item, uint32_t thread)
     look->found = look->judge(look->path, look->token, &look->owner, &look->why);
 }
 
-static void say(struct storage_watch *watch, const struct cairn_sentence *why)
+static void say(struct storage_watch *watch, const struct sentence *why)
 {
     if (strcmp(watch->said.text, why->text) == 0) return;
     watch->said = *why;
@@ -335,10 +333,9 @@ void storage_watch_doubt(struct storage_watch *watch)
 
 static void say_that_it_hangs(struct storage_watch *watch, uint64_t ms)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(&why,
-                       "%s has not answered for %u s or more: its storage hangs; see to the mount",
-                       watch->path, (unsigned)(HANGS_MS / 1000));
+    struct sentence why;
+    sentence_set(&why, "%s has not answered for %u s or more: its storage hangs; see to the mount",
+                 watch->path, (unsigned)(HANGS_MS / 1000));
     if (ms >= HANGS_MS) say(watch, &why);
 }
 

@@ -1,5 +1,6 @@
 #include "server/base/listener.h"
 
+#include <inttypes.h>
 #include <arpa/inet.h>
 #include <assert.h>
 #include <errno.h>
@@ -25,14 +26,14 @@
 #define GRACE_MS         100 // a half-open peer keeps its place at least so long
 #define UNFINISHED_BYTES (256u << 20)
 
-static cairn_status peer_accept(struct door *door, struct cairn_sentence *why);
+static cairn_status peer_accept(struct door *door, struct sentence *why);
 static void door_close(struct door *door, uv_close_cb on_closed);
 static void peer_close_all(struct listener *listener);
 static cairn_status door_judge(const char *text, const struct listener_options *options,
-                               struct cairn_sentence *why);
+                               struct sentence *why);
 static cairn_status door_open(struct door *door, const char *text,
-                              const struct listener_options *options, struct cairn_sentence *why);
-static cairn_status control_socket_folder(const char *path, struct cairn_sentence *why);
+                              const struct listener_options *options, struct sentence *why);
+static cairn_status control_socket_folder(const char *path, struct sentence *why);
 static void peer_close_unfinished(struct listener *listener);
 static void control_socket_unlink(const char *path, const struct control_socket *socket);
 
@@ -50,8 +51,8 @@ static void on_half_open_due(uv_timer_t *timer)
     struct listener *listener = timer->data;
     const struct cairn_peer *oldest = listener->half_open_first;
     if (oldest != NULL && now_ms(listener) >= oldest->since_ms + listener->hello_timeout_ms)
-        peer_close(listener->half_open_first, CAIRN_ERR_TIMEOUT, "no Hello within %llu ms",
-                   (unsigned long long)listener->hello_timeout_ms);
+        peer_close(listener->half_open_first, CAIRN_ERR_TIMEOUT, "no Hello within %" PRIu64 " ms",
+                   listener->hello_timeout_ms);
     accept_waiting(listener);
     watch_half_open(listener);
 }
@@ -96,7 +97,7 @@ static bool make_place(struct listener *listener)
 static void accept_at(struct listener *listener, struct door *door)
 {
     if (!door->connection_waits || listener->is_closing || !make_place(listener)) return;
-    struct cairn_sentence why;
+    struct sentence why;
     const cairn_status status = peer_accept(door, &why);
     door->connection_waits = status == CAIRN_ERR_NO_MEMORY; // not taken: again later
     if (status != CAIRN_OK) log_limited(&listener->accept_limit, CAIRN_LOG_WARN, "%s", why.text);
@@ -188,14 +189,14 @@ static bool next_address(const char **at, char one_out[CAIRN_ADDRESS_TEXT_BYTES]
     return length > 0;
 }
 
-cairn_status listener_judge(const struct listener_options *options, struct cairn_sentence *why)
+cairn_status listener_judge(const struct listener_options *options, struct sentence *why)
 {
     char one[CAIRN_ADDRESS_TEXT_BYTES];
     size_t count = 0;
     for (const char *at = options->listen; next_address(&at, one);) {
         if (++count > CAIRN_LISTEN_MAX)
-            return cairn_fail(why, CAIRN_ERR_CONFIG,
-                              "listen in [network] has more than %d addresses", CAIRN_LISTEN_MAX);
+            return fail_with(why, CAIRN_ERR_CONFIG,
+                             "listen in [network] has more than %d addresses", CAIRN_LISTEN_MAX);
         const cairn_status status = door_judge(one, options, why);
         if (status != CAIRN_OK) return status;
     }
@@ -203,7 +204,7 @@ cairn_status listener_judge(const struct listener_options *options, struct cairn
 }
 
 static cairn_status open_doors(struct listener *listener, const char *text,
-                               const struct listener_options *options, struct cairn_sentence *why)
+                               const struct listener_options *options, struct sentence *why)
 {
     char one[CAIRN_ADDRESS_TEXT_BYTES];
     while (next_address(&text, one)) {
@@ -220,14 +221,14 @@ static cairn_status open_doors(struct listener *listener, const char *text,
 }
 
 static cairn_status open_all(struct listener *listener, const struct listener_options *options,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     char place[CAIRN_ADDRESS_TEXT_BYTES];
     cairn_status status = listener_judge(options, why);
     if (status != CAIRN_OK) return status;
     if (options->listen[strspn(options->listen, " ")] != '\0')
         return open_doors(listener, options->listen, options, why);
-    cairn_address_default(getenv("XDG_RUNTIME_DIR"), place);
+    address_default(getenv("XDG_RUNTIME_DIR"), place);
     status = control_socket_folder(place, why);
     return status == CAIRN_OK ? open_doors(listener, place, options, why) : status;
 }
@@ -244,21 +245,21 @@ static void take_options(struct listener *listener, const struct listener_option
     listener->half_open_max = (size_t)options->half_open_max;
     listener->hello_timeout_ms = (uint64_t)options->hello_timeout_ms;
     listener->send_queue_bytes = (size_t)options->send_queue_bytes;
-    listener->room = (struct cairn_stream_room) { .max_bytes = UNFINISHED_BYTES,
-                                                  .on_full = on_room_full,
-                                                  .context = listener };
-    listener->before_hello = (struct cairn_frame_limits) { hello_type, hello_type,
-                                                           CAIRN_FRAME_HELLO_BYTES };
-    listener->after_hello = (struct cairn_frame_limits) { 1, type_max, CAIRN_FRAME_BYTES_MAX };
+    listener->room = (struct stream_room) { .max_bytes = UNFINISHED_BYTES,
+                                            .on_full = on_room_full,
+                                            .context = listener };
+    listener->before_hello = (struct frame_limits) { hello_type, hello_type,
+                                                     CAIRN_FRAME_HELLO_BYTES };
+    listener->after_hello = (struct frame_limits) { 1, type_max, CAIRN_FRAME_BYTES_MAX };
 }
 
 cairn_status listener_open(uv_loop_t *loop, const struct listener_options *options,
                            uint16_t hello_type, uint16_t type_max,
                            const struct listener_events *events, void *context,
-                           struct listener **listener_out, struct cairn_sentence *why)
+                           struct listener **listener_out, struct sentence *why)
 {
     struct listener *listener = calloc(1, sizeof *listener);
-    if (listener == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a listener");
+    if (listener == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a listener");
     take_options(listener, options, hello_type, type_max);
     listener->events = *events;
     listener->context = context;
@@ -287,7 +288,7 @@ const char *listener_address(const struct listener *listener)
 
 /* Where that is, if it may be listened on. */
 struct place {
-    struct cairn_address address;
+    struct stream_address address;
     struct sockaddr_storage addr;
     bool is_loopback;
 };
@@ -301,42 +302,42 @@ static bool is_plain(const char *host)
 }
 
 /* Whoever allows other hosts, and names an address, does not mean one that none of them reaches. */
-static cairn_status judge_name(const struct place *place, struct cairn_sentence *why)
+static cairn_status judge_name(const struct place *place, struct sentence *why)
 {
     char found[CAIRN_ADDRESS_TEXT_BYTES];
-    const struct cairn_address *address = &place->address;
+    const struct stream_address *address = &place->address;
     if (address->is_unix || !place->is_loopback || is_plain(address->host)) return CAIRN_OK;
-    cairn_address_print_socket(&place->addr, found);
+    address_print_socket(&place->addr, found);
     *strrchr(found, ':') = '\0';
-    return cairn_fail(why, CAIRN_ERR_CONFIG,
-                      "the name %s leads to %s here, which no other host reaches (look at "
-                      "/etc/hosts), though insecure_network = yes: listen on the address that the "
-                      "others know, or *:%u for every one of this host",
-                      address->host, found, address->port);
+    return fail_with(why, CAIRN_ERR_CONFIG,
+                     "the name %s leads to %s here, which no other host reaches (look at "
+                     "/etc/hosts), though insecure_network = yes: listen on the address that the "
+                     "others know, or *:%u for every one of this host",
+                     address->host, found, address->port);
 }
 
 static cairn_status find_place(const char *text, const struct listener_options *options,
-                               struct place *place, struct cairn_sentence *why)
+                               struct place *place, struct sentence *why)
 {
     socklen_t addr_bytes;
-    cairn_status status = cairn_address_parse_listen(text, &place->address, why);
+    cairn_status status = address_parse_listen(text, &place->address, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_address_resolve(&place->address, &place->addr, &addr_bytes, why);
+    status = address_resolve(&place->address, &place->addr, &addr_bytes, why);
     if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
-    place->is_loopback = place->address.is_unix || cairn_address_is_loopback(&place->addr);
+    place->is_loopback = place->address.is_unix || address_is_loopback(&place->addr);
     if (!place->is_loopback && !options->insecure_network)
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "refused to listen on %s: it is not a loopback address, and peers are "
-                          "not authenticated in this version, so whoever reaches the port could "
-                          "use it; listen on a socket or 127.0.0.1, or set insecure_network = yes "
-                          "in [network] if everyone who can reach it may do everything",
-                          text);
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "refused to listen on %s: it is not a loopback address, and peers are "
+                         "not authenticated in this version, so whoever reaches the port could "
+                         "use it; listen on a socket or 127.0.0.1, or set insecure_network = yes "
+                         "in [network] if everyone who can reach it may do everything",
+                         text);
     return options->insecure_network ? judge_name(place, why) : CAIRN_OK;
 }
 
 /* May it be listened on? As door_open says it. */
 static cairn_status door_judge(const char *text, const struct listener_options *options,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     struct place place;
     return find_place(text, options, &place, why);
@@ -346,11 +347,11 @@ static void say_who_may_come(const struct place *place, const char *text)
 {
     if (place->address.is_unix) return;
     if (place->is_loopback)
-        cairn_log_info("any user of this host can reach %s", text);
+        log_info("any user of this host can reach %s", text);
     else
-        cairn_log_warn("insecure_network = yes: whoever reaches %s can use this daemon, peers are "
-                       "not authenticated",
-                       text);
+        log_warn("insecure_network = yes: whoever reaches %s can use this daemon, peers are "
+                 "not authenticated",
+                 text);
 }
 
 /* No device of this host has the address: at boot one may have it a moment later (DHCP, a floating address).
@@ -363,14 +364,14 @@ static int bind_early(struct door *door, const struct sockaddr_storage *addr)
     if (error == 0 && setsockopt(fd, SOL_IP, IP_FREEBIND, &on, sizeof on) != 0) error = UV_EINVAL;
     if (error == 0) error = uv_tcp_bind(&door->io.tcp, (const struct sockaddr *)addr, 0);
     if (error == 0)
-        cairn_log_warn("no device of this host has the address of %s: it is listened on all the "
-                       "same, and reached as soon as one has; `ip -br addr` shows those there are",
-                       door->address);
+        log_warn("no device of this host has the address of %s: it is listened on all the "
+                 "same, and reached as soon as one has; `ip -br addr` shows those there are",
+                 door->address);
     return error;
 }
 
 static cairn_status open_tcp(struct door *door, const struct sockaddr_storage *addr,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     struct sockaddr_storage bound = { 0 };
     int bound_bytes = sizeof bound;
@@ -378,16 +379,16 @@ static cairn_status open_tcp(struct door *door, const struct sockaddr_storage *a
     if (error == UV_EADDRNOTAVAIL) error = bind_early(door, addr);
     if (error == 0) error = uv_listen(&door->io.stream, BACKLOG, listener_on_connection);
     if (error == UV_EADDRINUSE)
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "cannot listen on %s: another program has this port; stop it, or set "
-                          "another port (0 takes any free one)",
-                          door->address);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "cannot listen on %s: another program has this port; stop it, or set "
+                         "another port (0 takes any free one)",
+                         door->address);
     if (error == 0)
         error = uv_tcp_getsockname(&door->io.tcp, (struct sockaddr *)&bound, &bound_bytes);
     if (error != 0)
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", door->address,
-                          uv_strerror(error));
-    cairn_address_print_socket(&bound, door->address);
+        return fail_with(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", door->address,
+                         uv_strerror(error));
+    address_print_socket(&bound, door->address);
     return CAIRN_OK;
 }
 
@@ -397,7 +398,7 @@ static void unlink_made(struct door *door)
     door->is_made = false;
 }
 
-static cairn_status open_unix(struct door *door, struct cairn_sentence *why)
+static cairn_status open_unix(struct door *door, struct sentence *why)
 {
     const cairn_status status = control_socket_open(door->address, BACKLOG, &door->made, why);
     if (status != CAIRN_OK) return status;
@@ -410,20 +411,20 @@ static cairn_status open_unix(struct door *door, struct cairn_sentence *why)
         error = uv_listen(&door->io.stream, BACKLOG, listener_on_connection);
     }
     if (error == 0) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", door->address,
-                      uv_strerror(error));
+    return fail_with(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", door->address,
+                     uv_strerror(error));
 }
 
 /* Listens on one address. If it fails and is_open, it is to be closed. */
 static cairn_status door_open(struct door *door, const char *text,
-                              const struct listener_options *options, struct cairn_sentence *why)
+                              const struct listener_options *options, struct sentence *why)
 {
     struct place place;
     uv_loop_t *loop = door->listener->timer.loop;
     const cairn_status status = find_place(text, options, &place, why);
     if (status != CAIRN_OK) return status;
     say_who_may_come(&place, text);
-    cairn_address_print(&place.address, door->address);
+    address_print(&place.address, door->address);
     if (place.address.is_unix)
         uv_pipe_init(loop, &door->io.pipe, 0);
     else
@@ -524,11 +525,10 @@ static void log_stranger(struct cairn_peer *peer, cairn_status status, const cha
         log_limited(&listener->silent_limit, CAIRN_LOG_WARN, "closed a connection of %s: %s",
                     peer_name(peer), why);
     else
-        cairn_log_debug("a connection of %s ended: %s", peer_name(peer), why);
+        log_debug("a connection of %s ended: %s", peer_name(peer), why);
 }
 
-static void on_stream_frame(struct cairn_stream *stream, const struct cairn_frame *frame,
-                            void *context)
+static void on_stream_frame(struct stream *stream, const struct wire_frame *frame, void *context)
 {
     struct cairn_peer *peer = context;
     (void)stream;
@@ -536,7 +536,7 @@ static void on_stream_frame(struct cairn_stream *stream, const struct cairn_fram
     peer->listener->events.on_frame(peer, frame, peer->listener->context);
 }
 
-static void on_stream_close(struct cairn_stream *stream, cairn_status status, const char *why,
+static void on_stream_close(struct stream *stream, cairn_status status, const char *why,
                             void *context)
 {
     struct cairn_peer *peer = context;
@@ -554,17 +554,17 @@ static void on_stream_close(struct cairn_stream *stream, cairn_status status, co
 }
 
 /* Takes the connection that waits at the door; one over connections_max is closed at once. */
-static cairn_status peer_accept(struct door *door, struct cairn_sentence *why)
+static cairn_status peer_accept(struct door *door, struct sentence *why)
 {
     struct listener *listener = door->listener;
-    const struct cairn_stream_options options = { listener->before_hello,
-                                                  listener->send_queue_bytes, &listener->room };
-    const struct cairn_stream_events events = { .on_frame = on_stream_frame,
-                                                .on_close = on_stream_close };
+    const struct stream_options options = { listener->before_hello, listener->send_queue_bytes,
+                                            &listener->room };
+    const struct stream_events events = { .on_frame = on_stream_frame,
+                                          .on_close = on_stream_close };
     struct cairn_peer *peer = calloc(1, sizeof *peer);
-    if (peer == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a peer");
-    const cairn_status status = cairn_stream_accept(&door->io.stream, &options, &events, peer,
-                                                    &peer->stream, why);
+    if (peer == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a peer");
+    const cairn_status status = stream_accept(&door->io.stream, &options, &events, peer,
+                                              &peer->stream, why);
     if (status != CAIRN_OK) {
         free(peer);
         return status;
@@ -595,9 +595,9 @@ static void peer_close_all(struct listener *listener)
 static struct cairn_peer *older_frame(struct cairn_peer *oldest, struct cairn_peer *first)
 {
     uint64_t oldest_ms = UINT64_MAX, since_ms;
-    if (oldest != NULL) (void)cairn_stream_unfinished_bytes(oldest->stream, &oldest_ms);
+    if (oldest != NULL) (void)stream_unfinished_bytes(oldest->stream, &oldest_ms);
     for (struct cairn_peer *peer = first; peer != NULL; peer = peer->after) {
-        if (cairn_stream_unfinished_bytes(peer->stream, &since_ms) == 0 || since_ms >= oldest_ms)
+        if (stream_unfinished_bytes(peer->stream, &since_ms) == 0 || since_ms >= oldest_ms)
             continue;
         oldest = peer;
         oldest_ms = since_ms;
@@ -612,12 +612,12 @@ static void peer_close_unfinished(struct listener *listener)
     struct cairn_peer *oldest = older_frame(NULL, listener->half_open_first);
     oldest = older_frame(oldest, listener->admitted_first);
     if (oldest == NULL) return; // all are whole, and being worked on
-    const size_t bytes = cairn_stream_unfinished_bytes(oldest->stream, &since_ms);
+    const size_t bytes = stream_unfinished_bytes(oldest->stream, &since_ms);
     log_limited(&listener->room_limit, CAIRN_LOG_WARN,
                 "messages that are not whole take more than %zu MiB: closing %s, which sent %zu "
-                "bytes of one %llu ms ago and not the rest",
+                "bytes of one %" PRIu64 " ms ago and not the rest",
                 listener->room.max_bytes >> 20, peer_name(oldest), bytes,
-                (unsigned long long)(uv_now(listener->timer.loop) - since_ms));
+                (uv_now(listener->timer.loop) - since_ms));
     peer_close(oldest, CAIRN_ERR_BUSY,
                "too many unfinished messages of all peers together, and its own is the oldest");
 }
@@ -626,20 +626,20 @@ void peer_admit(struct cairn_peer *peer)
 {
     if (!peer->is_half_open) return;
     leave_half_open(peer);
-    cairn_stream_limit(peer->stream, peer->listener->after_hello);
+    stream_limit(peer->stream, peer->listener->after_hello);
     listener_place_freed(peer->listener);
 }
 
 cairn_status cairn_peer_send(struct cairn_peer *peer, uint16_t type, uint32_t request,
                              const ProtobufCMessage *message)
 {
-    return cairn_stream_send(peer->stream, type, request, message, NULL);
+    return stream_send(peer->stream, type, request, message, NULL);
 }
 
-cairn_status peer_send_pages(struct cairn_peer *peer, uint32_t request, enum cairn_page_what what,
-                             struct cairn_packed *packed)
+cairn_status peer_send_pages(struct cairn_peer *peer, uint32_t request, enum page_what what,
+                             struct packed *packed)
 {
-    return cairn_stream_send_pages(peer->stream, request, what, packed, NULL);
+    return stream_send_pages(peer->stream, request, what, packed, NULL);
 }
 
 void peer_close(struct cairn_peer *peer, cairn_status status, const char *format, ...)
@@ -650,7 +650,7 @@ void peer_close(struct cairn_peer *peer, cairn_status status, const char *format
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     leave_half_open(peer);
-    cairn_stream_close(peer->stream, status, "%s", text);
+    stream_close(peer->stream, status, "%s", text);
 }
 
 void peer_finish(struct cairn_peer *peer, cairn_status status, const char *format, ...)
@@ -661,7 +661,7 @@ void peer_finish(struct cairn_peer *peer, cairn_status status, const char *forma
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     // A stranger keeps its half-open place, and its deadline, until it is gone.
-    cairn_stream_finish(peer->stream, status, "%s", text);
+    stream_finish(peer->stream, status, "%s", text);
 }
 
 void peer_set_context(struct cairn_peer *peer, void *context)
@@ -676,7 +676,7 @@ void *peer_context(const struct cairn_peer *peer)
 
 const char *peer_name(const struct cairn_peer *peer)
 {
-    return cairn_stream_peer(peer->stream);
+    return stream_peer(peer->stream);
 }
 
 /* ==== control socket ==== */
@@ -684,11 +684,10 @@ const char *peer_name(const struct cairn_peer *peer)
 #define LOCK_TRIES 100
 #define TRY_MS     10
 
-static cairn_status refuse(const char *path, const char *what, int error,
-                           struct cairn_sentence *why)
+static cairn_status refuse(const char *path, const char *what, int error, struct sentence *why)
 {
-    return cairn_fail(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s: %s", path, what,
-                      strerror(error));
+    return fail_with(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s: %s", path, what,
+                     strerror(error));
 }
 
 static int socket_of(const char *path, struct sockaddr_un *addr_out)
@@ -705,7 +704,7 @@ static void folder_of(const char *path, char folder_out[CAIRN_ADDRESS_TEXT_BYTES
 }
 
 /* A file system that knows no locks of folders is no reason not to listen there. */
-static cairn_status lock_folder(const char *path, int *fd_out, struct cairn_sentence *why)
+static cairn_status lock_folder(const char *path, int *fd_out, struct sentence *why)
 {
     char folder[CAIRN_ADDRESS_TEXT_BYTES];
     folder_of(path, folder);
@@ -719,22 +718,22 @@ static cairn_status lock_folder(const char *path, int *fd_out, struct cairn_sent
         poll(NULL, 0, TRY_MS);
     }
     close(fd);
-    return cairn_fail(why, CAIRN_ERR_BUSY,
-                      "cannot listen on %s: another program holds a lock on its folder; end it, or "
-                      "listen in another folder",
-                      path);
+    return fail_with(why, CAIRN_ERR_BUSY,
+                     "cannot listen on %s: another program holds a lock on its folder; end it, or "
+                     "listen in another folder",
+                     path);
 }
 
 /* CAIRN_OK if a socket may be made at the path: there is nothing, or a socket that nobody
  * listens on. */
-static cairn_status judge_place(const char *path, struct cairn_sentence *why)
+static cairn_status judge_place(const char *path, struct sentence *why)
 {
     struct stat st;
     struct sockaddr_un addr;
     if (lstat(path, &st) != 0)
         return errno == ENOENT ? CAIRN_OK : refuse(path, "it cannot be looked at", errno, why);
     if (!S_ISSOCK(st.st_mode))
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_CONFIG,
             "cannot listen on %s: what is there is no socket; remove it, or set another path",
             path);
@@ -744,14 +743,14 @@ static cairn_status judge_place(const char *path, struct cairn_sentence *why)
                          errno == ECONNREFUSED;
     close(fd);
     if (is_dead) return CAIRN_OK;
-    return cairn_fail(
+    return fail_with(
         why, CAIRN_ERR_BUSY,
         "cannot listen on %s: another program listens there; stop it, or set another path", path);
 }
 
 /* Nobody can connect before it listens, and then it has its mode. */
 static cairn_status make(const char *path, int backlog, struct control_socket *socket_out,
-                         struct cairn_sentence *why)
+                         struct sentence *why)
 {
     struct stat st;
     char beside[CAIRN_ADDRESS_PATH_BYTES + 2];
@@ -772,7 +771,7 @@ static cairn_status make(const char *path, int backlog, struct control_socket *s
 }
 
 cairn_status control_socket_open(const char *path, int backlog, struct control_socket *socket_out,
-                                 struct cairn_sentence *why)
+                                 struct sentence *why)
 {
     int lock_fd = -1;
     cairn_status status = lock_folder(path, &lock_fd, why);
@@ -794,13 +793,13 @@ static void control_socket_unlink(const char *path, const struct control_socket 
 }
 
 /* Makes the folder of the path, mode 0750, if it is not there; its parent must be. CAIRN_ERR_CONFIG. */
-static cairn_status control_socket_folder(const char *path, struct cairn_sentence *why)
+static cairn_status control_socket_folder(const char *path, struct sentence *why)
 {
     char folder[CAIRN_ADDRESS_TEXT_BYTES];
     folder_of(path, folder);
     if (mkdir(folder, 0750) == 0 || errno == EEXIST) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_CONFIG,
-                      "the folder %s of the control socket cannot be made: %s; make it, set "
-                      "XDG_RUNTIME_DIR to a folder of yours, or set listen in [network]",
-                      folder, strerror(errno));
+    return fail_with(why, CAIRN_ERR_CONFIG,
+                     "the folder %s of the control socket cannot be made: %s; make it, set "
+                     "XDG_RUNTIME_DIR to a folder of yours, or set listen in [network]",
+                     folder, strerror(errno));
 }

@@ -1,7 +1,7 @@
 /* A daemon's control sockets: accepts peers, and keeps strangers from costing anything.
  *
  * It listens on Unix sockets (mode 0660: its user and its group come in), TCP, or both; where the
- * configuration names none, on the socket at which peers of this host look (cairn_address_default).
+ * configuration names none, on the socket at which peers of this host look (address_default).
  *
  * A peer is half open until the daemon admits it (it said a valid Hello): it may send only frames
  * of type hello_type of at most 16 KiB, and has hello_timeout_ms for it. At most half_open_max such
@@ -39,11 +39,11 @@ struct control_socket {
     ino_t inode;
 };
 
-/* `path`: one that cairn_address_parse took. The folder must exist. CAIRN_ERR_BUSY: somebody listens there.
+/* `path`: one that address_parse took. The folder must exist. CAIRN_ERR_BUSY: somebody listens there.
  * CAIRN_ERR_CONFIG: it cannot be made there. */
 CAIRN_MUST_CHECK cairn_status control_socket_open(const char *path, int backlog,
                                                   struct control_socket *socket_out,
-                                                  struct cairn_sentence *why);
+                                                  struct sentence *why);
 
 /* ==== guard ==== */
 
@@ -136,7 +136,7 @@ struct listener_events {
     /* A frame has come. If the peer is half open, the frame is of type hello_type: judge it,
      * then call peer_admit or peer_finish. The payload is borrowed until this
      * returns. */
-    void (*on_frame)(struct cairn_peer *peer, const struct cairn_frame *frame, void *context);
+    void (*on_frame)(struct cairn_peer *peer, const struct wire_frame *frame, void *context);
     /* The peer is gone; the pointer is dead when this returns. Comes once for each peer that
      * on_frame was called with. */
     void (*on_gone)(struct cairn_peer *peer, cairn_status status, const char *why, void *context);
@@ -144,7 +144,7 @@ struct listener_events {
 
 /* Are these addresses that may be listened on? As listener_open says it, before it. */
 CAIRN_MUST_CHECK cairn_status listener_judge(const struct listener_options *options,
-                                             struct cairn_sentence *why);
+                                             struct sentence *why);
 
 /* Listens. `type_max` is the last known message type. `events` and `options` are copied.
  * CAIRN_ERR_REFUSED: not loopback and not allowed. CAIRN_ERR_CONFIG: no such address.
@@ -152,8 +152,7 @@ CAIRN_MUST_CHECK cairn_status listener_judge(const struct listener_options *opti
 CAIRN_MUST_CHECK cairn_status listener_open(uv_loop_t *loop, const struct listener_options *options,
                                             uint16_t hello_type, uint16_t type_max,
                                             const struct listener_events *events, void *context,
-                                            struct listener **listener_out,
-                                            struct cairn_sentence *why);
+                                            struct listener **listener_out, struct sentence *why);
 /* Stops listening, closes all peers (on_gone comes for each), then frees itself and calls on_closed
  * (may be NULL). */
 void listener_close(struct listener *listener, void (*on_closed)(void *context));
@@ -164,13 +163,12 @@ const char *listener_address(const struct listener *listener);
 
 /* The peer said a good Hello: all types and 1 MiB from the next frame on, no deadline. */
 void peer_admit(struct cairn_peer *peer);
-/* See cairn_stream_send. */
+/* See stream_send. */
 CAIRN_MUST_CHECK cairn_status cairn_peer_send(struct cairn_peer *peer, uint16_t type,
                                               uint32_t request, const ProtobufCMessage *message);
-/* See cairn_stream_send_pages. */
+/* See stream_send_pages. */
 CAIRN_MUST_CHECK cairn_status peer_send_pages(struct cairn_peer *peer, uint32_t request,
-                                              enum cairn_page_what what,
-                                              struct cairn_packed *packed);
+                                              enum page_what what, struct packed *packed);
 /* Closes it now, or once the queue went out; on_gone comes later with this reason. */
 void peer_close(struct cairn_peer *peer, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

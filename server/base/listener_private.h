@@ -10,7 +10,7 @@
 /* One accepted connection. It stands in exactly one of the listener's two lists until its end. */
 struct cairn_peer {
     /* owned: the stream; peer and stream end together */
-    struct cairn_stream *stream;
+    struct stream *stream;
     struct cairn_peer *before; /* of the list it is in */
     struct cairn_peer *after;
     uint64_t since_ms; /* accepted at, of the loop's clock */
@@ -56,9 +56,9 @@ struct listener {
     size_t half_open_max;
     uint64_t hello_timeout_ms;
     size_t send_queue_bytes;
-    struct cairn_stream_room room; /* receive buffers of all peers */
-    struct cairn_frame_limits before_hello;
-    struct cairn_frame_limits after_hello;
+    struct stream_room room; /* receive buffers of all peers */
+    struct frame_limits before_hello;
+    struct frame_limits after_hello;
 
     struct log_limit garbage_limit; /* one kind of warning each */
     struct log_limit silent_limit;

@@ -38,9 +38,9 @@ static size_t log_words(struct log_field fields[CAIRN_LOG_FIELDS_MAX], size_t co
 static bool find_journal(void)
 {
     const char *text = getenv("JOURNAL_STREAM");
-    unsigned long long device, inode;
+    uint64_t device, inode;
     struct stat info;
-    return text != NULL && sscanf(text, "%llu:%llu", &device, &inode) == 2 &&
+    return text != NULL && sscanf(text, "%" PRIu64 ":%" PRIu64, &device, &inode) == 2 &&
            fstat(STDERR_FILENO, &info) == 0 && info.st_dev == device && info.st_ino == inode;
 }
 
@@ -74,17 +74,17 @@ static bool parse_format(const char *text, enum cairn_log_format *format_out)
     return i < FORMATS;
 }
 
-cairn_status log_judge(const struct log_options *options, struct cairn_sentence *why)
+cairn_status log_judge(const struct log_options *options, struct sentence *why)
 {
     enum log_level level;
     enum cairn_log_format format;
     if (options->level[0] != '\0' && !log_level_parse(options->level, &level))
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "log.level is \"%.100s\": give error, warn, info or debug",
-                          options->level);
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "log.level is \"%.100s\": give error, warn, info or debug",
+                         options->level);
     if (!parse_format(options->format, &format))
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "log.format is \"%.100s\": give logfmt or json",
-                          options->format);
+        return fail_with(why, CAIRN_ERR_CONFIG, "log.format is \"%.100s\": give logfmt or json",
+                         options->format);
     return CAIRN_OK;
 }
 
@@ -265,7 +265,7 @@ static void put_quoted(struct line *line, const char *value, enum cairn_log_form
     put(line, "\"", 1);
     line->capacity--; // the closing quote always fits
     for (const char *p = value; *p != '\0';) {
-        const size_t length = format == CAIRN_LOG_JSON ? cairn_text_beyond_ascii(p) : 0;
+        const size_t length = format == CAIRN_LOG_JSON ? text_beyond_ascii(p) : 0;
         if (length == 0)
             put_escaped(line, *p, format);
         else if (length <= line->capacity - line->used) // no half character
@@ -317,7 +317,7 @@ size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t lin
     for (size_t i = 0; i < field_count; i++) {
         char number[24];
         const bool is_number = fields[i].text == NULL;
-        snprintf(number, sizeof number, "%llu", (unsigned long long)fields[i].number);
+        snprintf(number, sizeof number, "%" PRIu64, fields[i].number);
         const char *value = is_number ? number : fields[i].text;
         const size_t used = line.used;
         if (!json)
@@ -377,10 +377,10 @@ static long long take_signed(struct arguments *args, int longs)
     return longs == 1 ? va_arg(args->list, long) : va_arg(args->list, long long);
 }
 
-static unsigned long long take_unsigned(struct arguments *args, int longs)
+static uint64_t take_unsigned(struct arguments *args, int longs)
 {
     if (longs == 0) return va_arg(args->list, unsigned);
-    return longs == 1 ? va_arg(args->list, unsigned long) : va_arg(args->list, unsigned long long);
+    return longs == 1 ? va_arg(args->list, unsigned long) : va_arg(args->list, uint64_t);
 }
 
 // The argument, used up. False: it is no value of a field, which is a plain text or a number that is not
@@ -518,9 +518,8 @@ bool wall_watch(struct wall *wall, char out[CAIRN_WALL_JUMP_BYTES])
     const int64_t jump_s = wall_look(wall, (int64_t)time(NULL), wall_steady_s());
     if (jump_s == 0) return false;
     wall_jump_text(jump_s, out);
-    cairn_log_warn(
-        "the clock of this host jumped, %s: times in logs, events and lists of snapshots "
-        "are off; no step, lease, interval or restore goes by them",
-        out);
+    log_warn("the clock of this host jumped, %s: times in logs, events and lists of snapshots "
+             "are off; no step, lease, interval or restore goes by them",
+             out);
     return true;
 }

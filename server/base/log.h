@@ -7,7 +7,7 @@
  * line begins with its priority, as sd-daemon(3) has it ("<4>"), which the journal takes off.
  *
  * Tools find what a line is about in fields: the words of a sentence make them. Where a format has "job %s",
- * "shard %s" or "snapshot %s", or "step %llu", "round %u", "epoch %u" or "rank %u" (of any width), the line
+ * "shard %s" or "snapshot %s", or "step %" PRIu64, "round %u", "epoch %u" or "rank %u" (of any width), the line
  * has job=, shard=, ... of the first of each kind. A string from outside is a value, and makes no field.
  *
  * Values with spaces, quotes, control or non-ASCII bytes are quoted and escaped, so a stranger's
@@ -17,6 +17,7 @@
 #ifndef CAIRN_BASE_LOG_H
 #define CAIRN_BASE_LOG_H
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -57,8 +58,7 @@ struct log_options {
     }
 
 /* Are these words of the table? CAIRN_ERR_CONFIG. */
-CAIRN_MUST_CHECK cairn_status log_judge(const struct log_options *options,
-                                        struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status log_judge(const struct log_options *options, struct sentence *why);
 /* Who logs (copied, may be NULL) and down to which level. Before any other thread runs. */
 void log_init(const char *name, enum log_level level);
 /* Judged options, and who logs. As above. */
@@ -71,10 +71,10 @@ bool log_enabled(enum log_level level);
 
 /* A sentence. Lower case, exact cause, with the numbers. */
 void cairn_log(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-#define cairn_log_error(...) cairn_log(CAIRN_LOG_ERROR, __VA_ARGS__)
-#define cairn_log_warn(...)  cairn_log(CAIRN_LOG_WARN, __VA_ARGS__)
-#define cairn_log_info(...)  cairn_log(CAIRN_LOG_INFO, __VA_ARGS__)
-#define cairn_log_debug(...) cairn_log(CAIRN_LOG_DEBUG, __VA_ARGS__)
+#define log_error(...) cairn_log(CAIRN_LOG_ERROR, __VA_ARGS__)
+#define log_warn(...)  cairn_log(CAIRN_LOG_WARN, __VA_ARGS__)
+#define log_info(...)  cairn_log(CAIRN_LOG_INFO, __VA_ARGS__)
+#define log_debug(...) cairn_log(CAIRN_LOG_DEBUG, __VA_ARGS__)
 
 /* A sentence with more fields than its words make; of a key that is given here the words make none:
  *   log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "port", NULL, port }, { "job", name, 0 }),

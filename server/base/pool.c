@@ -14,11 +14,11 @@ struct task_list {
 
 struct pool_thread {
     pthread_t id;
-    struct cairn_pool *pool; /* borrowed */
+    struct pool *pool; /* borrowed */
     uint32_t number;
 };
 
-struct cairn_pool {
+struct pool {
     /* owned */
     struct pool_thread threads[CAIRN_POOL_THREADS_MAX]; /* [thread_count] */
     uint32_t thread_count;
@@ -61,7 +61,7 @@ static struct task *list_pop(struct task_list *list)
 }
 
 /* Takes the next item of the first task; lock held. */
-static struct task *take_item(struct cairn_pool *pool, uint32_t *item_out)
+static struct task *take_item(struct pool *pool, uint32_t *item_out)
 {
     struct task *task = pool->waiting.first;
     if (task == NULL) return NULL;
@@ -70,7 +70,7 @@ static struct task *take_item(struct cairn_pool *pool, uint32_t *item_out)
     return task;
 }
 
-static void end_item(struct cairn_pool *pool, struct task *task)
+static void end_item(struct pool *pool, struct task *task)
 {
     if (++task->items_ended < task->item_count) return;
     list_push(&pool->ended, task);
@@ -80,7 +80,7 @@ static void end_item(struct cairn_pool *pool, struct task *task)
 static void *thread_main(void *argument)
 {
     struct pool_thread *thread = argument;
-    struct cairn_pool *pool = thread->pool;
+    struct pool *pool = thread->pool;
     pthread_setname_np(pthread_self(), pool->name);
     if (pool->begin != NULL) pool->begin();
 
@@ -108,7 +108,7 @@ static void *thread_main(void *argument)
 
 static void on_wake(uv_async_t *wake)
 {
-    struct cairn_pool *pool = wake->data;
+    struct pool *pool = wake->data;
     for (;;) {
         pthread_mutex_lock(&pool->lock);
         struct task *task = pool->closing ? NULL : list_pop(&pool->ended);
@@ -132,17 +132,16 @@ static int start_thread(struct pool_thread *thread)
 }
 
 cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
-                       void (*begin)(void), struct cairn_pool **pool_out,
-                       struct cairn_sentence *why)
+                       void (*begin)(void), struct pool **pool_out, struct sentence *why)
 {
     assert(thread_count >= 1 && thread_count <= CAIRN_POOL_THREADS_MAX);
-    struct cairn_pool *pool = calloc(1, sizeof *pool);
-    if (pool == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for threads");
+    struct pool *pool = calloc(1, sizeof *pool);
+    if (pool == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for threads");
     strncpy(pool->name, name, sizeof pool->name - 1);
     pool->begin = begin;
     if (uv_async_init(loop, &pool->wake, on_wake) != 0) {
         free(pool);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "libuv has no memory for a handle");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "libuv has no memory for a handle");
     }
     pool->wake.data = pool;
     pthread_mutex_init(&pool->lock, NULL);
@@ -157,8 +156,8 @@ cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
         int failed = start_thread(thread);
         if (failed != 0) {
             pool_close(pool, NULL, NULL);
-            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot start thread %u of %u: %s",
-                              pool->thread_count + 1, thread_count, strerror(failed));
+            return fail_with(why, CAIRN_ERR_NO_MEMORY, "cannot start thread %u of %u: %s",
+                             pool->thread_count + 1, thread_count, strerror(failed));
         }
         pool->thread_count++;
     }
@@ -168,7 +167,7 @@ cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
 
 static void on_async_closed(uv_handle_t *handle)
 {
-    struct cairn_pool *pool = handle->data;
+    struct pool *pool = handle->data;
     void (*on_closed)(void *context) = pool->on_closed;
     void *context = pool->context;
     if (!pool->left) {
@@ -179,7 +178,7 @@ static void on_async_closed(uv_handle_t *handle)
     if (on_closed != NULL) on_closed(context);
 }
 
-static void tell_threads(struct cairn_pool *pool)
+static void tell_threads(struct pool *pool)
 {
     pthread_mutex_lock(&pool->lock);
     pool->closing = true;
@@ -187,21 +186,21 @@ static void tell_threads(struct cairn_pool *pool)
     pthread_mutex_unlock(&pool->lock);
 }
 
-static void close_wake(struct cairn_pool *pool, void (*on_closed)(void *context), void *context)
+static void close_wake(struct pool *pool, void (*on_closed)(void *context), void *context)
 {
     pool->on_closed = on_closed;
     pool->context = context;
     uv_close((uv_handle_t *)&pool->wake, on_async_closed);
 }
 
-void pool_close(struct cairn_pool *pool, void (*on_closed)(void *context), void *context)
+void pool_close(struct pool *pool, void (*on_closed)(void *context), void *context)
 {
     tell_threads(pool);
     for (uint32_t i = 0; i < pool->thread_count; i++) pthread_join(pool->threads[i].id, NULL);
     close_wake(pool, on_closed, context);
 }
 
-bool pool_close_within(struct cairn_pool *pool, uint32_t most_ms, void (*on_closed)(void *context),
+bool pool_close_within(struct pool *pool, uint32_t most_ms, void (*on_closed)(void *context),
                        void *context)
 {
     struct timespec until;
@@ -231,7 +230,7 @@ static void run_here(struct task *task, uint32_t thread)
     while (task->items_taken < task->item_count) task->run(task, task->items_taken++, thread);
 }
 
-void pool_submit(struct cairn_pool *pool, struct task *task)
+void pool_submit(struct pool *pool, struct task *task)
 {
     task->items_taken = 0;
     task->items_ended = 0;
@@ -251,7 +250,7 @@ void pool_submit(struct cairn_pool *pool, struct task *task)
 }
 
 /* Unless so many threads are idle. */
-static uint32_t take_items(struct cairn_pool *pool, struct pool_item *items_out, uint32_t max,
+static uint32_t take_items(struct pool *pool, struct pool_item *items_out, uint32_t max,
                            uint32_t idle)
 {
     uint32_t count = 0;
@@ -264,17 +263,17 @@ static uint32_t take_items(struct cairn_pool *pool, struct pool_item *items_out,
     return count;
 }
 
-uint32_t pool_take(struct cairn_pool *pool, struct pool_item *items_out, uint32_t max)
+uint32_t pool_take(struct pool *pool, struct pool_item *items_out, uint32_t max)
 {
     return take_items(pool, items_out, max, UINT32_MAX);
 }
 
-uint32_t pool_take_ahead(struct cairn_pool *pool, struct pool_item *items_out, uint32_t max)
+uint32_t pool_take_ahead(struct pool *pool, struct pool_item *items_out, uint32_t max)
 {
     return take_items(pool, items_out, max, 1);
 }
 
-void pool_end(struct cairn_pool *pool, const struct pool_item *items, uint32_t count)
+void pool_end(struct pool *pool, const struct pool_item *items, uint32_t count)
 {
     if (count == 0) return;
     pthread_mutex_lock(&pool->lock);
@@ -282,7 +281,7 @@ void pool_end(struct cairn_pool *pool, const struct pool_item *items, uint32_t c
     pthread_mutex_unlock(&pool->lock);
 }
 
-uint32_t pool_thread_count(const struct cairn_pool *pool)
+uint32_t pool_thread_count(const struct pool *pool)
 {
     return pool->thread_count;
 }

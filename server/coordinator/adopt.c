@@ -30,8 +30,8 @@ static void free_adoption(struct coord_adoption *adoption)
     adoption->cluster->adoption = NULL;
     coord_waiters_release(&adoption->waiter);
     for (size_t i = 0; i < adoption->job_count; i++) {
-        cairn_paged_release(&adoption->jobs[i].spec);
-        cairn_paged_release(&adoption->jobs[i].layout);
+        paged_release(&adoption->jobs[i].spec);
+        paged_release(&adoption->jobs[i].layout);
         free(adoption->jobs[i].name);
         free(adoption->jobs[i].shards);
     }
@@ -43,7 +43,7 @@ static void free_adoption(struct coord_adoption *adoption)
 
 static void adoption_fail(struct coord_adoption *adoption, cairn_status status, const char *text)
 {
-    cairn_log_warn("nothing was adopted: %s", text);
+    log_warn("nothing was adopted: %s", text);
     coord_waiters_fail(&adoption->waiter, status, text);
     free_adoption(adoption);
 }
@@ -95,7 +95,7 @@ struct asking {
 };
 
 /* False: no memory. */
-static bool open_question(struct coord_adoption *adoption, cairn_cluster_gather_fn on_done)
+static bool open_question(struct coord_adoption *adoption, cluster_gather_fn on_done)
 {
     struct asking *asking = malloc(sizeof *asking);
     if (asking == NULL) return false;
@@ -151,11 +151,11 @@ void coord_adopt_on_part(struct coord_session *session, uint32_t request, const 
 {
     struct coord_adoptee *job = find_request(session, request);
     if (job == NULL) return;
-    cairn_paged_release(&job->spec);
-    cairn_paged_release(&job->layout);
+    paged_release(&job->spec);
+    paged_release(&job->layout);
     if (part->spec_bytes == 0 || part->layout_bytes == 0 ||
-        cairn_paged_init(&job->spec, part->spec_bytes) != CAIRN_OK ||
-        cairn_paged_init(&job->layout, part->layout_bytes) != CAIRN_OK)
+        paged_init(&job->spec, part->spec_bytes) != CAIRN_OK ||
+        paged_init(&job->layout, part->layout_bytes) != CAIRN_OK)
         end_part(job, CAIRN_ERR_MALFORMED, "it sent a part without a spec or a layout");
 }
 
@@ -164,14 +164,13 @@ void coord_adopt_on_page(struct coord_session *session, uint32_t request, const 
     struct coord_adoption *adoption = session->cluster->adoption;
     struct coord_adoptee *job = find_request(session, request);
     if (job == NULL) return;
-    struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->spec : &job->layout;
-    if (cairn_paged_add(paged, page) != CAIRN_OK) {
+    struct paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->spec : &job->layout;
+    if (paged_add(paged, page) != CAIRN_OK) {
         end_part(job, CAIRN_ERR_PROTOCOL, "the pages of its part do not follow each other");
         return;
     }
     adoption->began_ms = coord_now_ms(adoption->cluster); // it is being answered
-    if (job->spec.total_bytes > 0 && cairn_paged_whole(&job->spec) &&
-        cairn_paged_whole(&job->layout))
+    if (job->spec.total_bytes > 0 && paged_whole(&job->spec) && paged_whole(&job->layout))
         end_part(job, CAIRN_OK, "");
 }
 
@@ -184,7 +183,7 @@ static void on_part(void *context, cairn_status status, const char *why)
     if (status != CAIRN_OK) {
         struct coord_adoptee *job = &adoption->jobs[adoption->asked_count - 1];
         job->request = 0;
-        cairn_sentence_set(&job->refused, "%s", why); // which names the shard
+        sentence_set(&job->refused, "%s", why); // which names the shard
     }
     get_next(adoption);
 }
@@ -220,8 +219,8 @@ static void go_on(struct coord_adoption *adoption, cairn_status status, const ch
         return;
     }
     for (size_t i = 0; i < adoption->silent_count; i++)
-        cairn_log_warn("shard %s does not say what it holds, and is taken as one that is away",
-                       adoption->silent[i]);
+        log_warn("shard %s does not say what it holds, and is taken as one that is away",
+                 adoption->silent[i]);
     for (size_t i = 0; i < adoption->job_count; i++)
         whole += adoption->jobs[i].refused.text[0] == '\0';
     if (whole == 0)
@@ -290,7 +289,7 @@ static void refuse_silent(struct coord_adoption *adoption)
         struct coord_adoptee *job = &adoption->jobs[i];
         job->request = 0;
         if (job->from == silent && job->refused.text[0] == '\0')
-            cairn_sentence_set(&job->refused, "shard %s does not send its part", silent->name);
+            sentence_set(&job->refused, "shard %s does not send its part", silent->name);
     }
     give_question_up(adoption);
     get_next(adoption);
@@ -299,7 +298,7 @@ static void refuse_silent(struct coord_adoption *adoption)
 void coord_adopt_tick(struct coord *cluster)
 {
     struct coord_adoption *adoption = cluster->adoption;
-    struct cairn_sentence why;
+    struct sentence why;
     if (adoption == NULL || adoption->gather == NULL || // it is being written
         coord_now_ms(cluster) - adoption->began_ms < ADOPT_TIMEOUT_MS)
         return;
@@ -307,7 +306,7 @@ void coord_adopt_tick(struct coord *cluster)
         refuse_silent(adoption);
         return;
     }
-    cairn_sentence_set(&why, "adopt again; these shards do not say what they hold: ");
+    sentence_set(&why, "adopt again; these shards do not say what they hold: ");
     coord_gather_awaited(adoption->gather, &why);
     give_question_up(adoption);
     go_on(adoption, CAIRN_ERR_TIMEOUT, why.text);
@@ -349,20 +348,19 @@ static cairn_status list_silent(struct coord_adoption *adoption)
     return CAIRN_OK;
 }
 
-static void add_silent(const struct coord_adoption *adoption, struct cairn_sentence *out)
+static void add_silent(const struct coord_adoption *adoption, struct sentence *out)
 {
     for (size_t i = 0; i < adoption->silent_count; i++)
-        cairn_sentence_add(out, "%s%s",
-                           i == 0 ? "; these shards do not say what they hold: " : ", ",
-                           adoption->silent[i]);
+        sentence_add(out, "%s%s", i == 0 ? "; these shards do not say what they hold: " : ", ",
+                     adoption->silent[i]);
 }
 
 /* Part `index` of it is nowhere: by which shard that may be. */
 static void adoption_missing(const struct coord_adoption *adoption, const struct coord_adoptee *job,
-                             uint32_t index, struct cairn_sentence *out)
+                             uint32_t index, struct sentence *out)
 {
-    cairn_sentence_set(out, "part %" PRIu32 " of %" PRIu32 " is on no shard that is here",
-                       index + 1, job->shard_count);
+    sentence_set(out, "part %" PRIu32 " of %" PRIu32 " is on no shard that is here", index + 1,
+                 job->shard_count);
     add_silent(adoption, out);
 }
 
@@ -386,7 +384,7 @@ static void take_marks(struct coord_adoptee *job, struct coord_seat *seat, Cairn
 
 static void refuse(struct coord_adoptee *job, const char *text, const char *shard)
 {
-    if (job->refused.text[0] == '\0') cairn_sentence_set(&job->refused, "%s: %s", shard, text);
+    if (job->refused.text[0] == '\0') sentence_set(&job->refused, "%s: %s", shard, text);
 }
 
 /* ---- one generation ---- */
@@ -620,7 +618,7 @@ static void run_write(struct task *task, uint32_t item, uint32_t thread)
     char lines[CAIRN_KEYS_MAX][CAIRN_KEY_LINE_BYTES];
     for (size_t i = 0; i < adoption->key_count; i++) {
         const struct trusted_key *key = &adoption->keys[i];
-        cairn_public_key_line(&key->key, lines[i]);
+        public_key_line(&key->key, lines[i]);
         keys[i] = (struct stored_key) { lines[i], key->is_own, key->since_unix_s };
     }
     const struct store_adoptees adoptees = { .jobs = adoption->rows,
@@ -636,7 +634,7 @@ static void run_write(struct task *task, uint32_t item, uint32_t thread)
 static void reload(struct coord *cluster, const struct stored_job *row)
 {
     struct coord_job *old = coord_job_by_id(cluster, row->id);
-    struct cairn_sentence why;
+    struct sentence why;
     while (old != NULL && old->members.list != NULL) {
         struct coord_session *session = old->members.list->session;
         coord_member_free(old->members.list);
@@ -651,8 +649,8 @@ static void reload(struct coord *cluster, const struct stored_job *row)
     }
     const cairn_status status = coord_job_load(cluster, row, &why);
     if (status != CAIRN_OK)
-        cairn_log_error("job %s is in the store, but was not loaded: %s; start again", row->name,
-                        why.text);
+        log_error("job %s is in the store, but was not loaded: %s; start again", row->name,
+                  why.text);
 }
 
 /* Each shard keeps the new identity, and connects anew. A shard that was silent is not told:
@@ -684,10 +682,9 @@ static void on_written(struct task *task)
     if (adoption->former == 0) adoption->former = cluster->identity.id.store;
     cluster->identity.id.store = store_meta(cluster->store)->identity;
     cluster->identity.id.incarnation = store_meta(cluster->store)->incarnation;
-    cairn_log_warn("%zu jobs were adopted: this is store %016" PRIx64 " (start %" PRIu64
-                   ") now, and no other is obeyed by these shards",
-                   adoption->row_count, cluster->identity.id.store,
-                   cluster->identity.id.incarnation);
+    log_warn("%zu jobs were adopted: this is store %016" PRIx64 " (start %" PRIu64
+             ") now, and no other is obeyed by these shards",
+             adoption->row_count, cluster->identity.id.store, cluster->identity.id.incarnation);
     coord_keys_adopted(cluster, adoption->keys, adoption->key_count);
     coord_storage_adopted(cluster, adoption->former);
     for (size_t i = 0; i < adoption->row_count; i++) reload(cluster, &adoption->rows[i]);
@@ -698,41 +695,40 @@ static void on_written(struct task *task)
 
 /* Its bytes are a layout of these tensors, on as many shards as hold it. */
 static cairn_status judge_layout(const struct coord_adoption *adoption,
-                                 const struct coord_adoptee *job,
-                                 const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+                                 const struct coord_adoptee *job, const struct job_spec_data *spec,
+                                 struct sentence *why)
 {
-    struct cairn_layout *layout = NULL;
-    cairn_status status = cairn_plan_job_decode(spec, job->layout.bytes, job->layout.have_bytes,
-                                                &layout);
+    struct layout *layout = NULL;
+    cairn_status status = plan_job_decode(spec, job->layout.bytes, job->layout.have_bytes, &layout);
     if (status == CAIRN_OK && layout->shard_count != job->shard_count) status = CAIRN_ERR_MISMATCH;
     for (uint32_t i = 0; status == CAIRN_OK && i < job->shard_count; i++)
-        if (job->shards[i].name == NULL && cairn_layout_owns(layout, i)) {
+        if (job->shards[i].name == NULL && layout_owns(layout, i)) {
             status = CAIRN_ERR_NOT_FOUND;
             adoption_missing(adoption, job, i, why);
         }
-    cairn_layout_close(layout);
+    layout_close(layout);
     if (status == CAIRN_ERR_NOT_FOUND) return status;
     if (status == CAIRN_OK) return CAIRN_OK;
-    return cairn_fail(why, status, "job %s: shard %s sent a layout that does not fit its spec: %s",
-                      job->name, job->from->name, cairn_status_text((int)status));
+    return fail_with(why, status, "job %s: shard %s sent a layout that does not fit its spec: %s",
+                     job->name, job->from->name, status_text((int)status));
 }
 
 /* The pages are what the shard said that it has. */
 static cairn_status judge_pages(const struct coord_adoption *adoption,
-                                const struct coord_adoptee *job, struct cairn_sentence *why)
+                                const struct coord_adoptee *job, struct sentence *why)
 {
-    struct cairn_job_spec_data spec;
+    struct job_spec_data spec;
     if (job->request != 0)
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "job %s: shard %s answered without its part",
-                          job->name, job->from->name);
-    cairn_status status = cairn_spec_unpack(job->spec.bytes, job->spec.have_bytes,
-                                            cairn_optimizer_names(), &spec, why);
+        return fail_with(why, CAIRN_ERR_PROTOCOL, "job %s: shard %s answered without its part",
+                         job->name, job->from->name);
+    cairn_status status = spec_unpack(job->spec.bytes, job->spec.have_bytes, optimizer_names(),
+                                      &spec, why);
     if (status != CAIRN_OK) return status;
     if (strcmp(spec.name, job->name) != 0)
-        status = cairn_fail(why, CAIRN_ERR_MISMATCH, "job %s: its spec is of job %s", job->name,
-                            spec.name);
+        status = fail_with(why, CAIRN_ERR_MISMATCH, "job %s: its spec is of job %s", job->name,
+                           spec.name);
     if (status == CAIRN_OK) status = judge_layout(adoption, job, &spec, why);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     return status;
 }
 
@@ -750,7 +746,7 @@ static void adoption_write(struct coord_adoption *adoption)
     }
     for (size_t i = 0; i < adoption->job_count; i++) {
         struct coord_adoptee *job = &adoption->jobs[i];
-        struct cairn_sentence why = { "no memory" };
+        struct sentence why = { "no memory" };
         if (job->refused.text[0] != '\0') continue;
         if (judge_pages(adoption, job, &why) != CAIRN_OK) {
             job->refused = why;

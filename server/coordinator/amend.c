@@ -23,21 +23,21 @@
 /* On its way to the store. */
 struct coord_amending {
     /* owned */
-    struct cairn_job_spec_data next; /* judged */
+    struct job_spec_data next; /* judged */
     struct coord_terms *terms;
-    struct cairn_packed *spec_packed;
+    struct packed *spec_packed;
 };
 
-static cairn_status amend_tensors(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
-                                  bool *extends_out, struct cairn_sentence *why);
+static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                                  bool *extends_out, struct sentence *why);
 static void terms_advance(struct coord_job *job);
 
 void coord_amending_free(struct coord_amending *amending)
 {
     if (amending == NULL) return;
-    cairn_spec_release(&amending->next);
+    spec_release(&amending->next);
     coord_terms_free(amending->terms);
-    cairn_packed_release(amending->spec_packed);
+    packed_release(amending->spec_packed);
     free(amending);
 }
 
@@ -48,66 +48,66 @@ static bool changes_tensors(const Cairn__JobAmend *amend)
 }
 
 static cairn_status judge_state(const struct coord_job *job, const Cairn__JobAmend *amend,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     if (job->extension.body != NULL) {
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "job %s is being amended; amend it when that is over", job->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; amend it when that is over",
+                         job->spec.name);
     }
     if (amend->revision != 0 && amend->revision != job->spec.revision) {
-        return cairn_fail(why, CAIRN_ERR_STALE,
-                          "job %s is at revision %" PRIu64 ", the amendment is of revision %" PRIu64
-                          ": look at the job and decide again",
-                          job->spec.name, job->spec.revision, amend->revision);
+        return fail_with(why, CAIRN_ERR_STALE,
+                         "job %s is at revision %" PRIu64 ", the amendment is of revision %" PRIu64
+                         ": look at the job and decide again",
+                         job->spec.name, job->spec.revision, amend->revision);
     }
     const bool terms = amend->n_groups > 0 || amend->set_clip_norm || amend->n_freeze > 0 ||
                        amend->n_unfreeze > 0 || amend->set_snapshots || amend->set_shard_loss ||
                        amend->set_worker_loss || amend->set_snapshot_rules ||
                        amend->workers_min > 0 || amend->n_settings > 0;
     if (amend->key == 0 || (!terms && !changes_tensors(amend))) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "the amendment of job %s changes nothing",
-                          job->spec.name);
+        return fail_with(why, CAIRN_ERR_INVALID, "the amendment of job %s changes nothing",
+                         job->spec.name);
     }
     return CAIRN_OK;
 }
 
-static cairn_status find_group(const struct cairn_job_spec_data *spec, const char *name,
-                               size_t *group_out, struct cairn_sentence *why)
+static cairn_status find_group(const struct job_spec_data *spec, const char *name,
+                               size_t *group_out, struct sentence *why)
 {
-    *group_out = cairn_spec_find_group(spec, name);
+    *group_out = spec_find_group(spec, name);
     if (*group_out != SIZE_MAX) return CAIRN_OK;
-    const size_t tensor = cairn_spec_find_tensor(spec, name);
+    const size_t tensor = spec_find_tensor(spec, name);
     if (tensor == SIZE_MAX) {
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "job %s has no group \"%.128s\"", spec->name,
-                          name);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "job %s has no group \"%.128s\"", spec->name,
+                         name);
     }
-    return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
-                      "\"%.128s\" is no group, but a tensor of group \"%.128s\": name it in "
-                      "freeze_tensors or unfreeze_tensors",
-                      name, spec->tensors[tensor].group);
+    return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                     "\"%.128s\" is no group, but a tensor of group \"%.128s\": name it in "
+                     "freeze_tensors or unfreeze_tensors",
+                     name, spec->tensors[tensor].group);
 }
 
-static cairn_status set_group(struct cairn_job_spec_data *spec, const Cairn__GroupSpec *message,
-                              struct cairn_sentence *why)
+static cairn_status set_group(struct job_spec_data *spec, const Cairn__GroupSpec *message,
+                              struct sentence *why)
 {
-    struct cairn_group_spec from;
+    struct group_spec from;
     size_t group;
-    cairn_status status = cairn_group_of_message(message, &from);
+    cairn_status status = group_of_message(message, &from);
     if (status != CAIRN_OK)
-        return cairn_fail(why, status, "group \"%.128s\": too many points", message->name);
+        return fail_with(why, status, "group \"%.128s\": too many points", message->name);
     status = find_group(spec, message->name, &group, why);
     if (status != CAIRN_OK) return status;
     if (strcmp(from.optimizer, spec->groups[group].optimizer) != 0) {
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_UNSUPPORTED,
             "group %s: optimizer is \"%.64s\"; an amendment cannot change it, allowed: \"%s\"",
             message->name, from.optimizer, spec->groups[group].optimizer);
     }
-    return cairn_spec_set_group(spec, group, &from);
+    return spec_set_group(spec, group, &from);
 }
 
-static cairn_status set_frozen(struct cairn_job_spec_data *spec, char *const *names, size_t count,
-                               bool frozen, struct cairn_sentence *why)
+static cairn_status set_frozen(struct job_spec_data *spec, char *const *names, size_t count,
+                               bool frozen, struct sentence *why)
 {
     for (size_t i = 0; i < count; i++) {
         size_t group;
@@ -119,23 +119,23 @@ static cairn_status set_frozen(struct cairn_job_spec_data *spec, char *const *na
 }
 
 /* A worker that comes later has no use for the initializers of what was added: it may leave them out. */
-static cairn_status add_plain_former(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend)
+static cairn_status add_plain_former(struct job_spec_data *next, const Cairn__JobAmend *amend)
 {
-    struct cairn_job_spec_data plain;
+    struct job_spec_data plain;
     uint8_t hash[32];
     if (amend->n_add == 0) return CAIRN_OK;
-    cairn_status status = cairn_spec_copy(next, &plain);
+    cairn_status status = spec_copy(next, &plain);
     if (status != CAIRN_OK) return status;
     for (size_t i = 0; i < amend->n_add; i++) {
-        const size_t tensor = cairn_spec_find_tensor(&plain, amend->add[i]->name);
+        const size_t tensor = spec_find_tensor(&plain, amend->add[i]->name);
         plain.tensors[tensor].init = (struct cairn_init) { .kind = CAIRN_INIT_NONE };
     }
-    status = cairn_spec_hash(&plain, hash);
-    cairn_spec_release(&plain);
-    return status == CAIRN_OK ? cairn_spec_add_former(next, hash) : status;
+    status = spec_hash(&plain, hash);
+    spec_release(&plain);
+    return status == CAIRN_OK ? spec_add_former(next, hash) : status;
 }
 
-static void set_policy(struct cairn_policy *policy, const Cairn__JobAmend *amend)
+static void set_policy(struct policy *policy, const Cairn__JobAmend *amend)
 {
     if (amend->set_snapshots) {
         policy->snapshot_every = amend->snapshot_every;
@@ -162,11 +162,11 @@ static void set_policy(struct cairn_policy *policy, const Cairn__JobAmend *amend
 }
 
 /* `next` is a copy of the job's spec. */
-static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
-                           bool *extends_out, struct cairn_sentence *why)
+static cairn_status change(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                           bool *extends_out, struct sentence *why)
 {
-    cairn_status status = cairn_spec_note_former(next);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
+    cairn_status status = spec_note_former(next);
+    if (status != CAIRN_OK) return fail_with(why, status, "no memory for the amended spec");
     for (size_t i = 0; i < amend->n_groups && status == CAIRN_OK; i++)
         status = set_group(next, amend->groups[i], why);
     if (status == CAIRN_OK) status = set_frozen(next, amend->freeze, amend->n_freeze, true, why);
@@ -186,9 +186,9 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
     next->revision++;
     next->amend_key = amend->key;
     status = add_plain_former(next, amend);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
-    status = cairn_spec_check(next, cairn_optimizer_names(), why);
-    return status == CAIRN_OK ? cairn_spec_check_usable(next, why) : status;
+    if (status != CAIRN_OK) return fail_with(why, status, "no memory for the amended spec");
+    status = spec_check(next, optimizer_names(), why);
+    return status == CAIRN_OK ? spec_check_usable(next, why) : status;
 }
 
 /* ---- to the store ---- */
@@ -237,10 +237,10 @@ static void answer_admins(struct coord_job *job, const struct coord_saved *saved
 
 void coord_amenders_lost(struct coord_job *job)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (job->amends.revision == 0) return; // it is on its way to the store
-    cairn_sentence_set(&why, "the amendment is stored, but not on all shards, and the job is %s",
-                       job->loss.why.text);
+    sentence_set(&why, "the amendment is stored, but not on all shards, and the job is %s",
+                 job->loss.why.text);
     coord_waiters_fail(&job->amends.waiters, CAIRN_ERR_JOB_LOST, why.text);
 }
 
@@ -252,13 +252,13 @@ static void on_stored(const struct coord_saved *saved)
     if (amending == NULL || amending->next.amend_key != saved->number) return;
     job->amends.amending = NULL;
     if (saved->status == CAIRN_OK && job->core != NULL) {
-        cairn_spec_release(&job->spec);
-        cairn_packed_release(job->planned.spec);
+        spec_release(&job->spec);
+        packed_release(job->planned.spec);
         job->spec = amending->next;
         job->planned.spec = amending->spec_packed;
         coord_terms_tell_all(job);
         coord_terms_replace(job, amending->terms);
-        cairn_log_info("job %s: amended, revision %" PRIu64, job->spec.name, job->spec.revision);
+        log_info("job %s: amended, revision %" PRIu64, job->spec.name, job->spec.revision);
         coord_event_note(job->cluster, CAIRN_EVENT_AMENDED, job->spec.name, NULL,
                          "revision %" PRIu64, job->spec.revision);
         free(amending);
@@ -273,16 +273,15 @@ static void on_stored(const struct coord_saved *saved)
 }
 
 /* Nothing but the terms is another: takes `next`. */
-static cairn_status store(struct coord_job *job, struct cairn_job_spec_data *next,
-                          struct cairn_sentence *why)
+static cairn_status store(struct coord_job *job, struct job_spec_data *next, struct sentence *why)
 {
     struct coord_amending *amending = calloc(1, sizeof *amending);
-    if (amending == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to amend it");
-    cairn_spec_init(&amending->next);
+    if (amending == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to amend it");
+    spec_init(&amending->next);
     cairn_status status = coord_terms_make(next, &amending->terms, why);
     if (status == CAIRN_OK) {
-        cairn_sentence_set(why, "no memory for the amended spec");
-        amending->spec_packed = cairn_packed_spec(next);
+        sentence_set(why, "no memory for the amended spec");
+        amending->spec_packed = packed_spec(next);
         if (amending->spec_packed == NULL) status = CAIRN_ERR_NO_MEMORY;
     }
     if (status == CAIRN_OK) status = coord_judge_packed(next->name, amending->spec_packed, why);
@@ -301,38 +300,38 @@ static cairn_status store(struct coord_job *job, struct cairn_job_spec_data *nex
 /* ---- the request ---- */
 
 /* Who is there stays: it is for the operator to say who goes. */
-static cairn_status judge_bounds(const struct coord_job *job,
-                                 const struct cairn_job_spec_data *next, struct cairn_sentence *why)
+static cairn_status judge_bounds(const struct coord_job *job, const struct job_spec_data *next,
+                                 struct sentence *why)
 {
     const uint32_t count = job->core != NULL ? round_worker_count(job->core) : 0;
     const bool same = next->workers_max == job->spec.workers_max;
     if (!same && next->workers_max != 0 && next->workers_max < count)
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "workers_max is %" PRIu32 ", and job %s has %" PRIu32
-                          " workers: end some of them first",
-                          next->workers_max, job->spec.name, count);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "workers_max is %" PRIu32 ", and job %s has %" PRIu32
+                         " workers: end some of them first",
+                         next->workers_max, job->spec.name, count);
     return coord_judge_workers(job->cluster, next, why);
 }
 
 /* `member`: whose it is; NULL: an admin's. */
 static cairn_status amend_job(struct coord_job *job, struct coord_member *member,
-                              const Cairn__JobAmend *amend, struct cairn_sentence *why)
+                              const Cairn__JobAmend *amend, struct sentence *why)
 {
-    struct cairn_job_spec_data next;
+    struct job_spec_data next;
     bool extends = false;
     cairn_status status = judge_state(job, amend, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_spec_copy(&job->spec, &next);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
+    status = spec_copy(&job->spec, &next);
+    if (status != CAIRN_OK) return fail_with(why, status, "no memory for the amended spec");
     status = change(&next, amend, &extends, why);
     if (status == CAIRN_OK) status = coord_settings_judge_planes(&job->spec, &next, why);
     if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
     if (status == CAIRN_OK) status = coord_missed_judge(job, &next, why);
     if (status == CAIRN_OK && changes_tensors(amend) && member == NULL)
-        status = cairn_fail(why, CAIRN_ERR_REFUSED, "tensors are amended by a worker");
+        status = fail_with(why, CAIRN_ERR_REFUSED, "tensors are amended by a worker");
     if (status == CAIRN_OK)
         status = extends ? coord_extend_begin(job, member, &next, why) : store(job, &next, why);
-    if (status != CAIRN_OK) cairn_spec_release(&next);
+    if (status != CAIRN_OK) spec_release(&next);
     return status;
 }
 
@@ -353,7 +352,7 @@ void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn_
 {
     struct coord_job *job = member->job;
     const struct coord_amending *amending = job->amends.amending;
-    struct cairn_sentence why = { "no memory to amend it" };
+    struct sentence why = { "no memory to amend it" };
     const bool again = amend->key != 0 && amend->key == job->spec.amend_key;
     member->amend.request = request;
     member->amend.revision = 0;
@@ -369,14 +368,14 @@ void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn_
 
 /* ---- by an admin ---- */
 
-static cairn_status judge_admin(const struct coord_job *job, struct cairn_sentence *why)
+static cairn_status judge_admin(const struct coord_job *job, struct sentence *why)
 {
     if (job->state != CAIRN_CLUSTER_JOB_INITIALIZING && job->state != CAIRN_CLUSTER_JOB_RUNNING)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: `cairn job show` says more",
-                          job->spec.name, coord_job_state_name(job));
+        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: `cairn job show` says more",
+                         job->spec.name, coord_job_state_name(job));
     if (job->amends.amending != NULL || job->amends.waiters != NULL)
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "job %s is being amended; amend it when that is over", job->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; amend it when that is over",
+                         job->spec.name);
     return CAIRN_OK;
 }
 
@@ -384,13 +383,13 @@ void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
                              const Cairn__JobAmend *amend)
 {
     struct coord_job *job = coord_job_find(session->cluster, amend->name);
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
-    cairn_sentence_set(&why, "there is no job \"%.128s\"; `cairn job list` shows those there are",
-                       amend->name);
+    sentence_set(&why, "there is no job \"%.128s\"; `cairn job list` shows those there are",
+                 amend->name);
     if (job != NULL) status = judge_admin(job, &why);
     if (status == CAIRN_OK && !coord_waiters_add(&job->amends.waiters, session, request))
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too much is asked for on this connection");
+        status = fail_with(&why, CAIRN_ERR_BUSY, "too much is asked for on this connection");
     if (status != CAIRN_OK) {
         coord_session_error(session, request, status, why.text);
         return;
@@ -458,8 +457,8 @@ static void terms_advance(struct coord_job *job)
 /* It stands in the store and is gone by: that one shard cannot keep it is said, and does not hold it up. */
 static void fail(struct coord_job *job, uint64_t revision, cairn_status status, const char *text)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(
+    struct sentence why;
+    sentence_set(
         &why, "job %s: the amended spec is in the coordinator's store, but not on all shards: %s",
         job->spec.name, text);
     log_fields(CAIRN_LOG_ERROR, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
@@ -492,8 +491,7 @@ void coord_terms_tell(struct coord_job *job, uint32_t shard, bool settled)
     const struct telling telling = { job->generation, job->spec.revision, shard };
     struct coord_gather *gather = coord_gather_open_job(job, on_told, &telling, sizeof telling);
     if (gather == NULL) {
-        cairn_log_error("job %s: no memory to tell shard %s of the spec", job->spec.name,
-                        s->seat->name);
+        log_error("job %s: no memory to tell shard %s of the spec", job->spec.name, s->seat->name);
         return;
     }
     Cairn__JobTerms terms = CAIRN__JOB_TERMS__INIT;
@@ -516,108 +514,104 @@ void coord_terms_tell_all(struct coord_job *job)
 
 /* Applies the tensor part of an amendment to a spec: add, tie, freeze, unfreeze, in this order. */
 
-static cairn_status find_tensor(const struct cairn_job_spec_data *spec, const char *name,
-                                size_t *tensor_out, struct cairn_sentence *why)
+static cairn_status find_tensor(const struct job_spec_data *spec, const char *name,
+                                size_t *tensor_out, struct sentence *why)
 {
-    *tensor_out = cairn_spec_find_tensor(spec, name);
+    *tensor_out = spec_find_tensor(spec, name);
     if (*tensor_out != SIZE_MAX) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "job %s has no tensor \"%.128s\"", spec->name,
-                      name);
+    return fail_with(why, CAIRN_ERR_NOT_FOUND, "job %s has no tensor \"%.128s\"", spec->name, name);
 }
 
 /* ---- add ---- */
 
-static cairn_status add_one(struct cairn_job_spec_data *next, const Cairn__TensorSpec *message,
-                            struct cairn_sentence *why)
+static cairn_status add_one(struct job_spec_data *next, const Cairn__TensorSpec *message,
+                            struct sentence *why)
 {
-    struct cairn_tensor_spec tensor;
+    struct tensor_spec tensor;
     struct cairn_box box;
-    cairn_status status = cairn_tensor_of_message(message, &tensor, &box, why);
+    cairn_status status = tensor_of_message(message, &tensor, &box, why);
     if (status != CAIRN_OK) return status;
     if (tensor.alias_of != NULL)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tensor \"%.128s\": what is added is no alias; add it, and tie it",
-                          tensor.name);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "tensor \"%.128s\": what is added is no alias; add it, and tie it",
+                         tensor.name);
     if (tensor.init.kind == CAIRN_INIT_NONE)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tensor \"%.128s\": what is added to a job that trains begins by its "
-                          "initializer; init is 0 (none), allowed: any other",
-                          tensor.name);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "tensor \"%.128s\": what is added to a job that trains begins by its "
+                         "initializer; init is 0 (none), allowed: any other",
+                         tensor.name);
     if (tensor.steps_missed != 0)
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_INVALID,
             "tensor \"%.128s\": what is added has had no update; steps_missed, allowed: 0",
             tensor.name);
     tensor.frozen = false;
     tensor.order = 0; // of this list, not of the job's
-    status = cairn_spec_add_tensor(next, &tensor);
+    status = spec_add_tensor(next, &tensor);
     if (status == CAIRN_OK) return CAIRN_OK;
-    return cairn_fail(why, status, "tensor \"%.128s\": %s", tensor.name,
-                      cairn_status_text((int)status));
+    return fail_with(why, status, "tensor \"%.128s\": %s", tensor.name, status_text((int)status));
 }
 
-static cairn_status add(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
-                        struct cairn_sentence *why)
+static cairn_status add(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                        struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < amend->n_add && status == CAIRN_OK; i++)
         status = add_one(next, amend->add[i], why);
     if (status != CAIRN_OK || amend->n_add == 0) return status;
-    cairn_spec_canonicalize(next); // once: what is there twice are neighbours then
+    spec_canonicalize(next); // once: what is there twice are neighbours then
     for (size_t i = 1; i < next->tensor_count; i++) {
         if (strcmp(next->tensors[i - 1].name, next->tensors[i].name) == 0)
-            return cairn_fail(why, CAIRN_ERR_EXISTS, "job %s has a tensor \"%.128s\" already",
-                              next->name, next->tensors[i].name);
+            return fail_with(why, CAIRN_ERR_EXISTS, "job %s has a tensor \"%.128s\" already",
+                             next->name, next->tensors[i].name);
     }
     return CAIRN_OK;
 }
 
 /* ---- tie ---- */
 
-static bool same_shape(const struct cairn_shape *a, const struct cairn_shape *b)
+static bool same_shape(const struct shape *a, const struct shape *b)
 {
     return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof *a->dim) == 0;
 }
 
-static cairn_status judge_tie(const struct cairn_tensor_spec *t,
-                              const struct cairn_tensor_spec *target, struct cairn_sentence *why)
+static cairn_status judge_tie(const struct tensor_spec *t, const struct tensor_spec *target,
+                              struct sentence *why)
 {
     if (t->alias_of != NULL)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "tensor %s is an alias of %s already", t->name,
-                          t->alias_of);
+        return fail_with(why, CAIRN_ERR_INVALID, "tensor %s is an alias of %s already", t->name,
+                         t->alias_of);
     if (target->alias_of != NULL || target == t)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "tensor %s: it cannot be tied to %s, which is %s",
-                          t->name, target->name, target == t ? "itself" : "an alias");
+        return fail_with(why, CAIRN_ERR_INVALID, "tensor %s: it cannot be tied to %s, which is %s",
+                         t->name, target->name, target == t ? "itself" : "an alias");
     if (!same_shape(&t->shape, &target->shape) || t->kind != target->kind)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tensor %s: it cannot be tied to %s, which has another shape or kind",
-                          t->name, target->name);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "tensor %s: it cannot be tied to %s, which has another shape or kind",
+                         t->name, target->name);
     if (t->wire != target->wire)
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_INVALID,
             "tensor %s: its wire dtype is %s, that of %s is %s: an alias has that of its target",
-            t->name, cairn_dtype_name((int)t->wire), target->name,
-            cairn_dtype_name((int)target->wire));
+            t->name, dtype_label((int)t->wire), target->name, dtype_label((int)target->wire));
     return CAIRN_OK;
 }
 
 /* As a client says it of an alias (client/spec.c). */
-static cairn_status make_alias(struct cairn_tensor_spec *t, const char *target,
-                               struct cairn_sentence *why)
+static cairn_status make_alias(struct tensor_spec *t, const char *target, struct sentence *why)
 {
     char *alias_of = strdup(target);
-    if (alias_of == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for an alias");
+    if (alias_of == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for an alias");
     t->alias_of = alias_of;
     t->group[0] = '\0';
     t->kind = CAIRN_FROZEN;
-    t->shape = (struct cairn_shape) { .rank = 1 };
+    t->shape = (struct shape) { .rank = 1 };
     t->frozen = false;
     t->init = (struct cairn_init) { .kind = CAIRN_INIT_NONE };
     return CAIRN_OK;
 }
 
-static cairn_status tie(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
-                        struct cairn_sentence *why)
+static cairn_status tie(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                        struct sentence *why)
 {
     for (size_t i = 0; i < amend->n_ties; i++) {
         size_t tensor, target;
@@ -634,50 +628,49 @@ static cairn_status tie(struct cairn_job_spec_data *next, const Cairn__JobAmend 
 
 /* ---- freeze, unfreeze ---- */
 
-static cairn_status freeze(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
-                           struct cairn_sentence *why)
+static cairn_status freeze(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                           struct sentence *why)
 {
     for (size_t i = 0; i < amend->n_freeze_tensors; i++) {
         size_t tensor;
         const cairn_status status = find_tensor(next, amend->freeze_tensors[i], &tensor, why);
         if (status != CAIRN_OK) return status;
-        struct cairn_tensor_spec *t = &next->tensors[tensor];
+        struct tensor_spec *t = &next->tensors[tensor];
         if (t->alias_of != NULL)
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "tensor %s is an alias of %s: freeze that, or nothing", t->name,
-                              t->alias_of);
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "tensor %s is an alias of %s: freeze that, or nothing", t->name,
+                             t->alias_of);
         if (t->kind != CAIRN_TRAINED)
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "tensor %s is not trained: there is nothing to freeze", t->name);
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "tensor %s is not trained: there is nothing to freeze", t->name);
         t->frozen = true;
     }
     return CAIRN_OK;
 }
 
 /* The group that a tensor joins which is trained from now on. */
-static cairn_status choose_group(const struct cairn_job_spec_data *next,
-                                 const struct cairn_tensor_spec *t, const char *named,
-                                 char **group_out, struct cairn_sentence *why)
+static cairn_status choose_group(const struct job_spec_data *next, const struct tensor_spec *t,
+                                 const char *named, char **group_out, struct sentence *why)
 {
     const char *name = named[0] != '\0'         ? named
                        : next->group_count == 1 ? next->groups[0].name
                                                 : "default";
-    if (cairn_spec_find_group(next, name) == SIZE_MAX)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
-                          "tensor %s: job %s has no group \"%.128s\" that it could join", t->name,
-                          next->name, name);
+    if (spec_find_group(next, name) == SIZE_MAX)
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "tensor %s: job %s has no group \"%.128s\" that it could join", t->name,
+                         next->name, name);
     *group_out = strdup(name);
     return *group_out != NULL ? CAIRN_OK
-                              : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a group");
+                              : fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a group");
 }
 
-static cairn_status thaw(struct cairn_job_spec_data *next, struct cairn_tensor_spec *t,
-                         const char *named, struct cairn_sentence *why)
+static cairn_status thaw(struct job_spec_data *next, struct tensor_spec *t, const char *named,
+                         struct sentence *why)
 {
     char *group;
     if (t->alias_of != NULL || t->kind != CAIRN_FROZEN)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "tensor %s is %s: there is nothing to unfreeze",
-                          t->name, t->alias_of != NULL ? "an alias" : "a buffer");
+        return fail_with(why, CAIRN_ERR_INVALID, "tensor %s is %s: there is nothing to unfreeze",
+                         t->name, t->alias_of != NULL ? "an alias" : "a buffer");
     const cairn_status status = choose_group(next, t, named, &group, why);
     if (status != CAIRN_OK) return status;
     free(t->group);
@@ -686,14 +679,14 @@ static cairn_status thaw(struct cairn_job_spec_data *next, struct cairn_tensor_s
     return CAIRN_OK;
 }
 
-static cairn_status unfreeze(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
-                             bool *thaws_out, struct cairn_sentence *why)
+static cairn_status unfreeze(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                             bool *thaws_out, struct sentence *why)
 {
     for (size_t i = 0; i < amend->n_unfreeze_tensors; i++) {
         size_t tensor;
         cairn_status status = find_tensor(next, amend->unfreeze_tensors[i], &tensor, why);
         if (status != CAIRN_OK) return status;
-        struct cairn_tensor_spec *t = &next->tensors[tensor];
+        struct tensor_spec *t = &next->tensors[tensor];
         t->frozen = false;
         if (t->kind == CAIRN_TRAINED) continue;
         status = thaw(next, t, i < amend->n_unfreeze_groups ? amend->unfreeze_groups[i] : "", why);
@@ -705,8 +698,8 @@ static cairn_status unfreeze(struct cairn_job_spec_data *next, const Cairn__JobA
 
 /* Does to a copy of the job's spec what the amendment says of tensors; canonical after it, not judged.
  * *extends_out: planes begin or end, so the shards have to make a new generation. */
-static cairn_status amend_tensors(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
-                                  bool *extends_out, struct cairn_sentence *why)
+static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                                  bool *extends_out, struct sentence *why)
 {
     *extends_out = amend->n_add > 0 || amend->n_ties > 0;
     cairn_status status = add(next, amend, why);

@@ -22,9 +22,9 @@ struct coord_seat;    /* below */
 struct coord_job;     /* job.h */
 struct coord_member;  /* job.h */
 struct coord_gather;  /* below */
-struct cairn_packed;
+struct packed;
 struct cairn_peer;
-struct cairn_frame;
+struct wire_frame;
 
 /* ==== calls ==== */
 
@@ -34,17 +34,17 @@ struct cairn_frame;
 /* An id for a request of ours, also of one whose answer nobody waits for. Never 0. */
 uint32_t coord_request_new(struct coord *cluster);
 /* `status` is CAIRN_OK if all said Done, else the first failure; `why` says whose. */
-typedef void (*cairn_cluster_gather_fn)(void *context, cairn_status status, const char *why);
+typedef void (*cluster_gather_fn)(void *context, cairn_status status, const char *why);
 /* A question to nobody yet: coord_gather_ask adds shards, coord_gather_start waits for them.
  * NULL: no memory. */
-struct coord_gather *coord_gather_open(struct coord *cluster, cairn_cluster_gather_fn on_done,
+struct coord_gather *coord_gather_open(struct coord *cluster, cluster_gather_fn on_done,
                                        void *context);
 /* The same about a job: on_done comes only if the job is still there and the coordinator does not close.
  * on_done gets a copy of `about`, valid until it returns; NULL, 0: there is nothing but the job. */
-typedef void (*cairn_cluster_job_gather_fn)(struct coord_job *job, const void *about,
-                                            cairn_status status, const char *why);
+typedef void (*cluster_job_gather_fn)(struct coord_job *job, const void *about, cairn_status status,
+                                      const char *why);
 struct coord_gather *coord_gather_open_job(const struct coord_job *job,
-                                           cairn_cluster_job_gather_fn on_done, const void *about,
+                                           cluster_job_gather_fn on_done, const void *about,
                                            size_t about_bytes);
 /* The id with which the caller sends the request to that seat. 0: no memory, or the seat is away; the gather
  * fails then. */
@@ -55,7 +55,7 @@ uint32_t coord_gather_send(struct coord_gather *gather, struct coord_seat *seat,
 /* All were asked: on_done comes when all have answered, and at once if nobody is left to answer. */
 void coord_gather_start(struct coord_gather *gather);
 /* Adds the names of those that have not answered: "s1, s3". */
-void coord_gather_awaited(const struct coord_gather *gather, struct cairn_sentence *out);
+void coord_gather_awaited(const struct coord_gather *gather, struct sentence *out);
 /* A shard answers a request of ours. */
 void coord_calls_reply(struct coord_seat *seat, uint32_t request, cairn_status status,
                        const char *text);
@@ -66,14 +66,14 @@ void coord_calls_seat_gone(struct coord_seat *seat);
 
 /* The seat of a shard. */
 
-TAILQ_HEAD(cairn_cluster_calls, coord_call); /* of calls.c */
+TAILQ_HEAD(cluster_calls, coord_call); /* of calls.c */
 
 /* A shard, known by its name. */
 struct coord_seat {
-    struct coord_seat *next;          /* of the cluster's list, by name */
-    char *name;                       /* owned */
-    struct coord_session *session;    /* NULL = away */
-    struct cairn_cluster_calls calls; /* what it was asked and has not answered, oldest first */
+    struct coord_seat *next;       /* of the cluster's list, by name */
+    char *name;                    /* owned */
+    struct coord_session *session; /* NULL = away */
+    struct cluster_calls calls;    /* what it was asked and has not answered, oldest first */
     uint64_t incarnation;
     struct seat_part *held; /* owned, [held_count]: what it came with, in force and prepared */
     size_t held_count;
@@ -94,21 +94,21 @@ struct coord_seat {
     Cairn__ShardStats stats;            /* of its last Heartbeat, if has_stats */
     bool has_stats;
     /* why it cannot save snapshots; empty: it can, or has not said */
-    struct cairn_sentence storage;
+    struct sentence storage;
     Cairn__BytesTold *bytes; /* owned, [bytes_count]: of the same Heartbeat */
     size_t bytes_count;
     Cairn__MemoryTold *memory; /* owned, [memory_count]: likewise */
     size_t memory_count;
     /* of its session: may we act on what it holds, and what that is (standing.c) */
     struct coordinator_id seen;
-    enum cairn_standing standing;
+    enum standing standing;
     Cairn__HeldJobs *parts; /* owned; NULL: it has not told yet, or holds nothing */
     bool parts_awaited; /* it holds jobs that are not known here, and has not told their names */
     /* the question of an adoption for them (0: it was away then), and the one that they answer (0: none) */
     uint32_t parts_asked, parts_told;
-    uint64_t memory_bytes;       /* that it may use for state; 0: it does not say */
-    bool leaving;                /* its jobs go to others, and it gets no part of any */
-    struct cairn_sentence unfit; /* its device failed: what becomes of what else it holds */
+    uint64_t memory_bytes; /* that it may use for state; 0: it does not say */
+    bool leaving;          /* its jobs go to others, and it gets no part of any */
+    struct sentence unfit; /* its device failed: what becomes of what else it holds */
     struct {
         struct coord_waiter *waiters; /* owned: who asked for it */
         struct coord_waiter *begun;   /* owned: who is told when the store has it */
@@ -117,12 +117,12 @@ struct coord_seat {
         uint32_t request; /* the shard's own; 0: none */
         /* coord_now_ms: nothing moves any more from then on, and it is given up; 0: never */
         uint64_t saves_ms, ends_ms;
-        bool is_unfit;             /* nobody asked: its device failed. It ends by itself */
-        uint64_t again_ms;         /* coord_now_ms: what could not be is not tried before */
-        bool is_over;              /* it holds nothing, and was told to end */
-        bool is_saving;            /* it cannot be brought to hold nothing, and ends: snapshot.h */
-        cairn_status status;       /* then: why not */
-        struct cairn_sentence why; /* and of an unfit one: what of its jobs cannot move */
+        bool is_unfit;       /* nobody asked: its device failed. It ends by itself */
+        uint64_t again_ms;   /* coord_now_ms: what could not be is not tried before */
+        bool is_over;        /* it holds nothing, and was told to end */
+        bool is_saving;      /* it cannot be brought to hold nothing, and ends: snapshot.h */
+        cairn_status status; /* then: why not */
+        struct sentence why; /* and of an unfit one: what of its jobs cannot move */
     } drain;
     uint64_t planned_bytes; /* of jobs.c, while it chooses the shards of a job */
 };
@@ -138,11 +138,11 @@ struct coord_session {
     struct coord_session *next; /* of the cluster's list */
     struct coord *cluster;
     struct cairn_peer *peer; /* borrowed from the listener */
-    uint32_t role;           /* enum cairn_role_wire */
+    uint32_t role;           /* enum role_wire */
     char *name;              /* owned */
     char *version;           /* owned: of its build, as it said it */
     uint64_t incarnation;
-    uint32_t without;        /* of a shard: bits of enum cairn_without */
+    uint32_t without;        /* of a shard: bits of enum spec_without */
     Cairn__Home *home;       /* owned: of a shard that tells; or NULL */
     uint8_t *fabric_address; /* owned: [fabric_address_bytes] */
     size_t fabric_address_bytes;
@@ -167,8 +167,8 @@ void coord_session_expelled(struct coord_session *session, uint64_t job, cairn_s
                             const char *text);
 void coord_session_done(struct coord_session *session, uint32_t request);
 /* Holds the bytes and sends them as Pages. */
-void coord_session_pages(struct coord_session *session, uint32_t request, enum cairn_page_what what,
-                         struct cairn_packed *packed);
+void coord_session_pages(struct coord_session *session, uint32_t request, enum page_what what,
+                         struct packed *packed);
 
 /* ==== works ==== */
 
@@ -220,8 +220,7 @@ void coord_waiters_fail(struct coord_waiter **list, cairn_status status, const c
 
 /* Connections: Hello, frames, leases. */
 
-void coord_session_on_frame(struct cairn_peer *peer, const struct cairn_frame *frame,
-                            void *context);
+void coord_session_on_frame(struct cairn_peer *peer, const struct wire_frame *frame, void *context);
 void coord_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
                            void *context);
 /* Handles the requests that came early and need not wait any more (cluster.h). */
@@ -237,7 +236,7 @@ void coord_seat_leave(struct coord_session *session, cairn_status status, const 
 /* Forgets a shard that is gone for good, because an operator says so. CAIRN_ERR_BUSY: it is
  * here, or a job has a part on it. */
 cairn_status coord_seat_forget(struct coord *cluster, const char *name,
-                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                               struct sentence *why) CAIRN_MUST_CHECK;
 /* Who was asked and is silent loses its seat. */
 void coord_seats_tick(struct coord *cluster);
 
@@ -245,11 +244,11 @@ void coord_seats_tick(struct coord *cluster);
 
 /* Judged frames of each role. Each returns false if the role may not say that. */
 
-bool coord_handle_worker(struct coord_session *session, const struct cairn_frame *frame,
+bool coord_handle_worker(struct coord_session *session, const struct wire_frame *frame,
                          const ProtobufCMessage *message);
-bool coord_handle_shard(struct coord_session *session, const struct cairn_frame *frame,
+bool coord_handle_shard(struct coord_session *session, const struct wire_frame *frame,
                         const ProtobufCMessage *message);
-bool coord_handle_admin(struct coord_session *session, const struct cairn_frame *frame,
+bool coord_handle_admin(struct coord_session *session, const struct wire_frame *frame,
                         const ProtobufCMessage *message);
 /* cluster.c: ClusterStatus, at once. */
 void coord_status_answer(struct coord_session *session, uint32_t request);
@@ -260,7 +259,7 @@ void coord_status_answer(struct coord_session *session, uint32_t request);
 
 /* Notes a request of an admin, if it is one that changes something: as the command line calls it, with all
  * that it was given, as far as that fits, and how much more there is. */
-void coord_asked_note(const struct coord_session *session, const struct cairn_frame *frame,
+void coord_asked_note(const struct coord_session *session, const struct wire_frame *frame,
                       const ProtobufCMessage *message);
 
 #endif

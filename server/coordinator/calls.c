@@ -24,11 +24,11 @@ struct coord_call {
 
 struct coord_gather {
     struct coord *cluster;
-    struct cairn_cluster_calls calls; /* not answered yet */
-    cairn_cluster_gather_fn on_done;
+    struct cluster_calls calls; /* not answered yet */
+    cluster_gather_fn on_done;
     void *context;
     cairn_status status; /* the first failure */
-    struct cairn_sentence why;
+    struct sentence why;
     bool started;
 };
 
@@ -36,11 +36,11 @@ struct coord_gather {
 struct about_job {
     struct coord *cluster;
     uint64_t job;
-    cairn_cluster_job_gather_fn on_done;
+    cluster_job_gather_fn on_done;
     _Alignas(max_align_t) uint8_t about[];
 };
 
-struct coord_gather *coord_gather_open(struct coord *cluster, cairn_cluster_gather_fn on_done,
+struct coord_gather *coord_gather_open(struct coord *cluster, cluster_gather_fn on_done,
                                        void *context)
 {
     struct coord_gather *gather = calloc(1, sizeof *gather);
@@ -62,7 +62,7 @@ static void on_job_done(void *context, cairn_status status, const char *why)
 }
 
 struct coord_gather *coord_gather_open_job(const struct coord_job *job,
-                                           cairn_cluster_job_gather_fn on_done, const void *about,
+                                           cluster_job_gather_fn on_done, const void *about,
                                            size_t about_bytes)
 {
     struct about_job *of = calloc(1, sizeof *of + about_bytes);
@@ -81,7 +81,7 @@ static void fail_gather(struct coord_gather *gather, cairn_status status, const 
 {
     if (gather->status != CAIRN_OK) return;
     gather->status = status;
-    cairn_sentence_set(&gather->why, "%s: %s", name, text);
+    sentence_set(&gather->why, "%s: %s", name, text);
 }
 
 uint32_t coord_request_new(struct coord *cluster)
@@ -118,10 +118,10 @@ uint32_t coord_gather_send(struct coord_gather *gather, struct coord_seat *seat,
 static void finish_if_answered(struct coord_gather *gather)
 {
     if (!gather->started || !TAILQ_EMPTY(&gather->calls)) return;
-    const cairn_cluster_gather_fn on_done = gather->on_done;
+    const cluster_gather_fn on_done = gather->on_done;
     void *context = gather->context;
     const cairn_status status = gather->status;
-    const struct cairn_sentence why = gather->why;
+    const struct sentence why = gather->why;
     free(gather);
     on_done(context, status, why.text);
 }
@@ -132,12 +132,12 @@ void coord_gather_start(struct coord_gather *gather)
     finish_if_answered(gather);
 }
 
-void coord_gather_awaited(const struct coord_gather *gather, struct cairn_sentence *out)
+void coord_gather_awaited(const struct coord_gather *gather, struct sentence *out)
 {
     const struct coord_call *call;
     TAILQ_FOREACH (call, &gather->calls, of_gather)
-        cairn_sentence_add(out, "%s%s", call == TAILQ_FIRST(&gather->calls) ? "" : ", ",
-                           call->seat->name);
+        sentence_add(out, "%s%s", call == TAILQ_FIRST(&gather->calls) ? "" : ", ",
+                     call->seat->name);
 }
 
 static void end_call(struct coord_call *call, cairn_status status, const char *text)
@@ -338,7 +338,7 @@ static const struct {
     { CAIRN_MSG_SNAPSHOT_RESTORE, "snapshot restore" },
 };
 
-static const char *verb_of(const struct cairn_frame *frame, const ProtobufCMessage *message)
+static const char *verb_of(const struct wire_frame *frame, const ProtobufCMessage *message)
 {
     const Cairn__ReshardAsk *reshard = (const Cairn__ReshardAsk *)message;
     if (frame->type == CAIRN_MSG_RESHARD_ASK)
@@ -360,45 +360,45 @@ static const void *member_of(const ProtobufCMessage *message, const ProtobufCFie
     return (const char *)message + field->offset;
 }
 
-static void add_fields(const ProtobufCMessage *message, unsigned depth, struct cairn_sentence *out);
+static void add_fields(const ProtobufCMessage *message, unsigned depth, struct sentence *out);
 
 static void add_message(const char *name, const ProtobufCMessage *message, unsigned depth,
-                        struct cairn_sentence *out)
+                        struct sentence *out)
 {
     const Cairn__Setting *setting = (const Cairn__Setting *)message;
     if (message->descriptor == &cairn__setting__descriptor) {
-        cairn_sentence_add(out, " --set %.200s=%.200s", setting->key, setting->value);
+        sentence_add(out, " --set %.200s=%.200s", setting->key, setting->value);
         return;
     }
-    cairn_sentence_add(out, " %s={", name);
+    sentence_add(out, " %s={", name);
     if (depth < DEPTH_MAX) add_fields(message, depth + 1, out);
-    cairn_sentence_add(out, " }");
+    sentence_add(out, " }");
 }
 
 /* " id=step-000000000002-g1", " force": what is given. Numbers that only programs read (fixed64), and bytes,
  * nobody gave by hand. */
 static void add_value(const ProtobufCFieldDescriptor *field, const void *value, unsigned depth,
-                      struct cairn_sentence *out)
+                      struct sentence *out)
 {
     switch (field->type) {
     case PROTOBUF_C_TYPE_BOOL:
-        if (*(const protobuf_c_boolean *)value) cairn_sentence_add(out, " %s", field->name);
+        if (*(const protobuf_c_boolean *)value) sentence_add(out, " %s", field->name);
         break;
     case PROTOBUF_C_TYPE_STRING:
         if ((*(char *const *)value)[0] != '\0')
-            cairn_sentence_add(out, " %s=%.200s", field->name, *(char *const *)value);
+            sentence_add(out, " %s=%.200s", field->name, *(char *const *)value);
         break;
     case PROTOBUF_C_TYPE_UINT32:
         if (*(const uint32_t *)value != 0)
-            cairn_sentence_add(out, " %s=%" PRIu32, field->name, *(const uint32_t *)value);
+            sentence_add(out, " %s=%" PRIu32, field->name, *(const uint32_t *)value);
         break;
     case PROTOBUF_C_TYPE_UINT64:
         if (*(const uint64_t *)value != 0)
-            cairn_sentence_add(out, " %s=%" PRIu64, field->name, *(const uint64_t *)value);
+            sentence_add(out, " %s=%" PRIu64, field->name, *(const uint64_t *)value);
         break;
     case PROTOBUF_C_TYPE_DOUBLE:
         if (*(const double *)value != 0)
-            cairn_sentence_add(out, " %s=%g", field->name, *(const double *)value);
+            sentence_add(out, " %s=%g", field->name, *(const double *)value);
         break;
     case PROTOBUF_C_TYPE_MESSAGE:
         if (*(ProtobufCMessage *const *)value != NULL)
@@ -422,7 +422,7 @@ static size_t size_of(const ProtobufCFieldDescriptor *field)
 }
 
 static void add_each(const ProtobufCMessage *message, const ProtobufCFieldDescriptor *field,
-                     unsigned depth, struct cairn_sentence *out)
+                     unsigned depth, struct sentence *out)
 {
     const size_t count = *(const size_t *)((const char *)message + field->quantifier_offset);
     const char *values = *(const char *const *)member_of(message, field);
@@ -430,8 +430,7 @@ static void add_each(const ProtobufCMessage *message, const ProtobufCFieldDescri
     size_t i = 0;
     for (; each > 0 && i < count && strlen(out->text) < WHAT_CHARS; i++)
         add_value(field, values + i * each, depth, out);
-    if (each > 0 && i < count)
-        cairn_sentence_add(out, " ... and %zu more of %s", count - i, field->name);
+    if (each > 0 && i < count) sentence_add(out, " ... and %zu more of %s", count - i, field->name);
 }
 
 static bool is_text(const ProtobufCFieldDescriptor *field)
@@ -441,7 +440,7 @@ static bool is_text(const ProtobufCFieldDescriptor *field)
 
 /* Adds the texts first, since they are names and say what is meant; then the fields that say
  * how. */
-static void add_fields(const ProtobufCMessage *message, unsigned depth, struct cairn_sentence *out)
+static void add_fields(const ProtobufCMessage *message, unsigned depth, struct sentence *out)
 {
     const ProtobufCFieldDescriptor *fields = message->descriptor->fields;
     const unsigned count = message->descriptor->n_fields;
@@ -474,18 +473,18 @@ static const char *job_of(const ProtobufCMessage *message)
     return job != NULL ? *job : "";
 }
 
-void coord_asked_note(const struct coord_session *session, const struct cairn_frame *frame,
+void coord_asked_note(const struct coord_session *session, const struct wire_frame *frame,
                       const ProtobufCMessage *message)
 {
     const char *verb = verb_of(frame, message);
-    struct cairn_sentence who, what;
+    struct sentence who, what;
     if (verb == NULL) return;
     const protobuf_c_boolean *plan = named(message, "plan", PROTOBUF_C_TYPE_BOOL);
     if (plan != NULL && *plan) return; // it only asks what would be
     const char *job = job_of(message);
-    cairn_sentence_set(&what, "%s", verb);
+    sentence_set(&what, "%s", verb);
     add_fields(message, 1, &what);
-    cairn_sentence_set(&who, "admin %s at %s", session->name, peer_name(session->peer));
+    sentence_set(&who, "admin %s at %s", session->name, peer_name(session->peer));
     log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }), "asked: %s",
                what.text);
     coord_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what.text);

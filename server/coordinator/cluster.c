@@ -70,7 +70,7 @@ static void clock_open(struct coord *cluster)
     if (now_s < last_s) {
         char back[CAIRN_WALL_JUMP_BYTES];
         wall_jump_text(-(int64_t)(last_s - now_s), back);
-        cairn_log_warn("the clock of this host is behind the last event that was noted, %s", back);
+        log_warn("the clock of this host is behind the last event that was noted, %s", back);
     }
 }
 
@@ -177,7 +177,7 @@ void coord_close(struct coord *cluster, void (*on_closed)(void *context), void *
 
 /* ---- opening ---- */
 
-static cairn_status open_folders(struct coord *cluster, struct cairn_sentence *why)
+static cairn_status open_folders(struct coord *cluster, struct sentence *why)
 {
     const struct coord_options *options = cluster->options;
     cairn_status status = durable_lock(options->store_path, &cluster->lock_fd, why);
@@ -192,32 +192,32 @@ static cairn_status open_folders(struct coord *cluster, struct cairn_sentence *w
     return status == CAIRN_OK ? coord_standing_open(cluster, why) : status;
 }
 
-cairn_status coord_options_judge(const struct coord_options *options, struct cairn_sentence *why)
+cairn_status coord_options_judge(const struct coord_options *options, struct sentence *why)
 {
     if (options->lease_timeout_ms < 2 * options->heartbeat_ms) {
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "lease.timeout (%" PRId64
-                          " ms) must be at least twice lease.heartbeat (%" PRId64 " ms)",
-                          options->lease_timeout_ms, options->heartbeat_ms);
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "lease.timeout (%" PRId64
+                         " ms) must be at least twice lease.heartbeat (%" PRId64 " ms)",
+                         options->lease_timeout_ms, options->heartbeat_ms);
     }
     if (options->shards_min > options->shards)
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "cluster.shards_min (%" PRId64
-                          ") must not be above cluster.shards (%" PRId64 ")",
-                          options->shards_min, options->shards);
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "cluster.shards_min (%" PRId64
+                         ") must not be above cluster.shards (%" PRId64 ")",
+                         options->shards_min, options->shards);
     if (options->reshard != NULL && strcmp(options->reshard, "manual") != 0 &&
         strcmp(options->reshard, "on_join") != 0)
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "reshard.policy is \"%s\": give manual or on_join",
-                          options->reshard);
+        return fail_with(why, CAIRN_ERR_CONFIG, "reshard.policy is \"%s\": give manual or on_join",
+                         options->reshard);
     if (options->snapshots_trust != NULL && strcmp(options->snapshots_trust, "signed") != 0 &&
         strcmp(options->snapshots_trust, "any") != 0)
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "snapshots.trust is \"%s\": give signed or any",
-                          options->snapshots_trust);
+        return fail_with(why, CAIRN_ERR_CONFIG, "snapshots.trust is \"%s\": give signed or any",
+                         options->snapshots_trust);
     return listener_judge(&options->network, why);
 }
 
 cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
-                        struct coord **cluster_out, struct cairn_sentence *why)
+                        struct coord **cluster_out, struct sentence *why)
 {
     static const struct listener_events events = { .on_frame = coord_session_on_frame,
                                                    .on_gone = coord_session_on_gone };
@@ -226,7 +226,7 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     struct coord *cluster = calloc(1, sizeof *cluster);
     if (cluster == NULL || sodium_init() < 0) {
         free(cluster);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     }
     cluster->options = options;
     cluster->loop = loop;
@@ -253,9 +253,9 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     cluster->clock.tick.data = cluster;
     uv_timer_start(&cluster->clock.tick, on_tick, tick_ms(cluster), tick_ms(cluster));
     cluster->handles_open = 5;
-    cairn_log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shard%s",
-                   options->name, store_meta(cluster->store)->incarnation, options->shards,
-                   options->shards == 1 ? "" : "s");
+    log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shard%s", options->name,
+             store_meta(cluster->store)->incarnation, options->shards,
+             options->shards == 1 ? "" : "s");
     coord_event_note(cluster, CAIRN_EVENT_STARTED, NULL, NULL,
                      "the coordinator of cluster %s, incarnation %" PRIu64, options->name,
                      store_meta(cluster->store)->incarnation);
@@ -270,13 +270,13 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
 /* For a field of a message, which nobody writes. */
 static char *path_of(const uint8_t *address, size_t bytes)
 {
-    return (char *)(uintptr_t)cairn_fabric_address_ways(address, bytes);
+    return (char *)(uintptr_t)fabric_address_ways(address, bytes);
 }
 
 /* As path_of; written into `text`. */
 static char *place_of(const uint8_t *address, size_t bytes, char text[CAIRN_PLACE_BYTES])
 {
-    cairn_fabric_address_print_places(address, bytes, text);
+    fabric_address_print_places(address, bytes, text);
     return text;
 }
 
@@ -444,7 +444,7 @@ static bool is_early(struct coord *cluster, uint16_t type)
     return !e->over || (is_of_strangers(type) && !is_lease_over && !are_all_here(cluster));
 }
 
-bool coord_early_hold(struct coord_session *session, const struct cairn_frame *frame)
+bool coord_early_hold(struct coord_session *session, const struct wire_frame *frame)
 {
     struct coord *cluster = session->cluster;
     struct coord_earlies *e = &cluster->earlies;

@@ -49,7 +49,7 @@
 struct coord_early {
     struct coord_early *next;
     struct coord_session *session; /* borrowed: forgotten with it */
-    struct cairn_frame frame;      /* its payload is `bytes` */
+    struct wire_frame frame;       /* its payload is `bytes` */
     uint8_t bytes[];
 };
 
@@ -61,7 +61,7 @@ struct coord_earlies {
 };
 
 /* True: the request waits, or was refused since too many do. */
-bool coord_early_hold(struct coord_session *session, const struct cairn_frame *frame);
+bool coord_early_hold(struct coord_session *session, const struct wire_frame *frame);
 /* The oldest that need not wait any more, the caller's to free; NULL: there is none. */
 struct coord_early *coord_early_take(struct coord *cluster);
 void coord_early_forget(struct coord *cluster, const struct coord_session *session);
@@ -105,7 +105,7 @@ struct coord_options {
 
 /* Checks what the table cannot: values that contradict each other. CAIRN_ERR_CONFIG. */
 cairn_status coord_options_judge(const struct coord_options *options,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                 struct sentence *why) CAIRN_MUST_CHECK;
 
 /* The clock of leases and deadlines stands while this process is stopped. */
 struct coord_clock {
@@ -163,7 +163,7 @@ struct coord {
 
 /* Locks and opens the data folder, loads the jobs, listens. The loop must run then. */
 cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
-                        struct coord **cluster_out, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                        struct coord **cluster_out, struct sentence *why) CAIRN_MUST_CHECK;
 /* Closes connections, waits for work of other threads, frees itself, then calls on_closed (may be
  * NULL). Nothing is told to anyone: it is the same as being killed, only tidier. */
 void coord_close(struct coord *cluster, void (*on_closed)(void *context), void *context);

@@ -31,7 +31,7 @@ static void on_stored(const struct coord_saved *saved)
     struct coord_seat *seat = saved->cluster->seats;
     if (saved->number == 0) {
         if (saved->status != CAIRN_OK)
-            cairn_log_error("the end of a drain is not in the store: %s", saved->why);
+            log_error("the end of a drain is not in the store: %s", saved->why);
         return;
     }
     while (seat != NULL && seat->drain.stored != saved->number) seat = seat->next;
@@ -42,8 +42,7 @@ static void on_stored(const struct coord_saved *saved)
         fail(saved->cluster, seat, saved->status, saved->why);
 }
 
-static cairn_status store(struct coord *cluster, struct coord_seat *seat,
-                          struct cairn_sentence *why)
+static cairn_status store(struct coord *cluster, struct coord_seat *seat, struct sentence *why)
 {
     seat->drain.stored = coord_request_new(cluster);
     return coord_save(cluster, CAIRN_STORE_LEAVE, &(struct stored_leaving) { seat->name }, 1,
@@ -52,27 +51,27 @@ static cairn_status store(struct coord *cluster, struct coord_seat *seat,
 
 static void unstore(struct coord *cluster, struct coord_seat *seat)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (seat->drain.stored == 0) return;
     seat->drain.stored = 0;
     if (coord_save(cluster, CAIRN_STORE_STAY, &(struct stored_leaving) { seat->name }, 1, 0,
                    on_stored, &why) != CAIRN_OK)
-        cairn_log_error("the end of a drain is not in the store: %s", why.text);
+        log_error("the end of a drain is not in the store: %s", why.text);
 }
 
-static cairn_status load(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status load(void *context, const void *row, struct sentence *why)
 {
     const char *shard = ((const struct stored_leaving *)row)->shard;
     struct coord *cluster = context;
     struct coord_seat *seat = coord_seat_get(cluster, shard);
-    if (seat == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
+    if (seat == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
     seat->leaving = true;
     seat->drain.stored = coord_request_new(cluster);
-    cairn_log_info("shard %s is to be drained still", shard);
+    log_info("shard %s is to be drained still", shard);
     return CAIRN_OK;
 }
 
-cairn_status coord_drains_load(struct coord *cluster, struct cairn_sentence *why)
+cairn_status coord_drains_load(struct coord *cluster, struct sentence *why)
 {
     return store_each(cluster->store, CAIRN_STORED_LEAVING, load, cluster, why);
 }
@@ -89,7 +88,7 @@ static uint32_t index_of(const struct coord_job *job, const struct coord_seat *s
 /* Cancels re-shardings that take state off this shard: the state stays where it is. */
 static void stop_runs(struct coord_job *job, const struct coord_seat *seat)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     for (; job != NULL; job = job->next) {
         const uint32_t shard = index_of(job, seat);
         if (job->reshard.running && shard < job->shard_count && job->shards[shard].weight <= 0)
@@ -100,10 +99,10 @@ static void stop_runs(struct coord_job *job, const struct coord_seat *seat)
 static void fail(struct coord *cluster, struct coord_seat *seat, cairn_status status,
                  const char *text)
 {
-    struct cairn_sentence why, event;
-    cairn_sentence_set(&why, "shard %s is not drained: %s", seat->name, text);
+    struct sentence why, event;
+    sentence_set(&why, "shard %s is not drained: %s", seat->name, text);
     log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "shard", seat->name, 0 }), "%s", why.text);
-    cairn_sentence_set(&event, "given up: %s", text);
+    sentence_set(&event, "given up: %s", text);
     coord_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, event.text);
     seat->leaving = seat->drain.is_saving = seat->drain.is_unfit = false;
     unstore(cluster, seat);
@@ -117,15 +116,14 @@ static void fail(struct coord *cluster, struct coord_seat *seat, cairn_status st
 }
 
 /* True: what came of the snapshots of all that it holds is known. */
-static bool advance_saving(struct coord *cluster, struct coord_seat *seat,
-                           struct cairn_sentence *out)
+static bool advance_saving(struct coord *cluster, struct coord_seat *seat, struct sentence *out)
 {
     bool ended = true;
     *out = seat->drain.why;
     for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
         if (!coord_job_has_seat(j, seat)) continue;
         ended &= coord_parting_advance(j);
-        cairn_sentence_add(out, "; %s", cairn_sentence_brief(j->parting.outcome.text, 300).text);
+        sentence_add(out, "; %s", sentence_brief(j->parting.outcome.text, 300).text);
     }
     return ended;
 }
@@ -140,11 +138,11 @@ static void give_up(struct coord *cluster, struct coord_seat *seat, cairn_status
         return;
     }
     if (seat->drain.is_saving) return;
-    cairn_log_warn("shard %s ends, and cannot be drained first: %s; its jobs are saved", seat->name,
-                   text);
+    log_warn("shard %s ends, and cannot be drained first: %s; its jobs are saved", seat->name,
+             text);
     seat->drain.is_saving = true;
     seat->drain.status = status;
-    cairn_sentence_set(&seat->drain.why, "%s", text);
+    sentence_set(&seat->drain.why, "%s", text);
     stop_runs(cluster->jobs, seat);
     for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next)
         if (coord_job_has_seat(j, seat)) coord_parting_want(j);
@@ -161,7 +159,7 @@ static bool was_drained(const struct coord *cluster, uint64_t incarnation)
 static void note_drained(struct coord *cluster, const struct coord_seat *seat)
 {
     if (was_drained(cluster, seat->incarnation)) return;
-    cairn_log_info("shard %s is drained", seat->name);
+    log_info("shard %s is drained", seat->name);
     coord_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, "it holds nothing");
     cluster->drained.incarnations[cluster->drained.count++ % CAIRN_DRAINED_MAX] = seat->incarnation;
 }
@@ -269,39 +267,38 @@ static void look_unfit(struct coord *cluster, struct coord_seat *seat)
     seat->leaving = seat->drain.is_unfit = true;
     seat->drain.why.text[0] = '\0';
     if (!holds_whole(cluster, seat)) return; // it ends, and gets nothing until then
-    cairn_log_warn("shard %s is unfit: what it holds in host memory goes to other shards",
-                   seat->name);
+    log_warn("shard %s is unfit: what it holds in host memory goes to other shards", seat->name);
     coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name, "its device failed");
 }
 
 /* For an operator. */
 static void say_unfit(const struct coord *cluster, struct coord_seat *seat)
 {
-    struct cairn_sentence *out = &seat->unfit;
+    struct sentence *out = &seat->unfit;
     if (!holds_whole(cluster, seat))
-        cairn_sentence_set(out, "it holds nothing that is whole, and ends");
+        sentence_set(out, "it holds nothing that is whole, and ends");
     else if (!seat->leaving && is_other_well(cluster, seat))
-        cairn_sentence_set(out, "`cairn member drain %s` brings what else it holds to others",
-                           seat->name);
+        sentence_set(out, "`cairn member drain %s` brings what else it holds to others",
+                     seat->name);
     else if (!seat->leaving)
-        cairn_sentence_set(out, "start another shard: what it holds in host memory goes there by "
-                                "itself, and then it ends");
+        sentence_set(out, "start another shard: what it holds in host memory goes there by "
+                          "itself, and then it ends");
     else if (seat->drain.why.text[0] != '\0')
-        cairn_sentence_set(out, "this stays there, and is tried again: %s", seat->drain.why.text);
+        sentence_set(out, "this stays there, and is tried again: %s", seat->drain.why.text);
     else
-        cairn_sentence_set(out, "what it holds in host memory goes to other shards, and then it "
-                                "ends");
+        sentence_set(out, "what it holds in host memory goes to other shards, and then it "
+                          "ends");
 }
 
 /* ---- one job goes off a shard ---- */
 
 /* Moves the job's state to its shards that stay; if none of them stays, to all shards that are
  * here. */
-static cairn_status begin(struct coord_job *job, struct cairn_sentence *why)
+static cairn_status begin(struct coord_job *job, struct sentence *why)
 {
     struct coord_reshard_wish wish;
     cairn_status status = coord_reshard_wish_present(job, &wish);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "the coordinator is out of memory");
+    if (status != CAIRN_OK) return fail_with(why, status, "the coordinator is out of memory");
     bool stays = false;
     for (uint32_t i = 0; i < wish.count; i++) stays |= wish.shards[i].weight > 0;
     if (!stays) coord_reshard_wish_all(job, &wish);
@@ -311,20 +308,20 @@ static cairn_status begin(struct coord_job *job, struct cairn_sentence *why)
 }
 
 static cairn_status begin_off(struct coord_job *job, const struct coord_seat *seat,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     if (!coord_seat_unfit(seat) || job->spec.offload_fraction >= 1) return begin(job, why);
-    return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                      "job %s is parked, and its device failed: save it, and restore it over other "
-                      "shards (`cairn snapshot create %s`, `cairn snapshot restore %s latest`)",
-                      job->spec.name, job->spec.name, job->spec.name);
+    return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                     "job %s is parked, and its device failed: save it, and restore it over other "
+                     "shards (`cairn snapshot create %s`, `cairn snapshot restore %s latest`)",
+                     job->spec.name, job->spec.name, job->spec.name);
 }
 
 /* True: the shard still has something of the job. If one job cannot move off an unfit shard, it
  * stays there, and the other jobs still move. */
 static bool drain_job(struct coord_job *job, struct coord_seat *seat, bool tries)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     const uint32_t shard = index_of(job, seat);
     if (!coord_job_has_seat(job, seat) || has_fallen(job, seat)) return false;
     if (job->reshard.running) {
@@ -348,19 +345,19 @@ static bool drain_job(struct coord_job *job, struct coord_seat *seat, bool tries
 
 /* It ends by itself, when it holds nothing that is whole. */
 static void note_unfit(const struct coord *cluster, struct coord_seat *seat, bool tried,
-                       const struct cairn_sentence *before)
+                       const struct sentence *before)
 {
     const char *why = seat->drain.why.text;
     if (!tried || why[0] == '\0') return;
     seat->drain.again_ms = coord_now_ms(cluster) + TRIES_AGAIN_MS;
     if (strcmp(why, before->text) != 0)
-        cairn_log_warn("shard %s is unfit, and this stays there: %s", seat->name, why);
+        log_warn("shard %s is unfit, and this stays there: %s", seat->name, why);
 }
 
 static void advance(struct coord_seat *seat, struct coord *cluster)
 {
     bool holds = false;
-    struct cairn_sentence said;
+    struct sentence said;
     const uint64_t now_ms = coord_now_ms(cluster);
     const bool is_late = seat->drain.ends_ms != 0 && now_ms >= seat->drain.ends_ms;
     if (!seat->drain.is_saving && seat->drain.saves_ms != 0 && now_ms >= seat->drain.saves_ms)
@@ -371,7 +368,7 @@ static void advance(struct coord_seat *seat, struct coord *cluster)
             fail(cluster, seat, seat->drain.status, said.text);
         return;
     }
-    const struct cairn_sentence before = seat->drain.why;
+    const struct sentence before = seat->drain.why;
     const bool tries = !seat->drain.is_unfit || now_ms >= seat->drain.again_ms;
     if (seat->drain.is_unfit && tries) seat->drain.why.text[0] = '\0';
     for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
@@ -394,16 +391,16 @@ static bool holds_any(const struct coord *cluster, const struct coord_seat *seat
 }
 
 static cairn_status judge_drain(const struct coord *cluster, const struct coord_seat *seat,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     if (!coord_seat_obeys(seat))
-        return cairn_fail(why, CAIRN_ERR_NOT_READY,
-                          "shard %s is not here: what it holds cannot move", seat->name);
+        return fail_with(why, CAIRN_ERR_NOT_READY,
+                         "shard %s is not here: what it holds cannot move", seat->name);
     if (holds_any(cluster, seat) && !is_other_well(cluster, seat))
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "no shard that stays is here to take what shard %s holds: start another "
-                          "one first, or save the jobs and end it",
-                          seat->name);
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "no shard that stays is here to take what shard %s holds: start another "
+                         "one first, or save the jobs and end it",
+                         seat->name);
     return CAIRN_OK;
 }
 
@@ -412,21 +409,21 @@ void coord_member_drain(struct coord_session *session, uint32_t request,
 {
     struct coord *cluster = session->cluster;
     struct coord_seat *seat = coord_seat_find(cluster, message->name);
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status =
-        seat == NULL ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
-                                  "there is no shard \"%.128s\"; `cairn cluster status` lists them",
-                                  message->name)
+        seat == NULL ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
+                                 "there is no shard \"%.128s\"; `cairn cluster status` lists them",
+                                 message->name)
                      : judge_drain(cluster, seat, &why);
     if (status == CAIRN_OK &&
         !coord_waiters_add(message->wait ? &seat->drain.waiters : &seat->drain.begun, session,
                            request))
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status != CAIRN_OK) {
         coord_session_error(session, request, status, why.text);
         return;
     }
-    cairn_log_info("shard %s is to be drained, by an operator's word", seat->name);
+    log_info("shard %s is to be drained, by an operator's word", seat->name);
     coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name, "by an operator's word");
     seat->leaving = true;
     seat->drain.is_unfit = false;
@@ -449,7 +446,7 @@ void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn
 {
     struct coord_seat *seat = session->seat;
     struct coord *cluster = session->cluster;
-    struct cairn_sentence why;
+    struct sentence why;
     if (seat == NULL) return;
     const cairn_status status = judge_drain(cluster, seat, &why);
     if (status == CAIRN_ERR_NOT_READY) {
@@ -467,7 +464,7 @@ void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn
         give_up(cluster, seat, status, why.text);
         refuse_all(cluster);
     } else {
-        cairn_log_info("shard %s is being stopped: what it holds goes to others first", seat->name);
+        log_info("shard %s is being stopped: what it holds goes to others first", seat->name);
     }
     advance(seat, cluster);
 }
@@ -537,7 +534,7 @@ static int compare(const void *left, const void *right)
 static size_t list_entries(const struct coord_job *job, uint32_t tensor, struct entry *entries)
 {
     static const uint8_t nothing[HELD] = { 0 };
-    const struct cairn_box whole = cairn_box_of_shape(&job->spec.tensors[tensor].shape);
+    const struct cairn_box whole = box_of_shape(&job->spec.tensors[tensor].shape);
     size_t count = 0;
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (m->init.request == 0 || m->init.held == NULL || m->rank >= job->tiles.world) continue;
@@ -550,32 +547,31 @@ static size_t list_entries(const struct coord_job *job, uint32_t tensor, struct 
 }
 
 static void say(const struct coord_job *job, uint32_t tensor, const struct entry *a,
-                const struct entry *b, struct cairn_sentence *why)
+                const struct entry *b, struct sentence *why)
 {
     char box[CAIRN_BOX_TEXT_BYTES];
-    cairn_sentence_set(why,
-                       "tensor %.200s: rank %" PRIu32 " and rank %" PRIu32
-                       " hold the same box %.120s and have put different values; put it again, "
-                       "from the same seed or file on both",
-                       job->spec.tensors[tensor].name, a->rank, b->rank,
-                       cairn_box_text(&a->box, box));
+    sentence_set(why,
+                 "tensor %.200s: rank %" PRIu32 " and rank %" PRIu32
+                 " hold the same box %.120s and have put different values; put it again, "
+                 "from the same seed or file on both",
+                 job->spec.tensors[tensor].name, a->rank, b->rank, box_text(&a->box, box));
 }
 
-bool coord_replicas_agree(const struct coord_job *job, struct cairn_sentence *why)
+bool coord_replicas_agree(const struct coord_job *job, struct sentence *why)
 {
     size_t members = 0;
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) members++;
     struct entry *entries = calloc(members + 1, sizeof *entries);
     bool agree = true;
     if (entries == NULL) {
-        cairn_sentence_set(why, "the coordinator is out of memory to compare what was put");
+        sentence_set(why, "the coordinator is out of memory to compare what was put");
         return false;
     }
     for (uint32_t t = 0; agree && t < job->spec.tensor_count; t++) {
         const size_t count = list_entries(job, t, entries);
         qsort(entries, count, sizeof *entries, compare);
         for (size_t i = 1; agree && i < count; i++) {
-            agree = !cairn_box_equal(&entries[i - 1].box, &entries[i].box) ||
+            agree = !box_equal(&entries[i - 1].box, &entries[i].box) ||
                     memcmp(entries[i - 1].digest, entries[i].digest, HELD) == 0;
             if (!agree) say(job, t, &entries[i - 1], &entries[i], why);
         }
@@ -635,15 +631,15 @@ static void open_gate(struct coord_job *job)
 /* Back to what it was; who asked is told. If that fails, too, it stays as it is, and shut. */
 static void undo(struct coord_job *job, cairn_status status, const char *text)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "job %s was not %s: %s", job->spec.name,
-                       job->park.wanted ? "parked, it goes on as it was" : "unparked", text);
+    struct sentence why;
+    sentence_set(&why, "job %s was not %s: %s", job->spec.name,
+                 job->park.wanted ? "parked, it goes on as it was" : "unparked", text);
     log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
     if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY; // not the asker's connection
     coord_waiters_fail(&job->park.waiters, status, why.text);
     if (job->park.undoes) {
-        cairn_log_error("job %s is parked in part, and no round opens: park or unpark it",
-                        job->spec.name);
+        log_error("job %s is parked in part, and no round opens: park or unpark it",
+                  job->spec.name);
         job->park.settled = true;
         return;
     }
@@ -665,7 +661,7 @@ static void on_moved(struct coord_job *job, const void *about, cairn_status stat
     }
     job->park.settled = true;
     job->park.undoes = false;
-    cairn_log_info("job %s is %s", job->spec.name, job->park.wanted ? "parked" : "not parked");
+    log_info("job %s is %s", job->spec.name, job->park.wanted ? "parked" : "not parked");
     coord_event_note(job->cluster, job->park.wanted ? CAIRN_EVENT_PARKED : CAIRN_EVENT_UNPARKED,
                      job->spec.name, NULL, "by an operator");
     answer(job);
@@ -708,37 +704,36 @@ void coord_park_part(struct coord_job *job, bool is_parked)
 
 /* ---- asked ---- */
 
-static cairn_status judge_park(const struct coord_job *job, bool parked, struct cairn_sentence *why)
+static cairn_status judge_park(const struct coord_job *job, bool parked, struct sentence *why)
 {
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
-        return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
-                          job->loss.why.text);
+        return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
+                         job->loss.why.text);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
-                          job->spec.name, coord_job_state_name(job));
+        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
+                         job->spec.name, coord_job_state_name(job));
     if (job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
     if (job->extension.body != NULL)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again",
-                          job->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again", job->spec.name);
     // A request that agrees with the change under way joins its waiters. A change that another
     // coordinator began has no waiters, so it gives way.
     const bool is_moving = job->park.asking || job->park.undoes || job->park.waiters != NULL;
     if (job->park.shut && !job->park.settled && is_moving && parked != job->park.wanted)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being %s; ask again", job->spec.name,
-                          job->park.wanted ? "parked" : "taken back from where it was parked");
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s; ask again", job->spec.name,
+                         job->park.wanted ? "parked" : "taken back from where it was parked");
     return CAIRN_OK;
 }
 
 void coord_job_park(struct coord_session *session, uint32_t request, const Cairn__JobPark *message)
 {
     struct coord_job *job = coord_job_find(session->cluster, message->name);
-    struct cairn_sentence why;
-    cairn_status status = job == NULL ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
-                                                   "there is no job %.128s; `cairn job list`",
-                                                   message->name)
-                                      : judge_park(job, message->parked, &why);
+    struct sentence why;
+    cairn_status status = job == NULL
+                              ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
+                                          "there is no job %.128s; `cairn job list`", message->name)
+                              : judge_park(job, message->parked, &why);
     if (status == CAIRN_OK && !coord_waiters_add(&job->park.waiters, session, request))
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status != CAIRN_OK) {
         coord_session_error(session, request, status, why.text);
         return;

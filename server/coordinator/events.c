@@ -77,21 +77,21 @@ void coord_event_note_shard(struct coord *cluster, enum cairn_event_kind kind, c
 
 /* ---- the store ---- */
 
-static cairn_status load(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status load(void *context, const void *row, struct sentence *why)
 {
     struct coord_events *events = context;
     struct stored_event *event = store_copy(CAIRN_STORE_EVENTS, row, 1);
-    if (event == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
+    if (event == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
     if (events->next == 0) events->first = event->number;
     keep(events, event);
     return CAIRN_OK;
 }
 
-cairn_status coord_events_open(struct coord *cluster, struct cairn_sentence *why)
+cairn_status coord_events_open(struct coord *cluster, struct sentence *why)
 {
     struct coord_events *events = &cluster->events;
     events->ring = calloc(CAIRN_STORE_EVENTS_MAX, sizeof(struct stored_event *));
-    if (events->ring == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
+    if (events->ring == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
     const cairn_status status = store_each(cluster->store, CAIRN_STORED_EVENTS, load, events, why);
     if (events->next == 0) events->first = events->next = 1;
     events->saved = events->began = events->next;
@@ -117,7 +117,7 @@ static void on_saved(const struct coord_saved *saved)
     events->saving = false;
     if (!failed) events->saved = saved->number;
     if (failed && !events->failed) // tried again with each tick
-        cairn_log_warn("events are not stored for now: %s", saved->why);
+        log_warn("events are not stored for now: %s", saved->why);
     events->failed = failed;
 }
 
@@ -125,7 +125,7 @@ void coord_events_tick(struct coord *cluster)
 {
     struct coord_events *events = &cluster->events;
     struct stored_event list[BATCH];
-    struct cairn_sentence why;
+    struct sentence why;
     if (events->saving) return;
     const size_t count = list_new(events, list);
     if (count == 0) return;
@@ -137,11 +137,11 @@ void coord_events_close(struct coord *cluster)
 {
     struct coord_events *events = &cluster->events;
     struct stored_event list[BATCH];
-    struct cairn_sentence why;
+    struct sentence why;
     if (events->ring == NULL) return;
     const size_t count = list_new(events, list);
     if (count > 0 && store_write(cluster->store, CAIRN_STORE_EVENTS, list, count, &why) != CAIRN_OK)
-        cairn_log_warn("the last %zu events are not stored: %s", count, why.text);
+        log_warn("the last %zu events are not stored: %s", count, why.text);
     for (size_t i = 0; i < CAIRN_STORE_EVENTS_MAX; i++) free(events->ring[i]);
     free(events->ring);
     events->ring = NULL;
@@ -163,7 +163,7 @@ static bool is_of(const struct stored_event *event, enum cairn_event_kind kind)
     return strcmp(event->kind, kind_names[kind]) == 0;
 }
 
-void coord_events_maker(const struct coord *cluster, const char *job, struct cairn_sentence *out)
+void coord_events_maker(const struct coord *cluster, const char *job, struct sentence *out)
 {
     const struct coord_events *events = &cluster->events;
     out->text[0] = '\0';
@@ -171,7 +171,7 @@ void coord_events_maker(const struct coord *cluster, const char *job, struct cai
         const struct stored_event *event = *place_of(events, n);
         if (event == NULL || !is_of(event, CAIRN_EVENT_CREATED) || strcmp(event->job, job) != 0)
             continue;
-        cairn_sentence_set(out, "%s", event->who);
+        sentence_set(out, "%s", event->who);
         return;
     }
 }
@@ -248,7 +248,7 @@ struct coord_backup {
     struct coord *cluster;
     struct coord_waiter *waiter;
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
     size_t byte_count;
     /* owned */
     uint8_t *bytes; /* [byte_count] */
@@ -270,10 +270,10 @@ static void end(struct coord_backup *backup)
     if (backup->status == CAIRN_OK) {
         message.path = backup->path;
         message.bytes = backup->byte_count;
-        cairn_log_info("the store was copied to %s: %zu bytes", backup->path, backup->byte_count);
+        log_info("the store was copied to %s: %zu bytes", backup->path, backup->byte_count);
         coord_waiters_answer(&backup->waiter, CAIRN_MSG_CLUSTER_BACKED_UP, &message.base);
     } else {
-        cairn_log_warn("copying the store to %s failed: %s", backup->path, backup->why.text);
+        log_warn("copying the store to %s failed: %s", backup->path, backup->why.text);
         coord_waiters_fail(&backup->waiter, backup->status, backup->why.text);
     }
     free_backup(backup);
@@ -307,7 +307,7 @@ static void on_picture(struct task *task)
     backup->work.done = on_written;
     if (backup->status == CAIRN_OK) {
         if (coord_work_start(&backup->work, backup->cluster, NULL, 0)) return;
-        backup->status = cairn_fail(&backup->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
+        backup->status = fail_with(&backup->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
     }
     end(backup);
 }
@@ -315,30 +315,29 @@ static void on_picture(struct task *task)
 /* ---- the request ---- */
 
 static cairn_status judge_backup(const struct coord *cluster, const char *path,
-                                 struct cairn_sentence *why)
+                                 struct sentence *why)
 {
     if (path[0] != '/')
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "\"%.100s\": give the file from the root of the coordinator's host",
-                          path);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "\"%.100s\": give the file from the root of the coordinator's host", path);
     if (cluster->backup != NULL)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "the store is being copied to %.300s: ask again",
-                          cluster->backup->path);
+        return fail_with(why, CAIRN_ERR_BUSY, "the store is being copied to %.300s: ask again",
+                         cluster->backup->path);
     return CAIRN_OK;
 }
 
 static cairn_status begin(struct coord_session *session, uint32_t request, const char *path,
-                          struct cairn_sentence *why)
+                          struct sentence *why)
 {
     struct coord *cluster = session->cluster;
     struct coord_backup *backup = calloc(1, sizeof *backup);
-    if (backup == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (backup == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     backup->cluster = cluster;
     cluster->backup = backup;
     backup->path = strdup(path);
     if (backup->path == NULL || !coord_waiters_add(&backup->waiter, session, request)) {
         free_backup(backup);
-        return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+        return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
     backup->picture.backup = backup;
     backup->picture.task =
@@ -350,7 +349,7 @@ static cairn_status begin(struct coord_session *session, uint32_t request, const
 void coord_backup_begin(struct coord_session *session, uint32_t request,
                         const Cairn__ClusterBackup *message)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = judge_backup(session->cluster, message->path, &why);
     if (status == CAIRN_OK) status = begin(session, request, message->path, &why);
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
@@ -373,10 +372,10 @@ void coord_backup_close(struct coord *cluster)
  * picture has the secret key, too, which a store in use has in a file beside it: one file is all there is to
  * save. */
 
-static cairn_status fail(const struct cairn_store *store, sqlite3 *copy, struct cairn_sentence *why)
+static cairn_status fail(const struct cairn_store *store, sqlite3 *copy, struct sentence *why)
 {
-    const cairn_status status = cairn_fail(why, CAIRN_ERR_IO, "%s: copying: %s", store->path,
-                                           copy == NULL ? "no memory" : sqlite3_errmsg(copy));
+    const cairn_status status = fail_with(why, CAIRN_ERR_IO, "%s: copying: %s", store->path,
+                                          copy == NULL ? "no memory" : sqlite3_errmsg(copy));
     sqlite3_close(copy);
     return status;
 }
@@ -398,7 +397,7 @@ static bool put_signer(sqlite3 *copy, const char *signer)
 
 /* *there_out: the table is. */
 static cairn_status find_signer(const struct cairn_store *store, bool *there_out,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     sqlite3_stmt *s;
     const cairn_status status = store_prepare(
@@ -410,7 +409,7 @@ static cairn_status find_signer(const struct cairn_store *store, bool *there_out
 }
 
 cairn_status store_signer(const struct cairn_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
-                          struct cairn_sentence *why)
+                          struct sentence *why)
 {
     sqlite3_stmt *s;
     bool there;
@@ -426,8 +425,7 @@ cairn_status store_signer(const struct cairn_store *store, char text_out[CAIRN_K
     return status;
 }
 
-cairn_status store_set_signer(struct cairn_store *store, const char *text,
-                              struct cairn_sentence *why)
+cairn_status store_set_signer(struct cairn_store *store, const char *text, struct sentence *why)
 {
     bool there;
     snprintf(store->signer, sizeof store->signer, "%s", text);
@@ -436,7 +434,7 @@ cairn_status store_set_signer(struct cairn_store *store, const char *text,
 }
 
 cairn_status store_picture(const struct cairn_store *store, uint8_t **bytes_out,
-                           size_t *byte_count_out, struct cairn_sentence *why)
+                           size_t *byte_count_out, struct sentence *why)
 {
     sqlite3 *copy = NULL;
     if (sqlite3_open(":memory:", &copy) != SQLITE_OK) return fail(store, copy, why);
@@ -453,7 +451,7 @@ cairn_status store_picture(const struct cairn_store *store, uint8_t **bytes_out,
     sqlite3_free(image);
     sqlite3_close(copy);
     if (bytes == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a copy of %s", store->path);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a copy of %s", store->path);
     *bytes_out = bytes;
     *byte_count_out = (size_t)size;
     return CAIRN_OK;
@@ -463,9 +461,9 @@ cairn_status store_picture(const struct cairn_store *store, uint8_t **bytes_out,
 
 /* ---- on a thread ---- */
 
-static cairn_status fail_other(const char *path, uint64_t token, struct cairn_sentence *why)
+static cairn_status fail_other(const char *path, uint64_t token, struct sentence *why)
 {
-    return cairn_fail(
+    return fail_with(
         why, CAIRN_ERR_IO,
         "the folder %s is not the one that snapshots were written to; is the storage mounted? "
         "Mount it, or take this folder from now on: mkdir -p %s && echo %016" PRIx64
@@ -474,38 +472,36 @@ static cairn_status fail_other(const char *path, uint64_t token, struct cairn_se
 }
 
 static cairn_status explain(cairn_status status, const char *path, uint64_t token,
-                            struct cairn_sentence *why)
+                            struct sentence *why)
 {
     if (status == CAIRN_ERR_NOT_FOUND) return fail_other(path, token, why);
     if (status != CAIRN_ERR_EXISTS) return status;
-    cairn_sentence_add(why,
-                       "; give this one a snapshots.path of its own. If the store of that one is "
-                       "lost, and this is its successor, `cairn cluster adopt` takes the folder "
-                       "with the jobs; if that cluster is gone for good, start once with --set "
-                       "snapshots.foreign=yes, which takes it from whoever has it");
+    sentence_add(why, "; give this one a snapshots.path of its own. If the store of that one is "
+                      "lost, and this is its successor, `cairn cluster adopt` takes the folder "
+                      "with the jobs; if that cluster is gone for good, start once with --set "
+                      "snapshots.foreign=yes, which takes it from whoever has it");
     return CAIRN_ERR_REFUSED;
 }
 
 static cairn_status judge_storage(const char *path, uint64_t token,
-                                  const struct cairn_storage_owner *owner,
-                                  struct cairn_sentence *why)
+                                  const struct storage_owner *owner, struct sentence *why)
 {
-    return explain(cairn_storage_own(path, token, owner, why), path, token, why);
+    return explain(storage_own(path, token, owner, why), path, token, why);
 }
 
-cairn_status coord_storage_seen(const struct coord *cluster, struct cairn_sentence *why)
+cairn_status coord_storage_seen(const struct coord *cluster, struct sentence *why)
 {
     const char *path = cluster->storage.path;
-    struct cairn_sentence said;
+    struct sentence said;
     uint64_t bytes;
     const uint64_t token = cluster->storage.token;
     if (token != 0) {
-        const struct cairn_storage_owner owner = { .store = cluster->storage.store,
-                                                   .former = cluster->storage.former };
-        return explain(cairn_storage_seen(path, token, &owner, why), path, token, why);
+        const struct storage_owner owner = { .store = cluster->storage.store,
+                                             .former = cluster->storage.former };
+        return explain(storage_seen(path, token, &owner, why), path, token, why);
     }
-    if (cairn_storage_of(path)->stat(path, "", &bytes, &said) == CAIRN_OK) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_IO, "snapshots.path %s: %s", path, said.text);
+    if (storage_of(path)->stat(path, "", &bytes, &said) == CAIRN_OK) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_IO, "snapshots.path %s: %s", path, said.text);
 }
 
 /* ---- on the loop ---- */
@@ -514,22 +510,22 @@ static void on_said(struct storage_watch *watch)
 {
     const struct coord *cluster = watch->context;
     if (watch->said.text[0] != '\0')
-        cairn_log_warn("no snapshot can be saved: %s", watch->said.text);
+        log_warn("no snapshot can be saved: %s", watch->said.text);
     else
-        cairn_log_info("snapshots go to %s", cluster->storage.path);
+        log_info("snapshots go to %s", cluster->storage.path);
 }
 
 static void on_remembered(const struct coord_saved *saved)
 {
     if (saved->status == CAIRN_OK) return;
     saved->cluster->storage.remembered = false; // the next snapshot tries again
-    cairn_log_warn("which folder snapshots go to could not be stored: %s", saved->why);
+    log_warn("which folder snapshots go to could not be stored: %s", saved->why);
 }
 
 void coord_storage_used(struct coord *cluster)
 {
     const struct stored_meta row = { .storage = cluster->storage.token };
-    struct cairn_sentence why;
+    struct sentence why;
     if (cluster->storage.remembered || cluster->storage.token == 0) return;
     cluster->storage.remembered = coord_save(cluster, CAIRN_STORE_STORAGE, &row, 1, 0,
                                              on_remembered, &why) == CAIRN_OK;
@@ -537,7 +533,7 @@ void coord_storage_used(struct coord *cluster)
 
 void coord_storage_adopted(struct coord *cluster, uint64_t former)
 {
-    struct cairn_storage_owner *owner = &cluster->storage.watch.owner;
+    struct storage_owner *owner = &cluster->storage.watch.owner;
     cluster->storage.former = owner->former = former;
     cluster->storage.store = owner->store = cluster->identity.id.store;
     // The last complaint about the folder was for another owner, and would refuse the first
@@ -548,64 +544,62 @@ void coord_storage_adopted(struct coord *cluster, uint64_t former)
 
 /* ---- at the start ---- */
 
-static void name_owner(const struct coord *cluster, struct cairn_storage_owner *owner)
+static void name_owner(const struct coord *cluster, struct storage_owner *owner)
 {
     struct utsname host;
-    *owner = (struct cairn_storage_owner) { .store = store_meta(cluster->store)->identity };
+    *owner = (struct storage_owner) { .store = store_meta(cluster->store)->identity };
     snprintf(owner->who, sizeof owner->who, "cluster %.100s, coordinator at %.64s",
              cluster->options->name, uname(&host) == 0 ? host.nodename : "a host without a name");
 }
 
 /* Takes a folder that is another cluster's, because the operator says so (snapshots.foreign). */
-static cairn_status take_over(struct coord *cluster, struct cairn_sentence *why)
+static cairn_status take_over(struct coord *cluster, struct sentence *why)
 {
-    const struct cairn_storage_owner *owner = &cluster->storage.watch.owner;
+    const struct storage_owner *owner = &cluster->storage.watch.owner;
     const char *path = cluster->storage.path;
-    const cairn_status seen = cairn_storage_seen(path, cluster->storage.token, owner, why);
+    const cairn_status seen = storage_seen(path, cluster->storage.token, owner, why);
     if (seen != CAIRN_ERR_EXISTS) return CAIRN_OK; // ours; or the watch will say what is wrong
-    cairn_log_warn("%s: this one takes it, as snapshots.foreign says", why->text);
+    log_warn("%s: this one takes it, as snapshots.foreign says", why->text);
     coord_event_note(cluster, CAIRN_EVENT_STORAGE, NULL, NULL,
                      "%s: this one has taken it, as snapshots.foreign says", why->text);
-    return cairn_storage_take(path, cluster->storage.token, owner, why);
+    return storage_take(path, cluster->storage.token, owner, why);
 }
 
 /* A path leads to another place where nothing is mounted; what a storage makes of its own names does not, and
  * has no token. */
 static bool is_path(const char *location)
 {
-    return cairn_storage_of(location) == &cairn_storage_folder;
+    return storage_of(location) == &storage_folder;
 }
 
-static cairn_status make_root(const char *location, struct cairn_sentence *why)
+static cairn_status make_root(const char *location, struct sentence *why)
 {
     return is_path(location) ? durable_folder(location, CAIRN_SNAPSHOT_FOLDER_MODE, why)
-                             : cairn_storage_of(location)->make(location, "", false, why);
+                             : storage_of(location)->make(location, "", false, why);
 }
 
 /* The token of a folder that the store does not remember; 0: without it the shards are not asked, and what
  * is wrong with the folder shows at the first snapshot. */
-static cairn_status begin_with(struct coord *cluster, struct cairn_sentence *why)
+static cairn_status begin_with(struct coord *cluster, struct sentence *why)
 {
     const char *path = cluster->storage.path;
-    struct cairn_sentence no_mark;
+    struct sentence no_mark;
     if (!is_path(path)) return CAIRN_OK;
-    if (cairn_storage_mark(path, &cluster->storage.watch.owner, &cluster->storage.token,
-                           &no_mark) != CAIRN_OK) {
-        cairn_log_warn("whether the shards see the snapshots' storage is not known: %s",
-                       no_mark.text);
+    if (storage_mark(path, &cluster->storage.watch.owner, &cluster->storage.token, &no_mark) !=
+        CAIRN_OK) {
+        log_warn("whether the shards see the snapshots' storage is not known: %s", no_mark.text);
         return CAIRN_OK;
     }
-    struct cairn_sentence other;
+    struct sentence other;
     if (cluster->options->snapshots_foreign && take_over(cluster, why) != CAIRN_OK)
         return CAIRN_ERR_IO;
-    if (!cairn_storage_is_used(path) || coord_storage_seen(cluster, &other) != CAIRN_OK)
-        return CAIRN_OK;
+    if (!storage_is_used(path) || coord_storage_seen(cluster, &other) != CAIRN_OK) return CAIRN_OK;
     cluster->storage.remembered = true;
     const struct stored_meta row = { .storage = cluster->storage.token };
     return store_write(cluster->store, CAIRN_STORE_STORAGE, &row, 1, why);
 }
 
-cairn_status coord_storage_open(struct coord *cluster, struct cairn_sentence *why)
+cairn_status coord_storage_open(struct coord *cluster, struct sentence *why)
 {
     const char *path = cluster->options->snapshots_path;
     cluster->storage.watch =
@@ -615,8 +609,7 @@ cairn_status coord_storage_open(struct coord *cluster, struct cairn_sentence *wh
     cluster->storage.token = store_meta(cluster->store)->storage;
     cluster->storage.remembered = cluster->storage.token != 0;
     cairn_status status = cluster->storage.remembered ? CAIRN_OK : make_root(path, why);
-    if (status == CAIRN_OK)
-        status = cairn_storage_of(path)->resolve(path, &cluster->storage.path, why);
+    if (status == CAIRN_OK) status = storage_of(path)->resolve(path, &cluster->storage.path, why);
     if (status == CAIRN_OK && !cluster->storage.remembered)
         status = begin_with(cluster, why);
     else if (status == CAIRN_OK && cluster->options->snapshots_foreign)

@@ -65,10 +65,9 @@ static void fail_waiting(struct coord_job *job, cairn_status status, const char 
 
 void coord_extend_lost(struct coord_job *job)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (job->extension.body == NULL) return;
-    cairn_sentence_set(&why, "job %s was not amended, and is %s", job->spec.name,
-                       job->loss.why.text);
+    sentence_set(&why, "job %s was not amended, and is %s", job->spec.name, job->loss.why.text);
     fail_waiting(job, CAIRN_ERR_JOB_LOST, why.text);
     coord_extension_release(job);
 }
@@ -76,9 +75,8 @@ void coord_extend_lost(struct coord_job *job)
 /* The job goes on as it was. */
 static void give_up(struct coord_job *job, cairn_status status, const char *text)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "job %s was not amended, it goes on as it was: %s", job->spec.name,
-                       text);
+    struct sentence why;
+    sentence_set(&why, "job %s was not amended, it goes on as it was: %s", job->spec.name, text);
     log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
     // To a worker CLOSED would mean that its own connection was lost.
     if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY;
@@ -93,12 +91,12 @@ static void give_up(struct coord_job *job, cairn_status status, const char *text
  * leave. */
 static void expel_all(struct coord_job *job, uint64_t revision)
 {
-    struct cairn_sentence text;
-    cairn_sentence_set(&text,
-                       "job %s was amended, revision %" PRIu64
-                       ": its tensors or terms are others now; close it and open it again, with "
-                       "the spec as it was or as it is",
-                       job->spec.name, revision);
+    struct sentence text;
+    sentence_set(&text,
+                 "job %s was amended, revision %" PRIu64
+                 ": its tensors or terms are others now; close it and open it again, with "
+                 "the spec as it was or as it is",
+                 job->spec.name, revision);
     while (job->members.list != NULL) {
         struct coord_member *m = job->members.list;
         coord_member_expel(m, m->open_request != 0 ? CAIRN_ERR_BUSY : CAIRN_ERR_REOPEN, text.text);
@@ -128,7 +126,7 @@ static void become(struct coord_job *job, struct coord_job *body)
 static void switch_over(struct coord_job *job)
 {
     struct coord_job *body = job->extension.body;
-    struct cairn_sentence why;
+    struct sentence why;
     job->extension = (struct coord_extension) { .body = NULL };
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         coord_amend_done(m, body->spec.revision);
@@ -143,14 +141,13 @@ static void switch_over(struct coord_job *job)
     job->tiles = (struct coord_tiles) { 0 };
     become(job, body);
     coord_job_free(body);
-    cairn_log_info("job %s: amended, revision %" PRIu64 ", version %" PRIu64 ".%" PRIu64
-                   ": %zu tensors",
-                   job->spec.name, job->spec.revision, job->generation, job->base_step,
-                   job->spec.tensor_count);
+    log_info("job %s: amended, revision %" PRIu64 ", version %" PRIu64 ".%" PRIu64 ": %zu tensors",
+             job->spec.name, job->spec.revision, job->generation, job->base_step,
+             job->spec.tensor_count);
     coord_event_note(job->cluster, CAIRN_EVENT_AMENDED, job->spec.name, NULL,
                      "revision %" PRIu64 ", generation %" PRIu64, job->spec.revision,
                      job->generation);
-    cairn_sentence_set(&job->rounds.epoch_reason, "the job was amended");
+    sentence_set(&job->rounds.epoch_reason, "the job was amended");
     if (coord_job_core_open(job, &why) != CAIRN_OK) coord_job_lose(job, false, "%s", why.text);
     Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
     amended.revision = job->spec.revision;
@@ -159,34 +156,33 @@ static void switch_over(struct coord_job *job)
     coord_openings_advance(job->cluster);
 }
 
-static cairn_status judge_made(const struct coord_job *job, struct cairn_sentence *why)
+static cairn_status judge_made(const struct coord_job *job, struct sentence *why)
 {
     const struct coord_job *body = job->extension.body;
     const struct cairn_version now = coord_job_version(job);
     if (job->extension.broken)
-        return cairn_fail(why, CAIRN_ERR_CLOSED, "a shard went away; amend it again");
+        return fail_with(why, CAIRN_ERR_CLOSED, "a shard went away; amend it again");
     // The gate is shut and the shards were there: nothing can have happened.
     if (round_stage_of(job->core) != CAIRN_ROUND_STEADY || now.step != body->base_step ||
         now.generation >= body->generation)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "the job changed meanwhile; amend it again");
+        return fail_with(why, CAIRN_ERR_NOT_READY, "the job changed meanwhile; amend it again");
     return coord_job_judge_shards(body, why);
 }
 
 static void on_put_back(const struct coord_saved *saved)
 {
     if (saved->status != CAIRN_OK)
-        cairn_log_error("job %016" PRIx64 ": the store has it as amended: %s", saved->job,
-                        saved->why);
+        log_error("job %016" PRIx64 ": the store has it as amended: %s", saved->job, saved->why);
 }
 
 /* It was lost before it became durable: it is what it was, and takes that generation no more. */
 static void put_back(struct coord_job *job, uint64_t generation)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (job->reserved.generation < generation) job->reserved.generation = generation;
     if (job->state == CAIRN_CLUSTER_JOB_CREATING) return; // restored, or dropped
     if (coord_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_put_back, &why) != CAIRN_OK)
-        cairn_log_error("job %s: the store has it as amended: %s", job->spec.name, why.text);
+        log_error("job %s: the store has it as amended: %s", job->spec.name, why.text);
 }
 
 /* Durable: it is the job, whatever has become of its shards. */
@@ -201,7 +197,7 @@ static void on_stored(const struct coord_saved *saved)
     if (ours && saved->status != CAIRN_OK) give_up(job, saved->status, saved->why);
 }
 
-static cairn_status store(struct coord_job *job, struct cairn_sentence *why)
+static cairn_status store(struct coord_job *job, struct sentence *why)
 {
     struct coord_job *body = job->extension.body;
     body->epoch = job->epoch;
@@ -215,9 +211,9 @@ static cairn_status store(struct coord_job *job, struct cairn_sentence *why)
 /* About the amendment's key: the job may be under another one by then. */
 static void on_made(struct coord_job *job, const void *about, cairn_status status, const char *text)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (!coord_extend_is(job, *(const uint64_t *)about)) return;
-    cairn_sentence_set(&why, "%s", text);
+    sentence_set(&why, "%s", text);
     if (status == CAIRN_OK) status = judge_made(job, &why);
     if (status == CAIRN_OK) status = store(job, &why);
     if (status != CAIRN_OK) give_up(job, status, why.text);
@@ -226,8 +222,8 @@ static void on_made(struct coord_job *job, const void *about, cairn_status statu
 /* ---- the beginning ---- */
 
 /* Aliases have no elements and no extents: what becomes one is as if it was gone. */
-static bool stays(const struct cairn_job_spec_data *was, size_t from,
-                  const struct cairn_job_spec_data *next, size_t to)
+static bool stays(const struct job_spec_data *was, size_t from, const struct job_spec_data *next,
+                  size_t to)
 {
     return was->tensors[from].alias_of == NULL && next->tensors[to].alias_of == NULL;
 }
@@ -235,7 +231,7 @@ static bool stays(const struct cairn_job_spec_data *was, size_t from,
 static cairn_status plan_layout(const struct coord_job *job, struct coord_job *body)
 {
     const uint32_t count = (uint32_t)body->spec.tensor_count;
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&body->spec);
+    struct layout_tensor *tensors = plan_tensors(&body->spec);
     uint32_t *was = calloc((size_t)count + 1, sizeof *was);
     uint8_t *closed = calloc((size_t)job->layout->shard_count + 1, sizeof *closed);
     cairn_status status = tensors == NULL || was == NULL || closed == NULL ? CAIRN_ERR_NO_MEMORY
@@ -244,18 +240,18 @@ static cairn_status plan_layout(const struct coord_job *job, struct coord_job *b
         closed[i] = job->shards[i].seat == NULL || job->shards[i].seat->leaving ||
                     (coord_seat_unfit(job->shards[i].seat) && job->spec.offload_fraction < 1);
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {
-        const size_t from = cairn_spec_find_tensor(&job->spec, body->spec.tensors[t].name);
+        const size_t from = spec_find_tensor(&job->spec, body->spec.tensors[t].name);
         const bool kept = from != SIZE_MAX && stays(&job->spec, from, &body->spec, t);
         was[t] = kept ? (uint32_t)from : CAIRN_TENSOR_NEW;
     }
     if (status == CAIRN_OK)
-        status = cairn_plan_extend(tensors, count, job->layout, was, closed, body->spec.spread,
-                                   &body->layout);
+        status = plan_extend(tensors, count, job->layout, was, closed, body->spec.spread,
+                             &body->layout);
     free(tensors);
     free(was);
     free(closed);
     if (status != CAIRN_OK) return status;
-    body->planned.layout = cairn_packed_layout(body->layout);
+    body->planned.layout = packed_layout(body->layout);
     return body->planned.layout != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
@@ -276,8 +272,8 @@ static cairn_status take_seats(const struct coord_job *job, struct coord_job *bo
 static cairn_status plan_anew(const struct coord_job *job, struct coord_job *body)
 {
     if (body->layout->version == job->layout->version + 1) return CAIRN_OK;
-    cairn_layout_close(body->layout);
-    cairn_packed_release(body->planned.layout);
+    layout_close(body->layout);
+    packed_release(body->planned.layout);
     body->layout = NULL;
     body->planned.layout = NULL;
     const cairn_status status = take_seats(job, body);
@@ -285,8 +281,8 @@ static cairn_status plan_anew(const struct coord_job *job, struct coord_job *bod
 }
 
 /* Takes `next` if it can. */
-static cairn_status make_body(const struct coord_job *job, struct cairn_job_spec_data *next,
-                              struct coord_job *body, struct cairn_sentence *why)
+static cairn_status make_body(const struct coord_job *job, struct job_spec_data *next,
+                              struct coord_job *body, struct sentence *why)
 {
     body->cluster = job->cluster;
     body->id = job->id;
@@ -294,13 +290,13 @@ static cairn_status make_body(const struct coord_job *job, struct cairn_job_spec
     body->initialized = true;
     body->spec = *next; // borrowed until the end
     cairn_status status = take_seats(job, body);
-    if (status == CAIRN_OK) body->planned.spec = cairn_packed_spec(&body->spec);
+    if (status == CAIRN_OK) body->planned.spec = packed_spec(&body->spec);
     if (body->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK) status = plan_layout(job, body);
-    cairn_sentence_set(why, "planning job %s: %s", job->spec.name, cairn_status_text((int)status));
+    sentence_set(why, "planning job %s: %s", job->spec.name, status_text((int)status));
     if (status == CAIRN_OK) status = coord_judge_packed(job->spec.name, body->planned.spec, why);
     if (status == CAIRN_OK) status = coord_judge_packed(job->spec.name, body->planned.layout, why);
-    if (status != CAIRN_OK) cairn_spec_init(&body->spec);
+    if (status != CAIRN_OK) spec_init(&body->spec);
     return status;
 }
 
@@ -308,7 +304,7 @@ static cairn_status make_body(const struct coord_job *job, struct cairn_job_spec
 
 /* Asks all shards for their part of the body. */
 static cairn_status send_make(struct coord_job *job, struct coord_job *body,
-                              const struct cairn_decision *last, struct cairn_sentence *why)
+                              const struct decision *last, struct sentence *why)
 {
     const struct coord_job_load load = { .extend = true,
                                          .version = last->version_after,
@@ -316,7 +312,7 @@ static cairn_status send_make(struct coord_job *job, struct coord_job *body,
     const uint64_t key = body->spec.amend_key;
     struct coord_gather *gather = coord_gather_open_job(job, on_made, &key, sizeof key);
     if (gather == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     coord_job_send_create(body, &load, gather);
     job->extension.making = true;
     coord_gather_start(gather);
@@ -329,16 +325,16 @@ static void make(struct coord_job *job)
     const struct cairn_version now = coord_job_version(job);
     const cairn_status planned = plan_anew(job, body);
     if (planned != CAIRN_OK) {
-        give_up(job, planned, cairn_status_text((int)planned));
+        give_up(job, planned, status_text((int)planned));
         return;
     }
     body->generation = now.generation + 1;
     body->base_step = now.step;
-    body->origin = job->origin;                          // it goes on, with no step back
-    struct cairn_decision last = *round_last(job->core); // schedule and loss scale go on
+    body->origin = job->origin;                    // it goes on, with no step back
+    struct decision last = *round_last(job->core); // schedule and loss scale go on
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { body->generation, body->base_step };
-    struct cairn_sentence why;
+    struct sentence why;
     uint8_t *with_missed = NULL, *with_terms = NULL;
     cairn_status told = coord_missed_extend(job, &body->spec, &last, &with_missed, &why);
     if (told == CAIRN_OK)
@@ -360,19 +356,19 @@ void coord_extend_advance(struct coord_job *job)
     make(job);
 }
 
-static cairn_status judge_begin(const struct coord_job *job, struct cairn_sentence *why)
+static cairn_status judge_begin(const struct coord_job *job, struct sentence *why)
 {
     if (!job->initialized || job->state != CAIRN_CLUSTER_JOB_RUNNING)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY,
-                          "job %s is %s: open it with the tensors and the terms that it is to have",
-                          job->spec.name, coord_job_state_name(job));
+        return fail_with(why, CAIRN_ERR_NOT_READY,
+                         "job %s is %s: open it with the tensors and the terms that it is to have",
+                         job->spec.name, coord_job_state_name(job));
     if (job->park.shut)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY,
-                          "job %s is parked: `cairn job unpark %s`, and amend it then",
-                          job->spec.name, job->spec.name);
+        return fail_with(why, CAIRN_ERR_NOT_READY,
+                         "job %s is parked: `cairn job unpark %s`, and amend it then",
+                         job->spec.name, job->spec.name);
     if (job->extension.body != NULL || job->snapshots.cut != NULL || round_pin_pending(job->core))
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being %s; amend it when that is over",
-                          job->spec.name, job->extension.body != NULL ? "amended" : "saved");
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s; amend it when that is over",
+                         job->spec.name, job->extension.body != NULL ? "amended" : "saved");
     return CAIRN_OK;
 }
 
@@ -382,8 +378,8 @@ static void give_round_up(struct coord_job *job, const struct coord_member *memb
     if (member == NULL || round_stage_of(job->core) != CAIRN_ROUND_OPEN ||
         !round_contributes(job->core, member->id))
         return;
-    cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") amends the job",
-                       member->session->name, member->rank);
+    sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") amends the job",
+                 member->session->name, member->rank);
     const struct round_event event = { .kind = CAIRN_ROUND_WORKER_ABANDON,
                                        .member = member->id,
                                        .round = round_open_round(job->core) };
@@ -391,13 +387,13 @@ static void give_round_up(struct coord_job *job, const struct coord_member *memb
 }
 
 cairn_status coord_extend_begin(struct coord_job *job, struct coord_member *member,
-                                struct cairn_job_spec_data *next, struct cairn_sentence *why)
+                                struct job_spec_data *next, struct sentence *why)
 {
     cairn_status status = judge_begin(job, why);
     if (status != CAIRN_OK) return status;
     coord_cut_unprepare(job); // the body needs the memory
     struct coord_job *body = calloc(1, sizeof *body);
-    status = body == NULL ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory")
+    status = body == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory")
                           : make_body(job, next, body, why);
     if (status != CAIRN_OK) {
         if (body != NULL) coord_job_free(body);
@@ -405,8 +401,8 @@ cairn_status coord_extend_begin(struct coord_job *job, struct coord_member *memb
     }
     job->extension.body = body;
     if (member != NULL)
-        cairn_log_info("job %s: %s (rank %" PRIu32 ") amends it, in a new generation",
-                       job->spec.name, member->session->name, member->rank);
+        log_info("job %s: %s (rank %" PRIu32 ") amends it, in a new generation", job->spec.name,
+                 member->session->name, member->rank);
     coord_tiles_advance(job); // shuts the gate
     give_round_up(job, member);
     coord_extend_advance(job);

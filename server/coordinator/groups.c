@@ -38,8 +38,8 @@ void coord_groups_free(struct coord_job *job)
     struct coord_groups *groups = job->groups;
     if (groups == NULL) return;
     release_formed(groups);
-    cairn_rank_groups_release(&groups->now);
-    cairn_rank_groups_release(&groups->before);
+    rank_groups_release(&groups->now);
+    rank_groups_release(&groups->before);
     free(groups->knows);
     free(groups->may_relay);
     free(groups);
@@ -71,23 +71,23 @@ cairn_status coord_groups_doubt(struct coord_job *job)
 
 /* "2 (ranks 0-3 by s0; ranks 4,6 by s1, s2; ranks 5,7 alone)"; without relays "... (ranks 0-3; ranks
  * 4-7)". */
-static void describe(const struct coord_groups *groups, struct cairn_sentence *out)
+static void describe(const struct coord_groups *groups, struct sentence *out)
 {
-    const struct cairn_rank_groups *now = &groups->now;
+    const struct rank_groups *now = &groups->now;
     if (now->group_count == 0) {
-        cairn_sentence_set(out, "none, because %s", groups->off.text);
+        sentence_set(out, "none, because %s", groups->off.text);
         return;
     }
-    cairn_sentence_set(out, "%" PRIu32 " (", now->group_count);
+    sentence_set(out, "%" PRIu32 " (", now->group_count);
     for (uint32_t g = 0; g < now->group_count; g++) {
         const char *name = groups->names != NULL ? groups->names[g] : NULL;
         uint32_t count;
-        const uint32_t *ranks = cairn_rank_groups_at(now, g, &count);
-        cairn_sentence_add(out, "%srank%s ", g > 0 ? "; " : "", count == 1 ? "" : "s");
-        cairn_ranks_add_text(ranks, count, out);
-        if (name != NULL) cairn_sentence_add(out, " by %s", name);
+        const uint32_t *ranks = rank_groups_at(now, g, &count);
+        sentence_add(out, "%srank%s ", g > 0 ? "; " : "", count == 1 ? "" : "s");
+        ranks_add_text(ranks, count, out);
+        if (name != NULL) sentence_add(out, " by %s", name);
     }
-    cairn_sentence_add(out, ")");
+    sentence_add(out, ")");
 }
 
 /* Logs the groups when they change, because the bits of a step depend on them. `same`: the sums
@@ -95,18 +95,16 @@ static void describe(const struct coord_groups *groups, struct cairn_sentence *o
 static void log_change(struct coord_job *job, uint64_t round, bool same)
 {
     struct coord_groups *groups = job->groups;
-    struct cairn_sentence now = { "" };
+    struct sentence now = { "" };
     describe(groups, &now);
     if (strcmp(now.text, groups->told.text) == 0) return;
     if (groups->told.text[0] == '\0')
-        cairn_log_info("job %s: reduce groups of round %" PRIu64 ": %s", job->spec.name, round,
-                       now.text);
+        log_info("job %s: reduce groups of round %" PRIu64 ": %s", job->spec.name, round, now.text);
     else
-        cairn_log_info("job %s: reduce groups from round %" PRIu64 " on: %s; before: %s%s",
-                       job->spec.name, round, cairn_sentence_brief(now.text, 900).text,
-                       cairn_sentence_brief(groups->told.text, 900).text,
-                       same ? "; the sums are the same"
-                            : "; gradients are added up in another order");
+        log_info("job %s: reduce groups from round %" PRIu64 " on: %s; before: %s%s",
+                 job->spec.name, round, sentence_brief(now.text, 900).text,
+                 sentence_brief(groups->told.text, 900).text,
+                 same ? "; the sums are the same" : "; gradients are added up in another order");
     groups->told = now;
 }
 
@@ -134,7 +132,7 @@ static void hosts_release(struct hosts *hosts)
 
 static void find_host(struct hosts *hosts, uint32_t at, const uint8_t *address, size_t bytes)
 {
-    if (!cairn_fabric_address_host(address, bytes, hosts->names[at], sizeof hosts->names[at]))
+    if (!fabric_address_host(address, bytes, hosts->names[at], sizeof hosts->names[at]))
         hosts->names[at][0] = '\0';
 }
 
@@ -185,12 +183,12 @@ struct formed {
     uint32_t *ranks; /* [worker_count] */
 };
 
-static void set_off(struct coord_job *job, struct cairn_sentence *off)
+static void set_off(struct coord_job *job, struct sentence *off)
 {
     if (job->tiles.world != 0)
-        cairn_sentence_set(off, CAIRN_GROUPS_NOT_OF_TILES);
+        sentence_set(off, CAIRN_GROUPS_NOT_OF_TILES);
     else
-        cairn_sentence_set(off, "%s", job->groups->refused.text);
+        sentence_set(off, "%s", job->groups->refused.text);
 }
 
 static cairn_status form(struct coord_job *job, const uint64_t *members, uint32_t count,
@@ -198,7 +196,7 @@ static cairn_status form(struct coord_job *job, const uint64_t *members, uint32_
 {
     const uint32_t shard_count = job->layout->shard_count;
     struct hosts workers = { NULL, NULL }, shards = { NULL, NULL };
-    struct cairn_sentence off = { "" };
+    struct sentence off = { "" };
     uint32_t *ranks = calloc((size_t)count + 1, sizeof *ranks);
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (ranks != NULL && hosts_init(&workers, count) && hosts_init(&shards, shard_count) &&
@@ -220,11 +218,11 @@ static cairn_status form(struct coord_job *job, const uint64_t *members, uint32_
 }
 
 /* The plan, by ranks; none if nobody relays. */
-static cairn_status list_ranks(const struct formed *formed, struct cairn_rank_groups *out)
+static cairn_status list_ranks(const struct formed *formed, struct rank_groups *out)
 {
     const struct groups_plan *plan = &formed->plan;
-    if (plan->relay_count == 0) return cairn_rank_groups_init(out, 0, 0);
-    cairn_status status = cairn_rank_groups_init(out, plan->worker_count, plan->group_count);
+    if (plan->relay_count == 0) return rank_groups_init(out, 0, 0);
+    cairn_status status = rank_groups_init(out, plan->worker_count, plan->group_count);
     if (status != CAIRN_OK) return status;
     for (uint32_t w = 0; w < plan->worker_count; w++) out->ends[plan->group_of[w]]++;
     for (uint32_t g = 1; g < plan->group_count; g++) out->ends[g] += out->ends[g - 1];
@@ -238,10 +236,10 @@ static cairn_status list_ranks(const struct formed *formed, struct cairn_rank_gr
 
 static char *name_group(const struct coord_job *job, const struct groups_plan *plan, uint32_t group)
 {
-    struct cairn_sentence name = { "" };
+    struct sentence name = { "" };
     for (uint32_t r = group == 0 ? 0 : plan->ends[group - 1]; r < plan->ends[group]; r++)
-        cairn_sentence_add(&name, "%s%s", name.text[0] != '\0' ? ", " : "",
-                           job->shards[plan->relays[r]].seat->name);
+        sentence_add(&name, "%s%s", name.text[0] != '\0' ? ", " : "",
+                     job->shards[plan->relays[r]].seat->name);
     return name.text[0] != '\0' ? strdup(name.text) : NULL;
 }
 
@@ -272,12 +270,12 @@ static bool make_room(const struct coord_job *job, const struct formed *formed,
 static void keep_before(struct coord_groups *groups)
 {
     if (groups->made_step) {
-        cairn_rank_groups_release(&groups->before);
+        rank_groups_release(&groups->before);
         groups->before = groups->now;
     } else {
-        cairn_rank_groups_release(&groups->now);
+        rank_groups_release(&groups->now);
     }
-    groups->now = (struct cairn_rank_groups) { NULL, NULL, 0, 0 };
+    groups->now = (struct rank_groups) { NULL, NULL, 0, 0 };
     groups->made_step = false;
 }
 
@@ -286,7 +284,7 @@ static void take(struct coord_job *job, uint64_t round, struct formed *formed,
                  struct coord_groups *room)
 {
     struct coord_groups *groups = job->groups;
-    const bool same = cairn_rank_groups_equal(&groups->now, &room->now);
+    const bool same = rank_groups_equal(&groups->now, &room->now);
     release_formed(groups);
     keep_before(groups);
     groups->members = room->members;
@@ -300,7 +298,7 @@ static void take(struct coord_job *job, uint64_t round, struct formed *formed,
     if (groups->plan.relay_count == 0) {
         set_off(job, &groups->off);
         if (groups->off.text[0] == '\0')
-            cairn_sentence_set(&groups->off, "no host has two contributors and a shard of the job");
+            sentence_set(&groups->off, "no host has two contributors and a shard of the job");
     }
     for (uint32_t g = 0; g < groups->now.group_count; g++)
         groups->names[g] = name_group(job, &groups->plan, g);
@@ -327,7 +325,7 @@ static void give_up(struct coord_job *job, uint64_t round)
     groups_take_back(job);
     release_formed(groups);
     keep_before(groups);
-    cairn_sentence_set(&groups->off, "the coordinator is out of memory");
+    sentence_set(&groups->off, "the coordinator is out of memory");
     log_change(job, round, false);
 }
 
@@ -363,8 +361,8 @@ bool coord_groups_open(struct coord_job *job, uint64_t round, const uint64_t *me
     if (job->spec.reduce_groups != CAIRN_GROUPS_HOST) return false;
     struct coord_groups *groups = groups_of(job);
     if (groups == NULL) {
-        cairn_log_error("job %s: no memory for its reduce groups; round %" PRIu64 " has none",
-                        job->spec.name, round);
+        log_error("job %s: no memory for its reduce groups; round %" PRIu64 " has none",
+                  job->spec.name, round);
         return false;
     }
     const bool same = same_members(groups, members, member_count);
@@ -422,11 +420,11 @@ void coord_groups_forget(struct coord_job *job)
     if (groups == NULL) return;
     release_formed(groups);
     if (!groups->made_step) { // the version is theirs who made the last one
-        cairn_rank_groups_release(&groups->now);
+        rank_groups_release(&groups->now);
         groups->now = groups->before;
-        groups->before = (struct cairn_rank_groups) { NULL, NULL, 0, 0 };
+        groups->before = (struct rank_groups) { NULL, NULL, 0, 0 };
     }
-    cairn_rank_groups_release(&groups->before);
+    rank_groups_release(&groups->before);
     groups->made_step = true;
     memset(groups->knows, 0, job->shard_room * sizeof *groups->knows);
     memset(groups->may_relay, 0, job->shard_room * sizeof *groups->may_relay);
@@ -439,12 +437,12 @@ void coord_groups_forget_told(struct coord_job *job)
     coord_groups_forget(job);
 }
 
-cairn_status coord_groups_restored(struct coord_job *job, const struct cairn_rank_groups *recorded)
+cairn_status coord_groups_restored(struct coord_job *job, const struct rank_groups *recorded)
 {
     if (job->spec.reduce_groups != CAIRN_GROUPS_HOST || recorded->group_count == 0) return CAIRN_OK;
     struct coord_groups *groups = groups_of(job);
     if (groups == NULL) return CAIRN_ERR_NO_MEMORY;
-    const cairn_status status = cairn_rank_groups_copy(recorded, &groups->now);
+    const cairn_status status = rank_groups_copy(recorded, &groups->now);
     groups->made_step = true;
     if (status == CAIRN_OK) describe(groups, &groups->told);
     return status;
@@ -454,8 +452,8 @@ static void abandon_round(struct coord_job *job, const char *text)
 {
     if (job->core == NULL || job->rounds.in_event || round_stage_of(job->core) != CAIRN_ROUND_OPEN)
         return;
-    cairn_sentence_set(&job->rounds.epoch_reason, "the reduce groups were given up: %s",
-                       cairn_sentence_brief(text, 900).text);
+    sentence_set(&job->rounds.epoch_reason, "the reduce groups were given up: %s",
+                 sentence_brief(text, 900).text);
     const struct round_event event = { .kind = CAIRN_ROUND_WORKER_ABANDON,
                                        .member = job->groups->members[0],
                                        .round = round_open_round(job->core) };
@@ -470,10 +468,10 @@ bool coord_groups_fault(struct coord_job *job, uint64_t member, const char *text
         const struct group_relay *relay = &groups->relays[r];
         if (relay->number != member) continue;
         if (!all_know(job)) return true; // a shard is or was away: all is told anew
-        cairn_log_warn("job %s: no reduce groups until somebody comes or goes: relay %s: %s",
-                       job->spec.name, job->shards[relay->shard].seat->name, text);
-        cairn_sentence_set(&groups->refused, "relay %s failed: %.900s",
-                           job->shards[relay->shard].seat->name, text);
+        log_warn("job %s: no reduce groups until somebody comes or goes: relay %s: %s",
+                 job->spec.name, job->shards[relay->shard].seat->name, text);
+        sentence_set(&groups->refused, "relay %s failed: %.900s",
+                     job->shards[relay->shard].seat->name, text);
         groups->stale = true;
         abandon_round(job, text);
         return true;
@@ -496,18 +494,18 @@ void coord_groups_show(const struct coord_job *job, struct groups_view *view, Ca
         Cairn__ReduceGroup *to = &view->groups[g];
         uint32_t count;
         cairn__reduce_group__init(to);
-        to->ranks = (uint32_t *)(uintptr_t)cairn_rank_groups_at(&groups->now, g, &count);
+        to->ranks = (uint32_t *)(uintptr_t)rank_groups_at(&groups->now, g, &count);
         to->n_ranks = count;
         if (groups->names != NULL && groups->names[g] != NULL) to->host = groups->names[g];
         view->list[out->n_reduce_groups++] = to;
     }
 }
 
-cairn_status coord_groups_record(const struct coord_job *job, struct cairn_rank_groups *out)
+cairn_status coord_groups_record(const struct coord_job *job, struct rank_groups *out)
 {
     const struct coord_groups *groups = job->groups;
     if (groups == NULL) return CAIRN_OK;
-    return cairn_rank_groups_copy(groups->made_step ? &groups->now : &groups->before, out);
+    return rank_groups_copy(groups->made_step ? &groups->now : &groups->before, out);
 }
 
 /* ==== groups form ==== */
@@ -699,13 +697,13 @@ static uint32_t ask(struct coord_job *job, uint32_t shard, uint64_t number,
 
 /* "relay s0 (ranks 0-3)" */
 static void name_relay(const struct coord_job *job, const struct group_relay *relay,
-                       struct cairn_sentence *out)
+                       struct sentence *out)
 {
     uint32_t count;
-    const uint32_t *ranks = cairn_rank_groups_at(&job->groups->now, relay->group, &count);
-    cairn_sentence_set(out, "relay %s (ranks ", job->shards[relay->shard].seat->name);
-    cairn_ranks_add_text(ranks, count, out);
-    cairn_sentence_add(out, ")");
+    const uint32_t *ranks = rank_groups_at(&job->groups->now, relay->group, &count);
+    sentence_set(out, "relay %s (ranks ", job->shards[relay->shard].seat->name);
+    ranks_add_text(ranks, count, out);
+    sentence_add(out, ")");
 }
 
 static void join_at(struct coord_job *job, const struct group_relay *relay, uint32_t owner,
@@ -721,7 +719,7 @@ static void join_at(struct coord_job *job, const struct group_relay *relay, uint
     join.job = job->id;
     join.member = relay->number;
     join.token = relay->token;
-    join.rank = *cairn_rank_groups_at(&job->groups->now, relay->group, &(uint32_t) { 0 });
+    join.rank = *rank_groups_at(&job->groups->now, relay->group, &(uint32_t) { 0 });
     join.role = CAIRN_ROLE_WIRE_WORKER;
     join.relay = true;
     join.name = name;
@@ -819,7 +817,7 @@ static void groups_take_back(struct coord_job *job)
 
 static void tell_owners(struct coord_job *job, uint32_t relay)
 {
-    struct cairn_sentence name;
+    struct sentence name;
     name_relay(job, &job->groups->relays[relay], &name);
     name.text[CAIRN_NAME_MAX] = '\0';
     CAIRN_EACH_SHARD (job, i)

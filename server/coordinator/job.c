@@ -149,14 +149,14 @@ bool coord_job_moves(const struct coord_job *job)
            (r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST);
 }
 
-struct cairn_packed *coord_job_before_next(const struct coord_job *job, struct cairn_version now,
-                                           uint32_t *shards_out)
+struct packed *coord_job_before_next(const struct coord_job *job, struct cairn_version now,
+                                     uint32_t *shards_out)
 {
     const struct coord_layouts *l = &job->layouts;
     *shards_out = l->before_shards;
-    if (l->before != NULL && cairn_version_compare(now, l->at) <= 0) return l->before;
+    if (l->before != NULL && version_compare(now, l->at) <= 0) return l->before;
     *shards_out = job->layout->shard_count;
-    return cairn_layout_same(job->layout, l->next) ? NULL : job->planned.layout;
+    return layout_same(job->layout, l->next) ? NULL : job->planned.layout;
 }
 
 /* ---- where its shards are ---- */
@@ -266,13 +266,13 @@ static void refuse_init(struct coord_member *member, uint32_t request,
                         const struct init_digest *here, const struct init_digest *there)
 {
     char mine[HEX_BYTES], theirs[HEX_BYTES];
-    struct cairn_sentence why;
+    struct sentence why;
     print_hex(here, mine);
     print_hex(there, theirs);
-    cairn_sentence_set(&why,
-                       "rank %" PRIu32 " has another initial state of job %s than rank %" PRIu32
-                       ": digest %s here, %s there; begin from the same seed or file on all ranks",
-                       member->rank, member->job->spec.name, there->rank, mine, theirs);
+    sentence_set(&why,
+                 "rank %" PRIu32 " has another initial state of job %s than rank %" PRIu32
+                 ": digest %s here, %s there; begin from the same seed or file on all ranks",
+                 member->rank, member->job->spec.name, there->rank, mine, theirs);
     coord_session_error(member->session, request, CAIRN_ERR_MISMATCH, why.text);
 }
 
@@ -287,7 +287,7 @@ static void answer(struct coord_member *member)
 }
 
 /* Nobody's is taken: all may put again. */
-static void refuse_all(struct coord_job *job, const struct cairn_sentence *why)
+static void refuse_all(struct coord_job *job, const struct sentence *why)
 {
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         const uint32_t request = m->init.request;
@@ -329,7 +329,7 @@ void coord_member_init_done(struct coord_member *member, uint32_t request,
     if (message->source) job->init.sourced = true;
     if (member->rank == 0) job->init.moments_of = message->moments ? member->id : 0;
     if (tiled ? !job->init.sourced || !coord_tiles_all_put(job) : !message->source) return;
-    struct cairn_sentence why;
+    struct sentence why;
     if (tiled && !coord_replicas_agree(job, &why)) {
         refuse_all(job, &why);
         return;
@@ -351,7 +351,7 @@ static void answer_all(struct coord_job *job)
 
 static void seal_failed(struct coord_job *job, cairn_status status, const char *text)
 {
-    cairn_log_warn("job %s is not initialized: %s", job->spec.name, text);
+    log_warn("job %s is not initialized: %s", job->spec.name, text);
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (m->init.request == 0) continue;
         coord_session_error(m->session, m->init.request, status, text);
@@ -371,7 +371,7 @@ static void on_initialized(const struct coord_saved *saved)
     }
     job->initialized = true;
     job->state = CAIRN_CLUSTER_JOB_RUNNING;
-    cairn_log_info("job %s is initialized", job->spec.name);
+    log_info("job %s is initialized", job->spec.name);
     const struct round_event ready = { .kind = CAIRN_ROUND_READY,
                                        .version = { job->generation, job->base_step } };
     coord_job_event(job, &ready);
@@ -382,7 +382,7 @@ static void on_initialized(const struct coord_saved *saved)
 static void on_sealed(struct coord_job *job, const void *about, cairn_status status,
                       const char *text)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     (void)about;
     if (!job->init.seal_running) return;
     if (status == CAIRN_ERR_CLOSED) {
@@ -391,7 +391,7 @@ static void on_sealed(struct coord_job *job, const void *about, cairn_status sta
         return;
     }
     job->init.seal_wanted = false;
-    cairn_sentence_set(&why, "%s", text);
+    sentence_set(&why, "%s", text);
     if (status == CAIRN_OK)
         status = coord_save_job(job, CAIRN_STORE_INITIALIZED, NULL, 0, on_initialized, &why);
     if (status == CAIRN_OK) return;
@@ -449,7 +449,7 @@ static void note_loss(struct coord_job *job, const char *why)
         job->loss.recovery.lost_ms = coord_now_ms(job->cluster) + 1; // not 0
     snprintf(job->loss.recovery.why, sizeof job->loss.recovery.why, "%.*s",
              (int)sizeof job->loss.recovery.why - 1,
-             cairn_sentence_brief(why, sizeof job->loss.recovery.why - 1).text);
+             sentence_brief(why, sizeof job->loss.recovery.why - 1).text);
 }
 
 /* It has waited for all for so long that fewer are taken. */
@@ -473,36 +473,35 @@ uint32_t coord_recovery_shards(const struct coord_job *job)
         const uint32_t here = coord_seats_staying(job->cluster, &job->spec, false);
         if (here < staying) staying = here > least ? here : least < staying ? least : staying;
     }
-    return cairn_plan_job_shards(&job->spec, staying);
+    return plan_job_shards(&job->spec, staying);
 }
 
 /* Tells the operator how the job could go on with fewer shards. */
-static void advise_fewer(const struct coord_job *job, struct cairn_sentence *out)
+static void advise_fewer(const struct coord_job *job, struct sentence *out)
 {
     const struct coord_options *options = job->cluster->options;
     if (options->shards_min == 0)
-        cairn_sentence_add(out, ", or cluster.shards_min allows fewer");
+        sentence_add(out, ", or cluster.shards_min allows fewer");
     else if (!takes_fewer(job))
-        cairn_sentence_add(out,
-                           ", or over those that are here, %" PRId64
-                           " at least, when it has waited for cluster.shards_wait",
-                           options->shards_min);
+        sentence_add(out,
+                     ", or over those that are here, %" PRId64
+                     " at least, when it has waited for cluster.shards_wait",
+                     options->shards_min);
 }
 
-static void advise_to_wait(const struct coord_job *job, struct cairn_sentence *out)
+static void advise_to_wait(const struct coord_job *job, struct sentence *out)
 {
     const uint32_t count = coord_recovery_shards(job);
-    cairn_sentence_set(out, "its newest snapshot is restored by itself (on_shard_loss)");
+    sentence_set(out, "its newest snapshot is restored by itself (on_shard_loss)");
     if (coord_seats_staying(job->cluster, &job->spec, false) < count) {
-        cairn_sentence_add(out, ", once %" PRIu32 " shard%s here", count,
-                           count == 1 ? " is" : "s are");
+        sentence_add(out, ", once %" PRIu32 " shard%s here", count, count == 1 ? " is" : "s are");
         advise_fewer(job, out);
     } else if (job->loss.recovery.unseen)
-        cairn_sentence_add(out, ", once it is mounted at every shard (`cairn cluster status` shows "
-                                "where snapshots cannot be saved)");
+        sentence_add(out, ", once it is mounted at every shard (`cairn cluster status` shows "
+                          "where snapshots cannot be saved)");
 }
 
-void coord_recovery_advise(const struct coord_job *job, struct cairn_sentence *out)
+void coord_recovery_advise(const struct coord_job *job, struct sentence *out)
 {
     const char *name = job->spec.name;
     if (coord_recovery_pending(job)) {
@@ -511,31 +510,30 @@ void coord_recovery_advise(const struct coord_job *job, struct cairn_sentence *o
     }
     out->text[0] = '\0';
     if (coord_recovery_wanted(job) && job->loss.recovery.gave_up && job->loss.recovery.passed) {
-        cairn_sentence_add(
-            out,
-            "on_shard_loss takes none of its snapshots unasked: mend what is said of "
-            "them, or restore one by its id as is said there; `cairn job drop %s` "
-            "gives it up, so that it may begin anew",
-            name);
+        sentence_add(out,
+                     "on_shard_loss takes none of its snapshots unasked: mend what is said of "
+                     "them, or restore one by its id as is said there; `cairn job drop %s` "
+                     "gives it up, so that it may begin anew",
+                     name);
         return;
     }
     if (coord_recovery_wanted(job) && job->loss.recovery.gave_up) {
-        cairn_sentence_add(out,
-                           "on_shard_loss finds no whole snapshot of it: `cairn snapshot restore "
-                           "%s latest` tries again, where one was made whole; `cairn job drop %s` "
-                           "gives it up, so that it may begin anew",
-                           name, name);
+        sentence_add(out,
+                     "on_shard_loss finds no whole snapshot of it: `cairn snapshot restore "
+                     "%s latest` tries again, where one was made whole; `cairn job drop %s` "
+                     "gives it up, so that it may begin anew",
+                     name, name);
         return;
     }
     if (coord_recovery_wanted(job) && job->loss.recovery.restores >= CAIRN_RESTORES_MAX)
-        cairn_sentence_add(out,
-                           "on_shard_loss has restored it %d times without a step applied in "
-                           "between, and waits now; ",
-                           CAIRN_RESTORES_MAX);
-    cairn_sentence_add(out,
-                       "restore a snapshot with `cairn snapshot restore %s ID` (`cairn snapshot "
-                       "list %s` shows which there are)",
-                       name, name);
+        sentence_add(out,
+                     "on_shard_loss has restored it %d times without a step applied in "
+                     "between, and waits now; ",
+                     CAIRN_RESTORES_MAX);
+    sentence_add(out,
+                 "restore a snapshot with `cairn snapshot restore %s ID` (`cairn snapshot "
+                 "list %s` shows which there are)",
+                 name, name);
 }
 
 /* ---- the loss ---- */
@@ -544,7 +542,7 @@ void coord_recovery_advise(const struct coord_job *job, struct cairn_sentence *o
 static void stop(struct coord_job *job)
 {
     job->state = CAIRN_CLUSTER_JOB_LOST;
-    cairn_log_error("job %s is %s", job->spec.name, job->loss.why.text);
+    log_error("job %s is %s", job->spec.name, job->loss.why.text);
     coord_event_note(job->cluster, CAIRN_EVENT_JOB_LOST, job->spec.name, NULL, "%s",
                      job->loss.why.text);
     coord_cut_abort(job, job->loss.why.text);
@@ -556,7 +554,7 @@ static void stop(struct coord_job *job)
 
 void coord_job_behind(struct coord_job *job, const char *kind, const char *name, const char *what)
 {
-    cairn_sentence_set(
+    sentence_set(
         &job->loss.why,
         "behind: %s %s has seen a higher %s of it than the coordinator's store, which is an "
         "older copy; nothing is done with it before `cairn cluster adopt` has taken what the "
@@ -570,7 +568,7 @@ void coord_job_behind(struct coord_job *job, const char *kind, const char *name,
 void coord_job_lose(struct coord_job *job, bool may_return, const char *format, ...)
 {
     va_list args;
-    struct cairn_sentence advice;
+    struct sentence advice;
     char what[CAIRN_SENTENCE_BYTES / 2];
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
@@ -580,12 +578,12 @@ void coord_job_lose(struct coord_job *job, bool may_return, const char *format, 
     job->state = CAIRN_CLUSTER_JOB_LOST;
     note_loss(job, what);
     coord_recovery_advise(job, &advice);
-    cairn_sentence_set(&job->loss.why, "lost: %s; %s", what, advice.text);
+    sentence_set(&job->loss.why, "lost: %s; %s", what, advice.text);
     const bool pending = coord_recovery_pending(job);
     stop(job);
     if (pending) coord_job_keep_pauses(job);
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "job %s is %s", job->spec.name, job->loss.why.text);
+    struct sentence why;
+    sentence_set(&why, "job %s is %s", job->spec.name, job->loss.why.text);
     while (job->members.list != NULL)
         coord_member_put_out(job->members.list,
                              pending ? CAIRN_ERR_ROLLED_BACK : CAIRN_ERR_JOB_LOST, why.text);
@@ -751,27 +749,25 @@ void coord_memory_release(struct memory_view *view)
 
 /* Refuses a setting that no amendment changes, and names the way that changes it, if there is
  * one. */
-static cairn_status refuse_setting(const struct cairn_job_spec_data *spec,
-                                   const Cairn__Setting *setting, enum cairn_spec_change change,
-                                   struct cairn_sentence *why)
+static cairn_status refuse_setting(const struct job_spec_data *spec, const Cairn__Setting *setting,
+                                   enum spec_change change, struct sentence *why)
 {
     if (change == CAIRN_SPEC_NEVER)
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                          "%s says how job %s began, and does not change", setting->key,
-                          spec->name);
-    return cairn_fail(
-        why, CAIRN_ERR_UNSUPPORTED,
-        "%s of job %s changes with a job that is made of its snapshot, moments and "
-        "step included: `cairn snapshot create %s --wait`, then `cairn job create %s "
-        "--from %s/latest --set %s=%s` (under another name it begins beside this one)",
-        setting->key, spec->name, spec->name, spec->name, spec->name, setting->key, setting->value);
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                         "%s says how job %s began, and does not change", setting->key, spec->name);
+    return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                     "%s of job %s changes with a job that is made of its snapshot, moments and "
+                     "step included: `cairn snapshot create %s --wait`, then `cairn job create %s "
+                     "--from %s/latest --set %s=%s` (under another name it begins beside this one)",
+                     setting->key, spec->name, spec->name, spec->name, spec->name, setting->key,
+                     setting->value);
 }
 
-static cairn_status apply_one(struct cairn_job_spec_data *next, const Cairn__Setting *setting,
-                              enum settings_way way, bool *reopens_out, struct cairn_sentence *why)
+static cairn_status apply_one(struct job_spec_data *next, const Cairn__Setting *setting,
+                              enum settings_way way, bool *reopens_out, struct sentence *why)
 {
-    enum cairn_spec_change change;
-    const cairn_status status = cairn_spec_set(next, setting->key, setting->value, &change, why);
+    enum spec_change change;
+    const cairn_status status = spec_set(next, setting->key, setting->value, &change, why);
     if (status != CAIRN_OK) return status;
     const bool is_refused = change == CAIRN_SPEC_NEVER ||
                             (change == CAIRN_SPEC_CREATED && way == CAIRN_SETTINGS_AMEND);
@@ -780,64 +776,61 @@ static cairn_status apply_one(struct cairn_job_spec_data *next, const Cairn__Set
     return CAIRN_OK;
 }
 
-cairn_status coord_settings_apply(struct cairn_job_spec_data *next, Cairn__Setting *const *settings,
+cairn_status coord_settings_apply(struct job_spec_data *next, Cairn__Setting *const *settings,
                                   size_t count, enum settings_way way, bool *reopens_out,
-                                  struct cairn_sentence *why)
+                                  struct sentence *why)
 {
     if (count == 0) return CAIRN_OK;
     if (count > CAIRN_SETTINGS_MAX)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%zu settings; allowed: at most %d", count,
-                          CAIRN_SETTINGS_MAX);
+        return fail_with(why, CAIRN_ERR_INVALID, "%zu settings; allowed: at most %d", count,
+                         CAIRN_SETTINGS_MAX);
     for (size_t i = 0; i < count; i++) {
         const cairn_status status = apply_one(next, settings[i], way, reopens_out, why);
         if (status != CAIRN_OK) return status;
     }
-    cairn_spec_canonicalize(next);
+    spec_canonicalize(next);
     return CAIRN_OK;
 }
 
 /* Refuses a setting that the optimizer would ignore, as it is refused in a worker's spec. */
-static cairn_status judge_unused(const struct cairn_group_spec *was,
-                                 const struct cairn_group_spec *now, struct cairn_sentence *why)
+static cairn_status judge_unused(const struct group_spec *was, const struct group_spec *now,
+                                 struct sentence *why)
 {
     const char *field = "";
-    if (cairn_group_spec_unused(now, &field) == CAIRN_OK) return CAIRN_OK;
-    const struct cairn_spec_field *row = cairn_spec_field_find(&cairn_group_fields, field,
-                                                               strlen(field));
-    if (row == NULL || cairn_spec_field_number(row, was) == cairn_spec_field_number(row, now))
-        return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "group %s: %s has no effect with optimizer %s; allowed: what it is",
-                      now->name, field, now->optimizer);
+    if (group_spec_unused(now, &field) == CAIRN_OK) return CAIRN_OK;
+    const struct spec_field *row = spec_field_find(&group_fields, field, strlen(field));
+    if (row == NULL || spec_field_number(row, was) == spec_field_number(row, now)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "group %s: %s has no effect with optimizer %s; allowed: what it is", now->name,
+                     field, now->optimizer);
 }
 
-static cairn_status judge_group(const struct cairn_group_spec *was,
-                                const struct cairn_group_spec *now, struct cairn_sentence *why)
+static cairn_status judge_group(const struct group_spec *was, const struct group_spec *now,
+                                struct sentence *why)
 {
-    struct cairn_group_hyper a, b;
+    struct group_hyper a, b;
     const char *field = "";
     cairn_status status = judge_unused(was, now, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_group_hyper_of_spec(was, &a, &field);
-    if (status == CAIRN_OK) status = cairn_group_hyper_of_spec(now, &b, &field);
+    status = group_hyper_of_spec(was, &a, &field);
+    if (status == CAIRN_OK) status = group_hyper_of_spec(now, &b, &field);
     if (status != CAIRN_OK)
-        return cairn_fail(why, status, "group %s: %s is not valid", now->name, field);
+        return fail_with(why, status, "group %s: %s is not valid", now->name, field);
     const bool was_driven = was->schedule.kind == CAIRN_SCHEDULE_DRIVEN;
     if (was_driven != (now->schedule.kind == CAIRN_SCHEDULE_DRIVEN))
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                          "group %s %s; an amendment cannot change that", now->name,
-                          was_driven ? "is driven: its learning rate comes with the commits"
-                                     : "is not driven: its schedule is the servers'");
-    if (cairn_optimizer_planes(&a) == cairn_optimizer_planes(&b)) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                      "group %s: with these hyper-parameters %s keeps other state than before "
-                      "(momentum 0 keeps none); an amendment cannot change that",
-                      now->name, now->optimizer);
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED, "group %s %s; an amendment cannot change that",
+                         now->name,
+                         was_driven ? "is driven: its learning rate comes with the commits"
+                                    : "is not driven: its schedule is the servers'");
+    if (optimizer_planes(&a) == optimizer_planes(&b)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                     "group %s: with these hyper-parameters %s keeps other state than before "
+                     "(momentum 0 keeps none); an amendment cannot change that",
+                     now->name, now->optimizer);
 }
 
-cairn_status coord_settings_judge_planes(const struct cairn_job_spec_data *was,
-                                         const struct cairn_job_spec_data *next,
-                                         struct cairn_sentence *why)
+cairn_status coord_settings_judge_planes(const struct job_spec_data *was,
+                                         const struct job_spec_data *next, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < next->group_count && status == CAIRN_OK; i++)
@@ -845,32 +838,30 @@ cairn_status coord_settings_judge_planes(const struct cairn_job_spec_data *was,
     return status;
 }
 
-static bool same_loss_scale(const struct cairn_job_spec_data *a,
-                            const struct cairn_job_spec_data *b)
+static bool same_loss_scale(const struct job_spec_data *a, const struct job_spec_data *b)
 {
     return a->loss_scale == b->loss_scale && a->loss_scale_policy == b->loss_scale_policy &&
            a->loss_scale_growth_steps == b->loss_scale_growth_steps &&
            a->loss_scale_min == b->loss_scale_min && a->loss_scale_max == b->loss_scale_max;
 }
 
-cairn_status coord_settings_payload(const struct cairn_job_spec_data *was,
-                                    const struct cairn_job_spec_data *next,
-                                    struct cairn_decision *last, uint8_t **owned_out,
-                                    struct cairn_sentence *why)
+cairn_status coord_settings_payload(const struct job_spec_data *was,
+                                    const struct job_spec_data *next, struct decision *last,
+                                    uint8_t **owned_out, struct sentence *why)
 {
     struct payload head;
     *owned_out = NULL;
     if (last->payload_bytes == 0) return CAIRN_OK;
     if (payload_decode(last->payload, last->payload_bytes, &head) != CAIRN_OK)
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
+        return fail_with(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
     if (head.state_bytes > next->client_state_max)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "client_state_max is %u, and the trainer's state that belongs to this "
-                          "version has %zu bytes; allowed: that or more",
-                          next->client_state_max, head.state_bytes);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "client_state_max is %u, and the trainer's state that belongs to this "
+                         "version has %zu bytes; allowed: that or more",
+                         next->client_state_max, head.state_bytes);
     if (same_loss_scale(was, next)) return CAIRN_OK;
     uint8_t *copy = malloc(last->payload_bytes);
-    if (copy == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the job's state");
+    if (copy == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the job's state");
     memcpy(copy, last->payload, last->payload_bytes);
     payload_set_loss_scale(copy, next->loss_scale);
     last->payload = *owned_out = copy;

@@ -24,23 +24,23 @@
 
 /* A member's JobOpen, until the member is ATTACHED. */
 struct coord_opening {
-    struct cairn_paged pages;    /* owned; in PAGES */
-    struct cairn_packed *packed; /* held: the spec as it came; NULL: a reader's, or not whole yet */
-    struct cairn_job_spec_data spec; /* owned; a reader's has no name */
+    struct paged pages;        /* owned; in PAGES */
+    struct packed *packed;     /* held: the spec as it came; NULL: a reader's, or not whole yet */
+    struct job_spec_data spec; /* owned; a reader's has no name */
     /* held: the job's spec that this one was compared with; NULL: none yet */
-    struct cairn_packed *compared;
-    bool joins;                        /* that spec is the same, or was */
-    struct cairn_sentence differences; /* unless it joins */
-    Cairn__Error *rows;                /* owned: the same, a Difference each; NULL: it joins */
-    uint32_t launch, start_wait_ms;    /* JobOpen.world: so many came together; 0: not said */
-    uint64_t attached_id;              /* of the job that it was a member of already; 0: of none */
-    uint64_t seen_epoch;               /* of that job, under a store of our identity; 0: none */
-    bool must_exist;                   /* it begins no job */
-    bool resumes;                      /* without the job it wants the newest snapshot restored */
-    bool must_not_exist;               /* it joins none that has taken a step */
-    bool takes_over;                   /* a rank from a worker that lives */
-    uint32_t restarts;                 /* of the launcher's run */
-    uint64_t run;                      /* 0: not known */
+    struct packed *compared;
+    bool joins;                     /* that spec is the same, or was */
+    struct sentence differences;    /* unless it joins */
+    Cairn__Error *rows;             /* owned: the same, a Difference each; NULL: it joins */
+    uint32_t launch, start_wait_ms; /* JobOpen.world: so many came together; 0: not said */
+    uint64_t attached_id;           /* of the job that it was a member of already; 0: of none */
+    uint64_t seen_epoch;            /* of that job, under a store of our identity; 0: none */
+    bool must_exist;                /* it begins no job */
+    bool resumes;                   /* without the job it wants the newest snapshot restored */
+    bool must_not_exist;            /* it joins none that has taken a step */
+    bool takes_over;                /* a rank from a worker that lives */
+    uint32_t restarts;              /* of the launcher's run */
+    uint64_t run;                   /* 0: not known */
     uint64_t contested_ms; /* since when it waits for its rank (now_ms + 1); 0: it does not */
     bool put_off;          /* it failed too often: members.h */
 };
@@ -59,9 +59,8 @@ void coord_member_open(struct coord_session *session, uint32_t request,
 /* A page of the spec that a JobOpen announced. */
 void coord_member_page(struct coord_session *session, uint32_t request, const Cairn__Page *page);
 /* The spec's bounds of workers are within round.workers_max. CAIRN_ERR_INVALID. */
-cairn_status coord_judge_workers(const struct coord *cluster,
-                                 const struct cairn_job_spec_data *spec,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_judge_workers(const struct coord *cluster, const struct job_spec_data *spec,
+                                 struct sentence *why) CAIRN_MUST_CHECK;
 /* Who waits for a job looks again: a shard came, a job was made, restored or dropped. */
 void coord_openings_advance(struct coord *cluster);
 /* Whoever waits for a rank does not wait for ever. */
@@ -75,13 +74,12 @@ struct coord_verdict;
 /* Adds to the list the specs of those who wish that the job is restored. True: some are new. */
 bool coord_openers_list(struct coord *cluster, const char *name, struct coord_verdict **list);
 /* Compares those that were not yet with what is to be restored. Any thread. */
-void coord_verdicts_judge(struct coord_verdict *list, const struct cairn_job_spec_data *saved);
+void coord_verdicts_judge(struct coord_verdict *list, const struct job_spec_data *saved);
 void coord_verdicts_free(struct coord_verdict *list);
 /* The snapshot is to be restored for the openers who wish it, all of whom are in the list: refuses who came
  * with another spec. CAIRN_ERR_MISMATCH: all of them did. */
 cairn_status coord_openers_judge(struct coord *cluster, const char *name,
-                                 struct coord_verdict *list,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                 struct coord_verdict *list, struct sentence *why) CAIRN_MUST_CHECK;
 /* The job could not be made: its openers hear why. */
 void coord_job_openers_fail(struct coord *cluster, const char *name, cairn_status status,
                             const char *text);
@@ -128,7 +126,7 @@ void coord_job_try_seal(struct coord_job *job);
 CAIRN_MUST_CHECK cairn_status coord_replicas_take(struct coord_member *member,
                                                   const ProtobufCBinaryData *held);
 /* Ranks that hold the same box of a tensor have put the same; else false, and why. */
-bool coord_replicas_agree(const struct coord_job *job, struct cairn_sentence *why);
+bool coord_replicas_agree(const struct coord_job *job, struct sentence *why);
 
 /* ==== loss ==== */
 
@@ -138,12 +136,12 @@ bool coord_replicas_agree(const struct coord_job *job, struct cairn_sentence *wh
 
 /* How a lost job is being restored by itself: see restore.h. */
 struct coord_recovery {
-    uint32_t restores;             /* begun without a step applied in between */
-    struct snapshot_place behind;  /* the oldest that was found damaged */
-    uint64_t retry_ms;             /* coord_now_ms: not before */
-    uint64_t lost_ms;              /* coord_now_ms: the job was */
-    char why[300];                 /* the job was lost */
-    struct cairn_sentence damaged; /* the newest of those, and how; while behind.id says one */
+    uint32_t restores;            /* begun without a step applied in between */
+    struct snapshot_place behind; /* the oldest that was found damaged */
+    uint64_t retry_ms;            /* coord_now_ms: not before */
+    uint64_t lost_ms;             /* coord_now_ms: the job was */
+    char why[300];                /* the job was lost */
+    struct sentence damaged;      /* the newest of those, and how; while behind.id says one */
     bool running, gave_up;
     bool passed; /* gave_up: there are snapshots, of which none may be taken unasked */
     bool begun;  /* one has replaced the job: no part comes back by itself */
@@ -153,9 +151,9 @@ struct coord_recovery {
 
 /* A job's loss, and its recovery. */
 struct coord_loss {
-    struct cairn_sentence why; /* "lost: ...", "behind: ..." */
-    bool may_return;           /* LOST for want of parts only: the core lives */
-    bool behind;               /* LOST, since our store is an older copy: until it is adopted */
+    struct sentence why; /* "lost: ...", "behind: ..." */
+    bool may_return;     /* LOST for want of parts only: the core lives */
+    bool behind;         /* LOST, since our store is an older copy: until it is adopted */
     struct coord_recovery recovery;
 };
 
@@ -177,7 +175,7 @@ uint32_t coord_recovery_shards(const struct coord_job *job);
 bool coord_recovery_pending(const struct coord_job *job);
 /* Says what comes next for a job that is LOST, or what an operator is to do. The text follows
  * "lost: WHY; ". */
-void coord_recovery_advise(const struct coord_job *job, struct cairn_sentence *out);
+void coord_recovery_advise(const struct coord_job *job, struct sentence *out);
 
 /* ==== job ==== */
 
@@ -225,9 +223,9 @@ struct coord_reserved {
 /* The spec and the layout that the planner made, in their packed form, as sent to shards and
  * members. */
 struct coord_planned {
-    struct cairn_packed *spec, *layout; /* held */
-    double heaviest_over_mean;          /* of the bytes of the shards */
-    uint64_t *shard_bytes; /* owned: [layout->shard_count] of state; NULL: not counted yet */
+    struct packed *spec, *layout; /* held */
+    double heaviest_over_mean;    /* of the bytes of the shards */
+    uint64_t *shard_bytes;        /* owned: [layout->shard_count] of state; NULL: not counted yet */
 };
 
 struct coord_job {
@@ -242,12 +240,12 @@ struct coord_job {
     bool version_unknown; /* the job comes from the store, and its shards were not heard yet */
     uint64_t generation, epoch;
     uint64_t base_step; /* at which the generation began */
-    struct cairn_origin origin;
+    struct origin origin;
     char made_by[CAIRN_NAME_MAX + 16]; /* until the event of its creation says it */
     struct coord_reserved reserved;
 
-    struct cairn_job_spec_data spec; /* owned */
-    struct cairn_layout *layout;     /* owned */
+    struct job_spec_data spec; /* owned */
+    struct layout *layout;     /* owned */
     /* owned: [shard_room], by index in the layout; behind those of the layout stand the ones that join */
     struct coord_job_shard *shards;
     uint32_t shard_count,
@@ -312,8 +310,8 @@ bool coord_job_has_seat(const struct coord_job *job, const struct coord_seat *se
 bool coord_job_moves(const struct coord_job *job);
 /* In what the newest version is published when the next layout is in force, which it is to be at `now`:
  * *shards_out of its shards; NULL: that one itself. Borrowed. */
-struct cairn_packed *coord_job_before_next(const struct coord_job *job, struct cairn_version now,
-                                           uint32_t *shards_out);
+struct packed *coord_job_before_next(const struct coord_job *job, struct cairn_version now,
+                                     uint32_t *shards_out);
 bool coord_job_shards_up(const struct coord_job *job);
 /* The shard is back: has it another address than the members were told? Notes the present one. */
 bool coord_job_shard_moved(struct coord_job_shard *shard);
@@ -361,7 +359,7 @@ struct coord_member {
     uint64_t attach;        /* of job->members.attaches: its own */
     bool has_ended_round;   /* a round that it was in has ended, since it attached */
     uint64_t opened_round;  /* the last that it was told of */
-    uint32_t in_flight;     /* bits of enum cairn_in_flight, of its last heartbeat */
+    uint32_t in_flight;     /* bits of enum in_flight, of its last heartbeat */
     struct step_ring times; /* of a worker */
     uint64_t read_bytes;    /* of published memory, by itself: as it told last */
     /* each is its module's own */
@@ -385,16 +383,16 @@ struct stored_job;
 
 /* A row of the store becomes a job; or all rows do. */
 cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
-                            struct cairn_sentence *why);
-cairn_status coord_jobs_load(struct coord *cluster, struct cairn_sentence *why);
+                            struct sentence *why);
+cairn_status coord_jobs_load(struct coord *cluster, struct sentence *why);
 /* Begins to make the job that `packed` is the spec of: a thread plans it, the shards make room,
  * and it is stored. Members that wait for the job then hear of it. `generation` is explained at
  * coord_first_generation; `maker` is the session that wants the job. CAIRN_ERR_REFUSED,
  * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: nothing was begun. */
 CAIRN_MUST_CHECK cairn_status coord_job_create(struct coord *cluster,
-                                               const struct cairn_job_spec_data *spec,
-                                               uint64_t generation, struct cairn_packed *packed,
-                                               const char *maker, struct cairn_sentence *why);
+                                               const struct job_spec_data *spec,
+                                               uint64_t generation, struct packed *packed,
+                                               const char *maker, struct sentence *why);
 /* A thread plans a job of that name. */
 bool coord_job_planning(const struct coord *cluster, const char *name);
 /* Takes the job out of the store, then frees it here and on its shards; until then it is CREATING. Its
@@ -402,8 +400,8 @@ bool coord_job_planning(const struct coord *cluster, const char *name);
 void coord_job_drop(struct coord_job *job);
 void coord_job_free(struct coord_job *job);
 /* A spec or a layout that nobody could take is refused before it is stored: CAIRN_ERR_INVALID. */
-CAIRN_MUST_CHECK cairn_status coord_judge_packed(const char *job, const struct cairn_packed *packed,
-                                                 struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status coord_judge_packed(const char *job, const struct packed *packed,
+                                                 struct sentence *why);
 /* A job that nobody knows yet, over as many shards as `shards` of the configuration says, and as many more as
  * are here and see the snapshots. */
 struct coord_draft {
@@ -412,13 +410,13 @@ struct coord_draft {
 };
 /* Opens a draft of a job that is to be restored, over all shards that fit. False: no memory. */
 bool coord_draft_open(struct coord_draft *draft, struct coord *cluster,
-                      const struct cairn_job_spec_data *spec);
+                      const struct job_spec_data *spec);
 /* Spec and layout. Any thread: a million tensors take seconds. */
-cairn_status coord_draft_plan(struct coord_draft *draft, const struct cairn_job_spec_data *spec,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_draft_plan(struct coord_draft *draft, const struct job_spec_data *spec,
+                              struct sentence *why) CAIRN_MUST_CHECK;
 /* Its shards: the job is the caller's. CAIRN_ERR_NOT_READY: there are not so many, or not any more. */
 cairn_status coord_draft_take(struct coord_draft *draft, struct coord_job **job_out,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                              struct sentence *why) CAIRN_MUST_CHECK;
 void coord_draft_close(struct coord_draft *draft);
 /* The fields of a JobCreate message. */
 struct coord_job_load {
@@ -427,23 +425,22 @@ struct coord_job_load {
     const char *snapshot_path;
     uint64_t digest; /* of a SnapshotPart of what was loaded; 0: none is wanted */
     struct cairn_version version;
-    const struct cairn_decision *last; /* may be NULL */
+    const struct decision *last; /* may be NULL */
 };
 /* JobCreate and its pages to all shards of the job. Asks them with the gather, which the caller starts. */
 void coord_job_send_create(struct coord_job *job, const struct coord_job_load *load,
                            struct coord_gather *gather);
 /* The same to one shard, of that index and in that layout. */
 void coord_job_ask_create(const struct coord_job *job, const struct coord_job_load *load,
-                          uint32_t shard, struct coord_seat *seat, struct cairn_packed *layout,
+                          uint32_t shard, struct coord_seat *seat, struct packed *layout,
                           struct coord_gather *gather);
 /* All shards have made their part: is each still the process that did? CAIRN_ERR_CLOSED: `why` says which is
  * not. */
 cairn_status coord_job_judge_shards(const struct coord_job *job,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                    struct sentence *why) CAIRN_MUST_CHECK;
 
 /* parts.c: coord_core_open with the hands that do what it says. */
-cairn_status coord_job_core_open(struct coord_job *job,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_job_core_open(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== bytes ==== */
 
@@ -488,19 +485,18 @@ struct coord_job;
  * payload for its shards: *payload_out is malloc'ed, *bytes_out long; NULL and 0 if nothing was
  * missed. CAIRN_ERR_INVALID: the tensors stand at more different counts than can be told.
  * CAIRN_ERR_NO_MEMORY. Any thread. */
-cairn_status coord_missed_begin(struct cairn_job_spec_data *spec, uint8_t **payload_out,
-                                size_t *bytes_out, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_missed_begin(struct job_spec_data *spec, uint8_t **payload_out,
+                                size_t *bytes_out, struct sentence *why) CAIRN_MUST_CHECK;
 /* The last decision of the job, `last`, gets a payload for a next generation with the tensors of
  * `next`: *payload_out, malloc'ed. A tensor that was not trained so far has missed all steps.
  * CAIRN_ERR_INVALID: tensors would stand at more counts than can be told. CAIRN_ERR_NO_MEMORY. */
-cairn_status coord_missed_extend(const struct coord_job *job,
-                                 const struct cairn_job_spec_data *next,
-                                 struct cairn_decision *last, uint8_t **payload_out,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_missed_extend(const struct coord_job *job, const struct job_spec_data *next,
+                                 struct decision *last, uint8_t **payload_out,
+                                 struct sentence *why) CAIRN_MUST_CHECK;
 /* Checks an amendment of the job to the groups and tensors of `next`. It fails as
  * coord_missed_extend does. */
-cairn_status coord_missed_judge(const struct coord_job *job, const struct cairn_job_spec_data *next,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_missed_judge(const struct coord_job *job, const struct job_spec_data *next,
+                                struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== parts ==== */
 
@@ -538,21 +534,20 @@ enum settings_way {
 };
 /* Does to `next`, a copy of what the job is or of what the snapshot says, what the settings say; canonical
  * after it. Not judged as a whole. *reopens_out is set if a new generation is needed, else left. */
-cairn_status coord_settings_apply(struct cairn_job_spec_data *next, Cairn__Setting *const *settings,
+cairn_status coord_settings_apply(struct job_spec_data *next, Cairn__Setting *const *settings,
                                   size_t count, enum settings_way way, bool *reopens_out,
-                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                  struct sentence *why) CAIRN_MUST_CHECK;
 /* The planes of the groups' tensors stand on the shards, or in the snapshot: they are the same. */
-cairn_status coord_settings_judge_planes(const struct cairn_job_spec_data *was,
-                                         const struct cairn_job_spec_data *next,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_settings_judge_planes(const struct job_spec_data *was,
+                                         const struct job_spec_data *next,
+                                         struct sentence *why) CAIRN_MUST_CHECK;
 /* Adapts the payload of the job's last decision to other terms: a loss scale that is set begins
  * anew, and a trainer's state stays, if the terms have room for it (else CAIRN_ERR_INVALID). The
  * payload of `last` is replaced by *owned_out (malloc'd, the caller's), or stays if that is
  * NULL. */
-cairn_status coord_settings_payload(const struct cairn_job_spec_data *was,
-                                    const struct cairn_job_spec_data *next,
-                                    struct cairn_decision *last, uint8_t **owned_out,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_settings_payload(const struct job_spec_data *was,
+                                    const struct job_spec_data *next, struct decision *last,
+                                    uint8_t **owned_out, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== drop ==== */
 

@@ -20,10 +20,10 @@
 static void free_body(void *arg)
 {
     struct coord_job *job = arg;
-    cairn_spec_release(&job->spec);
-    cairn_layout_close(job->layout);
-    cairn_packed_release(job->planned.spec);
-    cairn_packed_release(job->planned.layout);
+    spec_release(&job->spec);
+    layout_close(job->layout);
+    packed_release(job->planned.spec);
+    packed_release(job->planned.layout);
     free(job->planned.shard_bytes);
     free(job->shards);
     free(job->init.payload);
@@ -59,7 +59,7 @@ static void on_part_dropped(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
     if (saved->status != CAIRN_OK)
-        cairn_log_error("job %s: %s", job->spec.name, saved->why);
+        log_error("job %s: %s", job->spec.name, saved->why);
     else
         coord_dropped_add(job->cluster, job->id);
     forget(job);
@@ -67,7 +67,7 @@ static void on_part_dropped(const struct coord_saved *saved)
 
 void coord_job_drop(struct coord_job *job)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     job->state = CAIRN_CLUSTER_JOB_CREATING;
     job->dropping = true;
     coord_job_core_close(job);
@@ -87,8 +87,8 @@ static const uint64_t *count_shard_bytes(struct coord_job *job)
     bytes = calloc((size_t)job->layout->shard_count + 1, sizeof *bytes);
     if (bytes == NULL) return NULL;
     for (size_t e = 0; e < job->layout->extent_count; e++) {
-        const struct cairn_extent *extent = &job->layout->extents[e];
-        bytes[extent->shard] += cairn_plan_extent_bytes(&job->spec, job->layout, extent);
+        const struct extent *extent = &job->layout->extents[e];
+        bytes[extent->shard] += plan_extent_bytes(&job->spec, job->layout, extent);
     }
     job->planned.shard_bytes = bytes;
     return bytes;
@@ -110,7 +110,7 @@ static bool weigh_seats(const struct coord_job *body)
 
 /* The one that the job can lie on, then the one that can save and load snapshots, then the less loaded. */
 static bool is_better(const struct coord_seat *a, const struct coord_seat *b,
-                      const struct cairn_job_spec_data *spec)
+                      const struct job_spec_data *spec)
 {
     const bool a_fits = coord_seat_fits(a, spec), b_fits = coord_seat_fits(b, spec);
     if (a_fits != b_fits) return a_fits;
@@ -145,27 +145,26 @@ static cairn_status choose_shards(struct coord_job *job, uint32_t shard_count, b
 
 static cairn_status plan_layout(struct coord_job *job, uint32_t shard_count)
 {
-    struct cairn_plan_report report;
-    const cairn_status status = cairn_plan_job(&job->spec, shard_count, &job->layout, &report);
+    struct plan_report report;
+    const cairn_status status = plan_job(&job->spec, shard_count, &job->layout, &report);
     if (status != CAIRN_OK) return status;
     job->planned.heaviest_over_mean = report.heaviest_over_mean;
-    job->planned.layout = cairn_packed_layout(job->layout);
+    job->planned.layout = packed_layout(job->layout);
     return job->planned.layout != NULL && count_shard_bytes(job) != NULL ? CAIRN_OK
                                                                          : CAIRN_ERR_NO_MEMORY;
 }
 
-cairn_status coord_judge_packed(const char *job, const struct cairn_packed *packed,
-                                struct cairn_sentence *why)
+cairn_status coord_judge_packed(const char *job, const struct packed *packed, struct sentence *why)
 {
     if (packed->size <= CAIRN_PAGED_BYTES_MAX) return CAIRN_OK;
-    return cairn_fail(
+    return fail_with(
         why, CAIRN_ERR_INVALID,
         "the list of tensors of job %s, or its layout, would take %zu bytes: at most %" PRIu64
         " can be sent",
         job, packed->size, CAIRN_PAGED_BYTES_MAX);
 }
 
-static uint32_t count_wanted(struct coord *cluster, const struct cairn_job_spec_data *spec,
+static uint32_t count_wanted(struct coord *cluster, const struct job_spec_data *spec,
                              const char *name, bool all)
 {
     const struct coord_job *before = coord_job_find(cluster, name);
@@ -183,11 +182,10 @@ static cairn_status begin_at_first_step(struct coord_job *job)
     if (first_step == 0) return CAIRN_OK;
     job->base_step = first_step;
     job->spec.first_step = 0;
-    const cairn_status status = cairn_spec_hash(&job->spec, hash);
+    const cairn_status status = spec_hash(&job->spec, hash);
     job->spec.first_step = first_step;
-    return status != CAIRN_OK || cairn_spec_was(&job->spec, hash)
-               ? status
-               : cairn_spec_add_former(&job->spec, hash);
+    return status != CAIRN_OK || spec_was(&job->spec, hash) ? status
+                                                            : spec_add_former(&job->spec, hash);
 }
 
 static struct coord_job *new_job(struct coord *cluster)
@@ -197,7 +195,7 @@ static struct coord_job *new_job(struct coord *cluster)
     job->cluster = cluster;
     job->state = CAIRN_CLUSTER_JOB_CREATING;
     job->generation = 1;
-    cairn_spec_init(&job->spec);
+    spec_init(&job->spec);
     randombytes_buf(&job->id, sizeof job->id);
     job->id |= 1; // never 0
     return job;
@@ -205,15 +203,14 @@ static struct coord_job *new_job(struct coord *cluster)
 
 /* Makes all of a job but its shards, from its spec. This takes long for many tensors, so it may
  * run on any thread. */
-static cairn_status plan_body(struct coord_job *job, uint32_t shard_count,
-                              struct cairn_sentence *why)
+static cairn_status plan_body(struct coord_job *job, uint32_t shard_count, struct sentence *why)
 {
     cairn_status status = coord_missed_begin(&job->spec, &job->init.payload,
                                              &job->init.payload_bytes, why);
     if (status != CAIRN_OK) return status;
     status = begin_at_first_step(job);
     if (status == CAIRN_OK) {
-        job->planned.spec = cairn_packed_spec(&job->spec);
+        job->planned.spec = packed_spec(&job->spec);
         if (job->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
     }
     if (status == CAIRN_OK) status = plan_layout(job, shard_count);
@@ -222,52 +219,50 @@ static cairn_status plan_body(struct coord_job *job, uint32_t shard_count,
         if (status != CAIRN_OK) return status;
     }
     if (status != CAIRN_OK)
-        return cairn_fail(why, status, "planning job %s: %s", job->spec.name,
-                          cairn_status_text((int)status));
+        return fail_with(why, status, "planning job %s: %s", job->spec.name,
+                         status_text((int)status));
     return coord_judge_packed(job->spec.name, job->planned.layout, why);
 }
 
 /* CAIRN_ERR_NOT_READY: shards went meanwhile. */
 static cairn_status seat_body(struct coord_job *job, uint32_t shard_count, bool restores,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     const cairn_status status = choose_shards(job, shard_count, restores);
     if (status == CAIRN_ERR_NOT_READY) {
         const uint32_t up = coord_seats_up(job->cluster),
                        fit = coord_seats_staying(job->cluster, &job->spec, false);
-        cairn_sentence_set(why, "%" PRIu32 " shards are needed, %" PRIu32 " are up", shard_count,
-                           up);
+        sentence_set(why, "%" PRIu32 " shards are needed, %" PRIu32 " are up", shard_count, up);
         if (fit < up)
-            cairn_sentence_add(why,
-                               ", of which %" PRIu32 " can take a part of the job: `cairn "
-                               "cluster status` says what is with the others",
-                               fit);
+            sentence_add(why,
+                         ", of which %" PRIu32 " can take a part of the job: `cairn "
+                         "cluster status` says what is with the others",
+                         fit);
         return status;
     }
-    return status == CAIRN_OK ? status : cairn_fail(why, status, "no memory to plan a job");
+    return status == CAIRN_OK ? status : fail_with(why, status, "no memory to plan a job");
 }
 
 bool coord_draft_open(struct coord_draft *draft, struct coord *cluster,
-                      const struct cairn_job_spec_data *spec)
+                      const struct job_spec_data *spec)
 {
     draft->job = new_job(cluster);
     draft->shard_count = count_wanted(cluster, spec, spec->name, true);
     return draft->job != NULL;
 }
 
-cairn_status coord_draft_plan(struct coord_draft *draft, const struct cairn_job_spec_data *spec,
-                              struct cairn_sentence *why)
+cairn_status coord_draft_plan(struct coord_draft *draft, const struct job_spec_data *spec,
+                              struct sentence *why)
 {
-    const cairn_status status = cairn_spec_copy(spec, &draft->job->spec);
+    const cairn_status status = spec_copy(spec, &draft->job->spec);
     if (status != CAIRN_OK)
-        return cairn_fail(why, status, "planning job %s: %s", spec->name,
-                          cairn_status_text((int)status));
-    draft->shard_count = cairn_plan_job_shards(spec, draft->shard_count);
+        return fail_with(why, status, "planning job %s: %s", spec->name, status_text((int)status));
+    draft->shard_count = plan_job_shards(spec, draft->shard_count);
     return plan_body(draft->job, draft->shard_count, why);
 }
 
 cairn_status coord_draft_take(struct coord_draft *draft, struct coord_job **job_out,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     const cairn_status status = seat_body(draft->job, draft->shard_count, true, why);
     if (status != CAIRN_OK) return status;
@@ -283,7 +278,7 @@ void coord_draft_close(struct coord_draft *draft)
 }
 
 void coord_job_ask_create(const struct coord_job *job, const struct coord_job_load *load,
-                          uint32_t shard, struct coord_seat *seat, struct cairn_packed *layout,
+                          uint32_t shard, struct coord_seat *seat, struct packed *layout,
                           struct coord_gather *gather)
 {
     const uint32_t request = coord_gather_ask(gather, seat);
@@ -325,13 +320,12 @@ void coord_job_send_create(struct coord_job *job, const struct coord_job_load *l
     }
 }
 
-cairn_status coord_job_judge_shards(const struct coord_job *job, struct cairn_sentence *why)
+cairn_status coord_job_judge_shards(const struct coord_job *job, struct sentence *why)
 {
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_job_shard *s = &job->shards[i];
         if (s->seat->incarnation == s->incarnation) continue;
-        return cairn_fail(why, CAIRN_ERR_CLOSED, "%s: it restarted without its part",
-                          s->seat->name);
+        return fail_with(why, CAIRN_ERR_CLOSED, "%s: it restarted without its part", s->seat->name);
     }
     return CAIRN_OK;
 }
@@ -339,7 +333,7 @@ cairn_status coord_job_judge_shards(const struct coord_job *job, struct cairn_se
 /* A job that nobody puts is sealed as soon as its shards are there. */
 static void begin_itself(struct coord_job *job)
 {
-    job->init.seal_wanted = cairn_spec_initializes_itself(&job->spec);
+    job->init.seal_wanted = spec_initializes_itself(&job->spec);
     coord_job_try_seal(job);
 }
 
@@ -356,10 +350,10 @@ static void creation_failed(struct coord_job *job, cairn_status status, const ch
 static void on_stored(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = saved->status;
     if (job == NULL || job->dropping) return;
-    cairn_sentence_set(&why, "%s", saved->why);
+    sentence_set(&why, "%s", saved->why);
     if (status == CAIRN_OK) status = coord_job_judge_shards(job, &why);
     if (status == CAIRN_OK) {
         job->state = CAIRN_CLUSTER_JOB_INITIALIZING;
@@ -371,9 +365,9 @@ static void on_stored(const struct coord_saved *saved)
     }
     coord_terms_tell_all(job);
     begin_itself(job);
-    cairn_log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
-                   job->spec.name, job->spec.tensor_count, job->layout->shard_count,
-                   job->planned.heaviest_over_mean);
+    log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
+             job->spec.name, job->spec.tensor_count, job->layout->shard_count,
+             job->planned.heaviest_over_mean);
     coord_event_note(job->cluster, CAIRN_EVENT_CREATED, job->spec.name, job->made_by,
                      "%zu tensors over %" PRIu32 " shards", job->spec.tensor_count,
                      job->layout->shard_count);
@@ -383,27 +377,27 @@ static void on_stored(const struct coord_saved *saved)
 static void on_created(struct coord_job *job, const void *about, cairn_status status,
                        const char *text)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     (void)about;
     if (job->dropping) return;
-    cairn_sentence_set(&why, "job %s was not created: %s", job->spec.name, text);
+    sentence_set(&why, "job %s was not created: %s", job->spec.name, text);
     if (status == CAIRN_OK) status = coord_job_judge_shards(job, &why);
     if (status == CAIRN_OK) status = coord_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_stored, &why);
     if (status != CAIRN_OK) creation_failed(job, status, why.text);
 }
 
 /* The plan is there: shards make room for the job. */
-static cairn_status begin_creation(struct coord_job *job, struct cairn_sentence *why)
+static cairn_status begin_creation(struct coord_job *job, struct sentence *why)
 {
-    const struct cairn_decision last = { .kind = CAIRN_DECISION_NONE,
-                                         .version_after = { job->generation, job->base_step },
-                                         .payload = job->init.payload,
-                                         .payload_bytes = job->init.payload_bytes };
+    const struct decision last = { .kind = CAIRN_DECISION_NONE,
+                                   .version_after = { job->generation, job->base_step },
+                                   .payload = job->init.payload,
+                                   .payload_bytes = job->init.payload_bytes };
     const struct coord_job_load load = { .version = last.version_after,
                                          .last = last.payload_bytes > 0 ? &last : NULL };
     struct coord_gather *gather = coord_gather_open_job(job, on_created, NULL, 0);
     if (gather == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     coord_job_send_create(job, &load, gather);
     coord_job_link(job);
     coord_gather_start(gather);
@@ -414,13 +408,13 @@ static cairn_status begin_creation(struct coord_job *job, struct cairn_sentence 
 
 struct coord_plan {
     struct coord_work work;
-    struct coord_plan *next;     /* of the cluster's */
-    char *name;                  /* owned */
-    struct cairn_packed *packed; /* held */
-    struct coord_job *job;       /* owned, in no list */
+    struct coord_plan *next; /* of the cluster's */
+    char *name;              /* owned */
+    struct packed *packed;   /* held */
+    struct coord_job *job;   /* owned, in no list */
     uint32_t shard_count;
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 bool coord_job_planning(const struct coord *cluster, const char *name)
@@ -433,20 +427,19 @@ bool coord_job_planning(const struct coord *cluster, const char *name)
 static void run_plan(struct coord_work *work)
 {
     struct coord_plan *plan = (struct coord_plan *)work;
-    const struct cairn_packed *packed = plan->packed;
-    struct cairn_job_spec_data spec;
-    plan->status = cairn_spec_unpack(packed->bytes, packed->size, cairn_optimizer_names(), &spec,
-                                     &plan->why);
+    const struct packed *packed = plan->packed;
+    struct job_spec_data spec;
+    plan->status = spec_unpack(packed->bytes, packed->size, optimizer_names(), &spec, &plan->why);
     if (plan->status != CAIRN_OK) return;
     plan->job->spec = spec;
-    plan->shard_count = cairn_plan_job_shards(&spec, plan->shard_count);
+    plan->shard_count = plan_job_shards(&spec, plan->shard_count);
     plan->status = plan_body(plan->job, plan->shard_count, &plan->why);
 }
 
 static void plan_free(struct coord_plan *plan)
 {
     if (plan->job != NULL) coord_job_free(plan->job);
-    cairn_packed_release(plan->packed);
+    packed_release(plan->packed);
     free(plan->name);
     free(plan);
 }
@@ -455,7 +448,7 @@ static void done_plan(struct coord_work *work)
 {
     struct coord_plan *plan = (struct coord_plan *)work;
     struct coord *cluster = work->cluster;
-    struct cairn_sentence why = plan->why;
+    struct sentence why = plan->why;
     cairn_status status = plan->status;
     struct coord_plan **at = &cluster->openings.plans;
     while (*at != plan) at = &(*at)->next;
@@ -473,13 +466,13 @@ static void done_plan(struct coord_work *work)
 }
 
 static cairn_status begin_plan(struct coord *cluster, const char *name, uint64_t generation,
-                               struct cairn_packed *packed, const char *maker)
+                               struct packed *packed, const char *maker)
 {
     struct coord_plan *plan = calloc(1, sizeof *plan);
     if (plan == NULL) return CAIRN_ERR_NO_MEMORY;
     plan->work.run = run_plan;
     plan->work.done = done_plan;
-    plan->packed = cairn_packed_hold(packed);
+    plan->packed = packed_hold(packed);
     plan->name = strdup(name);
     plan->job = new_job(cluster);
     plan->shard_count = count_wanted(cluster, NULL, name, false);
@@ -489,7 +482,7 @@ static cairn_status begin_plan(struct coord *cluster, const char *name, uint64_t
     }
     snprintf(plan->job->made_by, sizeof plan->job->made_by, "worker %s", maker);
     plan->job->generation = generation;
-    if (generation > 1) plan->job->origin = (struct cairn_origin) { generation, { 0, 0 } };
+    if (generation > 1) plan->job->origin = (struct origin) { generation, { 0, 0 } };
     plan->next = cluster->openings.plans;
     cluster->openings.plans = plan;
     if (coord_work_do(&plan->work, cluster, NULL, 0, packed->size)) return CAIRN_OK;
@@ -498,43 +491,42 @@ static cairn_status begin_plan(struct coord *cluster, const char *name, uint64_t
     return CAIRN_ERR_NO_MEMORY;
 }
 
-cairn_status coord_job_create(struct coord *cluster, const struct cairn_job_spec_data *spec,
-                              uint64_t generation, struct cairn_packed *packed, const char *maker,
-                              struct cairn_sentence *why)
+cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data *spec,
+                              uint64_t generation, struct packed *packed, const char *maker,
+                              struct sentence *why)
 {
-    const cairn_status usable = cairn_spec_check_usable(spec, why);
+    const cairn_status usable = spec_check_usable(spec, why);
     if (usable != CAIRN_OK) return usable;
     size_t count = 0;
     for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) count++;
     for (const struct coord_plan *p = cluster->openings.plans; p != NULL; p = p->next) count++;
     if (count >= CAIRN_JOBS_MAX) {
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "there are %zu jobs, which are the most; `cairn job drop` takes one away",
-                          count);
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "there are %zu jobs, which are the most; `cairn job drop` takes one away",
+                         count);
     }
     const cairn_status status = begin_plan(cluster, spec->name, generation, packed, maker);
-    return status == CAIRN_OK ? status
-                              : cairn_fail(why, status, "the coordinator is out of memory");
+    return status == CAIRN_OK ? status : fail_with(why, status, "the coordinator is out of memory");
 }
 
 /* ---- what the store knows ---- */
 
 /* The shards of the layout, and behind them those that a re-sharding is to bring. */
 static cairn_status fill_seats(struct coord_job *job, const struct stored_job *row,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     struct coord_reshard *reshard = &job->reshard;
     reshard->running = row->weighed;
     coord_reshard_pace_begin(&reshard->pace, row->pause, 0);
     reshard->told.state = reshard->running ? CAIRN_RESHARD_MOVING : CAIRN_RESHARD_NONE;
     reshard->joiners = calloc((size_t)row->shard_count + 1, sizeof *reshard->joiners);
-    if (reshard->joiners == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (reshard->joiners == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     for (uint32_t i = 0; i < row->shard_count; i++) {
         const bool is_hole = row->shards[i].name[0] == '\0';
         const double weight = row->shards[i].weight;
         struct coord_seat *seat = is_hole ? NULL
                                           : coord_seat_get(job->cluster, row->shards[i].name);
-        if (seat == NULL && !is_hole) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        if (seat == NULL && !is_hole) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
         if (i >= job->layout->shard_count) {
             if (seat != NULL && reshard->running)
                 reshard->joiners[reshard->joiner_count++] = (struct coord_joiner) { seat, weight };
@@ -547,39 +539,39 @@ static cairn_status fill_seats(struct coord_job *job, const struct stored_job *r
 }
 
 static cairn_status fill_job(struct coord_job *job, const struct stored_job *row,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
-    struct cairn_sentence reason = { "" };
-    cairn_status status = cairn_spec_unpack(row->spec, row->spec_bytes, cairn_optimizer_names(),
-                                            &job->spec, &reason);
+    struct sentence reason = { "" };
+    cairn_status status = spec_unpack(row->spec, row->spec_bytes, optimizer_names(), &job->spec,
+                                      &reason);
     if (status != CAIRN_OK)
-        return cairn_fail(why, status, "the stored spec of job %s: %s", row->name, reason.text);
-    job->planned.spec = cairn_packed_copy(row->spec, row->spec_bytes);
-    job->planned.layout = cairn_packed_copy(row->layout, row->layout_bytes);
+        return fail_with(why, status, "the stored spec of job %s: %s", row->name, reason.text);
+    job->planned.spec = packed_copy(row->spec, row->spec_bytes);
+    job->planned.layout = packed_copy(row->layout, row->layout_bytes);
     status = CAIRN_ERR_NO_MEMORY;
     if (job->planned.spec != NULL && job->planned.layout != NULL &&
         coord_job_shards_init(job, row->shard_count + CAIRN_JOB_JOINS_MAX))
-        status = cairn_plan_job_decode(&job->spec, row->layout, row->layout_bytes, &job->layout);
+        status = plan_job_decode(&job->spec, row->layout, row->layout_bytes, &job->layout);
     if (status == CAIRN_OK && row->layout_before_bytes > 0) status = coord_layouts_load(job, row);
     if (status != CAIRN_OK) {
-        return cairn_fail(why, status, "the stored layout of job %s: %s", row->name,
-                          cairn_status_text((int)status));
+        return fail_with(why, status, "the stored layout of job %s: %s", row->name,
+                         status_text((int)status));
     }
     job->layouts.at = (struct cairn_version) { row->layout_at_generation, row->layout_at_step };
     if (job->layout->shard_count > row->shard_count) {
-        return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                          "job %s is stored with %" PRIu32 " shards and a layout of %" PRIu32,
-                          row->name, row->shard_count, job->layout->shard_count);
+        return fail_with(why, CAIRN_ERR_CORRUPT,
+                         "job %s is stored with %" PRIu32 " shards and a layout of %" PRIu32,
+                         row->name, row->shard_count, job->layout->shard_count);
     }
     return fill_seats(job, row, why);
 }
 
 cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
-                            struct cairn_sentence *why)
+                            struct sentence *why)
 {
     struct coord_job *job = calloc(1, sizeof *job);
-    if (job == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    cairn_spec_init(&job->spec);
+    if (job == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    spec_init(&job->spec);
     job->cluster = cluster;
     job->id = row->id;
     job->generation = row->generation;
@@ -592,7 +584,7 @@ cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
     job->version_unknown = row->initialized;
     job->stored = true;
     job->state = row->initialized ? CAIRN_CLUSTER_JOB_RUNNING : CAIRN_CLUSTER_JOB_INITIALIZING;
-    cairn_sentence_set(&job->rounds.epoch_reason, "the coordinator was started again");
+    sentence_set(&job->rounds.epoch_reason, "the coordinator was started again");
     cairn_status status = fill_job(job, row, why);
     if (status == CAIRN_OK) status = coord_groups_doubt(job);
     if (status == CAIRN_OK) status = coord_job_core_open(job, why);
@@ -600,21 +592,20 @@ cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
         coord_job_free(job);
         return status;
     }
-    job->init.seal_wanted = !job->initialized && cairn_spec_initializes_itself(&job->spec);
+    job->init.seal_wanted = !job->initialized && spec_initializes_itself(&job->spec);
     coord_job_link(job);
-    cairn_log_info("job %s: generation %" PRIu64 ", epoch %" PRIu64 ", waiting for %" PRIu32
-                   " shard%s",
-                   job->spec.name, job->generation, job->epoch, job->seat_count,
-                   job->seat_count == 1 ? "" : "s");
+    log_info("job %s: generation %" PRIu64 ", epoch %" PRIu64 ", waiting for %" PRIu32 " shard%s",
+             job->spec.name, job->generation, job->epoch, job->seat_count,
+             job->seat_count == 1 ? "" : "s");
     return CAIRN_OK;
 }
 
-static cairn_status load_job(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status load_job(void *context, const void *row, struct sentence *why)
 {
     return coord_job_load(context, row, why);
 }
 
-cairn_status coord_jobs_load(struct coord *cluster, struct cairn_sentence *why)
+cairn_status coord_jobs_load(struct coord *cluster, struct sentence *why)
 {
     return store_each(cluster->store, CAIRN_STORED_JOBS, load_job, cluster, why);
 }
@@ -666,7 +657,7 @@ static void on_job_dropped(void *context, cairn_status status, const char *text)
 {
     struct coord_drop *drop = context;
     if (!drop->cluster->closing) {
-        if (status != CAIRN_OK) cairn_log_warn("job %s was dropped, but: %s", drop->name, text);
+        if (status != CAIRN_OK) log_warn("job %s was dropped, but: %s", drop->name, text);
         drop->removed.note = (char *)(uintptr_t)(status == CAIRN_OK ? "" : text);
         coord_waiters_answer(&drop->waiter, CAIRN_MSG_JOB_REMOVED, &drop->removed.base);
     }
@@ -675,33 +666,32 @@ static void on_job_dropped(void *context, cairn_status status, const char *text)
 
 /* ---- may it be? ---- */
 
-static cairn_status refuse_members(const struct coord_job *job, struct cairn_sentence *why)
+static cairn_status refuse_members(const struct coord_job *job, struct sentence *why)
 {
     uint32_t named = 0;
-    cairn_sentence_set(why, "job %s is in use: ", job->spec.name);
+    sentence_set(why, "job %s is in use: ", job->spec.name);
     for (const struct coord_member *m = job->members.list; m != NULL && named < NAMED_MAX;
          m = m->next_of_job)
-        cairn_sentence_add(why, "%s%s %.60s", named++ == 0 ? "" : ", ", cairn_role_name(m->role),
-                           m->session->name);
+        sentence_add(why, "%s%s %.60s", named++ == 0 ? "" : ", ", role_name(m->role),
+                     m->session->name);
     if (job->members.count > named)
-        cairn_sentence_add(why, " and %" PRIu32 " more", job->members.count - named);
-    cairn_sentence_add(why, "; end them, or force it (--force, CAIRN_DROP_FORCE)");
+        sentence_add(why, " and %" PRIu32 " more", job->members.count - named);
+    sentence_add(why, "; end them, or force it (--force, CAIRN_DROP_FORCE)");
     return CAIRN_ERR_BUSY;
 }
 
-static cairn_status judge(struct coord_job *job, bool force, struct cairn_sentence *why)
+static cairn_status judge(struct coord_job *job, bool force, struct sentence *why)
 {
     if (force && job->snapshots.cut != NULL) coord_cut_abort(job, "the job is to be dropped");
     if (job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
     if (job->extension.body != NULL || job->amends.amending != NULL ||
         job->state == CAIRN_CLUSTER_JOB_CREATING)
-        return cairn_fail(
-            why, CAIRN_ERR_BUSY,
-            "job %s is being made, amended or restored: ask again when that has ended",
-            job->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "job %s is being made, amended or restored: ask again when that has ended",
+                         job->spec.name);
     if (job->loss.behind)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s", job->spec.name,
-                          job->loss.why.text);
+        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s", job->spec.name,
+                         job->loss.why.text);
     if (job->members.list != NULL && !force) return refuse_members(job, why);
     return CAIRN_OK;
 }
@@ -770,7 +760,7 @@ static void on_saved(const struct coord_saved *saved)
         return;
     }
     coord_dropped_add(cluster, job->id);
-    cairn_log_info("job %s is dropped at step %" PRIu64, drop->name, drop->removed.step);
+    log_info("job %s is dropped at step %" PRIu64, drop->name, drop->removed.step);
     coord_event_note(cluster, CAIRN_EVENT_DROPPED, drop->name, NULL, "at step %" PRIu64,
                      drop->removed.step);
     ask_shards(drop, job, gather);
@@ -783,8 +773,8 @@ static void on_saved(const struct coord_saved *saved)
 /* Nobody has it open, and nobody comes. */
 static void stop(struct coord_job *job)
 {
-    struct cairn_sentence text, why = { "" };
-    cairn_sentence_set(&text, "job %s was dropped by an operator", job->spec.name);
+    struct sentence text, why = { "" };
+    sentence_set(&text, "job %s was dropped by an operator", job->spec.name);
     while (job->members.list != NULL)
         coord_member_expel(job->members.list, CAIRN_ERR_CANCELED, text.text);
     coord_job_openers_fail(job->cluster, job->spec.name, CAIRN_ERR_CANCELED, text.text);
@@ -803,17 +793,17 @@ static void stop(struct coord_job *job)
 void coord_job_remove(struct coord_session *session, uint32_t request,
                       const Cairn__JobRemove *message)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     struct coord_job *job = coord_job_find(session->cluster, message->name);
     struct coord_drop *drop = NULL;
-    cairn_status status = job == NULL ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
-                                                   "there is no job %.128s; `cairn job list`",
-                                                   message->name)
-                                      : judge(job, message->force, &why);
+    cairn_status status = job == NULL
+                              ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
+                                          "there is no job %.128s; `cairn job list`", message->name)
+                              : judge(job, message->force, &why);
     if (status == CAIRN_OK && (drop = new_drop(job)) == NULL)
-        status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
     if (status == CAIRN_OK && !coord_waiters_add(&drop->waiter, session, request))
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status == CAIRN_OK) {
         stop(job);
         return;
@@ -836,7 +826,7 @@ struct coord_first {
     /* the thread's, until it has run */
     uint64_t last;
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 static void run(struct coord_work *work)
@@ -844,16 +834,15 @@ static void run(struct coord_work *work)
     struct coord_first *first = (struct coord_first *)work;
     first->status = coord_storage_seen(work->cluster, &first->why);
     if (first->status == CAIRN_OK)
-        first->status = cairn_snapshot_last_generation(work->cluster->storage.path, first->job,
-                                                       &first->last, &first->why);
+        first->status = snapshot_last_generation(work->cluster->storage.path, first->job,
+                                                 &first->last, &first->why);
 }
 
 static void say_unknown(const char *job, const char *why)
 {
-    cairn_log_warn(
-        "job %s begins with generation 1, and snapshots of an older job of that name may "
-        "lie there, which would count as its own: %s",
-        job, why);
+    log_warn("job %s begins with generation 1, and snapshots of an older job of that name may "
+             "lie there, which would count as its own: %s",
+             job, why);
 }
 
 static void unlink_first(struct coord_first *first)

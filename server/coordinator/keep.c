@@ -15,17 +15,17 @@
 /* The snapshots of a job are looked at on another thread, and those go that nothing keeps. */
 struct keeping {
     struct coord_work work;
-    uint64_t number;            /* of the job; 0: it is not in the cluster, and nothing goes */
-    struct cairn_origin origin; /* of the job */
+    uint64_t number;      /* of the job; 0: it is not in the cluster, and nothing goes */
+    struct origin origin; /* of the job */
     struct retention_rules rules;
     struct retention_clock clock; /* when it was begun */
     bool is_plan;                 /* nothing goes, but is said */
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
     /* owned */
     char *job;
     struct coord_found found;
-    struct cairn_snapshot_words words;
+    struct snapshot_words words;
     struct retention_item *items; /* [found.count] */
 };
 
@@ -35,7 +35,7 @@ static void snapshot_retire(struct coord *cluster, const char *job, const char *
 static void free_keeping(struct keeping *keeping)
 {
     coord_found_release(&keeping->found);
-    cairn_snapshot_words_release(&keeping->words);
+    snapshot_words_release(&keeping->words);
     free(keeping->items);
     free(keeping->job);
     free(keeping);
@@ -43,7 +43,7 @@ static void free_keeping(struct keeping *keeping)
 
 /* ---- on another thread ---- */
 
-static bool has_tag(const struct cairn_snapshot_words *words, const char *id)
+static bool has_tag(const struct snapshot_words *words, const char *id)
 {
     for (size_t i = 0; i < words->tag_count; i++)
         if (strcmp(words->tags[i].id, id) == 0) return true;
@@ -63,9 +63,8 @@ static bool is_others(const struct keeping *keeping, const struct found_snapshot
 
 static struct retention_item item_of(const struct keeping *keeping, const struct found_snapshot *f)
 {
-    const struct cairn_manifest *m = &f->manifest;
-    const struct cairn_snapshot_check *check = cairn_snapshot_words_check(&keeping->words,
-                                                                          f->place.id);
+    const struct manifest *m = &f->manifest;
+    const struct snapshot_check *check = snapshot_words_check(&keeping->words, f->place.id);
     struct retention_item item = { .created_unix_s = m->created_unix_s, .step = m->step };
     for (size_t i = 0; i < m->file_count; i++) item.bytes += m->files[i].bytes;
     item.is_others = is_others(keeping, f);
@@ -83,13 +82,12 @@ static void run_sweep(struct coord_work *work)
     struct keeping *k = (struct keeping *)work;
     k->status = coord_find_snapshots(work->cluster, k->job, NULL, &k->found, &k->why);
     if (k->status == CAIRN_OK)
-        k->status = cairn_snapshot_words_load(work->cluster->storage.path, k->job, &k->words,
-                                              &k->why);
+        k->status = snapshot_words_load(work->cluster->storage.path, k->job, &k->words, &k->why);
     if (k->status != CAIRN_OK) return;
     if (k->number != 0) find_line(&k->found, &k->origin);
     k->items = calloc(k->found.count + 1, sizeof *k->items);
     if (k->items == NULL) {
-        k->status = cairn_fail(&k->why, CAIRN_ERR_NO_MEMORY, "no memory");
+        k->status = fail_with(&k->why, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
     for (size_t i = 0; i < k->found.count; i++) k->items[i] = item_of(k, &k->found.list[i]);
@@ -106,7 +104,7 @@ static bool is_committed(const struct keeping *k, const char *id)
 }
 
 /* Begun for this very job and not committed, or not any more; and nobody writes one now. */
-static bool is_left(const struct keeping *k, const struct cairn_snapshot_begun *begun)
+static bool is_left(const struct keeping *k, const struct snapshot_begun *begun)
 {
     const struct coord_job *job = coord_job_by_id(k->work.cluster, k->number);
     return job != NULL && job->snapshots.cut == NULL && begun->job == k->number &&
@@ -142,7 +140,7 @@ static void answer(const struct keeping *k)
             fate->goes = retention_goes(k->items[i].fate);
             fate->reason = (char *)(uintptr_t)retention_reason(k->items[i].fate);
         } else {
-            const struct cairn_snapshot_begun *begun = &k->words.begun[i - k->found.count];
+            const struct snapshot_begun *begun = &k->words.begun[i - k->found.count];
             if (!is_left(k, begun)) continue;
             fate->id = (char *)(uintptr_t)begun->id;
             fate->goes = true;
@@ -164,7 +162,7 @@ static void on_judged(struct coord_work *work)
 {
     struct keeping *k = (struct keeping *)work;
     if (k->status != CAIRN_OK) {
-        cairn_log_warn("all snapshots of job %s stay: %s", k->job, k->why.text);
+        log_warn("all snapshots of job %s stay: %s", k->job, k->why.text);
         if (work->session != NULL)
             coord_session_error(work->session, work->request, k->status, k->why.text);
     } else {
@@ -188,7 +186,7 @@ static struct keeping *new_keeping(struct coord *cluster, const char *job)
     k->work.run = run_sweep;
     k->work.done = on_judged;
     if (known == NULL) return k;
-    const struct cairn_policy *policy = &known->spec.policy;
+    const struct policy *policy = &known->spec.policy;
     k->number = known->id;
     k->origin = known->origin;
     k->rules = (struct retention_rules) { .keep_last = policy->snapshot_keep,
@@ -208,10 +206,9 @@ void coord_snapshot_keep(struct coord *cluster, const char *job)
 void coord_snapshot_prune(struct coord_session *session, uint32_t request,
                           const Cairn__SnapshotPrune *message)
 {
-    struct cairn_sentence why;
-    if (!cairn_job_name_ok(message->job)) {
-        cairn_sentence_set(&why, "\"%.100s\" is not a name of a job; `cairn job list`",
-                           message->job);
+    struct sentence why;
+    if (!job_name_ok(message->job)) {
+        sentence_set(&why, "\"%.100s\" is not a name of a job; `cairn job list`", message->job);
         coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }
@@ -253,22 +250,22 @@ static bool is_finite(const struct found_snapshot *found)
 }
 
 /* It was read and found good, and its results are finite. */
-static bool stands(const struct found_snapshot *found, const struct cairn_snapshot_words *words)
+static bool stands(const struct found_snapshot *found, const struct snapshot_words *words)
 {
-    const struct cairn_snapshot_check *check = cairn_snapshot_words_check(words, found->place.id);
+    const struct snapshot_check *check = snapshot_words_check(words, found->place.id);
     return check != NULL && check->is_good && is_finite(found);
 }
 
 /* Nobody has read it yet, and its results are finite. */
-static bool is_unread(const struct found_snapshot *found, const struct cairn_snapshot_words *words)
+static bool is_unread(const struct found_snapshot *found, const struct snapshot_words *words)
 {
-    return cairn_snapshot_words_check(words, found->place.id) == NULL && is_finite(found);
+    return snapshot_words_check(words, found->place.id) == NULL && is_finite(found);
 }
 
 /* The newest of the job's line that is so, but for this id; NULL: none is. */
 static const char *
-newest(const struct coord_found *found, const struct cairn_snapshot_words *words, const char *but,
-       bool (*is_so)(const struct found_snapshot *found, const struct cairn_snapshot_words *words))
+newest(const struct coord_found *found, const struct snapshot_words *words, const char *but,
+       bool (*is_so)(const struct found_snapshot *found, const struct snapshot_words *words))
 {
     for (size_t i = 0; i < found->count; i++) {
         const char *id = found->list[i].place.id;
@@ -280,12 +277,11 @@ newest(const struct coord_found *found, const struct cairn_snapshot_words *words
 
 /* Both are to be released, whatever it returned. */
 static cairn_status look(const struct coord *cluster, const char *job, struct coord_found *found,
-                         struct cairn_snapshot_words *words, struct cairn_sentence *why)
+                         struct snapshot_words *words, struct sentence *why)
 {
-    *words = (struct cairn_snapshot_words) { .latest = "" };
+    *words = (struct snapshot_words) { .latest = "" };
     cairn_status status = coord_find_snapshots(cluster, job, NULL, found, why);
-    if (status == CAIRN_OK)
-        status = cairn_snapshot_words_load(cluster->storage.path, job, words, why);
+    if (status == CAIRN_OK) status = snapshot_words_load(cluster->storage.path, job, words, why);
     return status;
 }
 
@@ -298,18 +294,18 @@ static const struct found_snapshot *listed(const struct coord_found *found, cons
 
 /* `latest` moves to a newer one alone, unless what it names is gone, or the job has turned away from it. */
 static cairn_status move_latest(const struct coord *cluster, const char *job, const char *id,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     struct coord_found found = { .list = NULL };
-    struct cairn_snapshot_words words;
+    struct snapshot_words words;
     cairn_status status = look(cluster, job, &found, &words, why);
     const struct found_snapshot *mine = listed(&found, id), *latest = listed(&found, words.latest);
     const bool may = mine != NULL && !mine->is_left && is_finite(mine);
     const bool stays = may && latest != NULL && !latest->is_left &&
                        !snapshot_place_behind(&latest->place, &mine->place);
     if (status == CAIRN_OK && may && !stays)
-        status = cairn_snapshot_latest_set(cluster->storage.path, job, id, why);
-    cairn_snapshot_words_release(&words);
+        status = snapshot_latest_set(cluster->storage.path, job, id, why);
+    snapshot_words_release(&words);
     coord_found_release(&found);
     return status;
 }
@@ -317,29 +313,28 @@ static cairn_status move_latest(const struct coord *cluster, const char *job, co
 /* `latest` does not stay on one that is damaged: it goes back to the newest that stands, else to the newest
  * whose headers alone were read, as it was committed; else it is taken away. */
 static cairn_status leave_damaged(const struct coord *cluster, const char *job, const char *id,
-                                  struct cairn_sentence *why)
+                                  struct sentence *why)
 {
     const char *root = cluster->storage.path;
     struct coord_found found = { .list = NULL };
-    struct cairn_snapshot_words words;
+    struct snapshot_words words;
     cairn_status status = look(cluster, job, &found, &words, why);
     if (status == CAIRN_OK && strcmp(words.latest, id) == 0) {
         const char *next = newest(&found, &words, id, stands);
         if (next == NULL) next = newest(&found, &words, id, is_unread);
-        status = next != NULL ? cairn_snapshot_latest_set(root, job, next, why)
-                              : cairn_snapshot_latest_remove(root, job, why);
+        status = next != NULL ? snapshot_latest_set(root, job, next, why)
+                              : snapshot_latest_remove(root, job, why);
         if (status == CAIRN_OK)
-            cairn_log_error(
-                "`latest` of job %s named snapshot %s, which is damaged; it names %s now", job, id,
-                next != NULL ? next : "none: no other one is whole");
+            log_error("`latest` of job %s named snapshot %s, which is damaged; it names %s now",
+                      job, id, next != NULL ? next : "none: no other one is whole");
     }
-    cairn_snapshot_words_release(&words);
+    snapshot_words_release(&words);
     coord_found_release(&found);
     return status;
 }
 
 cairn_status coord_snapshot_note_latest(const struct coord *cluster, const char *job,
-                                        const char *id, struct cairn_sentence *why)
+                                        const char *id, struct sentence *why)
 {
     pthread_mutex_lock(&one_writer);
     cairn_status status = coord_storage_seen(cluster, why);
@@ -349,15 +344,15 @@ cairn_status coord_snapshot_note_latest(const struct coord *cluster, const char 
 }
 
 cairn_status coord_snapshot_note_check(const struct coord *cluster, const char *job, const char *id,
-                                       bool is_good, struct cairn_sentence *why)
+                                       bool is_good, struct sentence *why)
 {
     const char *root = cluster->storage.path;
-    struct cairn_snapshot_check check = { .is_good = is_good, .unix_s = wall_unix_s() };
+    struct snapshot_check check = { .is_good = is_good, .unix_s = wall_unix_s() };
     strncpy(check.id, id, sizeof check.id - 1);
     pthread_mutex_lock(&one_writer); // it is not removed now, so that no word of it is left over
     cairn_status status = coord_storage_seen(cluster, why);
-    if (status == CAIRN_OK) status = cairn_snapshot_committed(root, job, id, why);
-    if (status == CAIRN_OK) status = cairn_snapshot_check_set(root, job, &check, why);
+    if (status == CAIRN_OK) status = snapshot_committed(root, job, id, why);
+    if (status == CAIRN_OK) status = snapshot_check_set(root, job, &check, why);
     if (status == CAIRN_OK)
         status = is_good ? move_latest(cluster, job, id, why)
                          : leave_damaged(cluster, job, id, why);
@@ -367,47 +362,45 @@ cairn_status coord_snapshot_note_check(const struct coord *cluster, const char *
 
 /* Nothing but the tags, and the others that are verified, says no. */
 static cairn_status judge_release(const struct coord_found *found,
-                                  const struct cairn_snapshot_words *words, const char *job,
-                                  const char *id, enum removal_cause cause,
-                                  struct cairn_sentence *why)
+                                  const struct snapshot_words *words, const char *job,
+                                  const char *id, enum removal_cause cause, struct sentence *why)
 {
     const struct found_snapshot *it = listed(found, id);
     for (size_t i = 0; i < words->tag_count; i++)
         if (strcmp(words->tags[i].id, id) == 0)
-            return cairn_fail(why, CAIRN_ERR_REFUSED,
-                              "snapshot %s of job %s has the tag %s: `cairn snapshot tag %s %s %s "
-                              "--delete` takes it off, --force removes it all the same",
-                              id, job, words->tags[i].name, job, id, words->tags[i].name);
+            return fail_with(why, CAIRN_ERR_REFUSED,
+                             "snapshot %s of job %s has the tag %s: `cairn snapshot tag %s %s %s "
+                             "--delete` takes it off, --force removes it all the same",
+                             id, job, words->tags[i].name, job, id, words->tags[i].name);
     if (it == NULL || newest(found, words, id, stands) != NULL) return CAIRN_OK;
     if (stands(it, words))
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "snapshot %s is the only verified one of job %s: --force removes it "
-                          "all the same",
-                          id, job);
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "snapshot %s is the only verified one of job %s: --force removes it "
+                         "all the same",
+                         id, job);
     return cause == CAIRN_REMOVAL_ASKED
                ? CAIRN_OK
-               : cairn_fail(why, CAIRN_ERR_REFUSED, "no other one is verified any more");
+               : fail_with(why, CAIRN_ERR_REFUSED, "no other one is verified any more");
 }
 
 /* One whose manifest is there and cannot be read is not listed, and was committed all the same. */
 static cairn_status judge_left(const char *root, const char *job, const char *id,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
-    struct cairn_sentence said;
-    const cairn_status status = cairn_snapshot_committed(root, job, id, &said);
+    struct sentence said;
+    const cairn_status status = snapshot_committed(root, job, id, &said);
     if (status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
-    if (status == CAIRN_OK) return cairn_fail(why, CAIRN_ERR_REFUSED, "it was committed");
-    return cairn_fail(why, status, "%s", said.text);
+    if (status == CAIRN_OK) return fail_with(why, CAIRN_ERR_REFUSED, "it was committed");
+    return fail_with(why, status, "%s", said.text);
 }
 
 cairn_status coord_snapshot_release(const struct coord *cluster, const char *job, const char *id,
-                                    enum removal_cause cause,
-                                    struct cairn_snapshot_removed *removed_out,
-                                    struct cairn_sentence *why)
+                                    enum removal_cause cause, struct snapshot_removed *removed_out,
+                                    struct sentence *why)
 {
     const char *root = cluster->storage.path;
     struct coord_found found = { .list = NULL };
-    struct cairn_snapshot_words words = { .latest = "" };
+    struct snapshot_words words = { .latest = "" };
     pthread_mutex_lock(&one_writer);
     cairn_status status = look(cluster, job, &found, &words, why);
     if (status == CAIRN_OK && cause == CAIRN_REMOVAL_LEFT)
@@ -415,16 +408,16 @@ cairn_status coord_snapshot_release(const struct coord *cluster, const char *job
     else if (status == CAIRN_OK && cause != CAIRN_REMOVAL_FORCED)
         status = judge_release(&found, &words, job, id, cause, why);
     if (status == CAIRN_OK && listed(&found, id) != NULL) // before its words go
-        status = cairn_snapshot_removable(root, job, id, why);
+        status = snapshot_removable(root, job, id, why);
     const char *latest = status == CAIRN_OK ? newest(&found, &words, id, stands) : NULL;
     if (latest != NULL && strcmp(words.latest, id) == 0)
-        status = cairn_snapshot_latest_set(root, job, latest, why);
+        status = snapshot_latest_set(root, job, latest, why);
     for (size_t i = 0; i < words.tag_count && status == CAIRN_OK; i++)
         if (strcmp(words.tags[i].id, id) == 0)
-            status = cairn_snapshot_tag_remove(root, job, words.tags[i].name, why);
-    if (status == CAIRN_OK) status = cairn_snapshot_uncommit(root, job, id, removed_out, why);
+            status = snapshot_tag_remove(root, job, words.tags[i].name, why);
+    if (status == CAIRN_OK) status = snapshot_uncommit(root, job, id, removed_out, why);
     pthread_mutex_unlock(&one_writer);
-    cairn_snapshot_words_release(&words);
+    snapshot_words_release(&words);
     coord_found_release(&found);
     return status;
 }
@@ -559,9 +552,9 @@ void retention_judge(const struct retention_rules *rules, const struct retention
 struct coord_removal {
     struct coord_work work;
     struct coord_removal *next; /* of the cluster's list */
-    struct cairn_snapshot_removed removed;
+    struct snapshot_removed removed;
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
     enum removal_cause cause;
     uint64_t number; /* of the job; 0: it is not in the cluster */
     char id[CAIRN_SNAPSHOT_ID_BYTES];
@@ -582,20 +575,18 @@ static void free_removal(struct coord_removal *removal)
  * there is no room for that word, the removal is what makes some. */
 static void note_begun(const struct coord_removal *removal, const char *root)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (removal->number == 0 || removal->cause == CAIRN_REMOVAL_LEFT) return;
-    if (cairn_snapshot_begun_set(root, removal->job, removal->id, removal->number, &why) !=
-        CAIRN_OK)
-        cairn_log_warn(
-            "snapshot %s of job %s: if this coordinator ends before it is removed, files "
-            "of it stay: %s",
-            removal->id, removal->job, why.text);
+    if (snapshot_begun_set(root, removal->job, removal->id, removal->number, &why) != CAIRN_OK)
+        log_warn("snapshot %s of job %s: if this coordinator ends before it is removed, files "
+                 "of it stay: %s",
+                 removal->id, removal->job, why.text);
 }
 
 static void run_removal(struct coord_work *work)
 {
     struct coord_removal *removal = (struct coord_removal *)work;
-    struct cairn_snapshot_removed first = { 0 };
+    struct snapshot_removed first = { 0 };
     const char *root = work->cluster->storage.path;
     removal->status = coord_storage_seen(work->cluster, &removal->why);
     if (removal->status == CAIRN_OK) {
@@ -604,15 +595,15 @@ static void run_removal(struct coord_work *work)
                                                  removal->cause, &first, &removal->why);
     }
     if (removal->status == CAIRN_ERR_REFUSED)
-        cairn_snapshot_begun_forget(root, removal->job, removal->id); // it is committed, and stays
+        snapshot_begun_forget(root, removal->job, removal->id); // it is committed, and stays
     if (removal->status != CAIRN_OK) return;
-    removal->status = cairn_snapshot_remove(root, removal->job, removal->id, &removal->removed,
-                                            &removal->why);
+    removal->status = snapshot_remove(root, removal->job, removal->id, &removal->removed,
+                                      &removal->why);
     removal->removed.files += first.files;
     removal->removed.bytes += first.bytes;
     if (removal->status != CAIRN_OK && removal->status != CAIRN_ERR_NOT_FOUND) return;
-    cairn_snapshot_check_forget(root, removal->job, removal->id);
-    cairn_snapshot_begun_forget(root, removal->job, removal->id);
+    snapshot_check_forget(root, removal->job, removal->id);
+    snapshot_begun_forget(root, removal->job, removal->id);
 }
 
 static void on_removed(struct coord_work *work)
@@ -624,9 +615,9 @@ static void on_removed(struct coord_work *work)
     message.files = removal->removed.files;
     message.bytes = removal->removed.bytes;
     if (removal->status == CAIRN_OK)
-        cairn_log_info("snapshot %s of job %s is removed", removal->id, removal->job);
+        log_info("snapshot %s of job %s is removed", removal->id, removal->job);
     else
-        cairn_log_warn("snapshot %s of job %s: %s", removal->id, removal->job, removal->why.text);
+        log_warn("snapshot %s of job %s: %s", removal->id, removal->job, removal->why.text);
     if (work->session != NULL && removal->status == CAIRN_OK)
         coord_session_send(work->session, CAIRN_MSG_SNAPSHOT_REMOVED, work->request, &message.base);
     else if (work->session != NULL)
@@ -643,35 +634,35 @@ bool coord_snapshot_removing(const struct coord *cluster, const char *folder)
 
 /* Nobody writes it or reads it as a whole. */
 static cairn_status judge_removal(const struct coord *cluster, const char *job, const char *id,
-                                  const char *folder, struct cairn_sentence *why)
+                                  const char *folder, struct sentence *why)
 {
     for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
         if (strcmp(j->spec.name, job) == 0 && coord_cut_takes(j, id))
-            return cairn_fail(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
-                              job);
+            return fail_with(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
+                             job);
     }
     for (const struct coord_restore *r = cluster->restores; r != NULL; r = r->next) {
         if (coord_restore_reads(r, job, folder))
-            return cairn_fail(
+            return fail_with(
                 why, CAIRN_ERR_BUSY,
                 "snapshot %s of job %s is being restored: ask again when that has ended", id, job);
     }
     if (coord_snapshot_removing(cluster, folder))
-        return cairn_fail(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being removed", id, job);
+        return fail_with(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being removed", id, job);
     return CAIRN_OK;
 }
 
 /* Takes `folder`; nobody is answered if session is NULL. */
 static cairn_status begin(struct coord *cluster, struct coord_session *session, uint32_t request,
                           const char *job, const char *id, enum removal_cause cause, char *folder,
-                          struct cairn_sentence *why)
+                          struct sentence *why)
 {
     const struct coord_job *known = coord_job_find(cluster, job);
     cairn_status status = judge_removal(cluster, job, id, folder, why);
     struct coord_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
     char *name = status == CAIRN_OK ? strdup(job) : NULL;
     if (status == CAIRN_OK && (removal == NULL || name == NULL))
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     if (status != CAIRN_OK) {
         free(removal);
         free(name);
@@ -690,25 +681,24 @@ static cairn_status begin(struct coord *cluster, struct coord_session *session, 
     cluster->removals = removal;
     if (coord_work_start(&removal->work, cluster, session, request)) return CAIRN_OK;
     free_removal(removal);
-    return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
 }
 
 void coord_snapshot_remove(struct coord_session *session, uint32_t request,
                            const Cairn__SnapshotRemove *message)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     uint64_t generation, step;
     char *folder = NULL;
     cairn_status status;
-    if (!cairn_job_name_ok(message->job) ||
-        !cairn_snapshot_id_parse(message->id, &generation, &step))
-        status = cairn_fail(&why, CAIRN_ERR_INVALID,
-                            "\"%.100s\", \"%.100s\": not a job's name and an id of a snapshot; "
-                            "`cairn snapshot list` prints them",
-                            message->job, message->id);
+    if (!job_name_ok(message->job) || !snapshot_id_parse(message->id, &generation, &step))
+        status = fail_with(&why, CAIRN_ERR_INVALID,
+                           "\"%.100s\", \"%.100s\": not a job's name and an id of a snapshot; "
+                           "`cairn snapshot list` prints them",
+                           message->job, message->id);
     else if (asprintf(&folder, "%s/%s/%s", session->cluster->storage.path, message->job,
                       message->id) < 0)
-        status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
     else
         status = begin(session->cluster, session, request, message->job, message->id,
                        message->force ? CAIRN_REMOVAL_FORCED : CAIRN_REMOVAL_ASKED, folder, &why);
@@ -720,13 +710,13 @@ void coord_snapshot_remove(struct coord_session *session, uint32_t request,
 static void snapshot_retire(struct coord *cluster, const char *job, const char *id,
                             enum removal_cause cause)
 {
-    struct cairn_sentence why = { "no memory" };
+    struct sentence why = { "no memory" };
     char *folder;
     if (asprintf(&folder, "%s/%s/%s", cluster->storage.path, job, id) >= 0 &&
         begin(cluster, NULL, 0, job, id, cause, folder, &why) == CAIRN_OK)
         return;
-    cairn_log_info("the old periodic snapshot %s of job %s stays until the next one: %s", id, job,
-                   why.text);
+    log_info("the old periodic snapshot %s of job %s stays until the next one: %s", id, job,
+             why.text);
 }
 
 /* ==== tag ==== */
@@ -738,59 +728,58 @@ struct tagging {
     bool is_removal;
     char job[CAIRN_NAME_MAX + 1], id[CAIRN_SNAPSHOT_ID_BYTES], name[CAIRN_SNAPSHOT_TAG_BYTES];
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 /* The one that has it; NULL: nobody. */
-static const struct cairn_snapshot_tag *find(const struct cairn_snapshot_words *words,
-                                             const char *name)
+static const struct snapshot_tag *find(const struct snapshot_words *words, const char *name)
 {
     for (size_t i = 0; i < words->tag_count; i++)
         if (strcmp(words->tags[i].name, name) == 0) return &words->tags[i];
     return NULL;
 }
 
-static cairn_status take_off(const struct tagging *t, const struct cairn_snapshot_words *words,
-                             struct cairn_sentence *why)
+static cairn_status take_off(const struct tagging *t, const struct snapshot_words *words,
+                             struct sentence *why)
 {
-    const struct cairn_snapshot_tag *tag = find(words, t->name);
+    const struct snapshot_tag *tag = find(words, t->name);
     if (tag == NULL || strcmp(tag->id, t->id) != 0)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "snapshot %s of job %s has no tag %s", t->id,
-                          t->job, t->name);
-    return cairn_snapshot_tag_remove(t->work.cluster->storage.path, t->job, t->name, why);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "snapshot %s of job %s has no tag %s", t->id,
+                         t->job, t->name);
+    return snapshot_tag_remove(t->work.cluster->storage.path, t->job, t->name, why);
 }
 
 /* It moves off another one, which is said in the answer of `snapshot list`; the snapshot must be there. */
-static cairn_status put_on(const struct tagging *t, const struct cairn_snapshot_words *words,
-                           struct cairn_sentence *why)
+static cairn_status put_on(const struct tagging *t, const struct snapshot_words *words,
+                           struct sentence *why)
 {
     struct coord_found found = { .list = NULL };
-    const struct cairn_snapshot_tag *tag = find(words, t->name);
+    const struct snapshot_tag *tag = find(words, t->name);
     if (tag == NULL && words->tag_count >= CAIRN_SNAPSHOT_WORDS_MAX)
-        return cairn_fail(why, CAIRN_ERR_REFUSED, "job %s has %d tags, which is all there may be",
-                          t->job, CAIRN_SNAPSHOT_WORDS_MAX);
+        return fail_with(why, CAIRN_ERR_REFUSED, "job %s has %d tags, which is all there may be",
+                         t->job, CAIRN_SNAPSHOT_WORDS_MAX);
     cairn_status status = coord_find_snapshots(t->work.cluster, t->job, t->id, &found, why);
     if (status == CAIRN_OK && found.count == 0)
-        status = cairn_fail(why, CAIRN_ERR_NOT_FOUND,
-                            "there is no committed snapshot %s of job %s; `cairn snapshot list`",
-                            t->id, t->job);
+        status = fail_with(why, CAIRN_ERR_NOT_FOUND,
+                           "there is no committed snapshot %s of job %s; `cairn snapshot list`",
+                           t->id, t->job);
     coord_found_release(&found);
     return status == CAIRN_OK
-               ? cairn_snapshot_tag_set(t->work.cluster->storage.path, t->job, t->name, t->id, why)
+               ? snapshot_tag_set(t->work.cluster->storage.path, t->job, t->name, t->id, why)
                : status;
 }
 
 static void run_tag(struct coord_work *work)
 {
     struct tagging *t = (struct tagging *)work;
-    struct cairn_snapshot_words words = { .latest = "" };
+    struct snapshot_words words = { .latest = "" };
     coord_snapshot_words_lock();
     t->status = coord_storage_seen(work->cluster, &t->why);
     if (t->status == CAIRN_OK)
-        t->status = cairn_snapshot_words_load(work->cluster->storage.path, t->job, &words, &t->why);
+        t->status = snapshot_words_load(work->cluster->storage.path, t->job, &words, &t->why);
     if (t->status == CAIRN_OK) t->status = (t->is_removal ? take_off : put_on)(t, &words, &t->why);
     coord_snapshot_words_unlock();
-    cairn_snapshot_words_release(&words);
+    snapshot_words_release(&words);
 }
 
 static void on_done(struct coord_work *work)
@@ -801,8 +790,8 @@ static void on_done(struct coord_work *work)
     message.id = t->id;
     message.name = t->name;
     if (t->status == CAIRN_OK)
-        cairn_log_info("snapshot %s of job %s: tag %s is %s", t->id, t->job, t->name,
-                       t->is_removal ? "off" : "on");
+        log_info("snapshot %s of job %s: tag %s is %s", t->id, t->job, t->name,
+                 t->is_removal ? "off" : "on");
     if (work->session != NULL && t->status == CAIRN_OK)
         coord_session_send(work->session, CAIRN_MSG_SNAPSHOT_TAGGED, work->request, &message.base);
     else if (work->session != NULL)
@@ -810,32 +799,29 @@ static void on_done(struct coord_work *work)
     free(t);
 }
 
-static cairn_status judge_tag(const Cairn__SnapshotTag *message, struct cairn_sentence *why)
+static cairn_status judge_tag(const Cairn__SnapshotTag *message, struct sentence *why)
 {
     uint64_t generation, step;
-    if (!cairn_job_name_ok(message->job) ||
-        !cairn_snapshot_id_parse(message->id, &generation, &step))
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "\"%.100s\", \"%.100s\": not a job's name and an id of a snapshot; "
-                          "`cairn snapshot list` prints them",
-                          message->job, message->id);
-    if (!cairn_snapshot_tag_ok(message->name))
-        return cairn_fail(
-            why, CAIRN_ERR_INVALID,
-            "\"%.100s\" is no tag: allowed are 1 to %d of A-Z a-z 0-9 . _ -, first no "
-            ". or -, not latest, no id, and no .tmp at the end",
-            message->name, CAIRN_SNAPSHOT_TAG_BYTES - 1);
+    if (!job_name_ok(message->job) || !snapshot_id_parse(message->id, &generation, &step))
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "\"%.100s\", \"%.100s\": not a job's name and an id of a snapshot; "
+                         "`cairn snapshot list` prints them",
+                         message->job, message->id);
+    if (!snapshot_tag_ok(message->name))
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "\"%.100s\" is no tag: allowed are 1 to %d of A-Z a-z 0-9 . _ -, first no "
+                         ". or -, not latest, no id, and no .tmp at the end",
+                         message->name, CAIRN_SNAPSHOT_TAG_BYTES - 1);
     return CAIRN_OK;
 }
 
 void coord_snapshot_tag(struct coord_session *session, uint32_t request,
                         const Cairn__SnapshotTag *message)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = judge_tag(message, &why);
     struct tagging *t = status == CAIRN_OK ? calloc(1, sizeof *t) : NULL;
-    if (status == CAIRN_OK && t == NULL)
-        status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (status == CAIRN_OK && t == NULL) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
     if (status == CAIRN_OK) {
         t->work.run = run_tag;
         t->work.done = on_done;
@@ -845,7 +831,7 @@ void coord_snapshot_tag(struct coord_session *session, uint32_t request,
         snprintf(t->name, sizeof t->name, "%s", message->name);
         if (coord_work_start(&t->work, session->cluster, session, request)) return;
         free(t);
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
     coord_session_error(session, request, status, why.text);
 }
@@ -856,13 +842,13 @@ struct finding {
     struct coord_found *found;
     const char *id;
     cairn_status status;
-    struct cairn_sentence *why;
+    struct sentence *why;
 };
 
 static void release_one(struct found_snapshot *found)
 {
     free(found->folder);
-    cairn_manifest_release(&found->manifest);
+    manifest_release(&found->manifest);
 }
 
 void coord_found_release(struct coord_found *found)
@@ -874,7 +860,7 @@ void coord_found_release(struct coord_found *found)
 
 static int newer_place(const struct snapshot_place *m, const struct snapshot_place *n)
 {
-    const int newer = cairn_version_compare(n->version, m->version);
+    const int newer = version_compare(n->version, m->version);
     return newer != 0 ? newer : strcmp(n->id, m->id);
 }
 
@@ -897,13 +883,13 @@ bool snapshot_place_behind(const struct snapshot_place *a, const struct snapshot
     return b->id[0] == '\0' || newer_place(a, b) > 0;
 }
 
-void find_line(struct coord_found *found, const struct cairn_origin *origin)
+void find_line(struct coord_found *found, const struct origin *origin)
 {
-    struct cairn_origin at = origin != NULL ? *origin : (struct cairn_origin) { 0 };
+    struct origin at = origin != NULL ? *origin : (struct origin) { 0 };
     for (size_t i = 0; i < found->count; i++) {
         struct found_snapshot *f = &found->list[i];
-        const struct cairn_origin *its = &f->manifest.origin;
-        f->is_left = !cairn_origin_follows(&at, f->place.version);
+        const struct origin *its = &f->manifest.origin;
+        f->is_left = !origin_follows(&at, f->place.version);
         if (!f->is_left && (at.generation == 0 || f->place.version.generation < at.generation))
             at = *its;
     }
@@ -926,9 +912,9 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
     (void)job;
     if (finding->id != NULL && strcmp(finding->id, id) != 0) return;
     struct found_snapshot *f = &found->list[found->count];
-    struct cairn_sentence why;
-    cairn_manifest_init(&f->manifest);
-    const cairn_status status = cairn_manifest_load(folder, &f->manifest, &why);
+    struct sentence why;
+    manifest_init(&f->manifest);
+    const cairn_status status = manifest_load(folder, &f->manifest, &why);
     if (status != CAIRN_OK) {
         if (finding->id != NULL) {
             finding->status = status;
@@ -942,23 +928,23 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
     f->folder = strdup(folder);
     if (f->folder == NULL) {
         release_one(f);
-        finding->status = cairn_fail(finding->why, CAIRN_ERR_NO_MEMORY, "no memory");
+        finding->status = fail_with(finding->why, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
     if (++found->count > CAIRN_FOUND_MAX) drop_oldest(found);
 }
 
 cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, const char *id,
-                                  struct coord_found *out, struct cairn_sentence *why)
+                                  struct coord_found *out, struct sentence *why)
 {
     struct finding finding = { out, id, CAIRN_OK, why };
-    struct cairn_sentence list_why;
+    struct sentence list_why;
     *out = (struct coord_found) { .count = 0 };
     out->list = calloc(CAIRN_FOUND_MAX + 1, sizeof *out->list);
-    if (out->list == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (out->list == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     cairn_status status = coord_storage_seen(cluster, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_snapshot_list(cluster->storage.path, job, on_snapshot, &finding, &list_why);
+    status = snapshot_list(cluster->storage.path, job, on_snapshot, &finding, &list_why);
     qsort(out->list, out->count, sizeof *out->list, job != NULL ? newer_first : by_job);
     if (job != NULL) find_line(out, NULL);
     if (status == CAIRN_OK) out->unread = list_why;

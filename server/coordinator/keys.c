@@ -17,7 +17,7 @@
 #include "server/coordinator/cluster.h"
 
 struct coord_keys {
-    struct cairn_secret_key signer;
+    struct secret_key signer;
     struct trusted_key list[CAIRN_KEYS_MAX];
     size_t count;
     /* what is on its way to the store, one at a time */
@@ -27,7 +27,7 @@ struct coord_keys {
 };
 
 /* Finds a trusted key by the key itself, not by its id. */
-static struct trusted_key *find(struct coord_keys *keys, const struct cairn_public_key *key)
+static struct trusted_key *find(struct coord_keys *keys, const struct public_key *key)
 {
     for (size_t i = 0; i < keys->count; i++)
         if (memcmp(&keys->list[i].key, key, sizeof *key) == 0) return &keys->list[i];
@@ -36,31 +36,30 @@ static struct trusted_key *find(struct coord_keys *keys, const struct cairn_publ
 
 /* ---- the file ---- */
 
-static cairn_status fail_file(const char *path, const char *what, struct cairn_sentence *why)
+static cairn_status fail_file(const char *path, const char *what, struct sentence *why)
 {
-    return cairn_fail(why, CAIRN_ERR_CONFIG, "the key that snapshots are signed with, %.300s: %s",
-                      path, what);
+    return fail_with(why, CAIRN_ERR_CONFIG, "the key that snapshots are signed with, %.300s: %s",
+                     path, what);
 }
 
-static cairn_status judge_text(const char *path, const char *text, struct cairn_secret_key *out,
-                               struct cairn_sentence *why)
+static cairn_status judge_text(const char *path, const char *text, struct secret_key *out,
+                               struct sentence *why)
 {
-    struct cairn_sentence said, whole;
-    if (cairn_secret_key_parse(text, out, &said) == CAIRN_OK) return CAIRN_OK;
-    cairn_sentence_set(&whole,
-                       "%s; put it back from a copy, or move it away: then a new key is made, and "
-                       "what the old one signed stays trusted",
-                       said.text);
+    struct sentence said, whole;
+    if (secret_key_parse(text, out, &said) == CAIRN_OK) return CAIRN_OK;
+    sentence_set(&whole,
+                 "%s; put it back from a copy, or move it away: then a new key is made, and "
+                 "what the old one signed stays trusted",
+                 said.text);
     return fail_file(path, whole.text, why);
 }
 
 /* CAIRN_ERR_NOT_FOUND: there is none. */
-static cairn_status read_file(const char *path, struct cairn_secret_key *out,
-                              struct cairn_sentence *why)
+static cairn_status read_file(const char *path, struct secret_key *out, struct sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
     struct stat info;
-    struct cairn_sentence said;
+    struct sentence said;
     const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT) return CAIRN_ERR_NOT_FOUND;
     if (fd < 0) return fail_file(path, strerror(errno), why);
@@ -68,13 +67,13 @@ static cairn_status read_file(const char *path, struct cairn_secret_key *out,
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         status = fail_file(path, "it is no file", why);
     } else if ((info.st_mode & 0077) != 0) {
-        cairn_sentence_set(&said,
-                           "its mode is %04o, so others could sign as this cluster: chmod 600 it, "
-                           "or move it away: then a new key is made",
-                           (unsigned)(info.st_mode & 07777));
+        sentence_set(&said,
+                     "its mode is %04o, so others could sign as this cluster: chmod 600 it, "
+                     "or move it away: then a new key is made",
+                     (unsigned)(info.st_mode & 07777));
         status = fail_file(path, said.text, why);
     }
-    const ssize_t got = status == CAIRN_OK ? cairn_read_whole(fd, text, sizeof text - 1) : 0;
+    const ssize_t got = status == CAIRN_OK ? read_fully(fd, text, sizeof text - 1) : 0;
     if (got < 0) status = fail_file(path, strerror(errno), why);
     close(fd);
     if (status != CAIRN_OK) return status;
@@ -84,13 +83,12 @@ static cairn_status read_file(const char *path, struct cairn_secret_key *out,
     return status;
 }
 
-static cairn_status write_file(const char *path, const struct cairn_secret_key *key,
-                               struct cairn_sentence *why)
+static cairn_status write_file(const char *path, const struct secret_key *key, struct sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES], begun[PATH_MAX + 8];
     snprintf(begun, sizeof begun, "%s.new", path);
     unlink(begun); // of a start that was killed: the folder is locked, so nobody writes it
-    cairn_secret_key_text(key, text);
+    secret_key_text(key, text);
     const cairn_status status = durable_create(path, text, strlen(text), why);
     sodium_memzero(text, sizeof text);
     return status;
@@ -98,28 +96,27 @@ static cairn_status write_file(const char *path, const struct cairn_secret_key *
 
 /* A copy of the store that was put back has the key. CAIRN_ERR_NOT_FOUND: this store has none. */
 static cairn_status take_from_store(struct cairn_store *store, const char *path,
-                                    struct cairn_secret_key *out, struct cairn_sentence *why)
+                                    struct secret_key *out, struct sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
     cairn_status status = store_signer(store, text, why);
     if (status == CAIRN_OK) status = judge_text(path, text, out, why);
     sodium_memzero(text, sizeof text);
     if (status == CAIRN_OK) status = write_file(path, out, why);
-    if (status == CAIRN_OK) cairn_log_info("%s was made of the copy of the store", path);
+    if (status == CAIRN_OK) log_info("%s was made of the copy of the store", path);
     return status;
 }
 
 /* ---- opening ---- */
 
-static cairn_status load(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status load(void *context, const void *row, struct sentence *why)
 {
     const struct stored_key *stored = row;
     struct coord_keys *keys = context;
     if (keys->count == CAIRN_KEYS_MAX)
-        return cairn_fail(why, CAIRN_ERR_CORRUPT, "the store has more than %d keys",
-                          CAIRN_KEYS_MAX);
+        return fail_with(why, CAIRN_ERR_CORRUPT, "the store has more than %d keys", CAIRN_KEYS_MAX);
     struct trusted_key *key = &keys->list[keys->count];
-    const cairn_status status = cairn_public_key_parse(stored->line, &key->key, why);
+    const cairn_status status = public_key_parse(stored->line, &key->key, why);
     if (status != CAIRN_OK) return status;
     key->is_own = stored->is_own;
     key->since_unix_s = stored->since_unix_s;
@@ -128,10 +125,10 @@ static cairn_status load(void *context, const void *row, struct cairn_sentence *
 }
 
 static cairn_status put(struct cairn_store *store, const struct trusted_key *key,
-                        struct cairn_sentence *why)
+                        struct sentence *why)
 {
     char line[CAIRN_KEY_LINE_BYTES];
-    cairn_public_key_line(&key->key, line);
+    public_key_line(&key->key, line);
     const struct stored_key row = { line, key->is_own, key->since_unix_s };
     return store_write(store, CAIRN_STORE_KEY, &row, 1, why);
 }
@@ -145,61 +142,60 @@ static void say_missing(struct coord *cluster, const char *path)
     for (size_t i = 0; i < keys->count; i++)
         if (keys->list[i].is_own) own = &keys->list[i];
     if (own == NULL) return;
-    cairn_key_name(own->key.id, was);
-    cairn_key_name(keys->signer.public_key.id, is);
-    cairn_log_warn(
-        "the key %s, which signed this cluster's snapshots, is not in %s: a new one, %s, "
-        "signs from now on, and what %s signed stays trusted; to go on with it, stop "
-        "the coordinator and put the file back",
-        was, path, is, was);
+    key_name(own->key.id, was);
+    key_name(keys->signer.public_key.id, is);
+    log_warn("the key %s, which signed this cluster's snapshots, is not in %s: a new one, %s, "
+             "signs from now on, and what %s signed stays trusted; to go on with it, stop "
+             "the coordinator and put the file back",
+             was, path, is, was);
     coord_event_note(cluster, CAIRN_EVENT_KEY, NULL, NULL,
                      "%s was not there: key %s signs snapshots from now on, in place of %s", path,
                      is, was);
 }
 
 /* This cluster's own is trusted, and the store knows it. */
-static cairn_status trust_own(struct coord *cluster, struct cairn_sentence *why)
+static cairn_status trust_own(struct coord *cluster, struct sentence *why)
 {
     struct coord_keys *keys = cluster->keys;
     struct trusted_key *there = find(keys, &keys->signer.public_key);
     if (there != NULL && there->is_own) return CAIRN_OK;
     if (there == NULL && keys->count == CAIRN_KEYS_MAX)
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "%d keys are trusted already: start with the key that was there, and "
-                          "take some off with `cairn key untrust`",
-                          CAIRN_KEYS_MAX);
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "%d keys are trusted already: start with the key that was there, and "
+                         "take some off with `cairn key untrust`",
+                         CAIRN_KEYS_MAX);
     if (there == NULL) there = &keys->list[keys->count++];
     *there = (struct trusted_key) { keys->signer.public_key, true, wall_unix_s() };
     return put(cluster->store, there, why);
 }
 
 /* Its copies have the key. */
-static cairn_status tell_store(struct coord *cluster, struct cairn_sentence *why)
+static cairn_status tell_store(struct coord *cluster, struct sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
-    cairn_secret_key_text(&cluster->keys->signer, text);
+    secret_key_text(&cluster->keys->signer, text);
     const cairn_status status = store_set_signer(cluster->store, text, why);
     sodium_memzero(text, sizeof text);
     return status;
 }
 
-cairn_status coord_keys_open(struct coord *cluster, struct cairn_sentence *why)
+cairn_status coord_keys_open(struct coord *cluster, struct sentence *why)
 {
     char path[PATH_MAX];
     struct coord_keys *keys = calloc(1, sizeof *keys);
-    if (keys == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for keys");
+    if (keys == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for keys");
     cluster->keys = keys;
     const int length = snprintf(path, sizeof path - 8, "%s/" CAIRN_KEY_FILE,
                                 cluster->options->store_path);
     if (length < 0 || (size_t)length >= sizeof path - 8)
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "store.path is too long");
+        return fail_with(why, CAIRN_ERR_CONFIG, "store.path is too long");
     cairn_status status = store_each(cluster->store, CAIRN_STORED_KEYS, load, keys, why);
     if (status != CAIRN_OK) return status;
     status = read_file(path, &keys->signer, why);
     if (status == CAIRN_ERR_NOT_FOUND)
         status = take_from_store(cluster->store, path, &keys->signer, why);
     if (status == CAIRN_ERR_NOT_FOUND) {
-        cairn_secret_key_make(&keys->signer);
+        secret_key_make(&keys->signer);
         status = write_file(path, &keys->signer, why);
         if (status == CAIRN_OK) say_missing(cluster, path);
     }
@@ -217,12 +213,12 @@ void coord_keys_close(struct coord *cluster)
     cluster->keys = NULL;
 }
 
-const struct cairn_secret_key *coord_keys_signer(const struct coord *cluster)
+const struct secret_key *coord_keys_signer(const struct coord *cluster)
 {
     return &cluster->keys->signer;
 }
 
-void coord_keys_ring(const struct coord *cluster, struct cairn_key_ring *out)
+void coord_keys_ring(const struct coord *cluster, struct key_ring *out)
 {
     out->count = cluster->keys->count;
     for (size_t i = 0; i < out->count; i++) out->keys[i] = cluster->keys->list[i].key;
@@ -233,13 +229,13 @@ void coord_keys_ring(const struct coord *cluster, struct cairn_key_ring *out)
 void coord_keys_fill_list(const struct coord *cluster, const struct trusted_key *list, size_t count,
                           struct keys_message *room)
 {
-    const struct cairn_public_key *signer = &cluster->keys->signer.public_key;
+    const struct public_key *signer = &cluster->keys->signer.public_key;
     cairn__keys__init(&room->keys);
     for (size_t i = 0; i < count; i++) {
         Cairn__Key *view = &room->views[i];
         cairn__key__init(view);
-        cairn_key_name(list[i].key.id, room->ids[i]);
-        cairn_public_key_line(&list[i].key, room->lines[i]);
+        key_name(list[i].key.id, room->ids[i]);
+        public_key_line(&list[i].key, room->lines[i]);
         view->id = room->ids[i];
         view->line = room->lines[i];
         view->own = list[i].is_own;
@@ -271,7 +267,7 @@ size_t coord_keys_unknown(struct coord *cluster, const Cairn__Keys *kept,
     for (size_t i = 0; kept != NULL && i < kept->n_keys; i++) {
         struct trusted_key key = { .is_own = kept->keys[i]->own,
                                    .since_unix_s = kept->keys[i]->since_unix_ms / 1000 };
-        bool known = cairn_public_key_parse(kept->keys[i]->line, &key.key, NULL) != CAIRN_OK ||
+        bool known = public_key_parse(kept->keys[i]->line, &key.key, NULL) != CAIRN_OK ||
                      find(cluster->keys, &key.key) != NULL;
         for (size_t k = 0; k < count; k++)
             known = known || memcmp(&list[k].key, &key.key, sizeof key.key) == 0;
@@ -286,8 +282,8 @@ void coord_keys_adopted(struct coord *cluster, const struct trusted_key *list, s
     char id[CAIRN_KEY_NAME_BYTES];
     for (size_t i = 0; i < count; i++) {
         keys->list[keys->count++] = list[i];
-        cairn_key_name(list[i].key.id, id);
-        cairn_log_info("key %s was trusted by the store that was lost, and is so here", id);
+        key_name(list[i].key.id, id);
+        log_info("key %s was trusted by the store that was lost, and is so here", id);
         coord_event_note(cluster, CAIRN_EVENT_KEY, NULL, NULL,
                          "key %s, which the lost store trusted, was adopted", id);
     }
@@ -329,8 +325,8 @@ static void on_saved(const struct coord_saved *saved)
     char id[CAIRN_KEY_NAME_BYTES];
     struct keys_message message;
     apply(keys);
-    cairn_key_name(keys->changing.key.id, id);
-    cairn_log_info("key %s is %s", id, keys->is_untrust ? "not trusted any more" : "trusted");
+    key_name(keys->changing.key.id, id);
+    log_info("key %s is %s", id, keys->is_untrust ? "not trusted any more" : "trusted");
     coord_event_note(saved->cluster, CAIRN_EVENT_KEY, NULL, NULL,
                      "key %s is %s, by an operator's word", id,
                      keys->is_untrust ? "not trusted any more" : "trusted");
@@ -342,45 +338,42 @@ static void on_saved(const struct coord_saved *saved)
 /* The key of the list that has the id "0123456789ABCDEF", or is that line. */
 static struct trusted_key *named(struct coord_keys *keys, const char *text)
 {
-    struct cairn_public_key key;
+    struct public_key key;
     char id[CAIRN_KEY_NAME_BYTES];
-    if (cairn_public_key_parse(text, &key, NULL) == CAIRN_OK) return find(keys, &key);
+    if (public_key_parse(text, &key, NULL) == CAIRN_OK) return find(keys, &key);
     for (size_t i = 0; i < keys->count; i++) {
-        cairn_key_name(keys->list[i].key.id, id);
+        key_name(keys->list[i].key.id, id);
         if (strcmp(id, text) == 0) return &keys->list[i];
     }
     return NULL;
 }
 
-static cairn_status judge_untrust(struct coord_keys *keys, const char *text,
-                                  struct cairn_sentence *why)
+static cairn_status judge_untrust(struct coord_keys *keys, const char *text, struct sentence *why)
 {
     const struct trusted_key *key = named(keys, text);
     if (key == NULL)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
-                          "no key \"%.100s\" is trusted; `cairn key list` shows those that are",
-                          text);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "no key \"%.100s\" is trusted; `cairn key list` shows those that are",
+                         text);
     if (memcmp(&key->key, &keys->signer.public_key, sizeof key->key) == 0)
-        return cairn_fail(
-            why, CAIRN_ERR_INVALID,
-            "key %.100s signs this cluster's snapshots: without it none of them could "
-            "be restored",
-            text);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "key %.100s signs this cluster's snapshots: without it none of them could "
+                         "be restored",
+                         text);
     keys->changing = *key;
     return CAIRN_OK;
 }
 
-static cairn_status judge_trust(struct coord_keys *keys, const char *text,
-                                struct cairn_sentence *why)
+static cairn_status judge_trust(struct coord_keys *keys, const char *text, struct sentence *why)
 {
-    struct cairn_public_key key;
-    const cairn_status status = cairn_public_key_parse(text, &key, why);
+    struct public_key key;
+    const cairn_status status = public_key_parse(text, &key, why);
     if (status != CAIRN_OK) return status;
     const struct trusted_key *there = find(keys, &key);
     if (there == NULL && keys->count == CAIRN_KEYS_MAX)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "%d keys are trusted already; `cairn key untrust` takes one off",
-                          CAIRN_KEYS_MAX);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "%d keys are trusted already; `cairn key untrust` takes one off",
+                         CAIRN_KEYS_MAX);
     keys->changing = there != NULL ? *there : (struct trusted_key) { key, false, wall_unix_s() };
     return CAIRN_OK;
 }
@@ -390,20 +383,20 @@ void coord_key_trust(struct coord_session *session, uint32_t request,
 {
     struct coord *cluster = session->cluster;
     struct coord_keys *keys = cluster->keys;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     cairn_status status = keys->is_changing || cluster->adoption != NULL
-                              ? cairn_fail(&why, CAIRN_ERR_BUSY,
-                                           "the keys are being changed: ask again")
+                              ? fail_with(&why, CAIRN_ERR_BUSY,
+                                          "the keys are being changed: ask again")
                           : message->untrust ? judge_untrust(keys, message->key, &why)
                                              : judge_trust(keys, message->key, &why);
     if (status == CAIRN_OK && !coord_waiters_add(&keys->waiter, session, request))
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status != CAIRN_OK) {
         coord_session_error(session, request, status, why.text);
         return;
     }
     char line[CAIRN_KEY_LINE_BYTES];
-    cairn_public_key_line(&keys->changing.key, line);
+    public_key_line(&keys->changing.key, line);
     keys->is_changing = true;
     keys->is_untrust = message->untrust;
     const struct stored_key row = { line, keys->changing.is_own, keys->changing.since_unix_s };

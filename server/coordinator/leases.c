@@ -26,7 +26,7 @@ static uint64_t now_ms(const struct coord_job *job)
 static struct coord_kept *find_kept(const struct coord_job *job, struct cairn_version version)
 {
     struct coord_kept *kept = job->leases.kept;
-    while (kept != NULL && cairn_version_compare(kept->version, version) != 0) kept = kept->next;
+    while (kept != NULL && version_compare(kept->version, version) != 0) kept = kept->next;
     return kept;
 }
 
@@ -43,7 +43,7 @@ static struct coord_lease *find_lease(const struct coord_member *member,
 {
     struct coord_lease *lease = member->job->leases.list;
     while (lease != NULL &&
-           (lease->member != member || cairn_version_compare(lease->version, version) != 0))
+           (lease->member != member || version_compare(lease->version, version) != 0))
         lease = lease->next;
     return lease;
 }
@@ -95,9 +95,9 @@ static void grant(struct coord_job *job, struct coord_lease *lease)
 {
     const struct coord_kept *kept = lease->kept;
     if (lease->ends_ms == 0)
-        cairn_log_info("%s %s leases version %" PRIu64 ".%" PRIu64 " of job %s for %" PRIu64 " ms",
-                       cairn_role_name(lease->member->role), lease->member->session->name,
-                       kept->version.generation, kept->version.step, job->spec.name, lease->ttl_ms);
+        log_info("%s %s leases version %" PRIu64 ".%" PRIu64 " of job %s for %" PRIu64 " ms",
+                 role_name(lease->member->role), lease->member->session->name,
+                 kept->version.generation, kept->version.step, job->spec.name, lease->ttl_ms);
     const uint64_t ends_ms = kept->asked_ms + lease->ttl_ms;
     if (ends_ms > lease->ends_ms) lease->ends_ms = ends_ms; // renewing makes it no shorter
     if (lease->request == 0) return;
@@ -165,7 +165,7 @@ static uint32_t longest_ms(const struct coord_job *job, const struct coord_kept 
 static bool may_have(const struct coord_job *job, uint32_t shard, struct cairn_version version)
 {
     return coord_job_in_force(job, shard) &&
-           cairn_version_compare(version, job->shards[shard].joined_at) > 0;
+           version_compare(version, job->shards[shard].joined_at) > 0;
 }
 
 static void ask_shards(struct coord_job *job, struct coord_kept *kept)
@@ -220,10 +220,10 @@ static struct coord_kept *keep(struct coord_job *job, struct coord_lease *lease)
     const int64_t most = job->cluster->options->lease_versions_max;
     struct coord_kept *kept = find_kept(job, lease->version);
     int64_t count = 0;
-    struct cairn_sentence why;
+    struct sentence why;
     if (kept != NULL) return kept;
     for (const struct coord_kept *k = job->leases.kept; k != NULL; k = k->next) count++;
-    cairn_sentence_set(
+    sentence_set(
         &why,
         "%" PRId64
         " versions of job %s are leased, and leases.versions_max of the coordinator is %" PRId64
@@ -295,7 +295,7 @@ void coord_leases_advance(struct coord_job *job)
 }
 
 static cairn_status judge_take(const struct coord_member *member, const Cairn__LeaseTake *message,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     const struct coord_job *job = member->job;
     const int64_t most_ms = job->cluster->options->lease_ttl_max_ms;
@@ -303,15 +303,15 @@ static cairn_status judge_take(const struct coord_member *member, const Cairn__L
     for (const struct coord_lease *l = job->leases.list; l != NULL; l = l->next)
         count += l->member == member;
     if (message->ttl_ms == 0 || message->ttl_ms > (uint64_t)most_ms)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "a lease of %" PRIu32
-                          " ms: 1 to leases.ttl_max of the coordinator, %" PRId64
-                          ", are allowed; renew it while it is needed",
-                          message->ttl_ms, most_ms);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "a lease of %" PRIu32
+                         " ms: 1 to leases.ttl_max of the coordinator, %" PRId64
+                         ", are allowed; renew it while it is needed",
+                         message->ttl_ms, most_ms);
     if (!job->initialized)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
+        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
     if (count >= CAIRN_MEMBER_LEASES_MAX)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "it has %zu leases already: end one", count);
+        return fail_with(why, CAIRN_ERR_BUSY, "it has %zu leases already: end one", count);
     return CAIRN_OK;
 }
 
@@ -321,12 +321,12 @@ void coord_lease_take(struct coord_member *member, uint32_t request,
     struct coord_job *job = member->job;
     const struct cairn_version wanted = { message->generation, message->step };
     struct coord_lease *lease = find_lease(member, wanted);
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = judge_take(member, message, &why);
     if (lease != NULL && lease->request != 0)
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "this version is being leased already");
+        status = fail_with(&why, CAIRN_ERR_BUSY, "this version is being leased already");
     if (status == CAIRN_OK && lease == NULL && (lease = calloc(1, sizeof *lease)) == NULL)
-        status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     if (status != CAIRN_OK) {
         coord_session_error(member->session, request, status, why.text);
         return;
@@ -351,10 +351,9 @@ void coord_lease_drop(struct coord_member *member, const Cairn__LeaseDrop *messa
 {
     const struct cairn_version version = { message->generation, message->step };
     struct coord_lease *lease = member->job->leases.list;
-    while (lease != NULL &&
-           (lease->member != member ||
-            (message->key != 0 ? lease->key != message->key
-                               : cairn_version_compare(lease->version, version) != 0)))
+    while (lease != NULL && (lease->member != member ||
+                             (message->key != 0 ? lease->key != message->key
+                                                : version_compare(lease->version, version) != 0)))
         lease = lease->next;
     if (lease == NULL) return;
     fail_request(lease, CAIRN_ERR_CANCELED, "the lease was ended");
@@ -367,22 +366,21 @@ void coord_leases_tick(struct coord_job *job)
     for (struct coord_lease *l = job->leases.list; l != NULL; l = next) {
         next = l->next;
         if (l->ends_ms == 0 || l->ends_ms > now_ms(job) || l->asked) continue;
-        cairn_log_info("%s %s has not renewed its lease of version %" PRIu64 ".%" PRIu64
-                       " of job %s",
-                       cairn_role_name(l->member->role), l->member->session->name,
-                       l->version.generation, l->version.step, job->spec.name);
+        log_info("%s %s has not renewed its lease of version %" PRIu64 ".%" PRIu64 " of job %s",
+                 role_name(l->member->role), l->member->session->name, l->version.generation,
+                 l->version.step, job->spec.name);
         end_lease(job, l);
     }
 }
 
-bool coord_leases_waiting(const struct coord_member *member, struct cairn_sentence *out)
+bool coord_leases_waiting(const struct coord_member *member, struct sentence *out)
 {
     for (const struct coord_lease *l = member->job->leases.list; l != NULL; l = l->next) {
         if (l->member != member || l->request == 0 || l->kept == NULL || !l->kept->asking) continue;
-        cairn_sentence_set(out,
-                           "the shards that have not said yet that they keep version %" PRIu64
-                           ".%" PRIu64 ": ",
-                           l->version.generation, l->version.step);
+        sentence_set(out,
+                     "the shards that have not said yet that they keep version %" PRIu64 ".%" PRIu64
+                     ": ",
+                     l->version.generation, l->version.step);
         coord_gather_awaited(l->kept->gather, out);
         return true;
     }
@@ -427,8 +425,8 @@ static void begin(struct coord_member *member)
     struct coord_job *job = member->job;
     member->write.reserves = false;
     if (round_stage_of(job->core) == CAIRN_ROUND_OPEN && round_contributes(job->core, member->id)) {
-        cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") writes",
-                           member->session->name, member->rank);
+        sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") writes",
+                     member->session->name, member->rank);
     }
     const struct round_event write = { .kind = CAIRN_ROUND_WORKER_WRITE, .member = member->id };
     coord_job_event(job, &write);
@@ -469,11 +467,11 @@ static void on_reserved(const struct coord_saved *saved)
 void coord_member_write(struct coord_member *member, uint32_t request)
 {
     struct coord_job *job = member->job;
-    struct cairn_sentence why;
+    struct sentence why;
     member->write.request = request;
     if (!job->initialized) {
-        cairn_sentence_set(&why, "job %s has no initial state yet: it is put, not written",
-                           job->spec.name);
+        sentence_set(&why, "job %s has no initial state yet: it is put, not written",
+                     job->spec.name);
         fail(member, CAIRN_ERR_NOT_READY, why.text);
         return;
     }
@@ -500,9 +498,8 @@ void coord_member_unwrite(struct coord_member *member, uint64_t round)
                                          .member = member->id,
                                          .round = round };
     if (job->core != NULL && round_open_round(job->core) == round) {
-        cairn_sentence_set(&job->rounds.epoch_reason,
-                           "worker %s (rank %" PRIu32 ") gave up its write", member->session->name,
-                           member->rank);
+        sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") gave up its write",
+                     member->session->name, member->rank);
     }
     coord_job_event(job, &unwrite);
 }

@@ -17,14 +17,14 @@ static void on_stop(struct daemon *daemon, void *context)
     daemon_stop(daemon, 0);
 }
 
-static cairn_status start(struct daemon *daemon, struct cairn_sentence *why)
+static cairn_status start(struct daemon *daemon, struct sentence *why)
 {
     cairn_status status = coord_open(&options, &daemon->loop, &cluster, why);
     if (status != CAIRN_OK) return status;
     return daemon_ready(daemon, coord_address(cluster), why);
 }
 
-static cairn_status judge(const void *values, struct cairn_sentence *why)
+static cairn_status judge(const void *values, struct sentence *why)
 {
     const cairn_status status = log_judge(&options.log, why);
     return status == CAIRN_OK ? coord_options_judge(values, why) : status;
@@ -42,7 +42,7 @@ int main(int argc, char **argv)
         .on_stop = on_stop
     };
     struct daemon daemon;
-    struct cairn_sentence why;
+    struct sentence why;
     int exit_code;
     spec.options = option_table(&spec.option_count);
     if (!daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;

@@ -63,7 +63,7 @@ static void leave_job_list(struct coord_member *member)
 
 static void free_spec(void *arg)
 {
-    cairn_spec_release(arg);
+    spec_release(arg);
     free(arg);
 }
 
@@ -71,17 +71,17 @@ void coord_member_forget_spec(struct coord_member *member)
 {
     struct coord_opening *opening = &member->opening;
     const size_t bytes = opening->packed != NULL ? opening->packed->size : 0;
-    struct cairn_job_spec_data *spec = malloc(sizeof *spec);
+    struct job_spec_data *spec = malloc(sizeof *spec);
     if (spec != NULL) {
         *spec = opening->spec;
         coord_free_by(member->session->cluster, free_spec, spec, bytes);
     } else {
-        cairn_spec_release(&opening->spec);
+        spec_release(&opening->spec);
     }
-    cairn_spec_init(&opening->spec);
-    cairn_paged_release(&opening->pages);
-    cairn_packed_release(opening->packed);
-    cairn_packed_release(opening->compared);
+    spec_init(&opening->spec);
+    paged_release(&opening->pages);
+    packed_release(opening->packed);
+    packed_release(opening->compared);
     opening->packed = opening->compared = NULL;
     cairn__error__free_unpacked(opening->rows, NULL); // NULL is fine
     opening->rows = NULL;
@@ -94,7 +94,7 @@ void coord_member_free(struct coord_member *member)
     while (*at != member) at = &(*at)->next_of_session;
     *at = member->next_of_session;
     member->session->member_count--;
-    cairn_paged_release(&member->tiles.pages);
+    paged_release(&member->tiles.pages);
     cairn__job_amend__free_unpacked(member->amend.later, NULL); // NULL is fine
     free(member->init.held);
     coord_member_forget_spec(member);
@@ -105,9 +105,9 @@ void coord_member_free(struct coord_member *member)
 
 static void note(const struct coord_member *member, enum cairn_event_kind kind, const char *text)
 {
-    struct cairn_sentence who;
-    cairn_sentence_set(&who, "%s %s (rank %" PRIu32 ")", cairn_role_name(member->role),
-                       member->session->name, member->rank);
+    struct sentence who;
+    sentence_set(&who, "%s %s (rank %" PRIu32 ")", role_name(member->role), member->session->name,
+                 member->rank);
     coord_event_note(member->session->cluster, kind, member->job_name, who.text, "%s", text);
 }
 
@@ -157,13 +157,13 @@ static void go(struct coord_member *member, bool lost, const char *reason)
     const struct round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
                                        .member = member->id,
                                        .lost = lost };
-    cairn_log_info("%s %s (rank %" PRIu32 ") left job %s: %s", cairn_role_name(member->role),
-                   member->session->name, member->rank, job->spec.name, reason);
+    log_info("%s %s (rank %" PRIu32 ") left job %s: %s", role_name(member->role),
+             member->session->name, member->rank, job->spec.name, reason);
     note(member, lost ? CAIRN_EVENT_LOST : CAIRN_EVENT_LEFT, reason);
     tell_shards_gone(job, member);
     if (contributes) {
-        cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") left: %s",
-                           member->session->name, member->rank, reason);
+        sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") left: %s",
+                     member->session->name, member->rank, reason);
         if (lost) coord_halts_lost(job, member, reason);
         relapse_lost(member);
     }
@@ -187,8 +187,8 @@ void coord_member_expel(struct coord_member *member, cairn_status status, const 
     struct coord_session *session = member->session;
     const bool opening = member->open_request != 0;
     const uint64_t job_id = member->job_id;
-    cairn_log_info("%s %s expelled from job %s: %s", cairn_role_name(member->role), session->name,
-                   member->job_name, text);
+    log_info("%s %s expelled from job %s: %s", role_name(member->role), session->name,
+             member->job_name, text);
     note(member, status == CAIRN_ERR_FENCED ? CAIRN_EVENT_FENCED : CAIRN_EVENT_PUT_OUT, text);
     if (member->job != NULL) tell_shards_gone(member->job, member);
     fail_requests(member, status, text);
@@ -210,7 +210,7 @@ void coord_member_put_out(struct coord_member *member, cairn_status status, cons
     const bool contributes = member->phase == CAIRN_MEMBER_ATTACHED &&
                              member->role == CAIRN_ROLE_WIRE_WORKER;
     if (contributes) {
-        cairn_sentence_set(&job->rounds.epoch_reason, "%s", text);
+        sentence_set(&job->rounds.epoch_reason, "%s", text);
         coord_halts_lost(job, member, text);
         relapse_lost(member);
     }
@@ -234,7 +234,7 @@ static void send_attached(struct coord_member *member)
     Cairn__Attached message = CAIRN__ATTACHED__INIT;
     struct coord_shard_infos infos;
     const bool behind = coord_layouts_behind(job);
-    struct cairn_packed *layout = behind ? job->layouts.before : job->planned.layout;
+    struct packed *layout = behind ? job->layouts.before : job->planned.layout;
     if (!coord_shard_infos_init(&infos, job,
                                 behind ? job->layouts.before_shards : job->layout->shard_count)) {
         fail_requests(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
@@ -249,7 +249,7 @@ static void send_attached(struct coord_member *member)
     message.initialized = job->initialized;
     message.spec_bytes = job->planned.spec->size;
     message.layout_bytes = layout->size;
-    struct cairn_sentence maker;
+    struct sentence maker;
     coord_events_maker(job->cluster, job->spec.name, &maker);
     message.made_by = maker.text;
     message.first_step = job->spec.first_step;
@@ -284,8 +284,8 @@ static void attach(struct coord_member *member)
     member->attach = ++job->members.attaches;
     const uint64_t id = member->id;
     if (member->role == CAIRN_ROLE_WIRE_WORKER) {
-        cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") joined",
-                           member->session->name, member->rank);
+        sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") joined",
+                     member->session->name, member->rank);
         const uint32_t most = job->spec.workers_max; // no more of a launch can come
         const bool is_over = most > 0 && member->opening.launch > most;
         const struct round_event event = { .kind = CAIRN_ROUND_WORKER_JOIN,
@@ -298,9 +298,8 @@ static void attach(struct coord_member *member)
     }
     member = coord_job_member(job, id); // the core may have expelled it
     if (member == NULL || job->state == CAIRN_CLUSTER_JOB_LOST) return;
-    cairn_log_info("%s %s (rank %" PRIu32 ") joined job %s at step %" PRIu64,
-                   cairn_role_name(member->role), member->session->name, member->rank,
-                   job->spec.name, coord_job_version(job).step);
+    log_info("%s %s (rank %" PRIu32 ") joined job %s at step %" PRIu64, role_name(member->role),
+             member->session->name, member->rank, job->spec.name, coord_job_version(job).step);
     note(member, CAIRN_EVENT_ATTACHED, peer_name(member->session->peer));
     send_attached(member);
 }
@@ -418,8 +417,8 @@ struct coord_relapse {
 static void host_of(const struct coord_member *member, char host[CAIRN_FABRIC_HOST_BYTES])
 {
     const struct coord_session *session = member->session;
-    if (!cairn_fabric_address_host(session->fabric_address, session->fabric_address_bytes, host,
-                                   CAIRN_FABRIC_HOST_BYTES))
+    if (!fabric_address_host(session->fabric_address, session->fabric_address_bytes, host,
+                             CAIRN_FABRIC_HOST_BYTES))
         host[0] = '\0';
 }
 
@@ -504,18 +503,18 @@ static const struct coord_relapse *worst(struct coord_job *job, const struct coo
 }
 
 static void who(const struct coord_job *job, const struct coord_relapse *relapse,
-                struct cairn_sentence *out)
+                struct sentence *out)
 {
     if (relapse->is_rank)
-        cairn_sentence_set(out,
-                           "rank %" PRIu32 " of job %s was lost %" PRIu32
-                           " times in a row before it had ended a round",
-                           relapse->rank, job->spec.name, relapse->count);
+        sentence_set(out,
+                     "rank %" PRIu32 " of job %s was lost %" PRIu32
+                     " times in a row before it had ended a round",
+                     relapse->rank, job->spec.name, relapse->count);
     else
-        cairn_sentence_set(out,
-                           "workers of host %s of job %s were lost %" PRIu32
-                           " times in a row before one had ended a round",
-                           relapse->host, job->spec.name, relapse->count);
+        sentence_set(out,
+                     "workers of host %s of job %s were lost %" PRIu32
+                     " times in a row before one had ended a round",
+                     relapse->host, job->spec.name, relapse->count);
 }
 
 static void count(struct coord_job *job, struct coord_relapse *relapse)
@@ -545,11 +544,11 @@ static void relapse_lost(const struct coord_member *member)
     if (of_host != NULL && member->attach > of_host->attaches) count(job, of_host);
     const struct coord_relapse *relapse = worst(job, member);
     if (delay_ms(relapse) == 0) return;
-    struct cairn_sentence text;
+    struct sentence text;
     who(job, relapse, &text);
-    cairn_log_warn("%s (the last was %s, rank %" PRIu32 "): the next attach is put off for %" PRIu64
-                   " s, while others train",
-                   text.text, member->session->name, member->rank, delay_ms(relapse) / 1000);
+    log_warn("%s (the last was %s, rank %" PRIu32 "): the next attach is put off for %" PRIu64
+             " s, while others train",
+             text.text, member->session->name, member->rank, delay_ms(relapse) / 1000);
 }
 
 void coord_relapse_over(struct coord_member *member)
@@ -579,13 +578,13 @@ uint64_t coord_relapse_wait_ms(struct coord_job *job, const struct coord_member 
 }
 
 void coord_relapse_waiting(struct coord_job *job, const struct coord_member *member,
-                           struct cairn_sentence *out)
+                           struct sentence *out)
 {
     const struct coord_relapse *relapse = worst(job, member);
-    struct cairn_sentence text = { "" };
+    struct sentence text = { "" };
     if (relapse != NULL) who(job, relapse, &text);
-    cairn_sentence_set(out, "its turn in %" PRIu64 " s: %s, each time with the round of the others",
-                       (left_ms(job, relapse) + 999) / 1000, text.text);
+    sentence_set(out, "its turn in %" PRIu64 " s: %s, each time with the round of the others",
+                 (left_ms(job, relapse) + 999) / 1000, text.text);
 }
 
 void coord_relapses_release(struct coord_job *job)
@@ -597,25 +596,25 @@ void coord_relapses_release(struct coord_job *job)
 
 cairn_status coord_layouts_load(struct coord_job *job, const struct stored_job *row)
 {
-    struct cairn_layout *before;
-    const cairn_status status = cairn_plan_job_decode(&job->spec, row->layout_before,
-                                                      row->layout_before_bytes, &before);
+    struct layout *before;
+    const cairn_status status = plan_job_decode(&job->spec, row->layout_before,
+                                                row->layout_before_bytes, &before);
     if (status != CAIRN_OK) return status;
-    job->layouts.before = cairn_packed_copy(row->layout_before, row->layout_before_bytes);
+    job->layouts.before = packed_copy(row->layout_before, row->layout_before_bytes);
     job->layouts.before_shards = before->shard_count;
     // It may be older than the layout that the slice under way began with: then there is no way back to that.
     if (before->version + 1 == job->layout->version)
         job->reshard.prior = before;
     else
-        cairn_layout_close(before);
+        layout_close(before);
     return job->layouts.before != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
 void coord_layouts_drop_next(struct coord_job *job)
 {
     struct coord_layouts *l = &job->layouts;
-    cairn_layout_close(l->next);
-    cairn_packed_release(l->next_packed);
+    layout_close(l->next);
+    packed_release(l->next_packed);
     free(l->next_gone);
     l->next = NULL;
     l->next_packed = NULL;
@@ -626,7 +625,7 @@ void coord_layouts_drop_next(struct coord_job *job)
 void coord_layouts_release(struct coord_job *job)
 {
     coord_layouts_drop_next(job);
-    cairn_packed_release(job->layouts.before);
+    packed_release(job->layouts.before);
     job->layouts.before = NULL;
 }
 
@@ -635,18 +634,17 @@ void coord_layouts_release(struct coord_job *job)
 bool coord_layouts_behind(const struct coord_job *job)
 {
     return job->layouts.before != NULL &&
-           cairn_version_compare(coord_job_version(job), job->layouts.at) <= 0;
+           version_compare(coord_job_version(job), job->layouts.at) <= 0;
 }
 
 bool coord_layouts_serves(const struct coord_job *job, uint32_t shard)
 {
-    const struct cairn_packed *packed = job->layouts.before;
-    struct cairn_layout *before;
+    const struct packed *packed = job->layouts.before;
+    struct layout *before;
     if (!coord_layouts_behind(job)) return false;
-    if (cairn_plan_job_decode(&job->spec, packed->bytes, packed->size, &before) != CAIRN_OK)
-        return true;
-    const bool serves = cairn_layout_owns(before, shard);
-    cairn_layout_close(before);
+    if (plan_job_decode(&job->spec, packed->bytes, packed->size, &before) != CAIRN_OK) return true;
+    const bool serves = layout_owns(before, shard);
+    layout_close(before);
     return serves;
 }
 
@@ -661,13 +659,13 @@ static void make_holes(struct coord_job *job)
     }
 }
 
-struct cairn_layout *coord_layouts_take_next(struct coord_job *job, struct cairn_version now)
+struct layout *coord_layouts_take_next(struct coord_job *job, struct cairn_version now)
 {
     struct coord_layouts *l = &job->layouts;
     uint32_t before_shards;
-    struct cairn_packed *before = coord_job_before_next(job, now, &before_shards);
-    if (before != NULL) before = cairn_packed_hold(before);
-    cairn_packed_release(l->before);
+    struct packed *before = coord_job_before_next(job, now, &before_shards);
+    if (before != NULL) before = packed_hold(before);
+    packed_release(l->before);
     l->before = before;
     l->before_shards = before_shards;
     l->at = now;
@@ -675,8 +673,8 @@ struct cairn_layout *coord_layouts_take_next(struct coord_job *job, struct cairn
         if (i >= job->layout->shard_count) job->shards[i].joined_at = now;
     }
     make_holes(job);
-    struct cairn_layout *was = job->layout;
-    cairn_packed_release(job->planned.layout);
+    struct layout *was = job->layout;
+    packed_release(job->planned.layout);
     job->layout = l->next;
     job->planned.layout = l->next_packed;
     job->planned.heaviest_over_mean = 0;
@@ -691,7 +689,7 @@ struct cairn_layout *coord_layouts_take_next(struct coord_job *job, struct cairn
 
 void coord_layouts_published(struct coord_job *job)
 {
-    cairn_packed_release(job->layouts.before);
+    packed_release(job->layouts.before);
     job->layouts.before = NULL;
 }
 
@@ -798,7 +796,7 @@ static void answer(struct coord_job *job, bool state, const Cairn__VersionReady 
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         for (uint32_t i = 0; i < m->waits.count;) {
             const struct coord_version_wait wait = m->waits.list[i];
-            if (wait.state != state || cairn_version_compare(now, wait.wanted) < 0) {
+            if (wait.state != state || version_compare(now, wait.wanted) < 0) {
                 i++;
                 continue;
             }
@@ -814,15 +812,15 @@ static void make_room(struct coord_member *member, uint64_t now_ms)
 {
     const uint32_t last = CAIRN_MEMBER_WAITS_MAX;
     uint32_t at = 0;
-    struct cairn_sentence why;
+    struct sentence why;
     while (at < last && member->waits.list[at].ends_ms > now_ms) at++;
     const uint32_t request = member->waits.list[last].request;
     take_out_wait(member, at);
     if (at < last) return;
-    cairn_sentence_set(&why,
-                       "%d threads of this member wait for versions or client states already: ask "
-                       "again when one of them has ended",
-                       CAIRN_MEMBER_WAITS_MAX);
+    sentence_set(&why,
+                 "%d threads of this member wait for versions or client states already: ask "
+                 "again when one of them has ended",
+                 CAIRN_MEMBER_WAITS_MAX);
     coord_session_error(member->session, request, CAIRN_ERR_BUSY, why.text);
 }
 
@@ -869,7 +867,7 @@ void coord_members_answer_versions(struct coord_job *job)
 void coord_members_tell_version(struct coord_job *job)
 {
     const struct cairn_version now = coord_job_version(job);
-    if (cairn_version_compare(now, job->members.version_told) == 0) return;
+    if (version_compare(now, job->members.version_told) == 0) return;
     job->members.version_told = now;
     coord_members_answer_versions(job);
 }

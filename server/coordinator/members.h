@@ -21,7 +21,7 @@ struct coord_pause {
 };
 
 /* For whom the job waits, and for what; empty: for nobody. */
-void coord_job_waiting(const struct coord_job *job, struct cairn_sentence *out);
+void coord_job_waiting(const struct coord_job *job, struct sentence *out);
 /* All whom the job awaits pause, for so long at most; 0: it awaits somebody else, too. */
 uint64_t coord_job_paused_ms(const struct coord_job *job);
 /* For how long the job has applied no round though it was to: JobStatus.still_ms. */
@@ -90,7 +90,7 @@ void coord_members_shards_changed(struct coord_job *job);
 uint32_t coord_seats_up(const struct coord *cluster);
 /* Counts the shards that may be given part of a job of this spec (NULL: of any job). With `storing`, only
  * those without a storage complaint. */
-uint32_t coord_seats_staying(const struct coord *cluster, const struct cairn_job_spec_data *spec,
+uint32_t coord_seats_staying(const struct coord *cluster, const struct job_spec_data *spec,
                              bool storing);
 /* NULL: there is none of that name. */
 struct coord_seat *coord_seat_find(const struct coord *cluster, const char *name);
@@ -140,7 +140,7 @@ void coord_relapse_over(struct coord_member *member);
 uint64_t coord_relapse_wait_ms(struct coord_job *job, const struct coord_member *member);
 /* Says what a worker that is put off waits for. */
 void coord_relapse_waiting(struct coord_job *job, const struct coord_member *member,
-                           struct cairn_sentence *out);
+                           struct sentence *out);
 void coord_relapses_release(struct coord_job *job);
 
 /* ==== layouts ==== */
@@ -149,8 +149,8 @@ void coord_relapses_release(struct coord_job *job);
  * published while that is an older one, and the one that comes next. Also tells members of
  * layouts. */
 
-struct cairn_layout;
-struct cairn_layout_tensor;
+struct layout;
+struct layout_tensor;
 struct stored_job;
 
 /* A job's layouts. All is owned, or held. */
@@ -158,11 +158,11 @@ struct coord_layouts {
     /* The job's version when the layout in force came; 0.0: it is the job's first. */
     struct cairn_version at;
     /* In which that version is published, and its shards; NULL: in the one in force. */
-    struct cairn_packed *before;
+    struct packed *before;
     uint32_t before_shards;
     /* The next one; NULL: none is on its way. */
-    struct cairn_layout *next;
-    struct cairn_packed *next_packed;
+    struct layout *next;
+    struct packed *next_packed;
     uint8_t *next_gone; /* [(next->shard_count + 7) / 8] bits: holes of it */
     /* The next one is on its way to the store: there is no way back. */
     bool storing;
@@ -177,7 +177,7 @@ void coord_layouts_drop_next(struct coord_job *job);
 /* The next layout is the one in force, as of that version; shards that left it are holes now, without a word
  * to them. Members are not told. Nothing is allocated: it is durable. Gives the layout that was in force, the
  * caller's. */
-struct cairn_layout *coord_layouts_take_next(struct coord_job *job, struct cairn_version now);
+struct layout *coord_layouts_take_next(struct coord_job *job, struct cairn_version now);
 /* The newest version is published in the layout in force. */
 void coord_layouts_published(struct coord_job *job);
 /* The newest version is published in an older layout: that is what a member begins with. */
@@ -256,8 +256,7 @@ struct coord_identity {
 };
 
 /* Fills cluster->identity of the store. CAIRN_ERR_NO_MEMORY. */
-cairn_status coord_standing_open(struct coord *cluster,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_standing_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* The job is in the store no more. */
 void coord_dropped_add(struct coord *cluster, uint64_t job);
 /* It is here, and what it holds is ours to act on. */
@@ -273,7 +272,7 @@ bool coord_seat_apart(const struct coord_seat *seat);
 /* And it does not leave: it may get a part of a job. */
 bool coord_seat_stays(const struct coord_seat *seat);
 /* One of this spec: it is not apart, and nothing would lie on a device that has failed. NULL: of any job. */
-bool coord_seat_fits(const struct coord_seat *seat, const struct cairn_job_spec_data *spec);
+bool coord_seat_fits(const struct coord_seat *seat, const struct job_spec_data *spec);
 /* Notes what the Hello says; false, and logged: we must not act on what it holds. */
 bool coord_seat_judge(struct coord *cluster, struct coord_seat *seat, const Cairn__Hello *hello);
 /* "it holds state of another store": of one that does not obey. */
@@ -281,7 +280,7 @@ const char *coord_seat_standing_text(const struct coord_seat *seat);
 void coord_seat_forget_parts(struct coord_seat *seat);
 /* A frame of HeldJobs, the answer to a question if it has a request. False: not as it should be. */
 bool coord_seat_held(struct coord_session *session,
-                     const struct cairn_frame *frame) CAIRN_MUST_CHECK;
+                     const struct wire_frame *frame) CAIRN_MUST_CHECK;
 /* Leftovers of our own on it: of jobs that were never finished here, or were dropped, or restored onto other
  * shards, while it was away. */
 void coord_seat_clean(struct coord *cluster, struct coord_seat *seat, const Cairn__Hello *hello);
@@ -289,15 +288,14 @@ void coord_seat_clean(struct coord *cluster, struct coord_seat *seat, const Cair
 struct marks coord_held_marks(const Cairn__HeldJob *held);
 struct marks coord_job_marks(const struct coord_job *job);
 /* A job of that name, which is not ours, is held by somebody, or may be: `why` says what to do. */
-bool coord_job_is_strange(const struct coord *cluster, const char *name,
-                          struct cairn_sentence *why);
+bool coord_job_is_strange(const struct coord *cluster, const char *name, struct sentence *why);
 /* Parts that we do not act on; they borrow from the seats. */
 struct coord_strangers {
     Cairn__StrangePart **list; /* [count] */
     size_t count;
     /* owned */
     Cairn__StrangePart *parts;
-    struct cairn_sentence *texts;
+    struct sentence *texts;
 };
 bool coord_strangers_init(struct coord_strangers *strangers, const struct coord *cluster);
 void coord_strangers_release(struct coord_strangers *strangers);
@@ -339,11 +337,11 @@ struct coord_part_tiles {
 struct coord_member_tiles {
     /* [shard_count]: which shards know its tiles; borrowed of member->known_to */
     uint8_t *known_to;
-    uint32_t knowing;         /* shards that know them */
-    uint32_t serial;          /* counts what is told of them */
-    uint32_t request;         /* TilesDeclare: its pages arrive, or it waits for TilesSet */
-    uint32_t world;           /* of that TilesDeclare */
-    struct cairn_paged pages; /* owned; while arriving */
+    uint32_t knowing;   /* shards that know them */
+    uint32_t serial;    /* counts what is told of them */
+    uint32_t request;   /* TilesDeclare: its pages arrive, or it waits for TilesSet */
+    uint32_t world;     /* of that TilesDeclare */
+    struct paged pages; /* owned; while arriving */
     bool arriving, declared;
 };
 
@@ -362,7 +360,7 @@ void coord_tiles_shard_gone(struct coord_member *m, uint32_t shard);
 void coord_tiles_member_gone(struct coord_job *job, const struct coord_member *m);
 
 /* False: a round may open, for all that tiles are concerned. Else `out` says who is missing. */
-bool coord_tiles_waiting(const struct coord_job *job, struct cairn_sentence *out);
+bool coord_tiles_waiting(const struct coord_job *job, struct sentence *out);
 /* All declared ranks have said InitDone. */
 bool coord_tiles_all_put(const struct coord_job *job);
 /* The box of a tensor that a rank holds; NULL: the whole tensor. The rank must have declared. */
@@ -426,7 +424,7 @@ void coord_leases_republished(struct coord_job *job);
 /* Ends the leases whose time is over. */
 void coord_leases_tick(struct coord_job *job);
 /* True: the member waits for a lease, and `out` says for which shards. */
-bool coord_leases_waiting(const struct coord_member *member, struct cairn_sentence *out);
+bool coord_leases_waiting(const struct coord_member *member, struct sentence *out);
 /* The requests of the member that wait fail. */
 void coord_leases_fail(struct coord_member *member, cairn_status status, const char *text);
 /* The member goes: its leases end. */
@@ -468,6 +466,6 @@ void coord_unheard_told(struct coord_session *session, char *const *names, size_
 /* Their names; "": it hears all of whom it awaits something. */
 const char *coord_unheard_text(const struct coord_session *session);
 /* Who of the job does not hear which of its shards; empty: nobody says so. */
-void coord_unheard_of_job(const struct coord_job *job, struct cairn_sentence *out);
+void coord_unheard_of_job(const struct coord_job *job, struct sentence *out);
 
 #endif

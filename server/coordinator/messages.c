@@ -26,7 +26,7 @@
 static void on_shard_forget(struct coord_session *session, uint32_t request,
                             const Cairn__ShardForget *forget)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     const cairn_status status = coord_seat_forget(session->cluster, forget->name, &why);
     if (status == CAIRN_OK)
         coord_session_done(session, request);
@@ -43,7 +43,7 @@ static void on_shard_forget(struct coord_session *session, uint32_t request,
 struct job_view {
     Cairn__JobStatus status;
     Cairn__JobSpec spec;
-    struct cairn_sentence awaited, saving, gradient, moving, loss, path_cut;
+    struct sentence awaited, saving, gradient, moving, loss, path_cut;
     char layout_hash[2 * CAIRN_LAYOUT_HASH_BYTES + 1];
     Cairn__GroupSpec *groups; /* owned */
     Cairn__GroupSpec **list;  /* owned */
@@ -65,7 +65,7 @@ static void fill_rounds(struct job_view *view, const struct coord_job *job)
     if (job->core == NULL) return;
     struct payload head;
     const struct round_counts counts = round_counts_of(job->core);
-    const struct cairn_decision *last = round_last(job->core);
+    const struct decision *last = round_last(job->core);
     s->epoch = cairn_round_epoch(job->core);
     s->round = round_open_round(job->core);
     s->workers = round_worker_count(job->core);
@@ -81,8 +81,8 @@ static void fill_rounds(struct job_view *view, const struct coord_job *job)
         payload_decode(last->payload, last->payload_bytes, &head) == CAIRN_OK) {
         s->last_grad_norm = head.grad_norm;
         if (!head.finite) {
-            const struct cairn_results gradients = coord_halts_gradients(job, last->round);
-            cairn_results_gradient(&gradients, &job->spec, &view->gradient);
+            const struct results gradients = coord_halts_gradients(job, last->round);
+            results_gradient(&gradients, &job->spec, &view->gradient);
             s->gradient = view->gradient.text;
         }
         s->client_state_bytes = head.state_bytes;
@@ -105,7 +105,7 @@ static void fill_shards(struct job_view *view, const struct coord_job *job)
     s->state_bytes = view->memory.sum;
 }
 
-static void list_frozen(struct job_view *view, const struct cairn_job_spec_data *spec)
+static void list_frozen(struct job_view *view, const struct job_spec_data *spec)
 {
     Cairn__JobStatus *s = &view->status;
     s->frozen_tensors = view->frozen;
@@ -138,7 +138,7 @@ static void fill_leases(struct job_view *view, const struct coord_job *job)
 
 static bool view_init(struct job_view *view, const struct coord_job *job)
 {
-    const struct cairn_job_spec_data *spec = &job->spec;
+    const struct job_spec_data *spec = &job->spec;
     Cairn__JobStatus *s = &view->status;
     cairn__job_status__init(s);
     view->groups = calloc(spec->group_count + 1, sizeof *view->groups);
@@ -150,7 +150,7 @@ static bool view_init(struct job_view *view, const struct coord_job *job)
         snprintf(&view->layout_hash[2 * i], 3, "%02x", job->layout->hash[i]);
     }
     for (size_t i = 0; i < spec->group_count; i++) {
-        cairn_group_to_message(&spec->groups[i], &view->groups[i]);
+        group_to_message(&spec->groups[i], &view->groups[i]);
         view->groups[i].lr_now = job->core != NULL ? round_lr(job->core, (uint32_t)i)
                                                    : spec->groups[i].lr;
         view->list[i] = &view->groups[i];
@@ -188,8 +188,8 @@ static bool view_init(struct job_view *view, const struct coord_job *job)
     s->layout_hash = view->layout_hash;
     s->heaviest_over_mean = job->planned.heaviest_over_mean;
     s->extents = job->layout != NULL ? job->layout->extent_count : 0;
-    s->pieces = job->layout != NULL ? cairn_layout_pieces(job->layout) : 0;
-    cairn_spec_to_message(spec, &view->spec);
+    s->pieces = job->layout != NULL ? layout_pieces(job->layout) : 0;
+    spec_to_message(spec, &view->spec);
     s->spec = &view->spec;
     list_frozen(view, spec);
     fill_rounds(view, job);
@@ -216,10 +216,10 @@ static void shorten(struct job_view *view)
 {
     Cairn__JobStatus *s = &view->status;
     s->n_groups = s->n_memory = s->n_leases = s->n_frozen_tensors = 0;
-    view->awaited = cairn_sentence_brief(view->awaited.text, BRIEF_CHARS);
-    view->loss = cairn_sentence_brief(s->loss, BRIEF_CHARS);
+    view->awaited = sentence_brief(view->awaited.text, BRIEF_CHARS);
+    view->loss = sentence_brief(s->loss, BRIEF_CHARS);
     s->loss = view->loss.text;
-    view->path_cut = cairn_sentence_brief(view->path_cut.text, BRIEF_CHARS);
+    view->path_cut = sentence_brief(view->path_cut.text, BRIEF_CHARS);
     view->saving.text[0] = view->moving.text[0] = '\0';
     if (s->snapshot_failed[0] != '\0')
         s->snapshot_failed = (char *)(uintptr_t) "`cairn job show` has why";
@@ -263,10 +263,9 @@ static struct coord_job *job_or_error(struct coord_session *session, uint32_t re
                                       const char *name)
 {
     struct coord_job *job = coord_job_find(session->cluster, name);
-    struct cairn_sentence why;
+    struct sentence why;
     if (job != NULL) return job;
-    cairn_sentence_set(&why, "there is no job \"%s\"; `cairn job list` shows those there are",
-                       name);
+    sentence_set(&why, "there is no job \"%s\"; `cairn job list` shows those there are", name);
     coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
     return NULL;
 }
@@ -301,7 +300,7 @@ static void begin_cut(struct coord_session *session, uint32_t request, const cha
                       bool is_snapshot, bool wait)
 {
     struct coord_job *job = job_or_error(session, request, name);
-    struct cairn_sentence why;
+    struct sentence why;
     if (job == NULL) return;
     const cairn_status status = coord_cut_begin(job, is_snapshot, session, request, wait, &why);
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
@@ -311,7 +310,7 @@ static void cancel_cut(struct coord_session *session, uint32_t request,
                        const Cairn__SnapshotCancel *cancel)
 {
     struct coord_job *job = job_or_error(session, request, cancel->job);
-    struct cairn_sentence why;
+    struct sentence why;
     if (job == NULL) return;
     const cairn_status status = coord_cut_cancel(job, cancel->id, session, request, &why);
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
@@ -323,7 +322,7 @@ static void on_admin_asks_who_is_awaited(struct coord_session *session, uint32_t
     struct coord_job *job = message->name[0] != '\0'
                                 ? coord_job_find(session->cluster, message->name)
                                 : coord_job_by_id(session->cluster, message->job);
-    struct cairn_sentence text = { "" };
+    struct sentence text = { "" };
     Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
     if (job != NULL && message->cut)
         awaited.away = coord_cut_waiting(job, &text);
@@ -334,7 +333,7 @@ static void on_admin_asks_who_is_awaited(struct coord_session *session, uint32_t
 }
 
 /* These read nothing but names of their message. */
-static bool handle_snapshot(struct coord_session *session, const struct cairn_frame *frame,
+static bool handle_snapshot(struct coord_session *session, const struct wire_frame *frame,
                             const ProtobufCMessage *message)
 {
     const uint32_t request = frame->request;
@@ -374,7 +373,7 @@ static bool handle_snapshot(struct coord_session *session, const struct cairn_fr
     }
 }
 
-bool coord_handle_admin(struct coord_session *session, const struct cairn_frame *frame,
+bool coord_handle_admin(struct coord_session *session, const struct wire_frame *frame,
                         const ProtobufCMessage *message)
 {
     const uint32_t request = frame->request;
@@ -471,7 +470,7 @@ static bool read_sums(const Cairn__Reduced *message, struct step_sums *out)
         seen |= 1u << v->key;
         if (v->key == 1) {
             if (v->value.len != CAIRN_EXACT_BYTES) return false;
-            cairn_exact_decode(v->value.data, &out->sum_squares);
+            exact_decode(v->value.data, &out->sum_squares);
         } else if (!read_u64(v, v->key == 2 ? &out->nonfinite : &out->weight)) {
             return false;
         }
@@ -530,7 +529,7 @@ static void on_published(struct coord_session *session, const Cairn__Published *
 
 static bool on_answer(struct coord_session *session, const Cairn__Answer *message)
 {
-    struct cairn_decision last = { .kind = CAIRN_DECISION_NONE };
+    struct decision last = { .kind = CAIRN_DECISION_NONE };
     uint32_t shard;
     if (message->phase > CAIRN_STEP_JOINING) return false;
     if (message->last != NULL && coord_decision_of_message(message->last, &last) != CAIRN_OK) {
@@ -543,7 +542,7 @@ static bool on_answer(struct coord_session *session, const Cairn__Answer *messag
                                        .shard = shard,
                                        .epoch = message->epoch,
                                        .refused = message->refused,
-                                       .phase = (enum cairn_step_phase)message->phase,
+                                       .phase = (enum step_phase)message->phase,
                                        .round = message->open_round,
                                        .version = { message->generation, message->step },
                                        .decision = &last };
@@ -604,15 +603,15 @@ static void on_snapshot_part(struct coord_session *session, const Cairn__Snapsho
 /* A sentence of a shard goes into our log and to operators: one line. */
 static void take_storage(struct coord_seat *seat, const char *why)
 {
-    struct cairn_sentence said;
-    cairn_sentence_set(&said, "%s", why);
-    cairn_text_mend(said.text, "");
+    struct sentence said;
+    sentence_set(&said, "%s", why);
+    text_mend(said.text, "");
     if (strcmp(seat->storage.text, said.text) == 0) return;
     seat->storage = said;
     if (said.text[0] != '\0')
-        cairn_log_warn("no snapshot can be saved: shard %s: %s", seat->name, said.text);
+        log_warn("no snapshot can be saved: shard %s: %s", seat->name, said.text);
     else
-        cairn_log_info("shard %s can save snapshots again", seat->name);
+        log_info("shard %s can save snapshots again", seat->name);
 }
 
 static void on_shard_heartbeat(struct coord_session *session, const Cairn__Heartbeat *message)
@@ -627,7 +626,7 @@ static void on_shard_heartbeat(struct coord_session *session, const Cairn__Heart
     coord_cut_on_progress(session->cluster, session->seat, message);
 }
 
-bool coord_handle_shard(struct coord_session *session, const struct cairn_frame *frame,
+bool coord_handle_shard(struct coord_session *session, const struct wire_frame *frame,
                         const ProtobufCMessage *message)
 {
     const Cairn__Error *error = (const Cairn__Error *)message;
@@ -640,7 +639,7 @@ bool coord_handle_shard(struct coord_session *session, const struct cairn_frame 
         return true;
     case CAIRN_MSG_ERROR:
         coord_calls_reply(session->seat, frame->request,
-                          cairn_status_known(error->status) && error->status != CAIRN_OK
+                          status_known(error->status) && error->status != CAIRN_OK
                               ? (cairn_status)error->status
                               : CAIRN_ERR_INTERNAL,
                           error->text);
@@ -722,24 +721,24 @@ static void on_round_begin(struct coord_session *session, uint32_t request,
 /* Checks the learning rates that a commit brings for driven groups. A bad one is refused here,
  * so that the round goes on without this commit. */
 static cairn_status judge_driven(const struct coord_job *job, const Cairn__RoundCommit *message,
-                                 struct cairn_sentence *why)
+                                 struct sentence *why)
 {
     const struct round_terms *terms = round_terms_of(job->core);
     if (message->n_driven != job->spec.group_count)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "job %s has driven groups: a commit brings a learning rate for each of "
-                          "its %zu groups, this one brings %zu",
-                          job->spec.name, job->spec.group_count, message->n_driven);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "job %s has driven groups: a commit brings a learning rate for each of "
+                         "its %zu groups, this one brings %zu",
+                         job->spec.name, job->spec.group_count, message->n_driven);
     for (size_t g = 0; g < job->spec.group_count; g++) {
-        struct cairn_group_hyper hyper = terms->groups[g];
+        struct group_hyper hyper = terms->groups[g];
         hyper.lr = message->driven[g];
         if (terms->schedules[g].kind != CAIRN_SCHEDULE_DRIVEN ||
-            cairn_group_hyper_check(&hyper, NULL) == CAIRN_OK)
+            group_hyper_check(&hyper, NULL) == CAIRN_OK)
             continue;
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "group %s: the commit of round %" PRIu64
-                          " brings the learning rate %g; allowed: 0 to 1e18",
-                          job->spec.groups[g].name, message->round, hyper.lr);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "group %s: the commit of round %" PRIu64
+                         " brings the learning rate %g; allowed: 0 to 1e18",
+                         job->spec.groups[g].name, message->round, hyper.lr);
     }
     return CAIRN_OK;
 }
@@ -757,7 +756,7 @@ static void on_round_commit(struct coord_session *session, uint32_t request,
     struct coord_job *job = member->job;
     const bool driven = !message->abandon && job->core != NULL &&
                         round_takes_driven(job->core, member->id, message->round);
-    struct cairn_sentence why;
+    struct sentence why;
     if (driven && judge_driven(job, message, &why) != CAIRN_OK) {
         coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
@@ -765,9 +764,8 @@ static void on_round_commit(struct coord_session *session, uint32_t request,
     coord_commits_add(member, request, message->round);
     step_ring_take(&member->times, message->times);
     if (message->abandon && job->core != NULL && message->round == round_open_round(job->core)) {
-        cairn_sentence_set(&job->rounds.epoch_reason,
-                           "worker %s (rank %" PRIu32 ") gave the round up", session->name,
-                           member->rank);
+        sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") gave the round up",
+                     session->name, member->rank);
     }
     const struct round_event event = { .kind = message->abandon ? CAIRN_ROUND_WORKER_ABANDON
                                                                 : CAIRN_ROUND_WORKER_COMMIT,
@@ -877,7 +875,7 @@ static bool is_put_off(const struct coord_member *member)
 }
 
 /* Before the job is there, or all its shards know the member, the request to open waits. */
-static void describe_opening(const struct coord_session *session, struct cairn_sentence *out)
+static void describe_opening(const struct coord_session *session, struct sentence *out)
 {
     const struct coord *cluster = session->cluster;
     const uint32_t up = coord_seats_up(cluster);
@@ -886,16 +884,16 @@ static void describe_opening(const struct coord_session *session, struct cairn_s
             return;
     for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
         if (m->phase == CAIRN_MEMBER_WAITING && coord_resuming(cluster, m->job_name)) {
-            cairn_sentence_set(out, "the newest snapshot of job %s to be restored", m->job_name);
+            sentence_set(out, "the newest snapshot of job %s to be restored", m->job_name);
             return;
         }
     for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
         if (is_contested(m)) {
-            cairn_sentence_set(out,
-                               "the worker that has rank %" PRIu32
-                               " of job %s to be gone; CAIRN_OPEN_TAKEOVER (in Python "
-                               "takeover=True) takes its place",
-                               m->rank, m->job_name);
+            sentence_set(out,
+                         "the worker that has rank %" PRIu32
+                         " of job %s to be gone; CAIRN_OPEN_TAKEOVER (in Python "
+                         "takeover=True) takes its place",
+                         m->rank, m->job_name);
             return;
         }
     for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session) {
@@ -906,18 +904,18 @@ static void describe_opening(const struct coord_session *session, struct cairn_s
     }
     if (up < (uint64_t)cluster->options->shards) {
         const uint64_t more = (uint64_t)cluster->options->shards - up;
-        cairn_sentence_set(out, "%" PRIu64 " more shard%s (%" PRIu32 " of %" PRId64 " up)", more,
-                           more == 1 ? "" : "s", up, cluster->options->shards);
+        sentence_set(out, "%" PRIu64 " more shard%s (%" PRIu32 " of %" PRId64 " up)", more,
+                     more == 1 ? "" : "s", up, cluster->options->shards);
         return;
     }
-    cairn_sentence_set(out, "the shards to make room for the job");
+    sentence_set(out, "the shards to make room for the job");
 }
 
 static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_t request,
                                           const Cairn__WhoIsAwaited *message)
 {
     struct coord_job *job = coord_job_by_id(session->cluster, message->job);
-    struct cairn_sentence text;
+    struct sentence text;
     Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
     for (struct coord_member *m = session->members; m != NULL && job == NULL;
          m = m->next_of_session) {
@@ -946,15 +944,14 @@ static void on_snapshot_create(struct coord_session *session, uint32_t request,
                                const Cairn__SnapshotCreate *message)
 {
     struct coord_job *job = coord_job_find(session->cluster, message->job);
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
-    cairn_sentence_set(&why, "there is no job %s; `cairn job list` shows those there are",
-                       message->job);
+    sentence_set(&why, "there is no job %s; `cairn job list` shows those there are", message->job);
     if (job != NULL) status = coord_cut_begin(job, true, session, request, message->wait, &why);
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-bool coord_handle_worker(struct coord_session *session, const struct cairn_frame *frame,
+bool coord_handle_worker(struct coord_session *session, const struct wire_frame *frame,
                          const ProtobufCMessage *message)
 {
     const uint32_t request = frame->request;

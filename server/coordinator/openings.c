@@ -17,20 +17,19 @@ static const struct coord_member *opening_rival(const struct coord_member *membe
                                                 const struct coord_job *job);
 static bool opening_compare(struct coord_member *member, struct coord_job *job);
 static void opening_join(struct coord_member *member, struct coord_job *job);
-static void opening_differences(const struct cairn_job_spec_data *spec,
-                                const struct cairn_job_spec_data *job, struct cairn_sentence *why,
-                                Cairn__Error **rows_out);
+static void opening_differences(const struct job_spec_data *spec, const struct job_spec_data *job,
+                                struct sentence *why, Cairn__Error **rows_out);
 
 /* A member of a job that is not here any more: it never makes another one of that name. */
 static void refuse_another(struct coord_member *member)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(
+    struct sentence why;
+    sentence_set(
         &why,
         "the coordinator does not know the job %s that this %s was attached to (%016" PRIx64
         "), and no shard that is here holds it: it was dropped, or the coordinator runs on another "
         "store.path; close it and open it again to begin a new one",
-        member->job_name, cairn_role_name(member->role), member->opening.attached_id);
+        member->job_name, role_name(member->role), member->opening.attached_id);
     opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
 }
 
@@ -53,16 +52,16 @@ static bool begin_resume(struct coord_member *member)
 /* It began no job, so none that has begun is its own. */
 static bool refuse_begun(struct coord_member *member, const struct coord_job *job)
 {
-    struct cairn_sentence why, maker;
+    struct sentence why, maker;
     const uint64_t step = coord_job_version(job).step;
     const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST;
     if (!member->opening.must_not_exist || (!lost && step <= job->spec.first_step)) return false;
     coord_events_maker(member->session->cluster, job->spec.name, &maker);
-    cairn_sentence_set(&why, "there is a job %s already, at step %" PRIu64 "%s%s%s%s",
-                       job->spec.name, step, maker.text[0] != '\0' ? ", made by " : "", maker.text,
-                       lost ? ", which is lost" : "",
-                       "; open it without must_not_exist to go on with it, give yours another "
-                       "name, or drop that one (`cairn job drop`)");
+    sentence_set(&why, "there is a job %s already, at step %" PRIu64 "%s%s%s%s", job->spec.name,
+                 step, maker.text[0] != '\0' ? ", made by " : "", maker.text,
+                 lost ? ", which is lost" : "",
+                 "; open it without must_not_exist to go on with it, give yours another "
+                 "name, or drop that one (`cairn job drop`)");
     opening_refuse(member, CAIRN_ERR_EXISTS, why.text);
     return true;
 }
@@ -75,23 +74,22 @@ static bool is_contested(struct coord_member *member, const struct coord_job *jo
     const struct coord_member *rival = opening_rival(member, job);
     const uint64_t now_ms = coord_now_ms(cluster),
                    lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
-    struct cairn_sentence why;
+    struct sentence why;
     *gone_out = false;
     if (rival == NULL) return false;
     cluster->openings.contested = true;
     if (member->opening.contested_ms == 0) member->opening.contested_ms = now_ms + 1;
     if (now_ms + 1 - member->opening.contested_ms <= lease_ms) return true;
     const bool was_in = member->opening.attached_id != 0;
-    cairn_sentence_set(&why,
-                       "rank %" PRIu32 " of job %s (at step %" PRIu64
-                       ") is the place of worker %s, which lives: it was heard %" PRIu64
-                       " ms ago%s",
-                       member->rank, job->spec.name, coord_job_version(job).step,
-                       rival->session->name, uv_now(cluster->loop) - rival->session->last_frame_ms,
-                       was_in ? "; this process is to end"
-                              : "; end that process, give this job another name or this process "
-                                "another rank, or take the place: CAIRN_OPEN_TAKEOVER, in Python "
-                                "takeover=True");
+    sentence_set(&why,
+                 "rank %" PRIu32 " of job %s (at step %" PRIu64
+                 ") is the place of worker %s, which lives: it was heard %" PRIu64 " ms ago%s",
+                 member->rank, job->spec.name, coord_job_version(job).step, rival->session->name,
+                 uv_now(cluster->loop) - rival->session->last_frame_ms,
+                 was_in ? "; this process is to end"
+                        : "; end that process, give this job another name or this process "
+                          "another rank, or take the place: CAIRN_OPEN_TAKEOVER, in Python "
+                          "takeover=True");
     *gone_out = true;
     opening_refuse(member, was_in ? CAIRN_ERR_FENCED : CAIRN_ERR_PLACE_TAKEN, why.text);
     return true;
@@ -102,10 +100,10 @@ static bool advance(struct coord_member *member)
 {
     struct coord *cluster = member->session->cluster;
     struct coord_job *job = coord_job_find(cluster, member->job_name);
-    struct cairn_sentence why;
+    struct sentence why;
     if (job != NULL) {
         if (member->opening.attached_id == job->id)
-            coord_job_seen(job, cairn_role_name(member->role), member->session->name,
+            coord_job_seen(job, role_name(member->role), member->session->name,
                            member->opening.seen_epoch);
         if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->extension.making || job->loss.behind ||
             coord_recovery_pending(job))
@@ -138,8 +136,8 @@ static bool advance(struct coord_member *member)
         coord_job_is_strange(cluster, member->job_name, &why))
         return false;
     if (member->role != CAIRN_ROLE_WIRE_WORKER) {
-        cairn_sentence_set(&why, "there is no job %s; `cairn job list` shows those there are",
-                           member->job_name);
+        sentence_set(&why, "there is no job %s; `cairn job list` shows those there are",
+                     member->job_name);
         opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
         return true;
     }
@@ -151,10 +149,10 @@ static bool advance(struct coord_member *member)
     if (wants_restore(member)) return begin_resume(member);
     if (coord_resuming(cluster, member->job_name)) return false; // for others, and so for it
     if (member->opening.must_exist) {
-        cairn_sentence_set(&why,
-                           "there is no job %s, and must_exist begins none; `cairn job list`, "
-                           "`cairn snapshot list`",
-                           member->job_name);
+        sentence_set(&why,
+                     "there is no job %s, and must_exist begins none; `cairn job list`, "
+                     "`cairn snapshot list`",
+                     member->job_name);
         opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
         return true;
     }
@@ -240,15 +238,14 @@ static struct coord_member *find_resuming(struct coord_member *m, const char *na
 
 struct coord_verdict {
     struct coord_verdict *next;
-    struct cairn_packed *packed; /* held: the spec as it came, by which it is known */
+    struct packed *packed; /* held: the spec as it came, by which it is known */
     bool judged, joins;
     cairn_status status;
-    struct cairn_sentence why; /* unless it joins */
-    Cairn__Error *rows;        /* owned: the same, until the first of these openers takes it */
+    struct sentence why; /* unless it joins */
+    Cairn__Error *rows;  /* owned: the same, until the first of these openers takes it */
 };
 
-static struct coord_verdict *find_verdict(struct coord_verdict *list,
-                                          const struct cairn_packed *packed)
+static struct coord_verdict *find_verdict(struct coord_verdict *list, const struct packed *packed)
 {
     while (list != NULL && list->packed != packed) list = list->next;
     return list;
@@ -263,7 +260,7 @@ bool coord_openers_list(struct coord *cluster, const char *name, struct coord_ve
             if (find_verdict(*list, m->opening.packed) != NULL) continue;
             struct coord_verdict *verdict = calloc(1, sizeof *verdict);
             if (verdict == NULL) return any; // who is not in the list is refused
-            verdict->packed = cairn_packed_hold(m->opening.packed);
+            verdict->packed = packed_hold(m->opening.packed);
             verdict->next = *list;
             *list = verdict;
             any = true;
@@ -272,25 +269,24 @@ bool coord_openers_list(struct coord *cluster, const char *name, struct coord_ve
     return any;
 }
 
-static void judge_verdict(struct coord_verdict *verdict, const struct cairn_job_spec_data *saved)
+static void judge_verdict(struct coord_verdict *verdict, const struct job_spec_data *saved)
 {
-    struct cairn_job_spec_data spec;
+    struct job_spec_data spec;
     verdict->judged = true;
-    verdict->status = cairn_spec_unpack(verdict->packed->bytes, verdict->packed->size,
-                                        cairn_optimizer_names(), &spec, &verdict->why);
+    verdict->status = spec_unpack(verdict->packed->bytes, verdict->packed->size, optimizer_names(),
+                                  &spec, &verdict->why);
     if (verdict->status != CAIRN_OK) return;
-    verdict->joins = cairn_spec_joins(&spec, saved);
+    verdict->joins = spec_joins(&spec, saved);
     if (!verdict->joins) {
         verdict->status = CAIRN_ERR_MISMATCH;
-        cairn_sentence_set(&verdict->why,
-                           "the snapshot of job %s is of another one than this spec:\n",
-                           saved->name);
+        sentence_set(&verdict->why, "the snapshot of job %s is of another one than this spec:\n",
+                     saved->name);
         opening_differences(&spec, saved, &verdict->why, &verdict->rows);
     }
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
-void coord_verdicts_judge(struct coord_verdict *list, const struct cairn_job_spec_data *saved)
+void coord_verdicts_judge(struct coord_verdict *list, const struct job_spec_data *saved)
 {
     for (; list != NULL; list = list->next)
         if (!list->judged) judge_verdict(list, saved);
@@ -300,7 +296,7 @@ void coord_verdicts_free(struct coord_verdict *list)
 {
     while (list != NULL) {
         struct coord_verdict *next = list->next;
-        cairn_packed_release(list->packed);
+        packed_release(list->packed);
         cairn__error__free_unpacked(list->rows, NULL);
         free(list);
         list = next;
@@ -309,7 +305,7 @@ void coord_verdicts_free(struct coord_verdict *list)
 
 /* As its verdict says. */
 static void refuse_resuming(struct coord_member *m, struct coord_verdict *verdict,
-                            struct cairn_sentence *why)
+                            struct sentence *why)
 {
     if (verdict == NULL) {
         opening_refuse(m, CAIRN_ERR_NO_MEMORY, "no memory to read the spec");
@@ -323,7 +319,7 @@ static void refuse_resuming(struct coord_member *m, struct coord_verdict *verdic
 }
 
 cairn_status coord_openers_judge(struct coord *cluster, const char *name,
-                                 struct coord_verdict *list, struct cairn_sentence *why)
+                                 struct coord_verdict *list, struct sentence *why)
 {
     size_t refused = 0, kept = 0;
     for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
@@ -343,7 +339,7 @@ cairn_status coord_openers_judge(struct coord *cluster, const char *name,
 }
 
 static cairn_status judge_open(const struct coord_session *session, const Cairn__JobOpen *open,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     const bool worker = open->role == CAIRN_ROLE_WIRE_WORKER;
     uint32_t arriving = 0;
@@ -352,30 +348,29 @@ static cairn_status judge_open(const struct coord_session *session, const Cairn_
     }
     // Not BUSY, at which a client asks again until its deadline: only its own cairn_job_close can help.
     if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX) {
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "%" PRIu32 " jobs are open on this connection, which are the most: close "
-                          "one, or open this one in another session",
-                          session->member_count);
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "%" PRIu32 " jobs are open on this connection, which are the most: close "
+                         "one, or open this one in another session",
+                         session->member_count);
     }
     if (arriving >= CAIRN_SESSION_PAGED_MAX) {
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "%" PRIu32 " specs are on their way on this connection already",
-                          arriving);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "%" PRIu32 " specs are on their way on this connection already", arriving);
     }
-    if (!cairn_job_name_ok(open->name)) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "a job's name has letters, digits, '.', '_' and '-' only, and does not "
-                          "begin with '.' or '-'");
+    if (!job_name_ok(open->name)) {
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "a job's name has letters, digits, '.', '_' and '-' only, and does not "
+                         "begin with '.' or '-'");
     }
     if (!worker && open->role != CAIRN_ROLE_WIRE_READER) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "a job is opened by a worker or a reader");
+        return fail_with(why, CAIRN_ERR_INVALID, "a job is opened by a worker or a reader");
     }
     if (worker && session->role != CAIRN_ROLE_WIRE_WORKER) {
-        return cairn_fail(why, CAIRN_ERR_REFUSED, "a reader cannot become a worker");
+        return fail_with(why, CAIRN_ERR_REFUSED, "a reader cannot become a worker");
     }
-    if (open->session == 0) return cairn_fail(why, CAIRN_ERR_INVALID, "a session number is not 0");
+    if (open->session == 0) return fail_with(why, CAIRN_ERR_INVALID, "a session number is not 0");
     if (worker != (open->spec_bytes > 0)) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "a worker sends its spec, a reader does not");
+        return fail_with(why, CAIRN_ERR_INVALID, "a worker sends its spec, a reader does not");
     }
     return CAIRN_OK;
 }
@@ -395,7 +390,7 @@ static void drop_stale(struct coord_session *session, const Cairn__JobOpen *open
 
 void coord_member_open(struct coord_session *session, uint32_t request, const Cairn__JobOpen *open)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     drop_stale(session, open);
     cairn_status status = judge_open(session, open, &why);
     struct coord_member *member = status == CAIRN_OK ? calloc(1, sizeof *member) : NULL;
@@ -404,7 +399,7 @@ void coord_member_open(struct coord_session *session, uint32_t request, const Ca
         member = NULL;
     }
     if (member == NULL) {
-        if (status == CAIRN_OK) status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+        if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
         coord_session_error(session, request, status, why.text);
         return;
     }
@@ -425,12 +420,12 @@ void coord_member_open(struct coord_session *session, uint32_t request, const Ca
     member->opening.run = open->run;
     member->opening.restarts = open->restarts;
     member->open_request = request;
-    cairn_spec_init(&member->opening.spec);
+    spec_init(&member->opening.spec);
     member->next_of_session = session->members;
     session->members = member;
     session->member_count++;
     member->phase = open->spec_bytes > 0 ? CAIRN_MEMBER_PAGES : CAIRN_MEMBER_WAITING;
-    status = cairn_paged_init(&member->opening.pages, open->spec_bytes);
+    status = paged_init(&member->opening.pages, open->spec_bytes);
     if (status != CAIRN_OK) {
         opening_refuse(member, status, "the spec is larger than a coordinator takes (64 MiB)");
         return;
@@ -438,40 +433,39 @@ void coord_member_open(struct coord_session *session, uint32_t request, const Ca
     if (member->phase == CAIRN_MEMBER_WAITING) coord_openings_advance(session->cluster);
 }
 
-cairn_status coord_judge_workers(const struct coord *cluster,
-                                 const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+cairn_status coord_judge_workers(const struct coord *cluster, const struct job_spec_data *spec,
+                                 struct sentence *why)
 {
     const int64_t most = cluster->options->workers_max;
     const bool is_max = spec->workers_max > most;
     if (spec->workers_min <= most && !is_max) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "workers_%s is %" PRIu32 ", this cluster allows %" PRId64
-                      " workers; raise round.workers_max",
-                      is_max ? "max" : "min", is_max ? spec->workers_max : spec->workers_min, most);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "workers_%s is %" PRIu32 ", this cluster allows %" PRId64
+                     " workers; raise round.workers_max",
+                     is_max ? "max" : "min", is_max ? spec->workers_max : spec->workers_min, most);
 }
 
 /* ---- the spec, on a thread: a million tensors take seconds ---- */
 
 struct judging {
     struct coord_work work;
-    char *job_name;              /* owned */
-    struct cairn_packed *packed; /* held: the member's */
-    struct cairn_packed
-        *job; /* held: the job's; NULL: the member's is read, and nothing compared */
+    char *job_name;        /* owned */
+    struct packed *packed; /* held: the member's */
+    struct packed *job;    /* held: the job's; NULL: the member's is read, and nothing compared */
     /* what comes of it */
-    struct cairn_job_spec_data spec; /* owned */
+    struct job_spec_data spec; /* owned */
     cairn_status status;
-    struct cairn_sentence why; /* or the differences */
-    Cairn__Error *rows;        /* owned: these */
+    struct sentence why; /* or the differences */
+    Cairn__Error *rows;  /* owned: these */
     bool joins;
 };
 
 static void judging_free(void *arg)
 {
     struct judging *judging = arg;
-    cairn_spec_release(&judging->spec);
-    cairn_packed_release(judging->packed);
-    cairn_packed_release(judging->job);
+    spec_release(&judging->spec);
+    packed_release(judging->packed);
+    packed_release(judging->job);
     cairn__error__free_unpacked(judging->rows, NULL);
     free(judging->job_name);
     free(judging);
@@ -479,31 +473,30 @@ static void judging_free(void *arg)
 
 static void compare(struct judging *judging)
 {
-    struct cairn_job_spec_data job;
-    const struct cairn_packed *a = judging->packed, *b = judging->job;
+    struct job_spec_data job;
+    const struct packed *a = judging->packed, *b = judging->job;
     judging->joins = a->size == b->size && memcmp(a->bytes, b->bytes, a->size) == 0;
     if (judging->joins) return;
-    judging->status = cairn_spec_unpack(b->bytes, b->size, cairn_optimizer_names(), &job,
-                                        &judging->why);
+    judging->status = spec_unpack(b->bytes, b->size, optimizer_names(), &job, &judging->why);
     if (judging->status != CAIRN_OK) return;
-    judging->joins = cairn_spec_joins(&judging->spec, &job);
+    judging->joins = spec_joins(&judging->spec, &job);
     judging->why.text[0] = '\0';
     if (!judging->joins) opening_differences(&judging->spec, &job, &judging->why, &judging->rows);
-    cairn_spec_release(&job);
+    spec_release(&job);
 }
 
 static void read_spec(struct judging *judging)
 {
-    judging->status = cairn_spec_unpack(judging->packed->bytes, judging->packed->size,
-                                        cairn_optimizer_names(), &judging->spec, &judging->why);
+    judging->status = spec_unpack(judging->packed->bytes, judging->packed->size, optimizer_names(),
+                                  &judging->spec, &judging->why);
     if (judging->status != CAIRN_OK) {
-        cairn_spec_init(&judging->spec);
+        spec_init(&judging->spec);
         return;
     }
     if (strcmp(judging->spec.name, judging->job_name) == 0) return;
-    judging->status = cairn_fail(&judging->why, CAIRN_ERR_INVALID,
-                                 "the spec is of job %s, the request of job %s", judging->spec.name,
-                                 judging->job_name);
+    judging->status = fail_with(&judging->why, CAIRN_ERR_INVALID,
+                                "the spec is of job %s, the request of job %s", judging->spec.name,
+                                judging->job_name);
 }
 
 static void run_judging(struct coord_work *work)
@@ -512,8 +505,8 @@ static void run_judging(struct coord_work *work)
     if (judging->spec.name == NULL) read_spec(judging);
     if (judging->status == CAIRN_OK && judging->job != NULL) compare(judging);
     if (judging->status == CAIRN_OK && !judging->joins) return;
-    cairn_spec_release(&judging->spec); // here: it takes long, too, and nobody needs it any more
-    cairn_spec_init(&judging->spec);
+    spec_release(&judging->spec); // here: it takes long, too, and nobody needs it any more
+    spec_init(&judging->spec);
 }
 
 /* It may be gone, with its session or by itself. */
@@ -532,7 +525,7 @@ static void done_judging(struct coord_work *work)
     struct judging *judging = (struct judging *)work;
     struct coord *cluster = work->cluster;
     struct coord_member *member = cluster->closing ? NULL : judged_member(judging);
-    struct cairn_sentence why = judging->why;
+    struct sentence why = judging->why;
     cairn_status status = judging->status;
     if (member == NULL) {
         coord_free_by(cluster, judging_free, judging, judging->packed->size);
@@ -540,10 +533,10 @@ static void done_judging(struct coord_work *work)
     }
     member->phase = CAIRN_MEMBER_WAITING;
     member->opening.spec = judging->spec;
-    cairn_spec_init(&judging->spec);
+    spec_init(&judging->spec);
     if (status == CAIRN_OK && judging->job != NULL) {
-        cairn_packed_release(member->opening.compared);
-        member->opening.compared = cairn_packed_hold(judging->job);
+        packed_release(member->opening.compared);
+        member->opening.compared = packed_hold(judging->job);
         member->opening.joins = judging->joins;
         member->opening.differences = why;
         cairn__error__free_unpacked(member->opening.rows, NULL);
@@ -558,7 +551,7 @@ static void done_judging(struct coord_work *work)
 }
 
 /* Reads the member's spec, or compares it with `job`. The member may be refused, and gone, at once. */
-static void begin_judging(struct coord_member *member, struct cairn_packed *job)
+static void begin_judging(struct coord_member *member, struct packed *job)
 {
     struct coord_session *session = member->session;
     struct judging *judging = calloc(1, sizeof *judging);
@@ -570,10 +563,10 @@ static void begin_judging(struct coord_member *member, struct cairn_packed *job)
     }
     judging->work.run = run_judging;
     judging->work.done = done_judging;
-    judging->packed = cairn_packed_hold(member->opening.packed);
-    judging->job = job != NULL ? cairn_packed_hold(job) : NULL;
+    judging->packed = packed_hold(member->opening.packed);
+    judging->job = job != NULL ? packed_hold(job) : NULL;
     judging->spec = member->opening.spec; // the thread's meanwhile
-    cairn_spec_init(&member->opening.spec);
+    spec_init(&member->opening.spec);
     member->phase = CAIRN_MEMBER_JUDGED;
     if (!coord_work_do(&judging->work, session->cluster, session, member->open_request,
                        judging->packed->size)) {
@@ -602,16 +595,16 @@ void coord_member_page(struct coord_session *session, uint32_t request, const Ca
     }
     if (member == NULL) return; // of a request that was refused: the rest of its pages
     const cairn_status status = page->what == CAIRN_PAGE_SPEC
-                                    ? cairn_paged_add(&member->opening.pages, page)
+                                    ? paged_add(&member->opening.pages, page)
                                     : CAIRN_ERR_PROTOCOL;
     if (status != CAIRN_OK) {
         opening_refuse(member, status, "the pages of the spec do not follow each other");
         return;
     }
-    if (!cairn_paged_whole(&member->opening.pages)) return;
+    if (!paged_whole(&member->opening.pages)) return;
     struct coord_opening *opening = &member->opening;
-    opening->packed = cairn_packed_take(opening->pages.bytes, (size_t)opening->pages.have_bytes);
-    opening->pages = (struct cairn_paged) { .bytes = NULL };
+    opening->packed = packed_take(opening->pages.bytes, (size_t)opening->pages.have_bytes);
+    opening->pages = (struct paged) { .bytes = NULL };
     if (opening->packed != NULL)
         begin_judging(member, NULL);
     else
@@ -624,7 +617,7 @@ void coord_member_page(struct coord_session *session, uint32_t request, const Ca
 
 /* BUSY, at which a client asks again until its deadline: one that died is gone after its lease. */
 static cairn_status judge_room(const struct coord_member *member, const struct coord_job *job,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     const uint32_t most = job->spec.workers_max;
     uint32_t others = 0;
@@ -633,10 +626,10 @@ static cairn_status judge_room(const struct coord_member *member, const struct c
         others += is_worker && m->id != member->id && m->rank != member->rank;
     }
     if (most == 0 || others < most) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_BUSY,
-                      "job %s has %" PRIu32 " workers, and its workers_max is %" PRIu32
-                      ": raise it (`cairn job amend %s --workers MIN:MAX`), or end one",
-                      job->spec.name, others, most, job->spec.name);
+    return fail_with(why, CAIRN_ERR_BUSY,
+                     "job %s has %" PRIu32 " workers, and its workers_max is %" PRIu32
+                     ": raise it (`cairn job amend %s --workers MIN:MAX`), or end one",
+                     job->spec.name, others, most, job->spec.name);
 }
 
 /* The worker whose rank the member wants, and may not take now; NULL: there is none. */
@@ -656,36 +649,36 @@ static const struct coord_member *opening_rival(const struct coord_member *membe
 }
 
 static cairn_status judge_join(const struct coord_member *member, struct coord_job *job,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     const struct coord_member *same = coord_job_member(job, member->id);
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
-        return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
-                          job->loss.why.text);
+        return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
+                         job->loss.why.text);
     if (same != NULL && same->token != member->token) {
-        return cairn_fail(why, CAIRN_ERR_REFUSED, "that session number belongs to another member");
+        return fail_with(why, CAIRN_ERR_REFUSED, "that session number belongs to another member");
     }
     if (same == NULL && job->members.count >= 2 * (uint64_t)job->cluster->options->workers_max) {
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "job %s has %" PRIu32 " members; raise round.workers_max", job->spec.name,
-                          job->members.count);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "job %s has %" PRIu32 " members; raise round.workers_max", job->spec.name,
+                         job->members.count);
     }
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return CAIRN_OK;
     if (member->opening.joins) return judge_room(member, job, why);
-    cairn_sentence_set(why,
-                       "job %s is another one than this spec: give the job's values, or choose "
-                       "another name, or drop "
-                       "it (`cairn job drop`), or change it as the last line says:\n",
-                       job->spec.name);
-    cairn_sentence_add(why, "%s", member->opening.differences.text);
+    sentence_set(why,
+                 "job %s is another one than this spec: give the job's values, or choose "
+                 "another name, or drop "
+                 "it (`cairn job drop`), or change it as the last line says:\n",
+                 job->spec.name);
+    sentence_add(why, "%s", member->opening.differences.text);
     return CAIRN_ERR_MISMATCH;
 }
 
 /* The member's JobOpen fails. Frees the member. */
 static void opening_refuse(struct coord_member *member, cairn_status status, const char *text)
 {
-    cairn_log_info("refused to open job %s for %s %s: %s", member->job_name,
-                   cairn_role_name(member->role), member->session->name, text);
+    log_info("refused to open job %s for %s %s: %s", member->job_name, role_name(member->role),
+             member->session->name, text);
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
     error.text = (char *)(uintptr_t)text;
@@ -727,12 +720,12 @@ static void take_over(struct coord_member *member, struct coord_member *same)
 /* Its job is there: the member joins it, or is refused. */
 static void opening_join(struct coord_member *member, struct coord_job *job)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = judge_join(member, job, &why);
     if (status == CAIRN_OK) {
         member->known_to = calloc(job->shard_room, 2);
         if (member->known_to == NULL) {
-            status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+            status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         }
     }
     if (status != CAIRN_OK) {
@@ -760,13 +753,13 @@ static void opening_join(struct coord_member *member, struct coord_job *job)
 #define SETTINGS_MAX 16 // of a command that is spelled
 
 struct rows {
-    struct cairn_sentence *why;
+    struct sentence *why;
     size_t lines;
     Cairn__Error *error; /* NULL: no memory */
     bool whole;          /* each difference has a row, and each row a setting with its value */
 };
 
-static bool add_row(Cairn__Error *error, const struct cairn_spec_difference *d)
+static bool add_row(Cairn__Error *error, const struct spec_difference *d)
 {
     Cairn__Difference *row = malloc(sizeof *row);
     if (row == NULL) return false;
@@ -784,11 +777,11 @@ static bool add_row(Cairn__Error *error, const struct cairn_spec_difference *d)
     return true;
 }
 
-static void on_difference(void *context, const struct cairn_spec_difference *d)
+static void on_difference(void *context, const struct spec_difference *d)
 {
     struct rows *rows = context;
     if (rows->lines < LINES_SHOWN)
-        cairn_sentence_add(rows->why, "%s%s", rows->lines == 0 ? "" : "\n", d->line);
+        sentence_add(rows->why, "%s%s", rows->lines == 0 ? "" : "\n", d->line);
     rows->lines++;
     if (d->key == NULL || d->value == NULL) rows->whole = false;
     if (rows->error == NULL || add_row(rows->error, d)) return;
@@ -805,7 +798,7 @@ static bool is_told(const Cairn__Error *error, size_t row)
 }
 
 /* " --set stage=3 --set 'a b.lr=1'". False: too many to be spelled. */
-static bool spell(const Cairn__Error *error, struct cairn_sentence *out)
+static bool spell(const Cairn__Error *error, struct sentence *out)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                 "._:,+-/";
@@ -818,45 +811,45 @@ static bool spell(const Cairn__Error *error, struct cairn_sentence *out)
         const bool is_plain = strspn(row->key, plain) == strlen(row->key) &&
                               strspn(row->value, plain) == strlen(row->value);
         const char *quote = is_plain ? "" : "'";
-        cairn_sentence_add(out, " --set %s%s=%s%s", quote, row->key, row->value, quote);
+        sentence_add(out, " --set %s%s=%s%s", quote, row->key, row->value, quote);
     }
     return true;
 }
 
 /* The way that each row can go: the hardest of them does all. */
-static enum cairn_spec_change hardest(const Cairn__Error *error)
+static enum spec_change hardest(const Cairn__Error *error)
 {
-    enum cairn_spec_change most = CAIRN_SPEC_NEXT_ROUND;
+    enum spec_change most = CAIRN_SPEC_NEXT_ROUND;
     for (size_t i = 0; i < error->n_differences; i++)
         if (error->differences[i]->change > (uint32_t)most)
-            most = (enum cairn_spec_change)error->differences[i]->change;
+            most = (enum spec_change)error->differences[i]->change;
     return most;
 }
 
 static void add_way(const char *job, const struct rows *rows)
 {
-    struct cairn_sentence settings;
-    struct cairn_sentence *why = rows->why;
+    struct sentence settings;
+    struct sentence *why = rows->why;
     if (rows->error == NULL || rows->error->n_differences == 0) return;
-    const enum cairn_spec_change change = hardest(rows->error);
+    const enum spec_change change = hardest(rows->error);
     if (change == CAIRN_SPEC_NEVER) {
-        cairn_sentence_add(why, "\nno setting makes it so: %s",
-                           "an optimizer and how a job began stay as they are; tensors are added, "
-                           "frozen and thawed by cairn_job_amend");
+        sentence_add(why, "\nno setting makes it so: %s",
+                     "an optimizer and how a job began stay as they are; tensors are added, "
+                     "frozen and thawed by cairn_job_amend");
         return;
     }
     if (!rows->whole || !spell(rows->error, &settings)) {
-        cairn_sentence_add(why, "\nan amendment makes it so: cairn_job_amend, or m.amend(...)");
+        sentence_add(why, "\nan amendment makes it so: cairn_job_amend, or m.amend(...)");
         return;
     }
     if (change == CAIRN_SPEC_CREATED)
-        cairn_sentence_add(why,
-                           "\na job of its snapshot is so, moments and step included: `cairn "
-                           "snapshot create %s --wait`, then `cairn job create %s --from "
-                           "%s/latest%s`",
-                           job, job, job, settings.text);
+        sentence_add(why,
+                     "\na job of its snapshot is so, moments and step included: `cairn "
+                     "snapshot create %s --wait`, then `cairn job create %s --from "
+                     "%s/latest%s`",
+                     job, job, job, settings.text);
     else
-        cairn_sentence_add(
+        sentence_add(
             why, "\nan amendment makes it so: `cairn job amend %s%s`%s", job, settings.text,
             change == CAIRN_SPEC_REOPENED ? " (every worker of it is told, and opens it again)"
                                           : "");
@@ -864,11 +857,10 @@ static void add_way(const char *job, const struct rows *rows)
 
 /* Adds what a spec has other than the job's, and what makes the job so, in words; and as rows of an Error
  * (the caller's, by cairn__error__free_unpacked; NULL: no memory). Any thread. */
-static void opening_differences(const struct cairn_job_spec_data *spec,
-                                const struct cairn_job_spec_data *job, struct cairn_sentence *why,
-                                Cairn__Error **rows_out)
+static void opening_differences(const struct job_spec_data *spec, const struct job_spec_data *job,
+                                struct sentence *why, Cairn__Error **rows_out)
 {
-    const struct cairn_job_spec_data mine = cairn_spec_with_workers(spec, job);
+    const struct job_spec_data mine = spec_with_workers(spec, job);
     struct rows rows = { .why = why, .error = malloc(sizeof *rows.error), .whole = true };
     if (rows.error != NULL) cairn__error__init(rows.error);
     if (rows.error != NULL)
@@ -877,9 +869,8 @@ static void opening_differences(const struct cairn_job_spec_data *spec,
         free(rows.error);
         rows.error = NULL;
     }
-    const size_t found = cairn_spec_diff(&mine, job, ROWS_TOLD, on_difference, &rows);
-    if (found > LINES_SHOWN)
-        cairn_sentence_add(why, "\nand %zu more differences", found - LINES_SHOWN);
+    const size_t found = spec_diff(&mine, job, ROWS_TOLD, on_difference, &rows);
+    if (found > LINES_SHOWN) sentence_add(why, "\nand %zu more differences", found - LINES_SHOWN);
     if (found > ROWS_TOLD) rows.whole = false;
     add_way(job->name, &rows);
     *rows_out = rows.error;

@@ -26,7 +26,7 @@ static const Cairn__HeldJob *part_of(const struct coord_job *job, const struct h
 {
     const struct seat_part wanted = { .job = job->id,
                                       .generation = job->generation,
-                                      .layout_hash = cairn_layout_number(job->layout) };
+                                      .layout_hash = layout_number(job->layout) };
     for (size_t i = 0; i < held->count; i++) {
         const Cairn__HeldJob *part = held->list[i];
         const struct seat_part seen[] = {
@@ -73,11 +73,11 @@ static void settle_generations(const struct coord_job *job, uint32_t shard, cons
 /* An uninitialized job has nothing to lose: it is made anew when a worker opens it again. */
 static void start_over(struct coord_job *job, const struct coord_seat *seat)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(&why,
-                       "shard %s restarted before job %s was initialized; open the job and put the "
-                       "initial state again",
-                       seat->name, job->spec.name);
+    struct sentence why;
+    sentence_set(&why,
+                 "shard %s restarted before job %s was initialized; open the job and put the "
+                 "initial state again",
+                 seat->name, job->spec.name);
     log_fields(CAIRN_LOG_WARN,
                CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "shard", seat->name, 0 }), "%s",
                why.text);
@@ -115,8 +115,8 @@ static void miss_part(struct coord_job *job, uint32_t shard)
     if (s->missed_ms != 0) return;
     s->missed_ms = coord_now_ms(job->cluster) + 1; // not 0
     s->patience_ms = patience_ms(job->cluster, s->seat);
-    cairn_log_warn("job %s waits: shard %s restarted without its part of it", job->spec.name,
-                   s->seat->name);
+    log_warn("job %s waits: shard %s restarted without its part of it", job->spec.name,
+             s->seat->name);
     coord_cut_part_missed(job, shard);
 }
 
@@ -159,8 +159,8 @@ static void find_part(struct coord_job *job, uint32_t shard)
 {
     if (job->shards[shard].missed_ms == 0) return;
     job->shards[shard].missed_ms = 0;
-    cairn_log_info("job %s: shard %s is back with its part", job->spec.name,
-                   job->shards[shard].seat->name);
+    log_info("job %s: shard %s is back with its part", job->spec.name,
+             job->shards[shard].seat->name);
     CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].missed_ms != 0 && !coord_slice_left_out(job, i)) return;
     }
@@ -264,7 +264,7 @@ static void shard_down(struct coord_job *job, uint32_t shard)
     coord_tiles_advance(job);
     if (!s->up) return;
     s->up = false;
-    cairn_sentence_set(&job->rounds.epoch_reason, "shard %s was away", s->seat->name);
+    sentence_set(&job->rounds.epoch_reason, "shard %s was away", s->seat->name);
     coord_cut_shard_gone(job, shard);
     if (job->core == NULL) return;
     const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
@@ -296,8 +296,8 @@ static void send_fence(struct coord_job *job, const struct round_action *action)
     fence.job = job->id;
     fence.epoch = action->epoch;
     fence.layout = action->layout;
-    cairn_log_info("job %s: epoch %" PRIu64 ", because %s", job->spec.name, action->epoch,
-                   job->rounds.epoch_why.text);
+    log_info("job %s: epoch %" PRIu64 ", because %s", job->spec.name, action->epoch,
+             job->rounds.epoch_why.text);
     coord_job_send_all(job, CAIRN_MSG_FENCE, &fence.base);
 }
 
@@ -341,8 +341,8 @@ static void send_open(struct coord_job *job, const struct round_action *action)
     open.n_members = action->member_count;
     open.write = action->write;
     coord_straggler_opened(job, action->round, action->write);
-    cairn_log_debug("job %s: round %" PRIu64 " of step %" PRIu64 " open for %" PRIu32 " workers",
-                    job->spec.name, action->round, action->version.step, action->member_count);
+    log_debug("job %s: round %" PRIu64 " of step %" PRIu64 " open for %" PRIu32 " workers",
+              job->spec.name, action->round, action->version.step, action->member_count);
     if (action->write ||
         !coord_groups_open(job, action->round, action->members, action->member_count)) {
         coord_job_send_all(job, CAIRN_MSG_ROUND_OPEN, &open.base);
@@ -368,10 +368,10 @@ static void send_decide(struct coord_job *job, const struct round_action *action
     decide.job = job->id;
     decide.epoch = action->epoch;
     decide.decision = &decision;
-    cairn_log_debug("job %s: round %" PRIu64 " decided: %s", job->spec.name, decision.round,
-                    decision.kind == CAIRN_DECISION_APPLY   ? "apply"
-                    : decision.kind == CAIRN_DECISION_WRITE ? "write"
-                                                            : "skip");
+    log_debug("job %s: round %" PRIu64 " decided: %s", job->spec.name, decision.round,
+              decision.kind == CAIRN_DECISION_APPLY   ? "apply"
+              : decision.kind == CAIRN_DECISION_WRITE ? "write"
+                                                      : "skip");
     coord_job_send_all(job, CAIRN_MSG_DECIDE, &decide.base);
     if (decision.kind == CAIRN_DECISION_SKIP) coord_halts_skipped(job, action->decision);
     if (decision.kind == CAIRN_DECISION_APPLY) coord_terms_applied(job);
@@ -387,8 +387,8 @@ static void send_opened(struct coord_job *job, const struct round_action *action
     uint32_t *request = action->write ? &member->write.request : &member->begin_request;
     member->opened_round = action->round;
     if (!action->write)
-        member->times.micros = cairn_batch_count(
-            &(struct cairn_batch) { job->spec.global_batch, action->rank, action->world });
+        member->times.micros = batch_count(
+            &(struct spec_batch) { job->spec.global_batch, action->rank, action->world });
     if (*request == 0) return; // it asks again after a reconnect
     Cairn__RoundOpened opened = CAIRN__ROUND_OPENED__INIT;
     opened.job = job->id;
@@ -414,7 +414,7 @@ static void send_opened(struct coord_job *job, const struct round_action *action
 static void refuse_begin(struct coord_job *job, const struct round_action *action)
 {
     struct coord_member *member = coord_job_member(job, action->member);
-    struct cairn_sentence text;
+    struct sentence text;
     if (member == NULL || member->begin_request == 0) return; // it asks again after a reconnect
     coord_halts_why(job, &text);
     coord_session_error(member->session, member->begin_request, CAIRN_ERR_HALTED, text.text);
@@ -425,21 +425,21 @@ static void refuse_begin(struct coord_job *job, const struct round_action *actio
 static bool made_newest(const struct coord_job *job, const struct round_action *action)
 {
     return action->decision->kind == CAIRN_DECISION_APPLY &&
-           cairn_version_compare(action->version, round_version(job->core)) == 0;
+           version_compare(action->version, round_version(job->core)) == 0;
 }
 
 /* Says which gradients were not finite, for a round that they ended. */
 static void fill_gradients(const struct coord_job *job, const struct round_action *action,
-                           Cairn__RoundResult *result, struct cairn_sentence *text,
+                           Cairn__RoundResult *result, struct sentence *text,
                            char tensors[static CAIRN_RESULTS_BYTES])
 {
-    const struct cairn_results gradients = coord_halts_gradients(job, action->round);
-    cairn_results_list(&gradients, &job->spec, tensors);
+    const struct results gradients = coord_halts_gradients(job, action->round);
+    results_list(&gradients, &job->spec, tensors);
     result->nonfinite = gradients.nonfinite;
     result->nonfinite_tensors = tensors;
     if (action->status != CAIRN_ERR_NONFINITE) return;
-    cairn_results_gradient(&gradients, &job->spec, text);
-    cairn_sentence_set(
+    results_gradient(&gradients, &job->spec, text);
+    sentence_set(
         text,
         "round %" PRIu64
         ": %s and the job's policy is to fail; nothing was applied; to find the worker, look at "
@@ -448,11 +448,11 @@ static void fill_gradients(const struct coord_job *job, const struct round_actio
 }
 
 static void fill_result(const struct coord_job *job, const struct round_action *action,
-                        Cairn__RoundResult *result, struct cairn_sentence *text,
+                        Cairn__RoundResult *result, struct sentence *text,
                         char tensors[static CAIRN_RESULTS_BYTES])
 {
     struct payload head = { .clip_scale = 1 };
-    const struct cairn_decision *decision = action->decision;
+    const struct decision *decision = action->decision;
     text->text[0] = '\0';
     result->job = job->id;
     result->round = action->round;
@@ -461,13 +461,13 @@ static void fill_result(const struct coord_job *job, const struct round_action *
     result->step = action->version.step;
     result->text = text->text;
     if (action->why != NULL) {
-        cairn_sentence_set(text, "round %" PRIu64 ": %s; the job is at step %" PRIu64 " now",
-                           action->round, action->why, action->version.step);
+        sentence_set(text, "round %" PRIu64 ": %s; the job is at step %" PRIu64 " now",
+                     action->round, action->why, action->version.step);
         return;
     }
     if (action->status == CAIRN_ERR_EPOCH_CHANGED) {
-        cairn_sentence_set(text, "round %" PRIu64 " is void: %s; recompute the step", action->round,
-                           job->rounds.epoch_why.text);
+        sentence_set(text, "round %" PRIu64 " is void: %s; recompute the step", action->round,
+                     job->rounds.epoch_why.text);
         return;
     }
     if (decision == NULL || decision->payload_bytes == 0) return;
@@ -491,7 +491,7 @@ static void send_result(struct coord_job *job, const struct round_action *action
     if (member == NULL) return;
     if (action->status != CAIRN_ERR_EPOCH_CHANGED) coord_relapse_over(member);
     Cairn__RoundResult result = CAIRN__ROUND_RESULT__INIT;
-    struct cairn_sentence text;
+    struct sentence text;
     char tensors[CAIRN_RESULTS_BYTES];
     fill_result(job, action, &result, &text, tensors);
     if (coord_commits_answer(member, &result)) return;
@@ -512,29 +512,28 @@ static const char *name_of_rank(const struct coord_job *job, const struct coord_
 
 /* Why a worker is dropped at the step's deadline. */
 static void say_late(const struct coord_job *job, const struct round_action *action,
-                     struct cairn_sentence *out)
+                     struct sentence *out)
 {
     if (action->world == 0) {
-        cairn_sentence_set(out, "round %" PRIu64 " was not ended", action->round);
+        sentence_set(out, "round %" PRIu64 " was not ended", action->round);
     } else {
-        cairn_sentence_set(out, "shard %s", job->shards[action->shard].seat->name);
-        if (action->world > 1) cairn_sentence_add(out, " and %" PRIu32 " more", action->world - 1);
-        cairn_sentence_add(out, " did not get all that it contributes to round %" PRIu64,
-                           action->round);
+        sentence_set(out, "shard %s", job->shards[action->shard].seat->name);
+        if (action->world > 1) sentence_add(out, " and %" PRIu32 " more", action->world - 1);
+        sentence_add(out, " did not get all that it contributes to round %" PRIu64, action->round);
     }
-    cairn_sentence_add(
-        out, " within round.step_deadline (%" PRId64 " ms); close the job and open it again",
-        job->cluster->options->step_deadline_ms);
+    sentence_add(out,
+                 " within round.step_deadline (%" PRId64 " ms); close the job and open it again",
+                 job->cluster->options->step_deadline_ms);
 }
 
 /* Whoever is to blame, no worker is: the round goes on. */
 static void say_late_shard(const struct coord_job *job, const struct round_action *action)
 {
-    cairn_log_warn("job %s: shard %s holds round %" PRIu64
-                   " up: after round.step_deadline (%" PRId64 " ms) it lacks something of %" PRIu32
-                   " workers, of which the other shards have all; look at it, and at its network",
-                   job->spec.name, job->shards[action->shard].seat->name, action->round,
-                   job->cluster->options->step_deadline_ms, action->world);
+    log_warn("job %s: shard %s holds round %" PRIu64 " up: after round.step_deadline (%" PRId64
+             " ms) it lacks something of %" PRIu32
+             " workers, of which the other shards have all; look at it, and at its network",
+             job->spec.name, job->shards[action->shard].seat->name, action->round,
+             job->cluster->options->step_deadline_ms, action->world);
 }
 
 static void ask_lacks(struct coord_job *job, const struct round_action *action)
@@ -549,30 +548,29 @@ static void ask_lacks(struct coord_job *job, const struct round_action *action)
 static void fence_worker(struct coord_job *job, const struct round_action *action)
 {
     struct coord_member *member = coord_job_member(job, action->member);
-    struct cairn_sentence text;
+    struct sentence text;
     if (member == NULL) return;
     cairn_status status = CAIRN_ERR_FENCED;
     if (action->status == CAIRN_ERR_TIMEOUT) { // nobody has its place: it may come again
         status = CAIRN_ERR_REOPEN;
         say_late(job, action, &text);
-        cairn_sentence_set(&job->rounds.epoch_reason,
-                           "worker %s (rank %" PRIu32 ") was put out: %s", member->session->name,
-                           member->rank, text.text);
+        sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") was put out: %s",
+                     member->session->name, member->rank, text.text);
         job->rounds.put_out = job->rounds.epoch_reason;
         coord_halts_lost(job, member, text.text);
     } else if (action->status == CAIRN_ERR_BUSY) {
         status = CAIRN_ERR_BUSY;
-        cairn_sentence_set(&text, "job %s has round.workers_max workers (%" PRId64 ")",
-                           job->spec.name, job->cluster->options->workers_max);
+        sentence_set(&text, "job %s has round.workers_max workers (%" PRId64 ")", job->spec.name,
+                     job->cluster->options->workers_max);
     } else {
         const char *newer = name_of_rank(job, member);
-        cairn_sentence_set(
+        sentence_set(
             &text,
             "this worker lost its place: %s attached as rank %" PRIu32
             " of job %s, too; end this one, or if both are to work, give each a rank of its own",
             newer, member->rank, job->spec.name);
-        cairn_sentence_set(&job->rounds.epoch_reason, "%s took the place of %s (rank %" PRIu32 ")",
-                           newer, member->session->name, member->rank);
+        sentence_set(&job->rounds.epoch_reason, "%s took the place of %s (rank %" PRIu32 ")", newer,
+                     member->session->name, member->rank);
     }
     coord_member_expel(member, status, text.text);
 }
@@ -626,7 +624,7 @@ static void after(struct coord_job *job)
     coord_periodic_advance(job);
 }
 
-cairn_status coord_job_core_open(struct coord_job *job, struct cairn_sentence *why)
+cairn_status coord_job_core_open(struct coord_job *job, struct sentence *why)
 {
     static const struct coord_hands hands = { .act = act,
                                               .in_force = coord_slice_in_force,
@@ -634,42 +632,42 @@ cairn_status coord_job_core_open(struct coord_job *job, struct cairn_sentence *w
     // A layout of a former coordinator's: nobody has said here that all have what they own in it.
     const bool unsettled = job->version_unknown && job->layouts.at.generation != 0;
     if (coord_reshard_open(job, unsettled) != CAIRN_OK)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     return coord_core_open(job, &hands, why);
 }
 
 /* ==== missed ==== */
 
-static cairn_status too_many(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+static cairn_status too_many(const struct job_spec_data *spec, struct sentence *why)
 {
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "too many tensors of job %s would have missed other steps than their "
-                      "neighbours: at most %d runs of them can be told; freeze whole groups, or "
-                      "tensors whose names are next to each other",
-                      spec->name, CAIRN_MISSED_RUNS_MAX);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "too many tensors of job %s would have missed other steps than their "
+                     "neighbours: at most %d runs of them can be told; freeze whole groups, or "
+                     "tensors whose names are next to each other",
+                     spec->name, CAIRN_MISSED_RUNS_MAX);
 }
 
 /* The steps that a tensor of the next generation has missed: all steps, if it was not trained so
  * far. */
-static uint64_t steps_missed(const struct coord_job *job, const struct cairn_tensor_spec *tensor)
+static uint64_t steps_missed(const struct coord_job *job, const struct tensor_spec *tensor)
 {
-    const size_t from = cairn_spec_find_tensor(&job->spec, tensor->name);
+    const size_t from = spec_find_tensor(&job->spec, tensor->name);
     const bool trained = from != SIZE_MAX && job->spec.tensors[from].kind == CAIRN_TRAINED;
     return trained ? round_missed(job->core, (uint32_t)from) : coord_job_version(job).step;
 }
 
 /* Lists what all tensors have missed. `with_next` counts the next step, too, for tensors that
  * are frozen. */
-static cairn_status list(const struct coord_job *job, const struct cairn_job_spec_data *spec,
+static cairn_status list(const struct coord_job *job, const struct job_spec_data *spec,
                          bool with_next, uint8_t *room, struct missed *missed_out,
-                         struct cairn_sentence *why)
+                         struct sentence *why)
 {
     struct missed_writer writer;
     missed_begin(&writer, room, spec->tensor_count);
     for (size_t t = 0; t < spec->tensor_count; t++) {
-        const struct cairn_tensor_spec *tensor = &spec->tensors[t];
+        const struct tensor_spec *tensor = &spec->tensors[t];
         if (tensor->kind != CAIRN_TRAINED) continue;
-        const size_t group = cairn_spec_find_group(spec, tensor->group);
+        const size_t group = spec_find_group(spec, tensor->group);
         const bool next = with_next && (tensor->frozen || spec->groups[group].frozen);
         missed_put(&writer, (uint32_t)t, steps_missed(job, tensor) + next, (uint32_t)group, next);
     }
@@ -678,13 +676,13 @@ static cairn_status list(const struct coord_job *job, const struct cairn_job_spe
     return CAIRN_OK;
 }
 
-cairn_status coord_missed_judge(const struct coord_job *job, const struct cairn_job_spec_data *next,
-                                struct cairn_sentence *why)
+cairn_status coord_missed_judge(const struct coord_job *job, const struct job_spec_data *next,
+                                struct sentence *why)
 {
     if (job->core == NULL || next->tensor_count <= CAIRN_MISSED_RUNS_MAX) return CAIRN_OK;
     struct missed missed;
     uint8_t *room = malloc(CAIRN_MISSED_BYTES(next->tensor_count));
-    if (room == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to amend it");
+    if (room == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to amend it");
     const cairn_status status = list(job, next, true, room, &missed, why);
     free(room);
     return status;
@@ -692,7 +690,7 @@ cairn_status coord_missed_judge(const struct coord_job *job, const struct cairn_
 
 /* `missed` in the place of what the last decision's payload tells of it. */
 static cairn_status put_in(const struct coord_job *job, const struct missed *missed,
-                           struct cairn_decision *last, uint8_t *payload)
+                           struct decision *last, uint8_t *payload)
 {
     struct payload head = { .clip_scale = 1, .loss_scale = round_loss_scale(job->core) };
     if (last->payload_bytes == 0 && missed->size == 0) return CAIRN_OK;
@@ -708,21 +706,18 @@ static cairn_status put_in(const struct coord_job *job, const struct missed *mis
     return CAIRN_OK;
 }
 
-cairn_status coord_missed_extend(const struct coord_job *job,
-                                 const struct cairn_job_spec_data *next,
-                                 struct cairn_decision *last, uint8_t **payload_out,
-                                 struct cairn_sentence *why)
+cairn_status coord_missed_extend(const struct coord_job *job, const struct job_spec_data *next,
+                                 struct decision *last, uint8_t **payload_out, struct sentence *why)
 {
     struct missed missed;
     uint8_t *room = malloc(CAIRN_MISSED_BYTES(next->tensor_count));
     uint8_t *payload = malloc(last->payload_bytes + CAIRN_PAYLOAD_MAX(0, next->tensor_count, 0));
     cairn_status status = CAIRN_ERR_NO_MEMORY;
-    cairn_sentence_set(why, "the coordinator is out of memory");
+    sentence_set(why, "the coordinator is out of memory");
     if (room != NULL && payload != NULL) status = list(job, next, false, room, &missed, why);
     if (status == CAIRN_OK) {
         status = put_in(job, &missed, last, payload);
-        if (status != CAIRN_OK)
-            cairn_sentence_set(why, "the payload of the last decision is malformed");
+        if (status != CAIRN_OK) sentence_set(why, "the payload of the last decision is malformed");
     }
     free(room);
     if (status == CAIRN_OK)
@@ -734,34 +729,34 @@ cairn_status coord_missed_extend(const struct coord_job *job,
 
 /* ---- a job that is to begin ---- */
 
-static bool any_missed(const struct cairn_job_spec_data *spec)
+static bool any_missed(const struct job_spec_data *spec)
 {
     for (size_t t = 0; t < spec->tensor_count; t++)
         if (spec->tensors[t].steps_missed > 0) return true;
     return false;
 }
 
-static void take_out(struct cairn_job_spec_data *spec, struct missed_writer *writer)
+static void take_out(struct job_spec_data *spec, struct missed_writer *writer)
 {
     for (size_t t = 0; t < spec->tensor_count; t++) {
-        struct cairn_tensor_spec *tensor = &spec->tensors[t];
+        struct tensor_spec *tensor = &spec->tensors[t];
         if (tensor->kind != CAIRN_TRAINED) continue;
-        const size_t group = cairn_spec_find_group(spec, tensor->group);
+        const size_t group = spec_find_group(spec, tensor->group);
         missed_put(writer, (uint32_t)t, tensor->steps_missed, (uint32_t)group, false);
         tensor->steps_missed = 0;
     }
 }
 
 /* Who gives them again, another rank say, has the spec as it was. */
-static cairn_status note_former(struct cairn_job_spec_data *spec)
+static cairn_status note_former(struct job_spec_data *spec)
 {
     uint8_t hash[32];
-    const cairn_status status = cairn_spec_hash(spec, hash);
-    return status == CAIRN_OK ? cairn_spec_add_former(spec, hash) : status;
+    const cairn_status status = spec_hash(spec, hash);
+    return status == CAIRN_OK ? spec_add_former(spec, hash) : status;
 }
 
-cairn_status coord_missed_begin(struct cairn_job_spec_data *spec, uint8_t **payload_out,
-                                size_t *bytes_out, struct cairn_sentence *why)
+cairn_status coord_missed_begin(struct job_spec_data *spec, uint8_t **payload_out,
+                                size_t *bytes_out, struct sentence *why)
 {
     *payload_out = NULL;
     *bytes_out = 0;
@@ -781,7 +776,7 @@ cairn_status coord_missed_begin(struct cairn_job_spec_data *spec, uint8_t **payl
             *bytes_out = payload_encode(&head, NULL, payload);
         }
     } else {
-        (void)cairn_fail(why, status, "no memory for what tensors have missed");
+        (void)fail_with(why, status, "no memory for what tensors have missed");
     }
     free(room);
     if (status == CAIRN_OK)

@@ -80,14 +80,13 @@ static void on_recovered(const struct coord_restore *restore, cairn_status statu
         r->retry_ms = coord_now_ms(job->cluster) +
                       (uint64_t)job->cluster->options->lease_timeout_ms;
     if (job->state != CAIRN_CLUSTER_JOB_LOST) return;
-    struct cairn_sentence advice;
+    struct sentence advice;
     coord_recovery_advise(job, &advice);
-    cairn_sentence_set(&job->loss.why, "lost: %s; ", r->why);
+    sentence_set(&job->loss.why, "lost: %s; ", r->why);
     if (!restore->latest.none_found || restore->latest.passed.text[0] != '\0')
-        cairn_sentence_add(&job->loss.why, "restoring failed: %s; ",
-                           cairn_sentence_brief(text, 1000).text);
-    cairn_sentence_add(&job->loss.why, "%s", advice.text);
-    cairn_log_warn("job %s is %s", job->spec.name, job->loss.why.text);
+        sentence_add(&job->loss.why, "restoring failed: %s; ", sentence_brief(text, 1000).text);
+    sentence_add(&job->loss.why, "%s", advice.text);
+    log_warn("job %s is %s", job->spec.name, job->loss.why.text);
 }
 
 static void begin_restore(struct coord_job *job)
@@ -115,13 +114,12 @@ void coord_recovery_tick(struct coord_job *job)
         watch_away(job);
 }
 
-cairn_status coord_recovery_keep(struct cairn_job_spec_data *spec,
-                                 const struct cairn_job_spec_data *now)
+cairn_status coord_recovery_keep(struct job_spec_data *spec, const struct job_spec_data *now)
 {
-    if (cairn_policy_same(&spec->policy, &now->policy) && spec->workers_min == now->workers_min &&
+    if (policy_same(&spec->policy, &now->policy) && spec->workers_min == now->workers_min &&
         spec->workers_max == now->workers_max)
         return CAIRN_OK;
-    const cairn_status status = cairn_spec_note_former(spec); // workers may come with it as it was
+    const cairn_status status = spec_note_former(spec); // workers may come with it as it was
     if (status != CAIRN_OK) return status;
     spec->policy = now->policy;
     spec->workers_min = now->workers_min;
@@ -172,10 +170,10 @@ static void inherit(struct coord_job *body, const struct coord_job *old,
 
 static void remove_old(struct coord_job *old, const struct coord_job *body, const char *folder)
 {
-    struct cairn_sentence text;
-    cairn_sentence_set(
-        &text, "job %s was restored from %s, of step %" PRIu64 ": close it and open it again",
-        old->spec.name, folder, body->base_step);
+    struct sentence text;
+    sentence_set(&text,
+                 "job %s was restored from %s, of step %" PRIu64 ": close it and open it again",
+                 old->spec.name, folder, body->base_step);
     while (old->members.list != NULL)
         coord_member_expel(old->members.list, CAIRN_ERR_ROLLED_BACK, text.text);
     CAIRN_EACH_SHARD (old, i) {
@@ -187,52 +185,51 @@ static void remove_old(struct coord_job *old, const struct coord_job *body, cons
 }
 
 cairn_status coord_restore_judge_replace(const struct coord_restore *restore,
-                                         const struct coord_job *old, struct cairn_sentence *why)
+                                         const struct coord_job *old, struct sentence *why)
 {
-    const struct cairn_manifest *m = &restore->manifest;
+    const struct manifest *m = &restore->manifest;
     if (restore->latest.of_job != 0 &&
         (old == NULL || old->id != restore->latest.of_job || old->state != CAIRN_CLUSTER_JOB_LOST))
-        return cairn_fail(why, CAIRN_ERR_CANCELED,
-                          "job %s was lost, and is not any more: it needs no restore",
-                          m->spec.name);
+        return fail_with(why, CAIRN_ERR_CANCELED,
+                         "job %s was lost, and is not any more: it needs no restore", m->spec.name);
     if (restore->latest.ended != NULL && restore->latest.of_job == 0 && old != NULL &&
         old->state != CAIRN_CLUSTER_JOB_LOST)
-        return cairn_fail(why, CAIRN_ERR_EXISTS, "job %s is there again", old->spec.name);
+        return fail_with(why, CAIRN_ERR_EXISTS, "job %s is there again", old->spec.name);
     if (old != NULL && old->snapshots.cut != NULL) return coord_cut_refuse(old, why);
     if (old != NULL && (old->extension.body != NULL || old->amends.amending != NULL ||
                         old->state == CAIRN_CLUSTER_JOB_CREATING)) {
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being made, amended or restored",
-                          m->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being made, amended or restored",
+                         m->spec.name);
     }
     if (old != NULL && old->loss.behind)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s", old->spec.name,
-                          old->loss.why.text);
+        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s", old->spec.name,
+                         old->loss.why.text);
     if (coord_job_is_strange(restore->cluster, m->spec.name, why)) return CAIRN_ERR_NOT_READY;
     if (coord_snapshot_removing(restore->cluster, restore->folder))
-        return cairn_fail(why, CAIRN_ERR_BUSY, "%s is being removed", restore->folder);
+        return fail_with(why, CAIRN_ERR_BUSY, "%s is being removed", restore->folder);
     return coord_judge_workers(restore->cluster, coord_restore_spec(restore), why);
 }
 
 /* Every shard will tell of what it has loaded. */
 static cairn_status await_parts(struct coord_restore *restore, const struct coord_job *body,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     restore->parts = malloc(body->layout->shard_count);
-    if (restore->parts == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (restore->parts == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     memset(restore->parts, CAIRN_PART_AWAITED, body->layout->shard_count);
     restore->number = coord_cut_number();
     return CAIRN_OK;
 }
 
 cairn_status coord_restore_replace(struct coord_restore *restore, struct coord_job *old,
-                                   cairn_cluster_gather_fn on_made, struct cairn_sentence *why)
+                                   cluster_gather_fn on_made, struct sentence *why)
 {
-    struct cairn_manifest *m = &restore->manifest;
-    const struct cairn_job_spec_data *spec = coord_restore_spec(restore);
-    struct cairn_decision last = { .kind = CAIRN_DECISION_NONE,
-                                   .version_after = { restore->generation, m->step },
-                                   .payload = m->payload,
-                                   .payload_bytes = m->payload_bytes };
+    struct manifest *m = &restore->manifest;
+    const struct job_spec_data *spec = coord_restore_spec(restore);
+    struct decision last = { .kind = CAIRN_DECISION_NONE,
+                             .version_after = { restore->generation, m->step },
+                             .payload = m->payload,
+                             .payload_bytes = m->payload_bytes };
     uint8_t *payload;
     cairn_status status = coord_settings_payload(&m->spec, spec, &last, &payload, why);
     if (status != CAIRN_OK) return status;
@@ -266,7 +263,7 @@ cairn_status coord_restore_replace(struct coord_restore *restore, struct coord_j
     if (gather == NULL) {
         free(payload);
         coord_job_lose(body, false, "no memory to restore it");
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     }
     coord_job_send_create(body, &load, gather);
     free(payload);
@@ -287,10 +284,10 @@ cairn_status coord_restore_replace(struct coord_restore *restore, struct coord_j
 struct coord_resume {
     struct coord_resume *next;
     struct coord *cluster;
-    char *job;                     /* owned */
-    size_t damaged_count;          /* of the newest */
-    struct snapshot_place behind;  /* the oldest of these */
-    struct cairn_sentence damaged; /* the newest of these, and how */
+    char *job;                    /* owned */
+    size_t damaged_count;         /* of the newest */
+    struct snapshot_place behind; /* the oldest of these */
+    struct sentence damaged;      /* the newest of these, and how */
 };
 
 static struct coord_resume *find(const struct coord *cluster, const char *job)
@@ -313,10 +310,10 @@ static void free_resume(struct coord_resume *resume)
 static void end(struct coord_resume *resume, cairn_status status, const char *text)
 {
     struct coord *cluster = resume->cluster;
-    struct cairn_sentence why;
+    struct sentence why;
     char *job = resume->job;
     resume->job = NULL;
-    cairn_sentence_set(&why, "%s", text); // it may be the resume's own
+    sentence_set(&why, "%s", text); // it may be the resume's own
     free_resume(resume);
     coord_openers_resumed(cluster, job, status, why.text);
     free(job);
@@ -325,10 +322,9 @@ static void end(struct coord_resume *resume, cairn_status status, const char *te
 
 static void end_damaged(struct coord_resume *resume)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(&why,
-                       "none of the %zu snapshots of job %s could be restored; the newest, %s",
-                       resume->damaged_count, resume->job, resume->damaged.text);
+    struct sentence why;
+    sentence_set(&why, "none of the %zu snapshots of job %s could be restored; the newest, %s",
+                 resume->damaged_count, resume->job, resume->damaged.text);
     end(resume, CAIRN_ERR_CORRUPT, why.text);
 }
 
@@ -336,7 +332,7 @@ static void on_resumed(const struct coord_restore *restore, cairn_status status,
 
 static bool restore_next(struct coord_resume *resume)
 {
-    cairn_log_info("job %s: a worker wants its newest snapshot", resume->job);
+    log_info("job %s: a worker wants its newest snapshot", resume->job);
     return coord_restore_latest(resume->cluster, resume->job, 0, &resume->behind, on_resumed);
 }
 
@@ -356,8 +352,8 @@ static void on_resumed(const struct coord_restore *restore, cairn_status status,
     } else { // EXISTS: somebody has made the job meanwhile
         const bool fine = restore->latest.none_found || status == CAIRN_ERR_EXISTS;
         if (restore->latest.none_found)
-            cairn_log_info("job %s: there is no snapshot of it in %s", resume->job,
-                           resume->cluster->storage.path);
+            log_info("job %s: there is no snapshot of it in %s", resume->job,
+                     resume->cluster->storage.path);
         const bool is_first = resume->damaged_count == 0;
         if (status == CAIRN_OK)
             coord_restore_passed_over(restore,

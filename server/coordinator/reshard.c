@@ -18,8 +18,8 @@
 #include "server/coordinator/store.h"
 #include "server/core/holes.h"
 
-static void slice_begin(struct coord_job *job, struct cairn_layout *next, uint8_t *gone,
-                        uint64_t bytes, bool back);
+static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gone, uint64_t bytes,
+                        bool back);
 static bool reshard_is_paced(const struct coord_job *job);
 static void slice_cancel(struct coord_job *job);
 
@@ -28,16 +28,16 @@ static void slice_cancel(struct coord_job *job);
 static void on_saved(const struct coord_saved *saved)
 {
     if (saved->status != CAIRN_OK)
-        cairn_log_error("job %016" PRIx64 ": where its re-sharding stands is not in the store: %s",
-                        saved->job, saved->why);
+        log_error("job %016" PRIx64 ": where its re-sharding stands is not in the store: %s",
+                  saved->job, saved->why);
 }
 
 static void save(struct coord_job *job)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (coord_save_job(job, CAIRN_STORE_LAYOUT, NULL, 0, on_saved, &why) != CAIRN_OK)
-        cairn_log_error("job %s: where its re-sharding stands is not in the store: %s",
-                        job->spec.name, why.text);
+        log_error("job %s: where its re-sharding stands is not in the store: %s", job->spec.name,
+                  why.text);
 }
 
 /* The weights are forgotten in the store, too. A job that is not in it any more has none there. */
@@ -52,11 +52,11 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
 {
     struct coord_reshard *r = &job->reshard;
     if (!r->running) return;
-    cairn_log_info("job %s: its re-sharding %s: %s", job->spec.name,
-                   state == CAIRN_RESHARD_DONE       ? "is done"
-                   : state == CAIRN_RESHARD_CANCELED ? "was canceled"
-                                                     : "has failed",
-                   text);
+    log_info("job %s: its re-sharding %s: %s", job->spec.name,
+             state == CAIRN_RESHARD_DONE       ? "is done"
+             : state == CAIRN_RESHARD_CANCELED ? "was canceled"
+                                               : "has failed",
+             text);
     coord_event_note(job->cluster, CAIRN_EVENT_RESHARD_ENDED, job->spec.name, NULL, "%s%s",
                      state == CAIRN_RESHARD_DONE       ? ""
                      : state == CAIRN_RESHARD_CANCELED ? "canceled: "
@@ -64,7 +64,7 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
                      text);
     coord_reshard_unjoin(job);
     free(r->joiners);
-    cairn_layout_close(r->target);
+    layout_close(r->target);
     r->joiners = NULL;
     r->joiner_count = 0;
     r->target = NULL;
@@ -73,7 +73,7 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
     r->told.state = state;
     r->told.ended_ms = coord_now_ms(job->cluster);
     r->told.shards_after = job->seat_count;
-    cairn_sentence_set(&r->told.text, "%s", text);
+    sentence_set(&r->told.text, "%s", text);
     forget_weights(job);
 }
 
@@ -88,11 +88,11 @@ static void reshard_slice_ended(struct coord_job *job, cairn_status status, cons
         r->told.state_bytes += r->came_bytes;
         r->told.state_us += r->came_us;
     } else if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) {
-        cairn_sentence_set(&r->told.text, "%s", text);
+        sentence_set(&r->told.text, "%s", text);
         r->is_refused = true; // what passes by itself is waited for
     } else if (status == CAIRN_ERR_UNREACHABLE && r->joiner_count == 0 &&
                job->shard_count == job->layout->shard_count) {
-        cairn_sentence_set(&r->told.text, "%s", text); // again, when all are there
+        sentence_set(&r->told.text, "%s", text); // again, when all are there
     } else if (status != CAIRN_ERR_CANCELED) {
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, text);
     }
@@ -105,13 +105,13 @@ static void reshard_slice_ended(struct coord_job *job, cairn_status status, cons
 static bool is_leased(const struct coord_job *job)
 {
     for (const struct coord_kept *k = job->leases.kept; k != NULL; k = k->next)
-        if (cairn_version_compare(k->version, job->layouts.at) <= 0) return true;
+        if (version_compare(k->version, job->layouts.at) <= 0) return true;
     return false;
 }
 
 /* The run that asked is the one that hears. */
 static struct coord_gather *ask(struct coord_job *job, const char *what,
-                                cairn_cluster_job_gather_fn on_done)
+                                cluster_job_gather_fn on_done)
 {
     struct coord_reshard *r = &job->reshard;
     r->serial = coord_request_new(job->cluster);
@@ -133,8 +133,8 @@ static void on_republished(struct coord_job *job, const void *about, cairn_statu
         coord_leases_republished(job);
         coord_members_layout_changed(job);
     } else {
-        cairn_sentence_set(&r->told.text, "publishing it in the new layout: %s",
-                           cairn_sentence_brief(text, 600).text);
+        sentence_set(&r->told.text, "publishing it in the new layout: %s",
+                     sentence_brief(text, 600).text);
         r->is_refused = true;
     }
     coord_tiles_advance(job); // opens the gate
@@ -181,24 +181,23 @@ static bool leave(struct coord_job *job)
 {
     const uint32_t count = job->layout->shard_count;
     uint32_t leaving = 0;
-    CAIRN_EACH_SHARD (job, i)
-        leaving += job->shards[i].weight <= 0 && !cairn_layout_owns(job->layout, i);
+    CAIRN_EACH_SHARD (job, i) leaving += job->shards[i].weight <= 0 && !layout_owns(job->layout, i);
     if (leaving == 0 || job->reshard.canceled) return false;
     if (is_leased(job)) {
-        cairn_sentence_set(&job->reshard.told.text,
-                           "it waits for the leases of versions that the shards that leave still "
-                           "have; `cairn job show %s`",
-                           job->spec.name);
+        sentence_set(&job->reshard.told.text,
+                     "it waits for the leases of versions that the shards that leave still "
+                     "have; `cairn job show %s`",
+                     job->spec.name);
         return true;
     }
     uint8_t *gone = coord_holes(job, count);
-    struct cairn_layout *next = NULL;
-    if (gone == NULL || cairn_plan_job_widen(&job->spec, job->layout, count, &next) != CAIRN_OK) {
+    struct layout *next = NULL;
+    if (gone == NULL || plan_job_widen(&job->spec, job->layout, count, &next) != CAIRN_OK) {
         free(gone);
         return true; // with the next tick
     }
     CAIRN_EACH_SHARD (job, i)
-        if (job->shards[i].weight <= 0 && !cairn_layout_owns(job->layout, i))
+        if (job->shards[i].weight <= 0 && !layout_owns(job->layout, i))
             gone[i / 8] = (uint8_t)(gone[i / 8] | 1u << i % 8);
     slice_begin(job, next, gone, 0, false);
     return true;
@@ -207,11 +206,11 @@ static bool leave(struct coord_job *job)
 static void finish(struct coord_job *job)
 {
     const bool canceled = job->reshard.canceled;
-    struct cairn_sentence text;
+    struct sentence text;
     if (!is_published(job)) return;
     if (leave(job)) return;
-    cairn_sentence_set(&text, "%" PRIu64 " bytes have moved, over %" PRIu32 " shards now",
-                       job->reshard.told.moved_bytes, job->seat_count);
+    sentence_set(&text, "%" PRIu64 " bytes have moved, over %" PRIu32 " shards now",
+                 job->reshard.told.moved_bytes, job->seat_count);
     coord_reshard_end(job, canceled ? CAIRN_RESHARD_CANCELED : CAIRN_RESHARD_DONE, text.text);
 }
 
@@ -239,12 +238,12 @@ static bool may_step(const struct coord_job *job)
 }
 
 /* The run found in the store, or one whose job's tensors changed, plans from where the layout is. */
-static cairn_status plan_anew(struct coord_job *job, struct cairn_sentence *why)
+static cairn_status plan_anew(struct coord_job *job, struct sentence *why)
 {
     struct coord_reshard_wish wish;
     struct coord_reshard_target target;
     cairn_status status = coord_reshard_wish_of(job, &wish);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "the coordinator is out of memory");
+    if (status != CAIRN_OK) return fail_with(why, status, "the coordinator is out of memory");
     status = coord_reshard_plan(job, &wish, &target, why);
     coord_reshard_wish_release(&wish);
     if (status != CAIRN_OK) return status;
@@ -262,12 +261,12 @@ static cairn_status plan_anew(struct coord_job *job, struct cairn_sentence *why)
 
 static void slice(struct coord_job *job)
 {
-    struct cairn_layout *next;
+    struct layout *next;
     uint64_t bytes;
     coord_reshard_pace_slice(&job->reshard.pace);
     const cairn_status status = coord_reshard_slice(job, &next, &bytes);
     if (status != CAIRN_OK) {
-        coord_reshard_end(job, CAIRN_RESHARD_FAILED, cairn_status_text((int)status));
+        coord_reshard_end(job, CAIRN_RESHARD_FAILED, status_text((int)status));
         return;
     }
     const bool joins = job->shard_count > job->layout->shard_count;
@@ -277,10 +276,10 @@ static void slice(struct coord_job *job)
     }
     uint8_t *gone = coord_holes(job, job->shard_count);
     if (next == NULL) // it joins, and gets nothing
-        (void)!cairn_plan_job_widen(&job->spec, job->layout, job->shard_count, &next);
+        (void)!plan_job_widen(&job->spec, job->layout, job->shard_count, &next);
     if (gone == NULL || next == NULL) {
         free(gone);
-        cairn_layout_close(next);
+        layout_close(next);
         return; // with the next tick
     }
     coord_reshard_pace_cut(&job->reshard.pace, bytes);
@@ -299,7 +298,7 @@ void coord_reshard_note_step(struct coord_job *job)
 void coord_reshard_advance(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
-    struct cairn_sentence why;
+    struct sentence why;
     if (!may_step(job)) return;
     if (r->canceled) {
         if (job->shard_count > job->layout->shard_count) coord_reshard_unjoin(job);
@@ -368,20 +367,20 @@ static void note_begin(struct coord_job *job, const struct coord_reshard_wish *w
 }
 
 cairn_status coord_reshard_begin(struct coord_job *job, const struct coord_reshard_wish *wish,
-                                 struct cairn_sentence *why)
+                                 struct sentence *why)
 {
     struct coord_reshard *r = &job->reshard;
     struct coord_reshard_target target;
     if (r->running)
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "a re-sharding of job %s is under way: ask again when it has ended "
-                          "(`cairn reshard status %s`), or end it: `cairn reshard cancel %s`",
-                          job->spec.name, job->spec.name, job->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "a re-sharding of job %s is under way: ask again when it has ended "
+                         "(`cairn reshard status %s`), or end it: `cairn reshard cancel %s`",
+                         job->spec.name, job->spec.name, job->spec.name);
     cairn_status status = coord_reshard_plan(job, wish, &target, why);
     if (status != CAIRN_OK) return status;
     if (!take_wish(job, wish)) {
         coord_reshard_target_release(&target);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     }
     note_begin(job, wish, &target);
     const uint32_t afresh = target.report->afresh_count;
@@ -395,16 +394,16 @@ cairn_status coord_reshard_begin(struct coord_job *job, const struct coord_resha
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, why->text);
         return status;
     }
-    cairn_log_info("job %s: a re-sharding begins, over %" PRIu32 " shards: %" PRIu64
-                   " bytes in %" PRIu32 " slices",
-                   job->spec.name, r->told.shards_after, r->told.all_bytes, r->told.slices);
+    log_info("job %s: a re-sharding begins, over %" PRIu32 " shards: %" PRIu64 " bytes in %" PRIu32
+             " slices",
+             job->spec.name, r->told.shards_after, r->told.all_bytes, r->told.slices);
     coord_event_note(job->cluster, CAIRN_EVENT_RESHARD, job->spec.name, NULL,
                      "over %" PRIu32 " shards: %" PRIu64 " bytes in %" PRIu32 " slices",
                      r->told.shards_after, r->told.all_bytes, r->told.slices);
     if (afresh > 0)
-        cairn_log_info("job %s: the least that levels the shards is %" PRIu64 " bytes; %" PRIu32
-                       " tensors would lie in too many pieces then",
-                       job->spec.name, r->told.least_bytes, afresh);
+        log_info("job %s: the least that levels the shards is %" PRIu64 " bytes; %" PRIu32
+                 " tensors would lie in too many pieces then",
+                 job->spec.name, r->told.least_bytes, afresh);
     return CAIRN_OK;
 }
 
@@ -413,12 +412,12 @@ void coord_reshard_go_on(struct coord_job *job)
     if (job->reshard.running) save(job);
 }
 
-cairn_status coord_reshard_cancel(struct coord_job *job, struct cairn_sentence *why)
+cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why)
 {
     if (!job->reshard.running)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
-                          "no re-sharding of job %s is under way: there is nothing to cancel",
-                          job->spec.name);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "no re-sharding of job %s is under way: there is nothing to cancel",
+                         job->spec.name);
     job->reshard.canceled = true;
     slice_cancel(job);
     coord_reshard_advance(job);
@@ -448,8 +447,8 @@ void coord_reshard_close(struct coord_job *job)
     job->reshard.move = NULL;
     job->reshard.asking = NULL;
     job->reshard.publishing = false;
-    cairn_layout_close(job->reshard.prior);
-    cairn_layout_close(job->reshard.target); // of other tensors, perhaps
+    layout_close(job->reshard.prior);
+    layout_close(job->reshard.target); // of other tensors, perhaps
     job->reshard.prior = job->reshard.target = NULL;
     coord_layouts_drop_next(job);
 }
@@ -494,13 +493,13 @@ static void movers_release(struct movers *movers)
 /* Marks the shards to which something comes. */
 static bool mark_takers(const struct coord_job *job, bool *takes)
 {
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
+    struct layout_tensor *tensors = plan_tensors(&job->spec);
     if (tensors == NULL) return false;
     struct plan_walk walk = { .tensors = tensors,
                               .current = job->layout,
                               .target = job->layouts.next };
     struct plan_run run;
-    while (cairn_plan_walk_next(&walk, &run))
+    while (plan_walk_next(&walk, &run))
         if (run.to != run.extent->shard) takes[run.to] = true;
     free(tensors);
     return true;
@@ -663,7 +662,7 @@ static void cut_over(struct coord_job *job, uint64_t layout, bool back)
                                        .back = back,
                                        .empty = back && job->reshard.lost_empty };
     if (layout != 0 && job->rounds.epoch_reason.text[0] == '\0')
-        cairn_sentence_set(&job->rounds.epoch_reason, "another layout comes into force");
+        sentence_set(&job->rounds.epoch_reason, "another layout comes into force");
     coord_job_event(job, &event);
 }
 
@@ -680,7 +679,7 @@ static bool others_whole(const struct coord_job *job, uint32_t shard)
 {
     if (!coord_layouts_behind(job)) return true; // a version was decided, or nothing moved
     CAIRN_EACH_SHARD (job, i) {
-        const bool lacks = job->shards[i].lost ? cairn_layout_owns(job->layout, i)
+        const bool lacks = job->shards[i].lost ? layout_owns(job->layout, i)
                                                : !move_has_moved(job->reshard.move, i);
         if (i != shard && coord_job_in_force(job, i) && lacks) return false;
     }
@@ -688,7 +687,7 @@ static bool others_whole(const struct coord_job *job, uint32_t shard)
 }
 
 /* True if a hole owns something: a layout must not give it anything, since that would be lost. */
-static bool is_owned_by_holes(const struct cairn_layout *layout, const uint8_t *gone)
+static bool is_owned_by_holes(const struct layout *layout, const uint8_t *gone)
 {
     for (size_t i = 0; i < layout->extent_count; i++)
         if (cairn_is_hole(gone, layout->shard_count, layout->extents[i].shard)) return true;
@@ -705,28 +704,28 @@ static uint8_t *leave_out(struct coord_job *job)
         gone[i / 8] = (uint8_t)(gone[i / 8] | 1u << i % 8);
         job->shards[i].weight = 0;
     }
-    cairn_layout_close(job->reshard.target);
+    layout_close(job->reshard.target);
     job->reshard.target = NULL;
     return gone;
 }
 
 /* The layout that the slice began with; the one in force where that is the same, or who was lost has nothing
  * in it and nobody lacks anything. NULL: there is none that the others have, or no memory. */
-static struct cairn_layout *layout_back(const struct coord_job *job)
+static struct layout *layout_back(const struct coord_job *job)
 {
-    struct cairn_layout *next = NULL;
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
-    const struct cairn_slice_request request = { .tensors = tensors,
-                                                 .tensor_count = (uint32_t)job->spec.tensor_count,
-                                                 .current = job->layout,
-                                                 .target = job->reshard.prior,
-                                                 .chunk_leaves = job->spec.chunk_leaves };
+    struct layout *next = NULL;
+    struct layout_tensor *tensors = plan_tensors(&job->spec);
+    const struct slice_request request = { .tensors = tensors,
+                                           .tensor_count = (uint32_t)job->spec.tensor_count,
+                                           .current = job->layout,
+                                           .target = job->reshard.prior,
+                                           .chunk_leaves = job->spec.chunk_leaves };
     const bool moves = !job->reshard.lost_empty;
     cairn_status status = CAIRN_OK;
     if (moves && (tensors == NULL || job->reshard.prior == NULL)) status = CAIRN_ERR_NOT_FOUND;
-    if (moves && status == CAIRN_OK) status = cairn_plan_slice(&request, &next, NULL);
+    if (moves && status == CAIRN_OK) status = plan_slice(&request, &next, NULL);
     if (status == CAIRN_OK && next == NULL)
-        (void)!cairn_plan_job_widen(&job->spec, job->layout, job->layout->shard_count, &next);
+        (void)!plan_job_widen(&job->spec, job->layout, job->layout->shard_count, &next);
     free(tensors);
     return next;
 }
@@ -736,18 +735,18 @@ static void go_back(struct coord_job *job, uint32_t lost)
 {
     struct coord_reshard *r = &job->reshard;
     uint8_t *gone = leave_out(job);
-    r->lost_empty = others_whole(job, lost) && !cairn_layout_owns(job->layout, lost);
-    struct cairn_layout *next = gone == NULL ? NULL : layout_back(job);
+    r->lost_empty = others_whole(job, lost) && !layout_owns(job->layout, lost);
+    struct layout *next = gone == NULL ? NULL : layout_back(job);
     if (next != NULL && !is_owned_by_holes(next, gone)) {
-        cairn_log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
-                       job->spec.name, job->shards[lost].seat->name);
+        log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
+                 job->spec.name, job->shards[lost].seat->name);
         if (r->lost_empty)
             settle_without(job); // it had nothing to say, and the others have said it
         slice_begin(job, next, gone, 0, true);
         return;
     }
     free(gone);
-    cairn_layout_close(next);
+    layout_close(next);
     CAIRN_EACH_SHARD (job, i) job->shards[i].lost = false; // it may be back with what it has
     coord_job_lose(job, true, "%s was lost while its share of the job came to it",
                    job->shards[lost].seat->name);
@@ -761,7 +760,7 @@ static void ended(struct coord_job *job, const struct move_action *action, const
         return;
     }
     if (action->status == CAIRN_OK) {
-        cairn_layout_close(r->prior);
+        layout_close(r->prior);
         r->prior = NULL;
     } else {
         coord_layouts_drop_next(job);
@@ -805,14 +804,14 @@ static void happened(struct coord_job *job, struct move_event *event, const char
 }
 
 /* Begins one, and takes `next`; gone: a bit for each of its holes, malloc'ed, taken too. */
-static void slice_begin(struct coord_job *job, struct cairn_layout *next, uint8_t *gone,
-                        uint64_t bytes, bool back)
+static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gone, uint64_t bytes,
+                        bool back)
 {
     struct coord_layouts *l = &job->layouts;
     assert(!is_owned_by_holes(next, gone));
-    struct cairn_packed *packed = cairn_packed_layout(next);
+    struct packed *packed = packed_layout(next);
     if (packed == NULL) {
-        cairn_layout_close(next);
+        layout_close(next);
         free(gone);
         return; // with the next tick
     }
@@ -860,8 +859,8 @@ static void drop_parts(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
         if (i >= job->layouts.next->shard_count || has_next(job, i)) continue;
-        cairn_log_info("job %s: shard %s is not one of its shards any more", job->spec.name,
-                       job->shards[i].seat->name);
+        log_info("job %s: shard %s is not one of its shards any more", job->spec.name,
+                 job->shards[i].seat->name);
         coord_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_LEFT, job->spec.name,
                                job->shards[i].seat->name, "it has no part of the job any more");
         coord_job_send_drop(job->cluster, job->shards[i].seat, job->id);
@@ -875,16 +874,16 @@ void coord_slice_in_force(struct coord_job *job)
     assert(job->layouts.next != NULL && job->layouts.next->version == event.layout);
     coord_groups_forget_told(job);
     drop_parts(job);
-    struct cairn_layout *was = coord_layouts_take_next(job, round_version(job->core));
+    struct layout *was = coord_layouts_take_next(job, round_version(job->core));
     if (job->reshard.back && !job->reshard.lost_empty) {
-        cairn_layout_close(was); // `prior` is where the slice began, and all is there again
+        layout_close(was); // `prior` is where the slice began, and all is there again
     } else {
-        cairn_layout_close(job->reshard.prior);
+        layout_close(job->reshard.prior);
         job->reshard.prior = was;
     }
     coord_members_layout_changed(job);
-    cairn_log_info("job %s: layout %" PRIu64 " is in force from epoch %" PRIu64, job->spec.name,
-                   event.layout, job->epoch);
+    log_info("job %s: layout %" PRIu64 " is in force from epoch %" PRIu64, job->spec.name,
+             event.layout, job->epoch);
     happened(job, &event, "");
 }
 
@@ -912,12 +911,12 @@ void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartM
  * and what it got is not settled. */
 static bool is_fresh(const struct coord_job *job, uint32_t shard)
 {
-    const struct cairn_layout *prior = job->reshard.prior;
+    const struct layout *prior = job->reshard.prior;
     if (job->reshard.move == NULL || !coord_job_in_force(job, shard)) return false;
     // If nobody re-shards the job, the shard is a part like the others: on_shard_loss decides.
     if (!job->reshard.running && job->layout->version == 1) return false;
-    const bool was_fresh = prior != NULL && !cairn_layout_owns(prior, shard);
-    if (cairn_layout_owns(job->layout, shard))
+    const bool was_fresh = prior != NULL && !layout_owns(prior, shard);
+    if (layout_owns(job->layout, shard))
         return was_fresh && move_stage_of(job->reshard.move) != CAIRN_MOVE_REST;
     // The newest version may still be fetched from it, or it may be the only one that has what it
     // gave.
@@ -927,8 +926,8 @@ static bool is_fresh(const struct coord_job *job, uint32_t shard)
 void coord_slice_shard_down(struct coord_job *job, uint32_t shard)
 {
     struct move_event event = { .kind = CAIRN_MOVE_SHARD_DOWN, .shard = shard };
-    struct cairn_sentence text;
-    cairn_sentence_set(&text, "shard %s went away", job->shards[shard].seat->name);
+    struct sentence text;
+    sentence_set(&text, "shard %s went away", job->shards[shard].seat->name);
     if (job->reshard.move != NULL) happened(job, &event, text.text);
     // It was to join, and a layout that has it is not on its way to the store.
     if (shard < job->shard_count && shard >= job->layout->shard_count && !job->layouts.storing)
@@ -938,10 +937,10 @@ void coord_slice_shard_down(struct coord_job *job, uint32_t shard)
 bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard)
 {
     struct move_event event = { .kind = CAIRN_MOVE_SHARD_LOST, .shard = shard };
-    struct cairn_sentence text;
+    struct sentence text;
     if (!is_fresh(job, shard)) return false;
     job->shards[shard].lost = true;
-    cairn_sentence_set(&text, "shard %s was lost", job->shards[shard].seat->name);
+    sentence_set(&text, "shard %s was lost", job->shards[shard].seat->name);
     happened(job, &event, text.text);
     return true;
 }
@@ -1033,6 +1032,5 @@ double coord_reshard_expected_pause_s(const struct coord_job *job, double pause)
 /* A slice may begin: nobody trains, or a step was made in the layout in force. */
 static bool reshard_is_paced(const struct coord_job *job)
 {
-    return coord_pace_rests(job) ||
-           cairn_version_compare(coord_job_version(job), job->layouts.at) > 0;
+    return coord_pace_rests(job) || version_compare(coord_job_version(job), job->layouts.at) > 0;
 }

@@ -17,8 +17,8 @@
 #include "server/coordinator/base.h"
 #include "server/core/move.h"
 
-struct cairn_layout;
-struct cairn_reshard_report;
+struct layout;
+struct reshard_report;
 struct coord_saved;
 
 /* A shard of the job as it is to be, by what it gets in proportion; 0: all goes off it. */
@@ -46,7 +46,7 @@ enum coord_reshard_state {
 /* The state and the numbers of a run, as operators are told them. */
 struct coord_reshard_told {
     enum coord_reshard_state state;
-    struct cairn_sentence text; /* why it ended, or waits */
+    struct sentence text; /* why it ended, or waits */
     uint64_t least_bytes, all_bytes, moved_bytes;
     double heaviest_before, heaviest_after;
     uint32_t slices, slice;
@@ -74,23 +74,23 @@ struct coord_reshard {
     struct coord_reshard_pace pace;
     struct coord_joiner *joiners; /* owned: [joiner_count], of the indices behind shard_count */
     uint32_t joiner_count;
-    struct cairn_layout *target; /* owned; NULL: it is to be planned */
-    const char *asking;          /* static: what shards or the store are asked for; NULL: nothing */
-    uint32_t serial;             /* of what is asked: an answer of another one is stale */
-    bool publishing;             /* no round opens */
-    bool busy;       /* an event of it is at work: no step begins in the middle of that */
-    bool is_refused; /* what was asked for was refused, and is asked for with the next tick */
+    struct layout *target; /* owned; NULL: it is to be planned */
+    const char *asking;    /* static: what shards or the store are asked for; NULL: nothing */
+    uint32_t serial;       /* of what is asked: an answer of another one is stale */
+    bool publishing;       /* no round opens */
+    bool busy;             /* an event of it is at work: no step begins in the middle of that */
+    bool is_refused;       /* what was asked for was refused, and is asked for with the next tick */
     /* cluster->seats_taken when it was last spread over the shards there are, and when that was refused */
     uint64_t seats_seen, seats_refused;
 
-    struct cairn_move *move;    /* owned; NULL: no core */
-    struct cairn_layout *prior; /* owned: the layout before the slice; NULL: not known */
-    uint64_t slice_bytes;       /* of the slice under way */
-    uint64_t came_bytes;        /* to shards that are whole in it, and .. */
-    uint64_t came_us;           /* .. in how long to the slowest */
-    uint64_t stage_since_us;    /* when the machine's stage began */
-    uint32_t slice_serial;      /* its number in this process: that of its layout may come again */
-    bool back;                  /* that slice takes the one before it back */
+    struct move *move;       /* owned; NULL: no core */
+    struct layout *prior;    /* owned: the layout before the slice; NULL: not known */
+    uint64_t slice_bytes;    /* of the slice under way */
+    uint64_t came_bytes;     /* to shards that are whole in it, and .. */
+    uint64_t came_us;        /* .. in how long to the slowest */
+    uint64_t stage_since_us; /* when the machine's stage began */
+    uint32_t slice_serial;   /* its number in this process: that of its layout may come again */
+    bool back;               /* that slice takes the one before it back */
     bool lost_empty; /* who was lost has nothing in the layout in force, and all others are whole */
     double rate;     /* bytes a microsecond of the slowest of the last slice; 0: not known */
     struct coord_reshard_told told;
@@ -100,12 +100,11 @@ struct coord_reshard {
 
 /* Begins one. CAIRN_ERR_BUSY: there is one; else as coord_reshard_plan. */
 cairn_status coord_reshard_begin(struct coord_job *job, const struct coord_reshard_wish *wish,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                 struct sentence *why) CAIRN_MUST_CHECK;
 /* The job's tensors are others now: a run that is under way goes on, and the store hears of it again. */
 void coord_reshard_go_on(struct coord_job *job);
 /* No further slice begins. CAIRN_ERR_NOT_FOUND: nothing is under way. */
-cairn_status coord_reshard_cancel(struct coord_job *job,
-                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
 /* Ends the run in this state, and forgets what it had begun to prepare. */
 void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, const char *text);
 /* A step was made. */
@@ -137,17 +136,17 @@ void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wi
 /* ---- the plan ---- */
 
 struct coord_reshard_target {
-    struct cairn_layout *layout;         /* owned */
-    struct cairn_reshard_report *report; /* owned */
+    struct layout *layout;         /* owned */
+    struct reshard_report *report; /* owned */
     uint32_t slices;
 };
 /* NOT_READY, JOB_LOST, UNSUPPORTED, INVALID, NO_MEMORY (a shard has too little of it: with the numbers). */
 cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_reshard_wish *wish,
                                 struct coord_reshard_target *target_out,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                struct sentence *why) CAIRN_MUST_CHECK;
 void coord_reshard_target_release(struct coord_reshard_target *target);
 /* The next slice on the way to the target; *next_out NULL: it is reached. */
-cairn_status coord_reshard_slice(const struct coord_job *job, struct cairn_layout **next_out,
+cairn_status coord_reshard_slice(const struct coord_job *job, struct layout **next_out,
                                  uint64_t *bytes_out) CAIRN_MUST_CHECK;
 
 /* ---- the pace ---- */
@@ -203,7 +202,7 @@ void coord_reshard_stored(const struct coord_saved *saved);
 void coord_reshard_forget(struct coord *cluster, const struct coord_session *session);
 void coord_reshard_asked_close(struct coord *cluster);
 /* "slice 3 of 12, 1234 of 5678 bytes"; empty: no run is under way. */
-void coord_reshard_show(const struct coord_job *job, struct cairn_sentence *out);
+void coord_reshard_show(const struct coord_job *job, struct sentence *out);
 
 /* ==== amend ==== */
 
@@ -266,8 +265,7 @@ struct coord_extension {
  * too. CAIRN_ERR_BUSY, CAIRN_ERR_NOT_READY,
  * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_INVALID (too large): nothing was begun or taken. */
 cairn_status coord_extend_begin(struct coord_job *job, struct coord_member *member,
-                                struct cairn_job_spec_data *next,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                struct job_spec_data *next, struct sentence *why) CAIRN_MUST_CHECK;
 /* An event of the core is over: is this a step boundary? */
 void coord_extend_advance(struct coord_job *job);
 /* The job is lost: nothing is made of it. */
@@ -323,7 +321,7 @@ void coord_member_drain(struct coord_session *session, uint32_t request,
  * quarters of its time are over, its jobs are saved. */
 void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn__DrainMe *message);
 /* Loads the drains that the store has. CAIRN_ERR_NO_MEMORY, or an error of the store. */
-cairn_status coord_drains_load(struct coord *cluster, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_drains_load(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* The next steps of all that leave. */
 void coord_drains_tick(struct coord *cluster);
 void coord_drains_forget(struct coord *cluster, const struct coord_session *session);

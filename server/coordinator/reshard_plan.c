@@ -18,49 +18,48 @@
 #define SLICE_PART_MAX  0.02 /* of what the shard owns, where that is more */
 
 static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn__ReshardAsk *ask,
-                                       struct coord_reshard_wish *wish_out,
-                                       struct cairn_sentence *why);
+                                       struct coord_reshard_wish *wish_out, struct sentence *why);
 
 /* ---- may it be? ---- */
 
 static cairn_status judge_stage_0(const struct coord_job *job,
-                                  const struct coord_reshard_wish *wish, struct cairn_sentence *why)
+                                  const struct coord_reshard_wish *wish, struct sentence *why)
 {
     const uint32_t owners = coord_reshard_wish_owners(wish);
     if (job->spec.stage != 0 || owners == 1) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "job %s has stage 0: one shard has all of its state, and it cannot be spread "
-                      "over %" PRIu32
-                      "; it can move to another one, or be made with stage 1 or more",
-                      job->spec.name, owners);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "job %s has stage 0: one shard has all of its state, and it cannot be spread "
+                     "over %" PRIu32
+                     "; it can move to another one, or be made with stage 1 or more",
+                     job->spec.name, owners);
 }
 
 static cairn_status judge(const struct coord_job *job, const struct coord_reshard_wish *wish,
-                          struct cairn_sentence *why)
+                          struct sentence *why)
 {
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
-        return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
-                          job->loss.why.text);
+        return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
+                         job->loss.why.text);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized || job->core == NULL)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
-                          job->spec.name, coord_job_state_name(job));
+        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
+                         job->spec.name, coord_job_state_name(job));
     if (coord_job_has_device(job) && job->spec.offload_fraction > 0)
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                          "job %s has offload_fraction %g: what lies partly on devices cannot move "
-                          "while it goes on: save it and restore it over the shards that it is to "
-                          "have (`cairn snapshot create %s`, `cairn snapshot restore %s latest`)",
-                          job->spec.name, job->spec.offload_fraction, job->spec.name,
-                          job->spec.name);
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                         "job %s has offload_fraction %g: what lies partly on devices cannot move "
+                         "while it goes on: save it and restore it over the shards that it is to "
+                         "have (`cairn snapshot create %s`, `cairn snapshot restore %s latest`)",
+                         job->spec.name, job->spec.offload_fraction, job->spec.name,
+                         job->spec.name);
     if (wish->count > job->shard_room)
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "%d shards have joined job %s since the coordinator started, which are "
-                          "the most: start the coordinator again, or restore a snapshot of the job",
-                          CAIRN_JOB_JOINS_MAX, job->spec.name);
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "%d shards have joined job %s since the coordinator started, which are "
+                         "the most: start the coordinator again, or restore a snapshot of the job",
+                         CAIRN_JOB_JOINS_MAX, job->spec.name);
     for (uint32_t i = 0; i < wish->count; i++) {
         if (wish->shards[i].seat == NULL || coord_seat_obeys(wish->shards[i].seat)) continue;
-        return cairn_fail(why, CAIRN_ERR_NOT_READY,
-                          "shard %s is away: a re-sharding begins when all shards of it are here",
-                          wish->shards[i].seat->name);
+        return fail_with(why, CAIRN_ERR_NOT_READY,
+                         "shard %s is away: a re-sharding begins when all shards of it are here",
+                         wish->shards[i].seat->name);
     }
     return judge_stage_0(job, wish, why);
 }
@@ -133,7 +132,7 @@ static uint64_t bytes_of(const struct coord_job *job)
 {
     uint64_t bytes = 0;
     for (size_t e = 0; e < job->layout->extent_count; e++)
-        bytes += cairn_plan_extent_bytes(&job->spec, job->layout, &job->layout->extents[e]);
+        bytes += plan_extent_bytes(&job->spec, job->layout, &job->layout->extents[e]);
     return bytes;
 }
 
@@ -186,8 +185,8 @@ static uint64_t *limits_of(const struct coord_job *job, uint32_t shard_count, ui
     uint64_t *limits = calloc((size_t)shard_count + 1, sizeof *limits);
     if (limits == NULL) return NULL;
     for (size_t e = 0; e < job->layout->extent_count; e++) {
-        const struct cairn_extent *extent = &job->layout->extents[e];
-        limits[extent->shard] += cairn_plan_extent_bytes(&job->spec, job->layout, extent);
+        const struct extent *extent = &job->layout->extents[e];
+        limits[extent->shard] += plan_extent_bytes(&job->spec, job->layout, extent);
     }
     for (uint32_t i = 0; i < shard_count; i++) {
         const uint64_t part = (uint64_t)((double)limits[i] * SLICE_PART_MAX);
@@ -209,19 +208,19 @@ static uint64_t largest_slice(const struct coord_job *job, uint32_t shard_count)
     return largest;
 }
 
-static cairn_status count_slices(const struct coord_job *job, struct cairn_layout_tensor *tensors,
+static cairn_status count_slices(const struct coord_job *job, struct layout_tensor *tensors,
                                  struct coord_reshard_target *target)
 {
     uint64_t *limits = limits_of(job, target->layout->shard_count, coord_reshard_slice_most(job));
-    struct cairn_slice_left left = { 0 };
+    struct slice_left left = { 0 };
     if (limits == NULL) return CAIRN_ERR_NO_MEMORY;
-    const struct cairn_slice_request request = { .tensors = tensors,
-                                                 .tensor_count = (uint32_t)job->spec.tensor_count,
-                                                 .current = job->layout,
-                                                 .target = target->layout,
-                                                 .limit_bytes = limits,
-                                                 .chunk_leaves = job->spec.chunk_leaves };
-    const cairn_status status = cairn_plan_slices_left(&request, &left);
+    const struct slice_request request = { .tensors = tensors,
+                                           .tensor_count = (uint32_t)job->spec.tensor_count,
+                                           .current = job->layout,
+                                           .target = target->layout,
+                                           .limit_bytes = limits,
+                                           .chunk_leaves = job->spec.chunk_leaves };
+    const cairn_status status = plan_slices_left(&request, &left);
     free(limits);
     target->slices = left.slices;
     return status;
@@ -229,28 +228,28 @@ static cairn_status count_slices(const struct coord_job *job, struct cairn_layou
 
 void coord_reshard_target_release(struct coord_reshard_target *target)
 {
-    cairn_layout_close(target->layout);
-    if (target->report != NULL) cairn_reshard_report_release(target->report);
+    layout_close(target->layout);
+    if (target->report != NULL) reshard_report_release(target->report);
     free(target->report);
     target->layout = NULL;
     target->report = NULL;
 }
 
 cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_reshard_wish *wish,
-                                struct coord_reshard_target *target_out, struct cairn_sentence *why)
+                                struct coord_reshard_target *target_out, struct sentence *why)
 {
     struct asked asked;
     struct coord_reshard_target target = { NULL, NULL, 0 };
     cairn_status status = judge(job, wish, why);
     if (status != CAIRN_OK) return status;
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
+    struct layout_tensor *tensors = plan_tensors(&job->spec);
     target.report = calloc(1, sizeof *target.report);
     if (tensors == NULL || target.report == NULL || !asked_init(&asked, job, wish)) {
         free(tensors);
         free(target.report);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     }
-    const struct cairn_reshard_request request = {
+    const struct reshard_request request = {
         .tensors = tensors,
         .tensor_count = (uint32_t)job->spec.tensor_count,
         .current = job->layout,
@@ -262,8 +261,8 @@ cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_
         .names = asked.names,
         .spread = job->spec.spread,
     };
-    struct cairn_sentence reason = { "" };
-    status = cairn_plan_reshard(&request, &target.layout, target.report, &reason);
+    struct sentence reason = { "" };
+    status = plan_reshard(&request, &target.layout, target.report, &reason);
     if (status == CAIRN_OK) status = count_slices(job, tensors, &target);
     free(tensors);
     asked_release(&asked);
@@ -272,21 +271,21 @@ cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_
         return CAIRN_OK;
     }
     coord_reshard_target_release(&target);
-    return cairn_fail(why, status, "job %s cannot be spread so: %s", job->spec.name,
-                      reason.text[0] != '\0' ? reason.text : cairn_status_text((int)status));
+    return fail_with(why, status, "job %s cannot be spread so: %s", job->spec.name,
+                     reason.text[0] != '\0' ? reason.text : status_text((int)status));
 }
 
-cairn_status coord_reshard_slice(const struct coord_job *job, struct cairn_layout **next_out,
+cairn_status coord_reshard_slice(const struct coord_job *job, struct layout **next_out,
                                  uint64_t *bytes_out)
 {
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
+    struct layout_tensor *tensors = plan_tensors(&job->spec);
     uint64_t *limits = limits_of(job, job->reshard.target->shard_count,
                                  coord_reshard_slice_most(job));
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     *next_out = NULL;
     *bytes_out = 0;
     if (tensors != NULL && limits != NULL) {
-        const struct cairn_slice_request request = {
+        const struct slice_request request = {
             .tensors = tensors,
             .tensor_count = (uint32_t)job->spec.tensor_count,
             .current = job->layout,
@@ -294,7 +293,7 @@ cairn_status coord_reshard_slice(const struct coord_job *job, struct cairn_layou
             .limit_bytes = limits,
             .chunk_leaves = job->spec.chunk_leaves,
         };
-        status = cairn_plan_slice(&request, next_out, bytes_out);
+        status = plan_slice(&request, next_out, bytes_out);
     }
     free(tensors);
     free(limits);
@@ -310,7 +309,7 @@ cairn_status coord_reshard_slice(const struct coord_job *job, struct cairn_layou
 /* A job's answer with what it owns. */
 struct view {
     Cairn__ReshardJob told;
-    struct cairn_sentence text;
+    struct sentence text;
     Cairn__ReshardPair *pairs; /* owned */
     Cairn__ReshardPair **list; /* owned */
     uint32_t serial; /* of the run that begins with it, once that is in the store; 0: none */
@@ -322,46 +321,44 @@ static const char *state_name(enum coord_reshard_state state)
     return names[state];
 }
 
-void coord_reshard_show(const struct coord_job *job, struct cairn_sentence *out)
+void coord_reshard_show(const struct coord_job *job, struct sentence *out)
 {
     const struct coord_reshard_told *told = &job->reshard.told;
     out->text[0] = '\0';
     if (!job->reshard.running) return;
-    cairn_sentence_set(out, "slice %" PRIu32 " of %" PRIu32 ", %" PRIu64 " of %" PRIu64 " bytes%s",
-                       told->slice, told->slices, told->moved_bytes, told->all_bytes,
-                       job->reshard.canceled ? "; it ends after this slice" : "");
+    sentence_set(out, "slice %" PRIu32 " of %" PRIu32 ", %" PRIu64 " of %" PRIu64 " bytes%s",
+                 told->slice, told->slices, told->moved_bytes, told->all_bytes,
+                 job->reshard.canceled ? "; it ends after this slice" : "");
 }
 
 /* Says that the slice under way waits for this shard, if it does. */
 static void say_slice_waiting(const struct coord_reshard *r, uint32_t shard, const char *name,
-                              struct cairn_sentence *out)
+                              struct sentence *out)
 {
     if (r->move == NULL || !move_waits_for(r->move, shard)) return;
-    cairn_sentence_set(out, "it waits for shard %s%s", name,
-                       move_stage_of(r->move) == CAIRN_MOVE_PREPARING
-                           ? " to make room for what comes"
-                           : " to have all that it owns");
+    sentence_set(out, "it waits for shard %s%s", name,
+                 move_stage_of(r->move) == CAIRN_MOVE_PREPARING ? " to make room for what comes"
+                                                                : " to have all that it owns");
 }
 
-static void say_waiting(const struct coord_job *job, struct cairn_sentence *out)
+static void say_waiting(const struct coord_job *job, struct sentence *out)
 {
     const struct coord_reshard *r = &job->reshard;
     *out = r->told.text;
     if (!r->running) return;
     if (job->snapshots.cut != NULL)
-        cairn_sentence_set(out, "it waits for a snapshot or digest that is being taken");
+        sentence_set(out, "it waits for a snapshot or digest that is being taken");
     else if (job->park.shut)
-        cairn_sentence_set(out, "it waits until the job is not parked any more");
+        sentence_set(out, "it waits until the job is not parked any more");
     else if (r->asking != NULL)
-        cairn_sentence_set(out, "it waits for %s", r->asking);
+        sentence_set(out, "it waits for %s", r->asking);
     for (uint32_t i = 0; i < r->joiner_count; i++)
         if (!coord_seat_obeys(r->joiners[i].seat))
-            cairn_sentence_set(out, "it waits for shard %s, which is not here",
-                               r->joiners[i].seat->name);
+            sentence_set(out, "it waits for shard %s, which is not here", r->joiners[i].seat->name);
     CAIRN_EACH_SHARD (job, i) {
         const char *name = job->shards[i].seat->name;
         say_slice_waiting(r, i, name, out);
-        if (!job->shards[i].up) cairn_sentence_set(out, "it waits for shard %s", name);
+        if (!job->shards[i].up) sentence_set(out, "it waits for shard %s", name);
     }
 }
 
@@ -385,7 +382,7 @@ static void view_run(const struct coord_job *job, struct view *view)
     out->state = (char *)(uintptr_t)state_name(job->reshard.running ? CAIRN_RESHARD_MOVING
                                                                     : told->state);
     out->text = view->text.text;
-    out->layout_hash = cairn_layout_number(job->layout);
+    out->layout_hash = layout_number(job->layout);
     out->least_bytes = told->least_bytes;
     out->all_bytes = told->all_bytes;
     out->moved_bytes = told->moved_bytes;
@@ -410,7 +407,7 @@ static void view_run(const struct coord_job *job, struct view *view)
 static bool view_plan(const struct coord_job *job, const struct coord_reshard_wish *wish,
                       const struct coord_reshard_target *target, struct view *view)
 {
-    const struct cairn_reshard_report *report = target->report;
+    const struct reshard_report *report = target->report;
     Cairn__ReshardJob *out = &view->told;
     view_run(job, view);
     view->pairs = calloc(report->pair_count + 1, sizeof *view->pairs);
@@ -432,8 +429,8 @@ static bool view_plan(const struct coord_job *job, const struct coord_reshard_wi
     out->moved_bytes = out->elapsed_ms = out->slice = 0;
     out->heaviest_before = report->heaviest_before;
     out->heaviest_after = report->heaviest_after;
-    out->pieces_before = cairn_layout_pieces(job->layout);
-    out->pieces_after = cairn_layout_pieces(target->layout);
+    out->pieces_before = layout_pieces(job->layout);
+    out->pieces_after = layout_pieces(target->layout);
     out->pieces_fresh = report->pieces_fresh;
     out->afresh = report->afresh_count;
     out->slices = target->slices;
@@ -446,15 +443,14 @@ static bool view_plan(const struct coord_job *job, const struct coord_reshard_wi
 }
 
 /* Shows why a wish is refused. The run that the job may have under way is not shown with it. */
-static void view_refused(const struct coord_job *job, const struct cairn_sentence *why,
-                         struct view *view)
+static void view_refused(const struct coord_job *job, const struct sentence *why, struct view *view)
 {
     cairn__reshard_job__init(&view->told);
     view->text = *why;
     view->told.name = job->spec.name;
     view->told.state = (char *)(uintptr_t) "refused";
     view->told.text = view->text.text;
-    view->told.layout_hash = cairn_layout_number(job->layout);
+    view->told.layout_hash = layout_number(job->layout);
 }
 
 static void view_release(struct view *view)
@@ -466,17 +462,16 @@ static void view_release(struct view *view)
 /* ---- one job ---- */
 
 static cairn_status judge_hash(const struct coord_job *job, const Cairn__ReshardAsk *ask,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
-    if (ask->layout_hash == 0 || ask->layout_hash == cairn_layout_number(job->layout))
-        return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_MISMATCH,
-                      "job %s has another layout now than the one that was planned for: plan again",
-                      job->spec.name);
+    if (ask->layout_hash == 0 || ask->layout_hash == layout_number(job->layout)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_MISMATCH,
+                     "job %s has another layout now than the one that was planned for: plan again",
+                     job->spec.name);
 }
 
 static cairn_status plan(struct coord_job *job, const Cairn__ReshardAsk *ask, struct view *view,
-                         struct cairn_sentence *why)
+                         struct sentence *why)
 {
     struct coord_reshard_wish wish;
     struct coord_reshard_target target;
@@ -485,7 +480,7 @@ static cairn_status plan(struct coord_job *job, const Cairn__ReshardAsk *ask, st
     status = coord_reshard_plan(job, &wish, &target, why);
     if (status == CAIRN_OK) {
         if (!view_plan(job, &wish, &target, view))
-            status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+            status = fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         coord_reshard_target_release(&target);
     }
     coord_reshard_wish_release(&wish);
@@ -493,7 +488,7 @@ static cairn_status plan(struct coord_job *job, const Cairn__ReshardAsk *ask, st
 }
 
 static cairn_status apply(struct coord_job *job, const Cairn__ReshardAsk *ask, struct view *view,
-                          struct cairn_sentence *why)
+                          struct sentence *why)
 {
     struct coord_reshard_wish wish;
     cairn_status status = judge_hash(job, ask, why);
@@ -507,7 +502,7 @@ static cairn_status apply(struct coord_job *job, const Cairn__ReshardAsk *ask, s
 }
 
 /* A drain, too, which would begin it again. */
-static cairn_status cancel(struct coord_job *job, struct cairn_sentence *why)
+static cairn_status cancel(struct coord_job *job, struct sentence *why)
 {
     const bool was_drain = coord_drains_cancel(job);
     const cairn_status status = coord_reshard_cancel(job, why);
@@ -515,7 +510,7 @@ static cairn_status cancel(struct coord_job *job, struct cairn_sentence *why)
 }
 
 static cairn_status answer_job(struct coord_job *job, const Cairn__ReshardAsk *ask,
-                               struct view *view, struct cairn_sentence *why)
+                               struct view *view, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     switch (ask->op) {
@@ -524,8 +519,8 @@ static cairn_status answer_job(struct coord_job *job, const Cairn__ReshardAsk *a
     case CAIRN_RESHARD_CANCEL: status = cancel(job, why); break;
     case CAIRN_RESHARD_STATUS: break;
     default:
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%" PRIu32 " is no request of a re-sharding",
-                          ask->op);
+        return fail_with(why, CAIRN_ERR_INVALID, "%" PRIu32 " is no request of a re-sharding",
+                         ask->op);
     }
     if (status == CAIRN_OK) view_run(job, view);
     return status;
@@ -541,13 +536,13 @@ struct coord_reshard_asked {
     uint32_t first, last;   /* the runs, by their serials */
     ProtobufCMessage *told; /* owned */
     cairn_status status;    /* of the store */
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 static void asked_free(struct coord_reshard_asked *asked)
 {
     coord_waiters_release(&asked->waiter);
-    if (asked->told != NULL) cairn_message_free(asked->told);
+    if (asked->told != NULL) message_free(asked->told);
     free(asked);
 }
 
@@ -559,7 +554,7 @@ void coord_reshard_stored(const struct coord_saved *saved)
     if (asked == NULL) return; // a run by policy, or of a drain
     if (saved->status != CAIRN_OK) {
         asked->status = saved->status;
-        cairn_sentence_set(&asked->why, "%s", saved->why);
+        sentence_set(&asked->why, "%s", saved->why);
     }
     if (saved->number != asked->last) return;
     *at = asked->next;
@@ -591,7 +586,7 @@ static ProtobufCMessage *copy_told(const Cairn__ReshardTold *told)
     uint8_t *packed = malloc(size + 1);
     if (packed == NULL) return NULL;
     protobuf_c_message_pack(&told->base, packed);
-    ProtobufCMessage *copy = cairn_message_unpack(told->base.descriptor, packed, size);
+    ProtobufCMessage *copy = message_unpack(told->base.descriptor, packed, size);
     free(packed);
     return copy;
 }
@@ -649,7 +644,7 @@ static void answer_all(struct coord_session *session, uint32_t request,
     } else {
         for (struct coord_job *j = session->cluster->jobs; j != NULL; j = next) {
             struct view *view = &views[count];
-            struct cairn_sentence why;
+            struct sentence why;
             next = j->next;
             if (answer_job(j, ask, view, &why) != CAIRN_OK) view_refused(j, &why, view);
             list[count++] = &view->told;
@@ -665,7 +660,7 @@ void coord_reshard_ask(struct coord_session *session, uint32_t request,
                        const Cairn__ReshardAsk *ask)
 {
     struct coord_job *job = coord_job_find(session->cluster, ask->job);
-    struct cairn_sentence why;
+    struct sentence why;
     struct view view = { .pairs = NULL };
     if (ask->all || (ask->job[0] == '\0' && ask->op == CAIRN_RESHARD_STATUS)) {
         answer_all(session, request, ask);
@@ -673,9 +668,9 @@ void coord_reshard_ask(struct coord_session *session, uint32_t request,
     }
     const cairn_status status =
         job == NULL
-            ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
-                         "there is no job \"%.128s\"; `cairn job list` shows those there are",
-                         ask->job)
+            ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
+                        "there is no job \"%.128s\"; `cairn job list` shows those there are",
+                        ask->job)
             : answer_job(job, ask, &view, &why);
     if (status == CAIRN_OK) {
         Cairn__ReshardJob *one = &view.told;
@@ -773,12 +768,11 @@ void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wi
 /* ---- of what operators say ---- */
 
 static struct coord_seat *seat_named(const struct coord *cluster, const char *name,
-                                     struct cairn_sentence *why)
+                                     struct sentence *why)
 {
     struct coord_seat *seat = coord_seat_find(cluster, name);
     if (seat == NULL)
-        cairn_sentence_set(why, "there is no shard \"%.128s\"; `cairn cluster status` lists them",
-                           name);
+        sentence_set(why, "there is no shard \"%.128s\"; `cairn cluster status` lists them", name);
     return seat;
 }
 
@@ -790,38 +784,38 @@ static const char *why_not(const struct coord_seat *seat)
 }
 
 static cairn_status take_names(const struct coord_job *job, const Cairn__ReshardAsk *ask,
-                               struct coord_reshard_wish *wish, struct cairn_sentence *why)
+                               struct coord_reshard_wish *wish, struct sentence *why)
 {
     for (size_t i = 0; i < ask->n_add; i++) {
         struct coord_seat *seat = seat_named(job->cluster, ask->add[i], why);
         if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
         if (!coord_seat_fits(seat, &job->spec))
-            return cairn_fail(why, CAIRN_ERR_NOT_READY, "nothing can go to shard %s, which %s",
-                              seat->name, why_not(seat));
+            return fail_with(why, CAIRN_ERR_NOT_READY, "nothing can go to shard %s, which %s",
+                             seat->name, why_not(seat));
         add(wish, seat);
     }
     for (size_t i = 0; i < ask->n_drain; i++) {
         const struct coord_seat *seat = seat_named(job->cluster, ask->drain[i], why);
         if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
         if (is_named(ask->add, ask->n_add, seat))
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "shard %s is to be added and drained: one of them", seat->name);
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "shard %s is to be added and drained: one of them", seat->name);
         struct coord_joiner *there = find(wish, seat);
         if (there == NULL && ask->all) continue;
         if (there == NULL)
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "job %s has no part on shard %s: there is nothing to drain",
-                              job->spec.name, seat->name);
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "job %s has no part on shard %s: there is nothing to drain",
+                             job->spec.name, seat->name);
         there->weight = 0;
     }
     if (coord_reshard_wish_owners(wish) > 0) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "no shard would be left for job %s: add another one first", job->spec.name);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "no shard would be left for job %s: add another one first", job->spec.name);
 }
 
 /* The last ones go, but for those that are added; the next ones by name come. */
 static cairn_status take_count(const struct coord_job *job, const Cairn__ReshardAsk *ask,
-                               struct coord_reshard_wish *wish, struct cairn_sentence *why)
+                               struct coord_reshard_wish *wish, struct sentence *why)
 {
     uint32_t owners = coord_reshard_wish_owners(wish), here = 0;
     for (uint32_t i = wish->count; i-- > 0 && owners > ask->shards;) {
@@ -831,10 +825,10 @@ static cairn_status take_count(const struct coord_job *job, const Cairn__Reshard
         owners--;
     }
     if (owners > ask->shards)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "%zu shards are to be added, and %" PRIu32
-                          " are to have job %s in all: give a higher number",
-                          ask->n_add, ask->shards, job->spec.name);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "%zu shards are to be added, and %" PRIu32
+                         " are to have job %s in all: give a higher number",
+                         ask->n_add, ask->shards, job->spec.name);
     for (struct coord_seat *s = job->cluster->seats; s != NULL; s = s->next) {
         here += coord_seat_fits(s, &job->spec);
         const struct coord_joiner *there = find(wish, s);
@@ -845,29 +839,29 @@ static cairn_status take_count(const struct coord_job *job, const Cairn__Reshard
         owners++;
     }
     if (owners == ask->shards) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_INVALID,
-                      "job %s cannot be spread over %" PRIu32 " shards: %" PRIu32
-                      " are here that it could have, of %" PRIu32,
-                      job->spec.name, ask->shards, owners, here);
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "job %s cannot be spread over %" PRIu32 " shards: %" PRIu32
+                     " are here that it could have, of %" PRIu32,
+                     job->spec.name, ask->shards, owners, here);
 }
 
 static cairn_status take_weights(const struct coord_job *job, const Cairn__ReshardAsk *ask,
-                                 struct coord_reshard_wish *wish, struct cairn_sentence *why)
+                                 struct coord_reshard_wish *wish, struct sentence *why)
 {
     for (size_t i = 0; i < ask->n_weights; i++) {
         const Cairn__ShardWeight *w = ask->weights[i];
         if (!isfinite(w->weight) || w->weight <= 0 || w->weight > 1e6)
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "the weight of shard %.128s is %g: give a number above 0, at most "
-                              "1000000; --drain takes everything off a shard",
-                              w->name, w->weight);
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "the weight of shard %.128s is %g: give a number above 0, at most "
+                             "1000000; --drain takes everything off a shard",
+                             w->name, w->weight);
         const struct coord_seat *seat = seat_named(job->cluster, w->name, why);
         if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
         struct coord_joiner *there = find(wish, seat);
         if (there == NULL || there->weight <= 0)
-            return cairn_fail(why, CAIRN_ERR_INVALID,
-                              "shard %s has a weight, and job %s is not to be on it: add it, too",
-                              seat->name, job->spec.name);
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "shard %s has a weight, and job %s is not to be on it: add it, too",
+                             seat->name, job->spec.name);
         there->weight = w->weight;
     }
     return CAIRN_OK;
@@ -876,14 +870,13 @@ static cairn_status take_weights(const struct coord_job *job, const Cairn__Resha
 /* Reads an operator's wish. CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND, CAIRN_ERR_NOT_READY and
  * CAIRN_ERR_NO_MEMORY, with what is wrong with the wish. */
 static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn__ReshardAsk *ask,
-                                       struct coord_reshard_wish *wish_out,
-                                       struct cairn_sentence *why)
+                                       struct coord_reshard_wish *wish_out, struct sentence *why)
 {
     if (!isfinite(ask->pause) || ask->pause < 0 || ask->pause > 100)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "a pause of %g: give a part of a step from 0 to 100, as 0.1", ask->pause);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "a pause of %g: give a part of a step from 0 to 100, as 0.1", ask->pause);
     cairn_status status = coord_reshard_wish_present(job, wish_out);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "the coordinator is out of memory");
+    if (status != CAIRN_OK) return fail_with(why, status, "the coordinator is out of memory");
     wish_out->pause = ask->pause;
     if (ask->shards == 0 && ask->n_add == 0 && ask->n_drain == 0)
         coord_reshard_wish_all(job, wish_out);
@@ -912,7 +905,7 @@ static void take_in(struct coord_job *job)
         job->shards[first + i].revision = job->spec.revision;
         job->shards[first + i].up = true;
         (void)coord_job_shard_moved(&job->shards[first + i]);
-        cairn_log_info("job %s: shard %s joins", job->spec.name, seat->name);
+        log_info("job %s: shard %s joins", job->spec.name, seat->name);
         coord_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name, seat->name,
                                "it has a part of the job");
     }
@@ -930,17 +923,17 @@ static void on_joined(struct coord_job *job, const void *about, cairn_status sta
                       const char *text)
 {
     struct coord_reshard *r = &job->reshard;
-    struct cairn_sentence why;
+    struct sentence why;
     if (r->asking == NULL || r->serial != *(const uint32_t *)about) return;
     r->asking = NULL;
     for (uint32_t i = 0; i < r->joiner_count && status == CAIRN_OK; i++)
         if (r->joiners[i].seat->session == NULL || r->joiners[i].seat->session->closing)
-            status = cairn_fail(&why, CAIRN_ERR_CLOSED, "shard %s went away",
-                                r->joiners[i].seat->name);
+            status = fail_with(&why, CAIRN_ERR_CLOSED, "shard %s went away",
+                               r->joiners[i].seat->name);
         else
-            cairn_sentence_set(&why, "%s", text);
+            sentence_set(&why, "%s", text);
     if (status != CAIRN_OK) {
-        if (text[0] != '\0') cairn_sentence_set(&why, "%s", text);
+        if (text[0] != '\0') sentence_set(&why, "%s", text);
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
         return;
     }
@@ -949,21 +942,21 @@ static void on_joined(struct coord_job *job, const void *about, cairn_status sta
 }
 
 /* The layout in force, over as many shards as there will be. NULL: no memory. */
-static struct cairn_packed *pack_wider(const struct coord_job *job)
+static struct packed *pack_wider(const struct coord_job *job)
 {
-    struct cairn_layout *wider;
-    if (cairn_plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
-                             &wider) != CAIRN_OK)
+    struct layout *wider;
+    if (plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
+                       &wider) != CAIRN_OK)
         return NULL;
     wider->version = job->layout->version; // they join it, nothing follows it yet
-    struct cairn_packed *packed = cairn_packed_layout(wider);
-    cairn_layout_close(wider);
+    struct packed *packed = packed_layout(wider);
+    layout_close(wider);
     return packed;
 }
 
-static void ask_all(struct coord_job *job, struct cairn_packed *layout, struct coord_gather *gather)
+static void ask_all(struct coord_job *job, struct packed *layout, struct coord_gather *gather)
 {
-    struct cairn_decision last = *round_last(job->core); // schedule and loss scale
+    struct decision last = *round_last(job->core); // schedule and loss scale
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { job->generation, job->base_step };
     const struct coord_job_load load = { .joins = true,
@@ -980,7 +973,7 @@ static void ask_all(struct coord_job *job, struct cairn_packed *layout, struct c
 void coord_reshard_join(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
-    struct cairn_packed *layout = pack_wider(job);
+    struct packed *layout = pack_wider(job);
     r->serial = coord_request_new(job->cluster);
     struct coord_gather *gather =
         layout == NULL ? NULL : coord_gather_open_job(job, on_joined, &r->serial, sizeof r->serial);
@@ -989,7 +982,7 @@ void coord_reshard_join(struct coord_job *job)
         ask_all(job, layout, gather);
         coord_gather_start(gather);
     }
-    cairn_packed_release(layout);
+    packed_release(layout);
 }
 
 void coord_reshard_unjoin(struct coord_job *job)
@@ -1016,7 +1009,7 @@ void coord_reshard_unjoin(struct coord_job *job)
 
 /* Over all that are here, if the heaviest would be too much heavier than its share where nothing moves. */
 static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_reshard_wish *wish,
-                                     struct cairn_sentence *why)
+                                     struct sentence *why)
 {
     struct coord_reshard_target target;
     const cairn_status status = coord_reshard_plan(job, wish, &target, why);
@@ -1033,7 +1026,7 @@ static void spread(struct coord_job *job)
     struct coord_reshard *r = &job->reshard;
     const uint64_t seats = job->cluster->seats_taken;
     struct coord_reshard_wish wish;
-    struct cairn_sentence why;
+    struct sentence why;
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || r->running || !coord_job_shards_up(job) ||
         !job->rounds.heard || r->seats_seen == seats ||
         coord_reshard_wish_present(job, &wish) != CAIRN_OK)
@@ -1044,8 +1037,7 @@ static void spread(struct coord_job *job)
     if (status == CAIRN_OK)
         r->seats_seen = seats;
     else if (r->seats_refused != seats)
-        cairn_log_warn("job %s is not spread over the shards that came: %s", job->spec.name,
-                       why.text);
+        log_warn("job %s is not spread over the shards that came: %s", job->spec.name, why.text);
     if (status != CAIRN_OK) r->seats_refused = seats;
 }
 

@@ -44,7 +44,7 @@ static void restore_find_latest(struct coord_restore *restore);
 
 static void tell_ended(struct coord_restore *restore, cairn_status status, const char *text)
 {
-    const cairn_cluster_restored_fn ended = restore->latest.ended;
+    const cluster_restored_fn ended = restore->latest.ended;
     restore->latest.ended = NULL;
     if (ended != NULL && !restore->cluster->closing) ended(restore, status, text);
 }
@@ -58,8 +58,8 @@ static void restore_free(struct coord_restore *restore)
     if (*at == restore) *at = restore->next;
     coord_waiters_release(&restore->waiter);
     cairn__snapshot_restore__free_unpacked(restore->settings, NULL);
-    cairn_spec_release(&restore->spec);
-    cairn_manifest_release(&restore->manifest);
+    spec_release(&restore->spec);
+    manifest_release(&restore->manifest);
     coord_digests_release(&restore->digests);
     coord_draft_close(&restore->draft);
     coord_verdicts_free(restore->verdicts);
@@ -74,20 +74,19 @@ static void end_restore(struct coord_restore *restore, cairn_status status, cons
 {
     if (status != CAIRN_OK) {
         if (!restore->latest.none_found) // who began it says so
-            cairn_log_warn("restore of %s failed: %s",
-                           restore->folder != NULL ? restore->folder : "the newest snapshot", text);
-        struct cairn_sentence said;
+            log_warn("restore of %s failed: %s",
+                     restore->folder != NULL ? restore->folder : "the newest snapshot", text);
+        struct sentence said;
         const bool may_fall_back = restore->is_stored && !restore->fallback &&
                                    restore->latest.passed.text[0] == '\0' && // else it was said
                                    restore->checked && coord_restore_is_damage(status);
-        cairn_sentence_set(&said, "%s%s", text,
-                           may_fall_back ? "; --fallback takes the newest good one that is older"
-                                         : "");
+        sentence_set(&said, "%s%s", text,
+                     may_fall_back ? "; --fallback takes the newest good one that is older" : "");
         coord_waiters_fail(&restore->waiter, status, said.text);
     } else {
-        cairn_log_info("job %s restored from %s at step %" PRIu64 " as generation %" PRIu64,
-                       restore->manifest.spec.name, restore->folder, restore->manifest.step,
-                       restore->generation);
+        log_info("job %s restored from %s at step %" PRIu64 " as generation %" PRIu64,
+                 restore->manifest.spec.name, restore->folder, restore->manifest.step,
+                 restore->generation);
         const char *passed = restore->latest.passed.text;
         coord_event_note(restore->cluster, CAIRN_EVENT_RESTORED, restore->manifest.spec.name, NULL,
                          "from %s at step %" PRIu64 " as generation %" PRIu64 "%s%.600s",
@@ -133,7 +132,7 @@ static void on_stored(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
     struct coord_restore *restore = saved->cluster->restores;
-    struct cairn_sentence why;
+    struct sentence why;
     while (restore != NULL && restore->job_id != saved->job) restore = restore->next;
     if (restore == NULL) return;
     if (job == NULL || !job->restoring) {
@@ -141,11 +140,11 @@ static void on_stored(const struct coord_saved *saved)
         return;
     }
     cairn_status status = saved->status;
-    cairn_sentence_set(&why, "%s", saved->why);
+    sentence_set(&why, "%s", saved->why);
     if (status == CAIRN_OK) status = coord_job_judge_shards(job, &why);
     if (status == CAIRN_OK) {
         job->state = CAIRN_CLUSTER_JOB_RUNNING;
-        cairn_sentence_set(&job->rounds.epoch_reason, "the job was restored");
+        sentence_set(&job->rounds.epoch_reason, "the job was restored");
         status = coord_job_core_open(job, &why);
     }
     if (status == CAIRN_OK) coord_terms_tell_all(job);
@@ -156,12 +155,12 @@ static void on_stored(const struct coord_saved *saved)
 static void on_loaded(struct coord_restore *restore, cairn_status status, const char *text)
 {
     struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
-    struct cairn_sentence why;
+    struct sentence why;
     if (restore->cluster->closing || job == NULL) {
         restore_free(restore);
         return;
     }
-    cairn_sentence_set(&why, "%s", text);
+    sentence_set(&why, "%s", text);
     if (status == CAIRN_OK) status = coord_job_judge_shards(job, &why);
     if (status == CAIRN_OK) {
         job->initialized = true;
@@ -173,7 +172,7 @@ static void on_loaded(struct coord_restore *restore, cairn_status status, const 
 static void on_proven(struct coord_work *work)
 {
     struct coord_restore *restore = (struct coord_restore *)work;
-    const struct cairn_sentence why = restore->why;
+    const struct sentence why = restore->why;
     on_loaded(restore, restore->status, why.text);
 }
 
@@ -197,12 +196,12 @@ static void restore_advance(struct coord_restore *restore)
 static void on_made(void *context, cairn_status status, const char *text)
 {
     struct coord_restore *restore = context;
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "%s", text);
+    struct sentence why;
+    sentence_set(&why, "%s", text);
     if (status == CAIRN_ERR_NOT_FOUND) { // we have just read it
         restore->unseen = true;
         status = CAIRN_ERR_IO;
-        cairn_sentence_add(&why, "; is the storage of the snapshots mounted at that shard?");
+        sentence_add(&why, "; is the storage of the snapshots mounted at that shard?");
     }
     if (status != CAIRN_OK || restore->cluster->closing) {
         on_loaded(restore, status, why.text);
@@ -220,12 +219,12 @@ static void advance(struct coord_restore *restore);
  * restore are taken. */
 static cairn_status take_over(struct coord_restore *restore, const struct coord_job *old)
 {
-    const struct cairn_manifest *m = &restore->manifest;
+    const struct manifest *m = &restore->manifest;
     const struct cairn_version from = { m->generation, m->step };
-    const bool is_same = cairn_version_compare(old->origin.from, from) == 0 && !old->initialized;
+    const bool is_same = version_compare(old->origin.from, from) == 0 && !old->initialized;
     if (!is_same) return coord_recovery_keep(&restore->manifest.spec, &old->spec);
-    cairn_spec_release(&restore->spec);
-    return cairn_spec_copy(&old->spec, &restore->spec);
+    spec_release(&restore->spec);
+    return spec_copy(&old->spec, &restore->spec);
 }
 
 /* ---- planned, and compared with what its openers want, on another thread ---- */
@@ -242,7 +241,7 @@ static void run_plan(struct coord_work *work)
 static void on_planned(struct coord_work *work)
 {
     struct coord_restore *restore = (struct coord_restore *)work;
-    const struct cairn_sentence why = restore->why;
+    const struct sentence why = restore->why;
     if (work->cluster->closing)
         restore_free(restore);
     else if (restore->status == CAIRN_OK)
@@ -259,7 +258,7 @@ static bool is_for_openers(const struct coord_restore *restore)
 /* True: a thread is at it, and the restore goes on when that is through; or it has ended. */
 static bool plans(struct coord_restore *restore)
 {
-    const struct cairn_job_spec_data *spec = coord_restore_spec(restore);
+    const struct job_spec_data *spec = coord_restore_spec(restore);
     const bool has_new = is_for_openers(restore) &&
                          coord_openers_list(restore->cluster, spec->name, &restore->verdicts);
     if (restore->draft.job != NULL && !has_new) return false;
@@ -277,9 +276,9 @@ static bool plans(struct coord_restore *restore)
  * one is reserved. */
 static void advance(struct coord_restore *restore)
 {
-    struct cairn_manifest *m = &restore->manifest;
+    struct manifest *m = &restore->manifest;
     struct coord_job *old = coord_job_find(restore->cluster, m->spec.name);
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = coord_restore_judge_replace(restore, old, &why);
     if (status == CAIRN_OK && restore->latest.ended != NULL && old != NULL)
         status = take_over(restore, old);
@@ -316,24 +315,24 @@ static void on_reserved(const struct coord_saved *saved)
 }
 
 /* The manifest's spec stays what it is, which the proof of what is loaded goes by. */
-static cairn_status apply_settings(struct coord_restore *restore, struct cairn_sentence *why)
+static cairn_status apply_settings(struct coord_restore *restore, struct sentence *why)
 {
-    const struct cairn_job_spec_data *was = &restore->manifest.spec;
+    const struct job_spec_data *was = &restore->manifest.spec;
     const Cairn__SnapshotRestore *asked = restore->settings;
     bool reopens = false;
     if (asked == NULL) return CAIRN_OK;
-    cairn_spec_release(&restore->spec);
-    cairn_status status = cairn_spec_copy(was, &restore->spec);
-    if (status == CAIRN_OK) status = cairn_spec_note_former(&restore->spec);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the job's spec");
+    spec_release(&restore->spec);
+    cairn_status status = spec_copy(was, &restore->spec);
+    if (status == CAIRN_OK) status = spec_note_former(&restore->spec);
+    if (status != CAIRN_OK) return fail_with(why, status, "no memory for the job's spec");
     restore->spec.revision++;
     status = coord_settings_apply(&restore->spec, asked->settings, asked->n_settings,
                                   CAIRN_SETTINGS_CREATE, &reopens, why);
     if (status == CAIRN_OK) status = coord_settings_judge_planes(was, &restore->spec, why);
-    if (status == CAIRN_OK && cairn_spec_note_made(&restore->spec, was) != CAIRN_OK)
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the job's spec");
-    if (status == CAIRN_OK) status = cairn_spec_check(&restore->spec, cairn_optimizer_names(), why);
-    return status == CAIRN_OK ? cairn_spec_check_usable(&restore->spec, why) : status;
+    if (status == CAIRN_OK && spec_note_made(&restore->spec, was) != CAIRN_OK)
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the job's spec");
+    if (status == CAIRN_OK) status = spec_check(&restore->spec, optimizer_names(), why);
+    return status == CAIRN_OK ? spec_check_usable(&restore->spec, why) : status;
 }
 
 static void begin_load(struct coord_work *work)
@@ -346,11 +345,10 @@ static void begin_load(struct coord_work *work)
     }
     cairn_status status = restore->status;
     if (status == CAIRN_OK && restore->job_name != NULL)
-        status = cairn_spec_set_name(&restore->manifest.spec, restore->job_name);
-    if (status != CAIRN_OK && restore->status == CAIRN_OK)
-        cairn_sentence_set(&restore->why, "no memory");
+        status = spec_set_name(&restore->manifest.spec, restore->job_name);
+    if (status != CAIRN_OK && restore->status == CAIRN_OK) sentence_set(&restore->why, "no memory");
     if (status == CAIRN_OK) status = apply_settings(restore, &restore->why);
-    const struct cairn_sentence why = restore->why;
+    const struct sentence why = restore->why;
     if (status == CAIRN_OK)
         advance(restore);
     else
@@ -392,7 +390,7 @@ static void on_checked(struct coord_work *work)
         work->run = restore_prove;
         work->done = begin_load;
         if (coord_work_start(work, work->cluster, NULL, 0)) return;
-        restore->status = cairn_fail(&restore->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
+        restore->status = fail_with(&restore->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
     }
     begin_load(work);
 }
@@ -405,8 +403,8 @@ static struct coord_restore *restore_new(struct coord *cluster)
     struct coord_restore *restore = calloc(1, sizeof *restore);
     if (restore == NULL) return NULL;
     restore->cluster = cluster;
-    cairn_manifest_init(&restore->manifest);
-    cairn_spec_init(&restore->spec);
+    manifest_init(&restore->manifest);
+    spec_init(&restore->spec);
     coord_keys_ring(cluster, &restore->ring);
     restore->work.run = restore_check;
     restore->work.done = on_checked;
@@ -440,45 +438,43 @@ void coord_restores_close(struct coord *cluster)
 /* An admin asks for a restore: of a snapshot by its id, or by its folder. */
 
 static cairn_status judge_ask(struct coord_restore *restore, const Cairn__SnapshotRestore *message,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     uint64_t generation, step;
     char resolved[PATH_MAX];
     const bool by_id = message->id[0] != '\0';
     if (by_id == (message->path[0] != '\0')) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "give a snapshot's id or its folder, one of them");
+        return fail_with(why, CAIRN_ERR_INVALID, "give a snapshot's id or its folder, one of them");
     }
-    if (message->job[0] != '\0' && !cairn_job_name_ok(message->job)) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "\"%s\" is not a name of a job", message->job);
+    if (message->job[0] != '\0' && !job_name_ok(message->job)) {
+        return fail_with(why, CAIRN_ERR_INVALID, "\"%s\" is not a name of a job", message->job);
     }
-    if (by_id &&
-        (message->job[0] == '\0' || !cairn_snapshot_id_parse(message->id, &generation, &step))) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "a snapshot's id goes with its job's name and looks like "
-                          "step-000000012000-g1, not \"%s\"",
-                          message->id);
+    if (by_id && (message->job[0] == '\0' || !snapshot_id_parse(message->id, &generation, &step))) {
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "a snapshot's id goes with its job's name and looks like "
+                         "step-000000012000-g1, not \"%s\"",
+                         message->id);
     }
     const int n = by_id ? snprintf(resolved, sizeof resolved, "%s/%s/%s",
                                    restore->cluster->storage.path, message->job, message->id)
                         : snprintf(resolved, sizeof resolved, "%s", message->path);
     if (n < 0 || (size_t)n >= sizeof resolved) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "the path is too long");
+        return fail_with(why, CAIRN_ERR_INVALID, "the path is too long");
     }
     const bool renamed = message->job[0] != '\0';
     const struct coord_job *job = coord_job_find(restore->cluster, message->job);
     restore->fallback = message->fallback || (job != NULL && job->spec.policy.snapshot_fallback);
     if (message->fallback && !by_id)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "--fallback is for a snapshot that is given by its id: of a folder "
-                          "nobody knows which are older");
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "--fallback is for a snapshot that is given by its id: of a folder "
+                         "nobody knows which are older");
     if (message->n_settings > 0) {
         uint8_t *bytes = malloc(cairn__snapshot_restore__get_packed_size(message));
         if (bytes != NULL)
             restore->settings = cairn__snapshot_restore__unpack(
                 NULL, cairn__snapshot_restore__pack(message, bytes), bytes);
         free(bytes);
-        if (restore->settings == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        if (restore->settings == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     }
     restore->is_stored = by_id;
     restore->folder = strdup(resolved);
@@ -487,25 +483,24 @@ static cairn_status judge_ask(struct coord_restore *restore, const Cairn__Snapsh
     return restore->folder != NULL && restore->asked != NULL &&
                    (!renamed || restore->job_name != NULL)
                ? CAIRN_OK
-               : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+               : fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
 }
 
 void coord_restore_begin(struct coord_session *session, uint32_t request,
                          const Cairn__SnapshotRestore *message)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     struct coord_restore *restore = restore_new(session->cluster);
     if (restore == NULL) {
         coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
     restore->plan = message->plan;
-    restore->waiver = (struct cairn_trust_waiver) { message->allow_unsigned,
-                                                    message->allow_untrusted };
+    restore->waiver = (struct trust_waiver) { message->allow_unsigned, message->allow_untrusted };
     cairn_status status = judge_ask(restore, message, &why);
     if (status == CAIRN_OK && (!coord_waiters_add(&restore->waiter, session, request) ||
                                !coord_work_start(&restore->work, session->cluster, NULL, 0))) {
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
     if (status == CAIRN_OK) return;
     coord_session_error(session, request, status, why.text);
@@ -522,7 +517,7 @@ static const char *restore_job_name(const struct coord_restore *restore)
     return restore->job_name != NULL ? restore->job_name : restore->manifest.spec.name;
 }
 
-const struct cairn_job_spec_data *coord_restore_spec(const struct coord_restore *restore)
+const struct job_spec_data *coord_restore_spec(const struct coord_restore *restore)
 {
     return restore->spec.name != NULL ? &restore->spec : &restore->manifest.spec;
 }
@@ -567,7 +562,7 @@ static void restore_answer(struct coord_restore *restore)
  * shards hash what they load, or, where a job is given up for the snapshot, the files are proved
  * first: the content root tells of every bit. Checksums are then asked only to find whose fault
  * a damage is. */
-static bool has_whole_sums(const struct cairn_manifest *m)
+static bool has_whole_sums(const struct manifest *m)
 {
     for (size_t i = 0; i < m->file_count; i++)
         if (m->files[i].is_whole) return true;
@@ -576,13 +571,12 @@ static bool has_whole_sums(const struct cairn_manifest *m)
 
 /* May it be taken, by who signed it? Any thread. CAIRN_ERR_REFUSED, CAIRN_ERR_CHECKSUM. */
 static cairn_status restore_judge_signature(const struct coord_restore *restore,
-                                            const struct cairn_manifest *manifest,
-                                            const char *folder, struct cairn_sentence *why)
+                                            const struct manifest *manifest, const char *folder,
+                                            struct sentence *why)
 {
-    struct cairn_sentence said = { "" };
-    const cairn_status status = cairn_manifest_accept(manifest, &restore->ring, restore->waiver,
-                                                      &said);
-    return status == CAIRN_OK ? CAIRN_OK : cairn_fail(why, status, "%s: %s", folder, said.text);
+    struct sentence said = { "" };
+    const cairn_status status = manifest_accept(manifest, &restore->ring, restore->waiver, &said);
+    return status == CAIRN_OK ? CAIRN_OK : fail_with(why, status, "%s: %s", folder, said.text);
 }
 
 /* Of restore->folder; which is then without links. */
@@ -590,23 +584,22 @@ static void check_folder(struct coord_restore *restore)
 {
     struct cairn_snapshot snapshot;
     char *folder;
-    restore->status =
-        cairn_storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->why);
+    restore->status = storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->why);
     if (restore->status != CAIRN_OK) return;
     free(restore->folder);
     restore->folder = folder;
-    restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
+    restore->status = snapshot_open(restore->folder, &snapshot, &restore->why);
     if (restore->status != CAIRN_OK) return;
     restore->status = restore_judge_signature(restore, &snapshot.manifest, restore->folder,
                                               &restore->why);
     const bool is_read = restore->fallback || has_whole_sums(&snapshot.manifest);
     if (restore->status == CAIRN_OK && !restore->plan && is_read)
-        restore->status = cairn_snapshot_verify(&snapshot, NULL, &restore->why);
+        restore->status = snapshot_verify(&snapshot, NULL, &restore->why);
     if (restore->status == CAIRN_OK) {
         restore->manifest = snapshot.manifest; // moves
-        cairn_manifest_init(&snapshot.manifest);
+        manifest_init(&snapshot.manifest);
     }
-    cairn_snapshot_close(&snapshot);
+    snapshot_close(&snapshot);
 }
 
 static void check_in_turn(struct coord_restore *restore)
@@ -623,7 +616,7 @@ static void restore_prove(struct coord_work *work)
     while (restore->status == CAIRN_OK) {
         restore_prove_files(work);
         if (restore->status == CAIRN_OK || !restore_fall_back(restore)) return;
-        cairn_manifest_release(&restore->manifest);
+        manifest_release(&restore->manifest);
         check_in_turn(restore);
     }
 }
@@ -635,11 +628,11 @@ static void look_around(struct coord_restore *restore)
     const char *root = restore->cluster->storage.path;
     const char *job = restore_job_name(restore);
     const char *id = strrchr(restore->folder, '/');
-    struct cairn_sentence why;
-    if (cairn_snapshot_last_generation(root, job, &restore->last_generation, &why) != CAIRN_OK)
-        cairn_log_warn("which generations of job %s there were is not known: %s", job, why.text);
+    struct sentence why;
+    if (snapshot_last_generation(root, job, &restore->last_generation, &why) != CAIRN_OK)
+        log_warn("which generations of job %s there were is not known: %s", job, why.text);
     restore->is_its_own = id != NULL && strcmp(restore->manifest.spec.name, job) == 0 &&
-                          cairn_snapshot_committed(root, job, id + 1, &why) == CAIRN_OK;
+                          snapshot_committed(root, job, id + 1, &why) == CAIRN_OK;
 }
 
 /* Reads manifest and files of the folder that was asked for, or chosen, and moves the manifest here. */
@@ -655,13 +648,13 @@ static void restore_check(struct coord_work *work)
 /* On the loop: tells of one that no trusted key has signed, or whose manifest has no hash over itself. */
 static void restore_warn(const struct coord_restore *restore)
 {
-    struct cairn_sentence what;
-    if (cairn_manifest_trust(&restore->manifest, &restore->ring, &what) != CAIRN_TRUST_SIGNED)
-        cairn_log_warn("%s is restored, and is %s", restore->folder, what.text);
+    struct sentence what;
+    if (manifest_trust(&restore->manifest, &restore->ring, &what) != CAIRN_TRUST_SIGNED)
+        log_warn("%s is restored, and is %s", restore->folder, what.text);
     if (restore->manifest.unsealed)
-        cairn_log_warn("the manifest of %s is of a former version, without a hash over itself: "
-                       "whether it was changed cannot be told but by its content root",
-                       restore->folder);
+        log_warn("the manifest of %s is of a former version, without a hash over itself: "
+                 "whether it was changed cannot be told but by its content root",
+                 restore->folder);
 }
 
 /* ==== proof ==== */
@@ -675,8 +668,8 @@ static void restore_warn(const struct coord_restore *restore)
 
 static cairn_status compare(struct coord_restore *restore, const char *what)
 {
-    const struct cairn_manifest *m = &restore->manifest;
-    struct cairn_hash root;
+    const struct manifest *m = &restore->manifest;
+    struct hash root;
     double loss_scale;
     char has[2 * CAIRN_HASH_BYTES + 1], says[2 * CAIRN_HASH_BYTES + 1];
     const cairn_status status = coord_content_root(m, &restore->digests, &root, &loss_scale,
@@ -685,10 +678,10 @@ static cairn_status compare(struct coord_restore *restore, const char *what)
     if (memcmp(root.byte, m->content_root, sizeof root.byte) == 0) return CAIRN_OK;
     sodium_bin2hex(has, sizeof has, root.byte, sizeof root.byte);
     sodium_bin2hex(says, sizeof says, m->content_root, sizeof m->content_root);
-    return cairn_fail(&restore->why, CAIRN_ERR_CHECKSUM,
-                      "%s the content root %s, the manifest says %s: files or manifest were "
-                      "changed since they were saved; use another snapshot",
-                      what, has, says);
+    return fail_with(&restore->why, CAIRN_ERR_CHECKSUM,
+                     "%s the content root %s, the manifest says %s: files or manifest were "
+                     "changed since they were saved; use another snapshot",
+                     what, has, says);
 }
 
 /* The hashes of files that are being read, by several threads. */
@@ -697,41 +690,38 @@ struct proof {
     pthread_mutex_t mutex; /* of its digests */
 };
 
-static cairn_status hash_range(void *context, uint32_t thread,
-                               const struct cairn_sweep_range *range, const void *elems,
-                               struct cairn_sentence *why)
+static cairn_status hash_range(void *context, uint32_t thread, const struct sweep_range *range,
+                               const void *elems, struct sentence *why)
 {
     struct proof *proof = context;
-    const struct cairn_job_spec_data *spec = &proof->restore->manifest.spec;
-    const struct cairn_geometry g = cairn_geometry_of(&spec->tensors[range->tensor].shape);
-    struct cairn_tree tree;
+    const struct job_spec_data *spec = &proof->restore->manifest.spec;
+    const struct geometry g = geometry_of(&spec->tensors[range->tensor].shape);
+    struct hash_tree tree;
     (void)thread;
-    cairn_tree_init(&tree, range->first_leaf);
-    cairn_backend_hash_leaves(cairn_backend_host(), elems,
-                              cairn_spec_plane_dtype(spec, range->tensor, range->plane), &g,
-                              range->leaf_count, &tree);
+    tree_init(&tree, range->first_leaf);
+    backend_hash_leaves(backend_host(), elems, spec_plane_dtype(spec, range->tensor, range->plane),
+                        &g, range->leaf_count, &tree);
     pthread_mutex_lock(&proof->mutex);
     const cairn_status status = coord_digests_add(&proof->restore->digests, range->tensor,
-                                                  (enum cairn_plane)range->plane, &tree, why);
+                                                  (enum plane)range->plane, &tree, why);
     pthread_mutex_unlock(&proof->mutex);
     return status;
 }
 
 /* All that the files hold. */
-static cairn_status add_all(const struct cairn_job_spec_data *spec,
-                            struct cairn_sweep_ranges *ranges, struct cairn_sentence *why)
+static cairn_status add_all(const struct job_spec_data *spec, struct sweep_ranges *ranges,
+                            struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (uint32_t t = 0; t < spec->tensor_count; t++) {
-        const struct cairn_geometry g = cairn_geometry_of(&spec->tensors[t].shape);
+        const struct geometry g = geometry_of(&spec->tensors[t].shape);
         for (uint32_t p = 1; p < CAIRN_PLANE_COUNT && status == CAIRN_OK; p++) {
-            const struct cairn_sweep_range whole = { .tensor = t,
-                                                     .plane = p,
-                                                     .leaf_count = g.leaf_count };
-            if (cairn_spec_planes(spec, t) & (1u << p))
-                status = cairn_sweep_ranges_add(
-                    ranges, &g, cairn_dtype_bytes((int)cairn_spec_plane_dtype(spec, t, p)), &whole,
-                    why);
+            const struct sweep_range whole = { .tensor = t,
+                                               .plane = p,
+                                               .leaf_count = g.leaf_count };
+            if (spec_planes(spec, t) & (1u << p))
+                status = sweep_ranges_add(ranges, &g, dtype_size((int)spec_plane_dtype(spec, t, p)),
+                                          &whole, why);
         }
     }
     return status;
@@ -740,14 +730,12 @@ static cairn_status add_all(const struct cairn_job_spec_data *spec,
 static cairn_status hash_files(struct coord_restore *restore, const struct cairn_snapshot *snapshot)
 {
     struct proof proof = { .restore = restore };
-    struct cairn_sweep_ranges ranges = { 0 };
-    const struct cairn_sweep sweep = { .snapshot = snapshot,
-                                       .take = hash_range,
-                                       .context = &proof };
+    struct sweep_ranges ranges = { 0 };
+    const struct sweep sweep = { .snapshot = snapshot, .take = hash_range, .context = &proof };
     pthread_mutex_init(&proof.mutex, NULL);
     cairn_status status = add_all(&restore->manifest.spec, &ranges, &restore->why);
-    if (status == CAIRN_OK) status = cairn_snapshot_sweep(&sweep, &ranges, &restore->why);
-    cairn_sweep_ranges_release(&ranges);
+    if (status == CAIRN_OK) status = snapshot_sweep(&sweep, &ranges, &restore->why);
+    sweep_ranges_release(&ranges);
     pthread_mutex_destroy(&proof.mutex);
     return status;
 }
@@ -756,11 +744,11 @@ static cairn_status hash_files(struct coord_restore *restore, const struct cairn
 static void find_damage(struct coord_restore *restore)
 {
     struct cairn_snapshot snapshot;
-    struct cairn_sentence why;
-    cairn_status status = cairn_snapshot_open(restore->folder, &snapshot, &why);
+    struct sentence why;
+    cairn_status status = snapshot_open(restore->folder, &snapshot, &why);
     if (status == CAIRN_OK) {
-        status = cairn_snapshot_verify(&snapshot, NULL, &why);
-        cairn_snapshot_close(&snapshot);
+        status = snapshot_verify(&snapshot, NULL, &why);
+        snapshot_close(&snapshot);
     }
     if (!coord_restore_is_damage(status)) return;
     restore->status = status;
@@ -779,10 +767,10 @@ static void restore_prove_files(struct coord_work *work)
 {
     struct coord_restore *restore = (struct coord_restore *)work;
     struct cairn_snapshot snapshot;
-    restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
+    restore->status = snapshot_open(restore->folder, &snapshot, &restore->why);
     if (restore->status == CAIRN_OK) {
         restore->status = hash_files(restore, &snapshot);
-        cairn_snapshot_close(&snapshot);
+        snapshot_close(&snapshot);
     }
     judge_proof(restore, "its files have");
     coord_digests_release(&restore->digests);
@@ -798,7 +786,7 @@ static void restore_prove_loaded(struct coord_work *work)
 /* ---- on the loop ---- */
 
 static cairn_status take_part(struct coord_restore *restore, const Cairn__SnapshotPart *part,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     const cairn_status status = coord_part_failed(part, why);
     if (status != CAIRN_OK) return status;
@@ -810,7 +798,7 @@ static void end_part(struct coord_restore *restore, uint32_t shard, cairn_status
 {
     restore->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
     if (status != CAIRN_OK && restore->status == CAIRN_OK)
-        restore->status = cairn_fail(&restore->why, status, "%s: %s", name, text);
+        restore->status = fail_with(&restore->why, status, "%s: %s", name, text);
     restore_advance(restore);
 }
 
@@ -821,7 +809,7 @@ bool coord_restore_on_part(struct coord_session *session, const Cairn__SnapshotP
     const struct coord_job *job = r == NULL ? NULL : coord_job_by_id(session->cluster, r->job_id);
     if (job == NULL) return r != NULL;
     CAIRN_EACH_SHARD (job, i) {
-        struct cairn_sentence why = { "" };
+        struct sentence why = { "" };
         if (job->shards[i].seat != session->seat || !part_is_open(r->parts[i])) continue;
         const cairn_status status = take_part(r, part, &why);
         if (status == CAIRN_OK && part->more) {
@@ -855,19 +843,19 @@ void coord_restores_seat_gone(struct coord *cluster, const struct coord_seat *se
 /* One with results that are not finite, or of nobody that is trusted, is restored by its id alone. */
 static bool pass_over(struct coord_restore *restore, const struct found_snapshot *f)
 {
-    const struct cairn_manifest *m = &f->manifest;
+    const struct manifest *m = &f->manifest;
     char tensors[CAIRN_RESULTS_BYTES];
-    struct cairn_sentence text, why;
+    struct sentence text, why;
     if (m->nonfinite.nonfinite != 0) {
-        cairn_results_list(&m->nonfinite, &m->spec, tensors);
-        cairn_sentence_set(&text, "%s, is damaged: of %llu elements a result is not finite: %s",
-                           f->place.id, (unsigned long long)m->nonfinite.nonfinite, tensors);
-    } else if (cairn_manifest_accept(m, &restore->ring, restore->waiver, &why) != CAIRN_OK) {
-        cairn_sentence_set(&text, "%s, is not trusted: %s", f->place.id, why.text);
+        results_list(&m->nonfinite, &m->spec, tensors);
+        sentence_set(&text, "%s, is damaged: of %" PRIu64 " elements a result is not finite: %s",
+                     f->place.id, m->nonfinite.nonfinite, tensors);
+    } else if (manifest_accept(m, &restore->ring, restore->waiver, &why) != CAIRN_OK) {
+        sentence_set(&text, "%s, is not trusted: %s", f->place.id, why.text);
     } else {
         return false;
     }
-    cairn_log_warn("job %s: passed over: %s", m->spec.name, text.text);
+    log_warn("job %s: passed over: %s", m->spec.name, text.text);
     if (restore->latest.passed.text[0] == '\0') restore->latest.passed = text;
     return true;
 }
@@ -876,11 +864,11 @@ static bool pass_over(struct coord_restore *restore, const struct found_snapshot
 static void pass_left(struct coord_restore *restore, const struct found_snapshot *f)
 {
     if (restore->latest.passed.text[0] != '\0') return;
-    cairn_sentence_set(&restore->latest.passed,
-                       "%s, is not of the present job's past: it went back behind that, or began "
-                       "anew",
-                       f->place.id);
-    cairn_log_info("job %s: passed over: %s", f->manifest.spec.name, restore->latest.passed.text);
+    sentence_set(&restore->latest.passed,
+                 "%s, is not of the present job's past: it went back behind that, or began "
+                 "anew",
+                 f->place.id);
+    log_info("job %s: passed over: %s", f->manifest.spec.name, restore->latest.passed.text);
 }
 
 static struct found_snapshot *choose(struct coord_restore *restore, const struct coord_found *found)
@@ -888,7 +876,7 @@ static struct found_snapshot *choose(struct coord_restore *restore, const struct
     for (size_t i = 0; i < found->count; i++) {
         struct found_snapshot *f = &found->list[i];
         if (f->is_left) pass_left(restore, f);
-        if (f->is_left || cairn_version_compare(f->place.version, restore->latest.newest) > 0 ||
+        if (f->is_left || version_compare(f->place.version, restore->latest.newest) > 0 ||
             !snapshot_place_behind(&f->place, &restore->latest.behind))
             continue;
         if (!pass_over(restore, f)) return f;
@@ -906,13 +894,13 @@ static void restore_find_latest(struct coord_restore *restore)
     struct found_snapshot *chosen = choose(restore, &found);
     if (restore->status == CAIRN_OK && chosen == NULL) {
         restore->latest.none_found = true;
-        restore->status = cairn_fail(&restore->why, CAIRN_ERR_NOT_FOUND,
-                                     "there is no whole snapshot of job %s", job);
+        restore->status = fail_with(&restore->why, CAIRN_ERR_NOT_FOUND,
+                                    "there is no whole snapshot of job %s", job);
         if (restore->latest.passed.text[0] != '\0')
-            cairn_sentence_add(&restore->why,
-                               " that may be taken unasked; `cairn snapshot restore %s ID` takes "
-                               "one by its id; the newest, %s",
-                               job, restore->latest.passed.text);
+            sentence_add(&restore->why,
+                         " that may be taken unasked; `cairn snapshot restore %s ID` takes "
+                         "one by its id; the newest, %s",
+                         job, restore->latest.passed.text);
     } else if (restore->status == CAIRN_OK) {
         restore->folder = chosen->folder; // moves
         chosen->folder = NULL;
@@ -927,7 +915,7 @@ static struct snapshot_place place_of(const char *folder)
     const char *slash = strrchr(folder, '/');
     struct snapshot_place place = { .id = "" };
     snprintf(place.id, sizeof place.id, "%s", slash != NULL ? slash + 1 : folder);
-    if (!cairn_snapshot_id_parse(place.id, &place.version.generation, &place.version.step))
+    if (!snapshot_id_parse(place.id, &place.version.generation, &place.version.step))
         place.id[0] = '\0';
     return place;
 }
@@ -936,18 +924,17 @@ static struct snapshot_place place_of(const char *folder)
  * older is to be tried in its place, which is then restore->folder (true); else `why` names it. */
 static bool restore_fall_back(struct coord_restore *restore)
 {
-    struct cairn_sentence text = restore->why, passed = restore->latest.passed;
+    struct sentence text = restore->why, passed = restore->latest.passed;
     const cairn_status status = restore->status;
     char *folder = restore->folder;
     uint64_t bytes;
     if (!restore->is_stored || !coord_restore_is_damage(status) ||
-        cairn_storage_of(folder)->stat(folder, "", &bytes, NULL) == CAIRN_ERR_NOT_FOUND)
+        storage_of(folder)->stat(folder, "", &bytes, NULL) == CAIRN_ERR_NOT_FOUND)
         // a mistyped id is no damage
         return false;
     const struct snapshot_place place = place_of(folder);
     if (passed.text[0] == '\0')
-        cairn_sentence_set(&passed, "%s, is damaged: %s", place.id,
-                           cairn_sentence_brief(text.text, 600).text);
+        sentence_set(&passed, "%s, is damaged: %s", place.id, sentence_brief(text.text, 600).text);
     restore->latest.behind = place;
     restore->latest.newest = place.version;
     restore->folder = NULL;
@@ -955,12 +942,12 @@ static bool restore_fall_back(struct coord_restore *restore)
     restore->latest.passed = passed; // the newest
     const bool found = restore->status == CAIRN_OK;
     if (found && restore->fallback) {
-        cairn_log_warn("job %s: passed over: %s", restore->job_name, passed.text);
+        log_warn("job %s: passed over: %s", restore->job_name, passed.text);
         free(folder);
         return true;
     }
-    restore->status = cairn_fail(
-        &restore->why, status, "%s; %s%s%s", cairn_sentence_brief(text.text, 1000).text,
+    restore->status = fail_with(
+        &restore->why, status, "%s; %s%s%s", sentence_brief(text.text, 1000).text,
         found ? "--fallback takes " : "there is no older one of the job to fall back on",
         found ? restore->latest.behind.id : "", found ? ", the newest that is older" : "");
     restore->latest.none_found = false;
@@ -970,23 +957,22 @@ static bool restore_fall_back(struct coord_restore *restore)
 }
 
 void coord_restore_say_damaged(const struct coord_restore *restore, const char *text,
-                               struct cairn_sentence *out)
+                               struct sentence *out)
 {
-    cairn_sentence_set(out, "%s, is damaged: %s", restore->latest.behind.id,
-                       cairn_sentence_brief(text, 600).text);
+    sentence_set(out, "%s, is damaged: %s", restore->latest.behind.id,
+                 sentence_brief(text, 600).text);
 }
 
-void coord_restore_passed_over(const struct coord_restore *restore,
-                               const struct cairn_sentence *damaged)
+void coord_restore_passed_over(const struct coord_restore *restore, const struct sentence *damaged)
 {
     struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
     if (job == NULL || damaged->text[0] == '\0') return;
-    cairn_sentence_set(&job->snapshots.passed_over, "%s was restored; the newest snapshot, %s",
-                       restore->latest.behind.id, damaged->text);
+    sentence_set(&job->snapshots.passed_over, "%s was restored; the newest snapshot, %s",
+                 restore->latest.behind.id, damaged->text);
 }
 
 bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,
-                          const struct snapshot_place *behind, cairn_cluster_restored_fn ended)
+                          const struct snapshot_place *behind, cluster_restored_fn ended)
 {
     struct coord_restore *restore = restore_new(cluster);
     if (restore == NULL) return false;
@@ -995,7 +981,7 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
     const bool known = of_job != 0 && lost != NULL && !lost->version_unknown;
     const char *trust = cluster->options->snapshots_trust;
     const bool takes_any = trust != NULL && strcmp(trust, "any") == 0;
-    restore->waiver = (struct cairn_trust_waiver) { takes_any, takes_any };
+    restore->waiver = (struct trust_waiver) { takes_any, takes_any };
     restore->latest.of_job = of_job;
     restore->latest.newest = known ? coord_job_version(lost)
                                    : (struct cairn_version) { UINT64_MAX, UINT64_MAX };

@@ -14,22 +14,22 @@
 #include "server/core/standing.h"
 
 struct coord_restore;
-typedef void (*cairn_cluster_restored_fn)(const struct coord_restore *restore, cairn_status status,
-                                          const char *text);
+typedef void (*cluster_restored_fn)(const struct coord_restore *restore, cairn_status status,
+                                    const char *text);
 
 /* A restore that no admin asked for: of the newest whole snapshot (restore.c). */
 struct restore_latest {
-    cairn_cluster_restored_fn ended; /* hears of the end; NULL: an admin asked, or it was told */
-    uint64_t of_job;                 /* the lost job that comes back; 0: whichever has the name */
-    struct cairn_version newest;     /* no snapshot ahead of this */
+    cluster_restored_fn ended;   /* hears of the end; NULL: an admin asked, or it was told */
+    uint64_t of_job;             /* the lost job that comes back; 0: whichever has the name */
+    struct cairn_version newest; /* no snapshot ahead of this */
     /* of the job that is lost: none that it turned away from is taken. Without: as the newest says */
     bool has_origin;
-    struct cairn_origin origin;
+    struct origin origin;
     /* a snapshot older than this; once one is chosen, that one */
     struct snapshot_place behind;
     bool none_found; /* there is no whole one */
     /* the newest that was passed over for what stands in its manifest, and why */
-    struct cairn_sentence passed;
+    struct sentence passed;
 };
 
 struct coord_restore {
@@ -41,14 +41,14 @@ struct coord_restore {
     bool is_stored;              /* asked for by its id: it is in the folder of the snapshots */
     bool fallback;               /* where that is damaged an older one is taken */
     struct restore_latest latest;
-    struct cairn_key_ring ring;       /* whose signatures are trusted, when it was begun */
-    struct cairn_trust_waiver waiver; /* what is taken all the same */
+    struct key_ring ring;       /* whose signatures are trusted, when it was begun */
+    struct trust_waiver waiver; /* what is taken all the same */
     /* how far it is */
     bool checked; /* the other thread has read manifest and files, and chooses no other folder */
     bool made;    /* all shards said Done */
     bool unseen;  /* a shard does not find it: its storage is not the one that was checked */
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
     /* the restored job */
     uint64_t job_id;     /* once it is linked */
     uint64_t generation; /* 0: not chosen yet */
@@ -67,8 +67,8 @@ struct coord_restore {
     /* what the job is to have otherwise than the snapshot says; NULL: nothing */
     Cairn__SnapshotRestore *settings;
     /* of the job, where it is another one than the manifest's; else empty */
-    struct cairn_job_spec_data spec;
-    struct cairn_manifest manifest;
+    struct job_spec_data spec;
+    struct manifest manifest;
     struct coord_draft draft; /* of the job, before the one that is there goes */
     /* of the openers that wish it, each once */
     struct coord_verdict *verdicts;
@@ -89,7 +89,7 @@ void coord_restore_begin(struct coord_session *session, uint32_t request,
  * A lost job keeps its policy and its bounds of workers. `ended` hears of the end, once, unless the cluster
  * closes before. False: the restore was not begun. */
 bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,
-                          const struct snapshot_place *behind, cairn_cluster_restored_fn ended);
+                          const struct snapshot_place *behind, cluster_restored_fn ended);
 
 /* Does it read that folder of the job, or may it choose to? While its thread looks for one: any of them. */
 bool coord_restore_reads(const struct coord_restore *restore, const char *job, const char *folder);
@@ -113,25 +113,24 @@ uint64_t coord_restore_next_generation(const struct coord_restore *restore,
 /* old: the job of that name; NULL: there is none. May it go for the snapshot now? */
 cairn_status coord_restore_judge_replace(const struct coord_restore *restore,
                                          const struct coord_job *old,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                         struct sentence *why) CAIRN_MUST_CHECK;
 /* The job `old` is gone, and the one of the snapshot is being made; `on_made` hears, with the restore. A
  * failure leaves `old` as it was, but for one of memory. */
 cairn_status coord_restore_replace(struct coord_restore *restore, struct coord_job *old,
-                                   cairn_cluster_gather_fn on_made,
-                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                   cluster_gather_fn on_made,
+                                   struct sentence *why) CAIRN_MUST_CHECK;
 
 /* restore.c */
 /* The spec of the job that is made: the manifest's, or with the settings that were asked for. */
-const struct cairn_job_spec_data *coord_restore_spec(const struct coord_restore *restore);
+const struct job_spec_data *coord_restore_spec(const struct coord_restore *restore);
 /* Notes what the job is that goes for it. */
 void coord_restore_replaces(struct coord_restore *restore, const struct coord_job *old);
 
 /* The snapshot that was chosen is damaged, by `text`: which, and how. */
 void coord_restore_say_damaged(const struct coord_restore *restore, const char *text,
-                               struct cairn_sentence *out);
+                               struct sentence *out);
 /* It is done; `damaged` is the newest that was not taken for it: its job says so. Empty: there is none. */
-void coord_restore_passed_over(const struct coord_restore *restore,
-                               const struct cairn_sentence *damaged);
+void coord_restore_passed_over(const struct coord_restore *restore, const struct sentence *damaged);
 
 /* ==== recovery ==== */
 
@@ -158,8 +157,8 @@ void coord_restore_passed_over(const struct coord_restore *restore,
 void coord_recovery_tick(struct coord_job *job);
 /* The snapshot's spec takes over what the job does by itself, and how many workers it has, as an amendment
  * may have made it since: those who work for it now are to find their place in it. CAIRN_ERR_NO_MEMORY. */
-cairn_status coord_recovery_keep(struct cairn_job_spec_data *spec,
-                                 const struct cairn_job_spec_data *now) CAIRN_MUST_CHECK;
+cairn_status coord_recovery_keep(struct job_spec_data *spec,
+                                 const struct job_spec_data *now) CAIRN_MUST_CHECK;
 
 /* ==== resume ==== */
 
@@ -200,13 +199,13 @@ struct coord_adoptee {
     struct marks marks;         /* the highest of all */
     uint64_t generation, below; /* the one that is judged; it is older than that */
     uint64_t version_generation, step, lowest_step;
-    struct cairn_sentence refused; /* empty: it is whole */
+    struct sentence refused; /* empty: it is whole */
     /* owned */
     char *name;
     struct stored_shard
         *shards; /* [CAIRN_SEATS_MAX], shard_count of them; names borrowed of the seats */
     uint32_t shard_count;
-    struct cairn_paged spec, layout;
+    struct paged spec, layout;
     uint64_t id, base_step;
     uint32_t request; /* of its PartGet; 0: not asked, or its pages are here */
 };
@@ -232,7 +231,7 @@ struct coord_adoption {
     uint64_t former; /* the store that they were of; 0: of several, or of ours */
     uint64_t incarnation;
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 #endif

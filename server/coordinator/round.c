@@ -17,7 +17,7 @@
 /* The core of a job: opened over its shards, told what happens, and its epochs made durable. Its
  * other actions are carried out by its hands (parts.c). */
 
-void coord_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out)
+void coord_decision_to_message(const struct decision *decision, Cairn__Decision *out)
 {
     cairn__decision__init(out);
     if (decision == NULL) return;
@@ -29,7 +29,7 @@ void coord_decision_to_message(const struct cairn_decision *decision, Cairn__Dec
     out->payload.len = decision->payload_bytes;
 }
 
-cairn_status coord_decision_of_message(const Cairn__Decision *message, struct cairn_decision *out)
+cairn_status coord_decision_of_message(const Cairn__Decision *message, struct decision *out)
 {
     struct payload head;
     if (message->kind > CAIRN_DECISION_WRITE) return CAIRN_ERR_MALFORMED;
@@ -37,11 +37,11 @@ cairn_status coord_decision_of_message(const Cairn__Decision *message, struct ca
         payload_decode(message->payload.data, message->payload.len, &head) != CAIRN_OK) {
         return CAIRN_ERR_MALFORMED;
     }
-    *out = (struct cairn_decision) { .kind = (enum decision_kind)message->kind,
-                                     .round = message->round,
-                                     .version_after = { message->generation, message->step },
-                                     .payload = message->payload.data,
-                                     .payload_bytes = message->payload.len };
+    *out = (struct decision) { .kind = (enum decision_kind)message->kind,
+                               .round = message->round,
+                               .version_after = { message->generation, message->step },
+                               .payload = message->payload.data,
+                               .payload_bytes = message->payload.len };
     return CAIRN_OK;
 }
 
@@ -50,7 +50,7 @@ cairn_status coord_decision_of_message(const Cairn__Decision *message, struct ca
 static struct round_config core_config(const struct coord_job *job, const uint8_t *gone)
 {
     const struct coord_options *options = job->cluster->options;
-    const struct cairn_job_spec_data *spec = &job->spec;
+    const struct job_spec_data *spec = &job->spec;
     return (struct round_config) {
         .shard_count = job->layout->shard_count,
         .shard_max = job->shard_room,
@@ -94,38 +94,37 @@ static void announce_shards(struct coord_job *job)
 }
 
 /* Its memory, and the machine in it. */
-static cairn_status make_core(struct coord_job *job, const uint8_t *gone,
-                              struct cairn_sentence *why)
+static cairn_status make_core(struct coord_job *job, const uint8_t *gone, struct sentence *why)
 {
     const struct round_config config = core_config(job, gone);
     const size_t bytes = round_bytes(&config);
     if (bytes == 0) {
-        return cairn_fail(
-            why, CAIRN_ERR_INVALID,
-            "job %s: workers_min %" PRIu32 " does not go with round.workers_max %" PRId64,
-            job->spec.name, job->spec.workers_min, job->cluster->options->workers_max);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "job %s: workers_min %" PRIu32
+                         " does not go with round.workers_max %" PRId64,
+                         job->spec.name, job->spec.workers_min, job->cluster->options->workers_max);
     }
     job->rounds.actions.capacity = round_actions_max(&config);
     job->rounds.actions.list = calloc(job->rounds.actions.capacity,
                                       sizeof *job->rounds.actions.list);
     job->rounds.core_memory = malloc(bytes);
     if (job->rounds.actions.list == NULL || job->rounds.core_memory == NULL) {
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of job %s",
-                          job->spec.name);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of job %s",
+                         job->spec.name);
     }
     job->core = round_init(job->rounds.core_memory, &config);
     return CAIRN_OK;
 }
 
 cairn_status coord_core_open(struct coord_job *job, const struct coord_hands *hands,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     if (job->rounds.terms == NULL) status = coord_terms_make(&job->spec, &job->rounds.terms, why);
     if (status != CAIRN_OK) return status;
     uint8_t *gone = coord_holes(job, job->layout->shard_count);
     if (gone == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     status = make_core(job, gone, why);
     free(gone);
     if (status != CAIRN_OK) return status;
@@ -173,15 +172,15 @@ static void on_persisted(const struct coord_saved *saved)
     }
     job->rounds.persist_waits = false;
     if (job->layouts.storing)
-        cairn_log_debug("job %s: layout %" PRIu64 " is in the store", job->spec.name,
-                        job->layouts.next->version);
+        log_debug("job %s: layout %" PRIu64 " is in the store", job->spec.name,
+                  job->layouts.next->version);
     const struct round_event done = { .kind = CAIRN_ROUND_PERSISTED, .epoch = job->epoch };
     coord_job_event(job, &done);
 }
 
 static void persist(struct coord_job *job)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     job->rounds.persist_waits = true;
     job->rounds.persist_failed = false;
     const cairn_status status = coord_save_job(
@@ -195,8 +194,8 @@ static void begin_epoch(struct coord_job *job, const struct round_action *action
 {
     const bool is_used_up = action->round_reserved == job->reserved.round + CAIRN_ROUND_BLOCK;
     if (job->rounds.epoch_reason.text[0] == '\0')
-        cairn_sentence_set(&job->rounds.epoch_reason, "%s",
-                           is_used_up ? "its round numbers are used up" : "the job begins");
+        sentence_set(&job->rounds.epoch_reason, "%s",
+                     is_used_up ? "its round numbers are used up" : "the job begins");
     job->rounds.epoch_why = job->rounds.epoch_reason;
     job->rounds.epoch_reason.text[0] = '\0';
     coord_event_note(job->cluster, CAIRN_EVENT_EPOCH, job->spec.name, NULL,
@@ -244,24 +243,23 @@ void coord_job_tick(struct coord_job *job, uint64_t now_ms)
 #define STILL_STEPS 100 // applied, one after the other
 
 struct arrays {
-    struct cairn_group_hyper *groups;
-    struct cairn_schedule *schedules;
+    struct group_hyper *groups;
+    struct schedule *schedules;
     bool *frozen;
     struct round_tensor *tensors;
 };
 
-static cairn_status fill(struct coord_terms *terms, const struct cairn_job_spec_data *spec,
-                         const struct arrays *arrays, struct cairn_sentence *why)
+static cairn_status fill(struct coord_terms *terms, const struct job_spec_data *spec,
+                         const struct arrays *arrays, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
         const char *field = "";
-        status = cairn_group_hyper_of_spec(&spec->groups[i], &arrays->groups[i], &field);
+        status = group_hyper_of_spec(&spec->groups[i], &arrays->groups[i], &field);
         if (status != CAIRN_OK)
-            return cairn_fail(why, status, "group %s: %s is not valid", spec->groups[i].name,
-                              field);
-        status = cairn_spec_add_group(&terms->own, &spec->groups[i]);
-        if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the groups");
+            return fail_with(why, status, "group %s: %s is not valid", spec->groups[i].name, field);
+        status = spec_add_group(&terms->own, &spec->groups[i]);
+        if (status != CAIRN_OK) return fail_with(why, status, "no memory for the groups");
     }
     for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
         arrays->schedules[i] = terms->own.groups[i].schedule;
@@ -271,23 +269,22 @@ static cairn_status fill(struct coord_terms *terms, const struct cairn_job_spec_
 }
 
 /* As the core sees them. */
-static void fill_tensors(struct coord_terms *terms, const struct cairn_job_spec_data *spec,
+static void fill_tensors(struct coord_terms *terms, const struct job_spec_data *spec,
                          struct round_tensor *tensors)
 {
     for (size_t i = 0; i < spec->tensor_count; i++) {
-        const struct cairn_tensor_spec *t = &spec->tensors[i];
-        tensors[i] = (struct round_tensor) { .elems = cairn_geometry_of(&t->shape).elems,
+        const struct tensor_spec *t = &spec->tensors[i];
+        tensors[i] = (struct round_tensor) { .elems = geometry_of(&t->shape).elems,
                                              .group = CAIRN_ROUND_UNTRAINED,
                                              .frozen = t->frozen };
         if (t->kind != CAIRN_TRAINED) continue;
-        tensors[i].group = (uint32_t)cairn_spec_find_group(spec, t->group);
+        tensors[i].group = (uint32_t)spec_find_group(spec, t->group);
         terms->core.any_frozen = terms->core.any_frozen || t->frozen ||
                                  spec->groups[tensors[i].group].frozen;
     }
 }
 
-static cairn_status list_frozen_tensors(struct coord_terms *terms,
-                                        const struct cairn_job_spec_data *spec)
+static cairn_status list_frozen_tensors(struct coord_terms *terms, const struct job_spec_data *spec)
 {
     size_t count = 0;
     for (size_t i = 0; i < spec->tensor_count; i++) count += spec->tensors[i].frozen;
@@ -300,14 +297,14 @@ static cairn_status list_frozen_tensors(struct coord_terms *terms,
     return CAIRN_OK;
 }
 
-cairn_status coord_terms_make(const struct cairn_job_spec_data *spec,
-                              struct coord_terms **terms_out, struct cairn_sentence *why)
+cairn_status coord_terms_make(const struct job_spec_data *spec, struct coord_terms **terms_out,
+                              struct sentence *why)
 {
     const size_t count = spec->group_count + 1; // calloc of 0 may give NULL
-    const struct cairn_policy *policy = &spec->policy;
+    const struct policy *policy = &spec->policy;
     struct coord_terms *terms = calloc(1, sizeof *terms);
-    if (terms == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the groups");
-    cairn_spec_init(&terms->own);
+    if (terms == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the groups");
+    spec_init(&terms->own);
     const struct arrays arrays = { calloc(count, sizeof *arrays.groups),
                                    calloc(count, sizeof *arrays.schedules),
                                    calloc(count, sizeof *arrays.frozen),
@@ -331,7 +328,7 @@ cairn_status coord_terms_make(const struct cairn_job_spec_data *spec,
         list_frozen_tensors(terms, spec) == CAIRN_OK)
         status = fill(terms, spec, &arrays, why);
     else
-        cairn_sentence_set(why, "no memory for the groups");
+        sentence_set(why, "no memory for the groups");
     if (status == CAIRN_OK) fill_tensors(terms, spec, arrays.tensors);
     if (status != CAIRN_OK) {
         coord_terms_free(terms);
@@ -351,7 +348,7 @@ void coord_terms_free(struct coord_terms *terms)
         free((void *)(uintptr_t)terms->core.tensors);
         free(terms->frozen_tensors);
         free(terms->still);
-        cairn_spec_release(&terms->own);
+        spec_release(&terms->own);
         free(terms);
         terms = older;
     }
@@ -359,18 +356,18 @@ void coord_terms_free(struct coord_terms *terms)
 
 void coord_terms_applied(struct coord_job *job)
 {
-    const struct cairn_job_spec_data *own = &job->rounds.terms->own;
+    const struct job_spec_data *own = &job->rounds.terms->own;
     for (uint32_t g = 0; g < own->group_count; g++) {
         uint32_t *still = &job->rounds.terms->still[g];
         const bool learns = own->groups[g].frozen || round_lr(job->core, g) != 0;
         *still = learns ? 0 : *still + 1;
         if (*still != STILL_STEPS) continue;
         const int kind = (int)own->groups[g].schedule.kind;
-        cairn_log_warn("job %s: group %s does not learn: its learning rate was 0 in each of the "
-                       "last %d steps (schedule %s); %s",
-                       job->spec.name, own->groups[g].name, STILL_STEPS, cairn_schedule_name(kind),
-                       kind == CAIRN_SCHEDULE_DRIVEN ? "look at the trainer's scheduler"
-                                                     : "amend the job, or freeze the group");
+        log_warn("job %s: group %s does not learn: its learning rate was 0 in each of the "
+                 "last %d steps (schedule %s); %s",
+                 job->spec.name, own->groups[g].name, STILL_STEPS, schedule_name(kind),
+                 kind == CAIRN_SCHEDULE_DRIVEN ? "look at the trainer's scheduler"
+                                               : "amend the job, or freeze the group");
     }
 }
 
@@ -408,14 +405,13 @@ void coord_terms_replace(struct coord_job *job, struct coord_terms *terms)
 
 /* ---- what shards tell ---- */
 
-static struct cairn_results read_told(const struct coord_job *job,
-                                      Cairn__TensorElems *const *tensors, size_t count,
-                                      uint64_t nonfinite)
+static struct results read_told(const struct coord_job *job, Cairn__TensorElems *const *tensors,
+                                size_t count, uint64_t nonfinite)
 {
-    struct cairn_results told = { 0 };
+    struct results told = { 0 };
     for (size_t i = 0; i < count; i++) {
         if (tensors[i]->tensor < job->spec.tensor_count)
-            cairn_results_add(&told, tensors[i]->tensor, tensors[i]->elems);
+            results_add(&told, tensors[i]->tensor, tensors[i]->elems);
     }
     told.nonfinite = nonfinite; // also of those that it does not name
     return told;
@@ -427,7 +423,7 @@ void coord_halts_take(struct coord_job *job, uint32_t shard, const Cairn__Publis
         job, message->nonfinite_tensors, message->n_nonfinite_tensors, message->nonfinite);
 }
 
-void coord_halts_restored(struct coord_job *job, const struct cairn_results *saved)
+void coord_halts_restored(struct coord_job *job, const struct results *saved)
 {
     job->shards[0].results.published = *saved;
 }
@@ -442,27 +438,27 @@ void coord_halts_reduced(struct coord_job *job, uint32_t shard, const Cairn__Red
 
 /* ---- results that are not finite ---- */
 
-static struct cairn_results join_results(const struct coord_job *job)
+static struct results join_results(const struct coord_job *job)
 {
-    struct cairn_results all = { 0 };
-    CAIRN_EACH_SHARD (job, i) cairn_results_join(&all, &job->shards[i].results.published);
+    struct results all = { 0 };
+    CAIRN_EACH_SHARD (job, i) results_join(&all, &job->shards[i].results.published);
     return all;
 }
 
 uint64_t coord_halts_nonfinite(const struct coord_job *job,
                                char tensors_out[static CAIRN_RESULTS_BYTES])
 {
-    const struct cairn_results all = join_results(job);
-    cairn_results_list(&all, &job->spec, tensors_out);
+    const struct results all = join_results(job);
+    results_list(&all, &job->spec, tensors_out);
     return all.nonfinite;
 }
 
-struct cairn_results coord_halts_damage(const struct coord_job *job)
+struct results coord_halts_damage(const struct coord_job *job)
 {
-    return job->spec.init_nonfinite_ok ? (struct cairn_results) { 0 } : join_results(job);
+    return job->spec.init_nonfinite_ok ? (struct results) { 0 } : join_results(job);
 }
 
-static void say_halted(struct coord_job *job, const struct cairn_sentence *text)
+static void say_halted(struct coord_job *job, const struct sentence *text)
 {
     log_fields(CAIRN_LOG_ERROR, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text->text);
     coord_event_note(job->cluster, CAIRN_EVENT_HALTED, job->spec.name, NULL, "%s", text->text);
@@ -470,7 +466,7 @@ static void say_halted(struct coord_job *job, const struct cairn_sentence *text)
 
 static void log_loss(struct coord_job *job)
 {
-    struct cairn_sentence text;
+    struct sentence text;
     const bool halted = round_halted_of_loss(job->core);
     if (halted == job->halts.loss_said) return;
     job->halts.loss_said = halted;
@@ -487,10 +483,10 @@ void coord_halts_advance(struct coord_job *job)
     if (stage != CAIRN_ROUND_STEADY && stage != CAIRN_ROUND_OPEN) return;
     const struct cairn_version now = round_version(job->core);
     struct cairn_version *said = &job->halts.said;
-    if (cairn_version_compare(now, *said) == 0) return;
+    if (version_compare(now, *said) == 0) return;
     *said = now;
     char tensors[CAIRN_RESULTS_BYTES];
-    struct cairn_sentence text;
+    struct sentence text;
     const uint64_t nonfinite = coord_halts_nonfinite(job, tensors);
     if (nonfinite == 0) return;
     if (round_halted_of_results(job->core)) {
@@ -508,74 +504,74 @@ void coord_halts_advance(struct coord_job *job)
 
 void coord_halts_lost(struct coord_job *job, const struct coord_member *member, const char *why)
 {
-    cairn_sentence_set(&job->halts.lost, "worker %s (rank %" PRIu32 ") was lost: %s",
-                       member->session->name, member->rank, why);
+    sentence_set(&job->halts.lost, "worker %s (rank %" PRIu32 ") was lost: %s",
+                 member->session->name, member->rank, why);
 }
 
-void coord_halts_add_lost(const struct coord_job *job, struct cairn_sentence *out)
+void coord_halts_add_lost(const struct coord_job *job, struct sentence *out)
 {
     if (round_waits_for_lost(job->core) || round_halted_of_loss(job->core))
-        cairn_sentence_add(out, "; %s", job->halts.lost.text);
+        sentence_add(out, "; %s", job->halts.lost.text);
 }
 
-static void say_halted_of_loss(const struct coord_job *job, struct cairn_sentence *out)
+static void say_halted_of_loss(const struct coord_job *job, struct sentence *out)
 {
-    cairn_sentence_set(out,
-                       "job %s is halted at step %" PRIu64
-                       ": %s, and on_worker_loss is fail; no round opens until the job is amended "
-                       "(`cairn job amend %s --on-worker-loss redo` goes on with those who are "
-                       "left), restored, or all its workers have ended and others begin",
-                       job->spec.name, round_version(job->core).step, job->halts.lost.text,
-                       job->spec.name);
+    sentence_set(out,
+                 "job %s is halted at step %" PRIu64
+                 ": %s, and on_worker_loss is fail; no round opens until the job is amended "
+                 "(`cairn job amend %s --on-worker-loss redo` goes on with those who are "
+                 "left), restored, or all its workers have ended and others begin",
+                 job->spec.name, round_version(job->core).step, job->halts.lost.text,
+                 job->spec.name);
 }
 
 /* ---- skips ---- */
 
-struct cairn_results coord_halts_gradients(const struct coord_job *job, uint64_t round)
+struct results coord_halts_gradients(const struct coord_job *job, uint64_t round)
 {
-    struct cairn_results all = { 0 };
+    struct results all = { 0 };
     CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].results.gradients_round == round)
-            cairn_results_join(&all, &job->shards[i].results.gradients);
+            results_join(&all, &job->shards[i].results.gradients);
     }
     return all;
 }
 
-static void add_damage(const struct coord_job *job, const struct cairn_results *damage,
-                       const char *update, struct cairn_sentence *out)
+static void add_damage(const struct coord_job *job, const struct results *damage,
+                       const char *update, struct sentence *out)
 {
     char tensors[CAIRN_RESULTS_BYTES];
-    cairn_results_list(damage, &job->spec, tensors);
-    cairn_sentence_add(out,
-                       "of %" PRIu64
-                       " elements a result of the %s is not finite: %s; no round opens until the "
-                       "job is restored from a snapshot, or these planes are written",
-                       damage->nonfinite, update, tensors);
+    results_list(damage, &job->spec, tensors);
+    sentence_add(out,
+                 "of %" PRIu64
+                 " elements a result of the %s is not finite: %s; no round opens until the "
+                 "job is restored from a snapshot, or these planes are written",
+                 damage->nonfinite, update, tensors);
 }
 
 /* Says why rounds were skipped, and how that ends: no amendment mends what is damaged already. */
-static void add_cause(const struct coord_job *job, struct cairn_sentence *out)
+static void add_cause(const struct coord_job *job, struct sentence *out)
 {
-    const struct cairn_results damage = coord_halts_damage(job);
+    const struct results damage = coord_halts_damage(job);
     if (damage.nonfinite > 0) {
-        cairn_sentence_add(out, "; ");
+        sentence_add(out, "; ");
         add_damage(job, &damage, "last update", out);
         return;
     }
-    const struct cairn_results gradients = coord_halts_gradients(job, round_last(job->core)->round);
-    struct cairn_sentence of_last;
-    cairn_results_gradient(&gradients, &job->spec, &of_last);
-    if (gradients.nonfinite > 0) cairn_sentence_add(out, "; in the last one %s", of_last.text);
-    cairn_sentence_add(
+    const struct results gradients = coord_halts_gradients(job, round_last(job->core)->round);
+    struct sentence of_last;
+    results_gradient(&gradients, &job->spec, &of_last);
+    if (gradients.nonfinite > 0) sentence_add(out, "; in the last one %s", of_last.text);
+    sentence_add(
         out, "; no round opens until it is amended (a lower lr, say), or restored from a snapshot");
 }
 
-void coord_halts_why(const struct coord_job *job, struct cairn_sentence *out)
+void coord_halts_why(const struct coord_job *job, struct sentence *out)
 {
     if (round_halted_of_results(job->core)) {
-        const struct cairn_results damage = join_results(job);
-        cairn_sentence_set(out, "job %s is halted at step %" PRIu64 ": ", job->spec.name,
-                           round_version(job->core).step);
+        const struct results damage = join_results(job);
+        sentence_set(out, "job %s is halted at step %" PRIu64 ": ", job->spec.name,
+                     round_version(job->core).step);
         add_damage(job, &damage, "update", out);
         return;
     }
@@ -583,19 +579,19 @@ void coord_halts_why(const struct coord_job *job, struct cairn_sentence *out)
         say_halted_of_loss(job, out);
         return;
     }
-    cairn_sentence_set(out,
-                       "job %s is halted at step %" PRIu64 ": %" PRIu32
-                       " rounds in a row were skipped, because gradients were not finite, and the "
-                       "loss scale is at its least (skips_max is %" PRIu32 ")",
-                       job->spec.name, round_version(job->core).step, round_skips(job->core).in_row,
-                       job->spec.skips_max);
+    sentence_set(out,
+                 "job %s is halted at step %" PRIu64 ": %" PRIu32
+                 " rounds in a row were skipped, because gradients were not finite, and the "
+                 "loss scale is at its least (skips_max is %" PRIu32 ")",
+                 job->spec.name, round_version(job->core).step, round_skips(job->core).in_row,
+                 job->spec.skips_max);
     add_cause(job, out);
 }
 
-void coord_halts_skipped(struct coord_job *job, const struct cairn_decision *skip)
+void coord_halts_skipped(struct coord_job *job, const struct decision *skip)
 {
     struct payload head;
-    struct cairn_sentence text;
+    struct sentence text;
     const cairn_status status = payload_decode(skip->payload, skip->payload_bytes, &head);
     if (status != CAIRN_OK || head.finite || head.skips.in_row == 0) return;
     if (round_halted(job->core)) {
@@ -603,8 +599,8 @@ void coord_halts_skipped(struct coord_job *job, const struct cairn_decision *ski
         say_halted(job, &text);
         return;
     }
-    const struct cairn_results gradients = coord_halts_gradients(job, skip->round);
-    cairn_results_gradient(&gradients, &job->spec, &text);
+    const struct results gradients = coord_halts_gradients(job, skip->round);
+    results_gradient(&gradients, &job->spec, &text);
     log_limited(&job->halts.skips_limit, CAIRN_LOG_WARN,
                 "job %s: round %" PRIu64 " of step %" PRIu64 " is skipped, because %s: %" PRIu32
                 " in a row, %" PRIu64 " so far",
@@ -634,7 +630,7 @@ bool coord_pace_advance(struct coord_job *job)
 {
     struct coord_pace *pace = &job->pace;
     const struct cairn_version now = coord_job_version(job);
-    if (cairn_version_compare(now, pace->seen) == 0) return false;
+    if (version_compare(now, pace->seen) == 0) return false;
     const bool is_step = pace->seen_us != 0 && now.generation == pace->seen.generation &&
                          now.step == pace->seen.step + 1;
     const uint64_t at_us = now_us(), us = at_us - pace->seen_us;

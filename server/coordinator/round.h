@@ -13,7 +13,7 @@
  * hands do what it says. */
 
 struct coord_terms;
-struct cairn_decision;
+struct decision;
 
 /* Who does what a core says: parts.c. */
 struct coord_hands {
@@ -40,25 +40,25 @@ struct coord_rounds {
     bool persist_failed; /* they are to be stored again, by the tick */
     struct log_limit persist_failures;
     /* Why the next epoch will begin, set by whoever brings it about; empty: nobody has. */
-    struct cairn_sentence epoch_reason;
-    struct cairn_sentence epoch_why; /* why the present one began, for logs and workers */
-    struct cairn_sentence put_out;   /* who was, last, at the step's deadline; for status */
-    bool has_stepped;                /* a round was applied, */
-    uint64_t stepped_ms;             /* coord_now_ms: then; for status */
+    struct sentence epoch_reason;
+    struct sentence epoch_why; /* why the present one began, for logs and workers */
+    struct sentence put_out;   /* who was, last, at the step's deadline; for status */
+    bool has_stepped;          /* a round was applied, */
+    uint64_t stepped_ms;       /* coord_now_ms: then; for status */
 };
 
 /* Makes the job's core, and tells it which of its shards are up. */
 cairn_status coord_core_open(struct coord_job *job, const struct coord_hands *hands,
-                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                             struct sentence *why) CAIRN_MUST_CHECK;
 void coord_job_core_close(struct coord_job *job);
 /* Not from within an event. */
 void coord_job_event(struct coord_job *job, const struct round_event *event);
 /* Tells the core the time, and stores again what could not be stored. */
 void coord_job_tick(struct coord_job *job, uint64_t now_ms);
-void coord_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out);
+void coord_decision_to_message(const struct decision *decision, Cairn__Decision *out);
 /* Borrows the payload. CAIRN_ERR_MALFORMED. */
 cairn_status coord_decision_of_message(const Cairn__Decision *message,
-                                       struct cairn_decision *out) CAIRN_MUST_CHECK;
+                                       struct decision *out) CAIRN_MUST_CHECK;
 
 /* ==== terms ==== */
 
@@ -66,18 +66,17 @@ cairn_status coord_decision_of_message(const Cairn__Decision *message,
 
 /* The parts of a spec that the core borrows. */
 struct coord_terms {
-    struct coord_terms *older;      /* the core may still go by them */
-    struct cairn_job_spec_data own; /* owned: the groups, for their points */
-    struct round_terms core;        /* its arrays are owned */
-    uint32_t *frozen_tensors;       /* owned: [frozen_tensor_count], by index */
+    struct coord_terms *older; /* the core may still go by them */
+    struct job_spec_data own;  /* owned: the groups, for their points */
+    struct round_terms core;   /* its arrays are owned */
+    uint32_t *frozen_tensors;  /* owned: [frozen_tensor_count], by index */
     size_t frozen_tensor_count;
     uint32_t *still; /* owned: [group_count], applied steps in a row with a learning rate of 0 */
 };
 
 /* Makes the terms of a spec that was judged. */
-cairn_status coord_terms_make(const struct cairn_job_spec_data *spec,
-                              struct coord_terms **terms_out,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_terms_make(const struct job_spec_data *spec, struct coord_terms **terms_out,
+                              struct sentence *why) CAIRN_MUST_CHECK;
 void coord_terms_free(struct coord_terms *terms); /* and the older; NULL is fine */
 /* A round is being applied: warns, once, of a group that does not learn for long. */
 void coord_terms_applied(struct coord_job *job);
@@ -93,16 +92,16 @@ void coord_terms_replace(struct coord_job *job, struct coord_terms *terms);
 /* The halts of a job that the log was told of. */
 struct coord_halts {
     struct log_limit skips_limit, results_limit;
-    struct cairn_version said;  /* it was looked at the results of this one */
-    struct cairn_sentence lost; /* the worker that was lost last, and how; empty: none was */
+    struct cairn_version said; /* it was looked at the results of this one */
+    struct sentence lost;      /* the worker that was lost last, and how; empty: none was */
     bool loss_said;
 };
 
 /* The results that a shard told of its part of a job. */
 struct coord_part_results {
-    struct cairn_results published; /* of the version that the shard published last */
-    struct cairn_results gradients; /* of gradients_round, whose sums it told last */
-    uint64_t gradients_round;       /* 0: it has told none */
+    struct results published; /* of the version that the shard published last */
+    struct results gradients; /* of gradients_round, whose sums it told last */
+    uint64_t gradients_round; /* 0: it has told none */
 };
 
 /* Takes a shard's report of the version that it has published; asked again, a shard reports the
@@ -110,30 +109,30 @@ struct coord_part_results {
 void coord_halts_take(struct coord_job *job, uint32_t shard, const Cairn__Published *message);
 /* Takes the manifest's report of the version that is restored, before the shards report: as in
  * the manifest, shard 0 reports for all. */
-void coord_halts_restored(struct coord_job *job, const struct cairn_results *saved);
+void coord_halts_restored(struct coord_job *job, const struct results *saved);
 /* Elements of the newest version with a result that is not finite, and their tensors
  * (proto/spec/spec.h). */
 uint64_t coord_halts_nonfinite(const struct coord_job *job,
                                char tensors_out[static CAIRN_RESULTS_BYTES]);
 /* The same of a job that is damaged by them: of one with init_nonfinite_ok, none. */
-struct cairn_results coord_halts_damage(const struct coord_job *job);
+struct results coord_halts_damage(const struct coord_job *job);
 /* Takes a shard's report that so many elements of the sums of a round are not finite. */
 void coord_halts_reduced(struct coord_job *job, uint32_t shard, const Cairn__Reduced *message,
                          uint64_t nonfinite);
 /* The gradients of that round that are not finite, as far as shards told this coordinator. */
-struct cairn_results coord_halts_gradients(const struct coord_job *job, uint64_t round);
+struct results coord_halts_gradients(const struct coord_job *job, uint64_t round);
 /* The member is lost: who it is, and why, for what is said of it. Before the core hears of it. */
 void coord_halts_lost(struct coord_job *job, const struct coord_member *member, const char *why);
 /* Behind who is awaited: that a worker was lost, if somebody waits for that. */
-void coord_halts_add_lost(const struct coord_job *job, struct cairn_sentence *out);
+void coord_halts_add_lost(const struct coord_job *job, struct sentence *out);
 /* After each event of the core: of a new version that has some, the log says so. */
 void coord_halts_advance(struct coord_job *job);
 /* The log hears of a skip for want of finite gradients. One that lowers the loss scale is the way things
  * go. */
-void coord_halts_skipped(struct coord_job *job, const struct cairn_decision *skip);
+void coord_halts_skipped(struct coord_job *job, const struct decision *skip);
 /* Says why no round opens, to whoever asks for one, and to the log. The job's core must be
  * halted. */
-void coord_halts_why(const struct coord_job *job, struct cairn_sentence *out);
+void coord_halts_why(const struct coord_job *job, struct sentence *out);
 
 /* ==== pace ==== */
 
@@ -267,7 +266,7 @@ void coord_straggler_tick(struct coord_job *job);
 /* A message with what it borrows. */
 struct straggler_view {
     Cairn__Straggler told;
-    struct cairn_sentence text;
+    struct sentence text;
 };
 /* Fills in `straggler` of the status; NULL stays where nobody holds the job up. */
 void coord_straggler_show(const struct coord_job *job, struct straggler_view *view,
@@ -333,17 +332,17 @@ struct coord_groups {
     char **names;       /* [now.group_count] "s0, s1"; NULL: not known, or no relay */
     uint64_t *opened;   /* [plan.group_count] for coord_groups_fill */
     /* owned: who is added up together; before: in the last step that others than `now` made */
-    struct cairn_rank_groups now, before;
+    struct rank_groups now, before;
     bool made_step; /* `now` made the last one */
     /* owned: of shards */
     bool *knows;     /* [shard_room] its connection is the one on which it was told */
     bool *may_relay; /* [shard_room] it may have a RelaySet, of this incarnation or another */
 
-    bool stale;                    /* somebody went: look again */
-    bool tiled;                    /* the workers held tiles */
-    struct cairn_sentence refused; /* by a shard: no groups; empty: none did */
-    struct cairn_sentence off;     /* why there are none; empty: there are */
-    struct cairn_sentence told;    /* of the last log line */
+    bool stale;              /* somebody went: look again */
+    bool tiled;              /* the workers held tiles */
+    struct sentence refused; /* by a shard: no groups; empty: none did */
+    struct sentence off;     /* why there are none; empty: there are */
+    struct sentence told;    /* of the last log line */
 };
 
 /* ---- groups.c ---- */
@@ -352,7 +351,7 @@ struct coord_groups {
 cairn_status coord_groups_doubt(struct coord_job *job) CAIRN_MUST_CHECK;
 /* A snapshot became the job: these groups made its last step. */
 cairn_status coord_groups_restored(struct coord_job *job,
-                                   const struct cairn_rank_groups *groups) CAIRN_MUST_CHECK;
+                                   const struct rank_groups *groups) CAIRN_MUST_CHECK;
 void coord_groups_free(struct coord_job *job);
 /* The shards have dropped what they were told: another generation of the job. */
 void coord_groups_forget(struct coord_job *job);
@@ -391,6 +390,6 @@ void coord_groups_show(const struct coord_job *job, struct groups_view *view,
                        Cairn__JobStatus *out);
 /* Copies the groups of the round that made the present version. CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_groups_record(const struct coord_job *job,
-                                 struct cairn_rank_groups *out) CAIRN_MUST_CHECK;
+                                 struct rank_groups *out) CAIRN_MUST_CHECK;
 
 #endif

@@ -35,8 +35,8 @@ struct put_off {
 struct coord_scrub {
     struct task task;              /* first */
     struct coord_scrub *next_left; /* of those whose threads were not back */
-    struct cairn_pool *pool_left;  /* its pool then */
-    struct cairn_pool *pool;       /* owned */
+    struct pool *pool_left;        /* its pool then */
+    struct pool *pool;             /* owned */
     const struct coord *cluster;
     struct wanted wanted[WANTED_MAX]; /* [wanted_count], the oldest first */
     size_t wanted_count;
@@ -51,7 +51,7 @@ struct coord_scrub {
     size_t put_off_count;
     uint64_t block_began_ns;
     cairn_status status; /* CAIRN_ERR_NOT_READY: no one's time has come */
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 /* ---- on its thread ---- */
@@ -90,44 +90,43 @@ static bool is_put_off(const struct coord_scrub *scrub, const char *id)
 }
 
 /* The one that was read longest ago, if that is every_s ago, or never. */
-static cairn_status find_due(struct coord_scrub *scrub, struct cairn_sentence *why)
+static cairn_status find_due(struct coord_scrub *scrub, struct sentence *why)
 {
     struct coord_found found;
-    struct cairn_snapshot_words words = { .latest = "" };
+    struct snapshot_words words = { .latest = "" };
     const uint64_t now_s = wall_unix_s();
     uint64_t oldest_s = UINT64_MAX;
     cairn_status status = coord_find_snapshots(scrub->cluster, scrub->at.job, NULL, &found, why);
     if (status == CAIRN_OK)
-        status = cairn_snapshot_words_load(scrub->cluster->storage.path, scrub->at.job, &words,
-                                           why);
+        status = snapshot_words_load(scrub->cluster->storage.path, scrub->at.job, &words, why);
     for (size_t i = 0; i < found.count && status == CAIRN_OK; i++) {
         const char *id = found.list[i].place.id;
-        const struct cairn_snapshot_check *check = cairn_snapshot_words_check(&words, id);
+        const struct snapshot_check *check = snapshot_words_check(&words, id);
         const uint64_t at_s = check != NULL ? check->unix_s : 0;
         if (at_s >= oldest_s || (at_s <= now_s && now_s - at_s < scrub->every_s)) continue;
         if (is_put_off(scrub, id)) continue;
         oldest_s = at_s;
         snprintf(scrub->at.id, sizeof scrub->at.id, "%s", id);
     }
-    cairn_snapshot_words_release(&words);
+    snapshot_words_release(&words);
     coord_found_release(&found);
     return status == CAIRN_OK && scrub->at.id[0] == '\0' ? CAIRN_ERR_NOT_READY : status;
 }
 
-static cairn_status verify(struct coord_scrub *scrub, struct cairn_sentence *why)
+static cairn_status verify(struct coord_scrub *scrub, struct sentence *why)
 {
     struct cairn_snapshot snapshot;
-    const struct cairn_verify asked = { .ahead = 1, .progress = pace, .context = scrub };
+    const struct verify asked = { .ahead = 1, .progress = pace, .context = scrub };
     char *folder;
     if (asprintf(&folder, "%s/%s/%s", scrub->cluster->storage.path, scrub->at.job, scrub->at.id) <
         0)
         return CAIRN_ERR_NO_MEMORY;
-    cairn_status status = cairn_snapshot_open(folder, &snapshot, why);
+    cairn_status status = snapshot_open(folder, &snapshot, why);
     free(folder);
     if (status != CAIRN_OK) return status;
     scrub->block_began_ns = now_ns();
-    status = cairn_snapshot_verify(&snapshot, &asked, why);
-    cairn_snapshot_close(&snapshot);
+    status = snapshot_verify(&snapshot, &asked, why);
+    snapshot_close(&snapshot);
     return status;
 }
 
@@ -152,7 +151,7 @@ static void put_off(struct coord_scrub *scrub)
 static void run(struct task *task, uint32_t item, uint32_t thread)
 {
     struct coord_scrub *scrub = (struct coord_scrub *)task;
-    struct cairn_sentence said;
+    struct sentence said;
     (void)item;
     (void)thread;
     scrub->why.text[0] = '\0';
@@ -169,8 +168,8 @@ static void run(struct task *task, uint32_t item, uint32_t thread)
     if (noted == CAIRN_ERR_NOT_FOUND) // removed while it was read
         scrub->status = noted;
     else if (noted != CAIRN_OK)
-        cairn_log_warn("that snapshot %s of job %s was read could not be noted: %s", scrub->at.id,
-                       scrub->at.job, said.text);
+        log_warn("that snapshot %s of job %s was read could not be noted: %s", scrub->at.id,
+                 scrub->at.job, said.text);
 }
 
 /* ---- on the loop ---- */
@@ -182,16 +181,16 @@ static void on_run(struct task *task)
     scrub->running = false;
     if (cluster->closing) return;
     if (is_damage(scrub->status)) {
-        cairn_log_error("snapshot %s of job %s is damaged: %s", scrub->at.id, scrub->at.job,
-                        scrub->why.text);
+        log_error("snapshot %s of job %s is damaged: %s", scrub->at.id, scrub->at.job,
+                  scrub->why.text);
         coord_event_note(cluster, CAIRN_EVENT_DAMAGED, scrub->at.job, NULL, "%s is damaged: %s",
-                         scrub->at.id, cairn_sentence_brief(scrub->why.text, 900).text);
+                         scrub->at.id, sentence_brief(scrub->why.text, 900).text);
     } else if (scrub->status == CAIRN_OK) {
         scrub->looked_ms = 0; // there may be more of them
         coord_snapshot_keep(cluster, scrub->at.job);
     } else if (scrub->status != CAIRN_ERR_NOT_READY && scrub->status != CAIRN_ERR_CANCELED &&
                scrub->status != CAIRN_ERR_NOT_FOUND) {
-        cairn_log_warn("snapshots of job %s were not read: %s", scrub->at.job, scrub->why.text);
+        log_warn("snapshots of job %s were not read: %s", scrub->at.job, scrub->why.text);
     }
     coord_scrub_tick(cluster);
 }
@@ -248,10 +247,10 @@ void coord_scrub_want(struct coord *cluster, const char *job, const char *id)
     coord_scrub_tick(cluster);
 }
 
-cairn_status coord_scrub_open(struct coord *cluster, struct cairn_sentence *why)
+cairn_status coord_scrub_open(struct coord *cluster, struct sentence *why)
 {
     struct coord_scrub *scrub = calloc(1, sizeof *scrub);
-    if (scrub == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (scrub == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     scrub->cluster = cluster;
     scrub->task = (struct task) { .run = run, .done = on_run, .item_count = 1 };
     cluster->scrub = scrub;
@@ -327,17 +326,16 @@ static void fill_faults(struct coord_job *job, uint64_t given_s, Cairn__Snapshot
         out->mtbf_s = out->observed_s > count ? out->observed_s / count : 1;
 }
 
-static void judge(Cairn__SnapshotAdvice *out, struct cairn_sentence *note)
+static void judge(Cairn__SnapshotAdvice *out, struct sentence *note)
 {
     note->text[0] = '\0';
     if (out->measured == 0)
-        cairn_sentence_set(
-            note,
-            "no snapshot was measured yet since the coordinator started: one is when "
-            "at least %d steps were taken before it; take one while the job trains",
-            CAIRN_COST_STEPS);
+        sentence_set(note,
+                     "no snapshot was measured yet since the coordinator started: one is when "
+                     "at least %d steps were taken before it; take one while the job trains",
+                     CAIRN_COST_STEPS);
     else if (out->mtbf_s == 0)
-        cairn_sentence_set(note, "no fault was seen yet; say how often you expect one: --mtbf 7d");
+        sentence_set(note, "no fault was seen yet; say how often you expect one: --mtbf 7d");
     if (note->text[0] != '\0') return;
     const struct advise_given given = { .mtbf_s = (double)out->mtbf_s,
                                         .cost_s = (double)out->cost_us * 1e-6,
@@ -347,7 +345,7 @@ static void judge(Cairn__SnapshotAdvice *out, struct cairn_sentence *note)
     out->interval_s = found.interval_s;
     out->interval_steps = found.interval_steps;
     if (found.by_write)
-        cairn_sentence_set(note, "as often as one can be written: Young's rule asks for more");
+        sentence_set(note, "as often as one can be written: Young's rule asks for more");
 }
 
 void coord_snapshot_advise(struct coord_session *session, uint32_t request,
@@ -355,9 +353,9 @@ void coord_snapshot_advise(struct coord_session *session, uint32_t request,
 {
     struct coord_job *job = coord_job_find(session->cluster, message->job);
     Cairn__SnapshotAdvice advice = CAIRN__SNAPSHOT_ADVICE__INIT;
-    struct cairn_sentence text;
+    struct sentence text;
     if (job == NULL) {
-        cairn_sentence_set(&text, "there is no job %.100s; `cairn job list`", message->job);
+        sentence_set(&text, "there is no job %.100s; `cairn job list`", message->job);
         coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, text.text);
         return;
     }
@@ -378,11 +376,11 @@ void coord_snapshot_advise(struct coord_session *session, uint32_t request,
 struct listing {
     struct coord_work work;
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
     /* owned */
     char *job; /* NULL = of all */
     char *id;  /* one alone; NULL = list */
-    struct cairn_key_ring ring;
+    struct key_ring ring;
     struct coord_found found;
     struct said *said; /* [found.count]; NULL: nothing is */
 };
@@ -409,9 +407,9 @@ static void free_listing(struct listing *listing)
     free(listing);
 }
 
-static void take_words(const struct cairn_snapshot_words *words, const char *id, struct said *out)
+static void take_words(const struct snapshot_words *words, const char *id, struct said *out)
 {
-    const struct cairn_snapshot_check *check = cairn_snapshot_words_check(words, id);
+    const struct snapshot_check *check = snapshot_words_check(words, id);
     out->latest = strcmp(words->latest, id) == 0;
     if (check != NULL) out->checked_unix_s = check->unix_s;
     out->check_failed = check != NULL && !check->is_good;
@@ -433,16 +431,15 @@ static void read_words(struct listing *listing)
     listing->said = calloc(found->count + 1, sizeof *listing->said);
     for (size_t i = 0; listing->said != NULL && i < found->count; i++) {
         const char *job = found->list[i].manifest.spec.name;
-        struct cairn_snapshot_words words;
-        struct cairn_sentence why;
+        struct snapshot_words words;
+        struct sentence why;
         if (listing->said[i].tags != NULL) continue; // with one before it
-        if (cairn_snapshot_words_load(listing->work.cluster->storage.path, job, &words, &why) !=
-            CAIRN_OK)
-            cairn_log_warn("the words of the snapshots of job %s: %s", job, why.text);
+        if (snapshot_words_load(listing->work.cluster->storage.path, job, &words, &why) != CAIRN_OK)
+            log_warn("the words of the snapshots of job %s: %s", job, why.text);
         for (size_t k = i; k < found->count; k++)
             if (strcmp(found->list[k].manifest.spec.name, job) == 0)
                 take_words(&words, found->list[k].place.id, &listing->said[k]);
-        cairn_snapshot_words_release(&words);
+        snapshot_words_release(&words);
     }
 }
 
@@ -464,10 +461,10 @@ static void read_store(struct coord_work *work)
                                            &listing->found, &listing->why);
     for (size_t i = 0; i < listing->found.count; i++) {
         struct found_snapshot *f = &listing->found.list[i];
-        struct cairn_sentence what;
-        cairn_manifest_trust(&f->manifest, &listing->ring, &what);
+        struct sentence what;
+        manifest_trust(&f->manifest, &listing->ring, &what);
         snprintf(f->signature, sizeof f->signature, "%.*s", (int)sizeof f->signature - 1,
-                 cairn_sentence_brief(what.text, sizeof f->signature - 1).text);
+                 sentence_brief(what.text, sizeof f->signature - 1).text);
     }
     if (listing->status == CAIRN_OK) read_words(listing);
 }
@@ -511,10 +508,10 @@ static bool list_running(const struct listing *listing, struct snapshot_view **v
 
 static void send_list(struct listing *listing)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (is_unknown(listing)) {
-        cairn_sentence_set(&why, "there is no job %s and no snapshot of one; `cairn job list`",
-                           listing->job);
+        sentence_set(&why, "there is no job %s and no snapshot of one; `cairn job list`",
+                     listing->job);
         coord_session_error(listing->work.session, listing->work.request, CAIRN_ERR_NOT_FOUND,
                             why.text);
         return;
@@ -550,11 +547,10 @@ static void send_list(struct listing *listing)
 static void send_one(struct listing *listing)
 {
     struct snapshot_view view;
-    struct cairn_sentence why;
+    struct sentence why;
     if (listing->found.count == 0) {
-        cairn_sentence_set(&why,
-                           "there is no committed snapshot %s of job %s; `cairn snapshot list`",
-                           listing->id, listing->job);
+        sentence_set(&why, "there is no committed snapshot %s of job %s; `cairn snapshot list`",
+                     listing->id, listing->job);
         coord_session_error(listing->work.session, listing->work.request, CAIRN_ERR_NOT_FOUND,
                             why.text);
         return;
@@ -602,9 +598,9 @@ static void begin(struct coord_session *session, uint32_t request, const char *j
 
 void coord_snapshots_list(struct coord_session *session, uint32_t request, const char *job)
 {
-    if (*job != '\0' && !cairn_job_name_ok(job)) {
-        struct cairn_sentence why;
-        cairn_sentence_set(&why, "\"%.100s\" is not a name of a job; `cairn job list`", job);
+    if (*job != '\0' && !job_name_ok(job)) {
+        struct sentence why;
+        sentence_set(&why, "\"%.100s\" is not a name of a job; `cairn job list`", job);
         coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }
@@ -615,11 +611,11 @@ void coord_snapshots_show(struct coord_session *session, uint32_t request, const
                           const char *id)
 {
     uint64_t generation, step;
-    const bool job_ok = cairn_job_name_ok(job);
-    if (!job_ok || !cairn_snapshot_id_parse(id, &generation, &step)) {
-        struct cairn_sentence why;
-        cairn_sentence_set(&why, "\"%.100s\" is not %s; `cairn snapshot list` prints jobs and ids",
-                           job_ok ? id : job, job_ok ? "an id of a snapshot" : "a name of a job");
+    const bool job_ok = job_name_ok(job);
+    if (!job_ok || !snapshot_id_parse(id, &generation, &step)) {
+        struct sentence why;
+        sentence_set(&why, "\"%.100s\" is not %s; `cairn snapshot list` prints jobs and ids",
+                     job_ok ? id : job, job_ok ? "an id of a snapshot" : "a name of a job");
         coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }

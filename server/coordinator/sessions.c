@@ -21,38 +21,38 @@
 #define ADMIN_IDLE_MS (10 * 60 * 1000)
 
 static cairn_status seat_claim(struct coord *cluster, struct cairn_peer *peer,
-                               const Cairn__Hello *hello, struct cairn_sentence *why);
+                               const Cairn__Hello *hello, struct sentence *why);
 static bool seat_take(struct coord_session *session, const Cairn__Hello *hello);
 
 /* ---- Hello ---- */
 
 static cairn_status judge_hello(const struct coord *cluster, const Cairn__Hello *hello,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     if (hello->protocol != CAIRN_CONTROL_PROTOCOL) {
-        return cairn_fail(why, CAIRN_ERR_VERSION,
-                          "this coordinator (%s) speaks control protocol %d, not %" PRIu32
-                          "; run the same version on both sides",
-                          CAIRN_VERSION, CAIRN_CONTROL_PROTOCOL, hello->protocol);
+        return fail_with(why, CAIRN_ERR_VERSION,
+                         "this coordinator (%s) speaks control protocol %d, not %" PRIu32
+                         "; run the same version on both sides",
+                         CAIRN_VERSION, CAIRN_CONTROL_PROTOCOL, hello->protocol);
     }
     if (hello->role < CAIRN_ROLE_WIRE_WORKER || hello->role > CAIRN_ROLE_WIRE_ADMIN) {
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "there is no role %" PRIu32, hello->role);
+        return fail_with(why, CAIRN_ERR_PROTOCOL, "there is no role %" PRIu32, hello->role);
     }
-    cairn_status status = cairn_text_check("a name", hello->name, CAIRN_NAME_MAX, why);
+    cairn_status status = text_check("a name", hello->name, CAIRN_NAME_MAX, why);
     if (status == CAIRN_OK && hello->version[0] != '\0')
-        status = cairn_text_check("a version", hello->version, CAIRN_NAME_MAX, why);
+        status = text_check("a version", hello->version, CAIRN_NAME_MAX, why);
     if (status != CAIRN_OK) return status;
     if (hello->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX) {
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the fabric address is too long");
+        return fail_with(why, CAIRN_ERR_PROTOCOL, "the fabric address is too long");
     }
-    if (hello->role == CAIRN_ROLE_WIRE_SHARD && !cairn_job_name_ok(hello->name)) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "a shard's name may have letters, digits, '.', '_' and '-' only");
+    if (hello->role == CAIRN_ROLE_WIRE_SHARD && !job_name_ok(hello->name)) {
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "a shard's name may have letters, digits, '.', '_' and '-' only");
     }
     if (hello->n_held + (uint64_t)hello->held_after > CAIRN_HELD_JOBS_MAX ||
         (hello->held_after > 0 && hello->role != CAIRN_ROLE_WIRE_SHARD)) {
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a Hello of more than %d jobs",
-                          CAIRN_HELD_JOBS_MAX);
+        return fail_with(why, CAIRN_ERR_PROTOCOL, "a Hello of more than %d jobs",
+                         CAIRN_HELD_JOBS_MAX);
     }
     (void)cluster;
     return CAIRN_OK;
@@ -60,9 +60,9 @@ static cairn_status judge_hello(const struct coord *cluster, const Cairn__Hello 
 
 static void free_session(struct coord_session *session)
 {
-    if (session->hello != NULL) cairn_message_free(&session->hello->base);
+    if (session->hello != NULL) message_free(&session->hello->base);
     free(session->fabric_address);
-    if (session->home != NULL) cairn_message_free(&session->home->base);
+    if (session->home != NULL) message_free(&session->home->base);
     free(session->name);
     free(session->version);
     free(session->unheard);
@@ -136,7 +136,7 @@ static void admit(struct coord_session *session, Cairn__Hello *hello, uint32_t r
 {
     struct coord *cluster = session->cluster;
     struct cairn_peer *peer = session->peer;
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = CAIRN_OK;
     if (hello->role == CAIRN_ROLE_WIRE_SHARD) status = seat_claim(cluster, peer, hello, &why);
     if (status != CAIRN_OK) {
@@ -149,8 +149,7 @@ static void admit(struct coord_session *session, Cairn__Hello *hello, uint32_t r
     session->next = cluster->sessions;
     cluster->sessions = session;
     welcome(session, request);
-    cairn_log_debug("%s %s connected from %s", cairn_role_name(session->role), session->name,
-                    peer_name(peer));
+    log_debug("%s %s connected from %s", role_name(session->role), session->name, peer_name(peer));
     if (session->role == CAIRN_ROLE_WIRE_SHARD && !seat_take(session, hello)) {
         session->closing = true;
         peer_finish(peer, CAIRN_ERR_NO_MEMORY, "no place for another shard");
@@ -185,22 +184,22 @@ static void on_more_hello(struct coord_session *session, Cairn__Hello *more, uin
     if (hello->held_after > 0) return;
     session->hello = NULL;
     admit(session, hello, request);
-    cairn_message_free(&hello->base);
+    message_free(&hello->base);
 }
 
 static void on_first_hello(struct coord *cluster, struct cairn_peer *peer, Cairn__Hello *hello,
                            uint32_t request)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     struct coord_session *session = NULL;
     cairn_status status = judge_hello(cluster, hello, &why);
     if (status == CAIRN_OK) {
         session = make_session(cluster, peer, hello);
-        if (session == NULL) status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+        if (session == NULL) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
     }
     if (status != CAIRN_OK) {
         refuse_hello(peer, request, status, why.text);
-        cairn_message_free(&hello->base);
+        message_free(&hello->base);
         return;
     }
     peer_set_context(peer, session);
@@ -209,28 +208,27 @@ static void on_first_hello(struct coord *cluster, struct cairn_peer *peer, Cairn
         return;
     }
     admit(session, hello, request);
-    cairn_message_free(&hello->base);
+    message_free(&hello->base);
 }
 
-static void on_hello(struct coord *cluster, struct cairn_peer *peer,
-                     const struct cairn_frame *frame)
+static void on_hello(struct coord *cluster, struct cairn_peer *peer, const struct wire_frame *frame)
 {
     struct coord_session *session = peer_context(peer);
-    Cairn__Hello *hello = (Cairn__Hello *)cairn_message_unpack(
-        &cairn__hello__descriptor, frame->payload, frame->payload_bytes);
+    Cairn__Hello *hello = (Cairn__Hello *)message_unpack(&cairn__hello__descriptor, frame->payload,
+                                                         frame->payload_bytes);
     if (hello == NULL) {
         peer_close(peer, CAIRN_ERR_PROTOCOL, "malformed Hello");
     } else if (session == NULL) {
         on_first_hello(cluster, peer, hello, frame->request);
     } else {
         on_more_hello(session, hello, frame->request);
-        cairn_message_free(&hello->base);
+        message_free(&hello->base);
     }
 }
 
 /* ---- frames ---- */
 
-static void handle(struct coord_session *session, const struct cairn_frame *frame,
+static void handle(struct coord_session *session, const struct wire_frame *frame,
                    const ProtobufCMessage *message)
 {
     bool known = false;
@@ -243,24 +241,25 @@ static void handle(struct coord_session *session, const struct cairn_frame *fram
     }
     if (known || session->closing) return;
     session->closing = true;
-    peer_close(session->peer, CAIRN_ERR_PROTOCOL, "%s may not send %s",
-               cairn_role_name(session->role), cairn_message_name(frame->type));
+    peer_close(session->peer, CAIRN_ERR_PROTOCOL, "%s may not send %s", role_name(session->role),
+               message_name(frame->type));
 }
 
 /* A whole frame of a session that goes on. */
-static void take_frame(struct coord_session *session, const struct cairn_frame *frame)
+static void take_frame(struct coord_session *session, const struct wire_frame *frame)
 {
-    const ProtobufCMessageDescriptor *type = cairn_message_type(frame->type);
-    ProtobufCMessage *message =
-        type == NULL ? NULL : cairn_message_unpack(type, frame->payload, frame->payload_bytes);
+    const ProtobufCMessageDescriptor *type = message_type(frame->type);
+    ProtobufCMessage *message = type == NULL
+                                    ? NULL
+                                    : message_unpack(type, frame->payload, frame->payload_bytes);
     if (message == NULL) {
         session->closing = true;
         peer_close(session->peer, CAIRN_ERR_MALFORMED, "malformed %s from %s",
-                   cairn_message_name(frame->type), session->name);
+                   message_name(frame->type), session->name);
         return;
     }
     handle(session, frame, message);
-    cairn_message_free(message);
+    message_free(message);
 }
 
 void coord_sessions_take_early(struct coord *cluster)
@@ -272,7 +271,7 @@ void coord_sessions_take_early(struct coord *cluster)
     }
 }
 
-void coord_session_on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, void *context)
+void coord_session_on_frame(struct cairn_peer *peer, const struct wire_frame *frame, void *context)
 {
     struct coord *cluster = context;
     struct coord_session *session = peer_context(peer);
@@ -386,27 +385,27 @@ static void drop_unused_seat(struct coord *cluster, struct coord_seat *seat)
     remove_seat(cluster, seat);
 }
 
-cairn_status coord_seat_forget(struct coord *cluster, const char *name, struct cairn_sentence *why)
+cairn_status coord_seat_forget(struct coord *cluster, const char *name, struct sentence *why)
 {
     struct coord_seat *seat = coord_seat_find(cluster, name);
     if (seat == NULL)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
-                          "there is no shard %.128s; `cairn cluster status`", name);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "there is no shard %.128s; `cairn cluster status`", name);
     if (seat->session != NULL)
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "shard %s is connected from %s: end its process first", name,
-                          peer_name(seat->session->peer));
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "shard %s is connected from %s: end its process first", name,
+                         peer_name(seat->session->peer));
     const struct coord_job *job = user_of(cluster, seat);
     if (job != NULL)
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "job %s has a part on shard %s: restore it over other shards (`cairn "
-                          "snapshot restore`) or drop it (`cairn job drop %s`) first",
-                          job->spec.name, name, job->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "job %s has a part on shard %s: restore it over other shards (`cairn "
+                         "snapshot restore`) or drop it (`cairn job drop %s`) first",
+                         job->spec.name, name, job->spec.name);
     if (unknown_uses(cluster))
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "a snapshot is being restored, or the shards' state adopted: ask again "
-                          "when that has ended");
-    cairn_log_info("shard %s was forgotten by an operator", name);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "a snapshot is being restored, or the shards' state adopted: ask again "
+                         "when that has ended");
+    log_info("shard %s was forgotten by an operator", name);
     coord_event_note_shard(cluster, CAIRN_EVENT_FORGOTTEN, NULL, name, "by an operator");
     remove_seat(cluster, seat);
     return CAIRN_OK;
@@ -447,7 +446,7 @@ void coord_seat_leave(struct coord_session *session, cairn_status status, const 
     struct coord_seat *seat = session->seat;
     if (seat == NULL) return;
     seat->ended = status == CAIRN_ERR_CLOSED;
-    cairn_log_info("shard %s is away (%s)", seat->name, why);
+    log_info("shard %s is away (%s)", seat->name, why);
     coord_event_note_shard(session->cluster, CAIRN_EVENT_AWAY, NULL, seat->name, why);
     unseat(seat);
     drop_unused_seat(session->cluster, seat);
@@ -528,40 +527,39 @@ void coord_seats_tick(struct coord *cluster)
 static void replace_sitter(struct coord_seat *seat, const char *newcomer, bool ends)
 {
     struct coord_session *sitter = seat->session;
-    struct cairn_sentence why;
-    cairn_sentence_set(&why,
-                       "the shard %s at %s holds parts of jobs and this process none: it ends, for "
-                       "names must be unique",
-                       seat->name, newcomer);
+    struct sentence why;
+    sentence_set(&why,
+                 "the shard %s at %s holds parts of jobs and this process none: it ends, for "
+                 "names must be unique",
+                 seat->name, newcomer);
     if (ends) coord_session_error(sitter, 0, CAIRN_ERR_FENCED, why.text);
     sitter->closing = true;
     peer_finish(sitter->peer, ends ? CAIRN_ERR_FENCED : CAIRN_ERR_CLOSED,
                 "shard %s connected from %s", seat->name, newcomer);
-    cairn_sentence_set(&why, "a process of its name came from %s", newcomer);
+    sentence_set(&why, "a process of its name came from %s", newcomer);
     coord_event_note_shard(sitter->cluster, CAIRN_EVENT_AWAY, NULL, seat->name, why.text);
     unseat(seat);
 }
 
 static cairn_status refuse_newcomer(struct coord_seat *seat, const char *newcomer,
-                                    enum seat_verdict verdict, struct cairn_sentence *why)
+                                    enum seat_verdict verdict, struct sentence *why)
 {
     const char *sitter = peer_name(seat->session->peer);
     if (verdict == CAIRN_SEAT_WAITS) {
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "a shard %s is connected from %s: it is asked whether it lives",
-                          seat->name, sitter);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "a shard %s is connected from %s: it is asked whether it lives",
+                         seat->name, sitter);
     }
     seat->probe = CAIRN_SEAT_UNASKED;
     if (verdict == CAIRN_SEAT_ENDS) {
-        cairn_log_warn("a second shard %s came from %s, the one at %s lives: refused", seat->name,
-                       newcomer, sitter);
-        return cairn_fail(why, CAIRN_ERR_FENCED,
-                          "the shard %s at %s lives, and names must be unique: end that one first, "
-                          "or give this one another name (shard.name)",
-                          seat->name, sitter);
+        log_warn("a second shard %s came from %s, the one at %s lives: refused", seat->name,
+                 newcomer, sitter);
+        return fail_with(why, CAIRN_ERR_FENCED,
+                         "the shard %s at %s lives, and names must be unique: end that one first, "
+                         "or give this one another name (shard.name)",
+                         seat->name, sitter);
     }
-    cairn_sentence_set(why, "the one at %s serves, the one at %s waits for its place", sitter,
-                       newcomer);
+    sentence_set(why, "the one at %s serves, the one at %s waits for its place", sitter, newcomer);
     if (seat->claimed_ms == 0) // it comes again and again
         coord_event_note_shard(seat->session->cluster, CAIRN_EVENT_CLAIMED, NULL, seat->name,
                                why->text);
@@ -571,24 +569,24 @@ static cairn_status refuse_newcomer(struct coord_seat *seat, const char *newcome
                 "two shards are named %s and both hold parts of jobs: the one at %s serves, "
                 "the one at %s waits for its place",
                 seat->name, sitter, newcomer);
-    return cairn_fail(why, CAIRN_ERR_BUSY,
-                      "the shard %s at %s lives and holds parts of jobs, as this process does: end "
-                      "the one whose jobs you can do without",
-                      seat->name, sitter);
+    return fail_with(why, CAIRN_ERR_BUSY,
+                     "the shard %s at %s lives and holds parts of jobs, as this process does: end "
+                     "the one whose jobs you can do without",
+                     seat->name, sitter);
 }
 
 /* May the shard that says this Hello have its seat? CAIRN_OK: nobody has it now. CAIRN_ERR_BUSY: it is to
  * come again. CAIRN_ERR_FENCED: its process is to end. */
 static cairn_status seat_claim(struct coord *cluster, struct cairn_peer *peer,
-                               const Cairn__Hello *hello, struct cairn_sentence *why)
+                               const Cairn__Hello *hello, struct sentence *why)
 {
     struct coord_seat *seat = coord_seat_find(cluster, hello->name);
     if (seat == NULL || seat->session == NULL) return CAIRN_OK;
-    const struct cairn_seat_claim claim = { .taken = true,
-                                            .same = seat->incarnation == hello->incarnation,
-                                            .newcomer_holds = newcomer_holds(cluster, hello),
-                                            .sitter_holds = sitter_holds(cluster, seat),
-                                            .probe = seat->probe };
+    const struct seat_claim claim = { .taken = true,
+                                      .same = seat->incarnation == hello->incarnation,
+                                      .newcomer_holds = newcomer_holds(cluster, hello),
+                                      .sitter_holds = sitter_holds(cluster, seat),
+                                      .probe = seat->probe };
     enum seat_verdict verdict = seat_judge(&claim);
     if (verdict == CAIRN_SEAT_TAKES || verdict == CAIRN_SEAT_RELIEVES) {
         replace_sitter(seat, peer_name(peer), verdict == CAIRN_SEAT_RELIEVES);
@@ -605,12 +603,12 @@ static cairn_status seat_claim(struct coord *cluster, struct cairn_peer *peer,
 
 static void note_reach(struct coord_seat *seat)
 {
-    const char *kind = cairn_fabric_address_kind(seat->fabric_address, seat->fabric_address_bytes);
+    const char *kind = fabric_address_kind(seat->fabric_address, seat->fabric_address_bytes);
     seat->is_networked = strcmp(kind, "auto") == 0 || strcmp(kind, "ucx") == 0;
     seat->is_mapped = strcmp(kind, "mapped") == 0;
     seat->apart_said = false;
-    if (!cairn_fabric_address_host(seat->fabric_address, seat->fabric_address_bytes, seat->host,
-                                   sizeof seat->host))
+    if (!fabric_address_host(seat->fabric_address, seat->fabric_address_bytes, seat->host,
+                             sizeof seat->host))
         seat->host[0] = '\0';
 }
 
@@ -619,7 +617,7 @@ static void say_apart(struct coord *cluster)
 {
     for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
         const bool is_apart = coord_seat_apart(s);
-        if (is_apart && !s->apart_said) cairn_log_warn("shard %s " CAIRN_SEAT_APART_TEXT, s->name);
+        if (is_apart && !s->apart_said) log_warn("shard %s " CAIRN_SEAT_APART_TEXT, s->name);
         s->apart_said = is_apart;
     }
 }
@@ -662,8 +660,8 @@ static bool seat_take(struct coord_session *session, const Cairn__Hello *hello)
     seat->claimed_ms = 0;
     session->seat = seat;
     const bool obeys = coord_seat_judge(cluster, seat, hello);
-    cairn_log_info("shard %s is up at %s (%" PRIu32 " of %" PRId64 ")", seat->name,
-                   peer_name(session->peer), coord_seats_up(cluster), cluster->options->shards);
+    log_info("shard %s is up at %s (%" PRIu32 " of %" PRId64 ")", seat->name,
+             peer_name(session->peer), coord_seats_up(cluster), cluster->options->shards);
     tell_supervisor(cluster);
     say_apart(cluster);
     if (!obeys) return true;
@@ -682,7 +680,7 @@ static void give_up(struct coord_session *session, cairn_status status, const ch
 {
     session->closing = true;
     peer_close(session->peer, status, "cannot send %s to %s: %s", what, session->name,
-               cairn_status_text((int)status));
+               status_text((int)status));
 }
 
 void coord_session_send(struct coord_session *session, uint16_t type, uint32_t request,
@@ -698,7 +696,7 @@ void coord_session_send(struct coord_session *session, uint16_t type, uint32_t r
                             "less, one job or one snapshot");
         return;
     }
-    give_up(session, status, cairn_message_name(type));
+    give_up(session, status, message_name(type));
 }
 
 void coord_session_error(struct coord_session *session, uint32_t request, cairn_status status,
@@ -726,8 +724,8 @@ void coord_session_done(struct coord_session *session, uint32_t request)
     coord_session_send(session, CAIRN_MSG_DONE, request, &done.base);
 }
 
-void coord_session_pages(struct coord_session *session, uint32_t request, enum cairn_page_what what,
-                         struct cairn_packed *packed)
+void coord_session_pages(struct coord_session *session, uint32_t request, enum page_what what,
+                         struct packed *packed)
 {
     if (session == NULL || session->closing) return;
     const cairn_status status = peer_send_pages(session->peer, request, what, packed);

@@ -18,28 +18,28 @@
 
 /* Cuts on the loop: begun, pinned by the core, gathered from the shards. See snapshot.h. */
 
-static void cut_add_progress(const struct coord_job *job, struct cairn_sentence *out);
+static void cut_add_progress(const struct coord_job *job, struct sentence *out);
 static bool cut_prepare(struct coord_cut *cut);
 static void cut_to_view(const struct coord_cut *cut, const char *state, struct snapshot_view *view);
 static void cut_make_folder(struct coord_work *work);
-static void snapshot_nonfinite(const struct cairn_manifest *manifest, struct snapshot_view *view);
+static void snapshot_nonfinite(const struct manifest *manifest, struct snapshot_view *view);
 
 /* ---- parts ---- */
 
 static cairn_status take_files(struct coord_cut *cut, const Cairn__SnapshotPart *part,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     for (size_t i = 0; i < part->n_files; i++) {
         const Cairn__SnapshotFile *f = part->files[i];
         if (!cut->is_snapshot || f->sums.len % CAIRN_SNAPSHOT_SUM_BYTES != 0) {
-            return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a file that was not asked for");
+            return fail_with(why, CAIRN_ERR_PROTOCOL, "a file that was not asked for");
         }
-        const cairn_status status = cairn_manifest_add_blocks(
-            &cut->manifest, f->path, f->bytes, f->first_block, f->sums.data,
-            f->sums.len / CAIRN_SNAPSHOT_SUM_BYTES);
+        const cairn_status status = manifest_add_blocks(&cut->manifest, f->path, f->bytes,
+                                                        f->first_block, f->sums.data,
+                                                        f->sums.len / CAIRN_SNAPSHOT_SUM_BYTES);
         if (status != CAIRN_OK)
-            return cairn_fail(why, status,
-                              "file %s: not a name of ours, or not its blocks in order", f->path);
+            return fail_with(why, status, "file %s: not a name of ours, or not its blocks in order",
+                             f->path);
         if (f->first_block == 0) cut->bytes += f->bytes;
     }
     return CAIRN_OK;
@@ -47,40 +47,39 @@ static cairn_status take_files(struct coord_cut *cut, const Cairn__SnapshotPart 
 
 /* Shards keep the same last decision, so their payloads are the same bytes. */
 static cairn_status take_payload(struct coord_cut *cut, const Cairn__SnapshotPart *part,
-                                 struct cairn_sentence *why)
+                                 struct sentence *why)
 {
-    struct cairn_manifest *m = &cut->manifest;
+    struct manifest *m = &cut->manifest;
     if (!cut->has_payload) {
         cut->has_payload = true;
-        const cairn_status status = cairn_manifest_set_payload(m, part->payload.data,
-                                                               part->payload.len);
-        return status == CAIRN_OK ? status : cairn_fail(why, status, "the payload is too long");
+        const cairn_status status = manifest_set_payload(m, part->payload.data, part->payload.len);
+        return status == CAIRN_OK ? status : fail_with(why, status, "the payload is too long");
     }
     if (part->payload.len == m->payload_bytes &&
         (part->payload.len == 0 || memcmp(part->payload.data, m->payload, m->payload_bytes) == 0)) {
         return CAIRN_OK;
     }
-    return cairn_fail(why, CAIRN_ERR_PROTOCOL, "its last decision is another one than the others'");
+    return fail_with(why, CAIRN_ERR_PROTOCOL, "its last decision is another one than the others'");
 }
 
-cairn_status coord_part_failed(const Cairn__SnapshotPart *part, struct cairn_sentence *why)
+cairn_status coord_part_failed(const Cairn__SnapshotPart *part, struct sentence *why)
 {
     if (part->status == CAIRN_OK) return CAIRN_OK;
-    const bool known = cairn_status_known(part->status);
-    return cairn_fail(why, known ? (cairn_status)part->status : CAIRN_ERR_INTERNAL, "%s",
-                      part->text);
+    const bool known = status_known(part->status);
+    return fail_with(why, known ? (cairn_status)part->status : CAIRN_ERR_INTERNAL, "%s",
+                     part->text);
 }
 
 static cairn_status take_part(struct coord_cut *cut, const Cairn__SnapshotPart *part, bool is_first,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     cairn_status status = coord_part_failed(part, why);
     if (status != CAIRN_OK) return status;
     if (part->generation != cut->version.generation || part->step != cut->version.step) {
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL,
-                          "it is of step %" PRIu64 " (generation %" PRIu64
-                          "), the set of step %" PRIu64 " (%" PRIu64 ")",
-                          part->step, part->generation, cut->version.step, cut->version.generation);
+        return fail_with(why, CAIRN_ERR_PROTOCOL,
+                         "it is of step %" PRIu64 " (generation %" PRIu64
+                         "), the set of step %" PRIu64 " (%" PRIu64 ")",
+                         part->step, part->generation, cut->version.step, cut->version.generation);
     }
     if (is_first) status = take_payload(cut, part, why);
     if (status == CAIRN_OK) status = take_files(cut, part, why);
@@ -100,7 +99,7 @@ void coord_part_next(const struct coord_seat *seat, const Cairn__SnapshotPart *p
 void coord_cut_on_part(struct coord_job *job, uint32_t shard, const Cairn__SnapshotPart *part)
 {
     struct coord_cut *cut = job->snapshots.cut;
-    struct cairn_sentence why;
+    struct sentence why;
     if (cut == NULL || cut->number != part->snapshot || cut->stage != CAIRN_CUT_PINNED) return;
     if (!part_is_open(cut->parts[shard])) return;
     const struct coord_seat *seat = job->shards[shard].seat;
@@ -124,53 +123,52 @@ static bool is_abandoned(const struct coord_cut *cut)
            cut->now.at_end == NULL;
 }
 
-bool coord_cut_waiting(const struct coord_job *job, struct cairn_sentence *out)
+bool coord_cut_waiting(const struct coord_job *job, struct sentence *out)
 {
     const struct coord_cut *cut = job->snapshots.cut;
     bool is_away = false;
     out->text[0] = '\0';
     if (cut == NULL || cut->stage == CAIRN_CUT_PINNING) coord_job_waiting(job, out);
-    if (cut != NULL && cut->making_folder) cairn_sentence_set(out, "the disk of snapshots.path");
+    if (cut != NULL && cut->making_folder) sentence_set(out, "the disk of snapshots.path");
     CAIRN_EACH_SHARD (job, i) {
         is_away |= job->shards[i].seat->session == NULL;
         if (cut == NULL || !part_is_open(cut->parts[i])) continue;
-        cairn_sentence_add(out, "%sshard %s", out->text[0] != '\0' ? ", " : "",
-                           job->shards[i].seat->name);
+        sentence_add(out, "%sshard %s", out->text[0] != '\0' ? ", " : "",
+                     job->shards[i].seat->name);
     }
     return is_away && out->text[0] != '\0';
 }
 
-void coord_cut_show(const struct coord_job *job, struct cairn_sentence *out)
+void coord_cut_show(const struct coord_job *job, struct sentence *out)
 {
     const struct coord_cut *cut = job->snapshots.cut;
-    struct cairn_sentence awaited;
+    struct sentence awaited;
     out->text[0] = '\0';
     if (cut == NULL) return;
     const char *id = coord_cut_id(cut);
     coord_cut_waiting(job, &awaited);
-    cairn_sentence_set(out, "a %s%s%s, for %" PRIu64 " s", cut->is_snapshot ? "snapshot" : "digest",
-                       id[0] != '\0' ? " " : "", id,
-                       (uv_now(job->cluster->loop) - cut->begun_ms) / 1000);
+    sentence_set(out, "a %s%s%s, for %" PRIu64 " s", cut->is_snapshot ? "snapshot" : "digest",
+                 id[0] != '\0' ? " " : "", id, (uv_now(job->cluster->loop) - cut->begun_ms) / 1000);
     cut_add_progress(job, out);
-    if (awaited.text[0] != '\0') cairn_sentence_add(out, "; it waits for %s", awaited.text);
+    if (awaited.text[0] != '\0') sentence_add(out, "; it waits for %s", awaited.text);
 }
 
-cairn_status coord_cut_refuse(const struct coord_job *job, struct cairn_sentence *why)
+cairn_status coord_cut_refuse(const struct coord_job *job, struct sentence *why)
 {
-    struct cairn_sentence awaited;
+    struct sentence awaited;
     coord_cut_waiting(job, &awaited);
-    return cairn_fail(why, CAIRN_ERR_BUSY,
-                      "a snapshot or digest of job %s is being taken%s%.300s; try again when it is "
-                      "done, or give it up: `cairn snapshot cancel %s`",
-                      job->spec.name, awaited.text[0] != '\0' ? " and waits for " : "",
-                      awaited.text, job->spec.name);
+    return fail_with(why, CAIRN_ERR_BUSY,
+                     "a snapshot or digest of job %s is being taken%s%.300s; try again when it is "
+                     "done, or give it up: `cairn snapshot cancel %s`",
+                     job->spec.name, awaited.text[0] != '\0' ? " and waits for " : "", awaited.text,
+                     job->spec.name);
 }
 
 static struct coord_cut *new_cut(struct coord_job *job)
 {
     struct coord_cut *cut = calloc(1, sizeof *cut);
     if (cut == NULL) return NULL;
-    cairn_manifest_init(&cut->manifest);
+    manifest_init(&cut->manifest);
     cut->job = job;
     cut->job_id = job->id;
     cut->work.cluster = job->cluster;
@@ -182,36 +180,34 @@ static struct coord_cut *new_cut(struct coord_job *job)
 }
 
 /* Not at the end, when all others have written. */
-static cairn_status judge_storage(const struct coord_job *job, struct cairn_sentence *why)
+static cairn_status judge_storage(const struct coord_job *job, struct sentence *why)
 {
     const char *said = job->cluster->storage.watch.said.text;
-    if (said[0] != '\0') return cairn_fail(why, CAIRN_ERR_IO, "%s", said);
+    if (said[0] != '\0') return fail_with(why, CAIRN_ERR_IO, "%s", said);
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_seat *seat = job->shards[i].seat;
         if (seat->storage.text[0] != '\0')
-            return cairn_fail(why, CAIRN_ERR_IO, "shard %s cannot save: %s", seat->name,
-                              seat->storage.text);
+            return fail_with(why, CAIRN_ERR_IO, "shard %s cannot save: %s", seat->name,
+                             seat->storage.text);
     }
     return CAIRN_OK;
 }
 
 /* May one be begun, but for a cut that runs? */
-static cairn_status cut_judge(const struct coord_job *job, bool is_snapshot,
-                              struct cairn_sentence *why)
+static cairn_status cut_judge(const struct coord_job *job, bool is_snapshot, struct sentence *why)
 {
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
-        return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
-                          job->loss.why.text);
+        return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
+                         job->loss.why.text);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING) {
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: there is nothing to save yet",
-                          job->spec.name, coord_job_state_name(job));
+        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: there is nothing to save yet",
+                         job->spec.name, coord_job_state_name(job));
     }
     if (job->extension.body != NULL)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again",
-                          job->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again", job->spec.name);
     if (job->park.shut && !(job->park.settled && job->park.wanted))
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being parked, or taken back; ask again",
-                          job->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s is being parked, or taken back; ask again",
+                         job->spec.name);
     return is_snapshot ? judge_storage(job, why) : CAIRN_OK;
 }
 
@@ -251,7 +247,7 @@ bool coord_cut_holds_layout(const struct coord_job *job)
 }
 
 cairn_status coord_cut_begin(struct coord_job *job, bool is_snapshot, struct coord_session *session,
-                             uint32_t request, bool wait, struct cairn_sentence *why)
+                             uint32_t request, bool wait, struct sentence *why)
 {
     const bool inherits = job->snapshots.cut != NULL && is_abandoned(job->snapshots.cut);
     const bool follows = job->snapshots.cut != NULL &&
@@ -260,24 +256,24 @@ cairn_status coord_cut_begin(struct coord_job *job, bool is_snapshot, struct coo
     if (status != CAIRN_OK) return status;
     if (!inherits && !follows && job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
     struct coord_cut *cut = inherits || follows ? job->snapshots.cut : new_cut(job);
-    if (cut == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (cut == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     struct coord_cut_waiters *waiters = follows ? &cut->next : &cut->now;
     if (!coord_waiters_add(wait ? &waiters->at_end : &waiters->at_begin, session, request)) {
         if (cut != job->snapshots.cut) coord_cut_free(cut);
-        return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+        return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
     if (!follows) start(job, cut, is_snapshot);
     return CAIRN_OK;
 }
 
 cairn_status coord_cut_begin_unasked(struct coord_job *job, enum cut_cause cause,
-                                     struct cairn_sentence *why)
+                                     struct sentence *why)
 {
     const cairn_status status = cut_judge(job, true, why);
     if (status != CAIRN_OK) return status;
     if (job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
     struct coord_cut *cut = new_cut(job);
-    if (cut == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (cut == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     cut->cause = cause;
     start(job, cut, true);
     return CAIRN_OK;
@@ -285,7 +281,7 @@ cairn_status coord_cut_begin_unasked(struct coord_job *job, enum cut_cause cause
 
 void coord_cut_follow(struct coord_job *job, struct coord_cut_waiters waiters)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (waiters.at_begin == NULL && waiters.at_end == NULL) return;
     cairn_status status = cut_judge(job, true, &why);
     struct coord_cut *cut = status == CAIRN_OK ? new_cut(job) : NULL;
@@ -294,7 +290,7 @@ void coord_cut_follow(struct coord_job *job, struct coord_cut_waiters waiters)
         start(job, cut, true);
         return;
     }
-    if (status == CAIRN_OK) status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
     coord_waiters_fail(&waiters.at_begin, status, why.text);
     coord_waiters_fail(&waiters.at_end, status, why.text);
 }
@@ -309,7 +305,7 @@ static void answer_begun(struct coord_cut *cut)
 static cairn_status fill_manifest(struct coord_cut *cut)
 {
     const struct coord_job *job = cut->job;
-    struct cairn_manifest *m = &cut->manifest;
+    struct manifest *m = &cut->manifest;
     m->cluster = strdup(job->cluster->options->name);
     m->generation = cut->version.generation;
     m->step = cut->version.step;
@@ -321,12 +317,12 @@ static cairn_status fill_manifest(struct coord_cut *cut)
     m->nonfinite = coord_halts_damage(job);
     if (cut->cause == CAIRN_CUT_PERIODIC &&
         m->nonfinite.nonfinite > 0) // it was not when the cut began
-        return cairn_fail(&cut->why, CAIRN_ERR_NONFINITE, "the job is damaged");
+        return fail_with(&cut->why, CAIRN_ERR_NONFINITE, "the job is damaged");
     // As it is at the pinned step: an amendment may come while the shards write.
-    cairn_status status = cairn_spec_copy(&job->spec, &m->spec);
+    cairn_status status = spec_copy(&job->spec, &m->spec);
     if (status == CAIRN_OK) status = coord_groups_record(job, &m->reduce_groups);
     if (m->cluster != NULL && status == CAIRN_OK) return CAIRN_OK;
-    return cairn_fail(&cut->why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest");
+    return fail_with(&cut->why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest");
 }
 
 static void send_pins(struct coord_cut *cut)
@@ -362,7 +358,7 @@ static void on_folder(struct coord_work *work)
     }
     coord_cut_tell_folder(cut, cut->status == CAIRN_OK ? cut->folder : "");
     if (cut->status == CAIRN_OK) {
-        cairn_log_info("snapshot %s of job %s begins", cut->id, cut->job->spec.name);
+        log_info("snapshot %s of job %s begins", cut->id, cut->job->spec.name);
         answer_begun(cut);
     }
     coord_cut_advance(cut);
@@ -407,7 +403,7 @@ static void on_prepared(struct coord_job *job, const void *about, cairn_status s
 {
     uint64_t number;
     memcpy(&number, about, sizeof number);
-    if (status != CAIRN_OK) cairn_log_debug("job %s: a snapshot: %s", job->spec.name, why);
+    if (status != CAIRN_OK) log_debug("job %s: a snapshot: %s", job->spec.name, why);
     if (status != CAIRN_OK && job->snapshots.ahead == number) coord_cut_unprepare(job);
     if (job->snapshots.cut == NULL || job->snapshots.cut->number != number) return;
     job->snapshots.cut->is_ready = true;
@@ -458,8 +454,8 @@ static bool cut_prepare(struct coord_cut *cut)
 /* A step will come at which one is taken, and the memory has no other use. */
 static bool is_of_use(const struct coord_job *job)
 {
-    const struct cairn_policy *policy = &job->spec.policy;
-    struct cairn_sentence unsaid;
+    const struct policy *policy = &job->spec.policy;
+    struct sentence unsaid;
     return policy->snapshot_every > 0 && policy->snapshot_every_s == 0 &&
            coord_halts_damage(job).nonfinite == 0 && !coord_job_moves(job) &&
            !coord_pace_rests(job) && cut_judge(job, true, &unsaid) == CAIRN_OK;
@@ -468,7 +464,7 @@ static bool is_of_use(const struct coord_job *job)
 /* In a half of the time that making memory may take at most; or with the next step. */
 static bool is_soon(const struct coord_job *job, uint64_t steps)
 {
-    const uint64_t within_us = 500000 * (uint64_t)cairn_policy_prepare_within_s(&job->spec.policy);
+    const uint64_t within_us = 500000 * (uint64_t)policy_prepare_within_s(&job->spec.policy);
     const uint64_t median_us = coord_pace_median(&job->pace); // 0: not known
     return steps == 1 || (median_us > 0 && steps * median_us <= within_us);
 }
@@ -553,16 +549,15 @@ bool coord_cut_progress(const struct coord_job *job, struct cut_progress *out)
 }
 
 /* For people, behind what the sentence says: bytes, rate, seconds left; nothing if nobody has told. */
-static void cut_add_progress(const struct coord_job *job, struct cairn_sentence *out)
+static void cut_add_progress(const struct coord_job *job, struct sentence *out)
 {
     struct cut_progress progress;
     if (!coord_cut_progress(job, &progress)) return;
-    cairn_sentence_add(out, "; %.1f of %.1f MB, %.1f MB/s", (double)progress.done_bytes / 1e6,
-                       (double)progress.total_bytes / 1e6, (double)progress.bytes_per_s / 1e6);
-    if (progress.bytes_per_s > 0) cairn_sentence_add(out, ", %" PRIu64 " s left", progress.left_s);
+    sentence_add(out, "; %.1f of %.1f MB, %.1f MB/s", (double)progress.done_bytes / 1e6,
+                 (double)progress.total_bytes / 1e6, (double)progress.bytes_per_s / 1e6);
+    if (progress.bytes_per_s > 0) sentence_add(out, ", %" PRIu64 " s left", progress.left_s);
     if (progress.waited_ms > 0)
-        cairn_sentence_add(out, ", updates waited %" PRIu64 " ms for its staging",
-                           progress.waited_ms);
+        sentence_add(out, ", updates waited %" PRIu64 " ms for its staging", progress.waited_ms);
 }
 
 /* Describes a snapshot that is being taken, without its progress. `view` borrows from `cut` and
@@ -609,13 +604,13 @@ bool coord_cut_running(const struct coord_job *job, struct snapshot_view *view)
  * (snapshot.h). */
 static cairn_status remove_begun(const struct coord_cut *cut)
 {
-    struct cairn_snapshot_removed removed;
-    struct cairn_sentence why;
+    struct snapshot_removed removed;
+    struct sentence why;
     const char *root = cut->work.cluster->storage.path, *job = cut->manifest.spec.name;
-    const cairn_status status = cairn_snapshot_remove(root, job, cut->id, &removed, &why);
+    const cairn_status status = snapshot_remove(root, job, cut->id, &removed, &why);
     if (status != CAIRN_OK && status != CAIRN_ERR_NOT_FOUND)
-        cairn_log_warn("what snapshot %s of job %s has written stays for now: %s", cut->id, job,
-                       why.text);
+        log_warn("what snapshot %s of job %s has written stays for now: %s", cut->id, job,
+                 why.text);
     return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
 
@@ -626,13 +621,13 @@ static void cut_make_folder(struct coord_work *work)
     struct coord_cut *cut = (struct coord_cut *)work;
     cut->folder_status = coord_storage_seen(work->cluster, &cut->folder_why);
     if (cut->folder_status != CAIRN_OK) return;
-    cut->folder_status = cairn_snapshot_folder_make(
-        work->cluster->storage.path, cut->manifest.spec.name, cut->version.generation,
-        cut->version.step, cut->id, &cut->folder, &cut->folder_why);
+    cut->folder_status = snapshot_folder_make(work->cluster->storage.path, cut->manifest.spec.name,
+                                              cut->version.generation, cut->version.step, cut->id,
+                                              &cut->folder, &cut->folder_why);
     if (cut->folder_status == CAIRN_OK)
-        cut->folder_status = cairn_snapshot_begun_set(work->cluster->storage.path,
-                                                      cut->manifest.spec.name, cut->id, cut->job_id,
-                                                      &cut->folder_why);
+        cut->folder_status = snapshot_begun_set(work->cluster->storage.path,
+                                                cut->manifest.spec.name, cut->id, cut->job_id,
+                                                &cut->folder_why);
 }
 
 /* Whoever waits for the snapshot finds that `latest` names it: files and headers are as the
@@ -642,46 +637,46 @@ static void cut_make_folder(struct coord_work *work)
 static void note(const struct coord_cut *cut)
 {
     struct cairn_snapshot snapshot;
-    struct cairn_sentence why;
-    cairn_status status = cairn_snapshot_open(cut->folder, &snapshot, &why);
+    struct sentence why;
+    cairn_status status = snapshot_open(cut->folder, &snapshot, &why);
     if (status == CAIRN_OK) {
-        cairn_snapshot_close(&snapshot);
+        snapshot_close(&snapshot);
         status = coord_snapshot_note_latest(cut->work.cluster, cut->manifest.spec.name, cut->id,
                                             &why);
     }
     if (status != CAIRN_OK)
-        cairn_log_warn("snapshot %s of job %s is committed, and `latest` does not name it: %s",
-                       cut->id, cut->manifest.spec.name, why.text);
+        log_warn("snapshot %s of job %s is committed, and `latest` does not name it: %s", cut->id,
+                 cut->manifest.spec.name, why.text);
 }
 
 void coord_cut_work(struct coord_work *work)
 {
     struct coord_cut *cut = (struct coord_cut *)work;
-    struct cairn_manifest *m = &cut->manifest;
-    struct cairn_hash root;
+    struct manifest *m = &cut->manifest;
+    struct hash root;
     if (cut->status == CAIRN_OK)
         cut->status = coord_content_root(m, &cut->digests, &root, &m->loss_scale, &cut->why);
     if (cut->status == CAIRN_OK) memcpy(m->content_root, root.byte, sizeof m->content_root);
     if (cut->status == CAIRN_OK && coord_note_missed(m) != CAIRN_OK)
-        cut->status = cairn_fail(&cut->why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest");
+        cut->status = fail_with(&cut->why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest");
     if (cut->status == CAIRN_OK && cut->is_snapshot)
-        cut->status = cairn_manifest_commit_signed(cut->folder, m, coord_keys_signer(work->cluster),
-                                                   &cut->why);
+        cut->status = manifest_commit_signed(cut->folder, m, coord_keys_signer(work->cluster),
+                                             &cut->why);
     if (cut->status == CAIRN_OK && cut->is_snapshot) note(cut);
     if (cut->folder != NULL && (cut->status == CAIRN_OK || remove_begun(cut) == CAIRN_OK))
-        cairn_snapshot_begun_forget(work->cluster->storage.path, m->spec.name, cut->id);
+        snapshot_begun_forget(work->cluster->storage.path, m->spec.name, cut->id);
 }
 
 /* Says what of the saved version is not finite. */
-static void snapshot_nonfinite(const struct cairn_manifest *manifest, struct snapshot_view *view)
+static void snapshot_nonfinite(const struct manifest *manifest, struct snapshot_view *view)
 {
-    cairn_results_list(&manifest->nonfinite, &manifest->spec, view->nonfinite);
+    results_list(&manifest->nonfinite, &manifest->spec, view->nonfinite);
     view->status.nonfinite = manifest->nonfinite.nonfinite;
     view->status.nonfinite_tensors = view->nonfinite;
 }
 
-void coord_manifest_to_view(const struct cairn_manifest *manifest, const char *id,
-                            const char *folder, struct snapshot_view *view)
+void coord_manifest_to_view(const struct manifest *manifest, const char *id, const char *folder,
+                            struct snapshot_view *view)
 {
     Cairn__SnapshotStatus *out = &view->status;
     cairn__snapshot_status__init(out);
@@ -705,9 +700,8 @@ void coord_manifest_to_view(const struct cairn_manifest *manifest, const char *i
 
 static void say_unsaved(struct coord_job *job, const char *why)
 {
-    cairn_sentence_set(&job->parting.outcome,
-                       "nothing durable is left of job %s but older snapshots: %s", job->spec.name,
-                       why);
+    sentence_set(&job->parting.outcome, "nothing durable is left of job %s but older snapshots: %s",
+                 job->spec.name, why);
 }
 
 void coord_parting_want(struct coord_job *job)
@@ -715,7 +709,7 @@ void coord_parting_want(struct coord_job *job)
     struct coord_parting *p = &job->parting;
     if (p->state == CAIRN_PARTING_WANTED || p->state == CAIRN_PARTING_TAKEN) return;
     if (p->is_saved && (job->state == CAIRN_CLUSTER_JOB_LOST ||
-                        cairn_version_compare(p->version, coord_job_version(job)) == 0))
+                        version_compare(p->version, coord_job_version(job)) == 0))
         return;
     p->state = CAIRN_PARTING_WANTED;
     p->is_saved = false;
@@ -725,7 +719,7 @@ void coord_parting_want(struct coord_job *job)
 bool coord_parting_advance(struct coord_job *job)
 {
     struct coord_parting *p = &job->parting;
-    struct cairn_sentence why;
+    struct sentence why;
     if (p->state != CAIRN_PARTING_WANTED) return p->state != CAIRN_PARTING_TAKEN;
     p->state = CAIRN_PARTING_TAKEN;
     say_unsaved(job, "its snapshot was not done in time");
@@ -744,8 +738,8 @@ void coord_parting_cut_ended(const struct coord_cut *cut)
     p->is_saved = cut->status == CAIRN_OK;
     p->version = cut->version;
     if (p->is_saved)
-        cairn_sentence_set(&p->outcome, "job %s is saved as snapshot %s of step %" PRIu64,
-                           cut->job->spec.name, cut->id, cut->version.step);
+        sentence_set(&p->outcome, "job %s is saved as snapshot %s of step %" PRIu64,
+                     cut->job->spec.name, cut->id, cut->version.step);
     else
         say_unsaved(cut->job, cut->why.text);
 }

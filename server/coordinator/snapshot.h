@@ -31,13 +31,13 @@ struct found_snapshot {
     bool is_left; /* its job turned away from it: it went back, or another one began (find_line) */
     struct snapshot_place place;
     char *folder; /* owned */
-    struct cairn_manifest manifest;
+    struct manifest manifest;
     char signature[128]; /* for people; empty: nobody has looked at it */
 };
 struct coord_found {
     struct found_snapshot *list; /* owned: [count], the newest first */
     size_t count;
-    struct cairn_sentence unread; /* which folders could not be read; empty: none */
+    struct sentence unread; /* which folders could not be read; empty: none */
 };
 
 /* Finds the snapshots of `job` (NULL = of all jobs), or only the one of that id (NULL = all).
@@ -45,11 +45,10 @@ struct coord_found {
  * out, but is the failure if `id` asks for it. Release `out` in any case. CAIRN_ERR_IO: this is
  * not the folder that snapshots were written to (store.h). */
 cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, const char *id,
-                                  struct coord_found *out,
-                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                  struct coord_found *out, struct sentence *why) CAIRN_MUST_CHECK;
 /* Which of one job's snapshots its present does not follow, when it last went back, or began, at `origin`;
  * NULL: as the newest says. Each that it does follow says which older ones it follows itself. */
-void find_line(struct coord_found *found, const struct cairn_origin *origin);
+void find_line(struct coord_found *found, const struct origin *origin);
 /* `a` is the older one. */
 bool snapshot_place_behind(const struct snapshot_place *a, const struct snapshot_place *b);
 void coord_found_release(struct coord_found *found);
@@ -106,24 +105,22 @@ enum cut_cause {
 /* Begins one; `is_snapshot` false: a digest. The session is answered later. A snapshot that is asked for
  * while a periodic one is being taken begins behind it. */
 cairn_status coord_cut_begin(struct coord_job *job, bool is_snapshot, struct coord_session *session,
-                             uint32_t request, bool wait,
-                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                             uint32_t request, bool wait, struct sentence *why) CAIRN_MUST_CHECK;
 /* A snapshot that nobody waits for. CAIRN_ERR_BUSY: one is being taken. */
 cairn_status coord_cut_begin_unasked(struct coord_job *job, enum cut_cause cause,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                     struct sentence *why) CAIRN_MUST_CHECK;
 /* The snapshot of that id is being taken. */
 bool coord_cut_takes(const struct coord_job *job, const char *id);
 /* For whom the job's cut waits; empty: for nobody. True: for somebody who is not there. */
-bool coord_cut_waiting(const struct coord_job *job, struct cairn_sentence *out);
+bool coord_cut_waiting(const struct coord_job *job, struct sentence *out);
 /* Which is being taken, for how long, and for whom it waits; empty: none is. */
-void coord_cut_show(const struct coord_job *job, struct cairn_sentence *out);
+void coord_cut_show(const struct coord_job *job, struct sentence *out);
 /* One is there, and waits for whom: CAIRN_ERR_BUSY. */
-cairn_status coord_cut_refuse(const struct coord_job *job,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_cut_refuse(const struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
 /* Gives up the one of that id, or with "" whichever there is; answered when it has ended.
  * CAIRN_ERR_NOT_FOUND, CAIRN_ERR_BUSY. */
 cairn_status coord_cut_cancel(struct coord_job *job, const char *id, struct coord_session *session,
-                              uint32_t request, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                              uint32_t request, struct sentence *why) CAIRN_MUST_CHECK;
 void coord_cut_on_pin(struct coord_job *job, uint64_t number, struct cairn_version version);
 void coord_cut_on_part(struct coord_job *job, uint32_t shard, const Cairn__SnapshotPart *part);
 /* Takes note of what a shard's heartbeat says about cuts. */
@@ -173,7 +170,7 @@ void coord_cut_close(struct coord_job *job);
 
 struct coord_digest {
     uint32_t tensor, plane;
-    struct cairn_tree_node node;
+    struct tree_node node;
 };
 
 /* All zero: empty. */
@@ -187,22 +184,20 @@ void coord_digests_release(struct coord_digests *digests);
  * CAIRN_ERR_NO_MEMORY. */
 cairn_status coord_digests_take(struct coord_digests *digests, size_t tensor_count,
                                 const Cairn__SnapshotPart *part,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                struct sentence *why) CAIRN_MUST_CHECK;
 /* The same of one plane's tree, or a part of it. */
-cairn_status coord_digests_add(struct coord_digests *digests, uint32_t tensor,
-                               enum cairn_plane plane, const struct cairn_tree *tree,
-                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_digests_add(struct coord_digests *digests, uint32_t tensor, enum plane plane,
+                               const struct hash_tree *tree, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* Copies what tensors have missed from the manifest's payload into the manifest's own fields.
  * CAIRN_ERR_NO_MEMORY. Any thread. */
-cairn_status coord_note_missed(struct cairn_manifest *manifest) CAIRN_MUST_CHECK;
+cairn_status coord_note_missed(struct manifest *manifest) CAIRN_MUST_CHECK;
 /* The content root of a state of which `manifest` has the spec, the step and the payload; of its loss scale
  * and its root nothing is read. *loss_scale_out is the one in force. Sorts the digests. Any thread.
  * CAIRN_ERR_PROTOCOL: they are not the whole of it, each part once. CAIRN_ERR_NO_MEMORY. */
-cairn_status coord_content_root(const struct cairn_manifest *manifest,
-                                struct coord_digests *digests, struct cairn_hash *root_out,
-                                double *loss_scale_out,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_content_root(const struct manifest *manifest, struct coord_digests *digests,
+                                struct hash *root_out, double *loss_scale_out,
+                                struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== cut ==== */
 
@@ -244,10 +239,10 @@ struct coord_cut {
     uint64_t begun_ms;   /* of the loop's clock */
     uint64_t stuck_ms;   /* coord_now_ms: since when it waits in vain; 0: it does not */
     cairn_status status; /* the first failure */
-    struct cairn_sentence why;
+    struct sentence why;
     /* of the thread that makes the folder, until that is done */
     cairn_status folder_status;
-    struct cairn_sentence folder_why;
+    struct sentence folder_why;
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     uint64_t bytes;   /* of all files */
     bool has_payload; /* the manifest has one: of the first part that came */
@@ -257,7 +252,7 @@ struct coord_cut {
     uint8_t *parts;                /* [shard_count], enum part_state */
     struct cut_progress *progress; /* [shard_count], of each the bytes and the wait; 0: untold */
     struct coord_digests digests;
-    struct cairn_manifest manifest; /* of a digest too: content root, version, payload */
+    struct manifest manifest; /* of a digest too: content root, version, payload */
     struct coord_cut_waiters now;
     /* of a periodic one: they want one of their own, behind it */
     struct coord_cut_waiters next;
@@ -303,7 +298,7 @@ void coord_cut_work(struct coord_work *work);
 /* A shard's SnapshotPart was taken: it is asked for the next one of it. */
 void coord_part_next(const struct coord_seat *seat, const Cairn__SnapshotPart *part);
 /* Its own failure, as a status. */
-cairn_status coord_part_failed(const Cairn__SnapshotPart *part, struct cairn_sentence *why);
+cairn_status coord_part_failed(const Cairn__SnapshotPart *part, struct sentence *why);
 /* A status message with the texts that are made for it; the others are borrowed. */
 struct snapshot_view {
     Cairn__SnapshotStatus status;
@@ -311,8 +306,8 @@ struct snapshot_view {
 };
 
 /* Describes a committed snapshot. `view` borrows from `manifest`, `id` and `folder`. */
-void coord_manifest_to_view(const struct cairn_manifest *manifest, const char *id,
-                            const char *folder, struct snapshot_view *view);
+void coord_manifest_to_view(const struct manifest *manifest, const char *id, const char *folder,
+                            struct snapshot_view *view);
 
 /* ==== list ==== */
 
@@ -336,9 +331,9 @@ struct coord_parting {
         CAIRN_PARTING_TAKEN,  /* the cut is under way */
         CAIRN_PARTING_ENDED,
     } state;
-    bool is_saved;                 /* ENDED, and well: */
-    struct cairn_version version;  /* as this one */
-    struct cairn_sentence outcome; /* for people: saved as what, or why not */
+    bool is_saved;                /* ENDED, and well: */
+    struct cairn_version version; /* as this one */
+    struct sentence outcome;      /* for people: saved as what, or why not */
 };
 
 /* One more shard of the job ends. If the job's present version was already saved for another
@@ -370,8 +365,8 @@ struct coord_snapshots {
     bool awaits_write; /* buffers_every: a step was due, and the write after it is still to come */
     uint64_t due_ms;   /* snapshot_every_s: coord_now_ms + 1 when one was due; 0: not yet */
     struct coord_cost cost;
-    struct cairn_sentence failed;      /* the last periodic one; empty: it did not; for status */
-    struct cairn_sentence passed_over; /* restore.c, until a snapshot is taken; for status */
+    struct sentence failed;      /* the last periodic one; empty: it did not; for status */
+    struct sentence passed_over; /* restore.c, until a snapshot is taken; for status */
 };
 
 /* The job may be at a step that is to be saved. */
@@ -396,12 +391,11 @@ void coord_periodic_advance(struct coord_job *job);
  * so that whoever waited for it restores it. Blocks, as the next one: another thread than the loop's; one
  * word is written at a time. */
 cairn_status coord_snapshot_note_latest(const struct coord *cluster, const char *job,
-                                        const char *id,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                        const char *id, struct sentence *why) CAIRN_MUST_CHECK;
 /* All of it was read, and is good, or damaged. CAIRN_ERR_NOT_FOUND: it is gone meanwhile, which is no damage;
  * nothing is noted. */
 cairn_status coord_snapshot_note_check(const struct coord *cluster, const char *job, const char *id,
-                                       bool is_good, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                       bool is_good, struct sentence *why) CAIRN_MUST_CHECK;
 /* One of the job was noted as good, on the loop: removes what may go now. */
 void coord_snapshot_keep(struct coord *cluster, const char *job);
 
@@ -416,9 +410,8 @@ enum removal_cause {
  * `latest` is off it; its files are still there. Whoever asks next does not count on it. Blocks; another
  * thread than the loop's. */
 cairn_status coord_snapshot_release(const struct coord *cluster, const char *job, const char *id,
-                                    enum removal_cause cause,
-                                    struct cairn_snapshot_removed *removed_out,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                                    enum removal_cause cause, struct snapshot_removed *removed_out,
+                                    struct sentence *why) CAIRN_MUST_CHECK;
 
 /* Around what is read and then decided by tags: nothing is released meanwhile. Blocks. */
 void coord_snapshot_words_lock(void);
@@ -508,7 +501,7 @@ const char *retention_reason(enum retention_fate fate);
 
 struct coord_scrub;
 
-cairn_status coord_scrub_open(struct coord *cluster, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_scrub_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Gives up what is being read, and waits for its thread a moment; on_closed follows if it was open. */
 void coord_scrub_close(struct coord *cluster, void (*on_closed)(void *context), void *context);
 /* Frees it; with the cluster, whose handles are closed. False: its thread hangs in the storage, and may read

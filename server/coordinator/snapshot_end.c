@@ -32,7 +32,7 @@ void coord_cut_free(struct coord_cut *cut)
     coord_waiters_release(&cut->next.at_begin);
     coord_waiters_release(&cut->next.at_end);
     coord_waiters_release(&cut->at_cancel);
-    cairn_manifest_release(&cut->manifest);
+    manifest_release(&cut->manifest);
     free(cut->folder);
     free(cut->parts);
     free(cut->progress);
@@ -69,7 +69,7 @@ void coord_cut_fail(struct coord_cut *cut, cairn_status status, const char *name
 {
     if (cut->status != CAIRN_OK) return;
     cut->status = status == CAIRN_OK ? CAIRN_ERR_INTERNAL : status;
-    cairn_sentence_set(&cut->why, "%s%s%s", name, *name == '\0' ? "" : ": ", text);
+    sentence_set(&cut->why, "%s%s%s", name, *name == '\0' ? "" : ": ", text);
     if (cut->stage != CAIRN_CUT_WORKING) coord_cut_tell_folder(cut, ""); // of no use now
 }
 
@@ -77,7 +77,7 @@ void coord_cut_fail(struct coord_cut *cut, cairn_status status, const char *name
 
 static void answer(struct coord_cut *cut)
 {
-    struct cairn_manifest *m = &cut->manifest;
+    struct manifest *m = &cut->manifest;
     if (!cut->is_snapshot) {
         Cairn__JobDigest digest = CAIRN__JOB_DIGEST__INIT;
         digest.generation = cut->version.generation;
@@ -91,10 +91,10 @@ static void answer(struct coord_cut *cut)
     const Cairn__SnapshotStatus *status = &view.status;
     coord_manifest_to_view(m, cut->id, cut->folder, &view);
     cut->job->snapshots.passed_over.text[0] = '\0';
-    cairn_log_info("snapshot %s of job %s committed: %" PRIu32 " files, %" PRIu64 " bytes, %" PRIu64
-                   " ms",
-                   cut->id, cut->job->spec.name, status->files, status->bytes,
-                   uv_now(cut->work.cluster->loop) - cut->begun_ms);
+    log_info("snapshot %s of job %s committed: %" PRIu32 " files, %" PRIu64 " bytes, %" PRIu64
+             " ms",
+             cut->id, cut->job->spec.name, status->files, status->bytes,
+             uv_now(cut->work.cluster->loop) - cut->begun_ms);
     coord_scrub_want(cut->work.cluster, cut->job->spec.name, cut->id);
     coord_event_note(cut->work.cluster, CAIRN_EVENT_SNAPSHOT, cut->job->spec.name, NULL,
                      "%s of step %" PRIu64, cut->id, cut->version.step);
@@ -104,8 +104,8 @@ static void answer(struct coord_cut *cut)
 static void answer_failed(struct coord_cut *cut)
 {
     Cairn__SnapshotCanceled canceled = CAIRN__SNAPSHOT_CANCELED__INIT;
-    cairn_log_warn("%s of job %s failed: %s", cut->is_snapshot ? "snapshot" : "digest",
-                   cut->job->spec.name, cut->why.text);
+    log_warn("%s of job %s failed: %s", cut->is_snapshot ? "snapshot" : "digest",
+             cut->job->spec.name, cut->why.text);
     if (cut->is_snapshot)
         coord_event_note(cut->work.cluster, CAIRN_EVENT_SNAPSHOT_FAILED, cut->job->spec.name, NULL,
                          "%s", cut->why.text);
@@ -245,7 +245,7 @@ static void end_preparing(struct coord_job *job)
 {
     struct coord_cut *cut = job->snapshots.cut;
     if (cut == NULL || cut->is_ready) return;
-    const uint64_t most_ms = 1000 * (uint64_t)cairn_policy_prepare_within_s(&job->spec.policy);
+    const uint64_t most_ms = 1000 * (uint64_t)policy_prepare_within_s(&job->spec.policy);
     cut->is_ready = is_any_silent(job) || uv_now(job->cluster->loop) - cut->begun_ms >= most_ms;
 }
 
@@ -264,9 +264,8 @@ void coord_cut_tick(struct coord_job *job)
         return;
     }
     if (now_ms < cut->stuck_ms + patience_ms) return;
-    struct cairn_sentence text;
-    cairn_sentence_set(&text, "it is away for longer than lease.timeout, %" PRIu64 " ms",
-                       patience_ms);
+    struct sentence text;
+    sentence_set(&text, "it is away for longer than lease.timeout, %" PRIu64 " ms", patience_ms);
     coord_cut_fail(cut, CAIRN_ERR_CLOSED, seat->name, text.text);
     end_now(cut);
 }
@@ -274,21 +273,21 @@ void coord_cut_tick(struct coord_job *job)
 /* ---- by an operator's word ---- */
 
 cairn_status coord_cut_cancel(struct coord_job *job, const char *id, struct coord_session *session,
-                              uint32_t request, struct cairn_sentence *why)
+                              uint32_t request, struct sentence *why)
 {
     struct coord_cut *cut = job->snapshots.cut;
     if (cut == NULL)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
-                          "no snapshot or digest of job %s is being taken", job->spec.name);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "no snapshot or digest of job %s is being taken",
+                         job->spec.name);
     if (*id != '\0' && strcmp(coord_cut_id(cut), id) != 0)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "no snapshot %.100s of job %s is being taken",
-                          id, job->spec.name);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "no snapshot %.100s of job %s is being taken",
+                         id, job->spec.name);
     if (cut->stage == CAIRN_CUT_WORKING)
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "no shard is at work any more: it waits for the disk of snapshots.path "
-                          "alone, and then ends");
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "no shard is at work any more: it waits for the disk of snapshots.path "
+                         "alone, and then ends");
     if (!coord_waiters_add(&cut->at_cancel, session, request))
-        return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+        return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     coord_cut_fail(cut, CAIRN_ERR_CANCELED, "", "an operator gave it up (`cairn snapshot cancel`)");
     if (cut->stage == CAIRN_CUT_PINNING) finish(cut);
     return CAIRN_OK;
@@ -320,23 +319,22 @@ void coord_digests_release(struct coord_digests *digests)
     *digests = (struct coord_digests) { 0 };
 }
 
-static cairn_status make_room(struct coord_digests *digests, size_t more,
-                              struct cairn_sentence *why)
+static cairn_status make_room(struct coord_digests *digests, size_t more, struct sentence *why)
 {
     if (more > CAIRN_DIGESTS_MAX - digests->count)
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "too many digests");
+        return fail_with(why, CAIRN_ERR_PROTOCOL, "too many digests");
     const size_t need = digests->count + more;
     if (need <= digests->capacity) return CAIRN_OK;
     const size_t capacity = 2 * digests->capacity > need ? 2 * digests->capacity : need;
     struct coord_digest *grown = realloc(digests->list, capacity * sizeof *grown);
-    if (grown == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for digests");
+    if (grown == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for digests");
     digests->list = grown;
     digests->capacity = capacity;
     return CAIRN_OK;
 }
 
 cairn_status coord_digests_take(struct coord_digests *digests, size_t tensor_count,
-                                const Cairn__SnapshotPart *part, struct cairn_sentence *why)
+                                const Cairn__SnapshotPart *part, struct sentence *why)
 {
     const cairn_status status = make_room(digests, part->n_digests, why);
     if (status != CAIRN_OK) return status;
@@ -344,7 +342,7 @@ cairn_status coord_digests_take(struct coord_digests *digests, size_t tensor_cou
         const Cairn__DigestNode *d = part->digests[i];
         if (d->tensor >= tensor_count || d->plane >= CAIRN_PLANE_COUNT ||
             d->hash.len != CAIRN_HASH_BYTES)
-            return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a digest of no tensor of this job");
+            return fail_with(why, CAIRN_ERR_PROTOCOL, "a digest of no tensor of this job");
         struct coord_digest *to = &digests->list[digests->count++];
         *to = (struct coord_digest) { d->tensor, d->plane, { d->level, d->index, { { 0 } } } };
         memcpy(to->node.hash.byte, d->hash.data, CAIRN_HASH_BYTES);
@@ -352,9 +350,8 @@ cairn_status coord_digests_take(struct coord_digests *digests, size_t tensor_cou
     return CAIRN_OK;
 }
 
-cairn_status coord_digests_add(struct coord_digests *digests, uint32_t tensor,
-                               enum cairn_plane plane, const struct cairn_tree *tree,
-                               struct cairn_sentence *why)
+cairn_status coord_digests_add(struct coord_digests *digests, uint32_t tensor, enum plane plane,
+                               const struct hash_tree *tree, struct sentence *why)
 {
     const cairn_status status = make_room(digests, tree->node_count, why);
     for (uint32_t i = 0; status == CAIRN_OK && i < tree->node_count; i++)
@@ -374,77 +371,74 @@ static int by_place(const void *a, const void *b)
 }
 
 /* The root of one plane from its run of nodes, which begins at *at; moves *at behind it. */
-static cairn_status plane_root(const struct cairn_job_spec_data *spec,
+static cairn_status plane_root(const struct job_spec_data *spec,
                                const struct coord_digests *digests, uint32_t tensor, int plane,
-                               size_t *at, struct cairn_tree_node *room,
-                               struct cairn_plane_digest *out)
+                               size_t *at, struct tree_node *room, struct plane_digest *out)
 {
-    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
-    const struct cairn_geometry g = cairn_geometry_of(&t->shape);
+    const struct tensor_spec *t = &spec->tensors[tensor];
+    const struct geometry g = geometry_of(&t->shape);
     size_t count = 0;
     while (*at < digests->count && digests->list[*at].tensor == tensor &&
            digests->list[*at].plane == (uint32_t)plane) {
         room[count++] = digests->list[(*at)++].node;
     }
-    struct cairn_hash root;
-    const cairn_status status = cairn_tree_combine(room, count, g.leaf_count, &root);
+    struct hash root;
+    const cairn_status status = tree_combine(room, count, g.leaf_count, &root);
     if (status != CAIRN_OK) return status;
     out->tensor = t->name;
-    out->plane = (enum cairn_plane)plane;
-    cairn_plane_root(t->name, out->plane, cairn_spec_plane_dtype(spec, tensor, (uint32_t)plane),
-                     &t->shape, g.leaf_count, &root, &out->root);
+    out->plane = (enum plane)plane;
+    digest_plane_root(t->name, out->plane, spec_plane_dtype(spec, tensor, (uint32_t)plane),
+                      &t->shape, g.leaf_count, &root, &out->root);
     return CAIRN_OK;
 }
 
-static cairn_status all_planes(const struct cairn_job_spec_data *spec,
-                               const struct coord_digests *digests,
-                               struct cairn_plane_digest *planes, struct cairn_tree_node *room,
-                               size_t *count_out, struct cairn_sentence *why)
+static cairn_status all_planes(const struct job_spec_data *spec,
+                               const struct coord_digests *digests, struct plane_digest *planes,
+                               struct tree_node *room, size_t *count_out, struct sentence *why)
 {
     size_t at = 0, count = 0;
     for (uint32_t i = 0; i < spec->tensor_count; i++) {
-        const uint32_t stored = cairn_spec_planes(spec, i);
+        const uint32_t stored = spec_planes(spec, i);
         for (int p = 1; p < CAIRN_PLANE_COUNT; p++) {
             if (!(stored & (1u << p))) continue;
             if (plane_root(spec, digests, i, p, &at, room, &planes[count]) != CAIRN_OK)
-                return cairn_fail(why, CAIRN_ERR_PROTOCOL,
-                                  "the shards' digests of %s, plane %s, are not the whole of it",
-                                  spec->tensors[i].name, cairn_plane_name(p));
+                return fail_with(why, CAIRN_ERR_PROTOCOL,
+                                 "the shards' digests of %s, plane %s, are not the whole of it",
+                                 spec->tensors[i].name, plane_name(p));
             count++;
         }
     }
     *count_out = count;
     if (at == digests->count) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a shard sent digests of no plane");
+    return fail_with(why, CAIRN_ERR_PROTOCOL, "a shard sent digests of no plane");
 }
 
 /* With the learning rate that the payload has of a driven one. */
-static cairn_status fill_groups(const struct cairn_manifest *m, const struct payload *head,
-                                struct cairn_group_digest *groups, struct cairn_sentence *why)
+static cairn_status fill_groups(const struct manifest *m, const struct payload *head,
+                                struct group_digest *groups, struct sentence *why)
 {
-    const struct cairn_job_spec_data *spec = &m->spec;
+    const struct job_spec_data *spec = &m->spec;
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
         groups[i].name = spec->groups[i].name;
-        status = cairn_group_hyper_of_spec(&spec->groups[i], &groups[i].hyper, NULL);
+        status = group_hyper_of_spec(&spec->groups[i], &groups[i].hyper, NULL);
         if (spec->groups[i].schedule.kind == CAIRN_SCHEDULE_DRIVEN && i < head->driven_count)
             groups[i].hyper.lr = payload_driven(m->payload, head, (uint32_t)i);
     }
     return status == CAIRN_OK ? CAIRN_OK
-                              : cairn_fail(why, status, "a group of the spec is not valid");
+                              : fail_with(why, status, "a group of the spec is not valid");
 }
 
 /* The digests from which the content root is computed. */
 struct parts {
     /* owned */
-    struct cairn_plane_digest *planes;
-    struct cairn_group_digest *groups;
-    struct cairn_missed_digest *missed; /* [tensor_count] */
-    struct cairn_tree_node *room;
+    struct plane_digest *planes;
+    struct group_digest *groups;
+    struct missed_digest *missed; /* [tensor_count] */
+    struct tree_node *room;
 };
 
-static bool parts_open(struct parts *parts, const struct cairn_job_spec_data *spec,
-                       size_t digest_count)
+static bool parts_open(struct parts *parts, const struct job_spec_data *spec, size_t digest_count)
 {
     *parts = (struct parts) {
         .planes = calloc(spec->tensor_count * CAIRN_PLANE_COUNT + 1, sizeof *parts->planes),
@@ -466,55 +460,52 @@ static void parts_close(struct parts *parts)
 
 /* Trained tensors that have missed steps, in the spec's order, which is that of their names; room: one for
  * each tensor. Returns how many. */
-static size_t fill_missed(const struct cairn_job_spec_data *spec, const struct missed *missed,
-                          struct cairn_missed_digest *room)
+static size_t fill_missed(const struct job_spec_data *spec, const struct missed *missed,
+                          struct missed_digest *room)
 {
     size_t count = 0;
     for (size_t t = 0; missed->size > 0 && t < spec->tensor_count; t++) {
         if (spec->tensors[t].kind != CAIRN_TRAINED) continue;
         const uint64_t steps = missed_steps(missed, (uint32_t)t);
-        if (steps > 0)
-            room[count++] = (struct cairn_missed_digest) { spec->tensors[t].name, steps };
+        if (steps > 0) room[count++] = (struct missed_digest) { spec->tensors[t].name, steps };
     }
     return count;
 }
 
 /* Group names and the hyper-parameters the core uses; loss scale, client state and what tensors have missed
  * as in the payload. */
-static cairn_status join(const struct cairn_manifest *m, const struct parts *parts,
-                         size_t plane_count, struct cairn_hash *root_out, double *loss_scale_out,
-                         struct cairn_sentence *why)
+static cairn_status join(const struct manifest *m, const struct parts *parts, size_t plane_count,
+                         struct hash *root_out, double *loss_scale_out, struct sentence *why)
 {
-    const struct cairn_job_spec_data *spec = &m->spec;
+    const struct job_spec_data *spec = &m->spec;
     struct payload head = { .loss_scale = spec->loss_scale, .state_bytes = 0 };
     if (m->payload_bytes > 0 && payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK)
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
+        return fail_with(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
     cairn_status status = fill_groups(m, &head, parts->groups, why);
     if (status != CAIRN_OK) return status;
-    struct cairn_content content = { .step = m->step,
-                                     .groups = parts->groups,
-                                     .group_count = spec->group_count,
-                                     .loss_scale = head.loss_scale,
-                                     .missed = parts->missed };
+    struct content content = { .step = m->step,
+                               .groups = parts->groups,
+                               .group_count = spec->group_count,
+                               .loss_scale = head.loss_scale,
+                               .missed = parts->missed };
     content.missed_count = fill_missed(spec, &head.missed, parts->missed);
     uint8_t schedules[32];
-    if (cairn_spec_schedules_hash(spec, schedules)) {
+    if (spec_schedules_hash(spec, schedules)) {
         content.schedule = schedules;
         content.schedule_bytes = sizeof schedules;
     }
-    cairn_bytes_hash(head.state_bytes > 0 ? head.state : (const uint8_t *)"", head.state_bytes,
-                     &content.client_state);
-    status = cairn_content_root(parts->planes, plane_count, &content, root_out);
+    bytes_hash(head.state_bytes > 0 ? head.state : (const uint8_t *)"", head.state_bytes,
+               &content.client_state);
+    status = digest_content_root(parts->planes, plane_count, &content, root_out);
     *loss_scale_out = head.loss_scale;
     if (status == CAIRN_OK) return CAIRN_OK;
-    return cairn_fail(why, status, "the content root: %s", cairn_status_text((int)status));
+    return fail_with(why, status, "the content root: %s", status_text((int)status));
 }
 
-cairn_status coord_content_root(const struct cairn_manifest *manifest,
-                                struct coord_digests *digests, struct cairn_hash *root_out,
-                                double *loss_scale_out, struct cairn_sentence *why)
+cairn_status coord_content_root(const struct manifest *manifest, struct coord_digests *digests,
+                                struct hash *root_out, double *loss_scale_out, struct sentence *why)
 {
-    const struct cairn_job_spec_data *spec = &manifest->spec;
+    const struct job_spec_data *spec = &manifest->spec;
     struct parts parts;
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     size_t count = 0;
@@ -525,13 +516,13 @@ cairn_status coord_content_root(const struct cairn_manifest *manifest,
         if (status == CAIRN_OK)
             status = join(manifest, &parts, count, root_out, loss_scale_out, why);
     } else {
-        cairn_sentence_set(why, "no memory for the content root");
+        sentence_set(why, "no memory for the content root");
     }
     parts_close(&parts);
     return status;
 }
 
-cairn_status coord_note_missed(struct cairn_manifest *m)
+cairn_status coord_note_missed(struct manifest *m)
 {
     struct payload head;
     if (m->payload_bytes == 0 || payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK ||
@@ -556,15 +547,15 @@ cairn_status coord_note_missed(struct cairn_manifest *m)
 static void say_failed(struct coord_job *job, uint64_t step, const char *why)
 {
     const uint64_t every = job->spec.policy.snapshot_every;
-    cairn_sentence_set(&job->snapshots.failed, "of step %" PRIu64 ": %s", step,
-                       cairn_sentence_brief(why, 600).text);
+    sentence_set(&job->snapshots.failed, "of step %" PRIu64 ": %s", step,
+                 sentence_brief(why, 600).text);
     if (job->spec.policy.snapshot_every_s > 0)
-        cairn_sentence_add(&job->snapshots.failed, "; the next one is due in %" PRIu32 " s",
-                           job->spec.policy.snapshot_every_s);
+        sentence_add(&job->snapshots.failed, "; the next one is due in %" PRIu32 " s",
+                     job->spec.policy.snapshot_every_s);
     if (every > 0)
-        cairn_sentence_add(&job->snapshots.failed, "; the next one is due at step %" PRIu64,
-                           step - step % every + every);
-    cairn_log_warn("job %s: no periodic snapshot %s", job->spec.name, job->snapshots.failed.text);
+        sentence_add(&job->snapshots.failed, "; the next one is due at step %" PRIu64,
+                     step - step % every + every);
+    log_warn("job %s: no periodic snapshot %s", job->spec.name, job->snapshots.failed.text);
 }
 
 /* One of it would make a good one go. Said once. */
@@ -574,15 +565,15 @@ static const char damaged[] =
 static void say_damaged(struct coord_job *job)
 {
     if (strcmp(job->snapshots.failed.text, damaged) == 0) return;
-    cairn_sentence_set(&job->snapshots.failed, "%s", damaged);
-    cairn_log_warn("job %s: no periodic snapshot: %s", job->spec.name, damaged);
+    sentence_set(&job->snapshots.failed, "%s", damaged);
+    log_warn("job %s: no periodic snapshot: %s", job->spec.name, damaged);
 }
 
 /* A snapshot is due by steps, or by the time since the last one was due. After a start that time
  * counts from the first step that is seen. */
 static bool is_due(struct coord_job *job, uint64_t step)
 {
-    const struct cairn_policy *policy = &job->spec.policy;
+    const struct policy *policy = &job->spec.policy;
     const uint64_t now_ms = coord_now_ms(job->cluster) + 1; // not 0
     const uint64_t since_ms = job->snapshots.due_ms;
     if (policy->snapshot_every_s == 0) {
@@ -617,9 +608,9 @@ static bool is_to_be_saved(struct coord_job *job, struct cairn_version was,
 void coord_periodic_advance(struct coord_job *job)
 {
     const struct cairn_version was = job->snapshots.stepped, now = coord_job_version(job);
-    struct cairn_sentence why;
+    struct sentence why;
     if (!job->rounds.heard || job->version_unknown) return;
-    if (cairn_version_compare(now, was) == 0) return;
+    if (version_compare(now, was) == 0) return;
     job->snapshots.stepped = now;
     const bool is_damaged = coord_halts_damage(job).nonfinite > 0;
     if (!is_damaged && strcmp(job->snapshots.failed.text, damaged) == 0)

@@ -28,14 +28,14 @@ void coord_dropped_add(struct coord *cluster, uint64_t job)
     cluster->identity.dropped[cluster->identity.dropped_count++] = job;
 }
 
-static cairn_status load_dropped(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status load_dropped(void *context, const void *row, struct sentence *why)
 {
     (void)why;
     coord_dropped_add(context, ((const struct stored_dropped *)row)->job);
     return CAIRN_OK;
 }
 
-cairn_status coord_standing_open(struct coord *cluster, struct cairn_sentence *why)
+cairn_status coord_standing_open(struct coord *cluster, struct sentence *why)
 {
     cluster->identity.id = (struct coordinator_id) {
         .store = store_meta(cluster->store)->identity,
@@ -43,7 +43,7 @@ cairn_status coord_standing_open(struct coord *cluster, struct cairn_sentence *w
     };
     randombytes_buf(&cluster->identity.id.process, sizeof cluster->identity.id.process);
     cluster->identity.dropped = calloc(CAIRN_STORE_DROPPED_MAX, sizeof *cluster->identity.dropped);
-    if (cluster->identity.dropped == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (cluster->identity.dropped == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     return store_each(cluster->store, CAIRN_STORED_DROPPED, load_dropped, cluster, why);
 }
 
@@ -78,7 +78,7 @@ bool coord_seat_apart(const struct coord_seat *seat)
     return false;
 }
 
-bool coord_seat_fits(const struct coord_seat *seat, const struct cairn_job_spec_data *spec)
+bool coord_seat_fits(const struct coord_seat *seat, const struct job_spec_data *spec)
 {
     const bool uses_device = spec == NULL || spec->offload_fraction < 1;
     return coord_seat_stays(seat) && !(uses_device && coord_seat_unfit(seat)) &&
@@ -104,31 +104,31 @@ bool coord_seat_judge(struct coord *cluster, struct coord_seat *seat, const Cair
     for (size_t i = 0; i < hello->n_held; i++)
         seat->parts_awaited |= coord_job_by_id(cluster, hello->held[i]->job) == NULL;
     if (seat->standing == CAIRN_STANDING_GOOD) return true;
-    cairn_log_warn("shard %s is not used: %s (store %016" PRIx64 ", start %" PRIu64
-                   "; here it is store %016" PRIx64 ", start %" PRIu64 ")",
-                   seat->name, coord_seat_standing_text(seat), seat->seen.store,
-                   seat->seen.incarnation, ours.store, ours.incarnation);
+    log_warn("shard %s is not used: %s (store %016" PRIx64 ", start %" PRIu64
+             "; here it is store %016" PRIx64 ", start %" PRIu64 ")",
+             seat->name, coord_seat_standing_text(seat), seat->seen.store, seat->seen.incarnation,
+             ours.store, ours.incarnation);
     return false;
 }
 
 void coord_seat_forget_parts(struct coord_seat *seat)
 {
-    if (seat->parts != NULL) cairn_message_free(&seat->parts->base);
+    if (seat->parts != NULL) message_free(&seat->parts->base);
     seat->parts = NULL;
     seat->parts_awaited = false;
     seat->parts_told = 0;
 }
 
-bool coord_seat_held(struct coord_session *session, const struct cairn_frame *frame)
+bool coord_seat_held(struct coord_session *session, const struct wire_frame *frame)
 {
     struct coord_seat *seat = session->seat;
     if (seat == NULL) return true;
-    Cairn__HeldJobs *held = (Cairn__HeldJobs *)cairn_message_unpack(
-        &cairn__held_jobs__descriptor, frame->payload, frame->payload_bytes);
+    Cairn__HeldJobs *held = (Cairn__HeldJobs *)message_unpack(&cairn__held_jobs__descriptor,
+                                                              frame->payload, frame->payload_bytes);
     if (held == NULL) return false;
     for (size_t i = 0; i < held->n_held; i++) {
-        if (held->n_held <= CAIRN_HELD_JOBS_MAX && cairn_job_name_ok(held->held[i]->name)) continue;
-        cairn_message_free(&held->base);
+        if (held->n_held <= CAIRN_HELD_JOBS_MAX && job_name_ok(held->held[i]->name)) continue;
+        message_free(&held->base);
         return false;
     }
     // A list that nobody asked for is newer than the one that was: what was asked stays answered.
@@ -156,21 +156,21 @@ void coord_seat_clean(struct coord *cluster, struct coord_seat *seat, const Cair
         const Cairn__HeldJob *held = hello->held[i];
         const struct coord_job *job = coord_job_by_id(cluster, held->job);
         if (job != NULL && was_left_behind(job, seat, held)) {
-            cairn_log_info("shard %s holds generation %" PRIu64
-                           " of job %s, which is on other shards now: dropped",
-                           seat->name, held->generation, job->spec.name);
+            log_info("shard %s holds generation %" PRIu64
+                     " of job %s, which is on other shards now: dropped",
+                     seat->name, held->generation, job->spec.name);
             coord_job_send_drop(cluster, seat, held->job);
         }
         if (job != NULL) continue;
         const bool dropped = was_dropped(cluster, held->job);
         if (dropped || held->unsettled) {
-            cairn_log_info("shard %s holds job %016" PRIx64 ", which %s here: dropped", seat->name,
-                           held->job, dropped ? "was dropped" : "was never finished");
+            log_info("shard %s holds job %016" PRIx64 ", which %s here: dropped", seat->name,
+                     held->job, dropped ? "was dropped" : "was never finished");
             coord_job_send_drop(cluster, seat, held->job);
         } else {
-            cairn_log_warn("shard %s holds job %016" PRIx64
-                           ", which this store does not know; `cairn cluster status` lists it",
-                           seat->name, held->job);
+            log_warn("shard %s holds job %016" PRIx64
+                     ", which this store does not know; `cairn cluster status` lists it",
+                     seat->name, held->job);
         }
     }
 }
@@ -189,50 +189,50 @@ struct marks coord_job_marks(const struct coord_job *job)
 
 /* The part is one that we do not act on: `why` says so. */
 static bool is_strange(const struct coord_seat *seat, const Cairn__HeldJob *part,
-                       struct cairn_sentence *why)
+                       struct sentence *why)
 {
     const struct coord *cluster = seat->session->cluster;
     if (seat->standing != CAIRN_STANDING_GOOD) {
-        cairn_sentence_set(why, "%s",
-                           seat->standing == CAIRN_STANDING_FOREIGN
-                               ? "of another store"
-                               : "of this store, by a newer coordinator");
+        sentence_set(why, "%s",
+                     seat->standing == CAIRN_STANDING_FOREIGN
+                         ? "of another store"
+                         : "of this store, by a newer coordinator");
         return true;
     }
     const struct coord_job *job = coord_job_by_id(cluster, part->job);
     const bool leftover = part->unsettled || was_dropped(cluster, part->job);
     if (job == NULL && leftover) return false; // it is being dropped
     if (job == NULL) {
-        cairn_sentence_set(why, "of no job that this store knows");
+        sentence_set(why, "of no job that this store knows");
         return true;
     }
-    if (job->loss.behind) cairn_sentence_set(why, "newer than this store");
+    if (job->loss.behind) sentence_set(why, "newer than this store");
     return job->loss.behind;
 }
 
-bool coord_job_is_strange(const struct coord *cluster, const char *name, struct cairn_sentence *why)
+bool coord_job_is_strange(const struct coord *cluster, const char *name, struct sentence *why)
 {
-    struct cairn_sentence strange;
+    struct sentence strange;
     size_t count = 0;
     for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
         if (s->session == NULL) continue;
         if (s->parts_awaited) {
-            cairn_sentence_set(why, "waiting to hear what shard %s holds", s->name);
+            sentence_set(why, "waiting to hear what shard %s holds", s->name);
             return true;
         }
         for (size_t i = 0; s->parts != NULL && i < s->parts->n_held; i++) {
             const Cairn__HeldJob *part = s->parts->held[i];
             if (strcmp(part->name, name) != 0 || !is_strange(s, part, &strange)) continue;
             if (count++ == 0)
-                cairn_sentence_set(why, "job %s is held by shards, but %s: ", name, strange.text);
-            if (count <= 8) cairn_sentence_add(why, "%s%s", count > 1 ? ", " : "", s->name);
+                sentence_set(why, "job %s is held by shards, but %s: ", name, strange.text);
+            if (count <= 8) sentence_add(why, "%s%s", count > 1 ? ", " : "", s->name);
         }
     }
     if (count == 0) return false;
-    cairn_sentence_add(why,
-                       "%s; give the coordinator its own store.path back, or take the job with "
-                       "`cairn cluster adopt`, or drop it with `cairn cluster forget %s`",
-                       count > 8 ? ", ..." : "", name);
+    sentence_add(why,
+                 "%s; give the coordinator its own store.path back, or take the job with "
+                 "`cairn cluster adopt`, or drop it with `cairn cluster forget %s`",
+                 count > 8 ? ", ..." : "", name);
     return true;
 }
 
@@ -240,7 +240,7 @@ static void add_strangers(struct coord_strangers *strangers, const struct coord_
 {
     for (size_t i = 0; seat->session != NULL && seat->parts != NULL && i < seat->parts->n_held;
          i++) {
-        struct cairn_sentence *text = &strangers->texts[strangers->count];
+        struct sentence *text = &strangers->texts[strangers->count];
         Cairn__StrangePart *out = &strangers->parts[strangers->count];
         Cairn__HeldJob *part = seat->parts->held[i];
         if (strangers->count == PARTS_MAX || !is_strange(seat, part, text)) continue;
@@ -289,8 +289,8 @@ static void forget_part(struct coord *cluster, struct coord_seat *seat, const Ca
     Cairn__PartDrop drop = CAIRN__PART_DROP__INIT;
     drop.job = part->job;
     drop.generation = part->generation;
-    cairn_log_info("shard %s drops generation %" PRIu64 " of job %s, by the operator's word",
-                   seat->name, part->generation, part->name);
+    log_info("shard %s drops generation %" PRIu64 " of job %s, by the operator's word", seat->name,
+             part->generation, part->name);
     coord_session_send(seat->session, CAIRN_MSG_PART_DROP, coord_request_new(cluster), &drop.base);
 }
 
@@ -299,7 +299,7 @@ void coord_forget(struct coord_session *session, uint32_t request,
 {
     struct coord *cluster = session->cluster;
     struct coord_strangers strangers;
-    struct cairn_sentence why;
+    struct sentence why;
     if (!coord_strangers_init(&strangers, cluster)) {
         coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
@@ -310,10 +310,10 @@ void coord_forget(struct coord_session *session, uint32_t request,
         if (is_named(strangers.list[i]->part, message->job))
             forgotten.parts[forgotten.n_parts++] = strangers.list[i];
     if (forgotten.n_parts == 0) {
-        cairn_sentence_set(&why,
-                           "no shard that is here holds parts of a job \"%.128s\" that this store "
-                           "does not know; `cairn cluster status` lists those there are",
-                           message->job);
+        sentence_set(&why,
+                     "no shard that is here holds parts of a job \"%.128s\" that this store "
+                     "does not know; `cairn cluster status` lists those there are",
+                     message->job);
         coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
     } else {
         coord_session_send(session, CAIRN_MSG_CLUSTER_FORGOTTEN, request, &forgotten.base);
@@ -337,7 +337,7 @@ uint32_t coord_seats_up(const struct coord *cluster)
     return count;
 }
 
-uint32_t coord_seats_staying(const struct coord *cluster, const struct cairn_job_spec_data *spec,
+uint32_t coord_seats_staying(const struct coord *cluster, const struct job_spec_data *spec,
                              bool storing)
 {
     uint32_t count = 0;
@@ -396,10 +396,10 @@ bool coord_seat_claimed(const struct coord *cluster, const struct coord_seat *se
 
 /* ==== places ==== */
 
-static void add_place(struct coord_places *places, const struct cairn_place *place)
+static void add_place(struct coord_places *places, const struct fabric_place *place)
 {
     char *text = places->texts[places->count];
-    cairn_place_print(place, text);
+    place_print(place, text);
     for (size_t i = 0; i < places->count; i++)
         if (strcmp(places->texts[i], text) == 0) return;
     places->list[places->count++] = text;
@@ -409,15 +409,15 @@ static void add_place(struct coord_places *places, const struct cairn_place *pla
  * know that they need no network for it. */
 static void add_places(struct coord_places *places, const struct coord_seat *seat)
 {
-    struct cairn_place place;
+    struct fabric_place place;
     int i = 0;
     for (; places->count < CAIRN_CLUSTER_PLACES_MAX &&
-           cairn_fabric_address_place(seat->fabric_address, seat->fabric_address_bytes, i, &place);
+           fabric_address_place(seat->fabric_address, seat->fabric_address_bytes, i, &place);
          i++)
         add_place(places, &place);
-    const char *kind = cairn_fabric_address_kind(seat->fabric_address, seat->fabric_address_bytes);
+    const char *kind = fabric_address_kind(seat->fabric_address, seat->fabric_address_bytes);
     if (strcmp(kind, "mapped") == 0 && places->count < CAIRN_CLUSTER_PLACES_MAX &&
-        cairn_place_of("lo", CAIRN_PLACE_MAPPED, &place))
+        fabric_place_of("lo", CAIRN_PLACE_MAPPED, &place))
         add_place(places, &place);
 }
 

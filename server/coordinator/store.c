@@ -159,35 +159,35 @@ static const char schema_end[] =
 
 /* The library's last error becomes a status, and a sentence that says what to do. */
 static cairn_status store_fail(const struct cairn_store *store, const char *doing,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     const int code = sqlite3_errcode(store->db) & 0xff;
     const char *text = sqlite3_errmsg(store->db);
     if (code == SQLITE_FULL) {
-        return cairn_fail(why, CAIRN_ERR_NO_SPACE, "%s: %s: no space left; free some", store->path,
-                          doing);
+        return fail_with(why, CAIRN_ERR_NO_SPACE, "%s: %s: no space left; free some", store->path,
+                         doing);
     }
     if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB) {
-        return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                          "%s: %s: %s; restore the file, or move it away and take the jobs from "
-                          "the shards (`cairn cluster adopt`)",
-                          store->path, doing, text);
+        return fail_with(why, CAIRN_ERR_CORRUPT,
+                         "%s: %s: %s; restore the file, or move it away and take the jobs from "
+                         "the shards (`cairn cluster adopt`)",
+                         store->path, doing, text);
     }
     if (code == SQLITE_BUSY) {
-        return cairn_fail(why, CAIRN_ERR_BUSY, "%s: %s: another process has it open", store->path,
-                          doing);
+        return fail_with(why, CAIRN_ERR_BUSY, "%s: %s: another process has it open", store->path,
+                         doing);
     }
-    return cairn_fail(why, CAIRN_ERR_IO, "%s: %s: %s", store->path, doing, text);
+    return fail_with(why, CAIRN_ERR_IO, "%s: %s: %s", store->path, doing, text);
 }
 
-cairn_status store_run(const struct cairn_store *store, const char *sql, struct cairn_sentence *why)
+cairn_status store_run(const struct cairn_store *store, const char *sql, struct sentence *why)
 {
     if (sqlite3_exec(store->db, sql, NULL, NULL, NULL) == SQLITE_OK) return CAIRN_OK;
     return store_fail(store, "writing", why);
 }
 
 cairn_status store_prepare(const struct cairn_store *store, const char *sql, sqlite3_stmt **out,
-                           struct cairn_sentence *why)
+                           struct sentence *why)
 {
     if (sqlite3_prepare_v2(store->db, sql, -1, out, NULL) == SQLITE_OK) return CAIRN_OK;
     return store_fail(store, "reading", why);
@@ -195,7 +195,7 @@ cairn_status store_prepare(const struct cairn_store *store, const char *sql, sql
 
 /* One number of a one-row question. */
 static cairn_status ask(const struct cairn_store *store, const char *sql, int64_t *out,
-                        struct cairn_sentence *why)
+                        struct sentence *why)
 {
     sqlite3_stmt *s;
     cairn_status status = store_prepare(store, sql, &s, why);
@@ -211,7 +211,7 @@ static cairn_status ask(const struct cairn_store *store, const char *sql, int64_
 
 /* COMMIT, or ROLLBACK of what failed. */
 static cairn_status end_transaction(struct cairn_store *store, cairn_status status,
-                                    struct cairn_sentence *why)
+                                    struct sentence *why)
 {
     if (status == CAIRN_OK) status = store_run(store, "COMMIT", why);
     if (status != CAIRN_OK && sqlite3_get_autocommit(store->db) == 0) {
@@ -290,19 +290,19 @@ void *store_copy(enum store_change change, const void *rows, size_t count)
 
 /* Prepares the statement that `sql` makes, and ends that. */
 static cairn_status prepare_made(const struct cairn_store *store, sqlite3_str *sql,
-                                 sqlite3_stmt **out, struct cairn_sentence *why)
+                                 sqlite3_stmt **out, struct sentence *why)
 {
     char *text = sqlite3_str_finish(sql);
-    const cairn_status status = text == NULL ? cairn_fail(why, CAIRN_ERR_NO_MEMORY,
-                                                          "no memory for the store")
-                                             : store_prepare(store, text, out, why);
+    const cairn_status status = text == NULL
+                                    ? fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the store")
+                                    : store_prepare(store, text, out, why);
     sqlite3_free(text);
     return status;
 }
 
 /* Column I is parameter I + 1. */
 static cairn_status prepare_change(const struct cairn_store *store, enum store_change change,
-                                   sqlite3_stmt **out, struct cairn_sentence *why)
+                                   sqlite3_stmt **out, struct sentence *why)
 {
     const struct change *how = &changes[change];
     const struct table *table = &tables[how->kind];
@@ -332,7 +332,7 @@ static cairn_status prepare_change(const struct cairn_store *store, enum store_c
 
 /* A job that is not there has no row to change. */
 static cairn_status run_change(const struct cairn_store *store, enum store_change change,
-                               sqlite3_stmt *s, const void *row, struct cairn_sentence *why)
+                               sqlite3_stmt *s, const void *row, struct sentence *why)
 {
     const bool is_job = changes[change].kind == CAIRN_STORED_JOBS;
     const struct stored_job *job = row;
@@ -341,10 +341,10 @@ static cairn_status run_change(const struct cairn_store *store, enum store_chang
         bind_column(s, i + 1, &tables[changes[change].kind].columns[i], row);
     const bool is_done = sqlite3_step(s) == SQLITE_DONE;
     if (is_done && is_job && sqlite3_changes(store->db) == 0)
-        status = cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s: no job %016" PRIx64, store->path,
-                            job->id);
+        status = fail_with(why, CAIRN_ERR_NOT_FOUND, "%s: no job %016" PRIx64, store->path,
+                           job->id);
     else if (!is_done && is_job && (sqlite3_errcode(store->db) & 0xff) == SQLITE_CONSTRAINT)
-        status = cairn_fail(why, CAIRN_ERR_EXISTS, "there is another job \"%s\"", job->name);
+        status = fail_with(why, CAIRN_ERR_EXISTS, "there is another job \"%s\"", job->name);
     else if (!is_done)
         status = store_fail(store, "writing", why);
     sqlite3_reset(s);
@@ -352,11 +352,11 @@ static cairn_status run_change(const struct cairn_store *store, enum store_chang
 }
 
 static cairn_status apply(struct cairn_store *store, enum store_change change, const void *rows,
-                          size_t count, struct cairn_sentence *why);
+                          size_t count, struct sentence *why);
 
 /* In place of those that the job had. */
 static cairn_status put_shards(struct cairn_store *store, const struct stored_job *job,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     struct stored_shard row = { .job = job->id };
     sqlite3_stmt *s;
@@ -374,7 +374,7 @@ static cairn_status put_shards(struct cairn_store *store, const struct stored_jo
 
 /* In a transaction. */
 static cairn_status apply(struct cairn_store *store, enum store_change change, const void *rows,
-                          size_t count, struct cairn_sentence *why)
+                          size_t count, struct sentence *why)
 {
     const bool has_shards = change == CAIRN_STORE_JOB || change == CAIRN_STORE_LAYOUT;
     sqlite3_stmt *s;
@@ -390,7 +390,7 @@ static cairn_status apply(struct cairn_store *store, enum store_change change, c
 }
 
 cairn_status store_write(struct cairn_store *store, enum store_change change, const void *rows,
-                         size_t count, struct cairn_sentence *why)
+                         size_t count, struct sentence *why)
 {
     // Events are no part of what a job needs: the next epoch is not to wait for the disk behind them.
     const bool is_lazy = change == CAIRN_STORE_EVENTS;
@@ -400,7 +400,7 @@ cairn_status store_write(struct cairn_store *store, enum store_change change, co
     if (status == CAIRN_OK)
         status = end_transaction(store, apply(store, change, rows, count, why), why);
     if (!is_lazy) return status;
-    struct cairn_sentence ignored;
+    struct sentence ignored;
     const cairn_status again = store_run(store, "PRAGMA synchronous = FULL", &ignored);
     store->event_changes += (uint64_t)(sqlite3_total_changes(store->db) - before);
     return status == CAIRN_OK ? again : status;
@@ -408,7 +408,7 @@ cairn_status store_write(struct cairn_store *store, enum store_change change, co
 
 /* `of`: those whose first column is that number; NULL: all. */
 static cairn_status prepare_load(const struct cairn_store *store, enum store_kind kind,
-                                 const uint64_t *of, sqlite3_stmt **out, struct cairn_sentence *why)
+                                 const uint64_t *of, sqlite3_stmt **out, struct sentence *why)
 {
     const struct table *table = &tables[kind];
     sqlite3_str *sql = sqlite3_str_new(store->db);
@@ -423,7 +423,7 @@ static cairn_status prepare_load(const struct cairn_store *store, enum store_kin
 }
 
 static cairn_status load(const struct cairn_store *store, enum store_kind kind, const uint64_t *of,
-                         cairn_stored_fn take, void *context, struct cairn_sentence *why)
+                         stored_fn take, void *context, struct sentence *why)
 {
     const struct table *table = &tables[kind];
     sqlite3_stmt *s;
@@ -443,19 +443,18 @@ static cairn_status load(const struct cairn_store *store, enum store_kind kind, 
 /* ---- open ---- */
 
 static cairn_status refuse_version(const struct cairn_store *store, int64_t version,
-                                   const char *but, struct cairn_sentence *why)
+                                   const char *but, struct sentence *why)
 {
-    return cairn_fail(
-        why, CAIRN_ERR_VERSION,
-        "%s is a store of version %" PRId64
-        "%s; this program has version %d and reads no other. Move the file away and "
-        "start again, with an empty store: `cairn cluster adopt --yes` then takes its "
-        "jobs from the shards",
-        store->path, version, but, SCHEMA_VERSION);
+    return fail_with(why, CAIRN_ERR_VERSION,
+                     "%s is a store of version %" PRId64
+                     "%s; this program has version %d and reads no other. Move the file away and "
+                     "start again, with an empty store: `cairn cluster adopt --yes` then takes its "
+                     "jobs from the shards",
+                     store->path, version, but, SCHEMA_VERSION);
 }
 
 /* A file may say that it is of this version and have the tables of another program's. */
-static cairn_status judge_columns(const struct cairn_store *store, struct cairn_sentence *why)
+static cairn_status judge_columns(const struct cairn_store *store, struct sentence *why)
 {
     for (int kind = 0; kind < CAIRN_STORED_KINDS; kind++) {
         sqlite3_stmt *s;
@@ -470,8 +469,7 @@ static cairn_status judge_columns(const struct cairn_store *store, struct cairn_
 
 /* The file is of this program and its version, and whole. A new one is empty: application_id 0, no tables,
  * version 0. */
-static cairn_status judge_file(struct cairn_store *store, bool *is_new_out,
-                               struct cairn_sentence *why)
+static cairn_status judge_file(struct cairn_store *store, bool *is_new_out, struct sentence *why)
 {
     int64_t id, version, table_count;
     cairn_status status = ask(store, "PRAGMA application_id", &id, why);
@@ -482,10 +480,10 @@ static cairn_status judge_file(struct cairn_store *store, bool *is_new_out,
     *is_new_out = id == 0 && version == 0 && table_count == 0;
     if (*is_new_out) return CAIRN_OK;
     if (id != APPLICATION_ID) {
-        return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                          "%s is not the database of a cairn-coordinator (application id %" PRId64
-                          "); give another store.path",
-                          store->path, id);
+        return fail_with(why, CAIRN_ERR_CORRUPT,
+                         "%s is not the database of a cairn-coordinator (application id %" PRId64
+                         "); give another store.path",
+                         store->path, id);
     }
     if (version != SCHEMA_VERSION) return refuse_version(store, version, "", why);
     sqlite3_stmt *s;
@@ -494,10 +492,10 @@ static cairn_status judge_file(struct cairn_store *store, bool *is_new_out,
     if (sqlite3_step(s) != SQLITE_ROW) {
         status = store_fail(store, "checking", why);
     } else if (strcmp((const char *)sqlite3_column_text(s, 0), "ok") != 0) {
-        status = cairn_fail(why, CAIRN_ERR_CORRUPT,
-                            "%s is damaged (%s); restore the file, or move it away and take the "
-                            "jobs from the shards (`cairn cluster adopt`)",
-                            store->path, (const char *)sqlite3_column_text(s, 0));
+        status = fail_with(why, CAIRN_ERR_CORRUPT,
+                           "%s is damaged (%s); restore the file, or move it away and take the "
+                           "jobs from the shards (`cairn cluster adopt`)",
+                           store->path, (const char *)sqlite3_column_text(s, 0));
     }
     sqlite3_finalize(s);
     return status == CAIRN_OK ? judge_columns(store, why) : status;
@@ -510,25 +508,25 @@ static uint64_t random_identity(void)
     return identity;
 }
 
-static cairn_status create(struct cairn_store *store, struct cairn_sentence *why)
+static cairn_status create(struct cairn_store *store, struct sentence *why)
 {
-    struct cairn_sentence sql = { "" };
+    struct sentence sql = { "" };
     cairn_status status = CAIRN_OK;
     for (const struct table *t = tables; t < tables + CAIRN_STORED_KINDS; t++) {
-        cairn_sentence_set(&sql, "CREATE TABLE %s (", t->name);
+        sentence_set(&sql, "CREATE TABLE %s (", t->name);
         for (const struct column *c = t->columns; c < t->columns + t->column_count; c++)
-            cairn_sentence_add(&sql, "%s %s %s, ", c->name, type_names[c->type],
-                               c->constraint != NULL ? c->constraint : "NOT NULL");
-        cairn_sentence_add(&sql, "PRIMARY KEY (%s))", t->key);
+            sentence_add(&sql, "%s %s %s, ", c->name, type_names[c->type],
+                         c->constraint != NULL ? c->constraint : "NOT NULL");
+        sentence_add(&sql, "PRIMARY KEY (%s))", t->key);
         if (status == CAIRN_OK) status = store_run(store, sql.text, why);
     }
-    cairn_sentence_set(&sql, schema_end, CAIRN_STORE_DROPPED_MAX, CAIRN_STORE_EVENTS_MAX,
-                       APPLICATION_ID, SCHEMA_VERSION);
+    sentence_set(&sql, schema_end, CAIRN_STORE_DROPPED_MAX, CAIRN_STORE_EVENTS_MAX, APPLICATION_ID,
+                 SCHEMA_VERSION);
     store->meta.identity = random_identity();
     return status == CAIRN_OK ? store_run(store, sql.text, why) : status;
 }
 
-static cairn_status take_meta(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status take_meta(void *context, const void *row, struct sentence *why)
 {
     (void)why;
     *(struct stored_meta *)context = *(const struct stored_meta *)row;
@@ -536,7 +534,7 @@ static cairn_status take_meta(void *context, const void *row, struct cairn_sente
 }
 
 /* Makes the tables of a new file, and counts the incarnation up. */
-static cairn_status begin(struct cairn_store *store, bool is_new, struct cairn_sentence *why)
+static cairn_status begin(struct cairn_store *store, bool is_new, struct sentence *why)
 {
     cairn_status status = is_new
                               ? create(store, why)
@@ -545,7 +543,7 @@ static cairn_status begin(struct cairn_store *store, bool is_new, struct cairn_s
     return status == CAIRN_OK ? apply(store, CAIRN_STORE_START, &store->meta, 1, why) : status;
 }
 
-static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why)
+static cairn_status set_up(struct cairn_store *store, struct sentence *why)
 {
     bool is_new;
     cairn_status status = judge_file(store, &is_new, why);
@@ -563,26 +561,25 @@ static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why
 }
 
 /* An empty file is a new database. SQLite gives its journal the same mode. */
-static cairn_status open_private(const char *path, struct cairn_sentence *why)
+static cairn_status open_private(const char *path, struct sentence *why)
 {
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    const int error = fd < 0 ? -1 : cairn_file_mode_set(fd, 0600);
+    const int error = fd < 0 ? -1 : file_mode_set(fd, 0600);
     const int number = errno;
     if (fd >= 0) close(fd);
     if (error == 0) return CAIRN_OK;
-    return cairn_fail(why, number == ENOSPC ? CAIRN_ERR_NO_SPACE : CAIRN_ERR_IO, "opening %s: %s",
-                      path, strerror(number));
+    return fail_with(why, number == ENOSPC ? CAIRN_ERR_NO_SPACE : CAIRN_ERR_IO, "opening %s: %s",
+                     path, strerror(number));
 }
 
-cairn_status store_open(const char *folder, struct cairn_store **store_out,
-                        struct cairn_sentence *why)
+cairn_status store_open(const char *folder, struct cairn_store **store_out, struct sentence *why)
 {
     struct cairn_store *store = calloc(1, sizeof *store);
-    if (store == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the store");
+    if (store == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the store");
     cairn_status status = CAIRN_OK;
     if (asprintf(&store->path, "%s/coordinator.db", folder) < 0) {
         store->path = NULL;
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the store");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the store");
     }
     if (status == CAIRN_OK) status = open_private(store->path, why);
     if (status == CAIRN_OK &&
@@ -628,17 +625,17 @@ struct gathered {
     bool weighed;
 };
 
-static cairn_status gather(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status gather(void *context, const void *row, struct sentence *why)
 {
     struct gathered *g = context;
     const struct stored_shard *shard = row;
     if (shard->place != g->count)
-        return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s: a job's shard %" PRIu32 " is missing",
-                          g->store->path, g->count);
+        return fail_with(why, CAIRN_ERR_CORRUPT, "%s: a job's shard %" PRIu32 " is missing",
+                         g->store->path, g->count);
     struct stored_shard *list = realloc(g->list, (g->count + 1) * sizeof *list);
     if (list != NULL) g->list = list;
     char *name = list != NULL ? strdup(shard->name) : NULL;
-    if (name == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job's shards");
+    if (name == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a job's shards");
     const bool weighed = !isnan(shard->weight);
     list[g->count++] = (struct stored_shard) { shard->job, shard->place, name,
                                                weighed ? shard->weight : 0 };
@@ -648,11 +645,11 @@ static cairn_status gather(void *context, const void *row, struct cairn_sentence
 
 struct giving {
     const struct cairn_store *store;
-    cairn_stored_fn take;
+    stored_fn take;
     void *context;
 };
 
-static cairn_status give_job(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status give_job(void *context, const void *row, struct sentence *why)
 {
     const struct giving *giving = context;
     struct gathered g = { .store = giving->store };
@@ -667,15 +664,15 @@ static cairn_status give_job(void *context, const void *row, struct cairn_senten
     return status;
 }
 
-cairn_status store_each(struct cairn_store *store, enum store_kind kind, cairn_stored_fn take,
-                        void *context, struct cairn_sentence *why)
+cairn_status store_each(struct cairn_store *store, enum store_kind kind, stored_fn take,
+                        void *context, struct sentence *why)
 {
     if (kind != CAIRN_STORED_JOBS) return load(store, kind, NULL, take, context, why);
     return load(store, kind, NULL, give_job, &(struct giving) { store, take, context }, why);
 }
 
 cairn_status store_adopt(struct cairn_store *store, const struct store_adoptees *adoptees,
-                         struct cairn_sentence *why)
+                         struct sentence *why)
 {
     struct stored_meta meta = store->meta;
     if (meta.incarnation < adoptees->incarnation) meta.incarnation = adoptees->incarnation;
@@ -698,14 +695,14 @@ struct coord_save {
     struct task task;
     struct coord_save *next; /* of the cluster's list */
     struct coord_saved saved;
-    cairn_cluster_saved_fn then;
+    cluster_saved_fn then;
     enum store_change change;
     /* owned */
     void *rows; /* [row_count] */
     size_t row_count;
-    struct stored_shard *shards;  /* those of a job's row */
-    struct cairn_packed *held[3]; /* what it points to besides: it may be large */
-    struct cairn_sentence why;
+    struct stored_shard *shards; /* those of a job's row */
+    struct packed *held[3];      /* what it points to besides: it may be large */
+    struct sentence why;
     uint64_t store_writes; /* of the store when it was done */
 };
 
@@ -727,7 +724,7 @@ static void free_save(struct coord_save *save)
 {
     free(save->rows);
     free(save->shards);
-    for (size_t i = 0; i < 3; i++) cairn_packed_release(save->held[i]);
+    for (size_t i = 0; i < 3; i++) packed_release(save->held[i]);
     free(save);
 }
 
@@ -746,7 +743,7 @@ static void on_saved(struct task *task)
 /* It is of no job yet, and not begun. NULL: no memory. */
 static struct coord_save *save_new(struct coord *cluster, enum store_change change,
                                    const void *rows, size_t row_count, uint64_t number,
-                                   cairn_cluster_saved_fn then)
+                                   cluster_saved_fn then)
 {
     struct coord_save *save = calloc(1, sizeof *save);
     if (save == NULL) return NULL;
@@ -762,10 +759,10 @@ static struct coord_save *save_new(struct coord *cluster, enum store_change chan
 }
 
 /* NULL: there was no memory for it. */
-static cairn_status save_start(struct coord_save *save, struct cairn_sentence *why)
+static cairn_status save_start(struct coord_save *save, struct sentence *why)
 {
     if (save == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     struct coord *cluster = save->saved.cluster;
     save->next = cluster->saves.list;
     cluster->saves.list = save;
@@ -774,8 +771,7 @@ static cairn_status save_start(struct coord_save *save, struct cairn_sentence *w
 }
 
 cairn_status coord_save(struct coord *cluster, enum store_change change, const void *rows,
-                        size_t count, uint64_t number, cairn_cluster_saved_fn then,
-                        struct cairn_sentence *why)
+                        size_t count, uint64_t number, cluster_saved_fn then, struct sentence *why)
 {
     return save_start(save_new(cluster, change, rows, count, number, then), why);
 }
@@ -784,7 +780,7 @@ cairn_status coord_save(struct coord *cluster, enum store_change change, const v
  * NULL: no memory. */
 static struct stored_shard *copy_shards(const struct coord_job *job, uint32_t count)
 {
-    const struct cairn_layout *next = job->layouts.storing ? job->layouts.next : NULL;
+    const struct layout *next = job->layouts.storing ? job->layouts.next : NULL;
     struct stored_shard *shards = calloc((size_t)count + 1, sizeof *shards);
     if (shards == NULL) return NULL;
     for (uint32_t i = 0; i < count; i++) {
@@ -803,11 +799,10 @@ static struct stored_shard *copy_shards(const struct coord_job *job, uint32_t co
     return copies;
 }
 
-static const uint8_t *hold(struct cairn_packed **held, struct cairn_packed *packed,
-                           size_t *bytes_out)
+static const uint8_t *hold(struct packed **held, struct packed *packed, size_t *bytes_out)
 {
     if (packed == NULL) return NULL;
-    *held = cairn_packed_hold(packed);
+    *held = packed_hold(packed);
     *bytes_out = packed->size;
     return packed->bytes;
 }
@@ -819,7 +814,7 @@ static bool fill_layout(const struct coord_job *job, struct coord_save *save)
     const struct coord_layouts *l = &job->layouts;
     struct stored_job *row = save->rows;
     struct cairn_version at = l->at;
-    struct cairn_packed *layout = job->planned.layout, *before = l->before;
+    struct packed *layout = job->planned.layout, *before = l->before;
     uint32_t before_shards;
     if (l->storing) {
         at = round_version(job->core);
@@ -837,9 +832,8 @@ static bool fill_layout(const struct coord_job *job, struct coord_save *save)
     return row->shards != NULL;
 }
 
-cairn_status coord_save_job(struct coord_job *job, enum store_change change,
-                            struct cairn_packed *spec, uint64_t number, cairn_cluster_saved_fn then,
-                            struct cairn_sentence *why)
+cairn_status coord_save_job(struct coord_job *job, enum store_change change, struct packed *spec,
+                            uint64_t number, cluster_saved_fn then, struct sentence *why)
 {
     const struct stored_job scalars = { .name = job->spec.name,
                                         .id = job->id,
@@ -873,7 +867,7 @@ bool coord_saving(const struct coord_job *job)
     return save != NULL;
 }
 
-cairn_status coord_saves_open(struct coord *cluster, struct cairn_sentence *why)
+cairn_status coord_saves_open(struct coord *cluster, struct sentence *why)
 {
     return pool_open(cluster->loop, "cairn-store", 1, NULL, &cluster->saves.pool, why);
 }

@@ -44,16 +44,16 @@ struct coord_keys;
 
 /* Behind the store and the events, before the store's thread begins; reads or makes the key's file. Blocks.
  * CAIRN_ERR_CONFIG: that is no key, or others may read it. */
-cairn_status coord_keys_open(struct coord *cluster, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_keys_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 void coord_keys_close(struct coord *cluster);
 /* Who signs; constant while the cluster is open: any thread. */
-const struct cairn_secret_key *coord_keys_signer(const struct coord *cluster);
+const struct secret_key *coord_keys_signer(const struct coord *cluster);
 /* Copies the keys that are trusted now, for another thread. */
-void coord_keys_ring(const struct coord *cluster, struct cairn_key_ring *out);
+void coord_keys_ring(const struct coord *cluster, struct key_ring *out);
 
 /* ---- what shards keep ---- */
 struct trusted_key {
-    struct cairn_public_key key;
+    struct public_key key;
     bool is_own; /* this cluster's, now or before */
     uint64_t since_unix_s;
 };
@@ -107,7 +107,7 @@ struct stored_shard {
 struct stored_job {
     uint64_t id;
     const char *name;
-    const uint8_t *spec; /* [spec_bytes], as cairn_spec_pack made it */
+    const uint8_t *spec; /* [spec_bytes], as spec_pack made it */
     size_t spec_bytes;
     const uint8_t *layout; /* [layout_bytes], proto/geometry/layout.h */
     size_t layout_bytes;
@@ -117,7 +117,7 @@ struct stored_job {
     uint64_t round_reserved; /* round numbers up to this one may have been used */
     uint64_t base_step;      /* the step at which the generation began */
     bool initialized;
-    struct cairn_origin origin;
+    struct origin origin;
     /* A change of layout needs these: the version that the job had when `layout` came into
      * force, and the layout in which that version is published, [layout_before_bytes], NULL: in
      * `layout`. */
@@ -155,7 +155,7 @@ struct stored_event { /* see events, below */
  * locked (server/base/daemon.h). CAIRN_ERR_CORRUPT: damaged, or not a database of Cairn;
  * CAIRN_ERR_VERSION: of another version, which is not read. */
 cairn_status store_open(const char *folder, struct cairn_store **store_out,
-                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                        struct sentence *why) CAIRN_MUST_CHECK;
 void store_close(struct cairn_store *store); /* NULL is fine */
 
 /* As it was at the start, or at the last adoption. */
@@ -204,15 +204,15 @@ enum store_change {
 
 /* Writes `count` rows, in one transaction. A job's shards are written with it. */
 cairn_status store_write(struct cairn_store *store, enum store_change change, const void *rows,
-                         size_t count, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                         size_t count, struct sentence *why) CAIRN_MUST_CHECK;
 /* A copy of rows for such a change, with their texts, but for the bytes and shards that jobs point to: one
  * block, the caller's to free. NULL: no memory. */
 void *store_copy(enum store_change change, const void *rows, size_t count);
 /* Gives every row of a kind to `take`, which borrows it; stops at the first that it refuses and returns that
  * status. */
-typedef cairn_status (*cairn_stored_fn)(void *context, const void *row, struct cairn_sentence *why);
-cairn_status store_each(struct cairn_store *store, enum store_kind kind, cairn_stored_fn take,
-                        void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+typedef cairn_status (*stored_fn)(void *context, const void *row, struct sentence *why);
+cairn_status store_each(struct cairn_store *store, enum store_kind kind, stored_fn take,
+                        void *context, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- what shards hold, in place of a store that is lost ---- */
 
@@ -226,21 +226,21 @@ struct store_adoptees { /* borrowed for the length of a call */
 /* All at once: adds or replaces the jobs and keys, takes a new identity and an incarnation that is above
  * theirs and the present one. CAIRN_ERR_EXISTS: as CAIRN_STORE_JOB. */
 cairn_status store_adopt(struct cairn_store *store, const struct store_adoptees *adoptees,
-                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                         struct sentence *why) CAIRN_MUST_CHECK;
 
 /* The bytes of a file (malloc'd, the caller's) that opens as a store with everything that is in this one now,
  * and with the signer. CAIRN_ERR_NO_MEMORY. */
 cairn_status store_picture(const struct cairn_store *store, uint8_t **bytes_out,
-                           size_t *byte_count_out, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                           size_t *byte_count_out, struct sentence *why) CAIRN_MUST_CHECK;
 /* The text of the key that signs snapshots, which is in pictures and, while a store is in use, in a file
  * beside it. This store was put back from a picture, and has one since then. CAIRN_ERR_NOT_FOUND: it has
  * none. */
 cairn_status store_signer(const struct cairn_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
-                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                          struct sentence *why) CAIRN_MUST_CHECK;
 /* Puts this signer into pictures. A signer that the store itself has is removed: it is in its
  * own file now. */
 cairn_status store_set_signer(struct cairn_store *store, const char *text,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                              struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== private ==== */
 
@@ -256,10 +256,9 @@ struct cairn_store {
     uint64_t event_changes;   /* rows of events, written or deleted */
 };
 
-cairn_status store_run(const struct cairn_store *store, const char *sql,
-                       struct cairn_sentence *why);
+cairn_status store_run(const struct cairn_store *store, const char *sql, struct sentence *why);
 cairn_status store_prepare(const struct cairn_store *store, const char *sql, sqlite3_stmt **out,
-                           struct cairn_sentence *why);
+                           struct sentence *why);
 /* SQLite's numbers are signed; ours are stored as the same 64 bits. */
 static inline void store_bind_u64(sqlite3_stmt *s, int at, uint64_t value)
 {
@@ -275,11 +274,11 @@ static inline void store_bind_u64(sqlite3_stmt *s, int at, uint64_t value)
  * CAIRN_ERR_NO_MEMORY: nothing was begun. */
 
 struct coord_save;
-struct cairn_pool;
+struct pool;
 
 /* The cluster's saves. */
 struct coord_saves {
-    struct cairn_pool *pool; /* owned: the store's thread */
+    struct pool *pool;       /* owned: the store's thread */
     struct coord_save *list; /* owned: on their way */
     uint64_t rows_written;   /* by those that ended */
 };
@@ -292,20 +291,20 @@ struct coord_saved {
     cairn_status status;
     const char *why;
 };
-typedef void (*cairn_cluster_saved_fn)(const struct coord_saved *saved);
+typedef void (*cluster_saved_fn)(const struct coord_saved *saved);
 
 /* Writes rows of no job: store_write. */
 cairn_status coord_save(struct coord *cluster, enum store_change change, const void *rows,
-                        size_t count, uint64_t number, cairn_cluster_saved_fn then,
-                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                        size_t count, uint64_t number, cluster_saved_fn then,
+                        struct sentence *why) CAIRN_MUST_CHECK;
 /* Makes such a change of a job's row, as the job is now, but for what is not true before it is durable: spec
  * (NULL: the job's own), INITIALIZED, and GENERATION, where generations up to `number` may be used. */
-cairn_status coord_save_job(struct coord_job *job, enum store_change change,
-                            struct cairn_packed *spec, uint64_t number, cairn_cluster_saved_fn then,
-                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_save_job(struct coord_job *job, enum store_change change, struct packed *spec,
+                            uint64_t number, cluster_saved_fn then,
+                            struct sentence *why) CAIRN_MUST_CHECK;
 /* Something of the job is on its way to the store. */
 bool coord_saving(const struct coord_job *job);
-cairn_status coord_saves_open(struct coord *cluster, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_saves_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Waits for the one that runs; the others are forgotten. on_closed follows if it was open. */
 void coord_saves_close(struct coord *cluster, void (*on_closed)(void *context), void *context);
 
@@ -384,7 +383,7 @@ void coord_event_note(struct coord *cluster, enum cairn_event_kind kind, const c
 void coord_event_note_shard(struct coord *cluster, enum cairn_event_kind kind, const char *job,
                             const char *name, const char *text);
 /* Reads those of former incarnations; before the store's thread begins. */
-cairn_status coord_events_open(struct coord *cluster, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_events_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Sends what is new to the store. */
 void coord_events_tick(struct coord *cluster);
 /* Writes what is new; the store's thread has ended, and the store is still open. */
@@ -392,7 +391,7 @@ void coord_events_close(struct coord *cluster);
 /* When the newest was noted, by the wall clock of then; 0: there is none. */
 uint64_t coord_events_last_ms(const struct coord *cluster);
 /* Who made the job, by the newest event of that: "worker w3"; "": it is forgotten. */
-void coord_events_maker(const struct coord *cluster, const char *job, struct cairn_sentence *out);
+void coord_events_maker(const struct coord *cluster, const char *job, struct sentence *out);
 /* Faults that are seen in them: shards of the cluster that went away, workers of the job that were lost. */
 struct event_faults {
     uint64_t shards, workers;
@@ -424,11 +423,10 @@ struct coord_storage {
 
 /* Sets path and token; makes the folder and its token if the store remembers none. Behind
  * the store; may block. */
-cairn_status coord_storage_open(struct coord *cluster, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_storage_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* It is the folder that has the token, and ours. Blocks: for another thread than the loop's. CAIRN_ERR_IO;
  * CAIRN_ERR_REFUSED: another cluster's. */
-cairn_status coord_storage_seen(const struct coord *cluster,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_storage_seen(const struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Tells that the store has a new identity and has taken over the jobs of the store `former`: a
  * folder of that store is ours, too. */
 void coord_storage_adopted(struct coord *cluster, uint64_t former);

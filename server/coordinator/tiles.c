@@ -30,16 +30,16 @@ struct coord_tile_list {
     struct coord_tile_list *next;
     uint32_t refs; /* ranks */
     uint64_t hash;
-    struct cairn_tiles tiles;    /* owned */
-    struct cairn_packed *packed; /* held: the same; NULL: of the whole tensors */
+    struct cairn_tiles tiles; /* owned */
+    struct packed *packed;    /* held: the same; NULL: of the whole tensors */
 };
 
 /* ---- lists ---- */
 
 static void list_free(struct coord_tile_list *list)
 {
-    cairn_tiles_release(&list->tiles);
-    cairn_packed_release(list->packed);
+    tiles_release(&list->tiles);
+    packed_release(list->packed);
     free(list);
 }
 
@@ -55,16 +55,16 @@ static void list_put(struct coord_tiles *t, struct coord_tile_list *list)
 /* The list of these tiles, which it takes. NULL: no memory, and nothing is taken. */
 static struct coord_tile_list *list_get(struct coord_tiles *t, struct cairn_tiles *tiles)
 {
-    const uint64_t hash = cairn_tiles_hash(tiles);
+    const uint64_t hash = tiles_digest(tiles);
     for (struct coord_tile_list *l = t->lists; l != NULL; l = l->next) {
-        if (l->hash != hash || !cairn_tiles_equal(&l->tiles, tiles)) continue;
-        cairn_tiles_release(tiles);
+        if (l->hash != hash || !tiles_equal(&l->tiles, tiles)) continue;
+        tiles_release(tiles);
         l->refs++;
         return l;
     }
     struct coord_tile_list *list = calloc(1, sizeof *list);
     if (list == NULL) return NULL;
-    list->packed = cairn_packed_tiles(tiles);
+    list->packed = packed_tiles(tiles);
     if (list->packed == NULL) {
         free(list);
         return NULL;
@@ -131,13 +131,12 @@ void coord_tiles_release(struct coord_job *job)
 /* Nothing is declared any more; who waits, but `by`, hears why. advance follows. */
 static void tiles_clear(struct coord_job *job, const struct coord_member *by)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(&why,
-                       "rank %" PRIu32 " declared tiles of %" PRIu32 " ranks, where %" PRIu32
-                       " were said before; declare again, all ranks with the same number",
-                       by->rank, by->tiles.world, job->tiles.world);
-    if (job->tiles.world != 0)
-        cairn_log_info("job %s: tiles forgotten: %s", job->spec.name, why.text);
+    struct sentence why;
+    sentence_set(&why,
+                 "rank %" PRIu32 " declared tiles of %" PRIu32 " ranks, where %" PRIu32
+                 " were said before; declare again, all ranks with the same number",
+                 by->rank, by->tiles.world, job->tiles.world);
+    if (job->tiles.world != 0) log_info("job %s: tiles forgotten: %s", job->spec.name, why.text);
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (m != by && waits(m)) tiles_fail(m, CAIRN_ERR_MISMATCH, why.text);
         m->tiles.declared = false;
@@ -158,9 +157,8 @@ void coord_tiles_heard(struct coord_job *job, uint32_t world)
 {
     struct coord_tiles *t = &job->tiles;
     if (world == 0 || t->known || world > CAIRN_SPEC_WORKERS_MAX) return;
-    cairn_log_info("job %s: its shards know tiles of %" PRIu32
-                   " ranks; waiting for their declarations",
-                   job->spec.name, world);
+    log_info("job %s: its shards know tiles of %" PRIu32 " ranks; waiting for their declarations",
+             job->spec.name, world);
     if (!table_open(t, world)) return; // the next Answer
     t->known = t->telling = true;
     coord_tiles_advance(job);
@@ -178,37 +176,37 @@ static bool begins_anew(const struct coord_member *member)
 
 /* Takes the tiles that the member declares for member->tiles.world ranks into the table; advance follows.
  * CAIRN_ERR_BUSY: it contributes to an open round. CAIRN_ERR_NO_MEMORY. */
-static cairn_status tiles_set(struct coord_member *member, struct cairn_tiles *tiles,
-                              struct cairn_sentence *why)
+static cairn_status member_tiles_set(struct coord_member *member, struct cairn_tiles *tiles,
+                                     struct sentence *why)
 {
     struct coord_job *job = member->job;
     struct coord_tiles *t = &job->tiles;
     const uint32_t world = member->tiles.world;
     struct coord_tile_list *before = NULL;
     if (world > 0 && job->spec.global_batch > 0)
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "job %s has global_batch = %" PRIu32
-                          ", whose workers hold whole tensors: it has no tiles",
-                          job->spec.name, job->spec.global_batch);
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "job %s has global_batch = %" PRIu32
+                         ", whose workers hold whole tensors: it has no tiles",
+                         job->spec.name, job->spec.global_batch);
     if (world == t->world && world > 0) before = t->of_rank[member->rank];
     const bool same = world == t->world &&
-                      (world == 0 || (before != NULL && cairn_tiles_equal(&before->tiles, tiles)));
+                      (world == 0 || (before != NULL && tiles_equal(&before->tiles, tiles)));
     if (!same && job->core != NULL && round_contributes(job->core, member->id))
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "rank %" PRIu32
-                          " contributes to an open round: tiles change between rounds",
-                          member->rank);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "rank %" PRIu32
+                         " contributes to an open round: tiles change between rounds",
+                         member->rank);
     if (world != t->world || (!same && begins_anew(member))) {
         tiles_clear(job, member);
         before = NULL;
         if (world > 0 && !table_open(t, world))
-            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+            return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     }
     t->known = t->telling = true;
     if (world > 0 && !same) {
         struct coord_tile_list *list = list_get(t, tiles);
         if (list == NULL)
-            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+            return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         list_put(t, before);
         t->of_rank[member->rank] = list;
         t->covered = false;
@@ -221,7 +219,7 @@ static cairn_status tiles_set(struct coord_member *member, struct cairn_tiles *t
 const struct cairn_box *coord_tiles_box(const struct coord_job *job, uint32_t rank, uint32_t tensor)
 {
     const struct coord_tile_list *list = job->tiles.of_rank[rank];
-    return list != NULL ? cairn_tiles_find(&list->tiles, tensor) : NULL;
+    return list != NULL ? tiles_find(&list->tiles, tensor) : NULL;
 }
 
 /* ---- telling the shards ---- */
@@ -252,7 +250,7 @@ struct telling {
 static void refused(struct coord_member *member, cairn_status status, const char *why)
 {
     struct coord_job *job = member->job;
-    cairn_log_warn("job %s: tiles of rank %" PRIu32 ": %s", job->spec.name, member->rank, why);
+    log_warn("job %s: tiles of rank %" PRIu32 ": %s", job->spec.name, member->rank, why);
     if (waits(member)) {
         member->tiles.declared = false;
         tiles_fail(member, status, why);
@@ -368,20 +366,20 @@ static void judge_cover(struct coord_job *job)
     if (t->covered || t->world == 0) return;
     for (uint32_t r = 0; r < t->world; r++)
         if (t->of_rank[r] == NULL) return;
-    struct cairn_sentence why = { "the coordinator is out of memory" };
+    struct sentence why = { "the coordinator is out of memory" };
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     const struct cairn_tiles **of_rank = calloc(t->world, sizeof *of_rank);
     for (uint32_t r = 0; of_rank != NULL && r < t->world; r++) of_rank[r] = &t->of_rank[r]->tiles;
-    if (of_rank != NULL) status = cairn_tiles_cover(&job->spec, of_rank, t->world, &why);
+    if (of_rank != NULL) status = tiles_cover(&job->spec, of_rank, t->world, &why);
     free(of_rank);
     t->covered = status == CAIRN_OK;
     if (t->covered) {
         const bool in_groups = job->spec.reduce_groups == CAIRN_GROUPS_HOST;
-        cairn_log_info("job %s: tiles of %" PRIu32 " ranks%s", job->spec.name, t->world,
-                       in_groups ? "; no reduce groups, because " CAIRN_GROUPS_NOT_OF_TILES : "");
+        log_info("job %s: tiles of %" PRIu32 " ranks%s", job->spec.name, t->world,
+                 in_groups ? "; no reduce groups, because " CAIRN_GROUPS_NOT_OF_TILES : "");
         return;
     }
-    cairn_log_warn("job %s: %s", job->spec.name, why.text);
+    log_warn("job %s: %s", job->spec.name, why.text);
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (!waits(m)) continue;
         if (m->tiles.declared) {
@@ -451,39 +449,39 @@ void coord_tiles_advance(struct coord_job *job)
 #define NAMES_MAX 5 /* in a sentence */
 
 static cairn_status judge(const struct coord_member *member, uint32_t world, uint64_t bytes,
-                          struct cairn_sentence *why)
+                          struct sentence *why)
 {
     const struct coord_options *options = member->session->cluster->options;
     uint32_t arriving = 0;
     for (const struct coord_member *m = member->session->members; m != NULL; m = m->next_of_session)
         arriving += m != member && m->tiles.arriving;
     if (arriving >= CAIRN_SESSION_PAGED_MAX)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "too many lists of tiles arrive on this connection");
+        return fail_with(why, CAIRN_ERR_BUSY, "too many lists of tiles arrive on this connection");
     if (world > (uint64_t)options->workers_max)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tiles of %" PRIu32 " ranks; raise round.workers_max (%" PRId64 ")",
-                          world, options->workers_max);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "tiles of %" PRIu32 " ranks; raise round.workers_max (%" PRId64 ")", world,
+                         options->workers_max);
     if (world > 0 && member->rank >= world)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tiles of %" PRIu32 " ranks, declared by rank %" PRIu32
-                          ": the ranks are 0 to %" PRIu32,
-                          world, member->rank, world - 1);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "tiles of %" PRIu32 " ranks, declared by rank %" PRIu32
+                         ": the ranks are 0 to %" PRIu32,
+                         world, member->rank, world - 1);
     if (world == 0 && bytes > 0)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "tiles of no ranks at all");
+        return fail_with(why, CAIRN_ERR_INVALID, "tiles of no ranks at all");
     return CAIRN_OK;
 }
 
 static void take(struct coord_member *member)
 {
     struct cairn_tiles tiles = { 0 };
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     struct coord_job *job = member->job;
     member->tiles.arriving = false;
-    cairn_status status = cairn_tiles_unpack(
-        member->tiles.pages.bytes, member->tiles.pages.have_bytes, &job->spec, &tiles, &why);
-    if (status == CAIRN_OK) status = tiles_set(member, &tiles, &why);
-    cairn_tiles_release(&tiles);
-    cairn_paged_release(&member->tiles.pages);
+    cairn_status status = tiles_unpack(member->tiles.pages.bytes, member->tiles.pages.have_bytes,
+                                       &job->spec, &tiles, &why);
+    if (status == CAIRN_OK) status = member_tiles_set(member, &tiles, &why);
+    tiles_release(&tiles);
+    paged_release(&member->tiles.pages);
     if (status != CAIRN_OK) tiles_fail(member, status, why.text);
     coord_tiles_advance(job);
 }
@@ -491,21 +489,21 @@ static void take(struct coord_member *member)
 void coord_tiles_declare(struct coord_member *member, uint32_t request,
                          const Cairn__TilesDeclare *message)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = judge(member, message->world, message->tiles_bytes, &why);
     if (status != CAIRN_OK) {
         coord_session_error(member->session, request, status, why.text);
         return;
     }
-    cairn_paged_release(&member->tiles.pages);
-    status = cairn_paged_init(&member->tiles.pages, message->tiles_bytes);
+    paged_release(&member->tiles.pages);
+    status = paged_init(&member->tiles.pages, message->tiles_bytes);
     member->tiles.request = request;
     member->tiles.world = message->world;
     member->tiles.arriving = true;
     if (status != CAIRN_OK) {
         member->tiles.arriving = false;
         tiles_fail(member, status, "a list of tiles is larger than a coordinator takes (64 MiB)");
-    } else if (cairn_paged_whole(&member->tiles.pages)) {
+    } else if (paged_whole(&member->tiles.pages)) {
         take(member);
     }
 }
@@ -516,13 +514,13 @@ void coord_tiles_page(struct coord_session *session, uint32_t request, const Cai
     while (member != NULL && (!member->tiles.arriving || member->tiles.request != request))
         member = member->next_of_session;
     if (member == NULL) return; // of a declaration that was refused
-    if (cairn_paged_add(&member->tiles.pages, page) != CAIRN_OK) {
+    if (paged_add(&member->tiles.pages, page) != CAIRN_OK) {
         member->tiles.arriving = false;
-        cairn_paged_release(&member->tiles.pages);
+        paged_release(&member->tiles.pages);
         tiles_fail(member, CAIRN_ERR_PROTOCOL, "the pages of the tiles do not follow each other");
         return;
     }
-    if (cairn_paged_whole(&member->tiles.pages)) take(member);
+    if (paged_whole(&member->tiles.pages)) take(member);
 }
 
 void coord_tiles_begins(struct coord_member *member)
@@ -541,7 +539,7 @@ void coord_tiles_begins(struct coord_member *member)
 
 /* A list in a sentence that ends in time. */
 struct names {
-    struct cairn_sentence *out;
+    struct sentence *out;
     size_t count;
 };
 
@@ -549,9 +547,9 @@ static void add_rank(struct names *names, const struct coord_member *m, uint32_t
                      const char *what)
 {
     if (names->count++ >= NAMES_MAX) return;
-    cairn_sentence_add(names->out, "%s", names->count > 1 ? ", " : "");
-    if (m != NULL) cairn_sentence_add(names->out, "worker %.80s of ", m->session->name);
-    cairn_sentence_add(names->out, "rank %" PRIu32 " (%s)", rank, what);
+    sentence_add(names->out, "%s", names->count > 1 ? ", " : "");
+    if (m != NULL) sentence_add(names->out, "worker %.80s of ", m->session->name);
+    sentence_add(names->out, "rank %" PRIu32 " (%s)", rank, what);
 }
 
 /* Attached workers of the ranks below the world; NULL: no memory. */
@@ -582,14 +580,14 @@ static void add_ranks(const struct coord_job *job, struct names *names)
             add_rank(names, m, m->rank, "is not one of the ranks whose tiles are declared");
 }
 
-bool coord_tiles_waiting(const struct coord_job *job, struct cairn_sentence *out)
+bool coord_tiles_waiting(const struct coord_job *job, struct sentence *out)
 {
     struct names names = { out, 0 };
     out->text[0] = '\0';
     if (job->tiles.world > 0) add_ranks(job, &names);
-    if (names.count > NAMES_MAX) cairn_sentence_add(out, " and %zu more", names.count - NAMES_MAX);
+    if (names.count > NAMES_MAX) sentence_add(out, " and %zu more", names.count - NAMES_MAX);
     if (names.count == 0 && job->tiles.gate_shut)
-        cairn_sentence_set(out, "the shards to be told of the tiles");
+        sentence_set(out, "the shards to be told of the tiles");
     return out->text[0] != '\0';
 }
 

@@ -22,13 +22,12 @@ void coord_member_pause(struct coord_member *member, uint32_t request, const Cai
     struct coord_job *job = member->job;
     struct coord_session *session = member->session;
     const uint32_t ms = pause->at_most_ms;
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = CAIRN_OK;
     if (ms > PAUSE_MAX_MS)
-        status = cairn_fail(&why, CAIRN_ERR_INVALID, "a pause is of a day at most");
+        status = fail_with(&why, CAIRN_ERR_INVALID, "a pause is of a day at most");
     else if (ms > 0)
-        status = cairn_text_check("what a pause is for", pause->what, CAIRN_MEMBER_PAUSE_BYTES - 1,
-                                  &why);
+        status = text_check("what a pause is for", pause->what, CAIRN_MEMBER_PAUSE_BYTES - 1, &why);
     if (status != CAIRN_OK) {
         coord_session_error(session, request, status, why.text);
         return;
@@ -74,7 +73,7 @@ static uint64_t absent_left_ms(const struct coord_job *job)
 /* Before the first round it is not asked whom each step of it waits for. */
 uint64_t coord_job_paused_ms(const struct coord_job *job)
 {
-    struct cairn_sentence text;
+    struct sentence text;
     uint64_t most_ms = 0;
     if (job->core == NULL || coord_job_dead(job) || !coord_job_shards_up(job)) return 0;
     if (absent_left_ms(job) > 0) return absent_left_ms(job);
@@ -112,55 +111,53 @@ bool coord_job_waits_for_silent(const struct coord_job *job)
 /* ---- for whom it waits ---- */
 
 /* People know names. False: nobody of that number is there. */
-static bool add_name(const void *context, bool is_shard, uint32_t number,
-                     struct cairn_sentence *out)
+static bool add_name(const void *context, bool is_shard, uint32_t number, struct sentence *out)
 {
     const struct coord_job *job = context;
     const struct coord_member *worker = NULL;
     if (is_shard) {
-        cairn_sentence_add(out, "shard %s", job->shards[number].seat->name);
+        sentence_add(out, "shard %s", job->shards[number].seat->name);
         return true;
     }
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->role == CAIRN_ROLE_WIRE_WORKER && m->rank == number) worker = m;
     if (worker == NULL) return false;
-    cairn_sentence_add(out, "worker %s of rank %" PRIu32, worker->session->name, number);
+    sentence_add(out, "worker %s of rank %" PRIu32, worker->session->name, number);
     if (left_ms(worker) > 0)
-        cairn_sentence_add(out, ", which is %s, for %" PRIu64 " s more at most", worker->pause.what,
-                           (left_ms(worker) + 999) / 1000);
+        sentence_add(out, ", which is %s, for %" PRIu64 " s more at most", worker->pause.what,
+                     (left_ms(worker) + 999) / 1000);
     return true;
 }
 
 /* Says what the job waits for when a shard came back without its part. */
-static void say_part(const struct coord_job *job, uint32_t shard, struct cairn_sentence *out)
+static void say_part(const struct coord_job *job, uint32_t shard, struct sentence *out)
 {
     const struct coord_seat *seat = job->shards[shard].seat;
     const char *sitter = peer_name(seat->session->peer);
-    cairn_sentence_set(out, "the part of shard %s: the one at %s came without it", seat->name,
-                       sitter);
+    sentence_set(out, "the part of shard %s: the one at %s came without it", seat->name, sitter);
     if (!coord_seat_claimed(job->cluster, seat)) return;
-    cairn_sentence_add(
+    sentence_add(
         out,
         ", and holds parts of other jobs; the one at %s has it and waits for the name: end the one "
         "at %s and this job goes on, or restore a snapshot of this job and end the other",
         seat->claimant, sitter);
 }
 
-void coord_job_waiting(const struct coord_job *job, struct cairn_sentence *out)
+void coord_job_waiting(const struct coord_job *job, struct sentence *out)
 {
     const struct round_names names = { add_name, job };
     out->text[0] = '\0';
     if (job->state == CAIRN_CLUSTER_JOB_LOST) {
-        cairn_sentence_set(out, "job %s, which is %s", job->spec.name, job->loss.why.text);
+        sentence_set(out, "job %s, which is %s", job->spec.name, job->loss.why.text);
         return;
     }
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_job_shard *s = &job->shards[i];
         if (coord_seat_obeys(s->seat) && s->missed_ms == 0) continue;
         if (!coord_seat_obeys(s->seat))
-            cairn_sentence_set(out, "shard %s (%s)", s->seat->name,
-                               s->seat->session == NULL ? "it is away"
-                                                        : coord_seat_standing_text(s->seat));
+            sentence_set(out, "shard %s (%s)", s->seat->name,
+                         s->seat->session == NULL ? "it is away"
+                                                  : coord_seat_standing_text(s->seat));
         else
             say_part(job, i, out);
         return;
@@ -168,36 +165,36 @@ void coord_job_waiting(const struct coord_job *job, struct cairn_sentence *out)
     const bool saving = coord_saving(job);
     const bool making = job->extension.making;
     if (saving && (job->state == CAIRN_CLUSTER_JOB_CREATING || making || job->init.seal_running)) {
-        cairn_sentence_set(out, "the store's disk");
+        sentence_set(out, "the store's disk");
     } else if (job->state == CAIRN_CLUSTER_JOB_CREATING) {
-        cairn_sentence_set(out, "the shards to %s",
-                           job->restoring                ? "load the snapshot"
-                           : job->spec.init_from != NULL ? "read its weights"
-                                                         : "make room");
+        sentence_set(out, "the shards to %s",
+                     job->restoring                ? "load the snapshot"
+                     : job->spec.init_from != NULL ? "read its weights"
+                                                   : "make room");
     } else if (making) {
-        cairn_sentence_set(out, "the shards to amend the job");
+        sentence_set(out, "the shards to amend the job");
     } else if (job->park.asking) {
-        cairn_sentence_set(out, "the shards to move its state");
+        sentence_set(out, "the shards to move its state");
     } else if (job->park.shut && job->park.settled) {
-        cairn_sentence_set(out, "`cairn job unpark %s`: job %s is parked", job->spec.name,
-                           job->spec.name);
+        sentence_set(out, "`cairn job unpark %s`: job %s is parked", job->spec.name,
+                     job->spec.name);
     } else if (coord_tiles_waiting(job, out)) {
         // it says whom
     } else if (!job->initialized) {
-        cairn_sentence_set(out, cairn_spec_initializes_itself(&job->spec)
-                                    ? "the shards to publish the initial state"
-                                    : "the initial state, from the worker of rank 0");
+        sentence_set(out, spec_initializes_itself(&job->spec)
+                              ? "the shards to publish the initial state"
+                              : "the initial state, from the worker of rank 0");
     } else if (job->rounds.persist_waits) {
-        cairn_sentence_set(out, "the store's disk");
+        sentence_set(out, "the store's disk");
     } else {
         round_waiting(job->core, &names, out);
         coord_halts_add_lost(job, out);
         if (out->text[0] != '\0' && absent_left_ms(job) > 0)
-            cairn_sentence_add(out,
-                               ", of whom one was %s when the job was restored, for %" PRIu64
-                               " s more at most",
-                               job->members.pause.what, (absent_left_ms(job) + 999) / 1000);
-        if (saving) cairn_sentence_add(out, "%sthe store's disk", out->text[0] != '\0' ? ", " : "");
+            sentence_add(out,
+                         ", of whom one was %s when the job was restored, for %" PRIu64
+                         " s more at most",
+                         job->members.pause.what, (absent_left_ms(job) + 999) / 1000);
+        if (saving) sentence_add(out, "%sthe store's disk", out->text[0] != '\0' ? ", " : "");
     }
 }
 
@@ -259,7 +256,7 @@ static void note(const struct coord_session *session, enum cairn_event_kind kind
 {
     char who[CAIRN_NAME_MAX + 16];
     const char *job = session->member_count == 1 ? session->members->job_name : NULL;
-    snprintf(who, sizeof who, "%s %s", cairn_role_name(session->role), session->name);
+    snprintf(who, sizeof who, "%s %s", role_name(session->role), session->name);
     coord_event_note(session->cluster, kind, job, who, "%s", text);
 }
 
@@ -267,7 +264,7 @@ static void note(const struct coord_session *session, enum cairn_event_kind kind
  * same of this session, and the earliest time since when: one sentence and one event, however
  * many shards a cut of the network is between. False: there are none. */
 static bool name_changed(const struct coord_session *session, const struct coord_unheard *list,
-                         const struct coord_unheard *other, struct cairn_sentence *out,
+                         const struct coord_unheard *other, struct sentence *out,
                          uint64_t *since_ms_out)
 {
     size_t named = 0;
@@ -278,7 +275,7 @@ static bool name_changed(const struct coord_session *session, const struct coord
         if (has(other, name) || is_said(session, name) ||
             session_of(session->cluster, name) == NULL)
             continue;
-        cairn_sentence_add(out, "%s%s", named++ > 0 ? ", " : "", name);
+        sentence_add(out, "%s%s", named++ > 0 ? ", " : "", name);
         if (list->list[i].since_ms < *since_ms_out) *since_ms_out = list->list[i].since_ms;
     }
     return named > 0;
@@ -286,27 +283,27 @@ static bool name_changed(const struct coord_session *session, const struct coord
 
 static void note_begun(const struct coord_session *session, const struct coord_unheard *was)
 {
-    struct cairn_sentence names, text;
+    struct sentence names, text;
     uint64_t since_ms;
     if (!name_changed(session, session->unheard, was, &names, &since_ms)) return;
-    cairn_sentence_set(&text,
-                       "hears nothing from %s over the data path, and both reach this coordinator: "
-                       "look for a firewall or a cut between them, in both directions",
-                       names.text);
-    cairn_log_warn("%s %s", session->name, text.text);
+    sentence_set(&text,
+                 "hears nothing from %s over the data path, and both reach this coordinator: "
+                 "look for a firewall or a cut between them, in both directions",
+                 names.text);
+    log_warn("%s %s", session->name, text.text);
     note(session, CAIRN_EVENT_PATH_CUT, text.text);
 }
 
 static void note_ended(const struct coord_session *session, const struct coord_unheard *was)
 {
-    struct cairn_sentence names, text;
+    struct sentence names, text;
     uint64_t since_ms;
     if (!name_changed(session, was, session->unheard, &names, &since_ms)) return;
-    cairn_sentence_set(&text,
-                       "hears %s over the data path again, or awaits nothing of it any more, after "
-                       "%" PRIu64 " s",
-                       names.text, (uv_now(session->cluster->loop) - since_ms) / 1000);
-    cairn_log_info("%s %s", session->name, text.text);
+    sentence_set(&text,
+                 "hears %s over the data path again, or awaits nothing of it any more, after "
+                 "%" PRIu64 " s",
+                 names.text, (uv_now(session->cluster->loop) - since_ms) / 1000);
+    log_info("%s %s", session->name, text.text);
     note(session, CAIRN_EVENT_PATH_WHOLE, text.text);
 }
 
@@ -326,7 +323,7 @@ const char *coord_unheard_text(const struct coord_session *session)
 }
 
 static void add(const struct coord_job *job, const struct coord_session *session,
-                struct cairn_sentence *out)
+                struct sentence *out)
 {
     const struct coord_unheard *unheard = session != NULL ? session->unheard : NULL;
     size_t named = 0;
@@ -335,15 +332,14 @@ static void add(const struct coord_job *job, const struct coord_session *session
         const struct coord_seat *seat = coord_seat_find(job->cluster, name);
         if (seat == NULL || seat->session == NULL || !coord_job_has_seat(job, seat)) continue;
         if (named++ > 0)
-            cairn_sentence_add(out, ", %s", name);
+            sentence_add(out, ", %s", name);
         else
-            cairn_sentence_add(out, "%s%s %s hears nothing from %s",
-                               out->text[0] != '\0' ? "; " : "", cairn_role_name(session->role),
-                               session->name, name);
+            sentence_add(out, "%s%s %s hears nothing from %s", out->text[0] != '\0' ? "; " : "",
+                         role_name(session->role), session->name, name);
     }
 }
 
-void coord_unheard_of_job(const struct coord_job *job, struct cairn_sentence *out)
+void coord_unheard_of_job(const struct coord_job *job, struct sentence *out)
 {
     out->text[0] = '\0';
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
@@ -627,29 +623,27 @@ static bool judge_steps(struct coord_job *job, struct sampled *all)
 
 /* ---- what is said ---- */
 
-static void say(const struct coord_straggler *s, const struct coord_member *m,
-                struct cairn_sentence *out)
+static void say(const struct coord_straggler *s, const struct coord_member *m, struct sentence *out)
 {
     const char *phase = phase_names[s->phase];
     const bool by_micro = m->job->spec.global_batch > 0 && is_by_micro(s->phase);
-    cairn_sentence_set(out, "worker %s (rank %" PRIu32 ")", m->session->name, m->rank);
+    sentence_set(out, "worker %s (rank %" PRIu32 ")", m->session->name, m->rank);
     if (s->waited_ms > 0) {
-        if (s->others > 0) cairn_sentence_add(out, " and %" PRIu32 " more", s->others);
-        cairn_sentence_add(out, ", for %.1f s in the open round: it %s (%s",
-                           (double)s->waited_ms / 1000,
-                           (s->flies ? flight_signs : late_signs)[s->phase], phase);
+        if (s->others > 0) sentence_add(out, " and %" PRIu32 " more", s->others);
+        sentence_add(out, ", for %.1f s in the open round: it %s (%s", (double)s->waited_ms / 1000,
+                     (s->flies ? flight_signs : late_signs)[s->phase], phase);
         if (s->others_us != UINT32_MAX)
-            cairn_sentence_add(out, "; the others take %.1f ms%s", (double)s->others_us / 1000,
-                               by_micro ? " a micro-batch" : "");
-        cairn_sentence_add(out, ")%s", s->flies ? ": " LOOK : "");
+            sentence_add(out, "; the others take %.1f ms%s", (double)s->others_us / 1000,
+                         by_micro ? " a micro-batch" : "");
+        sentence_add(out, ")%s", s->flies ? ": " LOOK : "");
         return;
     }
-    cairn_sentence_add(out,
-                       ", by its %s: %.1f ms a %s, and the others take %.1f ms (medians of the "
-                       "last %d steps)",
-                       phase, (double)s->us / 1000, by_micro ? "micro-batch" : "step",
-                       (double)s->others_us / 1000, CAIRN_STRAGGLER_STEPS);
-    if (s->phase != CAIRN_PHASE_COMPUTE) cairn_sentence_add(out, ": " LOOK);
+    sentence_add(out,
+                 ", by its %s: %.1f ms a %s, and the others take %.1f ms (medians of the "
+                 "last %d steps)",
+                 phase, (double)s->us / 1000, by_micro ? "micro-batch" : "step",
+                 (double)s->others_us / 1000, CAIRN_STRAGGLER_STEPS);
+    if (s->phase != CAIRN_PHASE_COMPUTE) sentence_add(out, ": " LOOK);
 }
 
 static void tell_log(struct coord_job *job)
@@ -658,14 +652,14 @@ static void tell_log(struct coord_job *job)
     const struct coord_member *m = coord_job_member(job, s->member);
     const uint64_t now_ms = coord_now_ms(job->cluster);
     const bool same = s->said_member == s->member && s->said_phase == s->phase;
-    struct cairn_sentence text;
+    struct sentence text;
     if (m == NULL) return;
     if (s->said_member != 0 && now_ms - s->said_ms < (same ? SAY_AGAIN_MS : SAY_MS)) return;
     s->said_member = s->member;
     s->said_phase = s->phase;
     s->said_ms = now_ms;
     say(s, m, &text);
-    cairn_log_warn("job %s is held up by %s", job->spec.name, text.text);
+    log_warn("job %s is held up by %s", job->spec.name, text.text);
 }
 
 void coord_straggler_tick(struct coord_job *job)

@@ -71,7 +71,7 @@ struct buffer_owner {
 };
 
 /* May the memory of buffer number pool->touched be used from now on? False: there is no room for it now. */
-typedef bool (*cairn_buffer_touch_fn)(struct buffer_pool *pool);
+typedef bool (*buffer_touch_fn)(struct buffer_pool *pool);
 
 struct buffer_pool {
     /* given */
@@ -79,7 +79,7 @@ struct buffer_pool {
     uint32_t count;         /* as many as the owners have chunks */
     uint32_t wanted;        /* more are touched only for an owner of which none is SENDING */
     uint64_t stuck_max_ms;  /* without room, before it is given up */
-    cairn_buffer_touch_fn touch;
+    buffer_touch_fn touch;
 
     uint32_t touched;          /* the lowest so many were used */
     struct buffer_owner *turn; /* the next owner to be offered a free buffer (round robin) */

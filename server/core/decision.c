@@ -20,31 +20,31 @@
 
 static void put_f64(uint8_t *out, double x)
 {
-    cairn_le_put(out, cairn_f64_bits(x), 8);
+    le_put(out, f64_bits(x), 8);
 }
 
 static double get_f64(const uint8_t *in)
 {
-    return cairn_f64_of_bits(cairn_le_get(in, 8));
+    return f64_of_bits(le_get(in, 8));
 }
 
 static void put_skips(uint8_t *out, const struct skips *skips)
 {
-    cairn_le_put(out, skips->all, 8);
-    cairn_le_put(out + 8, skips->revision, 8);
-    cairn_le_put(out + 16, skips->in_row, 4);
+    le_put(out, skips->all, 8);
+    le_put(out + 8, skips->revision, 8);
+    le_put(out + 16, skips->in_row, 4);
 }
 
 static struct skips get_skips(const uint8_t *in)
 {
-    return (struct skips) { .all = cairn_le_get(in, 8),
-                            .revision = cairn_le_get(in + 8, 8),
-                            .in_row = (uint32_t)cairn_le_get(in + 16, 4) };
+    return (struct skips) { .all = le_get(in, 8),
+                            .revision = le_get(in + 8, 8),
+                            .in_row = (uint32_t)le_get(in + 16, 4) };
 }
 
 static void put_driven(uint8_t *out, const struct payload *head)
 {
-    cairn_le_put(out, head->driven_count, 4);
+    le_put(out, head->driven_count, 4);
     for (uint32_t i = 0; i < head->driven_count; i++) put_f64(out + 4 + 8 * i, head->driven[i]);
 }
 
@@ -53,7 +53,7 @@ static void put_driven(uint8_t *out, const struct payload *head)
 static bool judge_driven(const uint8_t *in, size_t rest, uint32_t *count_out)
 {
     if (rest < 4) return false;
-    const uint32_t count = (uint32_t)cairn_le_get(in, 4);
+    const uint32_t count = (uint32_t)le_get(in, 4);
     if (count == 0 || count > (rest - 4) / 8) return false;
     for (uint32_t i = 0; i < count; i++) {
         const double lr = get_f64(in + 4 + 8 * (size_t)i);
@@ -63,8 +63,7 @@ static bool judge_driven(const uint8_t *in, size_t rest, uint32_t *count_out)
     return true;
 }
 
-size_t payload_encode(const struct payload *head, const struct cairn_group_scalars *groups,
-                      uint8_t *out)
+size_t payload_encode(const struct payload *head, const struct group_scalars *groups, uint8_t *out)
 {
     const size_t groups_end = CAIRN_PAYLOAD_BYTES(head->group_count);
     const size_t skips_end = groups_end + (head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0);
@@ -72,24 +71,23 @@ size_t payload_encode(const struct payload *head, const struct cairn_group_scala
     const size_t fixed_bytes = driven_end + head->missed.size;
     // First: it may be where the head of the new payload goes.
     if (head->state_bytes > 0) memmove(out + fixed_bytes, head->state, head->state_bytes);
-    cairn_le_put(out, PAYLOAD_MAGIC, 4);
-    cairn_le_put(out + 4, head->group_count, 4);
+    le_put(out, PAYLOAD_MAGIC, 4);
+    le_put(out + 4, head->group_count, 4);
     put_f64(out + 8, head->grad_norm);
     put_f64(out + 16, head->clip_scale);
     put_f64(out + 24, head->lr);
     put_f64(out + 32, head->loss_scale);
-    cairn_le_put(out + 40, head->good_rounds, 4);
-    cairn_le_put(
-        out + 44,
-        (head->finite ? FLAG_FINITE : 0) | (head->fail ? FLAG_FAIL : 0) |
-            (head->skips.all > 0 ? FLAG_SKIPS : 0) | (head->driven_count > 0 ? FLAG_DRIVEN : 0) |
-            (head->missed.size > 0 ? FLAG_MISSED : 0) | (head->state_bytes > 0 ? FLAG_STATE : 0),
-        4);
+    le_put(out + 40, head->good_rounds, 4);
+    le_put(out + 44,
+           (head->finite ? FLAG_FINITE : 0) | (head->fail ? FLAG_FAIL : 0) |
+               (head->skips.all > 0 ? FLAG_SKIPS : 0) | (head->driven_count > 0 ? FLAG_DRIVEN : 0) |
+               (head->missed.size > 0 ? FLAG_MISSED : 0) | (head->state_bytes > 0 ? FLAG_STATE : 0),
+           4);
     if (head->skips.all > 0) put_skips(out + groups_end, &head->skips);
     if (head->driven_count > 0) put_driven(out + skips_end, head);
     if (head->missed.size > 0) memcpy(out + driven_end, head->missed.bytes, head->missed.size);
     for (uint32_t i = 0; i < head->group_count; i++)
-        cairn_group_scalars_encode(&groups[i], out + CAIRN_PAYLOAD_BYTES(i));
+        group_scalars_encode(&groups[i], out + CAIRN_PAYLOAD_BYTES(i));
     return fixed_bytes + head->state_bytes;
 }
 
@@ -100,8 +98,8 @@ size_t payload_with_missed(const void *bytes, const struct payload *head,
                           (head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0) +
                           CAIRN_PAYLOAD_DRIVEN_BYTES(head->driven_count);
     memcpy(out, bytes, before);
-    const uint32_t flags = (uint32_t)cairn_le_get(out + 44, 4) & ~FLAG_MISSED;
-    cairn_le_put(out + 44, flags | (missed->size > 0 ? FLAG_MISSED : 0), 4);
+    const uint32_t flags = (uint32_t)le_get(out + 44, 4) & ~FLAG_MISSED;
+    le_put(out + 44, flags | (missed->size > 0 ? FLAG_MISSED : 0), 4);
     if (missed->size > 0) memcpy(out + before, missed->bytes, missed->size);
     if (head->state_bytes > 0) memcpy(out + before + missed->size, head->state, head->state_bytes);
     return before + missed->size + head->state_bytes;
@@ -110,10 +108,9 @@ size_t payload_with_missed(const void *bytes, const struct payload *head,
 cairn_status payload_decode(const void *bytes, size_t bytes_len, struct payload *head_out)
 {
     const uint8_t *in = bytes;
-    if (bytes_len < CAIRN_PAYLOAD_HEAD_BYTES || (uint32_t)cairn_le_get(in, 4) != PAYLOAD_MAGIC)
+    if (bytes_len < CAIRN_PAYLOAD_HEAD_BYTES || (uint32_t)le_get(in, 4) != PAYLOAD_MAGIC)
         return CAIRN_ERR_MALFORMED;
-    const uint32_t groups = (uint32_t)cairn_le_get(in + 4, 4),
-                   flags = (uint32_t)cairn_le_get(in + 44, 4);
+    const uint32_t groups = (uint32_t)le_get(in + 4, 4), flags = (uint32_t)le_get(in + 44, 4);
     const size_t tail = bytes_len - CAIRN_PAYLOAD_HEAD_BYTES;
     if (groups > tail / CAIRN_GROUP_SCALARS_BYTES) return CAIRN_ERR_MALFORMED;
     const size_t skips_bytes = (flags & FLAG_SKIPS) != 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0;
@@ -141,7 +138,7 @@ cairn_status payload_decode(const void *bytes, size_t bytes_len, struct payload 
         .clip_scale = get_f64(in + 16),
         .lr = get_f64(in + 24),
         .loss_scale = get_f64(in + 32),
-        .good_rounds = (uint32_t)cairn_le_get(in + 40, 4),
+        .good_rounds = (uint32_t)le_get(in + 40, 4),
         .finite = (flags & FLAG_FINITE) != 0,
         .fail = (flags & FLAG_FAIL) != 0,
         .skips = skips,
@@ -157,15 +154,15 @@ cairn_status payload_decode(const void *bytes, size_t bytes_len, struct payload 
 void payload_set_loss_scale(uint8_t *bytes, double loss_scale)
 {
     put_f64(bytes + 32, loss_scale);
-    cairn_le_put(bytes + 40, 0, 4); // rounds that were good with it
+    le_put(bytes + 40, 0, 4); // rounds that were good with it
 }
 
 cairn_status payload_group(const void *bytes, size_t bytes_len, uint32_t group,
-                           struct cairn_group_scalars *scalars_out)
+                           struct group_scalars *scalars_out)
 {
     assert(CAIRN_PAYLOAD_BYTES((size_t)group + 1) <= bytes_len);
     const uint8_t *in = (const uint8_t *)bytes + CAIRN_PAYLOAD_BYTES(group);
-    return cairn_group_scalars_decode(in, CAIRN_GROUP_SCALARS_BYTES, scalars_out);
+    return group_scalars_decode(in, CAIRN_GROUP_SCALARS_BYTES, scalars_out);
 }
 
 double payload_driven(const void *bytes, const struct payload *head, uint32_t i)
@@ -184,21 +181,21 @@ _Static_assert(CAIRN_SPEC_LEAVE_MAX <= CAIRN_MISSED_RUNS_MAX, "each may be a run
 
 static uint32_t get_u32(const uint8_t *in)
 {
-    return (uint32_t)cairn_le_get(in, 4);
+    return (uint32_t)le_get(in, 4);
 }
 
 static void put_class(uint8_t *out, const struct missed_class *c)
 {
-    cairn_le_put(out, c->steps, 8);
-    cairn_le_put(out + 8, c->group, 4);
-    cairn_le_put(out + 12, c->flags, 4);
-    cairn_le_put(out + 16, c->neg_step_size, 4);
-    cairn_le_put(out + 20, c->sqrt_bc2, 4);
+    le_put(out, c->steps, 8);
+    le_put(out + 8, c->group, 4);
+    le_put(out + 12, c->flags, 4);
+    le_put(out + 16, c->neg_step_size, 4);
+    le_put(out + 20, c->sqrt_bc2, 4);
 }
 
 static struct missed_class get_class(const uint8_t *in)
 {
-    return (struct missed_class) { .steps = cairn_le_get(in, 8),
+    return (struct missed_class) { .steps = le_get(in, 8),
                                    .group = get_u32(in + 8),
                                    .flags = get_u32(in + 12),
                                    .neg_step_size = get_u32(in + 16),
@@ -280,10 +277,10 @@ uint64_t missed_steps(const struct missed *missed, uint32_t tensor)
     return c == CAIRN_MISSED_NONE ? 0 : missed_class_at(missed, c).steps;
 }
 
-struct cairn_group_scalars missed_scalars(const struct missed_class *class_,
-                                          const struct cairn_group_scalars *group)
+struct group_scalars missed_scalars(const struct missed_class *class_,
+                                    const struct group_scalars *group)
 {
-    struct cairn_group_scalars scalars = *group;
+    struct group_scalars scalars = *group;
     scalars.flags &= ~(uint32_t)CAIRN_SCALAR_FIRST_STEP;
     if ((class_->flags & CAIRN_MISSED_FIRST) != 0) scalars.flags |= CAIRN_SCALAR_FIRST_STEP;
     scalars.neg_step_size = class_->neg_step_size;
@@ -336,8 +333,8 @@ void missed_put(struct missed_writer *writer, uint32_t tensor, uint64_t steps, u
     if (writer->run_count == writer->room) writer->is_full = true;
     if (writer->is_full) return;
     uint8_t *run = run_at(writer, writer->run_count++);
-    cairn_le_put(run, tensor, 4);
-    cairn_le_put(run + 4, number, 4);
+    le_put(run, tensor, 4);
+    le_put(run + 4, number, 4);
     writer->run_class = number;
 }
 
@@ -347,7 +344,7 @@ struct missed_class missed_written(const struct missed_writer *writer, uint32_t 
     return get_class(class_at(writer->out, c));
 }
 
-void missed_set(struct missed_writer *writer, uint32_t c, const struct cairn_group_scalars *scalars)
+void missed_set(struct missed_writer *writer, uint32_t c, const struct group_scalars *scalars)
 {
     struct missed_class one = missed_written(writer, c);
     if ((scalars->flags & CAIRN_SCALAR_FIRST_STEP) != 0) one.flags |= CAIRN_MISSED_FIRST;
@@ -360,8 +357,8 @@ struct missed missed_end(struct missed_writer *writer)
 {
     if (writer->class_count == 0) return (struct missed) { .bytes = NULL };
     assert(!writer->is_full);
-    cairn_le_put(writer->out, writer->class_count, 4);
-    cairn_le_put(writer->out + 4, writer->run_count, 4);
+    le_put(writer->out, writer->class_count, 4);
+    le_put(writer->out + 4, writer->run_count, 4);
     uint8_t *behind = (uint8_t *)(uintptr_t)class_at(writer->out, writer->class_count);
     memmove(behind, run_at(writer, 0), (size_t)writer->run_count * CAIRN_MISSED_RUN_BYTES);
     return (struct missed) { writer->out,

@@ -79,8 +79,8 @@ uint32_t missed_class_of(const struct missed *missed, uint32_t tensor);
 /* How many steps a trained tensor has missed. */
 uint64_t missed_steps(const struct missed *missed, uint32_t tensor);
 /* The scalars of an update of the class: those of its group, but for what goes by the count. */
-struct cairn_group_scalars missed_scalars(const struct missed_class *class_,
-                                          const struct cairn_group_scalars *group);
+struct group_scalars missed_scalars(const struct missed_class *class_,
+                                    const struct group_scalars *group);
 
 /* Writes one, tensor by tensor, in the order of the job's list. */
 #define CAIRN_MISSED_CACHE 256
@@ -97,8 +97,7 @@ void missed_put(struct missed_writer *writer, uint32_t tensor, uint64_t steps, u
 /* Ends the list, and returns it. All 0: nothing was missed. */
 struct missed missed_end(struct missed_writer *writer);
 /* Before the end: sets the scalars of a class by those of an update at the tensors' own count. */
-void missed_set(struct missed_writer *writer, uint32_t c,
-                const struct cairn_group_scalars *scalars);
+void missed_set(struct missed_writer *writer, uint32_t c, const struct group_scalars *scalars);
 struct missed_class missed_written(const struct missed_writer *writer, uint32_t c);
 
 /* ==== decision ==== */
@@ -112,7 +111,7 @@ enum decision_kind {
     CAIRN_DECISION_WRITE = 4    /* what the round's one worker put takes effect: generation + 1 */
 };
 
-struct cairn_decision {
+struct decision {
     enum decision_kind kind;
     uint64_t round;                     /* 0: of no round (a fresh or a restored job) */
     struct cairn_version version_after; /* SKIP, NONE: the version there is */
@@ -168,8 +167,7 @@ struct payload {
 /* Writes at most CAIRN_PAYLOAD_MAX(groups of the job, its tensors, head->state_bytes) bytes, and returns how
  * many: the head, the groups in the spec's order, the skips if there are any, the learning rates of driven
  * groups and what tensors have missed likewise, the client state. */
-size_t payload_encode(const struct payload *head, const struct cairn_group_scalars *groups,
-                      uint8_t *out);
+size_t payload_encode(const struct payload *head, const struct group_scalars *groups, uint8_t *out);
 /* The payload of `head`, which was decoded of `bytes`, with `missed` in the place of what tensors have missed
  * there. Writes at most that much more, and returns how many bytes. */
 size_t payload_with_missed(const void *bytes, const struct payload *head,
@@ -181,7 +179,7 @@ cairn_status payload_decode(const void *bytes, size_t bytes_len,
 void payload_set_loss_scale(uint8_t *bytes, double loss_scale);
 /* The scalars of group `group` < group_count of a payload that payload_decode accepts. */
 cairn_status payload_group(const void *bytes, size_t bytes_len, uint32_t group,
-                           struct cairn_group_scalars *scalars_out) CAIRN_MUST_CHECK;
+                           struct group_scalars *scalars_out) CAIRN_MUST_CHECK;
 /* The learning rate of group `i` < driven_count of such a payload, if it is driven. */
 double payload_driven(const void *bytes, const struct payload *head, uint32_t i);
 

@@ -14,7 +14,7 @@ struct shard {
 };
 
 /* In PREPARING and CUTTING the slice's layout is not in force yet, and `next` is what it is. */
-struct cairn_move {
+struct move {
     uint32_t shard_max;
     enum move_stage stage;
     uint64_t layout; /* in force */
@@ -34,15 +34,15 @@ size_t move_bytes(const struct move_config *config)
 {
     if (config->shard_max < 1 || config->shard_max > 1u << 24) return 0;
     if (config->shard_count < 1 || config->shard_count > config->shard_max) return 0;
-    return sizeof(struct cairn_move) + config->shard_max * sizeof(struct shard);
+    return sizeof(struct move) + config->shard_max * sizeof(struct shard);
 }
 
-struct cairn_move *move_init(void *memory, const struct move_config *config)
+struct move *move_init(void *memory, const struct move_config *config)
 {
     const size_t bytes = move_bytes(config);
     assert(bytes > 0);
     memset(memory, 0, bytes);
-    struct cairn_move *move = memory;
+    struct move *move = memory;
     move->shards = (struct shard *)(move + 1);
     move->shard_max = config->shard_max;
     move->layout = config->layout;
@@ -73,7 +73,7 @@ static void end(uint64_t layout, cairn_status status, uint32_t shard, struct mov
 }
 
 /* The slice was not made: as before. */
-static void take_back(struct cairn_move *move, cairn_status status, uint32_t shard,
+static void take_back(struct move *move, cairn_status status, uint32_t shard,
                       struct move_actions *actions)
 {
     const uint64_t layout = move->next.layout;
@@ -84,7 +84,7 @@ static void take_back(struct cairn_move *move, cairn_status status, uint32_t sha
 }
 
 /* The slice cannot be made, and is in force. */
-static void lose(struct cairn_move *move, struct move_actions *actions)
+static void lose(struct move *move, struct move_actions *actions)
 {
     move->stage = CAIRN_MOVE_LOST;
     end(move->layout, CAIRN_ERR_JOB_LOST, move->lost_shard, actions);
@@ -92,7 +92,7 @@ static void lose(struct cairn_move *move, struct move_actions *actions)
 
 /* ---- events ---- */
 
-static void on_begin(struct cairn_move *move, const struct move_event *event,
+static void on_begin(struct move *move, const struct move_event *event,
                      struct move_actions *actions)
 {
     assert(event->back ? move->stage == CAIRN_MOVE_LOST : move->stage == CAIRN_MOVE_REST);
@@ -108,7 +108,7 @@ static void on_begin(struct cairn_move *move, const struct move_event *event,
     act(actions, CAIRN_MOVE_PREPARE, event->layout);
 }
 
-static bool all_prepared(const struct cairn_move *move)
+static bool all_prepared(const struct move *move)
 {
     if (MUTANT(69)) return true;
     for (uint32_t s = 0; s < move->shard_max; s++)
@@ -116,7 +116,7 @@ static bool all_prepared(const struct cairn_move *move)
     return true;
 }
 
-static void on_prepared(struct cairn_move *move, const struct move_event *event,
+static void on_prepared(struct move *move, const struct move_event *event,
                         struct move_actions *actions)
 {
     if (move->stage != CAIRN_MOVE_PREPARING || event->layout != move->next.layout) return;
@@ -130,7 +130,7 @@ static void on_prepared(struct cairn_move *move, const struct move_event *event,
     act(actions, CAIRN_MOVE_CUT_OVER, move->next.layout)->back = move->next.back;
 }
 
-static void on_in_force(struct cairn_move *move, const struct move_event *event,
+static void on_in_force(struct move *move, const struct move_event *event,
                         struct move_actions *actions)
 {
     if (move->stage != CAIRN_MOVE_CUTTING || event->layout != move->next.layout) return;
@@ -144,7 +144,7 @@ static void on_in_force(struct cairn_move *move, const struct move_event *event,
     if (move->lost) lose(move, actions);
 }
 
-static bool all_moved(const struct cairn_move *move)
+static bool all_moved(const struct move *move)
 {
     if (MUTANT(68)) return true;
     for (uint32_t s = 0; s < move->shard_max; s++)
@@ -152,7 +152,7 @@ static bool all_moved(const struct cairn_move *move)
     return true;
 }
 
-static void on_moved(struct cairn_move *move, const struct move_event *event,
+static void on_moved(struct move *move, const struct move_event *event,
                      struct move_actions *actions)
 {
     struct shard *shard = &move->shards[event->shard];
@@ -169,14 +169,14 @@ static void on_moved(struct cairn_move *move, const struct move_event *event,
     end(move->layout, CAIRN_OK, CAIRN_MOVE_ALL, actions);
 }
 
-static bool may_take_back(const struct cairn_move *move, const struct move_event *event)
+static bool may_take_back(const struct move *move, const struct move_event *event)
 {
     return move->stage == CAIRN_MOVE_PREPARING ||
            (move->stage == CAIRN_MOVE_CUTTING && event->pending);
 }
 
 /* It had nothing that was settled. */
-static void on_shard_lost(struct cairn_move *move, uint32_t shard, struct move_actions *actions)
+static void on_shard_lost(struct move *move, uint32_t shard, struct move_actions *actions)
 {
     const bool cutting = move->stage == CAIRN_MOVE_CUTTING; // and it cannot be taken back
     if (cutting && !move->shards[shard].gone_next) {
@@ -189,7 +189,7 @@ static void on_shard_lost(struct cairn_move *move, uint32_t shard, struct move_a
     lose(move, actions);
 }
 
-static void on_shard_gone(struct cairn_move *move, const struct move_event *event,
+static void on_shard_gone(struct move *move, const struct move_event *event,
                           struct move_actions *actions)
 {
     const struct shard *shard = &move->shards[event->shard];
@@ -205,8 +205,7 @@ static void on_shard_gone(struct cairn_move *move, const struct move_event *even
     }
 }
 
-void move_on_event(struct cairn_move *move, const struct move_event *event,
-                   struct move_actions *actions)
+void move_on_event(struct move *move, const struct move_event *event, struct move_actions *actions)
 {
     assert(event->shard < move->shard_max);
     switch (event->kind) {
@@ -226,18 +225,18 @@ void move_on_event(struct cairn_move *move, const struct move_event *event,
 
 /* ---- questions ---- */
 
-enum move_stage move_stage_of(const struct cairn_move *move)
+enum move_stage move_stage_of(const struct move *move)
 {
     return move->stage;
 }
 
-uint64_t move_layout(const struct cairn_move *move)
+uint64_t move_layout(const struct move *move)
 {
     const bool next = move->stage == CAIRN_MOVE_PREPARING || move->stage == CAIRN_MOVE_CUTTING;
     return next ? move->next.layout : move->layout;
 }
 
-bool move_waits_for(const struct cairn_move *move, uint32_t shard)
+bool move_waits_for(const struct move *move, uint32_t shard)
 {
     assert(shard < move->shard_max);
     const struct shard *s = &move->shards[shard];
@@ -245,7 +244,7 @@ bool move_waits_for(const struct cairn_move *move, uint32_t shard)
     return move->stage == CAIRN_MOVE_MOVING && !s->gone && !s->moved;
 }
 
-bool move_has_moved(const struct cairn_move *move, uint32_t shard)
+bool move_has_moved(const struct move *move, uint32_t shard)
 {
     assert(shard < move->shard_max);
     return move->shards[shard].moved;

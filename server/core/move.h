@@ -108,25 +108,24 @@ struct move_actions {
 };
 #define CAIRN_MOVE_ACTIONS_MAX 4 /* that one event gives */
 
-struct cairn_move;
+struct move;
 
 /* Bytes of memory for a machine of this configuration; 0 if it is not valid. */
 size_t move_bytes(const struct move_config *config);
 /* In REST; MOVING, if it is `unsettled`. Memory: aligned as by malloc; borrowed until it is dropped; nothing
  * to release. */
-struct cairn_move *move_init(void *memory, const struct move_config *config);
+struct move *move_init(void *memory, const struct move_config *config);
 
 /* Takes one event. An event of another layout or stage changes nothing. */
-void move_on_event(struct cairn_move *move, const struct move_event *event,
-                   struct move_actions *actions);
+void move_on_event(struct move *move, const struct move_event *event, struct move_actions *actions);
 
 /* ---- questions ---- */
-enum move_stage move_stage_of(const struct cairn_move *move);
+enum move_stage move_stage_of(const struct move *move);
 /* The number of the layout of the slice under way; in REST and LOST, of the one in force. */
-uint64_t move_layout(const struct cairn_move *move);
+uint64_t move_layout(const struct move *move);
 /* PREPARING: its answer is awaited; MOVING: it is not whole. */
-bool move_waits_for(const struct cairn_move *move, uint32_t shard);
+bool move_waits_for(const struct move *move, uint32_t shard);
 /* It is whole in the layout in force. */
-bool move_has_moved(const struct cairn_move *move, uint32_t shard);
+bool move_has_moved(const struct move *move, uint32_t shard);
 
 #endif

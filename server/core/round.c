@@ -1,5 +1,6 @@
 #include "server/core/round.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <string.h>
 
@@ -35,7 +36,7 @@ size_t round_bytes(const struct round_config *config)
     if (!config_ok(config)) return 0; // the limits above make what follows fit
     return sizeof(struct cairn_round) + shards_of(config) * sizeof(struct shard) +
            config->member_max * (sizeof(struct worker) + sizeof(struct absent) + sizeof(uint64_t)) +
-           config->group_count * (sizeof(struct cairn_group_scalars) + 2 * sizeof(double)) +
+           config->group_count * (sizeof(struct group_scalars) + 2 * sizeof(double)) +
            config->tensor_count * 2 * sizeof(uint64_t) + CAIRN_MISSED_BYTES(config->tensor_count) +
            CAIRN_PAYLOAD_MAX(config->group_count, config->tensor_count,
                              2 * (size_t)config->client_state_max);
@@ -70,7 +71,7 @@ struct cairn_round *round_init(void *memory, const struct round_config *config)
     core->workers = (struct worker *)(core->shards + core->config.shard_max);
     core->absent = (struct absent *)(core->workers + config->member_max);
     core->contributors = (uint64_t *)(core->absent + config->member_max);
-    core->scalars = (struct cairn_group_scalars *)(core->contributors + config->member_max);
+    core->scalars = (struct group_scalars *)(core->contributors + config->member_max);
     core->driven = (double *)(core->scalars + config->group_count);
     core->driven_given = core->driven + config->group_count;
     core->missed = (uint64_t *)(core->driven_given + config->group_count);
@@ -413,7 +414,7 @@ static void on_published(struct cairn_round *core, const struct round_event *eve
 {
     const bool awaited = core->stage == CAIRN_ROUND_RESOLVING || core->stage == CAIRN_ROUND_DECIDED;
     if (!awaited || event->epoch != core->epoch || event->round != core->last.round) return;
-    const bool same = cairn_version_compare(event->version, core->last.version_after) == 0;
+    const bool same = version_compare(event->version, core->last.version_after) == 0;
     const bool checked = core->last.round != 0 || (core->ready && !core->need_epoch);
     if (!same && checked) {
         round_fail(core, event->shard, "it published another version than was decided", actions);
@@ -602,7 +603,7 @@ struct skips round_skips(const struct cairn_round *core)
     return core->skips;
 }
 
-const struct cairn_decision *round_last(const struct cairn_round *core)
+const struct decision *round_last(const struct cairn_round *core)
 {
     return &core->last;
 }
@@ -691,24 +692,23 @@ struct round_counts round_counts_of(const struct cairn_round *core)
 /* A list on its way into a sentence: "shard 2 (what it has not done), shard 3 (...)". */
 struct listing {
     const struct round_names *names;
-    struct cairn_sentence *out;
+    struct sentence *out;
     bool any;
 };
 
 static void begin_entry(struct listing *listing, bool is_shard, uint32_t number)
 {
     const struct round_names *names = listing->names;
-    if (listing->any) cairn_sentence_add(listing->out, ", ");
+    if (listing->any) sentence_add(listing->out, ", ");
     listing->any = true;
     if (names != NULL && names->add(names->context, is_shard, number, listing->out)) return;
-    cairn_sentence_add(listing->out, "%s %u", is_shard ? "shard" : "worker of rank",
-                       (unsigned)number);
+    sentence_add(listing->out, "%s %u", is_shard ? "shard" : "worker of rank", (unsigned)number);
 }
 
 static void list_shard(struct listing *listing, uint32_t shard, const char *what)
 {
     begin_entry(listing, true, shard);
-    cairn_sentence_add(listing->out, " (%s)", what);
+    sentence_add(listing->out, " (%s)", what);
 }
 
 static void list_shards(const struct cairn_round *core, struct listing *listing)
@@ -730,23 +730,23 @@ static void list_shards(const struct cairn_round *core, struct listing *listing)
 static void list_worker(const struct cairn_round *core, struct listing *listing, uint32_t rank,
                         bool summed)
 {
-    const unsigned long long round = core->open_round;
+    const uint64_t round = core->open_round;
     begin_entry(listing, false, rank);
     if (summed && core->config.client_state_max > 0)
-        cairn_sentence_add(listing->out, " (its client state of round %llu)", round);
+        sentence_add(listing->out, " (its client state of round %" PRIu64 ")", round);
     else if (core->writing)
-        cairn_sentence_add(listing->out, " (has not ended its write)");
+        sentence_add(listing->out, " (has not ended its write)");
     else
-        cairn_sentence_add(listing->out, " (has not committed round %llu)", round);
+        sentence_add(listing->out, " (has not committed round %" PRIu64 ")", round);
 }
 
 static void list_open_round(const struct cairn_round *core, struct listing *listing)
 {
-    const unsigned long long round = core->open_round;
+    const uint64_t round = core->open_round;
     if (core->late_round == core->open_round) {
         begin_entry(listing, true, core->late_shard);
-        cairn_sentence_add(listing->out, " (lacks something of %u of %u workers in round %llu)",
-                           (unsigned)core->late_lacks, (unsigned)core->world, round);
+        sentence_add(listing->out, " (lacks something of %u of %u workers in round %" PRIu64 ")",
+                     (unsigned)core->late_lacks, (unsigned)core->world, round);
         return;
     }
     const bool summed = core->reduced_count == core->serving;
@@ -760,60 +760,59 @@ static void list_open_round(const struct cairn_round *core, struct listing *list
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         if (core->shards[s].gone || core->shards[s].reduced) continue;
         begin_entry(listing, true, s);
-        cairn_sentence_add(listing->out, " (has not summed round %llu)", round);
+        sentence_add(listing->out, " (has not summed round %" PRIu64 ")", round);
     }
 }
 
 /* Says that workers are awaited that were started together with the ones that are there. */
-static void wait_for_start(const struct cairn_round *core, struct cairn_sentence *out)
+static void wait_for_start(const struct cairn_round *core, struct sentence *out)
 {
     const uint32_t world = round_start_world(core);
     uint64_t until_ms = UINT64_MAX;
     if (core->worker_count >= world) return;
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].start_ms < until_ms) until_ms = core->workers[i].start_ms;
-    cairn_sentence_set(
-        out, "%u more worker%s of this launch (%u of %u attached; without them in %llu s)",
+    sentence_set(
+        out, "%u more worker%s of this launch (%u of %u attached; without them in %" PRIu64 " s)",
         (unsigned)(world - core->worker_count), world - core->worker_count == 1 ? "" : "s",
-        (unsigned)core->worker_count, (unsigned)world,
-        (unsigned long long)(until_ms - core->now_ms + 999) / 1000);
+        (unsigned)core->worker_count, (unsigned)world, (until_ms - core->now_ms + 999) / 1000);
 }
 
-static void wait_for_least(const struct cairn_round *core, struct cairn_sentence *out)
+static void wait_for_least(const struct cairn_round *core, struct sentence *out)
 {
     const uint32_t least = core->terms_newest.workers_min, missing = least - core->worker_count;
-    cairn_sentence_set(out,
-                       "%u more worker%s (%u of %u attached): start %s, or have the job take fewer "
-                       "(`cairn job amend JOB --workers MIN:MAX`)",
-                       (unsigned)missing, missing == 1 ? "" : "s", (unsigned)core->worker_count,
-                       (unsigned)least, missing == 1 ? "it" : "them");
+    sentence_set(out,
+                 "%u more worker%s (%u of %u attached): start %s, or have the job take fewer "
+                 "(`cairn job amend JOB --workers MIN:MAX`)",
+                 (unsigned)missing, missing == 1 ? "" : "s", (unsigned)core->worker_count,
+                 (unsigned)least, missing == 1 ? "it" : "them");
 }
 
 void round_waiting(const struct cairn_round *core, const struct round_names *names,
-                   struct cairn_sentence *out)
+                   struct sentence *out)
 {
     struct listing listing = { names, out, false };
-    cairn_sentence_set(out, "%s", "");
+    sentence_set(out, "%s", "");
     list_shards(core, &listing);
     if (listing.any) return;
     if (core->persisting)
-        cairn_sentence_set(out, "the store's disk (epoch %llu)", (unsigned long long)core->epoch);
+        sentence_set(out, "the store's disk (epoch %" PRIu64 ")", core->epoch);
     else if (core->stage == CAIRN_ROUND_OPEN)
         list_open_round(core, &listing);
     else if (core->stage == CAIRN_ROUND_STEADY && !core->ready)
-        cairn_sentence_set(out, "the initial state of the job");
+        sentence_set(out, "the initial state of the job");
     else if (core->stage == CAIRN_ROUND_STEADY && round_halted_of_results(core))
-        cairn_sentence_set(
-            out, "a restore or a write (results of the update to step %llu are not finite)",
-            (unsigned long long)core->version.step);
+        sentence_set(
+            out, "a restore or a write (results of the update to step %" PRIu64 " are not finite)",
+            core->version.step);
     else if (core->stage == CAIRN_ROUND_STEADY && round_halted_of_loss(core))
-        cairn_sentence_set(out, "an amendment or a restore (a worker was lost, and on_worker_loss "
-                                "is fail)");
+        sentence_set(out, "an amendment or a restore (a worker was lost, and on_worker_loss "
+                          "is fail)");
     else if (core->stage == CAIRN_ROUND_STEADY && round_halted(core))
-        cairn_sentence_set(out,
-                           "an amendment or a restore (%u rounds in a row were skipped, their "
-                           "gradients not finite, and the loss scale is at its least)",
-                           (unsigned)core->skips.in_row);
+        sentence_set(out,
+                     "an amendment or a restore (%u rounds in a row were skipped, their "
+                     "gradients not finite, and the loss scale is at its least)",
+                     (unsigned)core->skips.in_row);
     else if (core->stage == CAIRN_ROUND_STEADY &&
              core->worker_count < core->terms_newest.workers_min)
         wait_for_least(core, out);
@@ -912,7 +911,7 @@ const char *round_layout_judge(const struct cairn_round *core)
 {
     if (!core->went_back) return NULL;
     const bool same = core->config.layout_at.generation != 0 &&
-                      cairn_version_compare(core->last.version_after, core->config.layout_at) == 0;
+                      version_compare(core->last.version_after, core->config.layout_at) == 0;
     return same ? NULL : "a shard was lost, and part of the newest version with it";
 }
 

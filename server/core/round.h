@@ -80,9 +80,9 @@ struct round_tensor {
  * from when the core is told of them until it says that others are in force
  * (round_terms_of). */
 struct round_terms {
-    const struct cairn_group_hyper *groups; /* [group_count] */
-    const struct cairn_schedule *schedules; /* [group_count], of their lr; NULL: all are constant */
-    const bool *frozen;                     /* [group_count], take no gradient; NULL: none */
+    const struct group_hyper *groups; /* [group_count] */
+    const struct schedule *schedules; /* [group_count], of their lr; NULL: all are constant */
+    const bool *frozen;               /* [group_count], take no gradient; NULL: none */
     /* [tensor_count]; group and elems are what they were */
     const struct round_tensor *tensors;
     bool any_frozen;   /* of the tensors, by itself or with its group */
@@ -202,7 +202,7 @@ struct round_event {
     uint64_t member;
     uint32_t rank;
     uint32_t shard; /* below shard_max */
-    enum cairn_step_phase phase;
+    enum step_phase phase;
     struct cairn_version version;
     uint64_t now_ms, wait_ms;
     uint64_t snapshot;
@@ -212,7 +212,7 @@ struct round_event {
     bool shut, refused, back, empty, lost;
     bool nonfinite; /* the update of that version left something there that is not finite */
     /* borrowed for the call */
-    const struct cairn_decision *decision;
+    const struct decision *decision;
     const struct step_sums *sums;
     const struct round_untouched *untouched; /* [untouched_count] */
     uint32_t untouched_count;
@@ -275,7 +275,7 @@ struct round_action {
     uint64_t snapshot;
     uint64_t layout;
     /* borrowed: the core's, valid until the next event */
-    const struct cairn_decision *decision;
+    const struct decision *decision;
     const uint64_t *members; /* [member_count] */
     uint32_t member_count;
     const char *why; /* static */
@@ -318,7 +318,7 @@ bool round_halted_of_results(const struct cairn_round *core);
 bool round_halted_of_loss(const struct cairn_round *core);
 /* No round of steps opens yet: on_worker_loss is WAIT, and fewer workers are there than before a loss. */
 bool round_waits_for_lost(const struct cairn_round *core);
-const struct cairn_decision *round_last(const struct cairn_round *core);
+const struct decision *round_last(const struct cairn_round *core);
 /* The client state of round_version; valid until the next event. False: not known now, because an epoch
  * changes or a decision is being carried out. */
 bool round_client_state(const struct cairn_round *core, const uint8_t **state_out,
@@ -361,11 +361,11 @@ struct round_counts round_counts_of(const struct cairn_round *core);
  * committed round 4711)", "2 more workers (1 of 3 attached)"; empty when it waits for nobody. */
 struct round_names { /* of those that the core knows by number */
     /* Adds who it is to `out`; false, and adds nothing: the number will do. */
-    bool (*add)(const void *context, bool is_shard, uint32_t number, struct cairn_sentence *out);
+    bool (*add)(const void *context, bool is_shard, uint32_t number, struct sentence *out);
     const void *context;
 };
 /* names may be NULL. */
 void round_waiting(const struct cairn_round *core, const struct round_names *names,
-                   struct cairn_sentence *out);
+                   struct sentence *out);
 
 #endif

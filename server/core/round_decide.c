@@ -22,7 +22,7 @@ static cairn_status add_sums(struct step_sums *sums, const struct step_sums *mor
             sums->sum_squares.limb[i] += more->sum_squares.limb[i];
         return CAIRN_OK;
     }
-    return cairn_exact_add(&sums->sum_squares, &more->sum_squares);
+    return exact_add(&sums->sum_squares, &more->sum_squares);
 }
 
 void round_on_reduced(struct cairn_round *core, const struct round_event *event,
@@ -74,16 +74,16 @@ double round_group_lr(const struct round_terms *terms, const double *driven, uin
 {
     const double lr = terms->groups[group].lr;
     if (terms->schedules == NULL) return lr;
-    const struct cairn_schedule *schedule = &terms->schedules[group];
+    const struct schedule *schedule = &terms->schedules[group];
     if (schedule->kind == CAIRN_SCHEDULE_DRIVEN) return driven[group];
-    return cairn_schedule_lr(schedule, lr, step);
+    return schedule_lr(schedule, lr, step);
 }
 
 /* The hyper-parameters of a group in the open round. */
-static struct cairn_group_hyper round_hyper(const struct cairn_round *core, uint32_t group)
+static struct group_hyper round_hyper(const struct cairn_round *core, uint32_t group)
 {
     const struct round_terms *terms = &core->config.terms;
-    struct cairn_group_hyper hyper = terms->groups[group];
+    struct group_hyper hyper = terms->groups[group];
     hyper.lr = round_group_lr(terms, core->driven_given, group, core->version.step);
     return hyper;
 }
@@ -92,9 +92,9 @@ static void compute_scalars(struct cairn_round *core, uint32_t grad_scale)
 {
     const struct round_terms *terms = &core->config.terms;
     for (uint32_t g = 0; g < core->config.group_count; g++) {
-        const struct cairn_group_hyper hyper = round_hyper(core, g);
-        const cairn_status status = cairn_group_scalars_of(&hyper, core->version.step + 1,
-                                                           grad_scale, &core->scalars[g]);
+        const struct group_hyper hyper = round_hyper(core, g);
+        const cairn_status status = group_scalars_of(&hyper, core->version.step + 1, grad_scale,
+                                                     &core->scalars[g]);
         assert(status ==
                CAIRN_OK); // the groups come from a spec that was judged, what drives them too
         if (terms->frozen != NULL && terms->frozen[g])
@@ -105,10 +105,10 @@ static void compute_scalars(struct cairn_round *core, uint32_t grad_scale)
 /* True if there is an update to make; then `head` and the scalars are that update's. */
 static bool judge_sums(struct cairn_round *core, struct payload *head)
 {
-    struct cairn_update_norm norm;
+    struct update_norm norm;
     if (core->sums.nonfinite > 0) return false;
-    if (cairn_update_norm_of(&core->sums.sum_squares, core->sums.weight, core->loss_scale,
-                             core->config.terms.clip_norm, &norm) != CAIRN_OK)
+    if (update_norm_of(&core->sums.sum_squares, core->sums.weight, core->loss_scale,
+                       core->config.terms.clip_norm, &norm) != CAIRN_OK)
         return false;
     head->grad_norm = norm.grad_norm;
     head->clip_scale = norm.clip_scale;
@@ -181,7 +181,7 @@ static void decide_write(struct cairn_round *core, struct round_actions *actions
     give_driven(core, &head);
     if (!give_missed(core, false, &head, actions)) return;
     const size_t bytes = payload_encode(&head, core->scalars, core->payload);
-    core->last = (struct cairn_decision) {
+    core->last = (struct decision) {
         .kind = CAIRN_DECISION_WRITE,
         .round = core->open_round,
         .version_after = { core->version.generation + 1, core->version.step },
@@ -225,7 +225,7 @@ void round_decide(struct cairn_round *core, struct round_actions *actions)
     if (!give_missed(core, apply, &head, actions)) return;
     const size_t bytes = payload_encode(&head, core->scalars, core->payload);
 
-    core->last = (struct cairn_decision) {
+    core->last = (struct decision) {
         .kind = apply ? CAIRN_DECISION_APPLY : CAIRN_DECISION_SKIP,
         .round = core->open_round,
         .version_after = core->version,
@@ -577,11 +577,11 @@ static void set_scalars(const struct cairn_round *core, struct missed_writer *wr
     for (uint32_t c = 0; c < writer->class_count; c++) {
         const struct missed_class one = missed_written(writer, c);
         if ((one.flags & CAIRN_MISSED_THIS) != 0) continue;
-        const struct cairn_group_hyper hyper = round_hyper(core, one.group);
+        const struct group_hyper hyper = round_hyper(core, one.group);
         const uint64_t count = core->version.step + 1 - (MUTANT(80) ? 0 : one.steps);
-        struct cairn_group_scalars scalars;
-        const cairn_status status = cairn_group_scalars_of(
-            &hyper, count, core->scalars[one.group].grad_scale, &scalars);
+        struct group_scalars scalars;
+        const cairn_status status = group_scalars_of(&hyper, count,
+                                                     core->scalars[one.group].grad_scale, &scalars);
         assert(status == CAIRN_OK); // as of the group, and the count is at least 1
         (void)status;
         missed_set(writer, c, &scalars);

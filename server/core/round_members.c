@@ -1,5 +1,6 @@
 #include "server/core/round_state.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <string.h>
 
@@ -57,7 +58,7 @@ static bool first_answer(const struct cairn_round *core)
     return true;
 }
 
-static void keep(struct cairn_round *core, const struct cairn_decision *decision)
+static void keep(struct cairn_round *core, const struct decision *decision)
 {
     core->last = *decision;
     core->last.payload = core->payload;
@@ -95,13 +96,13 @@ void round_on_answer(struct cairn_round *core, const struct round_event *event,
 /* Can this shard do as the outcome says? */
 static const char *judge_answer(const struct cairn_round *core, const struct shard *shard)
 {
-    const struct cairn_decision *last = &core->last;
+    const struct decision *last = &core->last;
     const bool has_it = shard->last_round == last->round;
     if (shard->joins && !MUTANT(75)) return NULL;
     if (!has_it && shard->prepared != last->round && !MUTANT(4))
         return "it knows nothing of a round that another shard has applied";
     if (last->round != 0 || !core->ready) return NULL;
-    const bool same = cairn_version_compare(shard->version, last->version_after) == 0;
+    const bool same = version_compare(shard->version, last->version_after) == 0;
     return same ? NULL : "it is at another version than the other shards";
 }
 
@@ -208,17 +209,16 @@ bool round_halted_of_loss(const struct cairn_round *core)
     return core->losses.failed;
 }
 
-void round_say_lost(const struct cairn_round *core, struct cairn_sentence *out)
+void round_say_lost(const struct cairn_round *core, struct sentence *out)
 {
     const uint32_t world = core->losses.world, missing = world - core->worker_count;
-    cairn_sentence_set(out,
-                       "%u more worker%s (%u of %u attached since a loss; without %s in %llu s): "
-                       "start %s, or amend "
-                       "the job (`cairn job amend JOB --on-worker-loss redo`)",
-                       (unsigned)missing, missing == 1 ? "" : "s", (unsigned)core->worker_count,
-                       (unsigned)world, missing == 1 ? "it" : "them",
-                       (unsigned long long)(core->losses.until_ms - core->now_ms + 999) / 1000,
-                       missing == 1 ? "it" : "them");
+    sentence_set(out,
+                 "%u more worker%s (%u of %u attached since a loss; without %s in %" PRIu64 " s): "
+                 "start %s, or amend "
+                 "the job (`cairn job amend JOB --on-worker-loss redo`)",
+                 (unsigned)missing, missing == 1 ? "" : "s", (unsigned)core->worker_count,
+                 (unsigned)world, missing == 1 ? "it" : "them",
+                 (core->losses.until_ms - core->now_ms + 999) / 1000, missing == 1 ? "it" : "them");
 }
 
 /* ==== round ends ==== */
@@ -315,8 +315,8 @@ void round_keep_ends(struct cairn_round *core, const struct worker *worker)
 }
 
 /* NULL: it is not known, or the round was void. */
-static const struct cairn_decision *find_end(struct cairn_round *core, struct worker *worker,
-                                             uint64_t round)
+static const struct decision *find_end(struct cairn_round *core, struct worker *worker,
+                                       uint64_t round)
 {
     struct absent *absent = find_absent(core, worker->id);
     struct end *const ends[] = { &core->inherited, &worker->ends[END_OF_STEP],
@@ -335,7 +335,7 @@ static const struct cairn_decision *find_end(struct cairn_round *core, struct wo
 /* ---- who asks ---- */
 
 static void send_result(const struct cairn_round *core, uint64_t member, uint64_t round,
-                        const struct cairn_decision *decision, struct round_actions *actions)
+                        const struct decision *decision, struct round_actions *actions)
 {
     struct payload head = { .fail = false };
     struct round_action *action = round_act(actions, CAIRN_ROUND_WORKER_RESULT);

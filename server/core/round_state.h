@@ -9,7 +9,7 @@
 
 /* How a round ended. */
 struct end {
-    struct cairn_decision decision; /* round 0: none; its payload is set where it is given out */
+    struct decision decision; /* round 0: none; its payload is set where it is given out */
     uint8_t head[CAIRN_PAYLOAD_MAX(
         0, 0, 0)]; /* of the payload, without what is of groups, tensors and client state */
 };
@@ -104,7 +104,7 @@ struct cairn_round {
     struct skips skips;
     /* The last decision made here, or found in the shards' answers; resolved in STEADY and OPEN. Its
      * payload is the core's. */
-    struct cairn_decision last;
+    struct decision last;
     struct step_sums sums; /* OPEN: of the shards that are REDUCED */
     uint32_t reduced_count;
     bool pin_pending;
@@ -120,11 +120,11 @@ struct cairn_round {
     /* in the caller's memory, behind this struct */
     struct shard
         *shards; /* [shard_max], the first config.shard_count perhaps of the layout in force */
-    struct worker *workers; /* [member_max], the first worker_count by rank */
-    struct absent *absent;  /* [member_max]: of more the one that left first is forgotten */
-    uint64_t *contributors; /* [member_max], world of them */
-    struct cairn_group_scalars *scalars; /* [group_count], scratch */
-    uint8_t *payload;                    /* [payload_bytes_max], of `last` */
+    struct worker *workers;        /* [member_max], the first worker_count by rank */
+    struct absent *absent;         /* [member_max]: of more the one that left first is forgotten */
+    uint64_t *contributors;        /* [member_max], world of them */
+    struct group_scalars *scalars; /* [group_count], scratch */
+    uint8_t *payload;              /* [payload_bytes_max], of `last` */
     size_t payload_bytes_max;
     uint8_t *state; /* [client_state_max] what the open round's rank 0 gave: state_bytes */
     size_t state_bytes;
@@ -196,7 +196,7 @@ void round_note_left(struct cairn_round *core); /* by itself */
 /* Time has passed, or others have come. */
 void round_end_losses(struct cairn_round *core);
 /* Says how many workers a job that has lost some waits for, and how long at most. */
-void round_say_lost(const struct cairn_round *core, struct cairn_sentence *out);
+void round_say_lost(const struct cairn_round *core, struct sentence *out);
 
 /* round_decide.c: which steps passed which tensors by. */
 /* A round of steps opens. */

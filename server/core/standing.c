@@ -6,7 +6,7 @@
 
 /* ==== seat ==== */
 
-enum seat_verdict seat_judge(const struct cairn_seat_claim *claim)
+enum seat_verdict seat_judge(const struct seat_claim *claim)
 {
     if (!claim->taken || claim->same) return CAIRN_SEAT_TAKES;
     if (claim->probe == CAIRN_SEAT_SILENT || MUTANT(34)) return CAIRN_SEAT_TAKES;
@@ -29,8 +29,8 @@ bool seat_has(const struct seat_part *part, const struct seat_part *held, size_t
 
 /* ==== standing ==== */
 
-enum cairn_standing standing_of(const struct coordinator_id *coordinator,
-                                const struct coordinator_id *seen)
+enum standing standing_of(const struct coordinator_id *coordinator,
+                          const struct coordinator_id *seen)
 {
     if (seen->store == 0) return CAIRN_STANDING_GOOD;
     if (seen->store != coordinator->store && !MUTANT(40)) return CAIRN_STANDING_FOREIGN;

@@ -41,7 +41,7 @@ enum seat_probe {
     CAIRN_SEAT_SILENT    /* asked, and a lease has passed */
 };
 
-struct cairn_seat_claim {
+struct seat_claim {
     bool taken; /* somebody's session has it */
     bool same;  /* the newcomer is that process, on another connection */
     /* state that a job may want: of its generation or a later one, or of a job that is unknown here */
@@ -59,7 +59,7 @@ enum seat_verdict {
     CAIRN_SEAT_ENDS,     /* the newcomer is told to end */
 };
 
-enum seat_verdict seat_judge(const struct cairn_seat_claim *claim);
+enum seat_verdict seat_judge(const struct seat_claim *claim);
 
 /* A part of a job's state that a shard holds, or should. */
 struct seat_part {
@@ -76,14 +76,14 @@ struct coordinator_id {
     uint64_t incarnation, process;
 };
 
-enum cairn_standing {
+enum standing {
     CAIRN_STANDING_GOOD,
     CAIRN_STANDING_FOREIGN, /* the state is of another store */
     CAIRN_STANDING_SUPERSEDED /* of this one; a newer coordinator, or another of its incarnation, was here */
 };
 
-enum cairn_standing standing_of(const struct coordinator_id *coordinator,
-                                const struct coordinator_id *seen);
+enum standing standing_of(const struct coordinator_id *coordinator,
+                          const struct coordinator_id *seen);
 
 /* The highest numbers of a job that a shard has seen, or that a store knows of. */
 struct marks {

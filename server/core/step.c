@@ -70,7 +70,7 @@ size_t step_actions_max(const struct step_config *config)
     return (size_t)config->member_max * ((size_t)config->window + 2) + config->chunk_count + 8;
 }
 
-static void remember(struct cairn_step *step, const struct cairn_decision *decision)
+static void remember(struct cairn_step *step, const struct decision *decision)
 {
     assert(decision->payload_bytes <= step->config.payload_bytes_max);
     step->last = *decision;
@@ -101,7 +101,7 @@ static struct cairn_step *make(void *memory, const struct step_config *config)
 }
 
 struct cairn_step *step_init(void *memory, const struct step_config *config,
-                             struct cairn_version version, const struct cairn_decision *last)
+                             struct cairn_version version, const struct decision *last)
 {
     struct cairn_step *step = make(memory, config);
     if (config->joins) step->phase = CAIRN_STEP_JOINING;
@@ -236,7 +236,7 @@ static const char *judge_open(const struct cairn_step *step, const struct step_e
     if (event->member_count < 1 || event->member_count > step->config.member_max)
         return "a round was opened with no contributors, or more than are configured";
     if (step->config.forwards) return NULL;
-    if (cairn_version_compare(event->version, step->version) != 0)
+    if (version_compare(event->version, step->version) != 0)
         return "a round was opened at a version that is not this shard's";
     return NULL;
 }
@@ -277,21 +277,20 @@ static void report_published(const struct cairn_step *step, struct step_actions 
     action->version = step->version;
 }
 
-static const char *judge_decision(const struct cairn_step *step,
-                                  const struct cairn_decision *decision)
+static const char *judge_decision(const struct cairn_step *step, const struct decision *decision)
 {
     if (decision->payload_bytes > step->config.payload_bytes_max)
         return "a decision's payload is longer than is configured";
     struct cairn_version after = step->version;
     if (decision->kind == CAIRN_DECISION_APPLY) after.step++;
     if (decision->kind == CAIRN_DECISION_WRITE) after.generation++;
-    if (cairn_version_compare(decision->version_after, after) != 0 && !MUTANT(10))
+    if (version_compare(decision->version_after, after) != 0 && !MUTANT(10))
         return "a decision's version does not follow this shard's";
     return NULL;
 }
 
 /* The round that this shard is prepared for is resolved. */
-static void settle(struct cairn_step *step, const struct cairn_decision *decision,
+static void settle(struct cairn_step *step, const struct decision *decision,
                    struct step_actions *actions)
 {
     const char *why = judge_decision(step, decision);
@@ -310,7 +309,7 @@ static void settle(struct cairn_step *step, const struct cairn_decision *decisio
     report_published(step, actions);
 }
 
-static bool decides_ours(const struct cairn_step *step, const struct cairn_decision *decision)
+static bool decides_ours(const struct cairn_step *step, const struct decision *decision)
 {
     return step->phase == CAIRN_STEP_REDUCED && decision->round == step->round &&
            (decision->kind == CAIRN_DECISION_APPLY || decision->kind == CAIRN_DECISION_SKIP ||
@@ -358,7 +357,7 @@ static void on_fence(struct cairn_step *step, const struct step_event *event,
 static void join_job(struct cairn_step *step, const struct step_event *event,
                      struct step_actions *actions)
 {
-    const struct cairn_decision *decision = event->decision;
+    const struct decision *decision = event->decision;
     if (decision->payload_bytes > step->config.payload_bytes_max) {
         fault(actions, "a decision's payload is longer than is configured");
         return;
@@ -374,7 +373,7 @@ static void join_job(struct cairn_step *step, const struct step_event *event,
 static void on_resolve(struct cairn_step *step, const struct step_event *event,
                        struct step_actions *actions)
 {
-    const struct cairn_decision *decision = event->decision;
+    const struct decision *decision = event->decision;
     if (!step->fenced || event->epoch > step->epoch) {
         fault(actions, "an outcome came without a fence before it");
         return;
@@ -509,7 +508,7 @@ void step_on_event(struct cairn_step *step, const struct step_event *event,
 
 /* ---- questions ---- */
 
-enum cairn_step_phase step_phase_of(const struct cairn_step *step)
+enum step_phase step_phase_of(const struct cairn_step *step)
 {
     return step->phase;
 }
@@ -534,7 +533,7 @@ struct cairn_version step_version(const struct cairn_step *step)
     return step->version;
 }
 
-const struct cairn_decision *step_last(const struct cairn_step *step)
+const struct decision *step_last(const struct cairn_step *step)
 {
     return &step->last;
 }

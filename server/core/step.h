@@ -54,7 +54,7 @@
 #define CAIRN_STEP_HOLDS_BYTES(chunk_count) (((size_t)(chunk_count) + 7) / 8)
 
 /* Numbers go over the wire (control.proto, Answer.phase). */
-enum cairn_step_phase {
+enum step_phase {
     CAIRN_STEP_IDLE = 0,
     CAIRN_STEP_COLLECTING = 1,
     CAIRN_STEP_REDUCING = 2, /* everything is in; the world computes the sums */
@@ -82,7 +82,7 @@ struct step_config {
 
 /* The numbers that a shard reports of its sums. */
 struct step_sums {
-    struct cairn_exact sum_squares;
+    struct exact sum_squares;
     uint64_t nonfinite; /* elements that are NaN or infinite */
     uint64_t weight;    /* of all members; the same on every shard. Filled in by the core */
 };
@@ -137,7 +137,7 @@ struct step_event {
     /* [member_count][CAIRN_STEP_HOLDS_BYTES(chunk_count)] bit c % 8 of byte c / 8: the member may
      * contribute to chunk c in this round. NULL: each to all. */
     const uint8_t *holds;
-    const struct cairn_decision *decision;
+    const struct decision *decision;
     const struct step_sums *sums;
 };
 
@@ -194,11 +194,11 @@ struct step_action {
      * be made on the way: they are valid unless another FOLD follows after all. */
     bool likely_last;
     uint64_t weight;
-    enum cairn_step_phase phase;
+    enum step_phase phase;
     struct cairn_version version;
     struct step_sums sums;
     /* borrowed: the core's, valid (and its payload) until the next DECIDE or RESOLVE */
-    const struct cairn_decision *decision;
+    const struct decision *decision;
     const char *why; /* static */
 };
 
@@ -218,7 +218,7 @@ size_t step_bytes(const struct step_config *config);
  * is nothing to release). `last`: NULL in a fresh job; in a restored one the decision of the
  * snapshot, which carries the job's state: kept with kind NONE and round 0. IDLE, epoch 0. */
 struct cairn_step *step_init(void *memory, const struct step_config *config,
-                             struct cairn_version version, const struct cairn_decision *last);
+                             struct cairn_version version, const struct decision *last);
 
 /* The machine `before` goes on in `memory` (other memory) with another configuration: it knows the epoch,
  * the fence, the version and the last decision; no round is open in it, and it lacks no state. For a FENCE
@@ -235,13 +235,13 @@ void step_on_event(struct cairn_step *step, const struct step_event *event,
                    struct step_actions *actions);
 
 /* ---- questions ---- */
-enum cairn_step_phase step_phase_of(const struct cairn_step *step);
+enum step_phase step_phase_of(const struct cairn_step *step);
 uint64_t step_epoch(const struct cairn_step *step);
 uint64_t cairn_step_round(const struct cairn_step *step); /* of the phase; 0 = none yet, or void */
 /* The highest round that was opened here. */
 uint64_t step_round_seen(const struct cairn_step *step);
 struct cairn_version step_version(const struct cairn_step *step); /* the published one */
-const struct cairn_decision *step_last(const struct cairn_step *step);
+const struct decision *step_last(const struct cairn_step *step);
 uint32_t step_slots_used(const struct cairn_step *step);
 bool step_lacks_state(const struct cairn_step *step);
 

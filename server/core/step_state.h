@@ -47,14 +47,14 @@ struct cursor {
 
 struct cairn_step {
     struct step_config config;
-    enum cairn_step_phase phase;
+    enum step_phase phase;
     uint64_t epoch;       /* of the last FENCE */
     bool fenced;          /* between FENCE and RESOLVE */
     uint64_t round;       /* of the phase, or the last one resolved; 0 = void */
     uint64_t round_seen;  /* the newest that began; slots and members are of this one */
     uint64_t round_epoch; /* its epoch */
     struct cairn_version version;
-    struct cairn_decision last; /* its payload is `payload` */
+    struct decision last; /* its payload is `payload` */
     struct step_sums sums;
 
     uint32_t member_count;

@@ -91,8 +91,8 @@ void memory_list(const struct cairn_shard *shard, struct memory_list *out);
 /* The works that the home is given at a time; a list stays unchanged until they are done. */
 struct works_list {
     /* owned */
-    struct cairn_work *works;                            /* [capacity] */
-    struct cairn_source (*sources)[CAIRN_STEP_FOLD_MAX]; /* [capacity] */
+    struct home_work *works;                            /* [capacity] */
+    struct fold_source (*sources)[CAIRN_STEP_FOLD_MAX]; /* [capacity] */
     uint8_t *scratch; /* [CAIRN_WORKS_SCRATCH_BYTES], pages of its own; NULL if in_place */
     bool is_pinned;   /* once it is used, if it can be */
     uint32_t count;
@@ -101,15 +101,15 @@ struct works_list {
     /* since the last works_run or _await */
     cairn_status status;
     const void *failed_at; /* where a guarded work met a missing page; NULL: nowhere */
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 #define CAIRN_WORKS_LISTS 2
 
 struct works {
-    struct cairn_home_stream *stream; /* owned */
-    struct cairn_home *home;          /* borrowed */
-    bool in_place;                    /* the host may follow addresses of the home */
+    struct home_stream *stream; /* owned */
+    struct home *home;          /* borrowed */
+    bool in_place;              /* the host may follow addresses of the home */
     /* Works read memory that other processes may have taken pages of; of a home that is the host only. */
     bool is_guarded;
     struct works_list lists[CAIRN_WORKS_LISTS]; /* [list_count] */
@@ -120,16 +120,15 @@ struct works {
 };
 
 /* items: of how many a list is made; lists: 1, or as many as are sent at a time. CAIRN_ERR_NO_MEMORY, or as
- * cairn_home_stream_open: close it. */
-CAIRN_MUST_CHECK cairn_status works_open(struct works *works, struct cairn_home *home,
-                                         uint32_t items, uint32_t lists,
-                                         struct cairn_sentence *why);
+ * home_stream_open: close it. */
+CAIRN_MUST_CHECK cairn_status works_open(struct works *works, struct home *home, uint32_t items,
+                                         uint32_t lists, struct sentence *why);
 
 /* Also of what is all 0. */
 void works_close(struct works *works);
 
 /* One more, all else 0. */
-struct cairn_work *works_add(struct works *works, enum cairn_work_kind kind);
+struct home_work *works_add(struct works *works, enum work_kind kind);
 void works_copy(struct works *works, void *to, const void *from, size_t bytes);
 /* The part that a box has of the elements [first_elem, first_elem + elem_count) of a tensor.
  * `range` begins with first_elem; `packed` holds only the elements of the box, one behind another.
@@ -137,7 +136,7 @@ void works_copy(struct works *works, void *to, const void *from, size_t bytes);
  * `packed`. */
 struct works_box {
     const struct cairn_box *box;
-    const struct cairn_shape *shape;
+    const struct shape *shape;
     uint64_t first_elem, elem_count;
     size_t elem_bytes;
 };
@@ -145,7 +144,7 @@ size_t works_pack(struct works *works, const struct works_box *of, void *packed,
 size_t works_unpack(struct works *works, const struct works_box *of, void *range,
                     const void *packed);
 /* A fold of sources [count] that the list keeps. */
-void works_fold(struct works *works, float *acc, const struct cairn_source *sources, uint32_t count,
+void works_fold(struct works *works, float *acc, const struct fold_source *sources, uint32_t count,
                 bool first, size_t elems);
 
 /* The bytes at an address of the home, to read: until the next call. */
@@ -154,7 +153,7 @@ const void *works_get(struct works *works, const void *at, size_t bytes);
 void *works_put(struct works *works, void *at, size_t bytes);
 /* Does what is in the list; it is empty then. Not OK: of what was added since the last call nothing may be
  * used. */
-cairn_status works_run(struct works *works, struct cairn_sentence *why);
+cairn_status works_run(struct works *works, struct sentence *why);
 /* The same, but what failed is told by the next call. */
 void works_flush(struct works *works);
 
@@ -174,20 +173,20 @@ const struct works_list *works_now(const struct works *works);
 
 struct compute_lane;
 
-struct cairn_compute {
-    struct cairn_home *home;    /* owned; NULL: this one is not there */
-    struct cairn_pool *pool;    /* owned */
+struct compute {
+    struct home *home;          /* owned; NULL: this one is not there */
+    struct pool *pool;          /* owned */
     struct compute_lane *lanes; /* owned: [lane_count] */
     uint32_t lane_count;        /* of each thread, the loop, the files and the snapshots thread */
     pthread_mutex_t lock;       /* guards `why` */
-    struct cairn_sentence why;  /* of the last list that failed */
+    struct sentence why;        /* of the last list that failed */
 };
 
 /* Embedded in what the run works on. */
 struct cairn_run {
     struct task task; /* first; private, but for is_small, before it is submitted */
     /* the owner's, constant while the run is under way */
-    struct cairn_compute *compute;
+    struct compute *compute;
     uint32_t item_count;
     uint32_t item_first; /* items are numbered from there */
     bool is_guarded;     /* works read memory of workers, where they lie: see failed_at */
@@ -206,35 +205,34 @@ struct cairn_run {
 
 /* Takes the home over, also when it fails. threads: those of the pool.
  * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: to be closed all the same. */
-CAIRN_MUST_CHECK cairn_status compute_open(struct cairn_compute *compute, uv_loop_t *loop,
-                                           struct cairn_home *home, const char *name,
-                                           uint32_t threads, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status compute_open(struct compute *compute, uv_loop_t *loop,
+                                           struct home *home, const char *name, uint32_t threads,
+                                           struct sentence *why);
 /* Ends the threads, as pool_close. False: there are none, on_closed does not follow. */
-bool compute_stop(struct cairn_compute *compute, void (*on_closed)(void *context), void *context);
+bool compute_stop(struct compute *compute, void (*on_closed)(void *context), void *context);
 /* Behind compute_stop, when no memory of the home is in use. */
-void compute_close(struct cairn_compute *compute);
+void compute_close(struct compute *compute);
 
 /* ---- loop thread ---- */
 void compute_submit(struct cairn_run *run);
-uint32_t compute_lanes(const struct cairn_compute *compute);
+uint32_t compute_lanes(const struct compute *compute);
 /* As many items as keep the home at work. */
-uint32_t compute_items_wanted(const struct cairn_compute *compute);
+uint32_t compute_items_wanted(const struct compute *compute);
 /* Before the first job lies there: every stream takes its staging, so that none of them lacks it in a round.
- * No run is under way, or it was called before. As cairn_home_stream_begin. */
-CAIRN_MUST_CHECK cairn_status compute_begin(struct cairn_compute *compute,
-                                            struct cairn_sentence *why);
+ * No run is under way, or it was called before. As home_stream_begin. */
+CAIRN_MUST_CHECK cairn_status compute_begin(struct compute *compute, struct sentence *why);
 /* Bytes of the device, and as many of host memory, that streams have still to take for it. */
-uint64_t compute_staging_left(const struct cairn_compute *compute);
+uint64_t compute_staging_left(const struct compute *compute);
 /* The list of the loop thread; what a caller added it also runs. */
-struct works *compute_loop(const struct cairn_compute *compute);
+struct works *compute_loop(const struct compute *compute);
 
 /* ---- any thread ---- */
 /* The list of the files thread, the same. */
-struct works *compute_files(const struct cairn_compute *compute);
+struct works *compute_files(const struct compute *compute);
 /* The list of the snapshots thread, the same. */
-struct works *compute_snapshots(const struct cairn_compute *compute);
-bool compute_is_host(const struct cairn_compute *compute);
-void compute_why(struct cairn_compute *compute, struct cairn_sentence *why_out);
+struct works *compute_snapshots(const struct compute *compute);
+bool compute_is_host(const struct compute *compute);
+void compute_why(struct compute *compute, struct sentence *why_out);
 
 /* ==== session ==== */
 
@@ -242,16 +240,16 @@ void compute_why(struct cairn_compute *compute, struct cairn_sentence *why_out);
  * Loop thread. Sends are dropped while there is none. */
 
 /* A request of the coordinator that is answered later, on the session it came by. */
-struct cairn_request {
+struct request {
     uint64_t session; /* session.serial; 0: none waits */
     uint32_t number;
 };
 
 /* It comes and goes, and the state stays. */
 struct cairn_session {
-    struct cairn_address address;
-    struct cairn_stream *stream; /* borrowed of itself; NULL: none */
-    uint64_t serial;             /* counts connections, from 1 */
+    struct stream_address address;
+    struct stream *stream; /* borrowed of itself; NULL: none */
+    uint64_t serial;       /* counts connections, from 1 */
     bool welcome;
     bool served_before; /* on_ready was called */
     uv_timer_t timer;   /* next try, or next heartbeat */
@@ -260,21 +258,21 @@ struct cairn_session {
     uint64_t heard_ms;    /* uv_now of the last frame */
     uint64_t roll_due_ms; /* when members not told of in this session are forgotten; 0: done */
     struct coordinator_id coordinator; /* whose Welcome came */
-    enum cairn_standing standing;      /* of it to what we hold: we obey it, or not */
+    enum standing standing;            /* of it to what we hold: we obey it, or not */
     struct log_limit down;
 };
 
 void session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
                   const ProtobufCMessage *message);
-void session_send_pages(struct cairn_shard *shard, uint32_t request, enum cairn_page_what what,
-                        struct cairn_packed *packed);
+void session_send_pages(struct cairn_shard *shard, uint32_t request, enum page_what what,
+                        struct packed *packed);
 /* Ends the connection with a reason told to the coordinator; a new one is tried. */
 void session_refuse(struct cairn_shard *shard, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Answers a request if its session is still there, and forgets it. CAIRN_OK is Done. */
-void session_answer(struct cairn_shard *shard, struct cairn_request *request, cairn_status status,
-                    const struct cairn_sentence *why);
-struct cairn_request session_request(const struct cairn_shard *shard, uint32_t number);
+void session_answer(struct cairn_shard *shard, struct request *request, cairn_status status,
+                    const struct sentence *why);
+struct request session_request(const struct cairn_shard *shard, uint32_t number);
 
 /* ==== member ==== */
 
@@ -289,8 +287,8 @@ struct cairn_member {
     uint64_t told; /* session.serial when the coordinator last told of it */
     uint32_t rank, role;
     char name[64];
-    struct cairn_fabric_peer *peer; /* owned; NULL: not connected */
-    bool is_relay;     /* of a host's workers: a shard, or this one (MemberJoin.relay) */
+    struct fabric_peer *peer; /* owned; NULL: not connected */
+    bool is_relay;            /* of a host's workers: a shard, or this one (MemberJoin.relay) */
     bool is_mover;     /* a shard that takes what we give: move/; it is there as long as that */
     bool heard;        /* since it was connected: worth connecting again when it goes down */
     bool again;        /* it went down after it was heard: one try more, by shard->connects.again */
@@ -327,17 +325,16 @@ uint64_t member_way(const struct cairn_member *member);
 /* Its connection, if it has one, is to be closed when the actions at hand are done. */
 void member_cut(struct shard_job *job, uint64_t number);
 /* Sends a header; job, member and token are filled in. Dropped if it is not connected. */
-void member_send(struct cairn_member *member, struct cairn_chunk_header *header);
+void member_send(struct cairn_member *member, struct chunk_header *header);
 /* The same in the name of another shard, by its index: an owner, whose relay we are. */
-void member_send_for(struct cairn_member *member, struct cairn_chunk_header *header,
-                     uint32_t shard);
+void member_send_for(struct cairn_member *member, struct chunk_header *header, uint32_t shard);
 /* NAK that echoes a request. */
-void member_refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+void member_refuse(struct cairn_member *member, const struct chunk_header *header,
                    cairn_status status);
-void member_refuse_for(struct cairn_member *member, const struct cairn_chunk_header *header,
+void member_refuse_for(struct cairn_member *member, const struct chunk_header *header,
                        cairn_status status, uint32_t shard);
 /* Counts a refusal, and says it in the log. */
-void member_note_refusal(struct cairn_member *member, const struct cairn_chunk_header *header,
+void member_note_refusal(struct cairn_member *member, const struct chunk_header *header,
                          const char *why);
 /* Its memory cannot be read: the coordinator is asked to put it out, and a round that it spoiled never
  * ends here. */
@@ -347,7 +344,7 @@ void member_unreadable(struct shard_job *job, uint64_t number);
 
 /* A job is found, kept while something refers to it, and faulted. Loop thread. */
 
-struct cairn_compute;
+struct compute;
 struct cairn_run;
 
 /* NULL if there is none of that number that is not LEAVING or staged. */
@@ -359,13 +356,13 @@ void shard_job_idle(struct shard_job *job);
  * cut. */
 void shard_job_settle(struct shard_job *job);
 /* The compute that works where a local element of the job's planes lies. Any thread. */
-struct cairn_compute *shard_job_home(const struct shard_job *job, uint64_t local_elem);
+struct compute *shard_job_home(const struct shard_job *job, uint64_t local_elem);
 /* The job does nothing any more: a wrong parameter must not be published. */
 void shard_job_fault(struct shard_job *job, const char *why);
 /* To be called after work on the job's planes: true if the work failed. Then the job is stopped. If
  * its home failed, all jobs with planes in that home are stopped too, except those that are
  * LOADING: their own load ends with the failure. */
-bool shard_job_failed(struct shard_job *job, cairn_status status, const struct cairn_sentence *why);
+bool shard_job_failed(struct shard_job *job, cairn_status status, const struct sentence *why);
 /* The same for a run; the reason is that of the run's compute. */
 bool shard_job_run_failed(struct shard_job *job, const struct cairn_run *run);
 /* Bytes that a decision of the job may have beside itself. */
@@ -385,15 +382,15 @@ size_t shard_payload_max(const struct shard_job *job);
 struct arriving;
 
 struct arriving_kind {
-    const char *name;                                /* "a job": in a refusal */
-    enum cairn_page_what what[CAIRN_ARRIVING_PAGED]; /* of each of them; 0: none */
-    bool may_be_empty;                               /* what has 0 bytes has come */
+    const char *name;                          /* "a job": in a refusal */
+    enum page_what what[CAIRN_ARRIVING_PAGED]; /* of each of them; 0: none */
+    bool may_be_empty;                         /* what has 0 bytes has come */
     /* On a thread, when all of it is here: makes `made`. It reads the message, its pages, and what of the
      * shard is constant. Not CAIRN_OK, with `why`: the message is refused. NULL, or no bytes came: nothing is
      * made. */
-    cairn_status (*prepare)(struct arriving *arriving, void **made_out, struct cairn_sentence *why);
+    cairn_status (*prepare)(struct arriving *arriving, void **made_out, struct sentence *why);
     /* On a thread, of arriving_make: makes `made` complete. Not CAIRN_OK: as of `prepare`. */
-    cairn_status (*make)(const struct arriving *arriving, void *made, struct cairn_sentence *why);
+    cairn_status (*make)(const struct arriving *arriving, void *made, struct sentence *why);
     void (*unmake)(void *made); /* frees what nobody took; loop thread */
     /* All of it is here. It may be called again by whoever keeps it waiting. */
     void (*whole)(struct cairn_shard *shard, struct arriving *arriving);
@@ -405,14 +402,14 @@ struct arriving {
     const struct arriving_kind *kind;
     uint32_t request;
     ProtobufCMessage *message; /* owned */
-    struct cairn_paged paged[CAIRN_ARRIVING_PAGED];
+    struct paged paged[CAIRN_ARRIVING_PAGED];
     struct cairn_shard *shard;
     void *made; /* owned until `whole` takes it (arriving_take) */
     /* PREPARING: a thread reads it, so it is kept apart if it is dropped, until the thread is through. */
     enum { CAIRN_ARRIVING_PAGES, CAIRN_ARRIVING_PREPARING, CAIRN_ARRIVING_PREPARED } phase;
     bool is_small; /* so few bytes came that a thread would take longer to be told of them */
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 /* Takes the message, whose pages are so many bytes; a message that is refused is answered. */
@@ -431,7 +428,7 @@ void arriving_make(struct arriving *arriving);
 bool arriving_lingers(const struct cairn_shard *shard, const struct arriving_kind *kind);
 /* Answers it (CAIRN_OK is Done), and frees it. */
 void arriving_end(struct cairn_shard *shard, struct arriving *arriving, cairn_status status,
-                  const struct cairn_sentence *why);
+                  const struct sentence *why);
 /* Frees it without an answer. */
 void arriving_drop(struct cairn_shard *shard, struct arriving *arriving);
 void arriving_drop_all(struct cairn_shard *shard);

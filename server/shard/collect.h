@@ -21,9 +21,9 @@
  * trained tensors, in the map's order. The shard and every relay to it count alike. */
 
 struct chunk_table {
-    struct cairn_shard_map map; /* owned: all chunks of the part; it has the layout that it is of */
-    uint32_t *extent_of;        /* owned: [map.chunk_count] the extent of a chunk */
-    uint32_t *trained; /* owned: [trained_count] the map's number of a chunk, by the core's */
+    struct shard_map map; /* owned: all chunks of the part; it has the layout that it is of */
+    uint32_t *extent_of;  /* owned: [map.chunk_count] the extent of a chunk */
+    uint32_t *trained;    /* owned: [trained_count] the map's number of a chunk, by the core's */
     /* owned: [map.extent_count + 1] the core's number of an extent's first chunk; as that of the next one, if
      * it is not trained */
     uint32_t *first;
@@ -33,7 +33,7 @@ struct chunk_table {
 /* Numbers the chunks of table->map, which the caller made. CAIRN_ERR_NO_MEMORY, if there are too many for a
  * core, too. */
 CAIRN_MUST_CHECK cairn_status chunk_table_number(struct chunk_table *table,
-                                                 const struct cairn_job_spec_data *spec);
+                                                 const struct job_spec_data *spec);
 void chunk_table_close(struct chunk_table *table);
 /* A tensor's chunks in the part: they follow each other, as its extents do. extent_count 0: it is not
  * there. */
@@ -43,7 +43,7 @@ struct tensor_chunks {
 };
 struct tensor_chunks chunk_table_tensor(const struct chunk_table *table, uint32_t tensor);
 /* The place of the chunk that the core knows by the number `trained`. */
-struct cairn_chunk_place chunk_table_place(const struct chunk_table *table, uint32_t trained);
+struct chunk_place chunk_table_place(const struct chunk_table *table, uint32_t trained);
 
 /* ==== tiles ==== */
 
@@ -51,7 +51,7 @@ struct cairn_chunk_place chunk_table_place(const struct chunk_table *table, uint
  * that follow from these. */
 
 struct chunk_table;
-struct cairn_fold;
+struct fold;
 struct cairn_member;
 struct cairn_shard;
 struct shard_job;
@@ -107,7 +107,7 @@ void tiles_on_message(struct cairn_shard *shard, uint32_t request, Cairn__Member
 /* Replaces what the member holds by a judged list. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_BUSY: as before. */
 CAIRN_MUST_CHECK cairn_status tiles_set_member(struct cairn_member *member,
                                                const struct cairn_tiles *tiles,
-                                               struct cairn_sentence *why);
+                                               struct sentence *why);
 /* The member goes: it holds nothing any more. */
 void tiles_forget(struct cairn_member *member);
 /* `to` is the same member as `from`, told anew: it holds what `from` held. */
@@ -120,7 +120,7 @@ bool tiles_rest(const struct shard_job *job);
 /* Memory for the same tiles by another table of the shard: *holds_out is for tiles_switch. No round is
  * open, and no put. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_BUSY: nothing changed. */
 CAIRN_MUST_CHECK cairn_status tiles_ready(struct shard_job *job, const struct chunk_table *table,
-                                          uint8_t **holds_out, struct cairn_sentence *why);
+                                          uint8_t **holds_out, struct sentence *why);
 /* They are by that table from here on, which lives as long as the job or until the next one. */
 void tiles_switch(struct shard_job *job, const struct chunk_table *table, uint8_t *holds);
 /* Or they are not: gives back what tiles_ready took. */
@@ -134,24 +134,23 @@ uint64_t tiles_touched(const struct cairn_member *member, uint32_t tensor);
 
 /* How many elements the box has in common with the chunk, and how many of its elements come before them. */
 uint64_t tiles_common(const struct shard_job *job, const struct cairn_box *box,
-                      const struct cairn_chunk_place *place, uint64_t *before_out);
+                      const struct chunk_place *place, uint64_t *before_out);
 
 /* ---- tiles.c ---- */
 /* Which piece of a chunk the header of a PUSH, PUT or FETCH (not of a box) means, without side effects.
  * CAIRN_ERR_MISMATCH: not what the member declared; `why` (may be NULL) says so. */
 CAIRN_MUST_CHECK cairn_status tiles_piece(const struct cairn_member *member,
-                                          const struct cairn_chunk_header *header,
-                                          const struct cairn_chunk_place *place,
-                                          struct cairn_piece *piece_out,
-                                          struct cairn_sentence *why);
+                                          const struct chunk_header *header,
+                                          const struct chunk_place *place,
+                                          struct cairn_piece *piece_out, struct sentence *why);
 /* A chunk's first contribution of the round is folded next: clears the marks of all boxes there. */
 void tiles_begin_chunk(struct shard_job *job, uint64_t chunk);
 /* Folds the sources in their order, each into its piece of the chunk. Any thread. */
-void tiles_fold(struct works *works, const struct cairn_fold *fold, uint64_t chunk,
-                const struct cairn_chunk_place *place, float *acc);
+void tiles_fold(struct works *works, const struct fold *fold, uint64_t chunk,
+                const struct chunk_place *place, float *acc);
 /* Copies the values of a piece that was put, and marks its box; the loop's works of the job are run next. */
 void tiles_put(struct shard_job *job, uint64_t chunk, const struct cairn_piece *piece,
-               const struct cairn_chunk_place *place, const float *values);
+               const struct chunk_place *place, const float *values);
 /* True: the boxes that were put make up the chunk. */
 bool tiles_put_whole(const struct shard_job *job, uint64_t chunk);
 
@@ -161,7 +160,7 @@ bool tiles_put_whole(const struct shard_job *job, uint64_t chunk);
 
 /* The event that a PUSH, MICRO_END or COMMIT is to a core, the own part's or a relay's. The caller
  * fills in `chunk`, `is_readable` and `absent`. */
-struct step_event step_event_of(const struct cairn_chunk_header *header);
+struct step_event step_event_of(const struct chunk_header *header);
 
 /* ==== frozen ==== */
 
@@ -177,11 +176,10 @@ struct frozen {
 };
 
 /* CAIRN_ERR_NO_MEMORY: to be released all the same. */
-CAIRN_MUST_CHECK cairn_status frozen_init(struct frozen *frozen,
-                                          const struct cairn_job_spec_data *spec);
+CAIRN_MUST_CHECK cairn_status frozen_init(struct frozen *frozen, const struct job_spec_data *spec);
 void frozen_release(struct frozen *frozen);
 /* A round opens. */
-void frozen_note(struct frozen *frozen, const struct cairn_job_spec_data *spec,
+void frozen_note(struct frozen *frozen, const struct job_spec_data *spec,
                  const Cairn__RoundOpen *message);
 
 /* ==== view ==== */
@@ -191,15 +189,15 @@ void frozen_note(struct frozen *frozen, const struct cairn_job_spec_data *spec,
  * layout that it was published in. Nothing of a view changes once it is whole: any thread reads it. The loop
  * thread counts who refers to it, and alone reads the number of its layout, which may become another one. */
 
-struct cairn_form;
+struct form;
 struct area_place;
 
 struct shard_view {
     uint32_t refs;
-    struct cairn_layout *layout; /* owned */
+    struct layout *layout; /* owned */
     struct chunk_table
-        table; /* owned: of the layout; its map may be there before its numbers are */
-    struct cairn_form *forms;  /* owned: [table.map.extent_count] */
+        table;          /* owned: of the layout; its map may be there before its numbers are */
+    struct form *forms; /* owned: [table.map.extent_count] */
     struct area_place *places; /* owned: the same, of state on a device (memory.h); or NULL */
     uint64_t wire_bytes;       /* of a published copy */
     uint64_t published_bytes,
@@ -229,7 +227,7 @@ void shard_view_beyond(const struct shard_view *in, const struct shard_view *bes
 
 /* ---- view.c: on a device (memory.h); loop thread, but the last one ---- */
 
-struct cairn_home;
+struct home;
 struct cairn_planes;
 
 /* Gives the view its places: of what `before` (NULL: nothing was) has, too, those of before; for all else an
@@ -240,9 +238,8 @@ CAIRN_MUST_CHECK cairn_status shard_view_places_open(struct shard_view *view,
 
 /* The area that follows, at 0. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
 CAIRN_MUST_CHECK cairn_status shard_view_area_add(struct shard_view *view,
-                                                  struct cairn_planes *planes,
-                                                  struct cairn_home *device, uint64_t bytes,
-                                                  struct cairn_sentence *why);
+                                                  struct cairn_planes *planes, struct home *device,
+                                                  uint64_t bytes, struct sentence *why);
 /* Gives back all in which nothing is of one of these views (NULL: none). Nothing works on it. */
 void shard_views_keep(const struct shard_view *const *views, size_t view_count,
                       struct cairn_planes *planes, struct cairn_shard *shard);
@@ -253,13 +250,13 @@ void *shard_view_at(const struct shard_view *view, const struct cairn_planes *pl
 
 /* ---- view.c; loop thread ---- */
 
-struct cairn_reserve;
+struct reserve;
 
 /* Within `prepare` of a reserve: the pages of what comes to the job with `view`, a whole one: of its planes,
  * which have addresses for it. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status shard_view_reserve(const struct shard_job *job,
                                                  const struct shard_view *view,
-                                                 struct cairn_reserve *reserve);
+                                                 struct reserve *reserve);
 /* The pages of what `view` has, and the job's view has not, go back to the system, on another thread: state
  * that went, or that does not come after all. Nobody uses it; what is reserved from here on may lie there. */
 void shard_view_give(struct shard_job *job, const struct shard_view *view);
@@ -293,7 +290,7 @@ struct cairn_slot {
     enum cairn_way way;
     /* owned: the payload is in the worker's memory, with CAIRN_WAY_DEVICE on the card; NULL: it came another
      * way */
-    struct cairn_fabric_message *message;
+    struct fabric_message *message;
     void *memory;        /* of hands->slot_memory: a payload that came another way; or NULL */
     const void *view;    /* the payload, wherever it is; NULL: the slot is free, or it fills */
     bool folding;        /* a compute thread reads it */
@@ -303,10 +300,10 @@ struct cairn_slot {
 };
 
 /* A fold under way, or one whose sum has no place yet. */
-struct cairn_fold {
+struct fold {
     struct cairn_run run;
     struct collector *collector; /* borrowed */
-    struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
+    struct fold_source sources[CAIRN_STEP_FOLD_MAX];
     struct cairn_piece pieces[CAIRN_STEP_FOLD_MAX]; /* of the sources */
     uint32_t slots[CAIRN_STEP_FOLD_MAX];            /* of the sources */
     uint32_t source_count, chunk;
@@ -314,7 +311,7 @@ struct cairn_fold {
     bool likely_last; /* it ends the chunk's sum, unless the round gets more micro-batches */
     bool viewed;      /* a source is in a worker's memory, of the host */
     struct buffer_claim claim; /* on the buffer of a relay's sum */
-    struct cairn_fold *next;   /* in collector->folds_free */
+    struct fold *next;         /* in collector->folds_free */
 };
 
 /* The functions in which a shard's own collector and a relay's differ. */
@@ -325,27 +322,26 @@ struct collector_hands {
     void (*act)(struct collector *collector, const struct step_action *action);
     /* To a worker, in the name of the shard that is collected for. */
     void (*send)(const struct collector *collector, struct cairn_member *member,
-                 struct cairn_chunk_header *header);
+                 struct chunk_header *header);
     /* Says which piece of a chunk a PUSH means; without side effects. Not OK: `why`. */
     cairn_status (*judge_piece)(const struct collector *collector,
                                 const struct cairn_member *member,
-                                const struct cairn_chunk_header *header,
-                                const struct cairn_chunk_place *place,
-                                struct cairn_piece *piece_out, struct cairn_sentence *why);
+                                const struct chunk_header *header, const struct chunk_place *place,
+                                struct cairn_piece *piece_out, struct sentence *why);
     /* Gives the memory into which a payload is received that cannot be viewed. */
     void *(*slot_memory)(struct collector *collector, uint32_t slot);
     /* Nobody reads that memory any more. May be NULL. */
     void (*slot_memory_back)(struct cairn_slot *slot);
     /* The compute that works where the sum of a chunk lies, and makes that sum. `chunk` is the
      * core's number. */
-    struct cairn_compute *(*compute)(const struct collector *collector, uint32_t chunk);
+    struct compute *(*compute)(const struct collector *collector, uint32_t chunk);
     /* The fold's sum gets its place. False: there is none yet; the hands keep the fold, and give it to
      * fold_submit, or to fold_drop, when there is. */
-    bool (*fold_place)(struct cairn_fold *fold);
+    bool (*fold_place)(struct fold *fold);
     /* Adds the sources to the sum: describe of base.h. */
-    bool (*fold)(const struct cairn_fold *fold, uint32_t stage, struct works *works);
+    bool (*fold)(const struct fold *fold, uint32_t stage, struct works *works);
     /* The fold ended; the core is told next. */
-    void (*fold_done)(struct cairn_fold *fold);
+    void (*fold_done)(struct fold *fold);
     /* The core was told. May be NULL. */
     void (*fold_told)(struct collector *collector);
     /* A fold failed at memory of this host's, not of a worker's: it is out of memory. */
@@ -366,15 +362,15 @@ struct collector {
     struct cairn_slot *slots;            /* owned: [slot_count] */
     struct cairn_slot *landed; /* receives that ended, of which the core was not told yet */
     uint32_t slot_count;
-    struct cairn_fold *folds; /* owned: as many as can be under way */
-    struct cairn_fold *folds_free;
+    struct fold *folds; /* owned: as many as can be under way */
+    struct fold *folds_free;
     bool stepping;          /* the core's actions are being done: it must not be called */
     bool settling;          /* collector_settle is at work */
     uint64_t spoiled_round; /* a sum of this round is wrong for good: none of it may be used */
 
     /* of the PUSH that the core is being told of */
-    struct cairn_fabric_message *waiting; /* or NULL */
-    struct cairn_chunk_header waiting_header;
+    struct fabric_message *waiting; /* or NULL */
+    struct chunk_header waiting_header;
     struct cairn_piece waiting_piece;
 };
 
@@ -386,14 +382,13 @@ struct collector_options {
     /* given to step_init */
     const struct step_config *step;
     struct cairn_version version;
-    const struct cairn_decision *last;
+    const struct decision *last;
     struct step_actions *actions; /* its list grows as is needed; owned by the caller */
 };
 
 /* The payload may stay where it lies: what makes the sum of the core's chunk can read it there. */
-bool collector_reads_view(const struct collector *collector,
-                          const struct cairn_chunk_header *header, uint32_t chunk,
-                          const struct cairn_fabric_message *message);
+bool collector_reads_view(const struct collector *collector, const struct chunk_header *header,
+                          uint32_t chunk, const struct fabric_message *message);
 
 /* Borrowed things in `options` live as long as the collector. CAIRN_ERR_NO_MEMORY: close it. */
 CAIRN_MUST_CHECK cairn_status collector_open(struct collector *collector,
@@ -402,7 +397,7 @@ CAIRN_MUST_CHECK cairn_status collector_open(struct collector *collector,
 struct collector_tables {
     const struct chunk_table *table; /* borrowed */
     void *step;                      /* owned: memory of a core */
-    struct cairn_fold *folds;        /* owned */
+    struct fold *folds;              /* owned */
     uint32_t fold_count;
 };
 /* For collector_switch; the list of actions has room for it, too. CAIRN_ERR_NO_MEMORY. */
@@ -429,19 +424,18 @@ void collector_settle(struct collector *collector);
  * says which field is wrong. */
 CAIRN_MUST_CHECK cairn_status collector_judge(const struct collector *collector,
                                               const struct cairn_member *member,
-                                              const struct cairn_chunk_header *header,
+                                              const struct chunk_header *header,
                                               uint32_t *chunk_out, struct cairn_piece *piece_out,
-                                              struct cairn_sentence *why);
+                                              struct sentence *why);
 /* A PUSH that was judged. Takes or drops the message. */
-void collector_push(struct collector *collector, const struct cairn_chunk_header *header,
-                    uint32_t chunk, const struct cairn_piece *piece,
-                    struct cairn_fabric_message *message);
+void collector_push(struct collector *collector, const struct chunk_header *header, uint32_t chunk,
+                    const struct cairn_piece *piece, struct fabric_message *message);
 
 /* ---- collector.c ---- */
 
 /* The fold's sum has a place: gives the fold to the compute pool. */
-void fold_submit(struct cairn_fold *fold);
+void fold_submit(struct fold *fold);
 /* The fold is not to be done any more, or is done: its slots are released, and the core is told. */
-void fold_drop(struct cairn_fold *fold);
+void fold_drop(struct fold *fold);
 
 #endif

@@ -1,5 +1,6 @@
 #include "server/shard/collect.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,11 +11,10 @@
 #include "server/shard/shard.h"
 
 static void slot_release(struct cairn_slot *slot);
-static struct cairn_chunk_header step_header_of(const struct step_action *action, uint8_t kind,
-                                                const struct chunk_table *table);
-static cairn_status frozen_judge(const struct frozen *frozen,
-                                 const struct cairn_job_spec_data *spec, uint32_t tensor,
-                                 uint64_t round, struct cairn_sentence *why);
+static struct chunk_header step_header_of(const struct step_action *action, uint8_t kind,
+                                          const struct chunk_table *table);
+static cairn_status frozen_judge(const struct frozen *frozen, const struct job_spec_data *spec,
+                                 uint32_t tensor, uint64_t round, struct sentence *why);
 static void fold_begin(struct collector *collector, const struct step_action *action);
 
 /* ---- open and close ---- */
@@ -134,7 +134,7 @@ static void send_to(const struct collector *collector, const struct step_action 
 {
     struct cairn_member *member = member_find(collector->job, action->member);
     if (member == NULL) return;
-    struct cairn_chunk_header header = step_header_of(action, kind, collector->table);
+    struct chunk_header header = step_header_of(action, kind, collector->table);
     header.value = value;
     if (kind == CAIRN_CHUNK_GRANT) {
         header.request = member_way(member);
@@ -151,71 +151,66 @@ static void refuse(const struct collector *collector, const struct step_action *
     struct cairn_member *member = member_find(job, action->member);
     job->shard->stats.chunks_refused++;
     if (member != NULL) { // a late one is what an end of an epoch leaves on its way
-        log_limited(&member->refusals,
-                    action->status == CAIRN_ERR_STALE ? CAIRN_LOG_INFO : CAIRN_LOG_WARN,
-                    "refused chunk %u of job %s for shard %s from %s: %s; it is of epoch "
-                    "%llu, round %llu, shard %s is at epoch %llu, round %llu",
-                    action->chunk, job->spec.name, collector->shard_name, member->name,
-                    cairn_status_text((int)action->status), (unsigned long long)action->epoch,
-                    (unsigned long long)action->round, job->shard->name,
-                    (unsigned long long)step_epoch(collector->step),
-                    (unsigned long long)cairn_step_round(collector->step));
+        log_limited(
+            &member->refusals, action->status == CAIRN_ERR_STALE ? CAIRN_LOG_INFO : CAIRN_LOG_WARN,
+            "refused chunk %u of job %s for shard %s from %s: %s; it is of epoch "
+            "%" PRIu64 ", round %" PRIu64 ", shard %s is at epoch %" PRIu64 ", round %" PRIu64,
+            action->chunk, job->spec.name, collector->shard_name, member->name,
+            status_text((int)action->status), action->epoch, action->round, job->shard->name,
+            step_epoch(collector->step), cairn_step_round(collector->step));
     }
     send_to(collector, action, CAIRN_CHUNK_NAK, (uint64_t)action->status);
 }
 
 /* ---- contributions ---- */
 
-static cairn_status judge_tensor(const struct shard_job *job,
-                                 const struct cairn_chunk_header *header,
-                                 struct cairn_sentence *why)
+static cairn_status judge_tensor(const struct shard_job *job, const struct chunk_header *header,
+                                 struct sentence *why)
 {
     if (header->tensor >= job->spec.tensor_count)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u of %zu", header->tensor,
-                          job->spec.tensor_count);
+        return fail_with(why, CAIRN_ERR_MALFORMED, "tensor %u of %zu", header->tensor,
+                         job->spec.tensor_count);
     if (header->dtype != CAIRN_F32 && header->dtype != CAIRN_BF16)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "tensor %s: a contribution in %s, not f32 or bf16",
-                          job->spec.tensors[header->tensor].name, cairn_dtype_name(header->dtype));
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "tensor %s: a contribution in %s, not f32 or bf16",
+                         job->spec.tensors[header->tensor].name, dtype_label(header->dtype));
     return CAIRN_OK;
 }
 
 /* The specification is read only to say what is wrong: of thousands of tensors it is in no cache. */
-static cairn_status refuse_untrained(const struct cairn_tensor_spec *tensor,
-                                     struct cairn_sentence *why)
+static cairn_status refuse_untrained(const struct tensor_spec *tensor, struct sentence *why)
 {
-    return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s is %s: it takes no gradient",
-                      tensor->name,
-                      cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
+    return fail_with(why, CAIRN_ERR_MALFORMED, "tensor %s is %s: it takes no gradient",
+                     tensor->name, capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
 }
 
 cairn_status collector_judge(const struct collector *collector, const struct cairn_member *member,
-                             const struct cairn_chunk_header *header, uint32_t *chunk_out,
-                             struct cairn_piece *piece_out, struct cairn_sentence *why)
+                             const struct chunk_header *header, uint32_t *chunk_out,
+                             struct cairn_piece *piece_out, struct sentence *why)
 {
     const struct shard_job *job = collector->job;
-    const struct cairn_shard_map *map = &collector->table->map;
+    const struct shard_map *map = &collector->table->map;
     cairn_status status = judge_tensor(job, header, why);
     if (status != CAIRN_OK) return status;
-    const struct cairn_tensor_spec *tensor = &job->spec.tensors[header->tensor];
+    const struct tensor_spec *tensor = &job->spec.tensors[header->tensor];
     uint64_t chunk;
-    if (cairn_shard_map_chunk_number(map, header->tensor, header->first_leaf, header->leaf_count,
-                                     &chunk) != CAIRN_OK)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "tensor %s: leaves %llu + %u are not a chunk of shard %s", tensor->name,
-                          (unsigned long long)header->first_leaf, header->leaf_count,
-                          collector->shard_name);
-    const struct cairn_local_extent *extent = cairn_shard_map_extent(map, chunk);
+    if (shard_map_chunk_number(map, header->tensor, header->first_leaf, header->leaf_count,
+                               &chunk) != CAIRN_OK)
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "tensor %s: leaves %" PRIu64 " + %u are not a chunk of shard %s",
+                         tensor->name, header->first_leaf, header->leaf_count,
+                         collector->shard_name);
+    const struct local_extent *extent = shard_map_extent(map, chunk);
     const uint32_t *first = &collector->table->first[extent - map->extents];
     if (first[0] == first[1]) return refuse_untrained(tensor, why);
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
+    const struct chunk_place place = shard_map_chunk(map, chunk);
     status = collector->hands->judge_piece(collector, member, header, &place, piece_out, why);
     if (status != CAIRN_OK) return status;
-    const uint64_t bytes = piece_out->count * cairn_dtype_bytes(header->dtype);
+    const uint64_t bytes = piece_out->count * dtype_size(header->dtype);
     if (header->payload_bytes != bytes)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s: a payload of %llu bytes, not %llu",
-                          tensor->name, (unsigned long long)header->payload_bytes,
-                          (unsigned long long)bytes);
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "tensor %s: a payload of %" PRIu64 " bytes, not %" PRIu64, tensor->name,
+                         header->payload_bytes, bytes);
     status = frozen_judge(&job->frozen, &job->spec, header->tensor, header->round, why);
     if (status != CAIRN_OK) return status;
     *chunk_out = first[0] + (uint32_t)(chunk - extent->first_chunk);
@@ -224,37 +219,34 @@ cairn_status collector_judge(const struct collector *collector, const struct cai
 
 static void discard(struct collector *collector)
 {
-    cairn_fabric_drop(collector->waiting);
+    fabric_drop(collector->waiting);
     collector->waiting = NULL;
 }
 
-bool collector_reads_view(const struct collector *collector,
-                          const struct cairn_chunk_header *header, uint32_t chunk,
-                          const struct cairn_fabric_message *message)
+bool collector_reads_view(const struct collector *collector, const struct chunk_header *header,
+                          uint32_t chunk, const struct fabric_message *message)
 {
-    const uintptr_t view = (uintptr_t)cairn_fabric_message_view(message);
+    const uintptr_t view = (uintptr_t)fabric_message_view(message);
     if (view == 0) return false;
-    if (cairn_way_of(cairn_fabric_message_path(message)) != CAIRN_WAY_DEVICE) return true;
+    if (cairn_way_of(fabric_message_path(message)) != CAIRN_WAY_DEVICE) return true;
     // A kernel that met an element across its own size would end the card's context.
     return !compute_is_host(collector->hands->compute(collector, chunk)) &&
-           view % cairn_dtype_bytes(header->dtype) == 0;
+           view % dtype_size(header->dtype) == 0;
 }
 
 /* The same to the end: a device has memory of the host copied into the slot's. */
-static bool reads_in_place(const struct collector *collector,
-                           const struct cairn_chunk_header *header, uint32_t chunk,
-                           const struct cairn_fabric_message *message)
+static bool reads_in_place(const struct collector *collector, const struct chunk_header *header,
+                           uint32_t chunk, const struct fabric_message *message)
 {
     if (!collector_reads_view(collector, header, chunk, message)) return false;
-    if (cairn_way_of(cairn_fabric_message_path(message)) == CAIRN_WAY_DEVICE) return true;
+    if (cairn_way_of(fabric_message_path(message)) == CAIRN_WAY_DEVICE) return true;
     // The fabric copies a small payload to memory of this process, which in-place slots do not count.
     return header->payload_bytes > CAIRN_CHUNK_SMALL &&
            compute_is_host(collector->hands->compute(collector, chunk));
 }
 
-void collector_push(struct collector *collector, const struct cairn_chunk_header *header,
-                    uint32_t chunk, const struct cairn_piece *piece,
-                    struct cairn_fabric_message *message)
+void collector_push(struct collector *collector, const struct chunk_header *header, uint32_t chunk,
+                    const struct cairn_piece *piece, struct fabric_message *message)
 {
     collector->waiting = message;
     collector->waiting_header = *header;
@@ -273,7 +265,7 @@ static void slot_release(struct cairn_slot *slot)
 {
     const struct collector *collector = slot->collector;
     // The fabric of a shard that is closed has dropped its messages.
-    if (slot->message != NULL && !collector->job->shard->closing) cairn_fabric_drop(slot->message);
+    if (slot->message != NULL && !collector->job->shard->closing) fabric_drop(slot->message);
     if (slot->memory != NULL && collector->hands->slot_memory_back != NULL)
         collector->hands->slot_memory_back(slot);
     slot->message = NULL;
@@ -308,7 +300,7 @@ static void on_received(void *arg, cairn_status status)
         // Memory of a card has no checksum: no host has read it before, nor is there a way, or its sender
         // says so. Nor has memory of this host, which its sender takes to be read where it lies.
         if (!slot->is_unsummed && slot->way != CAIRN_WAY_DEVICE && slot->way != CAIRN_WAY_SHARED &&
-            cairn_chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
+            chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
             status = CAIRN_ERR_CHECKSUM;
     }
     if (status != CAIRN_OK || !collector->hands->takes_events(collector)) slot_release(slot);
@@ -319,10 +311,10 @@ static void on_received(void *arg, cairn_status status)
 }
 
 /* The payload is read where it lies: there is nothing to wait for, and no way on which it was damaged. */
-static void land_view(struct cairn_slot *slot, struct cairn_fabric_message *message)
+static void land_view(struct cairn_slot *slot, struct fabric_message *message)
 {
     slot->message = message;
-    slot->view = cairn_fabric_message_view(message);
+    slot->view = fabric_message_view(message);
     if (slot->way != CAIRN_WAY_DEVICE) slot->way = CAIRN_WAY_SHARED;
     bytes_pushed(slot->collector->job, slot->member, slot->payload_bytes, slot->way);
     landed(slot, CAIRN_OK);
@@ -330,8 +322,8 @@ static void land_view(struct cairn_slot *slot, struct cairn_fabric_message *mess
 
 static void receive(struct collector *collector, uint32_t number, uint32_t chunk)
 {
-    struct cairn_fabric_message *message = collector->waiting;
-    const struct cairn_chunk_header *header = &collector->waiting_header;
+    struct fabric_message *message = collector->waiting;
+    const struct chunk_header *header = &collector->waiting_header;
     struct cairn_slot *slot = &collector->slots[number];
     assert(message != NULL && number < collector->slot_count && slot->message == NULL);
     collector->waiting = NULL;
@@ -342,21 +334,21 @@ static void receive(struct collector *collector, uint32_t number, uint32_t chunk
     slot->payload_bytes = (size_t)header->payload_bytes;
     slot->checksum = header->checksum;
     slot->is_unsummed = (header->value & CAIRN_CHUNK_UNSUMMED) != 0;
-    slot->way = cairn_way_of(cairn_fabric_message_path(message));
+    slot->way = cairn_way_of(fabric_message_path(message));
     if (slot->is_unsummed && slot->way == CAIRN_WAY_CARRIED) slot->way = CAIRN_WAY_DIRECT;
     if (collector_reads_view(collector, header, chunk, message)) {
         land_view(slot, message);
         return;
     }
     slot->memory = collector->hands->slot_memory(collector, number);
-    const cairn_status status = cairn_fabric_receive(message, slot->memory, slot->payload_bytes,
-                                                     on_received, slot);
+    const cairn_status status = fabric_receive(message, slot->memory, slot->payload_bytes,
+                                               on_received, slot);
     slot->receiving = status == CAIRN_OK;
     if (status == CAIRN_OK) {
         collector->hands->busy(collector);
         return;
     }
-    cairn_fabric_drop(message);
+    fabric_drop(message);
     slot_release(slot);
     landed(slot, status);
 }
@@ -428,9 +420,9 @@ void collector_step(struct collector *collector, const struct step_event *event)
 
 /* ==== chunk table ==== */
 
-cairn_status chunk_table_number(struct chunk_table *table, const struct cairn_job_spec_data *spec)
+cairn_status chunk_table_number(struct chunk_table *table, const struct job_spec_data *spec)
 {
-    const struct cairn_shard_map *map = &table->map;
+    const struct shard_map *map = &table->map;
     if (map->chunk_count >= UINT32_MAX) return CAIRN_ERR_NO_MEMORY;
     table->extent_of = calloc((size_t)map->chunk_count + 1, sizeof *table->extent_of);
     table->first = calloc(map->extent_count + 1, sizeof *table->first);
@@ -438,7 +430,7 @@ cairn_status chunk_table_number(struct chunk_table *table, const struct cairn_jo
     if (table->extent_of == NULL || table->first == NULL || table->trained == NULL)
         return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < map->extent_count; i++) {
-        const struct cairn_local_extent *extent = &map->extents[i];
+        const struct local_extent *extent = &map->extents[i];
         const bool trained = spec->tensors[extent->tensor].kind == CAIRN_TRAINED;
         table->first[i] = table->trained_count;
         for (uint64_t c = extent->first_chunk; c < extent->first_chunk + extent->chunk_count; c++) {
@@ -455,19 +447,19 @@ void chunk_table_close(struct chunk_table *table)
     free(table->extent_of);
     free(table->first);
     free(table->trained);
-    cairn_shard_map_release(&table->map);
+    shard_map_release(&table->map);
 }
 
-struct cairn_chunk_place chunk_table_place(const struct chunk_table *table, uint32_t trained)
+struct chunk_place chunk_table_place(const struct chunk_table *table, uint32_t trained)
 {
-    return cairn_shard_map_chunk(&table->map, table->trained[trained]);
+    return shard_map_chunk(&table->map, table->trained[trained]);
 }
 
 struct tensor_chunks chunk_table_tensor(const struct chunk_table *table, uint32_t tensor)
 {
-    const struct cairn_shard_map *map = &table->map;
-    size_t low = cairn_lower_bound(map->extents, map->extent_count, sizeof *map->extents,
-                                   offsetof(struct cairn_local_extent, tensor), tensor);
+    const struct shard_map *map = &table->map;
+    size_t low = lower_bound(map->extents, map->extent_count, sizeof *map->extents,
+                             offsetof(struct local_extent, tensor), tensor);
     struct tensor_chunks chunks = { .first_extent = low };
     for (; low < map->extent_count && map->extents[low].tensor == tensor; low++) {
         if (chunks.extent_count++ == 0) chunks.first = map->extents[low].first_chunk;
@@ -484,7 +476,7 @@ struct tensor_chunks chunk_table_tensor(const struct chunk_table *table, uint32_
  * from there. Runs under the guard, as reading that memory may fault. */
 static void land_views(void *arg)
 {
-    struct cairn_fold *fold = arg;
+    struct fold *fold = arg;
     struct collector *collector = fold->collector;
     for (uint32_t i = 0; i < fold->source_count; i++) {
         const struct cairn_slot *slot = &collector->slots[fold->slots[i]];
@@ -498,7 +490,7 @@ static void land_views(void *arg)
 /* The host reads what is in workers' memory where it is; a device is given what can be read for sure. */
 static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
-    struct cairn_fold *fold = (struct cairn_fold *)run;
+    struct fold *fold = (struct fold *)run;
     (void)item;
     if (stage == 0 && fold->viewed && !works->in_place)
         run->failed_at = guard_run(land_views, fold);
@@ -506,7 +498,7 @@ static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage, struc
 }
 
 /* The sum is wrong for good, as folds go on from it. */
-static void spoil(const struct cairn_fold *fold)
+static void spoil(const struct fold *fold)
 {
     struct collector *collector = fold->collector;
     bool is_ours = true;
@@ -521,7 +513,7 @@ static void spoil(const struct cairn_fold *fold)
     if (is_ours) collector->hands->no_page(collector);
 }
 
-void fold_drop(struct cairn_fold *fold)
+void fold_drop(struct fold *fold)
 {
     struct collector *collector = fold->collector;
     const struct step_event folded = { .kind = CAIRN_STEP_FOLDED, .chunk = fold->chunk };
@@ -537,7 +529,7 @@ void fold_drop(struct cairn_fold *fold)
 
 static void done(struct cairn_run *run)
 {
-    struct cairn_fold *fold = (struct cairn_fold *)run;
+    struct fold *fold = (struct fold *)run;
     struct collector *collector = fold->collector;
     (void)shard_job_run_failed(collector->job, run); // then no event is taken any more
     if (run->failed_at != NULL) spoil(fold);
@@ -547,7 +539,7 @@ static void done(struct cairn_run *run)
     collector->hands->idle(collector);
 }
 
-void fold_submit(struct cairn_fold *fold)
+void fold_submit(struct fold *fold)
 {
     fold->collector->hands->busy(fold->collector);
     compute_submit(&fold->run);
@@ -556,10 +548,10 @@ void fold_submit(struct cairn_fold *fold)
 /* FOLD of the core. */
 static void fold_begin(struct collector *collector, const struct step_action *action)
 {
-    struct cairn_fold *fold = collector->folds_free;
+    struct fold *fold = collector->folds_free;
     assert(fold != NULL); // one fold a chunk, and each has a slot
     collector->folds_free = fold->next;
-    *fold = (struct cairn_fold) {
+    *fold = (struct fold) {
         .run = { .compute = collector->hands->compute(collector, action->chunk),
                  .item_count = 1,
                  .describe = describe,
@@ -572,7 +564,7 @@ static void fold_begin(struct collector *collector, const struct step_action *ac
     };
     for (uint32_t i = 0; i < action->count; i++) {
         struct cairn_slot *slot = &collector->slots[action->slots[i]];
-        fold->sources[i] = (struct cairn_source) { .data = slot->view, .dtype = slot->dtype };
+        fold->sources[i] = (struct fold_source) { .data = slot->view, .dtype = slot->dtype };
         fold->pieces[i] = slot->piece;
         fold->slots[i] = action->slots[i];
         if (slot->message != NULL && slot->way != CAIRN_WAY_DEVICE) fold->viewed = true;
@@ -584,7 +576,7 @@ static void fold_begin(struct collector *collector, const struct step_action *ac
 
 /* ==== frozen ==== */
 
-cairn_status frozen_init(struct frozen *frozen, const struct cairn_job_spec_data *spec)
+cairn_status frozen_init(struct frozen *frozen, const struct job_spec_data *spec)
 {
     frozen->groups = calloc(spec->group_count + 1, sizeof *frozen->groups);
     frozen->tensors = calloc(spec->tensor_count + 1, sizeof *frozen->tensors);
@@ -592,9 +584,9 @@ cairn_status frozen_init(struct frozen *frozen, const struct cairn_job_spec_data
     if (frozen->groups == NULL || frozen->tensors == NULL || frozen->group_of == NULL)
         return CAIRN_ERR_NO_MEMORY;
     for (size_t t = 0; t < spec->tensor_count; t++) {
-        const struct cairn_tensor_spec *tensor = &spec->tensors[t];
+        const struct tensor_spec *tensor = &spec->tensors[t];
         if (tensor->kind == CAIRN_TRAINED)
-            frozen->group_of[t] = (uint32_t)cairn_spec_find_group(spec, tensor->group);
+            frozen->group_of[t] = (uint32_t)spec_find_group(spec, tensor->group);
     }
     return CAIRN_OK;
 }
@@ -606,7 +598,7 @@ void frozen_release(struct frozen *frozen)
     free(frozen->group_of);
 }
 
-void frozen_note(struct frozen *frozen, const struct cairn_job_spec_data *spec,
+void frozen_note(struct frozen *frozen, const struct job_spec_data *spec,
                  const Cairn__RoundOpen *message)
 {
     memset(frozen->groups, 0, spec->group_count * sizeof *frozen->groups);
@@ -622,20 +614,20 @@ void frozen_note(struct frozen *frozen, const struct cairn_job_spec_data *spec,
 }
 
 /* CAIRN_ERR_REFUSED: the tensor, a trained one, takes no gradient in that round; `why` says so. */
-static cairn_status frozen_judge(const struct frozen *frozen,
-                                 const struct cairn_job_spec_data *spec, uint32_t tensor,
-                                 uint64_t round, struct cairn_sentence *why)
+static cairn_status frozen_judge(const struct frozen *frozen, const struct job_spec_data *spec,
+                                 uint32_t tensor, uint64_t round, struct sentence *why)
 {
     if (round != frozen->round) return CAIRN_OK;
-    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
+    const struct tensor_spec *t = &spec->tensors[tensor];
     if (frozen->groups[frozen->group_of[tensor]])
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "tensor %s: its group %s is frozen in round %llu and takes no gradient",
-                          t->name, t->group, (unsigned long long)round);
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "tensor %s: its group %s is frozen in round %" PRIu64
+                         " and takes no gradient",
+                         t->name, t->group, round);
     if (frozen->tensors[tensor])
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "tensor %s is frozen in round %llu and takes no gradient", t->name,
-                          (unsigned long long)round);
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "tensor %s is frozen in round %" PRIu64 " and takes no gradient", t->name,
+                         round);
     return CAIRN_OK;
 }
 
@@ -644,7 +636,7 @@ static cairn_status frozen_judge(const struct frozen *frozen,
 /* The translation between workers and a core, of the shard's own part or of a relay's: messages
  * become events of the core, and its actions become headers of messages. */
 
-struct step_event step_event_of(const struct cairn_chunk_header *header)
+struct step_event step_event_of(const struct chunk_header *header)
 {
     struct step_event event = {
         .member = header->member,
@@ -673,10 +665,10 @@ struct step_event step_event_of(const struct cairn_chunk_header *header)
 
 /* The header of an answer: the numbers of the round, and in an ACK or NAK the place of the chunk, which the
  * core knows by its number in the table. */
-static struct cairn_chunk_header step_header_of(const struct step_action *action, uint8_t kind,
-                                                const struct chunk_table *table)
+static struct chunk_header step_header_of(const struct step_action *action, uint8_t kind,
+                                          const struct chunk_table *table)
 {
-    struct cairn_chunk_header header = {
+    struct chunk_header header = {
         .kind = kind,
         .epoch = action->epoch,
         .round = action->round,
@@ -685,7 +677,7 @@ static struct cairn_chunk_header step_header_of(const struct step_action *action
     };
     const bool of_chunk = kind == CAIRN_CHUNK_ACK || kind == CAIRN_CHUNK_NAK;
     if (of_chunk && action->chunk < table->trained_count) {
-        const struct cairn_chunk_place place = chunk_table_place(table, action->chunk);
+        const struct chunk_place place = chunk_table_place(table, action->chunk);
         header.tensor = place.tensor;
         header.first_leaf = place.first_leaf;
         header.leaf_count = (uint32_t)place.leaf_count;

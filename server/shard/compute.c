@@ -1,5 +1,6 @@
 #include "server/shard/base.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -31,27 +32,27 @@ enum {
 }; /* behind those of the threads, as server/base/daemon.h numbers them */
 
 static void works_send(struct works *works);
-static cairn_status works_await(struct works *works, struct cairn_sentence *why);
-static cairn_status works_begin(struct works *works, struct cairn_sentence *why);
+static cairn_status works_await(struct works *works, struct sentence *why);
+static cairn_status works_begin(struct works *works, struct sentence *why);
 
 /* ---- open and close ---- */
 
-static uint32_t lists_max(const struct cairn_home *home)
+static uint32_t lists_max(const struct home *home)
 {
-    const uint32_t most = cairn_home_info(home)->lists_max;
+    const uint32_t most = home_info(home)->lists_max;
     return most < CAIRN_WORKS_LISTS ? most : CAIRN_WORKS_LISTS;
 }
 
-static cairn_status open_lane(struct compute_lane *lane, struct cairn_home *home, uint32_t lists,
-                              struct cairn_sentence *why)
+static cairn_status open_lane(struct compute_lane *lane, struct home *home, uint32_t lists,
+                              struct sentence *why)
 {
-    const uint32_t items = cairn_home_info(home)->works_best;
+    const uint32_t items = home_info(home)->works_best;
     for (uint32_t i = 0; i < lists; i++) {
         struct list *list = &lane->lists[i];
         list->items = calloc(items, sizeof *list->items);
         list->more = calloc(items, sizeof *list->more);
         if (list->items == NULL || list->more == NULL)
-            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
+            return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
     }
     return works_open(&lane->works, home, items, lists, why);
 }
@@ -68,35 +69,34 @@ static void close_lane(struct compute_lane *lane)
 /* Sums have the same bits whichever thread makes them. */
 static void assert_float_env(void)
 {
-    assert(cairn_float_env_ok());
+    assert(float_env_ok());
 }
 
 /* Next to the device, as threads run where the one that starts them does. */
-static cairn_status open_threads(struct cairn_compute *compute, uv_loop_t *loop, const char *name,
-                                 uint32_t threads, struct cairn_sentence *why)
+static cairn_status open_threads(struct compute *compute, uv_loop_t *loop, const char *name,
+                                 uint32_t threads, struct sentence *why)
 {
-    const struct cairn_home_info *info = cairn_home_info(compute->home);
-    struct cairn_numa_before before;
-    if (!cairn_numa_go(info->numa_node, &before))
-        cairn_log_warn("threads of %s run anywhere, and not on its NUMA node %d, so that copies "
-                       "are slower: %s",
-                       info->device, info->numa_node,
-                       errno == ENOENT ? "this process may use none of that node's processors"
-                                       : strerror(errno));
+    const struct home_info *info = home_info(compute->home);
+    struct numa_before before;
+    if (!numa_go(info->numa_node, &before))
+        log_warn("threads of %s run anywhere, and not on its NUMA node %d, so that copies "
+                 "are slower: %s",
+                 info->device, info->numa_node,
+                 errno == ENOENT ? "this process may use none of that node's processors"
+                                 : strerror(errno));
     const cairn_status status = pool_open(loop, name, threads, assert_float_env, &compute->pool,
                                           why);
-    cairn_numa_return(&before);
+    numa_return(&before);
     return status;
 }
 
-cairn_status compute_open(struct cairn_compute *compute, uv_loop_t *loop, struct cairn_home *home,
-                          const char *name, uint32_t threads, struct cairn_sentence *why)
+cairn_status compute_open(struct compute *compute, uv_loop_t *loop, struct home *home,
+                          const char *name, uint32_t threads, struct sentence *why)
 {
-    *compute = (struct cairn_compute) { .home = home, .lane_count = threads + LANES_BESIDE };
+    *compute = (struct compute) { .home = home, .lane_count = threads + LANES_BESIDE };
     pthread_mutex_init(&compute->lock, NULL);
     compute->lanes = calloc(compute->lane_count, sizeof *compute->lanes);
-    if (compute->lanes == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for threads");
+    if (compute->lanes == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for threads");
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < compute->lane_count && status == CAIRN_OK; i++)
         status = open_lane(&compute->lanes[i], home, i < threads ? lists_max(home) : 1, why);
@@ -104,7 +104,7 @@ cairn_status compute_open(struct cairn_compute *compute, uv_loop_t *loop, struct
     return open_threads(compute, loop, name, threads, why);
 }
 
-bool compute_stop(struct cairn_compute *compute, void (*on_closed)(void *context), void *context)
+bool compute_stop(struct compute *compute, void (*on_closed)(void *context), void *context)
 {
     if (compute->pool == NULL) return false;
     pool_close(compute->pool, on_closed, context);
@@ -112,15 +112,15 @@ bool compute_stop(struct cairn_compute *compute, void (*on_closed)(void *context
     return true;
 }
 
-void compute_close(struct cairn_compute *compute)
+void compute_close(struct compute *compute)
 {
     if (compute->home == NULL) return;
     for (uint32_t i = 0; compute->lanes != NULL && i < compute->lane_count; i++)
         close_lane(&compute->lanes[i]);
     free(compute->lanes);
     pthread_mutex_destroy(&compute->lock);
-    cairn_home_close(compute->home);
-    *compute = (struct cairn_compute) { 0 };
+    home_close(compute->home);
+    *compute = (struct compute) { 0 };
 }
 
 /* ---- on the threads ---- */
@@ -170,10 +170,10 @@ static void begin_list_compute(struct compute_lane *lane, struct list *list)
     works_send(works);
 }
 
-static void finish_list(struct cairn_compute *compute, struct compute_lane *lane,
-                        const struct list *list, uint32_t thread)
+static void finish_list(struct compute *compute, struct compute_lane *lane, const struct list *list,
+                        uint32_t thread)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     const cairn_status status = works_await(&lane->works, &why);
     if (status != CAIRN_OK) {
         pthread_mutex_lock(&compute->lock);
@@ -185,10 +185,9 @@ static void finish_list(struct cairn_compute *compute, struct compute_lane *lane
 
 /* The next list, too, is begun before the one ahead is waited for, as long as more waits than other threads
  * take. */
-static void run_lists(struct cairn_compute *compute, struct compute_lane *lane, uint32_t thread)
+static void run_lists(struct compute *compute, struct compute_lane *lane, uint32_t thread)
 {
-    const uint32_t most = lane->works.list_count > 1 ? cairn_home_info(compute->home)->works_best
-                                                     : 0;
+    const uint32_t most = lane->works.list_count > 1 ? home_info(compute->home)->works_best : 0;
     begin_list_compute(lane, &lane->lists[0]);
     for (uint32_t at = 0; lane->lists[at].count > 0; at = 1 - at) {
         struct list *list = &lane->lists[at], *next = &lane->lists[1 - at];
@@ -201,14 +200,14 @@ static void run_lists(struct cairn_compute *compute, struct compute_lane *lane, 
 
 static void run_items(struct task *task, uint32_t item, uint32_t thread)
 {
-    struct cairn_compute *compute = ((struct cairn_run *)task)->compute;
+    struct compute *compute = ((struct cairn_run *)task)->compute;
     struct compute_lane *lane = &compute->lanes[thread];
     struct list *list = &lane->lists[0];
     list->items[0] = (struct pool_item) { task, item };
     list->count = 1;
     if (task->ends_items) {
         list->count += pool_take(compute->pool, list->items + 1,
-                                 cairn_home_info(compute->home)->works_best - 1);
+                                 home_info(compute->home)->works_best - 1);
         run_lists(compute, lane, thread);
     } else {
         begin_list_compute(lane, list);
@@ -238,15 +237,15 @@ void compute_submit(struct cairn_run *run)
     pool_submit(run->compute->pool, &run->task);
 }
 
-uint32_t compute_lanes(const struct cairn_compute *compute)
+uint32_t compute_lanes(const struct compute *compute)
 {
     return compute->lane_count;
 }
 
-uint32_t compute_items_wanted(const struct cairn_compute *compute)
+uint32_t compute_items_wanted(const struct compute *compute)
 {
     // One list for each thread, and an item that is being handed over.
-    return pool_thread_count(compute->pool) * cairn_home_info(compute->home)->works_best + 1;
+    return pool_thread_count(compute->pool) * home_info(compute->home)->works_best + 1;
 }
 
 static bool is_begun(const struct compute_lane *lane)
@@ -254,7 +253,7 @@ static bool is_begun(const struct compute_lane *lane)
     return atomic_load_explicit(&lane->works.is_begun, memory_order_relaxed);
 }
 
-cairn_status compute_begin(struct cairn_compute *compute, struct cairn_sentence *why)
+cairn_status compute_begin(struct compute *compute, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < compute->lane_count && status == CAIRN_OK; i++)
@@ -262,39 +261,39 @@ cairn_status compute_begin(struct cairn_compute *compute, struct cairn_sentence 
     return status;
 }
 
-uint64_t compute_staging_left(const struct cairn_compute *compute)
+uint64_t compute_staging_left(const struct compute *compute)
 {
     uint64_t streams = 0;
     for (uint32_t i = 0; i < compute->lane_count; i++) streams += !is_begun(&compute->lanes[i]);
-    return streams * cairn_home_info(compute->home)->stream_bytes;
+    return streams * home_info(compute->home)->stream_bytes;
 }
 
-static struct works *beside(const struct cairn_compute *compute, uint32_t lane)
+static struct works *beside(const struct compute *compute, uint32_t lane)
 {
     return &compute->lanes[compute->lane_count - LANES_BESIDE + lane].works;
 }
 
-struct works *compute_loop(const struct cairn_compute *compute)
+struct works *compute_loop(const struct compute *compute)
 {
     return beside(compute, LOOP_LANE);
 }
 
-struct works *compute_files(const struct cairn_compute *compute)
+struct works *compute_files(const struct compute *compute)
 {
     return beside(compute, FILES_LANE);
 }
 
-struct works *compute_snapshots(const struct cairn_compute *compute)
+struct works *compute_snapshots(const struct compute *compute)
 {
     return beside(compute, SNAPSHOTS_LANE);
 }
 
-bool compute_is_host(const struct cairn_compute *compute)
+bool compute_is_host(const struct compute *compute)
 {
-    return cairn_home_info(compute->home)->is_host;
+    return home_info(compute->home)->is_host;
 }
 
-void compute_why(struct cairn_compute *compute, struct cairn_sentence *why_out)
+void compute_why(struct compute *compute, struct sentence *why_out)
 {
     pthread_mutex_lock(&compute->lock);
     *why_out = compute->why;
@@ -323,31 +322,31 @@ static bool open_list(const struct works *works, struct works_list *list)
            (list->scratch != NULL || works->in_place);
 }
 
-cairn_status works_open(struct works *works, struct cairn_home *home, uint32_t items,
-                        uint32_t lists, struct cairn_sentence *why)
+cairn_status works_open(struct works *works, struct home *home, uint32_t items, uint32_t lists,
+                        struct sentence *why)
 {
     bool ok = true;
     assert(lists >= 1 && lists <= CAIRN_WORKS_LISTS);
     *works = (struct works) { .home = home,
-                              .in_place = cairn_home_info(home)->is_host,
+                              .in_place = home_info(home)->is_host,
                               .list_count = lists,
                               .capacity = WORKS_OF_AN_ITEM * items };
     for (uint32_t i = 0; i < lists; i++) ok = open_list(works, &works->lists[i]) && ok;
-    if (!ok) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
-    return cairn_home_stream_open(home, &works->stream, why);
+    if (!ok) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
+    return home_stream_open(home, &works->stream, why);
 }
 
-/* Takes what lists are staged in, so that none lacks it when it runs. As cairn_home_stream_begin. */
-static cairn_status works_begin(struct works *works, struct cairn_sentence *why)
+/* Takes what lists are staged in, so that none lacks it when it runs. As home_stream_begin. */
+static cairn_status works_begin(struct works *works, struct sentence *why)
 {
-    const cairn_status status = cairn_home_stream_begin(works->stream, why);
+    const cairn_status status = home_stream_begin(works->stream, why);
     if (status == CAIRN_OK) atomic_store_explicit(&works->is_begun, true, memory_order_relaxed);
     return status;
 }
 
 static void close_list(struct works *works, struct works_list *list)
 {
-    if (list->is_pinned) cairn_home_unpin(works->home, list->scratch, CAIRN_WORKS_SCRATCH_BYTES);
+    if (list->is_pinned) home_unpin(works->home, list->scratch, CAIRN_WORKS_SCRATCH_BYTES);
     free(list->works);
     free(list->sources);
     if (list->scratch != NULL) munmap(list->scratch, CAIRN_WORKS_SCRATCH_BYTES);
@@ -355,7 +354,7 @@ static void close_list(struct works *works, struct works_list *list)
 
 void works_close(struct works *works)
 {
-    cairn_home_stream_close(works->stream);
+    home_stream_close(works->stream);
     for (uint32_t i = 0; i < CAIRN_WORKS_LISTS; i++) close_list(works, &works->lists[i]);
     *works = (struct works) { 0 };
 }
@@ -381,7 +380,7 @@ static void begin_list_works(void *arg)
 {
     struct works *works = arg;
     struct works_list *list = now(works);
-    list->status = cairn_home_run_begin(works->stream, list->works, list->count, &list->why);
+    list->status = home_run_begin(works->stream, list->works, list->count, &list->why);
     list->is_under_way = list->status == CAIRN_OK;
 }
 
@@ -399,7 +398,7 @@ static void begin_works(struct works *works)
 static void finish(struct works *works, struct works_list *list)
 {
     if (list->is_under_way) {
-        list->status = cairn_home_run_finish(works->stream, &list->why);
+        list->status = home_run_finish(works->stream, &list->why);
         if (list->status == CAIRN_OK)
             atomic_store_explicit(&works->is_begun, true, memory_order_relaxed);
     }
@@ -416,7 +415,7 @@ void works_flush(struct works *works)
     finish(works, now(works));
 }
 
-static cairn_status tell(struct works_list *list, struct cairn_sentence *why)
+static cairn_status tell(struct works_list *list, struct sentence *why)
 {
     const cairn_status status = list->status;
     if (status != CAIRN_OK && why != NULL) *why = list->why;
@@ -425,7 +424,7 @@ static cairn_status tell(struct works_list *list, struct cairn_sentence *why)
     return status;
 }
 
-cairn_status works_run(struct works *works, struct cairn_sentence *why)
+cairn_status works_run(struct works *works, struct sentence *why)
 {
     works_flush(works);
     return tell(now(works), why);
@@ -441,7 +440,7 @@ static void works_send(struct works *works)
 }
 
 /* Waits for the list that was sent first, and returns as works_run does. */
-static cairn_status works_await(struct works *works, struct cairn_sentence *why)
+static cairn_status works_await(struct works *works, struct sentence *why)
 {
     struct works_list *list = &works->lists[works->first];
     assert(works->sent > 0);
@@ -453,18 +452,18 @@ static cairn_status works_await(struct works *works, struct cairn_sentence *why)
 
 /* ---- adding ---- */
 
-struct cairn_work *works_add(struct works *works, enum cairn_work_kind kind)
+struct home_work *works_add(struct works *works, enum work_kind kind)
 {
     struct works_list *list = now(works);
     if (list->count == works->capacity) works_flush(works);
-    struct cairn_work *work = &list->works[list->count++];
-    *work = (struct cairn_work) { .kind = kind };
+    struct home_work *work = &list->works[list->count++];
+    *work = (struct home_work) { .kind = kind };
     return work;
 }
 
 void works_copy(struct works *works, void *to, const void *from, size_t bytes)
 {
-    struct cairn_work *work = works_add(works, CAIRN_WORK_COPY);
+    struct home_work *work = works_add(works, CAIRN_WORK_COPY);
     work->copy.to = to;
     work->copy.from = from;
     work->copy.bytes = bytes;
@@ -488,13 +487,13 @@ static bool take_run(struct runs *runs, size_t range, size_t bytes)
 }
 
 /* The next of them; count 0: none is left. *at is where they begin in `packed`, and then where they end. */
-static struct runs next_runs(struct cairn_box_runs *walk, const struct works_box *of,
-                             struct runs *ahead, size_t *at)
+static struct runs next_runs(struct box_runs *walk, const struct works_box *of, struct runs *ahead,
+                             size_t *at)
 {
     struct runs runs = *ahead;
     uint64_t elem, box_elem, count;
     *ahead = (struct runs) { 0 };
-    while (cairn_box_runs_next(walk, &elem, &box_elem, &count)) {
+    while (box_runs_next(walk, &elem, &box_elem, &count)) {
         const size_t range = (size_t)(elem - of->first_elem) * of->elem_bytes,
                      bytes = (size_t)count * of->elem_bytes;
         if (take_run(&runs, range, bytes)) continue;
@@ -508,9 +507,9 @@ static struct runs next_runs(struct cairn_box_runs *walk, const struct works_box
     return runs;
 }
 
-static struct cairn_work *add_runs(struct works *works, const struct runs *runs)
+static struct home_work *add_runs(struct works *works, const struct runs *runs)
 {
-    struct cairn_work *work = works_add(works, CAIRN_WORK_RUNS);
+    struct home_work *work = works_add(works, CAIRN_WORK_RUNS);
     work->runs.run_bytes = runs->bytes;
     work->runs.run_count = runs->count;
     work->runs.to_stride = work->runs.from_stride = runs->bytes;
@@ -521,12 +520,12 @@ static struct cairn_work *add_runs(struct works *works, const struct runs *runs)
 static size_t add_box(struct works *works, const struct works_box *of, bool packs,
                       const uint8_t *packed, const uint8_t *range)
 {
-    struct cairn_box_runs walk;
+    struct box_runs walk;
     struct runs ahead = { 0 }, runs;
     size_t at = 0;
-    cairn_box_runs_begin(&walk, of->box, of->shape, of->first_elem, of->elem_count);
+    box_runs_begin(&walk, of->box, of->shape, of->first_elem, of->elem_count);
     while ((runs = next_runs(&walk, of, &ahead, &at)).count > 0) {
-        struct cairn_work *work = add_runs(works, &runs);
+        struct home_work *work = add_runs(works, &runs);
         const uint8_t *dense = packed + runs.packed, *strided = range + runs.range;
         work->runs.to = (void *)(uintptr_t)(packs ? dense : strided);
         work->runs.from = packs ? strided : dense;
@@ -546,12 +545,12 @@ size_t works_unpack(struct works *works, const struct works_box *of, void *range
     return add_box(works, of, false, packed, range);
 }
 
-void works_fold(struct works *works, float *acc, const struct cairn_source *sources, uint32_t count,
+void works_fold(struct works *works, float *acc, const struct fold_source *sources, uint32_t count,
                 bool first, size_t elems)
 {
-    struct cairn_work *work = works_add(works, CAIRN_WORK_FOLD);
+    struct home_work *work = works_add(works, CAIRN_WORK_FOLD);
     const struct works_list *list = now(works);
-    struct cairn_source *kept = list->sources[work - list->works];
+    struct fold_source *kept = list->sources[work - list->works];
     assert(count <= CAIRN_STEP_FOLD_MAX);
     memcpy(kept, sources, count * sizeof *sources);
     work->fold.acc = acc;
@@ -566,10 +565,10 @@ void works_fold(struct works *works, float *acc, const struct cairn_source *sour
 /* Pins a scratch when it is first used: most threads never use theirs. */
 static void pin_scratch(struct works *works, struct works_list *list)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     list->is_pinned = true;
-    if (cairn_home_pin(works->home, list->scratch, CAIRN_WORKS_SCRATCH_BYTES, &why) != CAIRN_OK)
-        cairn_log_warn("%s", why.text);
+    if (home_pin(works->home, list->scratch, CAIRN_WORKS_SCRATCH_BYTES, &why) != CAIRN_OK)
+        log_warn("%s", why.text);
 }
 
 static uint8_t *take_scratch(struct works *works, size_t bytes)
@@ -766,8 +765,8 @@ void bytes_list_release(struct bytes_list *list)
 static void arriving_free(struct arriving *arriving)
 {
     if (arriving->made != NULL) arriving->kind->unmake(arriving->made);
-    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) cairn_paged_release(&arriving->paged[i]);
-    cairn_message_free(arriving->message);
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) paged_release(&arriving->paged[i]);
+    message_free(arriving->message);
     free(arriving);
 }
 
@@ -819,15 +818,15 @@ void arriving_drop_all(struct cairn_shard *shard)
 }
 
 static void answer(struct cairn_shard *shard, const struct arriving_kind *kind, uint32_t request,
-                   cairn_status status, const struct cairn_sentence *why)
+                   cairn_status status, const struct sentence *why)
 {
-    struct cairn_request answered = session_request(shard, request);
-    if (status != CAIRN_OK) cairn_log_warn("%s was refused: %s", kind->name, why->text);
+    struct request answered = session_request(shard, request);
+    if (status != CAIRN_OK) log_warn("%s was refused: %s", kind->name, why->text);
     session_answer(shard, &answered, status, why);
 }
 
 void arriving_end(struct cairn_shard *shard, struct arriving *arriving, cairn_status status,
-                  const struct cairn_sentence *why)
+                  const struct sentence *why)
 {
     answer(shard, arriving->kind, arriving->request, status, why);
     arriving_drop(shard, arriving);
@@ -836,7 +835,7 @@ void arriving_end(struct cairn_shard *shard, struct arriving *arriving, cairn_st
 static bool pages_are_here(const struct arriving *arriving)
 {
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
-        if (!cairn_paged_whole(&arriving->paged[i])) return false;
+        if (!paged_whole(&arriving->paged[i])) return false;
     return true;
 }
 
@@ -918,38 +917,38 @@ static void go_on(struct cairn_shard *shard, struct arriving *arriving)
 }
 
 static cairn_status judge(const struct cairn_shard *shard, const struct arriving_kind *kind,
-                          struct cairn_sentence *why)
+                          struct sentence *why)
 {
     size_t count = 0;
     for (const struct arriving *a = shard->arriving; a != NULL; a = a->next)
         count += a->kind == kind;
     if (count < CAIRN_ARRIVING_MAX) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_BUSY, "%s: %zu are on their way already", kind->name, count);
+    return fail_with(why, CAIRN_ERR_BUSY, "%s: %zu are on their way already", kind->name, count);
 }
 
 static cairn_status set_paged(struct arriving *arriving, const uint64_t *bytes,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     const struct arriving_kind *kind = arriving->kind;
     for (int i = 0; i < CAIRN_ARRIVING_PAGED && kind->what[i] != 0; i++)
         if ((bytes[i] == 0 && !kind->may_be_empty) ||
-            cairn_paged_init(&arriving->paged[i], bytes[i]) != CAIRN_OK)
-            return cairn_fail(why, CAIRN_ERR_INVALID, "%s with pages of %llu bytes: 1 to %llu",
-                              kind->name, (unsigned long long)bytes[i],
-                              (unsigned long long)CAIRN_PAGED_BYTES_MAX);
+            paged_init(&arriving->paged[i], bytes[i]) != CAIRN_OK)
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "%s with pages of %" PRIu64 " bytes: 1 to %" PRIu64, kind->name,
+                             bytes[i], CAIRN_PAGED_BYTES_MAX);
     return CAIRN_OK;
 }
 
 void arriving_begin(struct cairn_shard *shard, const struct arriving_kind *kind, uint32_t request,
                     ProtobufCMessage *message, const uint64_t bytes[CAIRN_ARRIVING_PAGED])
 {
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = judge(shard, kind, &why);
     struct arriving *arriving = status == CAIRN_OK ? calloc(1, sizeof *arriving) : NULL;
     if (arriving == NULL) {
-        if (status == CAIRN_OK) status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+        if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
         answer(shard, kind, request, status, &why);
-        cairn_message_free(message);
+        message_free(message);
         return;
     }
     arriving->kind = kind;
@@ -975,11 +974,11 @@ void arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
         if (arriving->phase == CAIRN_ARRIVING_PAGES && page->what != 0 &&
             page->what == arriving->kind->what[i])
-            status = cairn_paged_add(&arriving->paged[i], page);
+            status = paged_add(&arriving->paged[i], page);
     if (status != CAIRN_OK) {
-        struct cairn_sentence why;
-        cairn_sentence_set(&why, "%s: page at %llu of part %u does not follow those before",
-                           arriving->kind->name, (unsigned long long)page->offset, page->what);
+        struct sentence why;
+        sentence_set(&why, "%s: page at %" PRIu64 " of part %u does not follow those before",
+                     arriving->kind->name, page->offset, page->what);
         arriving_end(shard, arriving, status, &why);
     } else if (pages_are_here(arriving)) {
         go_on(shard, arriving);
@@ -1002,7 +1001,7 @@ size_t shard_payload_max(const struct shard_job *job)
                              job->spec.client_state_max);
 }
 
-struct cairn_compute *shard_job_home(const struct shard_job *job, uint64_t local_elem)
+struct compute *shard_job_home(const struct shard_job *job, uint64_t local_elem)
 {
     const bool is_on_device = !job->planes.parked && local_elem < job->planes.host_from;
     return is_on_device ? &job->shard->device : &job->shard->host;
@@ -1029,10 +1028,10 @@ void shard_job_fault(struct shard_job *job, const char *why)
     job->shard->up->fault(job, why);
 }
 
-bool shard_job_failed(struct shard_job *job, cairn_status status, const struct cairn_sentence *why)
+bool shard_job_failed(struct shard_job *job, cairn_status status, const struct sentence *why)
 {
     if (status == CAIRN_OK) return false;
-    const bool all = cairn_home_has_failed(job->compute->home);
+    const bool all = home_has_failed(job->compute->home);
     for (struct shard_job *other = job->shard->jobs; other != NULL; other = other->next) {
         const bool is_hit = other == job || (all && other->compute == job->compute);
         if (is_hit && other->state != CAIRN_JOB_LOADING) shard_job_fault(other, why->text);
@@ -1042,7 +1041,7 @@ bool shard_job_failed(struct shard_job *job, cairn_status status, const struct c
 
 bool shard_job_run_failed(struct shard_job *job, const struct cairn_run *run)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (run->status == CAIRN_OK) return false;
     compute_why(run->compute, &why);
     return shard_job_failed(job, run->status, &why);

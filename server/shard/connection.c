@@ -2,6 +2,7 @@
  * Losing it changes nothing in the jobs: they wait, and the coordinator fences when it is back. */
 #include "server/shard/connection.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -28,12 +29,12 @@
 #define HEARTBEAT_MIN_MS   10
 #define LEASE_MAX_MS       3600000
 
-static const struct cairn_frame_limits limits_before = { .type_min = CAIRN_MSG_WELCOME,
-                                                         .type_max = CAIRN_MSG_ERROR,
-                                                         .frame_bytes = CAIRN_FRAME_BYTES_MAX };
-static const struct cairn_frame_limits limits_after = { .type_min = CAIRN_MSG_WELCOME,
-                                                        .type_max = CAIRN_MSG_MAX,
-                                                        .frame_bytes = CAIRN_FRAME_BYTES_MAX };
+static const struct frame_limits limits_before = { .type_min = CAIRN_MSG_WELCOME,
+                                                   .type_max = CAIRN_MSG_ERROR,
+                                                   .frame_bytes = CAIRN_FRAME_BYTES_MAX };
+static const struct frame_limits limits_after = { .type_min = CAIRN_MSG_WELCOME,
+                                                  .type_max = CAIRN_MSG_MAX,
+                                                  .frame_bytes = CAIRN_FRAME_BYTES_MAX };
 
 static void on_timer(uv_timer_t *timer);
 
@@ -43,7 +44,7 @@ static void unheard_list(const struct cairn_shard *shard, struct unheard *list_o
 static size_t say_hello(struct cairn_shard *shard, Cairn__Hello *hello, Cairn__HeldJob **held,
                         size_t count)
 {
-    const size_t fit = cairn_hello_fit(hello, held, count);
+    const size_t fit = hello_fit(hello, held, count);
     hello->held = held;
     hello->n_held = fit;
     hello->held_after = (uint32_t)(count - fit);
@@ -62,8 +63,8 @@ static void send_hello(struct cairn_shard *shard)
     hello.role = CAIRN_ROLE_WIRE_SHARD;
     hello.name = shard->name;
     hello.incarnation = shard->incarnation;
-    hello.fabric_address.data = (uint8_t *)cairn_fabric_address(shard->fabric,
-                                                                &hello.fabric_address.len);
+    hello.fabric_address.data = (uint8_t *)fabric_own_address(shard->fabric,
+                                                              &hello.fabric_address.len);
     hello.version = (char *)(uintptr_t)shard->build;
     hello.memory_bytes = shard->memory.budget.limit_bytes;
     hello.without = shard->without;
@@ -128,7 +129,7 @@ static void call_roll(struct cairn_shard *shard)
         members_forget_untold(job);
 }
 
-static void on_open(struct cairn_stream *stream, void *context)
+static void on_open(struct stream *stream, void *context)
 {
     (void)stream;
     struct cairn_shard *shard = context;
@@ -152,17 +153,16 @@ static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
     session->welcome = true;
     session->heartbeat_ms = welcome->heartbeat_ms;
     session->lease_ms = welcome->lease_ms;
-    cairn_fabric_set_patience(shard->fabric, session->lease_ms);
+    fabric_set_patience(shard->fabric, session->lease_ms);
     session->backoff_ms = BACKOFF_FIRST_MS;
     session->roll_due_ms = uv_now(shard->loop) + 2ull * session->lease_ms;
     session->coordinator = (struct coordinator_id) { welcome->store,
                                                      welcome->coordinator_incarnation,
                                                      welcome->process };
-    cairn_stream_limit(session->stream, limits_after);
+    stream_limit(session->stream, limits_after);
     uv_timer_start(&session->timer, on_timer, session->heartbeat_ms, session->heartbeat_ms);
-    cairn_log_info("joined cluster %s: coordinator %s, incarnation %llu", welcome->cluster,
-                   cairn_stream_peer(session->stream),
-                   (unsigned long long)welcome->coordinator_incarnation);
+    log_info("joined cluster %s: coordinator %s, incarnation %" PRIu64, welcome->cluster,
+             stream_peer(session->stream), welcome->coordinator_incarnation);
     held_judge(shard, welcome->cluster);
     held_keys(shard, welcome->keys);
     storage_watch_told(&shard->storage, welcome->storage_path, welcome->storage_token);
@@ -174,30 +174,30 @@ static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
 
 void connection_fenced(struct cairn_shard *shard, const char *text)
 {
-    cairn_log_error("this process has lost its place in the cluster: %s", text);
+    log_error("this process has lost its place in the cluster: %s", text);
     if (shard->events.on_fenced != NULL && !shard->closing)
         shard->events.on_fenced(shard, shard->events.context);
 }
 
-static void on_first_frame(struct cairn_shard *shard, const struct cairn_frame *frame)
+static void on_first_frame(struct cairn_shard *shard, const struct wire_frame *frame)
 {
-    ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame->type),
-                                                     frame->payload, frame->payload_bytes);
+    ProtobufCMessage *message = message_unpack(message_type(frame->type), frame->payload,
+                                               frame->payload_bytes);
     if (message == NULL) {
-        session_refuse(shard, CAIRN_ERR_MALFORMED, "malformed %s", cairn_message_name(frame->type));
+        session_refuse(shard, CAIRN_ERR_MALFORMED, "malformed %s", message_name(frame->type));
         return;
     }
     if (frame->type == CAIRN_MSG_WELCOME) {
         on_welcome(shard, (const Cairn__Welcome *)message);
     } else {
         const Cairn__Error *error = (const Cairn__Error *)message;
-        cairn_stream_close(shard->session.stream, CAIRN_ERR_REFUSED, "refused: %s", error->text);
+        stream_close(shard->session.stream, CAIRN_ERR_REFUSED, "refused: %s", error->text);
         if (error->status == CAIRN_ERR_FENCED) connection_fenced(shard, error->text);
     }
-    cairn_message_free(message);
+    message_free(message);
 }
 
-static void on_frame(struct cairn_stream *stream, const struct cairn_frame *frame, void *context)
+static void on_frame(struct stream *stream, const struct wire_frame *frame, void *context)
 {
     (void)stream;
     struct cairn_shard *shard = context;
@@ -208,8 +208,7 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
         on_first_frame(shard, frame);
 }
 
-static void on_close(struct cairn_stream *stream, cairn_status status, const char *why,
-                     void *context)
+static void on_close(struct stream *stream, cairn_status status, const char *why, void *context)
 {
     (void)stream;
     struct cairn_shard *shard = context;
@@ -223,7 +222,7 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
     const bool news = session->welcome || status == CAIRN_ERR_REFUSED;
     log_limited(&session->down, news ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
                 "no coordinator: %s (%s); trying again in %u ms", why,
-                cairn_status_code_name((int)status), session->backoff_ms);
+                status_code_name((int)status), session->backoff_ms);
     const bool was_welcome = session->welcome;
     session->welcome = false;
     session->serial++; // what was asked on the lost session is answered to nobody
@@ -238,7 +237,7 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
                                                                    : BACKOFF_MAX_MS;
 }
 
-static const struct cairn_stream_events stream_events = {
+static const struct stream_events stream_events = {
     .on_open = on_open,
     .on_frame = on_frame,
     .on_close = on_close,
@@ -247,11 +246,10 @@ static const struct cairn_stream_events stream_events = {
 static void connect_now(struct cairn_shard *shard)
 {
     struct cairn_session *session = &shard->session;
-    const struct cairn_stream_options options = { .limits = limits_before };
-    struct cairn_sentence why;
-    cairn_status status = cairn_stream_connect(shard->loop, &session->address, CONNECT_TIMEOUT_MS,
-                                               &options, &stream_events, shard, &session->stream,
-                                               &why);
+    const struct stream_options options = { .limits = limits_before };
+    struct sentence why;
+    cairn_status status = stream_connect(shard->loop, &session->address, CONNECT_TIMEOUT_MS,
+                                         &options, &stream_events, shard, &session->stream, &why);
     if (status == CAIRN_OK) return;
     log_limited(&session->down, CAIRN_LOG_WARN, "cannot connect to the coordinator: %s", why.text);
     uv_timer_start(&session->timer, on_timer, BACKOFF_MAX_MS, 0);
@@ -267,15 +265,15 @@ static void on_timer(uv_timer_t *timer)
         return;
     }
     if (!session->welcome) {
-        cairn_stream_close(session->stream, CAIRN_ERR_TIMEOUT, "no Welcome within %d ms",
-                           WELCOME_TIMEOUT_MS);
+        stream_close(session->stream, CAIRN_ERR_TIMEOUT, "no Welcome within %d ms",
+                     WELCOME_TIMEOUT_MS);
         return;
     }
     uint64_t silent_ms = uv_now(shard->loop) - session->heard_ms;
     if (silent_ms > session->lease_ms) {
-        cairn_stream_close(session->stream, CAIRN_ERR_TIMEOUT,
-                           "nothing heard for %llu ms, the lease is %u ms",
-                           (unsigned long long)silent_ms, session->lease_ms);
+        stream_close(session->stream, CAIRN_ERR_TIMEOUT,
+                     "nothing heard for %" PRIu64 " ms, the lease is %u ms", silent_ms,
+                     session->lease_ms);
         return;
     }
     storage_watch_tick(&shard->storage); // what it finds goes along
@@ -285,10 +283,10 @@ static void on_timer(uv_timer_t *timer)
 }
 
 cairn_status connection_open(struct cairn_shard *shard, const char *coordinator,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     struct cairn_session *session = &shard->session;
-    cairn_status status = cairn_address_parse(coordinator, &session->address, why);
+    cairn_status status = address_parse(coordinator, &session->address, why);
     if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
     session->serial = 1;
     session->backoff_ms = BACKOFF_FIRST_MS;
@@ -302,7 +300,7 @@ void connection_close(struct cairn_shard *shard, uv_close_cb on_timer_closed)
 {
     struct cairn_session *session = &shard->session;
     assert(shard->closing);
-    if (session->stream != NULL) cairn_stream_close(session->stream, CAIRN_OK, "shard stops");
+    if (session->stream != NULL) stream_close(session->stream, CAIRN_OK, "shard stops");
     uv_close((uv_handle_t *)&session->timer, on_timer_closed);
 }
 
@@ -312,11 +310,11 @@ void connection_close(struct cairn_shard *shard, uv_close_cb on_timer_closed)
 
 /* A message that is left out would break the order that the coordinator relies on. */
 static void judge_sent(struct cairn_session *session, cairn_status status, uint16_t type,
-                       const struct cairn_sentence *why)
+                       const struct sentence *why)
 {
     if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
-    cairn_log_error("cannot send %s to the coordinator: %s", cairn_message_name(type), why->text);
-    cairn_stream_close(session->stream, status, "%s", why->text);
+    log_error("cannot send %s to the coordinator: %s", message_name(type), why->text);
+    stream_close(session->stream, status, "%s", why->text);
 }
 
 void session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
@@ -324,18 +322,18 @@ void session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
 {
     struct cairn_session *session = &shard->session;
     if (session->stream == NULL || (!session->welcome && type != CAIRN_MSG_HELLO)) return;
-    struct cairn_sentence why;
-    cairn_status status = cairn_stream_send(session->stream, type, request, message, &why);
+    struct sentence why;
+    cairn_status status = stream_send(session->stream, type, request, message, &why);
     judge_sent(session, status, type, &why);
 }
 
-void session_send_pages(struct cairn_shard *shard, uint32_t request, enum cairn_page_what what,
-                        struct cairn_packed *packed)
+void session_send_pages(struct cairn_shard *shard, uint32_t request, enum page_what what,
+                        struct packed *packed)
 {
     struct cairn_session *session = &shard->session;
     if (session->stream == NULL || !session->welcome) return;
-    struct cairn_sentence why;
-    cairn_status status = cairn_stream_send_pages(session->stream, request, what, packed, &why);
+    struct sentence why;
+    cairn_status status = stream_send_pages(session->stream, request, what, packed, &why);
     judge_sent(session, status, CAIRN_MSG_PAGE, &why);
 }
 
@@ -348,25 +346,25 @@ void session_refuse(struct cairn_shard *shard, cairn_status status, const char *
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    cairn_log_error("closing the connection to the coordinator: %s", text);
+    log_error("closing the connection to the coordinator: %s", text);
 
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
     error.text = text;
     session_send(shard, CAIRN_MSG_ERROR, 0, &error.base);
-    cairn_stream_finish(session->stream, status, "%s", text);
+    stream_finish(session->stream, status, "%s", text);
 }
 
-struct cairn_request session_request(const struct cairn_shard *shard, uint32_t number)
+struct request session_request(const struct cairn_shard *shard, uint32_t number)
 {
-    return (struct cairn_request) { .session = shard->session.serial, .number = number };
+    return (struct request) { .session = shard->session.serial, .number = number };
 }
 
-void session_answer(struct cairn_shard *shard, struct cairn_request *request, cairn_status status,
-                    const struct cairn_sentence *why)
+void session_answer(struct cairn_shard *shard, struct request *request, cairn_status status,
+                    const struct sentence *why)
 {
-    struct cairn_request answered = *request;
-    *request = (struct cairn_request) { 0 };
+    struct request answered = *request;
+    *request = (struct request) { 0 };
     if (answered.session != shard->session.serial) return; // nobody waits, or on a lost session
     if (status == CAIRN_OK) {
         Cairn__Done done = CAIRN__DONE__INIT;
@@ -375,7 +373,7 @@ void session_answer(struct cairn_shard *shard, struct cairn_request *request, ca
     }
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(why != NULL ? why->text : cairn_status_text((int)status));
+    error.text = (char *)(why != NULL ? why->text : status_text((int)status));
     session_send(shard, CAIRN_MSG_ERROR, answered.number, &error.base);
 }
 
@@ -457,12 +455,12 @@ void member_cut(struct shard_job *job, uint64_t number)
     if (member != NULL && member->peer != NULL) member->cut = job->members.cut = true;
 }
 
-void member_send(struct cairn_member *member, struct cairn_chunk_header *header)
+void member_send(struct cairn_member *member, struct chunk_header *header)
 {
     member_send_for(member, header, member->job->view->table.map.shard);
 }
 
-void member_send_for(struct cairn_member *member, struct cairn_chunk_header *header, uint32_t shard)
+void member_send_for(struct cairn_member *member, struct chunk_header *header, uint32_t shard)
 {
     if (member->peer == NULL || member->cut) return;
     header->job = member->job->number;
@@ -470,52 +468,52 @@ void member_send_for(struct cairn_member *member, struct cairn_chunk_header *hea
     header->token = member->token;
     header->tile = shard; // who speaks, see proto/wire/chunk.h
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
-    cairn_chunk_encode(header, bytes);
-    cairn_status status = cairn_fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);
+    chunk_encode(header, bytes);
+    cairn_status status = fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);
     if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
     // An answer that is left out would be waited for: the connection is the unit of loss.
     log_limited(&member->refusals, CAIRN_LOG_WARN, "cutting %s of job %s: %s", member->name,
-                member->job->spec.name, cairn_status_text((int)status));
+                member->job->spec.name, status_text((int)status));
     member->cut = true;
     member->job->members.cut = true;
 }
 
-void member_refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+void member_refuse(struct cairn_member *member, const struct chunk_header *header,
                    cairn_status status)
 {
     member_refuse_for(member, header, status, member->job->view->table.map.shard);
 }
 
-void member_refuse_for(struct cairn_member *member, const struct cairn_chunk_header *header,
+void member_refuse_for(struct cairn_member *member, const struct chunk_header *header,
                        cairn_status status, uint32_t shard)
 {
-    struct cairn_chunk_header nak = *header;
+    struct chunk_header nak = *header;
     nak.kind = CAIRN_CHUNK_NAK;
     nak.value = (uint64_t)status;
     nak.payload_bytes = nak.checksum = 0;
     member_send_for(member, &nak, shard);
 }
 
-void member_note_refusal(struct cairn_member *member, const struct cairn_chunk_header *header,
+void member_note_refusal(struct cairn_member *member, const struct chunk_header *header,
                          const char *why)
 {
     member->job->shard->stats.chunks_refused++;
     log_limited(&member->refusals, CAIRN_LOG_WARN, "refused %s of job %s from %s: %s",
-                cairn_chunk_kind_name(header->kind), member->job->spec.name, member->name, why);
+                chunk_kind_name(header->kind), member->job->spec.name, member->name, why);
 }
 
 void member_unreadable(struct shard_job *job, uint64_t number)
 {
     const struct cairn_member *member = member_find(job, number);
-    struct cairn_sentence why;
+    struct sentence why;
     if (member == NULL) return; // it left meanwhile, and its round is void
-    cairn_sentence_set(
+    sentence_set(
         &why,
         "the shared memory of %s (rank %u) cannot be read by shard %s: its host has no page for it "
         "(out of memory, or at the limit of its control group); give the trainer more memory, or "
         "touch what cairn_alloc gave before pushing from it",
         member->name, member->rank, job->shard->name);
-    cairn_log_error("job %s: %s", job->spec.name, why.text);
+    log_error("job %s: %s", job->spec.name, why.text);
     Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
     fault.job = job->number;
     fault.member = number;
@@ -556,7 +554,7 @@ static bool is_usable(const struct ifaddrs *one, const char *device, size_t leng
     const unsigned up = IFF_UP | IFF_RUNNING;
     char ip[INET6_ADDRSTRLEN];
     return strcspn(one->ifa_name, ":") == length && strncmp(one->ifa_name, device, length) == 0 &&
-           (one->ifa_flags & up) == up && cairn_ip_print(one->ifa_addr, ip);
+           (one->ifa_flags & up) == up && ip_print(one->ifa_addr, ip);
 }
 
 /* One of them is enough; a card ("mlx5_0:1") is opened without an IP, too. */
@@ -601,13 +599,13 @@ static void say(struct addresses *addresses, const char *device, bool is_absent)
              is_absent ? "it is not there" : "no address, or not up");
     notify_status(status);
     if (is_absent)
-        cairn_log_warn("this host has no device %s: this shard waits for it; `ip link` and "
-                       "/sys/class/infiniband list those it has, and fabric.device names it",
-                       device);
+        log_warn("this host has no device %s: this shard waits for it; `ip link` and "
+                 "/sys/class/infiniband list those it has, and fabric.device names it",
+                 device);
     else
-        cairn_log_warn("device %s has no address yet, or is not up: this shard waits for that; "
-                       "`ip -br addr` shows what it has, and fabric.device names it",
-                       device);
+        log_warn("device %s has no address yet, or is not up: this shard waits for that; "
+                 "`ip -br addr` shows what it has, and fabric.device names it",
+                 device);
 }
 
 static void look_addresses(uv_timer_t *timer)
@@ -647,20 +645,19 @@ void addresses_close(struct addresses *addresses)
 /* Adds who is at the other end, if it has been silent for long. The end of one on this host is noticed: no
  * way there is cut. */
 static void look_unheard(struct unheard *list, const struct cairn_shard *shard,
-                         const struct cairn_chunk_link *link, char *name)
+                         const struct chunk_link *link, char *name)
 {
     size_t i = 0;
-    if (cairn_chunk_link_silent_ms(link, uv_now(shard->loop)) < shard->unheard_ms ||
-        cairn_chunk_link_shares(link))
+    if (chunk_link_silent_ms(link, uv_now(shard->loop)) < shard->unheard_ms ||
+        chunk_link_shares(link))
         return;
     while (i < list->count && strcmp(list->names[i], name) != 0) i++;
     if (i == list->count && i < CAIRN_UNHEARD_MAX) list->names[list->count++] = name;
 }
 
-static void look_at_givers(struct unheard *list, const struct cairn_shard *shard,
-                           struct cairn_take *take)
+static void look_at_givers(struct unheard *list, const struct cairn_shard *shard, struct take *take)
 {
-    const struct cairn_chunk_link *link;
+    const struct chunk_link *link;
     char *name;
     for (uint32_t i = 0; (link = take_link(take, i, &name)) != NULL; i++)
         look_unheard(list, shard, link, name);
@@ -670,7 +667,7 @@ static void unheard_list(const struct cairn_shard *shard, struct unheard *list_o
 {
     list_out->count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        struct cairn_relay *relay = cairn_relay_of(job);
+        struct relay *relay = cairn_relay_of(job);
         if (job->move.now != NULL && job->move.now->take != NULL)
             look_at_givers(list_out, shard, job->move.now->take);
         for (uint32_t i = 0; relay != NULL && i < relay->owner_count; i++)
@@ -690,7 +687,7 @@ static void unheard_list(const struct cairn_shard *shard, struct unheard *list_o
 struct list {
     uint64_t members[TOLD_MAX];
     uint32_t micros[TOLD_MAX];
-    uint32_t flags[TOLD_MAX]; /* enum cairn_lack_flags */
+    uint32_t flags[TOLD_MAX]; /* enum lack_flags */
     size_t count;
 };
 
@@ -711,7 +708,7 @@ static void add_core(struct list *list, const struct cairn_step *core, uint32_t 
 void shard_job_tell_lacks(struct shard_job *job, const Cairn__LacksGet *message)
 {
     struct list *list = calloc(1, sizeof *list);
-    const struct cairn_relay *relay = cairn_relay_of(job);
+    const struct relay *relay = cairn_relay_of(job);
     Cairn__Lacks lacks = CAIRN__LACKS__INIT;
     if (list == NULL) return; // it is asked again at the next deadline
     if (cairn_step_round(job->collector.step) == message->round)

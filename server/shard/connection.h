@@ -16,7 +16,7 @@
 struct cairn_shard;
 
 CAIRN_MUST_CHECK cairn_status connection_open(struct cairn_shard *shard, const char *coordinator,
-                                              struct cairn_sentence *why);
+                                              struct sentence *why);
 void connection_close(struct cairn_shard *shard, uv_close_cb on_timer_closed);
 /* A heartbeat now. */
 void connection_beat(struct cairn_shard *shard);
@@ -24,7 +24,7 @@ void connection_beat(struct cairn_shard *shard);
 void connection_fenced(struct cairn_shard *shard, const char *text);
 
 /* handlers.c: what the coordinator says. */
-void shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame);
+void shard_on_frame(struct cairn_shard *shard, const struct wire_frame *frame);
 /* shard.c: while it closes, the stream of the session is gone. */
 void shard_stream_closed(struct cairn_shard *shard);
 
@@ -71,7 +71,7 @@ void device_tell(struct cairn_shard *shard, Cairn__Home *out);
 /* Messages from the fabric: each one is judged, then received, answered or dropped. Loop thread. */
 
 void landing_on_message(void *shard, const void *header, size_t header_bytes, size_t payload_bytes,
-                        struct cairn_fabric_message *message);
+                        struct fabric_message *message);
 
 /* ==== late ==== */
 

@@ -43,25 +43,25 @@ struct place {
     const struct cairn_published *published; /* NULL: state */
     const struct shard_view *view;
     uint64_t chunk;
-    struct cairn_chunk_place at;
+    struct chunk_place at;
 };
 
 static bool bring_has(const struct cairn_published *copy, uint64_t chunk);
 static void cairn_bring(struct reply *reply, const struct cairn_published *copy, uint64_t chunk);
 
-static bool find_chunk(const struct cairn_chunk_header *header, struct place *place)
+static bool find_chunk(const struct chunk_header *header, struct place *place)
 {
-    const struct cairn_shard_map *map = &place->view->table.map;
-    if (cairn_shard_map_chunk_number(map, header->tensor, header->first_leaf, header->leaf_count,
-                                     &place->chunk) != CAIRN_OK)
+    const struct shard_map *map = &place->view->table.map;
+    if (shard_map_chunk_number(map, header->tensor, header->first_leaf, header->leaf_count,
+                               &place->chunk) != CAIRN_OK)
         return false;
-    place->at = cairn_shard_map_chunk(map, place->chunk);
+    place->at = shard_map_chunk(map, place->chunk);
     return true;
 }
 
 /* A mover asks by the view of before, as do those who do not know of the new layout yet. */
-static cairn_status find_state(const struct cairn_member *member,
-                               const struct cairn_chunk_header *header, struct place *place)
+static cairn_status find_state(const struct cairn_member *member, const struct chunk_header *header,
+                               struct place *place)
 {
     const struct shard_job *job = member->job;
     if (member->is_mover && job->move.before == NULL)
@@ -72,8 +72,8 @@ static cairn_status find_state(const struct cairn_member *member,
     return place->view != NULL && find_chunk(header, place) ? CAIRN_OK : CAIRN_ERR_MALFORMED;
 }
 
-static cairn_status find_place(const struct cairn_member *member,
-                               const struct cairn_chunk_header *header, struct place *place_out)
+static cairn_status find_place(const struct cairn_member *member, const struct chunk_header *header,
+                               struct place *place_out)
 {
     const struct shard_job *job = member->job;
     const struct cairn_version version = { header->generation, header->step };
@@ -103,7 +103,7 @@ static cairn_status judge_wire(const struct shard_job *job, const struct place *
     if (job->park.is_under_way && !bring_has(published, place->chunk)) return CAIRN_ERR_BUSY;
     *source_out = (struct source) {
         .bytes = published_host_at(published, place->chunk, place->at.local_elem),
-        .byte_count = (size_t)place->at.elem_count * cairn_dtype_bytes((int)dtype),
+        .byte_count = (size_t)place->at.elem_count * dtype_size((int)dtype),
         .dtype = dtype,
         .checksum = &published->checksums[place->chunk],
         .published = published,
@@ -118,28 +118,28 @@ static cairn_status judge_wire(const struct shard_job *job, const struct place *
 static bool is_to_come(const struct shard_job *job, const struct place *place)
 {
     return place->view == job->view && job->move.now != NULL && job->move.now->take != NULL &&
-           cairn_shard_map_find(&job->move.before->table.map, place->at.tensor,
-                                place->at.first_leaf) == NULL;
+           shard_map_find(&job->move.before->table.map, place->at.tensor, place->at.first_leaf) ==
+               NULL;
 }
 
 /* Whoever takes state from us has not all of it: no update began since the layout came into force. */
 static cairn_status judge_state(const struct cairn_member *member,
-                                const struct cairn_chunk_header *header, const struct place *place,
+                                const struct chunk_header *header, const struct place *place,
                                 struct source *source_out)
 {
     const struct shard_job *job = member->job;
     const uint32_t extent = place->view->table.extent_of[place->chunk];
-    const struct cairn_form *form = &place->view->forms[extent];
+    const struct form *form = &place->view->forms[extent];
     if (!form_stores(form, header->plane)) return CAIRN_ERR_NOT_FOUND;
     const cairn_dtype dtype = form_dtype(form, header->plane);
     if (job->pass.updating || is_to_come(job, place)) return CAIRN_ERR_BUSY;
     const struct cairn_version wanted = { header->generation, header->step };
-    if (cairn_version_compare(job->versions.copies[job->versions.newest].version, wanted) != 0)
+    if (version_compare(job->versions.copies[job->versions.newest].version, wanted) != 0)
         return published_missing(job, wanted);
     *source_out = (struct source) {
         .bytes = shard_view_at(place->view, &job->planes, header->plane, extent,
                                place->at.local_elem), // what is given lies where it lay
-        .byte_count = (size_t)place->at.elem_count * cairn_dtype_bytes((int)dtype),
+        .byte_count = (size_t)place->at.elem_count * dtype_size((int)dtype),
         .dtype = dtype,
         .is_given = member->is_mover && compute_is_host(job->compute),
     };
@@ -149,7 +149,7 @@ static cairn_status judge_state(const struct cairn_member *member,
 /* Finds what the fetch is to read, without side effects. CAIRN_ERR_BUSY: it has to wait, since an
  * update or a move is under way. */
 static cairn_status judge_fetch(const struct cairn_member *member,
-                                const struct cairn_chunk_header *header, struct source *source_out)
+                                const struct chunk_header *header, struct source *source_out)
 {
     struct place place;
     const cairn_status status = find_place(member, header, &place);
@@ -158,13 +158,13 @@ static cairn_status judge_fetch(const struct cairn_member *member,
                                    : judge_state(member, header, &place, source_out);
 }
 
-static bool begins_in(const struct shard_view *view, const struct cairn_chunk_header *header)
+static bool begins_in(const struct shard_view *view, const struct chunk_header *header)
 {
     return view != NULL &&
-           cairn_shard_map_find(&view->table.map, header->tensor, header->first_leaf) != NULL;
+           shard_map_find(&view->table.map, header->tensor, header->first_leaf) != NULL;
 }
 
-bool fetch_is_here(const struct cairn_member *member, const struct cairn_chunk_header *header)
+bool fetch_is_here(const struct cairn_member *member, const struct chunk_header *header)
 {
     const struct shard_job *job = member->job;
     const struct cairn_version version = { header->generation, header->step };
@@ -180,12 +180,12 @@ bool fetch_is_here(const struct cairn_member *member, const struct cairn_chunk_h
 
 /* Sets what of the chunk is meant; without effect for all of it. */
 static cairn_status set_box(struct reply *reply, const struct cairn_box *box,
-                            const struct cairn_chunk_place *place)
+                            const struct chunk_place *place)
 {
-    const struct cairn_shape *shape = &reply->job->spec.tensors[place->tensor].shape;
-    if (cairn_box_check(box, shape, NULL) != CAIRN_OK) return CAIRN_ERR_MALFORMED;
-    const uint64_t count = cairn_box_before(box, shape, place->first_elem + place->elem_count) -
-                           cairn_box_before(box, shape, place->first_elem);
+    const struct shape *shape = &reply->job->spec.tensors[place->tensor].shape;
+    if (box_check(box, shape, NULL) != CAIRN_OK) return CAIRN_ERR_MALFORMED;
+    const uint64_t count = box_before(box, shape, place->first_elem + place->elem_count) -
+                           box_before(box, shape, place->first_elem);
     if (count == 0) return CAIRN_ERR_MALFORMED;
     reply->boxed = count < place->elem_count;
     reply->box = *box;
@@ -197,13 +197,13 @@ static cairn_status set_box(struct reply *reply, const struct cairn_box *box,
  * chunk. */
 static cairn_status find_box(const struct cairn_member *member, struct reply *reply)
 {
-    const struct cairn_chunk_header *header = &reply->header;
+    const struct chunk_header *header = &reply->header;
     struct place place;
     cairn_status status = find_place(member, header, &place);
     if (status != CAIRN_OK) return status;
     if (header->tile == CAIRN_TILE_BOX) {
         struct cairn_box box;
-        status = cairn_box_decode(reply->box_bytes, (size_t)header->payload_bytes, &box);
+        status = box_decode(reply->box_bytes, (size_t)header->payload_bytes, &box);
         return status == CAIRN_OK ? set_box(reply, &box, &place.at) : status;
     }
     struct cairn_piece piece;
@@ -215,14 +215,14 @@ static cairn_status find_box(const struct cairn_member *member, struct reply *re
 /* Packs the elements of the box out of the chunk; returns how many bytes they are. */
 static size_t pack(struct reply *reply, struct works *works, const struct source *source)
 {
-    const struct cairn_chunk_header *header = &reply->header;
+    const struct chunk_header *header = &reply->header;
     const struct shard_job *job = reply->job;
-    const size_t elem_bytes = cairn_dtype_bytes((int)source->dtype);
-    const struct cairn_geometry *geometry = &job->view->layout->geometry[header->tensor];
+    const size_t elem_bytes = dtype_size((int)source->dtype);
+    const struct geometry *geometry = &job->view->layout->geometry[header->tensor];
     const struct works_box of = {
         .box = &reply->box,
         .shape = &job->spec.tensors[header->tensor].shape,
-        .first_elem = cairn_leaf_first_elem(geometry, header->first_leaf),
+        .first_elem = leaf_start(geometry, header->first_leaf),
         .elem_count = source->byte_count / elem_bytes,
         .elem_bytes = elem_bytes,
     };
@@ -252,7 +252,7 @@ static uint64_t checksum_of(const struct reply *reply, const struct source *sour
 {
     const bool is_kept = source->checksum != NULL && !reply->boxed;
     if (is_kept && *source->checksum != 0) return *source->checksum;
-    const uint64_t checksum = cairn_chunk_checksum(payload, byte_count);
+    const uint64_t checksum = chunk_checksum(payload, byte_count);
     if (is_kept) *source->checksum = checksum;
     return checksum;
 }
@@ -263,7 +263,7 @@ static cairn_status copy_data(struct reply *reply, const struct source *source,
 {
     struct shard_job *job = reply->job;
     struct works *works = compute_loop(job->compute);
-    struct cairn_sentence why;
+    struct sentence why;
     *byte_count_out = source->byte_count;
     if (reply->boxed)
         *byte_count_out = pack(reply, works, source);
@@ -287,7 +287,7 @@ static bool goes_directly(const struct cairn_member *member, const struct reply 
 {
     return source->on_card != NULL && is_lent(member, reply) &&
            (reply->header.value & CAIRN_CHUNK_UNSUMMED) != 0 && member->peer != NULL &&
-           strcmp(cairn_fabric_payload_path(member->peer, source->on_card, source->byte_count),
+           strcmp(fabric_payload_path(member->peer, source->on_card, source->byte_count),
                   CAIRN_FABRIC_PATH_DIRECT) == 0;
 }
 
@@ -309,7 +309,7 @@ static void send_data(struct cairn_member *member, struct reply *reply, const st
     size_t byte_count = source->byte_count;
     const uint8_t *payload = find_payload(member, reply, source);
     const bool is_in_place = reply->lent != NULL || reply->is_given;
-    struct cairn_chunk_header *header = &reply->header;
+    struct chunk_header *header = &reply->header;
     if (!is_in_place && copy_data(reply, source, &byte_count) != CAIRN_OK) {
         member_refuse(member, header, CAIRN_ERR_NOT_READY);
         reply_end(reply);
@@ -322,13 +322,13 @@ static void send_data(struct cairn_member *member, struct reply *reply, const st
     header->value = reply->is_direct ? CAIRN_CHUNK_UNSUMMED : 0;
     header->checksum = reply->is_direct ? 0 : checksum_of(reply, source, payload, byte_count);
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
-    cairn_chunk_encode(header, bytes);
+    chunk_encode(header, bytes);
     cairn_status status = CAIRN_ERR_CLOSED;
     if (reply->lent != NULL) published_lend(job, reply->lent); // before it may be over
     if (member->peer != NULL) {
-        reply->way = cairn_way_of(cairn_fabric_payload_path(member->peer, payload, byte_count));
-        status = cairn_fabric_send(member->peer, bytes, sizeof bytes, payload, byte_count, on_sent,
-                                   reply);
+        reply->way = cairn_way_of(fabric_payload_path(member->peer, payload, byte_count));
+        status = fabric_send(member->peer, bytes, sizeof bytes, payload, byte_count, on_sent,
+                             reply);
     }
     if (status == CAIRN_OK) {
         job->move.sends += reply->is_given;
@@ -380,12 +380,12 @@ static void on_box(void *arg, cairn_status status)
 {
     struct reply *reply = arg;
     struct shard_job *job = reply->job;
-    const struct cairn_chunk_header *header = &reply->header;
+    const struct chunk_header *header = &reply->header;
     struct cairn_member *member = member_find(job, header->member);
     const size_t bytes = (size_t)header->payload_bytes;
     if (status != CAIRN_OK || member == NULL) {
         reply_end(reply);
-    } else if (cairn_chunk_checksum(reply->box_bytes, bytes) != header->checksum) {
+    } else if (chunk_checksum(reply->box_bytes, bytes) != header->checksum) {
         member_refuse(member, header, CAIRN_ERR_CHECKSUM);
         reply_end(reply);
     } else {
@@ -396,25 +396,25 @@ static void on_box(void *arg, cairn_status status)
 }
 
 static void receive_box(struct cairn_member *member, struct reply *reply,
-                        struct cairn_fabric_message *message)
+                        struct fabric_message *message)
 {
-    if (cairn_fabric_receive(message, reply->box_bytes, sizeof reply->box_bytes, on_box, reply) ==
+    if (fabric_receive(message, reply->box_bytes, sizeof reply->box_bytes, on_box, reply) ==
         CAIRN_OK) {
         shard_job_busy(reply->job);
         return;
     }
-    cairn_fabric_drop(message);
+    fabric_drop(message);
     member_refuse(member, &reply->header, CAIRN_ERR_BUSY);
     reply_end(reply);
 }
 
-void fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
-                      struct cairn_fabric_message *message)
+void fetch_on_message(struct cairn_member *member, const struct chunk_header *header,
+                      struct fabric_message *message)
 {
     struct shard_job *job = member->job;
     struct reply *reply = reply_open(member, header);
     if (reply == NULL) {
-        cairn_fabric_drop(message);
+        fabric_drop(message);
         member_refuse(member, header, CAIRN_ERR_BUSY);
         return;
     }
@@ -449,7 +449,7 @@ static void fetch_brought(struct reply *reply, cairn_status status)
     struct cairn_member *member = member_find(job, reply->header.member);
     const struct shard_view *view = reply->from->view;
     const struct place place = { reply->from, view, reply->chunk,
-                                 cairn_shard_map_chunk(&view->table.map, reply->chunk) };
+                                 shard_map_chunk(&view->table.map, reply->chunk) };
     struct source source;
     if (status == CAIRN_OK && job->state != CAIRN_JOB_SERVING) status = CAIRN_ERR_NOT_READY;
     if (status == CAIRN_OK) status = judge_wire(job, &place, &source);
@@ -499,9 +499,8 @@ static void conclude(struct cairn_run *run, uint32_t item, uint32_t thread)
     const struct cairn_published *copy = reply->from;
     (void)item, (void)thread;
     if (reply->boxed) return;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&copy->view->table.map,
-                                                                 reply->chunk);
-    copy->checksums[reply->chunk] = cairn_chunk_checksum(
+    const struct chunk_place place = shard_map_chunk(&copy->view->table.map, reply->chunk);
+    copy->checksums[reply->chunk] = chunk_checksum(
         published_host_at(copy, reply->chunk, place.local_elem),
         cairn_published_bytes(copy, reply->chunk));
 }

@@ -1,4 +1,5 @@
 /* Turns the coordinator's messages into jobs, members and events of the cores. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +15,7 @@
 /* It lives: that is the answer. */
 static void on_probe(struct cairn_shard *shard, uint32_t request)
 {
-    struct cairn_request answered = session_request(shard, request);
+    struct request answered = session_request(shard, request);
     session_answer(shard, &answered, CAIRN_OK, NULL);
 }
 
@@ -22,13 +23,13 @@ static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct shar
                         const ProtobufCMessage *seal)
 {
     const uint64_t moments_of = ((const Cairn__JobSeal *)seal)->moments_of;
-    struct cairn_request answered = session_request(shard, request);
-    struct cairn_sentence why;
+    struct request answered = session_request(shard, request);
+    struct sentence why;
     cairn_status status = CAIRN_OK;
     const bool is_put = job->state == CAIRN_JOB_INITIALIZING,
                serves = job->state == CAIRN_JOB_SERVING;
     if (job->load.at_work != NULL && job->load.at_work->puts_follow)
-        status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "its initial state is being made");
+        status = fail_with(&why, CAIRN_ERR_NOT_READY, "its initial state is being made");
     if (is_put) status = cairn_put_whole(job, &why);
     // Not of one that is refused: another member may be putting its own.
     if (status == CAIRN_OK && (is_put || serves)) put_count_moments(job, moments_of);
@@ -44,13 +45,12 @@ static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct shar
 /* ---- rounds ---- */
 
 /* A decision off the wire; false if it is none. `out` borrows from the message. */
-static bool read_decision(const Cairn__Decision *message, size_t payload_max,
-                          struct cairn_decision *out)
+static bool read_decision(const Cairn__Decision *message, size_t payload_max, struct decision *out)
 {
-    *out = (struct cairn_decision) { .kind = CAIRN_DECISION_NONE };
+    *out = (struct decision) { .kind = CAIRN_DECISION_NONE };
     if (message == NULL) return true;
     if (message->kind > CAIRN_DECISION_WRITE || message->payload.len > payload_max) return false;
-    *out = (struct cairn_decision) {
+    *out = (struct decision) {
         .kind = (enum decision_kind)message->kind,
         .round = message->round,
         .version_after = { .generation = message->generation, .step = message->step },
@@ -63,7 +63,7 @@ static bool read_decision(const Cairn__Decision *message, size_t payload_max,
 static void on_decision(struct shard_job *job, enum step_event_kind kind, uint64_t epoch,
                         uint64_t round, const Cairn__Decision *message)
 {
-    struct cairn_decision decision;
+    struct decision decision;
     if (!read_decision(message, shard_payload_max(job), &decision)) {
         shard_job_fault(job, "a decision is of an unknown kind or too long");
         return;
@@ -82,19 +82,19 @@ static void on_decision(struct shard_job *job, enum step_event_kind kind, uint64
 static void refuse_round(struct shard_job *job, const Cairn__RoundOpen *message)
 {
     session_refuse(job->shard, CAIRN_ERR_PROTOCOL,
-                   "round %llu of job %s was opened while its state is moved to or from the "
+                   "round %" PRIu64 " of job %s was opened while its state is moved to or from the "
                    "device: ask with PartPark first",
-                   (unsigned long long)message->round, job->spec.name);
+                   message->round, job->spec.name);
 }
 
 /* Its workers would wait for a grant that nobody gives: the round is opened anew, without relays. */
 static void tell_no_relay(struct shard_job *job, const Cairn__RoundOpen *message)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
-    cairn_sentence_set(&why, "round %llu names a relay that shard %s is not",
-                       (unsigned long long)message->round, job->shard->name);
-    cairn_log_error("job %s: %s", job->spec.name, why.text);
+    sentence_set(&why, "round %" PRIu64 " names a relay that shard %s is not", message->round,
+                 job->shard->name);
+    log_error("job %s: %s", job->spec.name, why.text);
     fault.job = job->number;
     fault.member = message->relay;
     fault.text = why.text;
@@ -142,33 +142,32 @@ static void on_fence(struct shard_job *job, const Cairn__Fence *message)
 static void on_relay_set(struct cairn_shard *shard, uint32_t request, struct shard_job *job,
                          const Cairn__RelaySet *message)
 {
-    struct cairn_request answered = session_request(shard, request);
-    struct cairn_sentence why;
+    struct request answered = session_request(shard, request);
+    struct sentence why;
     const cairn_status status = cairn_relay_set(job, message, &why);
-    if (status != CAIRN_OK)
-        cairn_log_error("job %s cannot be relayed: %s", job->spec.name, why.text);
+    if (status != CAIRN_OK) log_error("job %s cannot be relayed: %s", job->spec.name, why.text);
     if (request != 0) session_answer(shard, &answered, status, &why);
 }
 
 static void on_member_join(struct cairn_shard *shard, uint32_t request, struct shard_job *job,
                            const Cairn__MemberJoin *message)
 {
-    struct cairn_request answered = session_request(shard, request);
-    struct cairn_sentence why;
+    struct request answered = session_request(shard, request);
+    struct sentence why;
     cairn_status status = cairn_member_join(job, message, &why);
     if (status == CAIRN_OK) {
         admit_member(job, message->member, answered);
         return;
     }
-    cairn_log_warn("member %s of job %s refused: %s", message->name, job->spec.name, why.text);
+    log_warn("member %s of job %s refused: %s", message->name, job->spec.name, why.text);
     session_answer(shard, &answered, status, &why);
 }
 
 static void on_lease_keep(struct cairn_shard *shard, uint32_t request, struct shard_job *job,
                           const Cairn__LeaseKeep *message)
 {
-    struct cairn_request answered = session_request(shard, request);
-    struct cairn_sentence why;
+    struct request answered = session_request(shard, request);
+    struct sentence why;
     const cairn_status status = shard_lease_keep(job, message, &why);
     session_answer(shard, &answered, status, &why);
 }
@@ -267,12 +266,11 @@ static void on_message_of_job(struct cairn_shard *shard, uint16_t type, uint32_t
         on_job_message(shard, type, request, job, message);
         return;
     }
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "shard %s %s job %016llx: create it in a higher generation",
-                       shard->name, job == NULL ? "does not hold" : "stopped",
-                       (unsigned long long)number);
-    cairn_log_warn("%s ignored: %s", cairn_message_name(type), why.text);
-    struct cairn_request answered = session_request(shard, request);
+    struct sentence why;
+    sentence_set(&why, "shard %s %s job %016" PRIx64 ": create it in a higher generation",
+                 shard->name, job == NULL ? "does not hold" : "stopped", number);
+    log_warn("%s ignored: %s", message_name(type), why.text);
+    struct request answered = session_request(shard, request);
     if (request != 0) session_answer(shard, &answered, CAIRN_ERR_NOT_FOUND, &why);
 }
 
@@ -282,28 +280,27 @@ static void on_error(struct cairn_shard *shard, const Cairn__Error *error)
         connection_fenced(shard, error->text);
         return;
     }
-    cairn_log_warn("the coordinator says: %s (%s)", error->text,
-                   cairn_status_code_name(error->status));
+    log_warn("the coordinator says: %s (%s)", error->text, status_code_name(error->status));
 }
 
 /* NULL: it is malformed, and the session ends. */
-static ProtobufCMessage *unpack(struct cairn_shard *shard, const struct cairn_frame *frame)
+static ProtobufCMessage *unpack(struct cairn_shard *shard, const struct wire_frame *frame)
 {
-    const ProtobufCMessageDescriptor *type = cairn_message_type(frame->type);
+    const ProtobufCMessageDescriptor *type = message_type(frame->type);
     ProtobufCMessage *message = NULL;
-    if (type != NULL) message = cairn_message_unpack(type, frame->payload, frame->payload_bytes);
+    if (type != NULL) message = message_unpack(type, frame->payload, frame->payload_bytes);
     if (message == NULL)
         session_refuse(shard, CAIRN_ERR_MALFORMED, "malformed %s of %zu bytes",
-                       cairn_message_name(frame->type), frame->payload_bytes);
+                       message_name(frame->type), frame->payload_bytes);
     return message;
 }
 
-void shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame)
+void shard_on_frame(struct cairn_shard *shard, const struct wire_frame *frame)
 {
     ProtobufCMessage *message = unpack(shard, frame);
     if (message == NULL) return;
     if (drain_on_message(shard, frame, message) || held_on_message(shard, frame, message)) {
-        cairn_message_free(message);
+        message_free(message);
         return;
     }
     switch (frame->type) {
@@ -351,9 +348,9 @@ void shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame)
     case CAIRN_MSG_DONE: break; // they only renew the lease
     default:
         session_refuse(shard, CAIRN_ERR_PROTOCOL, "%s is not for a shard",
-                       cairn_message_name(frame->type));
+                       message_name(frame->type));
     }
-    cairn_message_free(message);
+    message_free(message);
 }
 
 /* ==== landing ==== */
@@ -367,25 +364,25 @@ void shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame)
 
 /* ---- contributions ---- */
 
-static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+static void refuse(struct cairn_member *member, const struct chunk_header *header,
                    cairn_status status, const char *why)
 {
     member_note_refusal(member, header, why);
     member_refuse(member, header, status);
 }
 
-static void on_push(struct cairn_member *member, const struct cairn_chunk_header *header,
-                    struct cairn_fabric_message *message)
+static void on_push(struct cairn_member *member, const struct chunk_header *header,
+                    struct fabric_message *message)
 {
     struct shard_job *job = member->job;
-    struct cairn_sentence why;
+    struct sentence why;
     struct cairn_piece piece;
     uint32_t chunk;
     if (relay_on_push(member, header, message)) return;
     cairn_status status = collector_judge(&job->collector, member, header, &chunk, &piece, &why);
     if (status != CAIRN_OK) {
         refuse(member, header, status, why.text);
-        cairn_fabric_drop(message);
+        fabric_drop(message);
         return;
     }
     collector_push(&job->collector, header, chunk, &piece, message);
@@ -395,7 +392,7 @@ static void on_push(struct cairn_member *member, const struct cairn_chunk_header
 /* ---- ends of micro-batches ---- */
 
 /* In the name of the shard that it is meant for. */
-static void refuse_end(struct cairn_member *member, const struct cairn_chunk_header *header,
+static void refuse_end(struct cairn_member *member, const struct chunk_header *header,
                        cairn_status status, const char *why)
 {
     const struct shard_job *job = member->job;
@@ -407,7 +404,7 @@ static void refuse_end(struct cairn_member *member, const struct cairn_chunk_hea
 /* A micro-batch's end whose list of untouched tensors is being received. */
 struct note {
     struct shard_job *job; /* borrowed */
-    struct cairn_chunk_header header;
+    struct chunk_header header;
     size_t count;
     uint32_t tensors[]; /* [count] */
 };
@@ -429,7 +426,7 @@ static bool count_absent(const struct cairn_member *member, const uint32_t *tens
     return true;
 }
 
-static void tell_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
+static void tell_micro_end(struct cairn_member *member, const struct chunk_header *header,
                            const uint32_t *tensors, size_t count, uint32_t absent)
 {
     if (header->tensor != 0) { // of the shard of that index
@@ -445,12 +442,12 @@ static void on_note(void *arg, cairn_status status)
 {
     struct note *note = arg;
     struct shard_job *job = note->job;
-    const struct cairn_chunk_header *header = &note->header;
+    const struct chunk_header *header = &note->header;
     struct cairn_member *member = member_find(job, header->member);
     if (member != NULL && member->notes > 0) member->notes--;
     if (status == CAIRN_OK && member != NULL && job->state == CAIRN_JOB_SERVING) {
         uint32_t absent;
-        if (cairn_chunk_checksum(note->tensors, (size_t)header->payload_bytes) != header->checksum)
+        if (chunk_checksum(note->tensors, (size_t)header->payload_bytes) != header->checksum)
             refuse_end(member, header, CAIRN_ERR_CHECKSUM, "its checksum does not match");
         else if (!count_absent(member, note->tensors, note->count, &absent))
             refuse_end(member, header, CAIRN_ERR_MALFORMED,
@@ -463,24 +460,24 @@ static void on_note(void *arg, cairn_status status)
     shard_job_idle(job);
 }
 
-static void receive_note(struct cairn_member *member, const struct cairn_chunk_header *header,
-                         struct cairn_fabric_message *message)
+static void receive_note(struct cairn_member *member, const struct chunk_header *header,
+                         struct fabric_message *message)
 {
     const size_t bytes = (size_t)header->payload_bytes;
     struct note *note = NULL;
     if (member->notes < CAIRN_SHARD_NOTES_MAX) note = malloc(sizeof *note + bytes);
     if (note == NULL) {
         refuse_end(member, header, CAIRN_ERR_BUSY, "too many ends at a time");
-        cairn_fabric_drop(message);
+        fabric_drop(message);
         return;
     }
     note->job = member->job;
     note->header = *header;
     note->count = bytes / sizeof *note->tensors;
-    cairn_status status = cairn_fabric_receive(message, note->tensors, bytes, on_note, note);
+    cairn_status status = fabric_receive(message, note->tensors, bytes, on_note, note);
     if (status != CAIRN_OK) {
-        refuse_end(member, header, CAIRN_ERR_BUSY, cairn_status_text((int)status));
-        cairn_fabric_drop(message);
+        refuse_end(member, header, CAIRN_ERR_BUSY, status_text((int)status));
+        fabric_drop(message);
         free(note);
         return;
     }
@@ -488,14 +485,14 @@ static void receive_note(struct cairn_member *member, const struct cairn_chunk_h
     shard_job_busy(member->job);
 }
 
-static void on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
-                         struct cairn_fabric_message *message)
+static void on_micro_end(struct cairn_member *member, const struct chunk_header *header,
+                         struct fabric_message *message)
 {
     const uint64_t bytes_max = member->job->spec.tensor_count * sizeof(uint32_t);
     if (header->value > UINT32_MAX || header->payload_bytes > bytes_max ||
         header->payload_bytes % sizeof(uint32_t) != 0) {
         refuse_end(member, header, CAIRN_ERR_MALFORMED, "its count or its list is too long");
-        cairn_fabric_drop(message);
+        fabric_drop(message);
     } else if (message != NULL) {
         receive_note(member, header, message);
     } else {
@@ -503,7 +500,7 @@ static void on_micro_end(struct cairn_member *member, const struct cairn_chunk_h
     }
 }
 
-static void on_commit(struct cairn_member *member, const struct cairn_chunk_header *header)
+static void on_commit(struct cairn_member *member, const struct chunk_header *header)
 {
     if (header->tensor != 0) {
         relay_on_commit(member, header);
@@ -515,8 +512,8 @@ static void on_commit(struct cairn_member *member, const struct cairn_chunk_head
 
 /* ---- all messages ---- */
 
-static void on_round_message(struct cairn_member *member, const struct cairn_chunk_header *header,
-                             struct cairn_fabric_message *message)
+static void on_round_message(struct cairn_member *member, const struct chunk_header *header,
+                             struct fabric_message *message)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER) {
         refuse(member, header, CAIRN_ERR_REFUSED, "a reader only fetches");
@@ -534,23 +531,22 @@ static void on_round_message(struct cairn_member *member, const struct cairn_chu
     } else {
         on_commit(member, header);
     }
-    cairn_fabric_drop(message);
+    fabric_drop(message);
 }
 
 /* The chunk is of another shard's part. */
-static bool is_of_another(const struct cairn_member *member,
-                          const struct cairn_chunk_header *header)
+static bool is_of_another(const struct cairn_member *member, const struct chunk_header *header)
 {
     return !fetch_is_here(member, header) &&
-           cairn_layout_find(member->job->view->layout, header->tensor, header->first_leaf) != NULL;
+           layout_find(member->job->view->layout, header->tensor, header->first_leaf) != NULL;
 }
 
-static void on_member_message(struct cairn_member *member, const struct cairn_chunk_header *header,
-                              struct cairn_fabric_message *message)
+static void on_member_message(struct cairn_member *member, const struct chunk_header *header,
+                              struct fabric_message *message)
 {
     if (header->kind == CAIRN_CHUNK_HELLO) {
         member_hello(member, header->request);
-        cairn_fabric_drop(message);
+        fabric_drop(message);
         return;
     }
     member_heard(member);
@@ -567,12 +563,12 @@ static void on_member_message(struct cairn_member *member, const struct cairn_ch
         return;
     default: refuse(member, header, CAIRN_ERR_PROTOCOL, "it is not for a shard");
     }
-    cairn_fabric_drop(message);
+    fabric_drop(message);
 }
 
 /* Whose message it is; NULL if nobody's. */
 static struct cairn_member *find_sender(struct cairn_shard *shard,
-                                        const struct cairn_chunk_header *header)
+                                        const struct chunk_header *header)
 {
     struct shard_job *job = shard_job_find(shard, header->job);
     if (job == NULL || job->state == CAIRN_JOB_FAULTED) return NULL;
@@ -581,11 +577,11 @@ static struct cairn_member *find_sender(struct cairn_shard *shard,
 }
 
 void landing_on_message(void *arg, const void *header_bytes, size_t header_size,
-                        size_t payload_bytes, struct cairn_fabric_message *message)
+                        size_t payload_bytes, struct fabric_message *message)
 {
     struct cairn_shard *shard = arg;
-    struct cairn_chunk_header header;
-    cairn_status status = cairn_chunk_decode(header_bytes, header_size, payload_bytes, &header);
+    struct chunk_header header;
+    cairn_status status = chunk_decode(header_bytes, header_size, payload_bytes, &header);
     struct cairn_member *member = NULL;
     if (status == CAIRN_OK && relay_on_message(shard, &header, message)) return;
     if (status == CAIRN_OK && take_on_message(shard, &header, message)) return;
@@ -595,8 +591,8 @@ void landing_on_message(void *arg, const void *header_bytes, size_t header_size,
         log_limited(&shard->strangers, CAIRN_LOG_WARN, "dropped a message of %zu + %zu bytes: %s",
                     header_size, payload_bytes,
                     status == CAIRN_OK ? "no member has that job, session and token"
-                                       : cairn_status_text((int)status));
-        cairn_fabric_drop(message);
+                                       : status_text((int)status));
+        fabric_drop(message);
         return;
     }
     struct shard_job *job = member->job;

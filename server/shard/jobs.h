@@ -43,7 +43,7 @@ void held_keys(struct cairn_shard *shard, const Cairn__Keys *keys);
 void held_keys_release(struct cairn_shard *shard);
 /* Handles the messages that a coordinator may send even if it is not obeyed, and refuses all others
  * of such a coordinator. False: the message is left to the caller. */
-bool held_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
+bool held_on_message(struct cairn_shard *shard, const struct wire_frame *frame,
                      const ProtobufCMessage *message);
 
 /* ==== members ==== */
@@ -53,7 +53,7 @@ bool held_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
 /* Adds or replaces a member and begins to connect. */
 CAIRN_MUST_CHECK cairn_status cairn_member_join(struct shard_job *job,
                                                 const Cairn__MemberJoin *message,
-                                                struct cairn_sentence *why);
+                                                struct sentence *why);
 void cairn_member_leave(struct shard_job *job, uint64_t number);
 /* Removes the members that the coordinator has not named in this session: they left while it was
  * away. */
@@ -73,7 +73,7 @@ void member_hello(struct cairn_member *member, uint64_t connection);
 struct shard_job;
 
 CAIRN_MUST_CHECK cairn_status own_open(struct shard_job *job, const struct step_config *config,
-                                       const Cairn__JobCreate *message, struct cairn_sentence *why);
+                                       const Cairn__JobCreate *message, struct sentence *why);
 /* Tells the core and does its actions, and what follows from them. Not while it does them. */
 void own_step(struct shard_job *job, const struct step_event *event);
 /* shard->up->settle */
@@ -83,8 +83,8 @@ void own_settle(struct shard_job *job);
 
 /* A job as a whole. Loop thread. */
 
-struct cairn_layout;
-struct cairn_shard_map;
+struct layout;
+struct shard_map;
 struct cairn_shard;
 
 /* Makes a job, which the shard does not know yet, from a create whose spec and layout are complete.
@@ -95,19 +95,18 @@ struct shard_draft;
 /* A layout of the job's tensors off the wire, which is the caller's. CAIRN_ERR_MALFORMED,
  * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status shard_job_layout(const struct shard_job *job,
-                                               const struct cairn_paged *bytes,
-                                               struct cairn_layout **layout_out,
-                                               struct cairn_sentence *why);
+                                               const struct paged *bytes,
+                                               struct layout **layout_out, struct sentence *why);
 /* Is there so much of the device's memory, and staging for its streams beside it? CAIRN_ERR_NO_MEMORY, with
  * the numbers, of which host_bytes is one; CAIRN_ERR_IO: the device failed. Without a device: 0 bytes. */
 CAIRN_MUST_CHECK cairn_status shard_job_judge_device(const struct shard_job *job,
                                                      uint64_t device_bytes, uint64_t host_bytes,
-                                                     struct cairn_sentence *why);
+                                                     struct sentence *why);
 /* The bytes that the job takes of the device, with the bytes that no element uses. `all` counts
  * every published copy that is to be there, else only those that are. */
 uint64_t shard_job_device_bytes(const struct shard_job *job, bool all);
 /* Folds that keep all homes at work that a part of this map has chunks in. */
-uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct cairn_shard_map *map,
+uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct shard_map *map,
                                 uint64_t host_from);
 /* Makes it LEAVING: members are cut, and it is freed when nothing refers to it, perhaps at once. */
 void shard_job_leave(struct shard_job *job);
@@ -131,21 +130,20 @@ void shard_job_stop(struct shard_job *job, const char *why);
 /* A view of `layout`, which is closed if there is none, as shard `index` of it; its chunks have no numbers
  * yet. *need_out: what a job of that view takes. `member_max`: as of need_of. CAIRN_ERR_INVALID,
  * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: with `why`. */
-CAIRN_MUST_CHECK cairn_status shard_view_open(const struct shard_job *job,
-                                              struct cairn_layout *layout, uint32_t index,
-                                              uint32_t member_max, struct shard_view **view_out,
-                                              struct cairn_need *need_out,
-                                              struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status shard_view_open(const struct shard_job *job, struct layout *layout,
+                                              uint32_t index, uint32_t member_max,
+                                              struct shard_view **view_out, struct need *need_out,
+                                              struct sentence *why);
 /* Numbers its chunks: memory as large as the job's shapes say, so what it takes is admitted before. */
 CAIRN_MUST_CHECK cairn_status shard_view_number(struct shard_view *view,
-                                                const struct cairn_job_spec_data *spec,
-                                                struct cairn_sentence *why);
+                                                const struct job_spec_data *spec,
+                                                struct sentence *why);
 
 /* Gives the view of a job with state on a device its places there, and takes memory for what `before` (NULL:
  * nothing was) has not. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
 CAIRN_MUST_CHECK cairn_status shard_view_place(struct shard_job *job, struct shard_view *view,
                                                const struct shard_view *before,
-                                               struct cairn_sentence *why);
+                                               struct sentence *why);
 
 /* Makes a whole view of another layout, and reserves addresses for the extents that come with it;
  * on a device it takes their memory too, which shard_views_keep gives back if the view does
@@ -155,10 +153,9 @@ CAIRN_MUST_CHECK cairn_status shard_view_place(struct shard_job *job, struct sha
  * does not begin with the blob; the caller copies it (move_private.h). CAIRN_ERR_INVALID: an extent
  * that is only partly in `before`; CAIRN_ERR_UNSUPPORTED: state in both homes; CAIRN_ERR_NO_MEMORY:
  * with `why`. */
-CAIRN_MUST_CHECK cairn_status shard_view_next(struct shard_job *job, struct cairn_layout *layout,
+CAIRN_MUST_CHECK cairn_status shard_view_next(struct shard_job *job, struct layout *layout,
                                               uint32_t index, const struct shard_view *before,
-                                              struct shard_view **view_out,
-                                              struct cairn_sentence *why);
+                                              struct shard_view **view_out, struct sentence *why);
 /* Nothing works on sums, planes or published copies, or is on its way to them, and nothing will before a
  * round opens. */
 bool shard_job_rests(const struct shard_job *job);
@@ -168,7 +165,7 @@ bool shard_job_rests(const struct shard_job *job);
  * before, together with the incoming state; if it needs less, the difference goes back here. Pages
  * of outgoing state stay: shard_view_give. */
 CAIRN_MUST_CHECK cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view,
-                                               struct cairn_sentence *why);
+                                               struct sentence *why);
 
 /* ==== update ==== */
 
@@ -177,7 +174,7 @@ CAIRN_MUST_CHECK cairn_status shard_job_switch(struct shard_job *job, struct sha
 /* The work that the core asks for. */
 void pass_zero(struct shard_job *job, uint32_t chunk);
 void pass_reduce(struct shard_job *job);
-void pass_update(struct shard_job *job, const struct cairn_decision *decision);
+void pass_update(struct shard_job *job, const struct decision *decision);
 /* Sends out of a published copy have ended: an update that waits for them may begin. */
 void pass_copies_ended(struct shard_job *job);
 /* SEALING: publishes param as `generation, step of the core`, then SERVING. */
@@ -186,7 +183,7 @@ void pass_seal(struct shard_job *job);
  * leaves. CAIRN_ERR_BUSY: a version is being made. */
 CAIRN_MUST_CHECK cairn_status pass_republish(struct shard_job *job,
                                              void (*done)(struct shard_job *job),
-                                             struct cairn_sentence *why);
+                                             struct sentence *why);
 
 /* ==== report ==== */
 
@@ -196,37 +193,35 @@ CAIRN_MUST_CHECK cairn_status pass_republish(struct shard_job *job,
  * them. */
 
 /* Owned by who gathers it, until it is sent. */
-struct cairn_report;
+struct report;
 
 /* NULL: no memory. */
-struct cairn_report *report_new(struct shard_job *job, uint64_t snapshot);
-void report_free(struct cairn_report *report); /* NULL is fine */
+struct report *report_new(struct shard_job *job, uint64_t snapshot);
+void report_free(struct report *report); /* NULL is fine */
 
 /* ---- any thread, one at a time ---- */
 /* Adds the digests of the leaves of a plane that were pushed to the tree. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status report_add_tree(struct cairn_report *report, uint32_t tensor,
-                                              enum cairn_plane plane, const struct cairn_tree *tree,
-                                              struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status report_add_tree(struct report *report, uint32_t tensor,
+                                              enum plane plane, const struct hash_tree *tree,
+                                              struct sentence *why);
 /* Hashes so many leaves, whose elements stand dense at `plane`, by a work of `works`, and pushes
  * their hashes to the tree, whose next leaves they are. Returns as works_run. */
 #define CAIRN_REPORT_LEAVES ((uint64_t)1024) /* at most */
 CAIRN_MUST_CHECK cairn_status report_leaves(struct works *works, const void *plane,
-                                            cairn_dtype dtype,
-                                            const struct cairn_geometry *geometry, uint64_t leaves,
-                                            struct cairn_tree *tree, struct cairn_sentence *why);
-CAIRN_MUST_CHECK cairn_status report_add_file(struct cairn_report *report, const char *path,
-                                              uint64_t bytes, uint8_t *sums,
-                                              struct cairn_sentence *why);
+                                            cairn_dtype dtype, const struct geometry *geometry,
+                                            uint64_t leaves, struct hash_tree *tree,
+                                            struct sentence *why);
+CAIRN_MUST_CHECK cairn_status report_add_file(struct report *report, const char *path,
+                                              uint64_t bytes, uint8_t *sums, struct sentence *why);
 /* "model/shard-...", in the order in which they were added; NULL behind the last. */
-const char *cairn_report_file(const struct cairn_report *report, size_t i);
+const char *cairn_report_file(const struct report *report, size_t i);
 
 /* ---- the loop's thread ---- */
 /* The payload of the last decision, which goes with it. */
-CAIRN_MUST_CHECK cairn_status report_keep_payload(struct cairn_report *report,
-                                                  struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status report_keep_payload(struct report *report, struct sentence *why);
 /* Sends it, of this version, or that it failed; takes it over. */
-void report_send(struct cairn_report *report, struct cairn_version version, cairn_status status,
-                 const struct cairn_sentence *why);
+void report_send(struct report *report, struct cairn_version version, cairn_status status,
+                 const struct sentence *why);
 /* The coordinator has taken the last batch. */
 void report_next(struct shard_job *job, uint64_t snapshot);
 /* Nobody waits for them any more: the job leaves, the session ended, or another one is asked for. */
@@ -241,6 +236,6 @@ void reports_drop(struct shard_job *job);
  * a tensor stands elsewhere than it did, or is new and has no initializer. CAIRN_ERR_NOT_READY: `from` is not
  * at the job's step, or (the job's load ends so) changed meanwhile. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status extend_begin(struct shard_job *job, struct shard_job *from,
-                                           struct cairn_sentence *why);
+                                           struct sentence *why);
 
 #endif

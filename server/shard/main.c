@@ -140,23 +140,23 @@ static void on_ready(struct cairn_shard *shard, void *context)
 {
     (void)shard;
     struct program *program = context;
-    struct cairn_sentence why;
+    struct sentence why;
     const cairn_status status = daemon_ready(&program->daemon, program->values.name, &why);
     if (status == CAIRN_OK) return;
-    cairn_log_error("cannot start: %s", why.text);
-    end_shard(program, cairn_status_exit((int)status));
+    log_error("cannot start: %s", why.text);
+    end_shard(program, status_exit((int)status));
 }
 
 static void on_fenced(struct cairn_shard *shard, void *context)
 {
     (void)shard;
-    end_shard(context, cairn_status_exit(CAIRN_ERR_FENCED));
+    end_shard(context, status_exit(CAIRN_ERR_FENCED));
 }
 
 static void on_unfit(struct cairn_shard *shard, void *context)
 {
     (void)shard;
-    end_shard(context, cairn_status_exit(CAIRN_ERR_IO));
+    end_shard(context, status_exit(CAIRN_ERR_IO));
 }
 
 /* Data goes over devices. */
@@ -183,24 +183,24 @@ static bool may_be_device(const char *name, size_t length)
 }
 
 /* As the fabric would: proto/fabric/auto.c. */
-static cairn_status judge_networks(const struct values *values, struct cairn_sentence *why)
+static cairn_status judge_networks(const struct values *values, struct sentence *why)
 {
     int count = 1;
     for (const char *c = values->fabric_device; *c != '\0'; c++) count += *c == ';' && c[1] != '\0';
     if (count > CAIRN_NETWORKS_MAX)
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.device = %s: at most %d networks",
-                          values->fabric_device, CAIRN_NETWORKS_MAX);
+        return fail_with(why, CAIRN_ERR_CONFIG, "fabric.device = %s: at most %d networks",
+                         values->fabric_device, CAIRN_NETWORKS_MAX);
     if (strchr(values->fabric_device, ';') != NULL && strcmp(values->fabric_kind, "ucx") == 0)
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "fabric.device = %s: only fabric.kind = auto takes several networks",
-                          values->fabric_device);
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "fabric.device = %s: only fabric.kind = auto takes several networks",
+                         values->fabric_device);
     return CAIRN_OK;
 }
 
-static cairn_status judge_devices(const struct values *values, struct cairn_sentence *why)
+static cairn_status judge_devices(const struct values *values, struct sentence *why)
 {
     if (!is_local(values) && !values->insecure_network) {
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_REFUSED,
             "fabric.device = %s is not loopback, and peers are not authenticated yet: use lo, or "
             "set network.insecure_network = yes on a network that you trust",
@@ -209,10 +209,10 @@ static cairn_status judge_devices(const struct values *values, struct cairn_sent
     for (const char *at = values->fabric_device; *at != '\0';) {
         const size_t length = strcspn(at, ",;");
         if (!may_be_device(at, length))
-            return cairn_fail(why, CAIRN_ERR_CONFIG,
-                              "fabric.device = %s: \"%.*s\" is the name of no device: a network "
-                              "device has at most %d visible characters, a card a port (mlx5_0:1)",
-                              values->fabric_device, (int)length, at, IFNAMSIZ - 1);
+            return fail_with(why, CAIRN_ERR_CONFIG,
+                             "fabric.device = %s: \"%.*s\" is the name of no device: a network "
+                             "device has at most %d visible characters, a card a port (mlx5_0:1)",
+                             values->fabric_device, (int)length, at, IFNAMSIZ - 1);
         at += length + (at[length] != '\0');
     }
     return judge_networks(values, why);
@@ -226,19 +226,19 @@ static uint32_t default_threads(void)
 
 static uint64_t default_memory(void)
 {
-    struct cairn_headroom headroom;
+    struct headroom headroom;
     if (headroom_read("", &headroom, NULL) != CAIRN_OK) return (uint64_t)1 << 30;
     return headroom.most_bytes / 5 * 4;
 }
 
-static cairn_status judge_folders(const char *folders, struct cairn_sentence *why)
+static cairn_status judge_folders(const char *folders, struct sentence *why)
 {
     for (const char *at = folders; *at != '\0';) {
         const size_t length = strcspn(at, ":");
         if (*at != '/') {
-            return cairn_fail(why, CAIRN_ERR_CONFIG,
-                              "import.folders = %s: \"%.*s\" is not an absolute path", folders,
-                              (int)length, at);
+            return fail_with(why, CAIRN_ERR_CONFIG,
+                             "import.folders = %s: \"%.*s\" is not an absolute path", folders,
+                             (int)length, at);
         }
         at += length + (at[length] == ':');
     }
@@ -251,55 +251,54 @@ static bool is_fabric(const char *kind)
 }
 
 /* "7100-7199", as a firewall names it; UCX takes any port where it does not understand. */
-static cairn_status judge_ports(const char *range, struct cairn_sentence *why)
+static cairn_status judge_ports(const char *range, struct sentence *why)
 {
-    if (range[0] == '\0' || cairn_port_range_ok(range)) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_CONFIG,
-                      "fabric.port_range is \"%.40s\"; " CAIRN_PORT_RANGE_ALLOWED, range);
+    if (range[0] == '\0' || port_range_ok(range)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_CONFIG,
+                     "fabric.port_range is \"%.40s\"; " CAIRN_PORT_RANGE_ALLOWED, range);
 }
 
 /* As the coordinator would, before there is one. */
-static cairn_status judge_name(const char *name, struct cairn_sentence *why)
+static cairn_status judge_name(const char *name, struct sentence *why)
 {
-    if (cairn_job_name_ok(name)) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_CONFIG,
-                      "shard.name is \"%.100s\"; allowed: letters, digits, '.', '_' and '-', at "
-                      "most %d, and neither '.' nor '-' first",
-                      name, CAIRN_NAME_MAX);
+    if (job_name_ok(name)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_CONFIG,
+                     "shard.name is \"%.100s\"; allowed: letters, digits, '.', '_' and '-', at "
+                     "most %d, and neither '.' nor '-' first",
+                     name, CAIRN_NAME_MAX);
 }
 
 /* Judges the options whose rules the table of options cannot express. */
-static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
+static cairn_status judge(const void *of_daemon, struct sentence *why)
 {
     const struct values *values = of_daemon;
     if (strcmp(values->on_sigterm, "exit") != 0 && strcmp(values->on_sigterm, "drain") != 0) {
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "shard.on_sigterm = %s: exit or drain is allowed",
-                          values->on_sigterm);
+        return fail_with(why, CAIRN_ERR_CONFIG, "shard.on_sigterm = %s: exit or drain is allowed",
+                         values->on_sigterm);
     }
     if (!device_backend_ok(values->backend)) {
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "compute.backend = %s: host, cuda or auto is allowed", values->backend);
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "compute.backend = %s: host, cuda or auto is allowed", values->backend);
     }
     if (!is_fabric(values->fabric_kind)) {
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: auto, mapped or ucx is allowed",
-                          values->fabric_kind);
+        return fail_with(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: auto, mapped or ucx is allowed",
+                         values->fabric_kind);
     }
-    enum cairn_one_sided one_sided;
-    if (!cairn_one_sided_parse(values->fabric_one_sided, &one_sided)) {
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "fabric.one_sided = %s: auto, on or off is allowed",
-                          values->fabric_one_sided);
+    enum one_sided one_sided;
+    if (!one_sided_parse(values->fabric_one_sided, &one_sided)) {
+        return fail_with(why, CAIRN_ERR_CONFIG, "fabric.one_sided = %s: auto, on or off is allowed",
+                         values->fabric_one_sided);
     }
-    enum cairn_device_memory device_memory;
-    if (!cairn_device_memory_parse(values->fabric_device_memory, &device_memory)) {
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "fabric.device_memory = %s: " CAIRN_DEVICE_MEMORY_ALLOWED,
-                          values->fabric_device_memory);
+    enum device_memory device_memory;
+    if (!device_memory_parse(values->fabric_device_memory, &device_memory)) {
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "fabric.device_memory = %s: " CAIRN_DEVICE_MEMORY_ALLOWED,
+                         values->fabric_device_memory);
     }
-    if (values->fabric_host[0] != '\0' && !cairn_fabric_host_is_name(values->fabric_host)) {
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "fabric.host = %s: at most %d visible characters are allowed",
-                          values->fabric_host, CAIRN_FABRIC_HOST_BYTES - 1);
+    if (values->fabric_host[0] != '\0' && !fabric_host_is_name(values->fabric_host)) {
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "fabric.host = %s: at most %d visible characters are allowed",
+                         values->fabric_host, CAIRN_FABRIC_HOST_BYTES - 1);
     }
     cairn_status status = log_judge(&values->log, why);
     if (status == CAIRN_OK) status = judge_name(values->name, why);
@@ -309,12 +308,12 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
 }
 
 /* A start waits for it. */
-static cairn_status judge_now(const void *of_daemon, struct cairn_sentence *why)
+static cairn_status judge_now(const void *of_daemon, struct sentence *why)
 {
     const struct values *values = of_daemon;
     char absent[CAIRN_PLACE_DEVICES_BYTES];
     if (!is_far(values) || !addresses_find_absent(values->fabric_device, absent)) return CAIRN_OK;
-    return cairn_fail(
+    return fail_with(
         why, CAIRN_ERR_CONFIG,
         "fabric.device = %s: this host has no device %s now, for which a shard that is "
         "started waits; `ip link` and /sys/class/infiniband list those it has",
@@ -333,20 +332,20 @@ static const char *find_coordinator(struct program *program)
     const char *endpoint = getenv("CAIRN_ENDPOINT");
     if (program->values.coordinator[0] != '\0') return program->values.coordinator;
     if (endpoint != NULL && endpoint[0] != '\0') return endpoint;
-    cairn_address_find(getenv("XDG_RUNTIME_DIR"), program->coordinator);
+    address_find(getenv("XDG_RUNTIME_DIR"), program->coordinator);
     return program->coordinator;
 }
 
-static cairn_status open_shard(struct program *program, struct cairn_sentence *why)
+static cairn_status open_shard(struct program *program, struct sentence *why)
 {
     const struct values *values = &program->values;
-    enum cairn_one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
+    enum one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
     if (!is_local(values))
-        cairn_log_warn("insecure network: whoever reaches device %s can write to this process",
-                       values->fabric_device);
-    enum cairn_device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
-    (void)cairn_one_sided_parse(values->fabric_one_sided, &one_sided); // were judged
-    (void)cairn_device_memory_parse(values->fabric_device_memory, &device_memory);
+        log_warn("insecure network: whoever reaches device %s can write to this process",
+                 values->fabric_device);
+    enum device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
+    (void)one_sided_parse(values->fabric_one_sided, &one_sided); // were judged
+    (void)device_memory_parse(values->fabric_device_memory, &device_memory);
     const struct shard_options shard_options = {
         .name = values->name,
         .coordinator = find_coordinator(program),
@@ -380,7 +379,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
 static void on_addresses(void *context)
 {
     struct program *program = context;
-    struct cairn_sentence why;
+    struct sentence why;
     const cairn_status status = open_shard(program, &why);
     if (status == CAIRN_OK) return;
     program->shard = NULL;

@@ -33,13 +33,13 @@ static void tell_core(struct cairn_member *member, enum step_event_kind kind)
     relay_on_peer(member, kind);
 }
 
-static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why);
+static void on_down(void *arg, struct fabric_peer *peer, cairn_status why);
 
 static void greet(struct cairn_member *member)
 {
-    struct cairn_chunk_header hello = { .kind = CAIRN_CHUNK_HELLO,
-                                        .request = member_way(member),
-                                        .value = CAIRN_CHUNK_UNSUMMED };
+    struct chunk_header hello = { .kind = CAIRN_CHUNK_HELLO,
+                                  .request = member_way(member),
+                                  .value = CAIRN_CHUNK_UNSUMMED };
     member_send(member, &hello);
 }
 
@@ -55,16 +55,16 @@ static void say_unreachable(struct cairn_member *member, cairn_status status)
             member->name, member->job->spec.name);
         return;
     }
-    const void *address = cairn_fabric_address(member->job->shard->fabric, &bytes);
-    cairn_fabric_address_print_places(address, bytes, here);
-    cairn_fabric_address_print_places(member->address, member->address_bytes, there);
+    const void *address = fabric_own_address(member->job->shard->fabric, &bytes);
+    fabric_address_print_places(address, bytes, here);
+    fabric_address_print_places(member->address, member->address_bytes, there);
     const bool is_networked = here[0] != '\0' && there[0] != '\0';
     log_limited(&member->refusals, CAIRN_LOG_WARN,
                 "cannot reach %s of job %s, from here (%s) to it (%s): %s; if it runs, %s "
                 "set fabric.device here and CAIRN_FABRIC_DEVICE there to devices of one "
                 "network",
                 member->name, member->job->spec.name, here[0] != '\0' ? here : "no network",
-                there[0] != '\0' ? there : "no network", cairn_status_text((int)status),
+                there[0] != '\0' ? there : "no network", status_text((int)status),
                 is_networked ? "look for a firewall on the way, in both directions, or"
                              : "and is on another host,");
 }
@@ -74,9 +74,9 @@ static void connect_member(struct cairn_member *member)
     assert(member->peer == NULL);
     member->heard = member->again = false;
     member->endpoint = ++member->job->shard->connects.made;
-    const cairn_status status = cairn_fabric_connect(member->job->shard->fabric, member->address,
-                                                     member->address_bytes, on_down, member,
-                                                     &member->peer);
+    const cairn_status status = fabric_connect_to(member->job->shard->fabric, member->address,
+                                                  member->address_bytes, on_down, member,
+                                                  &member->peer);
     if (status != CAIRN_OK) {
         member->peer = NULL;
         say_unreachable(member, status);
@@ -98,7 +98,7 @@ static void connect_again(struct cairn_member *member)
 static void member_down(struct cairn_member *member)
 {
     if (member->peer == NULL) return;
-    cairn_fabric_peer_close(member->peer);
+    fabric_peer_close(member->peer);
     member->peer = NULL;
     member->cut = false;
     tell_core(member, CAIRN_STEP_PEER_DOWN);
@@ -118,13 +118,13 @@ static void on_again(uv_timer_t *timer)
     }
 }
 
-static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 {
     struct cairn_member *member = arg;
     assert(peer == member->peer);
     (void)peer;
-    cairn_log_info("%s of job %s is gone: %s", member->name, member->job->spec.name,
-                   cairn_status_text((int)why));
+    log_info("%s of job %s is gone: %s", member->name, member->job->spec.name,
+             status_text((int)why));
     const bool again = member->heard;
     member_down(member);
     if (!again) return;
@@ -159,23 +159,23 @@ static void member_free(struct cairn_member *member)
 {
     tiles_forget(member);
     reply_forget(member);
-    cairn_fabric_peer_close(member->peer);
+    fabric_peer_close(member->peer);
     free(member);
 }
 
 static cairn_status judge_join(const struct shard_job *job, const Cairn__MemberJoin *message,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     if (message->role != CAIRN_ROLE_WIRE_WORKER && message->role != CAIRN_ROLE_WIRE_READER) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "role %u is not worker or reader", message->role);
+        return fail_with(why, CAIRN_ERR_INVALID, "role %u is not worker or reader", message->role);
     }
     if (message->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "a fabric address of %zu bytes, at most %d",
-                          message->fabric_address.len, CAIRN_FABRIC_ADDRESS_MAX);
+        return fail_with(why, CAIRN_ERR_INVALID, "a fabric address of %zu bytes, at most %d",
+                         message->fabric_address.len, CAIRN_FABRIC_ADDRESS_MAX);
     }
     if (job->members.count >= CAIRN_SHARD_MEMBERS_MAX) {
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s has %zu members, the most a shard takes",
-                          job->spec.name, job->members.count);
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s has %zu members, the most a shard takes",
+                         job->spec.name, job->members.count);
     }
     return CAIRN_OK;
 }
@@ -195,7 +195,7 @@ static bool is_here(struct shard_job *job, const Cairn__MemberJoin *message)
 }
 
 cairn_status cairn_member_join(struct shard_job *job, const Cairn__MemberJoin *message,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     cairn_status status = judge_join(job, message, why);
     if (status != CAIRN_OK) return status;
@@ -204,7 +204,7 @@ cairn_status cairn_member_join(struct shard_job *job, const Cairn__MemberJoin *m
     struct cairn_member *member = calloc(1, sizeof *member + bytes);
     if (member == NULL || members_make_room(job) != CAIRN_OK) {
         free(member);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a member");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a member");
     }
     member->job = job;
     member->tiles_hash = CAIRN_TABLE_HASH_WHOLE;
@@ -228,8 +228,8 @@ cairn_status cairn_member_join(struct shard_job *job, const Cairn__MemberJoin *m
     members_add(job, member);
     connect_member(member);
     if (member->peer != NULL) tell_core(member, CAIRN_STEP_PEER_UP);
-    cairn_log_info("%s %s (rank %u) joined job %s", cairn_role_name(member->role), member->name,
-                   member->rank, job->spec.name);
+    log_info("%s %s (rank %u) joined job %s", role_name(member->role), member->name, member->rank,
+             job->spec.name);
     return CAIRN_OK;
 }
 
@@ -237,7 +237,7 @@ void cairn_member_leave(struct shard_job *job, uint64_t number)
 {
     struct cairn_member *member = member_find(job, number);
     if (member == NULL) return;
-    cairn_log_info("%s left job %s", member->name, job->spec.name);
+    log_info("%s left job %s", member->name, job->spec.name);
     if (cairn_relay_of(job) != NULL) relay_fetch_forget(cairn_relay_of(job), number);
     member_down(member);
     members_take_out(job, member);
@@ -407,13 +407,13 @@ void held_judge(struct cairn_shard *shard, const char *cluster)
         obey(shard);
         return;
     }
-    cairn_log_error("shard %s holds %zu jobs of store %016" PRIx64 " (start %" PRIu64
-                    ") and does not obey the coordinator of cluster %s, which has store %016" PRIx64
-                    " (start %" PRIu64
-                    "): give the coordinator the store.path that it had, or take what the shards "
-                    "hold into the new store with `cairn cluster adopt`",
-                    shard->name, count, shard->seen.store, shard->seen.incarnation, cluster,
-                    theirs->store, theirs->incarnation);
+    log_error("shard %s holds %zu jobs of store %016" PRIx64 " (start %" PRIu64
+              ") and does not obey the coordinator of cluster %s, which has store %016" PRIx64
+              " (start %" PRIu64
+              "): give the coordinator the store.path that it had, or take what the shards "
+              "hold into the new store with `cairn cluster adopt`",
+              shard->name, count, shard->seen.store, shard->seen.incarnation, cluster,
+              theirs->store, theirs->incarnation);
 }
 
 /* ---- the operator's word ---- */
@@ -421,9 +421,9 @@ void held_judge(struct cairn_shard *shard, const char *cluster)
 static void refuse(struct cairn_shard *shard, uint32_t request, cairn_status status,
                    const char *text)
 {
-    struct cairn_request answered = session_request(shard, request);
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "%s", text);
+    struct request answered = session_request(shard, request);
+    struct sentence why;
+    sentence_set(&why, "%s", text);
     session_answer(shard, &answered, status, &why);
 }
 
@@ -431,10 +431,10 @@ static void refuse(struct cairn_shard *shard, uint32_t request, cairn_status sta
 static void send_part(struct cairn_shard *shard, uint32_t request, const struct shard_job *job)
 {
     const bool amended = job->terms.amended.have_bytes > 0;
-    struct cairn_packed *spec = amended ? cairn_packed_copy(job->terms.amended.bytes,
-                                                            job->terms.amended.have_bytes)
-                                        : cairn_packed_spec(&job->spec);
-    struct cairn_packed *layout = cairn_packed_layout(job->view->layout);
+    struct packed *spec = amended
+                              ? packed_copy(job->terms.amended.bytes, job->terms.amended.have_bytes)
+                              : packed_spec(&job->spec);
+    struct packed *layout = packed_layout(job->view->layout);
     if (spec == NULL || layout == NULL) {
         refuse(shard, request, CAIRN_ERR_NO_MEMORY, "no memory to send the spec of a job");
     } else {
@@ -445,8 +445,8 @@ static void send_part(struct cairn_shard *shard, uint32_t request, const struct 
         session_send_pages(shard, request, CAIRN_PAGE_SPEC, spec);
         session_send_pages(shard, request, CAIRN_PAGE_LAYOUT, layout);
     }
-    cairn_packed_release(spec);
-    cairn_packed_release(layout);
+    packed_release(spec);
+    packed_release(layout);
 }
 
 static void on_part_get(struct cairn_shard *shard, uint32_t request, const Cairn__PartGet *message)
@@ -465,15 +465,14 @@ static void on_part_get(struct cairn_shard *shard, uint32_t request, const Cairn
 static void on_part_drop(struct cairn_shard *shard, uint32_t request,
                          const Cairn__PartDrop *message)
 {
-    struct cairn_request answered = session_request(shard, request);
+    struct request answered = session_request(shard, request);
     struct shard_job *job = held_find(shard, message->job, message->generation);
     if (job == NULL) {
         session_answer(shard, &answered, CAIRN_OK, NULL);
         return;
     }
-    cairn_log_warn("job %s, generation %" PRIu64
-                   ", is dropped by the word of the coordinator's operator",
-                   job->spec.name, job->generation);
+    log_warn("job %s, generation %" PRIu64 ", is dropped by the word of the coordinator's operator",
+             job->spec.name, job->generation);
     job->dropping = answered; // answered when its memory is back
     shard_job_leave(job);
     tell_held(shard, 0);
@@ -494,19 +493,19 @@ static void settle_adopted(struct cairn_shard *shard)
 static void on_adopted(struct cairn_shard *shard, uint32_t request,
                        const Cairn__StoreAdopted *message)
 {
-    struct cairn_request answered = session_request(shard, request);
+    struct request answered = session_request(shard, request);
     struct cairn_session *session = &shard->session;
     session->coordinator.store = message->store;
     session->coordinator.incarnation = message->incarnation;
     if (session->standing != CAIRN_STANDING_GOOD) settle_adopted(shard);
     obey(shard);
-    cairn_log_warn("what this shard holds was adopted by store %016" PRIx64 " (start %" PRIu64
-                   "): no other store is obeyed any more",
-                   message->store, message->incarnation);
+    log_warn("what this shard holds was adopted by store %016" PRIx64 " (start %" PRIu64
+             "): no other store is obeyed any more",
+             message->store, message->incarnation);
     session_answer(shard, &answered, CAIRN_OK, NULL);
 }
 
-bool held_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
+bool held_on_message(struct cairn_shard *shard, const struct wire_frame *frame,
                      const ProtobufCMessage *message)
 {
     switch (frame->type) {
@@ -527,8 +526,7 @@ bool held_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
     default: break;
     }
     if (shard->session.standing == CAIRN_STANDING_GOOD) return false;
-    cairn_log_warn("%s of a coordinator that is not obeyed: ignored",
-                   cairn_message_name(frame->type));
+    log_warn("%s of a coordinator that is not obeyed: ignored", message_name(frame->type));
     if (frame->request != 0)
         refuse(shard, frame->request, CAIRN_ERR_REFUSED,
                "this shard holds state of another store, or of a newer coordinator; see `cairn "
@@ -550,8 +548,7 @@ struct told_tensors {
     Cairn__TensorElems elems[CAIRN_RESULTS_TENSORS], *list[CAIRN_RESULTS_TENSORS];
 };
 
-static Cairn__TensorElems **tell_tensors(struct told_tensors *told,
-                                         const struct cairn_results *results)
+static Cairn__TensorElems **tell_tensors(struct told_tensors *told, const struct results *results)
 {
     for (uint32_t i = 0; i < results->tensor_count; i++) {
         cairn__tensor_elems__init(&told->elems[i]);
@@ -566,7 +563,7 @@ static void report_reduced(struct shard_job *job, const struct step_action *acti
 {
     if (action->round == job->collector.spoiled_round) return; // it is abandoned: member_unreadable
     uint8_t squares[CAIRN_EXACT_BYTES], nonfinite[8], weight[8];
-    cairn_exact_encode(&action->sums.sum_squares, squares);
+    exact_encode(&action->sums.sum_squares, squares);
     for (int i = 0; i < 8; i++) {
         nonfinite[i] = (uint8_t)(action->sums.nonfinite >> 8 * i);
         weight[i] = (uint8_t)(action->sums.weight >> 8 * i);
@@ -669,7 +666,7 @@ static void act(struct collector *collector, const struct step_action *action)
 }
 
 static void send_as_owner(const struct collector *collector, struct cairn_member *member,
-                          struct cairn_chunk_header *header)
+                          struct chunk_header *header)
 {
     (void)collector;
     member_send(member, header);
@@ -677,9 +674,8 @@ static void send_as_owner(const struct collector *collector, struct cairn_member
 
 static cairn_status judge_piece(const struct collector *collector,
                                 const struct cairn_member *member,
-                                const struct cairn_chunk_header *header,
-                                const struct cairn_chunk_place *place,
-                                struct cairn_piece *piece_out, struct cairn_sentence *why)
+                                const struct chunk_header *header, const struct chunk_place *place,
+                                struct cairn_piece *piece_out, struct sentence *why)
 {
     (void)collector;
     return tiles_piece(member, header, place, piece_out, why);
@@ -694,14 +690,14 @@ static void *landing_slot(struct collector *collector, uint32_t slot)
 }
 
 /* It takes a microsecond or two where it stands; a thread to be woken, and to wake the loop, takes more. */
-static bool is_tiny(const struct cairn_fold *fold)
+static bool is_tiny(const struct fold *fold)
 {
     const struct chunk_table *table = fold->collector->table;
     const uint64_t elems = chunk_table_place(table, fold->chunk).elem_count;
     return elems * fold->source_count <= TINY_ELEMS && compute_is_host(fold->run.compute);
 }
 
-static bool fold_place(struct cairn_fold *fold)
+static bool fold_place(struct fold *fold)
 {
     struct shard_job *job = fold->collector->job;
     fold->run.task.is_small = (job->pass.is_small && !fold->viewed) || is_tiny(fold);
@@ -713,11 +709,11 @@ static bool fold_place(struct cairn_fold *fold)
 }
 
 /* Of pieces; what nobody contributes stays 0. */
-static bool fold_pieces(const struct cairn_fold *fold, uint32_t stage, struct works *works,
-                        uint32_t chunk, const struct cairn_chunk_place *place, float *acc)
+static bool fold_pieces(const struct fold *fold, uint32_t stage, struct works *works,
+                        uint32_t chunk, const struct chunk_place *place, float *acc)
 {
     if (stage == 0 && fold->first) {
-        struct cairn_work *work = works_add(works, CAIRN_WORK_ZERO);
+        struct home_work *work = works_add(works, CAIRN_WORK_ZERO);
         work->zero.at = acc;
         work->zero.bytes = (size_t)place->elem_count * sizeof *acc;
         return true;
@@ -726,13 +722,13 @@ static bool fold_pieces(const struct cairn_fold *fold, uint32_t stage, struct wo
     return fold->likely_last;
 }
 
-static void add_sums(const struct cairn_fold *fold, bool is_folded, struct works *works,
-                     const struct cairn_chunk_place *place, float *acc)
+static void add_sums(const struct fold *fold, bool is_folded, struct works *works,
+                     const struct chunk_place *place, float *acc)
 {
     const struct shard_job *job = fold->collector->job;
-    struct cairn_sums *sums = &job->pass.chunk_sums[fold->chunk];
-    *sums = (struct cairn_sums) { 0 };
-    works_add(works, CAIRN_WORK_FOLD_SUMS)->fold_sums = (struct cairn_leaf_fold) {
+    struct sums *sums = &job->pass.chunk_sums[fold->chunk];
+    *sums = (struct sums) { 0 };
+    works_add(works, CAIRN_WORK_FOLD_SUMS)->fold_sums = (struct leaf_fold) {
         .acc = acc,
         .sources = fold->sources,
         .source_count = is_folded ? 0 : fold->source_count,
@@ -745,12 +741,12 @@ static void add_sums(const struct cairn_fold *fold, bool is_folded, struct works
     };
 }
 
-static bool fold_sources(const struct cairn_fold *fold, uint32_t stage, struct works *works)
+static bool fold_sources(const struct fold *fold, uint32_t stage, struct works *works)
 {
     const struct shard_job *job = fold->collector->job;
     const struct chunk_table *table = fold->collector->table;
     const uint32_t chunk = table->trained[fold->chunk];
-    const struct cairn_chunk_place place = chunk_table_place(table, fold->chunk);
+    const struct chunk_place place = chunk_table_place(table, fold->chunk);
     float *acc = planes_at(&job->planes, CAIRN_PLANE_SUM, table->extent_of[chunk],
                            place.local_elem);
     const bool tiled = fold->pieces[0].held != NULL;
@@ -764,12 +760,12 @@ static bool fold_sources(const struct cairn_fold *fold, uint32_t stage, struct w
     return false;
 }
 
-static struct cairn_compute *home_of(const struct collector *collector, uint32_t chunk)
+static struct compute *home_of(const struct collector *collector, uint32_t chunk)
 {
     return shard_job_home(collector->job, chunk_table_place(collector->table, chunk).local_elem);
 }
 
-static void fold_done(struct cairn_fold *fold)
+static void fold_done(struct fold *fold)
 {
     fold->collector->job->pass.summed[fold->chunk] = fold->likely_last;
 }
@@ -777,9 +773,9 @@ static void fold_done(struct cairn_fold *fold)
 static void no_page(struct collector *collector)
 {
     const struct shard_job *job = collector->job;
-    cairn_log_error("job %s: the host of shard %s has no page for a sum: it is out of memory, and "
-                    "round %llu cannot end; give it more, and have a worker attach again",
-                    job->spec.name, job->shard->name, (unsigned long long)collector->spoiled_round);
+    log_error("job %s: the host of shard %s has no page for a sum: it is out of memory, and "
+              "round %" PRIu64 " cannot end; give it more, and have a worker attach again",
+              job->spec.name, job->shard->name, collector->spoiled_round);
 }
 
 static void busy(struct collector *collector)
@@ -808,10 +804,10 @@ static const struct collector_hands own_part = {
 };
 
 cairn_status own_open(struct shard_job *job, const struct step_config *config,
-                      const Cairn__JobCreate *message, struct cairn_sentence *why)
+                      const Cairn__JobCreate *message, struct sentence *why)
 {
     const Cairn__Decision *last = message->last;
-    struct cairn_decision decision = { .kind = CAIRN_DECISION_NONE };
+    struct decision decision = { .kind = CAIRN_DECISION_NONE };
     if (last != NULL) {
         decision.payload = last->payload.data;
         decision.payload_bytes = last->payload.len;
@@ -828,7 +824,7 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
                              .actions = &job->pass.actions,
                          });
     if (status == CAIRN_OK) return CAIRN_OK;
-    return cairn_fail(why, status, "no memory for the round machine of a job");
+    return fail_with(why, status, "no memory for the round machine of a job");
 }
 
 /* ---- what follows ---- */

@@ -1,5 +1,6 @@
 #include "server/shard/memory.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -15,8 +16,8 @@
 
 /* A segment that members of this host may map. */
 struct arena_shown {
-    struct cairn_fabric_region *region; /* owned */
-    int fd;                             /* owned: the region's; -1: of a card */
+    struct fabric_region *region; /* owned */
+    int fd;                       /* owned: the region's; -1: of a card */
 };
 
 static void areas_close(struct cairn_planes *planes, struct cairn_shard *shard);
@@ -28,11 +29,11 @@ static void is_of_home(struct arena *arena)
 }
 
 static cairn_status open_room(const char *label, uint64_t bytes, uint64_t room_bytes, bool shared,
-                              struct arena *arena_out, struct cairn_sentence *why)
+                              struct arena *arena_out, struct sentence *why)
 {
     struct arena arena = CAIRN_ARENA_NONE;
-    const cairn_status status = cairn_home_memory_open_room(label, bytes, room_bytes, shared,
-                                                            &arena.memory, why);
+    const cairn_status status = home_memory_open_room(label, bytes, room_bytes, shared,
+                                                      &arena.memory, why);
     if (status != CAIRN_OK) return status;
     is_of_home(&arena);
     *arena_out = arena;
@@ -40,10 +41,10 @@ static cairn_status open_room(const char *label, uint64_t bytes, uint64_t room_b
 }
 
 cairn_status arena_open_state(const char *label, uint64_t bytes, uint64_t room_bytes,
-                              enum cairn_update_stream stream, struct arena *arena_out,
-                              struct cairn_sentence *why)
+                              enum update_stream stream, struct arena *arena_out,
+                              struct sentence *why)
 {
-    const size_t begin = cairn_stagger_begin(stream);
+    const size_t begin = stagger_begin(stream);
     const uint64_t all = bytes == 0 ? 0 : bytes + begin;
     const cairn_status status = open_room(label, all, room_bytes + begin, false, arena_out, why);
     if (status != CAIRN_OK || bytes == 0) return status;
@@ -54,26 +55,26 @@ cairn_status arena_open_state(const char *label, uint64_t bytes, uint64_t room_b
 }
 
 cairn_status arena_open_shared_room(const char *label, uint64_t bytes, uint64_t room_bytes,
-                                    struct arena *arena_out, struct cairn_sentence *why)
+                                    struct arena *arena_out, struct sentence *why)
 {
     return open_room(label, bytes, room_bytes, true, arena_out, why);
 }
 
 static void unpin(const struct arena *arena, uint64_t from, uint64_t bytes)
 {
-    if (arena->pins_for != NULL) cairn_home_unpin(arena->pins_for, arena->base + from, bytes);
+    if (arena->pins_for != NULL) home_unpin(arena->pins_for, arena->base + from, bytes);
 }
 
 cairn_status arena_resize(struct arena *arena, const char *label, uint64_t bytes,
-                          struct cairn_sentence *why)
+                          struct sentence *why)
 {
     const uint64_t stays = bytes < arena->bytes ? bytes : arena->bytes;
-    struct cairn_sentence unpinned;
+    struct sentence unpinned;
     assert(arena->shown == NULL && bytes > 0);
     assert(arena->pins_for == NULL || arena->begin == 0);
     unpin(arena, stays, arena->bytes - stays);
-    const cairn_status status = cairn_home_memory_resize(&arena->memory, label,
-                                                         bytes + arena->begin, why);
+    const cairn_status status = home_memory_resize(&arena->memory, label, bytes + arena->begin,
+                                                   why);
     if (status == CAIRN_OK) arena->bytes = (size_t)bytes;
     // The last segment soon has other bytes: it is not pinned before others follow it.
     for (uint64_t at = stays / CAIRN_SEGMENT_BYTES * CAIRN_SEGMENT_BYTES;
@@ -83,39 +84,38 @@ cairn_status arena_resize(struct arena *arena, const char *label, uint64_t bytes
 }
 
 cairn_status arena_open_scratch(const char *label, uint64_t bytes, struct arena *arena_out,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     if (bytes == 0) {
         *arena_out = CAIRN_ARENA_NONE;
         return CAIRN_OK;
     }
-    uint8_t *map = cairn_pages_map((size_t)bytes, PROT_READ | PROT_WRITE,
-                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+    uint8_t *map = pages_map((size_t)bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
     if (map == MAP_FAILED)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot map %llu bytes for %s: %s",
-                          (unsigned long long)bytes, label, strerror(errno));
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "cannot map %" PRIu64 " bytes for %s: %s", bytes,
+                         label, strerror(errno));
     madvise(map, (size_t)bytes, MADV_HUGEPAGE); // a third faster; segments: cairn_arena_take
     *arena_out = (struct arena) { .base = map, .bytes = (size_t)bytes };
     return CAIRN_OK;
 }
 
-cairn_status arena_open_home(struct cairn_home *home, const char *label, uint64_t bytes,
-                             struct arena *arena_out, struct cairn_sentence *why)
+cairn_status arena_open_home(struct home *home, const char *label, uint64_t bytes,
+                             struct arena *arena_out, struct sentence *why)
 {
     struct arena arena = CAIRN_ARENA_NONE;
-    const cairn_status status = cairn_home_memory_open(home, label, bytes, &arena.memory, why);
+    const cairn_status status = home_memory_open(home, label, bytes, &arena.memory, why);
     if (status != CAIRN_OK) return status;
     is_of_home(&arena);
     *arena_out = arena;
     return CAIRN_OK;
 }
 
-cairn_status arena_open_shared(struct cairn_home *home, const char *label, uint64_t bytes,
-                               struct arena *arena_out, struct cairn_sentence *why)
+cairn_status arena_open_shared(struct home *home, const char *label, uint64_t bytes,
+                               struct arena *arena_out, struct sentence *why)
 {
     struct arena arena = CAIRN_ARENA_NONE;
-    const cairn_status status = cairn_home_memory_open_exportable(home, label, bytes, &arena.memory,
-                                                                  why);
+    const cairn_status status = home_memory_open_exportable(home, label, bytes, &arena.memory, why);
     if (status != CAIRN_OK) return status;
     is_of_home(&arena);
     *arena_out = arena;
@@ -127,21 +127,21 @@ cairn_status cairn_arena_take(const struct arena *arena, uint64_t from, uint64_t
     uint8_t *const at = arena->base + from;
     assert(from <= arena->bytes && bytes <= arena->bytes - from);
     // Anonymous: large ones come as it is touched. Else small ones are made where there is no large one.
-    if (arena->memory.base != NULL) (void)cairn_pages_back(at, (size_t)bytes);
-    return cairn_pages_touch(at, (size_t)bytes) ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    if (arena->memory.base != NULL) (void)pages_back(at, (size_t)bytes);
+    return pages_touch(at, (size_t)bytes) ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-void arena_pins_for(struct arena *arena, struct cairn_home *home)
+void arena_pins_for(struct arena *arena, struct home *home)
 {
-    if (arena->base != NULL && !cairn_home_info(home)->is_host) arena->pins_for = home;
+    if (arena->base != NULL && !home_info(home)->is_host) arena->pins_for = home;
 }
 
 cairn_status arena_pin(const struct arena *arena, uint64_t from, uint64_t bytes,
-                       struct cairn_sentence *why)
+                       struct sentence *why)
 {
     if (arena->pins_for == NULL) return CAIRN_OK;
     assert(from <= arena->bytes && bytes <= arena->bytes - from);
-    return cairn_home_pin(arena->pins_for, arena->base + from, bytes, why);
+    return home_pin(arena->pins_for, arena->base + from, bytes, why);
 }
 
 void arena_give(const struct arena *arena, uint64_t from, uint64_t bytes)
@@ -164,30 +164,30 @@ static bool seal(int fd)
 }
 
 /* A region of a card takes a descriptor of its own: an open one keeps the memory taken. */
-static cairn_status add_region(struct cairn_fabric *fabric, const struct cairn_home *home,
-                               const void *base, uint64_t bytes, struct arena_shown *shown,
-                               const void *note, size_t note_bytes)
+static cairn_status add_region(struct fabric *fabric, const struct home *home, const void *base,
+                               uint64_t bytes, struct arena_shown *shown, const void *note,
+                               size_t note_bytes)
 {
-    const struct cairn_home_info *info = cairn_home_info(home);
+    const struct home_info *info = home_info(home);
     if (info->is_host)
         return !seal(shown->fd) ? CAIRN_ERR_IO
-                                : cairn_fabric_region_add(fabric, base, (size_t)bytes, shown->fd,
-                                                          note, note_bytes, &shown->region);
-    const cairn_status status = cairn_fabric_region_add_device(
+                                : fabric_region_add(fabric, base, (size_t)bytes, shown->fd, note,
+                                                    note_bytes, &shown->region);
+    const cairn_status status = fabric_region_add_device(
         fabric, base, (size_t)bytes, shown->fd, info->uuid, note, note_bytes, &shown->region);
     close(shown->fd);
     shown->fd = -1;
     return status;
 }
 
-static bool share_segment(struct arena *arena, uint64_t segment, struct cairn_fabric *fabric,
-                          const struct cairn_published_note *note)
+static bool share_segment(struct arena *arena, uint64_t segment, struct fabric *fabric,
+                          const struct published_note *note)
 {
     struct arena_shown *shown = &arena->shown[segment];
-    struct cairn_published_note own = { .magic = 0 };
-    struct cairn_sentence why;
+    struct published_note own = { .magic = 0 };
+    struct sentence why;
     uint64_t bytes;
-    if (cairn_home_memory_export(&arena->memory, segment, &shown->fd, &bytes, &why) != CAIRN_OK)
+    if (home_memory_export(&arena->memory, segment, &shown->fd, &bytes, &why) != CAIRN_OK)
         return false;
     if (note != NULL) {
         own = *note;
@@ -197,10 +197,9 @@ static bool share_segment(struct arena *arena, uint64_t segment, struct cairn_fa
                       bytes, shown, &own, note != NULL ? sizeof own : 0) == CAIRN_OK;
 }
 
-bool arena_share(struct arena *arena, struct cairn_fabric *fabric,
-                 const struct cairn_published_note *note)
+bool arena_share(struct arena *arena, struct fabric *fabric, const struct published_note *note)
 {
-    const uint64_t count = cairn_home_memory_segments(&arena->memory);
+    const uint64_t count = home_memory_segments(&arena->memory);
     assert(arena->shown == NULL && arena->begin == 0);
     if (count == 0) return true;
     arena->shown = calloc((size_t)count, sizeof *arena->shown);
@@ -211,12 +210,12 @@ bool arena_share(struct arena *arena, struct cairn_fabric *fabric,
     return all;
 }
 
-void arena_show(const struct arena *arena, struct cairn_fabric_peer *peer)
+void arena_show(const struct arena *arena, struct fabric_peer *peer)
 {
-    const uint64_t count = cairn_home_memory_segments(&arena->memory);
+    const uint64_t count = home_memory_segments(&arena->memory);
     for (uint64_t i = 0; arena->shown != NULL && i < count; i++) {
         if (arena->shown[i].region == NULL) continue;
-        const cairn_status status = cairn_fabric_region_show(arena->shown[i].region, peer);
+        const cairn_status status = fabric_region_show(arena->shown[i].region, peer);
         (void)status; // it asks for what it does not see
     }
 }
@@ -224,14 +223,14 @@ void arena_show(const struct arena *arena, struct cairn_fabric_peer *peer)
 static void unshare_segment(struct arena *arena, uint64_t segment, bool fabric_is_closed)
 {
     struct arena_shown *shown = &arena->shown[segment];
-    if (!fabric_is_closed) cairn_fabric_region_drop(shown->region);
+    if (!fabric_is_closed) fabric_region_drop(shown->region);
     if (shown->fd >= 0) close(shown->fd);
     *shown = (struct arena_shown) { .fd = -1 };
 }
 
 void arena_unshare(struct arena *arena, bool fabric_is_closed)
 {
-    const uint64_t count = cairn_home_memory_segments(&arena->memory);
+    const uint64_t count = home_memory_segments(&arena->memory);
     for (uint64_t i = 0; arena->shown != NULL && i < count; i++)
         unshare_segment(arena, i, fabric_is_closed);
     free(arena->shown);
@@ -243,8 +242,8 @@ void arena_unshare(struct arena *arena, bool fabric_is_closed)
 void arena_give_segment(struct arena *arena, uint64_t segment)
 {
     if (arena->shown != NULL) unshare_segment(arena, segment, false);
-    unpin(arena, segment * CAIRN_SEGMENT_BYTES, cairn_segment_bytes(arena->bytes, segment));
-    cairn_home_memory_give(&arena->memory, segment);
+    unpin(arena, segment * CAIRN_SEGMENT_BYTES, segment_bytes(arena->bytes, segment));
+    home_memory_give(&arena->memory, segment);
 }
 
 void arena_close(struct arena *arena)
@@ -252,35 +251,35 @@ void arena_close(struct arena *arena)
     assert(arena->shown == NULL);
     unpin(arena, 0, arena->bytes);
     if (arena->base != NULL && arena->memory.base == NULL) munmap(arena->base, arena->bytes);
-    cairn_home_memory_close(&arena->memory);
+    home_memory_close(&arena->memory);
     *arena = CAIRN_ARENA_NONE;
 }
 
 /* ==== budget ==== */
 
-cairn_status budget_take(struct cairn_budget *budget, uint64_t bytes, const char *what,
-                         struct cairn_sentence *why)
+cairn_status budget_take(struct budget *budget, uint64_t bytes, const char *what,
+                         struct sentence *why)
 {
     uint64_t left = budget->limit_bytes - budget->used_bytes;
     if (bytes > left) {
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
-                          "%s needs %llu bytes, and %llu of memory.limit = %llu are left: raise "
-                          "memory.limit, or add shards",
-                          what, (unsigned long long)bytes, (unsigned long long)left,
-                          (unsigned long long)budget->limit_bytes);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                         "%s needs %" PRIu64 " bytes, and %" PRIu64 " of memory.limit = %" PRIu64
+                         " are left: raise "
+                         "memory.limit, or add shards",
+                         what, bytes, left, budget->limit_bytes);
     }
     budget->used_bytes += bytes;
     return CAIRN_OK;
 }
 
-void budget_give(struct cairn_budget *budget, uint64_t bytes)
+void budget_give(struct budget *budget, uint64_t bytes)
 {
     assert(bytes <= budget->used_bytes);
     budget->used_bytes -= bytes;
 }
 
 cairn_status shard_job_take(struct shard_job *job, uint64_t *kind, uint64_t bytes, const char *what,
-                            struct cairn_sentence *why)
+                            struct sentence *why)
 {
     const cairn_status status = budget_take(&job->shard->memory.budget, bytes, what, why);
     if (status == CAIRN_OK) *kind += bytes;
@@ -298,7 +297,7 @@ void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes)
 
 static const struct {
     const char *label; /* in /proc */
-    enum cairn_update_stream stream;
+    enum update_stream stream;
     bool is_state;
 } kinds[CAIRN_PLANES] = {
     [CAIRN_PLANE_PARAM] = { "cairn-param", CAIRN_STREAM_PARAM, true },
@@ -312,27 +311,27 @@ bool plane_is_state(int plane)
     return plane >= 0 && plane < CAIRN_PLANES && kinds[plane].is_state;
 }
 
-bool form_keeps(const struct cairn_form *form, enum cairn_plane plane)
+bool form_keeps(const struct form *form, enum plane plane)
 {
     return (form->planes & 1u << plane) != 0;
 }
 
-bool form_stores(const struct cairn_form *form, int plane)
+bool form_stores(const struct form *form, int plane)
 {
-    return plane_is_state(plane) && form_keeps(form, (enum cairn_plane)plane);
+    return plane_is_state(plane) && form_keeps(form, (enum plane)plane);
 }
 
-cairn_dtype form_dtype(const struct cairn_form *form, enum cairn_plane plane)
+cairn_dtype form_dtype(const struct form *form, enum plane plane)
 {
-    return cairn_plane_dtype((int)plane, form->master);
+    return plane_dtype((int)plane, form->master);
 }
 
-static size_t elem_bytes(const struct cairn_form *form, enum cairn_plane plane)
+static size_t elem_bytes(const struct form *form, enum plane plane)
 {
-    return cairn_dtype_bytes((int)form_dtype(form, plane));
+    return dtype_size((int)form_dtype(form, plane));
 }
 
-uint64_t form_bytes(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems)
+uint64_t form_bytes(const struct form *form, enum plane plane, uint64_t elems)
 {
     return form_keeps(form, plane) ? elems * elem_bytes(form, plane) : 0;
 }
@@ -341,15 +340,14 @@ uint64_t form_bytes(const struct cairn_form *form, enum cairn_plane plane, uint6
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 
-uint64_t plane_place(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems,
-                     uint64_t *end_bytes)
+uint64_t plane_place(const struct form *form, enum plane plane, uint64_t elems, uint64_t *end_bytes)
 {
     const uint64_t begin = *end_bytes;
     *end_bytes += ALIGN_UP(form_bytes(form, plane, elems), CAIRN_PLANE_ALIGN);
     return begin;
 }
 
-uint64_t extent_before(const struct cairn_local_extent *extent, uint64_t local_elem)
+uint64_t extent_before(const struct local_extent *extent, uint64_t local_elem)
 {
     if (local_elem <= extent->local_elem) return 0;
     const uint64_t before = local_elem - extent->local_elem;
@@ -357,7 +355,7 @@ uint64_t extent_before(const struct cairn_local_extent *extent, uint64_t local_e
 }
 
 /* The beginning of the chunk in which the fraction begins. */
-uint64_t planes_cut(const struct cairn_shard_map *map, double host_fraction)
+uint64_t planes_cut(const struct shard_map *map, double host_fraction)
 {
     const uint64_t from = (uint64_t)((1 - host_fraction) * (double)map->elem_count);
     if (host_fraction <= 0) return CAIRN_PLANES_ALL;
@@ -365,12 +363,12 @@ uint64_t planes_cut(const struct cairn_shard_map *map, double host_fraction)
     uint64_t low = 0, high = map->chunk_count; // the chunk is one of them
     while (high - low > 1) {
         const uint64_t middle = low + (high - low) / 2;
-        if (cairn_shard_map_chunk(map, middle).local_elem <= from)
+        if (shard_map_chunk(map, middle).local_elem <= from)
             low = middle;
         else
             high = middle;
     }
-    return cairn_shard_map_chunk(map, low).local_elem;
+    return shard_map_chunk(map, low).local_elem;
 }
 
 uint64_t planes_device_end(const struct cairn_planes *planes)
@@ -379,11 +377,11 @@ uint64_t planes_device_end(const struct cairn_planes *planes)
 }
 
 /* The bytes of a plane that the extents keep from local element `from` on. */
-static uint64_t bytes_kept(const struct cairn_planes *planes, enum cairn_plane plane, uint64_t from)
+static uint64_t bytes_kept(const struct cairn_planes *planes, enum plane plane, uint64_t from)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < planes->map->extent_count; i++) {
-        const struct cairn_local_extent *extent = &planes->map->extents[i];
+        const struct local_extent *extent = &planes->map->extents[i];
         bytes += form_bytes(&planes->forms[i], plane,
                             extent->elem_count - extent_before(extent, from));
     }
@@ -393,44 +391,44 @@ static uint64_t bytes_kept(const struct cairn_planes *planes, enum cairn_plane p
 uint64_t planes_state_bytes(const struct cairn_planes *planes)
 {
     uint64_t bytes = 0;
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
+    for (enum plane p = 0; p < CAIRN_PLANES; p++)
         if (kinds[p].is_state) bytes += bytes_kept(planes, p, 0);
     return bytes;
 }
 
 /* ---- open and close ---- */
 
-static uint64_t host_bytes(const struct cairn_planes *planes, enum cairn_plane plane, uint64_t from)
+static uint64_t host_bytes(const struct cairn_planes *planes, enum plane plane, uint64_t from)
 {
     return bytes_kept(planes, plane, from) == 0 ? 0 : planes->map->local_end * sizeof(float);
 }
 
-static cairn_status open_plane(struct cairn_planes *planes, enum cairn_plane plane, uint64_t bytes,
-                               struct cairn_sentence *why)
+static cairn_status open_plane(struct cairn_planes *planes, enum plane plane, uint64_t bytes,
+                               struct sentence *why)
 {
     return arena_open_state(kinds[plane].label, bytes, planes->room_elems * sizeof(float),
                             kinds[plane].stream, &planes->host[plane], why);
 }
 
-static cairn_status open_host(struct cairn_planes *planes, struct cairn_sentence *why)
+static cairn_status open_host(struct cairn_planes *planes, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+    for (enum plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
         status = open_plane(planes, p, host_bytes(planes, p, planes->host_from), why);
     return status;
 }
 
-static struct cairn_planes of_nothing(const struct cairn_shard_map *map,
-                                      const struct cairn_form *forms, uint64_t host_from)
+static struct cairn_planes of_nothing(const struct shard_map *map, const struct form *forms,
+                                      uint64_t host_from)
 {
     struct cairn_planes planes = { .map = map, .forms = forms, .host_from = host_from };
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) planes.host[p] = CAIRN_ARENA_NONE;
+    for (enum plane p = 0; p < CAIRN_PLANES; p++) planes.host[p] = CAIRN_ARENA_NONE;
     return planes;
 }
 
-cairn_status planes_open(struct cairn_planes *planes, const struct cairn_shard_map *map,
-                         const struct cairn_form *forms, uint64_t host_from, uint64_t room_elems,
-                         struct cairn_sentence *why)
+cairn_status planes_open(struct cairn_planes *planes, const struct shard_map *map,
+                         const struct form *forms, uint64_t host_from, uint64_t room_elems,
+                         struct sentence *why)
 {
     *planes = of_nothing(map, forms, host_from);
     planes->room_elems = room_elems;
@@ -439,14 +437,13 @@ cairn_status planes_open(struct cairn_planes *planes, const struct cairn_shard_m
 
 void planes_release(struct cairn_planes *planes, struct cairn_shard *shard)
 {
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) cairn_release(shard, &planes->host[p]);
+    for (enum plane p = 0; p < CAIRN_PLANES; p++) cairn_release(shard, &planes->host[p]);
     areas_close(planes, shard);
 }
 
-cairn_status planes_reserve_elems(const struct cairn_planes *planes, enum cairn_plane plane,
-                                  const struct cairn_form *form, uint64_t first,
-                                  uint64_t local_elem, uint64_t elems,
-                                  struct cairn_reserve *reserve)
+cairn_status planes_reserve_elems(const struct cairn_planes *planes, enum plane plane,
+                                  const struct form *form, uint64_t first, uint64_t local_elem,
+                                  uint64_t elems, struct reserve *reserve)
 {
     if (!form_keeps(form, plane)) return CAIRN_OK;
     return reserve_add(reserve, &planes->host[plane],
@@ -454,12 +451,12 @@ cairn_status planes_reserve_elems(const struct cairn_planes *planes, enum cairn_
                        form_bytes(form, plane, elems));
 }
 
-static cairn_status reserve_plane(const struct cairn_planes *planes, enum cairn_plane plane,
-                                  struct cairn_reserve *reserve)
+static cairn_status reserve_plane(const struct cairn_planes *planes, enum plane plane,
+                                  struct reserve *reserve)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < planes->map->extent_count && status == CAIRN_OK; i++) {
-        const struct cairn_local_extent *extent = &planes->map->extents[i];
+        const struct local_extent *extent = &planes->map->extents[i];
         const uint64_t skipped = extent_before(extent, planes->host_from);
         status = planes_reserve_elems(planes, plane, &planes->forms[i], extent->local_elem,
                                       extent->local_elem + skipped, extent->elem_count - skipped,
@@ -468,31 +465,30 @@ static cairn_status reserve_plane(const struct cairn_planes *planes, enum cairn_
     return status;
 }
 
-cairn_status planes_reserve(const struct cairn_planes *planes, struct cairn_reserve *reserve)
+cairn_status planes_reserve(const struct cairn_planes *planes, struct reserve *reserve)
 {
     cairn_status status = CAIRN_OK;
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+    for (enum plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
         if (planes->host[p].base != NULL) status = reserve_plane(planes, p, reserve);
     return status;
 }
 
 /* ---- another map ---- */
 
-static bool is_kept(const struct cairn_shard_map *map, const struct cairn_form *forms,
-                    enum cairn_plane plane)
+static bool is_kept(const struct shard_map *map, const struct form *forms, enum plane plane)
 {
     size_t i = 0;
     while (i < map->extent_count && !form_keeps(&forms[i], plane)) i++;
     return i < map->extent_count;
 }
 
-cairn_status planes_grow(struct cairn_planes *planes, const struct cairn_shard_map *map,
-                         const struct cairn_form *forms, struct cairn_sentence *why)
+cairn_status planes_grow(struct cairn_planes *planes, const struct shard_map *map,
+                         const struct form *forms, struct sentence *why)
 {
     const uint64_t bytes = map->local_end * sizeof(float);
     cairn_status status = CAIRN_OK;
     assert(planes->host_from == 0);
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++) {
+    for (enum plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++) {
         if (planes->host[p].bytes >= bytes || !is_kept(map, forms, p)) continue;
         status = planes->host[p].base == NULL
                      ? open_plane(planes, p, bytes, why)
@@ -503,16 +499,16 @@ cairn_status planes_grow(struct cairn_planes *planes, const struct cairn_shard_m
 
 /* ---- the elements ---- */
 
-void *planes_host_at(const struct cairn_planes *planes, const struct cairn_form *form,
-                     enum cairn_plane plane, uint64_t first, uint64_t local_elem)
+void *planes_host_at(const struct cairn_planes *planes, const struct form *form, enum plane plane,
+                     uint64_t first, uint64_t local_elem)
 {
     if (!form_keeps(form, plane)) return NULL;
     return planes->host[plane].base + first * sizeof(float) +
            (local_elem - first) * elem_bytes(form, plane);
 }
 
-void *planes_home_at(const struct cairn_planes *planes, const struct cairn_form *form,
-                     const struct area_place *place, enum cairn_plane plane, uint64_t first,
+void *planes_home_at(const struct cairn_planes *planes, const struct form *form,
+                     const struct area_place *place, enum plane plane, uint64_t first,
                      uint64_t local_elem)
 {
     if (local_elem >= planes->host_from)
@@ -522,7 +518,7 @@ void *planes_home_at(const struct cairn_planes *planes, const struct cairn_form 
            (local_elem - first) * elem_bytes(form, plane);
 }
 
-void *planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
+void *planes_at(const struct cairn_planes *planes, enum plane plane, size_t extent,
                 uint64_t local_elem)
 {
     const struct area_place *place = planes->places != NULL ? &planes->places[extent] : NULL;
@@ -532,7 +528,7 @@ void *planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_
 
 uint64_t planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem)
 {
-    const struct cairn_local_extent *of = &planes->map->extents[extent];
+    const struct local_extent *of = &planes->map->extents[extent];
     const uint64_t end = of->local_elem + of->elem_count;
     const bool is_cut = local_elem < planes->host_from && planes->host_from < end;
     return (is_cut ? planes->host_from : end) - local_elem;
@@ -542,8 +538,8 @@ void planes_copy(struct works *works, const struct cairn_planes *to, size_t to_e
                  uint64_t to_elem, const struct cairn_planes *from, size_t from_extent,
                  uint64_t from_elem, uint64_t elems)
 {
-    const struct cairn_form *form = &to->forms[to_extent];
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
+    const struct form *form = &to->forms[to_extent];
+    for (enum plane p = 0; p < CAIRN_PLANES; p++) {
         if (!form_stores(form, (int)p) || !form_keeps(&from->forms[from_extent], p)) continue;
         works_copy(works, planes_at(to, p, to_extent, to_elem),
                    planes_at(from, p, from_extent, from_elem), (size_t)elems * elem_bytes(form, p));
@@ -559,17 +555,17 @@ void area_unref(struct area *area)
     free(area);
 }
 
-cairn_status area_add(struct cairn_planes *planes, struct cairn_home *device, uint64_t bytes,
-                      struct area **area_out, struct cairn_sentence *why)
+cairn_status area_add(struct cairn_planes *planes, struct home *device, uint64_t bytes,
+                      struct area **area_out, struct sentence *why)
 {
     struct area *area = calloc(1, sizeof *area);
-    if (area == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a list of memory");
+    if (area == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a list of memory");
     area->refs = 1;
     area->arena = area->to = CAIRN_ARENA_NONE;
     area->segments = calloc((size_t)(bytes / CAIRN_SEGMENT_BYTES) + 1, sizeof *area->segments);
     const cairn_status status = area->segments == NULL
-                                    ? cairn_fail(why, CAIRN_ERR_NO_MEMORY,
-                                                 "no memory for a list of memory")
+                                    ? fail_with(why, CAIRN_ERR_NO_MEMORY,
+                                                "no memory for a list of memory")
                                     : arena_open_home(device, "planes", bytes, &area->arena, why);
     if (status != CAIRN_OK) {
         area_unref(area);
@@ -586,13 +582,13 @@ cairn_status area_add(struct cairn_planes *planes, struct cairn_home *device, ui
 void areas_unmark(struct cairn_planes *planes)
 {
     for (struct area *area = planes->areas; area != NULL; area = area->next)
-        for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++)
+        for (uint64_t s = 0; s < memory_segments(area->arena.bytes); s++)
             area->segments[s].in_use = false;
 }
 
-void place_mark(const struct area_place *place, const struct cairn_form *form, uint64_t elems)
+void place_mark(const struct area_place *place, const struct form *form, uint64_t elems)
 {
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES && place->area != NULL; p++) {
+    for (enum plane p = 0; p < CAIRN_PLANES && place->area != NULL; p++) {
         const uint64_t bytes = form_bytes(form, p, elems);
         if (bytes == 0) continue;
         const uint64_t last = (place->at[p] + bytes - 1) / CAIRN_SEGMENT_BYTES;
@@ -604,13 +600,13 @@ void place_mark(const struct area_place *place, const struct cairn_form *form, u
 static bool in_use(const struct area *area)
 {
     uint64_t s = 0;
-    while (s < cairn_segments(area->arena.bytes) && !area->segments[s].in_use) s++;
-    return s < cairn_segments(area->arena.bytes);
+    while (s < memory_segments(area->arena.bytes) && !area->segments[s].in_use) s++;
+    return s < memory_segments(area->arena.bytes);
 }
 
 static void give_unused(struct area *area)
 {
-    for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++) {
+    for (uint64_t s = 0; s < memory_segments(area->arena.bytes); s++) {
         struct area_segment *segment = &area->segments[s];
         if (!segment->in_use && !segment->is_gone) arena_give_segment(&area->arena, s);
         segment->is_gone = segment->is_gone || !segment->in_use;
@@ -635,7 +631,7 @@ void areas_trim(struct cairn_planes *planes, struct cairn_shard *shard)
 void areas_give_gone(struct cairn_planes *planes)
 {
     for (struct area *area = planes->areas; area != NULL; area = area->next)
-        for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++)
+        for (uint64_t s = 0; s < memory_segments(area->arena.bytes); s++)
             if (area->segments[s].is_gone) arena_give_segment(&area->arena, s);
 }
 
@@ -643,9 +639,9 @@ uint64_t areas_bytes(const struct cairn_planes *planes)
 {
     uint64_t bytes = 0;
     for (const struct area *area = planes->areas; area != NULL; area = area->next)
-        for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++)
+        for (uint64_t s = 0; s < memory_segments(area->arena.bytes); s++)
             if (!area->segments[s].is_gone)
-                bytes += plane_units(cairn_segment_bytes(area->arena.bytes, s));
+                bytes += plane_units(segment_bytes(area->arena.bytes, s));
     return bytes;
 }
 

@@ -30,9 +30,9 @@ struct arena {
     size_t bytes;
     size_t begin; /* bytes of the mapping before it: proto/fabric/backend.h */
     /* owned; all 0: anonymous. In a device's home, base is an address there */
-    struct cairn_home_memory memory;
-    struct arena_shown *shown;   /* owned: [segments]; NULL: nobody maps it */
-    struct cairn_home *pins_for; /* borrowed: whose device copies it by itself; NULL: none */
+    struct home_memory memory;
+    struct arena_shown *shown; /* owned: [segments]; NULL: nobody maps it */
+    struct home *pins_for;     /* borrowed: whose device copies it by itself; NULL: none */
 };
 
 /* An arena of nothing: may be closed. */
@@ -41,29 +41,27 @@ struct arena {
 /* `label` names the memfds in /proc; `stream`: what it is to the loops of an update; it may get room_bytes
  * later. CAIRN_ERR_NO_MEMORY says how much it wanted. */
 CAIRN_MUST_CHECK cairn_status arena_open_state(const char *label, uint64_t bytes,
-                                               uint64_t room_bytes, enum cairn_update_stream stream,
-                                               struct arena *arena_out, struct cairn_sentence *why);
+                                               uint64_t room_bytes, enum update_stream stream,
+                                               struct arena *arena_out, struct sentence *why);
 /* Opens an arena that may be shared. It begins where its first segment begins: `begin` is 0. */
-CAIRN_MUST_CHECK cairn_status arena_open_shared(struct cairn_home *home, const char *label,
+CAIRN_MUST_CHECK cairn_status arena_open_shared(struct home *home, const char *label,
                                                 uint64_t bytes, struct arena *arena_out,
-                                                struct cairn_sentence *why);
+                                                struct sentence *why);
 /* The same in the host's memory, and it may get room_bytes later. */
 CAIRN_MUST_CHECK cairn_status arena_open_shared_room(const char *label, uint64_t bytes,
                                                      uint64_t room_bytes, struct arena *arena_out,
-                                                     struct cairn_sentence *why);
-/* Other bytes, of one that was opened with room: what it has stays, but as cairn_home_memory_resize says. Its
+                                                     struct sentence *why);
+/* Other bytes, of one that was opened with room: what it has stays, but as home_memory_resize says. Its
  * new bytes have no pages yet, but for whole segments of what a device copies: these are pinned again. It is
  * not shared. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status arena_resize(struct arena *arena, const char *label, uint64_t bytes,
-                                           struct cairn_sentence *why);
+                                           struct sentence *why);
 CAIRN_MUST_CHECK cairn_status arena_open_scratch(const char *label, uint64_t bytes,
-                                                 struct arena *arena_out,
-                                                 struct cairn_sentence *why);
+                                                 struct arena *arena_out, struct sentence *why);
 /* Opens an arena in a home that is not the host's: all of it has memory at once, and the host may
  * not follow its addresses. */
-CAIRN_MUST_CHECK cairn_status arena_open_home(struct cairn_home *home, const char *label,
-                                              uint64_t bytes, struct arena *arena_out,
-                                              struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status arena_open_home(struct home *home, const char *label, uint64_t bytes,
+                                              struct arena *arena_out, struct sentence *why);
 /* Makes the pages of these bytes, so that to touch them is never the end of the process: large ones if the
  * kernel has them (proto/base/machine.h), where a whole one is wanted. 0.1 ms a MiB. Nobody else uses the
  * bytes meanwhile. CAIRN_ERR_NO_MEMORY: not all; past a control group's limit the kernel kills instead, so
@@ -72,11 +70,11 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_take(const struct arena *arena, uint64
                                                uint64_t bytes);
 /* From now on a device's home copies from and to the arena: what arena_pin is told of is
  * pinned until it is given back. */
-void arena_pins_for(struct arena *arena, struct cairn_home *home);
+void arena_pins_for(struct arena *arena, struct home *home);
 /* Pins bytes that were taken; does nothing if no device copies them. Not CAIRN_OK: their copies are
  * slower, as `why` says, but right. Any thread, several at a time. */
 CAIRN_MUST_CHECK cairn_status arena_pin(const struct arena *arena, uint64_t from, uint64_t bytes,
-                                        struct cairn_sentence *why);
+                                        struct sentence *why);
 /* Gives back pages of a scratch arena to the system: from the first page that begins within these
  * bytes to the last page that they touch. Nobody may use these bytes, or the rest of the last page.
  * It takes 0.2 ms a MiB. */
@@ -88,9 +86,8 @@ void arena_give_segment(struct arena *arena, uint64_t segment);
 /* Members of this host may map it, a region a segment, and nobody but this process writes to it; false: they
  * may not, and what is in it is sent to them. `note` says what it is, but for which segment; NULL: nothing
  * does. */
-bool arena_share(struct arena *arena, struct cairn_fabric *fabric,
-                 const struct cairn_published_note *note);
-void arena_show(const struct arena *arena, struct cairn_fabric_peer *peer);
+bool arena_share(struct arena *arena, struct fabric *fabric, const struct published_note *note);
+void arena_show(const struct arena *arena, struct fabric_peer *peer);
 /* Safe to call again. `fabric_is_closed`: it has dropped its regions. */
 void arena_unshare(struct arena *arena, bool fabric_is_closed);
 /* Unmaps and closes what is not shared any more; the arena becomes CAIRN_ARENA_NONE. Safe to call again. */
@@ -103,18 +100,18 @@ void arena_close(struct arena *arena);
 
 struct shard_job;
 
-struct cairn_budget {
+struct budget {
     uint64_t limit_bytes, used_bytes;
 };
 /* CAIRN_ERR_NO_MEMORY, with the numbers, if `bytes` more are over the limit; then nothing is taken. */
-CAIRN_MUST_CHECK cairn_status budget_take(struct cairn_budget *budget, uint64_t bytes,
-                                          const char *what, struct cairn_sentence *why);
-void budget_give(struct cairn_budget *budget, uint64_t bytes);
+CAIRN_MUST_CHECK cairn_status budget_take(struct budget *budget, uint64_t bytes, const char *what,
+                                          struct sentence *why);
+void budget_give(struct budget *budget, uint64_t bytes);
 
 /* Takes of the shard's budget, counted under `kind`, which is one of job->memory's; as budget_take. And
  * gives it back: what is not given back goes with the job. */
 CAIRN_MUST_CHECK cairn_status shard_job_take(struct shard_job *job, uint64_t *kind, uint64_t bytes,
-                                             const char *what, struct cairn_sentence *why);
+                                             const char *what, struct sentence *why);
 void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes);
 
 /* ==== reserve ==== */
@@ -128,19 +125,19 @@ void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes);
  * The shards of a host do this one at a time: what one was admitted for is in use before the next looks.
  * Loop thread; the job is kept (busy) until `done`. */
 
-struct cairn_pool;
+struct pool;
 struct cairn_release;
-struct cairn_reserve;
+struct reserve;
 struct cairn_shard;
 
 /* A shard's memory. */
 struct shard_memory {
     char *lock, *host_root; /* owned: as of shard_options */
-    struct cairn_budget budget;
-    struct cairn_pool *pool;        /* owned: makes pages */
-    struct cairn_pool *toucher;     /* owned: makes those that nobody waits for, and gives way */
-    struct cairn_reserve *reserves; /* what takes memory, one at a time */
-    struct cairn_pool *releaser;    /* owned */
+    struct budget budget;
+    struct pool *pool;              /* owned: makes pages */
+    struct pool *toucher;           /* owned: makes those that nobody waits for, and gives way */
+    struct reserve *reserves;       /* what takes memory, one at a time */
+    struct pool *releaser;          /* owned */
     struct cairn_release *releases; /* what is being unmapped: reserve.c */
     uv_timer_t give_timer;   /* the next turn of the loop, while given_bytes > 0: reserve.c */
     uint64_t given_bytes;    /* landing pages that this turn gave back */
@@ -153,7 +150,7 @@ struct reserve_request {
     struct shard_job *job; /* borrowed */
     const char *what;      /* "the state": static; the job's name follows it in a refusal */
     /* Its turn came: adds what it needs, or nothing. CAIRN_ERR_NO_MEMORY */
-    cairn_status (*prepare)(struct cairn_reserve *reserve, struct shard_job *job);
+    cairn_status (*prepare)(struct reserve *reserve, struct shard_job *job);
     /* `prepare` runs on a thread: what it reads does not change, and may be a million extents */
     bool prepares_on_thread;
     /* There is room for it, and pages begin to be made; `done` follows. May be NULL. */
@@ -164,17 +161,17 @@ struct reserve_request {
      * CAIRN_ERR_CANCELED: the job leaves. Then nothing may be counted on. Once; not after the shard was
      * closed. */
     void (*done)(const struct reserve_request *request, cairn_status status,
-                 const struct cairn_sentence *why);
+                 const struct sentence *why);
     /* for `done`, if it wants them */
     uint64_t member;
-    struct cairn_request answer;
+    struct request answer;
 };
 
 /* CAIRN_ERR_NO_MEMORY: not begun. */
 CAIRN_MUST_CHECK cairn_status reserve_begin(const struct reserve_request *request,
-                                            struct cairn_sentence *why);
+                                            struct sentence *why);
 /* Within `prepare`: these bytes of an arena, which stays as it is until `done`. Neighbours become one. */
-CAIRN_MUST_CHECK cairn_status reserve_add(struct cairn_reserve *reserve, const struct arena *arena,
+CAIRN_MUST_CHECK cairn_status reserve_add(struct reserve *reserve, const struct arena *arena,
                                           uint64_t from, uint64_t bytes);
 /* Bytes of shared memory that nobody uses any more. */
 struct cairn_span {
@@ -211,7 +208,7 @@ struct works;
 #define CAIRN_PLANES    (CAIRN_PLANE_SUM + 1)
 
 /* The form of an extent of the job here, as the kernels see it: numbered as map.extents. */
-struct cairn_form {
+struct form {
     bool trained;
     cairn_dtype wire, master; /* f32; a blob's is u8, both */
     uint32_t group;           /* of a trained tensor, in the spec's groups */
@@ -221,21 +218,21 @@ struct cairn_form {
 
 /* The plane is state: snapshots store it, and members fetch and write it. Any number may be asked. */
 bool plane_is_state(int plane);
-bool form_keeps(const struct cairn_form *form, enum cairn_plane plane);
+bool form_keeps(const struct form *form, enum plane plane);
 /* The extent keeps the plane, and the plane is state. Any number may be asked. */
-bool form_stores(const struct cairn_form *form, int plane);
-cairn_dtype form_dtype(const struct cairn_form *form, enum cairn_plane plane);
+bool form_stores(const struct form *form, int plane);
+cairn_dtype form_dtype(const struct form *form, enum plane plane);
 /* The bytes of so many elements of the extent; 0: the extent does not keep the plane. */
-uint64_t form_bytes(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems);
+uint64_t form_bytes(const struct form *form, enum plane plane, uint64_t elems);
 
 /* In host memory a plane stands by local element, a word of 4 bytes each: a blob's bytes stand dense where
  * its extent begins, and the rest of its words is never touched, as words of extents that do not keep it.
  * On a device what is not touched is taken, too: there the extents that keep a plane stand one behind the
  * other, each at a multiple of CAIRN_PLANE_ALIGN (below). A plane that no extent keeps is empty. */
 struct cairn_planes {
-    const struct cairn_shard_map *map; /* borrowed */
-    const struct cairn_form *forms;    /* borrowed: [map->extent_count] */
-    const struct area_place *places;   /* borrowed: the same; NULL: no device */
+    const struct shard_map *map;     /* borrowed */
+    const struct form *forms;        /* borrowed: [map->extent_count] */
+    const struct area_place *places; /* borrowed: the same; NULL: no device */
     uint64_t host_from; /* at the beginning of a chunk; 0: no device; CAIRN_PLANES_ALL: all on it */
     uint64_t room_elems; /* local elements that there are addresses for in host memory, at least */
     bool parked;         /* what stands before host_from is in host memory for now: reshard.h */
@@ -253,53 +250,49 @@ static inline uint64_t plane_units(uint64_t bytes)
 }
 
 /* Where an extent's part on a device begins in a plane that has *end_bytes so far; adds it to them. */
-uint64_t plane_place(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems,
+uint64_t plane_place(const struct form *form, enum plane plane, uint64_t elems,
                      uint64_t *end_bytes);
 /* How many elements of an extent lie before a local element. */
-uint64_t extent_before(const struct cairn_local_extent *extent, uint64_t local_elem);
+uint64_t extent_before(const struct local_extent *extent, uint64_t local_elem);
 
 /* host_from of a map whose elements lie on a device, but for at least this fraction of them. */
-uint64_t planes_cut(const struct cairn_shard_map *map, double host_fraction);
+uint64_t planes_cut(const struct shard_map *map, double host_fraction);
 
 /* Up to which element they lie on a device now. */
 uint64_t planes_device_end(const struct cairn_planes *planes);
 
 /* Opens a job's planes in host memory, all 0: elements from host_from on, which may later grow to
  * room_elems local elements. On CAIRN_ERR_NO_MEMORY `planes` is to be closed all the same. */
-CAIRN_MUST_CHECK cairn_status planes_open(struct cairn_planes *planes,
-                                          const struct cairn_shard_map *map,
-                                          const struct cairn_form *forms, uint64_t host_from,
-                                          uint64_t room_elems, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status planes_open(struct cairn_planes *planes, const struct shard_map *map,
+                                          const struct form *forms, uint64_t host_from,
+                                          uint64_t room_elems, struct sentence *why);
 /* The same on another thread: reserve.c. */
 void planes_release(struct cairn_planes *planes, struct cairn_shard *shard);
 /* Within `prepare` of a reserve: all that the extents keep in host memory, without the gaps between. */
 CAIRN_MUST_CHECK cairn_status planes_reserve(const struct cairn_planes *planes,
-                                             struct cairn_reserve *reserve);
+                                             struct reserve *reserve);
 /* Addresses for what another map of the same shard has, too: none of it has pages, none of what is there
  * moves. Planes in host memory alone. CAIRN_ERR_NO_MEMORY: some may have got theirs. */
-CAIRN_MUST_CHECK cairn_status planes_grow(struct cairn_planes *planes,
-                                          const struct cairn_shard_map *map,
-                                          const struct cairn_form *forms,
-                                          struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status planes_grow(struct cairn_planes *planes, const struct shard_map *map,
+                                          const struct form *forms, struct sentence *why);
 /* Within `prepare` of a reserve: of a plane in host memory, what so many elements take from a local one on;
  * `first`: the local element at which their extent begins, whose form it is. */
 CAIRN_MUST_CHECK cairn_status planes_reserve_elems(const struct cairn_planes *planes,
-                                                   enum cairn_plane plane,
-                                                   const struct cairn_form *form, uint64_t first,
-                                                   uint64_t local_elem, uint64_t elems,
-                                                   struct cairn_reserve *reserve);
+                                                   enum plane plane, const struct form *form,
+                                                   uint64_t first, uint64_t local_elem,
+                                                   uint64_t elems, struct reserve *reserve);
 /* The bytes of state that the extents keep. */
 uint64_t planes_state_bytes(const struct cairn_planes *planes);
 /* Where a local element of an extent stands, in its home. NULL: the extent does not keep the plane. */
-void *planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
+void *planes_at(const struct cairn_planes *planes, enum plane plane, size_t extent,
                 uint64_t local_elem);
 /* The same of an extent that begins at local element `first`, of the map or of another one. */
-void *planes_home_at(const struct cairn_planes *planes, const struct cairn_form *form,
-                     const struct area_place *place, enum cairn_plane plane, uint64_t first,
+void *planes_home_at(const struct cairn_planes *planes, const struct form *form,
+                     const struct area_place *place, enum plane plane, uint64_t first,
                      uint64_t local_elem);
 /* The same in host memory. */
-void *planes_host_at(const struct cairn_planes *planes, const struct cairn_form *form,
-                     enum cairn_plane plane, uint64_t first, uint64_t local_elem);
+void *planes_host_at(const struct cairn_planes *planes, const struct form *form, enum plane plane,
+                     uint64_t first, uint64_t local_elem);
 /* So many elements of the extent, from that one on, stand dense there, in form_dtype: up to the
  * extent's end, or to host_from. A chunk's always do. */
 uint64_t planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem);
@@ -339,14 +332,14 @@ struct area_place {
 };
 
 /* One more, at 0. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
-CAIRN_MUST_CHECK cairn_status area_add(struct cairn_planes *planes, struct cairn_home *device,
+CAIRN_MUST_CHECK cairn_status area_add(struct cairn_planes *planes, struct home *device,
                                        uint64_t bytes, struct area **area_out,
-                                       struct cairn_sentence *why);
+                                       struct sentence *why);
 /* Counts one less; NULL is fine. */
 void area_unref(struct area *area);
 /* Gives back what nothing is in that is marked: places of so many elements each. Nothing works on it. */
 void areas_unmark(struct cairn_planes *planes);
-void place_mark(const struct area_place *place, const struct cairn_form *form, uint64_t elems);
+void place_mark(const struct area_place *place, const struct form *form, uint64_t elems);
 void areas_trim(struct cairn_planes *planes, struct cairn_shard *shard);
 /* They lie on the device anew, whole: gives back what was given before. */
 void areas_give_gone(struct cairn_planes *planes);
@@ -365,8 +358,7 @@ void cairn_release(struct cairn_shard *shard, struct arena *arena);
 void release_by(struct cairn_shard *shard, void (*free_it)(void *what), void *what);
 /* When all that were released before are unmapped, the budget has the bytes again, and the request (may be
  * NULL) is answered. */
-void release_bytes(struct cairn_shard *shard, uint64_t budget_bytes,
-                   const struct cairn_request *request);
+void release_bytes(struct cairn_shard *shard, uint64_t budget_bytes, const struct request *request);
 /* With the shard, behind its pools. */
 void release_close(struct cairn_shard *shard);
 

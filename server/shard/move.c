@@ -1,5 +1,6 @@
 #include "server/shard/move.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -28,7 +29,7 @@ static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shar
 static void move_part_drop(struct shard_job *job, struct move_part *part);
 static void move_trim(struct shard_job *job);
 static cairn_status shift_reserve(const struct shard_job *job, const struct shard_view *next,
-                                  const struct shard_view *kept, struct cairn_reserve *reserve);
+                                  const struct shard_view *kept, struct reserve *reserve);
 static void move_settle(struct shard_job *job);
 
 static const Cairn__PartPrepare *message_of(const struct arriving *arriving)
@@ -39,34 +40,34 @@ static const Cairn__PartPrepare *message_of(const struct arriving *arriving)
 /* ---- judging ---- */
 
 static cairn_status judge_prepare(struct shard_job *job, const Cairn__PartPrepare *message,
-                                  struct cairn_sentence *why)
+                                  struct sentence *why)
 {
     const uint64_t in_force = job->view->layout->version;
     if (job->state != CAIRN_JOB_SERVING)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
+        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
     pins_unprepare(job);
     pins_hurry(job);
     if (job->park.is_under_way || job->planes.parked || job->pins.list != NULL)
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "the state of job %s is being moved or saved here: ask again",
-                          job->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "the state of job %s is being moved or saved here: ask again",
+                         job->spec.name);
     // One that goes back may follow another one that never came into force here.
     if (message->layout <= in_force)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "layout %llu of job %s does not follow layout %llu, which is in force",
-                          (unsigned long long)message->layout, job->spec.name,
-                          (unsigned long long)in_force);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "layout %" PRIu64 " of job %s does not follow layout %" PRIu64
+                         ", which is in force",
+                         message->layout, job->spec.name, in_force);
     return CAIRN_OK;
 }
 
 /* Extents that were cut stay cut: each is a part of one of before. */
-static bool same_owners(const struct cairn_layout *layout, const struct cairn_layout *before)
+static bool same_owners(const struct layout *layout, const struct layout *before)
 {
     for (size_t i = 0; i < layout->extent_count; i++) {
-        const struct cairn_extent *extent = &layout->extents[i];
-        const struct cairn_geometry *geometry = &layout->geometry[extent->tensor];
-        const struct cairn_extent *was = cairn_layout_find(
-            before, extent->tensor, cairn_quantum_first_leaf(geometry, extent->first_quantum));
+        const struct extent *extent = &layout->extents[i];
+        const struct geometry *geometry = &layout->geometry[extent->tensor];
+        const struct extent *was = layout_find(before, extent->tensor,
+                                               quantum_first_leaf(geometry, extent->first_quantum));
         if (was == NULL || was->shard != extent->shard ||
             extent->first_quantum + extent->quantum_count > was->first_quantum + was->quantum_count)
             return false;
@@ -77,18 +78,19 @@ static bool same_owners(const struct cairn_layout *layout, const struct cairn_la
 /* While what came or went is not settled, the one way is back: to the owners of before; and from there on
  * nowhere else. */
 static cairn_status judge_table(const struct shard_job *job, uint64_t wanted,
-                                const struct cairn_layout *layout, struct cairn_sentence *why)
+                                const struct layout *layout, struct sentence *why)
 {
     if (layout->version != wanted)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "the pages are of layout %llu",
-                          (unsigned long long)layout->version);
+        return fail_with(why, CAIRN_ERR_MALFORMED, "the pages are of layout %" PRIu64,
+                         layout->version);
     const struct shard_view *kept = move_kept(job);
     if (job->move.now == NULL ||
         same_owners(layout, kept != NULL ? kept->layout : job->view->layout))
         return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_NOT_READY,
-                      "layout %llu of job %s is not settled: another one does not begin before",
-                      (unsigned long long)job->view->layout->version, job->spec.name);
+    return fail_with(why, CAIRN_ERR_NOT_READY,
+                     "layout %" PRIu64
+                     " of job %s is not settled: another one does not begin before",
+                     job->view->layout->version, job->spec.name);
 }
 
 /* ---- what it takes ---- */
@@ -107,13 +109,13 @@ static uint64_t more(uint64_t next, uint64_t now)
 
 /* All of it, or nothing. */
 static cairn_status take_budget(struct shard_job *job, struct move_part *part, uint64_t room,
-                                uint64_t staging, struct cairn_sentence *why)
+                                uint64_t staging, struct sentence *why)
 {
     char what[CAIRN_NAME_MAX + 64];
     const uint64_t published = more(part->view->published_bytes, job->view->published_bytes),
                    tables = more(part->view->table_bytes, job->view->table_bytes);
-    snprintf(what, sizeof what, "what comes of job %s with layout %llu", job->spec.name,
-             (unsigned long long)part->view->layout->version);
+    snprintf(what, sizeof what, "what comes of job %s with layout %" PRIu64, job->spec.name,
+             part->view->layout->version);
     const uint64_t shifted = shift_bytes(job, part->view, move_kept(job));
     const cairn_status status = budget_take(
         &job->shard->memory.budget, room + shifted + staging + published + tables, what, why);
@@ -134,19 +136,19 @@ static void give_budget(struct shard_job *job, const struct move_part *part)
 }
 
 static cairn_status open_take(struct shard_job *job, struct move_part *part,
-                              const Cairn__PartPrepare *message, struct cairn_sentence *why)
+                              const Cairn__PartPrepare *message, struct sentence *why)
 {
     const Cairn__Mover *mover = mover_of(message);
     struct lots lots;
     if (lots_list(job->view, part->view, move_kept(job), &lots) != CAIRN_OK)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
     part->comes = lots.bytes;
     if (lots.count == 0) return take_budget(job, part, 0, 0, why);
     if (mover == NULL) {
         lots_release(&lots);
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "state comes to shard %s, and it was not told as whom it may ask",
-                          job->shard->name);
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "state comes to shard %s, and it was not told as whom it may ask",
+                         job->shard->name);
     }
     const cairn_status status = take_budget(job, part,
                                             move_bytes_beyond(job, part->view, job->view),
@@ -163,7 +165,7 @@ static cairn_status open_take(struct shard_job *job, struct move_part *part,
 
 /* Something of what we give may be the mover's. */
 static cairn_status let_in(struct shard_job *job, struct move_part *part, const Cairn__Mover *mover,
-                           struct cairn_sentence *why)
+                           struct sentence *why)
 {
     Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
     join.job = job->number;
@@ -181,13 +183,13 @@ static cairn_status let_in(struct shard_job *job, struct move_part *part, const 
 }
 
 static cairn_status let_all_in(struct shard_job *job, struct move_part *part,
-                               const Cairn__PartPrepare *message, struct cairn_sentence *why)
+                               const Cairn__PartPrepare *message, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     if (message->n_movers == 0) return CAIRN_OK;
     part->movers = calloc(message->n_movers, sizeof *part->movers);
     if (part->movers == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for those who take state");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for those who take state");
     for (size_t i = 0; i < message->n_movers && status == CAIRN_OK; i++)
         if (message->movers[i]->shard != message->shard_index)
             status = let_in(job, part, message->movers[i], why);
@@ -212,10 +214,9 @@ static void move_go_on(struct cairn_shard *shard, uint64_t job)
 static void forget(struct shard_job *job)
 {
     struct move_part *part = job->move.next;
-    struct cairn_sentence why;
+    struct sentence why;
     job->move.next = NULL;
-    cairn_sentence_set(&why, "layout %llu is not wanted any more",
-                       (unsigned long long)part->view->layout->version);
+    sentence_set(&why, "layout %" PRIu64 " is not wanted any more", part->view->layout->version);
     session_answer(job->shard, &part->asked, CAIRN_ERR_CANCELED, &why);
     if (part->room > 0) shard_view_give(job, part->view);
     give_budget(job, part);
@@ -231,7 +232,7 @@ static void move_forget(struct shard_job *job)
     if (job->move.next->is_ready) forget(job); // else when its pages are made
 }
 
-static cairn_status add_room(struct cairn_reserve *reserve, struct shard_job *job)
+static cairn_status add_room(struct reserve *reserve, struct shard_job *job)
 {
     const struct move_part *part = job->move.next;
     cairn_status status = shift_reserve(job, part->view, move_kept(job), reserve);
@@ -241,7 +242,7 @@ static cairn_status add_room(struct cairn_reserve *reserve, struct shard_job *jo
 }
 
 static void on_room(const struct reserve_request *request, cairn_status status,
-                    const struct cairn_sentence *why)
+                    const struct sentence *why)
 {
     struct shard_job *job = request->job;
     struct cairn_shard *shard = job->shard;
@@ -249,8 +250,8 @@ static void on_room(const struct reserve_request *request, cairn_status status,
     if (part == NULL) return; // the job leaves
     part->is_ready = true;
     if (status != CAIRN_OK) {
-        cairn_log_warn("layout %llu of job %s is refused: %s",
-                       (unsigned long long)part->view->layout->version, job->spec.name, why->text);
+        log_warn("layout %" PRIu64 " of job %s is refused: %s", part->view->layout->version,
+                 job->spec.name, why->text);
         session_answer(shard, &part->asked, status, why);
         part->is_unwanted = true;
     }
@@ -260,25 +261,25 @@ static void on_room(const struct reserve_request *request, cairn_status status,
         move_go_on(shard, number);
         return;
     }
-    cairn_log_info("job %s: layout %llu is prepared: %llu bytes of state come, and %zu shards take",
-                   job->spec.name, (unsigned long long)part->view->layout->version,
-                   (unsigned long long)part->comes, part->mover_count);
+    log_info("job %s: layout %" PRIu64 " is prepared: %" PRIu64
+             " bytes of state come, and %zu shards take",
+             job->spec.name, part->view->layout->version, part->comes, part->mover_count);
     session_answer(shard, &part->asked, CAIRN_OK, NULL);
 }
 
 static cairn_status fill(struct shard_job *job, struct move_part *part,
-                         const struct arriving *arriving, struct cairn_sentence *why)
+                         const struct arriving *arriving, struct sentence *why)
 {
     const Cairn__PartPrepare *message = message_of(arriving);
     const struct reserve_request request = {
         .job = job, .what = "what comes with a layout", .prepare = add_room, .done = on_room
     };
-    struct cairn_layout *layout;
+    struct layout *layout;
     cairn_status status = shard_job_layout(job, &arriving->paged[0], &layout, why);
     if (status != CAIRN_OK) return status;
     status = judge_table(job, message->layout, layout, why);
     if (status != CAIRN_OK) {
-        cairn_layout_close(layout);
+        layout_close(layout);
         return status;
     }
     const struct shard_view *kept = move_kept(job);
@@ -290,12 +291,12 @@ static cairn_status fill(struct shard_job *job, struct move_part *part,
 }
 
 static cairn_status begin(struct shard_job *job, const struct arriving *arriving,
-                          struct cairn_sentence *why)
+                          struct sentence *why)
 {
     struct move_part *part = calloc(1, sizeof *part);
-    if (part == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
-    cairn_log_debug("job %s: layout %llu is to be prepared", job->spec.name,
-                    (unsigned long long)message_of(arriving)->layout);
+    if (part == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
+    log_debug("job %s: layout %" PRIu64 " is to be prepared", job->spec.name,
+              message_of(arriving)->layout);
     part->session = job->shard->session.serial;
     job->move.next = part;
     const cairn_status status = fill(job, part, arriving, why);
@@ -313,9 +314,9 @@ static cairn_status begin(struct shard_job *job, const struct arriving *arriving
 static void whole(struct cairn_shard *shard, struct arriving *arriving)
 {
     struct shard_job *job = shard_job_find(shard, message_of(arriving)->job);
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
-    cairn_sentence_set(&why, "shard %s does not hold that job", shard->name);
+    sentence_set(&why, "shard %s does not hold that job", shard->name);
     if (job != NULL) status = judge_prepare(job, message_of(arriving), &why);
     // It goes on when that is settled, or the Fence that drains a round is through.
     if (status == CAIRN_OK && (job->move.is_settling || job->move.fence.epoch != 0)) return;
@@ -345,9 +346,8 @@ void move_on_prepare(struct cairn_shard *shard, uint32_t request, Cairn__PartPre
 /* Ends the PartPrepares of that layout that still wait. */
 static void end_waiting(struct cairn_shard *shard, const Cairn__PartUnprepare *message)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "layout %llu is not wanted any more",
-                       (unsigned long long)message->layout);
+    struct sentence why;
+    sentence_set(&why, "layout %" PRIu64 " is not wanted any more", message->layout);
     for (struct arriving *a = shard->arriving, *next; a != NULL; a = next) {
         next = a->next;
         if (a->kind == &kind && message_of(a)->job == message->job &&
@@ -402,7 +402,7 @@ struct sum {
 static void add_run_part(void *context, const struct shard_view_run *run)
 {
     struct sum *sum = context;
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
+    for (enum plane p = 0; p < CAIRN_PLANES; p++)
         sum->bytes += form_bytes(&sum->view->forms[run->extent], p, run->elem_count);
 }
 
@@ -419,7 +419,7 @@ static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shar
  * prepared one, nor the one before that is not settled. */
 static void move_trim(struct shard_job *job)
 {
-    const struct cairn_move *move = &job->move;
+    const struct move *move = &job->move;
     const struct shard_view *views[] = { job->view, move->before,
                                          move->next != NULL ? move->next->view : NULL };
     // State may still come to a place that was given up: then the next call tries again.
@@ -460,16 +460,15 @@ void move_wake(struct cairn_shard *shard)
 
 /* An extent that shifts. */
 struct shift {
-    const struct cairn_form *form; /* the same before and after */
-    const struct cairn_local_extent *extent, *was;
+    const struct form *form; /* the same before and after */
+    const struct local_extent *extent, *was;
 };
 
-static const struct cairn_local_extent *find(const struct shard_view *view,
-                                             const struct cairn_local_extent *extent)
+static const struct local_extent *find(const struct shard_view *view,
+                                       const struct local_extent *extent)
 {
-    return view == NULL
-               ? NULL
-               : cairn_shard_map_find(&view->table.map, extent->tensor, extent->first_leaf);
+    return view == NULL ? NULL
+                        : shard_map_find(&view->table.map, extent->tensor, extent->first_leaf);
 }
 
 /* The extent of that number, or the first behind it, that shifts; *number: the one behind it. False: none. */
@@ -479,8 +478,8 @@ static bool find_shift(const struct shard_job *job, const struct shard_view *nex
     if (job->planes.host_from > 0) return false; // on a device a part stays where it is
     while (*number < next->table.map.extent_count) {
         const size_t i = (*number)++;
-        const struct cairn_local_extent *extent = &next->table.map.extents[i];
-        const struct cairn_local_extent *was = find(job->view, extent);
+        const struct local_extent *extent = &next->table.map.extents[i];
+        const struct local_extent *was = find(job->view, extent);
         if (was == NULL) was = find(kept, extent);
         if (was == NULL) continue; // it comes
         if (was->local_elem + (extent->first_elem - was->first_elem) == extent->local_elem)
@@ -498,20 +497,20 @@ static uint64_t shift_bytes(const struct shard_job *job, const struct shard_view
     struct shift shift;
     uint64_t bytes = 0;
     for (size_t number = 0; find_shift(job, next, kept, &number, &shift);)
-        for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
+        for (enum plane p = 0; p < CAIRN_PLANES; p++)
             bytes += form_bytes(shift.form, p, shift.extent->elem_count);
     return bytes;
 }
 
 /* Within `prepare` of a reserve: reserves the places to which state shifts. */
 static cairn_status shift_reserve(const struct shard_job *job, const struct shard_view *next,
-                                  const struct shard_view *kept, struct cairn_reserve *reserve)
+                                  const struct shard_view *kept, struct reserve *reserve)
 {
     struct shift shift;
     cairn_status status = CAIRN_OK;
     for (size_t number = 0; find_shift(job, next, kept, &number, &shift);) {
         const uint64_t first = shift.extent->local_elem;
-        for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+        for (enum plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
             status = planes_reserve_elems(&job->planes, p, shift.form, first, first,
                                           shift.extent->elem_count, reserve);
     }
@@ -521,7 +520,7 @@ static cairn_status shift_reserve(const struct shard_job *job, const struct shar
 /* Copies what shifts, before the job goes on in `next`. Not CAIRN_OK: the job may not go on in
  * it. */
 static cairn_status shift_copy(struct shard_job *job, const struct shard_view *next,
-                               const struct shard_view *kept, struct cairn_sentence *why)
+                               const struct shard_view *kept, struct sentence *why)
 {
     struct works *works = compute_loop(&job->shard->host);
     struct shift shift;
@@ -530,7 +529,7 @@ static cairn_status shift_copy(struct shard_job *job, const struct shard_view *n
                        skipped = shift.extent->first_elem - shift.was->first_elem;
         for (int p = 0; p < CAIRN_PLANES; p++) {
             if (!form_stores(shift.form, p)) continue;
-            const enum cairn_plane plane = (enum cairn_plane)p;
+            const enum plane plane = (enum plane)p;
             works_copy(works, planes_host_at(&job->planes, shift.form, plane, first, first),
                        planes_host_at(&job->planes, shift.form, plane, was, was + skipped),
                        (size_t)form_bytes(shift.form, plane, shift.extent->elem_count));
@@ -559,18 +558,18 @@ static void tell_moved(struct shard_job *job)
     moved.bytes = now != NULL ? now->moved_bytes : 0;
     moved.us = now != NULL ? now->moved_us : 0;
     session_send(job->shard, CAIRN_MSG_PART_MOVED, 0, &moved.base);
-    cairn_log_debug("job %s: layout %llu: the coordinator is told that all is here", job->spec.name,
-                    (unsigned long long)moved.layout);
+    log_debug("job %s: layout %" PRIu64 ": the coordinator is told that all is here",
+              job->spec.name, moved.layout);
 }
 
-static void on_taken(struct cairn_take *take)
+static void on_taken(struct take *take)
 {
     struct shard_job *job = take_job(take);
     struct move_part *now = job->move.now;
     (void)take_is_done(take, &now->moved_bytes, &now->moved_us);
-    cairn_log_info("job %s: layout %llu: all that comes is here: %llu bytes in %llu us",
-                   job->spec.name, (unsigned long long)version_of(now),
-                   (unsigned long long)now->moved_bytes, (unsigned long long)now->moved_us);
+    log_info("job %s: layout %" PRIu64 ": all that comes is here: %" PRIu64 " bytes in %" PRIu64
+             " us",
+             job->spec.name, version_of(now), now->moved_bytes, now->moved_us);
     now->take = NULL;
     shard_job_give(job, &job->memory.staging, now->staging);
     now->staging = 0;
@@ -586,8 +585,7 @@ static void note_version(struct shard_job *job)
 {
     struct cairn_published *newest = &job->versions.copies[job->versions.newest];
     const struct cairn_version version = step_version(job->collector.step);
-    if (newest->view->table.map.elem_count == 0 &&
-        cairn_version_compare(newest->version, version) < 0)
+    if (newest->view->table.map.elem_count == 0 && version_compare(newest->version, version) < 0)
         newest->version = version;
 }
 
@@ -601,8 +599,8 @@ void move_on_resolve(struct shard_job *job, uint64_t epoch)
     if (now == NULL || now->take == NULL) {
         tell_moved(job);
     } else if (!take_is_begun(now->take)) {
-        cairn_log_debug("job %s: layout %llu: what comes is asked for", job->spec.name,
-                        (unsigned long long)version_of(now));
+        log_debug("job %s: layout %" PRIu64 ": what comes is asked for", job->spec.name,
+                  version_of(now));
         take_begin(now->take, step_version(job->collector.step), on_taken);
         move_wake(job->shard);
     }
@@ -618,11 +616,11 @@ static void tell_core(struct shard_job *job, uint64_t epoch)
 
 static void force(struct shard_job *job)
 {
-    struct cairn_move *move = &job->move;
+    struct move *move = &job->move;
     struct move_part *part = move->next;
     struct shard_view *before = shard_view_ref(job->view);
     const uint64_t epoch = move->fence.epoch;
-    struct cairn_sentence why;
+    struct sentence why;
     move->fence.epoch = 0;
     cairn_status status = shift_copy(job, part->view, move_kept(job), &why);
     if (status == CAIRN_OK) status = shard_job_switch(job, part->view, &why);
@@ -639,11 +637,10 @@ static void force(struct shard_job *job)
     move->before = before;
     move->has_moved = true;
     move->is_settling = false;
-    cairn_log_info("job %s: layout %llu is in force from epoch %llu: %llu elements here, and %llu "
-                   "bytes are to come",
-                   job->spec.name, (unsigned long long)version_of(part), (unsigned long long)epoch,
-                   (unsigned long long)job->view->table.map.elem_count,
-                   (unsigned long long)part->comes);
+    log_info("job %s: layout %" PRIu64 " is in force from epoch %" PRIu64 ": %" PRIu64
+             " elements here, and %" PRIu64 " "
+             "bytes are to come",
+             job->spec.name, version_of(part), epoch, job->view->table.map.elem_count, part->comes);
     if (part->take != NULL) own_step(job, &(struct step_event) { .kind = CAIRN_STEP_LACKS_STATE });
     tell_core(job, epoch);
     move_go_on(job->shard, job->number); // what was to be prepared meanwhile
@@ -653,7 +650,7 @@ static void force(struct shard_job *job)
 static bool is_renamed(const struct shard_job *job)
 {
     const struct move_part *next = job->move.next;
-    return next->take == NULL && cairn_layout_same(job->view->layout, next->view->layout);
+    return next->take == NULL && layout_same(job->view->layout, next->view->layout);
 }
 
 /* Nothing moves, and what is open, prepared or being applied goes on. */
@@ -663,22 +660,21 @@ static void rename_layout(struct shard_job *job)
     job->move.has_moved = true;
     relay_leave(job);
     move_forget(job);
-    cairn_log_info("job %s: layout %llu is in force, and all stays where it is", job->spec.name,
-                   (unsigned long long)job->view->layout->version);
+    log_info("job %s: layout %" PRIu64 " is in force, and all stays where it is", job->spec.name,
+             job->view->layout->version);
 }
 
 /* True if the Fence may bring layout `layout`; else `why` says why not. */
-static bool judge_force(const struct shard_job *job, uint64_t layout, struct cairn_sentence *why)
+static bool judge_force(const struct shard_job *job, uint64_t layout, struct sentence *why)
 {
     const struct move_part *next = job->move.next;
-    const enum cairn_step_phase phase = step_phase_of(job->collector.step);
+    const enum step_phase phase = step_phase_of(job->collector.step);
     if (next == NULL || !next->is_ready || version_of(next) != layout) {
-        cairn_sentence_set(why,
-                           "a Fence brings layout %llu, and layout %llu is in force here, with %s "
-                           "prepared",
-                           (unsigned long long)layout,
-                           (unsigned long long)job->view->layout->version,
-                           next == NULL ? "none" : "another one");
+        sentence_set(why,
+                     "a Fence brings layout %" PRIu64 ", and layout %" PRIu64
+                     " is in force here, with %s "
+                     "prepared",
+                     layout, job->view->layout->version, next == NULL ? "none" : "another one");
         return false;
     }
     if (is_renamed(job)) return true;
@@ -686,8 +682,7 @@ static bool judge_force(const struct shard_job *job, uint64_t layout, struct cai
         return true;
     // A layout that follows one which is not settled takes that one back, and waits for no round.
     if (job->move.now != NULL && phase != CAIRN_STEP_UPDATING) return true;
-    cairn_sentence_set(why, "a Fence brings layout %llu while a round is open",
-                       (unsigned long long)layout);
+    sentence_set(why, "a Fence brings layout %" PRIu64 " while a round is open", layout);
     return false;
 }
 
@@ -702,7 +697,7 @@ static void keep_or_forget(struct shard_job *job)
 
 bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     job->move.fence.epoch = 0; // a later word counts
     if (job->state != CAIRN_JOB_SERVING) return false;
     if (layout == 0 || layout == job->view->layout->version) {
@@ -713,8 +708,7 @@ bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout)
         shard_job_fault(job, why.text);
         return true;
     }
-    cairn_log_debug("job %s: a Fence brings layout %llu", job->spec.name,
-                    (unsigned long long)layout);
+    log_debug("job %s: a Fence brings layout %" PRIu64, job->spec.name, layout);
     if (is_renamed(job)) {
         rename_layout(job);
         return false;
@@ -752,7 +746,7 @@ static void leave_movers(struct shard_job *job, struct move_part *part)
 /* PartSettled came: ends `now` if nothing of what was given is being sent any more. */
 static void move_settle(struct shard_job *job)
 {
-    struct cairn_move *move = &job->move;
+    struct move *move = &job->move;
     struct move_part *now = move->now;
     // State is still being sent from here, or still comes to a place that was given up: a later
     // tick tries again.
@@ -760,8 +754,8 @@ static void move_settle(struct shard_job *job)
     const uint64_t bytes = move_bytes_beyond(job, move->before, job->view);
     if (bytes > 0) shard_view_give(job, move->before);
     shard_job_give(job, &job->memory.state, bytes + now->shifted);
-    cairn_log_info("job %s: layout %llu is settled: %llu bytes of host memory went", job->spec.name,
-                   (unsigned long long)now->view->layout->version, (unsigned long long)bytes);
+    log_info("job %s: layout %" PRIu64 " is settled: %" PRIu64 " bytes of host memory went",
+             job->spec.name, now->view->layout->version, bytes);
     shard_view_unref(move->before);
     move->before = NULL;
     move->now = NULL;
@@ -777,9 +771,9 @@ void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message)
     if (now == NULL || now->view->layout->version != message->layout) return; // it was, before
     if (now->take != NULL) {
         session_refuse(job->shard, CAIRN_ERR_PROTOCOL,
-                       "layout %llu of job %s is said to be settled, and shard %s has not "
+                       "layout %" PRIu64 " of job %s is said to be settled, and shard %s has not "
                        "all of its state",
-                       (unsigned long long)message->layout, job->spec.name, job->shard->name);
+                       message->layout, job->spec.name, job->shard->name);
         return;
     }
     leave_movers(job, now); // what is being sent to them ends
@@ -802,19 +796,20 @@ static bool is_published(const struct shard_job *job)
 
 void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartPublish *message)
 {
-    struct cairn_request asked = session_request(job->shard, request);
-    struct cairn_sentence why;
+    struct request asked = session_request(job->shard, request);
+    struct sentence why;
     cairn_status status = CAIRN_OK;
-    cairn_log_debug("job %s: layout %llu: the newest version is to be published in it",
-                    job->spec.name, (unsigned long long)message->layout);
+    log_debug("job %s: layout %" PRIu64 ": the newest version is to be published in it",
+              job->spec.name, message->layout);
     if (job->state != CAIRN_JOB_SERVING || message->layout != job->view->layout->version)
-        status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "layout %llu of job %s is not in force here",
-                            (unsigned long long)message->layout, job->spec.name);
+        status = fail_with(&why, CAIRN_ERR_NOT_READY,
+                           "layout %" PRIu64 " of job %s is not in force here", message->layout,
+                           job->spec.name);
     else if (job->move.now != NULL && job->move.now->take != NULL)
-        status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "state of job %s is still to come",
-                            job->spec.name);
+        status = fail_with(&why, CAIRN_ERR_NOT_READY, "state of job %s is still to come",
+                           job->spec.name);
     else if (step_phase_of(job->collector.step) != CAIRN_STEP_IDLE)
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "a round of job %s is open", job->spec.name);
+        status = fail_with(&why, CAIRN_ERR_BUSY, "a round of job %s is open", job->spec.name);
     if (status == CAIRN_OK && !is_published(job)) {
         if (job->move.publishing.session == 0) status = pass_republish(job, on_published, &why);
         if (status == CAIRN_OK) { // or it is at work, and who asked before has given that up
@@ -839,12 +834,12 @@ void move_leave(struct shard_job *job)
 
 void move_release(struct shard_job *job)
 {
-    struct cairn_move *move = &job->move;
+    struct move *move = &job->move;
     take_free_leaving(job);
     move_part_drop(job, move->next);
     move_part_drop(job, move->now);
     shard_view_unref(move->before);
-    *move = (struct cairn_move) { .next = NULL };
+    *move = (struct move) { .next = NULL };
 }
 
 /* ==== lot ==== */
@@ -856,24 +851,24 @@ struct leaves {
 
 struct lister {
     const struct shard_view *next, *kept;
-    const struct cairn_layout *before;
+    const struct layout *before;
     struct lots *out;
     size_t capacity;
 };
 
-static struct leaves leaves_of(const struct cairn_layout *layout, const struct cairn_extent *extent)
+static struct leaves leaves_of(const struct layout *layout, const struct extent *extent)
 {
-    const struct cairn_geometry *geometry = &layout->geometry[extent->tensor];
+    const struct geometry *geometry = &layout->geometry[extent->tensor];
     return (struct leaves) {
-        cairn_quantum_first_leaf(geometry, extent->first_quantum),
-        cairn_quantum_first_leaf(geometry, extent->first_quantum + extent->quantum_count),
+        quantum_first_leaf(geometry, extent->first_quantum),
+        quantum_first_leaf(geometry, extent->first_quantum + extent->quantum_count),
     };
 }
 
 static cairn_status add(struct lister *lister, const struct lot *lot)
 {
     struct lots *out = lister->out;
-    const struct cairn_form *form = &lister->next->forms[lot->extent];
+    const struct form *form = &lister->next->forms[lot->extent];
     if (out->count == lister->capacity) {
         const size_t capacity = lister->capacity * 2 + 64;
         struct lot *list = realloc(out->list, capacity * sizeof *list);
@@ -890,7 +885,7 @@ static cairn_status add(struct lister *lister, const struct lot *lot)
 }
 
 /* A chunk of the giver's, of which the leaves come; in each plane. */
-static cairn_status add_chunk(struct lister *lister, const struct cairn_geometry *geometry,
+static cairn_status add_chunk(struct lister *lister, const struct geometry *geometry,
                               struct lot lot, struct leaves chunk, struct leaves come)
 {
     cairn_status status = CAIRN_OK;
@@ -898,13 +893,13 @@ static cairn_status add_chunk(struct lister *lister, const struct cairn_geometry
     if (come.end > chunk.end) come.end = chunk.end;
     lot.first_leaf = chunk.first;
     lot.leaf_count = (uint32_t)(chunk.end - chunk.first);
-    lot.chunk_elem = cairn_leaf_first_elem(geometry, chunk.first);
-    lot.chunk_elems = cairn_leaf_first_elem(geometry, chunk.end) - lot.chunk_elem;
-    lot.first_elem = cairn_leaf_first_elem(geometry, come.first);
-    lot.elem_count = cairn_leaf_first_elem(geometry, come.end) - lot.first_elem;
+    lot.chunk_elem = leaf_start(geometry, chunk.first);
+    lot.chunk_elems = leaf_start(geometry, chunk.end) - lot.chunk_elem;
+    lot.first_elem = leaf_start(geometry, come.first);
+    lot.elem_count = leaf_start(geometry, come.end) - lot.first_elem;
     for (int p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++) {
         if (!form_stores(&lister->next->forms[lot.extent], p)) continue;
-        lot.plane = (enum cairn_plane)p;
+        lot.plane = (enum plane)p;
         status = add(lister, &lot);
     }
     return status;
@@ -912,8 +907,8 @@ static cairn_status add_chunk(struct lister *lister, const struct cairn_geometry
 
 /* Adds the lots for a run of leaves that come from one extent of a giver. The giver's chunk grid
  * begins with its extent. */
-static cairn_status add_run_lot(struct lister *lister, const struct cairn_extent *given,
-                                uint32_t extent, struct leaves come)
+static cairn_status add_run_lot(struct lister *lister, const struct extent *given, uint32_t extent,
+                                struct leaves come)
 {
     const struct leaves all = leaves_of(lister->before, given);
     const uint64_t step = lister->next->table.map.chunk_leaves;
@@ -930,20 +925,20 @@ static cairn_status add_run_lot(struct lister *lister, const struct cairn_extent
 /* The end of the run that begins with the leaf and is here already; the leaf: it is not. */
 static uint64_t end_of_kept(const struct lister *lister, uint32_t tensor, uint64_t leaf)
 {
-    const struct cairn_local_extent *extent = NULL;
-    if (lister->kept != NULL) extent = cairn_shard_map_find(&lister->kept->table.map, tensor, leaf);
+    const struct local_extent *extent = NULL;
+    if (lister->kept != NULL) extent = shard_map_find(&lister->kept->table.map, tensor, leaf);
     return extent != NULL ? extent->first_leaf + extent->leaf_count : leaf;
 }
 
 static cairn_status add_extent(struct lister *lister, uint32_t number)
 {
-    const struct cairn_shard_map *map = &lister->next->table.map;
-    const struct cairn_local_extent *extent = &map->extents[number];
+    const struct shard_map *map = &lister->next->table.map;
+    const struct local_extent *extent = &map->extents[number];
     const uint64_t end = extent->first_leaf + extent->leaf_count;
     uint64_t leaf = extent->first_leaf;
     cairn_status status = CAIRN_OK;
     while (leaf < end && status == CAIRN_OK) {
-        const struct cairn_extent *was = cairn_layout_find(lister->before, extent->tensor, leaf);
+        const struct extent *was = layout_find(lister->before, extent->tensor, leaf);
         const struct leaves all = leaves_of(lister->before, was);
         const uint64_t kept_end = end_of_kept(lister, extent->tensor, leaf);
         uint64_t run_end = all.end < end ? all.end : end;

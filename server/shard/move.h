@@ -27,7 +27,7 @@
 struct lot {
     uint32_t giver;  /* its index in the layouts */
     uint32_t extent; /* here, in the view that follows */
-    enum cairn_plane plane;
+    enum plane plane;
     uint64_t first_leaf; /* of the giver's chunk, in the tensor */
     uint32_t leaf_count;
     uint64_t chunk_elem, chunk_elems; /* its elements in the tensor */
@@ -66,60 +66,58 @@ void lots_release(struct lots *lots);
  * fewer slots, which are pinned. A request that a giver does not answer, or answers on a connection
  * that is lost, is sent again. Loop thread, except for the copies. */
 
-struct cairn_chunk_header;
-struct cairn_chunk_link;
-struct cairn_reserve;
+struct chunk_header;
+struct chunk_link;
+struct reserve;
 struct cairn_shard;
 struct shard_job;
-struct cairn_take;
+struct take;
 
 /* Takes over the lots, also when it fails. `mover`: as whom we ask. CAIRN_ERR_MALFORMED: a shard that gives
  * something is not among `shards`; CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status take_open(struct shard_job *job, struct shard_view *view,
                                         struct lots *lots, const Cairn__Mover *mover,
                                         Cairn__ShardInfo *const *shards, size_t shard_count,
-                                        struct cairn_take **take_out, struct cairn_sentence *why);
+                                        struct take **take_out, struct sentence *why);
 /* Bytes of the budget for what is received beside the planes, of a take of these lots by the job. */
 uint64_t take_staging_bytes(const struct shard_job *job, const struct lots *lots);
 /* Within `prepare` of a reserve: these. */
-CAIRN_MUST_CHECK cairn_status take_reserve(const struct cairn_take *take,
-                                           struct cairn_reserve *reserve);
+CAIRN_MUST_CHECK cairn_status take_reserve(const struct take *take, struct reserve *reserve);
 /* The job goes by the view, at the version that is asked for. `done` follows, once. */
-void take_begin(struct cairn_take *take, struct cairn_version version,
-                void (*done)(struct cairn_take *take));
+void take_begin(struct take *take, struct cairn_version version, void (*done)(struct take *take));
 /* It was begun. */
-bool take_is_begun(const struct cairn_take *take);
-struct shard_job *take_job(const struct cairn_take *take);
+bool take_is_begun(const struct take *take);
+struct shard_job *take_job(const struct take *take);
 /* All of it is here: so many bytes in so many microseconds. */
-bool take_is_done(const struct cairn_take *take, uint64_t *bytes_out, uint64_t *us_out);
+bool take_is_done(const struct take *take, uint64_t *bytes_out, uint64_t *us_out);
 /* Asks for nothing any more; frees it now, or when nothing refers to it. NULL is fine. */
-void take_leave(struct cairn_take *take);
+void take_leave(struct take *take);
 /* With the job, whatever is in flight: the fabric and the pools are closed. And those that were leaving. */
-void cairn_take_free(struct cairn_take *take);
+void cairn_take_free(struct take *take);
 void take_free_leaving(struct shard_job *job);
 
 /* Takes or drops a giver's message for a take of one of our jobs. False: the message is not from a
  * giver, and is left to the caller. */
-bool take_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
-                     struct cairn_fabric_message *message);
+bool take_on_message(struct cairn_shard *shard, const struct chunk_header *header,
+                     struct fabric_message *message);
 /* Time: connects, breaks silences, asks again. True: it waits for something. */
-bool take_tick(struct cairn_take *take, uint64_t now_ms);
+bool take_tick(struct take *take, uint64_t now_ms);
 /* The link to the i-th giver, and its name, borrowed; NULL: there is none, or nothing is asked of them. */
-const struct cairn_chunk_link *take_link(struct cairn_take *take, uint32_t i, char **name_out);
+const struct chunk_link *take_link(struct take *take, uint32_t i, char **name_out);
 
 /* ==== move ==== */
 
 /* One change of the layout, on this shard. */
 struct move_part {
     struct shard_view *view; /* counted: of the layout that it leads to */
-    struct cairn_take *take; /* owned: what comes; NULL: nothing does */
+    struct take *take;       /* owned: what comes; NULL: nothing does */
     uint64_t *movers;        /* owned: [mover_count] members that ask us */
     size_t mover_count;
-    bool is_back;               /* in force, it took back one that was not settled */
-    bool is_ready;              /* the pages for what comes are made */
-    bool is_unwanted;           /* it is forgotten as soon as it is ready */
-    struct cairn_request asked; /* the PartPrepare; answered when it is ready */
-    uint64_t session;           /* that it came in */
+    bool is_back;         /* in force, it took back one that was not settled */
+    bool is_ready;        /* the pages for what comes are made */
+    bool is_unwanted;     /* it is forgotten as soon as it is ready */
+    struct request asked; /* the PartPrepare; answered when it is ready */
+    uint64_t session;     /* that it came in */
     /* bytes that were taken of the budget: of the planes, for what comes; for what is received; and of what
      * copies and tables take more */
     uint64_t room, shifted, staging, published, tables;
@@ -127,7 +125,7 @@ struct move_part {
     uint64_t moved_bytes, moved_us; /* of what came */
 };
 
-struct cairn_move {
+struct move {
     struct move_part *next;    /* owned: prepared; NULL: none is */
     struct move_part *now;     /* owned: in force, and not settled; NULL: settled */
     struct shard_view *before; /* counted: what was in force before `now` */
@@ -138,8 +136,8 @@ struct cairn_move {
         uint64_t epoch;    /* a Fence of this session, until the collector rests; epoch 0: none */
         uint64_t since_ms; /* of the loop: where epoch is not 0 */
     } fence;
-    struct cairn_request publishing; /* the PartPublish at work */
-    struct cairn_take *leaving;      /* owned: takes that something in flight refers to */
+    struct request publishing; /* the PartPublish at work */
+    struct take *leaving;      /* owned: takes that something in flight refers to */
 };
 
 /* ==== give ==== */

@@ -15,8 +15,8 @@ struct giver;
 struct take_slot {
     struct cairn_run run; /* first: the copy */
     struct giver *giver;
-    struct cairn_chunk_request request; /* numbered as giver->slots */
-    const struct lot *lot;              /* NULL: the slot is free */
+    struct chunk_request request; /* numbered as giver->slots */
+    const struct lot *lot;        /* NULL: the slot is free */
     uint8_t
         *staging; /* borrowed: [take->staged.bytes]; NULL: for what is received where it belongs */
     void *to;     /* where in the planes the lot belongs */
@@ -33,19 +33,19 @@ struct take_staged {
 
 /* A shard from which something comes. */
 struct giver {
-    struct cairn_take *take; /* borrowed */
-    uint32_t index;          /* in the layouts */
+    struct take *take; /* borrowed */
+    uint32_t index;    /* in the layouts */
     char name[64];
     uint8_t *address; /* owned */
     size_t address_bytes;
-    struct cairn_chunk_link link;
-    struct cairn_asker asker;
+    struct chunk_link link;
+    struct asker asker;
     struct take_slot *slots; /* owned: [take->staged.of_each] */
     size_t next, end;        /* of its lots, those that are not asked for yet */
 };
 
-struct cairn_take {
-    struct cairn_take *next_leaving;
+struct take {
+    struct take *next_leaving;
     struct shard_job *job;   /* borrowed */
     struct shard_view *view; /* counted: in which the lots are here */
     uint64_t number, token;  /* of the mover that we are */
@@ -59,7 +59,7 @@ struct cairn_take {
     uint64_t begun_ns, us; /* us: that it took, once left is 0 */
     uint32_t busy;         /* loans and copies that refer to it */
     bool is_begun, is_leaving;
-    void (*done)(struct cairn_take *take);
+    void (*done)(struct take *take);
 };
 
 /* ==== part ==== */

@@ -21,30 +21,30 @@ uint64_t memory_sum(const struct cairn_memory *m)
 
 /* ---- the extents ---- */
 
-static cairn_status judge_form(const struct cairn_job_spec_data *spec, size_t number,
-                               struct cairn_form *form, struct cairn_sentence *why)
+static cairn_status judge_form(const struct job_spec_data *spec, size_t number, struct form *form,
+                               struct sentence *why)
 {
-    const struct cairn_tensor_spec *tensor = &spec->tensors[number];
-    *form = (struct cairn_form) { .trained = tensor->kind == CAIRN_TRAINED,
-                                  .wire = tensor->wire,
-                                  .master = tensor->master,
-                                  .planes = cairn_spec_planes(spec, number) };
-    if (!cairn_wire_dtype_ok((int)tensor->wire) && tensor->wire != tensor->master) {
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "tensor %s: wire dtype %s", tensor->name,
-                          cairn_dtype_name((int)tensor->wire));
+    const struct tensor_spec *tensor = &spec->tensors[number];
+    *form = (struct form) { .trained = tensor->kind == CAIRN_TRAINED,
+                            .wire = tensor->wire,
+                            .master = tensor->master,
+                            .planes = spec_planes(spec, number) };
+    if (!wire_dtype_ok((int)tensor->wire) && tensor->wire != tensor->master) {
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED, "tensor %s: wire dtype %s", tensor->name,
+                         dtype_label((int)tensor->wire));
     }
     if (!form->trained) return CAIRN_OK;
-    form->group = (uint32_t)cairn_spec_find_group(spec, tensor->group);
+    form->group = (uint32_t)spec_find_group(spec, tensor->group);
     form->planes |= 1u << CAIRN_PLANE_SUM;
     return CAIRN_OK;
 }
 
 /* Its part on a device: device_bytes [CAIRN_PLANES] so far. The rest: state. */
-static void add_planes(const struct cairn_local_extent *extent, const struct cairn_form *form,
-                       struct cairn_need *need, uint64_t *device_bytes)
+static void add_planes(const struct local_extent *extent, const struct form *form,
+                       struct need *need, uint64_t *device_bytes)
 {
     const uint64_t before = extent_before(extent, need->host_from);
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
+    for (enum plane p = 0; p < CAIRN_PLANES; p++) {
         (void)plane_place(form, p, before, &device_bytes[p]);
         need->memory.state += form_bytes(form, p, extent->elem_count - before);
     }
@@ -52,13 +52,13 @@ static void add_planes(const struct cairn_local_extent *extent, const struct cai
 
 /* Beside its window a worker may have so many small chunks in flight: all that the job has, since each takes
  * little memory, and each window full of them a round trip; fewer where there may be very many workers. */
-static uint32_t small_slots(const struct cairn_job_spec_data *spec, uint32_t member_max)
+static uint32_t small_slots(const struct job_spec_data *spec, uint32_t member_max)
 {
     uint32_t most = SMALL_SLOTS, count = 0;
     if (member_max > SMALL_SLOTS_ALL / most) most = SMALL_SLOTS_ALL / member_max;
     if (most > CAIRN_SPEC_WINDOW_MAX - spec->window) most = CAIRN_SPEC_WINDOW_MAX - spec->window;
     for (size_t t = 0; t < spec->tensor_count && count < most; t++) {
-        const uint64_t elems = cairn_geometry_of(&spec->tensors[t].shape).elems;
+        const uint64_t elems = geometry_of(&spec->tensors[t].shape).elems;
         count += spec->tensors[t].kind == CAIRN_TRAINED &&
                  elems * sizeof(float) <= CAIRN_CHUNK_SMALL;
     }
@@ -66,11 +66,11 @@ static uint32_t small_slots(const struct cairn_job_spec_data *spec, uint32_t mem
 }
 
 /* The least number of chunks that the job has in any layout: re-shardings may cut it into more. */
-static uint64_t count_chunks(const struct cairn_job_spec_data *spec, uint32_t chunk_leaves)
+static uint64_t count_chunks(const struct job_spec_data *spec, uint32_t chunk_leaves)
 {
     uint64_t count = 0;
     for (size_t t = 0; t < spec->tensor_count; t++) {
-        const struct cairn_geometry geometry = cairn_geometry_of(&spec->tensors[t].shape);
+        const struct geometry geometry = geometry_of(&spec->tensors[t].shape);
         if (spec->tensors[t].kind == CAIRN_TRAINED)
             count += (geometry.leaf_count - 1) / chunk_leaves + 1;
     }
@@ -81,8 +81,8 @@ static uint64_t count_chunks(const struct cairn_job_spec_data *spec, uint32_t ch
  * landing slots. They take no memory here, and a card does in one list what is there by then: a list of a
  * few chunks leaves most of it idle. At most all that the job has; fewer where there may be very many
  * workers, since each slot takes room in tables. */
-static uint32_t places(const struct cairn_job_spec_data *spec, uint32_t chunk_leaves,
-                       uint32_t member_max, uint32_t landing)
+static uint32_t places(const struct job_spec_data *spec, uint32_t chunk_leaves, uint32_t member_max,
+                       uint32_t landing)
 {
     const uint64_t warps = (chunk_leaves + CAIRN_PIECE_LEAVES - 1) / CAIRN_PIECE_LEAVES;
     const uint64_t limits[] = { LIST_WARPS / warps, count_chunks(spec, chunk_leaves),
@@ -96,53 +96,51 @@ static uint32_t places(const struct cairn_job_spec_data *spec, uint32_t chunk_le
 
 /* The elements of the largest chunk that any layout can give a shard. A shard with room for such a
  * chunk can go on whichever layout comes. */
-static uint64_t largest_chunk(const struct cairn_job_spec_data *spec, uint32_t chunk_leaves)
+static uint64_t largest_chunk(const struct job_spec_data *spec, uint32_t chunk_leaves)
 {
     const uint64_t most = (uint64_t)chunk_leaves * CAIRN_LEAF_ELEMS;
     uint64_t largest = 0;
     for (size_t t = 0; t < spec->tensor_count; t++) {
-        const uint64_t elems = cairn_geometry_of(&spec->tensors[t].shape).elems;
+        const uint64_t elems = geometry_of(&spec->tensors[t].shape).elems;
         if (elems > largest) largest = elems;
     }
     return largest < most ? largest : most;
 }
 
-static void add_extent(const struct cairn_shard_map *map, size_t number, struct cairn_form *form,
-                       struct cairn_need *need, uint64_t *device_bytes)
+static void add_extent(const struct shard_map *map, size_t number, struct form *form,
+                       struct need *need, uint64_t *device_bytes)
 {
-    const struct cairn_local_extent *extent = &map->extents[number];
-    form->wire_byte = cairn_published_place(map, number, cairn_dtype_bytes((int)form->wire),
-                                            &need->wire_bytes);
+    const struct local_extent *extent = &map->extents[number];
+    form->wire_byte = published_place(map, number, dtype_size((int)form->wire), &need->wire_bytes);
     add_planes(extent, form, need, device_bytes);
     if (form->trained) need->step.chunk_count += (uint32_t)extent->chunk_count;
 }
 
-static void make_room(const struct cairn_job_spec_data *spec, struct cairn_need *need)
+static void make_room(const struct job_spec_data *spec, struct need *need)
 {
     if (need->host_from != 0 && need->host_from != CAIRN_PLANES_ALL) return; // it stays as it is
     for (size_t t = 0; t < spec->tensor_count; t++) {
-        const uint64_t elems = cairn_geometry_of(&spec->tensors[t].shape).elems;
+        const uint64_t elems = geometry_of(&spec->tensors[t].shape).elems;
         if (need->host_from == 0) need->room_elems += 2 * elems;
-        need->room_wire_bytes += 2 * elems * cairn_dtype_bytes((int)spec->tensors[t].wire);
+        need->room_wire_bytes += 2 * elems * dtype_size((int)spec->tensors[t].wire);
     }
     need->room_wire_bytes += CAIRN_SEGMENT_BYTES; // extents of whole tensors stand at 64 bytes
 }
 
 /* ---- the bytes ---- */
 
-static uint64_t table_bytes(const struct cairn_need *need, const struct cairn_shard_map *map)
+static uint64_t table_bytes(const struct need *need, const struct shard_map *map)
 {
     const uint64_t grad_chunks = need->step.chunk_count;
     const uint64_t folds = need->slot_count < grad_chunks ? need->slot_count : grad_chunks;
     return step_bytes(&need->step) + need->slot_count * sizeof(struct cairn_slot) +
-           folds * sizeof(struct cairn_fold) +
+           folds * sizeof(struct fold) +
            step_actions_max(&need->step) * sizeof(struct step_action) + map->chunk_count * 32 +
            map->extent_count * 128 + need->step.member_max * CAIRN_STEP_HOLDS_BYTES(grad_chunks) +
-           grad_chunks * (sizeof(struct cairn_sums) + sizeof(bool));
+           grad_chunks * (sizeof(struct sums) + sizeof(bool));
 }
 
-static void size(struct cairn_need *need, const struct cairn_shard_map *map,
-                 uint64_t chunk_elems_max)
+static void size(struct need *need, const struct shard_map *map, uint64_t chunk_elems_max)
 {
     const struct step_config *step = &need->step;
     need->slot_count = step->member_max * step->window;
@@ -167,14 +165,14 @@ static void size(struct cairn_need *need, const struct cairn_shard_map *map,
     };
 }
 
-cairn_status need_of(const struct cairn_job_spec_data *spec, const struct cairn_shard_map *map,
-                     uint32_t member_max, bool has_device, struct cairn_form *forms_out,
-                     struct cairn_need *need_out, struct cairn_sentence *why)
+cairn_status need_of(const struct job_spec_data *spec, const struct shard_map *map,
+                     uint32_t member_max, bool has_device, struct form *forms_out,
+                     struct need *need_out, struct sentence *why)
 {
     uint64_t device_bytes[CAIRN_PLANES] = { 0 };
     const uint32_t small = small_slots(spec, member_max);
     const uint32_t in_place = places(spec, map->chunk_leaves, member_max, spec->window + small);
-    struct cairn_need need = {
+    struct need need = {
         .host_from = has_device ? planes_cut(map, spec->offload_fraction) : 0,
         .step = { .window = spec->window + small + in_place,
                   .small = small,
@@ -184,16 +182,16 @@ cairn_status need_of(const struct cairn_job_spec_data *spec, const struct cairn_
                                                          spec->client_state_max) },
     };
     for (size_t i = 0; i < map->extent_count; i++) {
-        struct cairn_form one, *form = forms_out != NULL ? &forms_out[i] : &one;
+        struct form one, *form = forms_out != NULL ? &forms_out[i] : &one;
         cairn_status status = judge_form(spec, map->extents[i].tensor, form, why);
         if (status != CAIRN_OK) return status;
         add_extent(map, i, form, &need, device_bytes);
     }
     if (step_bytes(&need.step) == 0 || member_max > CAIRN_SPEC_WORKERS_MAX) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%u members with a window of %u chunks",
-                          member_max, spec->window);
+        return fail_with(why, CAIRN_ERR_INVALID, "%u members with a window of %u chunks",
+                         member_max, spec->window);
     }
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) need.memory.device += device_bytes[p];
+    for (enum plane p = 0; p < CAIRN_PLANES; p++) need.memory.device += device_bytes[p];
     need.memory.device = plane_units(need.memory.device);
     if (need.host_from == CAIRN_PLANES_ALL) need.memory.device += 2 * plane_units(need.wire_bytes);
     make_room(spec, &need);

@@ -7,7 +7,7 @@
 #include "proto/spec/spec.h"
 #include "server/core/step.h"
 
-struct cairn_form;
+struct form;
 
 /* Bytes. */
 struct cairn_memory {
@@ -22,7 +22,7 @@ struct cairn_memory {
     uint64_t device;
 };
 
-struct cairn_need {
+struct need {
     struct cairn_memory memory;    /* before anyone joins: landing is 0 */
     uint64_t landing_bytes;        /* that a worker adds, .. */
     uint64_t worker_staging_bytes; /* .. and this: the reply that it keeps */
@@ -42,12 +42,11 @@ struct cairn_need {
 uint64_t memory_sum(const struct cairn_memory *memory);
 
 /* Computes the need of a job that at most member_max workers join at a time, from a spec that
- * cairn_spec_check accepted. forms_out: [map->extent_count], zeroed; NULL: not wanted. has_device:
+ * spec_check accepted. forms_out: [map->extent_count], zeroed; NULL: not wanted. has_device:
  * the shard's state lies on a device. CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: the spec asks for
  * something that is not possible. */
-CAIRN_MUST_CHECK cairn_status need_of(const struct cairn_job_spec_data *spec,
-                                      const struct cairn_shard_map *map, uint32_t member_max,
-                                      bool has_device, struct cairn_form *forms_out,
-                                      struct cairn_need *need_out, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status need_of(const struct job_spec_data *spec, const struct shard_map *map,
+                                      uint32_t member_max, bool has_device, struct form *forms_out,
+                                      struct need *need_out, struct sentence *why);
 
 #endif

@@ -1,4 +1,5 @@
 /* A job on this shard as a whole: judged, sized, reserved, and freed. */
+#include <inttypes.h>
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@
 
 /* ---- what it is ---- */
 
-uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct cairn_shard_map *map,
+uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct shard_map *map,
                                 uint64_t host_from)
 {
     uint32_t wanted = 0;
@@ -26,25 +27,25 @@ uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct cairn_
     return wanted;
 }
 
-cairn_status shard_job_layout(const struct shard_job *job, const struct cairn_paged *bytes,
-                              struct cairn_layout **layout_out, struct cairn_sentence *why)
+cairn_status shard_job_layout(const struct shard_job *job, const struct paged *bytes,
+                              struct layout **layout_out, struct sentence *why)
 {
-    const cairn_status status = cairn_plan_job_decode(&job->spec, bytes->bytes, bytes->have_bytes,
-                                                      layout_out);
+    const cairn_status status = plan_job_decode(&job->spec, bytes->bytes, bytes->have_bytes,
+                                                layout_out);
     if (status != CAIRN_OK) {
-        return cairn_fail(why, status, "the layout of %zu bytes does not fit the job's tensors: %s",
-                          bytes->have_bytes, cairn_status_text((int)status));
+        return fail_with(why, status, "the layout of %zu bytes does not fit the job's tensors: %s",
+                         bytes->have_bytes, status_text((int)status));
     }
     return CAIRN_OK;
 }
 
 static cairn_status decode(struct shard_job *job, const Cairn__JobCreate *message,
-                           const struct cairn_paged *spec, const struct cairn_paged *layout,
-                           struct cairn_need *need, struct cairn_sentence *why)
+                           const struct paged *spec, const struct paged *layout, struct need *need,
+                           struct sentence *why)
 {
-    struct cairn_layout *decoded = NULL;
-    cairn_status status = cairn_spec_unpack(spec->bytes, spec->have_bytes, cairn_optimizer_names(),
-                                            &job->spec, why);
+    struct layout *decoded = NULL;
+    cairn_status status = spec_unpack(spec->bytes, spec->have_bytes, optimizer_names(), &job->spec,
+                                      why);
     if (status != CAIRN_OK) return status;
     job->terms.revision = job->spec.revision;
     status = shard_job_layout(job, layout, &decoded, why);
@@ -53,21 +54,20 @@ static cairn_status decode(struct shard_job *job, const Cairn__JobCreate *messag
                            need, why);
 }
 
-static void say_offload(const struct shard_job *job, const struct cairn_need *need)
+static void say_offload(const struct shard_job *job, const struct need *need)
 {
     if (job->spec.offload_fraction <= 0) return;
     if (job->shard->device.home == NULL)
-        cairn_log_info(
-            "job %s: offload_fraction %g means nothing here: all state lies in host memory",
-            job->spec.name, job->spec.offload_fraction);
+        log_info("job %s: offload_fraction %g means nothing here: all state lies in host memory",
+                 job->spec.name, job->spec.offload_fraction);
     else
-        cairn_log_info("job %s: offload_fraction %g: %llu of %llu elements lie in host memory",
-                       job->spec.name, job->spec.offload_fraction,
-                       (unsigned long long)(job->view->table.map.elem_count - need->host_from),
-                       (unsigned long long)job->view->table.map.elem_count);
+        log_info(
+            "job %s: offload_fraction %g: %" PRIu64 " of %" PRIu64 " elements lie in host memory",
+            job->spec.name, job->spec.offload_fraction,
+            (job->view->table.map.elem_count - need->host_from), job->view->table.map.elem_count);
 }
 
-static void set_sizes(struct shard_job *job, struct cairn_need *need)
+static void set_sizes(struct shard_job *job, struct need *need)
 {
     if (need->host_from > 0) job->compute = &job->shard->device;
     say_offload(job, need);
@@ -82,11 +82,11 @@ static void set_sizes(struct shard_job *job, struct cairn_need *need)
     job->replies.bytes = need->reply_bytes;
 }
 
-static cairn_status make_tables(struct shard_job *job, struct cairn_sentence *why)
+static cairn_status make_tables(struct shard_job *job, struct sentence *why)
 {
     job->puts.have = calloc((size_t)job->view->table.map.chunk_count + 1, 1);
     if (job->puts.have == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the chunks of a job");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the chunks of a job");
     return shard_view_number(job->view, &job->spec, why);
 }
 
@@ -94,7 +94,7 @@ static cairn_status make_tables(struct shard_job *job, struct cairn_sentence *wh
 
 /* The least that the budget must have: the job's own memory, and what the workers add without whom
  * no round opens. */
-static uint64_t least_bytes(const struct shard_job *job, const struct cairn_need *need)
+static uint64_t least_bytes(const struct shard_job *job, const struct need *need)
 {
     return memory_sum(&need->memory) +
            job->spec.workers_min * (need->landing_bytes + need->worker_staging_bytes);
@@ -102,8 +102,7 @@ static uint64_t least_bytes(const struct shard_job *job, const struct cairn_need
 
 /* With chunks of half as many leaves, and so on, until it fits: there are more of them, and with them more of
  * the rest. 0: it never does. */
-static uint32_t leaves_that_fit(const struct shard_job *job, const struct cairn_need *need,
-                                uint64_t room)
+static uint32_t leaves_that_fit(const struct shard_job *job, const struct need *need, uint64_t room)
 {
     const struct cairn_memory *memory = &need->memory;
     const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
@@ -122,7 +121,7 @@ static uint32_t leaves_that_fit(const struct shard_job *job, const struct cairn_
     return 0;
 }
 
-static uint32_t window_that_fits(const struct shard_job *job, const struct cairn_need *need,
+static uint32_t window_that_fits(const struct shard_job *job, const struct need *need,
                                  uint64_t room)
 {
     const uint64_t per_window = (uint64_t)job->spec.workers_min * job->landing.slot_bytes;
@@ -133,63 +132,62 @@ static uint32_t window_that_fits(const struct shard_job *job, const struct cairn
 }
 
 /* How the job would fit into the room there is, if its chunks in flight are what is too much. */
-static void advise(const struct shard_job *job, const struct cairn_need *need,
-                   struct cairn_sentence *why)
+static void advise(const struct shard_job *job, const struct need *need, struct sentence *why)
 {
     const uint64_t room = job->shard->memory.budget.limit_bytes -
                           job->shard->memory.budget.used_bytes;
     const uint32_t leaves = leaves_that_fit(job, need, room);
     const uint32_t window = window_that_fits(job, need, room);
     if (leaves > 0)
-        cairn_sentence_add(why, "; it fits with chunk_leaves %u (now %u)", leaves,
-                           job->spec.chunk_leaves);
+        sentence_add(why, "; it fits with chunk_leaves %u (now %u)", leaves,
+                     job->spec.chunk_leaves);
     if (window > 0)
-        cairn_sentence_add(why, "%s window %u (now %u)", leaves > 0 ? ", or" : "; it fits with",
-                           window, job->spec.window);
+        sentence_add(why, "%s window %u (now %u)", leaves > 0 ? ", or" : "; it fits with", window,
+                     job->spec.window);
 }
 
 /* Others may take it meanwhile: then it is missing when the planes are made. */
 cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device_bytes,
-                                    uint64_t host_bytes, struct cairn_sentence *why)
+                                    uint64_t host_bytes, struct sentence *why)
 {
     if (device_bytes == 0) return CAIRN_OK;
-    struct cairn_home *home = job->shard->device.home;
-    const uint64_t free_bytes = cairn_home_free_bytes(home);
+    struct home *home = job->shard->device.home;
+    const uint64_t free_bytes = home_free_bytes(home);
     const uint64_t staging = compute_staging_left(&job->shard->device);
-    struct cairn_home_memory probe = { 0 };
+    struct home_memory probe = { 0 };
     if (device_bytes <= free_bytes && staging <= free_bytes - device_bytes) return CAIRN_OK;
-    const cairn_status status = cairn_home_memory_open(home, "probe", 1, &probe, why);
-    cairn_home_memory_close(&probe);
+    const cairn_status status = home_memory_open(home, "probe", 1, &probe, why);
+    home_memory_close(&probe);
     if (status == CAIRN_ERR_IO)
         return status; // nothing is free on a device that has failed: it says why
-    return cairn_fail(
+    return fail_with(
         why, CAIRN_ERR_NO_MEMORY,
-        "job %s needs %llu bytes of %s for its state here, and streams %llu for staging; %llu of "
-        "its %llu are free; and %llu bytes of host memory, of which %llu of memory.limit are free",
-        job->spec.name, (unsigned long long)device_bytes, cairn_home_info(home)->device,
-        (unsigned long long)staging, (unsigned long long)free_bytes,
-        (unsigned long long)cairn_home_info(home)->total_bytes, (unsigned long long)host_bytes,
-        (unsigned long long)(job->shard->memory.budget.limit_bytes -
-                             job->shard->memory.budget.used_bytes));
+        "job %s needs %" PRIu64 " bytes of %s for its state here, and streams %" PRIu64
+        " for staging; %" PRIu64 " of "
+        "its %" PRIu64 " are free; and %" PRIu64 " bytes of host memory, of which %" PRIu64
+        " of memory.limit are free",
+        job->spec.name, device_bytes, home_info(home)->device, staging, free_bytes,
+        home_info(home)->total_bytes, host_bytes,
+        (job->shard->memory.budget.limit_bytes - job->shard->memory.budget.used_bytes));
 }
 
 /* Takes the job's own memory from the budget; what workers add is taken as they join (reserve.c). A
  * job that could never open a round is refused here already. */
-static cairn_status take_budget(struct shard_job *job, const struct cairn_need *need,
-                                struct cairn_sentence *why)
+static cairn_status take_budget(struct shard_job *job, const struct need *need,
+                                struct sentence *why)
 {
-    struct cairn_budget *budget = &job->shard->memory.budget;
+    struct budget *budget = &job->shard->memory.budget;
     const uint64_t bytes = memory_sum(&need->memory);
     char what[CAIRN_NAME_MAX + 200];
-    snprintf(
-        what, sizeof what,
-        "job %s (%llu elements here: state %llu bytes%s, published %llu, landing %u x %zu bytes "
-        "and a reply each for %u worker%s)",
-        job->spec.name, (unsigned long long)job->view->table.map.elem_count,
-        (unsigned long long)(need->memory.state + need->memory.device),
-        need->memory.device > 0 ? " on its device" : "", (unsigned long long)need->memory.published,
-        job->spec.workers_min * job->spec.window, job->landing.slot_bytes, job->spec.workers_min,
-        job->spec.workers_min == 1 ? "" : "s");
+    snprintf(what, sizeof what,
+             "job %s (%" PRIu64 " elements here: state %" PRIu64 " bytes%s, published %" PRIu64
+             ", landing %u x %zu bytes "
+             "and a reply each for %u worker%s)",
+             job->spec.name, job->view->table.map.elem_count,
+             (need->memory.state + need->memory.device),
+             need->memory.device > 0 ? " on its device" : "", need->memory.published,
+             job->spec.workers_min * job->spec.window, job->landing.slot_bytes,
+             job->spec.workers_min, job->spec.workers_min == 1 ? "" : "s");
     cairn_status status = budget_take(budget, least_bytes(job, need), what, why);
     if (status == CAIRN_OK) {
         budget_give(budget, least_bytes(job, need) - bytes);
@@ -200,8 +198,8 @@ static cairn_status take_budget(struct shard_job *job, const struct cairn_need *
     return status;
 }
 
-static cairn_status open_arenas(struct shard_job *job, const struct cairn_need *need,
-                                struct cairn_sentence *why)
+static cairn_status open_arenas(struct shard_job *job, const struct need *need,
+                                struct sentence *why)
 {
     cairn_status status = planes_open(&job->planes, &job->view->table.map, job->view->forms,
                                       need->host_from, need->room_elems, why);
@@ -216,8 +214,7 @@ static cairn_status open_arenas(struct shard_job *job, const struct cairn_need *
 
 /* Opens the memory that only the loop thread may open: that of the device, and that which the
  * fabric shows. */
-static cairn_status open_shown(struct shard_job *job, const struct cairn_need *need,
-                               struct cairn_sentence *why)
+static cairn_status open_shown(struct shard_job *job, const struct need *need, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     if (need->host_from > 0) status = compute_begin(&job->shard->device, why);
@@ -242,13 +239,13 @@ static void pin_arenas(struct shard_job *job)
 }
 
 /* The small arrays of a round. */
-static cairn_status make_round(struct shard_job *job, struct cairn_sentence *why)
+static cairn_status make_round(struct shard_job *job, struct sentence *why)
 {
     cairn_status status = pass_open(job, &job->view->table);
     if (status == CAIRN_OK) status = tiles_open(job, &job->view->table);
     if (status == CAIRN_OK) status = frozen_init(&job->frozen, &job->spec);
     if (status == CAIRN_OK) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
 }
 
 /* ---- freed ---- */
@@ -264,14 +261,14 @@ static void free_tables(void *arg)
     free(job->puts.have);
     frozen_release(&job->frozen);
     shard_view_unref(job->view);
-    cairn_paged_release(&job->terms.amended);
-    cairn_spec_release(&job->spec);
+    paged_release(&job->terms.amended);
+    spec_release(&job->spec);
     free(job);
 }
 
 /* The job is in no list. Its memory is there until it is unmapped; then `request`, if it is one, is
  * answered. */
-static void free_body(struct shard_job *job, const struct cairn_request *request)
+static void free_body(struct shard_job *job, const struct request *request)
 {
     struct cairn_shard *shard = job->shard;
     tiles_close(job);
@@ -290,7 +287,7 @@ static void free_body(struct shard_job *job, const struct cairn_request *request
 /* The job is in no list. */
 struct shard_draft {
     struct shard_job *job; /* owned */
-    struct cairn_need need;
+    struct need need;
     bool is_made;
 };
 
@@ -308,21 +305,21 @@ static struct shard_job *new_job(struct cairn_shard *shard, const Cairn__JobCrea
     job->landing.arena = job->puts.arena = CAIRN_ARENA_NONE;
     taken_open(&job->load.taken);
     job->versions.writing = CAIRN_PUBLISHED_NONE;
-    cairn_spec_init(&job->spec);
+    spec_init(&job->spec);
     return job;
 }
 
 static cairn_status draft_open(struct cairn_shard *shard, const Cairn__JobCreate *message,
-                               const struct cairn_paged *spec, const struct cairn_paged *layout,
-                               struct shard_draft **draft_out, struct cairn_sentence *why)
+                               const struct paged *spec, const struct paged *layout,
+                               struct shard_draft **draft_out, struct sentence *why)
 {
     struct shard_draft *draft = calloc(1, sizeof *draft);
     struct shard_job *job = draft != NULL ? new_job(shard, message) : NULL;
     if (job == NULL) {
         free(draft);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
     }
-    cairn_leaf_hash(spec->bytes, spec->have_bytes, &job->terms.digest);
+    leaf_hash(spec->bytes, spec->have_bytes, &job->terms.digest);
     const cairn_status status = decode(job, message, spec, layout, &draft->need, why);
     if (status != CAIRN_OK) {
         free_tables(job);
@@ -341,7 +338,7 @@ static void draft_close(struct shard_draft *draft)
     free(draft);
 }
 
-static bool draft_has_layout(const struct shard_draft *draft, const struct cairn_layout *layout)
+static bool draft_has_layout(const struct shard_draft *draft, const struct layout *layout)
 {
     return memcmp(draft->job->view->layout->hash, layout->hash, CAIRN_LAYOUT_HASH_BYTES) == 0;
 }
@@ -352,34 +349,33 @@ static bool draft_is_made(const struct shard_draft *draft)
 }
 
 static cairn_status judge_create(const struct shard_draft *draft, const Cairn__JobCreate *message,
-                                 struct cairn_sentence *why)
+                                 struct sentence *why)
 {
     const struct shard_job *job = draft->job;
     if (message->last != NULL && message->last->payload.len > draft->need.step.payload_bytes_max)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
-                          message->last->payload.len, draft->need.step.payload_bytes_max);
+        return fail_with(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
+                         message->last->payload.len, draft->need.step.payload_bytes_max);
     if (message->joins && job->view->table.map.elem_count > 0)
-        return cairn_fail(
-            why, CAIRN_ERR_INVALID,
-            "a part that joins owns nothing yet, and has %llu elements in layout %llu",
-            (unsigned long long)job->view->table.map.elem_count,
-            (unsigned long long)job->view->layout->version);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "a part that joins owns nothing yet, and has %" PRIu64
+                         " elements in layout %" PRIu64,
+                         job->view->table.map.elem_count, job->view->layout->version);
     return CAIRN_OK;
 }
 
-static cairn_status judge_count(const struct cairn_shard *shard, struct cairn_sentence *why)
+static cairn_status judge_count(const struct cairn_shard *shard, struct sentence *why)
 {
     size_t count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) count++;
     if (count < CAIRN_SHARD_JOBS_MAX) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "shard %s holds %zu jobs, the most it can",
-                      shard->name, count);
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "shard %s holds %zu jobs, the most it can",
+                     shard->name, count);
 }
 
 /* Judges the create, and counts the job's memory, which is the draft's until it is opened or closed.
  * CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers; CAIRN_ERR_INVALID. */
 static cairn_status draft_admit(struct shard_draft *draft, const Cairn__JobCreate *message,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     struct shard_job *job = draft->job;
     cairn_status status = judge_count(job->shard, why);
@@ -393,7 +389,7 @@ static cairn_status draft_admit(struct shard_draft *draft, const Cairn__JobCreat
 
 /* The tables of a draft that was admitted; any thread. CAIRN_ERR_NO_MEMORY. */
 static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate *message,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     struct shard_job *job = draft->job;
     struct step_config step = draft->need.step;
@@ -409,7 +405,7 @@ static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate
 /* Takes the draft, which is made: the job is one of the shard's. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: nothing
  * is held. */
 static cairn_status job_open(struct cairn_shard *shard, struct shard_draft *draft,
-                             struct shard_job **job_out, struct cairn_sentence *why)
+                             struct shard_job **job_out, struct sentence *why)
 {
     struct shard_job *job = draft->job;
     cairn_status status = judge_count(shard, why);
@@ -428,7 +424,7 @@ static cairn_status job_open(struct cairn_shard *shard, struct shard_draft *draf
 
 /* ---- the end ---- */
 
-static void free_job(struct shard_job *job, const struct cairn_request *request)
+static void free_job(struct shard_job *job, const struct request *request)
 {
     struct shard_job **link = &job->shard->jobs;
     while (*link != job) link = &(*link)->next;
@@ -454,10 +450,9 @@ void shard_job_unused(struct shard_job *job)
 {
     struct cairn_shard *shard = job->shard;
     if (job->state != CAIRN_JOB_LEAVING || shard->closing) return; // shard_close frees it
-    cairn_log_info("dropped job %s, generation %llu: %llu bytes are being freed", job->spec.name,
-                   (unsigned long long)job->generation,
-                   (unsigned long long)memory_sum(&job->memory));
-    const struct cairn_request dropping = job->dropping;
+    log_info("dropped job %s, generation %" PRIu64 ": %" PRIu64 " bytes are being freed",
+             job->spec.name, job->generation, memory_sum(&job->memory));
+    const struct request dropping = job->dropping;
     free_job(job, &dropping);
     create_on_memory_back(shard);
 }
@@ -465,8 +460,8 @@ void shard_job_unused(struct shard_job *job)
 void shard_job_leave(struct shard_job *job)
 {
     assert(job->state != CAIRN_JOB_LEAVING);
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "job %s was dropped before it was ready", job->spec.name);
+    struct sentence why;
+    sentence_set(&why, "job %s was dropped before it was ready", job->spec.name);
     if (job->load.asked.session != 0) {
         session_answer(job->shard, &job->load.asked, CAIRN_ERR_CANCELED, &why);
     }
@@ -490,9 +485,8 @@ void shard_job_stop(struct shard_job *job, const char *why)
     collector_leave(&job->collector);
     relay_leave(job);
     job->shard->up->moves_end(job);
-    cairn_log_error("job %s is stopped here, at version %llu.%llu: %s; restore a snapshot",
-                    job->spec.name, (unsigned long long)job->generation,
-                    (unsigned long long)step_version(job->collector.step).step, why);
+    log_error("job %s is stopped here, at version %" PRIu64 ".%" PRIu64 ": %s; restore a snapshot",
+              job->spec.name, job->generation, step_version(job->collector.step).step, why);
     // Hello of the next session no longer names the job: the coordinator sees that it is lost here.
     session_refuse(job->shard, CAIRN_ERR_PROTOCOL, "job %s on shard %s: %s", job->spec.name,
                    job->shard->name, why);
@@ -554,7 +548,7 @@ static bool memory_comes_back(const struct cairn_shard *shard)
 /* There is room for the job: a thread makes its tables, and the create is whole once more. */
 static void create_admit(struct cairn_shard *shard, struct arriving *create)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     const cairn_status status = draft_admit(arriving_made(create), create_message(create), &why);
     if (status == CAIRN_OK)
         arriving_make(create);
@@ -572,17 +566,16 @@ static void create_open(struct cairn_shard *shard, struct arriving *create)
         return;
     }
     struct shard_job *job;
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = job_open(shard, arriving_take(create), &job, &why);
     if (status != CAIRN_OK) {
         arriving_end(shard, create, status, &why);
         return;
     }
-    cairn_log_info(
-        "making room for job %s, generation %llu: %llu elements in %zu extents, %llu bytes",
-        job->spec.name, (unsigned long long)job->generation,
-        (unsigned long long)job->view->table.map.elem_count, job->view->table.map.extent_count,
-        (unsigned long long)memory_sum(&job->memory));
+    log_info("making room for job %s, generation %" PRIu64 ": %" PRIu64
+             " elements in %zu extents, %" PRIu64 " bytes",
+             job->spec.name, job->generation, job->view->table.map.elem_count,
+             job->view->table.map.extent_count, memory_sum(&job->memory));
     status = admit_job(job, create_message(create), &why);
     if (status != CAIRN_OK) {
         arriving_end(shard, create, status, &why);
@@ -600,9 +593,9 @@ static void create_beside(struct cairn_shard *shard, struct arriving *create)
     const uint64_t number = create_message(create)->job;
     const struct shard_job *from = shard_job_find(shard, number);
     if (from == NULL) {
-        struct cairn_sentence why;
-        cairn_sentence_set(&why, "shard %s holds no part of job %016llx to extend", shard->name,
-                           (unsigned long long)number);
+        struct sentence why;
+        sentence_set(&why, "shard %s holds no part of job %016" PRIx64 " to extend", shard->name,
+                     number);
         arriving_end(shard, create, CAIRN_ERR_NOT_FOUND, &why);
         return;
     }
@@ -625,9 +618,8 @@ static void create_advance(struct cairn_shard *shard, struct arriving *create)
     }
     if (held->state == CAIRN_JOB_LEAVING) return; // goes on when it is freed
     if (message->generation > held->generation) {
-        cairn_log_info("job %s: generation %llu replaces %llu", held->spec.name,
-                       (unsigned long long)message->generation,
-                       (unsigned long long)held->generation);
+        log_info("job %s: generation %" PRIu64 " replaces %" PRIu64, held->spec.name,
+                 message->generation, held->generation);
         // The create goes on when they are freed: now, or later.
         leave_all(shard, message->job, message->generation - 1, NULL);
         return;
@@ -643,31 +635,28 @@ static void create_advance(struct cairn_shard *shard, struct arriving *create)
         }
         return;
     }
-    struct cairn_sentence why;
-    cairn_sentence_set(&why,
-                       "shard %s holds job %016llx in generation %llu already: only a higher one "
-                       "replaces it, not %llu",
-                       shard->name, (unsigned long long)message->job,
-                       (unsigned long long)held->generation,
-                       (unsigned long long)message->generation);
+    struct sentence why;
+    sentence_set(&why,
+                 "shard %s holds job %016" PRIx64 " in generation %" PRIu64
+                 " already: only a higher one "
+                 "replaces it, not %" PRIu64,
+                 shard->name, message->job, held->generation, message->generation);
     arriving_end(shard, create, CAIRN_ERR_EXISTS, &why);
 }
 
 /* The pages go here, too: tens of MiB take the loop milliseconds. */
-static cairn_status create_prepare(struct arriving *create, void **made_out,
-                                   struct cairn_sentence *why)
+static cairn_status create_prepare(struct arriving *create, void **made_out, struct sentence *why)
 {
     struct shard_draft *draft = NULL;
     const cairn_status status = draft_open(create->shard, create_message(create),
                                            &create->paged[CAIRN_CREATE_SPEC],
                                            &create->paged[CAIRN_CREATE_LAYOUT], &draft, why);
     if (status == CAIRN_OK) *made_out = draft;
-    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) cairn_paged_release(&create->paged[i]);
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) paged_release(&create->paged[i]);
     return status;
 }
 
-static cairn_status create_make(const struct arriving *create, void *made,
-                                struct cairn_sentence *why)
+static cairn_status create_make(const struct arriving *create, void *made, struct sentence *why)
 {
     return draft_make(made, create_message(create), why);
 }
@@ -709,8 +698,8 @@ void create_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobCr
 /* Ends the creates of that job that wait, or whose pages are on their way. */
 static void end_creates(struct cairn_shard *shard, uint64_t number)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "the job was dropped before it was made");
+    struct sentence why;
+    sentence_set(&why, "the job was dropped before it was made");
     for (struct arriving *create = shard->arriving, *next; create != NULL; create = next) {
         next = create->next;
         if (create->kind == &create_kind && create_message(create)->job == number)
@@ -720,7 +709,7 @@ static void end_creates(struct cairn_shard *shard, uint64_t number)
 
 void create_on_drop(struct cairn_shard *shard, uint32_t request, const Cairn__JobDrop *message)
 {
-    struct cairn_request answered = session_request(shard, request);
+    struct request answered = session_request(shard, request);
     end_creates(shard, message->job);
     struct shard_job *job = held_job(shard, message->job);
     if (job == NULL) {
@@ -740,14 +729,13 @@ void create_on_switch(struct cairn_shard *shard, const Cairn__JobSwitch *message
             stays->state == CAIRN_JOB_LEAVING))
         stays = stays->next;
     if (stays == NULL) {
-        cairn_log_warn("job %016llx is not held in generation %llu: nothing is switched",
-                       (unsigned long long)message->job, (unsigned long long)message->generation);
+        log_warn("job %016" PRIx64 " is not held in generation %" PRIu64 ": nothing is switched",
+                 message->job, message->generation);
         return;
     }
     leave_all(shard, message->job, newest_held(shard, message->job), stays);
     stays->terms.settled = true;
     if (!stays->staged) return;
     stays->staged = false;
-    cairn_log_info("job %s: generation %llu serves", stays->spec.name,
-                   (unsigned long long)stays->generation);
+    log_info("job %s: generation %" PRIu64 " serves", stays->spec.name, stays->generation);
 }

@@ -39,10 +39,10 @@ void times_phases(const struct shard_job *job, uint32_t us_out[4]);
 struct cairn_shard;
 
 struct terms {
-    bool settled;               /* a coordinator has said that this generation is in its store */
-    uint64_t revision;          /* of the newest spec that the shard was told of */
-    struct cairn_paged amended; /* owned: the bytes of that spec; none if it is job->spec */
-    struct cairn_hash digest;   /* of the bytes of that spec, as they came */
+    bool settled;         /* a coordinator has said that this generation is in its store */
+    uint64_t revision;    /* of the newest spec that the shard was told of */
+    struct paged amended; /* owned: the bytes of that spec; none if it is job->spec */
+    struct hash digest;   /* of the bytes of that spec, as they came */
 };
 
 /* JobTerms; owns the message. */
@@ -67,7 +67,7 @@ struct pass_kind {
 struct pass_part {
     struct cairn_run run; /* first */
     struct shard_job *job;
-    struct cairn_sums *sums;       /* owned: [lanes of run.compute] of the pass at hand */
+    struct sums *sums;             /* owned: [lanes of run.compute] of the pass at hand */
     uint32_t trained_first, first; /* by chunk */
     uint32_t trained_count;        /* of the pass at hand */
 };
@@ -87,20 +87,20 @@ struct cairn_pass {
     bool *zero;  /* owned: [trained_count] nobody contributed to the chunk: its sum is +0 */
     /* owned: [trained_count] chunk_sums[c]: sums made during chunk c's last fold, else by REDUCE. UPDATE
      * notes in `nonfinite` what it made of the chunk. */
-    struct cairn_sums *chunk_sums;
+    struct sums *chunk_sums;
     /* owned: [trained_count] summed[c]: the sums of chunk c's last fold are still valid */
     bool *summed;
     /* owned: of the UPDATE at hand: [spec.group_count], then those of the classes of `missed` */
-    struct cairn_group_scalars *scalars;
+    struct group_scalars *scalars;
     struct missed missed; /* borrowed: in the decision that the core has until the next one */
     struct cairn_version version_next; /* that the UPDATE at hand makes */
-    struct cairn_results gradients;    /* sums of the last REDUCE that are not finite */
+    struct results gradients;          /* sums of the last REDUCE that are not finite */
     /* owned: [spec.tensor_count] of the last REDUCE, if missing gradients are left: tensors, and of how many
      * of their elements here nobody has a gradient */
     uint32_t *untouched_tensors;
     uint64_t *untouched_elems;
     uint32_t untouched_count;
-    struct cairn_results results; /* of the last UPDATE, likewise; of a write: none */
+    struct results results; /* of the last UPDATE, likewise; of a write: none */
     struct log_limit results_said;
     /* the newest version is being written once more; what follows. NULL: it is not */
     void (*republished)(struct shard_job *job);
@@ -118,7 +118,7 @@ void pass_close(struct shard_job *job);
 struct pass_tables {
     const struct chunk_table *table; /* borrowed */
     bool *zero, *summed;             /* owned */
-    struct cairn_sums *chunk_sums;   /* owned */
+    struct sums *chunk_sums;         /* owned */
 };
 /* CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status pass_tables_open(const struct chunk_table *table,
@@ -146,12 +146,12 @@ void pass_divide(struct shard_job *job);
  * fetches, snapshots, digests and leases go on from there, and a device that fails does not affect
  * it. Loop thread. */
 
-struct cairn_park {
+struct park {
     /* a coordinator has parked the job, whether its planes are moved already or not; the next
      * coordinator hears of it, and of a move under way, before it opens a round */
     bool is_parked;
     bool is_under_way, to_host; /* to_host: of the move at hand */
-    struct cairn_request asked; /* its PartPark */
+    struct request asked;       /* its PartPark */
     struct cairn_run copy;      /* of areas to where they go: memory.h */
     uint64_t host_bytes;        /* of memory.state, while it is parked */
 };
@@ -186,12 +186,12 @@ uint64_t landing_at(const struct cairn_landing *landing, uint32_t slot);
 /* LOADING: takes the memory of a job that was just opened, then loads or makes its state (`snapshot_path`,
  * jobs.h, state.h) or awaits it; Done or an error, and it leaves, answers job->load.asked. */
 CAIRN_MUST_CHECK cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
-                                        struct cairn_sentence *why);
+                                        struct sentence *why);
 /* shard->up->loaded: seals the job, or awaits puts, or it leaves. */
-void admit_loaded(struct shard_job *job, cairn_status status, const struct cairn_sentence *why,
+void admit_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
                   bool puts_follow);
 /* A member joined: answers when all workers that did have their landing slots; without room it leaves. */
-void admit_member(struct shard_job *job, uint64_t member, struct cairn_request request);
+void admit_member(struct shard_job *job, uint64_t member, struct request request);
 /* Workers may have left: gives back what landed from more of them than there are, when no round uses it, and
  * so much of it in one turn of the loop; until then job->landing.extra is set, and this is called again. */
 void admit_left(struct shard_job *job);

@@ -6,6 +6,7 @@
  *
  * What is saved is staging, counted by the budget: where there is no room, the pin fails and training goes
  * on. A failed pin leaves no files. */
+#include <inttypes.h>
 #include <assert.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -17,18 +18,18 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
-struct cairn_pin {
+struct pin {
     struct task task;      /* on the snapshots thread */
     struct shard_job *job; /* borrowed */
-    struct cairn_pin *next;
+    struct pin *next;
     uint64_t snapshot;
-    bool is_prepared;           /* its staging is there, or is being made, and no Pin came yet */
-    struct cairn_request asked; /* the PinPrepare, until it is answered */
-    bool waits;                 /* for the UPDATE at hand */
-    bool writes;                /* files: where, PinFolder says */
-    bool stands;                /* the version does, and the task was not submitted yet */
-    uint32_t tasks; /* under way: one that makes the pages of the staging, and that one */
-    bool ended;     /* it was told: staging is freed when the UPDATE at hand is published */
+    bool is_prepared;     /* its staging is there, or is being made, and no Pin came yet */
+    struct request asked; /* the PinPrepare, until it is answered */
+    bool waits;           /* for the UPDATE at hand */
+    bool writes;          /* files: where, PinFolder says */
+    bool stands;          /* the version does, and the task was not submitted yet */
+    uint32_t tasks;       /* under way: one that makes the pages of the staging, and that one */
+    bool ended;           /* it was told: staging is freed when the UPDATE at hand is published */
     atomic_bool canceled;
     struct cairn_version version;
 
@@ -36,21 +37,21 @@ struct cairn_pin {
     char *path; /* NULL: a digest, or not told yet */
     struct staging staging;
     uint64_t staging_budget;
-    struct cairn_pace pace;
+    struct pace pace;
 
     /* the result */
-    struct cairn_report *report; /* owned, until it is sent */
+    struct report *report; /* owned, until it is sent */
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
-static bool pace_is_free(const struct cairn_pace *pace, uint64_t now_us);
+static bool pace_is_free(const struct pace *pace, uint64_t now_us);
 
 /* ---- the end ---- */
 
-static void pin_free(struct cairn_pin *pin)
+static void pin_free(struct pin *pin)
 {
-    struct cairn_pin **link = &pin->job->pins.list;
+    struct pin **link = &pin->job->pins.list;
     while (*link != pin) link = &(*link)->next;
     *link = pin->next;
     staging_close(&pin->staging);
@@ -66,7 +67,7 @@ void pin_release(struct shard_job *job)
     while (job->pins.list != NULL) pin_free(job->pins.list);
 }
 
-static bool is_saved_into(const struct cairn_pin *pin)
+static bool is_saved_into(const struct pin *pin)
 {
     const struct pins *pins = &pin->job->pins;
     uint32_t i = 0;
@@ -75,30 +76,30 @@ static bool is_saved_into(const struct cairn_pin *pin)
 }
 
 /* Nobody uses it any more. */
-static void free_if_ended(struct cairn_pin *pin)
+static void free_if_ended(struct pin *pin)
 {
     if (pin->ended && pin->tasks == 0 && !is_saved_into(pin)) pin_free(pin);
 }
 
-static void say_waited(const struct cairn_pin *pin)
+static void say_waited(const struct pin *pin)
 {
     const uint64_t ms = atomic_load(&pin->staging.waited_us) / 1000;
     if (pin->staging.job == NULL || ms == 0) return;
-    cairn_log_warn(
-        "job %s: updates waited %llu ms, of all threads together, for the small staging of the "
-        "snapshot at step %llu: snapshot_staging = state has room for all of it",
-        pin->job->spec.name, (unsigned long long)ms, (unsigned long long)pin->version.step);
+    log_warn("job %s: updates waited %" PRIu64
+             " ms, of all threads together, for the small staging of the "
+             "snapshot at step %" PRIu64 ": snapshot_staging = state has room for all of it",
+             pin->job->spec.name, ms, pin->version.step);
 }
 
 /* Tells, and is freed: its staging, too, before all of it is told. */
-static void report(struct cairn_pin *pin)
+static void report(struct pin *pin)
 {
-    struct cairn_report *told = pin->report;
+    struct report *told = pin->report;
     pin->report = NULL;
     if (pin->status == CAIRN_ERR_IO) storage_watch_doubt(&pin->job->shard->storage);
     if (pin->status != CAIRN_OK)
-        cairn_log_error("snapshot of job %s at step %llu failed here: %s", pin->job->spec.name,
-                        (unsigned long long)pin->version.step, pin->why.text);
+        log_error("snapshot of job %s at step %" PRIu64 " failed here: %s", pin->job->spec.name,
+                  pin->version.step, pin->why.text);
     say_waited(pin);
     report_send(told, pin->version, pin->status, &pin->why);
     staging_cancel(&pin->staging);
@@ -109,7 +110,7 @@ static void report(struct cairn_pin *pin)
 /* ---- prepared ---- */
 
 /* No Pin comes any more to one that has not begun. */
-static void unprepare(struct cairn_pin *pin)
+static void unprepare(struct pin *pin)
 {
     pin->is_prepared = false;
     pin->ended = true;
@@ -119,8 +120,8 @@ static void unprepare(struct cairn_pin *pin)
 
 void pins_unprepare(struct shard_job *job)
 {
-    struct cairn_pin *next;
-    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = next) {
+    struct pin *next;
+    for (struct pin *pin = job->pins.list; pin != NULL; pin = next) {
         next = pin->next;
         if (pin->is_prepared) unprepare(pin);
     }
@@ -130,7 +131,7 @@ void pins_unprepare(struct shard_job *job)
 
 static void run_write(struct task *task, uint32_t item, uint32_t thread)
 {
-    struct cairn_pin *pin = (struct cairn_pin *)task;
+    struct pin *pin = (struct pin *)task;
     const struct pin_write write = { .staging = &pin->staging,
                                      .pace = &pin->pace,
                                      .report = pin->report,
@@ -138,12 +139,12 @@ static void run_write(struct task *task, uint32_t item, uint32_t thread)
     (void)item;
     (void)thread;
     pin->status = atomic_load(&pin->canceled)
-                      ? cairn_fail(&pin->why, CAIRN_ERR_CANCELED, "it was given up")
+                      ? fail_with(&pin->why, CAIRN_ERR_CANCELED, "it was given up")
                       : pin_write(&write, &pin->why);
 }
 
 /* Called at the end of each of a pin's two tasks: the one that ends last reports. */
-static void task_done(struct cairn_pin *pin)
+static void task_done(struct pin *pin)
 {
     struct shard_job *job = pin->job;
     if (--pin->tasks == 0 && pin->ended)
@@ -155,13 +156,13 @@ static void task_done(struct cairn_pin *pin)
 
 static void write_done(struct task *task)
 {
-    struct cairn_pin *pin = (struct cairn_pin *)task;
+    struct pin *pin = (struct pin *)task;
     staging_cancel(&pin->staging); // all of it was read
     task_done(pin);
 }
 
 /* To the snapshots thread, when the folder is there, too, or nobody wants it any more. */
-static void go_on(struct cairn_pin *pin)
+static void go_on(struct pin *pin)
 {
     const bool told = !pin->writes || pin->path != NULL || atomic_load(&pin->canceled);
     if (!pin->stands || !told) return;
@@ -170,7 +171,7 @@ static void go_on(struct cairn_pin *pin)
     pin->stands = false; // once
 }
 
-static void give_up(struct cairn_pin *pin)
+static void give_up(struct pin *pin)
 {
     atomic_store(&pin->canceled, true);
     staging_cancel(&pin->staging);
@@ -179,7 +180,7 @@ static void give_up(struct cairn_pin *pin)
 
 void cairn_pin_folder(struct shard_job *job, const Cairn__PinFolder *message)
 {
-    struct cairn_pin *pin = job->pins.list;
+    struct pin *pin = job->pins.list;
     while (pin != NULL && (pin->snapshot != message->snapshot || pin->ended)) pin = pin->next;
     if (pin == NULL) return;
     const bool given_up = message->path[0] == '\0';
@@ -197,31 +198,31 @@ void cairn_pin_folder(struct shard_job *job, const Cairn__PinFolder *message)
 void pin_session_ended(struct shard_job *job)
 {
     pins_unprepare(job);
-    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+    for (struct pin *pin = job->pins.list; pin != NULL; pin = pin->next)
         if (pin->writes && pin->path == NULL && !pin->ended) give_up(pin);
 }
 
 void pin_cancel(struct shard_job *job)
 {
     pins_unprepare(job);
-    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+    for (struct pin *pin = job->pins.list; pin != NULL; pin = pin->next)
         if (!pin->ended) give_up(pin);
 }
 
 bool pins_rest(const struct shard_job *job)
 {
-    const struct cairn_pin *pin = job->pins.list;
+    const struct pin *pin = job->pins.list;
     while (pin != NULL && (pin->ended || staging_is_quiet(&pin->staging))) pin = pin->next;
     return pin == NULL;
 }
 
 void pins_hurry(const struct shard_job *job)
 {
-    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+    for (struct pin *pin = job->pins.list; pin != NULL; pin = pin->next)
         atomic_store(&pin->pace.hurry, true);
 }
 
-static void list_pin(const struct cairn_pin *pin, struct pins_list *out)
+static void list_pin(const struct pin *pin, struct pins_list *out)
 {
     if (pin->waits || pin->ended || out->count == CAIRN_PINS_TOLD_MAX) return;
     Cairn__PinTold *told = &out->told[out->count];
@@ -238,7 +239,7 @@ void pins_list(const struct cairn_shard *shard, struct pins_list *out)
 {
     out->count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        for (const struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+        for (const struct pin *pin = job->pins.list; pin != NULL; pin = pin->next)
             list_pin(pin, out);
 }
 
@@ -246,19 +247,19 @@ void pins_list(const struct cairn_shard *shard, struct pins_list *out)
 
 static void on_touched(void *context)
 {
-    struct cairn_pin *pin = context;
+    struct pin *pin = context;
     if (pin->asked.number != 0) session_answer(pin->job->shard, &pin->asked, CAIRN_OK, NULL);
     task_done(pin);
 }
 
-static void begin_touch(struct cairn_pin *pin)
+static void begin_touch(struct pin *pin)
 {
     pin->tasks++;
     shard_job_busy(pin->job);
     staging_touch(&pin->staging, on_touched, pin);
 }
 
-static cairn_status take_staging(struct cairn_pin *pin)
+static cairn_status take_staging(struct pin *pin)
 {
     struct shard_job *job = pin->job;
     const uint64_t bytes = staging_bytes(job, job->spec.policy.snapshot_staging);
@@ -269,16 +270,16 @@ static cairn_status take_staging(struct cairn_pin *pin)
     return staging_open(&pin->staging, job, bytes, &pin->why);
 }
 
-static void set_pace(struct cairn_pin *pin)
+static void set_pace(struct pin *pin)
 {
     const struct shard_job *job = pin->job;
-    const uint64_t within_s = cairn_policy_durable_within_s(&job->spec.policy);
+    const uint64_t within_s = policy_durable_within_s(&job->spec.policy);
     pace_init(&pin->pace, planes_state_bytes(&job->planes), job->pins.step_us, job->pins.last_us,
               uv_hrtime() / 1000 + within_s * 1000000);
 }
 
 /* No UPDATE is under way: the state is of one version. */
-static void stand(struct cairn_pin *pin)
+static void stand(struct pin *pin)
 {
     struct shard_job *job = pin->job;
     pin->waits = false;
@@ -307,7 +308,7 @@ void pins_updating(struct shard_job *job)
     atomic_fetch_add(&pins->passes, 1);
     atomic_store(&pins->updating, true);
     pins->saving_count = 0;
-    for (struct cairn_pin *pin = pins->list; pin != NULL; pin = pin->next)
+    for (struct pin *pin = pins->list; pin != NULL; pin = pin->next)
         if (!pin->is_prepared && !pin->waits && !pin->ended)
             pins->saving[pins->saving_count++] = &pin->staging;
 }
@@ -321,7 +322,7 @@ void pins_save(const struct shard_job *job, struct works *works, uint64_t chunk)
 /* None is read, or will be: what is prepared holds no step up. */
 static bool is_free(const struct pins *pins)
 {
-    const struct cairn_pin *pin = pins->list;
+    const struct pin *pin = pins->list;
     while (pin != NULL && (pin->is_prepared || pin->ended)) pin = pin->next;
     return pin == NULL;
 }
@@ -333,17 +334,17 @@ static void note_step(struct pins *pins)
     pins->last_us = now;
     if (took == 0) return;
     if (is_free(pins)) pins->step_us = pins->step_us == 0 ? took : (7 * pins->step_us + took) / 8;
-    for (struct cairn_pin *pin = pins->list; pin != NULL; pin = pin->next)
+    for (struct pin *pin = pins->list; pin != NULL; pin = pin->next)
         if (!pin->is_prepared && !pin->waits && !pin->ended) pace_step(&pin->pace, took, now);
 }
 
 void pin_updated(struct shard_job *job)
 {
-    struct cairn_pin *next;
+    struct pin *next;
     atomic_store(&job->pins.updating, false);
     note_step(&job->pins);
     job->pins.saving_count = 0;
-    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = next) {
+    for (struct pin *pin = job->pins.list; pin != NULL; pin = next) {
         next = pin->next;
         if (pin->waits && job->state == CAIRN_JOB_SERVING)
             stand(pin);
@@ -366,29 +367,28 @@ static void refuse(struct shard_job *job, const Cairn__Pin *message, cairn_statu
 }
 
 /* CAIRN_OK: one more may be pinned. */
-static cairn_status judge(const struct shard_job *job, struct cairn_sentence *why)
+static cairn_status judge(const struct shard_job *job, struct sentence *why)
 {
     size_t count = 0;
-    for (struct cairn_pin *other = job->pins.list; other != NULL; other = other->next) count++;
+    for (struct pin *other = job->pins.list; other != NULL; other = other->next) count++;
     if (job->state != CAIRN_JOB_SERVING)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "the job has no version yet");
+        return fail_with(why, CAIRN_ERR_NOT_READY, "the job has no version yet");
     if (job->park.is_under_way)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "its state is being parked, or comes back");
+        return fail_with(why, CAIRN_ERR_BUSY, "its state is being parked, or comes back");
     if (count >= CAIRN_SHARD_PINS_MAX)
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "as many snapshots are being written as a shard takes");
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "as many snapshots are being written as a shard takes");
     return CAIRN_OK;
 }
 
-static struct cairn_pin *pin_new(struct shard_job *job, uint64_t snapshot,
-                                 struct cairn_sentence *why)
+static struct pin *pin_new(struct shard_job *job, uint64_t snapshot, struct sentence *why)
 {
-    struct cairn_pin *pin = calloc(1, sizeof *pin);
-    struct cairn_report *told = report_new(job, snapshot);
+    struct pin *pin = calloc(1, sizeof *pin);
+    struct report *told = report_new(job, snapshot);
     if (pin == NULL || told == NULL) {
         free(pin);
         report_free(told);
-        (void)cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
+        (void)fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
         return NULL;
     }
     pin->job = job;
@@ -401,10 +401,10 @@ static struct cairn_pin *pin_new(struct shard_job *job, uint64_t snapshot,
 
 void cairn_pin_prepare(struct shard_job *job, uint32_t request, const Cairn__PinPrepare *message)
 {
-    struct cairn_request asked = session_request(job->shard, request);
-    struct cairn_sentence why;
+    struct request asked = session_request(job->shard, request);
+    struct sentence why;
     cairn_status status = judge(job, &why);
-    struct cairn_pin *pin = status == CAIRN_OK ? pin_new(job, message->snapshot, &why) : NULL;
+    struct pin *pin = status == CAIRN_OK ? pin_new(job, message->snapshot, &why) : NULL;
     if (status == CAIRN_OK && pin == NULL) status = CAIRN_ERR_NO_MEMORY;
     if (pin != NULL) {
         status = take_staging(pin);
@@ -420,17 +420,17 @@ void cairn_pin_prepare(struct shard_job *job, uint32_t request, const Cairn__Pin
     begin_touch(pin);
 }
 
-static struct cairn_pin *prepared_of(const struct shard_job *job, uint64_t snapshot)
+static struct pin *prepared_of(const struct shard_job *job, uint64_t snapshot)
 {
-    struct cairn_pin *pin = job->pins.list;
+    struct pin *pin = job->pins.list;
     while (pin != NULL && !(pin->is_prepared && pin->snapshot == snapshot)) pin = pin->next;
     return pin;
 }
 
 void pin_begin(struct shard_job *job, const Cairn__Pin *message)
 {
-    struct cairn_sentence why;
-    struct cairn_pin *pin = prepared_of(job, message->snapshot);
+    struct sentence why;
+    struct pin *pin = prepared_of(job, message->snapshot);
     cairn_status status = pin == NULL ? judge(job, &why) : CAIRN_OK;
     if (status == CAIRN_OK)
         reports_drop(job); // a coordinator that asks for another one waits for these no more
@@ -459,9 +459,9 @@ void pin_begin(struct shard_job *job, const Cairn__Pin *message)
 /* A plane of an extent, read from its beginning to its end. */
 struct plane_at {
     size_t extent; /* of the map */
-    enum cairn_plane plane;
+    enum plane plane;
     uint64_t elem; /* that comes next: of the extent */
-    struct cairn_tree tree;
+    struct hash_tree tree;
     uint64_t carry_elems; /* of the leaf tree.next_leaf, in `carry` */
 };
 
@@ -482,30 +482,30 @@ struct writing {
     uint8_t carry[CAIRN_LEAF_ELEMS * sizeof(double)];
 };
 
-static const struct cairn_local_extent *extent_of(const struct writing *w)
+static const struct local_extent *extent_of(const struct writing *w)
 {
     return &w->view->table.map.extents[w->at.extent];
 }
 
 static size_t elem_bytes(const struct writing *w)
 {
-    return cairn_dtype_bytes((int)form_dtype(&w->view->forms[w->at.extent], w->at.plane));
+    return dtype_size((int)form_dtype(&w->view->forms[w->at.extent], w->at.plane));
 }
 
 /* Puts the plane aside that stands between two files, if more of it is to come. */
-static cairn_status put_aside(struct writing *w, struct cairn_sentence *why)
+static cairn_status put_aside(struct writing *w, struct sentence *why)
 {
     if (w->at.elem == 0 || w->at.elem == extent_of(w)->elem_count) return CAIRN_OK;
     const size_t bytes = (size_t)w->at.carry_elems * elem_bytes(w);
     struct plane_later *later = malloc(sizeof *later + bytes);
-    if (later == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+    if (later == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
     *later = (struct plane_later) { .next = w->later, .at = w->at };
     memcpy(later->carry, w->carry, bytes);
     w->later = later;
     return CAIRN_OK;
 }
 
-static void take_up(struct writing *w, size_t extent, enum cairn_plane plane)
+static void take_up(struct writing *w, size_t extent, enum plane plane)
 {
     struct plane_later **link = &w->later;
     while ((*link)->at.extent != extent || (*link)->at.plane != plane) link = &(*link)->next;
@@ -516,10 +516,10 @@ static void take_up(struct writing *w, size_t extent, enum cairn_plane plane)
     free(later);
 }
 
-static void begin_plane(struct writing *w, size_t extent, enum cairn_plane plane)
+static void begin_plane(struct writing *w, size_t extent, enum plane plane)
 {
     w->at = (struct plane_at) { .extent = extent, .plane = plane };
-    cairn_tree_init(&w->at.tree, extent_of(w)->first_leaf);
+    tree_init(&w->at.tree, extent_of(w)->first_leaf);
 }
 
 /* ---- hashing ---- */
@@ -527,15 +527,14 @@ static void begin_plane(struct writing *w, size_t extent, enum cairn_plane plane
 /* Where a leaf of the extent, or the one behind its last, begins: of the extent. */
 static uint64_t leaf_elem(const struct writing *w, uint64_t leaf)
 {
-    const struct cairn_local_extent *extent = extent_of(w);
+    const struct local_extent *extent = extent_of(w);
     if (leaf >= extent->first_leaf + extent->leaf_count) return extent->elem_count;
-    return cairn_leaf_first_elem(&w->view->layout->geometry[extent->tensor], leaf) -
-           extent->first_elem;
+    return leaf_start(&w->view->layout->geometry[extent->tensor], leaf) - extent->first_elem;
 }
 
 /* The next leaves, whose bytes these are. */
 static cairn_status hash_leaves(struct writing *w, const uint8_t *bytes, uint64_t leaves,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     return report_leaves(compute_snapshots(&w->job->shard->host), bytes,
                          form_dtype(&w->view->forms[w->at.extent], w->at.plane),
@@ -546,11 +545,11 @@ static cairn_status hash_leaves(struct writing *w, const uint8_t *bytes, uint64_
 /* How many whole leaves begin at element `from` and end at `to`, or before it. */
 static uint64_t whole_leaves(const struct writing *w, uint64_t to)
 {
-    const struct cairn_local_extent *extent = extent_of(w);
+    const struct local_extent *extent = extent_of(w);
     const uint64_t end = to == extent->elem_count
                              ? extent->first_leaf + extent->leaf_count
-                             : cairn_leaf_of_elem(&w->view->layout->geometry[extent->tensor],
-                                                  extent->first_elem + to);
+                             : leaf_of_elem(&w->view->layout->geometry[extent->tensor],
+                                            extent->first_elem + to);
     const uint64_t leaves = end - w->at.tree.next_leaf;
     return leaves < HASH_LEAVES ? leaves : HASH_LEAVES;
 }
@@ -558,7 +557,7 @@ static uint64_t whole_leaves(const struct writing *w, uint64_t to)
 /* Hashes some of the elements from w->at.elem on, or carries them over to the next call if their
  * leaf is not complete. Returns how many. */
 static uint64_t hash_some(struct writing *w, const uint8_t *bytes, uint64_t elems,
-                          cairn_status *status, struct cairn_sentence *why)
+                          cairn_status *status, struct sentence *why)
 {
     const uint64_t from = w->at.elem, end = leaf_elem(w, w->at.tree.next_leaf + 1);
     if (w->at.carry_elems == 0 && end <= from + elems) {
@@ -577,7 +576,7 @@ static uint64_t hash_some(struct writing *w, const uint8_t *bytes, uint64_t elem
 }
 
 static cairn_status hash(struct writing *w, const uint8_t *bytes, uint64_t elems,
-                         struct cairn_sentence *why)
+                         struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     while (elems > 0 && status == CAIRN_OK) {
@@ -601,7 +600,7 @@ static void press(struct writing *w)
 }
 
 /* Until as much more may be written. */
-static cairn_status rest(struct writing *w, uint64_t bytes, struct cairn_sentence *why)
+static cairn_status rest(struct writing *w, uint64_t bytes, struct sentence *why)
 {
     struct staging *staging = w->of->staging;
     cairn_status status;
@@ -618,26 +617,25 @@ static cairn_status rest(struct writing *w, uint64_t bytes, struct cairn_sentenc
 /* The chunk that has the element at which the plane stands. */
 static uint64_t chunk_at(const struct writing *w, uint64_t elem)
 {
-    const struct cairn_local_extent *extent = extent_of(w);
-    const uint64_t leaf = cairn_leaf_of_elem(&w->view->layout->geometry[extent->tensor],
-                                             extent->first_elem + elem);
+    const struct local_extent *extent = extent_of(w);
+    const uint64_t leaf = leaf_of_elem(&w->view->layout->geometry[extent->tensor],
+                                       extent->first_elem + elem);
     return extent->first_chunk + (leaf - extent->first_leaf) / w->view->table.map.chunk_leaves;
 }
 
 /* The next elements of the plane, hashed, to `to`. */
-static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to,
-                               struct cairn_sentence *why)
+static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to, struct sentence *why)
 {
-    const struct cairn_local_extent *extent = extent_of(w);
+    const struct local_extent *extent = extent_of(w);
     cairn_status status = rest(w, elems * elem_bytes(w), why);
     for (uint64_t done = 0; done < elems && status == CAIRN_OK;) {
         const uint64_t elem = w->at.elem + done, chunk = chunk_at(w, elem);
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(&w->view->table.map, chunk);
+        const struct chunk_place place = shard_map_chunk(&w->view->table.map, chunk);
         const uint64_t first = extent->first_elem + elem - place.first_elem;
         const uint64_t left = place.elem_count - first,
                        some = left < elems - done ? left : elems - done;
         assert(first < place.elem_count);
-        struct cairn_compute *home = shard_job_home(w->job, place.local_elem);
+        struct compute *home = shard_job_home(w->job, place.local_elem);
         status = staging_read(w->of->staging, compute_snapshots(home), chunk, w->at.plane, first,
                               some, some == left, to + done * elem_bytes(w), why);
         done += some;
@@ -646,17 +644,16 @@ static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to,
 }
 
 /* To the end of the extent, or `elem_count`; *done_out: how many elements. */
-static cairn_status give_of_extent(struct writing *w, const struct cairn_safetensors_entry *entry,
+static cairn_status give_of_extent(struct writing *w, const struct safetensors_entry *entry,
                                    uint64_t first_elem, uint64_t elem_count, uint8_t *to,
-                                   uint64_t *done_out, struct cairn_sentence *why)
+                                   uint64_t *done_out, struct sentence *why)
 {
-    const struct cairn_shard_map *map = &w->view->table.map;
-    const struct cairn_local_extent *extent = cairn_shard_map_find(
-        map, entry->tensor,
-        cairn_leaf_of_elem(&w->view->layout->geometry[entry->tensor], first_elem));
+    const struct shard_map *map = &w->view->table.map;
+    const struct local_extent *extent = shard_map_find(
+        map, entry->tensor, leaf_of_elem(&w->view->layout->geometry[entry->tensor], first_elem));
     assert(extent != NULL);
     const size_t number = (size_t)(extent - map->extents);
-    const enum cairn_plane plane = (enum cairn_plane)entry->plane;
+    const enum plane plane = (enum plane)entry->plane;
     const bool begins = first_elem == extent->first_elem;
     const uint64_t left = extent->first_elem + extent->elem_count - first_elem;
     if (begins || number != w->at.extent || plane != w->at.plane) {
@@ -672,11 +669,11 @@ static cairn_status give_of_extent(struct writing *w, const struct cairn_safeten
     return read_plane(w, *done_out, to, why);
 }
 
-/* cairn_snapshot_fill_fn: a box of a file is an extent, one of several that an extent is cut into, or several
+/* snapshot_fill_fn: a box of a file is an extent, one of several that an extent is cut into, or several
  * that follow each other. */
-static cairn_status give_bytes(void *context, const struct cairn_safetensors_entry *entry,
+static cairn_status give_bytes(void *context, const struct safetensors_entry *entry,
                                uint64_t first_elem, uint64_t elem_count, void *to,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     struct writing *w = context;
     uint8_t *at = to;
@@ -696,67 +693,65 @@ static void remove_files(const struct pin_write *of)
     const char *file;
     for (size_t i = 0; (file = cairn_report_file(of->report, i)) != NULL; i++) {
         uint64_t bytes;
-        (void)cairn_storage_of(of->path)->remove(of->path, file, false, &bytes, NULL);
+        (void)storage_of(of->path)->remove(of->path, file, false, &bytes, NULL);
     }
 }
 
-static cairn_status write_file(struct writing *w, struct cairn_snapshot_writer *writer,
-                               const struct cairn_snapshot_file *file, struct cairn_sentence *why)
+static cairn_status write_file(struct writing *w, struct snapshot_writer *writer,
+                               const struct snapshot_file *file, struct sentence *why)
 {
-    const struct cairn_snapshot_source source = { .fill = give_bytes, .context = w };
-    uint8_t *sums = malloc((size_t)cairn_snapshot_block_count(file->file_bytes) *
+    const struct snapshot_input source = { .fill = give_bytes, .context = w };
+    uint8_t *sums = malloc((size_t)snapshot_block_count(file->file_bytes) *
                            CAIRN_SNAPSHOT_SUM_BYTES);
-    if (sums == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
-    const cairn_status status = cairn_snapshot_writer_put(writer, w->of->path, file, &source, sums,
-                                                          why);
+    if (sums == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+    const cairn_status status = snapshot_writer_put(writer, w->of->path, file, &source, sums, why);
     if (status == CAIRN_OK)
         return report_add_file(w->of->report, file->path, file->file_bytes, sums, why);
     free(sums);
     return status;
 }
 
-static cairn_status write_planned(struct writing *w, const struct cairn_snapshot_plan *plan,
-                                  struct cairn_sentence *why)
+static cairn_status write_planned(struct writing *w, const struct snapshot_plan *plan,
+                                  struct sentence *why)
 {
-    struct cairn_snapshot_writer *writer;
-    cairn_status status = cairn_snapshot_writer_open(0, &writer, why);
+    struct snapshot_writer *writer;
+    cairn_status status = snapshot_writer_open(0, &writer, why);
     if (status != CAIRN_OK) return status;
     for (size_t i = 0; i < plan->file_count && status == CAIRN_OK; i++)
         status = write_file(w, writer, &plan->files[i], why);
-    if (status == CAIRN_OK && cairn_snapshot_writer_buffered(writer))
-        cairn_log_info("the storage of %s refuses direct writes: they go through the page cache",
-                       w->of->path);
-    cairn_snapshot_writer_close(writer);
+    if (status == CAIRN_OK && snapshot_writer_buffered(writer))
+        log_info("the storage of %s refuses direct writes: they go through the page cache",
+                 w->of->path);
+    snapshot_writer_close(writer);
     if (status != CAIRN_OK) remove_files(w->of);
     return status;
 }
 
-static cairn_status write_files(struct writing *w, struct cairn_sentence *why)
+static cairn_status write_files(struct writing *w, struct sentence *why)
 {
-    const struct cairn_shard_map *map = &w->view->table.map;
-    struct cairn_snapshot_range *ranges = calloc(map->extent_count + 1, sizeof *ranges);
-    struct cairn_snapshot_plan plan = { 0 };
+    const struct shard_map *map = &w->view->table.map;
+    struct snapshot_range *ranges = calloc(map->extent_count + 1, sizeof *ranges);
+    struct snapshot_plan plan = { 0 };
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     for (size_t i = 0; ranges != NULL && i < map->extent_count; i++) {
-        const struct cairn_local_extent *extent = &map->extents[i];
-        ranges[i] = (struct cairn_snapshot_range) { .tensor = extent->tensor,
-                                                    .first_elem = extent->first_elem,
-                                                    .elem_count = extent->elem_count };
+        const struct local_extent *extent = &map->extents[i];
+        ranges[i] = (struct snapshot_range) { .tensor = extent->tensor,
+                                              .first_elem = extent->first_elem,
+                                              .elem_count = extent->elem_count };
     }
     if (ranges != NULL)
-        status = cairn_snapshot_plan_make(&w->job->spec, map->shard, ranges, map->extent_count,
-                                          &plan);
+        status = snapshot_plan_make(&w->job->spec, map->shard, ranges, map->extent_count, &plan);
     free(ranges);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory to plan the files");
+    if (status != CAIRN_OK) return fail_with(why, status, "no memory to plan the files");
     status = write_planned(w, &plan, why);
-    cairn_snapshot_plan_release(&plan);
+    snapshot_plan_release(&plan);
     return status;
 }
 
 /* ---- digests alone ---- */
 
-static cairn_status digest_plane(struct writing *w, size_t extent, enum cairn_plane plane,
-                                 uint8_t *buffer, struct cairn_sentence *why)
+static cairn_status digest_plane(struct writing *w, size_t extent, enum plane plane,
+                                 uint8_t *buffer, struct sentence *why)
 {
     const uint64_t elems = w->view->table.map.extents[extent].elem_count;
     cairn_status status = CAIRN_OK;
@@ -768,24 +763,24 @@ static cairn_status digest_plane(struct writing *w, size_t extent, enum cairn_pl
     return status;
 }
 
-static cairn_status digest_all(struct writing *w, struct cairn_sentence *why)
+static cairn_status digest_all(struct writing *w, struct sentence *why)
 {
-    const struct cairn_shard_map *map = &w->view->table.map;
+    const struct shard_map *map = &w->view->table.map;
     uint8_t *buffer = malloc(PIECE_ELEMS * sizeof(float));
     cairn_status status = CAIRN_OK;
-    if (buffer == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read the state");
+    if (buffer == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read the state");
     for (size_t i = 0; i < map->extent_count; i++)
-        for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+        for (enum plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
             if (form_stores(&w->view->forms[i], (int)p))
                 status = digest_plane(w, i, p, buffer, why);
     free(buffer);
     return status;
 }
 
-cairn_status pin_write(const struct pin_write *write, struct cairn_sentence *why)
+cairn_status pin_write(const struct pin_write *write, struct sentence *why)
 {
     struct writing *w = calloc(1, sizeof *w);
-    if (w == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read the state");
+    if (w == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read the state");
     w->of = write;
     w->job = write->staging->job;
     w->view = write->staging->view;
@@ -806,7 +801,7 @@ cairn_status pin_write(const struct pin_write *write, struct cairn_sentence *why
 #define BURST_BYTES  ((uint64_t)8 << 20) /* that may be written at once, after a rest */
 #define SLACK_DIVIDE 20                  /* a step of a twentieth more than before is as before */
 
-void pace_init(struct cairn_pace *pace, uint64_t total_bytes, uint64_t before_us, uint64_t last_us,
+void pace_init(struct pace *pace, uint64_t total_bytes, uint64_t before_us, uint64_t last_us,
                uint64_t deadline_us)
 {
     pace->before_us = before_us;
@@ -820,7 +815,7 @@ void pace_init(struct cairn_pace *pace, uint64_t total_bytes, uint64_t before_us
     atomic_store(&pace->done_bytes, 0);
 }
 
-void pace_step(struct cairn_pace *pace, uint64_t took_us, uint64_t now_us)
+void pace_step(struct pace *pace, uint64_t took_us, uint64_t now_us)
 {
     const uint64_t rate = atomic_load(&pace->rate);
     const bool slowed = pace->before_us > 0 &&
@@ -833,33 +828,33 @@ void pace_step(struct cairn_pace *pace, uint64_t took_us, uint64_t now_us)
 }
 
 /* Nothing was updated for long. */
-static bool is_idle(const struct cairn_pace *pace, uint64_t now_us)
+static bool is_idle(const struct pace *pace, uint64_t now_us)
 {
     const uint64_t last = atomic_load(&pace->step_us), steps = IDLE_STEPS * pace->before_us;
     return last == 0 || now_us > last + (steps > IDLE_US ? steps : IDLE_US);
 }
 
 /* Bytes a second, to be there in time. */
-static double asked_rate(const struct cairn_pace *pace, uint64_t now_us)
+static double asked_rate(const struct pace *pace, uint64_t now_us)
 {
     const uint64_t done = atomic_load(&pace->done_bytes);
     const uint64_t left = pace->total_bytes > done ? pace->total_bytes - done : 0;
     return (double)left / (double)(pace->deadline_us - now_us) * 1e6;
 }
 
-bool pace_presses(const struct cairn_pace *pace, uint64_t now_us)
+bool pace_presses(const struct pace *pace, uint64_t now_us)
 {
     return atomic_load(&pace->hurry) || now_us >= pace->deadline_us ||
            asked_rate(pace, now_us) > (double)atomic_load(&pace->rate);
 }
 
 /* Nobody trains, or nobody minds. Any thread. */
-static bool pace_is_free(const struct cairn_pace *pace, uint64_t now_us)
+static bool pace_is_free(const struct pace *pace, uint64_t now_us)
 {
     return atomic_load(&pace->hurry) || is_idle(pace, now_us) || now_us >= pace->deadline_us;
 }
 
-uint64_t pace_rate(const struct cairn_pace *pace, uint64_t now_us)
+uint64_t pace_rate(const struct pace *pace, uint64_t now_us)
 {
     const uint64_t rate = atomic_load(&pace->rate);
     if (pace_is_free(pace, now_us)) return CAIRN_PACE_FREE;
@@ -867,7 +862,7 @@ uint64_t pace_rate(const struct cairn_pace *pace, uint64_t now_us)
     return asked > (double)rate ? (uint64_t)asked : rate;
 }
 
-uint64_t pace_rest_us(struct cairn_pace *pace, uint64_t bytes, uint64_t now_us)
+uint64_t pace_rest_us(struct pace *pace, uint64_t bytes, uint64_t now_us)
 {
     const uint64_t rate = pace_rate(pace, now_us);
     const uint64_t most = bytes > BURST_BYTES ? bytes : BURST_BYTES;

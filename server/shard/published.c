@@ -1,6 +1,7 @@
 /* The published copies of a job: see read.h. */
 #include "server/shard/read.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,19 +12,19 @@
 #include "server/shard/mutant.h"
 #include "server/shard/shard.h"
 
-static cairn_status copy_open(struct shard_job *job, uint32_t index, struct cairn_sentence *why);
+static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sentence *why);
 static void copy_close(const struct shard_job *job, struct cairn_published *copy);
 static bool shard_is_leased(const struct shard_job *job, struct cairn_version version);
 static bool copy_is_there(const struct cairn_published *copy);
-static struct cairn_published_head *copy_head(const struct cairn_published *copy);
+static struct published_head *copy_head(const struct cairn_published *copy);
 static cairn_status copy_follow(struct shard_job *job, struct cairn_published *copy,
-                                struct cairn_sentence *why);
+                                struct sentence *why);
 static uint32_t copy_sides(const struct cairn_published *copy);
 static uint64_t copy_bytes(const struct shard_job *job);
 static uint64_t copy_device_bytes(const struct cairn_published *copy);
 static uint32_t copy_count(const struct shard_job *job);
 
-cairn_status published_open(struct shard_job *job, struct cairn_sentence *why)
+cairn_status published_open(struct shard_job *job, struct sentence *why)
 {
     cairn_status status = copy_open(job, 0, why);
     if (status == CAIRN_OK) status = copy_open(job, 1, why);
@@ -43,7 +44,7 @@ static const struct cairn_published *find(const struct shard_job *job, struct ca
     const struct cairn_published *best = NULL;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
         const struct cairn_published *copy = &job->versions.copies[i];
-        if (!copy->readable || cairn_version_compare(copy->version, version) != 0) continue;
+        if (!copy->readable || version_compare(copy->version, version) != 0) continue;
         if (copy->view->layout->version >= layout_end) continue;
         if (best == NULL || copy->view->layout->version > best->view->layout->version) best = copy;
     }
@@ -64,7 +65,7 @@ const struct cairn_published *published_find_before(const struct shard_job *job,
 
 cairn_status published_missing(const struct shard_job *job, struct cairn_version version)
 {
-    return cairn_version_compare(job->versions.copies[job->versions.newest].version, version) < 0
+    return version_compare(job->versions.copies[job->versions.newest].version, version) < 0
                ? CAIRN_ERR_NOT_READY
                : CAIRN_ERR_VERSION_GONE;
 }
@@ -72,9 +73,9 @@ cairn_status published_missing(const struct shard_job *job, struct cairn_version
 static uint64_t offset_of(const struct shard_view *view, uint64_t chunk, uint64_t local_elem)
 {
     const uint32_t extent = view->table.extent_of[chunk];
-    const struct cairn_form *form = &view->forms[extent];
+    const struct form *form = &view->forms[extent];
     const uint64_t elems = local_elem - view->table.map.extents[extent].local_elem;
-    return form->wire_byte + elems * cairn_dtype_bytes((int)form->wire);
+    return form->wire_byte + elems * dtype_size((int)form->wire);
 }
 
 uint8_t *cairn_published_at(const struct cairn_published *copy, uint64_t chunk, uint64_t local_elem)
@@ -98,13 +99,12 @@ size_t cairn_published_bytes(const struct cairn_published *copy, uint64_t chunk)
 {
     const struct shard_view *view = copy->view;
     const cairn_dtype wire = view->forms[view->table.extent_of[chunk]].wire;
-    return (size_t)cairn_shard_map_chunk(&view->table.map, chunk).elem_count *
-           cairn_dtype_bytes((int)wire);
+    return (size_t)shard_map_chunk(&view->table.map, chunk).elem_count * dtype_size((int)wire);
 }
 
 void published_fill(struct works *works, const struct cairn_published *copy, uint64_t chunk)
 {
-    const uint64_t elem = cairn_shard_map_chunk(&copy->view->table.map, chunk).local_elem;
+    const uint64_t elem = shard_map_chunk(&copy->view->table.map, chunk).local_elem;
     works_copy(works, published_host_at(copy, chunk, elem), cairn_published_at(copy, chunk, elem),
                cairn_published_bytes(copy, chunk));
 }
@@ -135,7 +135,7 @@ static uint32_t oldest_spare(const struct shard_job *job)
         if (!is_spare(job, i)) continue;
         if (!copy->readable) return i;
         if (best == CAIRN_SHARD_PUBLISHED_MAX ||
-            cairn_version_compare(copy->version, job->versions.copies[best].version) < 0)
+            version_compare(copy->version, job->versions.copies[best].version) < 0)
             best = i;
     }
     return best;
@@ -146,14 +146,14 @@ static uint32_t oldest_spare(const struct shard_job *job)
 static bool maps_host(const struct cairn_member *member, const uint8_t *uuid)
 {
     return member->peer != NULL && !member->is_relay && !member->is_mover &&
-           strcmp(cairn_fabric_peer_path(member->peer), "mapped") == 0 &&
-           !cairn_fabric_peer_imports(member->peer, uuid);
+           strcmp(fabric_peer_path(member->peer), "mapped") == 0 &&
+           !fabric_peer_imports(member->peer, uuid);
 }
 
 /* All of what is written to the copy next. */
 static bool goes_to_host(const struct shard_job *job, const struct cairn_published *copy)
 {
-    const uint8_t *uuid = cairn_home_info(job->compute->home)->uuid;
+    const uint8_t *uuid = home_info(job->compute->home)->uuid;
     if (copy->device.base == NULL) return true;
     for (size_t i = 0; i < job->members.capacity; i++)
         if (job->members.list[i] != NULL && maps_host(job->members.list[i], uuid)) return true;
@@ -165,7 +165,7 @@ static bool goes_to_host(const struct shard_job *job, const struct cairn_publish
 static bool holds_params(const struct shard_job *job, const struct cairn_published *copy)
 {
     return job->versions.knows_param && copy->readable && !copy->stale && copy->view == job->view &&
-           cairn_version_compare(copy->version, job->versions.param) >= 0;
+           version_compare(copy->version, job->versions.param) >= 0;
 }
 
 void published_begin(struct shard_job *job)
@@ -178,17 +178,17 @@ void published_begin(struct shard_job *job)
     copy->holds_params = holds_params(job, copy) && (copy->on_host || !on_host);
     copy->readable = false;
     copy->on_host = on_host;
-    cairn_published_write_begin(copy_head(copy));
+    published_write_begin(copy_head(copy));
 }
 
-cairn_status published_ready(struct shard_job *job, struct cairn_sentence *why)
+cairn_status published_ready(struct shard_job *job, struct sentence *why)
 {
     return copy_follow(job, &job->versions.copies[job->versions.writing], why);
 }
 
 static void is_written(struct cairn_published *copy, struct cairn_version version)
 {
-    cairn_published_write_end(copy_head(copy), version, copy_sides(copy));
+    published_write_end(copy_head(copy), version, copy_sides(copy));
     copy->version = version;
     copy->readable = true;
 }
@@ -242,18 +242,17 @@ static uint32_t leased_count(const struct shard_job *job)
 
 /* One copy more, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: as many as can be are there;
  * CAIRN_ERR_NO_MEMORY, with the numbers. */
-static cairn_status published_add(struct shard_job *job, const char *what,
-                                  struct cairn_sentence *why)
+static cairn_status published_add(struct shard_job *job, const char *what, struct sentence *why)
 {
     const uint64_t bytes = copy_bytes(job);
     uint32_t index = 0;
     while (index < CAIRN_SHARD_PUBLISHED_MAX && copy_is_there(&job->versions.copies[index]))
         index++;
     if (index == CAIRN_SHARD_PUBLISHED_MAX)
-        return cairn_fail(why, CAIRN_ERR_BUSY,
-                          "%d versions of job %s are leased already, the most there can be: wait "
-                          "until one of these leases ends, or share its version",
-                          CAIRN_LEASED_VERSIONS_MAX, job->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "%d versions of job %s are leased already, the most there can be: wait "
+                         "until one of these leases ends, or share its version",
+                         CAIRN_LEASED_VERSIONS_MAX, job->spec.name);
     cairn_status status = shard_job_take(job, &job->memory.published, bytes, what, why);
     if (status != CAIRN_OK) return status;
     status = copy_open(job, index, why);
@@ -314,7 +313,7 @@ static bool shard_is_leased(const struct shard_job *job, struct cairn_version ve
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
         const struct shard_lease *lease = &job->versions.leases[i];
-        if (lease->number != 0 && cairn_version_compare(lease->version, version) == 0) return true;
+        if (lease->number != 0 && version_compare(lease->version, version) == 0) return true;
     }
     return false;
 }
@@ -339,13 +338,13 @@ static bool end_orphans(struct shard_job *job, struct cairn_version wanted)
     uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
         struct shard_lease *lease = &job->versions.leases[i];
-        if (!is_orphan(job, lease) || cairn_version_compare(lease->version, wanted) == 0) continue;
+        if (!is_orphan(job, lease) || version_compare(lease->version, wanted) == 0) continue;
         *lease = (struct shard_lease) { .number = 0 };
         count++;
     }
     if (count == 0) return false;
-    cairn_log_info("job %s: %u leases of a coordinator before this one have ended, to make room",
-                   job->spec.name, count);
+    log_info("job %s: %u leases of a coordinator before this one have ended, to make room",
+             job->spec.name, count);
     published_trim(job);
     return true;
 }
@@ -371,47 +370,47 @@ static void set_timer(struct cairn_shard *shard)
 
 /* Judged as a whole before anything is taken. */
 static cairn_status judge_keep(struct shard_job *job, const Cairn__LeaseKeep *message,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     const struct cairn_version wanted = { message->generation, message->step };
     if (message->lease == 0 || message->ttl_ms == 0 || message->ttl_ms > CAIRN_SHARD_LEASE_MS_MAX)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "a lease of %u ms: 1 to %d are allowed",
-                          message->ttl_ms, CAIRN_SHARD_LEASE_MS_MAX);
+        return fail_with(why, CAIRN_ERR_INVALID, "a lease of %u ms: 1 to %d are allowed",
+                         message->ttl_ms, CAIRN_SHARD_LEASE_MS_MAX);
     if (job->state != CAIRN_JOB_SERVING)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
+        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
     if (published_find(job, wanted) != NULL) return CAIRN_OK;
     const struct cairn_version newest = job->versions.copies[job->versions.newest].version;
     const cairn_status status = published_missing(job, wanted);
-    return cairn_fail(why, status, "version %llu.%llu of job %s is %s, the newest is %llu.%llu",
-                      (unsigned long long)wanted.generation, (unsigned long long)wanted.step,
-                      job->spec.name,
-                      status == CAIRN_ERR_NOT_READY ? "not published yet" : "not kept any more",
-                      (unsigned long long)newest.generation, (unsigned long long)newest.step);
+    return fail_with(why, status,
+                     "version %" PRIu64 ".%" PRIu64 " of job %s is %s, the newest is %" PRIu64
+                     ".%" PRIu64,
+                     wanted.generation, wanted.step, job->spec.name,
+                     status == CAIRN_ERR_NOT_READY ? "not published yet" : "not kept any more",
+                     newest.generation, newest.step);
 }
 
 static cairn_status add_copy(struct shard_job *job, struct cairn_version wanted,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     char what[CAIRN_NAME_MAX + 96];
-    snprintf(what, sizeof what, "a lease of version %llu.%llu of job %s",
-             (unsigned long long)wanted.generation, (unsigned long long)wanted.step,
-             job->spec.name);
+    snprintf(what, sizeof what, "a lease of version %" PRIu64 ".%" PRIu64 " of job %s",
+             wanted.generation, wanted.step, job->spec.name);
     return published_add(job, what, why);
 }
 
 /* In the place of one of an earlier coordinator, if there is no other. */
 static cairn_status begin_lease(struct shard_job *job, const Cairn__LeaseKeep *message,
-                                struct shard_lease **out, struct cairn_sentence *why)
+                                struct shard_lease **out, struct sentence *why)
 {
     const struct cairn_version wanted = { message->generation, message->step };
     struct shard_lease *lease = find_lease(job, 0);
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; lease == NULL && i < CAIRN_SHARD_LEASES_MAX; i++)
         if (is_orphan(job, &job->versions.leases[i]) &&
-            cairn_version_compare(job->versions.leases[i].version, wanted) == 0)
+            version_compare(job->versions.leases[i].version, wanted) == 0)
             lease = &job->versions.leases[i];
     if (lease == NULL)
-        return cairn_fail(
+        return fail_with(
             why, CAIRN_ERR_BUSY,
             "%d leases of job %s are held already: end one, or wait for one to run out",
             CAIRN_SHARD_LEASES_MAX, job->spec.name);
@@ -423,14 +422,14 @@ static cairn_status begin_lease(struct shard_job *job, const Cairn__LeaseKeep *m
 }
 
 cairn_status shard_lease_keep(struct shard_job *job, const Cairn__LeaseKeep *message,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     const struct cairn_version wanted = { message->generation, message->step };
     cairn_status status = judge_keep(job, message, why);
     if (status != CAIRN_OK) return status;
     struct shard_lease *lease = find_lease(job, message->lease);
-    if (lease != NULL && cairn_version_compare(lease->version, wanted) != 0)
-        return cairn_fail(why, CAIRN_ERR_EXISTS, "that lease is of another version");
+    if (lease != NULL && version_compare(lease->version, wanted) != 0)
+        return fail_with(why, CAIRN_ERR_EXISTS, "that lease is of another version");
     if (lease == NULL) status = begin_lease(job, message, &lease, why);
     if (status != CAIRN_OK && end_orphans(job, wanted))
         status = begin_lease(job, message, &lease, why);
@@ -455,10 +454,10 @@ static void expire(struct shard_job *job, uint64_t now_ms)
     for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
         struct shard_lease *lease = &job->versions.leases[i];
         if (lease->number == 0 || lease->ends_ms > now_ms) continue;
-        cairn_log_info("job %s: version %llu.%llu is leased no more: the coordinator has not said "
-                       "so for longer than the lease",
-                       job->spec.name, (unsigned long long)lease->version.generation,
-                       (unsigned long long)lease->version.step);
+        log_info("job %s: version %" PRIu64 ".%" PRIu64
+                 " is leased no more: the coordinator has not said "
+                 "so for longer than the lease",
+                 job->spec.name, lease->version.generation, lease->version.step);
         *lease = (struct shard_lease) { .number = 0 };
         published_trim(job);
     }
@@ -477,14 +476,14 @@ static void on_end(uv_timer_t *timer)
 
 /* ---- memory ---- */
 
-static struct reply *reply_new(struct shard_job *job, struct cairn_sentence *why)
+static struct reply *reply_new(struct shard_job *job, struct sentence *why)
 {
     const size_t bytes = cairn_reply_bytes(job->replies.bytes);
     if (shard_job_take(job, &job->memory.staging, bytes, "a reply", why) != CAIRN_OK) return NULL;
     struct reply *reply = malloc(bytes);
     if (reply == NULL) {
         shard_job_give(job, &job->memory.staging, bytes);
-        cairn_sentence_set(why, "no memory for a reply");
+        sentence_set(why, "no memory for a reply");
         return NULL;
     }
     reply->job = job;
@@ -520,7 +519,7 @@ static uint32_t count_without(const struct shard_job *job, struct cairn_member *
     return count;
 }
 
-cairn_status reply_keep(struct cairn_member *member, struct cairn_sentence *why)
+cairn_status reply_keep(struct cairn_member *member, struct sentence *why)
 {
     const struct shard_job *job = member->job;
     struct cairn_member *one;
@@ -567,16 +566,16 @@ static void say_short(const struct cairn_member *member, const char *why)
 {
     struct shard_job *job = member->job;
     if (!job->replies.is_short)
-        cairn_log_warn("job %s: a fetch of %s waits, as others will: %s; meanwhile %s",
-                       job->spec.name, member->name, why,
-                       member->kept != NULL ? "each worker is sent a chunk at a time"
-                                            : "it is sent nothing, and workers a chunk at a time");
+        log_warn("job %s: a fetch of %s waits, as others will: %s; meanwhile %s", job->spec.name,
+                 member->name, why,
+                 member->kept != NULL ? "each worker is sent a chunk at a time"
+                                      : "it is sent nothing, and workers a chunk at a time");
     job->replies.is_short = true;
 }
 
 static struct reply *reply_another(const struct cairn_member *member)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     struct reply *reply = reply_new(member->job, &why);
     if (reply == NULL)
         say_short(member, why.text);
@@ -594,7 +593,7 @@ static struct reply *find_free(struct cairn_member *member)
     return reply;
 }
 
-struct reply *reply_open(struct cairn_member *member, const struct cairn_chunk_header *header)
+struct reply *reply_open(struct cairn_member *member, const struct chunk_header *header)
 {
     if (member->replies >= CAIRN_SHARD_REPLIES_MAX) return NULL;
     struct reply *reply = find_free(member);
@@ -664,9 +663,9 @@ static uint64_t copy_bytes(const struct shard_job *job)
            (job->view->table.map.chunk_count + 1) * CHUNK_BYTES;
 }
 
-static struct cairn_published_head *copy_head(const struct cairn_published *copy)
+static struct published_head *copy_head(const struct cairn_published *copy)
 {
-    return (struct cairn_published_head *)copy->head.base;
+    return (struct published_head *)copy->head.base;
 }
 
 static void show(const struct cairn_published *copy, struct cairn_member *member)
@@ -680,27 +679,27 @@ static void show(const struct cairn_published *copy, struct cairn_member *member
 /* Members of this host may map it, and nobody but this process writes to it. */
 static void share_copy(struct shard_job *job, struct cairn_published *copy)
 {
-    const uint32_t count = (uint32_t)cairn_segments(copy->wire.bytes);
-    struct cairn_published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
-                                         .shard = job->view->table.map.shard,
-                                         .job = job->number,
-                                         .incarnation = job->shard->incarnation,
-                                         .copy = ++job->shard->copies_made,
-                                         .segment_count = count,
-                                         .side = CAIRN_PUBLISHED_HOST };
+    const uint32_t count = (uint32_t)memory_segments(copy->wire.bytes);
+    struct published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
+                                   .shard = job->view->table.map.shard,
+                                   .job = job->number,
+                                   .incarnation = job->shard->incarnation,
+                                   .copy = ++job->shard->copies_made,
+                                   .segment_count = count,
+                                   .side = CAIRN_PUBLISHED_HOST };
     memcpy(&note.layout_hash, copy->view->layout->hash, sizeof note.layout_hash);
     bool all = arena_share(&copy->wire, job->shard->fabric, &note);
     note.segment = count;
     all = all && arena_share(&copy->head, job->shard->fabric, &note);
     note.segment = 0;
     note.side = CAIRN_PUBLISHED_DEVICE;
-    cairn_published_set_copy(copy_head(copy), note.copy);
+    published_set_copy(copy_head(copy), note.copy);
     all = all && arena_share(&copy->device, job->shard->fabric, &note);
     if (!all) {
         arena_unshare(&copy->head, false);
         arena_unshare(&copy->wire, false);
-        cairn_log_warn("job %s: a published copy cannot be shared with this host: it is sent",
-                       job->spec.name);
+        log_warn("job %s: a published copy cannot be shared with this host: it is sent",
+                 job->spec.name);
         return;
     }
     for (size_t i = 0; i < job->members.capacity; i++)
@@ -728,14 +727,14 @@ static struct label label_of(const struct shard_job *job, const struct cairn_pub
 }
 
 static cairn_status open_head(const struct shard_job *job, struct cairn_published *copy,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     const struct label label = label_of(job, copy, "head");
-    const cairn_status status = arena_open_shared(cairn_home_host(), label.text,
+    const cairn_status status = arena_open_shared(home_host(), label.text,
                                                   CAIRN_PUBLISHED_PAGE_BYTES, &copy->head, why);
     if (status != CAIRN_OK || cairn_arena_take(&copy->head, 0, copy->head.bytes) == CAIRN_OK)
         return status;
-    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the head of a version");
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the head of a version");
 }
 
 /* The last segment of a copy keeps the pages of the largest view that the copy had (gpu/home.h), so
@@ -755,7 +754,7 @@ static void give_last_segment(const struct shard_job *job, struct cairn_publishe
                               const char *label)
 {
     const uint64_t full = copy->wire.bytes / CAIRN_SEGMENT_BYTES * CAIRN_SEGMENT_BYTES;
-    struct cairn_sentence why;
+    struct sentence why;
     if (full == 0 || arena_resize(&copy->wire, label, full, &why) != CAIRN_OK)
         cairn_release(job->shard, &copy->wire);
     copy->most_bytes = copy->wire.bytes;
@@ -763,7 +762,7 @@ static void give_last_segment(const struct shard_job *job, struct cairn_publishe
 
 /* The bytes that the job's view wants; what there are stay, where that is possible. */
 static cairn_status size_wire(const struct shard_job *job, struct cairn_published *copy,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     const struct label label = label_of(job, copy, "wire");
     const uint64_t bytes = job->view->wire_bytes;
@@ -784,13 +783,12 @@ static cairn_status size_wire(const struct shard_job *job, struct cairn_publishe
 /* If all of the job lies on the device: processes that use the card read it there. */
 static bool has_device_side(const struct shard_job *job)
 {
-    const struct cairn_home *home = job->shard->device.home;
-    return home != NULL && cairn_home_info(home)->exports &&
-           job->planes.host_from == CAIRN_PLANES_ALL;
+    const struct home *home = job->shard->device.home;
+    return home != NULL && home_info(home)->exports && job->planes.host_from == CAIRN_PLANES_ALL;
 }
 
 static cairn_status open_device(struct shard_job *job, struct cairn_published *copy,
-                                uint64_t wire_bytes, struct cairn_sentence *why)
+                                uint64_t wire_bytes, struct sentence *why)
 {
     if (!has_device_side(job)) return CAIRN_OK;
     return arena_open_shared(job->shard->device.home, "published", wire_bytes, &copy->device, why);
@@ -809,14 +807,14 @@ static uint32_t copy_count(const struct shard_job *job)
 static bool has_room(const struct shard_job *job, uint64_t bytes)
 {
     const uint64_t staging = compute_staging_left(&job->shard->device);
-    const uint64_t free_bytes = cairn_home_free_bytes(job->shard->device.home);
+    const uint64_t free_bytes = home_free_bytes(job->shard->device.home);
     return staging <= free_bytes && bytes <= free_bytes - staging;
 }
 
 /* Opens the device's side of the `count`-th copy. Copies beyond the first two are for leases, and
  * do without that side if there is no room. */
 static cairn_status open_side(struct shard_job *job, struct cairn_published *copy, uint32_t count,
-                              uint64_t wire_bytes, struct cairn_sentence *why)
+                              uint64_t wire_bytes, struct sentence *why)
 {
     const bool may_lack = count > CAIRN_COPIES_ALWAYS;
     if (may_lack && has_device_side(job) && !has_room(job, plane_units(wire_bytes)))
@@ -827,7 +825,7 @@ static cairn_status open_side(struct shard_job *job, struct cairn_published *cop
 
 /* Makes the records of the copy's chunks: no checksum is known yet, and no chunk was brought. */
 static cairn_status open_chunks(const struct shard_job *job, struct cairn_published *copy,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     const size_t count = (size_t)job->view->table.map.chunk_count + 1;
     uint64_t *checksums = calloc(count, sizeof *checksums);
@@ -835,7 +833,7 @@ static cairn_status open_chunks(const struct shard_job *job, struct cairn_publis
     if (checksums == NULL || brought == NULL) {
         free(checksums);
         free(brought);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
     }
     free(copy->checksums);
     free(copy->brought);
@@ -845,7 +843,7 @@ static cairn_status open_chunks(const struct shard_job *job, struct cairn_publis
 }
 
 /* In the job's view. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: there is none. */
-static cairn_status copy_open(struct shard_job *job, uint32_t index, struct cairn_sentence *why)
+static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sentence *why)
 {
     struct cairn_published *copy = &job->versions.copies[index];
     const uint64_t wire_bytes = job->view->wire_bytes;
@@ -858,7 +856,7 @@ static cairn_status copy_open(struct shard_job *job, uint32_t index, struct cair
     if (status == CAIRN_OK && !job->planes.parked && !job->park.is_under_way)
         status = open_side(job, copy, copy_count(job), wire_bytes, why);
     if (status == CAIRN_OK) {
-        cairn_published_head_init(copy_head(copy), &copy->view->table.map, job->number, wire_bytes);
+        published_head_init(copy_head(copy), &copy->view->table.map, job->number, wire_bytes);
         share_copy(job, copy);
         return CAIRN_OK;
     }
@@ -875,7 +873,7 @@ static void copy_close(const struct shard_job *job, struct cairn_published *copy
 {
     if (!copy_is_there(copy)) return;
     // Whoever has it mapped sees that it is no version any more.
-    if (copy->head.base != NULL) cairn_published_write_begin(copy_head(copy));
+    if (copy->head.base != NULL) published_write_begin(copy_head(copy));
     cairn_release(job->shard, &copy->head);
     cairn_release(job->shard, &copy->wire);
     cairn_release(job->shard, &copy->device);
@@ -887,7 +885,7 @@ static void copy_close(const struct shard_job *job, struct cairn_published *copy
 
 /* Its side on the device, for the job's view. Where there is no room it goes on without. */
 static cairn_status follow_device(struct shard_job *job, struct cairn_published *copy,
-                                  struct cairn_sentence *why)
+                                  struct sentence *why)
 {
     if (job->planes.parked) return CAIRN_OK;
     job->memory.device -= copy_device_bytes(copy);
@@ -907,7 +905,7 @@ static cairn_status follow_device(struct shard_job *job, struct cairn_published 
  * much, and gets what it lacks; it is shown anew, under another number, and its old contents are
  * gone. Nothing of it is being sent. CAIRN_ERR_NO_MEMORY: it may be closed. */
 static cairn_status copy_follow(struct shard_job *job, struct cairn_published *copy,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     if (copy->view == job->view) {
         copy->settled++;
@@ -918,7 +916,7 @@ static cairn_status copy_follow(struct shard_job *job, struct cairn_published *c
     copy->readable = copy->holds_params = false;
     copy->stale = true;
     // Whoever has it mapped keeps the old head, which says for good that it is no version.
-    cairn_published_write_begin(copy_head(copy));
+    published_write_begin(copy_head(copy));
     arena_unshare(&copy->head, false);
     arena_unshare(&copy->wire, false);
     arena_close(&copy->head);
@@ -928,13 +926,13 @@ static cairn_status copy_follow(struct shard_job *job, struct cairn_published *c
     if (status != CAIRN_OK) return status;
     shard_view_unref(copy->view);
     copy->view = shard_view_ref(job->view);
-    cairn_published_head_init(copy_head(copy), &copy->view->table.map, job->number,
-                              copy->view->wire_bytes);
+    published_head_init(copy_head(copy), &copy->view->table.map, job->number,
+                        copy->view->wire_bytes);
     share_copy(job, copy);
     return CAIRN_OK;
 }
 
-/* Bits of enum cairn_published_side. */
+/* Bits of enum published_side. */
 static uint32_t copy_sides(const struct cairn_published *copy)
 {
     return (copy->on_host ? CAIRN_PUBLISHED_HOST : 0u) |
@@ -974,7 +972,7 @@ uint64_t published_device_bytes(const struct shard_job *job, bool all)
     return bytes;
 }
 
-cairn_status published_open_device(struct shard_job *job, struct cairn_sentence *why)
+cairn_status published_open_device(struct shard_job *job, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     uint32_t count = 0;
@@ -988,7 +986,7 @@ cairn_status published_open_device(struct shard_job *job, struct cairn_sentence 
 /* Whoever has a side mapped keeps that, and what was read of it; nobody begins to read one that is gone. */
 static void tell_sides(const struct cairn_published *copy)
 {
-    if (copy->readable) cairn_published_set_sides(copy_head(copy), copy_sides(copy));
+    if (copy->readable) published_set_sides(copy_head(copy), copy_sides(copy));
 }
 
 void published_park(struct shard_job *job)

@@ -1,4 +1,5 @@
 /* The initial state, put chunk by chunk by one declared worker while the job is INITIALIZING. */
+#include <inttypes.h>
 #include <assert.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -10,14 +11,14 @@
 #include "server/shard/state.h"
 
 static cairn_status write_judge(const struct cairn_member *member,
-                                const struct cairn_chunk_header *header, struct cairn_put *out,
-                                struct cairn_sentence *why);
+                                const struct chunk_header *header, struct cairn_put *out,
+                                struct sentence *why);
 static cairn_status write_take(struct shard_job *job, const struct cairn_put *put,
-                               const uint8_t *bytes, struct cairn_sentence *why);
-static bool write_is(const struct shard_job *job, const struct cairn_chunk_header *header);
+                               const uint8_t *bytes, struct sentence *why);
+static bool write_is(const struct shard_job *job, const struct chunk_header *header);
 
-static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
-                   cairn_status status, const struct cairn_sentence *why)
+static void refuse(struct cairn_member *member, const struct chunk_header *header,
+                   cairn_status status, const struct sentence *why)
 {
     member_note_refusal(member, header, why->text);
     member_refuse(member, header, status);
@@ -25,17 +26,16 @@ static void refuse(struct cairn_member *member, const struct cairn_chunk_header 
 
 /* The chunk that a PUT names: chunk and place of *out are set. CAIRN_ERR_MALFORMED: it is not one of
  * here. */
-static cairn_status put_judge_chunk(const struct shard_job *job,
-                                    const struct cairn_chunk_header *header, struct cairn_put *out,
-                                    struct cairn_sentence *why)
+static cairn_status put_judge_chunk(const struct shard_job *job, const struct chunk_header *header,
+                                    struct cairn_put *out, struct sentence *why)
 {
-    if (cairn_shard_map_chunk_number(&job->view->table.map, header->tensor, header->first_leaf,
-                                     header->leaf_count, &out->chunk) != CAIRN_OK) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u, leaves %llu + %u: not a chunk here",
-                          header->tensor, (unsigned long long)header->first_leaf,
-                          header->leaf_count);
+    if (shard_map_chunk_number(&job->view->table.map, header->tensor, header->first_leaf,
+                               header->leaf_count, &out->chunk) != CAIRN_OK) {
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "tensor %u, leaves %" PRIu64 " + %u: not a chunk here", header->tensor,
+                         header->first_leaf, header->leaf_count);
     }
-    out->place = cairn_shard_map_chunk(&job->view->table.map, out->chunk);
+    out->place = shard_map_chunk(&job->view->table.map, out->chunk);
     return CAIRN_OK;
 }
 
@@ -46,31 +46,30 @@ static cairn_dtype put_dtype(const struct shard_job *job, const struct cairn_put
 }
 
 /* CAIRN_ERR_MALFORMED: the payload is not as long as put->piece in the header's dtype. */
-static cairn_status put_judge_payload(const struct cairn_chunk_header *header,
-                                      const struct cairn_put *put, struct cairn_sentence *why)
+static cairn_status put_judge_payload(const struct chunk_header *header,
+                                      const struct cairn_put *put, struct sentence *why)
 {
-    const uint64_t bytes = put->piece.count * cairn_dtype_bytes(header->dtype);
+    const uint64_t bytes = put->piece.count * dtype_size(header->dtype);
     if (header->payload_bytes == bytes) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u: a payload of %llu bytes, not %llu",
-                      header->tensor, (unsigned long long)header->payload_bytes,
-                      (unsigned long long)bytes);
+    return fail_with(why, CAIRN_ERR_MALFORMED,
+                     "tensor %u: a payload of %" PRIu64 " bytes, not %" PRIu64, header->tensor,
+                     header->payload_bytes, bytes);
 }
 
 /* The plane is one of state, as the chunk of `put` keeps it. CAIRN_ERR_MALFORMED, CAIRN_ERR_NOT_FOUND. */
-static cairn_status put_judge_plane(const struct shard_job *job,
-                                    const struct cairn_chunk_header *header,
-                                    const struct cairn_put *put, struct cairn_sentence *why)
+static cairn_status put_judge_plane(const struct shard_job *job, const struct chunk_header *header,
+                                    const struct cairn_put *put, struct sentence *why)
 {
     const char *name = job->spec.tensors[header->tensor].name;
-    const struct cairn_form *form = &job->view->forms[job->view->table.extent_of[put->chunk]];
+    const struct form *form = &job->view->forms[job->view->table.extent_of[put->chunk]];
     const cairn_dtype dtype = put_dtype(job, put);
     if (!plane_is_state(header->plane) || header->dtype != dtype)
-        return cairn_fail(
-            why, CAIRN_ERR_MALFORMED, "tensor %s, plane %u in %s: param and moments are put, in %s",
-            name, header->plane, cairn_dtype_name(header->dtype), cairn_dtype_name((int)dtype));
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "tensor %s, plane %u in %s: param and moments are put, in %s", name,
+                         header->plane, dtype_label(header->dtype), dtype_label((int)dtype));
     if (!form_keeps(form, header->plane))
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s", name,
-                          cairn_plane_name(header->plane));
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s", name,
+                         plane_name(header->plane));
     return CAIRN_OK;
 }
 
@@ -81,37 +80,36 @@ static bool may_put(const struct cairn_member *member, int plane)
 }
 
 /* Judged without side effects. On success chunk, place and piece of *out are set. */
-static cairn_status judge_put(const struct cairn_member *member,
-                              const struct cairn_chunk_header *header, struct cairn_put *out,
-                              struct cairn_sentence *why)
+static cairn_status judge_put(const struct cairn_member *member, const struct chunk_header *header,
+                              struct cairn_put *out, struct sentence *why)
 {
     const struct shard_job *job = member->job;
     if (job->state == CAIRN_JOB_LOADING) {
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "its state is being read or made");
+        return fail_with(why, CAIRN_ERR_NOT_READY, "its state is being read or made");
     }
     if (job->state == CAIRN_JOB_SERVING && header->round != 0)
         return write_judge(member, header, out, why);
     if (job->state == CAIRN_JOB_SERVING)
-        return cairn_fail(why, CAIRN_ERR_EXISTS,
-                          "its initial state is complete here, with other values");
+        return fail_with(why, CAIRN_ERR_EXISTS,
+                         "its initial state is complete here, with other values");
     if (job->state != CAIRN_JOB_INITIALIZING) {
-        return cairn_fail(why, CAIRN_ERR_STALE, "its initial state is complete");
+        return fail_with(why, CAIRN_ERR_STALE, "its initial state is complete");
     }
     if (header->tile == CAIRN_TILE_BOX)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "a box of an initial state");
+        return fail_with(why, CAIRN_ERR_MALFORMED, "a box of an initial state");
     cairn_status status = put_judge_chunk(job, header, out, why);
     if (status != CAIRN_OK) return status;
     status = put_judge_plane(job, header, out, why);
     if (status != CAIRN_OK) return status;
     if (header->plane != CAIRN_PLANE_PARAM && header->tile != CAIRN_TILE_WHOLE)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "a part of moments of an initial state");
+        return fail_with(why, CAIRN_ERR_MALFORMED, "a part of moments of an initial state");
     if (!may_put(member, header->plane))
-        return cairn_fail(why, CAIRN_ERR_REFUSED, "rank 0 puts moments, this is rank %u",
-                          member->rank);
-    if (cairn_spec_has_origin(&job->spec, header->tensor)) {
-        return cairn_fail(why, CAIRN_ERR_EXISTS,
-                          "tensor %s has its initial state from the job's spec",
-                          job->spec.tensors[header->tensor].name);
+        return fail_with(why, CAIRN_ERR_REFUSED, "rank 0 puts moments, this is rank %u",
+                         member->rank);
+    if (spec_has_origin(&job->spec, header->tensor)) {
+        return fail_with(why, CAIRN_ERR_EXISTS,
+                         "tensor %s has its initial state from the job's spec",
+                         job->spec.tensors[header->tensor].name);
     }
     status = tiles_piece(member, header, &out->place, &out->piece, why);
     return status == CAIRN_OK ? put_judge_payload(header, out, why) : status;
@@ -133,16 +131,16 @@ static void close_buffers(struct shard_job *job)
 }
 
 /* A write is open: they are needed again. CAIRN_ERR_NO_MEMORY. */
-static cairn_status put_open_buffers(struct shard_job *job, struct cairn_sentence *why)
+static cairn_status put_open_buffers(struct shard_job *job, struct sentence *why)
 {
     if (job->puts.arena.base != NULL) return CAIRN_OK; // counted since the job was made
     return arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes, &job->puts.arena,
                               why);
 }
 
-static void acknowledge(struct cairn_member *member, const struct cairn_chunk_header *header)
+static void acknowledge(struct cairn_member *member, const struct chunk_header *header)
 {
-    struct cairn_chunk_header ack = *header;
+    struct chunk_header ack = *header;
     ack.kind = CAIRN_CHUNK_ACK;
     ack.payload_bytes = ack.checksum = 0;
     member_send(member, &ack);
@@ -178,7 +176,7 @@ static void note_put(struct shard_job *job, const struct cairn_put *put)
     *have = (uint8_t)((*have & ~CAIRN_PUT_STALE(plane)) | CAIRN_PUT_HAS(plane));
 }
 
-cairn_status put_judge_again(const struct shard_job *job, struct cairn_sentence *why)
+cairn_status put_judge_again(const struct shard_job *job, struct sentence *why)
 {
     uint64_t c = 0;
     while (c < job->view->table.map.chunk_count &&
@@ -186,7 +184,7 @@ cairn_status put_judge_again(const struct shard_job *job, struct cairn_sentence 
         c++;
     if (c == job->view->table.map.chunk_count) return CAIRN_OK;
     const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[c]].tensor;
-    return cairn_fail(
+    return fail_with(
         why, CAIRN_ERR_EXISTS,
         "shard %s has its initial state already, with moments of %s: put them, too, or "
         "drop the job and begin anew",
@@ -195,8 +193,7 @@ cairn_status put_judge_again(const struct shard_job *job, struct cairn_sentence 
 
 /* Put again after another shard's part was found missing, when this one's was sealed already: the same values
  * are as good as put; of a whole chunk its checksum tells. */
-static bool is_sealed_alike(const struct cairn_member *member,
-                            const struct cairn_chunk_header *header)
+static bool is_sealed_alike(const struct cairn_member *member, const struct chunk_header *header)
 {
     struct shard_job *job = member->job;
     struct cairn_put put = { .header = *header };
@@ -206,18 +203,18 @@ static bool is_sealed_alike(const struct cairn_member *member,
         put_judge_chunk(job, header, &put, NULL) != CAIRN_OK ||
         put_judge_plane(job, header, &put, NULL) != CAIRN_OK)
         return false;
-    const size_t bytes = (size_t)put.place.elem_count * cairn_dtype_bytes(header->dtype);
+    const size_t bytes = (size_t)put.place.elem_count * dtype_size(header->dtype);
     if (header->payload_bytes != bytes) return false;
     struct works *works = compute_loop(job->compute);
     const void *had = works_get(works, state_of(job, &put), bytes);
-    const bool is_alike = header->checksum == cairn_chunk_checksum(had, bytes);
+    const bool is_alike = header->checksum == chunk_checksum(had, bytes);
     if (works_run(works, NULL) != CAIRN_OK || !is_alike) return false;
     note_put(job, &put);
     return true;
 }
 
 /* Into the state, or beside it. */
-static cairn_status keep(struct cairn_put *put, struct cairn_sentence *why)
+static cairn_status keep(struct cairn_put *put, struct sentence *why)
 {
     struct shard_job *job = put->job;
     struct works *works = compute_loop(job->compute);
@@ -238,15 +235,15 @@ static cairn_status keep(struct cairn_put *put, struct cairn_sentence *why)
 static void take(struct cairn_put *put, struct cairn_member *member)
 {
     struct shard_job *job = put->job;
-    struct cairn_sentence why;
+    struct sentence why;
     const size_t bytes = (size_t)put->header.payload_bytes;
     if (job->state != CAIRN_JOB_INITIALIZING && !write_is(job, &put->header)) {
-        cairn_sentence_set(&why, "its initial state is complete, or the write is over");
+        sentence_set(&why, "its initial state is complete, or the write is over");
         refuse(member, &put->header, CAIRN_ERR_STALE, &why);
         return;
     }
-    if (cairn_chunk_checksum(buffer_of(job, put), bytes) != put->header.checksum) {
-        cairn_sentence_set(&why, "its checksum does not match");
+    if (chunk_checksum(buffer_of(job, put), bytes) != put->header.checksum) {
+        sentence_set(&why, "its checksum does not match");
         refuse(member, &put->header, CAIRN_ERR_CHECKSUM, &why);
         return;
     }
@@ -279,54 +276,51 @@ static struct cairn_put *find_free(struct shard_job *job)
     return NULL;
 }
 
-void put_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
-                    struct cairn_fabric_message *message)
+void put_on_message(struct cairn_member *member, const struct chunk_header *header,
+                    struct fabric_message *message)
 {
     struct shard_job *job = member->job;
-    struct cairn_sentence why;
+    struct sentence why;
     struct cairn_put judged = { .job = job, .header = *header };
     if (is_sealed_alike(member, header)) {
         acknowledge(member, header);
-        cairn_fabric_drop(message);
+        fabric_drop(message);
         return;
     }
     struct cairn_put *put = find_free(job);
     cairn_status status = judge_put(member, header, &judged, &why);
     if (status == CAIRN_OK && put == NULL)
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "%u puts are being received", job->puts.max);
+        status = fail_with(&why, CAIRN_ERR_BUSY, "%u puts are being received", job->puts.max);
     if (status == CAIRN_OK) {
-        status = cairn_fabric_receive(message, buffer_of(job, put), job->puts.bytes, on_received,
-                                      put);
-        if (status != CAIRN_OK)
-            status = cairn_fail(&why, CAIRN_ERR_BUSY, "no memory to receive it");
+        status = fabric_receive(message, buffer_of(job, put), job->puts.bytes, on_received, put);
+        if (status != CAIRN_OK) status = fail_with(&why, CAIRN_ERR_BUSY, "no memory to receive it");
     }
     if (status != CAIRN_OK) {
         refuse(member, header, status, &why);
-        cairn_fabric_drop(message);
+        fabric_drop(message);
         return;
     }
     *put = judged;
     shard_job_busy(job);
 }
 
-cairn_status cairn_put_whole(const struct shard_job *job, struct cairn_sentence *why)
+cairn_status cairn_put_whole(const struct shard_job *job, struct sentence *why)
 {
     size_t missing = 0;
     uint32_t last = UINT32_MAX;
-    struct cairn_sentence names = { "" };
+    struct sentence names = { "" };
     for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
         const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[c]].tensor;
         const bool is_put = (job->puts.have[c] & CAIRN_PUT_HAS(CAIRN_PLANE_PARAM)) != 0;
         if (tensor == last || is_put || tiles_put_whole(job, c)) continue;
         last = tensor;
         if (++missing <= 5)
-            cairn_sentence_add(&names, "%s%s", missing > 1 ? ", " : "",
-                               job->spec.tensors[tensor].name);
+            sentence_add(&names, "%s%s", missing > 1 ? ", " : "", job->spec.tensors[tensor].name);
     }
     if (missing == 0) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_NOT_READY,
-                      "shard %s has no whole initial state of %zu tensors: %s%s; put them first",
-                      job->shard->name, missing, names.text, missing > 5 ? ", ..." : "");
+    return fail_with(why, CAIRN_ERR_NOT_READY,
+                     "shard %s has no whole initial state of %zu tensors: %s%s; put them first",
+                     job->shard->name, missing, names.text, missing > 5 ? ", ..." : "");
 }
 
 void cairn_put_end(struct shard_job *job)
@@ -342,21 +336,21 @@ void cairn_put_end(struct shard_job *job)
  * otherwise is forgotten. Copies that readers have are never touched: the new values go with the
  * next version. */
 
-struct cairn_write {
+struct write {
     uint64_t round, member;
     uint64_t budget_bytes;
     bool has_param;
     uint8_t *staged[]; /* owned: [map.chunk_count][CAIRN_PLANE_COUNT]; NULL: as it was */
 };
 
-static uint8_t **staged_of(struct cairn_write *write, uint64_t chunk, int plane)
+static uint8_t **staged_of(struct write *write, uint64_t chunk, int plane)
 {
     return &write->staged[chunk * CAIRN_PLANE_COUNT + (unsigned)plane];
 }
 
 void write_close(struct shard_job *job)
 {
-    struct cairn_write *write = job->puts.write;
+    struct write *write = job->puts.write;
     if (write == NULL) return;
     job->puts.write = NULL;
     for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++)
@@ -368,18 +362,18 @@ void write_close(struct shard_job *job)
 
 void write_open(struct shard_job *job, uint64_t round, uint64_t member)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     const size_t count = (size_t)job->view->table.map.chunk_count * CAIRN_PLANE_COUNT;
-    const size_t bytes = sizeof(struct cairn_write) + count * sizeof(uint8_t *);
+    const size_t bytes = sizeof(struct write) + count * sizeof(uint8_t *);
     write_close(job);
     cairn_status status = put_open_buffers(job, &why);
     if (status == CAIRN_OK)
         status = shard_job_take(job, &job->memory.staging, bytes, "a write", &why);
     if (status != CAIRN_OK) {
-        cairn_log_warn("job %s: no write here: %s", job->spec.name, why.text);
+        log_warn("job %s: no write here: %s", job->spec.name, why.text);
         return; // its puts are refused, and so it is given up
     }
-    struct cairn_write *write = calloc(1, bytes);
+    struct write *write = calloc(1, bytes);
     if (write == NULL) {
         shard_job_give(job, &job->memory.staging, bytes);
         return;
@@ -393,19 +387,19 @@ void write_open(struct shard_job *job, uint64_t round, uint64_t member)
 /* A PUT of a job that serves, judged without side effects; chunk and place of *out are set, and its piece
  * unless a box in the payload says that. */
 static cairn_status write_judge(const struct cairn_member *member,
-                                const struct cairn_chunk_header *header, struct cairn_put *out,
-                                struct cairn_sentence *why)
+                                const struct chunk_header *header, struct cairn_put *out,
+                                struct sentence *why)
 {
     const struct shard_job *job = member->job;
     const bool open = write_is(job, header) &&
                       step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING;
     // The writer may hear of its write before this shard does: it asks again.
     if (!open && header->round > step_round_seen(job->collector.step))
-        return cairn_fail(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
-    if (!open) return cairn_fail(why, CAIRN_ERR_STALE, "no write of this round is open");
+        return fail_with(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
+    if (!open) return fail_with(why, CAIRN_ERR_STALE, "no write of this round is open");
     // A chunk of which a box is put begins as the state is, and that state is not here yet.
     if (header->tile == CAIRN_TILE_BOX && job->move.now != NULL && job->move.now->take != NULL)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "state comes to this shard: wait for it");
+        return fail_with(why, CAIRN_ERR_BUSY, "state comes to this shard: wait for it");
     cairn_status status = put_judge_chunk(job, header, out, why);
     if (status != CAIRN_OK) return status;
     status = put_judge_plane(job, header, out, why);
@@ -416,7 +410,7 @@ static cairn_status write_judge(const struct cairn_member *member,
 }
 
 /* It is of the write that is open. */
-static bool write_is(const struct shard_job *job, const struct cairn_chunk_header *header)
+static bool write_is(const struct shard_job *job, const struct chunk_header *header)
 {
     return job->puts.write != NULL && job->puts.write->round == header->round &&
            job->puts.write->member == header->member;
@@ -424,7 +418,7 @@ static bool write_is(const struct shard_job *job, const struct cairn_chunk_heade
 
 /* No round updates it meanwhile: this one is the write. */
 static cairn_status copy_state(struct shard_job *job, const struct cairn_put *put, uint32_t extent,
-                               uint8_t *to, size_t byte_count, struct cairn_sentence *why)
+                               uint8_t *to, size_t byte_count, struct sentence *why)
 {
     struct works *works = compute_loop(job->compute);
     works_copy(works, to, planes_at(&job->planes, put->header.plane, extent, put->place.local_elem),
@@ -436,18 +430,18 @@ static cairn_status copy_state(struct shard_job *job, const struct cairn_put *pu
 
 /* Where the chunk of a plane is kept; made with what the state has, unless the put is all of it. */
 static cairn_status stage(struct shard_job *job, const struct cairn_put *put, uint8_t **out,
-                          struct cairn_sentence *why)
+                          struct sentence *why)
 {
     const bool is_whole = put->header.tile != CAIRN_TILE_BOX;
-    struct cairn_write *write = job->puts.write;
+    struct write *write = job->puts.write;
     const uint32_t extent = job->view->table.extent_of[put->chunk];
     uint8_t **staged = staged_of(write, put->chunk, put->header.plane);
-    const size_t byte_count = (size_t)put->place.elem_count * cairn_dtype_bytes(put->header.dtype);
+    const size_t byte_count = (size_t)put->place.elem_count * dtype_size(put->header.dtype);
     if (*staged == NULL) {
         cairn_status status = shard_job_take(job, &job->memory.staging, byte_count, "a write", why);
         if (status != CAIRN_OK) return status;
         uint8_t *bytes = malloc(byte_count + 1);
-        status = bytes == NULL ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a write")
+        status = bytes == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a write")
                  : is_whole    ? CAIRN_OK
                                : copy_state(job, put, extent, bytes, byte_count, why);
         if (status != CAIRN_OK) {
@@ -466,43 +460,43 @@ static cairn_status stage(struct shard_job *job, const struct cairn_put *put, ui
 /* The box before the elements; *head_out is how many bytes it has. */
 static cairn_status read_box(const struct shard_job *job, const struct cairn_put *put,
                              const uint8_t *bytes, struct cairn_box *out, size_t *head_out,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
-    const struct cairn_shape *shape = &job->spec.tensors[put->header.tensor].shape;
+    const struct shape *shape = &job->spec.tensors[put->header.tensor].shape;
     const size_t head = 4 + 16 * (size_t)shape->rank, payload = (size_t)put->header.payload_bytes;
     struct cairn_box box;
-    if (payload <= head || cairn_box_decode(bytes, head, &box) != CAIRN_OK)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u: no box before its elements",
-                          put->header.tensor);
-    if (cairn_box_check(&box, shape, why) != CAIRN_OK) return CAIRN_ERR_MALFORMED;
+    if (payload <= head || box_decode(bytes, head, &box) != CAIRN_OK)
+        return fail_with(why, CAIRN_ERR_MALFORMED, "tensor %u: no box before its elements",
+                         put->header.tensor);
+    if (box_check(&box, shape, why) != CAIRN_OK) return CAIRN_ERR_MALFORMED;
     const uint64_t first = put->place.first_elem;
-    const uint64_t count = cairn_box_before(&box, shape, first + put->place.elem_count) -
-                           cairn_box_before(&box, shape, first);
-    if (payload - head != count * cairn_dtype_bytes(put->header.dtype))
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "tensor %u: %zu bytes of elements, its box has %llu there",
-                          put->header.tensor, payload - head, (unsigned long long)count);
+    const uint64_t count = box_before(&box, shape, first + put->place.elem_count) -
+                           box_before(&box, shape, first);
+    if (payload - head != count * dtype_size(put->header.dtype))
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "tensor %u: %zu bytes of elements, its box has %" PRIu64 " there",
+                         put->header.tensor, payload - head, count);
     *out = box;
     *head_out = head;
     return CAIRN_OK;
 }
 
 static cairn_status take_box(struct shard_job *job, const struct cairn_put *put,
-                             const uint8_t *bytes, struct cairn_sentence *why)
+                             const uint8_t *bytes, struct sentence *why)
 {
     struct cairn_box box;
     size_t head = 0;
-    const size_t elem_bytes = cairn_dtype_bytes(put->header.dtype);
+    const size_t elem_bytes = dtype_size(put->header.dtype);
     uint8_t *staged;
     cairn_status status = read_box(job, put, bytes, &box, &head, why);
     if (status == CAIRN_OK) status = stage(job, put, &staged, why);
     if (status != CAIRN_OK) return status;
-    struct cairn_box_runs runs;
+    struct box_runs runs;
     uint64_t elem, box_elem, run;
     const uint8_t *from = bytes + head;
-    cairn_box_runs_begin(&runs, &box, &job->spec.tensors[put->header.tensor].shape,
-                         put->place.first_elem, put->place.elem_count);
-    for (; cairn_box_runs_next(&runs, &elem, &box_elem, &run); from += run * elem_bytes)
+    box_runs_begin(&runs, &box, &job->spec.tensors[put->header.tensor].shape, put->place.first_elem,
+                   put->place.elem_count);
+    for (; box_runs_next(&runs, &elem, &box_elem, &run); from += run * elem_bytes)
         memcpy(staged + (elem - put->place.first_elem) * elem_bytes, from,
                (size_t)run * elem_bytes);
     return CAIRN_OK;
@@ -510,7 +504,7 @@ static cairn_status take_box(struct shard_job *job, const struct cairn_put *put,
 
 /* Keeps a chunk, or a box of it, beside the state. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_MALFORMED. */
 static cairn_status write_take(struct shard_job *job, const struct cairn_put *put,
-                               const uint8_t *bytes, struct cairn_sentence *why)
+                               const uint8_t *bytes, struct sentence *why)
 {
     uint8_t *staged;
     if (put->header.tile == CAIRN_TILE_BOX) return take_box(job, put, bytes, why);
@@ -527,10 +521,10 @@ bool write_has(const struct shard_job *job, uint64_t chunk)
 }
 
 const void *write_apply(struct works *works, const struct shard_job *job, uint64_t chunk,
-                        const struct cairn_chunk_place *place)
+                        const struct chunk_place *place)
 {
     const uint32_t extent = job->view->table.extent_of[chunk];
-    for (enum cairn_plane p = 0; job->puts.write != NULL && p < CAIRN_PLANE_COUNT; p++) {
+    for (enum plane p = 0; job->puts.write != NULL && p < CAIRN_PLANE_COUNT; p++) {
         const uint8_t *staged = *staged_of(job->puts.write, chunk, (int)p);
         if (staged != NULL)
             works_copy(works, planes_at(&job->planes, p, extent, place->local_elem), staged,
@@ -561,12 +555,12 @@ void write_resolved(struct shard_job *job, uint64_t round)
 
 struct weights_loader {
     struct loader loader; /* first */
-    struct cairn_sentence extra;
+    struct sentence extra;
     struct odd {
-        uint32_t tensor;             /* at hand */
-        uint64_t count, first_elem;  /* of it: elements that are NaN or infinite */
-        size_t tensor_count;         /* that had some */
-        struct cairn_sentence lines; /* of the first of these */
+        uint32_t tensor;            /* at hand */
+        uint64_t count, first_elem; /* of it: elements that are NaN or infinite */
+        size_t tensor_count;        /* that had some */
+        struct sentence lines;      /* of the first of these */
     } odd;
 };
 
@@ -587,15 +581,15 @@ static void end_odd(struct weights_loader *origin)
 {
     struct odd *odd = &origin->odd;
     if (odd->count > 0 && ++odd->tensor_count <= CAIRN_WEIGHTS_NAMES_MAX)
-        cairn_sentence_add(&odd->lines, "\n%s: %llu, the first is element %llu",
-                           origin->loader.job->spec.tensors[odd->tensor].name,
-                           (unsigned long long)odd->count, (unsigned long long)odd->first_elem);
+        sentence_add(&odd->lines, "\n%s: %" PRIu64 ", the first is element %" PRIu64,
+                     origin->loader.job->spec.tensors[odd->tensor].name, odd->count,
+                     odd->first_elem);
     odd->count = 0;
 }
 
 static bool is_odd(float value)
 {
-    return (cairn_f32_bits(value) & 0x7f800000u) == 0x7f800000u;
+    return (f32_bits(value) & 0x7f800000u) == 0x7f800000u;
 }
 
 /* A buffer may well hold infinities: masks do. */
@@ -603,7 +597,7 @@ static void count_odd(struct weights_loader *origin, uint32_t tensor, uint64_t f
                       const float *values, uint64_t elems)
 {
     struct odd *odd = &origin->odd;
-    const struct cairn_job_spec_data *spec = &origin->loader.job->spec;
+    const struct job_spec_data *spec = &origin->loader.job->spec;
     uint64_t count = 0;
     if (spec->init_nonfinite_ok || spec->tensors[tensor].kind == CAIRN_BUFFER) return;
     if (tensor != odd->tensor) end_odd(origin);
@@ -621,20 +615,19 @@ static cairn_status refuse_odd(struct weights_loader *origin)
 {
     const struct odd *odd = &origin->odd;
     if (odd->tensor_count == 0) return CAIRN_OK;
-    cairn_sentence_set(&origin->loader.why,
-                       "%s has elements that are NaN or infinite as fp32, in %zu tensors of what "
-                       "shard %s reads; correct it, or say init_nonfinite_ok:%s",
-                       origin->loader.job->spec.init_from, odd->tensor_count,
-                       origin->loader.job->shard->name, odd->lines.text);
+    sentence_set(&origin->loader.why,
+                 "%s has elements that are NaN or infinite as fp32, in %zu tensors of what "
+                 "shard %s reads; correct it, or say init_nonfinite_ok:%s",
+                 origin->loader.job->spec.init_from, odd->tensor_count,
+                 origin->loader.job->shard->name, odd->lines.text);
     if (odd->tensor_count > CAIRN_WEIGHTS_NAMES_MAX)
-        cairn_sentence_add(&origin->loader.why, "\nand %zu more",
-                           odd->tensor_count - CAIRN_WEIGHTS_NAMES_MAX);
+        sentence_add(&origin->loader.why, "\nand %zu more",
+                     odd->tensor_count - CAIRN_WEIGHTS_NAMES_MAX);
     return CAIRN_ERR_NONFINITE;
 }
 
-static cairn_status read_extent(struct weights_loader *origin, struct cairn_weights *weights,
-                                const struct cairn_weight *weight,
-                                const struct cairn_local_extent *extent)
+static cairn_status read_extent(struct weights_loader *origin, struct weights *weights,
+                                const struct weight *weight, const struct local_extent *extent)
 {
     const struct shard_job *job = origin->loader.job;
     struct works *works = compute_files(job->compute);
@@ -644,12 +637,12 @@ static cairn_status read_extent(struct weights_loader *origin, struct cairn_weig
         elems = planes_dense(&job->planes, number, extent->local_elem + at);
         if (elems > PIECE_ELEMS) elems = PIECE_ELEMS;
         if (atomic_load(&origin->loader.canceled))
-            return cairn_fail(&origin->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
+            return fail_with(&origin->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
         float *piece = works_put(
             works, planes_at(&job->planes, CAIRN_PLANE_PARAM, number, extent->local_elem + at),
             (size_t)elems * sizeof *piece);
-        cairn_status status = cairn_weights_read(weights, weight, extent->first_elem + at, elems,
-                                                 piece, &origin->loader.why);
+        cairn_status status = weights_read(weights, weight, extent->first_elem + at, elems, piece,
+                                           &origin->loader.why);
         if (status == CAIRN_OK)
             count_odd(origin, extent->tensor, extent->first_elem + at, piece, elems);
         const cairn_status run = works_run(works, &origin->loader.why);
@@ -661,15 +654,15 @@ static cairn_status read_extent(struct weights_loader *origin, struct cairn_weig
     return CAIRN_OK;
 }
 
-static cairn_status read_weights(struct weights_loader *origin, struct cairn_weights *weights)
+static cairn_status read_weights(struct weights_loader *origin, struct weights *weights)
 {
     const struct shard_job *job = origin->loader.job;
-    const struct cairn_weight **from = calloc(job->spec.tensor_count + 1, sizeof *from);
-    if (from == NULL) return cairn_fail(&origin->loader.why, CAIRN_ERR_NO_MEMORY, "no memory");
-    cairn_status status = cairn_weights_match(weights, &job->spec, job->spec.init_prefix, from,
-                                              &origin->extra, &origin->loader.why);
+    const struct weight **from = calloc(job->spec.tensor_count + 1, sizeof *from);
+    if (from == NULL) return fail_with(&origin->loader.why, CAIRN_ERR_NO_MEMORY, "no memory");
+    cairn_status status = weights_match(weights, &job->spec, job->spec.init_prefix, from,
+                                        &origin->extra, &origin->loader.why);
     for (size_t i = 0; status == CAIRN_OK && i < job->view->table.map.extent_count; i++) {
-        const struct cairn_local_extent *extent = &job->view->table.map.extents[i];
+        const struct local_extent *extent = &job->view->table.map.extents[i];
         if (from[extent->tensor] != NULL)
             status = read_extent(origin, weights, from[extent->tensor], extent);
     }
@@ -684,12 +677,12 @@ static void run_files(struct task *task, uint32_t item, uint32_t thread)
     (void)thread;
     struct weights_loader *origin = (struct weights_loader *)task;
     const struct shard_job *job = origin->loader.job;
-    struct cairn_weights weights;
-    origin->loader.status = cairn_snapshot_weights_open(
-        job->shard->import_folders, job->spec.init_from, &weights, &origin->loader.why);
+    struct weights weights;
+    origin->loader.status = snapshot_weights_open(job->shard->import_folders, job->spec.init_from,
+                                                  &weights, &origin->loader.why);
     if (origin->loader.status != CAIRN_OK) return;
     origin->loader.status = read_weights(origin, &weights);
-    cairn_weights_close(&weights);
+    weights_close(&weights);
 }
 
 /* ---- initializers, on the compute threads ---- */
@@ -715,25 +708,24 @@ static void files_done(struct task *task)
     if (origin->loader.status == CAIRN_OK) {
         if (job->view->table.map.shard == 0 &&
             origin->extra.text[0] != '\0') { // the same on every shard
-            cairn_log_info("job %s: %s has %s", job->spec.name, job->spec.init_from,
-                           origin->extra.text);
+            log_info("job %s: %s has %s", job->spec.name, job->spec.init_from, origin->extra.text);
         }
-        cairn_log_info("job %s: loaded %s", job->spec.name, job->spec.init_from);
+        log_info("job %s: loaded %s", job->spec.name, job->spec.init_from);
         loader_fill(&origin->loader, describe, loader_end);
         return;
     }
     if (job->state == CAIRN_JOB_LOADING)
-        cairn_log_error("job %s: %s", job->spec.name, origin->loader.why.text);
+        log_error("job %s: %s", job->spec.name, origin->loader.why.text);
     loader_end(&origin->loader);
 }
 
 /* ---- begin ---- */
 
-cairn_status origin_begin(struct shard_job *job, struct cairn_sentence *why)
+cairn_status origin_begin(struct shard_job *job, struct sentence *why)
 {
     struct weights_loader *origin = calloc(1, sizeof *origin);
     if (origin == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to make initial state");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to make initial state");
     origin->loader.puts_follow = true;
     loader_begin(&origin->loader, job);
     if (job->spec.init_from == NULL) {

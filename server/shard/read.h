@@ -39,7 +39,7 @@ struct shard_lease {
  * many as can be are kept), CAIRN_ERR_NO_MEMORY (with the numbers): as before. */
 CAIRN_MUST_CHECK cairn_status shard_lease_keep(struct shard_job *job,
                                                const Cairn__LeaseKeep *message,
-                                               struct cairn_sentence *why);
+                                               struct sentence *why);
 void shard_lease_end(struct shard_job *job, uint64_t number);
 
 /* ==== published ==== */
@@ -112,7 +112,7 @@ struct versions {
 };
 
 /* The copies of every job, before a lease: budget is taken by the caller. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status published_open(struct shard_job *job, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status published_open(struct shard_job *job, struct sentence *why);
 void published_close(struct shard_job *job);
 /* To a member that was just connected: if it is of this host it reads the copies where they are. */
 void published_show(struct cairn_member *member);
@@ -142,7 +142,7 @@ void published_fill(struct works *works, const struct cairn_published *copy, uin
  * of it is being sent any more, and it was made ready. */
 void published_begin(struct shard_job *job);
 /* Makes the copy ready that was chosen: by the job's view. CAIRN_ERR_NO_MEMORY: it cannot be written. */
-CAIRN_MUST_CHECK cairn_status published_ready(struct shard_job *job, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status published_ready(struct shard_job *job, struct sentence *why);
 /* The n-th copy (0, 1, ...) that must be brought to the host before its side on the device goes, or to the
  * device's side that was opened. False: there are no more. Nothing is written or updated meanwhile. */
 struct published_move {
@@ -157,8 +157,7 @@ bool published_move(const struct shard_job *job, bool to_host, uint32_t n,
 uint64_t published_device_bytes(const struct shard_job *job, bool all);
 /* Room on the device for the copies that there are; those for leases stay in host memory alone where there
  * is none. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: published_park is to be called all the same. */
-CAIRN_MUST_CHECK cairn_status published_open_device(struct shard_job *job,
-                                                    struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status published_open_device(struct shard_job *job, struct sentence *why);
 /* Ends a park or an unpark, once all that had to be copied is copied: from here on the copies have
  * the host's side alone, or both. */
 void published_park(struct shard_job *job);
@@ -191,7 +190,7 @@ struct reply {
     struct shard_job *job; /* borrowed */
     bool is_kept;          /* for one worker */
     bool is_used;          /* by a fetch */
-    struct cairn_chunk_header header;
+    struct chunk_header header;
     struct cairn_box box;               /* what of the chunk is asked for; if `boxed` */
     bool boxed;                         /* not all of the chunk is asked for */
     enum cairn_way way;                 /* by which the data goes */
@@ -221,13 +220,13 @@ static inline size_t cairn_reply_bytes(size_t chunk_bytes)
     return sizeof(struct reply) + chunk_bytes;
 }
 /* Once, for a worker that joined. CAIRN_ERR_NO_MEMORY: the worker is refused. */
-CAIRN_MUST_CHECK cairn_status reply_keep(struct cairn_member *member, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status reply_keep(struct cairn_member *member, struct sentence *why);
 /* `to` replaces `from`, and has its reply. */
 void reply_move(struct cairn_member *from, struct cairn_member *to);
 /* The member is freed: gives its memory back, or when it has been sent. */
 void reply_forget(struct cairn_member *member);
 /* For a fetch of the member; NULL: none for now, which the log says if memory.limit is why. */
-struct reply *reply_open(struct cairn_member *member, const struct cairn_chunk_header *header);
+struct reply *reply_open(struct cairn_member *member, const struct chunk_header *header);
 /* The fetch is over, however it ended. */
 void reply_end(struct reply *reply);
 /* The job leaves: frees its replies. Replies that are being sent come back first, and are freed by
@@ -273,10 +272,10 @@ void bring_drop(struct shard_job *job);
 /* Fetches. Loop thread. */
 
 /* Takes or drops the message. */
-void fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
-                      struct cairn_fabric_message *message);
+void fetch_on_message(struct cairn_member *member, const struct chunk_header *header,
+                      struct fabric_message *message);
 /* The chunk that it asks for begins in this shard's part, by the layout of that version. */
-bool fetch_is_here(const struct cairn_member *member, const struct cairn_chunk_header *header);
+bool fetch_is_here(const struct cairn_member *member, const struct chunk_header *header);
 /* An UPDATE has ended, or a job is where it is to be (part.h): answers what was deferred. */
 void fetch_deferred(struct shard_job *job);
 

@@ -2,6 +2,7 @@
  * rounds. */
 #include "server/shard/relay.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,13 +16,12 @@
 #define SILENT_MAX_MS 15000 /* without a word from an owner */
 
 static void relay_owner_close(struct cairn_relay_owner *owner);
-static void relay_sums_close(struct cairn_relay *relay);
-static void relay_sums_void(struct cairn_relay *relay);
-static cairn_status relay_owner_open(struct cairn_relay *relay, struct cairn_relay_owner *owner,
-                                     const Cairn__ShardInfo *info, struct cairn_sentence *why);
-static cairn_status relay_sums_open(struct cairn_relay *relay, struct cairn_sentence *why);
-static void relay_link_on_hello(struct cairn_relay_owner *owner,
-                                const struct cairn_chunk_header *header);
+static void relay_sums_close(struct relay *relay);
+static void relay_sums_void(struct relay *relay);
+static cairn_status relay_owner_open(struct relay *relay, struct cairn_relay_owner *owner,
+                                     const Cairn__ShardInfo *info, struct sentence *why);
+static cairn_status relay_sums_open(struct relay *relay, struct sentence *why);
+static void relay_link_on_hello(struct cairn_relay_owner *owner, const struct chunk_header *header);
 static void relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
 static void relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
 static bool relay_link_waits(const struct cairn_relay_owner *owner);
@@ -30,35 +30,35 @@ static struct cairn_relay_owner *relay_owner_of(const struct collector *collecto
 
 /* ---- one in use ---- */
 
-struct cairn_relay *cairn_relay_of(const struct shard_job *job)
+struct relay *cairn_relay_of(const struct shard_job *job)
 {
     return job->relays != NULL && !job->relays->leaving ? job->relays : NULL;
 }
 
-struct cairn_relay_owner *relay_owner_find(struct cairn_relay *relay, uint32_t index)
+struct cairn_relay_owner *relay_owner_find(struct relay *relay, uint32_t index)
 {
-    const size_t low = cairn_lower_bound(relay->owners, relay->owner_count, sizeof *relay->owners,
-                                         offsetof(struct cairn_relay_owner, index), index);
+    const size_t low = lower_bound(relay->owners, relay->owner_count, sizeof *relay->owners,
+                                   offsetof(struct cairn_relay_owner, index), index);
     return low < relay->owner_count && relay->owners[low].index == index ? &relay->owners[low]
                                                                          : NULL;
 }
 
 /* The owner of a chunk of the grid; NULL: no owner of this relay. */
-static struct cairn_relay_owner *relay_owner_of_chunk(struct cairn_relay *relay, uint32_t tensor,
+static struct cairn_relay_owner *relay_owner_of_chunk(struct relay *relay, uint32_t tensor,
                                                       uint64_t first_leaf)
 {
     const struct shard_job *job = relay->job;
     if (tensor >= job->spec.tensor_count || job->spec.tensors[tensor].kind != CAIRN_TRAINED)
         return NULL;
-    const struct cairn_extent *extent = cairn_layout_find(relay->view->layout, tensor, first_leaf);
+    const struct extent *extent = layout_find(relay->view->layout, tensor, first_leaf);
     return extent != NULL ? relay_owner_find(relay, extent->shard) : NULL;
 }
 
 /* ---- the end of one ---- */
 
-static void relay_free(struct cairn_relay *relay)
+static void relay_free(struct relay *relay)
 {
-    struct cairn_relay **at = &relay->job->relays;
+    struct relay **at = &relay->job->relays;
     while (*at != relay) at = &(*at)->next;
     *at = relay->next;
     relay_fetch_close(relay);
@@ -75,13 +75,13 @@ static void relay_free(struct cairn_relay *relay)
     free(relay);
 }
 
-void cairn_relay_busy(struct cairn_relay *relay)
+void cairn_relay_busy(struct relay *relay)
 {
     relay->busy++;
     shard_job_busy(relay->job);
 }
 
-void cairn_relay_idle(struct cairn_relay *relay)
+void cairn_relay_idle(struct relay *relay)
 {
     struct shard_job *job = relay->job;
     assert(relay->busy > 0);
@@ -90,7 +90,7 @@ void cairn_relay_idle(struct cairn_relay *relay)
     shard_job_idle(job);
 }
 
-static void leave(struct cairn_relay *relay)
+static void leave(struct relay *relay)
 {
     if (relay->leaving) return;
     cairn_relay_busy(relay); // not freed before we are through
@@ -109,7 +109,7 @@ static void leave(struct cairn_relay *relay)
 
 void relay_leave(struct shard_job *job)
 {
-    for (struct cairn_relay *relay = job->relays, *next; relay != NULL; relay = next) {
+    for (struct relay *relay = job->relays, *next; relay != NULL; relay = next) {
         next = relay->next;
         leave(relay);
     }
@@ -123,7 +123,7 @@ void relay_free_all(struct shard_job *job)
 /* ---- a new one ---- */
 
 static cairn_status judge_set(const struct shard_job *job, const Cairn__RelaySet *message,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     bool ok = message->relay != 0 && message->n_members >= 2 && message->n_owners >= 1 &&
               message->n_members <= CAIRN_SPEC_WORKERS_MAX &&
@@ -133,17 +133,16 @@ static cairn_status judge_set(const struct shard_job *job, const Cairn__RelaySet
              (i == 0 || message->owners[i]->index > message->owners[i - 1]->index);
     }
     if (ok) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_MALFORMED, "a relay of %zu members to %zu of %u shards",
-                      message->n_members, message->n_owners, job->view->layout->shard_count);
+    return fail_with(why, CAIRN_ERR_MALFORMED, "a relay of %zu members to %zu of %u shards",
+                     message->n_members, message->n_owners, job->view->layout->shard_count);
 }
 
-static cairn_status fill(struct cairn_relay *relay, const Cairn__RelaySet *message,
-                         struct cairn_sentence *why)
+static cairn_status fill(struct relay *relay, const Cairn__RelaySet *message, struct sentence *why)
 {
     relay->members = calloc(message->n_members, sizeof *relay->members);
     relay->owners = calloc(message->n_owners, sizeof *relay->owners);
     if (relay->members == NULL || relay->owners == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
     memcpy(relay->members, message->members, message->n_members * sizeof *relay->members);
     relay->member_count = (uint32_t)message->n_members;
     relay->owner_count = (uint32_t)message->n_owners;
@@ -155,7 +154,7 @@ static cairn_status fill(struct cairn_relay *relay, const Cairn__RelaySet *messa
 }
 
 /* The cores begin in the epoch at hand. */
-static void begin_epoch(struct cairn_relay *relay)
+static void begin_epoch(struct relay *relay)
 {
     const uint64_t epoch = step_epoch(relay->job->collector.step);
     for (uint32_t i = 0; i < relay->owner_count; i++) {
@@ -167,14 +166,14 @@ static void begin_epoch(struct cairn_relay *relay)
 }
 
 cairn_status cairn_relay_set(struct shard_job *job, const Cairn__RelaySet *message,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     relay_leave(job);
     if (message->n_members == 0) return CAIRN_OK;
     cairn_status status = judge_set(job, message, why);
     if (status != CAIRN_OK) return status;
-    struct cairn_relay *relay = calloc(1, sizeof *relay);
-    if (relay == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
+    struct relay *relay = calloc(1, sizeof *relay);
+    if (relay == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
     relay->job = job;
     relay->view = shard_view_ref(job->view);
     relay->shard = job->view->table.map.shard;
@@ -190,8 +189,8 @@ cairn_status cairn_relay_set(struct shard_job *job, const Cairn__RelaySet *messa
         return status;
     }
     begin_epoch(relay);
-    cairn_log_info("job %s: relays %u workers of this host to %u shards", job->spec.name,
-                   relay->member_count, relay->owner_count);
+    log_info("job %s: relays %u workers of this host to %u shards", job->spec.name,
+             relay->member_count, relay->owner_count);
     relay_wake(job->shard);
     return CAIRN_OK;
 }
@@ -199,7 +198,7 @@ cairn_status cairn_relay_set(struct shard_job *job, const Cairn__RelaySet *messa
 /* ---- rounds ---- */
 
 /* The round is over for the machines that send: void, or resolved. */
-static void end_round(struct cairn_relay *relay)
+static void end_round(struct relay *relay)
 {
     relay->round = 0;
     for (uint32_t i = 0; i < relay->owner_count; i++) relay_forward_end(&relay->owners[i]);
@@ -207,7 +206,7 @@ static void end_round(struct cairn_relay *relay)
 
 void relay_on_fence(struct shard_job *job, uint64_t epoch)
 {
-    struct cairn_relay *relay = cairn_relay_of(job);
+    struct relay *relay = cairn_relay_of(job);
     if (relay == NULL) return;
     cairn_relay_busy(relay);
     end_round(relay);
@@ -219,7 +218,7 @@ void relay_on_fence(struct shard_job *job, uint64_t epoch)
     cairn_relay_idle(relay);
 }
 
-static void tell_all(struct cairn_relay *relay, const struct step_event *event)
+static void tell_all(struct relay *relay, const struct step_event *event)
 {
     if (relay == NULL) return;
     cairn_relay_busy(relay);
@@ -234,7 +233,7 @@ void relay_on_resolve(struct shard_job *job, uint64_t epoch)
              &(struct step_event) { .kind = CAIRN_STEP_RESOLVE, .epoch = epoch });
 }
 
-static void open_round(struct cairn_relay *relay, const Cairn__RoundOpen *message)
+static void open_round(struct relay *relay, const Cairn__RoundOpen *message)
 {
     cairn_relay_busy(relay);
     relay->round = message->round;
@@ -255,7 +254,7 @@ static void open_round(struct cairn_relay *relay, const Cairn__RoundOpen *messag
 
 cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *message)
 {
-    struct cairn_relay *relay = cairn_relay_of(job);
+    struct relay *relay = cairn_relay_of(job);
     if (relay != NULL) end_round(relay); // the one before is resolved
     if (message->relay == 0) return CAIRN_OK;
     if (relay == NULL || relay->number != message->relay) return CAIRN_ERR_PROTOCOL;
@@ -271,11 +270,11 @@ void relay_on_peer(struct cairn_member *member, enum step_event_kind kind)
 
 /* ---- from owners ---- */
 
-static struct cairn_relay *find(struct cairn_shard *shard, const struct cairn_chunk_header *header)
+static struct relay *find(struct cairn_shard *shard, const struct chunk_header *header)
 {
     struct shard_job *job = shard_job_find(shard, header->job);
-    struct cairn_relay *relay = job != NULL && job->state != CAIRN_JOB_FAULTED ? cairn_relay_of(job)
-                                                                               : NULL;
+    struct relay *relay = job != NULL && job->state != CAIRN_JOB_FAULTED ? cairn_relay_of(job)
+                                                                         : NULL;
     const bool ours = relay != NULL && relay->number == header->member &&
                       relay->token == header->token;
     return ours ? relay : NULL;
@@ -283,7 +282,7 @@ static struct cairn_relay *find(struct cairn_shard *shard, const struct cairn_ch
 
 /* True for a message that only a shard sends, not a worker. A HELLO that we send to ourselves is
  * CAIRN_CHUNK_OF_RELAY. */
-static bool of_owner(const struct cairn_chunk_header *header)
+static bool of_owner(const struct chunk_header *header)
 {
     switch (header->kind) {
     case CAIRN_CHUNK_GRANT:
@@ -296,12 +295,12 @@ static bool of_owner(const struct cairn_chunk_header *header)
     }
 }
 
-static void take(struct cairn_relay_owner *owner, const struct cairn_chunk_header *header,
-                 struct cairn_fabric_message *message)
+static void take(struct cairn_relay_owner *owner, const struct chunk_header *header,
+                 struct fabric_message *message)
 {
     const bool of_fetch = header->kind == CAIRN_CHUNK_DATA ||
                           (header->request & CAIRN_REQUEST_OF_ASKER) != 0;
-    if (!cairn_chunk_link_heard(&owner->link)) {
+    if (!chunk_link_heard(&owner->link)) {
         // what it says is of a connection that is lost
     } else if (header->kind == CAIRN_CHUNK_HELLO) {
         relay_link_on_hello(owner, header);
@@ -311,29 +310,29 @@ static void take(struct cairn_relay_owner *owner, const struct cairn_chunk_heade
     } else {
         relay_forward_on_answer(owner, header);
     }
-    cairn_fabric_drop(message);
+    fabric_drop(message);
 }
 
-bool relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
-                      struct cairn_fabric_message *message)
+bool relay_on_message(struct cairn_shard *shard, const struct chunk_header *header,
+                      struct fabric_message *message)
 {
-    struct cairn_relay *relay = of_owner(header) ? find(shard, header) : NULL;
+    struct relay *relay = of_owner(header) ? find(shard, header) : NULL;
     if (relay == NULL) return false;
     struct cairn_relay_owner *owner = relay_owner_find(relay, header->tile);
     cairn_relay_busy(relay);
     if (owner != NULL)
         take(owner, header, message);
     else
-        cairn_fabric_drop(message);
+        fabric_drop(message);
     cairn_relay_idle(relay);
     return true;
 }
 
 /* ---- what cannot go on ---- */
 
-void relay_give_up(struct cairn_relay *relay, const char *format, ...)
+void relay_give_up(struct relay *relay, const char *format, ...)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
     va_list arguments;
     if (relay->given_up || relay->leaving) return;
@@ -341,8 +340,7 @@ void relay_give_up(struct cairn_relay *relay, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(why.text, sizeof why.text, format, arguments);
     va_end(arguments);
-    cairn_log_error("job %s: the relay of this host is given up: %s", relay->job->spec.name,
-                    why.text);
+    log_error("job %s: the relay of this host is given up: %s", relay->job->spec.name, why.text);
     fault.job = relay->job->number;
     fault.member = relay->number;
     fault.text = why.text;
@@ -352,7 +350,7 @@ void relay_give_up(struct cairn_relay *relay, const char *format, ...)
 /* ---- time ---- */
 
 /* True if there is something to wait for. */
-static bool tick_relay(struct cairn_relay *relay, uint64_t now_ms)
+static bool tick_relay(struct relay *relay, uint64_t now_ms)
 {
     bool waits = false;
     relay_sums_advance(relay); // the shard's budget may have room again
@@ -371,7 +369,7 @@ static void on_tick(uv_timer_t *timer)
     const struct cairn_shard *shard = timer->data;
     bool waits = false;
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        struct cairn_relay *relay = cairn_relay_of(job);
+        struct relay *relay = cairn_relay_of(job);
         if (relay != NULL && tick_relay(relay, uv_now(shard->loop))) waits = true;
     }
     if (!waits) uv_timer_stop(timer);
@@ -388,16 +386,16 @@ void relay_wake(struct cairn_shard *shard)
 /* An owner, as its relay sees it: its map, the core that collects for it, and the machine that
  * sends to it. */
 
-static cairn_status fail_memory(const struct cairn_relay_owner *owner, struct cairn_sentence *why)
+static cairn_status fail_memory(const struct cairn_relay_owner *owner, struct sentence *why)
 {
-    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to relay to shard %s", owner->name);
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to relay to shard %s", owner->name);
 }
 
 static cairn_status make_tables(struct cairn_relay_owner *owner)
 {
     const struct shard_job *job = owner->relay->job;
-    cairn_status status = cairn_shard_map_init(&owner->table.map, owner->relay->view->layout,
-                                               owner->index, job->spec.chunk_leaves);
+    cairn_status status = shard_map_init(&owner->table.map, owner->relay->view->layout,
+                                         owner->index, job->spec.chunk_leaves);
     if (status == CAIRN_OK) status = chunk_table_number(&owner->table, &job->spec);
     if (status != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
     const size_t chunks = owner->table.trained_count;
@@ -406,16 +404,16 @@ static cairn_status make_tables(struct cairn_relay_owner *owner)
     return owner->buffers.sums != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-static cairn_status relay_owner_open(struct cairn_relay *relay, struct cairn_relay_owner *owner,
-                                     const Cairn__ShardInfo *info, struct cairn_sentence *why)
+static cairn_status relay_owner_open(struct relay *relay, struct cairn_relay_owner *owner,
+                                     const Cairn__ShardInfo *info, struct sentence *why)
 {
     owner->relay = relay;
     relay_link_open(owner);
     owner->index = info->index;
     snprintf(owner->name, sizeof owner->name, "%s", info->name);
     if (info->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "a fabric address of %zu bytes of shard %s",
-                          info->fabric_address.len, owner->name);
+        return fail_with(why, CAIRN_ERR_MALFORMED, "a fabric address of %zu bytes of shard %s",
+                         info->fabric_address.len, owner->name);
     }
     owner->address = malloc(info->fabric_address.len + 1);
     if (owner->address == NULL) return fail_memory(owner, why);
@@ -448,12 +446,12 @@ static void relay_owner_close(struct cairn_relay_owner *owner)
 
 /* ---- buffers ---- */
 
-float *relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer)
+float *relay_buffer_at(const struct relay *relay, uint32_t buffer)
 {
     return (float *)(relay->sums.arena.base + (size_t)buffer * relay->sums.buffer_bytes);
 }
 
-static cairn_status count_another(struct cairn_relay *relay, struct cairn_sentence *why)
+static cairn_status count_another(struct relay *relay, struct sentence *why)
 {
     struct shard_job *job = relay->job;
     struct relay_sums *sums = &relay->sums;
@@ -465,15 +463,14 @@ static cairn_status count_another(struct cairn_relay *relay, struct cairn_senten
     const uint64_t at = (uint64_t)sums->pool.touched * sums->buffer_bytes;
     if (cairn_arena_take(&sums->arena, at, sums->buffer_bytes) == CAIRN_OK) return CAIRN_OK;
     if (!is_counted) shard_job_give(job, kind, sums->buffer_bytes);
-    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "The host is out of memory.");
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "The host is out of memory.");
 }
 
 /* The pool's question. */
 static bool touch_another(struct buffer_pool *pool)
 {
-    struct cairn_relay *relay = (struct cairn_relay *)((char *)pool -
-                                                       offsetof(struct cairn_relay, sums.pool));
-    struct cairn_sentence why;
+    struct relay *relay = (struct relay *)((char *)pool - offsetof(struct relay, sums.pool));
+    struct sentence why;
     if (count_another(relay, &why) == CAIRN_OK) return true;
     log_limited(
         &relay->sums.starving, CAIRN_LOG_WARN,
@@ -484,26 +481,26 @@ static bool touch_another(struct buffer_pool *pool)
 
 /* ---- folds ---- */
 
-static bool relay_fold(const struct cairn_fold *fold, uint32_t stage, struct works *works)
+static bool relay_fold(const struct fold *fold, uint32_t stage, struct works *works)
 {
     const struct cairn_relay_owner *owner = relay_owner_of(fold->collector);
-    const struct cairn_chunk_place place = chunk_table_place(&owner->table, fold->chunk);
+    const struct chunk_place place = chunk_table_place(&owner->table, fold->chunk);
     (void)stage;
     works_fold(works, relay_buffer_at(owner->relay, fold->claim.buffer), fold->sources,
                fold->source_count, fold->first, (size_t)place.elem_count);
     return false;
 }
 
-static void relay_fold_done(struct cairn_fold *fold)
+static void relay_fold_done(struct fold *fold)
 {
     buffer_pool_return(&relay_owner_of(fold->collector)->relay->sums.pool, fold->claim.buffer);
 }
 
 /* Hands of the owners' collectors. */
-static bool relay_fold_place(struct cairn_fold *fold)
+static bool relay_fold_place(struct fold *fold)
 {
     struct cairn_relay_owner *owner = relay_owner_of(fold->collector);
-    struct cairn_relay *relay = owner->relay;
+    struct relay *relay = owner->relay;
     fold->claim = (struct buffer_claim) { .owner = &owner->buffers,
                                           .chunk = fold->chunk,
                                           .begins = fold->first };
@@ -513,16 +510,16 @@ static bool relay_fold_place(struct cairn_fold *fold)
 }
 
 /* Calls `what` for the fold of each claim in the list. */
-static void for_folds(struct buffer_claim *claims, void (*what)(struct cairn_fold *fold))
+static void for_folds(struct buffer_claim *claims, void (*what)(struct fold *fold))
 {
     while (claims != NULL) {
         struct buffer_claim *claim = claims;
         claims = claim->next;
-        what((struct cairn_fold *)((char *)claim - offsetof(struct cairn_fold, claim)));
+        what((struct fold *)((char *)claim - offsetof(struct fold, claim)));
     }
 }
 
-void relay_sums_advance(struct cairn_relay *relay)
+void relay_sums_advance(struct relay *relay)
 {
     for_folds(buffer_pool_advance(&relay->sums.pool), fold_submit);
 }
@@ -530,7 +527,7 @@ void relay_sums_advance(struct cairn_relay *relay)
 /* Gives the relay up if only room would let the owner's folds go on, and there has been none for long. */
 static void relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
-    struct cairn_relay *relay = owner->relay;
+    struct relay *relay = owner->relay;
     const bool may_receive = step_may_receive(owner->collector.step);
     if (buffer_pool_is_stuck(&relay->sums.pool, &owner->buffers, may_receive, now_ms))
         relay_give_up(relay,
@@ -542,7 +539,7 @@ static void relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
 
 /* The round is void: folds that wait are not done, and the sums are nobody's. The call comes before
  * the core drains. */
-static void relay_sums_void(struct cairn_relay *relay)
+static void relay_sums_void(struct relay *relay)
 {
     for_folds(buffer_pool_void(&relay->sums.pool), fold_drop);
 }
@@ -554,13 +551,13 @@ static uint32_t clamp(uint64_t value, uint32_t low, uint32_t high)
     return value < low ? low : value > high ? high : (uint32_t)value;
 }
 
-static cairn_status open_pool(struct cairn_relay *relay, struct cairn_sentence *why)
+static cairn_status open_pool(struct relay *relay, struct sentence *why)
 {
     struct buffer_pool *pool = &relay->sums.pool;
     uint64_t chunks = 0;
     for (uint32_t i = 0; i < relay->owner_count; i++)
         chunks += relay->owners[i].buffers.chunk_count;
-    if (chunks >= UINT32_MAX) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "too many chunks");
+    if (chunks >= UINT32_MAX) return fail_with(why, CAIRN_ERR_NO_MEMORY, "too many chunks");
     *pool = (struct buffer_pool) {
         .buffers = calloc((size_t)chunks + 1, sizeof *pool->buffers),
         .count = (uint32_t)chunks,
@@ -570,13 +567,13 @@ static cairn_status open_pool(struct cairn_relay *relay, struct cairn_sentence *
         .touch = touch_another,
     };
     if (pool->buffers == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the folds of a relay");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the folds of a relay");
     for (uint32_t i = 0; i < relay->owner_count; i++)
         buffer_pool_add(pool, &relay->owners[i].buffers);
     return CAIRN_OK;
 }
 
-static cairn_status relay_sums_open(struct cairn_relay *relay, struct cairn_sentence *why)
+static cairn_status relay_sums_open(struct relay *relay, struct sentence *why)
 {
     struct shard_job *job = relay->job;
     struct relay_sums *sums = &relay->sums;
@@ -586,7 +583,7 @@ static cairn_status relay_sums_open(struct cairn_relay *relay, struct cairn_sent
                                   sizeof(float));
     const uint64_t chunks = sums->pool.count;
     const uint32_t reserved = clamp(chunks, 0, BUFFERS_WANTED_MIN);
-    status = arena_open_shared(cairn_home_host(), "cairn-relay", chunks * sums->buffer_bytes,
+    status = arena_open_shared(home_host(), "cairn-relay", chunks * sums->buffer_bytes,
                                &sums->arena, why);
     if (status == CAIRN_OK)
         status = shard_job_take(job, &job->memory.staging, (uint64_t)reserved * sums->buffer_bytes,
@@ -597,7 +594,7 @@ static cairn_status relay_sums_open(struct cairn_relay *relay, struct cairn_sent
     return CAIRN_OK;
 }
 
-static void relay_sums_close(struct cairn_relay *relay)
+static void relay_sums_close(struct relay *relay)
 {
     struct shard_job *job = relay->job;
     struct relay_sums *sums = &relay->sums;
@@ -612,7 +609,7 @@ static void relay_sums_close(struct cairn_relay *relay)
 
 /* Connections of a relay to the owners (proto/link/chunk_link.h); an owner may be this very shard. */
 
-static struct cairn_relay_owner *owner_of(const struct cairn_chunk_link *link)
+static struct cairn_relay_owner *owner_of(const struct chunk_link *link)
 {
     return (struct cairn_relay_owner *)((char *)link - offsetof(struct cairn_relay_owner, link));
 }
@@ -624,9 +621,9 @@ static struct cairn_shard *shard_of(const struct cairn_relay_owner *owner)
 
 /* ---- hands ---- */
 
-static void sign(const struct cairn_chunk_link *link, struct cairn_chunk_header *header)
+static void sign(const struct chunk_link *link, struct chunk_header *header)
 {
-    const struct cairn_relay *relay = owner_of(link)->relay;
+    const struct relay *relay = owner_of(link)->relay;
     header->job = relay->job->number;
     header->member = relay->number;
     header->token = relay->token;
@@ -636,50 +633,49 @@ static void sign(const struct cairn_chunk_link *link, struct cairn_chunk_header 
 /* The owner has not answered something. */
 static bool relay_link_waits(const struct cairn_relay_owner *owner)
 {
-    return cairn_pusher_waits(&owner->forward.pusher, 0) || relay_fetch_waits(owner);
+    return pusher_waits(&owner->forward.pusher, 0) || relay_fetch_waits(owner);
 }
 
-static bool waits(const struct cairn_chunk_link *link)
+static bool waits(const struct chunk_link *link)
 {
     return relay_link_waits(owner_of(link));
 }
 
-static void lost(struct cairn_chunk_link *link)
+static void lost(struct chunk_link *link)
 {
     struct cairn_relay_owner *owner = owner_of(link);
-    owner->forward.grant = (struct cairn_chunk_header) { 0 };
-    cairn_pusher_on_lost(&owner->forward.pusher, 0);
+    owner->forward.grant = (struct chunk_header) { 0 };
+    pusher_on_lost(&owner->forward.pusher, 0);
     relay_fetch_lost(owner);
 }
 
-static void down(struct cairn_chunk_link *link, cairn_status why)
+static void down(struct chunk_link *link, cairn_status why)
 {
     const struct cairn_relay_owner *owner = owner_of(link);
-    cairn_log_info("job %s: the relay lost shard %s: %s", owner->relay->job->spec.name, owner->name,
-                   cairn_status_text((int)why));
+    log_info("job %s: the relay lost shard %s: %s", owner->relay->job->spec.name, owner->name,
+             status_text((int)why));
     relay_wake(shard_of(owner));
 }
 
-static void starved(struct cairn_chunk_link *link)
+static void starved(struct chunk_link *link)
 {
     const struct cairn_relay_owner *owner = owner_of(link);
-    cairn_log_warn(
-        "job %s: the relay has no memory to send to shard %s (%zu bytes at a time): raise the "
-        "limits of this process (ulimit -v, memory.max, vm.max_map_count)",
-        owner->relay->job->spec.name, owner->name, link->starved.bytes);
+    log_warn("job %s: the relay has no memory to send to shard %s (%zu bytes at a time): raise the "
+             "limits of this process (ulimit -v, memory.max, vm.max_map_count)",
+             owner->relay->job->spec.name, owner->name, link->starved.bytes);
 }
 
-static void loan(struct cairn_chunk_link *link)
+static void loan(struct chunk_link *link)
 {
     cairn_relay_busy(owner_of(link)->relay);
 }
 
-static void loan_back(struct cairn_chunk_link *link)
+static void loan_back(struct chunk_link *link)
 {
     cairn_relay_idle(owner_of(link)->relay);
 }
 
-static const struct cairn_chunk_link_hands hands = {
+static const struct chunk_link_hands hands = {
     .sign = sign,
     .waits = waits,
     .lost = lost,
@@ -697,9 +693,9 @@ static void relay_link_open(struct cairn_relay_owner *owner)
 void relay_link_close(struct cairn_relay_owner *owner)
 {
     if (shard_of(owner)->closing)
-        cairn_chunk_link_forget(&owner->link);
+        chunk_link_forget(&owner->link);
     else
-        cairn_chunk_link_close(&owner->link);
+        chunk_link_close(&owner->link);
     relay_wake(shard_of(owner)); // it is told, and connected again, by a tick
 }
 
@@ -707,7 +703,7 @@ void relay_link_close(struct cairn_relay_owner *owner)
  * broken, and the workers may have another. */
 static void judge_silence(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
-    if (cairn_chunk_link_silent_ms(&owner->link, now_ms) < owner->relay->silent_max_ms) return;
+    if (chunk_link_silent_ms(&owner->link, now_ms) < owner->relay->silent_max_ms) return;
     relay_give_up(owner->relay, "shard %s does not answer shard %s", owner->name,
                   shard_of(owner)->name);
 }
@@ -716,17 +712,16 @@ static void judge_silence(struct cairn_relay_owner *owner, uint64_t now_ms)
 static void relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
     if (owner->link.peer != NULL) relay_fetch_tick(owner);
-    cairn_chunk_link_tick(&owner->link, owner->relay->leaving ? NULL : shard_of(owner)->fabric,
-                          owner->address, owner->address_bytes, now_ms);
+    chunk_link_tick(&owner->link, owner->relay->leaving ? NULL : shard_of(owner)->fabric,
+                    owner->address, owner->address_bytes, now_ms);
     judge_silence(owner, now_ms);
 }
 
 /* A HELLO that was judged to be from that owner. */
-static void relay_link_on_hello(struct cairn_relay_owner *owner,
-                                const struct cairn_chunk_header *header)
+static void relay_link_on_hello(struct cairn_relay_owner *owner, const struct chunk_header *header)
 {
-    if (cairn_chunk_link_on_hello(&owner->link, header->request)) relay_fetch_lost(owner);
-    cairn_pusher_on_hello(&owner->forward.pusher, 0, header->request);
+    if (chunk_link_on_hello(&owner->link, header->request)) relay_fetch_lost(owner);
+    pusher_on_hello(&owner->forward.pusher, 0, header->request);
 }
 
 /* ==== collect ==== */
@@ -738,13 +733,13 @@ static void relay_link_on_hello(struct cairn_relay_owner *owner,
  * received into memory of its own, if the shard's budget has room; else the worker is asked for it
  * again (BUSY). */
 
-static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+static void refuse(struct cairn_member *member, const struct chunk_header *header,
                    const struct cairn_relay_owner *owner, cairn_status status, const char *why)
 {
     member->job->shard->stats.chunks_refused++;
     log_limited(&member->refusals, CAIRN_LOG_WARN, "refused to relay %s of job %s from %s: %s",
-                cairn_chunk_kind_name(header->kind), member->job->spec.name, member->name, why);
-    struct cairn_chunk_header echoed = *header;
+                chunk_kind_name(header->kind), member->job->spec.name, member->name, why);
+    struct chunk_header echoed = *header;
     if (header->kind != CAIRN_CHUNK_PUSH) echoed.tensor = 0;
     member_refuse_for(member, &echoed, status,
                       owner != NULL ? owner->index : member->job->view->table.map.shard);
@@ -753,11 +748,11 @@ static void refuse(struct cairn_member *member, const struct cairn_chunk_header 
 /* ---- contributions ---- */
 
 /* Memory for a payload that does not lie in this host's shared memory. */
-static bool take_memory(struct cairn_relay *relay, size_t bytes)
+static bool take_memory(struct relay *relay, size_t bytes)
 {
     struct shard_job *job = relay->job;
     struct cairn_shard *shard = job->shard;
-    struct cairn_sentence why;
+    struct sentence why;
     uint64_t *kind = &job->memory.staging;
     if (shard_job_take(job, kind, bytes, "a payload to relay", &why) == CAIRN_OK) {
         relay->collect.memory = malloc(bytes);
@@ -776,7 +771,7 @@ static bool take_memory(struct cairn_relay *relay, size_t bytes)
     return relay->collect.memory != NULL;
 }
 
-static void give_memory(struct cairn_relay *relay, void **memory, size_t bytes)
+static void give_memory(struct relay *relay, void **memory, size_t bytes)
 {
     if (*memory == NULL) return;
     free(*memory);
@@ -784,27 +779,27 @@ static void give_memory(struct cairn_relay *relay, void **memory, size_t bytes)
     shard_job_give(relay->job, &relay->job->memory.staging, bytes);
 }
 
-static void on_push(struct cairn_relay *relay, struct cairn_member *member,
-                    const struct cairn_chunk_header *header, struct cairn_fabric_message *message)
+static void on_push(struct relay *relay, struct cairn_member *member,
+                    const struct chunk_header *header, struct fabric_message *message)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     struct cairn_piece piece;
     uint32_t chunk = 0;
     struct cairn_relay_owner *owner = relay_owner_of_chunk(relay, header->tensor,
                                                            header->first_leaf);
     cairn_status status = CAIRN_ERR_MALFORMED;
     if (owner == NULL)
-        cairn_sentence_set(&why, "tensor %u, leaf %llu is of no shard that is relayed to",
-                           header->tensor, (unsigned long long)header->first_leaf);
+        sentence_set(&why, "tensor %u, leaf %" PRIu64 " is of no shard that is relayed to",
+                     header->tensor, header->first_leaf);
     else
         status = collector_judge(&owner->collector, member, header, &chunk, &piece, &why);
     if (status == CAIRN_OK && !collector_reads_view(&owner->collector, header, chunk, message) &&
         !take_memory(relay, (size_t)header->payload_bytes))
-        status = cairn_fail(&why, CAIRN_ERR_BUSY,
-                            "it does not come through memory of this host, and there is no room");
+        status = fail_with(&why, CAIRN_ERR_BUSY,
+                           "it does not come through memory of this host, and there is no room");
     if (status != CAIRN_OK) {
         refuse(member, header, owner, status, why.text);
-        cairn_fabric_drop(message);
+        fabric_drop(message);
         return;
     }
     collector_push(&owner->collector, header, chunk, &piece, message);
@@ -816,9 +811,9 @@ static void on_push(struct cairn_relay *relay, struct cairn_member *member,
 
 /* Whom of ours an end or a commit is meant for; NULL: nobody, and that was answered. */
 static struct cairn_relay_owner *owner_of_end(struct cairn_member *member,
-                                              const struct cairn_chunk_header *header)
+                                              const struct chunk_header *header)
 {
-    struct cairn_relay *relay = cairn_relay_of(member->job);
+    struct relay *relay = cairn_relay_of(member->job);
     struct cairn_relay_owner *owner = NULL;
     if (relay != NULL) owner = relay_owner_find(relay, header->tensor - 1);
     if (owner == NULL)
@@ -836,12 +831,12 @@ static uint32_t count_absent(const struct cairn_relay_owner *owner, const uint32
     return (uint32_t)absent; // at most table.trained_count
 }
 
-void relay_on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
+void relay_on_micro_end(struct cairn_member *member, const struct chunk_header *header,
                         const uint32_t *tensors, size_t count)
 {
     struct cairn_relay_owner *owner = owner_of_end(member, header);
     if (owner == NULL) return;
-    struct cairn_relay *relay = owner->relay;
+    struct relay *relay = owner->relay;
     cairn_relay_busy(relay);
     struct step_event event = step_event_of(header);
     event.absent = count_absent(owner, tensors, count);
@@ -849,28 +844,28 @@ void relay_on_micro_end(struct cairn_member *member, const struct cairn_chunk_he
     cairn_relay_idle(relay);
 }
 
-void relay_on_commit(struct cairn_member *member, const struct cairn_chunk_header *header)
+void relay_on_commit(struct cairn_member *member, const struct chunk_header *header)
 {
     struct cairn_relay_owner *owner = owner_of_end(member, header);
     if (owner == NULL) return;
-    struct cairn_relay *relay = owner->relay;
+    struct relay *relay = owner->relay;
     cairn_relay_busy(relay);
     const struct step_event event = step_event_of(header);
     collector_step(&owner->collector, &event);
     cairn_relay_idle(relay);
 }
 
-static bool is_ours(const struct cairn_relay *relay, uint64_t member)
+static bool is_ours(const struct relay *relay, uint64_t member)
 {
     for (uint32_t i = 0; i < relay->member_count; i++)
         if (relay->members[i] == member) return true;
     return false;
 }
 
-bool relay_on_push(struct cairn_member *member, const struct cairn_chunk_header *header,
-                   struct cairn_fabric_message *message)
+bool relay_on_push(struct cairn_member *member, const struct chunk_header *header,
+                   struct fabric_message *message)
 {
-    struct cairn_relay *relay = cairn_relay_of(member->job);
+    struct relay *relay = cairn_relay_of(member->job);
     if (relay == NULL || relay->round == 0 || message == NULL || !is_ours(relay, member->number))
         return false;
     cairn_relay_busy(relay);
@@ -912,7 +907,7 @@ static void act(struct collector *collector, const struct step_action *action)
 }
 
 static void send_for_owner(const struct collector *collector, struct cairn_member *member,
-                           struct cairn_chunk_header *header)
+                           struct chunk_header *header)
 {
     if (header->kind == CAIRN_CHUNK_GRANT)
         header->tensor = 1 + relay_owner_of(collector)->relay->shard;
@@ -921,22 +916,21 @@ static void send_for_owner(const struct collector *collector, struct cairn_membe
 
 static cairn_status judge_piece(const struct collector *collector,
                                 const struct cairn_member *member,
-                                const struct cairn_chunk_header *header,
-                                const struct cairn_chunk_place *place,
-                                struct cairn_piece *piece_out, struct cairn_sentence *why)
+                                const struct chunk_header *header, const struct chunk_place *place,
+                                struct cairn_piece *piece_out, struct sentence *why)
 {
     (void)member;
     if (header->tile != CAIRN_TILE_WHOLE || header->table_hash != CAIRN_TABLE_HASH_WHOLE)
-        return cairn_fail(why, CAIRN_ERR_MISMATCH,
-                          "tensor %s: workers that hold parts of tensors push to the owners",
-                          collector->job->spec.tensors[header->tensor].name);
+        return fail_with(why, CAIRN_ERR_MISMATCH,
+                         "tensor %s: workers that hold parts of tensors push to the owners",
+                         collector->job->spec.tensors[header->tensor].name);
     *piece_out = (struct cairn_piece) { .count = place->elem_count };
     return CAIRN_OK;
 }
 
 static void *slot_memory(struct collector *collector, uint32_t slot)
 {
-    struct cairn_relay *relay = relay_owner_of(collector)->relay;
+    struct relay *relay = relay_owner_of(collector)->relay;
     void *memory = relay->collect.memory;
     (void)slot;
     relay->collect.memory = NULL;
@@ -969,7 +963,7 @@ static void idle(struct collector *collector)
     cairn_relay_idle(relay_owner_of(collector)->relay);
 }
 
-static struct cairn_compute *on_host(const struct collector *collector, uint32_t chunk)
+static struct compute *on_host(const struct collector *collector, uint32_t chunk)
 {
     (void)chunk;
     return &collector->job->shard->host;
@@ -994,7 +988,7 @@ static const struct collector_hands for_owner = {
 
 cairn_status relay_collect(struct cairn_relay_owner *owner)
 {
-    struct cairn_relay *relay = owner->relay;
+    struct relay *relay = owner->relay;
     const struct step_config config = {
         .chunk_count = owner->table.trained_count,
         .window = relay->job->spec.window,

@@ -57,9 +57,9 @@ struct relay_note {
     uint32_t tensors[]; /* [count] ascending */
 };
 
-struct cairn_relay_forward {
-    struct cairn_pusher pusher;
-    struct cairn_chunk_header grant; /* the owner's last one; kind 0: none on this connection */
+struct relay_forward {
+    struct pusher pusher;
+    struct chunk_header grant; /* the owner's last one; kind 0: none on this connection */
     bool *sent; /* owned: [table.trained_count] chunks forwarded in the micro-batch at hand */
     struct relay_note *notes; /* owned */
 };
@@ -76,31 +76,30 @@ void relay_forward_chunk(struct cairn_relay_owner *owner, uint32_t chunk, uint32
 void relay_forward_micro_end(struct cairn_relay_owner *owner, uint32_t micro);
 void relay_forward_commit(struct cairn_relay_owner *owner, uint64_t weight);
 /* GRANT, ACK, NAK, MICRO_ACK. */
-void relay_forward_on_answer(struct cairn_relay_owner *owner,
-                             const struct cairn_chunk_header *header);
+void relay_forward_on_answer(struct cairn_relay_owner *owner, const struct chunk_header *header);
 
 /* ==== owner ==== */
 
 /* An owner, as its relay sees it: its part of the job, the collector for it, and the machine that
  * passes the sums on. */
 
-struct cairn_relay;
+struct relay;
 
 /* A shard to which we pass on. */
 struct cairn_relay_owner {
-    struct cairn_relay *relay; /* borrowed */
-    uint32_t index;            /* in the relay's layout */
+    struct relay *relay; /* borrowed */
+    uint32_t index;      /* in the relay's layout */
     char name[64];
     struct chunk_table table; /* owned: its part */
 
     uint8_t *address; /* owned */
     size_t address_bytes;
-    struct cairn_chunk_link link;
-    struct cairn_asker asker; /* while relay->fetches is there: its requests are the cache's */
+    struct chunk_link link;
+    struct asker asker; /* while relay->fetches is there: its requests are the cache's */
 
     struct collector collector;
     struct buffer_owner buffers; /* of the sums; buffers.sums is owned */
-    struct cairn_relay_forward forward;
+    struct relay_forward forward;
 };
 
 /* ==== link ==== */
@@ -123,9 +122,9 @@ struct relay_sums {
 };
 
 /* A buffer is free, or may be taken: folds that wait go on. */
-void relay_sums_advance(struct cairn_relay *relay);
+void relay_sums_advance(struct relay *relay);
 
-float *relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer);
+float *relay_buffer_at(const struct relay *relay, uint32_t buffer);
 
 /* ==== collect ==== */
 
@@ -140,13 +139,13 @@ struct relay_collect {
 
 /* A PUSH of a worker: false if it is meant for the shard's own part of the job. Takes or drops the message
  * if not. */
-bool relay_on_push(struct cairn_member *member, const struct cairn_chunk_header *header,
-                   struct cairn_fabric_message *message);
+bool relay_on_push(struct cairn_member *member, const struct chunk_header *header,
+                   struct fabric_message *message);
 /* MICRO_END and COMMIT that name an owner (header->tensor), with a list of untouched tensors that is judged
  * to be ascending and of trained ones. */
-void relay_on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
+void relay_on_micro_end(struct cairn_member *member, const struct chunk_header *header,
                         const uint32_t *tensors, size_t count);
-void relay_on_commit(struct cairn_member *member, const struct cairn_chunk_header *header);
+void relay_on_commit(struct cairn_member *member, const struct chunk_header *header);
 /* The owner's collector. CAIRN_ERR_NO_MEMORY. Who tells it something holds the relay: cairn_relay_busy. */
 CAIRN_MUST_CHECK cairn_status relay_collect(struct cairn_relay_owner *owner);
 
@@ -160,23 +159,22 @@ struct relay_fetches;
 
 /* Called with the relay: memory is taken from the shard's budget as it is needed, up to its bound. Without
  * room for a chunk there is no cache, and every FETCH is told to ask the owner. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status relay_fetch_open(struct cairn_relay *relay,
-                                               struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status relay_fetch_open(struct relay *relay, struct sentence *why);
 /* Who waits is told to ask the owner. Freed if nothing is in flight, or the fabric is closed; else by the
  * next call. */
-void relay_fetch_close(struct cairn_relay *relay);
+void relay_fetch_close(struct relay *relay);
 /* A FETCH of a member for a chunk that is not of this shard. Takes or drops the message (the box of a
  * CAIRN_TILE_BOX fetch). NAK NOT_FOUND: there is no relay, or it is not for that: the owner is to be
  * asked. */
-void relay_fetch(struct cairn_member *member, const struct cairn_chunk_header *header,
-                 struct cairn_fabric_message *message);
+void relay_fetch(struct cairn_member *member, const struct chunk_header *header,
+                 struct fabric_message *message);
 /* The member is gone: it waits for nothing any more. */
-void relay_fetch_forget(struct cairn_relay *relay, uint64_t member);
+void relay_fetch_forget(struct relay *relay, uint64_t member);
 
 /* ---- relay_cache.c ---- */
 /* DATA or NAK of one of our FETCHes (request has CAIRN_REQUEST_OF_ASKER set). Takes or drops it. */
-void relay_fetch_on_answer(struct cairn_relay_owner *owner, const struct cairn_chunk_header *header,
-                           struct cairn_fabric_message *message);
+void relay_fetch_on_answer(struct cairn_relay_owner *owner, const struct chunk_header *header,
+                           struct fabric_message *message);
 /* Called by relay.c while the owner is connected: asks again for what the owner had no time for. */
 void relay_fetch_tick(struct cairn_relay_owner *owner);
 /* The connection, or the owner's connection to us, is lost: unanswered requests are asked again. */
@@ -185,11 +183,11 @@ bool relay_fetch_waits(const struct cairn_relay_owner *owner);
 
 /* ==== relay ==== */
 
-struct cairn_relay {
-    struct cairn_relay *next; /* of the job's: the first may work, others end */
-    struct shard_job *job;    /* borrowed */
-    struct shard_view *view;  /* counted: by its layout they are owners */
-    uint32_t shard;           /* our own index in it */
+struct relay {
+    struct relay *next;      /* of the job's: the first may work, others end */
+    struct shard_job *job;   /* borrowed */
+    struct shard_view *view; /* counted: by its layout they are owners */
+    uint32_t shard;          /* our own index in it */
     uint64_t number, token;
     uint64_t *members; /* owned: [member_count] by rank */
     uint32_t member_count;
@@ -208,10 +206,10 @@ struct cairn_relay {
 
 /* Replaces the relay of the job. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY: there is none then. */
 CAIRN_MUST_CHECK cairn_status cairn_relay_set(struct shard_job *job, const Cairn__RelaySet *message,
-                                              struct cairn_sentence *why);
+                                              struct sentence *why);
 /* The job's relay that works; NULL: none. */
-struct cairn_relay *cairn_relay_of(const struct shard_job *job);
-struct cairn_relay_owner *relay_owner_find(struct cairn_relay *relay, uint32_t index);
+struct relay *cairn_relay_of(const struct shard_job *job);
+struct cairn_relay_owner *relay_owner_find(struct relay *relay, uint32_t index);
 void relay_on_fence(struct shard_job *job, uint64_t epoch);
 void relay_on_resolve(struct shard_job *job, uint64_t epoch);
 /* A round is open. CAIRN_ERR_PROTOCOL: it names a relay that there is not. */
@@ -219,20 +217,20 @@ CAIRN_MUST_CHECK cairn_status relay_on_open(struct shard_job *job, const Cairn__
 /* A worker's connection is UP or DOWN. */
 void relay_on_peer(struct cairn_member *member, enum step_event_kind kind);
 /* A message that an owner sent to a relay; false: it is not one. Takes or drops the message if so. */
-bool relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
-                      struct cairn_fabric_message *message);
+bool relay_on_message(struct cairn_shard *shard, const struct chunk_header *header,
+                      struct fabric_message *message);
 /* Ends all relays of a job. */
 void relay_leave(struct shard_job *job);
 /* Frees all relays of a job: nothing is in flight, or the fabric and the pools are closed. */
 void relay_free_all(struct shard_job *job);
 /* Gives the relay up: what it has of the round cannot be passed on, nor will it be. The coordinator
  * is told once and goes on without the relay, since all would wait for a relay that is silent. */
-void relay_give_up(struct cairn_relay *relay, const char *format, ...)
+void relay_give_up(struct relay *relay, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* There is something to wait for: ticks begin. */
 void relay_wake(struct cairn_shard *shard);
-void cairn_relay_busy(struct cairn_relay *relay);
-void cairn_relay_idle(struct cairn_relay *relay); /* may free it, and its job */
+void cairn_relay_busy(struct relay *relay);
+void cairn_relay_idle(struct relay *relay); /* may free it, and its job */
 
 /* ==== cache ==== */
 
@@ -266,30 +264,30 @@ enum relay_want_state {
 struct relay_want {
     STAILQ_ENTRY(relay_want) link;
     enum relay_want_state state;
-    struct cairn_relay_owner *owner;  /* borrowed */
-    uint64_t chunk;                   /* of the owner's map */
-    struct relay_entry *entry;        /* borrowed; of WANT_ENTRY and WANT_SENT */
-    struct cairn_chunk_header header; /* as the worker sent it */
-    enum cairn_way way;               /* of the answer */
+    struct cairn_relay_owner *owner; /* borrowed */
+    uint64_t chunk;                  /* of the owner's map */
+    struct relay_entry *entry;       /* borrowed; of WANT_ENTRY and WANT_SENT */
+    struct chunk_header header;      /* as the worker sent it */
+    enum cairn_way way;              /* of the answer */
 };
-STAILQ_HEAD(cairn_relay_wants, relay_want);
+STAILQ_HEAD(relay_wants, relay_want);
 
 struct relay_entry {
     TAILQ_ENTRY(relay_entry) link; /* among those at rest, or those that are free */
     struct relay_entry *next;      /* in its bucket */
     enum relay_entry_state state;
-    struct cairn_chunk_request request; /* to its owner, while it is COMING */
-    bool is_had;                        /* every member has had it; at rest it is in cache->had */
-    uint32_t sends;                     /* how many are under way */
-    struct cairn_relay_owner *owner;    /* borrowed */
-    uint64_t chunk;                     /* of the owner's map */
+    struct chunk_request request;    /* to its owner, while it is COMING */
+    bool is_had;                     /* every member has had it; at rest it is in cache->had */
+    uint32_t sends;                  /* how many are under way */
+    struct cairn_relay_owner *owner; /* borrowed */
+    uint64_t chunk;                  /* of the owner's map */
     struct cairn_version version;
     cairn_dtype dtype;
     size_t byte_count;
     uint64_t checksum;
-    struct cairn_relay_wants wants; /* until it is HERE */
+    struct relay_wants wants; /* until it is HERE */
 };
-TAILQ_HEAD(cairn_relay_entries, relay_entry);
+TAILQ_HEAD(relay_entries, relay_entry);
 
 struct relay_cache {
     struct shard_job *job; /* borrowed */
@@ -302,17 +300,16 @@ struct relay_cache {
     struct relay_entry **buckets; /* owned: [bucket_count], a power of two */
     uint32_t bucket_count;
     uint32_t member_words;
-    uint64_t *had_by;                     /* owned: [entry_max][member_words] bits, by rank */
-    struct cairn_relay_entries free;      /* of the first entry_count */
-    struct cairn_relay_entries had, kept; /* at rest: had by every member; and the others */
-    struct cairn_version newest;          /* the newest version that ever arrived */
+    uint64_t *had_by;               /* owned: [entry_max][member_words] bits, by rank */
+    struct relay_entries free;      /* of the first entry_count */
+    struct relay_entries had, kept; /* at rest: had by every member; and the others */
+    struct cairn_version newest;    /* the newest version that ever arrived */
 };
 
 /* For what the relay's owners but its own shard have, up to shard->relay_cache_bytes; entry_max 0: there is
  * no room for a chunk. CAIRN_ERR_NO_MEMORY: nothing is held. */
-CAIRN_MUST_CHECK cairn_status relay_cache_open(const struct cairn_relay *relay,
-                                               struct relay_cache *cache,
-                                               struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status relay_cache_open(const struct relay *relay, struct relay_cache *cache,
+                                               struct sentence *why);
 void relay_cache_release(struct relay_cache *cache);
 
 /* NULL: the chunk is not here, and is not COMING. */
@@ -338,12 +335,12 @@ void relay_cache_arrived(struct relay_cache *cache, struct relay_entry *entry);
 /* Shared by fetch.c and relay_cache.c. Private to them. */
 
 struct relay_fetches {
-    struct cairn_relay *relay; /* borrowed */
+    struct relay *relay; /* borrowed */
     struct relay_cache cache;
     struct relay_want *wants; /* owned: [want_count] as many as all members may have */
     uint32_t want_count;
     uint32_t under_way; /* sends and receives */
-    struct cairn_relay_wants wants_free, without_place;
+    struct relay_wants wants_free, without_place;
 };
 
 #endif

@@ -1,5 +1,6 @@
 #include "server/shard/relay.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +33,7 @@ struct relay_entry *relay_cache_find(const struct relay_cache *cache,
 {
     struct relay_entry *entry = *bucket_of(cache, owner, chunk, version);
     while (entry != NULL && (entry->owner != owner || entry->chunk != chunk ||
-                             cairn_version_compare(entry->version, version) != 0))
+                             version_compare(entry->version, version) != 0))
         entry = entry->next;
     return entry;
 }
@@ -61,7 +62,7 @@ static void rest(struct relay_cache *cache, struct relay_entry *entry)
     assert(is_at_rest(entry));
     if (entry->is_had)
         TAILQ_INSERT_TAIL(&cache->had, entry, link);
-    else if (cairn_version_compare(entry->version, cache->newest) < 0)
+    else if (version_compare(entry->version, cache->newest) < 0)
         TAILQ_INSERT_HEAD(&cache->kept, entry, link);
     else
         TAILQ_INSERT_TAIL(&cache->kept, entry, link);
@@ -76,7 +77,7 @@ static void rouse(struct relay_cache *cache, struct relay_entry *entry)
 void relay_cache_arrived(struct relay_cache *cache, struct relay_entry *entry)
 {
     entry->state = CAIRN_RELAY_ENTRY_HERE;
-    if (cairn_version_compare(cache->newest, entry->version) < 0) cache->newest = entry->version;
+    if (version_compare(cache->newest, entry->version) < 0) cache->newest = entry->version;
     rest(cache, entry);
 }
 
@@ -115,8 +116,7 @@ static uint8_t *cairn_relay_cache_bytes(const struct relay_cache *cache,
 
 /* ---- places ---- */
 
-static cairn_status take_budget(struct relay_cache *cache, uint64_t bytes,
-                                struct cairn_sentence *why)
+static cairn_status take_budget(struct relay_cache *cache, uint64_t bytes, struct sentence *why)
 {
     struct shard_job *job = cache->job;
     const cairn_status status = shard_job_take(job, &job->memory.staging, bytes,
@@ -170,7 +170,7 @@ struct relay_entry *relay_cache_take(struct relay_cache *cache, struct cairn_rel
 {
     struct relay_entry *entry = take_place(cache);
     if (entry == NULL) return NULL;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&owner->table.map, chunk);
+    const struct chunk_place place = shard_map_chunk(&owner->table.map, chunk);
     const cairn_dtype dtype = cache->job->spec.tensors[place.tensor].wire;
     struct relay_entry **bucket = bucket_of(cache, owner, chunk, version);
     *entry = (struct relay_entry) {
@@ -182,7 +182,7 @@ struct relay_entry *relay_cache_take(struct relay_cache *cache, struct cairn_rel
         .chunk = chunk,
         .version = version,
         .dtype = dtype,
-        .byte_count = (size_t)place.elem_count * cairn_dtype_bytes((int)dtype),
+        .byte_count = (size_t)place.elem_count * dtype_size((int)dtype),
     };
     assert(entry->byte_count <= cache->place_bytes);
     STAILQ_INIT(&entry->wants);
@@ -205,21 +205,20 @@ static void relay_cache_forget(struct relay_cache *cache, struct relay_entry *en
 
 /* The number of chunks that others own, and the bytes of the largest. In an extent no chunk is
  * larger than the first. */
-static uint64_t measure(const struct cairn_relay *relay, size_t *largest_out)
+static uint64_t measure(const struct relay *relay, size_t *largest_out)
 {
     const struct shard_job *job = relay->job;
     uint64_t count = 0;
     *largest_out = 0;
     for (uint32_t i = 0; i < relay->owner_count; i++) {
-        const struct cairn_shard_map *map = &relay->owners[i].table.map;
+        const struct shard_map *map = &relay->owners[i].table.map;
         if (relay->owners[i].index == job->view->table.map.shard) continue;
         count += map->chunk_count;
         for (size_t e = 0; e < map->extent_count; e++) {
             if (map->extents[e].chunk_count == 0) continue;
-            const struct cairn_chunk_place place = cairn_shard_map_chunk(
-                map, map->extents[e].first_chunk);
+            const struct chunk_place place = shard_map_chunk(map, map->extents[e].first_chunk);
             const cairn_dtype dtype = job->spec.tensors[place.tensor].wire;
-            const size_t bytes = (size_t)place.elem_count * cairn_dtype_bytes((int)dtype);
+            const size_t bytes = (size_t)place.elem_count * dtype_size((int)dtype);
             if (bytes > *largest_out) *largest_out = bytes;
         }
     }
@@ -233,7 +232,7 @@ static uint64_t table_bytes(const struct relay_cache *cache)
            cache->bucket_count * sizeof(struct relay_entry *);
 }
 
-static cairn_status open_tables(struct relay_cache *cache, struct cairn_sentence *why)
+static cairn_status open_tables(struct relay_cache *cache, struct sentence *why)
 {
     cairn_status status = take_budget(cache, table_bytes(cache), why);
     if (status != CAIRN_OK) return status;
@@ -241,13 +240,13 @@ static cairn_status open_tables(struct relay_cache *cache, struct cairn_sentence
     cache->buckets = calloc(cache->bucket_count, sizeof *cache->buckets);
     cache->had_by = calloc(cache->entry_max, cache->member_words * sizeof *cache->had_by);
     if (cache->entries == NULL || cache->buckets == NULL || cache->had_by == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for what is fetched for this host");
-    return arena_open_shared(cairn_home_host(), "cairn-relay-cache",
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for what is fetched for this host");
+    return arena_open_shared(home_host(), "cairn-relay-cache",
                              (uint64_t)cache->entry_max * cache->place_bytes, &cache->memory, why);
 }
 
-cairn_status relay_cache_open(const struct cairn_relay *relay, struct relay_cache *cache,
-                              struct cairn_sentence *why)
+cairn_status relay_cache_open(const struct relay *relay, struct relay_cache *cache,
+                              struct sentence *why)
 {
     size_t largest;
     uint64_t count = measure(relay, &largest);
@@ -274,8 +273,8 @@ cairn_status relay_cache_open(const struct cairn_relay *relay, struct relay_cach
         return status;
     }
     if (!arena_share(&cache->memory, cache->job->shard->fabric, NULL))
-        cairn_log_warn("job %s: what is fetched for this host cannot be shared with it: it is sent",
-                       cache->job->spec.name);
+        log_warn("job %s: what is fetched for this host cannot be shared with it: it is sent",
+                 cache->job->spec.name);
     return CAIRN_OK;
 }
 
@@ -300,18 +299,17 @@ void relay_cache_release(struct relay_cache *cache)
  * wait. Any other refusal may be meant for the relay and not for the worker: then the worker is
  * told to ask the owner itself (NOT_FOUND). */
 
-static struct relay_entry *entry_of(struct cairn_chunk_request *request)
+static struct relay_entry *entry_of(struct chunk_request *request)
 {
     return (struct relay_entry *)((char *)request - offsetof(struct relay_entry, request));
 }
 
 /* Called by the owners' askers: sends the FETCH of an entry to its owner. */
-static cairn_status relay_ask_send(struct cairn_chunk_request *request)
+static cairn_status relay_ask_send(struct chunk_request *request)
 {
     const struct relay_entry *entry = entry_of(request);
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&entry->owner->table.map,
-                                                                 entry->chunk);
-    struct cairn_chunk_header header = {
+    const struct chunk_place place = shard_map_chunk(&entry->owner->table.map, entry->chunk);
+    struct chunk_header header = {
         .kind = CAIRN_CHUNK_FETCH,
         .plane = CAIRN_PLANE_WIRE,
         .tile = CAIRN_TILE_WHOLE,
@@ -321,11 +319,11 @@ static cairn_status relay_ask_send(struct cairn_chunk_request *request)
         .leaf_count = (uint32_t)place.leaf_count,
         .generation = entry->version.generation,
         .step = entry->version.step,
-        .request = cairn_chunk_request_number(request),
+        .request = chunk_request_number(request),
     };
     // Before the owner's HELLO it is not known by which of its endpoints it will answer.
-    if (!cairn_chunk_link_is_up(&entry->owner->link)) return CAIRN_ERR_CLOSED;
-    return cairn_chunk_link_send(&entry->owner->link, &header, NULL, 0, NULL, NULL);
+    if (!chunk_link_is_up(&entry->owner->link)) return CAIRN_ERR_CLOSED;
+    return chunk_link_send(&entry->owner->link, &header, NULL, 0, NULL, NULL);
 }
 
 /* ---- answers ---- */
@@ -334,7 +332,7 @@ static cairn_status relay_ask_send(struct cairn_chunk_request *request)
 static void refused_ask(struct relay_entry *entry, uint64_t status)
 {
     const bool is_of_version = status == CAIRN_ERR_NOT_READY || status == CAIRN_ERR_VERSION_GONE;
-    if (cairn_asker_again(&entry->owner->asker, &entry->request, status)) return;
+    if (asker_again(&entry->owner->asker, &entry->request, status)) return;
     relay_fetch_refuse_all(entry->owner->relay->fetches, entry,
                            is_of_version ? (cairn_status)status : CAIRN_ERR_NOT_FOUND);
 }
@@ -346,24 +344,23 @@ static void on_received(void *arg, cairn_status status)
     struct relay_fetches *fetches = owner->relay->fetches;
     const uint8_t *bytes = cairn_relay_cache_bytes(&fetches->cache, entry);
     fetches->under_way--;
-    if (status == CAIRN_OK && cairn_chunk_checksum(bytes, entry->byte_count) == entry->checksum) {
+    if (status == CAIRN_OK && chunk_checksum(bytes, entry->byte_count) == entry->checksum) {
         relay_cache_arrived(&fetches->cache, entry);
         relay_fetch_send_all(fetches, entry);
     } else if (owner->link.lost) {
-        cairn_asker_ask(&owner->asker, &entry->request);
+        asker_ask(&owner->asker, &entry->request);
     } else {
         refused_ask(entry, CAIRN_ERR_CHECKSUM);
     }
-    cairn_asker_pump(&owner->asker);
+    asker_pump(&owner->asker);
     relay_fetch_serve(fetches);
     shard_job_settle(owner->relay->job);
-    cairn_chunk_link_loan_back(&owner->link);
+    chunk_link_loan_back(&owner->link);
 }
 
-static bool is_answer_to(const struct cairn_chunk_header *header, const struct relay_entry *entry)
+static bool is_answer_to(const struct chunk_header *header, const struct relay_entry *entry)
 {
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&entry->owner->table.map,
-                                                                 entry->chunk);
+    const struct chunk_place place = shard_map_chunk(&entry->owner->table.map, entry->chunk);
     return header->kind == CAIRN_CHUNK_DATA && header->tensor == place.tensor &&
            header->first_leaf == place.first_leaf && header->leaf_count == place.leaf_count &&
            header->plane == CAIRN_PLANE_WIRE && header->dtype == entry->dtype &&
@@ -372,36 +369,36 @@ static bool is_answer_to(const struct cairn_chunk_header *header, const struct r
 }
 
 static void receive(struct relay_fetches *fetches, struct relay_entry *entry,
-                    const struct cairn_chunk_header *header, struct cairn_fabric_message *message)
+                    const struct chunk_header *header, struct fabric_message *message)
 {
     entry->checksum = header->checksum;
-    const cairn_status status = cairn_fabric_receive(
-        message, cairn_relay_cache_bytes(&fetches->cache, entry), fetches->cache.place_bytes,
-        on_received, entry);
+    const cairn_status status = fabric_receive(message,
+                                               cairn_relay_cache_bytes(&fetches->cache, entry),
+                                               fetches->cache.place_bytes, on_received, entry);
     if (status == CAIRN_OK) {
         fetches->under_way++;
-        cairn_chunk_link_loan(&entry->owner->link);
+        chunk_link_loan(&entry->owner->link);
         return;
     }
-    cairn_fabric_drop(message);
+    fabric_drop(message);
     refused_ask(entry, CAIRN_ERR_BUSY);
 }
 
 /* The entry that an answer is for, no longer in flight; NULL: of a former use or connection. */
 static struct relay_entry *entry_answered(struct cairn_relay_owner *owner,
-                                          const struct cairn_chunk_header *header)
+                                          const struct chunk_header *header)
 {
     const struct relay_cache *cache = &owner->relay->fetches->cache;
     const uint32_t index = (uint32_t)header->request;
     if (index >= cache->entry_count) return NULL;
     struct relay_entry *entry = &cache->entries[index];
     const bool is_its = entry->owner == owner &&
-                        cairn_asker_answered(&owner->asker, &entry->request, header->request);
+                        asker_answered(&owner->asker, &entry->request, header->request);
     return is_its ? entry : NULL;
 }
 
-void relay_fetch_on_answer(struct cairn_relay_owner *owner, const struct cairn_chunk_header *header,
-                           struct cairn_fabric_message *message)
+void relay_fetch_on_answer(struct cairn_relay_owner *owner, const struct chunk_header *header,
+                           struct fabric_message *message)
 {
     struct relay_fetches *fetches = owner->relay->fetches;
     struct relay_entry *entry = NULL;
@@ -414,9 +411,9 @@ void relay_fetch_on_answer(struct cairn_relay_owner *owner, const struct cairn_c
     } else if (entry != NULL) {
         relay_fetch_refuse_all(fetches, entry, CAIRN_ERR_NOT_FOUND);
     }
-    cairn_fabric_drop(message);
+    fabric_drop(message);
     if (entry == NULL) return;
-    cairn_asker_pump(&owner->asker);
+    asker_pump(&owner->asker);
     relay_fetch_serve(fetches);
     shard_job_settle(owner->relay->job);
 }
@@ -427,7 +424,7 @@ void relay_fetch_tick(struct cairn_relay_owner *owner)
 {
     struct relay_fetches *fetches = owner->relay->fetches;
     if (fetches == NULL) return;
-    cairn_asker_retry(&owner->asker);
+    asker_retry(&owner->asker);
     relay_fetch_serve(fetches); // there may be memory again
 }
 
@@ -437,14 +434,14 @@ void relay_fetch_lost(struct cairn_relay_owner *owner)
     if (fetches == NULL || owner->relay->leaving) return;
     for (uint32_t i = 0; i < fetches->cache.entry_count; i++) {
         struct relay_entry *entry = &fetches->cache.entries[i];
-        if (entry->owner == owner) cairn_asker_lost(&owner->asker, &entry->request);
+        if (entry->owner == owner) asker_lost(&owner->asker, &entry->request);
     }
-    cairn_asker_retry(&owner->asker);
+    asker_retry(&owner->asker);
 }
 
 bool relay_fetch_waits(const struct cairn_relay_owner *owner)
 {
-    return owner->relay->fetches != NULL && cairn_asker_waits(&owner->asker);
+    return owner->relay->fetches != NULL && asker_waits(&owner->asker);
 }
 
 /* ==== fetch ==== */
@@ -460,7 +457,7 @@ bool relay_fetch_waits(const struct cairn_relay_owner *owner)
  * A worker that stops pins the places that are being sent to it, at most CAIRN_SHARD_REPLIES_MAX, until
  * its endpoint is cut. Loop thread; nothing is allocated after the relay was opened. */
 
-static uint32_t rank_of(const struct cairn_relay *relay, uint64_t member)
+static uint32_t rank_of(const struct relay *relay, uint64_t member)
 {
     uint32_t i = 0;
     while (i < relay->member_count && relay->members[i] != member) i++;
@@ -488,7 +485,7 @@ static void want_refuse(struct relay_fetches *fetches, struct relay_want *want, 
 static void on_sent(void *arg, cairn_status status)
 {
     struct relay_want *want = arg;
-    struct cairn_relay *relay = want->owner->relay;
+    struct relay *relay = want->owner->relay;
     struct relay_fetches *fetches = relay->fetches;
     uint32_t rank = UINT32_MAX;
     fetches->under_way--;
@@ -503,10 +500,10 @@ static void on_sent(void *arg, cairn_status status)
 }
 
 /* The header of an answer: as the worker asked, with what it gets. */
-static struct cairn_chunk_header data_header(const struct relay_want *want,
-                                             const struct relay_entry *entry)
+static struct chunk_header data_header(const struct relay_want *want,
+                                       const struct relay_entry *entry)
 {
-    struct cairn_chunk_header header = want->header;
+    struct chunk_header header = want->header;
     header.kind = CAIRN_CHUNK_DATA;
     header.tile = want->owner->index;
     header.value = 0; // not the request's: what was received here has a checksum
@@ -519,20 +516,19 @@ static struct cairn_chunk_header data_header(const struct relay_want *want,
 static void want_send(struct relay_fetches *fetches, struct relay_want *want,
                       struct relay_entry *entry)
 {
-    struct cairn_relay *relay = fetches->relay;
+    struct relay *relay = fetches->relay;
     const struct cairn_member *member = member_find(relay->job, want->header.member);
-    const struct cairn_chunk_header header = data_header(want, entry);
+    const struct chunk_header header = data_header(want, entry);
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
-    cairn_chunk_encode(&header, bytes);
+    chunk_encode(&header, bytes);
     cairn_status status = CAIRN_ERR_CLOSED;
     relay_cache_lend(&fetches->cache, entry);
     want->entry = entry;
     if (member != NULL && member->peer != NULL) {
         const void *payload = cairn_relay_cache_bytes(&fetches->cache, entry);
-        want->way = cairn_way_of(
-            cairn_fabric_payload_path(member->peer, payload, entry->byte_count));
-        status = cairn_fabric_send(member->peer, bytes, sizeof bytes, payload, entry->byte_count,
-                                   on_sent, want);
+        want->way = cairn_way_of(fabric_payload_path(member->peer, payload, entry->byte_count));
+        status = fabric_send(member->peer, bytes, sizeof bytes, payload, entry->byte_count, on_sent,
+                             want);
     }
     if (status == CAIRN_OK) {
         want->state = CAIRN_RELAY_WANT_SENT;
@@ -562,8 +558,8 @@ static bool serve(struct relay_fetches *fetches, struct relay_want *want)
     want->state = CAIRN_RELAY_WANT_ENTRY;
     want->entry = entry;
     STAILQ_INSERT_TAIL(&entry->wants, want, link);
-    if (is_new) cairn_asker_ask(&want->owner->asker, &entry->request);
-    cairn_asker_pump(&want->owner->asker);
+    if (is_new) asker_ask(&want->owner->asker, &entry->request);
+    asker_pump(&want->owner->asker);
     return true;
 }
 
@@ -571,7 +567,7 @@ static bool serve(struct relay_fetches *fetches, struct relay_want *want)
 static void relay_fetch_serve(struct relay_fetches *fetches)
 {
     if (fetches->relay->leaving || fetches->relay->job->shard->closing) return;
-    struct cairn_relay_wants waiting = STAILQ_HEAD_INITIALIZER(waiting);
+    struct relay_wants waiting = STAILQ_HEAD_INITIALIZER(waiting);
     STAILQ_CONCAT(&waiting, &fetches->without_place);
     while (!STAILQ_EMPTY(&waiting)) {
         struct relay_want *want = STAILQ_FIRST(&waiting);
@@ -605,9 +601,9 @@ static void relay_fetch_send_all(struct relay_fetches *fetches, struct relay_ent
 /* ---- fetches of workers ---- */
 
 /* Without side effects. CAIRN_ERR_NOT_FOUND: not by a relay. */
-static cairn_status judge(const struct cairn_relay *relay, const struct cairn_member *member,
-                          const struct cairn_chunk_header *header,
-                          const struct cairn_relay_owner *owner, uint64_t *chunk_out)
+static cairn_status judge(const struct relay *relay, const struct cairn_member *member,
+                          const struct chunk_header *header, const struct cairn_relay_owner *owner,
+                          uint64_t *chunk_out)
 {
     const struct shard_job *job = member->job;
     if (relay == NULL || relay->fetches == NULL || relay->fetches->cache.entry_max == 0 ||
@@ -617,24 +613,24 @@ static cairn_status judge(const struct cairn_relay *relay, const struct cairn_me
     if (header->plane != CAIRN_PLANE_WIRE || header->tile != CAIRN_TILE_WHOLE ||
         header->table_hash != member->tiles_hash)
         return CAIRN_ERR_NOT_FOUND;
-    if (cairn_shard_map_chunk_number(&owner->table.map, header->tensor, header->first_leaf,
-                                     header->leaf_count, chunk_out) != CAIRN_OK)
+    if (shard_map_chunk_number(&owner->table.map, header->tensor, header->first_leaf,
+                               header->leaf_count, chunk_out) != CAIRN_OK)
         return CAIRN_ERR_MALFORMED;
     if (member->replies >= CAIRN_SHARD_REPLIES_MAX) return CAIRN_ERR_BUSY;
     return STAILQ_EMPTY(&relay->fetches->wants_free) ? CAIRN_ERR_BUSY : CAIRN_OK;
 }
 
 /* In whose name it is refused. */
-static uint32_t owner_index(const struct shard_job *job, const struct cairn_chunk_header *header)
+static uint32_t owner_index(const struct shard_job *job, const struct chunk_header *header)
 {
-    const struct cairn_extent *extent = cairn_layout_find(job->view->layout, header->tensor,
-                                                          header->first_leaf);
+    const struct extent *extent = layout_find(job->view->layout, header->tensor,
+                                              header->first_leaf);
     return extent != NULL ? extent->shard : job->view->table.map.shard;
 }
 
 static struct relay_want *want_open(struct relay_fetches *fetches, struct cairn_member *member,
                                     struct cairn_relay_owner *owner, uint64_t chunk,
-                                    const struct cairn_chunk_header *header)
+                                    const struct chunk_header *header)
 {
     struct relay_want *want = STAILQ_FIRST(&fetches->wants_free);
     STAILQ_REMOVE_HEAD(&fetches->wants_free, link);
@@ -645,15 +641,15 @@ static struct relay_want *want_open(struct relay_fetches *fetches, struct cairn_
     return want;
 }
 
-void relay_fetch(struct cairn_member *member, const struct cairn_chunk_header *header,
-                 struct cairn_fabric_message *message)
+void relay_fetch(struct cairn_member *member, const struct chunk_header *header,
+                 struct fabric_message *message)
 {
     struct shard_job *job = member->job;
-    struct cairn_relay *relay = cairn_relay_of(job);
+    struct relay *relay = cairn_relay_of(job);
     struct cairn_relay_owner *owner = NULL;
     uint64_t chunk;
     const uint32_t index = owner_index(job, header);
-    cairn_fabric_drop(message);
+    fabric_drop(message);
     if (relay != NULL) owner = relay_owner_find(relay, index);
     const cairn_status status = judge(relay, member, header, owner, &chunk);
     if (status != CAIRN_OK) {
@@ -687,7 +683,7 @@ static void want_detach(struct relay_fetches *fetches, struct relay_want *want)
     }
     STAILQ_REMOVE(&entry->wants, want, relay_want, link);
     if (entry->request.state != CAIRN_REQUEST_WAITING || !STAILQ_EMPTY(&entry->wants)) return;
-    cairn_asker_drop(&entry->owner->asker, &entry->request);
+    asker_drop(&entry->owner->asker, &entry->request);
     relay_cache_forget(&fetches->cache, entry);
 }
 
@@ -696,7 +692,7 @@ static bool want_waits(const struct relay_want *want)
     return want->state == CAIRN_RELAY_WANT_PLACE || want->state == CAIRN_RELAY_WANT_ENTRY;
 }
 
-void relay_fetch_forget(struct cairn_relay *relay, uint64_t member)
+void relay_fetch_forget(struct relay *relay, uint64_t member)
 {
     struct relay_fetches *fetches = relay->fetches;
     if (fetches == NULL) return;
@@ -721,10 +717,10 @@ static void refuse_waiting(struct relay_fetches *fetches)
 
 /* ---- open and close ---- */
 
-cairn_status relay_fetch_open(struct cairn_relay *relay, struct cairn_sentence *why)
+cairn_status relay_fetch_open(struct relay *relay, struct sentence *why)
 {
     struct relay_fetches *fetches = calloc(1, sizeof *fetches);
-    if (fetches == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
+    if (fetches == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
     const cairn_status status = relay_cache_open(relay, &fetches->cache, why);
     if (status != CAIRN_OK) {
         free(fetches);
@@ -739,16 +735,16 @@ cairn_status relay_fetch_open(struct cairn_relay *relay, struct cairn_sentence *
     if (fetches->wants == NULL) {
         fetches->want_count = 0;
         relay_fetch_close(relay);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
     }
     for (uint32_t i = 0; i < relay->owner_count; i++)
-        cairn_asker_open(&relay->owners[i].asker, relay_ask_send);
+        asker_open(&relay->owners[i].asker, relay_ask_send);
     for (uint32_t i = 0; i < fetches->want_count; i++)
         STAILQ_INSERT_TAIL(&fetches->wants_free, &fetches->wants[i], link);
     return CAIRN_OK;
 }
 
-void relay_fetch_close(struct cairn_relay *relay)
+void relay_fetch_close(struct relay *relay)
 {
     struct relay_fetches *fetches = relay->fetches;
     if (fetches == NULL) return;
@@ -779,7 +775,7 @@ static uint32_t buffer_of(uint64_t cookie)
     return (uint32_t)(cookie - 1);
 }
 
-static struct cairn_relay_owner *owner_of(const struct cairn_pusher *pusher)
+static struct cairn_relay_owner *owner_of(const struct pusher *pusher)
 {
     return (struct cairn_relay_owner *)((char *)pusher -
                                         offsetof(struct cairn_relay_owner, forward.pusher));
@@ -793,13 +789,13 @@ static struct cairn_relay_owner *owner_of_buffer(const struct buffer *buffer)
 
 /* ---- hands of the pusher ---- */
 
-static struct cairn_chunk_link *link_to(struct cairn_pusher *pusher, uint32_t shard)
+static struct chunk_link *link_to(struct pusher *pusher, uint32_t shard)
 {
     (void)shard;
     return &owner_of(pusher)->link;
 }
 
-static void link_failed(struct cairn_pusher *pusher, struct cairn_chunk_link *link)
+static void link_failed(struct pusher *pusher, struct chunk_link *link)
 {
     (void)link;
     relay_link_close(owner_of(pusher));
@@ -809,39 +805,39 @@ static void on_chunk_sent(void *arg, cairn_status status)
 {
     struct buffer *buffer = arg;
     struct cairn_relay_owner *owner = owner_of_buffer(buffer);
-    struct cairn_relay *relay = owner->relay;
+    struct relay *relay = owner->relay;
     buffer_pool_return(&relay->sums.pool, (uint32_t)(buffer - relay->sums.pool.buffers));
     if (!relay->job->shard->closing) relay_sums_advance(relay);
-    cairn_chunk_link_sent(&owner->link, status);
+    chunk_link_sent(&owner->link, status);
 }
 
-static cairn_status send_chunk(struct cairn_pusher *pusher, const struct cairn_push_action *action,
-                               struct cairn_chunk_header *header)
+static cairn_status send_chunk(struct pusher *pusher, const struct push_action *action,
+                               struct chunk_header *header)
 {
     struct cairn_relay_owner *owner = owner_of(pusher);
-    struct cairn_relay *relay = owner->relay;
+    struct relay *relay = owner->relay;
     const uint32_t number = buffer_of(action->cookie);
-    const struct cairn_chunk_place place = chunk_table_place(&owner->table, action->chunk);
+    const struct chunk_place place = chunk_table_place(&owner->table, action->chunk);
     header->dtype = CAIRN_F32;
     header->tensor = place.tensor;
     header->first_leaf = place.first_leaf;
     header->leaf_count = (uint32_t)place.leaf_count;
     header->table_hash = CAIRN_TABLE_HASH_WHOLE;
     buffer_pool_loan(&relay->sums.pool, number);
-    const cairn_status status = cairn_chunk_link_send(
+    const cairn_status status = chunk_link_send(
         &owner->link, header, relay_buffer_at(relay, number),
         (size_t)place.elem_count * sizeof(float), on_chunk_sent, &relay->sums.pool.buffers[number]);
     if (status != CAIRN_OK) buffer_pool_return(&relay->sums.pool, number);
     return status;
 }
 
-static size_t absent_max(const struct cairn_pusher *pusher, uint32_t shard)
+static size_t absent_max(const struct pusher *pusher, uint32_t shard)
 {
     (void)shard;
     return owner_of(pusher)->table.map.extent_count;
 }
 
-static size_t absent(const struct cairn_pusher *pusher, uint32_t shard, uint32_t micro,
+static size_t absent(const struct pusher *pusher, uint32_t shard, uint32_t micro,
                      uint32_t *tensors_out)
 {
     const struct relay_note *note = owner_of(pusher)->forward.notes;
@@ -852,22 +848,22 @@ static size_t absent(const struct cairn_pusher *pusher, uint32_t shard, uint32_t
     return note->count;
 }
 
-static void released(struct cairn_pusher *pusher, const struct cairn_push_action *action)
+static void released(struct pusher *pusher, const struct push_action *action)
 {
     buffer_pool_end(&owner_of(pusher)->relay->sums.pool, buffer_of(action->cookie));
 }
 
 /* The coordinator knows by itself that a round is void; what else an owner refuses is a fault of one of
  * us. */
-static void refused_forward(struct cairn_pusher *pusher, const struct cairn_push_action *action)
+static void refused_forward(struct pusher *pusher, const struct push_action *action)
 {
     const struct cairn_relay_owner *owner = owner_of(pusher);
     if (action->status == CAIRN_ERR_STALE || action->status == CAIRN_ERR_FENCED) return;
-    relay_give_up(owner->relay, "shard %s refuses what is relayed in round %llu: %s", owner->name,
-                  (unsigned long long)pusher->round, cairn_status_text((int)action->status));
+    relay_give_up(owner->relay, "shard %s refuses what is relayed in round %" PRIu64 ": %s",
+                  owner->name, pusher->round, status_text((int)action->status));
 }
 
-static const struct cairn_pusher_hands hands = {
+static const struct pusher_hands hands = {
     .link = link_to,
     .link_failed = link_failed,
     .send_chunk = send_chunk,
@@ -885,23 +881,23 @@ cairn_status relay_forward_open(struct cairn_relay_owner *owner)
     if (chunks > UINT32_MAX / 8) return CAIRN_ERR_NO_MEMORY;
     owner->forward.sent = calloc((size_t)chunks + 1, sizeof *owner->forward.sent);
     if (owner->forward.sent == NULL) return CAIRN_ERR_NO_MEMORY;
-    return cairn_pusher_open(
+    return pusher_open(
         &owner->forward.pusher, &hands,
-        &(struct cairn_push_config) { .shard_count = 1, .queue_max = 2 * chunks + MICROS_AHEAD });
+        &(struct push_config) { .shard_count = 1, .queue_max = 2 * chunks + MICROS_AHEAD });
 }
 
 static void give_grant(struct cairn_relay_owner *owner)
 {
-    cairn_pusher_on_grant(&owner->forward.pusher, 0, &owner->forward.grant, owner->link.way);
+    pusher_on_grant(&owner->forward.pusher, 0, &owner->forward.grant, owner->link.way);
 }
 
 void relay_forward_begin(struct cairn_relay_owner *owner, uint64_t epoch, uint64_t round)
 {
-    cairn_pusher_begin(&owner->forward.pusher, epoch, round);
+    pusher_begin(&owner->forward.pusher, epoch, round);
     give_grant(owner); // it may have come before the coordinator's word
 }
 
-static void free_notes(struct cairn_relay_forward *forward)
+static void free_notes(struct relay_forward *forward)
 {
     while (forward->notes != NULL) {
         struct relay_note *note = forward->notes;
@@ -912,7 +908,7 @@ static void free_notes(struct cairn_relay_forward *forward)
 
 void relay_forward_end(struct cairn_relay_owner *owner)
 {
-    cairn_pusher_end(&owner->forward.pusher);
+    pusher_end(&owner->forward.pusher);
     buffer_pool_end_sending(&owner->relay->sums.pool, &owner->buffers);
     free_notes(&owner->forward);
     memset(owner->forward.sent, 0, owner->table.trained_count * sizeof *owner->forward.sent);
@@ -922,7 +918,7 @@ void relay_forward_close(struct cairn_relay_owner *owner)
 {
     free_notes(&owner->forward);
     free(owner->forward.sent);
-    cairn_pusher_close(&owner->forward.pusher);
+    pusher_close(&owner->forward.pusher);
 }
 
 /* ---- what the core says ---- */
@@ -935,7 +931,7 @@ static void judge_queued(struct cairn_relay_owner *owner, cairn_status status)
                       MICROS_AHEAD, owner->name);
     else if (status != CAIRN_OK && status != CAIRN_ERR_EPOCH_CHANGED)
         relay_give_up(owner->relay, "what is for shard %s cannot be passed on: %s", owner->name,
-                      cairn_status_text((int)status));
+                      status_text((int)status));
     if (status != CAIRN_OK) owner->collector.spoiled_round = owner->forward.pusher.round;
     relay_wake(owner->relay->job->shard);
 }
@@ -954,12 +950,12 @@ void relay_forward_chunk(struct cairn_relay_owner *owner, uint32_t chunk, uint32
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
     if (is_sent(owner)) {
         const uint64_t elems = chunk_table_place(&owner->table, chunk).elem_count;
-        const struct cairn_push_chunk next = {
+        const struct push_chunk next = {
             .chunk = chunk,
             .is_small = elems * sizeof(float) <= CAIRN_CHUNK_SMALL,
             .cookie = cookie_of(buffer),
         };
-        status = cairn_pusher_chunk(&owner->forward.pusher, 0, micro, next);
+        status = pusher_chunk(&owner->forward.pusher, 0, micro, next);
     }
     if (status != CAIRN_OK) buffer_pool_end(pool, buffer);
     judge_queued(owner, status);
@@ -968,14 +964,14 @@ void relay_forward_chunk(struct cairn_relay_owner *owner, uint32_t chunk, uint32
 /* Notes the tensors there that nothing was forwarded of. False: no memory. */
 static bool note_absent(struct cairn_relay_owner *owner, uint32_t micro)
 {
-    const struct cairn_shard_map *map = &owner->table.map;
-    const struct cairn_job_spec_data *spec = &owner->relay->job->spec;
+    const struct shard_map *map = &owner->table.map;
+    const struct job_spec_data *spec = &owner->relay->job->spec;
     struct relay_note *note = malloc(sizeof *note +
                                      (map->extent_count + 1) * sizeof *note->tensors);
     if (note == NULL) return false;
     *note = (struct relay_note) { .next = owner->forward.notes, .micro = micro };
     for (size_t i = 0; i < map->extent_count; i++) {
-        const struct cairn_local_extent *extent = &map->extents[i];
+        const struct local_extent *extent = &map->extents[i];
         if (spec->tensors[extent->tensor].kind != CAIRN_TRAINED || extent->chunk_count == 0)
             continue;
         if (owner->forward.sent[owner->table.first[i]])
@@ -994,7 +990,7 @@ void relay_forward_micro_end(struct cairn_relay_owner *owner, uint32_t micro)
 {
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
     if (is_sent(owner))
-        status = note_absent(owner, micro) ? cairn_pusher_micro_end(&owner->forward.pusher, micro)
+        status = note_absent(owner, micro) ? pusher_micro_end(&owner->forward.pusher, micro)
                                            : CAIRN_ERR_NO_MEMORY;
     memset(owner->forward.sent, 0, owner->table.trained_count * sizeof *owner->forward.sent);
     judge_queued(owner, status);
@@ -1003,21 +999,20 @@ void relay_forward_micro_end(struct cairn_relay_owner *owner, uint32_t micro)
 void relay_forward_commit(struct cairn_relay_owner *owner, uint64_t weight)
 {
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
-    if (is_sent(owner)) status = cairn_pusher_commit(&owner->forward.pusher, weight);
+    if (is_sent(owner)) status = pusher_commit(&owner->forward.pusher, weight);
     judge_queued(owner, status);
 }
 
 /* ---- what the owner says ---- */
 
-void relay_forward_on_answer(struct cairn_relay_owner *owner,
-                             const struct cairn_chunk_header *header)
+void relay_forward_on_answer(struct cairn_relay_owner *owner, const struct chunk_header *header)
 {
     if (header->kind == CAIRN_CHUNK_GRANT) {
-        if (!cairn_grant_is_newer(&owner->forward.grant, header)) return;
+        if (!grant_is_newer(&owner->forward.grant, header)) return;
         owner->forward.grant = *header;
         give_grant(owner);
         return;
     }
-    cairn_pusher_on_answer(&owner->forward.pusher, 0, header);
+    pusher_on_answer(&owner->forward.pusher, 0, header);
     relay_sums_advance(owner->relay);
 }

@@ -1,5 +1,6 @@
 #include "server/shard/memory.h"
 
+#include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,25 +24,25 @@ struct piece {
     uint64_t from, bytes;
 };
 
-struct cairn_reserve {
+struct reserve {
     struct task task; /* the judgement, then the pages */
     struct reserve_request request;
-    struct cairn_reserve *next; /* in shard->memory.reserves: the first is at work */
-    struct cairn_span *spans;   /* owned: they are given back, nothing is taken; or NULL */
-    struct piece *pieces;       /* owned */
+    struct reserve *next;     /* in shard->memory.reserves: the first is at work */
+    struct cairn_span *spans; /* owned: they are given back, nothing is taken; or NULL */
+    struct piece *pieces;     /* owned */
     size_t piece_count, piece_capacity;
     atomic_bool canceled;
     atomic_bool failed;      /* a page was not to be had */
     atomic_bool is_unpinned; /* some could not be pinned: `unpinned` says why, of the first */
-    struct cairn_sentence unpinned;
+    struct sentence unpinned;
     int lock_fd; /* owned; -1: not held */
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 /* ---- what is wanted ---- */
 
-static struct piece *add_piece(struct cairn_reserve *reserve)
+static struct piece *add_piece(struct reserve *reserve)
 {
     if (reserve->piece_count == reserve->piece_capacity) {
         const size_t capacity = reserve->piece_capacity * 2 + 8;
@@ -60,7 +61,7 @@ static bool is_neighbour(const struct piece *last, const struct arena *arena, ui
     return last->arena == arena && end <= from && from - end <= NEIGHBOUR_BYTES;
 }
 
-cairn_status reserve_add(struct cairn_reserve *reserve, const struct arena *arena, uint64_t from,
+cairn_status reserve_add(struct reserve *reserve, const struct arena *arena, uint64_t from,
                          uint64_t bytes)
 {
     const uint64_t end = from + bytes;
@@ -81,7 +82,7 @@ cairn_status reserve_add(struct cairn_reserve *reserve, const struct arena *aren
     return CAIRN_OK;
 }
 
-static uint64_t all_bytes(const struct cairn_reserve *reserve)
+static uint64_t all_bytes(const struct reserve *reserve)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < reserve->piece_count; i++) bytes += reserve->pieces[i].bytes;
@@ -90,9 +91,9 @@ static uint64_t all_bytes(const struct cairn_reserve *reserve)
 
 /* ---- on the threads ---- */
 
-static void pin(struct cairn_reserve *reserve, const struct piece *piece)
+static void pin(struct reserve *reserve, const struct piece *piece)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (arena_pin(piece->arena, piece->from, piece->bytes, &why) == CAIRN_OK) return;
     if (!atomic_exchange(&reserve->is_unpinned, true)) reserve->unpinned = why;
 }
@@ -100,7 +101,7 @@ static void pin(struct cairn_reserve *reserve, const struct piece *piece)
 static void run_pages(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)thread;
-    struct cairn_reserve *reserve = (struct cairn_reserve *)task;
+    struct reserve *reserve = (struct reserve *)task;
     const struct piece *piece = &reserve->pieces[item];
     if (atomic_load(&reserve->canceled) || atomic_load(&reserve->failed)) return;
     if (cairn_arena_take(piece->arena, piece->from, piece->bytes) != CAIRN_OK) {
@@ -113,33 +114,32 @@ static void run_pages(struct task *task, uint32_t item, uint32_t thread)
 }
 
 /* A host without such a lock: what others are about to take is not seen. */
-static void take_lock(struct cairn_reserve *reserve, const struct cairn_shard *shard)
+static void take_lock(struct reserve *reserve, const struct cairn_shard *shard)
 {
     reserve->status = host_lock_take(shard->memory.lock, LOCK_TIMEOUT_MS, &reserve->canceled,
                                      &reserve->lock_fd, &reserve->why);
     if (reserve->status != CAIRN_ERR_IO) return;
-    cairn_log_warn("%s: shards of this host that take memory at the same time may take too much",
-                   reserve->why.text);
+    log_warn("%s: shards of this host that take memory at the same time may take too much",
+             reserve->why.text);
     reserve->status = CAIRN_OK;
 }
 
-static void list_pieces(struct cairn_reserve *reserve)
+static void list_pieces(struct reserve *reserve)
 {
     if (atomic_load(&reserve->canceled)) return;
     reserve->status = reserve->request.prepare(reserve, reserve->request.job);
-    if (reserve->status != CAIRN_OK)
-        cairn_sentence_set(&reserve->why, "no memory for a list of memory");
+    if (reserve->status != CAIRN_OK) sentence_set(&reserve->why, "no memory for a list of memory");
 }
 
 static void run_judge(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
-    struct cairn_reserve *reserve = (struct cairn_reserve *)task;
+    struct reserve *reserve = (struct reserve *)task;
     if (reserve->request.prepares_on_thread) list_pieces(reserve);
     if (reserve->status != CAIRN_OK || reserve->piece_count == 0) return;
     const struct shard_job *job = reserve->request.job;
-    struct cairn_headroom headroom;
+    struct headroom headroom;
     char what[CAIRN_NAME_MAX + 64];
     snprintf(what, sizeof what, "%s of job %s", reserve->request.what, job->spec.name);
     take_lock(reserve, job->shard);
@@ -153,7 +153,7 @@ static void run_judge(struct task *task, uint32_t item, uint32_t thread)
 
 static void begin_first(struct cairn_shard *shard);
 
-static void reserve_free(struct cairn_reserve *reserve)
+static void reserve_free(struct reserve *reserve)
 {
     if (reserve->lock_fd >= 0) close(reserve->lock_fd);
     free(reserve->pieces);
@@ -163,7 +163,7 @@ static void reserve_free(struct cairn_reserve *reserve)
 
 /* Ends the first reserve. Its turn ends last, after `done`: `done` may reserve more, and the next
  * reserve may need to see what it took. */
-static void end_first(struct cairn_reserve *reserve)
+static void end_first(struct reserve *reserve)
 {
     struct shard_job *job = reserve->request.job;
     struct cairn_shard *shard = job->shard;
@@ -180,22 +180,21 @@ static void end_first(struct cairn_reserve *reserve)
 
 static void pages_done(struct task *task)
 {
-    struct cairn_reserve *reserve = (struct cairn_reserve *)task;
+    struct reserve *reserve = (struct reserve *)task;
     if (atomic_load(&reserve->is_unpinned))
-        cairn_log_warn("%s of job %s: %s", reserve->request.what, reserve->request.job->spec.name,
-                       reserve->unpinned.text);
+        log_warn("%s of job %s: %s", reserve->request.what, reserve->request.job->spec.name,
+                 reserve->unpinned.text);
     if (atomic_load(&reserve->failed))
-        reserve->status = cairn_fail(
+        reserve->status = fail_with(
             &reserve->why, CAIRN_ERR_NO_MEMORY,
-            "%s of job %s needs %llu bytes, and the system did not give them",
-            reserve->request.what, reserve->request.job->spec.name,
-            (unsigned long long)all_bytes(reserve));
+            "%s of job %s needs %" PRIu64 " bytes, and the system did not give them",
+            reserve->request.what, reserve->request.job->spec.name, all_bytes(reserve));
     end_first(reserve);
 }
 
 static void judge_done(struct task *task)
 {
-    struct cairn_reserve *reserve = (struct cairn_reserve *)task;
+    struct reserve *reserve = (struct reserve *)task;
     if (reserve->status != CAIRN_OK) {
         end_first(reserve);
         return;
@@ -209,20 +208,20 @@ static void judge_done(struct task *task)
 
 static void run_give(struct task *task, uint32_t item, uint32_t thread)
 {
-    const struct cairn_span *span = &((struct cairn_reserve *)task)->spans[item];
+    const struct cairn_span *span = &((struct reserve *)task)->spans[item];
     (void)thread;
     madvise(span->at, span->bytes, MADV_REMOVE);
 }
 
 static void give_done(struct task *task)
 {
-    end_first((struct cairn_reserve *)task);
+    end_first((struct reserve *)task);
 }
 
 /* Nothing wanted: nothing to wait for but the turn. */
 static void begin_first(struct cairn_shard *shard)
 {
-    struct cairn_reserve *reserve = shard->memory.reserves;
+    struct reserve *reserve = shard->memory.reserves;
     if (reserve == NULL) return;
     if (reserve->spans != NULL) {
         pool_submit(shard->memory.pool, &reserve->task);
@@ -237,10 +236,10 @@ static void begin_first(struct cairn_shard *shard)
 }
 
 /* It is the last one. */
-static void add_last(struct cairn_shard *shard, struct cairn_reserve *reserve)
+static void add_last(struct cairn_shard *shard, struct reserve *reserve)
 {
     shard_job_busy(reserve->request.job);
-    struct cairn_reserve **link = &shard->memory.reserves;
+    struct reserve **link = &shard->memory.reserves;
     while (*link != NULL) link = &(*link)->next;
     *link = reserve;
     if (link == &shard->memory.reserves) begin_first(shard);
@@ -248,7 +247,7 @@ static void add_last(struct cairn_shard *shard, struct cairn_reserve *reserve)
 
 void reserve_give(struct shard_job *job, struct cairn_span *spans, size_t span_count)
 {
-    struct cairn_reserve *reserve = span_count > 0 ? calloc(1, sizeof *reserve) : NULL;
+    struct reserve *reserve = span_count > 0 ? calloc(1, sizeof *reserve) : NULL;
     if (reserve == NULL) {
         free(spans);
         return;
@@ -261,10 +260,10 @@ void reserve_give(struct shard_job *job, struct cairn_span *spans, size_t span_c
     add_last(job->shard, reserve);
 }
 
-cairn_status reserve_begin(const struct reserve_request *request, struct cairn_sentence *why)
+cairn_status reserve_begin(const struct reserve_request *request, struct sentence *why)
 {
-    struct cairn_reserve *reserve = calloc(1, sizeof *reserve);
-    if (reserve == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a list");
+    struct reserve *reserve = calloc(1, sizeof *reserve);
+    if (reserve == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a list");
     reserve->request = *request;
     reserve->lock_fd = -1;
     add_last(request->job->shard, reserve);
@@ -273,20 +272,20 @@ cairn_status reserve_begin(const struct reserve_request *request, struct cairn_s
 
 void reserve_cancel(struct shard_job *job)
 {
-    for (struct cairn_reserve *r = job->shard->memory.reserves; r != NULL; r = r->next)
+    for (struct reserve *r = job->shard->memory.reserves; r != NULL; r = r->next)
         if (r->request.job == job) atomic_store(&r->canceled, true);
 }
 
 void reserves_stop(struct cairn_shard *shard)
 {
-    for (struct cairn_reserve *r = shard->memory.reserves; r != NULL; r = r->next)
+    for (struct reserve *r = shard->memory.reserves; r != NULL; r = r->next)
         atomic_store(&r->canceled, true);
 }
 
 void reserves_free(struct cairn_shard *shard)
 {
     while (shard->memory.reserves != NULL) {
-        struct cairn_reserve *reserve = shard->memory.reserves;
+        struct reserve *reserve = shard->memory.reserves;
         shard->memory.reserves = reserve->next;
         reserve_free(reserve);
     }
@@ -306,7 +305,7 @@ struct cairn_release {
     void (*free_it)(void *what);
     void *what; /* owned; NULL: none */
     uint64_t budget_bytes;
-    struct cairn_request request; /* answered when it is done */
+    struct request request; /* answered when it is done */
 };
 
 static void release_it(struct cairn_release *release)
@@ -323,7 +322,7 @@ static void run_release(struct task *task, uint32_t item, uint32_t thread)
     release_it((struct cairn_release *)task);
 }
 
-static void account(struct cairn_shard *shard, uint64_t budget_bytes, struct cairn_request *request)
+static void account(struct cairn_shard *shard, uint64_t budget_bytes, struct request *request)
 {
     budget_give(&shard->memory.budget, budget_bytes);
     if (request->session != 0) session_answer(shard, request, CAIRN_OK, NULL);
@@ -372,8 +371,7 @@ void release_by(struct cairn_shard *shard, void (*free_it)(void *what), void *wh
     if (!begin(shard, &release)) free_it(what);
 }
 
-void release_bytes(struct cairn_shard *shard, uint64_t budget_bytes,
-                   const struct cairn_request *request)
+void release_bytes(struct cairn_shard *shard, uint64_t budget_bytes, const struct request *request)
 {
     struct cairn_release release = { .arena = CAIRN_ARENA_NONE, .budget_bytes = budget_bytes };
     if (request != NULL) release.request = *request;
@@ -409,7 +407,7 @@ void release_close(struct cairn_shard *shard)
 
 /* ---- a job ---- */
 
-static cairn_status add_state(struct cairn_reserve *reserve, struct shard_job *job)
+static cairn_status add_state(struct reserve *reserve, struct shard_job *job)
 {
     const struct arena *whole[] = { &job->versions.copies[0].wire, &job->versions.copies[1].wire,
                                     &job->puts.arena };
@@ -426,7 +424,7 @@ static void await_puts(struct shard_job *job)
 }
 
 /* Loads or makes its state; or it is to be put. */
-static cairn_status begin_state(struct shard_job *job, struct cairn_sentence *why)
+static cairn_status begin_state(struct shard_job *job, struct sentence *why)
 {
     if (job->load.joins) {
         pass_seal(job);
@@ -439,7 +437,7 @@ static cairn_status begin_state(struct shard_job *job, struct cairn_sentence *wh
     return CAIRN_OK;
 }
 
-static void give_up(struct shard_job *job, cairn_status status, const struct cairn_sentence *why)
+static void give_up(struct shard_job *job, cairn_status status, const struct sentence *why)
 {
     session_answer(job->shard, &job->load.asked, status, why);
     shard_job_leave(job);
@@ -449,7 +447,7 @@ static void give_up(struct shard_job *job, cairn_status status, const struct cai
 static void on_state_judged(const struct reserve_request *request)
 {
     struct shard_job *job = request->job;
-    struct cairn_sentence why;
+    struct sentence why;
     const bool reads = !job->load.joins && !job->staged && job->load.path[0] != '\0';
     if (job->state != CAIRN_JOB_LOADING || !reads) return;
     job->load.begun = restore_begin(job, &why) == CAIRN_OK; // else once more, behind the pages
@@ -461,15 +459,15 @@ static void on_took(struct shard_job *job, const void *at, uint64_t bytes)
 }
 
 static void on_state_taken(const struct reserve_request *request, cairn_status status,
-                           const struct cairn_sentence *why)
+                           const struct sentence *why)
 {
     struct shard_job *job = request->job;
-    struct cairn_sentence failure = *why;
+    struct sentence failure = *why;
     taken_end(&job->load.taken, status == CAIRN_OK);
     if (job->state != CAIRN_JOB_LOADING) return; // it leaves, and that was answered
     if (status == CAIRN_OK) {
-        cairn_log_info("holding job %s, generation %llu: its memory is there", job->spec.name,
-                       (unsigned long long)job->generation);
+        log_info("holding job %s, generation %" PRIu64 ": its memory is there", job->spec.name,
+                 job->generation);
         job->load.pages_there = true;
         if (!job->load.begun)
             status = begin_state(job, &failure);
@@ -477,11 +475,11 @@ static void on_state_taken(const struct reserve_request *request, cairn_status s
             pass_seal(job);
     }
     if (status == CAIRN_OK) return;
-    cairn_log_error("cannot hold job %s: %s", job->spec.name, failure.text);
+    log_error("cannot hold job %s: %s", job->spec.name, failure.text);
     give_up(job, status, &failure);
 }
 
-void admit_loaded(struct shard_job *job, cairn_status status, const struct cairn_sentence *why,
+void admit_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
                   bool puts_follow)
 {
     if (status != CAIRN_OK)
@@ -494,13 +492,12 @@ void admit_loaded(struct shard_job *job, cairn_status status, const struct cairn
         pass_seal(job);
 }
 
-cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
-                       struct cairn_sentence *why)
+cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create, struct sentence *why)
 {
     job->load.digest = create->digest;
     job->load.joins = create->joins;
     job->load.path = strdup(create->snapshot_path);
-    if (job->load.path == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (job->load.path == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     job->state = CAIRN_JOB_LOADING;
     const struct reserve_request request = { .job = job,
                                              .what = "the state",
@@ -541,7 +538,7 @@ static uint32_t slots_wanted(const struct shard_job *job)
     return slots < job->collector.slot_count ? (uint32_t)slots : job->collector.slot_count;
 }
 
-static cairn_status count_slots(struct shard_job *job, struct cairn_sentence *why)
+static cairn_status count_slots(struct shard_job *job, struct sentence *why)
 {
     const uint32_t wanted = slots_wanted(job);
     char what[CAIRN_NAME_MAX + 64];
@@ -554,7 +551,7 @@ static cairn_status count_slots(struct shard_job *job, struct cairn_sentence *wh
 }
 
 /* For all that joined by now: whoever comes after finds it done. */
-static cairn_status add_slots(struct cairn_reserve *reserve, struct shard_job *job)
+static cairn_status add_slots(struct reserve *reserve, struct shard_job *job)
 {
     job->landing.asked = slots_wanted(job);
     if (job->landing.asked <= job->landing.taken) return CAIRN_OK;
@@ -563,16 +560,16 @@ static cairn_status add_slots(struct cairn_reserve *reserve, struct shard_job *j
 }
 
 static void on_slots_taken(const struct reserve_request *request, cairn_status status,
-                           const struct cairn_sentence *why)
+                           const struct sentence *why)
 {
     struct shard_job *job = request->job;
-    struct cairn_request answered = request->answer;
+    struct request answered = request->answer;
     const struct cairn_member *member = member_find(job, request->member);
     if (status == CAIRN_OK && job->landing.asked > job->landing.taken)
         job->landing.taken = job->landing.asked;
     job->landing.asked = job->landing.taken;
     if (status != CAIRN_OK && member != NULL) {
-        cairn_log_warn("member %s of job %s refused: %s", member->name, job->spec.name, why->text);
+        log_warn("member %s of job %s refused: %s", member->name, job->spec.name, why->text);
         cairn_member_leave(job, request->member);
         job->landing.extra = true;
     }
@@ -580,7 +577,7 @@ static void on_slots_taken(const struct reserve_request *request, cairn_status s
     session_answer(job->shard, &answered, status, why);
 }
 
-void admit_member(struct shard_job *job, uint64_t member, struct cairn_request answer)
+void admit_member(struct shard_job *job, uint64_t member, struct request answer)
 {
     const struct reserve_request request = { .job = job,
                                              .what = "landing memory of the workers",
@@ -588,7 +585,7 @@ void admit_member(struct shard_job *job, uint64_t member, struct cairn_request a
                                              .done = on_slots_taken,
                                              .member = member,
                                              .answer = answer };
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = count_slots(job, &why);
     if (status == CAIRN_OK) status = reply_keep(member_find(job, member), &why);
     if (status == CAIRN_OK && slots_wanted(job) > job->landing.taken) {
@@ -596,7 +593,7 @@ void admit_member(struct shard_job *job, uint64_t member, struct cairn_request a
         if (status == CAIRN_OK) return;
     }
     if (status != CAIRN_OK) {
-        cairn_log_warn("a member of job %s refused: %s", job->spec.name, why.text);
+        log_warn("a member of job %s refused: %s", job->spec.name, why.text);
         cairn_member_leave(job, member);
         admit_left(job);
     }

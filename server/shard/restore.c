@@ -1,5 +1,6 @@
 /* Loading: this shard's part of a snapshot, read into the state and hashed on the way: each thread reads,
  * copies and hashes what it takes (proto/snapshot_io/snapshot_io.h), while it is in the cache. */
+#include <inttypes.h>
 #include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,61 +14,60 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
-struct cairn_restore {
-    struct loader loader;        /* first */
-    struct cairn_report *report; /* owned until it is sent; NULL: nobody wants to know */
-    struct cairn_results results;
-    struct cairn_sweep_ranges ranges; /* owned; `place`: the extent */
-    pthread_mutex_t mutex;            /* of the report */
-    pthread_mutex_t device;           /* of the device's list of the files thread */
+struct restore {
+    struct loader loader;  /* first */
+    struct report *report; /* owned until it is sent; NULL: nobody wants to know */
+    struct results results;
+    struct sweep_ranges ranges; /* owned; `place`: the extent */
+    pthread_mutex_t mutex;      /* of the report */
+    pthread_mutex_t device;     /* of the device's list of the files thread */
     struct works host[CAIRN_SWEEP_THREADS];
 };
 
 /* ---- what is read ---- */
 
 /* Leaves of an extent, up to where another home begins. Returns where that is: of the extent. */
-static uint64_t add_home(struct cairn_restore *restore, struct cairn_sweep_range *range,
-                         uint64_t from, size_t elem_bytes)
+static uint64_t add_home(struct restore *restore, struct sweep_range *range, uint64_t from,
+                         size_t elem_bytes)
 {
     const struct shard_job *job = restore->loader.job;
     const size_t number = (size_t)range->place;
-    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
-    const struct cairn_geometry *geometry = &job->view->layout->geometry[extent->tensor];
+    const struct local_extent *extent = &job->view->table.map.extents[number];
+    const struct geometry *geometry = &job->view->layout->geometry[extent->tensor];
     const uint64_t to = from + planes_dense(&job->planes, number, extent->local_elem + from);
-    const uint64_t end = to == extent->elem_count
-                             ? extent->first_leaf + extent->leaf_count
-                             : cairn_leaf_of_elem(geometry, extent->first_elem + to);
-    range->first_leaf = cairn_leaf_of_elem(geometry, extent->first_elem + from);
+    const uint64_t end = to == extent->elem_count ? extent->first_leaf + extent->leaf_count
+                                                  : leaf_of_elem(geometry, extent->first_elem + to);
+    range->first_leaf = leaf_of_elem(geometry, extent->first_elem + from);
     range->leaf_count = end - range->first_leaf;
-    restore->loader.status = cairn_sweep_ranges_add(&restore->ranges, geometry, elem_bytes, range,
-                                                    &restore->loader.why);
+    restore->loader.status = sweep_ranges_add(&restore->ranges, geometry, elem_bytes, range,
+                                              &restore->loader.why);
     return to;
 }
 
 /* Adds the ranges of the planes that an extent keeps. The snapshot may list its tensors in another
  * order: they are found by name. */
-static void add_extent(struct cairn_restore *restore, const struct cairn_snapshot *snapshot,
+static void add_extent(struct restore *restore, const struct cairn_snapshot *snapshot,
                        size_t number)
 {
     const struct shard_job *job = restore->loader.job;
-    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
-    const struct cairn_tensor_spec *wanted = &job->spec.tensors[extent->tensor];
-    const struct cairn_job_spec_data *spec = &snapshot->manifest.spec;
-    const size_t tensor = cairn_spec_find_tensor(spec, wanted->name);
+    const struct local_extent *extent = &job->view->table.map.extents[number];
+    const struct tensor_spec *wanted = &job->spec.tensors[extent->tensor];
+    const struct job_spec_data *spec = &snapshot->manifest.spec;
+    const size_t tensor = spec_find_tensor(spec, wanted->name);
     if (tensor == SIZE_MAX || !load_same_form(wanted, &spec->tensors[tensor])) {
-        restore->loader.status = cairn_fail(
+        restore->loader.status = fail_with(
             &restore->loader.why, CAIRN_ERR_MISMATCH,
             "snapshot %s has no tensor %s of the job's shape and master dtype", job->load.path,
             wanted->name);
         return;
     }
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
-        struct cairn_sweep_range range = { .tensor = (uint32_t)tensor,
-                                           .plane = (uint32_t)p,
-                                           .place = number };
+    for (enum plane p = 0; p < CAIRN_PLANES; p++) {
+        struct sweep_range range = { .tensor = (uint32_t)tensor,
+                                     .plane = (uint32_t)p,
+                                     .place = number };
         if (!form_stores(&job->view->forms[number], (int)p)) continue;
-        const size_t elem_bytes = cairn_dtype_bytes(
-            (int)cairn_spec_plane_dtype(spec, range.tensor, range.plane));
+        const size_t elem_bytes = dtype_size(
+            (int)spec_plane_dtype(spec, range.tensor, range.plane));
         for (uint64_t at = 0; at < extent->elem_count && restore->loader.status == CAIRN_OK;)
             at = add_home(restore, &range, at, elem_bytes);
     }
@@ -75,75 +75,73 @@ static void add_extent(struct cairn_restore *restore, const struct cairn_snapsho
 
 /* ---- reading it, on several threads ---- */
 
-static cairn_status hash_range(struct cairn_restore *restore, struct works *works,
-                               const struct cairn_sweep_range *range, const void *at,
-                               struct cairn_sentence *why)
+static cairn_status hash_range(struct restore *restore, struct works *works,
+                               const struct sweep_range *range, const void *at,
+                               struct sentence *why)
 {
     const struct shard_job *job = restore->loader.job;
     const size_t number = (size_t)range->place;
     const uint32_t tensor = job->view->table.map.extents[number].tensor;
-    struct cairn_tree tree;
-    cairn_tree_init(&tree, range->first_leaf);
+    struct hash_tree tree;
+    tree_init(&tree, range->first_leaf);
     cairn_status status = report_leaves(
-        works, at, form_dtype(&job->view->forms[number], (enum cairn_plane)range->plane),
+        works, at, form_dtype(&job->view->forms[number], (enum plane)range->plane),
         &job->view->layout->geometry[tensor], range->leaf_count, &tree, why);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&restore->mutex);
-    status = report_add_tree(restore->report, tensor, (enum cairn_plane)range->plane, &tree, why);
+    status = report_add_tree(restore->report, tensor, (enum plane)range->plane, &tree, why);
     pthread_mutex_unlock(&restore->mutex);
     return status;
 }
 
-static size_t bytes_of(const struct cairn_restore *restore, const struct cairn_sweep_range *range)
+static size_t bytes_of(const struct restore *restore, const struct sweep_range *range)
 {
-    const struct cairn_form *form = &restore->loader.job->view->forms[range->place];
-    return (size_t)range->elem_count *
-           cairn_dtype_bytes((int)form_dtype(form, (enum cairn_plane)range->plane));
+    const struct form *form = &restore->loader.job->view->forms[range->place];
+    return (size_t)range->elem_count * dtype_size((int)form_dtype(form, (enum plane)range->plane));
 }
 
-static void *place_of(const struct cairn_restore *restore, const struct cairn_sweep_range *range)
+static void *place_of(const struct restore *restore, const struct sweep_range *range)
 {
     const struct shard_job *job = restore->loader.job;
-    const struct cairn_local_extent *extent = &job->view->table.map.extents[range->place];
-    return planes_at(&job->planes, (enum cairn_plane)range->plane, (size_t)range->place,
+    const struct local_extent *extent = &job->view->table.map.extents[range->place];
+    return planes_at(&job->planes, (enum plane)range->plane, (size_t)range->place,
                      extent->local_elem + (range->first_elem - extent->first_elem));
 }
 
-static bool on_device(const struct cairn_restore *restore, const struct cairn_sweep_range *range)
+static bool on_device(const struct restore *restore, const struct sweep_range *range)
 {
     const struct shard_job *job = restore->loader.job;
-    const struct cairn_local_extent *extent = &job->view->table.map.extents[range->place];
+    const struct local_extent *extent = &job->view->table.map.extents[range->place];
     return extent->local_elem + (range->first_elem - extent->first_elem) <
            planes_device_end(&job->planes);
 }
 
 /* It is read while the pages of host memory are made. False: the job leaves. */
-static bool await_pages(const struct cairn_restore *restore, const struct cairn_sweep_range *range)
+static bool await_pages(const struct restore *restore, const struct sweep_range *range)
 {
     return on_device(restore, range) ||
            taken_await(&restore->loader.job->load.taken, place_of(restore, range),
                        bytes_of(restore, range));
 }
 
-static cairn_status put_range(struct cairn_restore *restore, struct works *works,
-                              const struct cairn_sweep_range *range, const void *elems,
-                              struct cairn_sentence *why)
+static cairn_status put_range(struct restore *restore, struct works *works,
+                              const struct sweep_range *range, const void *elems,
+                              struct sentence *why)
 {
     const size_t bytes = bytes_of(restore, range);
     void *at = place_of(restore, range);
     if (!await_pages(restore, range))
-        return cairn_fail(why, CAIRN_ERR_CANCELED, "the job was dropped");
+        return fail_with(why, CAIRN_ERR_CANCELED, "the job was dropped");
     memcpy(works_put(works, at, bytes), elems, bytes);
     const cairn_status status = works_run(works, why);
     return status == CAIRN_OK ? hash_range(restore, works, range, at, why) : status;
 }
 
 /* Hashed where it stands then. A device has one list for all the threads. */
-static cairn_status take_range(void *context, uint32_t thread,
-                               const struct cairn_sweep_range *range, const void *elems,
-                               struct cairn_sentence *why)
+static cairn_status take_range(void *context, uint32_t thread, const struct sweep_range *range,
+                               const void *elems, struct sentence *why)
 {
-    struct cairn_restore *restore = context;
+    struct restore *restore = context;
     if (!on_device(restore, range))
         return put_range(restore, &restore->host[thread], range, elems, why);
     pthread_mutex_lock(&restore->device);
@@ -153,46 +151,44 @@ static cairn_status take_range(void *context, uint32_t thread,
     return status;
 }
 
-static cairn_status read_hashed(struct cairn_restore *restore,
-                                const struct cairn_snapshot *snapshot)
+static cairn_status read_hashed(struct restore *restore, const struct cairn_snapshot *snapshot)
 {
     struct shard_job *job = restore->loader.job;
-    const struct cairn_sweep sweep = { .snapshot = snapshot,
-                                       .take = take_range,
-                                       .context = restore,
-                                       .canceled = &restore->loader.canceled };
+    const struct sweep sweep = { .snapshot = snapshot,
+                                 .take = take_range,
+                                 .context = restore,
+                                 .canceled = &restore->loader.canceled };
     cairn_status status = CAIRN_OK;
     uint32_t opened = 0;
     while (opened < CAIRN_SWEEP_THREADS && status == CAIRN_OK)
         status = works_open(&restore->host[opened++], job->shard->host.home, 1, 1,
                             &restore->loader.why);
-    if (status == CAIRN_OK)
-        status = cairn_snapshot_sweep(&sweep, &restore->ranges, &restore->loader.why);
+    if (status == CAIRN_OK) status = snapshot_sweep(&sweep, &restore->ranges, &restore->loader.why);
     while (opened > 0) works_close(&restore->host[--opened]);
     return status;
 }
 
 /* Nobody compares hashes of it: the checksums of its blocks judge it. */
-static cairn_status read_judged(struct cairn_restore *restore, struct cairn_snapshot *snapshot)
+static cairn_status read_judged(struct restore *restore, struct cairn_snapshot *snapshot)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < restore->ranges.count && status == CAIRN_OK; i++) {
-        const struct cairn_sweep_range *range = &restore->ranges.list[i];
+        const struct sweep_range *range = &restore->ranges.list[i];
         struct cairn_shard *shard = restore->loader.job->shard;
         struct works *works = compute_files(on_device(restore, range) ? &shard->device
                                                                       : &shard->host);
         if (atomic_load(&restore->loader.canceled) || !await_pages(restore, range))
-            return cairn_fail(&restore->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
+            return fail_with(&restore->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
         void *piece = works_put(works, place_of(restore, range), bytes_of(restore, range));
-        status = cairn_snapshot_read(snapshot, range->tensor, range->plane, range->first_elem,
-                                     range->elem_count, piece, &restore->loader.why);
+        status = snapshot_read(snapshot, range->tensor, range->plane, range->first_elem,
+                               range->elem_count, piece, &restore->loader.why);
         const cairn_status run = works_run(works, &restore->loader.why);
         if (status == CAIRN_OK) status = run;
     }
     return status;
 }
 
-static void read_all(struct cairn_restore *restore, struct cairn_snapshot *snapshot)
+static void read_all(struct restore *restore, struct cairn_snapshot *snapshot)
 {
     struct loader *loader = &restore->loader;
     for (size_t i = 0; i < loader->job->view->table.map.extent_count; i++)
@@ -204,14 +200,14 @@ static void read_all(struct cairn_restore *restore, struct cairn_snapshot *snaps
 
 /* The non-finite values that the snapshot's manifest lists are still there. One shard tells of
  * them, for all. */
-static struct cairn_results results_of(const struct shard_job *job, const struct cairn_manifest *m)
+static struct results results_of(const struct shard_job *job, const struct manifest *m)
 {
-    struct cairn_results results = { 0 };
+    struct results results = { 0 };
     if (job->view->table.map.shard != 0) return results;
     for (uint32_t i = 0; i < m->nonfinite.tensor_count; i++) {
         const char *name = m->spec.tensors[m->nonfinite.tensors[i].tensor].name;
-        cairn_results_add(&results, (uint32_t)cairn_spec_find_tensor(&job->spec, name),
-                          m->nonfinite.tensors[i].elems);
+        results_add(&results, (uint32_t)spec_find_tensor(&job->spec, name),
+                    m->nonfinite.tensors[i].elems);
     }
     results.nonfinite = m->nonfinite.nonfinite;
     return results;
@@ -221,30 +217,30 @@ static void run_restore(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
-    struct cairn_restore *restore = (struct cairn_restore *)task;
+    struct restore *restore = (struct restore *)task;
     struct cairn_snapshot snapshot;
-    restore->loader.status = cairn_snapshot_open(restore->loader.job->load.path, &snapshot,
-                                                 &restore->loader.why);
+    restore->loader.status = snapshot_open(restore->loader.job->load.path, &snapshot,
+                                           &restore->loader.why);
     if (restore->loader.status != CAIRN_OK) return;
     read_all(restore, &snapshot);
     restore->results = results_of(restore->loader.job, &snapshot.manifest);
-    cairn_snapshot_close(&snapshot);
+    snapshot_close(&snapshot);
 }
 
 static void restore_done(struct task *task)
 {
-    struct cairn_restore *restore = (struct cairn_restore *)task;
+    struct restore *restore = (struct restore *)task;
     struct shard_job *job = restore->loader.job;
     const cairn_status status = restore->loader.status;
     if (job->state == CAIRN_JOB_LOADING && status == CAIRN_OK) {
-        cairn_log_info("job %s: loaded %s", job->spec.name, job->load.path);
+        log_info("job %s: loaded %s", job->spec.name, job->load.path);
         if (restore->report != NULL)
             report_send(restore->report, step_version(job->collector.step), CAIRN_OK, NULL);
         restore->report = NULL;
         job->pass.results = restore->results;
     } else if (job->state == CAIRN_JOB_LOADING) {
-        cairn_log_error("job %s: cannot load %s: %s", job->spec.name, job->load.path,
-                        restore->loader.why.text);
+        log_error("job %s: cannot load %s: %s", job->spec.name, job->load.path,
+                  restore->loader.why.text);
         if (status == CAIRN_ERR_NOT_FOUND || status == CAIRN_ERR_IO)
             storage_watch_doubt(&job->shard->storage);
     }
@@ -253,22 +249,22 @@ static void restore_done(struct task *task)
 
 static void release(struct loader *loader)
 {
-    struct cairn_restore *restore = (struct cairn_restore *)loader;
+    struct restore *restore = (struct restore *)loader;
     report_free(restore->report);
-    cairn_sweep_ranges_release(&restore->ranges);
+    sweep_ranges_release(&restore->ranges);
     pthread_mutex_destroy(&restore->mutex);
     pthread_mutex_destroy(&restore->device);
 }
 
-cairn_status restore_begin(struct shard_job *job, struct cairn_sentence *why)
+cairn_status restore_begin(struct shard_job *job, struct sentence *why)
 {
-    struct cairn_restore *restore = calloc(1, sizeof *restore);
+    struct restore *restore = calloc(1, sizeof *restore);
     const uint64_t digest = job->load.digest;
-    struct cairn_report *report = digest != 0 ? report_new(job, digest) : NULL;
+    struct report *report = digest != 0 ? report_new(job, digest) : NULL;
     if (restore == NULL || (digest != 0 && report == NULL)) {
         free(restore);
         report_free(report);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to load a snapshot");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to load a snapshot");
     }
     restore->report = report;
     pthread_mutex_init(&restore->mutex, NULL);
@@ -295,12 +291,12 @@ struct report_file {
 
 struct report_digest {
     uint32_t tensor, plane;
-    struct cairn_tree_node node;
+    struct tree_node node;
 };
 
-struct cairn_report {
-    struct cairn_report *next; /* of the job's, while it is sent */
-    struct shard_job *job;     /* borrowed */
+struct report {
+    struct report *next;   /* of the job's, while it is sent */
+    struct shard_job *job; /* borrowed */
     uint64_t snapshot;
     struct cairn_version version;
     /* owned */
@@ -311,16 +307,16 @@ struct cairn_report {
     size_t files_told, digests_told;
 };
 
-struct cairn_report *report_new(struct shard_job *job, uint64_t snapshot)
+struct report *report_new(struct shard_job *job, uint64_t snapshot)
 {
-    struct cairn_report *report = calloc(1, sizeof *report);
+    struct report *report = calloc(1, sizeof *report);
     if (report == NULL) return NULL;
     report->job = job;
     report->snapshot = snapshot;
     return report;
 }
 
-void report_free(struct cairn_report *report)
+void report_free(struct report *report)
 {
     if (report == NULL) return;
     for (size_t i = 0; i < report->file_count; i++) free(report->files[i].sums);
@@ -332,13 +328,13 @@ void report_free(struct cairn_report *report)
 
 /* ---- gathering ---- */
 
-cairn_status report_add_tree(struct cairn_report *report, uint32_t tensor, enum cairn_plane plane,
-                             const struct cairn_tree *tree, struct cairn_sentence *why)
+cairn_status report_add_tree(struct report *report, uint32_t tensor, enum plane plane,
+                             const struct hash_tree *tree, struct sentence *why)
 {
     if (report->digest_count + tree->node_count > report->digest_capacity) {
         const size_t capacity = 2 * report->digest_capacity + CAIRN_TREE_NODES_MAX + 2;
         struct report_digest *grown = realloc(report->digests, capacity * sizeof *grown);
-        if (grown == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to hash");
+        if (grown == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to hash");
         report->digests = grown;
         report->digest_capacity = capacity;
     }
@@ -350,12 +346,12 @@ cairn_status report_add_tree(struct cairn_report *report, uint32_t tensor, enum 
 }
 
 cairn_status report_leaves(struct works *works, const void *plane, cairn_dtype dtype,
-                           const struct cairn_geometry *geometry, uint64_t leaves,
-                           struct cairn_tree *tree, struct cairn_sentence *why)
+                           const struct geometry *geometry, uint64_t leaves, struct hash_tree *tree,
+                           struct sentence *why)
 {
-    struct cairn_hash hashes[CAIRN_REPORT_LEAVES];
+    struct hash hashes[CAIRN_REPORT_LEAVES];
     assert(leaves <= CAIRN_REPORT_LEAVES);
-    struct cairn_work *work = works_add(works, CAIRN_WORK_HASH);
+    struct home_work *work = works_add(works, CAIRN_WORK_HASH);
     work->hash.plane = plane;
     work->hash.dtype = dtype;
     work->hash.geometry = geometry;
@@ -363,20 +359,19 @@ cairn_status report_leaves(struct works *works, const void *plane, cairn_dtype d
     work->hash.leaf_count = leaves;
     work->hash.hashes = hashes;
     const cairn_status status = works_run(works, why);
-    for (uint64_t i = 0; status == CAIRN_OK && i < leaves; i++)
-        cairn_tree_push_leaf(tree, &hashes[i]);
+    for (uint64_t i = 0; status == CAIRN_OK && i < leaves; i++) tree_push_leaf(tree, &hashes[i]);
     return status;
 }
 
-cairn_status report_add_file(struct cairn_report *report, const char *path, uint64_t bytes,
-                             uint8_t *sums, struct cairn_sentence *why)
+cairn_status report_add_file(struct report *report, const char *path, uint64_t bytes, uint8_t *sums,
+                             struct sentence *why)
 {
     if (report->file_count == report->file_capacity) {
         const size_t capacity = 2 * report->file_capacity + 8;
         struct report_file *grown = realloc(report->files, capacity * sizeof *grown);
         if (grown == NULL) {
             free(sums);
-            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+            return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
         }
         report->files = grown;
         report->file_capacity = capacity;
@@ -384,21 +379,21 @@ cairn_status report_add_file(struct cairn_report *report, const char *path, uint
     struct report_file *file = &report->files[report->file_count++];
     *file = (struct report_file) { .bytes = bytes,
                                    .sums = sums,
-                                   .block_count = cairn_snapshot_block_count(bytes) };
+                                   .block_count = snapshot_block_count(bytes) };
     strncpy(file->path, path, sizeof file->path - 1);
     return CAIRN_OK;
 }
 
-const char *cairn_report_file(const struct cairn_report *report, size_t i)
+const char *cairn_report_file(const struct report *report, size_t i)
 {
     return i < report->file_count ? report->files[i].path : NULL;
 }
 
-cairn_status report_keep_payload(struct cairn_report *report, struct cairn_sentence *why)
+cairn_status report_keep_payload(struct report *report, struct sentence *why)
 {
-    const struct cairn_decision *last = step_last(report->job->collector.step);
+    const struct decision *last = step_last(report->job->collector.step);
     report->payload = malloc(last->payload_bytes + 1);
-    if (report->payload == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (report->payload == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     if (last->payload_bytes > 0) memcpy(report->payload, last->payload, last->payload_bytes);
     report->payload_bytes = last->payload_bytes;
     return CAIRN_OK;
@@ -416,7 +411,7 @@ static int digest_order(const void *a, const void *b)
     return x_leaf < y_leaf ? -1 : x_leaf > y_leaf;
 }
 
-static Cairn__SnapshotPart message_of(const struct cairn_report *report)
+static Cairn__SnapshotPart message_of(const struct report *report)
 {
     Cairn__SnapshotPart part = CAIRN__SNAPSHOT_PART__INIT;
     part.job = report->job->number;
@@ -426,7 +421,7 @@ static Cairn__SnapshotPart message_of(const struct cairn_report *report)
     return part;
 }
 
-static void send_failure(const struct cairn_report *report, cairn_status status, const char *why)
+static void send_failure(const struct report *report, cairn_status status, const char *why)
 {
     Cairn__SnapshotPart part = message_of(report);
     part.status = (int32_t)status;
@@ -448,7 +443,7 @@ struct batch {
  * messages. */
 #define SUMS_BYTES (BATCH_BYTES / 2)
 
-static size_t fill_files(struct cairn_report *report, struct batch *batch)
+static size_t fill_files(struct report *report, struct batch *batch)
 {
     size_t count = 0;
     while (report->files_told < report->file_count && batch->bytes < BATCH_BYTES &&
@@ -473,7 +468,7 @@ static size_t fill_files(struct cairn_report *report, struct batch *batch)
     return count;
 }
 
-static size_t fill_digests(struct cairn_report *report, struct batch *batch, size_t at)
+static size_t fill_digests(struct report *report, struct batch *batch, size_t at)
 {
     size_t count = 0;
     while (report->digests_told < report->digest_count && batch->bytes < BATCH_BYTES &&
@@ -492,13 +487,13 @@ static size_t fill_digests(struct cairn_report *report, struct batch *batch, siz
     return count;
 }
 
-static bool is_told(const struct cairn_report *report)
+static bool is_told(const struct report *report)
 {
     return report->files_told == report->file_count && report->digests_told == report->digest_count;
 }
 
 /* The payload goes with the first. False if there is no memory for the lists. */
-static bool send_batch(struct cairn_report *report)
+static bool send_batch(struct report *report)
 {
     struct batch batch = { .files = calloc(ENTRIES_MAX, sizeof *batch.files),
                            .digests = calloc(ENTRIES_MAX, sizeof *batch.digests),
@@ -525,9 +520,9 @@ static bool send_batch(struct cairn_report *report)
 }
 
 /* Frees it unless more of it is to come. */
-static void send_some(struct cairn_report *report)
+static void send_some(struct report *report)
 {
-    struct cairn_report **link = &report->job->pins.reports;
+    struct report **link = &report->job->pins.reports;
     const bool sent = send_batch(report);
     if (!sent) send_failure(report, CAIRN_ERR_NO_MEMORY, "no memory for the list of digests");
     if (sent && !is_told(report)) return;
@@ -536,8 +531,8 @@ static void send_some(struct cairn_report *report)
     report_free(report);
 }
 
-void report_send(struct cairn_report *report, struct cairn_version version, cairn_status status,
-                 const struct cairn_sentence *why)
+void report_send(struct report *report, struct cairn_version version, cairn_status status,
+                 const struct sentence *why)
 {
     report->version = version;
     if (status != CAIRN_OK) {
@@ -554,7 +549,7 @@ void report_send(struct cairn_report *report, struct cairn_version version, cair
 
 void report_next(struct shard_job *job, uint64_t snapshot)
 {
-    struct cairn_report *report = job->pins.reports;
+    struct report *report = job->pins.reports;
     while (report != NULL && report->snapshot != snapshot) report = report->next;
     if (report != NULL) send_some(report);
 }
@@ -562,7 +557,7 @@ void report_next(struct shard_job *job, uint64_t snapshot)
 void reports_drop(struct shard_job *job)
 {
     while (job->pins.reports != NULL) {
-        struct cairn_report *report = job->pins.reports;
+        struct report *report = job->pins.reports;
         job->pins.reports = report->next;
         report_free(report);
     }
@@ -580,7 +575,7 @@ void reports_drop(struct shard_job *job)
 
 #define NEW UINT32_MAX
 
-struct cairn_extend {
+struct extend {
     struct loader loader;         /* first */
     struct shard_job *from;       /* borrowed; busy meanwhile */
     struct cairn_version version; /* of `from` */
@@ -588,23 +583,23 @@ struct cairn_extend {
 };
 
 /* The extent of `from` that has the elements of the job's extent i. */
-static cairn_status find_source(struct cairn_extend *extend, size_t i, struct cairn_sentence *why)
+static cairn_status find_source(struct extend *extend, size_t i, struct sentence *why)
 {
     const struct shard_job *job = extend->loader.job, *from = extend->from;
-    const struct cairn_local_extent *extent = &job->view->table.map.extents[i];
-    const struct cairn_tensor_spec *tensor = &job->spec.tensors[extent->tensor];
-    const size_t was = cairn_spec_find_tensor(&from->spec, tensor->name);
+    const struct local_extent *extent = &job->view->table.map.extents[i];
+    const struct tensor_spec *tensor = &job->spec.tensors[extent->tensor];
+    const size_t was = spec_find_tensor(&from->spec, tensor->name);
     extend->source[i] = NEW;
     if (was == SIZE_MAX && tensor->init.kind != CAIRN_INIT_NONE) return CAIRN_OK;
     if (was == SIZE_MAX)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "tensor %s is new and has no initializer",
-                          tensor->name);
-    const struct cairn_local_extent *old = cairn_shard_map_find(&from->view->table.map,
-                                                                (uint32_t)was, extent->first_leaf);
+        return fail_with(why, CAIRN_ERR_INVALID, "tensor %s is new and has no initializer",
+                         tensor->name);
+    const struct local_extent *old = shard_map_find(&from->view->table.map, (uint32_t)was,
+                                                    extent->first_leaf);
     if (old == NULL || old->first_elem != extent->first_elem ||
         old->elem_count != extent->elem_count || !load_same_form(tensor, &from->spec.tensors[was]))
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "tensor %s stands elsewhere than it did: nothing is moved", tensor->name);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "tensor %s stands elsewhere than it did: nothing is moved", tensor->name);
     extend->source[i] = (uint32_t)(old - from->view->table.map.extents);
     return CAIRN_OK;
 }
@@ -612,21 +607,20 @@ static cairn_status find_source(struct cairn_extend *extend, size_t i, struct ca
 static bool at_version(const struct shard_job *from, const struct cairn_version *version)
 {
     return from->state == CAIRN_JOB_SERVING && !from->pass.updating && !from->park.is_under_way &&
-           cairn_version_compare(step_version(from->collector.step), *version) == 0;
+           version_compare(step_version(from->collector.step), *version) == 0;
 }
 
-static cairn_status judge(struct cairn_extend *extend, struct cairn_sentence *why)
+static cairn_status judge(struct extend *extend, struct sentence *why)
 {
     const struct cairn_version next = step_version(extend->loader.job->collector.step);
     const struct cairn_version *now = &extend->version;
     if (!at_version(extend->from, now) || now->step != next.step ||
         now->generation >= next.generation)
-        return cairn_fail(
-            why, CAIRN_ERR_NOT_READY,
-            "job %s is at version %llu.%llu here, or changing: not to be extended to %llu.%llu",
-            extend->loader.job->spec.name, (unsigned long long)now->generation,
-            (unsigned long long)now->step, (unsigned long long)next.generation,
-            (unsigned long long)next.step);
+        return fail_with(why, CAIRN_ERR_NOT_READY,
+                         "job %s is at version %" PRIu64 ".%" PRIu64
+                         " here, or changing: not to be extended to %" PRIu64 ".%" PRIu64,
+                         extend->loader.job->spec.name, now->generation, now->step, next.generation,
+                         next.step);
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < extend->loader.job->view->table.map.extent_count && status == CAIRN_OK;
          i++)
@@ -636,7 +630,7 @@ static cairn_status judge(struct cairn_extend *extend, struct cairn_sentence *wh
 
 /* ---- on the compute threads ---- */
 
-static void copy_chunk(struct works *works, const struct cairn_extend *extend, uint32_t extent,
+static void copy_chunk(struct works *works, const struct extend *extend, uint32_t extent,
                        uint64_t local_elem, uint64_t elems)
 {
     const struct shard_job *job = extend->loader.job, *from = extend->from;
@@ -648,12 +642,12 @@ static void copy_chunk(struct works *works, const struct cairn_extend *extend, u
 
 static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage, struct works *works)
 {
-    const struct cairn_extend *extend = (struct cairn_extend *)loader_of(run);
+    const struct extend *extend = (struct extend *)loader_of(run);
     const struct shard_job *job = extend->loader.job;
     const uint32_t extent = job->view->table.extent_of[chunk];
     (void)stage;
     if (atomic_load(&extend->loader.canceled)) return false;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->view->table.map, chunk);
+    const struct chunk_place place = shard_map_chunk(&job->view->table.map, chunk);
     if (extend->source[extent] == NEW)
         load_init_chunk(works, job, chunk);
     else
@@ -665,23 +659,23 @@ static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage, stru
 
 static void extend_done(struct loader *loader)
 {
-    struct cairn_extend *extend = (struct cairn_extend *)loader;
+    struct extend *extend = (struct extend *)loader;
     struct shard_job *from = extend->from;
     if (loader->status == CAIRN_OK && !at_version(from, &extend->version))
-        extend->loader.status = cairn_fail(&extend->loader.why, CAIRN_ERR_NOT_READY,
-                                           "job %s changed while it was extended", from->spec.name);
+        extend->loader.status = fail_with(&extend->loader.why, CAIRN_ERR_NOT_READY,
+                                          "job %s changed while it was extended", from->spec.name);
     loader_end(&extend->loader);
     shard_job_idle(from);
 }
 
-cairn_status extend_begin(struct shard_job *job, struct shard_job *from, struct cairn_sentence *why)
+cairn_status extend_begin(struct shard_job *job, struct shard_job *from, struct sentence *why)
 {
     if (from == NULL)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "shard %s holds no part of job %s to extend",
-                          job->shard->name, job->spec.name);
-    struct cairn_extend *extend = calloc(1, sizeof *extend + job->view->table.map.extent_count *
-                                                                 sizeof extend->source[0]);
-    if (extend == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to extend a job");
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "shard %s holds no part of job %s to extend",
+                         job->shard->name, job->spec.name);
+    struct extend *extend = calloc(1, sizeof *extend + job->view->table.map.extent_count *
+                                                           sizeof extend->source[0]);
+    if (extend == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to extend a job");
     extend->loader.job = job;
     extend->from = from;
     extend->version = step_version(from->collector.step);

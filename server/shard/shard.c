@@ -1,6 +1,7 @@
 /* Opening and closing a shard. */
 #include "server/shard/shard.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <dirent.h>
 #include <stdlib.h>
@@ -25,9 +26,9 @@
 
 static void device_say_way(const struct cairn_shard *shard);
 static cairn_status device_open(struct cairn_shard *shard, const struct shard_options *options,
-                                struct cairn_sentence *why);
+                                struct sentence *why);
 static uint32_t find_without(bool has_device);
-static cairn_status storage_open(struct cairn_shard *shard, struct cairn_sentence *why);
+static cairn_status storage_open(struct cairn_shard *shard, struct sentence *why);
 
 /* Every step of closing ends here; the last one frees the shard. */
 static void handle_closed(struct cairn_shard *shard)
@@ -88,12 +89,12 @@ void shard_close(struct cairn_shard *shard, void (*on_closed)(void *context), vo
     }
     if (shard->poll.fabric != NULL) {
         shard->end.handles++;
-        cairn_fabric_poll_close(&shard->poll, on_part_closed, shard);
+        fabric_poll_close(&shard->poll, on_part_closed, shard);
     }
     // First: their threads may be reading the memory of workers.
     if (compute_stop(&shard->device, on_part_closed, shard)) shard->end.handles++;
     if (compute_stop(&shard->host, on_part_closed, shard)) shard->end.handles++;
-    cairn_fabric_close(shard->fabric); // every loan ends here
+    fabric_close(shard->fabric); // every loan ends here
     if (shard->files != NULL) {
         shard->end.handles++;
         pool_close(shard->files, on_part_closed, shard);
@@ -137,9 +138,9 @@ static void on_refused(void *arg, const char *what)
 }
 
 static cairn_status open_fabric(struct cairn_shard *shard, const struct shard_options *options,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
-    const struct cairn_fabric_options fabric_options = {
+    const struct fabric_options fabric_options = {
         .on_message = landing_on_message,
         .on_message_arg = shard,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
@@ -155,30 +156,28 @@ static cairn_status open_fabric(struct cairn_shard *shard, const struct shard_op
         .device = shard->imports.uuid_count > 0 ? &shard->imports : NULL,
         .hub = options->hub,
     };
-    cairn_status status = cairn_fabric_open(options->fabric_kind, &fabric_options, &shard->fabric,
-                                            why);
+    cairn_status status = fabric_open(options->fabric_kind, &fabric_options, &shard->fabric, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_fabric_poll_init(&shard->poll, shard->loop, shard->fabric, 0);
+    status = fabric_poll_init(&shard->poll, shard->loop, shard->fabric, 0);
     if (status != CAIRN_OK) {
         shard->poll.fabric = NULL;
-        return cairn_fail(why, status, "cannot watch the fabric: %s",
-                          cairn_status_text((int)status));
+        return fail_with(why, status, "cannot watch the fabric: %s", status_text((int)status));
     }
-    struct cairn_sentence without;
-    cairn_without_print(shard->without, &without);
+    struct sentence without;
+    without_print(shard->without, &without);
     char places[CAIRN_PLACE_BYTES];
     size_t bytes;
-    const void *address = cairn_fabric_address(shard->fabric, &bytes);
-    cairn_fabric_address_print_places(address, bytes, places);
-    cairn_log_info("fabric: %s", cairn_fabric_describe(shard->fabric));
-    cairn_log_info("data from other hosts %s%s", places[0] != '\0' ? "comes to " : "does not come",
-                   places);
+    const void *address = fabric_own_address(shard->fabric, &bytes);
+    fabric_address_print_places(address, bytes, places);
+    log_info("fabric: %s", fabric_describe(shard->fabric));
+    log_info("data from other hosts %s%s", places[0] != '\0' ? "comes to " : "does not come",
+             places);
     device_say_way(shard);
-    if (without.text[0] != '\0') cairn_log_info("without %s", without.text);
+    if (without.text[0] != '\0') log_info("without %s", without.text);
     return CAIRN_OK;
 }
 
-static const struct cairn_shard_up up = {
+static const struct shard_up up = {
     .unused = shard_job_unused,
     .fault = shard_job_stop,
     .settle = own_settle,
@@ -191,10 +190,10 @@ static const struct cairn_shard_up up = {
 };
 
 static cairn_status open_parts(struct cairn_shard *shard, const struct shard_options *options,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
-    cairn_status status = compute_open(&shard->host, shard->loop, cairn_home_host(),
-                                       "cairn-compute", options->compute_threads, why);
+    cairn_status status = compute_open(&shard->host, shard->loop, home_host(), "cairn-compute",
+                                       options->compute_threads, why);
     if (status == CAIRN_OK) status = device_open(shard, options, why);
     shard->without = find_without(shard->device.home != NULL);
     if (status == CAIRN_OK)
@@ -216,10 +215,10 @@ static cairn_status open_parts(struct cairn_shard *shard, const struct shard_opt
 }
 
 cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
-                        struct cairn_shard **shard_out, struct cairn_sentence *why)
+                        struct cairn_shard **shard_out, struct sentence *why)
 {
     struct cairn_shard *shard = calloc(1, sizeof *shard);
-    if (shard == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
+    if (shard == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
     shard->loop = loop;
     shard->up = &up;
     uv_timer_init(loop, &shard->connects.again);
@@ -254,7 +253,7 @@ cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
     ssize_t got = getrandom(&shard->incarnation, sizeof shard->incarnation, 0);
     if (shard->name == NULL || shard->import_folders == NULL || shard->memory.lock == NULL ||
         shard->memory.host_root == NULL || got != (ssize_t)sizeof shard->incarnation) {
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory or no random numbers");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory or no random numbers");
     }
     if (status == CAIRN_OK) status = open_parts(shard, options, why);
     if (status != CAIRN_OK) {
@@ -279,13 +278,12 @@ bool device_backend_ok(const char *backend)
 
 /* ---- memory of the card that workers show ---- */
 
-static cairn_status import(void *context, const struct cairn_fabric_offer *offer, int fd,
-                           void **address_out, struct cairn_sentence *why)
+static cairn_status import(void *context, const struct fabric_offer *offer, int fd,
+                           void **address_out, struct sentence *why)
 {
     const struct cairn_shard *shard = context;
     const void *address;
-    const cairn_status status = cairn_home_import(shard->device.home, fd, offer->bytes, &address,
-                                                  why);
+    const cairn_status status = home_import(shard->device.home, fd, offer->bytes, &address, why);
     if (status == CAIRN_OK) *address_out = (void *)(uintptr_t)address;
     return status;
 }
@@ -293,29 +291,29 @@ static cairn_status import(void *context, const struct cairn_fabric_offer *offer
 static void release(void *context, void *address, uint64_t bytes)
 {
     const struct cairn_shard *shard = context;
-    cairn_home_import_release(shard->device.home, address, bytes);
+    home_import_release(shard->device.home, address, bytes);
 }
 
 static cairn_status copy(void *context, void *to_host, const void *from_device, size_t bytes)
 {
     const struct cairn_shard *shard = context;
     struct works *works = compute_loop(&shard->device);
-    struct cairn_sentence why;
+    struct sentence why;
     works_copy(works, to_host, from_device, bytes);
     return works_run(works, &why);
 }
 
 static void offer_imports(struct cairn_shard *shard)
 {
-    const struct cairn_home_info *info = cairn_home_info(shard->device.home);
+    const struct home_info *info = home_info(shard->device.home);
     if (!info->exports) return;
-    shard->imports = (struct cairn_fabric_device) { .uuid_count = 1,
-                                                    .is_reached = info->is_reached,
-                                                    .has_dma_buf = info->has_dma_buf,
-                                                    .context = shard,
-                                                    .import = import,
-                                                    .release = release,
-                                                    .copy = copy };
+    shard->imports = (struct fabric_device) { .uuid_count = 1,
+                                              .is_reached = info->is_reached,
+                                              .has_dma_buf = info->has_dma_buf,
+                                              .context = shard,
+                                              .import = import,
+                                              .release = release,
+                                              .copy = copy };
     memcpy(shard->imports.uuids[0], info->uuid, sizeof shard->imports.uuids[0]);
     for (uint32_t i = 0; i < info->peer_count; i++)
         memcpy(shard->imports.uuids[shard->imports.uuid_count++], info->peer_uuids[i],
@@ -324,12 +322,11 @@ static void offer_imports(struct cairn_shard *shard)
 
 /* ---- the device ---- */
 
-static cairn_status open_home(struct cairn_shard *shard, const char *device,
-                              struct cairn_sentence *why)
+static cairn_status open_home(struct cairn_shard *shard, const char *device, struct sentence *why)
 {
-    struct cairn_home *home;
+    struct home *home;
     const bool is_named = device != NULL && device[0] != '\0';
-    cairn_status status = cairn_home_open_cuda(is_named ? device : NULL, &home, why);
+    cairn_status status = home_open_cuda(is_named ? device : NULL, &home, why);
     if (status != CAIRN_OK) return status;
     status = compute_open(&shard->device, shard->loop, home, "cairn-device", DEVICE_THREADS, why);
     // No thread of it runs: they are opened last. Jobs go to what is there, so nothing may stay.
@@ -339,29 +336,29 @@ static cairn_status open_home(struct cairn_shard *shard, const char *device,
 
 static void say(struct cairn_shard *shard)
 {
-    const struct cairn_home_info *info = cairn_home_info(shard->device.home);
-    cairn_log_info(
-        "state lies on %s (%s), which has %llu bytes, %llu of them taken by this process's context "
-        "and by others; %u streams stage in up to %llu of what is free, and in as many of host "
-        "memory, pinned",
-        info->device, info->driver, (unsigned long long)info->total_bytes,
-        (unsigned long long)info->taken_bytes, compute_lanes(&shard->device),
-        (unsigned long long)compute_staging_left(&shard->device));
+    const struct home_info *info = home_info(shard->device.home);
+    log_info("state lies on %s (%s), which has %" PRIu64 " bytes, %" PRIu64
+             " of them taken by this process's context "
+             "and by others; %u streams stage in up to %" PRIu64
+             " of what is free, and in as many of host "
+             "memory, pinned",
+             info->device, info->driver, info->total_bytes, info->taken_bytes,
+             compute_lanes(&shard->device), compute_staging_left(&shard->device));
     if (info->numa_node != CAIRN_NUMA_NONE)
-        cairn_log_info("%s is next to NUMA node %d: its threads run there, and pinned memory is of "
-                       "there",
-                       info->device, info->numa_node);
-    if (info->warning[0] != '\0') cairn_log_warn("%s: %s", info->device, info->warning);
+        log_info("%s is next to NUMA node %d: its threads run there, and pinned memory is of "
+                 "there",
+                 info->device, info->numa_node);
+    if (info->warning[0] != '\0') log_warn("%s: %s", info->device, info->warning);
 }
 
 /* Opens the device that the options ask for, and says in the log where state lies, and why not elsewhere.
  * Without one `auto` goes on with host memory. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED,
  * CAIRN_ERR_NO_MEMORY: cuda was asked for and cannot be had. */
 static cairn_status device_open(struct cairn_shard *shard, const struct shard_options *options,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     const char *backend = options->backend != NULL ? options->backend : "host";
-    struct cairn_sentence reason = { "compute.backend is host" };
+    struct sentence reason = { "compute.backend is host" };
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     if (strcmp(backend, "host") != 0) status = open_home(shard, options->device, &reason);
     if (status == CAIRN_OK) {
@@ -370,12 +367,12 @@ static cairn_status device_open(struct cairn_shard *shard, const struct shard_op
         return CAIRN_OK;
     }
     if (strcmp(backend, "cuda") == 0)
-        return cairn_fail(why, status, "compute.backend = cuda: %s", reason.text);
-    const char *host = cairn_home_info(shard->host.home)->device;
+        return fail_with(why, status, "compute.backend = cuda: %s", reason.text);
+    const char *host = home_info(shard->host.home)->device;
     if (strcmp(backend, "host") == 0 || status == CAIRN_ERR_NOT_FOUND)
-        cairn_log_info("state lies in host memory (%s): %s", host, reason.text);
+        log_info("state lies in host memory (%s): %s", host, reason.text);
     else // there may be a device, and nobody uses it
-        cairn_log_warn("state lies in host memory (%s): %s", host, reason.text);
+        log_warn("state lies in host memory (%s): %s", host, reason.text);
     shard->no_device = reason;
     return CAIRN_OK;
 }
@@ -386,7 +383,7 @@ static bool goes_directly(const struct cairn_shard *shard, const char **why_out)
     if (shard->device.home == NULL) return false;
     *why_out = "the card has no memory that others may map (cuMemCreate with POSIX handles)";
     if (shard->imports.uuid_count == 0) return false;
-    return cairn_fabric_takes_device(shard->fabric, why_out);
+    return fabric_takes_device(shard->fabric, why_out);
 }
 
 /* Says in the log how what lies on the device goes to other hosts; after the fabric was opened. */
@@ -395,14 +392,14 @@ static void device_say_way(const struct cairn_shard *shard)
     const char *why;
     const bool is_direct = goes_directly(shard, &why);
     if (shard->device.home == NULL) return;
-    cairn_log_info("what lies on the card goes to other hosts %s: %s",
-                   is_direct ? "from there" : "through host memory", why);
+    log_info("what lies on the card goes to other hosts %s: %s",
+             is_direct ? "from there" : "through host memory", why);
 }
 
 void device_tell(struct cairn_shard *shard, Cairn__Home *out)
 {
-    struct cairn_home *home = shard->device.home != NULL ? shard->device.home : shard->host.home;
-    struct cairn_home_info *info = (struct cairn_home_info *)(uintptr_t)cairn_home_info(home);
+    struct home *home = shard->device.home != NULL ? shard->device.home : shard->host.home;
+    struct home_info *info = (struct home_info *)(uintptr_t)home_info(home);
     cairn__home__init(out);
     out->backend = (char *)(uintptr_t)info->backend;
     out->device = info->device;
@@ -415,14 +412,14 @@ void device_tell(struct cairn_shard *shard, Cairn__Home *out)
     out->device_memory = goes_directly(shard, &way_why) ? (char *)(uintptr_t) "device"
                                                         : (char *)(uintptr_t) "host";
     out->device_memory_why = (char *)(uintptr_t)way_why;
-    const char *failure = cairn_home_failure(home);
+    const char *failure = home_failure(home);
     if (failure != NULL) out->failed = (char *)(uintptr_t)failure;
 }
 
 void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stats)
 {
     if (shard->device.home == NULL) return;
-    const struct cairn_home_use use = cairn_home_use(shard->device.home);
+    const struct home_use use = home_use(shard->device.home);
     stats->launches = use.launches;
     stats->in_bytes = use.bytes_in;
     stats->out_bytes = use.bytes_out;
@@ -450,14 +447,14 @@ static size_t count_others(const struct cairn_shard *shard)
  * next Hello. Requests that it has made meanwhile it makes again. */
 static void tell(struct cairn_shard *shard, const char *failure)
 {
-    cairn_log_error("this shard is unfit: %s", failure);
-    cairn_stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
+    log_error("this shard is unfit: %s", failure);
+    stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
 }
 
 void unfit_look(struct cairn_shard *shard)
 {
-    struct cairn_home *home = shard->device.home;
-    const char *failure = home != NULL ? cairn_home_failure(home) : NULL;
+    struct home *home = shard->device.home;
+    const char *failure = home != NULL ? home_failure(home) : NULL;
     if (failure == NULL || shard->closing || shard->events.on_unfit == NULL) return;
     if (!shard->unfit.is_told) {
         tell(shard, failure);
@@ -466,7 +463,7 @@ void unfit_look(struct cairn_shard *shard)
     const size_t others = count_others(shard);
     if (others > 0 && !shard->unfit.is_said) {
         shard->unfit.is_said = true;
-        cairn_log_error(
+        log_error(
             "this shard is unfit, and serves on those jobs of which nothing lies on its "
             "device (%zu), until they are on other shards, where the coordinator brings them if "
             "any is there; it ends with the last of them: `cairn cluster status` says how far "
@@ -474,8 +471,7 @@ void unfit_look(struct cairn_shard *shard)
             others);
     }
     if (others > 0 || ++shard->unfit.beats < BEATS) return;
-    cairn_log_error("this shard is unfit and ends, since nothing that it holds is whole: %s",
-                    failure);
+    log_error("this shard is unfit and ends, since nothing that it holds is whole: %s", failure);
     shard->events.on_unfit(shard, shard->events.context);
 }
 
@@ -503,13 +499,13 @@ static void on_time(uv_timer_t *timer)
 {
     struct cairn_shard *shard = timer->data;
     if (is_asked(shard))
-        cairn_log_error(
+        log_error(
             "the time to bring elsewhere what this shard holds is over: it ends, and what it has "
             "of %zu jobs is lost with it; give it more (shard.drain_seconds, and TimeoutStopSec "
             "of its unit), or drain it before it is stopped: `cairn member drain %s`",
             cairn_held_count(shard), shard->name);
     else
-        cairn_log_error(
+        log_error(
             "%s: nobody brings elsewhere what this shard holds, so it ends, and what it has of "
             "%zu jobs is lost with it; stop shards while their coordinator runs",
             shard->session.welcome
@@ -554,9 +550,8 @@ void shard_drain(struct cairn_shard *shard, uint32_t seconds)
     }
     uv_update_time(shard->loop);
     shard->drain.due_ms = uv_now(shard->loop) + 1000ull * seconds;
-    cairn_log_info(
-        "asked to end: what %zu jobs have here is to go to other shards first, within %u s",
-        cairn_held_count(shard), seconds);
+    log_info("asked to end: what %zu jobs have here is to go to other shards first, within %u s",
+             cairn_held_count(shard), seconds);
     ask(shard);
     wait_on(shard);
 }
@@ -573,28 +568,27 @@ void drain_on_lost(struct cairn_shard *shard)
     if (shard->drain.is_wanted) wait_on(shard);
 }
 
-static bool is_answer(const struct cairn_shard *shard, const struct cairn_frame *frame)
+static bool is_answer(const struct cairn_shard *shard, const struct wire_frame *frame)
 {
     return shard->drain.is_wanted && shard->drain.asked == shard->session.serial &&
            frame->request == DRAIN_REQUEST &&
            (frame->type == CAIRN_MSG_DONE || frame->type == CAIRN_MSG_ERROR);
 }
 
-bool drain_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
+bool drain_on_message(struct cairn_shard *shard, const struct wire_frame *frame,
                       const ProtobufCMessage *message)
 {
     if (shard->session.standing != CAIRN_STANDING_GOOD) return false;
     if (frame->type == CAIRN_MSG_MEMBER_END) {
-        cairn_log_info("this shard holds nothing and is known no more: it ends (%s)",
-                       ((const Cairn__MemberEnd *)message)->why);
+        log_info("this shard holds nothing and is known no more: it ends (%s)",
+                 ((const Cairn__MemberEnd *)message)->why);
     } else if (!is_answer(shard, frame)) {
         return false;
     } else if (frame->type == CAIRN_MSG_DONE) {
-        cairn_log_info("what this shard held is on other shards: it ends");
+        log_info("what this shard held is on other shards: it ends");
     } else {
-        cairn_log_error(
-            "this shard ends, and what it has of %zu jobs is not brought to other shards: %s",
-            cairn_held_count(shard), ((const Cairn__Error *)message)->text);
+        log_error("this shard ends, and what it has of %zu jobs is not brought to other shards: %s",
+                  cairn_held_count(shard), ((const Cairn__Error *)message)->text);
     }
     end(shard);
     return true;
@@ -602,27 +596,26 @@ bool drain_on_message(struct cairn_shard *shard, const struct cairn_frame *frame
 
 /* ==== storage ==== */
 
-static cairn_status judge(const char *path, uint64_t token, const struct cairn_storage_owner *owner,
-                          struct cairn_sentence *why)
+static cairn_status judge(const char *path, uint64_t token, const struct storage_owner *owner,
+                          struct sentence *why)
 {
     (void)owner; // the coordinator has judged that
-    const cairn_status status = cairn_storage_check(path, token, why);
+    const cairn_status status = storage_check(path, token, why);
     if (status != CAIRN_OK)
-        cairn_sentence_add(why,
-                           "; mount the coordinator's snapshots.path at that path, for one user");
+        sentence_add(why, "; mount the coordinator's snapshots.path at that path, for one user");
     return status;
 }
 
 static void on_said(struct storage_watch *watch)
 {
     if (watch->said.text[0] != '\0')
-        cairn_log_warn("no snapshot can be saved by this shard: %s", watch->said.text);
+        log_warn("no snapshot can be saved by this shard: %s", watch->said.text);
     else
-        cairn_log_info("snapshots go to %s", watch->path);
+        log_info("snapshots go to %s", watch->path);
     connection_beat(watch->context);
 }
 
-static cairn_status storage_open(struct cairn_shard *shard, struct cairn_sentence *why)
+static cairn_status storage_open(struct cairn_shard *shard, struct sentence *why)
 {
     shard->storage =
         (struct storage_watch) { .judge = judge, .on_said = on_said, .context = shard };
@@ -643,13 +636,13 @@ static bool has_card(void)
     return found;
 }
 
-/* The optional features that this build and this host lack, as bits of enum cairn_without. Reads
+/* The optional features that this build and this host lack, as bits of enum spec_without. Reads
  * /sys. */
 static uint32_t find_without(bool has_device)
 {
     uint32_t without = 0;
     if (!has_card()) without |= CAIRN_WITHOUT_RDMA;
     if (!has_device) without |= CAIRN_WITHOUT_GPU;
-    if (strcmp(cairn_backend_host()->isa, "avx512") != 0) without |= CAIRN_WITHOUT_AVX512;
+    if (strcmp(backend_host()->isa, "avx512") != 0) without |= CAIRN_WITHOUT_AVX512;
     return without;
 }

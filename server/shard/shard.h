@@ -5,7 +5,7 @@
  *  workers ────────────────── handlers.c ──┘ (core)             └► reduced, published: connection.c
  *
  * The headers, from the ground up; none includes one behind it (tests/tree/tidy.py holds that). A lower
- * one tells those behind it by struct cairn_shard_up:
+ * one tells those behind it by struct shard_up:
  *   base.h        what all stand on: the session's sends, works on state, a job's ledger, its members
  *   memory.h      what a job takes: reserved, made, given back; the planes that the state lies in
  *   collect.h     what workers push: judged, landed, folded; which tiles workers hold
@@ -68,9 +68,9 @@
  * coordinator, by an operator's word, says that it holds nothing and is to end (MemberEnd). Loop thread. */
 
 struct cairn_shard;
-struct cairn_frame;
+struct wire_frame;
 
-struct cairn_drain {
+struct drain {
     uv_timer_t timer; /* the end of the time that there is */
     uint64_t due_ms;  /* uv_now of that */
     bool is_wanted;
@@ -85,7 +85,7 @@ void drain_on_welcome(struct cairn_shard *shard);
 /* It ended, though it was welcome: for the next one it is waited for two leases. */
 void drain_on_lost(struct cairn_shard *shard);
 /* A frame of the coordinator. True: it was the answer to DrainMe, or MemberEnd; the shard may be closed. */
-bool drain_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
+bool drain_on_message(struct cairn_shard *shard, const struct wire_frame *frame,
                       const ProtobufCMessage *message);
 
 /* ==== storage ==== */
@@ -133,15 +133,15 @@ struct shard_options {
     const char *host_root;   /* of headroom_read; NULL: "" */
     uint32_t compute_threads;
     const char *backend;     /* "host", "cuda", "auto": cuda if it can be had; NULL: host */
-    const char *device;      /* as of cairn_home_open_cuda */
-    const char *fabric_kind; /* as of cairn_fabric_open */
+    const char *device;      /* as of home_open_cuda */
+    const char *fabric_kind; /* as of fabric_open */
     const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
     const char *fabric_host;                       /* NULL: the fabric's default */
     const char *build;             /* what this program calls its build; NULL: the version alone */
     const char *fabric_transports; /* NULL: the fabric's default; ucx only */
-    enum cairn_one_sided fabric_one_sided;
-    enum cairn_device_memory fabric_device_memory;
-    struct cairn_fabric_hub *hub; /* mem only */
+    enum one_sided fabric_one_sided;
+    enum device_memory fabric_device_memory;
+    struct fabric_hub *hub; /* mem only */
     /* The first Welcome came: the shard serves; it may be closed in here. May be NULL. */
     void (*on_ready)(struct cairn_shard *shard, void *context);
     /* The coordinator said that this process is to end (the log has the sentence); it may be closed in here.
@@ -159,8 +159,7 @@ struct shard_options {
  * CAIRN_ERR_UNREACHABLE: no such device or port. CAIRN_ERR_NO_MEMORY. Several shards may live in one
  * process and on one loop. */
 CAIRN_MUST_CHECK cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
-                                         struct cairn_shard **shard_out,
-                                         struct cairn_sentence *why);
+                                         struct cairn_shard **shard_out, struct sentence *why);
 /* Ends everything at once (waits for items that run on the threads), forgets all state, frees the
  * shard; on_closed (may be NULL) follows from the loop. */
 void shard_close(struct cairn_shard *shard, void (*on_closed)(void *context), void *context);
@@ -185,20 +184,20 @@ struct shard_job {
     struct cairn_memory memory; /* taken of shard->memory.budget, by kind */
     struct bytes bytes;         /* of all members that there were */
     uint32_t busy;              /* receives, sends and tasks that refer to this job */
-    struct cairn_request dropping;
+    struct request dropping;
 
     /* what it is; owned: the spec is constant, the view changes between rounds: jobs.h */
-    struct cairn_job_spec_data spec;
+    struct job_spec_data spec;
     struct shard_view *view; /* of the layout in force */
     /* borrowed: that of the device if planes lie there, else the host's; works that take any memory go by it,
      * all others by shard_job_home */
-    struct cairn_compute *compute;
+    struct compute *compute;
 
     /* what it has */
     struct terms terms;
     struct cairn_planes planes;
-    struct cairn_park park;   /* of these, where they lie for now */
-    struct cairn_move move;   /* of these, what comes and goes */
+    struct park park;         /* of these, where they lie for now */
+    struct move move;         /* of these, what comes and goes */
     struct versions versions; /* that can be fetched */
     struct members members;
     struct tiling tiling; /* what members hold of the tensors */
@@ -210,22 +209,22 @@ struct shard_job {
     struct cairn_pass pass;
 
     /* the rest of the traffic, in and out */
-    struct cairn_load load;
+    struct load load;
     struct cairn_puts puts;
     struct replies replies;
     struct pins pins;
-    struct cairn_relay *relays; /* owned: the first may work */
+    struct relay *relays; /* owned: the first may work */
 };
 
 /* The calls by which rooms tell the rooms above them. There is one table, in shard.c. */
-struct cairn_shard_up {
+struct shard_up {
     /* Nothing refers to the job any more. */
     void (*unused)(struct shard_job *job);
     /* shard_job_fault, shard_job_settle */
     void (*fault)(struct shard_job *job, const char *why);
     void (*settle)(struct shard_job *job);
     /* The load of a LOADING job has ended. */
-    void (*loaded)(struct shard_job *job, cairn_status status, const struct cairn_sentence *why,
+    void (*loaded)(struct shard_job *job, cairn_status status, const struct sentence *why,
                    bool puts_follow);
     /* Sends out of a published copy have ended: an UPDATE may wait for that. */
     void (*copies_ended)(struct shard_job *job);
@@ -246,15 +245,15 @@ struct cairn_shard {
     uint32_t copies_made; /* published ones: each has a number */
     struct cairn_session session;
     struct storage_watch storage;
-    struct cairn_drain drain;
+    struct drain drain;
     struct wall wall;
-    struct cairn_fabric *fabric;
-    struct cairn_fabric_poll poll;
-    struct cairn_compute host, device; /* device: all 0 if there is none */
+    struct fabric *fabric;
+    struct fabric_poll poll;
+    struct compute host, device; /* device: all 0 if there is none */
     /* what the fabric asks of `device`; uuid_count 0: nothing */
-    struct cairn_fabric_device imports;
-    struct cairn_pool *files;
-    struct cairn_pool *snapshots; /* one thread, which gives way to all others: state.h */
+    struct fabric_device imports;
+    struct pool *files;
+    struct pool *snapshots; /* one thread, which gives way to all others: state.h */
     struct shard_memory memory;
     struct shard_job *jobs;    /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
     struct arriving *arriving; /* messages of the coordinator whose pages are on their way */
@@ -264,11 +263,11 @@ struct cairn_shard {
     uint64_t relay_cache_bytes;        /* of the memory, at most, for the relay of a job */
     uint64_t unheard_ms; /* so long a shard may say nothing before it is told: connection.h */
 
-    const struct cairn_shard_up *up;
-    uint32_t without;                /* bits of enum cairn_without */
-    struct cairn_sentence no_device; /* why there is no device; empty: there is one */
-    struct unfit unfit;              /* the device failed */
-    uv_loop_t *loop;                 /* borrowed */
+    const struct shard_up *up;
+    uint32_t without;          /* bits of enum spec_without */
+    struct sentence no_device; /* why there is no device; empty: there is one */
+    struct unfit unfit;        /* the device failed */
+    uv_loop_t *loop;           /* borrowed */
     struct {
         void (*on_ready)(struct cairn_shard *shard, void *context);
         void (*on_fenced)(struct cairn_shard *shard, void *context);

@@ -1,5 +1,6 @@
 #include "server/shard/state.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,9 +20,10 @@ enum { PENDING, SAVING, SAVED, TAKEN };
 #define REST_MAX_US 5000000 /* for so long at most, of all such rests together */
 #define SAVING_US   20      /* how often a reader looks whether a piece is saved now */
 
-#define STALLED                                                                                \
-    "an update waited %llu s for room in the small staging, as if the storage hung; training " \
-    "goes on "                                                                                 \
+#define STALLED                                                           \
+    "an update waited %" PRIu64                                           \
+    " s for room in the small staging, as if the storage hung; training " \
+    "goes on "                                                            \
     "without the snapshot: see to the storage, or ask for snapshot_staging = state"
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
@@ -31,10 +33,10 @@ enum { PENDING, SAVING, SAVED, TAKEN };
 /* The bytes of a chunk's plane; 0: the plane is no state of the chunk. */
 static size_t piece_bytes(const struct shard_view *view, uint64_t chunk, int plane)
 {
-    const struct cairn_form *form = &view->forms[view->table.extent_of[chunk]];
+    const struct form *form = &view->forms[view->table.extent_of[chunk]];
     if (!form_stores(form, plane)) return 0;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&view->table.map, chunk);
-    return (size_t)form_bytes(form, (enum cairn_plane)plane, place.elem_count);
+    const struct chunk_place place = shard_map_chunk(&view->table.map, chunk);
+    return (size_t)form_bytes(form, (enum plane)plane, place.elem_count);
 }
 
 /* All pieces; and the largest. */
@@ -73,7 +75,7 @@ uint64_t staging_bytes(const struct shard_job *job, cairn_snapshot_staging room)
 /* ---- open and close ---- */
 
 cairn_status staging_open(struct staging *staging, struct shard_job *job, uint64_t bytes,
-                          struct cairn_sentence *why)
+                          struct sentence *why)
 {
     const size_t pieces = (size_t)job->view->table.map.chunk_count * CAIRN_PLANE_COUNT;
     size_t largest;
@@ -92,7 +94,7 @@ cairn_status staging_open(struct staging *staging, struct shard_job *job, uint64
     staging->pieces = calloc(pieces + 1, sizeof *staging->pieces);
     staging->saved = calloc(pieces + 1, sizeof *staging->saved);
     if (staging->pieces == NULL || staging->saved == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
     return arena_open_scratch("staging", bytes, &staging->room, why);
 }
 
@@ -149,8 +151,8 @@ void staging_touch(struct staging *staging, void (*touched)(void *context), void
     staging->touched = touched;
     staging->context = context;
     staging->press_ns = uv_hrtime() +
-                        (uint64_t)cairn_policy_prepare_within_s(&staging->job->spec.policy) *
-                            1000000000 / 2;
+                        (uint64_t)policy_prepare_within_s(&staging->job->spec.policy) * 1000000000 /
+                            2;
     staging->touch = (struct task) { .run = touch, .done = touch_done, .item_count = 1 };
     pool_submit(staging->job->shard->memory.toucher, &staging->touch);
 }
@@ -171,13 +173,12 @@ bool staging_is_quiet(const struct staging *staging)
            !atomic_load(&staging->reading);
 }
 
-cairn_status staging_check(const struct staging *staging, struct cairn_sentence *why)
+cairn_status staging_check(const struct staging *staging, struct sentence *why)
 {
     if (!atomic_load(&staging->canceled)) return CAIRN_OK;
     if (!atomic_load(&staging->stalled))
-        return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
-    return cairn_fail(why, CAIRN_ERR_TIMEOUT, STALLED,
-                      (unsigned long long)(staging->wait_us_max / 1000000));
+        return fail_with(why, CAIRN_ERR_CANCELED, "it was given up");
+    return fail_with(why, CAIRN_ERR_TIMEOUT, STALLED, (staging->wait_us_max / 1000000));
 }
 
 /* ---- room ---- */
@@ -223,9 +224,8 @@ static uint8_t *wait_for_slot(struct staging *staging)
             atomic_store(&staging->stalled, true);
             atomic_store(&staging->canceled, true);
             pthread_cond_broadcast(&staging->freed);
-            cairn_log_error("job %s: its snapshot is given up here: " STALLED,
-                            staging->job->spec.name,
-                            (unsigned long long)(staging->wait_us_max / 1000000));
+            log_error("job %s: its snapshot is given up here: " STALLED, staging->job->spec.name,
+                      (staging->wait_us_max / 1000000));
         } else {
             late = pthread_cond_timedwait(&staging->freed, &staging->lock, &end);
         }
@@ -279,9 +279,8 @@ static bool begin_save(struct staging *staging, struct works *works, uint64_t ch
     }
     staging->saved[n] = at;
     works_copy(works, at,
-               planes_at(&staging->job->planes, (enum cairn_plane)plane,
-                         view->table.extent_of[chunk],
-                         cairn_shard_map_chunk(&view->table.map, chunk).local_elem),
+               planes_at(&staging->job->planes, (enum plane)plane, view->table.extent_of[chunk],
+                         shard_map_chunk(&view->table.map, chunk).local_elem),
                bytes);
     atomic_fetch_add(&staging->saved_bytes, bytes);
     return true;
@@ -318,8 +317,7 @@ copy_loosely(void *to, const void *from, size_t bytes)
  * torn copy away. tsan.supp refers to this function by its name. */
 __attribute__((noinline)) static cairn_status peek_at_live_state(struct works *works,
                                                                  const void *from, size_t bytes,
-                                                                 void *to,
-                                                                 struct cairn_sentence *why)
+                                                                 void *to, struct sentence *why)
 {
     if (works->in_place) {
         copy_loosely(to, from, bytes);
@@ -345,7 +343,7 @@ struct range {
 };
 
 static cairn_status read_piece(struct staging *staging, struct works *works, size_t n,
-                               const struct range *range, void *to, struct cairn_sentence *why)
+                               const struct range *range, void *to, struct sentence *why)
 {
     _Atomic uint8_t *piece = &staging->pieces[n];
     uint8_t is;
@@ -358,7 +356,7 @@ static cairn_status read_piece(struct staging *staging, struct works *works, siz
         if (status != CAIRN_OK || still_pending(piece, range->ends)) return status;
     }
     if (atomic_load(&staging->failed))
-        return cairn_fail(why, CAIRN_ERR_IO, "the state could not be copied before an update");
+        return fail_with(why, CAIRN_ERR_IO, "the state could not be copied before an update");
     memcpy(to, staging->saved[n] + range->offset, range->bytes);
     if (range->ends) {
         atomic_store(piece, TAKEN);
@@ -368,13 +366,13 @@ static cairn_status read_piece(struct staging *staging, struct works *works, siz
 }
 
 static cairn_status read_range(struct staging *staging, struct works *works, uint64_t chunk,
-                               enum cairn_plane plane, uint64_t first, uint64_t elems, bool ends,
-                               void *to, struct cairn_sentence *why)
+                               enum plane plane, uint64_t first, uint64_t elems, bool ends,
+                               void *to, struct sentence *why)
 {
     const struct shard_view *view = staging->view;
     const uint32_t extent = view->table.extent_of[chunk];
-    const struct cairn_form *form = &view->forms[extent];
-    const uint64_t local = cairn_shard_map_chunk(&view->table.map, chunk).local_elem + first;
+    const struct form *form = &view->forms[extent];
+    const uint64_t local = shard_map_chunk(&view->table.map, chunk).local_elem + first;
     const struct range range = {
         .live = planes_at(&staging->job->planes, plane, extent, local),
         .offset = (size_t)form_bytes(form, plane, first),
@@ -392,17 +390,17 @@ static bool save_piece_ahead(struct staging *staging, struct works *works, uint6
 {
     const struct shard_view *view = staging->view;
     const size_t n = number_of(chunk, plane), bytes = piece_bytes(view, chunk, plane);
-    const uint64_t local = cairn_shard_map_chunk(&view->table.map, chunk).local_elem;
-    struct cairn_sentence unsaid;
+    const uint64_t local = shard_map_chunk(&view->table.map, chunk).local_elem;
+    struct sentence unsaid;
     uint8_t pending = PENDING;
     if (bytes == 0 || atomic_load(&staging->pieces[n]) != PENDING) return true;
     uint8_t *at = take_room(staging, bytes);
     if (at == NULL) return false;
     // In place: it cannot fail.
-    (void)peek_at_live_state(works,
-                             planes_at(&staging->job->planes, (enum cairn_plane)plane,
-                                       view->table.extent_of[chunk], local),
-                             bytes, at, &unsaid);
+    (void)peek_at_live_state(
+        works,
+        planes_at(&staging->job->planes, (enum plane)plane, view->table.extent_of[chunk], local),
+        bytes, at, &unsaid);
     // Still pending: what was read is whole. Else a pass has begun and saved it: no more follow.
     if (!atomic_compare_exchange_strong(&staging->pieces[n], &pending, SAVING)) return true;
     staging->saved[n] = at;
@@ -412,14 +410,14 @@ static bool save_piece_ahead(struct staging *staging, struct works *works, uint6
 }
 
 /* No pass has begun since, and its end is awaited by nobody. */
-static bool is_ahead(const struct staging *staging, const struct cairn_pace *pace, uint64_t passes)
+static bool is_ahead(const struct staging *staging, const struct pace *pace, uint64_t passes)
 {
     const struct pins *pins = &staging->job->pins;
     return !staging->again && !atomic_load(&staging->canceled) && !atomic_load(&pins->updating) &&
            atomic_load(&pins->passes) == passes && !pace_presses(pace, uv_hrtime() / 1000);
 }
 
-void staging_save_ahead(struct staging *staging, const struct cairn_pace *pace)
+void staging_save_ahead(struct staging *staging, const struct pace *pace)
 {
     const struct shard_view *view = staging->view;
     struct works *works = compute_snapshots(&staging->job->shard->host);
@@ -436,8 +434,8 @@ void staging_save_ahead(struct staging *staging, const struct cairn_pace *pace)
 }
 
 cairn_status staging_read(struct staging *staging, struct works *works, uint64_t chunk,
-                          enum cairn_plane plane, uint64_t first, uint64_t elems, bool ends,
-                          void *to, struct cairn_sentence *why)
+                          enum plane plane, uint64_t first, uint64_t elems, bool ends, void *to,
+                          struct sentence *why)
 {
     atomic_store(&staging->reading, true);
     cairn_status status = staging_check(staging, why);
@@ -507,7 +505,7 @@ void loader_end(struct loader *loader)
 {
     struct shard_job *job = loader->job;
     const cairn_status status = loader->status;
-    const struct cairn_sentence why = loader->why;
+    const struct sentence why = loader->why;
     const bool puts_follow = loader->puts_follow;
     job->load.at_work = NULL;
     loader_free(loader);
@@ -528,7 +526,7 @@ void load_release(struct shard_job *job)
     taken_close(&job->load.taken);
 }
 
-bool load_same_form(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b)
+bool load_same_form(const struct tensor_spec *a, const struct tensor_spec *b)
 {
     return a->shape.rank == b->shape.rank && a->master == b->master &&
            memcmp(a->shape.dim, b->shape.dim, a->shape.rank * sizeof *a->shape.dim) == 0;
@@ -536,13 +534,13 @@ bool load_same_form(const struct cairn_tensor_spec *a, const struct cairn_tensor
 
 void load_init_chunk(struct works *works, const struct shard_job *job, uint64_t chunk)
 {
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->view->table.map, chunk);
-    const struct cairn_tensor_spec *tensor = &job->spec.tensors[place.tensor];
+    const struct chunk_place place = shard_map_chunk(&job->view->table.map, chunk);
+    const struct tensor_spec *tensor = &job->spec.tensors[place.tensor];
     float *param = planes_at(&job->planes, CAIRN_PLANE_PARAM, job->view->table.extent_of[chunk],
                              place.local_elem);
-    struct cairn_work *work = works_add(works, CAIRN_WORK_INIT);
+    struct home_work *work = works_add(works, CAIRN_WORK_INIT);
     work->init.out = param;
-    work->init.source = cairn_init_source_of(&tensor->init, tensor->name);
+    work->init.source = init_source_of(&tensor->init, tensor->name);
     work->init.first_elem = place.first_elem;
     work->init.elems = (size_t)place.elem_count;
 }

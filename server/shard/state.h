@@ -27,7 +27,7 @@
 #define CAIRN_PACE_FIRST ((uint64_t)256 << 20) /* until the first step has ended */
 #define CAIRN_PACE_FREE  UINT64_MAX
 
-struct cairn_pace {
+struct pace {
     /* the loop thread's */
     uint64_t before_us; /* what a step took before; 0: nobody knows */
     /* read by the writer */
@@ -44,19 +44,19 @@ struct cairn_pace {
 
 /* Loop thread, before the writer begins: of so many bytes, that are to be written by deadline_us. before_us,
  * last_us: how long a step took, and when the last one ended; 0: none did. */
-void pace_init(struct cairn_pace *pace, uint64_t total_bytes, uint64_t before_us, uint64_t last_us,
+void pace_init(struct pace *pace, uint64_t total_bytes, uint64_t before_us, uint64_t last_us,
                uint64_t deadline_us);
 /* Loop thread: a step ended, which took so long. */
-void pace_step(struct cairn_pace *pace, uint64_t took_us, uint64_t now_us);
+void pace_step(struct pace *pace, uint64_t took_us, uint64_t now_us);
 /* Bytes a second that may be written now; any thread. */
-uint64_t pace_rate(const struct cairn_pace *pace, uint64_t now_us);
+uint64_t pace_rate(const struct pace *pace, uint64_t now_us);
 
 /* The deadline asks for more than the steps allow, or somebody waits: it is time to be in nobody's way no
  * more. Any thread. */
-bool pace_presses(const struct cairn_pace *pace, uint64_t now_us);
+bool pace_presses(const struct pace *pace, uint64_t now_us);
 /* The writer: how long to rest before so many bytes more are written; it is to ask again after that. 0: go
  * on, they are counted. */
-uint64_t pace_rest_us(struct cairn_pace *pace, uint64_t bytes, uint64_t now_us);
+uint64_t pace_rest_us(struct pace *pace, uint64_t bytes, uint64_t now_us);
 
 /* ==== staging ==== */
 
@@ -117,7 +117,7 @@ uint64_t staging_least(const struct shard_job *job);
  * less room than for all of the state, room is used again. On CAIRN_ERR_NO_MEMORY `staging` is to
  * be closed all the same. */
 CAIRN_MUST_CHECK cairn_status staging_open(struct staging *staging, struct shard_job *job,
-                                           uint64_t bytes, struct cairn_sentence *why);
+                                           uint64_t bytes, struct sentence *why);
 /* Begins to make the pages; `touched` follows on the loop, and the staging is not closed before. */
 void staging_touch(struct staging *staging, void (*touched)(void *context), void *context);
 /* Nobody reads it any more: no pass saves anything, or waits. */
@@ -126,8 +126,7 @@ void staging_cancel(struct staging *staging);
 bool staging_is_quiet(const struct staging *staging);
 /* Whether it was: then why, and CAIRN_ERR_CANCELED, or CAIRN_ERR_TIMEOUT if a pass had waited for too long.
  * Any thread. */
-CAIRN_MUST_CHECK cairn_status staging_check(const struct staging *staging,
-                                            struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status staging_check(const struct staging *staging, struct sentence *why);
 /* No pass that saves into it may be under way. A staging that is all 0 may be closed, too. Loop
  * thread. */
 void staging_close(struct staging *staging);
@@ -143,14 +142,14 @@ void staging_save(struct staging *staging, struct works *works, uint64_t chunk);
  * piece. `works` is the reader's, in the chunk's home. Returns as works_run, or as
  * staging_check. */
 CAIRN_MUST_CHECK cairn_status staging_read(struct staging *staging, struct works *works,
-                                           uint64_t chunk, enum cairn_plane plane, uint64_t first,
+                                           uint64_t chunk, enum plane plane, uint64_t first,
                                            uint64_t elems, bool ends, void *to,
-                                           struct cairn_sentence *why);
+                                           struct sentence *why);
 
 /* Where there is room for all: saves what it can before the next pass begins, which then has less to save;
  * until the pace presses. It is not to be called where no pass is near: what is read where it lies is copied
  * once less. */
-void staging_save_ahead(struct staging *staging, const struct cairn_pace *pace);
+void staging_save_ahead(struct staging *staging, const struct pace *pace);
 
 /* ==== load ==== */
 
@@ -173,18 +172,18 @@ struct loader {
     bool puts_follow;                      /* the job is INITIALIZING then, and not sealed yet */
     atomic_bool canceled;
     cairn_status status; /* the result */
-    struct cairn_sentence why;
+    struct sentence why;
     /* Frees what the struct owns beside itself; NULL: nothing. */
     void (*release)(struct loader *loader);
 };
 
 /* A job's. */
-struct cairn_load {
-    char *path;      /* owned: the snapshot; "": none */
-    bool joins;      /* the part owns nothing yet: nothing fills it, and it serves at once */
-    uint64_t digest; /* the SnapshotPart that tells digests of what was read; 0: nobody asks */
-    struct cairn_request asked; /* the JobCreate, or a JobSeal: answered when the state is there */
-    struct loader *at_work;     /* owned */
+struct load {
+    char *path;           /* owned: the snapshot; "": none */
+    bool joins;           /* the part owns nothing yet: nothing fills it, and it serves at once */
+    uint64_t digest;      /* the SnapshotPart that tells digests of what was read; 0: nobody asks */
+    struct request asked; /* the JobCreate, or a JobSeal: answered when the state is there */
+    struct loader *at_work; /* owned */
     /* A snapshot is read while the pages of the state are made: both have to end. */
     bool begun, pages_there, loaded;
     struct cairn_taken taken;
@@ -209,22 +208,22 @@ void load_release(struct shard_job *job);
 void load_init_chunk(struct works *works, const struct shard_job *job, uint64_t chunk);
 
 /* The elements of one can be taken over as the other's: both have one shape and one master dtype. */
-bool load_same_form(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b);
+bool load_same_form(const struct tensor_spec *a, const struct tensor_spec *b);
 
 /* ==== put ==== */
 
 /* Chunks that members put: of the initial state, or of a write. Loop thread. */
 
 struct cairn_member;
-struct cairn_write;
+struct write;
 
 enum { CAIRN_SHARD_PUTS_MAX = 16 }; /* of a job, being received */
 
 /* A chunk that is being received. */
 struct cairn_put {
     struct shard_job *job; /* borrowed; NULL: free */
-    struct cairn_chunk_header header;
-    struct cairn_chunk_place place;
+    struct chunk_header header;
+    struct chunk_place place;
     struct cairn_piece piece;
     uint64_t chunk; /* in the map */
 };
@@ -240,24 +239,22 @@ _Static_assert(CAIRN_PUT_STALE(CAIRN_PLANE_EXP_AVG_SQ) <= UINT8_MAX, "they are b
 struct cairn_puts {
     struct cairn_put list[CAIRN_SHARD_PUTS_MAX]; /* `max` of them are used */
     uint32_t max;
-    size_t bytes;              /* of each: a chunk and a box */
-    struct arena arena;        /* [max][bytes], while the job is not SERVING or a write is open */
-    uint8_t *have;             /* owned: [map.chunk_count] CAIRN_PUT_... of the initial state */
-    uint64_t moments_of;       /* the member whose moments count; 0: nobody's */
-    struct cairn_write *write; /* owned; NULL: no write is open */
+    size_t bytes;        /* of each: a chunk and a box */
+    struct arena arena;  /* [max][bytes], while the job is not SERVING or a write is open */
+    uint8_t *have;       /* owned: [map.chunk_count] CAIRN_PUT_... of the initial state */
+    uint64_t moments_of; /* the member whose moments count; 0: nobody's */
+    struct write *write; /* owned; NULL: no write is open */
 };
 
-void put_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
-                    struct cairn_fabric_message *message);
+void put_on_message(struct cairn_member *member, const struct chunk_header *header,
+                    struct fabric_message *message);
 /* CAIRN_OK: every chunk was put. CAIRN_ERR_NOT_READY: `why` names what is missing. */
-CAIRN_MUST_CHECK cairn_status cairn_put_whole(const struct shard_job *job,
-                                              struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status cairn_put_whole(const struct shard_job *job, struct sentence *why);
 /* The moments of this member count, and those that others put are stale. */
 void put_count_moments(struct shard_job *job, uint64_t member);
 /* Sealed before, when another shard's part was missing: all moments that are sealed count, so their member
  * put them, or put them again. CAIRN_ERR_EXISTS. */
-CAIRN_MUST_CHECK cairn_status put_judge_again(const struct shard_job *job,
-                                              struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status put_judge_again(const struct shard_job *job, struct sentence *why);
 /* It serves: gives the buffers of puts back. */
 void cairn_put_end(struct shard_job *job);
 
@@ -276,7 +273,7 @@ bool write_has_param(const struct shard_job *job);
 /* Any thread: what was kept of the chunk goes into the state. Returns what its parameters are then; NULL:
  * what they were. */
 const void *write_apply(struct works *works, const struct shard_job *job, uint64_t chunk,
-                        const struct cairn_chunk_place *place);
+                        const struct chunk_place *place);
 /* The outcome of that round was told: a write of another one is void. */
 void write_resolved(struct shard_job *job, uint64_t round);
 
@@ -284,8 +281,8 @@ void write_resolved(struct shard_job *job, uint64_t round);
 
 /* Snapshots and digests of a version. Loop thread, unless it says otherwise. */
 
-struct cairn_pin;
-struct cairn_report;
+struct pin;
+struct report;
 struct cairn_shard;
 struct staging;
 struct works;
@@ -294,8 +291,8 @@ enum { CAIRN_SHARD_PINS_MAX = 4 }; /* snapshots and digests of a job at a time *
 
 /* The pins of a job, and what is told of them. */
 struct pins {
-    struct cairn_pin *list;       /* owned */
-    struct cairn_report *reports; /* owned: being sent */
+    struct pin *list;       /* owned */
+    struct report *reports; /* owned: being sent */
     /* Borrowed: [saving_count] into which the UPDATE at hand saves what it overwrites; constant during it. */
     struct staging *saving[CAIRN_SHARD_PINS_MAX];
     uint32_t saving_count;
@@ -340,15 +337,15 @@ void pin_release(struct shard_job *job);
 /* Reads a pinned version's bytes once, hashes and writes them, on one thread. */
 
 struct pin_write {
-    struct staging *staging;     /* borrowed */
-    struct cairn_pace *pace;     /* borrowed */
-    struct cairn_report *report; /* borrowed: digests and files are added */
-    const char *path;            /* borrowed: the snapshot's folder; NULL: digests alone */
+    struct staging *staging; /* borrowed */
+    struct pace *pace;       /* borrowed */
+    struct report *report;   /* borrowed: digests and files are added */
+    const char *path;        /* borrowed: the snapshot's folder; NULL: digests alone */
 };
 
 /* Digests of all of it; and files, if a folder is given: not CAIRN_OK: none are left. CAIRN_ERR_CANCELED, or
- * as cairn_snapshot_writer_put and staging_read. */
-CAIRN_MUST_CHECK cairn_status pin_write(const struct pin_write *write, struct cairn_sentence *why);
+ * as snapshot_writer_put and staging_read. */
+CAIRN_MUST_CHECK cairn_status pin_write(const struct pin_write *write, struct sentence *why);
 
 /* ==== origin ==== */
 
@@ -357,7 +354,7 @@ CAIRN_MUST_CHECK cairn_status pin_write(const struct pin_write *write, struct ca
 /* The job names weights, or a tensor here has an initializer. */
 bool origin_wanted(const struct shard_job *job);
 /* LOADING: makes what there is to make; what is left is to be put. CAIRN_ERR_NO_MEMORY: not begun. */
-CAIRN_MUST_CHECK cairn_status origin_begin(struct shard_job *job, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status origin_begin(struct shard_job *job, struct sentence *why);
 
 /* ==== restore ==== */
 
@@ -365,6 +362,6 @@ CAIRN_MUST_CHECK cairn_status origin_begin(struct shard_job *job, struct cairn_s
 
 /* LOADING: reads the state out of job->load.path, and tells the digests of what it has then as the
  * SnapshotPart job->load.digest, if that is not 0. CAIRN_ERR_NO_MEMORY: not begun. */
-CAIRN_MUST_CHECK cairn_status restore_begin(struct shard_job *job, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status restore_begin(struct shard_job *job, struct sentence *why);
 
 #endif

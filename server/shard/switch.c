@@ -1,5 +1,6 @@
 #include "server/shard/jobs.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,43 +14,43 @@
 
 /* Views of before, whose places are kept; all NULL: a fresh job. */
 struct places {
-    const struct cairn_shard_map *before, *beside;
-    const bool *dense; /* of cairn_shard_map_init_from: blobs */
+    const struct shard_map *before, *beside;
+    const bool *dense; /* of shard_map_init_from: blobs */
 };
 
 static cairn_status make_map(const struct shard_job *job, uint32_t index,
                              const struct places *places, struct shard_view *view,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     if (index >= view->layout->shard_count)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "shard index %u of a layout of %u shards", index,
-                          view->layout->shard_count);
-    struct cairn_shard_map *map = &view->table.map;
+        return fail_with(why, CAIRN_ERR_INVALID, "shard index %u of a layout of %u shards", index,
+                         view->layout->shard_count);
+    struct shard_map *map = &view->table.map;
     const uint32_t leaves = job->spec.chunk_leaves;
     const cairn_status status = places->before == NULL
-                                    ? cairn_shard_map_init(map, view->layout, index, leaves)
-                                    : cairn_shard_map_init_from(map, view->layout, index, leaves,
-                                                                places->before, places->beside,
-                                                                places->dense);
+                                    ? shard_map_init(map, view->layout, index, leaves)
+                                    : shard_map_init_from(map, view->layout, index, leaves,
+                                                          places->before, places->beside,
+                                                          places->dense);
     if (status == CAIRN_ERR_INVALID)
-        return cairn_fail(why, status,
-                          "layout %llu joins what lies apart on shard %s, or cannot be cut in "
-                          "chunks of %u leaves",
-                          (unsigned long long)view->layout->version, job->shard->name, leaves);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the map of a job");
+        return fail_with(why, status,
+                         "layout %" PRIu64
+                         " joins what lies apart on shard %s, or cannot be cut in "
+                         "chunks of %u leaves",
+                         view->layout->version, job->shard->name, leaves);
+    if (status != CAIRN_OK) return fail_with(why, status, "no memory for the map of a job");
     if (map->chunk_count >= UINT32_MAX)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "%llu chunks on one shard: raise chunk_leaves or add shards",
-                          (unsigned long long)map->chunk_count);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "%" PRIu64 " chunks on one shard: raise chunk_leaves or add shards",
+                         map->chunk_count);
     return CAIRN_OK;
 }
 
 static cairn_status make_forms(const struct shard_job *job, uint32_t member_max,
-                               struct shard_view *view, struct cairn_need *need,
-                               struct cairn_sentence *why)
+                               struct shard_view *view, struct need *need, struct sentence *why)
 {
     view->forms = calloc(view->table.map.extent_count + 1, sizeof *view->forms);
-    if (view->forms == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
+    if (view->forms == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
     const cairn_status status = need_of(&job->spec, &view->table.map, member_max,
                                         job->shard->device.home != NULL, view->forms, need, why);
     if (status != CAIRN_OK) return status;
@@ -59,15 +60,15 @@ static cairn_status make_forms(const struct shard_job *job, uint32_t member_max,
     return CAIRN_OK;
 }
 
-static cairn_status open_view(const struct shard_job *job, struct cairn_layout *layout,
-                              uint32_t index, uint32_t member_max, const struct places *places,
-                              struct shard_view **view_out, struct cairn_need *need_out,
-                              struct cairn_sentence *why)
+static cairn_status open_view(const struct shard_job *job, struct layout *layout, uint32_t index,
+                              uint32_t member_max, const struct places *places,
+                              struct shard_view **view_out, struct need *need_out,
+                              struct sentence *why)
 {
     struct shard_view *view = calloc(1, sizeof *view);
     if (view == NULL) {
-        cairn_layout_close(layout);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
+        layout_close(layout);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
     }
     view->refs = 1;
     view->layout = layout;
@@ -80,20 +81,20 @@ static cairn_status open_view(const struct shard_job *job, struct cairn_layout *
     return status;
 }
 
-cairn_status shard_view_open(const struct shard_job *job, struct cairn_layout *layout,
-                             uint32_t index, uint32_t member_max, struct shard_view **view_out,
-                             struct cairn_need *need_out, struct cairn_sentence *why)
+cairn_status shard_view_open(const struct shard_job *job, struct layout *layout, uint32_t index,
+                             uint32_t member_max, struct shard_view **view_out,
+                             struct need *need_out, struct sentence *why)
 {
     const struct places none = { .before = NULL };
     return open_view(job, layout, index, member_max, &none, view_out, need_out, why);
 }
 
-cairn_status shard_view_number(struct shard_view *view, const struct cairn_job_spec_data *spec,
-                               struct cairn_sentence *why)
+cairn_status shard_view_number(struct shard_view *view, const struct job_spec_data *spec,
+                               struct sentence *why)
 {
     const cairn_status status = chunk_table_number(&view->table, spec);
     if (status == CAIRN_OK) return CAIRN_OK;
-    return cairn_fail(why, status, "no memory for the chunks of a job");
+    return fail_with(why, status, "no memory for the chunks of a job");
 }
 
 /* ---- the next one ---- */
@@ -105,7 +106,7 @@ static uint32_t member_max_of(const struct shard_job *job)
 
 /* Beside an area for what comes, room for what copies will take more. */
 static cairn_status judge_area(const struct shard_job *job, const struct shard_view *view,
-                               uint64_t bytes, struct cairn_sentence *why)
+                               uint64_t bytes, struct sentence *why)
 {
     const uint64_t copies = 2 * plane_units(view->wire_bytes),
                    there = published_device_bytes(job, false);
@@ -114,11 +115,11 @@ static cairn_status judge_area(const struct shard_job *job, const struct shard_v
 }
 
 cairn_status shard_view_place(struct shard_job *job, struct shard_view *view,
-                              const struct shard_view *before, struct cairn_sentence *why)
+                              const struct shard_view *before, struct sentence *why)
 {
     uint64_t bytes;
     if (shard_view_places_open(view, before, job->planes.host_from, &bytes) != CAIRN_OK)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the places of planes");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the places of planes");
     cairn_status status = CAIRN_OK;
     if (before != NULL && bytes > 0) status = judge_area(job, view, bytes, why);
     if (status == CAIRN_OK)
@@ -128,16 +129,16 @@ cairn_status shard_view_place(struct shard_job *job, struct shard_view *view,
 }
 
 static cairn_status make_whole(struct shard_job *job, struct shard_view *view,
-                               const struct shard_view *before, struct cairn_sentence *why)
+                               const struct shard_view *before, struct sentence *why)
 {
     const uint64_t end = view->table.map.local_end;
     const bool on_host = job->planes.host_from == 0;
     if (on_host && end > job->planes.room_elems)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
-                          "what job %s has on shard %s lies too far apart: %llu elements, and "
-                          "there are addresses for %llu; restore a snapshot to join it",
-                          job->spec.name, job->shard->name, (unsigned long long)end,
-                          (unsigned long long)job->planes.room_elems);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                         "what job %s has on shard %s lies too far apart: %" PRIu64
+                         " elements, and "
+                         "there are addresses for %" PRIu64 "; restore a snapshot to join it",
+                         job->spec.name, job->shard->name, end, job->planes.room_elems);
     const cairn_status status = shard_view_number(view, &job->spec, why);
     if (status != CAIRN_OK) return status;
     return on_host ? planes_grow(&job->planes, &view->table.map, view->forms, why)
@@ -146,7 +147,7 @@ static cairn_status make_whole(struct shard_job *job, struct shard_view *view,
 
 /* By tensor: the bytes of an extent stand dense, so a part of one lies elsewhere than its local elements say
  * (memory.h). Malloc'ed. */
-static bool *list_dense(const struct cairn_job_spec_data *spec)
+static bool *list_dense(const struct job_spec_data *spec)
 {
     bool *dense = calloc(spec->tensor_count + 1, sizeof *dense);
     for (size_t t = 0; dense != NULL && t < spec->tensor_count; t++)
@@ -154,23 +155,23 @@ static bool *list_dense(const struct cairn_job_spec_data *spec)
     return dense;
 }
 
-cairn_status shard_view_next(struct shard_job *job, struct cairn_layout *layout, uint32_t index,
+cairn_status shard_view_next(struct shard_job *job, struct layout *layout, uint32_t index,
                              const struct shard_view *before, struct shard_view **view_out,
-                             struct cairn_sentence *why)
+                             struct sentence *why)
 {
     struct shard_view *view;
-    struct cairn_need need;
+    struct need need;
     if (job->planes.host_from != 0 && job->planes.host_from != CAIRN_PLANES_ALL) {
-        cairn_layout_close(layout);
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                          "state of job %s lies partly on a device of shard %s, where no layout "
-                          "changes: restore a snapshot onto the shards that are wanted",
-                          job->spec.name, job->shard->name);
+        layout_close(layout);
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                         "state of job %s lies partly on a device of shard %s, where no layout "
+                         "changes: restore a snapshot onto the shards that are wanted",
+                         job->spec.name, job->shard->name);
     }
     bool *dense = list_dense(&job->spec);
     if (dense == NULL) {
-        cairn_layout_close(layout);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
+        layout_close(layout);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
     }
     const struct places places = { &before->table.map, &job->view->table.map, dense };
     cairn_status status = open_view(job, layout, index, member_max_of(job), &places, &view, &need,
@@ -198,19 +199,18 @@ struct ready {
 
 bool shard_job_rests(const struct shard_job *job)
 {
-    const enum cairn_step_phase phase = step_phase_of(job->collector.step);
+    const enum step_phase phase = step_phase_of(job->collector.step);
     const bool is_saved = !pins_rest(job) || job->pins.reports != NULL;
     return (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING) && tiles_rest(job) &&
            !job->pass.updating && job->pass.parts_left == 0 && job->pass.republished == NULL &&
            !is_saved && !job->park.is_under_way && job->puts.write == NULL;
 }
 
-static cairn_status judge(const struct shard_job *job, struct cairn_sentence *why)
+static cairn_status judge(const struct shard_job *job, struct sentence *why)
 {
     if (job->state == CAIRN_JOB_SERVING && shard_job_rests(job)) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_BUSY,
-                      "job %s is at work on shard %s: its layout cannot change", job->spec.name,
-                      job->shard->name);
+    return fail_with(why, CAIRN_ERR_BUSY, "job %s is at work on shard %s: its layout cannot change",
+                     job->spec.name, job->shard->name);
 }
 
 static void ready_close(struct shard_job *job, struct ready *ready)
@@ -222,7 +222,7 @@ static void ready_close(struct shard_job *job, struct ready *ready)
 }
 
 static cairn_status make_ready(struct shard_job *job, const struct shard_view *view,
-                               struct ready *ready, struct cairn_sentence *why)
+                               struct ready *ready, struct sentence *why)
 {
     const struct chunk_table *table = &view->table;
     ready->step = (struct step_config) {
@@ -240,8 +240,8 @@ static cairn_status make_ready(struct shard_job *job, const struct shard_view *v
         status = collector_tables_open(&job->collector, &ready->step, table, &ready->collector);
     if (status == CAIRN_OK) status = pass_tables_open(table, &ready->pass);
     if (status == CAIRN_OK) return tiles_ready(job, table, &ready->holds, why);
-    return cairn_fail(why, status, "no memory for the chunks of layout %llu of job %s",
-                      (unsigned long long)view->layout->version, job->spec.name);
+    return fail_with(why, status, "no memory for the chunks of layout %" PRIu64 " of job %s",
+                     view->layout->version, job->spec.name);
 }
 
 static uint64_t less(uint64_t now, uint64_t next)
@@ -257,8 +257,7 @@ static void give_less(struct shard_job *job, const struct shard_view *view)
     shard_job_give(job, &job->memory.tables, tables);
 }
 
-cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view,
-                              struct cairn_sentence *why)
+cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view, struct sentence *why)
 {
     struct ready ready = { .have = NULL };
     cairn_status status = judge(job, why);
@@ -303,17 +302,17 @@ static void go_on(struct shard_job *job)
     fetch_deferred(job);
 }
 
-static void end(struct shard_job *job, cairn_status status, const struct cairn_sentence *why)
+static void end(struct shard_job *job, cairn_status status, const struct sentence *why)
 {
     go_on(job);
     if (status != CAIRN_OK)
-        cairn_log_warn("job %s is not %s: %s", job->spec.name,
-                       job->park.to_host ? "parked" : "taken back to the device", why->text);
+        log_warn("job %s is not %s: %s", job->spec.name,
+                 job->park.to_host ? "parked" : "taken back to the device", why->text);
     session_answer(job->shard, &job->park.asked, status, why);
 }
 
 /* It stays where it was. */
-static void give_up(struct shard_job *job, cairn_status status, const struct cairn_sentence *why)
+static void give_up(struct shard_job *job, cairn_status status, const struct sentence *why)
 {
     forget_places(job);
     if (job->park.to_host) {
@@ -403,20 +402,19 @@ static void settle(struct shard_job *job)
     job->memory.state -= host_bytes;
     job->park.host_bytes -= host_bytes;
     go_on(job);
-    cairn_log_info("job %s is %s", job->spec.name,
-                   job->park.to_host ? "parked: its state lies in host memory"
-                                     : "back on its device");
+    log_info("job %s is %s", job->spec.name,
+             job->park.to_host ? "parked: its state lies in host memory" : "back on its device");
     release_bytes(shard, host_bytes, &job->park.asked);
 }
 
 static void copied(struct cairn_run *run)
 {
     struct shard_job *job = job_of(run);
-    struct cairn_sentence why = { "the job is being dropped" };
+    struct sentence why = { "the job is being dropped" };
     if (run->status != CAIRN_OK) {
         // Nothing was written where it lay: it is suspect only if that is a device that failed. On its way
         // back nothing of it was there: all is in host memory still.
-        if (job->park.to_host && cairn_home_has_failed(run->compute->home))
+        if (job->park.to_host && home_has_failed(run->compute->home))
             (void)shard_job_run_failed(job, run);
         compute_why(run->compute, &why);
         give_up(job, run->status, &why);
@@ -440,7 +438,7 @@ static void copy(struct shard_job *job)
 
 /* ---- to the host ---- */
 
-static cairn_status add_room(struct cairn_reserve *reserve, struct shard_job *job)
+static cairn_status add_room(struct reserve *reserve, struct shard_job *job)
 {
     cairn_status status = CAIRN_OK;
     for (const struct area *area = job->planes.areas; area != NULL; area = area->next)
@@ -448,13 +446,13 @@ static cairn_status add_room(struct cairn_reserve *reserve, struct shard_job *jo
              at += CAIRN_SEGMENT_BYTES) {
             if (!area_is_gone(area, at))
                 status = reserve_add(reserve, &area->to, at,
-                                     cairn_segment_bytes(area->to.bytes, at / CAIRN_SEGMENT_BYTES));
+                                     segment_bytes(area->to.bytes, at / CAIRN_SEGMENT_BYTES));
         }
     return status;
 }
 
 static void on_room(const struct reserve_request *request, cairn_status status,
-                    const struct cairn_sentence *why)
+                    const struct sentence *why)
 {
     if (status == CAIRN_OK)
         copy(request->job);
@@ -469,7 +467,7 @@ static void park(struct shard_job *job)
     };
     const uint64_t bytes = areas_bytes(&job->planes);
     char what[CAIRN_NAME_MAX + 32];
-    struct cairn_sentence why;
+    struct sentence why;
     snprintf(what, sizeof what, "job %s, parked,", job->spec.name);
     cairn_status status = shard_job_take(job, &job->memory.state, bytes, what, &why);
     if (status != CAIRN_OK) {
@@ -490,7 +488,7 @@ static void park(struct shard_job *job)
 
 static void unpark(struct shard_job *job)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status = shard_job_judge_device(job, shard_job_device_bytes(job, true), 0, &why);
     for (struct area *area = job->planes.areas; area != NULL && status == CAIRN_OK;
          area = area->next)
@@ -517,18 +515,18 @@ static bool rests(const struct shard_job *job)
 }
 
 /* The coordinator that asked first went away meanwhile: this one is answered at the end. */
-static void take_over(struct shard_job *job, struct cairn_request asked)
+static void take_over(struct shard_job *job, struct request asked)
 {
-    struct cairn_sentence why;
-    cairn_sentence_set(&why, "it was asked for again");
+    struct sentence why;
+    sentence_set(&why, "it was asked for again");
     session_answer(job->shard, &job->park.asked, CAIRN_ERR_CANCELED, &why);
     job->park.asked = asked;
 }
 
 void park_on_message(struct shard_job *job, uint32_t request, const Cairn__PartPark *message)
 {
-    struct cairn_request asked = session_request(job->shard, request);
-    struct cairn_sentence why;
+    struct request asked = session_request(job->shard, request);
+    struct sentence why;
     cairn_status status = CAIRN_OK;
     if (job->park.is_under_way && job->park.to_host == message->parked) {
         take_over(job, asked);
@@ -536,11 +534,11 @@ void park_on_message(struct shard_job *job, uint32_t request, const Cairn__PartP
     }
     pins_unprepare(job);
     if (job->state != CAIRN_JOB_SERVING)
-        status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "the job has no version yet");
+        status = fail_with(&why, CAIRN_ERR_NOT_READY, "the job has no version yet");
     else if (job->park.is_under_way)
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "it moves the other way; ask again");
+        status = fail_with(&why, CAIRN_ERR_BUSY, "it moves the other way; ask again");
     else if (!rests(job) || job->versions.direct_sends > 0)
-        status = cairn_fail(&why, CAIRN_ERR_BUSY, "it is at work on the job; ask again");
+        status = fail_with(&why, CAIRN_ERR_BUSY, "it is at work on the job; ask again");
     if (status != CAIRN_OK) pins_hurry(job);
     const bool is_so = job->planes.host_from == 0 || message->parked == job->planes.parked;
     if (status == CAIRN_OK && is_so) job->park.is_parked = message->parked;

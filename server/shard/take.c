@@ -14,14 +14,14 @@ enum { SLOTS_EACH_MAX = 12, SLOTS_EACH_MIN = 2, SLOTS_MAX = 48 };
  * being copied meanwhile. */
 enum { STAGED_EACH = 1, ALL_STAGED_EACH = 6 };
 
-static cairn_status giver_open(struct cairn_take *take, struct giver *giver,
-                               const Cairn__ShardInfo *info, struct cairn_sentence *why);
+static cairn_status giver_open(struct take *take, struct giver *giver, const Cairn__ShardInfo *info,
+                               struct sentence *why);
 static void giver_close(struct giver *giver);
 static void giver_unlink(struct giver *giver);
 static void giver_feed(struct giver *giver);
 static bool giver_tick(struct giver *giver, uint64_t now_ms);
-static void giver_on_message(struct giver *giver, const struct cairn_chunk_header *header,
-                             struct cairn_fabric_message *message);
+static void giver_on_message(struct giver *giver, const struct chunk_header *header,
+                             struct fabric_message *message);
 
 /* ---- sizes ---- */
 
@@ -51,7 +51,7 @@ uint64_t take_staging_bytes(const struct shard_job *job, const struct lots *lots
 }
 
 /* The lot is received beside the planes. */
-static bool take_is_staged(const struct cairn_take *take, const struct lot *lot)
+static bool take_is_staged(const struct take *take, const struct lot *lot)
 {
     return take->staged.all || !lot_is_whole(lot);
 }
@@ -67,9 +67,9 @@ static const Cairn__ShardInfo *info_of(Cairn__ShardInfo *const *shards, size_t c
 }
 
 /* Its lots begin at *at, and then end there. */
-static cairn_status open_giver(struct cairn_take *take, struct giver *giver, size_t *at,
+static cairn_status open_giver(struct take *take, struct giver *giver, size_t *at,
                                Cairn__ShardInfo *const *shards, size_t shard_count,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     const struct lots *lots = &take->lots;
     giver->index = lots->list[*at].giver;
@@ -78,13 +78,13 @@ static cairn_status open_giver(struct cairn_take *take, struct giver *giver, siz
     giver->end = *at;
     const Cairn__ShardInfo *info = info_of(shards, shard_count, giver->index);
     if (info == NULL)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "state comes from shard %u, of which no address was told", giver->index);
+        return fail_with(why, CAIRN_ERR_MALFORMED,
+                         "state comes from shard %u, of which no address was told", giver->index);
     return giver_open(take, giver, info, why);
 }
 
-static cairn_status open_givers(struct cairn_take *take, Cairn__ShardInfo *const *shards,
-                                size_t shard_count, struct cairn_sentence *why)
+static cairn_status open_givers(struct take *take, Cairn__ShardInfo *const *shards,
+                                size_t shard_count, struct sentence *why)
 {
     size_t at = 0;
     const uint64_t staging = take_staging_bytes(take->job, &take->lots);
@@ -92,7 +92,7 @@ static cairn_status open_givers(struct cairn_take *take, Cairn__ShardInfo *const
     arena_pins_for(&take->staging, take->job->compute->home);
     take->givers = calloc((size_t)take->lots.giver_count + 1, sizeof *take->givers);
     if (status == CAIRN_OK && take->givers == NULL)
-        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
     if (status != CAIRN_OK) return status;
     take->giver_count = take->lots.giver_count;
     for (uint32_t i = 0; i < take->giver_count && status == CAIRN_OK; i++)
@@ -102,12 +102,12 @@ static cairn_status open_givers(struct cairn_take *take, Cairn__ShardInfo *const
 
 cairn_status take_open(struct shard_job *job, struct shard_view *view, struct lots *lots,
                        const Cairn__Mover *mover, Cairn__ShardInfo *const *shards,
-                       size_t shard_count, struct cairn_take **take_out, struct cairn_sentence *why)
+                       size_t shard_count, struct take **take_out, struct sentence *why)
 {
-    struct cairn_take *take = calloc(1, sizeof *take);
+    struct take *take = calloc(1, sizeof *take);
     if (take == NULL) {
         lots_release(lots);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
     }
     take->job = job;
     take->view = shard_view_ref(view);
@@ -126,14 +126,14 @@ cairn_status take_open(struct shard_job *job, struct shard_view *view, struct lo
     return status;
 }
 
-cairn_status take_reserve(const struct cairn_take *take, struct cairn_reserve *reserve)
+cairn_status take_reserve(const struct take *take, struct reserve *reserve)
 {
     return reserve_add(reserve, &take->staging, 0, take->staging.bytes);
 }
 
 /* ---- the end ---- */
 
-void cairn_take_free(struct cairn_take *take)
+void cairn_take_free(struct take *take)
 {
     for (uint32_t i = 0; i < take->giver_count; i++) giver_close(&take->givers[i]);
     free(take->givers);
@@ -146,26 +146,26 @@ void cairn_take_free(struct cairn_take *take)
 void take_free_leaving(struct shard_job *job)
 {
     while (job->move.leaving != NULL) {
-        struct cairn_take *take = job->move.leaving;
+        struct take *take = job->move.leaving;
         job->move.leaving = take->next_leaving;
         cairn_take_free(take);
     }
 }
 
 /* Something in flight refers to the take; `idle` may free it, and its job. */
-static void take_busy(struct cairn_take *take)
+static void take_busy(struct take *take)
 {
     take->busy++;
     shard_job_busy(take->job);
 }
 
-static void take_idle(struct cairn_take *take)
+static void take_idle(struct take *take)
 {
     struct shard_job *job = take->job;
     assert(take->busy > 0);
     take->busy--;
     if (take->busy == 0 && take->is_leaving && !job->shard->closing) {
-        struct cairn_take **at = &job->move.leaving;
+        struct take **at = &job->move.leaving;
         while (*at != take) at = &(*at)->next_leaving;
         *at = take->next_leaving;
         cairn_take_free(take);
@@ -173,7 +173,7 @@ static void take_idle(struct cairn_take *take)
     shard_job_idle(job);
 }
 
-void take_leave(struct cairn_take *take)
+void take_leave(struct take *take)
 {
     if (take == NULL) return;
     take_busy(take); // not freed before we are through
@@ -186,18 +186,17 @@ void take_leave(struct cairn_take *take)
 
 /* ---- what comes ---- */
 
-bool take_is_begun(const struct cairn_take *take)
+bool take_is_begun(const struct take *take)
 {
     return take->is_begun;
 }
 
-struct shard_job *take_job(const struct cairn_take *take)
+struct shard_job *take_job(const struct take *take)
 {
     return take->job;
 }
 
-void take_begin(struct cairn_take *take, struct cairn_version version,
-                void (*done)(struct cairn_take *take))
+void take_begin(struct take *take, struct cairn_version version, void (*done)(struct take *take))
 {
     assert(!take->is_begun && take->left > 0);
     take->is_begun = true;
@@ -210,7 +209,7 @@ void take_begin(struct cairn_take *take, struct cairn_version version,
     }
 }
 
-bool take_is_done(const struct cairn_take *take, uint64_t *bytes_out, uint64_t *us_out)
+bool take_is_done(const struct take *take, uint64_t *bytes_out, uint64_t *us_out)
 {
     *bytes_out = take->lots.bytes;
     *us_out = take->us;
@@ -219,7 +218,7 @@ bool take_is_done(const struct cairn_take *take, uint64_t *bytes_out, uint64_t *
 
 static void is_here(struct take_slot *slot)
 {
-    struct cairn_take *take = slot->giver->take;
+    struct take *take = slot->giver->take;
     slot->lot = NULL;
     take->left--;
     giver_feed(slot->giver);
@@ -234,7 +233,7 @@ static bool describe_copy(struct cairn_run *run, uint32_t item, uint32_t stage, 
 {
     struct take_slot *slot = (struct take_slot *)run;
     const struct lot *lot = slot->lot;
-    const struct cairn_form *form = &slot->giver->take->view->forms[lot->extent];
+    const struct form *form = &slot->giver->take->view->forms[lot->extent];
     const uint64_t skipped = lot->first_elem - lot->chunk_elem;
     (void)item;
     (void)stage;
@@ -246,7 +245,7 @@ static bool describe_copy(struct cairn_run *run, uint32_t item, uint32_t stage, 
 static void copied(struct cairn_run *run)
 {
     struct take_slot *slot = (struct take_slot *)run;
-    struct cairn_take *take = slot->giver->take;
+    struct take *take = slot->giver->take;
     const bool has_failed = shard_job_run_failed(take->job, run); // then it leaves
     if (take->is_leaving || has_failed)
         slot->lot = NULL;
@@ -258,8 +257,8 @@ static void copied(struct cairn_run *run)
 static uint64_t local_elem_of(const struct take_slot *slot)
 {
     const struct lot *lot = slot->lot;
-    const struct cairn_shard_map *map = &slot->giver->take->view->table.map;
-    const struct cairn_local_extent *extent = &map->extents[lot->extent];
+    const struct shard_map *map = &slot->giver->take->view->table.map;
+    const struct local_extent *extent = &map->extents[lot->extent];
     return extent->local_elem + (lot->first_elem - extent->first_elem);
 }
 
@@ -275,7 +274,7 @@ static void *take_place(struct take_slot *slot)
 /* The slot's chunk has been received, and is as it was sent. */
 static void take_came(struct take_slot *slot)
 {
-    struct cairn_take *take = slot->giver->take;
+    struct take *take = slot->giver->take;
     if (!take_is_staged(take, slot->lot)) {
         is_here(slot);
         return;
@@ -292,20 +291,20 @@ static void take_came(struct take_slot *slot)
 
 /* ---- from givers ---- */
 
-static struct cairn_take *find(struct cairn_shard *shard, const struct cairn_chunk_header *header)
+static struct take *find(struct cairn_shard *shard, const struct chunk_header *header)
 {
     struct shard_job *job = shard_job_find(shard, header->job);
     if (job == NULL || job->state != CAIRN_JOB_SERVING) return NULL;
-    struct cairn_take *take = job->move.now != NULL ? job->move.now->take : NULL;
+    struct take *take = job->move.now != NULL ? job->move.now->take : NULL;
     const bool ours = take != NULL && take->is_begun && take->number == header->member &&
                       take->token == header->token;
     return ours ? take : NULL;
 }
 
-bool take_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
-                     struct cairn_fabric_message *message)
+bool take_on_message(struct cairn_shard *shard, const struct chunk_header *header,
+                     struct fabric_message *message)
 {
-    struct cairn_take *take = find(shard, header);
+    struct take *take = find(shard, header);
     if (take == NULL) return false;
     uint32_t i = 0;
     while (i < take->giver_count && take->givers[i].index != header->tile) i++;
@@ -313,12 +312,12 @@ bool take_on_message(struct cairn_shard *shard, const struct cairn_chunk_header 
     if (i < take->giver_count)
         giver_on_message(&take->givers[i], header, message);
     else
-        cairn_fabric_drop(message);
+        fabric_drop(message);
     take_idle(take);
     return true;
 }
 
-bool take_tick(struct cairn_take *take, uint64_t now_ms)
+bool take_tick(struct take *take, uint64_t now_ms)
 {
     bool waits = false;
     if (!take->is_begun || take->is_leaving) return false;
@@ -329,7 +328,7 @@ bool take_tick(struct cairn_take *take, uint64_t now_ms)
     return waits;
 }
 
-const struct cairn_chunk_link *take_link(struct cairn_take *take, uint32_t i, char **name_out)
+const struct chunk_link *take_link(struct take *take, uint32_t i, char **name_out)
 {
     if (!take->is_begun || take->is_leaving || i >= take->giver_count) return NULL;
     *name_out = take->givers[i].name;
@@ -340,70 +339,69 @@ const struct cairn_chunk_link *take_link(struct cairn_take *take, uint32_t i, ch
 
 /* Asks a giver for chunks, and takes its answers (proto/link/chunk_link.h). */
 
-static struct giver *giver_of(const struct cairn_chunk_link *link)
+static struct giver *giver_of(const struct chunk_link *link)
 {
     return (struct giver *)((char *)(uintptr_t)link - offsetof(struct giver, link));
 }
 
-static struct take_slot *slot_of(struct cairn_chunk_request *request)
+static struct take_slot *slot_of(struct chunk_request *request)
 {
     return (struct take_slot *)((char *)request - offsetof(struct take_slot, request));
 }
 
 /* ---- the connection ---- */
 
-static void sign(const struct cairn_chunk_link *link, struct cairn_chunk_header *header)
+static void sign(const struct chunk_link *link, struct chunk_header *header)
 {
-    const struct cairn_take *take = giver_of(link)->take;
+    const struct take *take = giver_of(link)->take;
     header->job = take->job->number;
     header->member = take->number;
     header->token = take->token;
 }
 
-static bool waits(const struct cairn_chunk_link *link)
+static bool waits(const struct chunk_link *link)
 {
-    return cairn_asker_waits(&giver_of(link)->asker);
+    return asker_waits(&giver_of(link)->asker);
 }
 
 /* Asks again for everything that was asked on the lost connection or of the lost endpoint. */
 static void ask_all_again(struct giver *giver)
 {
     for (uint32_t i = 0; i < giver->take->staged.of_each; i++)
-        cairn_asker_lost(&giver->asker, &giver->slots[i].request);
+        asker_lost(&giver->asker, &giver->slots[i].request);
 }
 
-static void lost(struct cairn_chunk_link *link)
+static void lost(struct chunk_link *link)
 {
     ask_all_again(giver_of(link));
 }
 
-static void down(struct cairn_chunk_link *link, cairn_status why)
+static void down(struct chunk_link *link, cairn_status why)
 {
     const struct giver *giver = giver_of(link);
-    cairn_log_info("job %s: lost shard %s, whose state comes here: %s; connecting again",
-                   giver->take->job->spec.name, giver->name, cairn_status_text((int)why));
+    log_info("job %s: lost shard %s, whose state comes here: %s; connecting again",
+             giver->take->job->spec.name, giver->name, status_text((int)why));
 }
 
-static void starved(struct cairn_chunk_link *link)
+static void starved(struct chunk_link *link)
 {
     const struct giver *giver = giver_of(link);
-    cairn_log_warn(
-        "job %s: no memory to ask shard %s, whose state comes here: raise the limits of this "
-        "process (ulimit -v, memory.max, vm.max_map_count)",
-        giver->take->job->spec.name, giver->name);
+    log_warn("job %s: no memory to ask shard %s, whose state comes here: raise the limits of this "
+             "process (ulimit -v, memory.max, vm.max_map_count)",
+             giver->take->job->spec.name, giver->name);
 }
 
-static void loan(struct cairn_chunk_link *link)
+static void loan(struct chunk_link *link)
 {
     take_busy(giver_of(link)->take);
 }
 
-static void loan_back(struct cairn_chunk_link *link)
+static void loan_back(struct chunk_link *link)
 {
     take_idle(giver_of(link)->take);
 }
 
-static const struct cairn_chunk_link_hands hands = {
+static const struct chunk_link_hands hands = {
     .sign = sign,
     .waits = waits,
     .lost = lost,
@@ -415,12 +413,12 @@ static const struct cairn_chunk_link_hands hands = {
 
 /* ---- the questions ---- */
 
-static cairn_status send_fetch(struct cairn_chunk_request *request)
+static cairn_status send_fetch(struct chunk_request *request)
 {
     const struct take_slot *slot = slot_of(request);
     struct giver *giver = slot->giver;
     const struct lot *lot = slot->lot;
-    struct cairn_chunk_header header = {
+    struct chunk_header header = {
         .kind = CAIRN_CHUNK_FETCH,
         .plane = (uint8_t)lot->plane,
         .tile = CAIRN_TILE_WHOLE,
@@ -430,11 +428,11 @@ static cairn_status send_fetch(struct cairn_chunk_request *request)
         .leaf_count = lot->leaf_count,
         .generation = giver->take->version.generation,
         .step = giver->take->version.step,
-        .request = cairn_chunk_request_number(request),
+        .request = chunk_request_number(request),
     };
     // Before the giver's HELLO it is not known by which of its endpoints it will answer.
-    if (!cairn_chunk_link_is_up(&giver->link)) return CAIRN_ERR_CLOSED;
-    return cairn_chunk_link_send(&giver->link, &header, NULL, 0, NULL, NULL);
+    if (!chunk_link_is_up(&giver->link)) return CAIRN_ERR_CLOSED;
+    return chunk_link_send(&giver->link, &header, NULL, 0, NULL, NULL);
 }
 
 /* Asks for what there are free slots for. */
@@ -451,21 +449,21 @@ static void giver_feed(struct giver *giver)
         giver->next++;
         slot->request.serial++;
         slot->request.damaged = 0;
-        cairn_asker_ask(&giver->asker, &slot->request);
+        asker_ask(&giver->asker, &slot->request);
     }
-    cairn_asker_pump(&giver->asker);
+    asker_pump(&giver->asker);
 }
 
 /* The slot's lot is to be asked for once more, after an answer with this status. */
 static void giver_again(struct take_slot *slot, uint64_t status)
 {
     struct giver *giver = slot->giver;
-    if (cairn_asker_again(&giver->asker, &slot->request, status)) return;
-    cairn_log_warn("job %s: what comes from shard %s is damaged again and again: connecting anew",
-                   giver->take->job->spec.name, giver->name);
+    if (asker_again(&giver->asker, &slot->request, status)) return;
+    log_warn("job %s: what comes from shard %s is damaged again and again: connecting anew",
+             giver->take->job->spec.name, giver->name);
     slot->request.damaged = 0;
-    cairn_asker_ask(&giver->asker, &slot->request);
-    cairn_chunk_link_close(&giver->link);
+    asker_ask(&giver->asker, &slot->request);
+    chunk_link_close(&giver->link);
 }
 
 /* ---- the answers ---- */
@@ -477,20 +475,20 @@ static void on_received(void *arg, cairn_status status)
     if (giver->take->is_leaving)
         slot->lot = NULL;
     else if (status != CAIRN_OK)
-        cairn_asker_ask(&giver->asker, &slot->request); // its connection is lost
+        asker_ask(&giver->asker, &slot->request); // its connection is lost
     else if (slot->came != slot->checksum)
         giver_again(slot, CAIRN_ERR_CHECKSUM);
     else
         take_came(slot);
-    if (!giver->take->is_leaving) cairn_asker_pump(&giver->asker);
-    cairn_chunk_link_loan_back(&giver->link);
+    if (!giver->take->is_leaving) asker_pump(&giver->asker);
+    chunk_link_loan_back(&giver->link);
 }
 
-static bool is_answer_to(const struct cairn_chunk_header *header, const struct take_slot *slot)
+static bool is_answer_to(const struct chunk_header *header, const struct take_slot *slot)
 {
-    const struct cairn_take *take = slot->giver->take;
+    const struct take *take = slot->giver->take;
     const struct lot *lot = slot->lot;
-    const struct cairn_form *form = &take->view->forms[lot->extent];
+    const struct form *form = &take->view->forms[lot->extent];
     return header->kind == CAIRN_CHUNK_DATA &&
            header->tensor == take->view->table.map.extents[lot->extent].tensor &&
            header->first_leaf == lot->first_leaf && header->leaf_count == lot->leaf_count &&
@@ -500,17 +498,17 @@ static bool is_answer_to(const struct cairn_chunk_header *header, const struct t
            header->generation == take->version.generation && header->step == take->version.step;
 }
 
-static void receive(struct take_slot *slot, const struct cairn_chunk_header *header,
-                    struct cairn_fabric_message *message)
+static void receive(struct take_slot *slot, const struct chunk_header *header,
+                    struct fabric_message *message)
 {
     struct giver *giver = slot->giver;
     slot->checksum = header->checksum;
-    if (cairn_fabric_receive_far(message, take_place(slot), (size_t)header->payload_bytes,
-                                 &slot->came, on_received, slot) == CAIRN_OK) {
-        cairn_chunk_link_loan(&giver->link);
+    if (fabric_receive_far(message, take_place(slot), (size_t)header->payload_bytes, &slot->came,
+                           on_received, slot) == CAIRN_OK) {
+        chunk_link_loan(&giver->link);
         return;
     }
-    cairn_fabric_drop(message);
+    fabric_drop(message);
     giver_again(slot, CAIRN_ERR_BUSY);
 }
 
@@ -518,29 +516,29 @@ static void receive(struct take_slot *slot, const struct cairn_chunk_header *hea
 static void refused(struct take_slot *slot, uint64_t status)
 {
     const struct giver *giver = slot->giver;
-    struct cairn_sentence why;
+    struct sentence why;
     if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) {
         giver_again(slot, CAIRN_ERR_BUSY);
     } else if (status == CAIRN_ERR_CHECKSUM) {
         giver_again(slot, status);
     } else {
-        cairn_sentence_set(&why, "shard %s, which is to give state to this one, says %s",
-                           giver->name, cairn_status_text((int)status));
+        sentence_set(&why, "shard %s, which is to give state to this one, says %s", giver->name,
+                     status_text((int)status));
         shard_job_fault(giver->take->job, why.text);
     }
 }
 
 /* The slot that an answer is for, no longer in flight; NULL: of a former use or connection. */
-static struct take_slot *slot_answered(struct giver *giver, const struct cairn_chunk_header *header)
+static struct take_slot *slot_answered(struct giver *giver, const struct chunk_header *header)
 {
     const uint32_t index = (uint32_t)header->request;
     if (index >= giver->take->staged.of_each) return NULL;
     struct take_slot *slot = &giver->slots[index];
-    return cairn_asker_answered(&giver->asker, &slot->request, header->request) ? slot : NULL;
+    return asker_answered(&giver->asker, &slot->request, header->request) ? slot : NULL;
 }
 
-static void on_answer(struct giver *giver, const struct cairn_chunk_header *header,
-                      struct cairn_fabric_message *message)
+static void on_answer(struct giver *giver, const struct chunk_header *header,
+                      struct fabric_message *message)
 {
     struct take_slot *slot = slot_answered(giver, header);
     if (slot != NULL && message != NULL && is_answer_to(header, slot)) {
@@ -549,22 +547,22 @@ static void on_answer(struct giver *giver, const struct cairn_chunk_header *head
     } else if (slot != NULL) {
         refused(slot, header->kind == CAIRN_CHUNK_NAK ? header->value : CAIRN_ERR_PROTOCOL);
     }
-    cairn_fabric_drop(message);
-    if (!giver->take->is_leaving) cairn_asker_pump(&giver->asker);
+    fabric_drop(message);
+    if (!giver->take->is_leaving) asker_pump(&giver->asker);
 }
 
-static void giver_on_message(struct giver *giver, const struct cairn_chunk_header *header,
-                             struct cairn_fabric_message *message)
+static void giver_on_message(struct giver *giver, const struct chunk_header *header,
+                             struct fabric_message *message)
 {
-    const bool is_heard = cairn_chunk_link_heard(&giver->link) && !giver->take->is_leaving;
+    const bool is_heard = chunk_link_heard(&giver->link) && !giver->take->is_leaving;
     if (is_heard && header->kind != CAIRN_CHUNK_HELLO) {
         on_answer(giver, header, message);
         return;
     }
-    cairn_fabric_drop(message);
+    fabric_drop(message);
     if (!is_heard) return;
-    if (cairn_chunk_link_on_hello(&giver->link, header->request)) ask_all_again(giver);
-    cairn_asker_retry(&giver->asker);
+    if (chunk_link_on_hello(&giver->link, header->request)) ask_all_again(giver);
+    asker_retry(&giver->asker);
 }
 
 /* ---- from beginning to end ---- */
@@ -572,15 +570,15 @@ static void giver_on_message(struct giver *giver, const struct cairn_chunk_heade
 static bool giver_tick(struct giver *giver, uint64_t now_ms)
 {
     struct cairn_shard *shard = giver->take->job->shard;
-    if (giver->link.peer != NULL) cairn_asker_retry(&giver->asker);
-    cairn_chunk_link_tick(&giver->link, giver->take->is_leaving ? NULL : shard->fabric,
-                          giver->address, giver->address_bytes, now_ms);
-    return cairn_asker_waits(&giver->asker);
+    if (giver->link.peer != NULL) asker_retry(&giver->asker);
+    chunk_link_tick(&giver->link, giver->take->is_leaving ? NULL : shard->fabric, giver->address,
+                    giver->address_bytes, now_ms);
+    return asker_waits(&giver->asker);
 }
 
 static cairn_status open_slots(struct giver *giver)
 {
-    struct cairn_take *take = giver->take;
+    struct take *take = giver->take;
     const struct take_staged *staged = &take->staged;
     const size_t first = (size_t)(giver - take->givers) * staged->each;
     giver->slots = calloc(staged->of_each, sizeof *giver->slots);
@@ -594,21 +592,21 @@ static cairn_status open_slots(struct giver *giver)
     return CAIRN_OK;
 }
 
-static cairn_status giver_open(struct cairn_take *take, struct giver *giver,
-                               const Cairn__ShardInfo *info, struct cairn_sentence *why)
+static cairn_status giver_open(struct take *take, struct giver *giver, const Cairn__ShardInfo *info,
+                               struct sentence *why)
 {
     giver->take = take;
     giver->link.hands = &hands;
-    cairn_asker_open(&giver->asker, send_fetch);
+    asker_open(&giver->asker, send_fetch);
     if (info->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "a fabric address of %zu bytes of shard %s",
-                          info->fabric_address.len, info->name);
+        return fail_with(why, CAIRN_ERR_MALFORMED, "a fabric address of %zu bytes of shard %s",
+                         info->fabric_address.len, info->name);
     snprintf(giver->name, sizeof giver->name, "%s", info->name);
     giver->address_bytes = info->fabric_address.len;
     giver->address = malloc(giver->address_bytes + 1);
     if (giver->address == NULL || open_slots(giver) != CAIRN_OK)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state from shard %s",
-                          info->name);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to take state from shard %s",
+                         info->name);
     if (giver->address_bytes > 0)
         memcpy(giver->address, info->fabric_address.data, giver->address_bytes);
     return CAIRN_OK;
@@ -619,9 +617,9 @@ static void giver_unlink(struct giver *giver)
 {
     if (giver->take == NULL) return; // it was not opened
     if (giver->take->job->shard->closing)
-        cairn_chunk_link_forget(&giver->link);
+        chunk_link_forget(&giver->link);
     else
-        cairn_chunk_link_close(&giver->link);
+        chunk_link_close(&giver->link);
 }
 
 static void giver_close(struct giver *giver)

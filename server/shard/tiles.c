@@ -3,8 +3,9 @@
  * A tensor is tiled while some member does not hold all of it. Its different boxes are kept once,
  * however many members hold them, each with a mark for each chunk (below). The coordinator
  * has checked that no two boxes overlap without being equal, and that they make up the tensor
- * (cairn_tiles_cover). Boxes that nobody holds any more are kept until the job is idle: slots, puts
+ * (tiles_cover). Boxes that nobody holds any more are kept until the job is idle: slots, puts
  * and folds may refer to them. */
+#include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,12 +17,12 @@
 
 /* ---- geometry ---- */
 
-static const struct cairn_shape *shape_of(const struct shard_job *job, uint32_t tensor)
+static const struct shape *shape_of(const struct shard_job *job, uint32_t tensor)
 {
     return &job->spec.tensors[tensor].shape;
 }
 
-static const struct cairn_shard_map *map_of(const struct shard_job *job)
+static const struct shard_map *map_of(const struct shard_job *job)
 {
     return &job->tiling.table->map;
 }
@@ -33,11 +34,11 @@ static struct tensor_chunks chunks_of(const struct shard_job *job, uint32_t tens
 }
 
 uint64_t tiles_common(const struct shard_job *job, const struct cairn_box *box,
-                      const struct cairn_chunk_place *place, uint64_t *before_out)
+                      const struct chunk_place *place, uint64_t *before_out)
 {
-    const struct cairn_shape *shape = shape_of(job, place->tensor);
-    *before_out = cairn_box_before(box, shape, place->first_elem);
-    return cairn_box_before(box, shape, place->first_elem + place->elem_count) - *before_out;
+    const struct shape *shape = shape_of(job, place->tensor);
+    *before_out = box_before(box, shape, place->first_elem);
+    return box_before(box, shape, place->first_elem + place->elem_count) - *before_out;
 }
 
 /* Fills in where a box has elements. */
@@ -47,7 +48,7 @@ static void find_chunks(const struct shard_job *job, const struct chunk_table *t
     const struct tensor_chunks all = chunk_table_tensor(table, tensor);
     *out = (struct cairn_held) { .box = *box, .first_chunk = all.first };
     for (uint64_t c = all.first; c < all.first + all.count; c++) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(&table->map, c);
+        const struct chunk_place place = shard_map_chunk(&table->map, c);
         uint64_t before;
         if (tiles_common(job, box, &place, &before) == 0) continue;
         if (out->touched++ == 0) out->first_chunk = c;
@@ -57,13 +58,13 @@ static void find_chunks(const struct shard_job *job, const struct chunk_table *t
 
 /* ---- boxes and tensors ---- */
 
-static void *take(struct shard_job *job, size_t bytes, struct cairn_sentence *why)
+static void *take(struct shard_job *job, size_t bytes, struct sentence *why)
 {
     if (shard_job_take(job, &job->memory.tables, bytes, "tiles", why) != CAIRN_OK) return NULL;
     void *memory = calloc(1, bytes);
     if (memory == NULL) {
         shard_job_give(job, &job->memory.tables, bytes);
-        cairn_sentence_set(why, "no memory for tiles");
+        sentence_set(why, "no memory for tiles");
         return NULL;
     }
     return memory;
@@ -84,7 +85,7 @@ static void held_free(struct shard_job *job, struct cairn_held *held)
 /* A box with its marks, by a table; counted. NULL: `why` says it. */
 static struct cairn_held *held_open(struct shard_job *job, const struct chunk_table *table,
                                     uint32_t tensor, const struct cairn_box *box,
-                                    struct cairn_sentence *why)
+                                    struct sentence *why)
 {
     struct cairn_held found;
     find_chunks(job, table, tensor, box, &found);
@@ -93,9 +94,9 @@ static struct cairn_held *held_open(struct shard_job *job, const struct chunk_ta
     return held;
 }
 
-static struct tiled *tiled_open(struct shard_job *job, uint32_t tensor, struct cairn_sentence *why)
+static struct tiled *tiled_open(struct shard_job *job, uint32_t tensor, struct sentence *why)
 {
-    const struct cairn_box whole = cairn_box_of_shape(shape_of(job, tensor));
+    const struct cairn_box whole = box_of_shape(shape_of(job, tensor));
     struct tiled *tiled = take(job, sizeof *tiled, why);
     if (tiled == NULL) return NULL;
     tiled->held = held_open(job, job->tiling.table, tensor, &whole, why);
@@ -183,13 +184,13 @@ void tiles_close(struct shard_job *job)
 /* The box of that tensor, made if need be. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_BUSY: a round is collecting,
  * whose sums were begun without it. */
 static cairn_status held_get(struct shard_job *job, uint32_t tensor, const struct cairn_box *box,
-                             struct cairn_held **held_out, struct cairn_sentence *why)
+                             struct cairn_held **held_out, struct sentence *why)
 {
     struct tiled *tiled = job->tiling.of[tensor];
     struct cairn_held *held = tiled != NULL ? tiled->held : NULL;
-    while (held != NULL && !cairn_box_equal(&held->box, box)) held = held->next;
+    while (held != NULL && !box_equal(&held->box, box)) held = held->next;
     if (held == NULL && step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "tiles change between rounds, and one is open");
+        return fail_with(why, CAIRN_ERR_BUSY, "tiles change between rounds, and one is open");
     if (held == NULL) {
         if (tiled == NULL) tiled = tiled_open(job, tensor, why);
         if (tiled != NULL) held = held_open(job, job->tiling.table, tensor, box, why);
@@ -206,8 +207,8 @@ static cairn_status held_get(struct shard_job *job, uint32_t tensor, const struc
 /* The part of the tensor that the member declared to hold; NULL: nothing. */
 static const struct member_tile *tiles_of_member(const struct cairn_member *member, uint32_t tensor)
 {
-    const size_t low = cairn_lower_bound(member->tiles, member->tile_count, sizeof *member->tiles,
-                                         offsetof(struct member_tile, tensor), tensor);
+    const size_t low = lower_bound(member->tiles, member->tile_count, sizeof *member->tiles,
+                                   offsetof(struct member_tile, tensor), tensor);
     const bool found = low < member->tile_count && member->tiles[low].tensor == tensor;
     return found ? &member->tiles[low] : NULL;
 }
@@ -280,7 +281,7 @@ static void clear_beside(const struct shard_job *job, uint32_t tensor,
     clear_chunks(job, end, all.first + all.count, row);
     if (held->touched == held->chunk_count) return;
     for (uint64_t c = held->first_chunk; c < end; c++) { // a box of short runs, far apart
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(map_of(job), c);
+        const struct chunk_place place = shard_map_chunk(map_of(job), c);
         if (tiles_common(job, &held->box, &place, &before) == 0) clear_chunks(job, c, c + 1, row);
     }
 }
@@ -309,7 +310,7 @@ const uint8_t *tiles_holds(struct shard_job *job, const uint64_t *members, uint3
 
 /* Fills [tiles->count] entries; on failure it holds nothing. */
 static cairn_status hold_tiles(struct shard_job *job, const struct cairn_tiles *tiles,
-                               struct member_tile *list, struct cairn_sentence *why)
+                               struct member_tile *list, struct sentence *why)
 {
     size_t done = 0;
     for (size_t i = 0; i < tiles->count; i++) {
@@ -317,7 +318,7 @@ static cairn_status hold_tiles(struct shard_job *job, const struct cairn_tiles *
         const struct cairn_box *box = &tiles->list[i].box;
         struct cairn_held *held = NULL;
         cairn_status status = CAIRN_OK;
-        if (!cairn_box_is_whole(box, shape_of(job, tensor)))
+        if (!box_is_whole(box, shape_of(job, tensor)))
             status = held_get(job, tensor, box, &held, why);
         if (status != CAIRN_OK) {
             let_go(list, done);
@@ -330,7 +331,7 @@ static cairn_status hold_tiles(struct shard_job *job, const struct cairn_tiles *
 }
 
 cairn_status tiles_set_member(struct cairn_member *member, const struct cairn_tiles *tiles,
-                              struct cairn_sentence *why)
+                              struct sentence *why)
 {
     struct shard_job *job = member->job;
     const size_t count = tiles->count;
@@ -348,7 +349,7 @@ cairn_status tiles_set_member(struct cairn_member *member, const struct cairn_ti
     member->tiles = list;
     member->tile_count = count;
     tiles_count(member);
-    member->tiles_hash = cairn_tiles_hash(tiles);
+    member->tiles_hash = tiles_digest(tiles);
     sweep(job);
     return CAIRN_OK;
 }
@@ -376,32 +377,32 @@ static const struct tiled *tiled_of(const struct shard_job *job, uint64_t chunk)
 }
 
 /* The box that the header means; *held_out NULL: all of the tensor, which is not tiled. */
-static cairn_status judge_tile(const struct cairn_member *member,
-                               const struct cairn_chunk_header *header, const struct tiled *tiled,
-                               struct cairn_held **held_out, struct cairn_sentence *why)
+static cairn_status judge_tile(const struct cairn_member *member, const struct chunk_header *header,
+                               const struct tiled *tiled, struct cairn_held **held_out,
+                               struct sentence *why)
 {
     const char *name = member->job->spec.tensors[header->tensor].name;
     const struct member_tile *tile = tiles_of_member(member, header->tensor);
     const bool own = header->tile == CAIRN_TILE_OWN, push = header->kind == CAIRN_CHUNK_PUSH;
     if ((own || push) && header->table_hash != member->tiles_hash)
-        return cairn_fail(why, CAIRN_ERR_MISMATCH,
-                          "tensor %.80s: it is of tiles %016llx, its worker declared %016llx", name,
-                          (unsigned long long)header->table_hash,
-                          (unsigned long long)member->tiles_hash);
+        return fail_with(why, CAIRN_ERR_MISMATCH,
+                         "tensor %.80s: it is of tiles %016" PRIx64
+                         ", its worker declared %016" PRIx64,
+                         name, header->table_hash, member->tiles_hash);
     if (own && tile == NULL)
-        return cairn_fail(why, CAIRN_ERR_MISMATCH,
-                          "tensor %.80s: its worker declared no tile of it", name);
+        return fail_with(why, CAIRN_ERR_MISMATCH, "tensor %.80s: its worker declared no tile of it",
+                         name);
     if (push && !own && tile != NULL && tile->held != NULL)
-        return cairn_fail(why, CAIRN_ERR_MISMATCH,
-                          "tensor %.80s: a whole chunk, of a worker that holds a part", name);
+        return fail_with(why, CAIRN_ERR_MISMATCH,
+                         "tensor %.80s: a whole chunk, of a worker that holds a part", name);
     *held_out = tiled != NULL ? tiled->held : NULL;
     if (own && tile->held != NULL) *held_out = tile->held;
     return CAIRN_OK;
 }
 
-cairn_status tiles_piece(const struct cairn_member *member, const struct cairn_chunk_header *header,
-                         const struct cairn_chunk_place *place, struct cairn_piece *piece_out,
-                         struct cairn_sentence *why)
+cairn_status tiles_piece(const struct cairn_member *member, const struct chunk_header *header,
+                         const struct chunk_place *place, struct cairn_piece *piece_out,
+                         struct sentence *why)
 {
     const struct shard_job *job = member->job;
     struct cairn_piece piece = { .count = place->elem_count };
@@ -410,8 +411,8 @@ cairn_status tiles_piece(const struct cairn_member *member, const struct cairn_c
     if (status != CAIRN_OK) return status;
     if (piece.held != NULL) piece.count = tiles_common(job, &piece.held->box, place, &piece.first);
     if (piece.count == 0)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %.80s: its tile has no element there",
-                          job->spec.tensors[header->tensor].name);
+        return fail_with(why, CAIRN_ERR_MALFORMED, "tensor %.80s: its tile has no element there",
+                         job->spec.tensors[header->tensor].name);
     *piece_out = piece;
     return CAIRN_OK;
 }
@@ -426,40 +427,39 @@ void tiles_begin_chunk(struct shard_job *job, uint64_t chunk)
 }
 
 /* The sources of one box, in their order. */
-static void fold_box(struct works *works, const struct cairn_fold *fold,
-                     const struct cairn_piece *piece, const struct cairn_source *sources,
-                     uint32_t count, uint64_t chunk, const struct cairn_chunk_place *place,
-                     float *acc)
+static void fold_box(struct works *works, const struct fold *fold, const struct cairn_piece *piece,
+                     const struct fold_source *sources, uint32_t count, uint64_t chunk,
+                     const struct chunk_place *place, float *acc)
 {
     const struct shard_job *job = fold->collector->job;
     uint8_t *mark = mark_of(piece->held, chunk);
     assert(mark != NULL); // it has elements there
     const bool first = *mark == 0;
     *mark = 1;
-    struct cairn_box_runs runs;
-    cairn_box_runs_begin(&runs, &piece->held->box, &job->spec.tensors[place->tensor].shape,
-                         place->first_elem, place->elem_count);
+    struct box_runs runs;
+    box_runs_begin(&runs, &piece->held->box, &job->spec.tensors[place->tensor].shape,
+                   place->first_elem, place->elem_count);
     uint64_t elem, box_elem, run;
-    while (cairn_box_runs_next(&runs, &elem, &box_elem, &run)) {
-        struct cairn_source at[CAIRN_STEP_FOLD_MAX];
+    while (box_runs_next(&runs, &elem, &box_elem, &run)) {
+        struct fold_source at[CAIRN_STEP_FOLD_MAX];
         for (uint32_t i = 0; i < count; i++) {
             const size_t skip = (size_t)(box_elem - piece->first);
             const uint8_t *data = sources[i].data;
             at[i] = sources[i];
-            at[i].data = data + skip * cairn_dtype_bytes((int)sources[i].dtype);
+            at[i].data = data + skip * dtype_size((int)sources[i].dtype);
         }
         works_fold(works, acc + (elem - place->first_elem), at, count, first, (size_t)run);
     }
 }
 
-void tiles_fold(struct works *works, const struct cairn_fold *fold, uint64_t chunk,
-                const struct cairn_chunk_place *place, float *acc)
+void tiles_fold(struct works *works, const struct fold *fold, uint64_t chunk,
+                const struct chunk_place *place, float *acc)
 {
     // Different boxes have no element in common: each is folded by itself.
     bool done[CAIRN_STEP_FOLD_MAX] = { false };
     for (uint32_t i = 0; i < fold->source_count; i++) {
         if (done[i]) continue;
-        struct cairn_source same[CAIRN_STEP_FOLD_MAX];
+        struct fold_source same[CAIRN_STEP_FOLD_MAX];
         uint32_t count = 0;
         for (uint32_t k = i; k < fold->source_count; k++) {
             if (fold->pieces[k].held != fold->pieces[i].held) continue;
@@ -471,7 +471,7 @@ void tiles_fold(struct works *works, const struct cairn_fold *fold, uint64_t chu
 }
 
 void tiles_put(struct shard_job *job, uint64_t chunk, const struct cairn_piece *piece,
-               const struct cairn_chunk_place *place, const float *values)
+               const struct chunk_place *place, const float *values)
 {
     const struct works_box of = { &piece->held->box, &job->spec.tensors[place->tensor].shape,
                                   place->first_elem, place->elem_count, sizeof *values };
@@ -486,7 +486,7 @@ bool tiles_put_whole(const struct shard_job *job, uint64_t chunk)
 {
     const struct tiled *tiled = tiled_of(job, chunk);
     if (tiled == NULL) return false;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->tiling.table->map, chunk);
+    const struct chunk_place place = shard_map_chunk(&job->tiling.table->map, chunk);
     uint64_t elems = 0, before;
     for (struct cairn_held *h = tiled->held; h != NULL; h = h->next) {
         const uint8_t *mark = mark_of(h, chunk);
@@ -507,15 +507,15 @@ static bool is_same(const struct chunk_table *a, const struct chunk_table *b, ui
     const struct tensor_chunks in_b = chunk_table_tensor(b, tensor);
     if (in_a.extent_count != in_b.extent_count) return false;
     for (size_t i = 0; i < in_a.extent_count; i++) {
-        const struct cairn_local_extent *x = &a->map.extents[in_a.first_extent + i];
-        const struct cairn_local_extent *y = &b->map.extents[in_b.first_extent + i];
+        const struct local_extent *x = &a->map.extents[in_a.first_extent + i];
+        const struct local_extent *y = &b->map.extents[in_b.first_extent + i];
         if (x->first_leaf != y->first_leaf || x->leaf_count != y->leaf_count) return false;
     }
     return true;
 }
 
 static cairn_status ready_tensor(struct shard_job *job, const struct chunk_table *table,
-                                 struct tiled *tiled, struct cairn_sentence *why)
+                                 struct tiled *tiled, struct sentence *why)
 {
     const bool same = is_same(job->tiling.table, table, tiled->tensor);
     const uint64_t was = chunk_table_tensor(job->tiling.table, tiled->tensor).first;
@@ -530,14 +530,14 @@ static cairn_status ready_tensor(struct shard_job *job, const struct chunk_table
 }
 
 cairn_status tiles_ready(struct shard_job *job, const struct chunk_table *table,
-                         uint8_t **holds_out, struct cairn_sentence *why)
+                         uint8_t **holds_out, struct sentence *why)
 {
     if (!tiles_rest(job))
-        return cairn_fail(why, CAIRN_ERR_BUSY, "chunks of job %s are on their way", job->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY, "chunks of job %s are on their way", job->spec.name);
     uint8_t *holds = tiles_holds_open(job, table);
     if (holds == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the tiles of job %s",
-                          job->spec.name);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the tiles of job %s",
+                         job->spec.name);
     cairn_status status = CAIRN_OK;
     for (struct tiled *tiled = job->tiling.list; tiled != NULL && status == CAIRN_OK;
          tiled = tiled->next)
@@ -603,16 +603,16 @@ void tiles_switch(struct shard_job *job, const struct chunk_table *table, uint8_
 /* MemberTiles: the list of tiles of a member, page by page. */
 
 static cairn_status judge_tiling(const struct shard_job *job, const struct arriving *tiling,
-                                 struct cairn_tiles *tiles_out, struct cairn_sentence *why)
+                                 struct cairn_tiles *tiles_out, struct sentence *why)
 {
     const Cairn__MemberTiles *message = (const Cairn__MemberTiles *)tiling->message;
     struct cairn_tiles tiles;
-    cairn_status status = cairn_tiles_unpack(tiling->paged[0].bytes, tiling->paged[0].have_bytes,
-                                             &job->spec, &tiles, why);
+    cairn_status status = tiles_unpack(tiling->paged[0].bytes, tiling->paged[0].have_bytes,
+                                       &job->spec, &tiles, why);
     if (status != CAIRN_OK) return status;
-    if (cairn_tiles_hash(&tiles) != message->tiles_hash) {
-        cairn_tiles_release(&tiles);
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "the tiles have another hash than is said");
+    if (tiles_digest(&tiles) != message->tiles_hash) {
+        tiles_release(&tiles);
+        return fail_with(why, CAIRN_ERR_MALFORMED, "the tiles have another hash than is said");
     }
     *tiles_out = tiles;
     return CAIRN_OK;
@@ -620,31 +620,31 @@ static cairn_status judge_tiling(const struct shard_job *job, const struct arriv
 
 /* All pages are here. */
 static cairn_status take_tiling(struct cairn_shard *shard, const struct arriving *tiling,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     const Cairn__MemberTiles *message = (const Cairn__MemberTiles *)tiling->message;
     struct shard_job *job = shard_job_find(shard, message->job);
     struct cairn_member *member = NULL;
     if (job != NULL && job->state != CAIRN_JOB_FAULTED) member = member_find(job, message->member);
     if (member == NULL)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "shard %s knows no such member of that job",
-                          shard->name);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "shard %s knows no such member of that job",
+                         shard->name);
     struct cairn_tiles tiles;
     cairn_status status = judge_tiling(job, tiling, &tiles, why);
     if (status != CAIRN_OK) return status;
     status = tiles_set_member(member, &tiles, why);
     if (status == CAIRN_OK) {
         job->tiling.world = message->world;
-        cairn_log_debug("%s of job %s holds tiles of %zu tensors", member->name, job->spec.name,
-                        tiles.count);
+        log_debug("%s of job %s holds tiles of %zu tensors", member->name, job->spec.name,
+                  tiles.count);
     }
-    cairn_tiles_release(&tiles);
+    tiles_release(&tiles);
     return status;
 }
 
 static void tiling_whole(struct cairn_shard *shard, struct arriving *tiling)
 {
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     const cairn_status status = take_tiling(shard, tiling, &why);
     arriving_end(shard, tiling, status, &why);
 }

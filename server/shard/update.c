@@ -9,6 +9,7 @@
  * element, with bf16 on the wire). One pass would overwrite parameters before the decision, which
  * comes after all chunks of all shards even without a clip and where non-finite sums are applied: until
  * then a worker may die and the round be abandoned, and the parameters must be those before it. */
+#include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,14 +30,14 @@ static void pass_submit(struct shard_job *job, bool trained, bool all,
 static void times_updated(struct shard_job *job);
 static void times_updating(struct shard_job *job);
 
-static struct cairn_chunk_place place_of(const struct shard_job *job, uint64_t chunk)
+static struct chunk_place place_of(const struct shard_job *job, uint64_t chunk)
 {
-    return cairn_shard_map_chunk(&job->pass.table->map, chunk);
+    return shard_map_chunk(&job->pass.table->map, chunk);
 }
 
 /* Where the plane of a trained chunk lies; NULL: its extent does not keep the plane. */
-static float *plane_at(const struct shard_job *job, enum cairn_plane plane, uint32_t chunk,
-                       const struct cairn_chunk_place *place)
+static float *plane_at(const struct shard_job *job, enum plane plane, uint32_t chunk,
+                       const struct chunk_place *place)
 {
     return planes_at(&job->planes, plane, job->pass.table->extent_of[chunk], place->local_elem);
 }
@@ -53,17 +54,17 @@ static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage
 {
     const struct shard_job *job = pass_job(run);
     const uint32_t trained = pass_trained(run, item), chunk = pass_chunk(run, item);
-    const struct cairn_chunk_place place = place_of(job, chunk);
+    const struct chunk_place place = place_of(job, chunk);
     float *acc = plane_at(job, CAIRN_PLANE_SUM, chunk, &place);
-    struct cairn_sums *sums = &job->pass.chunk_sums[trained];
+    struct sums *sums = &job->pass.chunk_sums[trained];
     (void)stage;
-    if (job->pass.zero[trained] || !job->pass.summed[trained]) *sums = (struct cairn_sums) { 0 };
+    if (job->pass.zero[trained] || !job->pass.summed[trained]) *sums = (struct sums) { 0 };
     if (job->pass.zero[trained]) { // and adds nothing
-        struct cairn_work *work = works_add(works, CAIRN_WORK_ZERO);
+        struct home_work *work = works_add(works, CAIRN_WORK_ZERO);
         work->zero.at = acc;
         work->zero.bytes = (size_t)place.elem_count * sizeof *acc;
     } else if (!job->pass.summed[trained]) {
-        works_add(works, CAIRN_WORK_FOLD_SUMS)->fold_sums = (struct cairn_leaf_fold) {
+        works_add(works, CAIRN_WORK_FOLD_SUMS)->fold_sums = (struct leaf_fold) {
             .acc = acc,
             .geometry = &job->pass.table->map.layout->geometry[place.tensor],
             .first_leaf = place.first_leaf,
@@ -77,8 +78,8 @@ static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage
 static void conclude_reduce(struct cairn_run *run, uint32_t item, uint32_t thread)
 {
     const struct pass_part *part = (const struct pass_part *)run;
-    const struct cairn_sums *sums = &part->job->pass.chunk_sums[pass_trained(run, item)];
-    cairn_status status = cairn_exact_add(&part->sums[thread].sum_squares, &sums->sum_squares);
+    const struct sums *sums = &part->job->pass.chunk_sums[pass_trained(run, item)];
+    cairn_status status = exact_add(&part->sums[thread].sum_squares, &sums->sum_squares);
     assert(status == CAIRN_OK);
     (void)status;
     part->sums[thread].nonfinite += sums->nonfinite;
@@ -86,13 +87,13 @@ static void conclude_reduce(struct cairn_run *run, uint32_t item, uint32_t threa
 
 /* Counts by tensor the non-finite results of a pass. Mostly `any` is 0, and then no chunk is looked
  * at. */
-static struct cairn_results collect_nonfinite(const struct shard_job *job, uint64_t any)
+static struct results collect_nonfinite(const struct shard_job *job, uint64_t any)
 {
-    struct cairn_results results = { 0 };
+    struct results results = { 0 };
     for (uint32_t item = 0; any > 0 && item < job->pass.table->trained_count; item++) {
         if (job->pass.chunk_sums[item].nonfinite == 0) continue;
-        const struct cairn_chunk_place place = place_of(job, job->pass.table->trained[item]);
-        cairn_results_add(&results, (uint32_t)place.tensor, job->pass.chunk_sums[item].nonfinite);
+        const struct chunk_place place = place_of(job, job->pass.table->trained[item]);
+        results_add(&results, (uint32_t)place.tensor, job->pass.chunk_sums[item].nonfinite);
     }
     return results;
 }
@@ -106,7 +107,7 @@ static void collect_untouched(struct shard_job *job)
     if (job->spec.missing_gradients != CAIRN_MISSING_LEAVE) return;
     for (uint32_t item = 0; item < pass->table->trained_count; item++) {
         if (!pass->zero[item]) continue;
-        const struct cairn_chunk_place place = place_of(job, pass->table->trained[item]);
+        const struct chunk_place place = place_of(job, pass->table->trained[item]);
         const uint32_t tensor = (uint32_t)place.tensor, count = pass->untouched_count;
         if (count == 0 || pass->untouched_tensors[count - 1] != tensor) {
             assert(count < job->spec.tensor_count);
@@ -153,15 +154,15 @@ static const char *read_missed(struct shard_job *job, const struct missed *misse
 }
 
 /* The scalars of the update of a tensor. */
-static const struct cairn_group_scalars *scalars_of(const struct shard_job *job, uint64_t tensor,
-                                                    uint32_t group)
+static const struct group_scalars *scalars_of(const struct shard_job *job, uint64_t tensor,
+                                              uint32_t group)
 {
     const uint32_t c = missed_class_of(&job->pass.missed, (uint32_t)tensor);
     return &job->pass.scalars[c == CAIRN_MISSED_NONE ? group : job->spec.group_count + c];
 }
 
 /* The scalars out of the decision; NULL, or why it cannot be applied. */
-static const char *read_scalars(struct shard_job *job, const struct cairn_decision *decision)
+static const char *read_scalars(struct shard_job *job, const struct decision *decision)
 {
     struct payload head;
     cairn_status status = payload_decode(decision->payload, decision->payload_bytes, &head);
@@ -169,11 +170,11 @@ static const char *read_scalars(struct shard_job *job, const struct cairn_decisi
     if (head.group_count != job->spec.group_count)
         return "the payload of an APPLY has another number of groups";
     for (uint32_t g = 0; g < head.group_count; g++) {
-        const struct cairn_group_spec *group = &job->spec.groups[g];
-        struct cairn_group_scalars *scalars = &job->pass.scalars[g];
+        const struct group_spec *group = &job->spec.groups[g];
+        struct group_scalars *scalars = &job->pass.scalars[g];
         status = payload_group(decision->payload, decision->payload_bytes, g, scalars);
         if (status != CAIRN_OK) return "the scalars of an APPLY are malformed";
-        if (scalars->optimizer != cairn_optimizer_by_name(group->optimizer)->id)
+        if (scalars->optimizer != optimizer_by_name(group->optimizer)->id)
             return "the scalars of an APPLY are of another optimizer";
         const bool momentum = (scalars->flags & CAIRN_SCALAR_MOMENTUM) != 0;
         if (scalars->optimizer == CAIRN_OPTIMIZER_SGD && momentum != (group->momentum != 0))
@@ -184,7 +185,7 @@ static const char *read_scalars(struct shard_job *job, const struct cairn_decisi
 
 /* Where the chunk's wire copy stands. */
 static void *wire_of(const struct cairn_published *published, uint64_t chunk,
-                     const struct cairn_chunk_place *place)
+                     const struct chunk_place *place)
 {
     return cairn_published_at(published, chunk, place->local_elem);
 }
@@ -192,10 +193,10 @@ static void *wire_of(const struct cairn_published *published, uint64_t chunk,
 /* A chunk whose parameters no update changes, out of these. */
 static void publish_from(struct works *works, const void *param, const struct shard_job *job,
                          struct cairn_published *published, uint32_t chunk,
-                         const struct cairn_chunk_place *place)
+                         const struct chunk_place *place)
 {
-    const struct cairn_form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
-    struct cairn_work *work = works_add(works, CAIRN_WORK_CONVERT);
+    const struct form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
+    struct home_work *work = works_add(works, CAIRN_WORK_CONVERT);
     work->convert.dst = wire_of(published, chunk, place);
     work->convert.dst_dtype = form->wire;
     work->convert.src = param;
@@ -206,7 +207,7 @@ static void publish_from(struct works *works, const void *param, const struct sh
 
 static void publish_chunk(struct works *works, const struct shard_job *job,
                           struct cairn_published *published, uint32_t chunk,
-                          const struct cairn_chunk_place *place)
+                          const struct chunk_place *place)
 {
     publish_from(works, plane_at(job, CAIRN_PLANE_PARAM, chunk, place), job, published, chunk,
                  place);
@@ -227,7 +228,7 @@ static bool refresh_frozen(struct works *works, const struct shard_job *job,
                            struct cairn_published *next, uint32_t chunk)
 {
     if (job->view->forms[job->pass.table->extent_of[chunk]].trained) return false;
-    const struct cairn_chunk_place place = place_of(job, chunk);
+    const struct chunk_place place = place_of(job, chunk);
     publish_chunk(works, job, next, chunk, &place);
     return host_follows(job, next, chunk);
 }
@@ -238,7 +239,7 @@ static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
     struct shard_job *job = pass_job(run);
     const uint32_t chunk = pass_chunk(run, item);
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
-    const struct cairn_chunk_place place = place_of(job, chunk);
+    const struct chunk_place place = place_of(job, chunk);
     if (stage > 0) {
         published_fill(works, next, chunk);
         return false;
@@ -263,9 +264,9 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
         return false;
     }
     if (trained == CAIRN_PASS_NOT_TRAINED) return refresh_frozen(works, job, next, chunk);
-    const struct cairn_chunk_place place = place_of(job, chunk);
-    const struct cairn_form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
-    const struct cairn_group_scalars *scalars = scalars_of(job, place.tensor, form->group);
+    const struct chunk_place place = place_of(job, chunk);
+    const struct form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
+    const struct group_scalars *scalars = scalars_of(job, place.tensor, form->group);
     job->pass.chunk_sums[trained].nonfinite = 0; // the decision has come: free again
     // A prepared shard has seen the opening of the round that is decided: job->frozen is that round's.
     if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0 || job->frozen.tensors[place.tensor]) {
@@ -273,8 +274,8 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
         return host_follows(job, next, chunk);
     }
     pins_save(job, works, chunk);
-    struct cairn_work *work = works_add(works, CAIRN_WORK_UPDATE);
-    work->update.planes = (struct cairn_update) {
+    struct home_work *work = works_add(works, CAIRN_WORK_UPDATE);
+    work->update.planes = (struct update) {
         .grad = plane_at(job, CAIRN_PLANE_SUM, chunk, &place),
         .param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place),
         .exp_avg = plane_at(job, CAIRN_PLANE_EXP_AVG, chunk, &place),
@@ -304,12 +305,11 @@ static void collect_results(struct shard_job *job)
     job->pass.results = collect_nonfinite(job, any);
     if (any == 0) return;
     char tensors[CAIRN_RESULTS_BYTES];
-    cairn_results_list(&job->pass.results, &job->spec, tensors);
-    log_limited(
-        &job->pass.results_said, CAIRN_LOG_WARN,
-        "job %s: of %llu elements here a result is not finite after the update to step %llu: %s",
-        job->spec.name, (unsigned long long)any, (unsigned long long)job->pass.version_next.step,
-        tensors);
+    results_list(&job->pass.results, &job->spec, tensors);
+    log_limited(&job->pass.results_said, CAIRN_LOG_WARN,
+                "job %s: of %" PRIu64
+                " elements here a result is not finite after the update to step %" PRIu64 ": %s",
+                job->spec.name, any, job->pass.version_next.step, tensors);
 }
 
 static void update_done(struct shard_job *job)
@@ -324,9 +324,8 @@ static void update_done(struct shard_job *job)
         job->pass.update_writes = false;
         write_close(job);
     }
-    cairn_log_debug("job %s: published %llu.%llu", job->spec.name,
-                    (unsigned long long)job->pass.version_next.generation,
-                    (unsigned long long)job->pass.version_next.step);
+    log_debug("job %s: published %" PRIu64 ".%" PRIu64, job->spec.name,
+              job->pass.version_next.generation, job->pass.version_next.step);
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_UPDATED });
     pin_updated(job);
     fetch_deferred(job);
@@ -335,7 +334,7 @@ static void update_done(struct shard_job *job)
 /* False: the job is stopped. */
 static bool is_ready(struct shard_job *job)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     const cairn_status status = published_ready(job, &why);
     if (status != CAIRN_OK) shard_job_fault(job, why.text);
     return status == CAIRN_OK;
@@ -358,7 +357,7 @@ static void begin_update(struct shard_job *job)
         pass_submit(job, true, next->stale, &update);
 }
 
-void pass_update(struct shard_job *job, const struct cairn_decision *decision)
+void pass_update(struct shard_job *job, const struct decision *decision)
 {
     job->pass.update_writes = decision->kind == CAIRN_DECISION_WRITE;
     const char *why = job->pass.update_writes ? NULL : read_scalars(job, decision);
@@ -392,7 +391,7 @@ static bool describe_republish(struct cairn_run *run, uint32_t item, uint32_t st
     struct shard_job *job = pass_job(run);
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
     const uint32_t chunk = pass_chunk(run, item);
-    const struct cairn_chunk_place place = place_of(job, chunk);
+    const struct chunk_place place = place_of(job, chunk);
     if (stage > 0) {
         published_fill(works, next, chunk);
         return false;
@@ -418,13 +417,13 @@ static void begin_republish(struct shard_job *job)
 }
 
 cairn_status pass_republish(struct shard_job *job, void (*done)(struct shard_job *job),
-                            struct cairn_sentence *why)
+                            struct sentence *why)
 {
-    const enum cairn_step_phase phase = step_phase_of(job->collector.step);
+    const enum step_phase phase = step_phase_of(job->collector.step);
     const bool works = job->pass.updating || job->pass.parts_left > 0 ||
                        job->pass.republished != NULL || phase == CAIRN_STEP_REDUCING;
     if (job->state != CAIRN_JOB_SERVING || works)
-        return cairn_fail(why, CAIRN_ERR_BUSY, "a version of job %s is being made", job->spec.name);
+        return fail_with(why, CAIRN_ERR_BUSY, "a version of job %s is being made", job->spec.name);
     job->pass.republished = done;
     job->pass.update_waits = true;
     published_begin(job);
@@ -436,13 +435,13 @@ cairn_status pass_republish(struct shard_job *job, void (*done)(struct shard_job
 
 /* Moments of a member that did not come to the end of its puts. */
 static void forget_moments(struct works *works, struct shard_job *job, uint32_t chunk,
-                           const struct cairn_chunk_place *place)
+                           const struct chunk_place *place)
 {
-    static const enum cairn_plane moments[] = { CAIRN_PLANE_EXP_AVG, CAIRN_PLANE_EXP_AVG_SQ };
+    static const enum plane moments[] = { CAIRN_PLANE_EXP_AVG, CAIRN_PLANE_EXP_AVG_SQ };
     for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
         if ((job->puts.have[chunk] & CAIRN_PUT_STALE(moments[i])) == 0) continue;
         job->puts.have[chunk] ^= (uint8_t)CAIRN_PUT_STALE(moments[i]);
-        struct cairn_work *work = works_add(works, CAIRN_WORK_ZERO);
+        struct home_work *work = works_add(works, CAIRN_WORK_ZERO);
         work->zero.at = plane_at(job, moments[i], chunk, place);
         work->zero.bytes = (size_t)place->elem_count * sizeof(float);
     }
@@ -452,7 +451,7 @@ static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage, 
 {
     struct shard_job *job = pass_job(run);
     const uint32_t chunk = pass_chunk(run, item);
-    const struct cairn_chunk_place place = place_of(job, chunk);
+    const struct chunk_place place = place_of(job, chunk);
     // Updates pass frozen tensors by, so both copies have them from the start.
     const bool is_frozen = !job->view->forms[job->pass.table->extent_of[chunk]].trained;
     if (stage == 0) forget_moments(works, job, chunk, &place);
@@ -473,8 +472,8 @@ static void seal_done(struct shard_job *job)
     published_seal_end(job, version);
     job->state = CAIRN_JOB_SERVING;
     cairn_put_end(job);
-    cairn_log_info("job %s: ready at version %llu.%llu", job->spec.name,
-                   (unsigned long long)version.generation, (unsigned long long)version.step);
+    log_info("job %s: ready at version %" PRIu64 ".%" PRIu64, job->spec.name, version.generation,
+             version.step);
     if (!job->load.joins) // else it hears at the first Resolve at which version the job is
         own_step(job, &(struct step_event) { .kind = CAIRN_STEP_READY, .version = version });
     session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
@@ -499,11 +498,10 @@ void pass_seal(struct shard_job *job)
 void pass_divide(struct shard_job *job)
 {
     struct cairn_pass *pass = &job->pass;
-    const struct cairn_shard_map *map = &pass->table->map;
+    const struct shard_map *map = &pass->table->map;
     const uint64_t device_end = planes_device_end(&job->planes);
     uint32_t chunk = 0, trained = 0;
-    while (chunk < map->chunk_count && cairn_shard_map_chunk(map, chunk).local_elem < device_end)
-        chunk++;
+    while (chunk < map->chunk_count && shard_map_chunk(map, chunk).local_elem < device_end) chunk++;
     while (trained < pass->table->trained_count && pass->table->trained[trained] < chunk) trained++;
     pass->host.first = chunk;
     pass->host.trained_first = trained;
@@ -546,7 +544,7 @@ void pass_tables_close(struct pass_tables *tables)
 static void take_tables(struct shard_job *job, struct pass_tables *tables)
 {
     struct cairn_pass *pass = &job->pass;
-    const struct cairn_shard_map *map = &tables->table->map;
+    const struct shard_map *map = &tables->table->map;
     pass->table = tables->table;
     pass->is_small = map->elem_count <= SMALL_ELEMS && job->planes.host_from == 0;
     pass->is_far = map->elem_count >= FAR_ELEMS;
@@ -631,12 +629,12 @@ static void part_done(struct cairn_run *run)
     shard_job_idle(job);
 }
 
-static void clear_sums(struct pass_part *part, const struct cairn_compute *compute)
+static void clear_sums(struct pass_part *part, const struct compute *compute)
 {
     if (part->sums != NULL) memset(part->sums, 0, compute_lanes(compute) * sizeof *part->sums);
 }
 
-static void submit_part(struct pass_part *part, struct cairn_compute *compute, uint32_t item_count)
+static void submit_part(struct pass_part *part, struct compute *compute, uint32_t item_count)
 {
     const struct cairn_pass *pass = &part->job->pass;
     part->run = (struct cairn_run) {
@@ -673,10 +671,10 @@ static void pass_submit(struct shard_job *job, bool trained, bool all, const str
 }
 
 static void add_part(struct step_sums *sums, const struct pass_part *part,
-                     const struct cairn_compute *compute)
+                     const struct compute *compute)
 {
     for (uint32_t i = 0; part->sums != NULL && i < compute_lanes(compute); i++) {
-        const cairn_status status = cairn_exact_add(&sums->sum_squares, &part->sums[i].sum_squares);
+        const cairn_status status = exact_add(&sums->sum_squares, &part->sums[i].sum_squares);
         assert(status == CAIRN_OK); // 2^74 leaves would fit
         (void)status;
         sums->nonfinite += part->sums[i].nonfinite;
@@ -698,7 +696,7 @@ static struct step_sums pass_sums(const struct shard_job *job)
  * by the tensors that it was made with, which other threads read; it keeps the amended spec, as bytes, so
  * that a lost store can be rebuilt from it. Tensors and planes are never others than they were. */
 
-static bool same_tensor(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b)
+static bool same_tensor(const struct tensor_spec *a, const struct tensor_spec *b)
 {
     return strcmp(a->name, b->name) == 0 && a->kind == b->kind && a->master == b->master &&
            a->wire == b->wire && a->shape.rank == b->shape.rank &&
@@ -707,8 +705,8 @@ static bool same_tensor(const struct cairn_tensor_spec *a, const struct cairn_te
                              : b->group != NULL && strcmp(a->group, b->group) == 0);
 }
 
-static cairn_status judge(const struct shard_job *job, const struct cairn_job_spec_data *next,
-                          struct cairn_sentence *why)
+static cairn_status judge(const struct shard_job *job, const struct job_spec_data *next,
+                          struct sentence *why)
 {
     bool same = strcmp(job->spec.name, next->name) == 0 &&
                 job->spec.tensor_count == next->tensor_count &&
@@ -719,50 +717,48 @@ static cairn_status judge(const struct shard_job *job, const struct cairn_job_sp
     for (size_t i = 0; same && i < next->group_count; i++)
         same = strcmp(job->spec.groups[i].name, next->groups[i].name) == 0;
     if (same) return CAIRN_OK;
-    return cairn_fail(
-        why, CAIRN_ERR_MISMATCH,
-        "the amended spec of job %s, revision %llu, is of other tensors than are held",
-        job->spec.name, (unsigned long long)next->revision);
+    return fail_with(why, CAIRN_ERR_MISMATCH,
+                     "the amended spec of job %s, revision %" PRIu64
+                     ", is of other tensors than are held",
+                     job->spec.name, next->revision);
 }
 
 /* All its pages are here; takes them. */
-static cairn_status take(struct cairn_shard *shard, struct arriving *terms,
-                         struct cairn_sentence *why)
+static cairn_status take(struct cairn_shard *shard, struct arriving *terms, struct sentence *why)
 {
     const Cairn__JobTerms *message = (const Cairn__JobTerms *)terms->message;
     struct shard_job *job = held_find(shard, message->job, message->generation);
-    struct cairn_paged *spec = &terms->paged[0];
+    struct paged *spec = &terms->paged[0];
     if (job == NULL)
-        return cairn_fail(
-            why, CAIRN_ERR_NOT_FOUND, "shard %s does not hold job %016llx in generation %llu",
-            shard->name, (unsigned long long)message->job, (unsigned long long)message->generation);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "shard %s does not hold job %016" PRIx64 " in generation %" PRIu64,
+                         shard->name, message->job, message->generation);
     job->terms.settled = true;
     if (spec->have_bytes == 0) return CAIRN_OK; // it has that spec
-    const struct cairn_job_spec_data *next = terms->made;
+    const struct job_spec_data *next = terms->made;
     const cairn_status status = judge(job, next, why);
     const uint64_t revision = next->revision;
     if (status != CAIRN_OK || revision <= job->terms.revision)
         return status; // the same again is no fault
-    cairn_paged_release(&job->terms.amended);
+    paged_release(&job->terms.amended);
     job->terms.amended = *spec;
-    *spec = (struct cairn_paged) { .bytes = NULL };
+    *spec = (struct paged) { .bytes = NULL };
     job->terms.revision = revision;
-    cairn_leaf_hash(job->terms.amended.bytes, job->terms.amended.have_bytes, &job->terms.digest);
-    cairn_log_info("job %s: amended, revision %llu", job->spec.name, (unsigned long long)revision);
+    leaf_hash(job->terms.amended.bytes, job->terms.amended.have_bytes, &job->terms.digest);
+    log_info("job %s: amended, revision %" PRIu64, job->spec.name, revision);
     return CAIRN_OK;
 }
 
 /* Unpacks the spec that the pages hold. If there are none the shard has that spec already, and
  * *made_out stays NULL. */
-static cairn_status terms_prepare(struct arriving *terms, void **made_out,
-                                  struct cairn_sentence *why)
+static cairn_status terms_prepare(struct arriving *terms, void **made_out, struct sentence *why)
 {
-    const struct cairn_paged *spec = &terms->paged[0];
+    const struct paged *spec = &terms->paged[0];
     if (spec->have_bytes == 0) return CAIRN_OK;
-    struct cairn_job_spec_data *next = malloc(sizeof *next);
-    if (next == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a spec");
-    const cairn_status status = cairn_spec_unpack(spec->bytes, spec->have_bytes,
-                                                  cairn_optimizer_names(), next, why);
+    struct job_spec_data *next = malloc(sizeof *next);
+    if (next == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a spec");
+    const cairn_status status = spec_unpack(spec->bytes, spec->have_bytes, optimizer_names(), next,
+                                            why);
     if (status == CAIRN_OK)
         *made_out = next;
     else
@@ -772,13 +768,13 @@ static cairn_status terms_prepare(struct arriving *terms, void **made_out,
 
 static void terms_unmake(void *made)
 {
-    cairn_spec_release(made);
+    spec_release(made);
     free(made);
 }
 
 static void terms_whole(struct cairn_shard *shard, struct arriving *terms)
 {
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     const cairn_status status = take(shard, terms, &why);
     arriving_end(shard, terms, status, &why);
 }
@@ -811,8 +807,8 @@ static uint64_t now_us(void)
 static void tell(const struct shard_job *job, uint64_t round)
 {
     const uint64_t *us = job->pass.times.action_us;
-    struct cairn_home_use use = { 0 }; // since the device was opened, of all jobs
-    if (job->shard->device.home != NULL) use = cairn_home_use(job->shard->device.home);
+    struct home_use use = { 0 }; // since the device was opened, of all jobs
+    if (job->shard->device.home != NULL) use = home_use(job->shard->device.home);
     log_fields(CAIRN_LOG_DEBUG,
                CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "round", NULL, round },
                             { "grant_us", NULL, us[CAIRN_STEP_GRANT] },

@@ -22,7 +22,7 @@ void shard_view_unref(struct shard_view *view)
     free(view->forms);
     view_places_close(view);
     chunk_table_close(&view->table);
-    cairn_layout_close(view->layout);
+    layout_close(view->layout);
     free(view);
 }
 
@@ -37,17 +37,17 @@ struct search {
 /* The leaves [first, end) of an extent. */
 static void give(const struct search *search, size_t number, uint64_t first, uint64_t end)
 {
-    const struct cairn_local_extent *extent = &search->in->table.map.extents[number];
-    const struct cairn_geometry *geometry = &search->in->layout->geometry[extent->tensor];
+    const struct local_extent *extent = &search->in->table.map.extents[number];
+    const struct geometry *geometry = &search->in->layout->geometry[extent->tensor];
     if (first == end) return;
     struct shard_view_run run = {
         .extent = number,
         .tensor = extent->tensor,
         .first_leaf = first,
         .leaf_count = end - first,
-        .first_elem = cairn_leaf_first_elem(geometry, first),
+        .first_elem = leaf_start(geometry, first),
     };
-    run.elem_count = cairn_leaf_first_elem(geometry, end) - run.first_elem;
+    run.elem_count = leaf_start(geometry, end) - run.first_elem;
     run.local_elem = extent->local_elem + (run.first_elem - extent->first_elem);
     search->each(search->context, &run);
 }
@@ -56,19 +56,18 @@ void shard_view_beyond(const struct shard_view *in, const struct shard_view *bes
                        void (*each)(void *context, const struct shard_view_run *run), void *context)
 {
     const struct search search = { in, each, context };
-    const struct cairn_shard_map *map = &in->table.map;
-    const struct cairn_local_extent *other = beside != NULL ? beside->table.map.extents : NULL;
-    const struct cairn_local_extent *end = beside != NULL ? other + beside->table.map.extent_count
-                                                          : NULL;
+    const struct shard_map *map = &in->table.map;
+    const struct local_extent *other = beside != NULL ? beside->table.map.extents : NULL;
+    const struct local_extent *end = beside != NULL ? other + beside->table.map.extent_count : NULL;
     for (size_t i = 0; i < map->extent_count; i++) {
-        const struct cairn_local_extent *e = &map->extents[i];
+        const struct local_extent *e = &map->extents[i];
         const uint64_t last = e->first_leaf + e->leaf_count;
         uint64_t at = e->first_leaf; // all before it is told
         while (other != end &&
                (other->tensor < e->tensor ||
                 (other->tensor == e->tensor && other->first_leaf + other->leaf_count <= at)))
             other++;
-        for (const struct cairn_local_extent *o = other;
+        for (const struct local_extent *o = other;
              o != end && o->tensor == e->tensor && o->first_leaf < last; o++) {
             if (o->first_leaf > at) give(&search, i, at, o->first_leaf);
             const uint64_t until = o->first_leaf + o->leaf_count;
@@ -130,13 +129,13 @@ static cairn_status list_runs(const struct shard_view *in, const struct shard_vi
 /* ---- made ---- */
 
 cairn_status shard_view_reserve(const struct shard_job *job, const struct shard_view *view,
-                                struct cairn_reserve *reserve)
+                                struct reserve *reserve)
 {
     struct runs runs;
     if (job->planes.host_from > 0) return CAIRN_OK; // an area has them already
     cairn_status status = list_runs(view, job->view, &runs);
     if (status != CAIRN_OK) return status;
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
+    for (enum plane p = 0; p < CAIRN_PLANES; p++) {
         for (size_t i = 0; i < runs.count && status == CAIRN_OK; i++) {
             const struct shard_view_run *run = &runs.list[i];
             status = planes_reserve_elems(&job->planes, p, &view->forms[run->extent],
@@ -204,7 +203,7 @@ void shard_view_give(struct shard_job *job, const struct shard_view *view)
     size_t count = 0;
     const size_t gap_count = gaps != NULL && spans != NULL ? list_gaps(&gone, &kept, gaps) : 0;
     for (size_t i = 0; i < gap_count; i++) {
-        for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
+        for (enum plane p = 0; p < CAIRN_PLANES; p++) {
             if (job->planes.host[p].bytes <= gaps[i].first * sizeof(float)) continue;
             spans[count] = span_of(&job->planes.host[p], &gaps[i]);
             count += spans[count].bytes > 0;
@@ -224,15 +223,15 @@ void shard_view_give(struct shard_job *job, const struct shard_view *view)
 static bool keep_place(const struct shard_view *view, size_t number,
                        const struct shard_view *before)
 {
-    const struct cairn_local_extent *extent = &view->table.map.extents[number];
-    const struct cairn_local_extent *was =
-        before == NULL
-            ? NULL
-            : cairn_shard_map_find(&before->table.map, extent->tensor, extent->first_leaf);
+    const struct local_extent *extent = &view->table.map.extents[number];
+    const struct local_extent *was = before == NULL
+                                         ? NULL
+                                         : shard_map_find(&before->table.map, extent->tensor,
+                                                          extent->first_leaf);
     if (was == NULL) return false;
     const struct area_place *place = &before->places[was - before->table.map.extents];
     view->places[number] = *place;
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
+    for (enum plane p = 0; p < CAIRN_PLANES; p++)
         view->places[number].at[p] += form_bytes(&view->forms[number], p,
                                                  extent->first_elem - was->first_elem);
     if (place->area != NULL) place->area->refs++;
@@ -244,7 +243,7 @@ static void place_new(const struct shard_view *view, size_t number, uint64_t hos
                       uint64_t *end_bytes)
 {
     const uint64_t elems = extent_before(&view->table.map.extents[number], host_from);
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
+    for (enum plane p = 0; p < CAIRN_PLANES; p++)
         view->places[number].at[p] = plane_place(&view->forms[number], p, elems, &end_bytes[p]);
 }
 
@@ -263,10 +262,10 @@ cairn_status shard_view_places_open(struct shard_view *view, const struct shard_
         comes[i] = !keep_place(view, i, before);
         if (comes[i]) place_new(view, i, host_from, end_bytes);
     }
-    for (enum cairn_plane p = 1; p < CAIRN_PLANES; p++)
+    for (enum plane p = 1; p < CAIRN_PLANES; p++)
         begin_bytes[p] = begin_bytes[p - 1] + end_bytes[p - 1];
     for (size_t i = 0; i < count; i++)
-        for (enum cairn_plane p = 0; p < CAIRN_PLANES && comes[i]; p++)
+        for (enum plane p = 0; p < CAIRN_PLANES && comes[i]; p++)
             view->places[i].at[p] += begin_bytes[p];
     free(comes);
     *bytes_out = begin_bytes[CAIRN_PLANES - 1] + end_bytes[CAIRN_PLANES - 1];
@@ -283,8 +282,7 @@ static void view_places_close(struct shard_view *view)
 }
 
 cairn_status shard_view_area_add(struct shard_view *view, struct cairn_planes *planes,
-                                 struct cairn_home *device, uint64_t bytes,
-                                 struct cairn_sentence *why)
+                                 struct home *device, uint64_t bytes, struct sentence *why)
 {
     struct area *area;
     if (bytes == 0) return CAIRN_OK;
@@ -312,7 +310,7 @@ void shard_views_keep(const struct shard_view *const *views, size_t view_count,
 void *shard_view_at(const struct shard_view *view, const struct cairn_planes *planes, int plane,
                     size_t extent, uint64_t local_elem)
 {
-    return planes_home_at(
-        planes, &view->forms[extent], view->places != NULL ? &view->places[extent] : NULL,
-        (enum cairn_plane)plane, view->table.map.extents[extent].local_elem, local_elem);
+    return planes_home_at(planes, &view->forms[extent],
+                          view->places != NULL ? &view->places[extent] : NULL, (enum plane)plane,
+                          view->table.map.extents[extent].local_elem, local_elem);
 }

@@ -3,6 +3,7 @@
  *
  * Counted, of the table: chunks, the heaviest shard of the job and of each unit. Everything else is
  * arithmetic; the text that is printed says which. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -55,21 +56,21 @@ static double max(double a, double b)
 
 /* ---- what the table says ---- */
 
-static double extent_elems(const struct cairn_layout *layout, const struct cairn_extent *extent)
+static double extent_elems(const struct layout *layout, const struct extent *extent)
 {
-    const struct cairn_geometry *g = &layout->geometry[extent->tensor];
-    return (double)(cairn_quantum_first_elem(g, extent->first_quantum + extent->quantum_count) -
-                    cairn_quantum_first_elem(g, extent->first_quantum));
+    const struct geometry *g = &layout->geometry[extent->tensor];
+    return (double)(quantum_first_elem(g, extent->first_quantum + extent->quantum_count) -
+                    quantum_first_elem(g, extent->first_quantum));
 }
 
 /* Extents are by tensor, and tensors by unit. */
-static void count_units(const struct scale_tensors *tensors, const struct cairn_layout *layout,
+static void count_units(const struct scale_tensors *tensors, const struct layout *layout,
                         struct table *table)
 {
     double *held = calloc((size_t)tensors->unit_count * layout->shard_count, sizeof *held);
     if (held == NULL) abort();
     for (size_t e = 0; e < layout->extent_count; e++) {
-        const struct cairn_extent *extent = &layout->extents[e];
+        const struct extent *extent = &layout->extents[e];
         held[(size_t)tensors->unit[extent->tensor] * layout->shard_count + extent->shard] +=
             extent_elems(layout, extent);
     }
@@ -84,26 +85,26 @@ static void count_units(const struct scale_tensors *tensors, const struct cairn_
 
 static struct table make_table(const struct scale_tensors *tensors, uint32_t nodes, uint32_t spread)
 {
-    const struct cairn_plan_request request = { .tensors = tensors->list,
-                                                .tensor_count = tensors->count,
-                                                .shard_count = nodes,
-                                                .spread = spread };
-    struct cairn_layout *layout;
-    struct cairn_plan_report report;
+    const struct plan_request request = { .tensors = tensors->list,
+                                          .tensor_count = tensors->count,
+                                          .shard_count = nodes,
+                                          .spread = spread };
+    struct layout *layout;
+    struct plan_report report;
     struct table table = { .chunks = 0 };
-    if (cairn_plan_make(&request, &layout, &report) != CAIRN_OK) abort();
+    if (plan_make(&request, &layout, &report) != CAIRN_OK) abort();
     table.heaviest_over_mean = report.heaviest_over_mean;
     table.unit_shards_max = report.unit_spread_max;
     for (uint32_t s = 0; s < nodes; s++) {
-        struct cairn_shard_map map;
-        if (cairn_shard_map_init(&map, layout, s, CHUNK_LEAVES) != CAIRN_OK) abort();
+        struct shard_map map;
+        if (shard_map_init(&map, layout, s, CHUNK_LEAVES) != CAIRN_OK) abort();
         table.chunks += map.chunk_count;
         if (map.chunk_count > table.shard_chunks) table.shard_chunks = map.chunk_count;
         table.shard_elems = max(table.shard_elems, (double)map.elem_count);
-        cairn_shard_map_release(&map);
+        shard_map_release(&map);
     }
     count_units(tensors, layout, &table);
-    cairn_layout_close(layout);
+    layout_close(layout);
     return table;
 }
 
@@ -176,10 +177,9 @@ static void print_tables(const struct costs *costs)
     fputs(scale_text_table, stdout);
     for (int i = 0; i < NODE_COUNTS; i++) {
         const struct costs *c = &costs[i];
-        printf("| %.0f | %.0f | %.1f | %.3f | %u | %llu | %llu | %.1f |\n", c->nodes, c->workers,
-               c->table.shard_elems * STATE_BYTES / 1e9, c->table.heaviest_over_mean,
-               c->table.unit_shards_max, (unsigned long long)c->table.chunks,
-               (unsigned long long)c->table.shard_chunks,
+        printf("| %.0f | %.0f | %.1f | %.3f | %u | %" PRIu64 " | %" PRIu64 " | %.1f |\n", c->nodes,
+               c->workers, c->table.shard_elems * STATE_BYTES / 1e9, c->table.heaviest_over_mean,
+               c->table.unit_shards_max, c->table.chunks, c->table.shard_chunks,
                c->workers * WINDOW * CHUNK_LEAVES * CAIRN_LEAF_ELEMS * sizeof(float) / gib);
     }
     fputs(scale_text_counts, stdout);

@@ -50,7 +50,7 @@ static void add(struct scale_tensors *out, uint32_t unit, uint32_t elem_bytes,
     snprintf(name, SCALE_NAME_BYTES, "%u.%s", unit, tensor->name);
     snprintf(unit_name, SCALE_NAME_BYTES, "%u", unit);
     const uint32_t rank = tensor->columns > 0 ? 2 : 1;
-    out->list[t] = (struct cairn_layout_tensor) {
+    out->list[t] = (struct layout_tensor) {
         .name = name,
         .unit = unit_name,
         .shape = { .rank = rank, .dim = { tensor->rows, tensor->columns } },

@@ -26,9 +26,9 @@ extern const struct scale_model scale_models[SCALE_MODELS];
 struct scale_tensors {
     uint32_t count, unit_count;
     uint64_t elems;
-    struct cairn_layout_tensor *list; /* owned: [count] */
-    uint32_t *unit;                   /* owned: [count], below unit_count */
-    char (*names)[SCALE_NAME_BYTES];  /* owned: [2 * count], of tensor and unit */
+    struct layout_tensor *list;      /* owned: [count] */
+    uint32_t *unit;                  /* owned: [count], below unit_count */
+    char (*names)[SCALE_NAME_BYTES]; /* owned: [2 * count], of tensor and unit */
 };
 /* Aborts without memory. elem_bytes: what the planner weighs an element with. */
 void scale_tensors_make(const struct scale_model *model, uint32_t elem_bytes,

@@ -110,13 +110,13 @@ static bool trains(const struct amend_reference *ref, int t)
 static void begin(struct amend_reference *ref, int t)
 {
     const struct amend_tensor *tensor = &amend_tensors[t];
-    const struct cairn_shape shape = { 2, { tensor->rows, tensor->columns } };
+    const struct shape shape = { 2, { tensor->rows, tensor->columns } };
     float *param = reference_zeros(amend_elems(t));
-    cairn_init_fill(&tensor->init, tensor->name, 0, amend_elems(t), param);
+    init_fill(&tensor->init, tensor->name, 0, amend_elems(t), param);
     reference_open(&ref->tensor[t], tensor->name, &shape, tensor->wire, param);
 }
 
-static struct cairn_group_hyper hyper(void)
+static struct group_hyper hyper(void)
 {
     const struct cairn_group adamw = group();
     return reference_hyper(&adamw);
@@ -124,7 +124,7 @@ static struct cairn_group_hyper hyper(void)
 
 static void add_moments(struct amend_reference *ref, int t)
 {
-    const struct cairn_group_hyper adamw = hyper();
+    const struct group_hyper adamw = hyper();
     if (trains(ref, t) && ref->tensor[t].plane[CAIRN_PLANE_EXP_AVG] == NULL)
         reference_train(&ref->tensor[t], &adamw, ref->step);
 }
@@ -157,14 +157,14 @@ static void amend(struct amend_reference *ref)
     }
 }
 
-static void sum_tensor(struct amend_reference *ref, int t, struct cairn_sums *sums)
+static void sum_tensor(struct amend_reference *ref, int t, struct sums *sums)
 {
     struct reference_tensor *tensor = &ref->tensor[t];
     float *gradient = reference_zeros(amend_elems(t));
     for (uint32_t rank = 0; rank < AMEND_WORKERS; rank++) {
-        const struct cairn_source source = { gradient, CAIRN_F32 };
+        const struct fold_source source = { gradient, CAIRN_F32 };
         amend_gradient(ref->step, rank, t, tensor->wire, gradient);
-        cairn_backend_host()->fold(tensor->sum, &source, 1, rank == 0, amend_elems(t));
+        backend_host()->fold(tensor->sum, &source, 1, rank == 0, amend_elems(t));
     }
     reference_measure(tensor, sums);
     free(gradient);
@@ -172,12 +172,12 @@ static void sum_tensor(struct amend_reference *ref, int t, struct cairn_sums *su
 
 static void train(struct amend_reference *ref)
 {
-    struct cairn_sums sums = { .nonfinite = 0 };
-    struct cairn_update_norm norm;
-    const struct cairn_group_hyper adamw = hyper();
+    struct sums sums = { .nonfinite = 0 };
+    struct update_norm norm;
+    const struct group_hyper adamw = hyper();
     for (int t = 0; t < AMEND_TENSORS; t++)
         if (trains(ref, t)) sum_tensor(ref, t, &sums);
-    ck_assert_int_eq(cairn_update_norm_of(&sums.sum_squares, AMEND_WORKERS, 1, CLIP_NORM, &norm),
+    ck_assert_int_eq(update_norm_of(&sums.sum_squares, AMEND_WORKERS, 1, CLIP_NORM, &norm),
                      CAIRN_OK);
     for (int t = 0; t < AMEND_TENSORS; t++)
         if (trains(ref, t))
@@ -195,19 +195,19 @@ void amend_reference_run(struct amend_reference *ref, uint64_t until_step)
 
 void amend_reference_root(const struct amend_reference *ref, char hex_out[65])
 {
-    struct cairn_plane_digest planes[AMEND_TENSORS * CAIRN_PLANE_COUNT];
-    struct cairn_group_digest groups[1] = { { "default", hyper() } };
-    struct cairn_missed_digest missed[AMEND_TENSORS];
+    struct plane_digest planes[AMEND_TENSORS * CAIRN_PLANE_COUNT];
+    struct group_digest groups[1] = { { "default", hyper() } };
+    struct missed_digest missed[AMEND_TENSORS];
     size_t count = 0, missed_count = 0;
     for (int t = 0; t < AMEND_TENSORS; t++) {
         count += reference_digest(&ref->tensor[t], &planes[count]);
         missed_count = reference_missed(&ref->tensor[t], missed, missed_count);
     }
-    struct cairn_content content = { .step = ref->step,
-                                     .groups = groups,
-                                     .group_count = 1,
-                                     .loss_scale = 1,
-                                     .missed = missed,
-                                     .missed_count = missed_count };
+    struct content content = { .step = ref->step,
+                               .groups = groups,
+                               .group_count = 1,
+                               .loss_scale = 1,
+                               .missed = missed,
+                               .missed_count = missed_count };
     reference_root(planes, count, &content, hex_out);
 }

@@ -1,5 +1,6 @@
 #include "tests/e2e/bits_check.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +54,7 @@ void bits_check_root_at(const char *address, uint64_t step)
     bits_reference_root(&ref, behind);
     bits_reference_close(&ref);
     ck_assert_msg(strcmp(digest, before) == 0 || strcmp(digest, behind) == 0,
-                  "step %llu: %s, not %s or %s", (unsigned long long)step, digest, before, behind);
+                  "step %" PRIu64 ": %s, not %s or %s", step, digest, before, behind);
 }
 
 pid_t bits_spawn_worker(const struct cluster *cluster, int rank, int die_at)

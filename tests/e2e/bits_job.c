@@ -59,7 +59,7 @@ const struct cairn_group bits_groups[BITS_GROUPS] = {
 
 uint64_t bits_elems(int tensor)
 {
-    return cairn_geometry_of(&bits_tensors[tensor].shape).elems;
+    return geometry_of(&bits_tensors[tensor].shape).elems;
 }
 
 struct cairn_job_spec bits_spec(struct cairn_tensor tensors[BITS_TENSORS], uint32_t rank,
@@ -127,10 +127,10 @@ void bits_gradient(uint64_t step, uint32_t rank, uint32_t micro, int tensor, dou
     const float scale = (float)loss_scale, amplitude = step % 3 == 0 ? 0.001f : 0.004f;
     float *weight = malloc(2 * elems * sizeof *weight + 1), *grad = weight + elems;
     if (weight == NULL) abort();
-    cairn_backend_host()->convert(weight, CAIRN_F32, wire, bits_tensors[tensor].wire, elems);
+    backend_host()->convert(weight, CAIRN_F32, wire, bits_tensors[tensor].wire, elems);
     for (uint64_t i = 0; i < elems; i++)
         grad[i] = (reference_noise(seed, i) * amplitude + weight[i] * 0.015625f) * scale;
     if (with_nan) grad[elems / 2] = NAN;
-    cairn_backend_host()->convert(out, bits_push_dtype(rank, tensor), grad, CAIRN_F32, elems);
+    backend_host()->convert(out, bits_push_dtype(rank, tensor), grad, CAIRN_F32, elems);
     free(weight);
 }

@@ -23,9 +23,9 @@ enum { BITS_TENSORS = 10, BITS_GROUPS = 3, BITS_WORKERS = 2, BITS_STEPS = 50, BI
 struct bits_tensor {
     const char *name, *group; /* group NULL: frozen */
     cairn_dtype wire;
-    struct cairn_shape shape;
+    struct shape shape;
 };
-/* By name, bytewise: the order that cairn_content_root wants. */
+/* By name, bytewise: the order that digest_content_root wants. */
 extern const struct bits_tensor bits_tensors[BITS_TENSORS];
 extern const struct cairn_group bits_groups[BITS_GROUPS]; /* by name */
 

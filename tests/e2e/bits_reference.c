@@ -23,7 +23,7 @@ void bits_reference_open(struct bits_reference *ref)
         for (uint64_t i = 0; i < bits_elems(t); i++) param[i] = bits_initial(t, i);
         reference_open(&ref->tensor[t], tensor->name, &tensor->shape, tensor->wire, param);
         if (tensor->group == NULL) continue;
-        const struct cairn_group_hyper hyper = reference_hyper(group_of(t));
+        const struct group_hyper hyper = reference_hyper(group_of(t));
         reference_train(&ref->tensor[t], &hyper, 0);
     }
 }
@@ -41,13 +41,13 @@ static void fold(struct bits_reference *ref, int t, uint32_t rank, uint32_t micr
     void *gradient = reference_zeros(elems);
     bits_gradient(ref->step, rank, micro, t, ref->loss_scale, with_nan, ref->tensor[t].wire,
                   gradient);
-    const struct cairn_source source = { gradient, bits_push_dtype(rank, t) };
-    cairn_backend_host()->fold(ref->tensor[t].sum, &source, 1, first, elems);
+    const struct fold_source source = { gradient, bits_push_dtype(rank, t) };
+    backend_host()->fold(ref->tensor[t].sum, &source, 1, first, elems);
     free(gradient);
 }
 
 /* The strict left fold in (micro-batch, rank) order. */
-static void sum_tensor(struct bits_reference *ref, int t, bool with_nan, struct cairn_sums *sums)
+static void sum_tensor(struct bits_reference *ref, int t, bool with_nan, struct sums *sums)
 {
     bool first = true;
     memset(ref->tensor[t].sum, 0, bits_elems(t) * sizeof(float));
@@ -64,16 +64,16 @@ static void sum_tensor(struct bits_reference *ref, int t, bool with_nan, struct 
 
 static void update_tensor(struct bits_reference *ref, int t, uint32_t grad_scale)
 {
-    const struct cairn_group_spec group = cairn_client_group_of(group_of(t));
-    struct cairn_group_hyper hyper = reference_hyper(group_of(t));
-    hyper.lr = cairn_schedule_lr(&group.schedule, hyper.lr, ref->step);
+    const struct group_spec group = client_group_of(group_of(t));
+    struct group_hyper hyper = reference_hyper(group_of(t));
+    hyper.lr = schedule_lr(&group.schedule, hyper.lr, ref->step);
     reference_update(&ref->tensor[t], &hyper, ref->step + 1, grad_scale);
 }
 
 static void run_round(struct bits_reference *ref, bool with_nan)
 {
-    struct cairn_sums sums = { .nonfinite = 0 };
-    struct cairn_update_norm norm;
+    struct sums sums = { .nonfinite = 0 };
+    struct update_norm norm;
     uint64_t weight = 0;
     for (uint32_t rank = 0; rank < BITS_WORKERS; rank++) {
         const uint64_t own = bits_weight(ref->step, rank);
@@ -85,8 +85,8 @@ static void run_round(struct bits_reference *ref, bool with_nan)
         ref->loss_scale /= 2;
         return;
     }
-    reference_must(cairn_update_norm_of(&sums.sum_squares, weight, ref->loss_scale, BITS_CLIP_NORM,
-                                        &norm) == CAIRN_OK,
+    reference_must(update_norm_of(&sums.sum_squares, weight, ref->loss_scale, BITS_CLIP_NORM,
+                                  &norm) == CAIRN_OK,
                    "the norm");
     if (norm.clip_scale < 1) ref->clipped++;
     for (int t = 0; t < BITS_TENSORS; t++)
@@ -109,25 +109,24 @@ void bits_reference_run(struct bits_reference *ref, uint64_t until_step)
 
 void bits_reference_root(const struct bits_reference *ref, char hex_out[65])
 {
-    struct cairn_plane_digest planes[BITS_TENSORS * CAIRN_PLANE_COUNT];
-    struct cairn_group_digest groups[BITS_GROUPS];
+    struct plane_digest planes[BITS_TENSORS * CAIRN_PLANE_COUNT];
+    struct group_digest groups[BITS_GROUPS];
     size_t count = 0;
     for (int t = 0; t < BITS_TENSORS; t++)
         count += reference_digest(&ref->tensor[t], &planes[count]);
-    struct cairn_group_spec schedules[BITS_GROUPS];
+    struct group_spec schedules[BITS_GROUPS];
     uint8_t hash[32];
     for (int g = 0; g < BITS_GROUPS; g++) {
-        groups[g] = (struct cairn_group_digest) { bits_groups[g].name,
-                                                  reference_hyper(&bits_groups[g]) };
-        schedules[g] = cairn_client_group_of(&bits_groups[g]);
+        groups[g] = (struct group_digest) { bits_groups[g].name, reference_hyper(&bits_groups[g]) };
+        schedules[g] = client_group_of(&bits_groups[g]);
     }
-    const struct cairn_job_spec_data spec = { .groups = schedules, .group_count = BITS_GROUPS };
-    reference_must(cairn_spec_schedules_hash(&spec, hash), "schedules_hash");
-    struct cairn_content content = { .step = ref->step,
-                                     .groups = groups,
-                                     .group_count = BITS_GROUPS,
-                                     .schedule = hash,
-                                     .schedule_bytes = sizeof hash,
-                                     .loss_scale = ref->loss_scale };
+    const struct job_spec_data spec = { .groups = schedules, .group_count = BITS_GROUPS };
+    reference_must(spec_schedules_hash(&spec, hash), "schedules_hash");
+    struct content content = { .step = ref->step,
+                               .groups = groups,
+                               .group_count = BITS_GROUPS,
+                               .schedule = hash,
+                               .schedule_bytes = sizeof hash,
+                               .loss_scale = ref->loss_scale };
     reference_root(planes, count, &content, hex_out);
 }

@@ -1,5 +1,6 @@
 #include "tests/e2e/bits_worker.h"
 
+#include <inttypes.h>
 #include <check.h>
 #include <signal.h>
 #include <stdio.h>
@@ -202,7 +203,7 @@ bool bits_worker_run(struct bits_worker *w)
                                      .name = name };
     cairn *session;
     w->error[0] = 0;
-    if (cairn_client_open(&opts, w->hub, &session) != CAIRN_OK) return wrong(w, "open");
+    if (client_open(&opts, w->hub, &session) != CAIRN_OK) return wrong(w, "open");
     const bool good = train_with(w, session);
     cairn_close(session);
     return good;
@@ -253,7 +254,7 @@ void bits_run_await(struct bits_run *run, uint64_t step)
     while (run->step < step && run->ended == 0) pthread_cond_wait(&run->moved, &run->lock);
     const uint64_t at = run->step;
     pthread_mutex_unlock(&run->lock);
-    ck_assert_msg(at >= step, "the workers ended at step %llu: %s%s", (unsigned long long)at,
+    ck_assert_msg(at >= step, "the workers ended at step %" PRIu64 ": %s%s", at,
                   run->worker[0].error, run->worker[1].error);
 }
 

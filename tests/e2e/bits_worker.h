@@ -11,8 +11,8 @@
 
 struct bits_worker {
     const char *endpoint;
-    struct cairn_fabric_hub *hub; /* NULL: ucx */
-    uint32_t rank, window;        /* window 0: 8 */
+    struct fabric_hub *hub; /* NULL: ucx */
+    uint32_t rank, window;  /* window 0: 8 */
     uint64_t until_step;
     uint64_t shuffle; /* not 0: a seed; tensors in another order each time, with delays */
     double offload_fraction;

@@ -121,14 +121,14 @@ TEST(a_check_judges_as_the_start_does)
 {
     const char *const listen[] = { COORDINATOR, "--check-config", "--set",
                                    "network.listen=0.0.0.0:1", NULL };
-    ck_assert_int_eq(run(listen), cairn_status_exit(CAIRN_ERR_REFUSED));
+    ck_assert_int_eq(run(listen), status_exit(CAIRN_ERR_REFUSED));
     abuse_says(output, "insecure_network = yes");
     const char *const device[] = { SHARD,   "--check-config",
                                    "--set", "shard.name=s",
                                    "--set", "shard.coordinator=127.0.0.1:1",
                                    "--set", "fabric.device=eth0",
                                    NULL };
-    ck_assert_int_eq(run(device), cairn_status_exit(CAIRN_ERR_REFUSED));
+    ck_assert_int_eq(run(device), status_exit(CAIRN_ERR_REFUSED));
     const char *const none[] = { SHARD,   "--check-config",
                                  "--set", "shard.name=s",
                                  "--set", "shard.coordinator=127.0.0.1:1",
@@ -250,8 +250,7 @@ TEST(a_folder_of_another_coordinator_is_left_alone)
     cluster_start(&cluster, 1, NULL);
     snprintf(store, sizeof store, "%s/coordinator", cluster.folder);
     snprintf(snapshots, sizeof snapshots, "%s/s", folder);
-    ck_assert_int_eq(run_coordinator(store, snapshots, "127.0.0.1:0"),
-                     cairn_status_exit(CAIRN_ERR_BUSY));
+    ck_assert_int_eq(run_coordinator(store, snapshots, "127.0.0.1:0"), status_exit(CAIRN_ERR_BUSY));
     abuse_says(output, store);
     cluster_stop(&cluster);
 }
@@ -265,7 +264,7 @@ TEST(a_socket_of_another_coordinator_is_left_alone)
     snprintf(store, sizeof store, "%s/store", folder);
     snprintf(snapshots, sizeof snapshots, "%s/snapshots", folder);
     ck_assert_int_eq(run_coordinator(store, snapshots, cluster.address),
-                     cairn_status_exit(CAIRN_ERR_BUSY));
+                     status_exit(CAIRN_ERR_BUSY));
     abuse_says(output, cluster.address);
     abuse_says(output, "another program listens there");
     cluster_cli(&cluster, &said, "cluster", "status", NULL);
@@ -281,7 +280,7 @@ TEST(an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of)
     snprintf(store, sizeof store, "%s/store", folder);
     snprintf(snapshots, sizeof snapshots, "%s/snapshots", folder);
     ck_assert_int_eq(run_coordinator(store, snapshots, "0.0.0.0:0"),
-                     cairn_status_exit(CAIRN_ERR_REFUSED));
+                     status_exit(CAIRN_ERR_REFUSED));
     abuse_says(output, "0.0.0.0");
     abuse_says(output, "insecure_network = yes");
     const char *const shard[] = { SHARD,
@@ -292,7 +291,7 @@ TEST(an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of)
                                   "--set",
                                   "fabric.device=eth0",
                                   NULL };
-    ck_assert_int_eq(run(shard), cairn_status_exit(CAIRN_ERR_REFUSED));
+    ck_assert_int_eq(run(shard), status_exit(CAIRN_ERR_REFUSED));
     abuse_says(output, "eth0");
     abuse_says(output, "insecure_network = yes");
 
@@ -341,7 +340,7 @@ TEST(a_shard_whose_ready_file_cannot_be_written_ends_with_a_status)
                                  set_coordinator, "--set", "memory.limit=64MiB", "--ready-file",
                                  ready,           NULL };
     const pid_t pid = cluster_spawn(argv, log);
-    ck_assert_int_eq(cluster_wait(pid, ABUSE_WAIT_MS), cairn_status_exit(CAIRN_ERR_IO));
+    ck_assert_int_eq(cluster_wait(pid, ABUSE_WAIT_MS), status_exit(CAIRN_ERR_IO));
     FILE *file = fopen(log, "re");
     ck_assert_ptr_nonnull(file);
     output[fread(output, 1, sizeof output - 1, file)] = 0;
@@ -358,7 +357,7 @@ TEST_EACH(a_daemon_that_may_open_too_few_files_says_so_and_ends, 0, 2)
              _i == 0 ? COORDINATOR : SHARD,
              _i == 0 ? "network.listen=127.0.0.1:0" : "shard.name=s");
     const char *const argv[] = { "/bin/sh", "-c", command, NULL };
-    ck_assert_int_eq(run(argv), cairn_status_exit(CAIRN_ERR_NO_MEMORY));
+    ck_assert_int_eq(run(argv), status_exit(CAIRN_ERR_NO_MEMORY));
     abuse_says(output, "LimitNOFILE");
 }
 

@@ -1,4 +1,5 @@
 /* Strangers at the ports while a job trains, and what a cluster costs that has nothing to do. */
+#include <inttypes.h>
 #include <arpa/inet.h>
 #include <check.h>
 #include <dirent.h>
@@ -141,7 +142,7 @@ TEST(a_frame_of_four_gib_costs_the_connection_and_nothing_else)
     const pthread_t thread = begin_training();
     for (int i = 0; i < 20; i++) {
         uint8_t header[CAIRN_FRAME_HEADER_BYTES];
-        cairn_frame_header_write(header, 1, 1, UINT32_MAX);
+        frame_header_write(header, 1, 1, UINT32_MAX);
         const int fd = dial(coordinator_port());
         ck_assert_int_eq(send(fd, header, sizeof header, MSG_NOSIGNAL), sizeof header);
         expect_end(fd);
@@ -155,7 +156,7 @@ static void annoy(uint16_t port, int *fds, int count)
 {
     uint64_t seed = 11;
     uint8_t header[CAIRN_FRAME_HEADER_BYTES];
-    cairn_frame_header_write(header, 1, 1, 1000);
+    frame_header_write(header, 1, 1, 1000);
     for (int i = 0; i < count; i++) {
         fds[i] = dial(port);
         if (i % 4 < 2) send_garbage(fds[i], &seed);
@@ -256,11 +257,11 @@ static uint64_t run_ns(pid_t pid)
     DIR *tasks = opendir(folder);
     ck_assert_ptr_nonnull(tasks);
     for (struct dirent *e; (e = readdir(tasks)) != NULL;) {
-        unsigned long long ns = 0;
+        uint64_t ns = 0;
         snprintf(path, sizeof path, "%s/%s/schedstat", folder, e->d_name);
         FILE *file = e->d_name[0] != '.' ? fopen(path, "re") : NULL;
         if (file == NULL) continue;
-        if (fscanf(file, "%llu", &ns) == 1) sum += ns;
+        if (fscanf(file, "%" PRIu64, &ns) == 1) sum += ns;
         fclose(file);
     }
     closedir(tasks);

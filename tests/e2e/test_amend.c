@@ -1,4 +1,5 @@
 /* Amendments that change the tensors of a job, on real daemons, held against amend_model.h. */
+#include <inttypes.h>
 #include <check.h>
 #include <pthread.h>
 #include <signal.h>
@@ -173,11 +174,10 @@ static void check_state(const struct cluster *cluster, const struct worker *w,
     for (int t = 0; t < AMEND_TENSORS; t++) {
         for (int p = CAIRN_PLANE_PARAM; p < CAIRN_PLANE_COUNT; p++) {
             if (ref->tensor[t].plane[p] == NULL) continue;
-            fetch(w->job, version, amend_tensors[t].name, cairn_plane_name(p), CAIRN_F32, values);
+            fetch(w->job, version, amend_tensors[t].name, plane_name(p), CAIRN_F32, values);
             ck_assert_msg(
                 memcmp(values, ref->tensor[t].plane[p], amend_elems(t) * sizeof *values) == 0,
-                "%s %s differs at step %llu", amend_tensors[t].name, cairn_plane_name(p),
-                (unsigned long long)ref->step);
+                "%s %s differs at step %" PRIu64, amend_tensors[t].name, plane_name(p), ref->step);
         }
     }
     amend_reference_root(ref, root);

@@ -36,25 +36,25 @@ TEST(one_process_without_daemons_comes_to_the_golden_root)
 TEST(each_of_8_shards_owns_a_part_of_it)
 {
     struct bits_reference ref;
-    struct cairn_layout_tensor tensors[BITS_TENSORS];
-    struct cairn_layout *layout;
+    struct layout_tensor tensors[BITS_TENSORS];
+    struct layout *layout;
     bits_reference_open(&ref);
     for (int t = 0; t < BITS_TENSORS; t++) { // what an element weighs: as the coordinator has it
         const struct bits_tensor *tensor = &bits_tensors[t];
-        size_t bytes = 4 + 2 * cairn_dtype_bytes((int)tensor->wire);
+        size_t bytes = 4 + 2 * dtype_size((int)tensor->wire);
         if (tensor->group != NULL) bytes += 4;
         for (int p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++)
             if (ref.tensor[t].plane[p] != NULL) bytes += 4;
-        tensors[t] = (struct cairn_layout_tensor) { tensor->name, tensor->name, tensor->shape,
-                                                    (uint32_t)bytes };
+        tensors[t] = (struct layout_tensor) { tensor->name, tensor->name, tensor->shape,
+                                              (uint32_t)bytes };
     }
-    const struct cairn_plan_request request = { .tensors = tensors,
-                                                .tensor_count = BITS_TENSORS,
-                                                .shard_count = 8 };
-    ck_assert_int_eq(cairn_plan_make(&request, &layout, NULL), CAIRN_OK);
+    const struct plan_request request = { .tensors = tensors,
+                                          .tensor_count = BITS_TENSORS,
+                                          .shard_count = 8 };
+    ck_assert_int_eq(plan_make(&request, &layout, NULL), CAIRN_OK);
     for (int i = 0; i < 8; i++)
         ck_assert_uint_gt(layout->shard_extents[i + 1], layout->shard_extents[i]);
-    cairn_layout_close(layout);
+    layout_close(layout);
     bits_reference_close(&ref);
 }
 

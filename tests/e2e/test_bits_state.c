@@ -29,7 +29,7 @@ static void check_plane(cairn_job *job, int tensor, const char *plane, cairn_dty
 {
     struct cairn_version newest;
     cairn_op *op;
-    const size_t bytes = bits_elems(tensor) * cairn_dtype_bytes((int)dtype);
+    const size_t bytes = bits_elems(tensor) * dtype_size((int)dtype);
     void *got = malloc(bytes + 1);
     const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = got, .dtype = dtype };
     ck_assert_int_eq(
@@ -49,7 +49,7 @@ static void check_all_planes(cairn_job *job, const struct bits_reference *ref)
         check_plane(job, t, "wire", bits_tensors[t].wire, ref->tensor[t].wire);
         for (int p = 1; p < CAIRN_PLANE_COUNT; p++)
             if (ref->tensor[t].plane[p] != NULL)
-                check_plane(job, t, cairn_plane_name(p), CAIRN_F32, ref->tensor[t].plane[p]);
+                check_plane(job, t, plane_name(p), CAIRN_F32, ref->tensor[t].plane[p]);
     }
 }
 
@@ -100,7 +100,7 @@ static void create_snapshot(const struct cluster *cluster, char id_out[64], uint
     ck_assert_msg(said.status == 0, "%s", said.err);
     said.out[strcspn(said.out, "\n")] = 0;
     snprintf(id_out, 64, "%.63s", said.out);
-    ck_assert_msg(cairn_snapshot_id_parse(id_out, &generation, step_out), "id %s", id_out);
+    ck_assert_msg(snapshot_id_parse(id_out, &generation, step_out), "id %s", id_out);
 }
 
 /* A new cluster of so many shards restores it, shows the same root, and trains to the same end. */

@@ -21,7 +21,7 @@ enum { ROWS = 4, COLUMNS = 3, WEIGHTS = ROWS * COLUMNS, EXTRA = 5, WAIT_MS = CLU
 
 /* A job that makes one choice. */
 struct sample {
-    const struct cairn_capability *row;
+    const struct capability *row;
     char name[32];
     struct cairn_tensor tensors[3];
     struct cairn_box parts[2];
@@ -42,7 +42,7 @@ static struct cairn_tensor tensor(const char *name, uint32_t rank, uint64_t rows
                                    .shape = { rows, columns } };
 }
 
-static void describe(struct sample *s, const struct cairn_capability *row)
+static void describe(struct sample *s, const struct capability *row)
 {
     static int count;
     const struct cairn_group group = CAIRN_GROUP_INIT;
@@ -118,7 +118,7 @@ static void choose_init(struct sample *s, cairn_init_kind kind)
 
 static void choose_combination(struct sample *s, int value)
 {
-    switch ((enum cairn_combination)value) {
+    switch ((enum spec_combination)value) {
     case CAIRN_COMBINATION_GROUPS_TILES: s->spec.reduce_groups = CAIRN_GROUPS_HOST; break;
     case CAIRN_COMBINATION_PARTS_TILES: add_parts(s, 2); break;
     case CAIRN_COMBINATION_BLOB_TILE: add_extra(s, CAIRN_BLOB); break;
@@ -239,7 +239,7 @@ static void expect_all(const struct sample *s, const char *name, int count, floa
     fetch(s, name, "wire", values, CAIRN_F32);
     for (int i = 0; i < count; i++)
         ck_assert_msg(values[i] == expected, "%s %s: %s[%d] is %.9g, not %.9g",
-                      cairn_capability_field_name(s->row->field), s->row->value_name, name, i,
+                      capability_field_name(s->row->field), s->row->value_name, name, i,
                       (double)values[i], (double)expected);
 }
 
@@ -374,14 +374,14 @@ static void show_driven(const struct sample *s)
 /* The rates of all of its rounds, two behind its end. */
 static void show_schedule(const struct sample *s)
 {
-    const struct cairn_schedule schedule = { s->group.schedule,    s->group.warmup_steps,
-                                             s->group.total_steps, s->group.decay_steps,
-                                             s->group.lr_min,      s->group.points,
-                                             s->group.point_count };
+    const struct schedule schedule = { s->group.schedule,    s->group.warmup_steps,
+                                       s->group.total_steps, s->group.decay_steps,
+                                       s->group.lr_min,      s->group.points,
+                                       s->group.point_count };
     bool moves = false;
     for (uint64_t k = 0; k < 6; k++) {
         const double lr = step(s, 1).lr;
-        ck_assert_double_eq(lr, cairn_schedule_lr(&schedule, LR, k));
+        ck_assert_double_eq(lr, schedule_lr(&schedule, LR, k));
         moves |= k > 0 && lr != (double)LR;
     }
     ck_assert_int_eq(moves, s->row->value != CAIRN_SCHEDULE_CONSTANT);
@@ -531,12 +531,11 @@ static void expect_refused(struct sample *s)
 {
     const bool is_combination = s->row->field == CAIRN_CAPABILITY_COMBINATION;
     const cairn_status status = try_refused(s);
-    ck_assert_msg(status == CAIRN_ERR_UNSUPPORTED ||
-                      (is_combination && status == CAIRN_ERR_INVALID),
-                  "%s %s gave %d", cairn_capability_field_name(s->row->field), s->row->value_name,
-                  (int)status);
+    ck_assert_msg(
+        status == CAIRN_ERR_UNSUPPORTED || (is_combination && status == CAIRN_ERR_INVALID),
+        "%s %s gave %d", capability_field_name(s->row->field), s->row->value_name, (int)status);
     if (is_combination) return;
-    ck_assert_ptr_nonnull(strstr(cairn_error(), cairn_capability_field_name(s->row->field)));
+    ck_assert_ptr_nonnull(strstr(cairn_error(), capability_field_name(s->row->field)));
     ck_assert_ptr_nonnull(strstr(cairn_error(), s->row->value_name));
     ck_assert_ptr_nonnull(strstr(cairn_error(), "; allowed: "));
 }
@@ -545,7 +544,7 @@ TEST(every_row_is_refused_or_has_its_effect)
 {
     size_t count;
     struct sample s;
-    const struct cairn_capability *rows = cairn_capability_table(&count);
+    const struct capability *rows = capability_table(&count);
     cluster_start(&cluster, 2, NULL);
     for (size_t r = 0; r < count; r++) {
         describe(&s, &rows[r]);

@@ -1,5 +1,6 @@
 /* Which snapshot is the newest, on real daemons whose wall clock jumps, and after a job went back: by its
  * versions, in the list, for `latest`, for what is kept and for what is restored unasked. */
+#include <inttypes.h>
 #include <cairn.h>
 #include <check.h>
 #include <stdio.h>
@@ -146,10 +147,10 @@ TEST(what_is_kept_is_the_newest_by_its_step)
         char list[64];
         shift_clock(shifts_s[i]);
         const uint64_t step = tiny_step(t.job);
-        snprintf(list, sizeof list, "step-%012llu-g1\n", (unsigned long long)step);
+        snprintf(list, sizeof list, "step-%012" PRIu64 "-g1\n", step);
         if (step > 1)
-            snprintf(list + strlen(list), sizeof list - strlen(list), "step-%012llu-g1\n",
-                     (unsigned long long)step - 1);
+            snprintf(list + strlen(list), sizeof list - strlen(list), "step-%012" PRIu64 "-g1\n",
+                     step - 1);
         expect_list("kept", list);
     }
     leave(&t);

@@ -1,5 +1,6 @@
 /* How a session and a job end while something is under way, and what they refuse: real daemons, some of
  * them stopped. */
+#include <inttypes.h>
 #include <cairn.h>
 #include <check.h>
 #include <pthread.h>
@@ -61,7 +62,7 @@ TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
     free(values);
     free(copy);
     kill(cluster.shards[1], SIGCONT);
-    ck_assert_msg(took_ms < 2000, "it took %llu ms", (unsigned long long)took_ms);
+    ck_assert_msg(took_ms < 2000, "it took %" PRIu64 " ms", took_ms);
     const cairn_status fetched = cairn_wait(fetch, 0); // all had arrived, or not
     ck_assert_msg(fetched == CAIRN_OK || fetched == CAIRN_ERR_CANCELED, "%d", (int)fetched);
     cluster_stop(&cluster);

@@ -66,14 +66,14 @@ static void add_group(struct kept_job *job, const char *optimizer, bool bare)
 {
     const size_t number = job->spec.group_count++;
     struct cairn_group *group = &job->groups[number];
-    const struct cairn_optimizer *info = cairn_optimizer_by_name(optimizer);
+    const struct optimizer_kind *info = optimizer_by_name(optimizer);
     *group = (struct cairn_group)CAIRN_GROUP_INIT;
     snprintf(job->group_names[number], NAME_BYTES, "of-%s", optimizer);
     group->name = job->group_names[number];
     group->optimizer = optimizer;
     group->lr = 0.01;
     group->weight_decay = bare ? 0 : 0.02;
-    if (!bare && cairn_optimizer_hyper(info, "momentum") != NULL) group->momentum = 0.9;
+    if (!bare && optimizer_hyper(info, "momentum") != NULL) group->momentum = 0.9;
     group->schedule = CAIRN_SCHEDULE_COSINE;
     group->warmup_steps = 2;
     group->total_steps = 20;
@@ -118,7 +118,7 @@ static void add_blob(struct kept_job *job)
 
 static void describe_jobs(void)
 {
-    const char *const *names = cairn_optimizer_names();
+    const char *const *names = optimizer_names();
     for (; *names != NULL; names++) {
         struct kept_job *job = add_job(*names);
         add_group(job, *names, false);
@@ -126,7 +126,7 @@ static void describe_jobs(void)
         add_blob(job);
     }
     struct kept_job *all = add_job("all"), *bare = add_job("bare");
-    for (names = cairn_optimizer_names(); *names != NULL; names++) {
+    for (names = optimizer_names(); *names != NULL; names++) {
         add_group(all, *names, false);
         add_tensors(all, all->group_names[all->spec.group_count - 1]);
     }

@@ -1,6 +1,7 @@
 /* A job goes from 2 shards to 5, to 3, to 4 and so on, and from 1 worker to 3, to 2, while every member is
  * stopped for moments and workers are killed, all at random: it has the content root of a run of one worker
  * on one shard that nobody disturbs. CAIRN_TEST_LONG=1 makes 2,000 changes. */
+#include <inttypes.h>
 #include <check.h>
 #include <signal.h>
 #include <stdio.h>
@@ -233,15 +234,16 @@ TEST_EACH(whatever_changes_the_bits_are_those_of_an_undisturbed_run, 0, ELASTIC_
     make_changes(&storm);
     const uint64_t until = atomic_load(&storm.shared->step) + STEPS_AFTER;
     atomic_store(&storm.shared->until, until);
-    const unsigned long long voided = atomic_load(&storm.shared->voided);
+    const uint64_t voided = atomic_load(&storm.shared->voided);
     end_run(&storm, root);
 
     start_run(&calm, model, 1, until);
     end_run(&calm, root_of_calm);
-    printf("note: %s: %d changes of shards, %u workers killed, %u members stopped, %llu void "
+    printf("note: %s: %d changes of shards, %u workers killed, %u members stopped, %" PRIu64
+           " void "
            "rounds, step "
-           "%llu\n",
-           model->name, changes(), storm.kills, storm.stops, voided, (unsigned long long)until);
+           "%" PRIu64 "\n",
+           model->name, changes(), storm.kills, storm.stops, voided, until);
     ck_assert_str_eq(root, root_of_calm);
 }
 

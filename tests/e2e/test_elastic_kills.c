@@ -3,6 +3,7 @@
  * is that of an undisturbed run. What a death costs is what it costs without a move: nothing, but of a shard
  * that has state; then the job goes on from its snapshot. CAIRN_TEST_LONG=1: each member at each point;
  * CAIRN_TEST_CELLS=grow.taken: those whose names have that. */
+#include <inttypes.h>
 #include <check.h>
 #include <signal.h>
 #include <stdio.h>
@@ -203,8 +204,8 @@ static void check_cost(struct points *p, const struct cell *c)
     const int expected = cost(c);
     const uint64_t seen = atomic_load(&p->shared->rolled_back);
     if (expected >= 0)
-        ck_assert_msg((seen > 0) == (expected > 0), "%s: %s: rolled back %llu times",
-                      p->cluster.folder, c->name, (unsigned long long)seen);
+        ck_assert_msg((seen > 0) == (expected > 0), "%s: %s: rolled back %" PRIu64 " times",
+                      p->cluster.folder, c->name, seen);
 }
 
 /* ---- the undisturbed run ---- */
@@ -218,8 +219,8 @@ static void check_root(struct points *p, const struct cell *c, uint64_t step)
     ck_assert_uint_lt(step / 100, ROOTS);
     points_root(p, root);
     if (roots[step / 100][0] == '\0') points_calm_root(step, roots[step / 100]);
-    ck_assert_msg(strcmp(root, roots[step / 100]) == 0, "%s: %s: step %llu: %s, not %s",
-                  p->cluster.folder, c->name, (unsigned long long)step, root, roots[step / 100]);
+    ck_assert_msg(strcmp(root, roots[step / 100]) == 0, "%s: %s: step %" PRIu64 ": %s, not %s",
+                  p->cluster.folder, c->name, step, root, roots[step / 100]);
 }
 
 static int cell_count(void)

@@ -108,10 +108,10 @@ static void train(cairn_job *job, const struct many *many)
 /* A byte of the file, its checksum, and the manifest's hash over itself: the content root alone tells. */
 static void alter(const char *folder)
 {
-    struct cairn_manifest m;
+    struct manifest m;
     char path[1024];
-    ck_assert_int_eq(cairn_manifest_load(folder, &m, NULL), CAIRN_OK);
-    struct cairn_manifest_file *listed = &m.files[0];
+    ck_assert_int_eq(manifest_load(folder, &m, NULL), CAIRN_OK);
+    struct manifest_file *listed = &m.files[0];
     snprintf(path, sizeof path, "%s/%s", folder, listed->path);
     uint8_t *bytes = malloc(listed->bytes);
     FILE *file = fopen(path, "r+b");
@@ -123,18 +123,17 @@ static void alter(const char *folder)
     fclose(file);
     for (uint64_t b = 0; b < listed->block_count; b++) {
         const uint64_t first = b * CAIRN_SNAPSHOT_BLOCK_BYTES, left = listed->bytes - first;
-        cairn_snapshot_sum(bytes + first,
-                           left < CAIRN_SNAPSHOT_BLOCK_BYTES ? (size_t)left
-                                                             : CAIRN_SNAPSHOT_BLOCK_BYTES,
-                           listed->sums + b * CAIRN_SNAPSHOT_SUM_BYTES);
+        snapshot_sum(bytes + first,
+                     left < CAIRN_SNAPSHOT_BLOCK_BYTES ? (size_t)left : CAIRN_SNAPSHOT_BLOCK_BYTES,
+                     listed->sums + b * CAIRN_SNAPSHOT_SUM_BYTES);
     }
     free(bytes);
     snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME, folder);
     ck_assert_int_eq(remove(path), 0);
     snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME ".minisig", folder);
     ck_assert_int_eq(remove(path), 0);
-    ck_assert_int_eq(cairn_manifest_commit(folder, &m, NULL), CAIRN_OK);
-    cairn_manifest_release(&m);
+    ck_assert_int_eq(manifest_commit(folder, &m, NULL), CAIRN_OK);
+    manifest_release(&m);
 }
 
 TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored)

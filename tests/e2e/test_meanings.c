@@ -1,4 +1,5 @@
 /* What each call of a worker means, once, on real daemons: weights, what a shard refuses, whose a rank is. */
+#include <inttypes.h>
 #include <cairn.h>
 #include <check.h>
 #include <pthread.h>
@@ -283,8 +284,8 @@ static void in_time(cairn_status status, uint64_t begun_ms, uint64_t span_ms, co
 {
     const uint64_t took_ms = now_ms() - begun_ms;
     ck_assert_int_eq(status, CAIRN_ERR_TIMEOUT);
-    ck_assert_msg(took_ms >= span_ms && took_ms < span_ms + 400, "%llu ms for %llu: %s",
-                  (unsigned long long)took_ms, (unsigned long long)span_ms, cairn_error());
+    ck_assert_msg(took_ms >= span_ms && took_ms < span_ms + 400,
+                  "%" PRIu64 " ms for %" PRIu64 ": %s", took_ms, span_ms, cairn_error());
     ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error());
     ck_assert_msg(strstr(cairn_error(), "does not say") == NULL, "%s", cairn_error());
 }

@@ -1,6 +1,7 @@
 /* Shards in a control group with less memory than two of them ask for: the job is refused with the numbers of
  * the group, both shards live on, and a job that fits trains there. Root makes the group; without it,
  * or where the kernel lets nobody, this is skipped. */
+#include <inttypes.h>
 #include <check.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -28,7 +29,7 @@ static bool write_number(const char *folder, const char *name, uint64_t number)
     char path[512], text[32];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     const int fd = open(path, O_WRONLY | O_CLOEXEC);
-    const int length = snprintf(text, sizeof text, "%llu", (unsigned long long)number);
+    const int length = snprintf(text, sizeof text, "%" PRIu64, number);
     const bool written = fd >= 0 && write(fd, text, (size_t)length) == length;
     if (fd >= 0) close(fd);
     return written;

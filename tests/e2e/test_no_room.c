@@ -1,5 +1,6 @@
 /* A job that a shard has no room for: the refusal says what to ask less of, and that fits; or how many bytes,
  * with which it trains. */
+#include <inttypes.h>
 #include <check.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -51,9 +52,9 @@ static bool keeps_word(struct wish wish, const char *word, bool by_window)
     if (number != 0 && by_window) wish.window = number;
     if (number != 0 && !by_window) wish.chunk_leaves = number;
     if (number != 0)
-        ck_assert_msg(
-            open_job(session, "fits", wish.elems, wish.chunk_leaves, wish.window, &job) == CAIRN_OK,
-            "%llu elements, %s%u: %s", (unsigned long long)wish.elems, word, number, cairn_error());
+        ck_assert_msg(open_job(session, "fits", wish.elems, wish.chunk_leaves, wish.window, &job) ==
+                          CAIRN_OK,
+                      "%" PRIu64 " elements, %s%u: %s", wish.elems, word, number, cairn_error());
     cairn_close(session);
     cluster_stop(&cluster);
     return number != 0;
@@ -95,10 +96,10 @@ TEST(of_one_whose_state_is_too_large_it_promises_nothing)
 }
 
 /* One shard with so much memory. */
-static void start_with(struct cluster *cluster, unsigned long long bytes)
+static void start_with(struct cluster *cluster, uint64_t bytes)
 {
     char limit[64];
-    snprintf(limit, sizeof limit, "memory.limit=%lluB", bytes);
+    snprintf(limit, sizeof limit, "memory.limit=%" PRIu64 "B", bytes);
     const char *const set[] = { limit, NULL };
     cluster_start(cluster, 1, &(struct cluster_options) { .shard_set = set, .both_ways = true });
 }
@@ -118,7 +119,7 @@ TEST(with_just_the_bytes_that_a_refusal_says_a_job_trains)
                      CAIRN_ERR_NO_MEMORY);
     const char *says = strstr(cairn_error(), ") needs ");
     ck_assert_msg(says != NULL, "%s", cairn_error());
-    const unsigned long long bytes = strtoull(says + strlen(") needs "), NULL, 10);
+    const uint64_t bytes = strtoull(says + strlen(") needs "), NULL, 10);
     cairn_close(session);
     cluster_stop(&cluster);
 

@@ -21,7 +21,7 @@ static const struct tensor {
     const char *name, *dtype; /* in the files */
     cairn_kind kind;
     cairn_dtype wire;
-    struct cairn_shape shape;
+    struct shape shape;
     struct cairn_init init;
 } model[TENSORS] = {
     { "embed",
@@ -62,7 +62,7 @@ static struct cluster_said said;
 
 static size_t elems_of(int t)
 {
-    return (size_t)cairn_geometry_of(&model[t].shape).elems;
+    return (size_t)geometry_of(&model[t].shape).elems;
 }
 
 static struct cairn_job_spec spec_of(uint32_t rank, bool seeded)
@@ -212,7 +212,7 @@ static void check_made(int shards, const struct cairn_job_spec *spec, char root[
 static float seeded(int t, size_t elem)
 {
     float value;
-    cairn_init_fill(&model[t].init, model[t].name, elem, 1, &value);
+    init_fill(&model[t].init, model[t].name, elem, 1, &value);
     return value;
 }
 

@@ -1,6 +1,7 @@
 /* A trainer that is killed and started again goes from cairn_open to an open round in under two seconds,
  * with 64 M parameters on the servers: nothing is loaded from storage, nothing is put again.
  * `test_restart --worker ENDPOINT DIE` is the trainer; with DIE = 1 it ends by SIGKILL in mid-round. */
+#include <inttypes.h>
 #include <cairn.h>
 #include <check.h>
 #include <signal.h>
@@ -91,7 +92,7 @@ static int be_worker(const char *endpoint, bool die)
     if (initialize(job, &mem) != CAIRN_OK) return failed("initial state");
     if (cairn_round_begin(job, CLUSTER_WAIT_MS, &round) != CAIRN_OK) return failed("round");
     const double took_ms = now_ms() - begin_ms;
-    printf("%.0f ms to step %llu\n", took_ms, (unsigned long long)round.step);
+    printf("%.0f ms to step %" PRIu64 "\n", took_ms, round.step);
     fflush(stdout);
     for (int i = 0; i < 2; i++) {
         if (i > 0 && cairn_round_begin(job, CLUSTER_WAIT_MS, &round) != CAIRN_OK)
@@ -124,8 +125,8 @@ TEST(a_trainer_that_was_killed_trains_again_within_two_seconds)
     FILE *file = fopen(log, "r");
     ck_assert_ptr_nonnull(file);
     double took_ms;
-    unsigned long long step;
-    ck_assert_int_eq(fscanf(file, "%lf ms to step %llu", &took_ms, &step), 2);
+    uint64_t step;
+    ck_assert_int_eq(fscanf(file, "%lf ms to step %" PRIu64, &took_ms, &step), 2);
     fclose(file);
     printf("note: a trainer killed at 64 M parameters: %.0f ms from cairn_open to round_begin\n",
            took_ms);

@@ -97,7 +97,7 @@ TEST(without_a_terminal_a_job_that_runs_is_replaced_with_yes_only)
 TEST(on_a_terminal_the_name_of_the_job_is_to_be_typed)
 {
     restore_on_terminal("tinny\n");
-    says(cairn_status_exit(CAIRN_ERR_CANCELED), "nothing was done");
+    says(status_exit(CAIRN_ERR_CANCELED), "nothing was done");
     ck_assert_uint_eq(tiny_step(job), 2);
     restore_on_terminal("tiny\n");
     says(0, "job tiny, generation 2");

@@ -1,5 +1,6 @@
 /* Periodic snapshots, and a job that goes on from the newest one by itself when a shard has lost its part, on
  * real daemons: with the bits of a run that lost nothing. */
+#include <inttypes.h>
 #include <cairn.h>
 #include <check.h>
 #include <stdio.h>
@@ -59,8 +60,8 @@ static void await_snapshot(const struct cluster *cluster, const char *job, uint6
     const time_t end = time(NULL) + CLUSTER_WAIT_MS / 1000;
     for (unsigned generation = 1;; generation = 3 - generation) {
         char committed[128];
-        snprintf(committed, sizeof committed, "snapshot step-%012llu-g%u of job %s committed",
-                 (unsigned long long)step, generation, job);
+        snprintf(committed, sizeof committed,
+                 "snapshot step-%012" PRIu64 "-g%u of job %s committed", step, generation, job);
         if (cluster_logged(cluster, "coordinator.log", committed) > 0) return;
         ck_assert_msg(time(NULL) < end, "no %s", committed);
     }

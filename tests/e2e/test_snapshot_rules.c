@@ -1,5 +1,6 @@
 /* A run that makes twenty snapshots by rules, on real daemons: which stay, what has a tag, what is refused,
  * and a coordinator that is killed in the middle of it. */
+#include <inttypes.h>
 #include <cairn.h>
 #include <check.h>
 #include <stdio.h>
@@ -48,8 +49,8 @@ static uint64_t step(const struct trainer *t, const struct cluster *cluster)
     const time_t end = time(NULL) + CLUSTER_WAIT_MS / 1000;
     while (try_step(t, &done) != CAIRN_OK)
         ck_assert(time(NULL) < end); // the coordinator was killed
-    snprintf(committed, sizeof committed, "snapshot step-%012llu-g1 of job kept committed",
-             (unsigned long long)done);
+    snprintf(committed, sizeof committed, "snapshot step-%012" PRIu64 "-g1 of job kept committed",
+             done);
     while (cluster_logged(cluster, "coordinator.log", committed) == 0)
         ck_assert_msg(time(NULL) < end, "no %s", committed);
     return done;

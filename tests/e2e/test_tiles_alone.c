@@ -27,7 +27,7 @@ static const struct cairn_tensor tensors[] = {
 struct rank {
     uint32_t rank;
     const char *endpoint;
-    struct cairn_fabric_hub *hub;
+    struct fabric_hub *hub;
     sem_t *pushed; /* of rank 1: its pushes are acknowledged, or it has failed */
     float *gradient;
     char error[1024];

@@ -24,7 +24,7 @@ struct reading {
 
 static size_t bytes_of(const struct reading *r)
 {
-    return r->plane == CAIRN_PLANE_WIRE ? cairn_dtype_bytes((int)tiles_tensors[r->tensor].wire) : 4;
+    return r->plane == CAIRN_PLANE_WIRE ? dtype_size((int)tiles_tensors[r->tensor].wire) : 4;
 }
 
 /* box NULL: the whole tensor. */
@@ -38,7 +38,7 @@ static void *fetch(const struct reading *r, const struct cairn_box *box, uint64_
                                                 ? tiles_tensors[r->tensor].wire
                                                 : CAIRN_F32 };
     cairn_op *op;
-    good(cairn_fetch(r->job, r->version, name, cairn_plane_name(r->plane), box, &mem, &op));
+    good(cairn_fetch(r->job, r->version, name, plane_name(r->plane), box, &mem, &op));
     good(cairn_wait(op, TILES_WAIT_MS));
     return got;
 }
@@ -48,7 +48,7 @@ static void check_whole(const struct reading *r)
     const uint64_t elems = tiles_elems(r->tensor);
     void *got = fetch(r, NULL, elems);
     ck_assert_msg(memcmp(got, r->expected, elems * bytes_of(r)) == 0, "%s of %s has other bits",
-                  cairn_plane_name(r->plane), tiles_tensors[r->tensor].name);
+                  plane_name(r->plane), tiles_tensors[r->tensor].name);
     free(got);
 }
 
@@ -61,7 +61,7 @@ static void check_box(const struct reading *r, const struct cairn_box *box)
     for (uint64_t k = 0; k < elems && same; k++)
         same = memcmp(got + k * bytes, r->expected + tiles_index(r->tensor, box, k) * bytes,
                       bytes) == 0;
-    ck_assert_msg(same, "%s of %s has other bits in a box", cairn_plane_name(r->plane),
+    ck_assert_msg(same, "%s of %s has other bits in a box", plane_name(r->plane),
                   tiles_tensors[r->tensor].name);
     free(got);
 }
@@ -69,7 +69,7 @@ static void check_box(const struct reading *r, const struct cairn_box *box)
 /* Dimension d in d + 2 parts that are not equal. */
 static void check_grid(const struct reading *r)
 {
-    const struct cairn_shape *shape = &tiles_tensors[r->tensor].shape;
+    const struct shape *shape = &tiles_tensors[r->tensor].shape;
     uint64_t boxes = 1;
     for (uint32_t d = 0; d < shape->rank; d++) boxes *= d + 2;
     for (uint64_t i = 0; i < boxes; i++) {
@@ -84,7 +84,7 @@ static void check_grid(const struct reading *r)
     }
 }
 
-static void check_planes(const char *endpoint, struct cairn_fabric_hub *hub,
+static void check_planes(const char *endpoint, struct fabric_hub *hub,
                          const struct tiles_reference *ref, bool in_boxes)
 {
     struct reading r;
@@ -106,13 +106,13 @@ static void check_planes(const char *endpoint, struct cairn_fabric_hub *hub,
     cairn_close(session);
 }
 
-void tiles_check_against(const char *endpoint, struct cairn_fabric_hub *hub,
+void tiles_check_against(const char *endpoint, struct fabric_hub *hub,
                          const struct tiles_reference *ref)
 {
     check_planes(endpoint, hub, ref, true);
 }
 
-static void check_state(const char *endpoint, struct cairn_fabric_hub *hub, struct tiles_mesh mesh,
+static void check_state(const char *endpoint, struct fabric_hub *hub, struct tiles_mesh mesh,
                         uint64_t steps, bool in_boxes)
 {
     struct tiles_reference ref;
@@ -122,13 +122,13 @@ static void check_state(const char *endpoint, struct cairn_fabric_hub *hub, stru
     tiles_reference_close(&ref);
 }
 
-void tiles_check_state(const char *endpoint, struct cairn_fabric_hub *hub, struct tiles_mesh mesh,
+void tiles_check_state(const char *endpoint, struct fabric_hub *hub, struct tiles_mesh mesh,
                        uint64_t steps)
 {
     check_state(endpoint, hub, mesh, steps, true);
 }
 
-void tiles_check_whole(const char *endpoint, struct cairn_fabric_hub *hub, struct tiles_mesh mesh,
+void tiles_check_whole(const char *endpoint, struct fabric_hub *hub, struct tiles_mesh mesh,
                        uint64_t steps)
 {
     check_state(endpoint, hub, mesh, steps, false);

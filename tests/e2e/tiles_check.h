@@ -11,13 +11,13 @@
 void tiles_train(const struct tiles_worker *pattern);
 /* A reader finds every plane of every tensor as the reference has it: whole, and in boxes of a tiling that
  * is nobody's. */
-void tiles_check_against(const char *endpoint, struct cairn_fabric_hub *hub,
+void tiles_check_against(const char *endpoint, struct fabric_hub *hub,
                          const struct tiles_reference *ref);
 /* The same, of a reference that has trained so many steps with the mesh. */
-void tiles_check_state(const char *endpoint, struct cairn_fabric_hub *hub, struct tiles_mesh mesh,
+void tiles_check_state(const char *endpoint, struct fabric_hub *hub, struct tiles_mesh mesh,
                        uint64_t steps);
 /* The same, whole tensors only. */
-void tiles_check_whole(const char *endpoint, struct cairn_fabric_hub *hub, struct tiles_mesh mesh,
+void tiles_check_whole(const char *endpoint, struct fabric_hub *hub, struct tiles_mesh mesh,
                        uint64_t steps);
 /* The content root, as `cairn job digest` prints it. */
 void tiles_root(const char *endpoint, char hex_out[65]);

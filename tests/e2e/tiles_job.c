@@ -107,7 +107,7 @@ struct cairn_box tiles_box(struct tiles_mesh mesh, int tensor, uint32_t rank)
 
 uint64_t tiles_elems(int tensor)
 {
-    const struct cairn_shape *shape = &tiles_tensors[tensor].shape;
+    const struct shape *shape = &tiles_tensors[tensor].shape;
     uint64_t elems = 1;
     for (uint32_t d = 0; d < shape->rank; d++) elems *= shape->dim[d];
     return elems;
@@ -122,7 +122,7 @@ uint64_t tiles_box_elems(const struct cairn_box *box)
 
 uint64_t tiles_index(int tensor, const struct cairn_box *box, uint64_t k)
 {
-    const struct cairn_shape *shape = &tiles_tensors[tensor].shape;
+    const struct shape *shape = &tiles_tensors[tensor].shape;
     uint64_t index = 0, stride = 1;
     for (uint32_t d = box->rank; d-- > 0; stride *= shape->dim[d]) {
         index += (box->start[d] + k % box->extent[d]) * stride;
@@ -174,11 +174,11 @@ void tiles_gradient(uint64_t step, uint32_t rank, uint32_t micro, int tensor,
                           (uint64_t)tensor + 1000;
     float *weight = malloc(2 * elems * sizeof *weight + 1), *grad = weight + elems;
     if (weight == NULL) abort();
-    cairn_backend_host()->convert(weight, CAIRN_F32, wire, tiles_tensors[tensor].wire, elems);
+    backend_host()->convert(weight, CAIRN_F32, wire, tiles_tensors[tensor].wire, elems);
     for (uint64_t k = 0; k < elems; k++)
         grad[k] = (reference_noise(seed, tiles_index(tensor, box, k)) * 0.004f +
                    weight[k] * 0.015625f) *
                   (float)TILES_LOSS_SCALE;
-    cairn_backend_host()->convert(out, tiles_push_dtype(rank, tensor), grad, CAIRN_F32, elems);
+    backend_host()->convert(out, tiles_push_dtype(rank, tensor), grad, CAIRN_F32, elems);
     free(weight);
 }

@@ -25,7 +25,7 @@ enum tiles_cut {
 struct tiles_tensor {
     const char *name, *group; /* group NULL: frozen */
     cairn_dtype wire;
-    struct cairn_shape shape;
+    struct shape shape;
     enum tiles_cut cut;
     uint32_t dim;
 };

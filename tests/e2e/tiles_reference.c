@@ -6,7 +6,7 @@
 
 #include "gpu/gpu.h"
 
-static struct cairn_group_hyper hyper_of(int tensor)
+static struct group_hyper hyper_of(int tensor)
 {
     const struct cairn_group *g = tiles_groups;
     while (strcmp(g->name, tiles_tensors[tensor].group) != 0) g++;
@@ -23,7 +23,7 @@ void tiles_reference_open(struct tiles_reference *ref, struct tiles_mesh mesh)
         for (uint64_t i = 0; i < tiles_elems(t); i++) param[i] = tiles_initial(t, i);
         reference_open(&ref->tensor[t], tensor->name, &tensor->shape, tensor->wire, param);
         if (tensor->group == NULL) continue;
-        const struct cairn_group_hyper hyper = hyper_of(t);
+        const struct group_hyper hyper = hyper_of(t);
         reference_train(&ref->tensor[t], &hyper, 0);
     }
 }
@@ -38,14 +38,14 @@ static void add_micro(const struct tiles_reference *ref, int t, uint32_t rank, u
                       const struct cairn_box *box, float *sum, bool first)
 {
     const uint64_t elems = tiles_box_elems(box);
-    const size_t wire_bytes = cairn_dtype_bytes((int)tiles_tensors[t].wire);
+    const size_t wire_bytes = dtype_size((int)tiles_tensors[t].wire);
     uint8_t *wire = reference_zeros(elems), *pushed = reference_zeros(elems);
     float *gradient = reference_zeros(elems);
     for (uint64_t k = 0; k < elems; k++)
         memcpy(wire + k * wire_bytes,
                (uint8_t *)ref->tensor[t].wire + tiles_index(t, box, k) * wire_bytes, wire_bytes);
     tiles_gradient(ref->step, rank, micro, t, box, wire, pushed);
-    cairn_backend_host()->convert(gradient, CAIRN_F32, pushed, tiles_push_dtype(rank, t), elems);
+    backend_host()->convert(gradient, CAIRN_F32, pushed, tiles_push_dtype(rank, t), elems);
     for (uint64_t k = 0; k < elems; k++) sum[k] = first ? gradient[k] : sum[k] + gradient[k];
     free(wire);
     free(pushed);
@@ -73,7 +73,7 @@ static void fold(struct tiles_reference *ref, int t, uint32_t rank, uint32_t fir
     free(part);
 }
 
-static void sum_tensor(struct tiles_reference *ref, int t, struct cairn_sums *sums)
+static void sum_tensor(struct tiles_reference *ref, int t, struct sums *sums)
 {
     const uint32_t world = ref->mesh.tp * ref->mesh.dp;
     const uint32_t together = tiles_adds_up(ref->mesh) ? TILES_MICROS_MAX : 1;
@@ -96,18 +96,18 @@ static uint64_t weight_of(const struct tiles_reference *ref, uint32_t rank)
 void tiles_reference_run(struct tiles_reference *ref, uint64_t until_step)
 {
     for (; ref->step < until_step; ref->step++) {
-        struct cairn_sums sums = { .nonfinite = 0 };
-        struct cairn_update_norm norm;
+        struct sums sums = { .nonfinite = 0 };
+        struct update_norm norm;
         uint64_t weight = 0;
         for (uint32_t r = 0; r < ref->mesh.tp * ref->mesh.dp; r++) weight += weight_of(ref, r);
         for (int t = 0; t < TILES_TENSORS; t++)
             if (tiles_tensors[t].group != NULL) sum_tensor(ref, t, &sums);
-        ck_assert_int_eq(cairn_update_norm_of(&sums.sum_squares, weight, TILES_LOSS_SCALE,
-                                              TILES_CLIP_NORM, &norm),
-                         CAIRN_OK);
+        ck_assert_int_eq(
+            update_norm_of(&sums.sum_squares, weight, TILES_LOSS_SCALE, TILES_CLIP_NORM, &norm),
+            CAIRN_OK);
         for (int t = 0; t < TILES_TENSORS; t++)
             if (tiles_tensors[t].group != NULL) {
-                const struct cairn_group_hyper hyper = hyper_of(t);
+                const struct group_hyper hyper = hyper_of(t);
                 reference_update(&ref->tensor[t], &hyper, ref->step + 1, norm.grad_scale);
             }
     }

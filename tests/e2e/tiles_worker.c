@@ -1,6 +1,7 @@
 #include "tests/e2e/tiles_worker.h"
 #include "tests/support/good.h"
 
+#include <inttypes.h>
 #include <check.h>
 #include <signal.h>
 #include <stdio.h>
@@ -197,11 +198,11 @@ static bool attend(struct tiles_worker *w, cairn *session, bool *died)
     return good;
 }
 
-cairn *tiles_session(const char *endpoint, struct cairn_fabric_hub *hub)
+cairn *tiles_session(const char *endpoint, struct fabric_hub *hub)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = endpoint };
     cairn *session = NULL;
-    good(cairn_client_open(&opts, hub, &session));
+    good(client_open(&opts, hub, &session));
     return session;
 }
 
@@ -216,7 +217,7 @@ void tiles_worker_run(struct tiles_worker *w)
     while (died) {
         cairn *session;
         died = false;
-        if (cairn_client_open(&opts, w->hub, &session) != CAIRN_OK) {
+        if (client_open(&opts, w->hub, &session) != CAIRN_OK) {
             wrong(w, "open");
             return;
         }
@@ -262,7 +263,7 @@ void tiles_run_await(struct tiles_run *run, uint64_t step)
     while (run->step < step && run->ended == 0) pthread_cond_wait(&run->moved, &run->lock);
     const uint64_t at = run->step;
     pthread_mutex_unlock(&run->lock);
-    ck_assert_msg(at >= step, "a rank ended at step %llu", (unsigned long long)at);
+    ck_assert_msg(at >= step, "a rank ended at step %" PRIu64, at);
 }
 
 void tiles_run_join(struct tiles_run *run)

@@ -11,7 +11,7 @@
 
 struct tiles_worker {
     const char *endpoint;
-    struct cairn_fabric_hub *hub; /* NULL: ucx */
+    struct fabric_hub *hub; /* NULL: ucx */
     struct tiles_mesh mesh;
     uint32_t rank;
     uint64_t until_step;
@@ -44,7 +44,7 @@ void tiles_run_await(struct tiles_run *run, uint64_t step);
 void tiles_run_join(struct tiles_run *run);
 
 /* A session that ends with the caller's cairn_close; fails the test. hub as in struct tiles_worker. */
-cairn *tiles_session(const char *endpoint, struct cairn_fabric_hub *hub);
+cairn *tiles_session(const char *endpoint, struct fabric_hub *hub);
 /* What rank `rank` of the mesh declares, ascending by tensor; replicated tensors are not in it. Returns how
  * many. */
 size_t tiles_list(struct tiles_mesh mesh, uint32_t rank, struct cairn_tile out[TILES_TENSORS]);

@@ -2,6 +2,7 @@
  * usage: fuzz_NAME CORPUS_FOLDER SECONDS [SEED]
  * What makes the target fail is left as ./fuzz_NAME.failed; the seed is printed. A file is tried again by
  * giving its folder and 0 seconds. */
+#include <inttypes.h>
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
@@ -132,7 +133,7 @@ int main(int argc, char **argv)
     snprintf(failed_path, sizeof failed_path, "%s.failed", slash == NULL ? argv[0] : slash + 1);
     const double end_s = now_s() + strtod(argv[2], NULL);
     random_state = argc > 3 ? strtoull(argv[3], NULL, 10) : (uint64_t)time(NULL);
-    printf("seed %llu\n", (unsigned long long)random_state);
+    printf("seed %" PRIu64 "\n", random_state);
     fflush(stdout);
     signal(SIGABRT, on_failure);
     signal(SIGSEGV, on_failure);
@@ -151,7 +152,7 @@ int main(int argc, char **argv)
         for (uint64_t left = 1 + random_below(CHANGES_MAX); left > 0; left--) change();
         run_trial();
     }
-    printf("%zu files, %llu changed ones\n", corpus_count, (unsigned long long)trials);
+    printf("%zu files, %" PRIu64 " changed ones\n", corpus_count, trials);
     for (size_t i = 0; i < corpus_count; i++) free(corpus[i].bytes);
     return 0;
 }

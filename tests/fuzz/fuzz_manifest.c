@@ -5,22 +5,22 @@
 #include "tests/fuzz/target.h"
 
 /* What was read can be written, and is read again as the same. */
-static void comes_back(struct cairn_manifest *m)
+static void comes_back(struct manifest *m)
 {
     char *text = NULL;
     size_t text_bytes = 0;
-    struct cairn_sentence why = { 0 };
-    struct cairn_manifest again;
-    const cairn_status status = cairn_manifest_encode(m, &text, &text_bytes, &why);
+    struct sentence why = { 0 };
+    struct manifest again;
+    const cairn_status status = manifest_encode(m, &text, &text_bytes, &why);
     if (status != CAIRN_OK) { // of an older version, whose checksums are over whole files
         MUST(why.text[0] != '\0');
         return;
     }
-    MUST(cairn_manifest_decode(text, text_bytes, &again, &why) == CAIRN_OK);
+    MUST(manifest_decode(text, text_bytes, &again, &why) == CAIRN_OK);
     MUST(again.step == m->step && again.generation == m->generation);
     MUST(again.file_count == m->file_count && again.payload_bytes == m->payload_bytes);
     MUST(memcmp(again.content_root, m->content_root, sizeof again.content_root) == 0);
-    cairn_manifest_release(&again);
+    manifest_release(&again);
     free(text);
 }
 
@@ -37,15 +37,15 @@ static void paths_stay(const char *path)
 
 static void decode(const char *text, size_t text_bytes)
 {
-    struct cairn_manifest m;
-    struct cairn_sentence why = { 0 };
-    if (cairn_manifest_decode(text, text_bytes, &m, &why) != CAIRN_OK) {
+    struct manifest m;
+    struct sentence why = { 0 };
+    if (manifest_decode(text, text_bytes, &m, &why) != CAIRN_OK) {
         MUST(why.text[0] != '\0');
         return;
     }
     for (size_t i = 0; i < m.file_count; i++) paths_stay(m.files[i].path);
     comes_back(&m);
-    cairn_manifest_release(&m);
+    manifest_release(&m);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -56,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     MUST(sealed != NULL);
     memcpy(sealed, data, size);
     const size_t before = size - CAIRN_MANIFEST_SEAL_BYTES;
-    cairn_manifest_seal(sealed, before, sealed + before);
+    manifest_seal(sealed, before, sealed + before);
     decode(sealed, size);
     free(sealed);
     return 0;

@@ -97,7 +97,7 @@ def main():
     print(f"#define GOLDEN_STEPS {STEPS}\n")
     print("static const struct cairn_schedule_point golden_points[] = {")
     print("    " + ", ".join("{ %d, %r }" % p for p in TABLE) + "\n};")
-    print("static const struct {\n    struct cairn_schedule schedule;\n    double lr;\n    int rounds;")
+    print("static const struct {\n    struct schedule schedule;\n    double lr;\n    int rounds;")
     print("    uint64_t rates[GOLDEN_STEPS]; /* bits */\n} golden[] = {")
     for kind, lr, w, t, d, low, table, make, rounds in CASES:
         with_points = f"golden_points, {len(table)}" if table else "0, 0"

@@ -12,7 +12,7 @@ static const struct cairn_schedule_point golden_points[] = {
     { 5, 1.0 }, { 10, 0.25 }, { 11, 2.0 }, { 30, 0.0 }
 };
 static const struct {
-    struct cairn_schedule schedule;
+    struct schedule schedule;
     double lr;
     int rounds;
     uint64_t rates[GOLDEN_STEPS]; /* bits */

@@ -7,6 +7,7 @@
 #ifndef CAIRN_TESTS_GPU_KERNEL_SCENE_H
 #define CAIRN_TESTS_GPU_KERNEL_SCENE_H
 
+#include <inttypes.h>
 #include <check.h>
 #include <math.h>
 #include <stdbool.h>
@@ -39,7 +40,7 @@ static inline void scene_begin(uint64_t seed)
         scene.after = scene.touched + SCENE_BYTES;
     }
     scene.used = 64;
-    cairn_kernel_memory = (struct cairn_kernel_memory) {
+    kernel_memory = (struct kernel_memory) {
         .at = SCENE_AT,
         .bytes = SCENE_BYTES,
         .distance = (uint64_t)(uintptr_t)scene.memory - SCENE_AT,
@@ -70,50 +71,48 @@ static inline void scene_note(void *context, uint64_t address, uint64_t bytes, b
     for (uint64_t i = 0; i < bytes; i++) {
         if (touched[i] == SCENE_WRITTEN ||
             (touched[i] != 0 && writes)) // an assert a byte would take long
-            ck_abort_msg("byte %#llx is written, and not by one item alone",
-                         (unsigned long long)(address + i));
+            ck_abort_msg("byte %#" PRIx64 " is written, and not by one item alone", (address + i));
         touched[i] = writes ? SCENE_WRITTEN : SCENE_READ;
     }
 }
 
-static inline void scene_run_blocks(const struct cairn_kernel *kernel,
-                                    const struct cairn_kernel_list *list)
+static inline void scene_run_blocks(const struct kernel *kernel, const struct kernel_list *list)
 {
-    const enum cairn_kernel_number number = (enum cairn_kernel_number)(kernel - cairn_kernels);
-    const uint32_t all = cairn_kernel_blocks(number, list->pieces, 72), blocks = all == 0 ? 1 : all;
+    const enum kernel_number number = (enum kernel_number)(kernel - kernel_table);
+    const uint32_t all = kernel_blocks(number, list->pieces, 72), blocks = all == 0 ? 1 : all;
     const uint32_t some = 1 + (uint32_t)random_below(blocks), first = (uint32_t)random_below(some);
     const bool backwards = random_below(2) == 0;
     for (uint32_t i = 0; i < some; i++)
         kernel->run(list, (first + (backwards ? some - i : i)) % some, some);
 }
 
-static inline void scene_run(enum cairn_kernel_number number, const void *items, uint64_t count,
+static inline void scene_run(enum kernel_number number, const void *items, uint64_t count,
                              uint64_t pieces)
 {
-    const struct cairn_kernel *kernel = &cairn_kernels[number];
+    const struct kernel *kernel = &kernel_table[number];
     const uint64_t at = scene_take(count * kernel->item_bytes, 8);
-    const struct cairn_kernel_list list = { at, count, pieces };
-    ck_assert_ptr_eq(cairn_kernel_named(kernel->name), kernel);
+    const struct kernel_list list = { at, count, pieces };
+    ck_assert_ptr_eq(kernel_named(kernel->name), kernel);
     memcpy(scene_at(at), items, count * kernel->item_bytes);
     memset(scene.touched, 0, scene.used);
-    cairn_kernel_misaligned = 0;
+    kernel_misaligned = 0;
     kernel->ranges(&list, scene_note, NULL);
     memcpy(scene.before, scene.memory, scene.used);
     scene_run_blocks(kernel, &list);
     memcpy(scene.after, scene.memory, scene.used);
     for (uint64_t i = 0; i < scene.used; i++) {
         if (scene.touched[i] != SCENE_WRITTEN && scene.after[i] != scene.before[i])
-            ck_abort_msg("%s writes byte %#llx", kernel->name, (unsigned long long)i);
+            ck_abort_msg("%s writes byte %#" PRIx64, kernel->name, i);
         scene.memory[i] = scene.touched[i] == 0 ? (uint8_t)~scene.before[i] : scene.before[i];
     }
     scene_run_blocks(kernel, &list);
     for (uint64_t i = 0; i < scene.used; i++) {
         if (scene.touched[i] != 0 && scene.after[i] != scene.memory[i])
-            ck_abort_msg("%s is not the same at byte %#llx", kernel->name, (unsigned long long)i);
+            ck_abort_msg("%s is not the same at byte %#" PRIx64, kernel->name, i);
     }
     memcpy(scene.memory, scene.after, scene.used);
-    ck_assert_msg(cairn_kernel_misaligned == 0, "%s reaches %#llx, which is not aligned",
-                  kernel->name, (unsigned long long)cairn_kernel_misaligned);
+    ck_assert_msg(kernel_misaligned == 0, "%s reaches %#" PRIx64 ", which is not aligned",
+                  kernel->name, kernel_misaligned);
 }
 
 /* ---- numbers ---- */
@@ -149,7 +148,7 @@ static inline void scene_fill(uint64_t address, cairn_dtype dtype, uint64_t elem
 
 static inline uint64_t scene_plane(cairn_dtype dtype, uint64_t elems)
 {
-    const uint64_t bytes = cairn_dtype_bytes((int)dtype), at = scene_take(elems * bytes, bytes);
+    const uint64_t bytes = dtype_size((int)dtype), at = scene_take(elems * bytes, bytes);
     scene_fill(at, dtype, elems);
     return at;
 }
@@ -170,9 +169,9 @@ static inline void scene_same_f32(const char *what, uint64_t address, const floa
     for (uint64_t i = 0; i < elems; i++) {
         float x;
         memcpy(&x, got + i, sizeof x);
-        if ((isnan(x) && isnan(want[i])) || cairn_f32_bits(x) == cairn_f32_bits(want[i])) continue;
-        ck_abort_msg("%s, element %llu of %llu: %a, not %a", what, (unsigned long long)i,
-                     (unsigned long long)elems, (double)x, (double)want[i]);
+        if ((isnan(x) && isnan(want[i])) || f32_bits(x) == f32_bits(want[i])) continue;
+        ck_abort_msg("%s, element %" PRIu64 " of %" PRIu64 ": %a, not %a", what, i, elems,
+                     (double)x, (double)want[i]);
     }
 }
 
@@ -181,8 +180,7 @@ static inline void scene_same_bytes(const char *what, uint64_t address, const vo
 {
     for (uint64_t i = 0; i < bytes; i++)
         if (((const uint8_t *)scene_at(address))[i] != ((const uint8_t *)want)[i])
-            ck_abort_msg("%s, byte %llu of %llu", what, (unsigned long long)i,
-                         (unsigned long long)bytes);
+            ck_abort_msg("%s, byte %" PRIu64 " of %" PRIu64, what, i, bytes);
 }
 
 /* A copy that the host works on; free it. */

@@ -2,6 +2,7 @@
  * parameters. Skipped where there is no cuda.h: only who has a toolkit can compare. */
 #include "tests/support/suite.h"
 
+#include <inttypes.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@
 #define CAIRN_CALL(name, suffix, parameters) typedef int(*ours_##name) parameters;
 CAIRN_DRIVER_CALLS(CAIRN_CALL)
 #undef CAIRN_CALL
-typedef cairn_driver_find_fn ours_cuGetProcAddress;
+typedef driver_find_fn ours_cuGetProcAddress;
 #undef CUkern_st
 
 #include <cuda.h>
@@ -89,9 +90,9 @@ static const struct pair values[] = {
     SAME(CAIRN_CU_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
 };
 
-typedef struct cairn_cu_location our_location;
-typedef struct cairn_cu_allocation our_allocation;
-typedef struct cairn_cu_access our_access;
+typedef struct cu_location our_location;
+typedef struct cu_allocation our_allocation;
+typedef struct cu_access our_access;
 
 /* A member's place and size. */
 #define MEMBER(ours, our_member, theirs, member)                \
@@ -114,7 +115,7 @@ static const struct pair layouts[] = {
     SAME(sizeof(our_access), sizeof(CUmemAccessDesc)),
     MEMBER(our_access, location, CUmemAccessDesc, location),
     MEMBER(our_access, flags, CUmemAccessDesc, flags),
-    SAME(sizeof(struct cairn_cu_uuid), sizeof(CUuuid)),
+    SAME(sizeof(struct cu_uuid), sizeof(CUuuid)),
     /* What stands for it in calls. */
     SAME(sizeof(int), sizeof(CUresult)),
     SAME(sizeof(int), sizeof(CUdevice)),
@@ -144,7 +145,7 @@ static const struct symbol symbols[] = { CAIRN_DRIVER_CALLS(CAIRN_CALL) };
 #define CUdevice_attribute                int
 #define CUpointer_attribute               int
 #define CUdeviceptr                       uint64_t
-#define CUuuid                            struct cairn_cu_uuid
+#define CUuuid                            struct cu_uuid
 #define CUcontext                         struct CUctx_st *
 #define CUstream                          struct CUstream_st *
 #define CUevent                           struct CUevent_st *
@@ -155,9 +156,9 @@ static const struct symbol symbols[] = { CAIRN_DRIVER_CALLS(CAIRN_CALL) };
 #define CUstreamCaptureMode               int
 #define CUstreamCaptureStatus             int
 #define CUlibraryOption                   int
-#define CUmemLocation                     struct cairn_cu_location
-#define CUmemAllocationProp               struct cairn_cu_allocation
-#define CUmemAccessDesc                   struct cairn_cu_access
+#define CUmemLocation                     struct cu_location
+#define CUmemAllocationProp               struct cu_allocation
+#define CUmemAccessDesc                   struct cu_access
 #define CUmemGenericAllocationHandle      unsigned long long
 #define CUmemAllocationHandleType         int
 #define CUmemAllocationGranularity_flags  int
@@ -182,9 +183,8 @@ static const struct {
 static void check_pairs(const struct pair *pairs, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        ck_assert_msg(pairs[i].ours == pairs[i].theirs, "%s: ours %llu, cuda.h's %llu",
-                      pairs[i].what, (unsigned long long)pairs[i].ours,
-                      (unsigned long long)pairs[i].theirs);
+        ck_assert_msg(pairs[i].ours == pairs[i].theirs, "%s: ours %" PRIu64 ", cuda.h's %" PRIu64,
+                      pairs[i].what, pairs[i].ours, pairs[i].theirs);
 }
 
 TEST(values_are_those_of_cuda_h)

@@ -1,5 +1,6 @@
 /* Gradients on a card reach shards of that card without passing the host: real daemons on the emulated card,
  * and a worker whose gradients lie in memory of cairn_alloc, of others on the card, and of the host. */
+#include <inttypes.h>
 #include <check.h>
 #include <signal.h>
 #include <stdio.h>
@@ -185,7 +186,7 @@ static void expect_shown(const char *name, const char *words)
 /* Shard and worker count alike what is read where it lies: where a chunk is added up, the shard says. */
 static void expect_no_refusal(void)
 {
-    const char *busy = cairn_status_text(CAIRN_ERR_BUSY);
+    const char *busy = status_text(CAIRN_ERR_BUSY);
     ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", busy), 0);
     ck_assert_int_eq(cluster_logged(&cluster, "shard-1.log", busy), 0);
 }
@@ -476,14 +477,14 @@ TEST(a_worker_that_dies_while_its_memory_is_read_harms_nobody)
 /* The operation's minute for streams is over. */
 static void let_time_pass(cairn_op *handle)
 {
-    struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
+    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
     struct stream_waits *waits = &op->session->streams;
     pthread_mutex_lock(&waits->lock);
     ck_assert_ptr_nonnull(op->words);
     op->words_until_ms = 0;
     pthread_cond_signal(&waits->changed);
     pthread_mutex_unlock(&waits->lock);
-    cairn_handle_put(handle);
+    handle_put(handle);
 }
 
 TEST(a_stream_waits_until_an_operation_is_over_and_not_longer_than_the_session)
@@ -634,7 +635,7 @@ TEST(an_operation_that_ends_after_the_context_harms_nobody)
 static void capture(const struct CUstream_st *stream)
 {
     char options[48];
-    snprintf(options, sizeof options, "captured=%llu", (unsigned long long)(uintptr_t)stream);
+    snprintf(options, sizeof options, "captured=%" PRIu64, (uintptr_t)stream);
     emulated_set(&card, options);
 }
 

@@ -513,14 +513,14 @@ TEST(memory_that_no_shard_knows_is_freed_while_a_stream_waits_and_goes_when_none
 static void await_unpublished(const struct trainer *t)
 {
     bool is_left = true;
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, t->session);
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, t->session);
     for (int i = 0; i < WAIT_MS / 20 && is_left; i++) {
         pthread_mutex_lock(&s->lock);
         is_left = s->published != NULL;
         pthread_mutex_unlock(&s->lock);
         if (is_left) usleep(20000);
     }
-    cairn_handle_put(t->session);
+    handle_put(t->session);
     ck_assert(!is_left);
 }
 
@@ -590,22 +590,21 @@ TEST(a_unit_that_is_gathered_while_a_stream_waits_holds_up_its_caller_alone)
 static void scribble(const struct trainer *t)
 {
     unsigned scribbled = 0;
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, t->session);
-    const struct cairn_cu_access access = { .location = { .type = CAIRN_CU_LOCATION_DEVICE },
-                                            .flags = CAIRN_CU_ACCESS_READWRITE };
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, t->session);
+    const struct cu_access access = { .location = { .type = CAIRN_CU_LOCATION_DEVICE },
+                                      .flags = CAIRN_CU_ACCESS_READWRITE };
     pthread_mutex_lock(&s->lock);
     for (const struct published *copy = s->published; copy != NULL; copy = copy->next)
         for (const struct shown *shown = copy->shown; shown != NULL; shown = shown->next) {
             size_t bytes;
-            const uint64_t at = (uint64_t)(uintptr_t)cairn_fabric_mapping_memory(shown->mapping,
-                                                                                 &bytes);
+            const uint64_t at = (uint64_t)(uintptr_t)fabric_mapping_memory(shown->mapping, &bytes);
             if (shown->side != CAIRN_PUBLISHED_DEVICE) continue;
             ck_assert_int_eq(card.driver.cuMemSetAccess(at, bytes, &access, 1), 0);
             ck_assert_int_eq(card.driver.cuMemsetD8Async(at, 0xff, bytes, NULL), 0);
             scribbled++;
         }
     pthread_mutex_unlock(&s->lock);
-    cairn_handle_put(t->session);
+    handle_put(t->session);
     ck_assert_int_eq(card.driver.cuStreamSynchronize(NULL), 0);
     ck_assert_uint_ge(scribbled, 2 * SHARDS);
 }

@@ -19,7 +19,7 @@ static struct CUstream_st *stream;
 static void set_up(void)
 {
     emulator = emulated_open("maps_wait=500,quiet=1");
-    good(cairn_card_get(0, &card));
+    good(card_get(0, &card));
     ck_assert_int_eq(emulator.driver.cuStreamCreate(&stream, CAIRN_CU_STREAM_NON_BLOCKING), 0);
 }
 
@@ -34,16 +34,16 @@ static void tear_down(void)
 static void map_and_unmap(void)
 {
     struct card_memory memory;
-    good(cairn_card_memory_open(card, 4096, &memory));
-    cairn_card_memory_close(&memory);
+    good(card_memory_open(card, 4096, &memory));
+    card_memory_close(&memory);
 }
 
 /* False: some stream waits, and it is done later. */
 static bool change(void)
 {
-    if (!cairn_card_change_begin()) return false;
+    if (!card_change_begin()) return false;
     map_and_unmap();
-    cairn_card_change_end();
+    card_change_end();
     return true;
 }
 
@@ -51,7 +51,7 @@ static struct card_word *have_the_stream_wait(void)
 {
     struct card_word *word;
     struct card_wait wait;
-    good(cairn_card_word_take(card, &word, &wait));
+    good(card_word_take(card, &word, &wait));
     good(cairn_card_wait(card, stream, &wait));
     return word;
 }
@@ -61,9 +61,9 @@ TEST(who_ends_a_streams_wait_maps_nothing_until_it_has)
     ck_assert(change());
     struct card_word *first = have_the_stream_wait(), *second = have_the_stream_wait();
     ck_assert(!change());
-    cairn_card_word_set(first);
+    card_word_set(first);
     ck_assert(!change());
-    cairn_card_word_set(second);
+    card_word_set(second);
     ck_assert(change());
 }
 
@@ -84,11 +84,11 @@ static void *change_slowly(void *arg)
 {
     const uint64_t until = now_ms() + 50;
     (void)arg;
-    ck_assert(cairn_card_change_begin());
+    ck_assert(card_change_begin());
     sem_post(&has_begun);
     while (!atomic_load(&waits) && now_ms() < until) sched_yield();
     map_and_unmap();
-    cairn_card_change_end();
+    card_change_end();
     return NULL;
 }
 
@@ -101,7 +101,7 @@ TEST(a_stream_begins_to_wait_when_what_is_being_mapped_is)
     struct card_word *word = have_the_stream_wait();
     atomic_store(&waits, true);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
-    cairn_card_word_set(word);
+    card_word_set(word);
     sem_destroy(&has_begun);
 }
 

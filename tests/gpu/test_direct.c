@@ -17,7 +17,7 @@
 enum { BYTES = 2 << 20, PAYLOAD_MAX = 1 << 20 };
 
 static struct node a, b;
-static struct cairn_fabric_device device; /* of no importer: nobody shows anything */
+static struct fabric_device device; /* of no importer: nobody shows anything */
 
 static bool has_cuda(void)
 {
@@ -33,21 +33,21 @@ static bool lacks_cuda(void)
     return true;
 }
 
-static void open_node(struct node *node, const char *kind, enum cairn_device_memory memory)
+static void open_node(struct node *node, const char *kind, enum device_memory memory)
 {
     node_open(node, kind,
-              &(struct cairn_fabric_options) {
+              &(struct fabric_options) {
                   .device_memory = memory, .has_loopback = true, .device = &device });
 }
 
 /* ---- which way, and why ---- */
 
-static void expect_way(const char *kind, enum cairn_device_memory memory, bool is_direct,
+static void expect_way(const char *kind, enum device_memory memory, bool is_direct,
                        const char *word)
 {
     const char *why;
     open_node(&a, kind, memory);
-    ck_assert_int_eq(cairn_fabric_takes_device(a.fabric, &why), is_direct);
+    ck_assert_int_eq(fabric_takes_device(a.fabric, &why), is_direct);
     ck_assert_msg(strstr(why, word) != NULL, "%s: %s", kind, why);
     node_close(&a);
 }
@@ -87,10 +87,10 @@ TEST(the_network_cards_among_the_devices_are_asked_whether_they_take_memory_of_a
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *why;
         node_open(&a, "ucx",
-                  &(struct cairn_fabric_options) { .transports = "tcp,self",
-                                                   .net_devices = cases[i].devices,
-                                                   .device = &device });
-        const bool is_direct = cairn_fabric_takes_device(a.fabric, &why);
+                  &(struct fabric_options) { .transports = "tcp,self",
+                                             .net_devices = cases[i].devices,
+                                             .device = &device });
+        const bool is_direct = fabric_takes_device(a.fabric, &why);
         // Built with Debian's headers it goes without all the same.
         const bool is_old = strstr(why, "made with a UCX before 1.14") != NULL;
         ck_assert_int_eq(is_direct || is_old, cases[i].is_direct);
@@ -126,29 +126,29 @@ static struct emulated card;
 static struct emulated_memory memory;
 
 /* a and b have the card; a tells b of nothing, since they are no fabrics that map. */
-static struct cairn_fabric_region *open_pair(struct cairn_fabric_peer **to_b_out)
+static struct fabric_region *open_pair(struct fabric_peer **to_b_out)
 {
-    struct cairn_fabric_region *region;
+    struct fabric_region *region;
     int fd;
     card = emulated_open("quiet=1");
     memory = emulated_alloc(&card, BYTES);
-    device = (struct cairn_fabric_device) { .uuid_count = 1, .is_reached = true };
+    device = (struct fabric_device) { .uuid_count = 1, .is_reached = true };
     open_node(&a, "ucx", CAIRN_DEVICE_MEMORY_DEVICE);
     open_node(&b, "ucx", CAIRN_DEVICE_MEMORY_DEVICE);
     *to_b_out = node_connect_to(&a, &b);
     ck_assert_int_eq(
         card.driver.cuMemExportToShareableHandle(&fd, memory.handle, CAIRN_CU_HANDLE_POSIX, 0),
         CAIRN_CU_OK);
-    ck_assert_int_eq(cairn_fabric_region_add_device(a.fabric, (void *)(uintptr_t)memory.at, BYTES,
-                                                    fd, device.uuids[0], NULL, 0, &region),
+    ck_assert_int_eq(fabric_region_add_device(a.fabric, (void *)(uintptr_t)memory.at, BYTES, fd,
+                                              device.uuids[0], NULL, 0, &region),
                      CAIRN_OK);
     close(fd);
     return region;
 }
 
-static void close_pair(struct cairn_fabric_region *region)
+static void close_pair(struct fabric_region *region)
 {
-    cairn_fabric_region_drop(region);
+    fabric_region_drop(region);
     node_close(&a);
     node_close(&b);
     emulated_free(&card, &memory);
@@ -176,15 +176,14 @@ TEST(what_lies_on_a_card_goes_from_there_unless_it_is_small)
 {
     static const size_t sizes[] = { CAIRN_FABRIC_DIRECT_MIN, 60000, PAYLOAD_MAX };
     const struct note note = { .id = 9 };
-    struct cairn_fabric_peer *to_b;
+    struct fabric_peer *to_b;
     if (lacks_cuda()) return;
-    struct cairn_fabric_region *region = open_pair(&to_b);
+    struct fabric_region *region = open_pair(&to_b);
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         const uint64_t at = memory.at + BYTES - sizes[i];
         fill_card(at, sizes[i], i);
         const void *payload = (const void *)(uintptr_t)at;
-        ck_assert_str_eq(cairn_fabric_payload_path(to_b, payload, sizes[i]),
-                         CAIRN_FABRIC_PATH_DIRECT);
+        ck_assert_str_eq(fabric_payload_path(to_b, payload, sizes[i]), CAIRN_FABRIC_PATH_DIRECT);
         node_send(&a, to_b, i, payload, sizes[i]);
         pump(&a, &b, &b.arrived, i + 1);
         node_receive(&b, i);
@@ -194,8 +193,8 @@ TEST(what_lies_on_a_card_goes_from_there_unless_it_is_small)
     }
     const void *small = (const void *)(uintptr_t)memory.at;
     const size_t bytes = CAIRN_FABRIC_DIRECT_MIN - 1;
-    ck_assert_str_eq(cairn_fabric_payload_path(to_b, small, bytes), "");
-    ck_assert_int_eq(cairn_fabric_send(to_b, &note, sizeof note, small, bytes, on_landed, NULL),
+    ck_assert_str_eq(fabric_payload_path(to_b, small, bytes), "");
+    ck_assert_int_eq(fabric_send(to_b, &note, sizeof note, small, bytes, on_landed, NULL),
                      CAIRN_ERR_UNSUPPORTED);
     ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
     close_pair(region);
@@ -204,14 +203,14 @@ TEST(what_lies_on_a_card_goes_from_there_unless_it_is_small)
 /* What was sent by then is received whole, also from a region that is dropped. */
 TEST(a_region_of_a_card_that_is_dropped_is_read_to_the_end)
 {
-    struct cairn_fabric_peer *to_b;
+    struct fabric_peer *to_b;
     if (lacks_cuda()) return;
-    struct cairn_fabric_region *region = open_pair(&to_b);
+    struct fabric_region *region = open_pair(&to_b);
     fill_card(memory.at, PAYLOAD_MAX, 7);
     for (unsigned i = 0; i < 2; i++)
         node_send(&a, to_b, i, (const void *)(uintptr_t)memory.at, PAYLOAD_MAX);
     pump(&a, &b, &b.arrived, 2);
-    cairn_fabric_region_drop(region);
+    fabric_region_drop(region);
     for (unsigned i = 0; i < 2; i++) {
         node_receive(&b, i);
         pump(&a, &b, &b.received, i + 1);
@@ -226,9 +225,9 @@ TEST(a_region_of_a_card_that_is_dropped_is_read_to_the_end)
 
 static cairn_status receive_on_card(unsigned i, uint64_t at)
 {
-    struct cairn_fabric_message *message = a.arrivals[i].message;
-    const cairn_status status = cairn_fabric_receive(message, (void *)(uintptr_t)at, PAYLOAD_MAX,
-                                                     on_landed, NULL);
+    struct fabric_message *message = a.arrivals[i].message;
+    const cairn_status status = fabric_receive(message, (void *)(uintptr_t)at, PAYLOAD_MAX,
+                                               on_landed, NULL);
     if (status == CAIRN_OK) a.arrivals[i].message = NULL;
     return status;
 }
@@ -236,10 +235,10 @@ static cairn_status receive_on_card(unsigned i, uint64_t at)
 TEST(what_comes_from_a_host_or_a_card_lands_on_a_card_unless_it_is_small)
 {
     static uint8_t host[PAYLOAD_MAX];
-    struct cairn_fabric_peer *to_b;
+    struct fabric_peer *to_b;
     if (lacks_cuda()) return;
-    struct cairn_fabric_region *region = open_pair(&to_b);
-    struct cairn_fabric_peer *to_a = node_connect_to(&b, &a), *to_itself = node_connect_to(&a, &a);
+    struct fabric_region *region = open_pair(&to_b);
+    struct fabric_peer *to_a = node_connect_to(&b, &a), *to_itself = node_connect_to(&a, &a);
     fill(host, PAYLOAD_MAX, 3);
     node_send(&b, to_a, 0, host, PAYLOAD_MAX);
     pump(&a, &b, &a.arrived, 1);

@@ -2,6 +2,7 @@
 #include "tests/support/emulated.h"
 #include "tests/support/suite.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -18,7 +19,7 @@
 #define BLOCK_THREADS 256
 
 static struct emulated card;
-static const struct cairn_driver *cu = &card.driver;
+static const struct driver *cu = &card.driver;
 static struct emulated_memory memory;
 static struct CUstream_st *one, *two;
 static struct CUevent_st *event;
@@ -51,8 +52,8 @@ static void set_up_strict(void)
     set_up_with("quiet=1");
 }
 
-static void launch(struct CUkern_st *kernel, struct CUstream_st *stream,
-                   struct cairn_kernel_list list, uint32_t blocks)
+static void launch(struct CUkern_st *kernel, struct CUstream_st *stream, struct kernel_list list,
+                   uint32_t blocks)
 {
     good(cu->cuLaunchKernel(kernel, blocks, 1, 1, BLOCK_THREADS, 1, 1, 0, stream,
                             (void *[]) { &list }, NULL));
@@ -60,12 +61,12 @@ static void launch(struct CUkern_st *kernel, struct CUstream_st *stream,
 
 static void launch_add(struct CUstream_st *stream, uint64_t to, uint64_t from)
 {
-    launch(add, stream, (struct cairn_kernel_list) { to, ELEMS, from }, 4);
+    launch(add, stream, (struct kernel_list) { to, ELEMS, from }, 4);
 }
 
 static void launch_ticket(struct CUstream_st *stream, uint64_t to, uint32_t blocks)
 {
-    launch(ticket, stream, (struct cairn_kernel_list) { to, blocks, 0 }, blocks);
+    launch(ticket, stream, (struct kernel_list) { to, blocks, 0 }, blocks);
 }
 
 static void read_back(uint32_t *into, uint64_t from, size_t bytes)
@@ -131,7 +132,7 @@ TEST(what_is_not_mapped_is_refused_with_its_address)
     uint64_t at;
     char address[32];
     good(cu->cuMemAddressReserve(&at, PAGE, 0, 0, 0));
-    snprintf(address, sizeof address, "%#llx", (unsigned long long)at + 64);
+    snprintf(address, sizeof address, "%#" PRIx64, at + 64);
     ck_assert_int_eq(cu->cuMemcpyHtoDAsync(at + 64, pinned, BYTES, one), CAIRN_CU_INVALID_VALUE);
     ck_assert_ptr_nonnull(strstr(card.cairn_emulator_words(), address));
     ck_assert_int_eq(cu->cuMemUnmap(at, PAGE), CAIRN_CU_INVALID_VALUE);
@@ -153,10 +154,9 @@ TEST(what_is_mapped_has_no_access_until_it_is_given)
 {
     unsigned long long handle;
     uint64_t at;
-    const struct cairn_cu_allocation how = { .type = CAIRN_CU_ALLOCATION_PINNED,
-                                             .location = { CAIRN_CU_LOCATION_DEVICE, 0 } };
-    const struct cairn_cu_access reads = { .location = { CAIRN_CU_LOCATION_DEVICE, 0 },
-                                           .flags = 1 };
+    const struct cu_allocation how = { .type = CAIRN_CU_ALLOCATION_PINNED,
+                                       .location = { CAIRN_CU_LOCATION_DEVICE, 0 } };
+    const struct cu_access reads = { .location = { CAIRN_CU_LOCATION_DEVICE, 0 }, .flags = 1 };
     int descriptor;
     good(cu->cuMemCreate(&handle, PAGE, &how, 0));
     good(cu->cuMemAddressReserve(&at, PAGE, 0, 0, 0));
@@ -176,8 +176,8 @@ TEST(sizes_are_whole_pages)
 {
     unsigned long long handle;
     uint64_t at;
-    const struct cairn_cu_allocation how = { .type = CAIRN_CU_ALLOCATION_PINNED,
-                                             .location = { CAIRN_CU_LOCATION_DEVICE, 0 } };
+    const struct cu_allocation how = { .type = CAIRN_CU_ALLOCATION_PINNED,
+                                       .location = { CAIRN_CU_LOCATION_DEVICE, 0 } };
     size_t page;
     good(cu->cuMemGetAllocationGranularity(&page, &how, CAIRN_CU_GRANULARITY_MINIMUM));
     ck_assert_uint_eq(page, PAGE);
@@ -220,8 +220,8 @@ TEST_EACH(two_streams_that_touch_the_same_bytes_are_named, 1, SEEDS)
     good(cu->cuStreamSynchronize(one));
     ck_assert_uint_eq(complaints(), 1);
     const char *words = card.cairn_emulator_words();
-    snprintf(address, sizeof address, "%zu bytes at %#llx", BYTES / 2,
-             (unsigned long long)memory.at + 4096 + BYTES / 2);
+    snprintf(address, sizeof address, "%zu bytes at %#" PRIx64, BYTES / 2,
+             memory.at + 4096 + BYTES / 2);
     ck_assert_msg(strstr(words, "emulator_add (stream 2") != NULL, "%s", words);
     ck_assert_msg(strstr(words, "a copy to the device (stream 1") != NULL, "%s", words);
     ck_assert_msg(strstr(words, address) != NULL, "%s", words);
@@ -339,16 +339,16 @@ TEST(a_launch_that_comes_when_the_last_was_waited_for_is_a_gap)
 /* A kernel of Cairn's, and its list in memory of the device, which a copy brings there. */
 static void launch_zero(struct CUstream_st *stream)
 {
-    const struct cairn_zero_item item = { .at = memory.at + 4096, .bytes = BYTES };
-    const uint64_t pieces = cairn_zero_pieces(&item);
+    const struct zero_item item = { .at = memory.at + 4096, .bytes = BYTES };
+    const uint64_t pieces = zero_pieces(&item);
     struct CUlib_st *library;
     struct CUkern_st *zero;
     memcpy(pinned, &item, sizeof item);
     good(cu->cuLibraryLoadData(&library, "an image", NULL, NULL, 0, NULL, NULL, 0));
     good(cu->cuLibraryGetKernel(&zero, library, "cairn_kernel_zero"));
     good(cu->cuMemcpyHtoDAsync(memory.at, pinned, sizeof item, stream));
-    launch(zero, stream, (struct cairn_kernel_list) { memory.at, 1, pieces },
-           cairn_kernel_blocks(CAIRN_KERNEL_zero, pieces, 256));
+    launch(zero, stream, (struct kernel_list) { memory.at, 1, pieces },
+           kernel_blocks(CAIRN_KERNEL_zero, pieces, 256));
 }
 
 TEST(a_list_of_work_comes_by_a_copy_of_its_stream)

@@ -18,15 +18,15 @@
 
 #define good(call) ck_assert_int_eq((call), CAIRN_CU_OK)
 
-static const struct cairn_cu_allocation how = { .type = CAIRN_CU_ALLOCATION_PINNED,
-                                                .handle_types = CAIRN_CU_HANDLE_POSIX,
-                                                .location = { CAIRN_CU_LOCATION_DEVICE, 0 } };
+static const struct cu_allocation how = { .type = CAIRN_CU_ALLOCATION_PINNED,
+                                          .handle_types = CAIRN_CU_HANDLE_POSIX,
+                                          .location = { CAIRN_CU_LOCATION_DEVICE, 0 } };
 
 static int try_launch(const struct emulated *card, uint64_t to)
 {
     struct CUlib_st *library;
     struct CUkern_st *kernel;
-    struct cairn_kernel_list list = { to, 1, 0 };
+    struct kernel_list list = { to, 1, 0 };
     good(card->driver.cuLibraryLoadData(&library, "an image", NULL, NULL, 0, NULL, NULL, 0));
     good(card->driver.cuLibraryGetKernel(&kernel, library, "emulator_ticket"));
     good(card->driver.cuLaunchKernel(kernel, 1, 1, 1, 256, 1, 1, 0, NULL, (void *[]) { &list },
@@ -37,18 +37,18 @@ static int try_launch(const struct emulated *card, uint64_t to)
 /* Two fp32 elements of what lies there become bf16, by a list that lies at `list_at`. */
 static int convert(const struct emulated *card, uint64_t from, uint64_t list_at, uint64_t room)
 {
-    const struct cairn_convert_item item = {
+    const struct convert_item item = {
         .src = from, .dst = room, .elems = 2, .src_dtype = CAIRN_F32, .dst_dtype = CAIRN_BF16
     };
-    struct cairn_kernel_list list = { list_at, 1, cairn_convert_pieces(&item) };
-    const enum cairn_kernel_number number = CAIRN_KERNEL_convert;
+    struct kernel_list list = { list_at, 1, convert_pieces(&item) };
+    const enum kernel_number number = CAIRN_KERNEL_convert;
     struct CUlib_st *library;
     struct CUkern_st *kernel;
     good(card->driver.cuMemcpyHtoDAsync(list_at, &item, sizeof item, NULL));
     good(card->driver.cuLibraryLoadData(&library, "an image", NULL, NULL, 0, NULL, NULL, 0));
     good(card->driver.cuLibraryGetKernel(&kernel, library, "cairn_kernel_convert"));
-    good(card->driver.cuLaunchKernel(kernel, 1, 1, 1, cairn_kernel_block_threads(number), 1, 1, 0,
-                                     NULL, (void *[]) { &list }, NULL));
+    good(card->driver.cuLaunchKernel(kernel, 1, 1, 1, kernel_block_threads(number), 1, 1, 0, NULL,
+                                     (void *[]) { &list }, NULL));
     return card->driver.cuStreamSynchronize(NULL);
 }
 
@@ -136,7 +136,7 @@ TEST(one_of_two_cards_fails_alone)
 TEST(two_cards_have_two_names_and_two_memories)
 {
     const struct emulated card = emulated_open("devices=2,quiet=1");
-    struct cairn_cu_uuid uuids[2];
+    struct cu_uuid uuids[2];
     struct CUctx_st *other;
     int count;
     const struct emulated_memory memory = emulated_alloc(&card, PAGE);
@@ -160,18 +160,18 @@ TEST(pinning_can_be_refused)
 
 TEST(a_host_without_a_card_is_told)
 {
-    struct cairn_driver driver;
-    struct cairn_sentence why;
+    struct driver driver;
+    struct sentence why;
     emulated_choose("devices=0");
-    ck_assert_int_eq(cairn_driver_open(&driver, &why), CAIRN_ERR_NOT_FOUND);
+    ck_assert_int_eq(driver_open(&driver, &why), CAIRN_ERR_NOT_FOUND);
 }
 
 TEST(an_old_driver_is_told)
 {
-    struct cairn_driver driver;
-    struct cairn_sentence why;
+    struct driver driver;
+    struct sentence why;
     emulated_choose("driver=11080,quiet=1");
-    ck_assert_int_eq(cairn_driver_open(&driver, &why), CAIRN_ERR_UNSUPPORTED);
+    ck_assert_int_eq(driver_open(&driver, &why), CAIRN_ERR_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(why.text, "11.8"));
 }
 
@@ -217,7 +217,7 @@ TEST_EACH(a_launch_that_no_card_can_do_is_refused, 0, sizeof wrong / sizeof wron
     const struct emulated card = emulated_open("quiet=1");
     struct CUlib_st *library;
     struct CUkern_st *kernel;
-    struct cairn_kernel_list list = { 0 };
+    struct kernel_list list = { 0 };
     const uint32_t *b = wrong[_i].blocks, *t = wrong[_i].threads;
     good(card.driver.cuLibraryLoadData(&library, "an image", NULL, NULL, 0, NULL, NULL, 0));
     ck_assert_int_eq(card.driver.cuLibraryGetKernel(&kernel, library, "cairn_nothing"),

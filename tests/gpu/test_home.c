@@ -19,18 +19,18 @@
 enum place { PLANE, PINNED, PAGEABLE, PLACES };
 
 struct world {
-    struct cairn_home *home;
-    struct cairn_home_stream *stream, *host_stream;
-    struct cairn_home_memory plane;
+    struct home *home;
+    struct home_stream *stream, *host_stream;
+    struct home_memory plane;
     uint8_t *at[PLACES], *twin[PLACES];
     size_t bytes[PLACES], used[PLACES];
     uint64_t random;
     /* what works point to; [0]: of the card, [1]: of the host */
-    struct cairn_work works[2][WORKS_MAX];
-    struct cairn_source sources[2][WORKS_MAX][SOURCES_MAX];
-    struct cairn_geometry geometry[WORKS_MAX];
-    struct cairn_group_scalars scalars[WORKS_MAX];
-    struct cairn_sums sums[2][WORKS_MAX];
+    struct home_work works[2][WORKS_MAX];
+    struct fold_source sources[2][WORKS_MAX][SOURCES_MAX];
+    struct geometry geometry[WORKS_MAX];
+    struct group_scalars scalars[WORKS_MAX];
+    struct sums sums[2][WORKS_MAX];
     uint64_t nonfinite[2][WORKS_MAX];
     size_t count;
 };
@@ -48,8 +48,8 @@ static uint64_t below(struct world *w, uint64_t limit)
 
 #define must(call)                                                         \
     do {                                                                   \
-        struct cairn_sentence must_why = { "" };                           \
-        struct cairn_sentence *why = &must_why;                            \
+        struct sentence must_why = { "" };                                 \
+        struct sentence *why = &must_why;                                  \
         ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, must_why.text); \
     } while (0)
 
@@ -75,10 +75,10 @@ static struct world *open_world(uint64_t seed)
     struct world *w = calloc(1, sizeof *w);
     ck_assert_ptr_nonnull(w);
     w->random = seed;
-    must(cairn_home_open_cuda(getenv("CAIRN_TEST_CARD"), &w->home, why));
-    must(cairn_home_memory_open(w->home, "a plane", WORLD_BYTES, &w->plane, why));
-    must(cairn_home_stream_open(w->home, &w->stream, why));
-    must(cairn_home_stream_open(cairn_home_host(), &w->host_stream, why));
+    must(home_open_cuda(getenv("CAIRN_TEST_CARD"), &w->home, why));
+    must(home_memory_open(w->home, "a plane", WORLD_BYTES, &w->plane, why));
+    must(home_stream_open(w->home, &w->stream, why));
+    must(home_stream_open(home_host(), &w->host_stream, why));
     for (int p = 0; p < PLACES; p++) {
         w->bytes[p] = p == PLANE ? WORLD_BYTES : HOST_BYTES;
         w->twin[p] = malloc(w->bytes[p]);
@@ -87,22 +87,22 @@ static struct world *open_world(uint64_t seed)
         fill(w, w->twin[p], w->bytes[p]);
         if (p != PLANE) memcpy(w->at[p], w->twin[p], w->bytes[p]);
     }
-    must(cairn_home_pin(w->home, w->at[PINNED], HOST_BYTES, why));
-    struct cairn_work copy = { .kind = CAIRN_WORK_COPY };
+    must(home_pin(w->home, w->at[PINNED], HOST_BYTES, why));
+    struct home_work copy = { .kind = CAIRN_WORK_COPY };
     copy.copy.to = w->at[PLANE];
     copy.copy.from = w->twin[PLANE];
     copy.copy.bytes = WORLD_BYTES;
-    must(cairn_home_run(w->stream, &copy, 1, why));
+    must(home_run(w->stream, &copy, 1, why));
     return w;
 }
 
 static void close_world(struct world *w)
 {
-    cairn_home_unpin(w->home, w->at[PINNED], HOST_BYTES);
-    cairn_home_stream_close(w->stream);
-    cairn_home_stream_close(w->host_stream);
-    cairn_home_memory_close(&w->plane);
-    cairn_home_close(w->home);
+    home_unpin(w->home, w->at[PINNED], HOST_BYTES);
+    home_stream_close(w->stream);
+    home_stream_close(w->host_stream);
+    home_memory_close(&w->plane);
+    home_close(w->home);
     for (int p = 0; p < PLACES; p++) {
         free(w->twin[p]);
         if (p != PLANE) free(w->at[p]);
@@ -145,11 +145,11 @@ static void check_world(struct world *w)
 {
     uint8_t *plane = malloc(WORLD_BYTES);
     ck_assert_ptr_nonnull(plane);
-    struct cairn_work copy = { .kind = CAIRN_WORK_COPY };
+    struct home_work copy = { .kind = CAIRN_WORK_COPY };
     copy.copy.to = plane;
     copy.copy.from = w->at[PLANE];
     copy.copy.bytes = WORLD_BYTES;
-    must(cairn_home_run(w->stream, &copy, 1, why));
+    must(home_run(w->stream, &copy, 1, why));
     check_memory("the plane", plane, w->twin[PLANE], WORLD_BYTES);
     check_memory("pinned memory", w->at[PINNED], w->twin[PINNED], HOST_BYTES);
     check_memory("pageable memory", w->at[PAGEABLE], w->twin[PAGEABLE], HOST_BYTES);
@@ -164,8 +164,8 @@ static void check_world(struct world *w)
 
 static void run_both(struct world *w)
 {
-    must(cairn_home_run(w->host_stream, w->works[1], w->count, why));
-    must(cairn_home_run(w->stream, w->works[0], w->count, why));
+    must(home_run(w->host_stream, w->works[1], w->count, why));
+    must(home_run(w->stream, w->works[0], w->count, why));
     check_world(w);
     w->count = 0;
     memset(w->used, 0, sizeof w->used);
@@ -212,15 +212,15 @@ static bool make_sources(struct world *w, size_t elems, size_t count)
     for (size_t s = 0; s < count; s++) {
         void *at[2];
         const cairn_dtype dtype = some_dtype(w);
-        const size_t bytes = cairn_dtype_bytes((int)dtype);
+        const size_t bytes = dtype_size((int)dtype);
         if (!take(w, some_place(w), elems * bytes, below(w, 2) == 0 ? 16 : bytes, at)) return false;
         for (int t = 0; t < 2; t++)
-            w->sources[t][w->count][s] = (struct cairn_source) { at[t], dtype };
+            w->sources[t][w->count][s] = (struct fold_source) { at[t], dtype };
     }
     return true;
 }
 
-static bool make_fold(struct world *w, struct cairn_work *work[2])
+static bool make_fold(struct world *w, struct home_work *work[2])
 {
     void *acc[2];
     const size_t elems = some_elems(w), count = below(w, SOURCES_MAX + 1);
@@ -239,17 +239,16 @@ static bool make_fold(struct world *w, struct cairn_work *work[2])
 /* Some leaves of a tensor of some shape; the number of their elements. */
 static size_t make_leaves(struct world *w, uint64_t *first_out, uint64_t *count_out)
 {
-    struct cairn_geometry *geometry = &w->geometry[w->count];
-    const struct cairn_shape shape = { .rank = 2,
-                                       .dim = { 1 + below(w, 200), 1 + below(w, 9000) } };
-    *geometry = cairn_geometry_of(&shape);
+    struct geometry *geometry = &w->geometry[w->count];
+    const struct shape shape = { .rank = 2, .dim = { 1 + below(w, 200), 1 + below(w, 9000) } };
+    *geometry = geometry_of(&shape);
     *first_out = below(w, geometry->leaf_count);
     *count_out = 1 + below(w, geometry->leaf_count - *first_out);
-    return (size_t)(cairn_leaf_first_elem(geometry, *first_out + *count_out) -
-                    cairn_leaf_first_elem(geometry, *first_out));
+    return (size_t)(leaf_start(geometry, *first_out + *count_out) -
+                    leaf_start(geometry, *first_out));
 }
 
-static bool make_fold_sums(struct world *w, struct cairn_work *work[2])
+static bool make_fold_sums(struct world *w, struct home_work *work[2])
 {
     void *acc[2];
     uint64_t first, leaves;
@@ -257,25 +256,25 @@ static bool make_fold_sums(struct world *w, struct cairn_work *work[2])
     const bool is_first = below(w, 2) == 0;
     if (!take(w, PLANE, elems * 4, 4, acc) || !make_sources(w, elems, count)) return false;
     for (int t = 0; t < 2; t++) {
-        w->sums[t][w->count] = (struct cairn_sums) { .nonfinite = 3 }; // it is added to
-        work[t]->fold_sums = (struct cairn_leaf_fold) { .acc = acc[t],
-                                                        .sources = w->sources[t][w->count],
-                                                        .source_count = count,
-                                                        .first = is_first,
-                                                        .geometry = &w->geometry[w->count],
-                                                        .first_leaf = first,
-                                                        .leaf_count = leaves,
-                                                        .sums = &w->sums[t][w->count] };
+        w->sums[t][w->count] = (struct sums) { .nonfinite = 3 }; // it is added to
+        work[t]->fold_sums = (struct leaf_fold) { .acc = acc[t],
+                                                  .sources = w->sources[t][w->count],
+                                                  .source_count = count,
+                                                  .first = is_first,
+                                                  .geometry = &w->geometry[w->count],
+                                                  .first_leaf = first,
+                                                  .leaf_count = leaves,
+                                                  .sums = &w->sums[t][w->count] };
     }
     return true;
 }
 
-static void make_scalars(struct world *w, struct cairn_group_scalars *scalars)
+static void make_scalars(struct world *w, struct group_scalars *scalars)
 {
-    const struct cairn_group_hyper hyper = {
+    const struct group_hyper hyper = {
         .optimizer = 1 + (uint32_t)below(w, CAIRN_OPTIMIZER_COUNT - 1), .lr = 1e-3
     };
-    struct cairn_group_hyper h = hyper;
+    struct group_hyper h = hyper;
     if (hyper.optimizer == CAIRN_OPTIMIZER_SGD) {
         h.momentum = below(w, 2) == 0 ? 0 : 0.9;
     } else {
@@ -284,28 +283,28 @@ static void make_scalars(struct world *w, struct cairn_group_scalars *scalars)
         h.eps = 1e-8;
     }
     h.weight_decay = below(w, 2) == 0 ? 0 : 0.01;
-    const cairn_status status = cairn_group_scalars_of(&h, 1 + below(w, 5), 0x3f000000, scalars);
+    const cairn_status status = group_scalars_of(&h, 1 + below(w, 5), 0x3f000000, scalars);
     ck_assert_int_eq(status, CAIRN_OK);
 }
 
-static bool make_update(struct world *w, struct cairn_work *work[2])
+static bool make_update(struct world *w, struct home_work *work[2])
 {
     void *plane[4][2], *wire[2] = { NULL, NULL };
     const size_t elems = some_elems(w);
     const cairn_dtype dtype = some_dtype(w);
-    const size_t bytes = cairn_dtype_bytes((int)dtype);
+    const size_t bytes = dtype_size((int)dtype);
     for (int i = 0; i < 4; i++)
         if (!take(w, PLANE, elems * 4, 4, plane[i])) return false;
     if (below(w, 4) > 0 && !take(w, some_place(w), elems * bytes, bytes, wire)) return false;
     make_scalars(w, &w->scalars[w->count]);
     for (int t = 0; t < 2; t++) {
-        work[t]->update.planes = (struct cairn_update) { .grad = plane[0][t],
-                                                         .param = plane[1][t],
-                                                         .exp_avg = plane[2][t],
-                                                         .exp_avg_sq = plane[3][t],
-                                                         .wire = wire[t],
-                                                         .wire_dtype = dtype,
-                                                         .elems = elems };
+        work[t]->update.planes = (struct update) { .grad = plane[0][t],
+                                                   .param = plane[1][t],
+                                                   .exp_avg = plane[2][t],
+                                                   .exp_avg_sq = plane[3][t],
+                                                   .wire = wire[t],
+                                                   .wire_dtype = dtype,
+                                                   .elems = elems };
         work[t]->update.scalars = &w->scalars[w->count];
         w->nonfinite[t][w->count] = 77; // it is set
         work[t]->update.nonfinite = &w->nonfinite[t][w->count];
@@ -313,12 +312,12 @@ static bool make_update(struct world *w, struct cairn_work *work[2])
     return true;
 }
 
-static bool make_convert(struct world *w, struct cairn_work *work[2])
+static bool make_convert(struct world *w, struct home_work *work[2])
 {
     void *src[2], *dst[2];
     const cairn_dtype from = some_dtype(w), to = some_dtype(w);
-    const size_t elems = some_elems(w), from_bytes = cairn_dtype_bytes((int)from),
-                 to_bytes = cairn_dtype_bytes((int)to);
+    const size_t elems = some_elems(w), from_bytes = dtype_size((int)from),
+                 to_bytes = dtype_size((int)to);
     if (!take(w, some_place(w), elems * from_bytes, from_bytes, src) ||
         !take(w, some_place(w), elems * to_bytes, to_bytes, dst))
         return false;
@@ -332,7 +331,7 @@ static bool make_convert(struct world *w, struct cairn_work *work[2])
     return true;
 }
 
-static bool make_copy(struct world *w, struct cairn_work *work[2])
+static bool make_copy(struct world *w, struct home_work *work[2])
 {
     void *from[2], *to[2];
     const size_t bytes = 3 * some_elems(w) + below(w, 4);
@@ -346,7 +345,7 @@ static bool make_copy(struct world *w, struct cairn_work *work[2])
     return true;
 }
 
-static bool make_zero(struct world *w, struct cairn_work *work[2])
+static bool make_zero(struct world *w, struct home_work *work[2])
 {
     void *at[2];
     const size_t bytes = some_elems(w);
@@ -358,16 +357,15 @@ static bool make_zero(struct world *w, struct cairn_work *work[2])
     return true;
 }
 
-static bool make_hash(struct world *w, struct cairn_work *work[2])
+static bool make_hash(struct world *w, struct home_work *work[2])
 {
     static const cairn_dtype dtypes[] = { CAIRN_F32, CAIRN_BF16, CAIRN_F16, CAIRN_F64, CAIRN_U8 };
     void *plane[2], *hashes[2];
     uint64_t first, leaves;
     const cairn_dtype dtype = dtypes[below(w, 5)];
-    const size_t elems = make_leaves(w, &first, &leaves), bytes = cairn_dtype_bytes((int)dtype);
+    const size_t elems = make_leaves(w, &first, &leaves), bytes = dtype_size((int)dtype);
     if (!take(w, PLANE, elems * bytes, 8, plane) ||
-        !take(w, below(w, 2) == 0 ? PINNED : PAGEABLE, leaves * sizeof(struct cairn_hash), 8,
-              hashes))
+        !take(w, below(w, 2) == 0 ? PINNED : PAGEABLE, leaves * sizeof(struct hash), 8, hashes))
         return false;
     for (int t = 0; t < 2; t++) {
         work[t]->hash.plane = plane[t];
@@ -380,7 +378,7 @@ static bool make_hash(struct world *w, struct cairn_work *work[2])
     return true;
 }
 
-static bool make_init(struct world *w, struct cairn_work *work[2])
+static bool make_init(struct world *w, struct home_work *work[2])
 {
     static const cairn_init_kind kinds[] = { CAIRN_INIT_ZEROS, CAIRN_INIT_ONES, CAIRN_INIT_CONSTANT,
                                              CAIRN_INIT_UNIFORM, CAIRN_INIT_NORMAL };
@@ -391,7 +389,7 @@ static bool make_init(struct world *w, struct cairn_work *work[2])
     if (!take(w, PLANE, elems * 4, 4, out)) return false;
     for (int t = 0; t < 2; t++) {
         work[t]->init.out = out[t];
-        work[t]->init.source = cairn_init_source_of(&init, "layer.0.weight");
+        work[t]->init.source = init_source_of(&init, "layer.0.weight");
         work[t]->init.first_elem = first;
         work[t]->init.elems = elems;
     }
@@ -399,7 +397,7 @@ static bool make_init(struct world *w, struct cairn_work *work[2])
 }
 
 /* A box of a plane: packed where one side is not in the home; now and then of runs that no plan holds. */
-static bool make_runs(struct world *w, struct cairn_work *work[2])
+static bool make_runs(struct world *w, struct home_work *work[2])
 {
     void *to[2], *from[2];
     const size_t bytes = below(w, 30) == 0 ? ((size_t)1 << 20) + below(w, 99) : 1 + below(w, 900);
@@ -423,7 +421,7 @@ static bool make_runs(struct world *w, struct cairn_work *work[2])
     return true;
 }
 
-static bool (*const makers[CAIRN_WORK_KINDS])(struct world *w, struct cairn_work *work[2]) = {
+static bool (*const makers[CAIRN_WORK_KINDS])(struct world *w, struct home_work *work[2]) = {
     [CAIRN_WORK_FOLD] = make_fold,     [CAIRN_WORK_FOLD_SUMS] = make_fold_sums,
     [CAIRN_WORK_UPDATE] = make_update, [CAIRN_WORK_CONVERT] = make_convert,
     [CAIRN_WORK_COPY] = make_copy,     [CAIRN_WORK_ZERO] = make_zero,
@@ -432,9 +430,9 @@ static bool (*const makers[CAIRN_WORK_KINDS])(struct world *w, struct cairn_work
 };
 
 /* False: a place is full. */
-static bool make(struct world *w, enum cairn_work_kind kind)
+static bool make(struct world *w, enum work_kind kind)
 {
-    struct cairn_work *work[2] = { &w->works[0][w->count], &w->works[1][w->count] };
+    struct home_work *work[2] = { &w->works[0][w->count], &w->works[1][w->count] };
     memset(work[0], 0, sizeof *work[0]);
     memset(work[1], 0, sizeof *work[1]);
     work[0]->kind = work[1]->kind = kind;
@@ -448,7 +446,7 @@ static bool make(struct world *w, enum cairn_work_kind kind)
 TEST_EACH(a_list_of_one_kind_has_the_bits_of_the_host, 0, CAIRN_WORK_KINDS)
 {
     struct world *w = open_world(1 + (uint64_t)_i);
-    while (w->count < 40 && make(w, (enum cairn_work_kind)_i)) continue;
+    while (w->count < 40 && make(w, (enum work_kind)_i)) continue;
     ck_assert_uint_gt(w->count, 1);
     run_both(w);
     close_world(w);
@@ -458,7 +456,7 @@ TEST_EACH(works_one_by_one_have_the_bits_of_the_host, 0, CAIRN_WORK_KINDS)
 {
     struct world *w = open_world(100 + (uint64_t)_i);
     for (int i = 0; i < 3; i++) {
-        ck_assert(make(w, (enum cairn_work_kind)_i));
+        ck_assert(make(w, (enum work_kind)_i));
         run_both(w);
     }
     close_world(w);
@@ -468,7 +466,7 @@ TEST_EACH(a_long_list_of_all_kinds_has_the_bits_of_the_host, 0, 4)
 {
     struct world *w = open_world(1000 + (uint64_t)_i);
     for (int list = 0; list < 2; list++) {
-        while (w->count < WORKS_MAX && make(w, (enum cairn_work_kind)below(w, CAIRN_WORK_KINDS)))
+        while (w->count < WORKS_MAX && make(w, (enum work_kind)below(w, CAIRN_WORK_KINDS)))
             continue;
         run_both(w);
     }
@@ -478,14 +476,14 @@ TEST_EACH(a_long_list_of_all_kinds_has_the_bits_of_the_host, 0, 4)
 TEST(info_says_which_card_and_driver)
 {
     struct world *w = open_world(1);
-    const struct cairn_home_info *info = cairn_home_info(w->home);
+    const struct home_info *info = home_info(w->home);
     ck_assert_str_eq(info->backend, "cuda");
     ck_assert_ptr_nonnull(strstr(info->device, "-"));
     ck_assert_ptr_nonnull(strstr(info->driver, "CUDA driver "));
     ck_assert(!info->is_host && info->works_best > 1 && info->total_bytes >= WORLD_BYTES);
-    ck_assert_uint_lt(cairn_home_free_bytes(w->home), info->total_bytes);
-    ck_assert(cairn_home_has(w->home, w->at[PLANE]) && !cairn_home_has(w->home, w->at[PINNED]));
-    ck_assert(cairn_home_has(w->home, w->at[PLANE] + WORLD_BYTES - 1));
+    ck_assert_uint_lt(home_free_bytes(w->home), info->total_bytes);
+    ck_assert(home_has(w->home, w->at[PLANE]) && !home_has(w->home, w->at[PINNED]));
+    ck_assert(home_has(w->home, w->at[PLANE] + WORLD_BYTES - 1));
     close_world(w);
 }
 
@@ -496,20 +494,20 @@ TEST(memory_is_zero_again_and_again)
     uint8_t *seen = malloc(bytes);
     ck_assert_ptr_nonnull(seen);
     for (int i = 0; i < 3; i++) {
-        struct cairn_home_memory memory;
-        must(cairn_home_memory_open(w->home, "a plane", bytes, &memory, why));
-        struct cairn_work copy = { .kind = CAIRN_WORK_COPY };
+        struct home_memory memory;
+        must(home_memory_open(w->home, "a plane", bytes, &memory, why));
+        struct home_work copy = { .kind = CAIRN_WORK_COPY };
         copy.copy.to = seen;
         copy.copy.from = memory.base;
         copy.copy.bytes = bytes;
-        must(cairn_home_run(w->stream, &copy, 1, why));
+        must(home_run(w->stream, &copy, 1, why));
         ck_assert(seen[0] == 0 && memcmp(seen, seen + 1, bytes - 1) == 0);
         memset(seen, 1, bytes);
         copy.copy.to = memory.base;
         copy.copy.from = seen;
-        must(cairn_home_run(w->stream, &copy, 1, why));
-        cairn_home_memory_close(&memory);
-        cairn_home_memory_close(&memory);
+        must(home_run(w->stream, &copy, 1, why));
+        home_memory_close(&memory);
+        home_memory_close(&memory);
     }
     free(seen);
     close_world(w);
@@ -523,9 +521,9 @@ static bool has_card(void)
     const pid_t child = fork();
     int status = 1;
     if (child == 0) {
-        struct cairn_home *home;
-        struct cairn_sentence why;
-        if (cairn_home_open_cuda(getenv("CAIRN_TEST_CARD"), &home, &why) == CAIRN_OK) _exit(0);
+        struct home *home;
+        struct sentence why;
+        if (home_open_cuda(getenv("CAIRN_TEST_CARD"), &home, &why) == CAIRN_OK) _exit(0);
         printf("skip: %s\n", why.text);
         fflush(stdout);
         _exit(1);

@@ -16,94 +16,94 @@
 
 #define must(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, why.text)
 
-static struct cairn_sentence why;
+static struct sentence why;
 
-static struct cairn_home *open_home(const char *options)
+static struct home *open_home(const char *options)
 {
-    struct cairn_home *home;
+    struct home *home;
     emulated_choose(options);
-    must(cairn_home_open_cuda("0", &home, &why));
+    must(home_open_cuda("0", &home, &why));
     return home;
 }
 
 /* Of the emulated card: what is at `from` comes to `to`, one of both in the home. */
-static void copy(struct cairn_home_stream *stream, void *to, const void *from, size_t bytes)
+static void copy(struct home_stream *stream, void *to, const void *from, size_t bytes)
 {
-    struct cairn_work work = { .kind = CAIRN_WORK_COPY };
+    struct home_work work = { .kind = CAIRN_WORK_COPY };
     work.copy.to = to;
     work.copy.from = from;
     work.copy.bytes = bytes;
-    must(cairn_home_run(stream, &work, 1, &why));
+    must(home_run(stream, &work, 1, &why));
 }
 
 /* ---- pinning ---- */
 
-static uint64_t pinned(struct cairn_home *home)
+static uint64_t pinned(struct home *home)
 {
-    return cairn_home_use(home).pinned_bytes;
+    return home_use(home).pinned_bytes;
 }
 
 TEST(whole_pages_are_pinned_each_once)
 {
-    struct cairn_home *home = open_home("quiet=1");
+    struct home *home = open_home("quiet=1");
     uint8_t *host = aligned_alloc(PAGE, BYTES);
     ck_assert_ptr_nonnull(host);
-    must(cairn_home_pin(home, host + 10, PAGE, &why));
+    must(home_pin(home, host + 10, PAGE, &why));
     ck_assert_uint_eq(pinned(home), 2 * PAGE);
-    must(cairn_home_pin(home, host + PAGE + 100, 3 * PAGE, &why)); // its first page has been
+    must(home_pin(home, host + PAGE + 100, 3 * PAGE, &why)); // its first page has been
     ck_assert_uint_eq(pinned(home), 5 * PAGE);
-    must(cairn_home_pin(home, host + PAGE, PAGE, &why));
-    must(cairn_home_pin(home, host + 8 * PAGE, PAGE, &why));
-    must(cairn_home_pin(home, host + 4 * PAGE, 5 * PAGE, &why)); // between both
+    must(home_pin(home, host + PAGE, PAGE, &why));
+    must(home_pin(home, host + 8 * PAGE, PAGE, &why));
+    must(home_pin(home, host + 4 * PAGE, 5 * PAGE, &why)); // between both
     ck_assert_uint_eq(pinned(home), 9 * PAGE);
-    cairn_home_unpin(home, host, BYTES);
+    home_unpin(home, host, BYTES);
     ck_assert_uint_eq(pinned(home), 0);
-    cairn_home_unpin(home, host, BYTES);
-    cairn_home_close(home);
+    home_unpin(home, host, BYTES);
+    home_close(home);
     free(host);
 }
 
 TEST(what_goes_back_to_the_system_is_unpinned_and_the_rest_stays)
 {
-    struct cairn_home *home = open_home("quiet=1");
-    struct cairn_home_memory plane;
-    struct cairn_home_stream *stream;
+    struct home *home = open_home("quiet=1");
+    struct home_memory plane;
+    struct home_stream *stream;
     uint8_t *host = aligned_alloc(PAGE, BYTES), *back = malloc(BYTES);
     ck_assert(host != NULL && back != NULL);
-    must(cairn_home_memory_open(home, "a plane", BYTES, &plane, &why));
-    must(cairn_home_stream_open(home, &stream, &why));
-    must(cairn_home_pin(home, host, BYTES, &why));
-    cairn_home_unpin(home, host + 16 * PAGE, 8 * PAGE); // in the middle
+    must(home_memory_open(home, "a plane", BYTES, &plane, &why));
+    must(home_stream_open(home, &stream, &why));
+    must(home_pin(home, host, BYTES, &why));
+    home_unpin(home, host + 16 * PAGE, 8 * PAGE); // in the middle
     ck_assert_uint_eq(pinned(home), BYTES - 8 * PAGE);
-    cairn_home_unpin(home, host + 60 * PAGE, 4 * PAGE); // the end
+    home_unpin(home, host + 60 * PAGE, 4 * PAGE); // the end
     ck_assert_uint_eq(pinned(home), BYTES - 12 * PAGE);
     for (size_t i = 0; i < BYTES; i++) host[i] = (uint8_t)(i / 7);
     copy(stream, plane.base, host, BYTES); // partly pinned
     copy(stream, (uint8_t *)plane.base + PAGE, host + PAGE, 2 * PAGE);
     copy(stream, back, plane.base, BYTES);
     ck_assert_int_eq(memcmp(host, back, BYTES), 0);
-    cairn_home_unpin(home, host, BYTES);
+    home_unpin(home, host, BYTES);
     ck_assert_uint_eq(pinned(home), 0);
-    cairn_home_stream_close(stream);
-    cairn_home_memory_close(&plane);
-    cairn_home_close(home);
+    home_stream_close(stream);
+    home_memory_close(&plane);
+    home_close(home);
     free(host);
     free(back);
 }
 
 TEST(what_cannot_be_pinned_is_said_and_counted)
 {
-    struct cairn_home *home = open_home("no_pinning=1,quiet=1");
+    struct home *home = open_home("no_pinning=1,quiet=1");
     uint8_t *host = aligned_alloc(PAGE, BYTES);
     ck_assert_ptr_nonnull(host);
-    ck_assert_int_eq(cairn_home_pin(home, host, BYTES, &why), CAIRN_ERR_NO_MEMORY);
+    ck_assert_int_eq(home_pin(home, host, BYTES, &why), CAIRN_ERR_NO_MEMORY);
     ck_assert_msg(strstr(why.text, "cannot pin 262144 bytes of host memory") != NULL, "%s",
                   why.text);
     ck_assert_msg(strstr(why.text, "too little that may be pinned") != NULL, "%s", why.text);
     ck_assert_uint_eq(pinned(home), 0);
-    ck_assert_uint_eq(cairn_home_use(home).unpinned_bytes, BYTES);
-    cairn_home_unpin(home, host, BYTES);
-    cairn_home_close(home);
+    ck_assert_uint_eq(home_use(home).unpinned_bytes, BYTES);
+    home_unpin(home, host, BYTES);
+    home_close(home);
     free(host);
 }
 
@@ -111,52 +111,52 @@ TEST(what_cannot_be_pinned_is_said_and_counted)
 
 TEST(runs_launches_and_bytes_are_counted)
 {
-    struct cairn_home *home = open_home("quiet=1");
-    struct cairn_home_memory plane;
-    struct cairn_home_stream *stream;
+    struct home *home = open_home("quiet=1");
+    struct home_memory plane;
+    struct home_stream *stream;
     uint8_t host[1000] = { 0 };
-    must(cairn_home_memory_open(home, "a plane", BYTES, &plane, &why));
-    must(cairn_home_stream_open(home, &stream, &why));
-    struct cairn_work works[8] = { { 0 } };
+    must(home_memory_open(home, "a plane", BYTES, &plane, &why));
+    must(home_stream_open(home, &stream, &why));
+    struct home_work works[8] = { { 0 } };
     for (size_t i = 0; i < 8; i++) {
         works[i].kind = CAIRN_WORK_ZERO;
         works[i].zero.at = (uint8_t *)plane.base + i * PAGE;
         works[i].zero.bytes = PAGE;
     }
-    must(cairn_home_run(stream, works, 8, &why));
-    ck_assert_uint_eq(cairn_home_use(home).launches, 1); // for all of them
-    const uint64_t in = cairn_home_use(home).bytes_in, out = cairn_home_use(home).bytes_out;
+    must(home_run(stream, works, 8, &why));
+    ck_assert_uint_eq(home_use(home).launches, 1); // for all of them
+    const uint64_t in = home_use(home).bytes_in, out = home_use(home).bytes_out;
     copy(stream, plane.base, host, sizeof host);
     copy(stream, host, plane.base, sizeof host);
-    const struct cairn_home_use use = cairn_home_use(home);
+    const struct home_use use = home_use(home);
     ck_assert_uint_eq(use.runs, 3);
     ck_assert_uint_eq(use.bytes_in - in, sizeof host);
     ck_assert_uint_eq(use.bytes_out - out, sizeof host);
-    ck_assert_uint_gt(cairn_home_info(home)->total_bytes, cairn_home_info(home)->taken_bytes);
-    cairn_home_stream_close(stream);
-    cairn_home_memory_close(&plane);
-    cairn_home_close(home);
+    ck_assert_uint_gt(home_info(home)->total_bytes, home_info(home)->taken_bytes);
+    home_stream_close(stream);
+    home_memory_close(&plane);
+    home_close(home);
 }
 
 TEST(who_waits_for_the_card_sleeps)
 {
     const struct emulated card = emulated_open("quiet=1");
-    struct cairn_home *home;
-    struct cairn_home_memory plane;
-    struct cairn_home_stream *stream;
+    struct home *home;
+    struct home_memory plane;
+    struct home_stream *stream;
     uint8_t host[1000] = { 0 };
-    must(cairn_home_open_cuda("0", &home, &why));
-    must(cairn_home_memory_open(home, "a plane", BYTES, &plane, &why));
-    must(cairn_home_stream_open(home, &stream, &why));
+    must(home_open_cuda("0", &home, &why));
+    must(home_memory_open(home, "a plane", BYTES, &plane, &why));
+    must(home_stream_open(home, &stream, &why));
     copy(stream, plane.base, host, sizeof host);
     card.cairn_emulator_set("result=1,call_fails=1");
-    struct cairn_work zero = { .kind = CAIRN_WORK_ZERO };
+    struct home_work zero = { .kind = CAIRN_WORK_ZERO };
     zero.zero.at = plane.base;
     zero.zero.bytes = BYTES;
-    ck_assert_int_eq(cairn_home_run(stream, &zero, 1, &why), CAIRN_ERR_IO);
-    cairn_home_stream_close(stream);
-    cairn_home_memory_close(&plane);
-    cairn_home_close(home);
+    ck_assert_int_eq(home_run(stream, &zero, 1, &why), CAIRN_ERR_IO);
+    home_stream_close(stream);
+    home_memory_close(&plane);
+    home_close(home);
     ck_assert_uint_eq(card.cairn_emulator_spins(), 0);
     ck_assert_int_eq(card.driver.cuStreamSynchronize(NULL), CAIRN_CU_OK);
     ck_assert_uint_eq(card.cairn_emulator_spins(), 1);
@@ -190,13 +190,13 @@ TEST_EACH(whoever_shares_the_card_is_warned_of, 0, sizeof rows / sizeof *rows)
 {
     const char *folder = rows[_i].folder != NULL ? rows[_i].folder : make_pipes();
     ck_assert_int_eq(setenv("CUDA_MPS_PIPE_DIRECTORY", folder, 1), 0);
-    struct cairn_home *home = open_home(rows[_i].options);
-    const char *warning = cairn_home_info(home)->warning;
+    struct home *home = open_home(rows[_i].options);
+    const char *warning = home_info(home)->warning;
     if (rows[_i].warns[0] == '\0')
         ck_assert_str_eq(warning, "");
     else
         ck_assert_msg(strstr(warning, rows[_i].warns) != NULL, "%s", warning);
-    cairn_home_close(home);
+    home_close(home);
     if (rows[_i].folder == NULL) ck_assert(unlink(pipe_path) == 0 && rmdir(folder) == 0);
 }
 
@@ -208,30 +208,30 @@ static struct made_up_sysfs made;
 static void expect_client_pins_on(const struct emulated *emulated, int node, uint8_t *host)
 {
     struct card *card;
-    ck_assert_int_eq(cairn_card_get(0, &card), CAIRN_OK);
+    ck_assert_int_eq(card_get(0, &card), CAIRN_OK);
     ck_assert_int_eq(emulated->cairn_emulator_pinned_node(), node);
-    ck_assert(cairn_card_pin(card, host, BYTES));
+    ck_assert(card_pin(card, host, BYTES));
     ck_assert_int_eq(emulated->cairn_emulator_pinned_node(), node);
-    cairn_card_unpin(card, host);
+    card_unpin(card, host);
 }
 
 /* What is pinned is to be of `node`: a stream's staging, and memory that was there before. */
 static void expect_pinned_on(int node)
 {
     const struct emulated card = emulated_open("quiet=1");
-    struct cairn_home *home = open_home("quiet=1");
-    struct cairn_home_stream *stream;
+    struct home *home = open_home("quiet=1");
+    struct home_stream *stream;
     uint8_t *host = aligned_alloc(PAGE, BYTES);
     ck_assert_ptr_nonnull(host);
-    ck_assert_int_eq(cairn_home_info(home)->numa_node, node);
-    must(cairn_home_stream_open(home, &stream, &why));
-    must(cairn_home_stream_begin(stream, &why));
+    ck_assert_int_eq(home_info(home)->numa_node, node);
+    must(home_stream_open(home, &stream, &why));
+    must(home_stream_begin(stream, &why));
     ck_assert_int_eq(card.cairn_emulator_pinned_node(), node);
-    must(cairn_home_pin(home, host, BYTES, &why));
+    must(home_pin(home, host, BYTES, &why));
     ck_assert_int_eq(card.cairn_emulator_pinned_node(), node);
-    cairn_home_unpin(home, host, BYTES);
-    cairn_home_stream_close(stream);
-    cairn_home_close(home);
+    home_unpin(home, host, BYTES);
+    home_stream_close(stream);
+    home_close(home);
     free(host);
     host = aligned_alloc(PAGE, BYTES);
     ck_assert_ptr_nonnull(host);
@@ -241,11 +241,11 @@ static void expect_pinned_on(int node)
 
 TEST(pinned_memory_of_a_card_is_of_the_node_that_it_is_next_to)
 {
-    struct cairn_numa_before before;
+    struct numa_before before;
     made_up_sysfs_open(&made);
     made_up_sysfs_node(&made, 0, made_up_sysfs_last_processor());
-    if (cairn_numa_go(0, &before) && before.is_preferring) { // else nobody may ask for it here
-        cairn_numa_return(&before);
+    if (numa_go(0, &before) && before.is_preferring) { // else nobody may ask for it here
+        numa_return(&before);
         made_up_sysfs_device(&made, "0000:e0:00.0", "0\n");
         expect_pinned_on(0);
     }

@@ -46,20 +46,20 @@ static struct shard_job *the_job(void)
 
 static uint64_t copied_out(void)
 {
-    return cairn_home_use(scene.shard->device.home).bytes_out;
+    return home_use(scene.shard->device.home).bytes_out;
 }
 
 /* The first chunk of a trained tensor. */
 static uint64_t chunk_of(uint32_t tensor)
 {
     uint64_t chunk = 0;
-    while (cairn_shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
+    while (shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
     return chunk;
 }
 
 static size_t bytes_of(uint64_t chunk)
 {
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    const struct chunk_place place = shard_map_chunk(&scene.map, chunk);
     size_t bytes;
     (void)model_bytes(&now, CAIRN_PLANE_WIRE, &place, &bytes);
     return bytes;
@@ -67,7 +67,7 @@ static size_t bytes_of(uint64_t chunk)
 
 static void ask(uint64_t member, uint64_t chunk, uint64_t step)
 {
-    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, member, chunk);
+    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, member, chunk);
     fetch.plane = CAIRN_PLANE_WIRE;
     fetch.generation = 1;
     fetch.step = step;
@@ -76,14 +76,14 @@ static void ask(uint64_t member, uint64_t chunk, uint64_t step)
 
 static void expect_bits(const struct scene_note *data, uint64_t chunk, uint64_t step)
 {
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    const struct chunk_place place = shard_map_chunk(&scene.map, chunk);
     size_t bytes;
     const void *wanted = model_bytes(&then[step], CAIRN_PLANE_WIRE, &place, &bytes);
     ck_assert_uint_eq(data->header.step, step);
     ck_assert_uint_eq(data->header.first_leaf, place.first_leaf);
     ck_assert_uint_eq(data->header.payload_bytes, bytes);
     ck_assert_mem_eq(data->payload, wanted, bytes);
-    ck_assert_uint_eq(data->header.checksum, cairn_chunk_checksum(wanted, bytes));
+    ck_assert_uint_eq(data->header.checksum, chunk_checksum(wanted, bytes));
 }
 
 static void expect_data(uint64_t chunk, uint64_t step)
@@ -119,7 +119,7 @@ TEST_EACH(a_step_copies_to_the_host_what_is_asked_for_of_its_version_each_chunk_
     open_scene(kinds[_i], 2);
     const uint64_t first = chunk_of(T_WEIGHT), before = copied_out();
     for (uint64_t c = 0; c < scene.map.chunk_count; c++)
-        if (cairn_shard_map_chunk(&scene.map, c).tensor != T_FROZEN) trained += bytes_of(c);
+        if (shard_map_chunk(&scene.map, c).tensor != T_FROZEN) trained += bytes_of(c);
     model_round(&now, &scene, 3, 2);
     model_copy(&then[3], &now);
     ck_assert_uint_lt(copied_out() - before, trained / 4); // sums, and counts
@@ -139,7 +139,7 @@ TEST(what_a_job_begins_with_is_brought_likewise)
 {
     open_scene("mem", 0);
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
-        const bool is_frozen = cairn_shard_map_chunk(&scene.map, c).tensor == T_FROZEN;
+        const bool is_frozen = shard_map_chunk(&scene.map, c).tensor == T_FROZEN;
         ck_assert_uint_eq(fetch(READER, c, 0), is_frozen ? 0 : bytes_of(c));
         ck_assert_uint_eq(fetch(1, c, 0), 0);
     }
@@ -164,7 +164,7 @@ TEST(who_asks_for_a_chunk_that_is_on_its_way_waits_for_that_copy)
 
 TEST(what_was_asked_for_in_time_is_answered_and_the_update_over_it_waits)
 {
-    struct cairn_group_scalars scalars[2];
+    struct group_scalars scalars[2];
     open_scene("mem", 2);
     const uint64_t gone = chunk_of(T_WEIGHT), newest = chunk_of(T_EMB);
     model_push_round(&scene, 3, 2);
@@ -217,7 +217,7 @@ TEST_EACH(a_member_that_leaves_meanwhile_gives_its_reply_back, 0, 2)
 {
     open_scene("mem", 1);
     const uint64_t chunk = chunk_of(T_WEIGHT);
-    const struct cairn_budget *budget = &scene.shard->memory.budget;
+    const struct budget *budget = &scene.shard->memory.budget;
     (void)fetch(1, chunk_of(T_BIAS), 1);
     const uint64_t used = budget->used_bytes;
     emulated_set(&card, "copy_rate=100K"); // some 100 ms

@@ -1,4 +1,5 @@
 /* A shard whose state lies on the emulated card, when the card, or what is asked of it, is not right. */
+#include <inttypes.h>
 #include <check.h>
 #include <dirent.h>
 #include <sched.h>
@@ -91,12 +92,11 @@ TEST(what_a_job_takes_of_the_card_is_what_it_was_admitted_for)
     (void)open_scene("cuda");
     scene_reshape_frozen(&scene, 4096,
                          2048); // 32 MiB of parameters, no other plane, and two copies
-    struct cairn_home *home = scene.shard->device.home;
-    const uint64_t before = cairn_home_free_bytes(home) -
-                            compute_staging_left(&scene.shard->device);
+    struct home *home = scene.shard->device.home;
+    const uint64_t before = home_free_bytes(home) - compute_staging_left(&scene.shard->device);
     scene_create(&scene, 5, 1, 0, "");
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
-    const uint64_t taken = before - cairn_home_free_bytes(home);
+    const uint64_t taken = before - home_free_bytes(home);
     ck_assert_uint_eq(taken, scene.shard->jobs->memory.device);
     ck_assert_uint_lt(taken, (uint64_t)112 << 20);
     scene_close(&scene);
@@ -106,11 +106,11 @@ TEST(a_job_that_leaves_no_room_for_the_staging_of_streams_is_refused)
 {
     char others[64];
     const struct emulated card = open_scene("cuda");
-    const struct cairn_compute *device = &scene.shard->device;
+    const struct compute *device = &scene.shard->device;
     const uint64_t staging = compute_staging_left(device);
     ck_assert_uint_ge(staging, (uint64_t)compute_lanes(device) << 20);
-    snprintf(others, sizeof others, "others=%lluM",
-             (unsigned long long)((cairn_home_free_bytes(device->home) - staging / 2) >> 20));
+    snprintf(others, sizeof others, "others=%" PRIu64 "M",
+             ((home_free_bytes(device->home) - staging / 2) >> 20));
     emulated_set(&card, others);
     scene_create(&scene, 6, 2, 0, ""); // which would fit without
     const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
@@ -137,15 +137,15 @@ TEST(a_card_that_others_fill_once_a_job_is_admitted_stops_nobody)
 TEST(the_pages_that_a_list_pins_are_no_other_lists)
 {
     (void)open_scene("cuda");
-    const struct cairn_compute *device = &scene.shard->device;
+    const struct compute *device = &scene.shard->device;
     ck_assert_uint_eq((uintptr_t)works_now(compute_loop(device))->scratch % 4096, 0);
     ck_assert_uint_eq((uintptr_t)works_now(compute_files(device))->scratch % 4096, 0);
     scene_close(&scene);
 }
 
-static struct cairn_home_use use_now(void)
+static struct home_use use_now(void)
 {
-    return cairn_home_use(scene.shard->device.home);
+    return home_use(scene.shard->device.home);
 }
 
 TEST(what_a_device_copies_is_pinned_while_it_is_there_and_no_longer)
@@ -213,10 +213,10 @@ static void on_unfit(struct cairn_shard *shard, void *context)
 /* As by any launch or copy of the device. */
 static void break_card(const struct emulated *card)
 {
-    struct cairn_home_memory memory;
-    struct cairn_sentence why;
+    struct home_memory memory;
+    struct sentence why;
     emulated_set(card, "ecc_at=1");
-    ck_assert_int_eq(cairn_home_memory_open(scene.shard->device.home, "it", 4096, &memory, &why),
+    ck_assert_int_eq(home_memory_open(scene.shard->device.home, "it", 4096, &memory, &why),
                      CAIRN_ERR_IO);
 }
 
@@ -290,7 +290,7 @@ static void expect_refusal(const char *settings, const char *word)
 /* ---- lists that follow one another ---- */
 
 enum { LIST = 256, ZEROED_BYTES = 512 }; /* items of a list, at most; bytes of an item */
-static struct cairn_home_memory zeroed;
+static struct home_memory zeroed;
 static uint32_t zeroed_runs; /* that are done */
 static atomic_uint described, lists;
 static _Atomic(const struct works_list *) list_of[8]; /* the lists */
@@ -307,7 +307,7 @@ static bool describe_zero(struct cairn_run *run, uint32_t item, uint32_t stage, 
         break;
     }
     atomic_fetch_add(&described, 1);
-    struct cairn_work *work = works_add(works, CAIRN_WORK_ZERO);
+    struct home_work *work = works_add(works, CAIRN_WORK_ZERO);
     work->zero.at = (uint8_t *)zeroed.base + (size_t)item * ZEROED_BYTES;
     work->zero.bytes = ZEROED_BYTES;
     return false;
@@ -319,20 +319,20 @@ static void zero_done(struct cairn_run *run)
     zeroed_runs++;
 }
 
-static struct cairn_run zeroing(struct cairn_compute *compute, uint32_t items)
+static struct cairn_run zeroing(struct compute *compute, uint32_t items)
 {
     return (struct cairn_run) {
         .compute = compute, .item_count = items, .describe = describe_zero, .done = zero_done
     };
 }
 
-static void open_zeroed(struct cairn_compute *compute, uint32_t items)
+static void open_zeroed(struct compute *compute, uint32_t items)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     ck_assert_int_eq(compute_begin(compute, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_home_memory_open(compute->home, "test", (uint64_t)items * ZEROED_BYTES,
-                                            &zeroed, &why),
-                     CAIRN_OK);
+    ck_assert_int_eq(
+        home_memory_open(compute->home, "test", (uint64_t)items * ZEROED_BYTES, &zeroed, &why),
+        CAIRN_OK);
 }
 
 /* Nothing runs on the card until all of them are there. */
@@ -340,7 +340,7 @@ TEST(lists_of_a_run_are_begun_before_the_first_is_waited_for)
 {
     enum { ITEMS = 2 * LIST + LIST / 3 };
     const struct emulated card = open_scene("cuda");
-    struct cairn_compute *compute = &scene.shard->device;
+    struct compute *compute = &scene.shard->device;
     struct cairn_run run = zeroing(compute, ITEMS);
     open_zeroed(compute, ITEMS);
     const uint64_t launches = card.cairn_emulator_launches(), gaps = card.cairn_emulator_gaps();
@@ -355,7 +355,7 @@ TEST(lists_of_a_run_are_begun_before_the_first_is_waited_for)
     ck_assert_uint_ge(atomic_load(&lists), 3);
     ck_assert_uint_eq(card.cairn_emulator_launches(), launches + atomic_load(&lists));
     ck_assert_uint_eq(card.cairn_emulator_gaps(), gaps + 1);
-    cairn_home_memory_close(&zeroed);
+    home_memory_close(&zeroed);
     scene_close(&scene);
 }
 
@@ -363,24 +363,24 @@ TEST(lists_of_a_run_are_begun_before_the_first_is_waited_for)
 static struct {
     struct emulated card;
     uv_loop_t loop;
-    struct cairn_compute compute;
+    struct compute compute;
 } alone;
 
 static void open_alone(uint32_t items)
 {
-    struct cairn_home *home;
-    struct cairn_sentence why;
+    struct home *home;
+    struct sentence why;
     emulated_choose("quiet=1");
     alone.card = emulated_open("quiet=1");
     ck_assert_int_eq(uv_loop_init(&alone.loop), 0);
-    ck_assert_int_eq(cairn_home_open_cuda("0", &home, &why), CAIRN_OK);
+    ck_assert_int_eq(home_open_cuda("0", &home, &why), CAIRN_OK);
     ck_assert_int_eq(compute_open(&alone.compute, &alone.loop, home, "alone", 1, &why), CAIRN_OK);
     open_zeroed(&alone.compute, items);
 }
 
 static void close_alone(void)
 {
-    cairn_home_memory_close(&zeroed);
+    home_memory_close(&zeroed);
     ck_assert(compute_stop(&alone.compute, NULL, NULL));
     uv_run(&alone.loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&alone.loop), 0);

@@ -17,7 +17,7 @@ static struct emulated open_card(const char *offload)
     return card;
 }
 
-static struct cairn_home *home_of(uint32_t shard)
+static struct home *home_of(uint32_t shard)
 {
     return stage.shard[shard].shard->device.home;
 }
@@ -28,7 +28,7 @@ static uint64_t released(void)
 {
     for (uint32_t i = 0; i < stage.count; i++)
         while (stage.shard[i].shard->memory.releases != NULL) scene_settle(&stage.shard[i]);
-    return cairn_home_free_bytes(home_of(0)); // the same card's
+    return home_free_bytes(home_of(0)); // the same card's
 }
 
 static uint64_t counted(void)
@@ -173,22 +173,21 @@ TEST(what_came_to_the_card_is_parked_and_comes_back)
 /* A view of shard 0, which has so many last quanta of one frozen tensor [2560][16384]: 2.5 segments. */
 static struct shard_view *view_of_last(uint64_t quanta)
 {
-    struct cairn_layout_tensor tensor = {
+    struct layout_tensor tensor = {
         .name = "big", .unit = "big", .shape = { 2, { 2560, 16384 } }, .elem_bytes = 4
     };
     struct shard_view *view = calloc(1, sizeof *view);
-    const uint64_t all = cairn_geometry_of(&tensor.shape).quantum_count;
-    struct cairn_extent *extents = calloc(2, sizeof *extents); // the layout's
+    const uint64_t all = geometry_of(&tensor.shape).quantum_count;
+    struct extent *extents = calloc(2, sizeof *extents); // the layout's
     size_t count = 0;
-    if (quanta < all) extents[count++] = (struct cairn_extent) { 0, 1, 0, all - quanta };
-    extents[count++] = (struct cairn_extent) { 0, 0, all - quanta, quanta };
+    if (quanta < all) extents[count++] = (struct extent) { 0, 1, 0, all - quanta };
+    extents[count++] = (struct extent) { 0, 0, all - quanta, quanta };
     view->refs = 1;
-    ck_assert_int_eq(cairn_layout_make(&tensor, 1, 2, 1, extents, count, &view->layout), CAIRN_OK);
-    ck_assert_int_eq(cairn_shard_map_init(&view->table.map, view->layout, 0, 16), CAIRN_OK);
+    ck_assert_int_eq(layout_make(&tensor, 1, 2, 1, extents, count, &view->layout), CAIRN_OK);
+    ck_assert_int_eq(shard_map_init(&view->table.map, view->layout, 0, 16), CAIRN_OK);
     view->forms = calloc(2, sizeof *view->forms);
-    view->forms[0] = (struct cairn_form) { .wire = CAIRN_F32,
-                                           .master = CAIRN_F32,
-                                           .planes = 1u << CAIRN_PLANE_PARAM };
+    view->forms[0] =
+        (struct form) { .wire = CAIRN_F32, .master = CAIRN_F32, .planes = 1u << CAIRN_PLANE_PARAM };
     return view;
 }
 
@@ -197,17 +196,16 @@ TEST(a_segment_in_which_nothing_is_left_is_the_cards_and_what_stays_does_not_mov
     (void)open_card("0");
     static struct scene scene;
     scene_open(&scene, "mem", 1, 0);
-    struct cairn_home *home = scene.shard->device.home;
+    struct home *home = scene.shard->device.home;
     struct cairn_planes planes = { .host_from = CAIRN_PLANES_ALL };
-    struct cairn_sentence why;
+    struct sentence why;
     uint64_t bytes;
-    const struct cairn_shape shape = { 2, { 2560, 16384 } };
-    const uint64_t quanta = cairn_geometry_of(&shape).quantum_count,
-                   free_bytes = cairn_home_free_bytes(home);
+    const struct shape shape = { 2, { 2560, 16384 } };
+    const uint64_t quanta = geometry_of(&shape).quantum_count, free_bytes = home_free_bytes(home);
     struct shard_view *all = view_of_last(quanta), *last = view_of_last(quanta / 5);
     ck_assert_int_eq(shard_view_places_open(all, NULL, planes.host_from, &bytes), CAIRN_OK);
     ck_assert_int_eq(shard_view_area_add(all, &planes, home, bytes, &why), CAIRN_OK);
-    ck_assert_uint_eq(cairn_home_free_bytes(home), free_bytes - ((uint64_t)160 << 20));
+    ck_assert_uint_eq(home_free_bytes(home), free_bytes - ((uint64_t)160 << 20));
     ck_assert_int_eq(shard_view_places_open(last, all, planes.host_from, &bytes), CAIRN_OK);
     ck_assert_uint_eq(bytes, 0);
     const uint64_t first = all->table.map.elem_count - last->table.map.elem_count;
@@ -218,11 +216,11 @@ TEST(a_segment_in_which_nothing_is_left_is_the_cards_and_what_stays_does_not_mov
     ck_assert_uint_eq(areas_bytes(&planes), (uint64_t)160 << 20);
     shard_views_keep(one, 2, &planes, scene.shard);
     ck_assert_uint_eq(areas_bytes(&planes), (uint64_t)32 << 20);
-    ck_assert_uint_eq(cairn_home_free_bytes(home), free_bytes - ((uint64_t)32 << 20));
+    ck_assert_uint_eq(home_free_bytes(home), free_bytes - ((uint64_t)32 << 20));
     shard_views_keep(one, 1, &planes, scene.shard);
     ck_assert_ptr_null(planes.areas);
     while (scene.shard->memory.releases != NULL) scene_settle(&scene);
-    ck_assert_uint_eq(cairn_home_free_bytes(home), free_bytes);
+    ck_assert_uint_eq(home_free_bytes(home), free_bytes);
     shard_view_unref(all);
     shard_view_unref(last);
     scene_close(&scene);

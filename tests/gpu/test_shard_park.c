@@ -1,4 +1,5 @@
 /* A job whose state lies on the emulated card is parked in host memory and taken back. */
+#include <inttypes.h>
 #include <check.h>
 #include <errno.h>
 #include <stdio.h>
@@ -53,7 +54,7 @@ static struct shard_job *the_job(void)
 
 static uint64_t free_bytes(void)
 {
-    return cairn_home_free_bytes(scene.shard->device.home);
+    return home_free_bytes(scene.shard->device.home);
 }
 
 static void ask(bool parked)
@@ -86,14 +87,14 @@ static void expect_bits(void)
     const struct shard_job *job = the_job();
     for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
         if (!plane_is_state(p)) continue;
-        const float *plane = scene_plane(job, (enum cairn_plane)p);
+        const float *plane = scene_plane(job, (enum plane)p);
         for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
-            const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+            const struct chunk_place place = shard_map_chunk(&scene.map, c);
             size_t bytes;
             if (!model_keeps(place.tensor, p)) continue;
             const void *expected = model_bytes(&model, p, &place, &bytes);
             ck_assert_msg(memcmp(plane + place.local_elem, expected, bytes) == 0,
-                          "plane %d, chunk %llu", p, (unsigned long long)c);
+                          "plane %d, chunk %" PRIu64, p, c);
         }
     }
 }
@@ -179,17 +180,15 @@ static const struct cairn_published *copy_of(uint64_t step)
     return copy;
 }
 
-static bool has(const struct cairn_published *copy, enum cairn_published_side side,
-                uint64_t *sequence)
+static bool has(const struct cairn_published *copy, enum published_side side, uint64_t *sequence)
 {
-    const struct cairn_published_head *head = (const struct cairn_published_head *)copy->head.base;
-    return cairn_published_read_begin(head, atomic_load(&head->copy), copy->version, side,
-                                      sequence);
+    const struct published_head *head = (const struct published_head *)copy->head.base;
+    return published_read_begin(head, atomic_load(&head->copy), copy->version, side, sequence);
 }
 
 static bool is_whole(const struct cairn_published *copy, uint64_t sequence)
 {
-    return cairn_published_read_end((const struct cairn_published_head *)copy->head.base, sequence);
+    return published_read_end((const struct published_head *)copy->head.base, sequence);
 }
 
 TEST(what_was_read_of_a_version_is_whole_wherever_its_job_went_meanwhile)
@@ -221,8 +220,7 @@ TEST(a_job_comes_back_although_the_card_has_no_room_for_copies_of_leases)
     keep(1, 0);
     expect_done(true);
     const uint64_t staging = compute_staging_left(&scene.shard->device);
-    snprintf(others, sizeof others, "others=%llu",
-             (unsigned long long)(free_bytes() - device - staging));
+    snprintf(others, sizeof others, "others=%" PRIu64, (free_bytes() - device - staging));
     emulated_set(&card, others);
     expect_done(false);
     ck_assert_uint_eq(the_job()->memory.device, device);
@@ -315,7 +313,7 @@ TEST(a_job_for_which_the_card_has_no_room_any_more_stays_parked)
 TEST(a_job_for_which_the_host_has_no_room_stays_on_the_card)
 {
     (void)open_scene("0", 0);
-    struct cairn_budget *budget = &scene.shard->memory.budget;
+    struct budget *budget = &scene.shard->memory.budget;
     const uint64_t limit = budget->limit_bytes, device = the_job()->memory.device;
     budget->limit_bytes = budget->used_bytes + 4096;
     expect_refused(true, CAIRN_ERR_NO_MEMORY, "job play, parked, needs ");

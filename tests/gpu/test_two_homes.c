@@ -139,8 +139,7 @@ TEST(a_shard_whose_card_fails_ends_with_a_status)
     cairn_status status = CAIRN_OK;
     for (int i = 0; i < STEPS_MAX && status == CAIRN_OK; i++) status = step(on_card);
     ck_assert_int_ne(status, CAIRN_OK);
-    ck_assert_int_eq(cluster_wait(cluster.shards[0], CLUSTER_WAIT_MS),
-                     cairn_status_exit(CAIRN_ERR_IO));
+    ck_assert_int_eq(cluster_wait(cluster.shards[0], CLUSTER_WAIT_MS), status_exit(CAIRN_ERR_IO));
     cluster.shards[0] = 0;
     ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", "this shard is unfit and ends"), 1);
     stop();
@@ -170,8 +169,7 @@ TEST(what_a_shard_whose_card_failed_serves_on_moves_to_the_next_one_that_comes)
     ck_assert_msg(said.status == 20 && strstr(said.out, "is unfit: ") != NULL, "%s", said.out);
     ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", "host", 1), 0);
     cluster_add_shard(&cluster, 1);
-    ck_assert_int_eq(cluster_wait(cluster.shards[0], CLUSTER_WAIT_MS),
-                     cairn_status_exit(CAIRN_ERR_IO));
+    ck_assert_int_eq(cluster_wait(cluster.shards[0], CLUSTER_WAIT_MS), status_exit(CAIRN_ERR_IO));
     cluster.shards[0] = 0;
     train(beside, 4, STEPS);
     trainer_digest(&cluster, "beside", root);

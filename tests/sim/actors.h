@@ -62,7 +62,7 @@ struct coordinator {
     bool persisting;
     uint64_t persist_epoch, persist_reserved;
     struct sim_layout *persist_layout;
-    struct cairn_move *move;
+    struct move *move;
     struct sim_layout *layout; /* in force */
     struct sim_layout *next;   /* of the slice; NULL: none */
     bool publishing;           /* the newest version, in the layout in force */
@@ -134,13 +134,13 @@ struct sim_shard {
     struct landing landing[SLOTS_MAX];
     struct step_action folds[CHUNKS_MAX]; /* under way, by chunk */
     float acc[CHUNKS_MAX][ELEMS_MAX];
-    struct cairn_sums chunk_sums[CHUNKS_MAX]; /* of folds that were likely the last .. */
-    bool untouched[CHUNKS_MAX];               /* nobody contributed */
-    bool summed[CHUNKS_MAX];                  /* .. and were it so far */
+    struct sums chunk_sums[CHUNKS_MAX]; /* of folds that were likely the last .. */
+    bool untouched[CHUNKS_MAX];         /* nobody contributed */
+    bool summed[CHUNKS_MAX];            /* .. and were it so far */
     /* by chunk of the model; what is folded, by its own number */
     float param[CHUNKS_MAX][ELEMS_MAX], m[CHUNKS_MAX][ELEMS_MAX], v[CHUNKS_MAX][ELEMS_MAX];
     uint32_t executed; /* ledger entries */
-    struct cairn_decision updating;
+    struct decision updating;
     uint8_t updating_payload[PAYLOAD_MAX];
     bool drain_counted;
 };
@@ -165,7 +165,7 @@ struct relay_owner { /* of a relay: a shard that it passes on to */
     struct cairn_push *push;   /* NULL: no round */
     struct {
         uint64_t round, endpoint;
-        struct cairn_push_window window;
+        struct push_window window;
     } grant;
     float slots[SLOTS_MAX][ELEMS_MAX];
 };
@@ -205,16 +205,16 @@ struct process {
     struct link fabric[SHARDS_MAX];
     struct {
         uint64_t round, endpoint;
-        struct cairn_push_window window;
+        struct push_window window;
         uint32_t via; /* the shard that granted: the owner, or a relay */
         bool relayed;
     } grant[SHARDS_MAX]; /* by owner */
     enum trainer state;
     uint64_t epoch, round;
-    struct cairn_batch batch; /* of the round; without a total where each worker has its own */
-    bool surplus;             /* the batch has nothing for it */
-    bool wishes;              /* to write, in the next round */
-    bool writes;              /* the round is a write */
+    struct spec_batch batch; /* of the round; without a total where each worker has its own */
+    bool surplus;            /* the batch has nothing for it */
+    bool wishes;             /* to write, in the next round */
+    bool writes;             /* the round is a write */
     bool computed;
     const struct sim_layout *layout, *round_layout,
         *push_layout; /* that it knows; of the round; of what it

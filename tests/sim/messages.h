@@ -97,18 +97,18 @@ struct message {
     uint64_t epoch, round, member, request, weight, snapshot;
     uint64_t endpoint; /* HELLO and GRANT of a shard: the number of what it goes by */
     uint32_t micro, chunk, sent, absent, rank, world;
-    struct cairn_push_window window;
+    struct push_window window;
     bool is_small;
     bool in_place;   /* CHUNK */
     bool unreadable; /* REFUSE: of one that was counted so */
     uint32_t layout; /* its place; in FENCE its number */
-    enum cairn_step_phase phase;
+    enum step_phase phase;
     struct cairn_version version;
     double loss_scale;
     struct step_sums sums;
     struct round_untouched untouched[CHUNKS_MAX]; /* REDUCED */
     uint32_t untouched_count;
-    struct cairn_decision decision; /* its payload points nowhere: it is below */
+    struct decision decision; /* its payload points nowhere: it is below */
     uint8_t payload[PAYLOAD_MAX];
     uint64_t members[PROCS_MAX];
     uint32_t member_count;

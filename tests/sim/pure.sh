@@ -11,8 +11,8 @@ for file in "$@"; do
         case $name in
         memcpy | memset | memcmp | memmove | __assert_fail | _GLOBAL_OFFSET_TABLE_) continue ;;
         __stack_chk_fail) continue ;; # of compilers that guard the stack by default, as Ubuntu's
-        cairn_exact_add | cairn_update_norm_of | cairn_group_scalars_* | cairn_schedule_lr) continue ;;
-        cairn_sentence_set | cairn_sentence_add) continue ;;
+        exact_add | update_norm_of | cairn_group_scalars_* | schedule_lr) continue ;;
+        sentence_set | sentence_add) continue ;;
         esac
         if ! printf '%s\n' "$defined" | grep -qxF "$name"; then
             echo "$file calls $name"

@@ -63,9 +63,9 @@ struct scenario {          /* drawn from the seed */
     uint32_t ranks, workers_min, window, small, in_place, chunks, queue_max, folds_wanted;
     uint32_t elems[CHUNKS_MAX];
     uint32_t client_state_max;
-    struct cairn_group_hyper groups[GROUPS];
-    struct cairn_schedule schedules[GROUPS]; /* constant, or driven */
-    bool driven;                             /* some are */
+    struct group_hyper groups[GROUPS];
+    struct schedule schedules[GROUPS]; /* constant, or driven */
+    bool driven;                       /* some are */
     struct round_tensor tensors[TENSORS_MAX];
     uint32_t tensor_count;
     bool leaves_untouched;
@@ -132,7 +132,7 @@ struct sim {
     void *relay_step_memory[2][SHARDS_MAX][SHARDS_MAX], *relay_push_memory[SHARDS_MAX][SHARDS_MAX];
     struct round_action *round_list;
     struct step_action *step_list;
-    struct cairn_push_action *push_list;
+    struct push_action *push_list;
 };
 
 /* sim_world.c */
@@ -144,18 +144,18 @@ void sim_trace(struct sim *sim, const char *what, uint64_t a, uint64_t b, uint64
 struct round_config sim_round_config(const struct sim *sim);
 struct step_config sim_step_config(const struct sim *sim, const struct sim_layout *layout,
                                    uint32_t shard);
-struct cairn_push_config sim_push_config(const struct sim *sim);
+struct push_config sim_push_config(const struct sim *sim);
 /* Every other chunk is. */
 static inline bool sim_is_small(uint32_t chunk)
 {
     return chunk % 2 == 1;
 }
 /* Where a worker has its gradients. */
-static inline enum cairn_push_lies sim_lies(uint32_t chunk)
+static inline enum push_lies sim_lies(uint32_t chunk)
 {
-    return (enum cairn_push_lies)(chunk % 3);
+    return (enum push_lies)(chunk % 3);
 }
-struct cairn_push_config sim_relay_push_config(void);
+struct push_config sim_relay_push_config(void);
 
 /* sim_layouts.c */
 /* As the one before, with the next number; NULL: too many. `layout_index` when its owners stand. */
@@ -205,7 +205,7 @@ void shard_join(struct sim *sim); /* a process is started that holds nothing */
 void shard_end(struct sim *sim, uint32_t shard);
 
 /* sim_names.c */
-const char *message_name(enum message_kind kind);
+const char *sim_message_name(enum message_kind kind);
 const char *event_name(enum event_kind kind);
 const char *step_action_name(enum step_action_kind kind);
 const char *round_action_name(enum round_action_kind kind);

@@ -1,5 +1,6 @@
 /* The coordinator's daemon: it carries messages between the core and the network, makes durable what the
  * core says, and forgets everything else when it is killed. */
+#include <inttypes.h>
 #include <string.h>
 
 #include "tests/sim/sim.h"
@@ -234,8 +235,8 @@ static void see_start(struct sim *sim, const struct round_action *open)
     const uint32_t here = round_worker_count(c->core); // a batch may be smaller
     const bool whole = here >= sc->launch;
     if (!whole && sim->now / 1000 < c->came_ms + sc->start_wait_ms)
-        sim_fail(sim, "round %llu opens with %u workers of %u that were launched",
-                 (unsigned long long)open->round, (unsigned)here, (unsigned)sc->launch);
+        sim_fail(sim, "round %" PRIu64 " opens with %u workers of %u that were launched",
+                 open->round, (unsigned)here, (unsigned)sc->launch);
     sim->seen[whole ? SEEN_start_waited : SEEN_start_alone]++;
 }
 
@@ -246,8 +247,8 @@ static void see_losses(struct sim *sim, const struct round_action *open)
     const uint32_t there = round_worker_count(c->core);
     if (open->write) return;
     if (c->loss_halts || there < c->awaited)
-        sim_fail(sim, "round %llu opens for %u workers after a loss, of %u that are awaited",
-                 (unsigned long long)open->round, (unsigned)there, (unsigned)c->awaited);
+        sim_fail(sim, "round %" PRIu64 " opens for %u workers after a loss, of %u that are awaited",
+                 open->round, (unsigned)there, (unsigned)c->awaited);
 }
 
 /* What the event and what came of it say of lost workers. */
@@ -285,7 +286,7 @@ static void do_action(struct sim *sim, const struct round_action *action)
     case CAIRN_ROUND_PERSIST: persist(sim, action); return;
     case CAIRN_ROUND_FENCE:
         if (action->epoch <= store_epoch_used(sim))
-            sim_fail(sim, "epoch %llu was used before", (unsigned long long)action->epoch);
+            sim_fail(sim, "epoch %" PRIu64 " was used before", action->epoch);
         sim->oracle.last_epoch = action->epoch;
         if (sim->slipped) oracle_slipped(sim);
         reshard_in_force(sim, action->layout);
@@ -326,8 +327,8 @@ static void do_action(struct sim *sim, const struct round_action *action)
         return;
     case CAIRN_ROUND_WORKER_REFUSED: refuse(sim, action); return;
     case CAIRN_ROUND_BEHIND:
-        sim_fail(sim, "shard %u is in epoch %llu, which the coordinator knows nothing of",
-                 (unsigned)action->shard, (unsigned long long)action->epoch);
+        sim_fail(sim, "shard %u is in epoch %" PRIu64 ", which the coordinator knows nothing of",
+                 (unsigned)action->shard, action->epoch);
         return;
     case CAIRN_ROUND_FAIL:
         sim_fail(sim, "the coordinator gave the job up: shard %u: %s", (unsigned)action->shard,

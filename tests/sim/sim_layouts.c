@@ -42,5 +42,5 @@ bool layout_has(const struct sim_layout *layout, uint32_t shard)
 const struct sim_layout *layout_serves(const struct sim_layout *layout, struct cairn_version after,
                                        struct cairn_version version)
 {
-    return cairn_version_compare(version, after) > 0 ? layout : layout->published;
+    return version_compare(version, after) > 0 ? layout : layout->published;
 }

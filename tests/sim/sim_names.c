@@ -3,7 +3,7 @@
 
 #define NAME(table, kind) ((unsigned)(kind) < sizeof table / sizeof *table ? table[kind] : "?")
 
-const char *message_name(enum message_kind kind)
+const char *sim_message_name(enum message_kind kind)
 {
     static const char *const names[] = {
         "FENCE",          "RESOLVE",    "OPEN",         "DECIDE",    "PIN",

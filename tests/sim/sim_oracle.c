@@ -1,4 +1,5 @@
 /* What has to hold, whatever happens: each message and each bit of a shard is compared with the truth. */
+#include <inttypes.h>
 #include <string.h>
 
 #include "tests/sim/sim.h"
@@ -76,8 +77,8 @@ static void check_layouts(struct sim *sim)
         if (layout_has(layout, s) != round_has_shard(sim->coordinator.core, s))
             sim_fail(sim, "the coordinator and its core disagree on shard %u", s);
         if (layout_has(layout, s) && sim->shards[s].layout != layout)
-            sim_fail(sim, "a round opens, and shard %u is in another layout than %llu", s,
-                     (unsigned long long)layout->number);
+            sim_fail(sim, "a round opens, and shard %u is in another layout than %" PRIu64, s,
+                     layout->number);
     }
     for (uint32_t c = 0; c < sim->scenario.chunks; c++)
         if (!layout_has(layout, layout->owner[c]))
@@ -93,8 +94,8 @@ void oracle_recut(struct sim *sim, uint32_t shard, const struct sim_layout *layo
     const bool follows = layout->number == o->layout->number + 1 ||
                          (layout->back && layout->number > o->layout->number);
     if (!follows)
-        sim_fail(sim, "shard %u goes from layout %llu to %llu", shard,
-                 (unsigned long long)o->layout->number, (unsigned long long)layout->number);
+        sim_fail(sim, "shard %u goes from layout %" PRIu64 " to %" PRIu64, shard, o->layout->number,
+                 layout->number);
     for (uint32_t s = 0; s < sim->shard_count; s++)
         if (layout_has(o->layout, s) && sim->shards[s].executed != o->ledger_count && !layout->back)
             sim_fail(sim, "another layout comes into force before shard %u has published", s);
@@ -118,13 +119,13 @@ void oracle_slipped(struct sim *sim)
         o->layout = o->layout->before;
 }
 
-void oracle_joins(struct sim *sim, uint32_t shard, const struct cairn_decision *last)
+void oracle_joins(struct sim *sim, uint32_t shard, const struct decision *last)
 {
     const struct oracle *o = &sim->oracle;
     const uint64_t round = o->ledger_count > 0 ? o->ledger[o->ledger_count - 1].round : 0;
     if (last->round != round)
-        sim_fail(sim, "shard %u joins with the outcome of round %llu; the last is %llu", shard,
-                 (unsigned long long)last->round, (unsigned long long)round);
+        sim_fail(sim, "shard %u joins with the outcome of round %" PRIu64 "; the last is %" PRIu64,
+                 shard, last->round, round);
     sim->shards[shard].executed = o->ledger_count;
 }
 
@@ -136,13 +137,14 @@ void oracle_opened(struct sim *sim, const struct round_action *open)
         return;
     }
     if (o->opened_count > 0 && open->round <= o->opened[o->opened_count - 1].round)
-        sim_fail(sim, "round number %llu was used before", (unsigned long long)open->round);
+        sim_fail(sim, "round number %" PRIu64 " was used before", open->round);
     if (!all_executed(sim) || open->version.step != o->step)
-        sim_fail(sim, "round %llu opens at step %llu, but not every shard has published step %llu",
-                 (unsigned long long)open->round, (unsigned long long)open->version.step,
-                 (unsigned long long)o->step);
+        sim_fail(sim,
+                 "round %" PRIu64 " opens at step %" PRIu64
+                 ", but not every shard has published step %" PRIu64,
+                 open->round, open->version.step, o->step);
     if (!open->write && oracle_halted(sim))
-        sim_fail(sim, "round %llu opens after %u skips in a row", (unsigned long long)open->round,
+        sim_fail(sim, "round %" PRIu64 " opens after %u skips in a row", open->round,
                  (unsigned)o->skips.in_row);
     struct opened *opened = &o->opened[o->opened_count++];
     memset(opened, 0, sizeof *opened);
@@ -168,12 +170,12 @@ void oracle_told_worker(struct sim *sim, const struct round_action *opened)
         sim_fail(sim, "a worker is told of a round that was not opened so");
     if (!all_executed(sim) || opened->version.step != sim->oracle.step)
         sim_fail(sim, "a worker is told to compute with a step that is not published everywhere");
-    if (cairn_f64_bits(opened->loss_scale) != cairn_f64_bits(sim->oracle.loss_scale))
+    if (f64_bits(opened->loss_scale) != f64_bits(sim->oracle.loss_scale))
         sim_fail(sim, "a worker is told the loss scale %g; it is %g", opened->loss_scale,
                  sim->oracle.loss_scale);
     if (opened->skips != sim->oracle.skips.all)
-        sim_fail(sim, "a worker is told of %llu skips; there were %llu",
-                 (unsigned long long)opened->skips, (unsigned long long)sim->oracle.skips.all);
+        sim_fail(sim, "a worker is told of %" PRIu64 " skips; there were %" PRIu64, opened->skips,
+                 sim->oracle.skips.all);
     const uint8_t *state;
     size_t bytes;
     if (!round_client_state(sim->coordinator.core, &state, &bytes) ||
@@ -183,22 +185,21 @@ void oracle_told_worker(struct sim *sim, const struct round_action *opened)
 }
 
 /* The first shard to do as decided shows what was decided: it has to be what the contributions say. */
-static void enter(struct sim *sim, const struct cairn_decision *decision)
+static void enter(struct sim *sim, const struct decision *decision)
 {
     struct oracle *o = &sim->oracle;
     struct opened *round = truth_opened(o, decision->round);
     if (round == NULL || round->voided) {
-        sim_fail(sim, "round %llu %s", (unsigned long long)decision->round,
+        sim_fail(sim, "round %" PRIu64 " %s", decision->round,
                  round == NULL ? "was never opened"
                                : "takes effect; a worker heard that it is void");
         return;
     }
     if (o->ledger_count > 0 && round->round <= o->ledger[o->ledger_count - 1].round)
-        sim_fail(sim, "round %llu takes effect after a later one",
-                 (unsigned long long)round->round);
+        sim_fail(sim, "round %" PRIu64 " takes effect after a later one", round->round);
     if (!all_executed(sim))
-        sim_fail(sim, "round %llu takes effect before the last one did on every shard",
-                 (unsigned long long)round->round);
+        sim_fail(sim, "round %" PRIu64 " takes effect before the last one did on every shard",
+                 round->round);
     struct ledger_entry *entry = &o->ledger[o->ledger_count];
     memset(entry, 0, sizeof *entry);
     truth_next(sim, round, entry);
@@ -208,7 +209,7 @@ static void enter(struct sim *sim, const struct cairn_decision *decision)
     o->ledger_count++;
 }
 
-void oracle_executes(struct sim *sim, uint32_t shard, const struct cairn_decision *decision)
+void oracle_executes(struct sim *sim, uint32_t shard, const struct decision *decision)
 {
     struct oracle *o = &sim->oracle;
     const uint32_t at = sim->shards[shard].executed;
@@ -216,16 +217,16 @@ void oracle_executes(struct sim *sim, uint32_t shard, const struct cairn_decisio
     if (sim->failed) return;
     const struct ledger_entry *entry = &o->ledger[at];
     if (entry->round != decision->round || entry->kind != decision->kind ||
-        cairn_version_compare(entry->after, decision->version_after) != 0)
+        version_compare(entry->after, decision->version_after) != 0)
         sim_fail(sim,
-                 "shard %u does %d of round %llu to step %llu; true is %d of round %llu to %llu",
-                 shard, (int)decision->kind, (unsigned long long)decision->round,
-                 (unsigned long long)decision->version_after.step, (int)entry->kind,
-                 (unsigned long long)entry->round, (unsigned long long)entry->after.step);
+                 "shard %u does %d of round %" PRIu64 " to step %" PRIu64
+                 "; true is %d of round %" PRIu64 " to %" PRIu64,
+                 shard, (int)decision->kind, decision->round, decision->version_after.step,
+                 (int)entry->kind, entry->round, entry->after.step);
     else if (entry->payload_bytes != decision->payload_bytes ||
              memcmp(entry->payload, decision->payload, entry->payload_bytes) != 0)
-        sim_fail(sim, "the scalars of round %llu are not what its contributions give",
-                 (unsigned long long)decision->round);
+        sim_fail(sim, "the scalars of round %" PRIu64 " are not what its contributions give",
+                 decision->round);
 }
 
 void oracle_compare(struct sim *sim, uint32_t shard)
@@ -242,8 +243,8 @@ void oracle_compare(struct sim *sim, uint32_t shard)
                           memcmp(s->m[chunk], o->m[chunk], bytes) == 0 &&
                           memcmp(s->v[chunk], o->v[chunk], bytes) == 0;
         if (!same)
-            sim_fail(sim, "chunk %u on shard %u has other bits than the reference at step %llu",
-                     chunk, shard, (unsigned long long)o->step);
+            sim_fail(sim, "chunk %u on shard %u has other bits than the reference at step %" PRIu64,
+                     chunk, shard, o->step);
     }
 }
 
@@ -269,9 +270,9 @@ static bool same_payload(const struct message *result, const struct ledger_entry
     if (bytes == entry->payload_bytes) return memcmp(result->payload, entry->payload, bytes) == 0;
     return payload_decode(result->payload, bytes, &told) == CAIRN_OK &&
            payload_decode(entry->payload, entry->payload_bytes, &truth) == CAIRN_OK &&
-           cairn_f64_bits(told.grad_norm) == cairn_f64_bits(truth.grad_norm) &&
-           cairn_f64_bits(told.clip_scale) == cairn_f64_bits(truth.clip_scale) &&
-           cairn_f64_bits(told.lr) == cairn_f64_bits(truth.lr) && told.finite == truth.finite &&
+           f64_bits(told.grad_norm) == f64_bits(truth.grad_norm) &&
+           f64_bits(told.clip_scale) == f64_bits(truth.clip_scale) &&
+           f64_bits(told.lr) == f64_bits(truth.lr) && told.finite == truth.finite &&
            told.fail == truth.fail && told.skips.all == truth.skips.all;
 }
 
@@ -284,42 +285,43 @@ void oracle_result(struct sim *sim, const struct message *result)
         if (entry != NULL && index + 1 == sim->oracle.ledger_count)
             sim_fail(sim, "the result of the last round is not known");
         if (entry != NULL && must_know(sim, entry, result->member))
-            sim_fail(sim, "how round %llu ended is forgotten", (unsigned long long)entry->round);
+            sim_fail(sim, "how round %" PRIu64 " ended is forgotten", entry->round);
         return;
     }
     if (result->status == CAIRN_ERR_EPOCH_CHANGED) {
         if (entry != NULL)
-            sim_fail(sim, "a worker heard that round %llu is void; it took effect",
-                     (unsigned long long)result->round);
+            sim_fail(sim, "a worker heard that round %" PRIu64 " is void; it took effect",
+                     result->round);
         struct opened *opened = truth_opened(&sim->oracle, result->round);
         if (opened != NULL && opened->write && !opened->voided) sim->seen[SEEN_write_void]++;
         if (opened != NULL) opened->voided = true;
         return;
     }
     if (entry == NULL) {
-        sim_fail(sim, "a worker heard that round %llu ended; it took no effect",
-                 (unsigned long long)result->round);
+        sim_fail(sim, "a worker heard that round %" PRIu64 " ended; it took no effect",
+                 result->round);
         return;
     }
     for (uint32_t s = 0; s < sim->shard_count; s++)
         if (layout_has(sim->oracle.layout, s) && !sim->shards[s].joining &&
             sim->shards[s].executed <= index)
             sim_fail(sim,
-                     "a worker heard the result of round %llu before shard %u had published it",
-                     (unsigned long long)result->round, s);
+                     "a worker heard the result of round %" PRIu64
+                     " before shard %u had published it",
+                     result->round, s);
     const bool fail = entry->kind == CAIRN_DECISION_SKIP && !entry->uncounted &&
                       sim->scenario.fail_nonfinite;
     if (result->status != (fail ? CAIRN_ERR_NONFINITE : CAIRN_OK) ||
-        cairn_version_compare(result->version, entry->after) != 0 || !same_payload(result, entry))
-        sim_fail(sim, "a worker heard another result of round %llu than the true one",
-                 (unsigned long long)result->round);
+        version_compare(result->version, entry->after) != 0 || !same_payload(result, entry))
+        sim_fail(sim, "a worker heard another result of round %" PRIu64 " than the true one",
+                 result->round);
 }
 
 void oracle_pinned(struct sim *sim, uint32_t shard, const struct message *pin)
 {
     const struct cairn_version here = step_version(sim->shards[shard].core);
     sim->seen[SEEN_pinned]++;
-    if (cairn_version_compare(here, pin->version) != 0)
-        sim_fail(sim, "shard %u was pinned at step %llu in a cut of step %llu", shard,
-                 (unsigned long long)here.step, (unsigned long long)pin->version.step);
+    if (version_compare(here, pin->version) != 0)
+        sim_fail(sim, "shard %u was pinned at step %" PRIu64 " in a cut of step %" PRIu64, shard,
+                 here.step, pin->version.step);
 }

@@ -209,7 +209,7 @@ void landing_folded(struct sim *sim, uint32_t shard, const struct landing *landi
     if (!landing->in_place) return; // of a relay nothing is
     const struct process *proc = &sim->procs[landing->member % 16];
     if (!proc->alive || proc->life != landing->member || !proc->pushing) return;
-    if (proc->push_round != landing->round || cairn_push_voided(proc->push)) return;
+    if (proc->push_round != landing->round || push_voided(proc->push)) return;
     if (proc->fabric[shard].id != landing->conn || !proc->fabric[shard].up)
         sim->seen[SEEN_in_place_lost]++;
     if (!proc->on_loan[landing->micro][landing->chunk])

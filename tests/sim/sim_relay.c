@@ -175,11 +175,11 @@ static void folded(struct sim *sim, uint32_t shard, uint32_t index, uint32_t chu
     struct relay_owner *owner = &relay->owners[index];
     const struct step_action *action = &owner->folds[chunk];
     const uint32_t buffer = owner->claims[chunk].buffer;
-    struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
+    struct fold_source sources[CAIRN_STEP_FOLD_MAX];
     for (uint32_t i = 0; i < action->count; i++)
-        sources[i] = (struct cairn_source) { owner->slots[action->slots[i]], CAIRN_F32 };
-    cairn_backend_host()->fold(relay->sums[buffer].elems, sources, action->count, action->first,
-                               sim->scenario.elems[relay->layout->chunk[index][chunk]]);
+        sources[i] = (struct fold_source) { owner->slots[action->slots[i]], CAIRN_F32 };
+    backend_host()->fold(relay->sums[buffer].elems, sources, action->count, action->first,
+                         sim->scenario.elems[relay->layout->chunk[index][chunk]]);
     relay->sums[buffer].folding = false;
     buffer_pool_return(&relay->pool, buffer);
     const struct step_event event = { .kind = CAIRN_STEP_FOLDED, .chunk = chunk };
@@ -242,7 +242,7 @@ static void do_action(struct sim *sim, uint32_t shard, uint32_t owner,
     }
 }
 
-static void see(struct sim *sim, const struct cairn_step *core, enum cairn_step_phase before,
+static void see(struct sim *sim, const struct cairn_step *core, enum step_phase before,
                 const struct step_event *event, const struct step_actions *actions)
 {
     const bool void_now = event->kind == CAIRN_STEP_FENCE && cairn_step_round(core) == 0;
@@ -265,7 +265,7 @@ static void do_event(struct sim *sim, uint32_t shard, uint32_t index,
     struct cairn_step *core = sim->relays[shard].owners[index].core;
     const struct step_config config = config_of(sim, shard, index);
     struct step_actions actions = { sim->step_list, 0, step_actions_max(&config) };
-    const enum cairn_step_phase before = step_phase_of(core);
+    const enum step_phase before = step_phase_of(core);
     step_on_event(core, event, &actions);
     see(sim, core, before, event, &actions);
     for (size_t i = 0; i < actions.count; i++)
@@ -392,7 +392,7 @@ void relay_garbage(struct sim *sim, uint32_t shard, const struct step_event *gar
     if (sim->scenario.hosts == 0) return;
     const uint32_t owner = (uint32_t)rng_below(&sim->fault, sim->scenario.room);
     const struct cairn_step *core = sim->relays[shard].owners[owner].core;
-    const enum cairn_step_phase phase = step_phase_of(core);
+    const enum step_phase phase = step_phase_of(core);
     const uint32_t used = step_slots_used(core);
     do_event(sim, shard, owner, garbage, NULL);
     if (step_phase_of(core) != phase || step_slots_used(core) != used)

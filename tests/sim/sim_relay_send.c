@@ -4,16 +4,15 @@
 
 #include "tests/sim/sim.h"
 
-static struct cairn_push_actions push_actions(struct sim *sim)
+static struct push_actions push_actions(struct sim *sim)
 {
-    const struct cairn_push_config config = sim_relay_push_config();
-    return (struct cairn_push_actions) { sim->push_list, 0, cairn_push_actions_max(&config) };
+    const struct push_config config = sim_relay_push_config();
+    return (struct push_actions) { sim->push_list, 0, push_actions_max(&config) };
 }
 
 /* ---- what the machine says ---- */
 
-static void send(struct sim *sim, uint32_t shard, uint32_t owner,
-                 const struct cairn_push_action *action)
+static void send(struct sim *sim, uint32_t shard, uint32_t owner, const struct push_action *action)
 {
     struct sim_relay *relay = &sim->relays[shard];
     struct message message = { .member = relay->number,
@@ -41,18 +40,17 @@ static void send(struct sim *sim, uint32_t shard, uint32_t owner,
                     &message);
 }
 
-static void act(struct sim *sim, uint32_t shard, uint32_t owner,
-                const struct cairn_push_actions *actions)
+static void act(struct sim *sim, uint32_t shard, uint32_t owner, const struct push_actions *actions)
 {
     struct sim_relay *relay = &sim->relays[shard];
     for (size_t i = 0; i < actions->count; i++) {
-        const struct cairn_push_action *action = &actions->list[i];
+        const struct push_action *action = &actions->list[i];
         switch (action->kind) {
         case CAIRN_PUSH_RELEASED: buffer_pool_end(&relay->pool, (uint32_t)action->cookie); break;
         case CAIRN_PUSH_VOID: // the coordinator knows by itself
             if (action->status != CAIRN_ERR_STALE && action->status != CAIRN_ERR_FENCED)
                 sim_fail(sim, "shard %u refused an honest relay: %s", owner,
-                         cairn_status_code_name((int)action->status));
+                         status_code_name((int)action->status));
             break;
         default: send(sim, shard, owner, action); break;
         }
@@ -66,16 +64,16 @@ static void give_grant(struct sim *sim, uint32_t shard, uint32_t index)
 {
     struct relay_owner *owner = &sim->relays[shard].owners[index];
     if (owner->push == NULL || owner->grant.round != sim->relays[shard].round) return;
-    struct cairn_push_actions actions = push_actions(sim);
-    cairn_push_on_grant(owner->push, 0, owner->grant.endpoint, owner->grant.window, &actions);
+    struct push_actions actions = push_actions(sim);
+    push_on_grant(owner->push, 0, owner->grant.endpoint, owner->grant.window, &actions);
     act(sim, shard, index, &actions);
 }
 
 void relay_send_begin(struct sim *sim, uint32_t shard, uint32_t index)
 {
-    const struct cairn_push_config config = sim_relay_push_config();
+    const struct push_config config = sim_relay_push_config();
     struct relay_owner *owner = &sim->relays[shard].owners[index];
-    owner->push = cairn_push_init(sim->relay_push_memory[shard][index], &config);
+    owner->push = push_init(sim->relay_push_memory[shard][index], &config);
     owner->forwards = owner->micros = 0;
     give_grant(sim, shard, index);
 }
@@ -88,7 +86,7 @@ void relay_send_end(struct sim *sim, uint32_t shard, uint32_t index)
 }
 
 static cairn_status pass_on(struct sim *sim, uint32_t shard, uint32_t index,
-                            const struct step_action *action, struct cairn_push_actions *actions)
+                            const struct step_action *action, struct push_actions *actions)
 {
     struct sim_relay *relay = &sim->relays[shard];
     struct relay_owner *owner = &relay->owners[index];
@@ -99,10 +97,10 @@ static cairn_status pass_on(struct sim *sim, uint32_t shard, uint32_t index,
     const uint32_t buffer = buffer_pool_final(&relay->pool, &owner->buffers, action->chunk);
     relay->sums[buffer].micro = action->micro;
     const uint32_t chunk = relay->layout->chunk[index][action->chunk];
-    const struct cairn_push_chunk next = { .chunk = action->chunk,
-                                           .is_small = sim_is_small(chunk),
-                                           .cookie = buffer };
-    const cairn_status status = cairn_push_chunk(owner->push, 0, action->micro, next, actions);
+    const struct push_chunk next = { .chunk = action->chunk,
+                                     .is_small = sim_is_small(chunk),
+                                     .cookie = buffer };
+    const cairn_status status = push_chunk(owner->push, 0, action->micro, next, actions);
     if (status != CAIRN_OK) buffer_pool_end(&relay->pool, buffer);
     return status;
 }
@@ -132,16 +130,16 @@ void relay_forward(struct sim *sim, uint32_t shard, uint32_t index,
     struct relay_owner *owner = &sim->relays[shard].owners[index];
     judge_forward(sim, shard, owner, action);
     if (sim->failed) return;
-    struct cairn_push_actions actions = push_actions(sim);
+    struct push_actions actions = push_actions(sim);
     cairn_status status;
     if (action->kind == CAIRN_STEP_FORWARD)
         status = pass_on(sim, shard, index, action, &actions);
     else if (action->kind == CAIRN_STEP_FORWARD_END)
-        status = cairn_push_micro_end(owner->push, action->micro, &actions);
+        status = push_micro_end(owner->push, action->micro, &actions);
     else
-        status = cairn_push_commit(owner->push, action->weight, &actions);
+        status = push_commit(owner->push, action->weight, &actions);
     if (status != CAIRN_OK && status != CAIRN_ERR_EPOCH_CHANGED)
-        sim_fail(sim, "relay %u cannot pass on: %s", shard, cairn_status_code_name((int)status));
+        sim_fail(sim, "relay %u cannot pass on: %s", shard, status_code_name((int)status));
     act(sim, shard, index, &actions);
 }
 
@@ -192,15 +190,15 @@ void relay_from_owner(struct sim *sim, uint32_t shard, uint32_t index,
     }
     if (push == NULL) return;
     if (message->kind != M_HELLO && message->round != sim->relays[shard].round) return;
-    struct cairn_push_actions actions = push_actions(sim);
+    struct push_actions actions = push_actions(sim);
     switch (message->kind) {
-    case M_HELLO: cairn_push_on_hello(push, 0, message->endpoint, &actions); break;
-    case M_ACK: cairn_push_on_ack(push, 0, message->request, &actions); break;
-    case M_MICRO_ACK: cairn_push_on_micro_ack(push, 0, message->micro, &actions); break;
+    case M_HELLO: push_on_hello(push, 0, message->endpoint, &actions); break;
+    case M_ACK: push_on_ack(push, 0, message->request, &actions); break;
+    case M_MICRO_ACK: push_on_micro_ack(push, 0, message->micro, &actions); break;
     case M_REFUSE:
         if (message->status == CAIRN_ERR_BUSY)
             sim_fail(sim, "shard %u had no slot for an honest relay", index);
-        cairn_push_on_refuse(push, 0, message->request, message->status, &actions);
+        push_on_refuse(push, 0, message->request, message->status, &actions);
         break;
     default: sim_fail(sim, "a relay got message %d", (int)message->kind); return;
     }
@@ -229,8 +227,8 @@ void relay_reconnect(struct sim *sim, uint32_t shard, uint32_t index)
     struct relay_owner *owner = &relay->owners[index];
     if (owner->link.up || !sim->shards[shard].alive) return;
     if (owner->push != NULL) { // it notices, and connects again
-        struct cairn_push_actions actions = push_actions(sim);
-        cairn_push_on_lost(owner->push, 0, &actions);
+        struct push_actions actions = push_actions(sim);
+        push_on_lost(owner->push, 0, &actions);
         act(sim, shard, index, &actions);
     }
     if (!sim->shards[index].alive) return;

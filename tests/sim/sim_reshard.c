@@ -1,6 +1,7 @@
 /* The coordinator while the layout of the job changes, as thin as can be around server/core/move.h: an
  * operator wants chunks elsewhere, a shard more, a shard less; slices bring the job there, a few chunks at a
  * time. */
+#include <inttypes.h>
 #include <string.h>
 
 #include "tests/sim/sim.h"
@@ -156,7 +157,7 @@ static uint32_t dead_of(const struct sim *sim, const struct sim_layout *layout)
 static bool may_go_on(const struct sim *sim, uint32_t dead)
 {
     const struct coordinator *c = &sim->coordinator;
-    const bool decided = cairn_version_compare(round_version(c->core), c->layout->at) > 0;
+    const bool decided = version_compare(round_version(c->core), c->layout->at) > 0;
     for (uint32_t s = 0; s < sim->shard_count; s++) {
         const bool is_dead = (dead >> s & 1) != 0;
         if (!layout_has(c->layout, s)) continue;
@@ -298,8 +299,7 @@ struct sim_layout *reshard_layout(struct sim *sim, uint64_t number)
     struct coordinator *c = &sim->coordinator;
     if (number == c->layout->number) return c->layout;
     if (c->next == NULL || c->next->number != number)
-        sim_fail(sim, "layout %llu is made durable, and nobody made it",
-                 (unsigned long long)number);
+        sim_fail(sim, "layout %" PRIu64 " is made durable, and nobody made it", number);
     return c->next != NULL ? c->next : c->layout;
 }
 
@@ -307,7 +307,7 @@ void reshard_persisted(struct sim *sim, struct sim_layout *layout, struct cairn_
 {
     const struct sim_layout *now = sim->coordinator.layout;
     if (layout == now) return;
-    if (layout->back && cairn_version_compare(layout->at, at) != 0)
+    if (layout->back && version_compare(layout->at, at) != 0)
         sim_fail(sim, "a layout that goes back came into force at another version");
     if (layout->back) return;
     layout->published = layout_serves(now, now->after, at);

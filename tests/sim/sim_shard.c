@@ -54,44 +54,44 @@ static uint32_t chunk_count(const struct sim *sim, const struct sim_shard *s)
 static void fold(struct sim *sim, struct sim_shard *s, uint32_t chunk)
 {
     const struct step_action *action = &s->folds[chunk];
-    struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
+    struct fold_source sources[CAIRN_STEP_FOLD_MAX];
     for (uint32_t i = 0; i < action->count; i++) {
-        sources[i] = (struct cairn_source) { s->slots[action->slots[i]], CAIRN_F32 };
+        sources[i] = (struct fold_source) { s->slots[action->slots[i]], CAIRN_F32 };
         landing_folded(sim, (uint32_t)(s - sim->shards), &s->landing[action->slots[i]]);
     }
     s->summed[chunk] = action->likely_last;
     if (!action->likely_last) {
-        cairn_backend_host()->fold(s->acc[chunk], sources, action->count, action->first,
-                                   sim->scenario.elems[chunk_of(sim, s, chunk)]);
+        backend_host()->fold(s->acc[chunk], sources, action->count, action->first,
+                             sim->scenario.elems[chunk_of(sim, s, chunk)]);
         return;
     }
-    const struct cairn_geometry g = chunk_geometry(sim, chunk_of(sim, s, chunk));
-    s->chunk_sums[chunk] = (struct cairn_sums) { 0 };
-    cairn_backend_host()->fold_leaves(&(struct cairn_leaf_fold) { .acc = s->acc[chunk],
-                                                                  .sources = sources,
-                                                                  .source_count = action->count,
-                                                                  .first = action->first,
-                                                                  .geometry = &g,
-                                                                  .leaf_count = g.leaf_count,
-                                                                  .sums = &s->chunk_sums[chunk] });
+    const struct geometry g = chunk_geometry(sim, chunk_of(sim, s, chunk));
+    s->chunk_sums[chunk] = (struct sums) { 0 };
+    backend_host()->fold_leaves(&(struct leaf_fold) { .acc = s->acc[chunk],
+                                                      .sources = sources,
+                                                      .source_count = action->count,
+                                                      .first = action->first,
+                                                      .geometry = &g,
+                                                      .leaf_count = g.leaf_count,
+                                                      .sums = &s->chunk_sums[chunk] });
 }
 
 /* The leaves of a chunk, or what its last fold made of them on the way. */
-static void sum_chunk(struct sim *sim, struct sim_shard *s, uint32_t c, struct cairn_sums *sums)
+static void sum_chunk(struct sim *sim, struct sim_shard *s, uint32_t c, struct sums *sums)
 {
-    const struct cairn_geometry g = chunk_geometry(sim, chunk_of(sim, s, c));
+    const struct geometry g = chunk_geometry(sim, chunk_of(sim, s, c));
     if (!s->summed[c]) {
-        cairn_backend_host()->sum_leaves(s->acc[c], &g, 0, g.leaf_count, sums);
+        backend_host()->sum_leaves(s->acc[c], &g, 0, g.leaf_count, sums);
         return;
     }
-    if (cairn_exact_add(&sums->sum_squares, &s->chunk_sums[c].sum_squares) != CAIRN_OK)
+    if (exact_add(&sums->sum_squares, &s->chunk_sums[c].sum_squares) != CAIRN_OK)
         sim_fail(sim, "sums overflow");
     sums->nonfinite += s->chunk_sums[c].nonfinite;
 }
 
 static void sum(struct sim *sim, struct sim_shard *s, struct step_sums *out)
 {
-    struct cairn_sums sums;
+    struct sums sums;
     memset(&sums, 0, sizeof sums);
     for (uint32_t c = 0; c < chunk_count(sim, s); c++) sum_chunk(sim, s, c, &sums);
     memset(out, 0, sizeof *out);
@@ -101,7 +101,7 @@ static void sum(struct sim *sim, struct sim_shard *s, struct step_sums *out)
 
 /* What the update of the chunk is made with; false: it is left alone. */
 static bool read_scalars(struct sim *sim, const struct sim_shard *s, uint32_t chunk,
-                         struct cairn_group_scalars *out)
+                         struct group_scalars *out)
 {
     const uint32_t tensor = tensor_of(chunk);
     struct payload head;
@@ -128,15 +128,15 @@ static void update(struct sim *sim, struct sim_shard *s)
         return;
     }
     for (uint32_t c = 0; c < chunk_count(sim, s); c++) {
-        struct cairn_group_scalars scalars;
+        struct group_scalars scalars;
         const uint32_t chunk = chunk_of(sim, s, c);
         if (!read_scalars(sim, s, chunk, &scalars)) continue;
-        const struct cairn_update run = { .grad = s->acc[c],
-                                          .param = s->param[chunk],
-                                          .exp_avg = s->m[chunk],
-                                          .exp_avg_sq = s->v[chunk],
-                                          .elems = sim->scenario.elems[chunk] };
-        cairn_backend_host()->update[scalars.optimizer](&run, &scalars);
+        const struct update run = { .grad = s->acc[c],
+                                    .param = s->param[chunk],
+                                    .exp_avg = s->m[chunk],
+                                    .exp_avg_sq = s->v[chunk],
+                                    .elems = sim->scenario.elems[chunk] };
+        backend_host()->update[scalars.optimizer](&run, &scalars);
     }
 }
 
@@ -194,7 +194,7 @@ static void to_coordinator(struct sim *sim, uint32_t shard, enum message_kind ki
                      &message);
 }
 
-static void begin_update(struct sim *sim, uint32_t shard, const struct cairn_decision *decision)
+static void begin_update(struct sim *sim, uint32_t shard, const struct decision *decision)
 {
     struct sim_shard *s = &sim->shards[shard];
     oracle_executes(sim, shard, decision);
@@ -207,7 +207,7 @@ static void begin_update(struct sim *sim, uint32_t shard, const struct cairn_dec
 /* A skip has no work; the oracle hears of it when the shard says that it is done. */
 static void see_skip(struct sim *sim, uint32_t shard)
 {
-    const struct cairn_decision *last = step_last(sim->shards[shard].core);
+    const struct decision *last = step_last(sim->shards[shard].core);
     const struct oracle *o = &sim->oracle;
     if (sim->shards[shard].joining) {
         sim->shards[shard].joining = false;
@@ -298,7 +298,7 @@ static void see_chunk(struct sim *sim, const struct step_actions *actions)
 
 static void see_before(struct sim *sim, const struct sim_shard *s, const struct step_event *event)
 {
-    const enum cairn_step_phase phase = step_phase_of(s->core);
+    const enum step_phase phase = step_phase_of(s->core);
     if (event->kind == CAIRN_STEP_FENCE && phase == CAIRN_STEP_UPDATING)
         sim->seen[SEEN_carried_updating]++;
     if (event->kind == CAIRN_STEP_OPEN && phase == CAIRN_STEP_DRAINING)
@@ -331,9 +331,9 @@ static void see_fold(struct sim *sim, const struct sim_shard *s, const struct st
 }
 
 static void see_after(struct sim *sim, const struct sim_shard *s, const struct step_event *event,
-                      enum cairn_step_phase before, const struct step_actions *actions)
+                      enum step_phase before, const struct step_actions *actions)
 {
-    const enum cairn_step_phase phase = step_phase_of(s->core);
+    const enum step_phase phase = step_phase_of(s->core);
     if (event->kind == CAIRN_STEP_CHUNK) see_chunk(sim, actions);
     for (size_t i = 0; i < actions->count; i++)
         if (actions->list[i].kind == CAIRN_STEP_FOLD) see_fold(sim, s, &actions->list[i]);
@@ -359,7 +359,7 @@ static void do_event(struct sim *sim, uint32_t shard, const struct step_event *e
     struct sim_shard *s = &sim->shards[shard];
     const struct step_config config = sim_step_config(sim, s->layout, shard);
     struct step_actions actions = { sim->step_list, 0, step_actions_max(&config) };
-    const enum cairn_step_phase before = step_phase_of(s->core);
+    const enum step_phase before = step_phase_of(s->core);
     see_before(sim, s, event);
     step_on_event(s->core, event, &actions);
     see_after(sim, s, event, before, &actions);
@@ -523,7 +523,7 @@ void shard_garbage(struct sim *sim, uint32_t shard)
         .sent = (uint32_t)rng_below(rng, CHUNKS_MAX),
         .weight = rng_next(rng),
     };
-    const enum cairn_step_phase phase = step_phase_of(core);
+    const enum step_phase phase = step_phase_of(core);
     const uint32_t used = step_slots_used(core);
     do_event(sim, shard, &event, NULL);
     if (step_phase_of(core) != phase || step_slots_used(core) != used)

@@ -1,6 +1,7 @@
 /* A shard while the layout of the job changes: it prepares a layout, goes over to it when a fence brings it
  * and nothing is in flight, takes the state of what is new to it from the shards that owned that before, and
  * keeps what it gave until all are whole. Its copies of versions show what it owned when it wrote them. */
+#include <inttypes.h>
 #include <string.h>
 
 #include "tests/sim/sim.h"
@@ -42,7 +43,7 @@ void take_publish(struct sim *sim, uint32_t shard)
     const struct sim_shard *s = &sim->shards[shard];
     const struct cairn_version version = step_version(s->core);
     const struct sim_copy *newest = &s->copies[s->newest_copy];
-    if (cairn_version_compare(newest->version, version) == 0 && newest->layout == s->layout) return;
+    if (version_compare(newest->version, version) == 0 && newest->layout == s->layout) return;
     write_copy(sim, shard, version);
 }
 
@@ -63,7 +64,7 @@ static void keep_copy(struct sim_shard *s, const struct sim_layout *served)
 {
     const struct sim_copy *newest = &s->copies[s->newest_copy];
     const struct sim_copy *other = &s->copies[s->newest_copy ^ 1];
-    const bool same = cairn_version_compare(newest->version, other->version) == 0;
+    const bool same = version_compare(newest->version, other->version) == 0;
     if (same && newest->layout != s->layout && other->layout == served) s->newest_copy ^= 1;
 }
 
@@ -83,7 +84,7 @@ static const struct sim_copy *find_copy(const struct sim_shard *s, uint32_t chun
 {
     for (uint32_t i = 0; i < 2; i++)
         if (has_bit(s->copies[i].chunks, chunk) &&
-            cairn_version_compare(s->copies[i].version, version) == 0)
+            version_compare(s->copies[i].version, version) == 0)
             return &s->copies[i];
     return NULL;
 }
@@ -94,17 +95,17 @@ void take_fetch(struct sim *sim, const struct sim_layout *layout, uint32_t chunk
     const struct oracle *o = &sim->oracle;
     const struct cairn_version newest = { o->generation, o->step };
     const struct sim_shard *s = &sim->shards[layout->owner[chunk]];
-    if (cairn_version_compare(version, newest) != 0) return; // the round is over
+    if (version_compare(version, newest) != 0) return; // the round is over
     if (layout != o->layout) sim->seen[SEEN_fetched_before]++;
     const struct sim_copy *copy = s->alive ? find_copy(s, chunk, version) : NULL;
     if (copy == NULL)
-        sim_fail(sim, "shard %u has no copy of chunk %u at step %llu; layout %llu says so",
-                 layout->owner[chunk], chunk, (unsigned long long)version.step,
-                 (unsigned long long)layout->number);
+        sim_fail(sim,
+                 "shard %u has no copy of chunk %u at step %" PRIu64 "; layout %" PRIu64 " says so",
+                 layout->owner[chunk], chunk, version.step, layout->number);
     else if (memcmp(copy->param[chunk], o->param[chunk],
                     sim->scenario.elems[chunk] * sizeof(float)) != 0)
-        sim_fail(sim, "shard %u gives other bits of chunk %u than those of step %llu",
-                 layout->owner[chunk], chunk, (unsigned long long)version.step);
+        sim_fail(sim, "shard %u gives other bits of chunk %u than those of step %" PRIu64,
+                 layout->owner[chunk], chunk, version.step);
 }
 
 /* ---- before the layout is in force ---- */
@@ -177,7 +178,7 @@ void take_fence(struct sim *sim, uint32_t shard, const struct message *message)
         return;
     }
     s->next = s->prepared;
-    const enum cairn_step_phase phase = step_phase_of(s->core);
+    const enum step_phase phase = step_phase_of(s->core);
     const bool at_rest = phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_DRAINING ||
                          phase == CAIRN_STEP_JOINING;
     if (!at_rest && !s->next->back)
@@ -196,7 +197,7 @@ void take_hold(struct sim *sim, uint32_t shard, const struct message *answer)
 static bool may_go_over(const struct sim *sim, uint32_t shard)
 {
     const struct sim_shard *s = &sim->shards[shard];
-    const enum cairn_step_phase phase = step_phase_of(s->core);
+    const enum step_phase phase = step_phase_of(s->core);
     const bool given_up = phase == CAIRN_STEP_REDUCED && s->next->back;
     return (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING || given_up) &&
            relay_idle(sim, shard);
@@ -210,16 +211,16 @@ static void find_lacks(struct sim *sim, uint32_t shard)
     s->lacks = 0;
     for (uint32_t i = 0; i < s->layout->count[shard]; i++) {
         const uint32_t chunk = s->layout->chunk[shard][i];
-        if (has_bit(s->has, chunk) && cairn_version_compare(s->state_at[chunk], version) == 0)
-            continue;
+        if (has_bit(s->has, chunk) && version_compare(s->state_at[chunk], version) == 0) continue;
         s->lacks |= 1u << chunk;
         s->has &= ~(1u << chunk);
     }
     if (s->lacks != 0 && s->layout->back)
         sim_fail(
             sim,
-            "shard %u lacks what it had before a slice that was taken back (%x of %x, step %llu)",
-            shard, s->lacks, s->has, (unsigned long long)version.step);
+            "shard %u lacks what it had before a slice that was taken back (%x of %x, step %" PRIu64
+            ")",
+            shard, s->lacks, s->has, version.step);
 }
 
 void take_advance(struct sim *sim, uint32_t shard)
@@ -291,9 +292,9 @@ static void taken(struct sim *sim, uint32_t shard, uint32_t chunk)
     const struct sim_shard *from = &sim->shards[owner];
     const struct cairn_version version = step_version(s->core);
     if (!from->alive || !has_bit(from->has, chunk) ||
-        cairn_version_compare(from->state_at[chunk], version) != 0) {
-        sim_fail(sim, "shard %u takes chunk %u at step %llu from shard %u, which has it not", shard,
-                 chunk, (unsigned long long)version.step, owner);
+        version_compare(from->state_at[chunk], version) != 0) {
+        sim_fail(sim, "shard %u takes chunk %u at step %" PRIu64 " from shard %u, which has it not",
+                 shard, chunk, version.step, owner);
         return;
     }
     memcpy(s->param[chunk], from->param[chunk], sizeof s->param[chunk]);

@@ -94,7 +94,7 @@ void truth_gradient(const struct sim *sim, uint64_t round, uint64_t member, uint
         // Magnitudes over 2^20: sums in another order have other bits.
         const uint64_t bits = rng_next(&rng);
         const float unit = (float)(int32_t)(bits >> 32) * 0x1p-31f;
-        out[i] = unit * cairn_f32_of_bits((uint32_t)(117 + bits % 20) << 23);
+        out[i] = unit * f32_from_bits((uint32_t)(117 + bits % 20) << 23);
     }
     const uint64_t poison = draw(sim, 7, round, 0);
     if (chance(poison, sim->scenario.poison) && chance(rng_next(&rng), 0.1))
@@ -112,10 +112,10 @@ bool truth_write(const struct sim *sim, uint64_t round, uint32_t chunk, float *p
     return true;
 }
 
-struct cairn_geometry chunk_geometry(const struct sim *sim, uint32_t chunk)
+struct geometry chunk_geometry(const struct sim *sim, uint32_t chunk)
 {
-    const struct cairn_shape shape = { .rank = 1, .dim = { sim->scenario.elems[chunk] } };
-    return cairn_geometry_of(&shape);
+    const struct shape shape = { .rank = 1, .dim = { sim->scenario.elems[chunk] } };
+    return geometry_of(&shape);
 }
 
 /* ---- the reference ---- */
@@ -220,15 +220,15 @@ static uint64_t sum_weights(const struct sim *sim, const struct opened *round)
     return weight;
 }
 
-static void sum_all(struct sim *sim, const struct opened *round, struct cairn_sums *sums,
+static void sum_all(struct sim *sim, const struct opened *round, struct sums *sums,
                     uint64_t *weight)
 {
     memset(sums, 0, sizeof *sums);
     memset(sim->oracle.touched, 0, sizeof sim->oracle.touched);
     for (uint32_t c = 0; c < sim->scenario.chunks; c++) {
         (sim->scenario.batch > 0 ? fold_batch : fold_chunk)(sim, round, c);
-        const struct cairn_geometry g = chunk_geometry(sim, c);
-        cairn_backend_host()->sum_leaves(sim->oracle.acc[c], &g, 0, g.leaf_count, sums);
+        const struct geometry g = chunk_geometry(sim, c);
+        backend_host()->sum_leaves(sim->oracle.acc[c], &g, 0, g.leaf_count, sums);
     }
     *weight = sum_weights(sim, round);
     if (sim->scenario.batch > round->count) sim->seen[SEEN_dealt]++;
@@ -241,19 +241,19 @@ static bool passes_by(const struct sim *sim, uint32_t tensor)
 }
 
 /* [tensors] */
-static void update_all(struct sim *sim, const struct cairn_group_scalars *scalars)
+static void update_all(struct sim *sim, const struct group_scalars *scalars)
 {
     struct oracle *o = &sim->oracle;
     for (uint32_t c = 0; c < sim->scenario.chunks; c++) {
         const uint32_t tensor = tensor_of(c);
-        const struct cairn_group_scalars *s = &scalars[tensor];
+        const struct group_scalars *s = &scalars[tensor];
         if (passes_by(sim, tensor)) continue;
-        const struct cairn_update run = { .grad = o->acc[c],
-                                          .param = o->param[c],
-                                          .exp_avg = o->m[c],
-                                          .exp_avg_sq = o->v[c],
-                                          .elems = sim->scenario.elems[c] };
-        cairn_backend_host()->update[s->optimizer](&run, s);
+        const struct update run = { .grad = o->acc[c],
+                                    .param = o->param[c],
+                                    .exp_avg = o->m[c],
+                                    .exp_avg_sq = o->v[c],
+                                    .elems = sim->scenario.elems[c] };
+        backend_host()->update[s->optimizer](&run, s);
     }
 }
 
@@ -304,10 +304,10 @@ static void put_client_state(struct sim *sim, const struct opened *round, bool a
 }
 
 /* Of each group in that round. */
-static struct cairn_group_hyper hyper_of(const struct sim *sim, const struct opened *round,
-                                         uint32_t group)
+static struct group_hyper hyper_of(const struct sim *sim, const struct opened *round,
+                                   uint32_t group)
 {
-    struct cairn_group_hyper hyper = sim->scenario.groups[group];
+    struct group_hyper hyper = sim->scenario.groups[group];
     if (sim->scenario.schedules[group].kind == CAIRN_SCHEDULE_DRIVEN)
         hyper.lr = truth_lr(sim, round->round, round->members[0], group);
     return hyper;
@@ -326,7 +326,7 @@ static void put_driven(struct sim *sim, const struct opened *round, bool applied
 }
 
 /* `own`: [tensors] scalars of an update, each by its own count; NULL: there is none. */
-static void put_missed(struct sim *sim, const struct cairn_group_scalars *own, uint8_t *room,
+static void put_missed(struct sim *sim, const struct group_scalars *own, uint8_t *room,
                        struct payload *head)
 {
     struct oracle *o = &sim->oracle;
@@ -370,10 +370,10 @@ static void write_state(struct sim *sim, const struct opened *round, struct ledg
 static void update_state(struct sim *sim, const struct opened *round, struct ledger_entry *entry)
 {
     struct oracle *o = &sim->oracle;
-    struct cairn_sums sums;
+    struct sums sums;
     uint64_t weight;
     sum_all(sim, round, &sums, &weight);
-    struct cairn_update_norm norm = { .grad_norm = (double)NAN, .clip_scale = 1 };
+    struct update_norm norm = { .grad_norm = (double)NAN, .clip_scale = 1 };
     const bool apply = sums.nonfinite == 0 && weight > 0;
     entry->uncounted = sums.nonfinite == 0 && weight == 0;
     struct payload head = { .clip_scale = 1,
@@ -382,20 +382,19 @@ static void update_state(struct sim *sim, const struct opened *round, struct led
                             .fail = sums.nonfinite > 0 && sim->scenario.fail_nonfinite,
                             .finite = sums.nonfinite == 0,
                             .group_count = apply ? GROUPS : 0 };
-    struct cairn_group_scalars scalars[GROUPS], own[TENSORS_MAX];
+    struct group_scalars scalars[GROUPS], own[TENSORS_MAX];
     if (apply) {
-        cairn_status status = cairn_update_norm_of(&sums.sum_squares, weight, o->loss_scale,
-                                                   sim->scenario.clip_norm, &norm);
+        cairn_status status = update_norm_of(&sums.sum_squares, weight, o->loss_scale,
+                                             sim->scenario.clip_norm, &norm);
         assert(status == CAIRN_OK);
         for (uint32_t g = 0; g < GROUPS; g++) {
-            const struct cairn_group_hyper hyper = hyper_of(sim, round, g);
-            status = cairn_group_scalars_of(&hyper, o->step + 1, norm.grad_scale, &scalars[g]);
+            const struct group_hyper hyper = hyper_of(sim, round, g);
+            status = group_scalars_of(&hyper, o->step + 1, norm.grad_scale, &scalars[g]);
             assert(status == CAIRN_OK);
         }
         for (uint32_t t = 0; t < sim->scenario.tensor_count; t++) {
-            const struct cairn_group_hyper hyper = hyper_of(sim, round, t % GROUPS);
-            status = cairn_group_scalars_of(&hyper, o->step + 1 - o->missed[t], norm.grad_scale,
-                                            &own[t]);
+            const struct group_hyper hyper = hyper_of(sim, round, t % GROUPS);
+            status = group_scalars_of(&hyper, o->step + 1 - o->missed[t], norm.grad_scale, &own[t]);
             assert(status == CAIRN_OK);
         }
         head.grad_norm = norm.grad_norm;

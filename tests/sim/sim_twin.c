@@ -124,11 +124,11 @@ static void probe(struct sim *sim, uint32_t shard)
 void seat_hello(struct sim *sim, uint32_t shard, enum sitter who)
 {
     struct seat *seat = &sim->coordinator.seats[shard];
-    const struct cairn_seat_claim claim = { .taken = seat->sitter != NO_SITTER,
-                                            .same = seat->sitter == who,
-                                            .newcomer_holds = who == THE_SHARD,
-                                            .sitter_holds = seat->sitter == THE_SHARD,
-                                            .probe = seat->probe };
+    const struct seat_claim claim = { .taken = seat->sitter != NO_SITTER,
+                                      .same = seat->sitter == who,
+                                      .newcomer_holds = who == THE_SHARD,
+                                      .sitter_holds = seat->sitter == THE_SHARD,
+                                      .probe = seat->probe };
     const enum seat_verdict verdict = seat_judge(&claim);
     if (verdict == CAIRN_SEAT_TAKES || verdict == CAIRN_SEAT_RELIEVES) {
         take_seat(sim, shard, who, verdict == CAIRN_SEAT_RELIEVES);

@@ -1,5 +1,6 @@
 /* A worker's process: a trainer, and what the client library does around the push machine. It has no
  * state that matters: a new one may take its rank at any time. */
+#include <inttypes.h>
 #include <string.h>
 
 #include "proto/geometry/layout.h"
@@ -7,10 +8,10 @@
 
 static void proceed(struct sim *sim, uint32_t index);
 
-static struct cairn_push_actions push_actions(struct sim *sim)
+static struct push_actions push_actions(struct sim *sim)
 {
-    const struct cairn_push_config config = sim_push_config(sim);
-    return (struct cairn_push_actions) { sim->push_list, 0, cairn_push_actions_max(&config) };
+    const struct push_config config = sim_push_config(sim);
+    return (struct push_actions) { sim->push_list, 0, push_actions_max(&config) };
 }
 
 /* ---- life and connections ---- */
@@ -155,7 +156,7 @@ static void fabric_connect(struct sim *sim, uint32_t shard, uint32_t index)
 
 /* ---- what the push machine says ---- */
 
-static void send_push(struct sim *sim, uint32_t index, const struct cairn_push_action *action)
+static void send_push(struct sim *sim, uint32_t index, const struct push_action *action)
 {
     struct process *proc = &sim->procs[index];
     const struct sim_layout *layout = proc->push_layout;
@@ -197,18 +198,17 @@ static void released(struct sim *sim, struct process *proc, uint64_t cookie)
     memset(proc->buffer[micro][chunk], 0x5a, sizeof proc->buffer[micro][chunk]);
 }
 
-static void do_push_actions(struct sim *sim, uint32_t index,
-                            const struct cairn_push_actions *actions)
+static void do_push_actions(struct sim *sim, uint32_t index, const struct push_actions *actions)
 {
     struct process *proc = &sim->procs[index];
     for (size_t i = 0; i < actions->count; i++) {
-        const struct cairn_push_action *action = &actions->list[i];
+        const struct push_action *action = &actions->list[i];
         switch (action->kind) {
         case CAIRN_PUSH_RELEASED: released(sim, proc, action->cookie); break;
         case CAIRN_PUSH_VOID:
             if (action->status != CAIRN_ERR_STALE && action->status != CAIRN_ERR_FENCED)
                 sim_fail(sim, "shard %u refused an honest worker: %s", action->shard,
-                         cairn_status_code_name((int)action->status));
+                         status_code_name((int)action->status));
             if (proc->state != T_IDLE && proc->push_round == proc->round) ask_end(sim, index);
             break;
         default: send_push(sim, index, action); break;
@@ -228,14 +228,14 @@ static void begin(struct sim *sim, uint32_t index)
 
 /* A buffer with the gradient goes on loan. */
 static cairn_status push_one(struct sim *sim, struct process *proc, uint32_t chunk,
-                             struct cairn_push_actions *actions)
+                             struct push_actions *actions)
 {
     const uint32_t shard = proc->push_layout->owner[chunk];
-    const uint32_t micro = proc->next_micro, number = cairn_batch_number(&proc->batch, micro);
+    const uint32_t micro = proc->next_micro, number = batch_number(&proc->batch, micro);
     const uint32_t local = proc->push_layout->local[chunk];
     const uint64_t cookie = (uint64_t)micro << 32 | chunk;
-    const struct cairn_push_chunk next = { local, sim_is_small(chunk), sim_lies(chunk), cookie };
-    const cairn_status status = cairn_push_chunk(proc->push, shard, micro, next, actions);
+    const struct push_chunk next = { local, sim_is_small(chunk), sim_lies(chunk), cookie };
+    const cairn_status status = push_chunk(proc->push, shard, micro, next, actions);
     if (status != CAIRN_OK) return status;
     proc->on_loan[micro][chunk] = true;
     truth_gradient(sim, proc->round, truth_owner(sim, proc->life), number, chunk,
@@ -246,7 +246,7 @@ static cairn_status push_one(struct sim *sim, struct process *proc, uint32_t chu
 static uint32_t micros_of(const struct sim *sim, const struct process *proc)
 {
     if (proc->writes) return 1;
-    if (proc->batch.total > 0) return cairn_batch_count(&proc->batch);
+    if (proc->batch.total > 0) return batch_count(&proc->batch);
     return truth_micros(sim, proc->round, proc->life);
 }
 
@@ -257,7 +257,7 @@ static uint64_t weight_of(const struct sim *sim, const struct process *proc)
     if (proc->writes) return 1;
     if (proc->batch.total == 0) return truth_weight(sim, proc->round, proc->life);
     for (uint32_t m = 0; m < micros_of(sim, proc); m++)
-        weight += truth_weight(sim, proc->round, cairn_batch_number(&proc->batch, m));
+        weight += truth_weight(sim, proc->round, batch_number(&proc->batch, m));
     return weight;
 }
 
@@ -265,20 +265,20 @@ static uint64_t weight_of(const struct sim *sim, const struct process *proc)
 static bool push_next(struct sim *sim, uint32_t index)
 {
     struct process *proc = &sim->procs[index];
-    struct cairn_push_actions actions = push_actions(sim);
+    struct push_actions actions = push_actions(sim);
     cairn_status status = CAIRN_OK;
     if (proc->next_micro == micros_of(sim, proc)) {
-        status = cairn_push_commit(proc->push, weight_of(sim, proc), &actions);
+        status = push_commit(proc->push, weight_of(sim, proc), &actions);
         proc->committed = status == CAIRN_OK;
     } else if (proc->next_chunk == sim->scenario.chunks) {
-        status = cairn_push_micro_end(proc->push, proc->next_micro, &actions);
+        status = push_micro_end(proc->push, proc->next_micro, &actions);
         if (status == CAIRN_OK) {
             proc->next_micro++;
             proc->next_chunk = 0;
         }
     } else {
         const uint32_t chunk = proc->next_chunk;
-        const uint32_t number = cairn_batch_number(&proc->batch, proc->next_micro);
+        const uint32_t number = batch_number(&proc->batch, proc->next_micro);
         const bool present = truth_present(sim, proc->round, truth_owner(sim, proc->life), number,
                                            chunk);
         if (present && !proc->writes) status = push_one(sim, proc, chunk, &actions);
@@ -296,13 +296,13 @@ static void give_grant(struct sim *sim, uint32_t index, uint32_t owner)
     proc->push_via[owner] = proc->grant[owner].via;
     proc->push_relayed[owner] = proc->grant[owner].relayed;
     const uint32_t via = proc->push_via[owner];
-    struct cairn_push_window window = proc->grant[owner].window;
+    struct push_window window = proc->grant[owner].window;
     const bool shares = sim_shares(sim, index, via, proc->fabric[via].id);
     proc->push_ways[owner] |= shares ? SIM_WAY_SHARED : SIM_WAY_SENT;
     if (!shares) window.in_place = 0;
     window.on_card = proc->push_layout->count[owner] / 2;
-    struct cairn_push_actions actions = push_actions(sim);
-    cairn_push_on_grant(proc->push, owner, proc->grant[owner].endpoint, window, &actions);
+    struct push_actions actions = push_actions(sim);
+    push_on_grant(proc->push, owner, proc->grant[owner].endpoint, window, &actions);
     do_push_actions(sim, index, &actions);
 }
 
@@ -310,12 +310,12 @@ static void give_grant(struct sim *sim, uint32_t index, uint32_t owner)
 static void start_pushing(struct sim *sim, uint32_t index)
 {
     struct process *proc = &sim->procs[index];
-    const struct cairn_push_config config = sim_push_config(sim);
-    proc->push = cairn_push_init(sim->push_memory[index], &config);
+    const struct push_config config = sim_push_config(sim);
+    proc->push = push_init(sim->push_memory[index], &config);
     proc->pushing = true;
     proc->push_layout = proc->round_layout;
     for (uint32_t s = 0; s < sim->scenario.room; s++)
-        if (!layout_has(proc->push_layout, s)) cairn_push_absent(proc->push, s);
+        if (!layout_has(proc->push_layout, s)) push_absent(proc->push, s);
     proc->push_epoch = proc->epoch;
     proc->push_round = proc->round;
     proc->next_micro = proc->next_chunk = 0;
@@ -332,8 +332,7 @@ static void proceed(struct sim *sim, uint32_t index)
 {
     struct process *proc = &sim->procs[index];
     if (!proc->alive || proc->stalled) return;
-    if (proc->pushing && cairn_push_voided(proc->push) && cairn_push_idle(proc->push))
-        proc->pushing = false;
+    if (proc->pushing && push_voided(proc->push) && push_idle(proc->push)) proc->pushing = false;
     if (proc->state == T_COMPUTING && proc->surplus) {
         sim->seen[SEEN_surplus]++;
         proc->state = T_WAITING;
@@ -364,7 +363,7 @@ static void trim(struct process *proc)
     uint32_t count = 0;
     for (uint32_t i = 0; i < proc->kept_count; i++) {
         const struct kept_layout *newer = count > 0 ? &proc->kept[count - 1] : NULL;
-        if (newer == NULL || cairn_version_compare(newer->since, proc->kept[i].since) > 0)
+        if (newer == NULL || version_compare(newer->since, proc->kept[i].since) > 0)
             proc->kept[count++] = proc->kept[i];
     }
     proc->kept_count = count;
@@ -387,7 +386,7 @@ static void on_layout(struct sim *sim, uint32_t index, const struct message *mes
     // A store that is an older copy goes on from an older layout: then a trainer opens the job anew.
     const struct sim_layout *newest = proc->kept_count > 0 ? proc->kept[0].layout : in_force;
     const bool is_another = newest != in_force && newest->number == in_force->number;
-    if (is_another || cairn_layout_goes_back(newest->number, in_force->number)) {
+    if (is_another || layout_goes_back(newest->number, in_force->number)) {
         sim->seen[SEEN_opened_anew]++;
         proc->kept_count = 0;
     }
@@ -397,7 +396,7 @@ static void on_layout(struct sim *sim, uint32_t index, const struct message *mes
     else if (message->kind == M_LAYOUT)
         known->since = message->version;
     else
-        known->since = cairn_since_attached(known->since, message->version);
+        known->since = since_attached(known->since, message->version);
     trim(proc);
     proc->layout = proc->kept[0].layout;
     for (uint32_t s = 0; s < sim->scenario.room; s++)
@@ -410,8 +409,7 @@ static void on_layout(struct sim *sim, uint32_t index, const struct message *mes
 static void fetch(struct sim *sim, const struct process *proc, struct cairn_version version)
 {
     uint32_t at = 0;
-    while (at + 1 < proc->kept_count && cairn_version_compare(proc->kept[at].since, version) > 0)
-        at++;
+    while (at + 1 < proc->kept_count && version_compare(proc->kept[at].since, version) > 0) at++;
     const struct sim_layout *layout = proc->kept[at].layout;
     for (uint32_t c = 0; c < sim->scenario.chunks; c++) take_fetch(sim, layout, c, version);
 }
@@ -421,16 +419,16 @@ static void on_opened(struct sim *sim, uint32_t index, const struct message *mes
     struct process *proc = &sim->procs[index];
     if (proc->state != T_IDLE) return; // asked twice, answered twice
     if (message->round <= proc->round)
-        sim_fail(sim, "a worker was told of round %llu after round %llu",
-                 (unsigned long long)message->round, (unsigned long long)proc->round);
+        sim_fail(sim, "a worker was told of round %" PRIu64 " after round %" PRIu64, message->round,
+                 proc->round);
     if (sim->scenario.reshards) fetch(sim, proc, message->version);
     proc->epoch = message->epoch;
     proc->round = message->round;
     proc->round_layout = proc->layout; // a coordinator with an older store may tell of an older one
     proc->writes = message->write;
-    proc->batch = (struct cairn_batch) { message->write ? 0 : sim->scenario.batch, message->rank,
-                                         message->world };
-    proc->surplus = proc->batch.total > 0 && cairn_batch_count(&proc->batch) == 0;
+    proc->batch = (struct spec_batch) { message->write ? 0 : sim->scenario.batch, message->rank,
+                                        message->world };
+    proc->surplus = proc->batch.total > 0 && batch_count(&proc->batch) == 0;
     proc->state = T_COMPUTING;
     proc->computed = false;
     proc->calls_left = sim->healed ? UINT32_MAX : truth_gives_up(sim, proc->round, proc->life);
@@ -445,14 +443,13 @@ static void on_result(struct sim *sim, uint32_t index, const struct message *mes
     if (proc->state == T_IDLE || message->round != proc->round) return;
     const bool ended = message->status != CAIRN_ERR_EPOCH_CHANGED;
     if (ended && proc->state != T_WAITING)
-        sim_fail(sim, "round %llu ended before this contributor committed",
-                 (unsigned long long)message->round);
+        sim_fail(sim, "round %" PRIu64 " ended before this contributor committed", message->round);
     if (proc->pushing && proc->push_round == message->round) {
-        struct cairn_push_actions actions = push_actions(sim);
+        struct push_actions actions = push_actions(sim);
         if (ended)
-            cairn_push_on_result(proc->push, &actions);
+            push_on_result(proc->push, &actions);
         else
-            cairn_push_on_void(proc->push, &actions);
+            push_on_void(proc->push, &actions);
         do_push_actions(sim, index, &actions);
     }
     begin(sim, index);
@@ -494,8 +491,8 @@ static void on_hello(struct sim *sim, uint32_t shard, uint32_t index, const stru
     if (!proc->pushing) return;
     for (uint32_t o = 0; o < sim->scenario.room; o++) {
         if (proc->push_via[o] != shard) continue;
-        struct cairn_push_actions actions = push_actions(sim);
-        cairn_push_on_hello(proc->push, o, message->endpoint, &actions);
+        struct push_actions actions = push_actions(sim);
+        push_on_hello(proc->push, o, message->endpoint, &actions);
         sim->seen[SEEN_endpoint_void] += actions.count;
         do_push_actions(sim, index, &actions);
     }
@@ -516,7 +513,7 @@ static bool may_be_busy(struct process *proc, uint32_t owner, const struct messa
 {
     if (message->unreadable) proc->push_ways[owner] |= SIM_WAY_UNREADABLE;
     const uint8_t ways = proc->push_ways[owner], both = SIM_WAY_SENT | SIM_WAY_SHARED;
-    if (cairn_push_voided(proc->push)) return (ways & SIM_WAY_UNREADABLE) != 0;
+    if (push_voided(proc->push)) return (ways & SIM_WAY_UNREADABLE) != 0;
     return message->unreadable || (message->in_place && (ways & both) == both);
 }
 
@@ -534,17 +531,17 @@ static void from_shard(struct sim *sim, uint32_t shard, uint32_t index,
     }
     if (!proc->pushing || message->round != proc->push_round) return;
     const uint32_t owner = message->owner;
-    struct cairn_push_actions actions = push_actions(sim);
+    struct push_actions actions = push_actions(sim);
     switch (message->kind) {
     case M_ACK:
         see_ack(sim, proc, owner, message);
-        cairn_push_on_ack(proc->push, owner, message->request, &actions);
+        push_on_ack(proc->push, owner, message->request, &actions);
         break;
-    case M_MICRO_ACK: cairn_push_on_micro_ack(proc->push, owner, message->micro, &actions); break;
+    case M_MICRO_ACK: push_on_micro_ack(proc->push, owner, message->micro, &actions); break;
     case M_REFUSE:
         if (message->status == CAIRN_ERR_BUSY && !may_be_busy(proc, owner, message))
             sim_fail(sim, "shard %u had no slot for an honest worker", shard);
-        cairn_push_on_refuse(proc->push, owner, message->request, message->status, &actions);
+        push_on_refuse(proc->push, owner, message->request, message->status, &actions);
         break;
     default: sim_fail(sim, "a worker got message %d", (int)message->kind); return;
     }
@@ -557,8 +554,8 @@ static void lost(struct sim *sim, uint32_t shard, uint32_t index)
     if (!proc->pushing) return;
     for (uint32_t o = 0; o < sim->scenario.room; o++) {
         if (proc->push_via[o] != shard) continue;
-        struct cairn_push_actions actions = push_actions(sim);
-        cairn_push_on_lost(proc->push, o, &actions);
+        struct push_actions actions = push_actions(sim);
+        push_on_lost(proc->push, o, &actions);
         do_push_actions(sim, index, &actions);
     }
 }

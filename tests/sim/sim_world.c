@@ -56,17 +56,16 @@ struct step_config sim_step_config(const struct sim *sim, const struct sim_layou
                                   .folds_wanted = sim->scenario.folds_wanted };
 }
 
-struct cairn_push_config sim_push_config(const struct sim *sim)
+struct push_config sim_push_config(const struct sim *sim)
 {
-    return (struct cairn_push_config) { .shard_count = sim->scenario.room,
-                                        .queue_max = sim->scenario.queue_max };
+    return (struct push_config) { .shard_count = sim->scenario.room,
+                                  .queue_max = sim->scenario.queue_max };
 }
 
 /* A chunk is once in a queue, and every micro-batch may be. */
-struct cairn_push_config sim_relay_push_config(void)
+struct push_config sim_relay_push_config(void)
 {
-    return (struct cairn_push_config) { .shard_count = 1,
-                                        .queue_max = CHUNKS_MAX + MICROS_MAX + 1 };
+    return (struct push_config) { .shard_count = 1, .queue_max = CHUNKS_MAX + MICROS_MAX + 1 };
 }
 
 /* ---- the scenario ---- */
@@ -292,24 +291,23 @@ struct sim *sim_open(void)
     struct sim_layout layout = { .count = { CHUNKS_MAX } };
     const struct round_config round = sim_round_config(sim);
     const struct step_config step = sim_step_config(sim, &layout, 0);
-    const struct cairn_push_config push = sim_push_config(sim);
+    const struct push_config push = sim_push_config(sim);
     sim->round_memory = reserve(round_bytes(&round));
     sim->round_list = reserve(round_actions_max(&round) * sizeof *sim->round_list);
     for (uint32_t s = 0; s < 2 * SHARDS_MAX; s++)
         sim->step_memory[s / SHARDS_MAX][s % SHARDS_MAX] = reserve(step_bytes(&step));
     const struct move_config move = { .shard_max = SHARDS_MAX, .shard_count = SHARDS_MAX };
     sim->move_memory = reserve(move_bytes(&move));
-    const struct cairn_push_config relay_push = sim_relay_push_config();
+    const struct push_config relay_push = sim_relay_push_config();
     for (uint32_t i = 0; i < SHARDS_MAX * SHARDS_MAX; i++) {
         const uint32_t shard = i / SHARDS_MAX, owner = i % SHARDS_MAX;
         sim->relay_step_memory[0][shard][owner] = reserve(step_bytes(&step));
         sim->relay_step_memory[1][shard][owner] = reserve(step_bytes(&step));
-        sim->relay_push_memory[i / SHARDS_MAX][i % SHARDS_MAX] = reserve(
-            cairn_push_bytes(&relay_push));
+        sim->relay_push_memory[i / SHARDS_MAX][i % SHARDS_MAX] = reserve(push_bytes(&relay_push));
     }
     sim->step_list = reserve(step_actions_max(&step) * sizeof *sim->step_list);
-    for (uint32_t p = 0; p < PROCS_MAX; p++) sim->push_memory[p] = reserve(cairn_push_bytes(&push));
-    sim->push_list = reserve(cairn_push_actions_max(&push) * sizeof *sim->push_list);
+    for (uint32_t p = 0; p < PROCS_MAX; p++) sim->push_memory[p] = reserve(push_bytes(&push));
+    sim->push_list = reserve(push_actions_max(&push) * sizeof *sim->push_list);
     return sim;
 }
 
@@ -487,8 +485,8 @@ static const char *stage_name(enum round_stage stage)
 
 static void say_stuck(struct sim *sim)
 {
-    struct cairn_sentence waiting;
-    cairn_sentence_set(&waiting, "%s", "a coordinator");
+    struct sentence waiting;
+    sentence_set(&waiting, "%s", "a coordinator");
     if (sim->coordinator.alive) round_waiting(sim->coordinator.core, NULL, &waiting);
     sim_fail(sim, "no %d steps within %d s after the faults stopped: waits for %s (stage %s)",
              HEALTHY, (int)(LIMIT / MS(1000)), waiting.text,
@@ -514,7 +512,7 @@ static void trace_event(struct sim *sim, const struct event *event)
     sim_trace(sim, event_name(event->kind), event->a, event->b, event->conn);
     const struct message *m = event->message;
     if (m != NULL)
-        sim_trace(sim, message_name(m->kind), m->member, m->round,
+        sim_trace(sim, sim_message_name(m->kind), m->member, m->round,
                   (uint64_t)m->chunk << 32 | m->micro);
 }
 

@@ -75,7 +75,7 @@ double truth_lr(const struct sim *sim, uint64_t round, uint64_t member, uint32_t
 uint32_t truth_gives_up(const struct sim *sim, uint64_t round, uint64_t member);
 /* What a write leaves in a chunk: false, nothing was put. */
 bool truth_write(const struct sim *sim, uint64_t round, uint32_t chunk, float *param, float *m);
-struct cairn_geometry chunk_geometry(const struct sim *sim, uint32_t chunk);
+struct geometry chunk_geometry(const struct sim *sim, uint32_t chunk);
 /* NULL: no such round was opened. */
 struct opened *truth_opened(struct oracle *oracle, uint64_t round);
 /* What the coordinator has to decide of it, and the state after it. */
@@ -92,10 +92,10 @@ void oracle_recut(struct sim *sim, uint32_t shard, const struct sim_layout *layo
 /* A coordinator whose store was another one goes on: a layout that none of its shards goes by never was. */
 void oracle_slipped(struct sim *sim);
 /* A shard that joins has what was decided last. */
-void oracle_joins(struct sim *sim, uint32_t shard, const struct cairn_decision *last);
+void oracle_joins(struct sim *sim, uint32_t shard, const struct decision *last);
 void oracle_opened(struct sim *sim, const struct round_action *open);
 /* A shard begins to do as the decision says. */
-void oracle_executes(struct sim *sim, uint32_t shard, const struct cairn_decision *decision);
+void oracle_executes(struct sim *sim, uint32_t shard, const struct decision *decision);
 /* A shard has done so: every bit of its state. */
 void oracle_compare(struct sim *sim, uint32_t shard);
 void oracle_result(struct sim *sim, const struct message *result);

@@ -52,9 +52,9 @@ static void find_controls(struct emulated *card)
 struct emulated emulated_open(const char *options)
 {
     struct emulated card = { 0 };
-    struct cairn_sentence why;
+    struct sentence why;
     emulated_choose(options);
-    const cairn_status status = cairn_driver_open(&card.driver, &why);
+    const cairn_status status = driver_open(&card.driver, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", status == CAIRN_OK ? "" : why.text);
     if (!emulated_is_real()) find_controls(&card);
     ck_assert_int_eq(card.driver.cuDevicePrimaryCtxRetain(&card.context, 0), CAIRN_CU_OK);
@@ -71,8 +71,8 @@ struct emulated_memory emulated_map(const struct emulated *card, unsigned long l
                                     size_t bytes)
 {
     struct emulated_memory memory = { .bytes = bytes, .handle = handle };
-    const struct cairn_cu_access access = { .location = { CAIRN_CU_LOCATION_DEVICE, 0 },
-                                            .flags = CAIRN_CU_ACCESS_READWRITE };
+    const struct cu_access access = { .location = { CAIRN_CU_LOCATION_DEVICE, 0 },
+                                      .flags = CAIRN_CU_ACCESS_READWRITE };
     ck_assert_int_eq(card->driver.cuMemAddressReserve(&memory.at, bytes, 0, 0, 0), CAIRN_CU_OK);
     ck_assert_int_eq(card->driver.cuMemMap(memory.at, bytes, 0, handle, 0), CAIRN_CU_OK);
     ck_assert_int_eq(card->driver.cuMemSetAccess(memory.at, bytes, &access, 1), CAIRN_CU_OK);
@@ -81,9 +81,9 @@ struct emulated_memory emulated_map(const struct emulated *card, unsigned long l
 
 struct emulated_memory emulated_alloc(const struct emulated *card, size_t bytes)
 {
-    const struct cairn_cu_allocation how = { .type = CAIRN_CU_ALLOCATION_PINNED,
-                                             .handle_types = CAIRN_CU_HANDLE_POSIX,
-                                             .location = { CAIRN_CU_LOCATION_DEVICE, 0 } };
+    const struct cu_allocation how = { .type = CAIRN_CU_ALLOCATION_PINNED,
+                                       .handle_types = CAIRN_CU_HANDLE_POSIX,
+                                       .location = { CAIRN_CU_LOCATION_DEVICE, 0 } };
     unsigned long long handle;
     ck_assert_int_eq(card->driver.cuMemCreate(&handle, bytes, &how, 0), CAIRN_CU_OK);
     return emulated_map(card, handle, bytes);

@@ -14,7 +14,7 @@
 #define EMULATED_LIBRARY CAIRN_BIN_DIR "/../lib/emulated/libcuda.so.1"
 
 struct emulated {
-    struct cairn_driver driver;
+    struct driver driver;
     struct CUctx_st *context; /* of card 0; this thread works in it */
     /* NULL if emulated_is_real */
 #define EMULATED_CONTROL(type, name, parameters) type(*name) parameters;

@@ -63,7 +63,7 @@ static void on_received(void *arg, cairn_status status)
 }
 
 static void on_message(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct cairn_fabric_message *message)
+                       struct fabric_message *message)
 {
     struct node *node = arg;
     ck_assert_uint_eq(header_bytes, sizeof(struct note));
@@ -76,10 +76,10 @@ static void on_message(void *arg, const void *header, size_t header_bytes, size_
     if (message == NULL) return;
     ck_assert_uint_eq(message->payload_bytes, payload_bytes);
     if (node->manner == NODE_RECEIVES) node_receive(node, node->arrived - 1);
-    if (node->manner == NODE_DROPS) cairn_fabric_drop(message);
+    if (node->manner == NODE_DROPS) fabric_drop(message);
 }
 
-static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 {
     struct node *node = arg;
     (void)peer;
@@ -91,54 +91,53 @@ void node_receive(struct node *node, unsigned i)
 {
     struct arrival *arrival = &node->arrivals[i];
     arrival->buffer = calloc(1, arrival->payload_bytes);
-    ck_assert_int_eq(cairn_fabric_receive(arrival->message, arrival->buffer, arrival->payload_bytes,
-                                          on_received, arrival),
+    ck_assert_int_eq(fabric_receive(arrival->message, arrival->buffer, arrival->payload_bytes,
+                                    on_received, arrival),
                      CAIRN_OK);
     arrival->message = NULL;
     (void)node;
 }
 
-void node_open(struct node *node, const char *kind, const struct cairn_fabric_options *options)
+void node_open(struct node *node, const char *kind, const struct fabric_options *options)
 {
-    struct cairn_fabric_options own = { 0 };
-    struct cairn_sentence why = { "" };
+    struct fabric_options own = { 0 };
+    struct sentence why = { "" };
     if (options != NULL) own = *options;
     own.on_message = on_message;
     own.on_message_arg = node;
     memset(node, 0, sizeof *node);
-    const cairn_status status = cairn_fabric_open(kind, &own, &node->fabric, &why);
+    const cairn_status status = fabric_open(kind, &own, &node->fabric, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
 }
 
 void node_close(struct node *node)
 {
-    cairn_fabric_close(node->fabric);
+    fabric_close(node->fabric);
     node->fabric = NULL;
     for (unsigned i = 0; i < node->arrived; i++) free(node->arrivals[i].buffer);
 }
 
-struct cairn_fabric_peer *node_connect(struct node *node, const void *address, size_t bytes)
+struct fabric_peer *node_connect(struct node *node, const void *address, size_t bytes)
 {
-    struct cairn_fabric_peer *peer;
-    ck_assert_int_eq(cairn_fabric_connect(node->fabric, address, bytes, on_down, node, &peer),
+    struct fabric_peer *peer;
+    ck_assert_int_eq(fabric_connect_to(node->fabric, address, bytes, on_down, node, &peer),
                      CAIRN_OK);
     return peer;
 }
 
-struct cairn_fabric_peer *node_connect_to(struct node *node, const struct node *other)
+struct fabric_peer *node_connect_to(struct node *node, const struct node *other)
 {
     size_t bytes;
-    const void *address = cairn_fabric_address(other->fabric, &bytes);
+    const void *address = fabric_own_address(other->fabric, &bytes);
     return node_connect(node, address, bytes);
 }
 
-void node_send(struct node *node, struct cairn_fabric_peer *peer, uint64_t id, const void *payload,
+void node_send(struct node *node, struct fabric_peer *peer, uint64_t id, const void *payload,
                size_t payload_bytes)
 {
     const struct note note = { .id = id };
-    ck_assert_int_eq(
-        cairn_fabric_send(peer, &note, sizeof note, payload, payload_bytes, on_sent, node),
-        CAIRN_OK);
+    ck_assert_int_eq(fabric_send(peer, &note, sizeof note, payload, payload_bytes, on_sent, node),
+                     CAIRN_OK);
 }
 
 static uint64_t now_ms(void)
@@ -151,14 +150,14 @@ static uint64_t now_ms(void)
 /* One turn: progress, or sleep on the descriptors if there is nothing to do. */
 static void turn(struct node *a, struct node *b)
 {
-    unsigned count = cairn_fabric_progress(a->fabric);
-    if (b != NULL) count += cairn_fabric_progress(b->fabric);
+    unsigned count = fabric_progress(a->fabric);
+    if (b != NULL) count += fabric_progress(b->fabric);
     if (count > 0) return;
-    struct pollfd fds[2] = { { .fd = cairn_fabric_event_fd(a->fabric), .events = POLLIN },
-                             { .fd = b != NULL ? cairn_fabric_event_fd(b->fabric) : -1,
+    struct pollfd fds[2] = { { .fd = fabric_event_fd(a->fabric), .events = POLLIN },
+                             { .fd = b != NULL ? fabric_event_fd(b->fabric) : -1,
                                .events = POLLIN } };
-    if (cairn_fabric_arm(a->fabric) != CAIRN_OK) return;
-    if (b != NULL && cairn_fabric_arm(b->fabric) != CAIRN_OK) return;
+    if (fabric_arm(a->fabric) != CAIRN_OK) return;
+    if (b != NULL && fabric_arm(b->fabric) != CAIRN_OK) return;
     poll(fds, 2, 5);
 }
 
@@ -189,32 +188,31 @@ struct node_memory node_memory_make(const struct node *node, size_t bytes)
     ck_assert_ptr_ne(memory.at, MAP_FAILED);
     ck_assert_int_eq(fcntl(memory.fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS), 0);
     ck_assert_int_eq(
-        cairn_fabric_region_add(node->fabric, memory.at, bytes, memory.fd, NULL, 0, &memory.region),
+        fabric_region_add(node->fabric, memory.at, bytes, memory.fd, NULL, 0, &memory.region),
         CAIRN_OK);
     return memory;
 }
 
 void node_memory_end(struct node_memory *memory)
 {
-    if (memory->region != NULL) cairn_fabric_region_drop(memory->region);
+    if (memory->region != NULL) fabric_region_drop(memory->region);
     munmap(memory->at, memory->bytes);
     close(memory->fd);
 }
 
-void node_agree(struct node *a, struct node *b, const struct cairn_fabric_peer *peer,
-                const void *payload, size_t payload_bytes)
+void node_agree(struct node *a, struct node *b, const struct fabric_peer *peer, const void *payload,
+                size_t payload_bytes)
 {
     for (int i = 0; i < 2000; i++) {
-        if (strcmp(cairn_fabric_payload_path(peer, payload, payload_bytes), "one-sided") == 0)
-            return;
+        if (strcmp(fabric_payload_path(peer, payload, payload_bytes), "one-sided") == 0) return;
         pump_for_ms(a, b, 1);
     }
     ck_abort_msg("they do not agree");
 }
 
-struct cairn_fabric_stats node_stats(const struct node *node)
+struct fabric_stats node_stats(const struct node *node)
 {
-    struct cairn_fabric_stats stats;
-    cairn_fabric_stats(node->fabric, &stats);
+    struct fabric_stats stats;
+    fabric_stats(node->fabric, &stats);
     return stats;
 }

@@ -23,33 +23,33 @@ enum node_manner {
 struct arrival {
     struct note note;
     size_t payload_bytes;
-    struct cairn_fabric_message *message; /* still held */
-    uint8_t *buffer;                      /* owned, once received */
-    cairn_status status;                  /* of the receive */
+    struct fabric_message *message; /* still held */
+    uint8_t *buffer;                /* owned, once received */
+    cairn_status status;            /* of the receive */
     bool is_over;
     struct node *node;
 };
 
 struct node {
-    struct cairn_fabric *fabric;
+    struct fabric *fabric;
     enum node_manner manner;
     struct arrival arrivals[NODE_ARRIVALS_MAX]; /* in order of on_message */
     unsigned arrived, received, receive_errors;
     unsigned sent, send_errors; /* on_sent calls */
     unsigned downs;
     cairn_status why_down;
-    struct cairn_fabric_peer *answer_peer; /* borrowed: where answers go */
+    struct fabric_peer *answer_peer; /* borrowed: where answers go */
 };
 
 /* options may be NULL; on_message and its arg are set here. */
-void node_open(struct node *node, const char *kind, const struct cairn_fabric_options *options);
+void node_open(struct node *node, const char *kind, const struct fabric_options *options);
 void node_close(struct node *node);
 
-struct cairn_fabric_peer *node_connect(struct node *node, const void *address, size_t bytes);
-struct cairn_fabric_peer *node_connect_to(struct node *node, const struct node *other);
+struct fabric_peer *node_connect(struct node *node, const void *address, size_t bytes);
+struct fabric_peer *node_connect_to(struct node *node, const struct node *other);
 
 /* Asserts that the send is accepted. */
-void node_send(struct node *node, struct cairn_fabric_peer *peer, uint64_t id, const void *payload,
+void node_send(struct node *node, struct fabric_peer *peer, uint64_t id, const void *payload,
                size_t payload_bytes);
 /* Receives arrival i, which is held, into a buffer of its own. */
 void node_receive(struct node *node, unsigned i);
@@ -72,13 +72,13 @@ struct node_memory {
     uint8_t *at; /* [bytes] */
     size_t bytes;
     int fd;
-    struct cairn_fabric_region *region; /* NULL: dropped */
+    struct fabric_region *region; /* NULL: dropped */
 };
 struct node_memory node_memory_make(const struct node *node, size_t bytes);
 void node_memory_end(struct node_memory *memory);
 /* Drives both until `a` would send such a payload one-sided. */
-void node_agree(struct node *a, struct node *b, const struct cairn_fabric_peer *peer,
-                const void *payload, size_t payload_bytes);
-struct cairn_fabric_stats node_stats(const struct node *node);
+void node_agree(struct node *a, struct node *b, const struct fabric_peer *peer, const void *payload,
+                size_t payload_bytes);
+struct fabric_stats node_stats(const struct node *node);
 
 #endif

@@ -28,7 +28,7 @@
 
 void fake_coordinator_start(struct fake_cluster *fake)
 {
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     fake->options.network.listen = fake->listen;
     const cairn_status status = coord_open(&fake->options, &fake->loop, &fake->cluster, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
@@ -130,7 +130,7 @@ void fake_peer_close(struct fake_peer *peer)
     if (peer->fd < 0) return;
     close(peer->fd);
     peer->fd = -1;
-    cairn_frame_decoder_release(&peer->decoder);
+    frame_decoder_release(&peer->decoder);
 }
 
 void fake_send(struct fake_peer *peer, uint16_t type, uint32_t request,
@@ -139,8 +139,8 @@ void fake_send(struct fake_peer *peer, uint16_t type, uint32_t request,
     uint8_t *frame;
     size_t bytes;
     if (peer->fd < 0) return;
-    fake_assert(cairn_frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame, &bytes,
-                                 NULL) == CAIRN_OK);
+    fake_assert(frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame, &bytes, NULL) ==
+                CAIRN_OK);
     if (send(peer->fd, frame, bytes, MSG_NOSIGNAL) != (ssize_t)bytes) peer->ended = true;
     free(frame);
 }
@@ -157,21 +157,21 @@ void fake_peer_read(struct fake_peer *peer)
     uint8_t *room;
     size_t room_bytes;
     while (peer->fd >= 0 && !peer->ended) {
-        if (cairn_frame_decoder_reserve(&peer->decoder, &room, &room_bytes) != CAIRN_FRAME_NONE) {
+        if (frame_decoder_reserve(&peer->decoder, &room, &room_bytes) != CAIRN_FRAME_NONE) {
             return;
         }
         const ssize_t n = recv(peer->fd, room, room_bytes, MSG_DONTWAIT);
-        cairn_frame_decoder_added(&peer->decoder, n > 0 ? (size_t)n : 0);
+        frame_decoder_added(&peer->decoder, n > 0 ? (size_t)n : 0);
         if (n > 0) continue;
         if (n == 0 || (errno != EAGAIN && errno != EINTR)) peer->ended = true;
         return;
     }
 }
 
-bool fake_peer_next(struct fake_peer *peer, struct cairn_frame *frame_out)
+bool fake_peer_next(struct fake_peer *peer, struct wire_frame *frame_out)
 {
     if (peer->fd < 0) return false;
-    return cairn_frame_decoder_next(&peer->decoder, frame_out, NULL) == CAIRN_FRAME_READY;
+    return frame_decoder_next(&peer->decoder, frame_out, NULL) == CAIRN_FRAME_READY;
 }
 
 /* Where nothing happens, a ms for something to happen: the processor is for other tests, then. */
@@ -192,9 +192,9 @@ void fake_pump(struct fake_cluster *fake)
 
 struct fake_peer fake_dial(struct fake_cluster *fake)
 {
-    static const struct cairn_frame_limits limits = { 1, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX };
+    static const struct frame_limits limits = { 1, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX };
     struct fake_peer peer = { .fd = dial(fake) };
-    cairn_frame_decoder_init(&peer.decoder, limits);
+    frame_decoder_init(&peer.decoder, limits);
     return peer;
 }
 
@@ -207,7 +207,7 @@ static void say_hello(struct fake_cluster *fake, struct fake_peer *peer, Cairn__
 }
 
 static void on_fabric_message(void *arg, const void *header, size_t header_bytes,
-                              size_t payload_bytes, struct cairn_fabric_message *message)
+                              size_t payload_bytes, struct fabric_message *message)
 {
     (void)arg;
     (void)header;
@@ -220,14 +220,14 @@ static void on_fabric_message(void *arg, const void *header, size_t header_bytes
 /* The address of somebody on that host. Freed by the caller. */
 static ProtobufCBinaryData address_on(const char *host)
 {
-    const struct cairn_fabric_options options = { .on_message = on_fabric_message, .host = host };
-    struct cairn_sentence why = { "" };
-    struct cairn_fabric *fabric;
+    const struct fabric_options options = { .on_message = on_fabric_message, .host = host };
+    struct sentence why = { "" };
+    struct fabric *fabric;
     size_t bytes;
-    ck_assert_msg(cairn_fabric_open("mapped", &options, &fabric, &why) == CAIRN_OK, "%s", why.text);
-    const void *address = cairn_fabric_address(fabric, &bytes);
+    ck_assert_msg(fabric_open("mapped", &options, &fabric, &why) == CAIRN_OK, "%s", why.text);
+    const void *address = fabric_own_address(fabric, &bytes);
     const ProtobufCBinaryData copy = { bytes, memcpy(malloc(bytes), address, bytes) };
-    cairn_fabric_close(fabric);
+    fabric_close(fabric);
     return copy;
 }
 
@@ -247,7 +247,7 @@ struct fake_peer fake_connect_at(struct fake_cluster *fake, uint32_t role, const
     hello.incarnation = 1;
     say_hello(fake, &peer, &hello);
     free(hello.fabric_address.data);
-    cairn_message_free(fake_expect(fake, &peer, CAIRN_MSG_WELCOME, 1));
+    message_free(fake_expect(fake, &peer, CAIRN_MSG_WELCOME, 1));
     return peer;
 }
 
@@ -338,28 +338,28 @@ static void note_layout(struct fake_peer *peer, const Cairn__LayoutChanged *mess
 void *fake_expect(struct fake_cluster *fake, struct fake_peer *peer, uint16_t type,
                   uint32_t request)
 {
-    struct cairn_frame frame;
+    struct wire_frame frame;
     const uint64_t end_ms = uv_hrtime() / 1000000 + 30000;
     for (;;) {
         fake_peer_read(peer); // first: what is there need not be waited for
         while (fake_peer_next(peer, &frame)) {
             if (skipped(frame.type)) continue;
-            ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame.type),
-                                                             frame.payload, frame.payload_bytes);
+            ProtobufCMessage *message = message_unpack(message_type(frame.type), frame.payload,
+                                                       frame.payload_bytes);
             ck_assert_ptr_nonnull(message);
             if (frame.type == CAIRN_MSG_LAYOUT_CHANGED && type != frame.type) {
                 note_layout(peer, (const Cairn__LayoutChanged *)message);
-                cairn_message_free(message);
+                message_free(message);
                 continue;
             }
             const char *text = frame.type == CAIRN_MSG_ERROR ? ((Cairn__Error *)message)->text : "";
             ck_assert_msg(frame.type == type && frame.request == request,
-                          "wanted %s %u, got %s %u %s", cairn_message_name(type), request,
-                          cairn_message_name(frame.type), frame.request, text);
+                          "wanted %s %u, got %s %u %s", message_name(type), request,
+                          message_name(frame.type), frame.request, text);
             return message;
         }
-        if (peer->ended) ck_abort_msg("closed while waiting for %s", cairn_message_name(type));
-        if (uv_hrtime() / 1000000 >= end_ms) ck_abort_msg("no %s came", cairn_message_name(type));
+        if (peer->ended) ck_abort_msg("closed while waiting for %s", message_name(type));
+        if (uv_hrtime() / 1000000 >= end_ms) ck_abort_msg("no %s came", message_name(type));
         fake_pump(fake);
     }
 }
@@ -369,14 +369,14 @@ void fake_expect_error(struct fake_cluster *fake, struct fake_peer *peer, uint32
 {
     Cairn__Error *error = fake_expect(fake, peer, CAIRN_MSG_ERROR, request);
     ck_assert_msg(error->status == (int32_t)status && strstr(error->text, word) != NULL,
-                  "wanted %s with \"%s\", got %s: %s", cairn_status_code_name((int)status), word,
-                  cairn_status_code_name(error->status), error->text);
-    cairn_message_free(&error->base);
+                  "wanted %s with \"%s\", got %s: %s", status_code_name((int)status), word,
+                  status_code_name(error->status), error->text);
+    message_free(&error->base);
 }
 
 void fake_expect_end(struct fake_cluster *fake, struct fake_peer *peer)
 {
-    struct cairn_frame frame;
+    struct wire_frame frame;
     const uint64_t end_ms = uv_hrtime() / 1000000 + 30000;
     while (!peer->ended) {
         if (uv_hrtime() / 1000000 >= end_ms) ck_abort_msg("the connection stays open");
@@ -399,38 +399,38 @@ void fake_expect_awaited(struct fake_cluster *fake, struct fake_peer *peer, uint
 {
     Cairn__Awaited *awaited = fake_awaited(fake, peer, job);
     ck_assert_msg(strstr(awaited->text, word) != NULL, "\"%s\" has no \"%s\"", awaited->text, word);
-    cairn_message_free(&awaited->base);
+    message_free(&awaited->base);
 }
 
 void fake_expect_silence(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
 {
-    cairn_message_free(&fake_awaited(fake, peer, job)->base);
+    message_free(&fake_awaited(fake, peer, job)->base);
 }
 
 /* ---- a worker's way ---- */
 
-struct cairn_job_spec_data fake_spec(uint32_t workers_min)
+struct job_spec_data fake_spec(uint32_t workers_min)
 {
-    struct cairn_job_spec_data spec;
-    struct cairn_group_spec group = cairn_group_default();
-    struct cairn_tensor_spec t = { .group = (char *)(uintptr_t) "all",
-                                   .kind = CAIRN_TRAINED,
-                                   .wire = CAIRN_F32,
-                                   .reduce = CAIRN_F32,
-                                   .master = CAIRN_F32,
-                                   .shape = { .rank = 2, .dim = { 128, 1024 } } };
-    cairn_spec_init(&spec);
-    ck_assert_int_eq(cairn_spec_set_name(&spec, "toy"), CAIRN_OK);
+    struct job_spec_data spec;
+    struct group_spec group = group_default();
+    struct tensor_spec t = { .group = (char *)(uintptr_t) "all",
+                             .kind = CAIRN_TRAINED,
+                             .wire = CAIRN_F32,
+                             .reduce = CAIRN_F32,
+                             .master = CAIRN_F32,
+                             .shape = { .rank = 2, .dim = { 128, 1024 } } };
+    spec_init(&spec);
+    ck_assert_int_eq(spec_set_name(&spec, "toy"), CAIRN_OK);
     group.name = (char *)(uintptr_t) "all";
     group.optimizer = (char *)(uintptr_t) "adamw";
-    ck_assert_int_eq(cairn_spec_add_group(&spec, &group), CAIRN_OK);
+    ck_assert_int_eq(spec_add_group(&spec, &group), CAIRN_OK);
     t.name = (char *)(uintptr_t) "fc.weight";
-    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &t), CAIRN_OK);
+    ck_assert_int_eq(spec_add_tensor(&spec, &t), CAIRN_OK);
     t.name = (char *)(uintptr_t) "fc.bias";
-    t.shape = (struct cairn_shape) { .rank = 1, .dim = { 10 } };
-    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &t), CAIRN_OK);
+    t.shape = (struct shape) { .rank = 1, .dim = { 10 } };
+    ck_assert_int_eq(spec_add_tensor(&spec, &t), CAIRN_OK);
     spec.workers_min = workers_min;
-    cairn_spec_canonicalize(&spec);
+    spec_canonicalize(&spec);
     return spec;
 }
 
@@ -444,19 +444,19 @@ static void send_page(void *context, const Cairn__Page *page)
     fake_send(target->peer, CAIRN_MSG_PAGE, target->request, &page->base);
 }
 
-uint32_t fake_job_open(struct fake_peer *peer, const struct cairn_job_spec_data *spec,
-                       uint64_t session, uint32_t rank)
+uint32_t fake_job_open(struct fake_peer *peer, const struct job_spec_data *spec, uint64_t session,
+                       uint32_t rank)
 {
     return fake_job_open_again(peer, spec, session, rank, 0);
 }
 
-uint32_t fake_job_open_again(struct fake_peer *peer, const struct cairn_job_spec_data *spec,
+uint32_t fake_job_open_again(struct fake_peer *peer, const struct job_spec_data *spec,
                              uint64_t session, uint32_t rank, uint64_t attached)
 {
     uint8_t *bytes;
     size_t bytes_len;
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    ck_assert_int_eq(cairn_spec_pack(spec, &bytes, &bytes_len), CAIRN_OK);
+    ck_assert_int_eq(spec_pack(spec, &bytes, &bytes_len), CAIRN_OK);
     open.name = spec->name;
     open.role = CAIRN_ROLE_WIRE_WORKER;
     open.rank = rank;
@@ -474,12 +474,12 @@ uint32_t fake_job_open_again(struct fake_peer *peer, const struct cairn_job_spec
 uint64_t fake_attach(struct fake_cluster *fake, struct fake_peer *peer, uint64_t session,
                      uint32_t rank, uint32_t workers_min)
 {
-    struct cairn_job_spec_data spec = fake_spec(workers_min);
+    struct job_spec_data spec = fake_spec(workers_min);
     const uint32_t request = fake_job_open(peer, &spec, session, rank);
     Cairn__Attached *attached = fake_expect(fake, peer, CAIRN_MSG_ATTACHED, request);
     const uint64_t job = attached->job;
-    cairn_message_free(&attached->base);
-    cairn_spec_release(&spec);
+    message_free(&attached->base);
+    spec_release(&spec);
     return job;
 }
 
@@ -489,7 +489,7 @@ void fake_init(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
     done.job = job;
     done.source = true;
     const uint32_t request = fake_request(peer, CAIRN_MSG_INIT_DONE, &done.base);
-    cairn_message_free(fake_expect(fake, peer, CAIRN_MSG_DONE, request));
+    message_free(fake_expect(fake, peer, CAIRN_MSG_DONE, request));
 }
 
 uint32_t fake_ask_begin(struct fake_peer *peer, uint64_t job)
@@ -504,7 +504,7 @@ uint64_t fake_begin(struct fake_cluster *fake, struct fake_peer *peer, uint64_t 
     Cairn__RoundOpened *opened = fake_expect(fake, peer, CAIRN_MSG_ROUND_OPENED,
                                              fake_ask_begin(peer, job));
     const uint64_t round = opened->round;
-    cairn_message_free(&opened->base);
+    message_free(&opened->base);
     return round;
 }
 
@@ -523,7 +523,7 @@ uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t
                                              fake_ask_commit(peer, job, round));
     ck_assert_msg(result->status == CAIRN_OK && result->applied, "%s", result->text);
     const uint64_t step = result->step;
-    cairn_message_free(&result->base);
+    message_free(&result->base);
     return step;
 }
 
@@ -537,9 +537,9 @@ uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key)
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     Cairn__TensorSpec tensor = CAIRN__TENSOR_SPEC__INIT;
     Cairn__TensorSpec *list[1] = { &tensor };
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     uint64_t shape[2] = { 300, 1000 };
-    cairn_tensor_to_message(&spec.tensors[0], &tensor);
+    tensor_to_message(&spec.tensors[0], &tensor);
     tensor.name = (char *)(uintptr_t) "late";
     tensor.unit = tensor.name;
     tensor.shape = shape;
@@ -550,7 +550,7 @@ uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key)
     amend.add = list;
     amend.n_add = 1;
     const uint32_t request = fake_request(peer, CAIRN_MSG_JOB_AMEND, &amend.base);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     return request;
 }
 
@@ -570,18 +570,18 @@ void fake_expect_amended(struct fake_cluster *fake, struct fake_peer *peer, uint
 {
     Cairn__JobAmended *amended = fake_expect(fake, peer, CAIRN_MSG_JOB_AMENDED, request);
     ck_assert_uint_eq(amended->revision, revision);
-    cairn_message_free(&amended->base);
+    message_free(&amended->base);
 }
 
 void fake_goes_on(struct fake_cluster *fake, uint64_t generation, size_t tensors)
 {
     struct fake_peer w = fake_connect(fake, CAIRN_ROLE_WIRE_WORKER, "again");
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&w, &spec, 77, 0);
     Cairn__Attached *attached = fake_expect(fake, &w, CAIRN_MSG_ATTACHED, request);
     ck_assert_uint_eq(attached->generation, generation);
     const uint64_t job = attached->job, step = fake->shards[0].version.step;
-    cairn_message_free(&attached->base);
+    message_free(&attached->base);
     ck_assert_uint_eq(fake_step(fake, &w, job), step + 1);
     for (int i = 0; i < 2; i++) {
         const struct fake_shard *shard = &fake->shards[i];
@@ -590,7 +590,7 @@ void fake_goes_on(struct fake_cluster *fake, uint64_t generation, size_t tensors
         ck_assert_uint_eq(shard->version.generation, generation);
         ck_assert_uint_eq(shard->version.step, step + 1);
     }
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     fake_peer_close(&w);
 }
 

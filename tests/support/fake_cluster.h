@@ -29,7 +29,7 @@ struct fake_told_layout {
 struct fake_peer {
     int fd;     /* -1 = closed */
     bool ended; /* the coordinator closed it */
-    struct cairn_frame_decoder decoder;
+    struct frame_decoder decoder;
     uint32_t last_request;
     struct fake_told_layout layout;
 };
@@ -56,8 +56,8 @@ struct fake_move {
     const char *refuse; /* answer PartPrepare with refuse_status, or NO_MEMORY, and this */
     cairn_status refuse_status;
     /* what it has */
-    struct cairn_layout *next; /* owned: prepared */
-    struct cairn_paged next_pages;
+    struct layout *next; /* owned: prepared */
+    struct paged next_pages;
     uint32_t request, movers;    /* of the last PartPrepare */
     uint64_t coordinator;        /* who sent it */
     uint64_t settled, published; /* the last PartSettled, PartPublish */
@@ -115,17 +115,17 @@ struct fake_shard {
     uint32_t lease_ttl_ms;
     struct cairn_version lease_version;
     Cairn__Keys *keys; /* owned: those that the coordinator told of; NULL: none */
-    struct cairn_paged spec_pages, layout_pages;
-    struct cairn_paged tiles_pages;
+    struct paged spec_pages, layout_pages;
+    struct paged tiles_pages;
     uint32_t create_request, held_request, tiles_request;
     uint32_t tiles_world; /* of the last MemberTiles */
     bool has_job;
     uint64_t job, generation, epoch, round; /* round: open; 0 = none */
     uint32_t index;
     struct cairn_version version;
-    struct cairn_job_spec_data spec;
-    struct cairn_layout *layout;
-    struct cairn_decision last;
+    struct job_spec_data spec;
+    struct layout *layout;
+    struct decision last;
     uint8_t payload[1024];
     uint64_t store, coordinator_incarnation, coordinator_process; /* that it obeyed last */
     uint64_t welcome_process; /* of the one it is connected to */
@@ -133,8 +133,8 @@ struct fake_shard {
     bool settled; /* a coordinator said that the job is in its store */
     bool serving; /* sealed, loaded or made of another */
     bool joins;   /* made by `joins`, and has heard of no outcome yet */
-    struct cairn_hash spec_digest;
-    struct cairn_paged terms_pages;
+    struct hash spec_digest;
+    struct paged terms_pages;
     uint32_t terms_request, part_request;
     bool reduced;
     uint32_t member_count;            /* of the open round */
@@ -226,7 +226,7 @@ struct fake_peer fake_dial(struct fake_cluster *fake);
 void fake_peer_close(struct fake_peer *peer);
 /* What has arrived, into the decoder; never blocks. */
 void fake_peer_read(struct fake_peer *peer);
-bool fake_peer_next(struct fake_peer *peer, struct cairn_frame *frame_out);
+bool fake_peer_next(struct fake_peer *peer, struct wire_frame *frame_out);
 /* Sends a request and returns its id. */
 uint32_t fake_request(struct fake_peer *peer, uint16_t type, const ProtobufCMessage *message);
 void fake_send(struct fake_peer *peer, uint16_t type, uint32_t request,
@@ -247,11 +247,11 @@ void fake_expect_awaited(struct fake_cluster *fake, struct fake_peer *peer, uint
 void fake_expect_silence(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
 
 /* The job "toy": two trained tensors, AdamW. */
-struct cairn_job_spec_data fake_spec(uint32_t workers_min);
-uint32_t fake_job_open(struct fake_peer *peer, const struct cairn_job_spec_data *spec,
-                       uint64_t session, uint32_t rank);
+struct job_spec_data fake_spec(uint32_t workers_min);
+uint32_t fake_job_open(struct fake_peer *peer, const struct job_spec_data *spec, uint64_t session,
+                       uint32_t rank);
 /* The same of a member that was attached already, to that job. */
-uint32_t fake_job_open_again(struct fake_peer *peer, const struct cairn_job_spec_data *spec,
+uint32_t fake_job_open_again(struct fake_peer *peer, const struct job_spec_data *spec,
                              uint64_t session, uint32_t rank, uint64_t attached);
 /* Opens and waits for Attached; returns the job's number. */
 uint64_t fake_attach(struct fake_cluster *fake, struct fake_peer *peer, uint64_t session,

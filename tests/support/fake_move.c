@@ -4,19 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct cairn_layout *fake_layout_decode(const struct fake_shard *shard,
-                                        const struct cairn_paged *pages)
+struct layout *fake_layout_decode(const struct fake_shard *shard, const struct paged *pages)
 {
-    struct cairn_layout *layout;
-    struct cairn_layout_tensor *tensors = calloc(shard->spec.tensor_count, sizeof *tensors);
+    struct layout *layout;
+    struct layout_tensor *tensors = calloc(shard->spec.tensor_count, sizeof *tensors);
     for (size_t i = 0; i < shard->spec.tensor_count; i++) {
         tensors[i].name = shard->spec.tensors[i].name;
         tensors[i].unit = shard->spec.tensors[i].unit;
         tensors[i].shape = shard->spec.tensors[i].shape;
         tensors[i].elem_bytes = 4;
     }
-    ck_assert_int_eq(cairn_layout_decode(pages->bytes, pages->have_bytes, tensors,
-                                         (uint32_t)shard->spec.tensor_count, &layout),
+    ck_assert_int_eq(layout_decode(pages->bytes, pages->have_bytes, tensors,
+                                   (uint32_t)shard->spec.tensor_count, &layout),
                      CAIRN_OK);
     free(tensors);
     return layout;
@@ -24,8 +23,8 @@ struct cairn_layout *fake_layout_decode(const struct fake_shard *shard,
 
 static void forget_next(struct fake_shard *shard)
 {
-    cairn_layout_close(shard->move.next);
-    cairn_paged_release(&shard->move.next_pages);
+    layout_close(shard->move.next);
+    paged_release(&shard->move.next_pages);
     shard->move.next = NULL;
     shard->move.request = 0;
 }
@@ -52,13 +51,13 @@ static void on_prepare(struct fake_shard *shard, uint32_t request,
     shard->move.request = request;
     shard->move.movers = (uint32_t)message->n_movers;
     shard->move.coordinator = shard->welcome_process;
-    ck_assert_int_eq(cairn_paged_init(&shard->move.next_pages, message->layout_bytes), CAIRN_OK);
+    ck_assert_int_eq(paged_init(&shard->move.next_pages, message->layout_bytes), CAIRN_OK);
 }
 
 static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Page *page)
 {
-    ck_assert_int_eq(cairn_paged_add(&shard->move.next_pages, page), CAIRN_OK);
-    if (!cairn_paged_whole(&shard->move.next_pages)) return;
+    ck_assert_int_eq(paged_add(&shard->move.next_pages, page), CAIRN_OK);
+    if (!paged_whole(&shard->move.next_pages)) return;
     if (shard->move.refuse != NULL) {
         Cairn__Error error = CAIRN__ERROR__INIT;
         error.status = shard->move.refuse_status != 0 ? (int32_t)shard->move.refuse_status
@@ -87,12 +86,12 @@ void fake_move_fence(struct fake_shard *shard, uint64_t layout)
     ck_assert_ptr_nonnull(shard->move.next);
     ck_assert_uint_eq(shard->move.next->version, layout);
     ck_assert_uint_eq(shard->round, 0);
-    cairn_layout_close(shard->layout);
-    cairn_paged_release(&shard->layout_pages);
+    layout_close(shard->layout);
+    paged_release(&shard->layout_pages);
     shard->layout = shard->move.next;
     shard->layout_pages = shard->move.next_pages;
     shard->move.next = NULL;
-    shard->move.next_pages = (struct cairn_paged) { .bytes = NULL };
+    shard->move.next_pages = (struct paged) { .bytes = NULL };
     shard->move.is_told = false;
     forget_next(shard);
 }

@@ -5,8 +5,7 @@
 #include "tests/support/fake_cluster.h"
 
 /* A layout of the shard's job. */
-struct cairn_layout *fake_layout_decode(const struct fake_shard *shard,
-                                        const struct cairn_paged *pages);
+struct layout *fake_layout_decode(const struct fake_shard *shard, const struct paged *pages);
 /* True: it was one of these messages. */
 bool fake_move_handle(struct fake_shard *shard, uint16_t type, uint32_t request,
                       const ProtobufCMessage *message);

@@ -26,14 +26,14 @@ void fake_shard_clear(struct fake_shard *shard)
 {
     drop_staged(shard);
     fake_move_clear(shard);
-    if (shard->has_job) cairn_spec_release(&shard->spec);
-    cairn_layout_close(shard->layout);
-    cairn_paged_release(&shard->spec_pages);
-    cairn_paged_release(&shard->layout_pages);
-    cairn_paged_release(&shard->tiles_pages);
+    if (shard->has_job) spec_release(&shard->spec);
+    layout_close(shard->layout);
+    paged_release(&shard->spec_pages);
+    paged_release(&shard->layout_pages);
+    paged_release(&shard->tiles_pages);
     shard->layout = NULL;
     shard->tiles_world = 0;
-    cairn_paged_release(&shard->terms_pages);
+    paged_release(&shard->terms_pages);
     shard->has_job = shard->reduced = shard->settled = shard->serving = shard->parked = false;
     shard->round_seen = 0;
     shard->epoch = 0;
@@ -41,7 +41,7 @@ void fake_shard_clear(struct fake_shard *shard)
     free_part(shard->telling);
     shard->telling = NULL;
     shard->held_pin = 0;
-    shard->last = (struct cairn_decision) { .kind = CAIRN_DECISION_NONE };
+    shard->last = (struct decision) { .kind = CAIRN_DECISION_NONE };
 }
 
 static void done(struct fake_shard *shard, uint32_t request)
@@ -65,11 +65,11 @@ static void keep(struct fake_shard *shard, const Cairn__Decision *decision)
     if (decision->payload.len > 0) {
         memcpy(shard->payload, decision->payload.data, decision->payload.len);
     }
-    shard->last = (struct cairn_decision) { (enum decision_kind)decision->kind,
-                                            decision->round,
-                                            { decision->generation, decision->step },
-                                            shard->payload,
-                                            decision->payload.len };
+    shard->last = (struct decision) { (enum decision_kind)decision->kind,
+                                      decision->round,
+                                      { decision->generation, decision->step },
+                                      shard->payload,
+                                      decision->payload.len };
 }
 
 /* ---- a job ---- */
@@ -141,20 +141,20 @@ static void on_create(struct fake_shard *shard, uint32_t request, const Cairn__J
     snprintf(shard->snapshot_path, sizeof shard->snapshot_path, "%s", create->snapshot_path);
     shard->last.version_after = shard->version;
     if (create->last != NULL) keep(shard, create->last);
-    ck_assert_int_eq(cairn_paged_init(&shard->spec_pages, create->spec_bytes), CAIRN_OK);
-    ck_assert_int_eq(cairn_paged_init(&shard->layout_pages, create->layout_bytes), CAIRN_OK);
+    ck_assert_int_eq(paged_init(&shard->spec_pages, create->spec_bytes), CAIRN_OK);
+    ck_assert_int_eq(paged_init(&shard->layout_pages, create->layout_bytes), CAIRN_OK);
 }
 
 static void note_digest(struct fake_shard *shard)
 {
-    cairn_leaf_hash(shard->spec_pages.bytes, shard->spec_pages.have_bytes, &shard->spec_digest);
+    leaf_hash(shard->spec_pages.bytes, shard->spec_pages.have_bytes, &shard->spec_digest);
 }
 
 static void build(struct fake_shard *shard)
 {
     note_digest(shard);
-    ck_assert_int_eq(cairn_spec_unpack(shard->spec_pages.bytes, shard->spec_pages.have_bytes,
-                                       cairn_optimizer_names(), &shard->spec, NULL),
+    ck_assert_int_eq(spec_unpack(shard->spec_pages.bytes, shard->spec_pages.have_bytes,
+                                 optimizer_names(), &shard->spec, NULL),
                      CAIRN_OK);
     shard->has_job = true;
     shard->layout = fake_layout_decode(shard, &shard->layout_pages);
@@ -162,7 +162,7 @@ static void build(struct fake_shard *shard)
 
 static void end_tiles(struct fake_shard *shard)
 {
-    if (!cairn_paged_whole(&shard->tiles_pages)) return;
+    if (!paged_whole(&shard->tiles_pages)) return;
     if (shard->refuse_tiles != NULL)
         refuse(shard, shard->tiles_request, CAIRN_ERR_NO_MEMORY, shard->refuse_tiles);
     else
@@ -171,21 +171,21 @@ static void end_tiles(struct fake_shard *shard)
 
 static void on_tiles(struct fake_shard *shard, uint32_t request, const Cairn__MemberTiles *message)
 {
-    cairn_paged_release(&shard->tiles_pages);
-    fake_assert(cairn_paged_init(&shard->tiles_pages, message->tiles_bytes) == CAIRN_OK);
+    paged_release(&shard->tiles_pages);
+    fake_assert(paged_init(&shard->tiles_pages, message->tiles_bytes) == CAIRN_OK);
     shard->tiles_request = request;
     shard->tiles_world = message->world;
     end_tiles(shard);
 }
 
 /* What is loaded has the checksums of its manifest; a folder that is none is a test's own matter. */
-static cairn_status judge_snapshot(const struct fake_shard *shard, struct cairn_sentence *why)
+static cairn_status judge_snapshot(const struct fake_shard *shard, struct sentence *why)
 {
     struct cairn_snapshot snapshot;
     if (shard->snapshot_path[0] == '\0') return CAIRN_OK;
-    if (cairn_snapshot_open(shard->snapshot_path, &snapshot, NULL) != CAIRN_OK) return CAIRN_OK;
-    const cairn_status status = cairn_snapshot_verify(&snapshot, NULL, why);
-    cairn_snapshot_close(&snapshot);
+    if (snapshot_open(shard->snapshot_path, &snapshot, NULL) != CAIRN_OK) return CAIRN_OK;
+    const cairn_status status = snapshot_verify(&snapshot, NULL, why);
+    snapshot_close(&snapshot);
     return status;
 }
 
@@ -193,32 +193,31 @@ static void end_terms(struct fake_shard *shard);
 
 static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Page *page)
 {
-    if (request == shard->terms_request && !cairn_paged_whole(&shard->terms_pages)) {
-        ck_assert_int_eq(cairn_paged_add(&shard->terms_pages, page), CAIRN_OK);
+    if (request == shard->terms_request && !paged_whole(&shard->terms_pages)) {
+        ck_assert_int_eq(paged_add(&shard->terms_pages, page), CAIRN_OK);
         end_terms(shard);
         return;
     }
     if (page->what == CAIRN_PAGE_TILES) {
         fake_assert(request == shard->tiles_request);
-        fake_assert(cairn_paged_add(&shard->tiles_pages, page) == CAIRN_OK);
+        fake_assert(paged_add(&shard->tiles_pages, page) == CAIRN_OK);
         end_tiles(shard);
         return;
     }
     struct fake_shard *into = shard->staged != NULL && request == shard->staged->create_request
                                   ? shard->staged
                                   : shard;
-    struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &into->spec_pages
-                                                              : &into->layout_pages;
+    struct paged *paged = page->what == CAIRN_PAGE_SPEC ? &into->spec_pages : &into->layout_pages;
     ck_assert_uint_eq(request, into->create_request);
-    ck_assert_int_eq(cairn_paged_add(paged, page), CAIRN_OK);
-    if (!cairn_paged_whole(&into->spec_pages) || !cairn_paged_whole(&into->layout_pages)) return;
+    ck_assert_int_eq(paged_add(paged, page), CAIRN_OK);
+    if (!paged_whole(&into->spec_pages) || !paged_whole(&into->layout_pages)) return;
     if (shard->refuse_create != NULL) {
         const cairn_status status = shard->refuse_create_status;
         refuse(shard, request, status != CAIRN_OK ? status : CAIRN_ERR_NO_MEMORY,
                shard->refuse_create);
         return;
     }
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     const cairn_status loaded = judge_snapshot(into, &why);
     if (loaded != CAIRN_OK) {
         refuse(shard, request, loaded, why.text);
@@ -252,9 +251,9 @@ void fake_shard_give_up(struct fake_shard *shard, const char *why)
 void fake_shard_report_reduced(struct fake_shard *shard)
 {
     uint8_t squares[CAIRN_EXACT_BYTES], zero[8] = { 0 }, weight[8] = { 0 };
-    struct cairn_exact sum = { { 0 } };
-    ck_assert_int_eq(cairn_exact_add_double(&sum, 4.0), CAIRN_OK);
-    cairn_exact_encode(&sum, squares);
+    struct exact sum = { { 0 } };
+    ck_assert_int_eq(exact_add_double(&sum, 4.0), CAIRN_OK);
+    exact_encode(&sum, squares);
     weight[0] = (uint8_t)shard->member_count;
     Cairn__ReducedValue values[3], *list[3];
     for (uint32_t i = 0; i < 3; i++) {
@@ -467,36 +466,35 @@ void fake_shard_lease_done(struct fake_shard *shard)
 
 /* ---- snapshots ---- */
 
-static cairn_status zeros(void *context, const struct cairn_safetensors_entry *entry,
-                          uint64_t first_elem, uint64_t elem_count, void *to,
-                          struct cairn_sentence *why)
+static cairn_status zeros(void *context, const struct safetensors_entry *entry, uint64_t first_elem,
+                          uint64_t elem_count, void *to, struct sentence *why)
 {
     (void)context;
     (void)first_elem;
     (void)why;
-    memset(to, 0, (size_t)elem_count * cairn_dtype_bytes((int)entry->dtype));
+    memset(to, 0, (size_t)elem_count * dtype_size((int)entry->dtype));
     return CAIRN_OK;
 }
 
 struct part {
     Cairn__SnapshotPart message;
-    struct cairn_sentence why;             /* what its text is of, if it failed */
+    struct sentence why;                   /* what its text is of, if it failed */
     size_t file_count, digest_count, told; /* of the digests */
     Cairn__DigestNode *digests[4096];
     Cairn__SnapshotFile *files[16];
 };
 
-static void add_digests(struct part *part, const struct cairn_local_extent *e, uint32_t plane)
+static void add_digests(struct part *part, const struct local_extent *e, uint32_t plane)
 {
     static const uint8_t nothing[CAIRN_LEAF_ELEMS * 4];
-    struct cairn_tree tree;
-    cairn_tree_init(&tree, e->first_leaf);
+    struct hash_tree tree;
+    tree_init(&tree, e->first_leaf);
     uint64_t left = e->elem_count;
     for (uint64_t i = 0; i < e->leaf_count; i++) {
-        struct cairn_hash leaf;
+        struct hash leaf;
         const uint64_t elems = left < CAIRN_LEAF_ELEMS ? left : CAIRN_LEAF_ELEMS;
-        cairn_leaf_hash(nothing, elems * 4, &leaf);
-        cairn_tree_push_leaf(&tree, &leaf);
+        leaf_hash(nothing, elems * 4, &leaf);
+        tree_push_leaf(&tree, &leaf);
         left -= elems;
     }
     for (uint32_t i = 0; i < tree.node_count; i++) {
@@ -514,47 +512,45 @@ static void add_digests(struct part *part, const struct cairn_local_extent *e, u
 
 /* What cannot be written is told, as a shard does it: the folder of what was given up may be gone. */
 static void write_files(struct fake_shard *shard, struct part *part, const char *folder,
-                        const struct cairn_shard_map *map)
+                        const struct shard_map *map)
 {
-    struct cairn_snapshot_range *ranges = calloc(map->extent_count + 1, sizeof *ranges);
-    struct cairn_snapshot_plan plan;
+    struct snapshot_range *ranges = calloc(map->extent_count + 1, sizeof *ranges);
+    struct snapshot_plan plan;
     for (size_t i = 0; i < map->extent_count; i++) {
-        ranges[i] = (struct cairn_snapshot_range) { map->extents[i].tensor,
-                                                    map->extents[i].first_elem,
-                                                    map->extents[i].elem_count };
+        ranges[i] = (struct snapshot_range) { map->extents[i].tensor, map->extents[i].first_elem,
+                                              map->extents[i].elem_count };
     }
     ck_assert_int_eq(
-        cairn_snapshot_plan_make(&shard->spec, shard->index, ranges, map->extent_count, &plan),
-        CAIRN_OK);
+        snapshot_plan_make(&shard->spec, shard->index, ranges, map->extent_count, &plan), CAIRN_OK);
     for (size_t i = 0; i < plan.file_count && part->message.status == CAIRN_OK; i++) {
         const size_t sums = CAIRN_SNAPSHOT_SUM_BYTES *
-                            (size_t)cairn_snapshot_block_count(plan.files[i].file_bytes);
+                            (size_t)snapshot_block_count(plan.files[i].file_bytes);
         Cairn__SnapshotFile *file = calloc(1, sizeof *file + sums);
         cairn__snapshot_file__init(file);
         file->sums = (ProtobufCBinaryData) { sums, (uint8_t *)(file + 1) };
-        part->message.status = (int32_t)cairn_snapshot_write_file(
-            folder, &plan.files[i], zeros, NULL, file->sums.data, &part->why);
+        part->message.status = (int32_t)snapshot_write_file(folder, &plan.files[i], zeros, NULL,
+                                                            file->sums.data, &part->why);
         file->path = strdup(plan.files[i].path);
         file->bytes = plan.files[i].file_bytes;
         part->files[part->file_count++] = file;
     }
-    cairn_snapshot_plan_release(&plan);
+    snapshot_plan_release(&plan);
     free(ranges);
 }
 
 static void fill_part(struct fake_shard *shard, struct part *part, const char *folder)
 {
-    struct cairn_shard_map map;
-    ck_assert_int_eq(cairn_shard_map_init(&map, shard->layout, shard->index, 64), CAIRN_OK);
+    struct shard_map map;
+    ck_assert_int_eq(shard_map_init(&map, shard->layout, shard->index, 64), CAIRN_OK);
     for (size_t i = 0; i < map.extent_count; i++) {
-        const uint32_t planes = cairn_spec_planes(&shard->spec, map.extents[i].tensor);
+        const uint32_t planes = spec_planes(&shard->spec, map.extents[i].tensor);
         for (uint32_t p = 1; p < CAIRN_PLANE_COUNT; p++) {
             if (planes & (1u << p)) add_digests(part, &map.extents[i], p);
         }
     }
     if (*folder != '\0') write_files(shard, part, folder, &map);
     if (part->message.status != CAIRN_OK) part->message.text = part->why.text;
-    cairn_shard_map_release(&map);
+    shard_map_release(&map);
 }
 
 static void free_part(struct part *part)
@@ -696,7 +692,7 @@ static void on_welcome(struct fake_shard *shard, const Cairn__Welcome *welcome)
 
 static void end_terms(struct fake_shard *shard)
 {
-    if (!cairn_paged_whole(&shard->terms_pages)) return;
+    if (!paged_whole(&shard->terms_pages)) return;
     if (shard->refuse_terms != NULL && shard->terms_pages.total_bytes > 0) {
         refuse(shard, shard->terms_request, CAIRN_ERR_NO_MEMORY, shard->refuse_terms);
         return;
@@ -706,13 +702,13 @@ static void end_terms(struct fake_shard *shard)
     else
         done(shard, shard->terms_request);
     if (shard->terms_pages.have_bytes == 0) return;
-    cairn_spec_release(&shard->spec);
-    ck_assert_int_eq(cairn_spec_unpack(shard->terms_pages.bytes, shard->terms_pages.have_bytes,
-                                       cairn_optimizer_names(), &shard->spec, NULL),
+    spec_release(&shard->spec);
+    ck_assert_int_eq(spec_unpack(shard->terms_pages.bytes, shard->terms_pages.have_bytes,
+                                 optimizer_names(), &shard->spec, NULL),
                      CAIRN_OK);
-    cairn_paged_release(&shard->spec_pages);
+    paged_release(&shard->spec_pages);
     shard->spec_pages = shard->terms_pages;
-    shard->terms_pages = (struct cairn_paged) { .bytes = NULL };
+    shard->terms_pages = (struct paged) { .bytes = NULL };
     note_digest(shard);
 }
 
@@ -720,8 +716,8 @@ static void on_terms(struct fake_shard *shard, uint32_t request, const Cairn__Jo
 {
     shard->settled = true;
     shard->terms_request = request;
-    cairn_paged_release(&shard->terms_pages);
-    ck_assert_int_eq(cairn_paged_init(&shard->terms_pages, terms->spec_bytes), CAIRN_OK);
+    paged_release(&shard->terms_pages);
+    ck_assert_int_eq(paged_init(&shard->terms_pages, terms->spec_bytes), CAIRN_OK);
     end_terms(shard);
 }
 
@@ -731,7 +727,7 @@ static void send_page(void *context, const Cairn__Page *page)
     fake_send(&shard->peer, CAIRN_MSG_PAGE, shard->part_request, &page->base);
 }
 
-static void send_pages(struct fake_shard *shard, uint32_t what, const struct cairn_paged *paged)
+static void send_pages(struct fake_shard *shard, uint32_t what, const struct paged *paged)
 {
     pages_each(what, paged->bytes, paged->have_bytes, send_page, shard);
 }
@@ -927,16 +923,16 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
 
 bool fake_shard_serve(struct fake_shard *shard)
 {
-    struct cairn_frame frame;
+    struct wire_frame frame;
     bool any = false;
     fake_peer_read(&shard->peer);
     while (fake_peer_next(&shard->peer, &frame)) {
-        ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame.type),
-                                                         frame.payload, frame.payload_bytes);
+        ProtobufCMessage *message = message_unpack(message_type(frame.type), frame.payload,
+                                                   frame.payload_bytes);
         fake_assert(message != NULL);
         shard->seen[frame.type]++;
         handle(shard, frame.type, frame.request, message);
-        cairn_message_free(message);
+        message_free(message);
         any = true;
     }
     return any;

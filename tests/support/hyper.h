@@ -4,17 +4,16 @@
 
 #include "proto/spec/optimizer.h"
 
-static inline double *cairn_hyper_field(struct cairn_group_hyper *hyper,
-                                        const struct cairn_hyper_info *info)
+static inline double *cairn_hyper_field(struct group_hyper *hyper, const struct hyper_info *info)
 {
     return (double *)(void *)((char *)hyper + info->offset_bytes);
 }
 
 /* The table's defaults; id is one of the table. */
-static inline struct cairn_group_hyper cairn_hyper_default(uint32_t id)
+static inline struct group_hyper cairn_hyper_default(uint32_t id)
 {
-    const struct cairn_optimizer *o = cairn_optimizer_by_id(id);
-    struct cairn_group_hyper hyper = { .optimizer = id };
+    const struct optimizer_kind *o = optimizer_by_id(id);
+    struct group_hyper hyper = { .optimizer = id };
     for (size_t i = 0; i < o->hyper_count; i++)
         *cairn_hyper_field(&hyper, &o->hypers[i]) = o->hypers[i].value_default;
     return hyper;

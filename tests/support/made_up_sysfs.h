@@ -19,13 +19,13 @@ struct made_up_sysfs {
 static inline void made_up_sysfs_open(struct made_up_sysfs *made)
 {
     cairn_scratch_make(made->folder);
-    made->before = cairn_numa_sysfs;
-    cairn_numa_sysfs = made->folder;
+    made->before = numa_sysfs;
+    numa_sysfs = made->folder;
 }
 
 static inline void made_up_sysfs_close(const struct made_up_sysfs *made)
 {
-    cairn_numa_sysfs = made->before;
+    numa_sysfs = made->before;
     cairn_scratch_remove(made->folder);
 }
 

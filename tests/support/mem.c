@@ -2,6 +2,7 @@
  * contract, mem_hub.h the division. */
 #include "tests/support/mem_hub.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +54,7 @@ static void cut_link(struct mem_peer *peer)
     lose_peers(node->hub, to, node->id);
 }
 
-void cairn_fabric_mem_cut(struct cairn_fabric_peer *peer)
+void cairn_fabric_mem_cut(struct fabric_peer *peer)
 {
     struct mem_hub *hub = node_of(peer->fabric)->hub;
     pthread_mutex_lock(&hub->lock);
@@ -61,7 +62,7 @@ void cairn_fabric_mem_cut(struct cairn_fabric_peer *peer)
     pthread_mutex_unlock(&hub->lock);
 }
 
-void cairn_fabric_mem_cut_one(struct cairn_fabric_peer *peer)
+void cairn_fabric_mem_cut_one(struct fabric_peer *peer)
 {
     struct mem_hub *hub = node_of(peer->fabric)->hub;
     pthread_mutex_lock(&hub->lock);
@@ -69,7 +70,7 @@ void cairn_fabric_mem_cut_one(struct cairn_fabric_peer *peer)
     pthread_mutex_unlock(&hub->lock);
 }
 
-void cairn_fabric_mem_cut_to(struct cairn_fabric *fabric)
+void cairn_fabric_mem_cut_to(struct fabric *fabric)
 {
     const struct mem_node *node = node_of(fabric);
     struct mem_peer *next;
@@ -81,7 +82,7 @@ void cairn_fabric_mem_cut_to(struct cairn_fabric *fabric)
     pthread_mutex_unlock(&node->hub->lock);
 }
 
-static cairn_status mem_connect(struct cairn_fabric_peer *common, const void *address, size_t bytes)
+static cairn_status mem_connect(struct fabric_peer *common, const void *address, size_t bytes)
 {
     struct mem_peer *peer = (struct mem_peer *)common;
     struct mem_hub *hub = node_of(common->fabric)->hub;
@@ -110,7 +111,7 @@ static void forget_events(struct mem_node *node, const struct mem_peer *peer)
     }
 }
 
-static void mem_disconnect(struct cairn_fabric_peer *common)
+static void mem_disconnect(struct fabric_peer *common)
 {
     struct mem_peer *peer = (struct mem_peer *)common;
     struct mem_node *node = node_of(common->fabric);
@@ -151,8 +152,7 @@ static void launch(struct mem_node *node, struct mem_peer *peer, struct fabric_o
         mem_post(to, MEM_MESSAGE)->transfer = transfer;
 }
 
-static cairn_status mem_send(struct cairn_fabric_peer *common, struct fabric_op *op,
-                             const void *payload)
+static cairn_status mem_send(struct fabric_peer *common, struct fabric_op *op, const void *payload)
 {
     struct mem_peer *peer = (struct mem_peer *)common;
     struct mem_node *node = node_of(common->fabric);
@@ -166,7 +166,7 @@ static cairn_status mem_send(struct cairn_fabric_peer *common, struct fabric_op 
     return is_linked ? CAIRN_OK : CAIRN_ERR_CLOSED; // on_down is on its way
 }
 
-static void mem_receive(struct cairn_fabric_message *common, struct fabric_op *op, void *buffer)
+static void mem_receive(struct fabric_message *common, struct fabric_op *op, void *buffer)
 {
     struct mem_node *node = node_of(common->fabric);
     pthread_mutex_lock(&node->hub->lock);
@@ -177,7 +177,7 @@ static void mem_receive(struct cairn_fabric_message *common, struct fabric_op *o
     pthread_mutex_unlock(&node->hub->lock);
 }
 
-static void mem_drop(struct cairn_fabric_message *common)
+static void mem_drop(struct fabric_message *common)
 {
     struct mem_hub *hub = node_of(common->fabric)->hub;
     pthread_mutex_lock(&hub->lock);
@@ -187,7 +187,7 @@ static void mem_drop(struct cairn_fabric_message *common)
 
 /* The hub's own copy only: a payload on loan goes back to its sender the moment the connection is cut, by
  * whichever thread, and nobody can read it safely for longer than the lock is held. */
-static const void *mem_view(const struct cairn_fabric_message *common)
+static const void *mem_view(const struct fabric_message *common)
 {
     struct mem_hub *hub = node_of(common->fabric)->hub;
     pthread_mutex_lock(&hub->lock);
@@ -208,7 +208,7 @@ static void drop_transfer(struct mem_node *node, struct mem_transfer *transfer)
 /* The transfer's reference passes to the message that is shown, or ends here. */
 static void deliver_message(struct mem_node *node, struct mem_transfer *transfer, bool is_lost)
 {
-    struct cairn_fabric *fabric = &node->common;
+    struct fabric *fabric = &node->common;
     uint8_t header[CAIRN_FABRIC_HEADER_MAX];
     const size_t header_bytes = transfer->header_bytes, payload_bytes = transfer->payload_bytes;
     struct mem_message *message = NULL;
@@ -249,7 +249,7 @@ void mem_handle(struct mem_node *node, struct mem_event *event, bool is_lost)
     free(event);
 }
 
-static unsigned mem_progress(struct cairn_fabric *fabric)
+static unsigned mem_progress(struct fabric *fabric)
 {
     struct mem_node *node = node_of(fabric);
     struct mem_event *event;
@@ -267,7 +267,7 @@ static unsigned mem_progress(struct cairn_fabric *fabric)
     return count;
 }
 
-static cairn_status mem_arm(struct cairn_fabric *fabric)
+static cairn_status mem_arm(struct fabric *fabric)
 {
     struct mem_node *node = node_of(fabric);
     eventfd_t ignored;
@@ -280,27 +280,26 @@ static cairn_status mem_arm(struct cairn_fabric *fabric)
 
 /* -- nodes and the hub -------------------------------------------------------------------------- */
 
-static cairn_status mem_start(struct cairn_fabric *fabric,
-                              const struct cairn_fabric_options *options,
-                              struct cairn_sentence *why)
+static cairn_status mem_start(struct fabric *fabric, const struct fabric_options *options,
+                              struct sentence *why)
 {
     struct mem_node *node = node_of(fabric);
     struct mem_hub *hub = node->hub = hub_of(options->hub);
     fabric->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (fabric->event_fd < 0)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric mem: no event descriptor: %m");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric mem: no event descriptor: %m");
     TAILQ_INIT(&node->events);
     pthread_mutex_lock(&hub->lock);
     node->id = ++hub->last_id;
     LIST_INSERT_HEAD(&hub->nodes, node, link);
     pthread_mutex_unlock(&hub->lock);
     const struct mem_address address = { .hub_name = hub->name, .id = node->id };
-    snprintf(fabric->describe, sizeof fabric->describe, "mem, node %llu, seed %llu",
-             (unsigned long long)node->id, (unsigned long long)hub->name);
+    snprintf(fabric->describe, sizeof fabric->describe, "mem, node %" PRIu64 ", seed %" PRIu64,
+             node->id, hub->name);
     return fabric_set_address(fabric, &address, sizeof address);
 }
 
-static void mem_stop(struct cairn_fabric *fabric)
+static void mem_stop(struct fabric *fabric)
 {
     struct mem_node *node = node_of(fabric);
     struct mem_hub *hub = node->hub;

@@ -1,10 +1,10 @@
 /* The mem fabric: a network inside one process, unreliable on purpose and exactly repeatable.
  *
- *   struct cairn_fabric_hub *hub;
+ *   struct fabric_hub *hub;
  *   cairn_fabric_mem_hub_open(&(struct cairn_fabric_mem_options){ .seed = 7 }, &hub);
- *   options.hub = hub;  cairn_fabric_open("mem", &options, &a, ...);  ... b, c: nodes of that hub
+ *   options.hub = hub;  fabric_open("mem", &options, &a, ...);  ... b, c: nodes of that hub
  *   cairn_fabric_mem_hub_run(hub, 1000);    deliver until nothing is left
- *   cairn_fabric_close(a); ...; cairn_fabric_mem_hub_close(hub);
+ *   fabric_close(a); ...; cairn_fabric_mem_hub_close(hub);
  *
  * Time is counted in ticks. Each message is due a random number of ticks after its send, so messages
  * overtake each other. Payloads of up to eager_bytes are copied by send; larger ones stay in the
@@ -12,7 +12,7 @@
  * touches a buffer on loan is found out.
  *
  * Who drives: either the test, by hub_step/hub_run (one thread, one order of events per seed), or each
- * node's owner by cairn_fabric_progress, as with UCX (each progress is one tick; fabric_poll works).
+ * node's owner by fabric_progress, as with UCX (each progress is one tick; fabric_poll works).
  * Nodes may then live on different threads: the hub has a lock. The order is then the scheduler's. */
 #ifndef CAIRN_SUPPORT_MEM_H
 #define CAIRN_SUPPORT_MEM_H
@@ -29,26 +29,26 @@ struct cairn_fabric_mem_options {
 };
 
 CAIRN_MUST_CHECK cairn_status cairn_fabric_mem_hub_open(
-    const struct cairn_fabric_mem_options *options, struct cairn_fabric_hub **hub_out);
+    const struct cairn_fabric_mem_options *options, struct fabric_hub **hub_out);
 /* All its fabrics are closed before it (asserted). */
-void cairn_fabric_mem_hub_close(struct cairn_fabric_hub *hub);
+void cairn_fabric_mem_hub_close(struct fabric_hub *hub);
 
 /* Changes the chances from now on: end the storm, and see that everything settles. */
-void cairn_fabric_mem_hub_set(struct cairn_fabric_hub *hub,
+void cairn_fabric_mem_hub_set(struct fabric_hub *hub,
                               const struct cairn_fabric_mem_options *options);
 
 /* Delivers the next event of the whole hub (a message, a completion, a lost peer). 0: none left. */
-unsigned cairn_fabric_mem_hub_step(struct cairn_fabric_hub *hub);
+unsigned cairn_fabric_mem_hub_step(struct fabric_hub *hub);
 /* Steps until nothing is left or `steps_max` were made; returns the number of steps. */
-uint64_t cairn_fabric_mem_hub_run(struct cairn_fabric_hub *hub, uint64_t steps_max);
+uint64_t cairn_fabric_mem_hub_run(struct fabric_hub *hub, uint64_t steps_max);
 
 /* Breaks the connection between a peer's owner and the node it leads to, in both directions: on_down
  * on both ends, messages under way are lost, sends in flight and held messages fail. The nodes live
  * on and may connect again. */
-void cairn_fabric_mem_cut(struct cairn_fabric_peer *peer);
+void cairn_fabric_mem_cut(struct fabric_peer *peer);
 /* Breaks one direction: on_down of this peer, what it sent is lost. What comes the other way arrives. */
-void cairn_fabric_mem_cut_one(struct cairn_fabric_peer *peer);
+void cairn_fabric_mem_cut_one(struct fabric_peer *peer);
 /* The same for every peer, of whichever node, that leads to this node. Any thread. */
-void cairn_fabric_mem_cut_to(struct cairn_fabric *fabric);
+void cairn_fabric_mem_cut_to(struct fabric *fabric);
 
 #endif

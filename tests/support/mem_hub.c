@@ -82,7 +82,7 @@ struct mem_event *mem_take(struct mem_node *node, uint64_t ticks, bool *is_lost_
 }
 
 cairn_status cairn_fabric_mem_hub_open(const struct cairn_fabric_mem_options *options,
-                                       struct cairn_fabric_hub **hub_out)
+                                       struct fabric_hub **hub_out)
 {
     struct mem_hub *hub = calloc(1, sizeof *hub);
     if (hub == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -97,7 +97,7 @@ cairn_status cairn_fabric_mem_hub_open(const struct cairn_fabric_mem_options *op
     return CAIRN_OK;
 }
 
-void cairn_fabric_mem_hub_close(struct cairn_fabric_hub *common)
+void cairn_fabric_mem_hub_close(struct fabric_hub *common)
 {
     struct mem_hub *hub = hub_of(common);
     assert(LIST_EMPTY(&hub->nodes) && LIST_EMPTY(&hub->peers) && LIST_EMPTY(&hub->transfers));
@@ -105,7 +105,7 @@ void cairn_fabric_mem_hub_close(struct cairn_fabric_hub *common)
     free(hub);
 }
 
-void cairn_fabric_mem_hub_set(struct cairn_fabric_hub *common,
+void cairn_fabric_mem_hub_set(struct fabric_hub *common,
                               const struct cairn_fabric_mem_options *options)
 {
     struct mem_hub *hub = hub_of(common);
@@ -139,7 +139,7 @@ static unsigned settle(struct mem_hub *hub)
     return count;
 }
 
-unsigned cairn_fabric_mem_hub_step(struct cairn_fabric_hub *common)
+unsigned cairn_fabric_mem_hub_step(struct fabric_hub *common)
 {
     struct mem_hub *hub = hub_of(common);
     if (settle(hub) > 0) return 1;
@@ -159,7 +159,7 @@ unsigned cairn_fabric_mem_hub_step(struct cairn_fabric_hub *common)
     return 1;
 }
 
-uint64_t cairn_fabric_mem_hub_run(struct cairn_fabric_hub *hub, uint64_t steps_max)
+uint64_t cairn_fabric_mem_hub_run(struct fabric_hub *hub, uint64_t steps_max)
 {
     uint64_t steps = 0;
     while (steps < steps_max && cairn_fabric_mem_hub_step(hub) > 0) steps++;

@@ -41,7 +41,7 @@ struct mem_event {
 };
 
 struct mem_node {
-    struct cairn_fabric common;
+    struct fabric common;
     struct mem_hub *hub;
     uint64_t id;
     LIST_ENTRY(mem_node) link; /* hub->nodes */
@@ -49,19 +49,19 @@ struct mem_node {
 };
 
 struct mem_peer {
-    struct cairn_fabric_peer common;
+    struct fabric_peer common;
     LIST_ENTRY(mem_peer) link; /* hub->peers, while is_linked */
     uint64_t to;               /* the node's id */
     bool is_linked;
 };
 
 struct mem_message {
-    struct cairn_fabric_message common;
+    struct fabric_message common;
     struct mem_transfer *transfer;
 };
 
 struct mem_hub {
-    struct cairn_fabric_hub common;
+    struct fabric_hub common;
     pthread_mutex_t lock;
     struct cairn_fabric_mem_options options;
     uint64_t name; /* = the seed: tells this hub's addresses from others */
@@ -76,12 +76,12 @@ struct mem_address {
     uint64_t id;
 };
 
-static inline struct mem_node *node_of(struct cairn_fabric *fabric)
+static inline struct mem_node *node_of(struct fabric *fabric)
 {
     return (struct mem_node *)fabric;
 }
 
-static inline struct mem_hub *hub_of(struct cairn_fabric_hub *hub)
+static inline struct mem_hub *hub_of(struct fabric_hub *hub)
 {
     return (struct mem_hub *)hub;
 }

@@ -17,11 +17,11 @@ struct object {
 };
 
 struct memory_put {
-    struct cairn_storage_put put; /* first */
+    struct storage_put put; /* first */
     struct object *object;
 };
 struct memory_file {
-    struct cairn_storage_file file; /* first */
+    struct storage_file file; /* first */
     struct object *object;
 };
 
@@ -33,7 +33,7 @@ static uint64_t calls, fails_at, read_bytes;
 static cairn_status fails_with;
 static bool hangs;
 
-static const struct cairn_storage memory_storage;
+static const struct storage memory_storage;
 
 /* ---- under the mutex ---- */
 
@@ -66,15 +66,15 @@ static void name_of(char out[NAME_BYTES], const char *at, const char *path)
     ck_assert_int_lt(length, NAME_BYTES);
 }
 
-static cairn_status may_fail(const char *step, const char *path, struct cairn_sentence *why)
+static cairn_status may_fail(const char *step, const char *path, struct sentence *why)
 {
     if (++calls != fails_at) return CAIRN_OK;
-    return cairn_fail(why, fails_with, "%s of %s: a fault of the test", step, path);
+    return fail_with(why, fails_with, "%s of %s: a fault of the test", step, path);
 }
 
 /* ---- the storage ---- */
 
-static cairn_status resolve(const char *at, char **out, struct cairn_sentence *why)
+static cairn_status resolve(const char *at, char **out, struct sentence *why)
 {
     (void)why;
     *out = strdup(at);
@@ -82,8 +82,7 @@ static cairn_status resolve(const char *at, char **out, struct cairn_sentence *w
     return CAIRN_OK;
 }
 
-static cairn_status make(const char *at, const char *path, bool exclusive,
-                         struct cairn_sentence *why)
+static cairn_status make(const char *at, const char *path, bool exclusive, struct sentence *why)
 {
     char name[NAME_BYTES];
     name_of(name, at, path);
@@ -92,13 +91,13 @@ static cairn_status make(const char *at, const char *path, bool exclusive,
     if (status == CAIRN_OK && find(name) == NULL)
         add(name, true);
     else if (status == CAIRN_OK && exclusive)
-        status = cairn_fail(why, CAIRN_ERR_EXISTS, "%s is there", path);
+        status = fail_with(why, CAIRN_ERR_EXISTS, "%s is there", path);
     pthread_mutex_unlock(&mutex);
     return status;
 }
 
-static cairn_status list(const char *at, const char *path, cairn_storage_name_fn on_name,
-                         void *context, struct cairn_sentence *why)
+static cairn_status list(const char *at, const char *path, storage_name_fn on_name, void *context,
+                         struct sentence *why)
 {
     char name[NAME_BYTES];
     name_of(name, at, path);
@@ -112,11 +111,11 @@ static cairn_status list(const char *at, const char *path, cairn_storage_name_fn
             on_name(context, o->name + length + 1, o->is_folder);
     }
     pthread_mutex_unlock(&mutex);
-    return is_there ? CAIRN_OK : cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no %s", name);
+    return is_there ? CAIRN_OK : fail_with(why, CAIRN_ERR_NOT_FOUND, "there is no %s", name);
 }
 
 static cairn_status stat_object(const char *at, const char *path, uint64_t *bytes_out,
-                                struct cairn_sentence *why)
+                                struct sentence *why)
 {
     char name[NAME_BYTES];
     name_of(name, at, path);
@@ -125,11 +124,11 @@ static cairn_status stat_object(const char *at, const char *path, uint64_t *byte
     const bool is_there = o != NULL && !o->is_hidden && (path[0] == '\0') == o->is_folder;
     *bytes_out = is_there ? o->count : 0;
     pthread_mutex_unlock(&mutex);
-    return is_there ? CAIRN_OK : cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no %s", name);
+    return is_there ? CAIRN_OK : fail_with(why, CAIRN_ERR_NOT_FOUND, "there is no %s", name);
 }
 
 static cairn_status remove_object(const char *at, const char *path, bool is_folder,
-                                  uint64_t *bytes_out, struct cairn_sentence *why)
+                                  uint64_t *bytes_out, struct sentence *why)
 {
     char name[NAME_BYTES];
     (void)is_folder;
@@ -138,14 +137,14 @@ static cairn_status remove_object(const char *at, const char *path, bool is_fold
     struct object *o = find(name);
     cairn_status status = may_fail("removing", path, why);
     if (status == CAIRN_OK && o == NULL)
-        status = cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no %s", name);
+        status = fail_with(why, CAIRN_ERR_NOT_FOUND, "there is no %s", name);
     *bytes_out = status == CAIRN_OK ? o->count : 0;
     if (status == CAIRN_OK) forget(o);
     pthread_mutex_unlock(&mutex);
     return status;
 }
 
-static cairn_status settle(const char *at, const char *path, struct cairn_sentence *why)
+static cairn_status settle(const char *at, const char *path, struct sentence *why)
 {
     (void)at;
     pthread_mutex_lock(&mutex);
@@ -155,14 +154,14 @@ static cairn_status settle(const char *at, const char *path, struct cairn_senten
 }
 
 static cairn_status put_begin(const char *at, const char *path, uint64_t bytes,
-                              struct cairn_storage_put **put_out, struct cairn_sentence *why)
+                              struct storage_put **put_out, struct sentence *why)
 {
     char name[NAME_BYTES];
     name_of(name, at, path);
     pthread_mutex_lock(&mutex);
     cairn_status status = may_fail("open", path, why);
     if (status == CAIRN_OK && find(name) != NULL)
-        status = cairn_fail(why, CAIRN_ERR_EXISTS, "%s is there", path);
+        status = fail_with(why, CAIRN_ERR_EXISTS, "%s is there", path);
     if (status == CAIRN_OK) {
         struct memory_put *put = calloc(1, sizeof *put);
         put->put.storage = &memory_storage;
@@ -176,8 +175,8 @@ static cairn_status put_begin(const char *at, const char *path, uint64_t bytes,
     return status;
 }
 
-static cairn_status put_write(struct cairn_storage_put *p, uint64_t offset, const void *from,
-                              size_t count, struct cairn_sentence *why)
+static cairn_status put_write(struct storage_put *p, uint64_t offset, const void *from,
+                              size_t count, struct sentence *why)
 {
     struct memory_put *put = (struct memory_put *)p;
     pthread_mutex_lock(&mutex);
@@ -191,8 +190,7 @@ static cairn_status put_write(struct cairn_storage_put *p, uint64_t offset, cons
     return status;
 }
 
-static cairn_status put_end(struct cairn_storage_put *p, cairn_status status,
-                            struct cairn_sentence *why)
+static cairn_status put_end(struct storage_put *p, cairn_status status, struct sentence *why)
 {
     struct memory_put *put = (struct memory_put *)p;
     pthread_mutex_lock(&mutex);
@@ -207,7 +205,7 @@ static cairn_status put_end(struct cairn_storage_put *p, cairn_status status,
 }
 
 static cairn_status commit(const char *at, const char *path, const void *bytes, size_t count,
-                           bool replace, struct cairn_sentence *why)
+                           bool replace, struct sentence *why)
 {
     char name[NAME_BYTES];
     name_of(name, at, path);
@@ -215,7 +213,7 @@ static cairn_status commit(const char *at, const char *path, const void *bytes, 
     struct object *o = find(name);
     cairn_status status = may_fail("commit", path, why);
     if (status == CAIRN_OK && o != NULL && !replace)
-        status = cairn_fail(why, CAIRN_ERR_EXISTS, "%s is there already", path);
+        status = fail_with(why, CAIRN_ERR_EXISTS, "%s is there already", path);
     if (status == CAIRN_OK) {
         if (o != NULL) forget(o);
         o = add(name, false);
@@ -228,7 +226,7 @@ static cairn_status commit(const char *at, const char *path, const void *bytes, 
 }
 
 static cairn_status open_object(const char *at, const char *path, bool is_direct,
-                                struct cairn_storage_file **file_out, struct cairn_sentence *why)
+                                struct storage_file **file_out, struct sentence *why)
 {
     char name[NAME_BYTES];
     (void)is_direct;
@@ -237,10 +235,10 @@ static cairn_status open_object(const char *at, const char *path, bool is_direct
     struct object *o = find(name);
     cairn_status status = may_fail("open", path, why);
     if (status == CAIRN_OK && (o == NULL || o->is_hidden || o->is_folder))
-        status = cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no %s", name);
+        status = fail_with(why, CAIRN_ERR_NOT_FOUND, "there is no %s", name);
     if (status == CAIRN_OK) {
         struct memory_file *file = calloc(1, sizeof *file);
-        file->file = (struct cairn_storage_file) { &memory_storage, o->count, false };
+        file->file = (struct storage_file) { &memory_storage, o->count, false };
         file->object = o;
         *file_out = &file->file;
     }
@@ -248,8 +246,8 @@ static cairn_status open_object(const char *at, const char *path, bool is_direct
     return status;
 }
 
-static cairn_status read_object(struct cairn_storage_file *f, uint64_t offset, void *to,
-                                size_t count, size_t *got_out, struct cairn_sentence *why)
+static cairn_status read_object(struct storage_file *f, uint64_t offset, void *to, size_t count,
+                                size_t *got_out, struct sentence *why)
 {
     const struct object *o = ((struct memory_file *)f)->object;
     pthread_mutex_lock(&mutex);
@@ -262,32 +260,32 @@ static cairn_status read_object(struct cairn_storage_file *f, uint64_t offset, v
     return status;
 }
 
-static void close_object(struct cairn_storage_file *file)
+static void close_object(struct storage_file *file)
 {
     free(file);
 }
 
-static const struct cairn_storage memory_storage = { .scheme = "mem",
-                                                     .resolve = resolve,
-                                                     .make = make,
-                                                     .list = list,
-                                                     .stat = stat_object,
-                                                     .remove = remove_object,
-                                                     .settle = settle,
-                                                     .put_begin = put_begin,
-                                                     .put_write = put_write,
-                                                     .put_end = put_end,
-                                                     .commit = commit,
-                                                     .open = open_object,
-                                                     .read = read_object,
-                                                     .close = close_object };
+static const struct storage memory_storage = { .scheme = "mem",
+                                               .resolve = resolve,
+                                               .make = make,
+                                               .list = list,
+                                               .stat = stat_object,
+                                               .remove = remove_object,
+                                               .settle = settle,
+                                               .put_begin = put_begin,
+                                               .put_write = put_write,
+                                               .put_end = put_end,
+                                               .commit = commit,
+                                               .open = open_object,
+                                               .read = read_object,
+                                               .close = close_object };
 
 /* ---- the test's ---- */
 
 void cairn_memory_storage_open(void)
 {
     static bool registered;
-    if (!registered) cairn_storage_register(&memory_storage);
+    if (!registered) storage_register(&memory_storage);
     registered = true;
     for (size_t i = 0; i < object_count; i++) free(objects[i].bytes);
     object_count = 0;

@@ -4,11 +4,11 @@
 
 #include "proto/snapshot/manifest.h"
 
-struct cairn_secret_key cairn_sample_key(void);
-void cairn_sample_sign(const struct cairn_secret_key *key, const char *bytes,
+struct secret_key cairn_sample_key(void);
+void cairn_sample_sign(const struct secret_key *key, const char *bytes,
                        char text[CAIRN_MINISIG_BYTES]);
 /* Reads the signature, and checks it. */
-cairn_status cairn_sample_check(const char *text, const struct cairn_public_key *key,
-                                const char *bytes, struct cairn_sentence *why);
+cairn_status cairn_sample_check(const char *text, const struct public_key *key, const char *bytes,
+                                struct sentence *why);
 
 #endif

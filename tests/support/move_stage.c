@@ -1,5 +1,6 @@
 #include "tests/support/move_stage.h"
 
+#include <inttypes.h>
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,28 +38,27 @@ struct shard_job *stage_job(uint32_t shard)
 
 /* ---- layouts ---- */
 
-struct cairn_layout *stage_make(const struct stage_run *table, uint64_t version,
-                                uint32_t shard_count)
+struct layout *stage_make(const struct stage_run *table, uint64_t version, uint32_t shard_count)
 {
-    const struct cairn_job_spec_data *spec = &stage.whole.spec;
-    struct cairn_layout_tensor tensors[TENSORS + STAGE_MORE];
-    struct cairn_layout *layout;
+    const struct job_spec_data *spec = &stage.whole.spec;
+    struct layout_tensor tensors[TENSORS + STAGE_MORE];
+    struct layout *layout;
     size_t count = 0;
     uint64_t at = 0;
     while (table[count].quanta > 0) count++;
-    struct cairn_extent *extents = calloc(count, sizeof *extents);
+    struct extent *extents = calloc(count, sizeof *extents);
     for (uint32_t t = 0; t < spec->tensor_count; t++)
-        tensors[t] = (struct cairn_layout_tensor) { .name = spec->tensors[t].name,
-                                                    .unit = spec->tensors[t].unit,
-                                                    .shape = spec->tensors[t].shape,
-                                                    .elem_bytes = 1 };
+        tensors[t] = (struct layout_tensor) { .name = spec->tensors[t].name,
+                                              .unit = spec->tensors[t].unit,
+                                              .shape = spec->tensors[t].shape,
+                                              .elem_bytes = 1 };
     for (size_t i = 0; i < count; i++) {
         if (i > 0 && table[i].tensor != table[i - 1].tensor) at = 0;
-        extents[i] = (struct cairn_extent) { table[i].tensor, table[i].shard, at, table[i].quanta };
+        extents[i] = (struct extent) { table[i].tensor, table[i].shard, at, table[i].quanta };
         at += table[i].quanta;
     }
-    ck_assert_int_eq(cairn_layout_make(tensors, (uint32_t)spec->tensor_count, shard_count, version,
-                                       extents, count, &layout),
+    ck_assert_int_eq(layout_make(tensors, (uint32_t)spec->tensor_count, shard_count, version,
+                                 extents, count, &layout),
                      CAIRN_OK);
     return layout;
 }
@@ -72,9 +72,8 @@ static void open_whole(void)
     };
     stage.whole.spec = stage.shard[0].spec; // borrowed
     stage.whole.layout = stage_make(all, 1, 1);
-    ck_assert_int_eq(
-        cairn_shard_map_init(&stage.whole.map, stage.whole.layout, 0, SCENE_CHUNK_LEAVES),
-        CAIRN_OK);
+    ck_assert_int_eq(shard_map_init(&stage.whole.map, stage.whole.layout, 0, SCENE_CHUNK_LEAVES),
+                     CAIRN_OK);
     model_open(&stage.model, &stage.whole);
 }
 
@@ -115,22 +114,22 @@ void stage_open_more(const struct stage_run *table)
 {
     open_shards("mem");
     for (uint32_t i = 0; i < stage.count; i++) {
-        struct cairn_job_spec_data *spec = &stage.shard[i].spec;
-        const struct cairn_tensor_spec buffer = { .name = (char *)(uintptr_t) "x_buffer",
-                                                  .group = (char *)(uintptr_t) "",
-                                                  .kind = CAIRN_BUFFER,
-                                                  .wire = CAIRN_F32,
-                                                  .reduce = CAIRN_F32,
-                                                  .master = CAIRN_F32,
-                                                  .shape = { 1, { 20000 } } };
-        struct cairn_tensor_spec blob = buffer;
+        struct job_spec_data *spec = &stage.shard[i].spec;
+        const struct tensor_spec buffer = { .name = (char *)(uintptr_t) "x_buffer",
+                                            .group = (char *)(uintptr_t) "",
+                                            .kind = CAIRN_BUFFER,
+                                            .wire = CAIRN_F32,
+                                            .reduce = CAIRN_F32,
+                                            .master = CAIRN_F32,
+                                            .shape = { 1, { 20000 } } };
+        struct tensor_spec blob = buffer;
         blob.name = (char *)(uintptr_t) "y_blob";
         blob.kind = CAIRN_BLOB;
         blob.wire = blob.master = CAIRN_U8;
         blob.shape.dim[0] = 30000;
-        ck_assert_int_eq(cairn_spec_add_tensor(spec, &buffer), CAIRN_OK);
-        ck_assert_int_eq(cairn_spec_add_tensor(spec, &blob), CAIRN_OK);
-        cairn_spec_canonicalize(spec);
+        ck_assert_int_eq(spec_add_tensor(spec, &buffer), CAIRN_OK);
+        ck_assert_int_eq(spec_add_tensor(spec, &blob), CAIRN_OK);
+        spec_canonicalize(spec);
         stage.whole.spec = *spec; // borrowed
         scene_relayout(&stage.shard[i], stage_make(table, 1, stage.count));
     }
@@ -140,8 +139,8 @@ void stage_open_more(const struct stage_run *table)
 void stage_close(void)
 {
     if (stage.model.scene != NULL) model_close(&stage.model);
-    cairn_shard_map_release(&stage.whole.map);
-    cairn_layout_close(stage.whole.layout);
+    shard_map_release(&stage.whole.map);
+    layout_close(stage.whole.layout);
     for (uint32_t i = 0; i < stage.count; i++) stage.shard[i].beside = NULL;
     while (stage.count > 0) scene_close(&stage.shard[--stage.count]);
 }
@@ -158,7 +157,7 @@ static void fill_told(struct told *told, uint64_t version)
 {
     static char names[STAGE_SHARDS][12];
     for (uint32_t i = 0; i < stage.count; i++) {
-        const struct cairn_fabric *fabric = stage.shard[i].shard->fabric;
+        const struct fabric *fabric = stage.shard[i].shard->fabric;
         Cairn__Mover *mover = told->mover_list[i] = &told->movers[i];
         Cairn__ShardInfo *info = told->info_list[i] = &told->infos[i];
         snprintf(names[i], sizeof names[i], "s%u", i);
@@ -168,8 +167,8 @@ static void fill_told(struct told *told, uint64_t version)
         mover->member = version * 1000 + i;
         mover->token = 77000 + version * 10 + i;
         mover->name = info->name = names[i];
-        mover->fabric_address.data = (uint8_t *)cairn_fabric_address(fabric,
-                                                                     &mover->fabric_address.len);
+        mover->fabric_address.data = (uint8_t *)fabric_own_address(fabric,
+                                                                   &mover->fabric_address.len);
         info->fabric_address = mover->fabric_address;
     }
 }
@@ -190,11 +189,11 @@ uint32_t stage_say_prepare(struct scene *scene, const struct stage_run *table, u
 {
     struct pages_to to = { scene, ++stage.requests };
     struct told told;
-    struct cairn_layout *layout = stage_make(table, version, shard_count);
-    const size_t bytes = cairn_layout_encoded_bytes(layout);
+    struct layout *layout = stage_make(table, version, shard_count);
+    const size_t bytes = layout_encoded_bytes(layout);
     uint8_t *encoded = malloc(bytes);
     Cairn__PartPrepare prepare = CAIRN__PART_PREPARE__INIT;
-    cairn_layout_encode(layout, encoded);
+    layout_encode(layout, encoded);
     fill_told(&told, version);
     prepare.job = SCENE_JOB;
     prepare.layout = version;
@@ -206,7 +205,7 @@ uint32_t stage_say_prepare(struct scene *scene, const struct stage_run *table, u
     scene_say(scene, CAIRN_MSG_PART_PREPARE, to.request, &prepare.base);
     pages_each(CAIRN_PAGE_LAYOUT, encoded, bytes, send_page, &to);
     free(encoded);
-    cairn_layout_close(layout);
+    layout_close(layout);
     return to.request;
 }
 
@@ -337,12 +336,12 @@ static void send_create(struct scene *scene, uint32_t request)
     struct pages_to to = { scene, request };
     uint8_t *spec;
     size_t spec_bytes;
-    ck_assert_int_eq(cairn_spec_pack(&scene->spec, &spec, &spec_bytes), CAIRN_OK);
-    const size_t layout_bytes = cairn_layout_encoded_bytes(scene->layout);
+    ck_assert_int_eq(spec_pack(&scene->spec, &spec, &spec_bytes), CAIRN_OK);
+    const size_t layout_bytes = layout_encoded_bytes(scene->layout);
     uint8_t *layout = malloc(layout_bytes);
     Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
     Cairn__Decision last = CAIRN__DECISION__INIT;
-    cairn_layout_encode(scene->layout, layout);
+    layout_encode(scene->layout, layout);
     create.job = SCENE_JOB;
     create.generation = 1;
     create.step = stage.step;
@@ -416,10 +415,9 @@ void stage_skip(void)
 /* Where the model has an element. */
 static uint64_t model_elem(uint32_t tensor, uint64_t first_leaf)
 {
-    const struct cairn_local_extent *all = cairn_shard_map_find(&stage.whole.map, tensor,
-                                                                first_leaf);
-    const struct cairn_geometry *geometry = &stage.whole.layout->geometry[tensor];
-    return all->local_elem + cairn_leaf_first_elem(geometry, first_leaf);
+    const struct local_extent *all = shard_map_find(&stage.whole.map, tensor, first_leaf);
+    const struct geometry *geometry = &stage.whole.layout->geometry[tensor];
+    return all->local_elem + leaf_start(geometry, first_leaf);
 }
 
 bool stage_is_on_host(uint32_t shard)
@@ -427,13 +425,13 @@ bool stage_is_on_host(uint32_t shard)
     return compute_is_host(stage_job(shard)->compute);
 }
 
-const void *stage_extent(const struct shard_job *job, enum cairn_plane plane, size_t number)
+const void *stage_extent(const struct shard_job *job, enum plane plane, size_t number)
 {
     static uint8_t *copy;
-    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
+    const struct local_extent *extent = &job->view->table.map.extents[number];
     const size_t bytes = (size_t)form_bytes(&job->view->forms[number], plane, extent->elem_count);
     struct works *works = compute_loop(job->compute);
-    struct cairn_sentence why;
+    struct sentence why;
     copy = realloc(copy, bytes + 1);
     ck_assert_ptr_nonnull(copy);
     works_copy(works, copy, planes_at(&job->planes, plane, number, extent->local_elem), bytes);
@@ -443,19 +441,18 @@ const void *stage_extent(const struct shard_job *job, enum cairn_plane plane, si
 
 static void check_extent(const struct shard_job *job, size_t number)
 {
-    static const enum cairn_plane planes[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
-                                               CAIRN_PLANE_EXP_AVG_SQ };
-    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
+    static const enum plane planes[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
+                                         CAIRN_PLANE_EXP_AVG_SQ };
+    const struct local_extent *extent = &job->view->table.map.extents[number];
     const uint64_t at = model_elem(extent->tensor, extent->first_leaf);
     for (size_t p = 0; p < sizeof planes / sizeof *planes; p++) {
         if (!model_keeps(extent->tensor, (int)planes[p])) continue;
         const float *have = stage_extent(job, planes[p], number);
         const float *wanted = model_plane(&stage.model, (int)planes[p]) + at;
         for (uint64_t i = 0; i < extent->elem_count; i++)
-            ck_assert_msg(have[i] == wanted[i], "shard %u, tensor %u, %s [%llu]: %g, not %g",
-                          job->view->table.map.shard, extent->tensor,
-                          cairn_plane_name((int)planes[p]),
-                          (unsigned long long)(extent->first_elem + i), have[i], wanted[i]);
+            ck_assert_msg(have[i] == wanted[i], "shard %u, tensor %u, %s [%" PRIu64 "]: %g, not %g",
+                          job->view->table.map.shard, extent->tensor, plane_name((int)planes[p]),
+                          (extent->first_elem + i), have[i], wanted[i]);
     }
 }
 
@@ -470,11 +467,11 @@ void stage_check(void)
     ck_assert_uint_eq(elems, stage.whole.map.elem_count);
 }
 
-static void check_chunk(struct scene *scene, uint64_t step, const struct cairn_chunk_place *place,
+static void check_chunk(struct scene *scene, uint64_t step, const struct chunk_place *place,
                         const struct model *then)
 {
-    struct cairn_chunk_header fetch = scene_header(scene, CAIRN_CHUNK_FETCH, 1);
-    struct cairn_chunk_place all = *place;
+    struct chunk_header fetch = scene_header(scene, CAIRN_CHUNK_FETCH, 1);
+    struct chunk_place all = *place;
     size_t bytes;
     all.local_elem = model_elem(place->tensor, place->first_leaf);
     fetch.tensor = place->tensor;
@@ -493,15 +490,15 @@ static void check_chunk(struct scene *scene, uint64_t step, const struct cairn_c
 
 void stage_check_version(uint64_t step, const struct stage_run *table, const struct model *then)
 {
-    struct cairn_layout *layout = stage_make(table, 1, stage.count);
+    struct layout *layout = stage_make(table, 1, stage.count);
     for (uint32_t s = 0; s < stage.count; s++) {
-        struct cairn_shard_map map;
-        ck_assert_int_eq(cairn_shard_map_init(&map, layout, s, SCENE_CHUNK_LEAVES), CAIRN_OK);
+        struct shard_map map;
+        ck_assert_int_eq(shard_map_init(&map, layout, s, SCENE_CHUNK_LEAVES), CAIRN_OK);
         for (uint64_t c = 0; c < map.chunk_count; c++) {
-            const struct cairn_chunk_place place = cairn_shard_map_chunk(&map, c);
+            const struct chunk_place place = shard_map_chunk(&map, c);
             check_chunk(&stage.shard[s], step, &place, then);
         }
-        cairn_shard_map_release(&map);
+        shard_map_release(&map);
     }
-    cairn_layout_close(layout);
+    layout_close(layout);
 }

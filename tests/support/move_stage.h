@@ -26,7 +26,7 @@ struct stage {
     struct {
         uint64_t round; /* 0: there is none */
         bool skipped;
-        struct cairn_group_scalars scalars[2];
+        struct group_scalars scalars[2];
     } last; /* the last outcome */
 };
 extern struct stage stage;
@@ -44,8 +44,7 @@ void stage_open_more(const struct stage_run *table);
 void stage_close(void);
 
 /* ---- the coordinator ---- */
-struct cairn_layout *stage_make(const struct stage_run *table, uint64_t version,
-                                uint32_t shard_count);
+struct layout *stage_make(const struct stage_run *table, uint64_t version, uint32_t shard_count);
 /* Says PartPrepare of the next layout to a shard; the answer is not awaited. Returns the request. */
 uint32_t stage_say_prepare(struct scene *scene, const struct stage_run *table, uint64_t version,
                            uint32_t shard_count);
@@ -83,7 +82,7 @@ void stage_skip(void);
 struct shard_job *stage_job(uint32_t shard);
 bool stage_is_on_host(uint32_t shard);
 /* What a plane has of an extent, copied out of its home; until the next call. */
-const void *stage_extent(const struct shard_job *job, enum cairn_plane plane, size_t number);
+const void *stage_extent(const struct shard_job *job, enum plane plane, size_t number);
 /* All state that the shards own by their views is the model's, in each plane. */
 void stage_check(void);
 /* Fetches all chunks of the version by that layout, and compares them with the wire of `then`. */

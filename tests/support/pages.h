@@ -4,12 +4,12 @@
 
 #include "proto/wire/messages.h"
 
-static inline void pages_each(enum cairn_page_what what, const uint8_t *bytes, size_t bytes_len,
+static inline void pages_each(enum page_what what, const uint8_t *bytes, size_t bytes_len,
                               void (*take)(void *context, const Cairn__Page *page), void *context)
 {
     for (size_t offset = 0; offset < bytes_len;) {
         Cairn__Page page;
-        offset += cairn_page_cut(what, bytes, bytes_len, offset, &page);
+        offset += page_cut(what, bytes, bytes_len, offset, &page);
         take(context, &page);
     }
 }

@@ -1,5 +1,6 @@
 #include "tests/support/plan_oracle.h"
 
+#include <inttypes.h>
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +27,7 @@ uint64_t random_below(uint64_t limit)
 static char *text(const char *format, uint64_t number)
 {
     char buffer[64];
-    snprintf(buffer, sizeof buffer, format, (unsigned long long)number);
+    snprintf(buffer, sizeof buffer, format, number);
     return strdup(buffer);
 }
 
@@ -46,30 +47,30 @@ void job_close(struct job *job)
     free(job->tensors);
 }
 
-void job_set(struct job *job, uint32_t t, uint64_t unit, struct cairn_shape shape)
+void job_set(struct job *job, uint32_t t, uint64_t unit, struct shape shape)
 {
-    job->tensors[t] = (struct cairn_layout_tensor) {
-        .name = text("tensor.%06llu", t),
-        .unit = text("unit.%06llu", unit),
+    job->tensors[t] = (struct layout_tensor) {
+        .name = text("tensor.%06" PRIu64, t),
+        .unit = text("unit.%06" PRIu64, unit),
         .shape = shape,
         .elem_bytes = 4,
     };
 }
 
-struct cairn_shape vector_of(uint64_t elems)
+struct shape vector_of(uint64_t elems)
 {
-    return (struct cairn_shape) { .rank = 1, .dim = { elems } };
+    return (struct shape) { .rank = 1, .dim = { elems } };
 }
 
-struct cairn_shape matrix_of(uint64_t rows, uint64_t columns)
+struct shape matrix_of(uint64_t rows, uint64_t columns)
 {
-    return (struct cairn_shape) { .rank = 2, .dim = { rows, columns } };
+    return (struct shape) { .rank = 2, .dim = { rows, columns } };
 }
 
 /* 0 to 8 dimensions, now and then empty, from one element to `elems_max`. */
-static struct cairn_shape random_shape(uint64_t elems_max)
+static struct shape random_shape(uint64_t elems_max)
 {
-    struct cairn_shape shape = { .rank = (uint32_t)random_below(9) };
+    struct shape shape = { .rank = (uint32_t)random_below(9) };
     uint64_t left = 1 + random_below(random_below(3) == 0 ? 2000 : elems_max);
     for (uint32_t d = 0; d < shape.rank; d++) {
         shape.dim[d] = d + 1 == shape.rank ? left : 1 + random_below(left < 64 ? left : 64);
@@ -110,24 +111,23 @@ struct job transformer(uint32_t layers, uint64_t width, uint64_t vocabulary)
 
 /* --- plans --------------------------------------------------------------------------------------- */
 
-struct cairn_plan_request ask(const struct job *job, uint32_t shard_count)
+struct plan_request ask(const struct job *job, uint32_t shard_count)
 {
-    return (struct cairn_plan_request) { .tensors = job->tensors,
-                                         .tensor_count = job->tensor_count,
-                                         .shard_count = shard_count };
+    return (struct plan_request) { .tensors = job->tensors,
+                                   .tensor_count = job->tensor_count,
+                                   .shard_count = shard_count };
 }
 
-struct cairn_layout *plan(const struct cairn_plan_request *request,
-                          struct cairn_plan_report *report)
+struct layout *plan(const struct plan_request *request, struct plan_report *report)
 {
-    struct cairn_layout *layout = NULL;
-    ck_assert_int_eq(cairn_plan_make(request, &layout, report), CAIRN_OK);
+    struct layout *layout = NULL;
+    ck_assert_int_eq(plan_make(request, &layout, report), CAIRN_OK);
     return layout;
 }
 
 /* --- the oracle ---------------------------------------------------------------------------------- */
 
-static uint64_t quantum_bytes(const struct cairn_geometry *g, uint64_t quantum, uint32_t elem_bytes)
+static uint64_t quantum_bytes(const struct geometry *g, uint64_t quantum, uint32_t elem_bytes)
 {
     const uint64_t begin = quantum * g->quantum_elems;
     const uint64_t end = begin + g->quantum_elems < g->elems ? begin + g->quantum_elems : g->elems;
@@ -136,14 +136,14 @@ static uint64_t quantum_bytes(const struct cairn_geometry *g, uint64_t quantum, 
 
 /* Owners by painting every extent quantum by quantum: each must be painted once. (One assertion a
  * tensor: an assertion of Check costs a write.) */
-static void paint(const struct cairn_layout *layout, uint32_t tensor, uint64_t quantum_count,
+static void paint(const struct layout *layout, uint32_t tensor, uint64_t quantum_count,
                   uint32_t owners[ORACLE_QUANTA_MAX])
 {
     ck_assert_uint_le(quantum_count, ORACLE_QUANTA_MAX);
     for (uint64_t q = 0; q < quantum_count; q++) owners[q] = UINT32_MAX;
     uint64_t painted = 0, wrong = 0;
     for (size_t e = 0; e < layout->extent_count; e++) {
-        const struct cairn_extent *x = &layout->extents[e];
+        const struct extent *x = &layout->extents[e];
         if (x->tensor != tensor) continue;
         wrong += x->shard >= layout->shard_count;
         for (uint64_t q = x->first_quantum; q < x->first_quantum + x->quantum_count; q++) {
@@ -157,16 +157,16 @@ static void paint(const struct cairn_layout *layout, uint32_t tensor, uint64_t q
     ck_assert_uint_eq(painted, quantum_count);
 }
 
-static uint32_t new_number(const struct cairn_plan_request *request, uint32_t old)
+static uint32_t new_number(const struct plan_request *request, uint32_t old)
 {
     if (request->renumbered != NULL) return request->renumbered[old];
     return old < request->shard_count ? old : CAIRN_SHARD_GONE;
 }
 
-static void count_tensor(const struct cairn_plan_request *request,
-                         const struct cairn_layout *layout, uint32_t t, struct oracle *o)
+static void count_tensor(const struct plan_request *request, const struct layout *layout,
+                         uint32_t t, struct oracle *o)
 {
-    const struct cairn_geometry g = cairn_geometry_of(&request->tensors[t].shape);
+    const struct geometry g = geometry_of(&request->tensors[t].shape);
     static uint32_t now[ORACLE_QUANTA_MAX], old[ORACLE_QUANTA_MAX];
     paint(layout, t, g.quantum_count, now);
     if (request->previous != NULL) paint(request->previous, t, g.quantum_count, old);
@@ -182,8 +182,7 @@ static void count_tensor(const struct cairn_plan_request *request,
     }
 }
 
-const struct oracle *count_all(const struct cairn_plan_request *request,
-                               const struct cairn_layout *layout)
+const struct oracle *count_all(const struct plan_request *request, const struct layout *layout)
 {
     static struct oracle oracle;
     struct oracle *o = &oracle;
@@ -205,7 +204,7 @@ const struct oracle *count_all(const struct cairn_plan_request *request,
     return o;
 }
 
-void report_is_true(const struct cairn_plan_report *report, const struct oracle *o)
+void report_is_true(const struct plan_report *report, const struct oracle *o)
 {
     ck_assert_uint_eq(report->total_bytes, o->total);
     ck_assert_uint_eq(report->quantum_bytes_max, o->heaviest_quantum);
@@ -213,7 +212,7 @@ void report_is_true(const struct cairn_plan_report *report, const struct oracle 
     ck_assert_uint_eq(report->moved_bytes, o->moved);
 }
 
-double quanta_off(const struct cairn_plan_report *report)
+double quanta_off(const struct plan_report *report)
 {
     if (report->quantum_bytes_max == 0) return 0;
     return (double)report->off_share_bytes_max / (double)report->quantum_bytes_max;

@@ -8,7 +8,7 @@
 #define ORACLE_QUANTA_MAX 65536 /* of one tensor */
 
 struct job {
-    struct cairn_layout_tensor *tensors; /* owned, with their names */
+    struct layout_tensor *tensors; /* owned, with their names */
     uint32_t tensor_count;
 };
 
@@ -19,9 +19,9 @@ uint64_t random_below(uint64_t limit);
 
 struct job job_open(uint32_t tensor_count);
 void job_close(struct job *job);
-void job_set(struct job *job, uint32_t t, uint64_t unit, struct cairn_shape shape);
-struct cairn_shape vector_of(uint64_t elems);
-struct cairn_shape matrix_of(uint64_t rows, uint64_t columns);
+void job_set(struct job *job, uint32_t t, uint64_t unit, struct shape shape);
+struct shape vector_of(uint64_t elems);
+struct shape matrix_of(uint64_t rows, uint64_t columns);
 /* Up to 60 tensors of 0 to 8 dimensions, now and then empty, in up to 20 units. */
 struct job random_job(uint64_t elems_max);
 /* Blocks of a transformer, a unit each: 4 d*d of attention, 8 d*d of feed-forward, norms; embedding
@@ -29,10 +29,9 @@ struct job random_job(uint64_t elems_max);
 struct job transformer(uint32_t layers, uint64_t width, uint64_t vocabulary);
 
 /* A fresh plan on shards of equal weight. */
-struct cairn_plan_request ask(const struct job *job, uint32_t shard_count);
+struct plan_request ask(const struct job *job, uint32_t shard_count);
 /* Asserts that it can be made. report may be NULL. */
-struct cairn_layout *plan(const struct cairn_plan_request *request,
-                          struct cairn_plan_report *report);
+struct layout *plan(const struct plan_request *request, struct plan_report *report);
 
 struct oracle {
     uint64_t loads[ORACLE_SHARDS_MAX];     /* by new number */
@@ -42,11 +41,10 @@ struct oracle {
 };
 /* Counts quantum by quantum, and asserts that each has exactly one owner. The answer is valid until
  * the next call. */
-const struct oracle *count_all(const struct cairn_plan_request *request,
-                               const struct cairn_layout *layout);
+const struct oracle *count_all(const struct plan_request *request, const struct layout *layout);
 /* Asserts that the planner said of itself what the oracle counted. */
-void report_is_true(const struct cairn_plan_report *report, const struct oracle *o);
+void report_is_true(const struct plan_report *report, const struct oracle *o);
 /* How far a shard is from its share, in the job's heaviest quanta. */
-double quanta_off(const struct cairn_plan_report *report);
+double quanta_off(const struct plan_report *report);
 
 #endif

@@ -27,11 +27,11 @@ float reference_noise(uint64_t seed, uint64_t elem)
     return (float)((int)((z ^ (z >> 31)) & 0xffff) - 0x8000) / 32768.0f;
 }
 
-struct cairn_group_hyper reference_hyper(const struct cairn_group *group)
+struct group_hyper reference_hyper(const struct cairn_group *group)
 {
     const bool sgd = strcmp(group->optimizer, "sgd") == 0;
-    return (struct cairn_group_hyper) {
-        .optimizer = cairn_optimizer_by_name(group->optimizer)->id,
+    return (struct group_hyper) {
+        .optimizer = optimizer_by_name(group->optimizer)->id,
         .lr = group->lr,
         .beta1 = sgd ? 0 : group->beta1,
         .beta2 = sgd ? 0 : group->beta2,
@@ -42,18 +42,17 @@ struct cairn_group_hyper reference_hyper(const struct cairn_group *group)
     };
 }
 
-void reference_open(struct reference_tensor *tensor, const char *name,
-                    const struct cairn_shape *shape, cairn_dtype wire_dtype, float *param)
+void reference_open(struct reference_tensor *tensor, const char *name, const struct shape *shape,
+                    cairn_dtype wire_dtype, float *param)
 {
     *tensor = (struct reference_tensor) { .name = name,
                                           .wire_dtype = wire_dtype,
-                                          .geometry = cairn_geometry_of(shape),
+                                          .geometry = geometry_of(shape),
                                           .shape = *shape,
                                           .plane[CAIRN_PLANE_PARAM] = param };
     tensor->wire = reference_zeros(tensor->geometry.elems);
     tensor->sum = reference_zeros(tensor->geometry.elems);
-    cairn_backend_host()->convert(tensor->wire, wire_dtype, param, CAIRN_F32,
-                                  tensor->geometry.elems);
+    backend_host()->convert(tensor->wire, wire_dtype, param, CAIRN_F32, tensor->geometry.elems);
 }
 
 void reference_close(struct reference_tensor *tensor)
@@ -64,29 +63,28 @@ void reference_close(struct reference_tensor *tensor)
     *tensor = (struct reference_tensor) { .name = NULL };
 }
 
-void reference_train(struct reference_tensor *tensor, const struct cairn_group_hyper *hyper,
+void reference_train(struct reference_tensor *tensor, const struct group_hyper *hyper,
                      uint64_t step)
 {
     tensor->missed = step;
-    const uint32_t planes = cairn_optimizer_planes(hyper);
+    const uint32_t planes = optimizer_planes(hyper);
     for (int p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++)
         if ((planes & 1u << p) != 0) tensor->plane[p] = reference_zeros(tensor->geometry.elems);
 }
 
-void reference_measure(const struct reference_tensor *tensor, struct cairn_sums *sums)
+void reference_measure(const struct reference_tensor *tensor, struct sums *sums)
 {
-    cairn_backend_host()->sum_leaves(tensor->sum, &tensor->geometry, 0, tensor->geometry.leaf_count,
-                                     sums);
+    backend_host()->sum_leaves(tensor->sum, &tensor->geometry, 0, tensor->geometry.leaf_count,
+                               sums);
 }
 
-void reference_update(struct reference_tensor *tensor, const struct cairn_group_hyper *hyper,
+void reference_update(struct reference_tensor *tensor, const struct group_hyper *hyper,
                       uint64_t step, uint32_t grad_scale)
 {
-    struct cairn_group_scalars scalars;
-    reference_must(cairn_group_scalars_of(hyper, step - tensor->missed, grad_scale, &scalars) ==
-                       CAIRN_OK,
+    struct group_scalars scalars;
+    reference_must(group_scalars_of(hyper, step - tensor->missed, grad_scale, &scalars) == CAIRN_OK,
                    "group_scalars_of");
-    const struct cairn_update update = {
+    const struct update update = {
         .grad = tensor->sum,
         .param = tensor->plane[CAIRN_PLANE_PARAM],
         .exp_avg = tensor->plane[CAIRN_PLANE_EXP_AVG],
@@ -95,27 +93,26 @@ void reference_update(struct reference_tensor *tensor, const struct cairn_group_
         .wire_dtype = tensor->wire_dtype,
         .elems = tensor->geometry.elems,
     };
-    cairn_backend_host()->update[hyper->optimizer](&update, &scalars);
+    backend_host()->update[hyper->optimizer](&update, &scalars);
 }
 
-static void digest_plane(const struct reference_tensor *tensor, int plane,
-                         struct cairn_plane_digest *out)
+static void digest_plane(const struct reference_tensor *tensor, int plane, struct plane_digest *out)
 {
     const uint64_t leaf_count = tensor->geometry.leaf_count;
-    struct cairn_tree tree;
-    struct cairn_hash root;
-    cairn_tree_init(&tree, 0);
-    cairn_backend_hash_leaves(cairn_backend_host(), tensor->plane[plane], CAIRN_F32,
-                              &tensor->geometry, leaf_count, &tree);
-    reference_must(cairn_tree_root(&tree, leaf_count, &root) == CAIRN_OK, "tree_root");
+    struct hash_tree tree;
+    struct hash root;
+    tree_init(&tree, 0);
+    backend_hash_leaves(backend_host(), tensor->plane[plane], CAIRN_F32, &tensor->geometry,
+                        leaf_count, &tree);
+    reference_must(digest_tree_root(&tree, leaf_count, &root) == CAIRN_OK, "tree_root");
     out->tensor = tensor->name;
-    out->plane = (enum cairn_plane)plane;
-    cairn_plane_root(tensor->name, out->plane, CAIRN_F32, &tensor->shape, leaf_count, &root,
-                     &out->root);
+    out->plane = (enum plane)plane;
+    digest_plane_root(tensor->name, out->plane, CAIRN_F32, &tensor->shape, leaf_count, &root,
+                      &out->root);
 }
 
 size_t reference_digest(const struct reference_tensor *tensor,
-                        struct cairn_plane_digest out[CAIRN_PLANE_COUNT])
+                        struct plane_digest out[CAIRN_PLANE_COUNT])
 {
     size_t count = 0;
     for (int p = CAIRN_PLANE_PARAM; p < CAIRN_PLANE_COUNT; p++)
@@ -124,20 +121,20 @@ size_t reference_digest(const struct reference_tensor *tensor,
     return count;
 }
 
-size_t reference_missed(const struct reference_tensor *tensor, struct cairn_missed_digest *list,
+size_t reference_missed(const struct reference_tensor *tensor, struct missed_digest *list,
                         size_t count)
 {
     if (tensor->missed == 0) return count;
-    list[count] = (struct cairn_missed_digest) { tensor->name, tensor->missed };
+    list[count] = (struct missed_digest) { tensor->name, tensor->missed };
     return count + 1;
 }
 
-void reference_root(struct cairn_plane_digest *planes, size_t plane_count,
-                    struct cairn_content *content, char hex_out[65])
+void reference_root(struct plane_digest *planes, size_t plane_count, struct content *content,
+                    char hex_out[65])
 {
-    struct cairn_hash root;
-    cairn_bytes_hash("", 0, &content->client_state);
-    reference_must(cairn_content_root(planes, plane_count, content, &root) == CAIRN_OK,
+    struct hash root;
+    bytes_hash("", 0, &content->client_state);
+    reference_must(digest_content_root(planes, plane_count, content, &root) == CAIRN_OK,
                    "content_root");
     for (int i = 0; i < CAIRN_HASH_BYTES; i++) snprintf(hex_out + 2 * i, 3, "%02x", root.byte[i]);
 }

@@ -30,7 +30,7 @@ void apply_shards(uint32_t shards)
 {
     Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
     message.shards = shards;
-    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    message_free(&expect_told(ask_reshard(&message))->base);
 }
 
 void expect_refused(const Cairn__ReshardAsk *message, cairn_status status, const char *word)
@@ -43,7 +43,7 @@ void expect_state(const char *state)
     const Cairn__ReshardAsk message = question(CAIRN_RESHARD_STATUS);
     Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
     ck_assert_str_eq(told->jobs[0]->state, state);
-    cairn_message_free(&told->base);
+    message_free(&told->base);
 }
 
 static uv_sem_t disk;
@@ -76,7 +76,7 @@ void release_disk(void)
 
 bool owns(uint32_t shard)
 {
-    const struct cairn_layout *l = toy()->layout;
+    const struct layout *l = toy()->layout;
     return shard < l->shard_count && l->shard_extents[shard + 1] > l->shard_extents[shard];
 }
 
@@ -112,5 +112,5 @@ void expect_text(const char *text)
     const Cairn__ReshardAsk message = question(CAIRN_RESHARD_STATUS);
     Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
     ck_assert_str_eq(told->jobs[0]->text, text);
-    cairn_message_free(&told->base);
+    message_free(&told->base);
 }

@@ -25,7 +25,7 @@ static void on_ready(struct cairn_shard *shard, void *context)
 static void open_shard(struct rooms *rooms, uint32_t shard)
 {
     char name[32];
-    struct cairn_sentence why;
+    struct sentence why;
     snprintf(name, sizeof name, "shard-%u", shard);
     const struct shard_options options = { .name = name,
                                            .coordinator = rooms->address,
@@ -71,7 +71,7 @@ static struct coord_options options_of(struct rooms *rooms)
 static void open_inside(struct rooms *rooms, uint32_t shard_count, uint32_t workers_max,
                         const struct cairn_fabric_mem_options *fabric)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     memset(rooms, 0, sizeof *rooms);
     rooms->shard_count = shard_count;
     rooms->compute_threads = 1;

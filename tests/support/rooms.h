@@ -18,7 +18,7 @@ struct rooms {
     char folder[CAIRN_SCRATCH_BYTES], store[CAIRN_SCRATCH_BYTES + 16],
         snapshots[CAIRN_SCRATCH_BYTES + 16];
     char address[64]; /* of the coordinator */
-    struct cairn_fabric_hub *hub;
+    struct fabric_hub *hub;
     uint32_t shard_count, compute_threads, workers_max;
     /* private */
     pthread_t thread;

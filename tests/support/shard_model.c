@@ -25,16 +25,15 @@ float *model_plane(const struct model *model, int plane)
                                           : model->exp_avg_sq;
 }
 
-const void *model_bytes(const struct model *model, int plane, const struct cairn_chunk_place *place,
+const void *model_bytes(const struct model *model, int plane, const struct chunk_place *place,
                         size_t *bytes_out)
 {
-    const size_t elem_bytes = plane == CAIRN_PLANE_WIRE
-                                  ? cairn_dtype_bytes((int)wire_of[place->tensor])
-                                  : 4;
+    const size_t elem_bytes = plane == CAIRN_PLANE_WIRE ? dtype_size((int)wire_of[place->tensor])
+                                                        : 4;
     *bytes_out = place->elem_count * elem_bytes;
     if (plane != CAIRN_PLANE_WIRE) return model_plane(model, plane) + place->local_elem;
-    const struct cairn_local_extent *extent = cairn_shard_map_find(
-        &model->scene->map, place->tensor, place->first_leaf);
+    const struct local_extent *extent = shard_map_find(&model->scene->map, place->tensor,
+                                                       place->first_leaf);
     return model->wire + extent->local_elem * 4 +
            (place->local_elem - extent->local_elem) * elem_bytes;
 }
@@ -48,12 +47,12 @@ void model_open(struct model *model, const struct scene *scene)
     model->exp_avg_sq = calloc(elems, sizeof(float));
     model->wire = calloc(elems, 4);
     for (size_t i = 0; i < scene->map.extent_count; i++) {
-        const struct cairn_local_extent *extent = &scene->map.extents[i];
+        const struct local_extent *extent = &scene->map.extents[i];
         float *param = model->param + extent->local_elem;
         for (uint64_t e = 0; e < extent->elem_count; e++)
             param[e] = scene_initial(extent->tensor, extent->first_elem + e);
-        cairn_backend_host()->convert(model->wire + extent->local_elem * 4, wire_of[extent->tensor],
-                                      param, CAIRN_F32, extent->elem_count);
+        backend_host()->convert(model->wire + extent->local_elem * 4, wire_of[extent->tensor],
+                                param, CAIRN_F32, extent->elem_count);
     }
 }
 
@@ -112,7 +111,7 @@ static void *make_payload(uint64_t round, uint64_t member, uint32_t micro, uint3
         values[i] = gradient(round, member, micro, tensor, first_elem + i);
     if (!sends_bf16(member, tensor)) return values;
     void *narrow = malloc(elems * 2);
-    cairn_backend_host()->convert(narrow, CAIRN_BF16, values, CAIRN_F32, elems);
+    backend_host()->convert(narrow, CAIRN_BF16, values, CAIRN_F32, elems);
     free(values);
     return narrow;
 }
@@ -128,9 +127,9 @@ static void wait_for_sends(struct scene *scene)
 static void send_chunk(struct scene *scene, uint64_t member, uint32_t micro, uint64_t chunk,
                        void **payload_out)
 {
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, chunk);
+    const struct chunk_place place = shard_map_chunk(&scene->map, chunk);
     const bool bf16 = sends_bf16(member, place.tensor);
-    struct cairn_chunk_header push = scene_chunk_header(scene, CAIRN_CHUNK_PUSH, member, chunk);
+    struct chunk_header push = scene_chunk_header(scene, CAIRN_CHUNK_PUSH, member, chunk);
     push.micro = micro;
     push.dtype = bf16 ? CAIRN_BF16 : CAIRN_F32;
     *payload_out = make_payload(scene->round, member, micro, place.tensor, place.first_elem,
@@ -149,7 +148,7 @@ void model_push_chunk(struct scene *scene, uint64_t member, uint32_t micro, uint
 static void end_micro(struct scene *scene, uint64_t member, uint32_t micro, uint32_t sent)
 {
     static const uint32_t untouched[] = { T_EMB };
-    struct cairn_chunk_header end = scene_header(scene, CAIRN_CHUNK_MICRO_END, member);
+    struct chunk_header end = scene_header(scene, CAIRN_CHUNK_MICRO_END, member);
     end.micro = micro;
     end.value = sent;
     const bool all = touches(member, micro, T_EMB);
@@ -162,7 +161,7 @@ static void push_micro(struct scene *scene, uint32_t micro)
 {
     uint32_t sent[MEMBERS + 1] = { 0 };
     for (uint64_t c = 0; c < scene->map.chunk_count; c++) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, c);
+        const struct chunk_place place = shard_map_chunk(&scene->map, c);
         void *payloads[MEMBERS + 1] = { NULL };
         unsigned acks = 0;
         for (uint64_t member = MEMBERS; member >= 1; member--) {
@@ -196,7 +195,7 @@ void model_push_round(struct scene *scene, uint64_t round, uint64_t step)
     }
     for (uint32_t micro = 0; micro < MICROS; micro++) push_micro(scene, micro);
     for (uint64_t member = 1; member <= MEMBERS; member++) {
-        struct cairn_chunk_header commit = scene_header(scene, CAIRN_CHUNK_COMMIT, member);
+        struct chunk_header commit = scene_header(scene, CAIRN_CHUNK_COMMIT, member);
         commit.micro = MICROS - 1;
         commit.value = member == 1 ? 3 : 5;
         scene_send(scene, &commit, NULL, 0);
@@ -206,7 +205,7 @@ void model_push_round(struct scene *scene, uint64_t round, uint64_t step)
 /* ---- the reference ---- */
 
 /* The sum of one extent, in (micro, member) order; malloc'd. */
-static float *fold_extent(uint64_t round, const struct cairn_local_extent *extent)
+static float *fold_extent(uint64_t round, const struct local_extent *extent)
 {
     float *acc = malloc(extent->elem_count * sizeof *acc);
     bool first = true;
@@ -215,10 +214,10 @@ static float *fold_extent(uint64_t round, const struct cairn_local_extent *exten
             if (!touches(member, micro, extent->tensor)) continue;
             void *payload = make_payload(round, member, micro, extent->tensor, extent->first_elem,
                                          extent->elem_count);
-            const struct cairn_source source = { payload, sends_bf16(member, extent->tensor)
-                                                              ? CAIRN_BF16
-                                                              : CAIRN_F32 };
-            cairn_backend_host()->fold(acc, &source, 1, first, extent->elem_count);
+            const struct fold_source source = { payload, sends_bf16(member, extent->tensor)
+                                                             ? CAIRN_BF16
+                                                             : CAIRN_F32 };
+            backend_host()->fold(acc, &source, 1, first, extent->elem_count);
             first = false;
             free(payload);
         }
@@ -226,29 +225,28 @@ static float *fold_extent(uint64_t round, const struct cairn_local_extent *exten
     return acc;
 }
 
-static void sum_all(const struct scene *scene, uint64_t round, struct cairn_sums *sums)
+static void sum_all(const struct scene *scene, uint64_t round, struct sums *sums)
 {
     memset(sums, 0, sizeof *sums);
     for (size_t i = 0; i < scene->map.extent_count; i++) {
-        const struct cairn_local_extent *extent = &scene->map.extents[i];
+        const struct local_extent *extent = &scene->map.extents[i];
         if (extent->tensor == T_FROZEN) continue;
         float *acc = fold_extent(round, extent);
-        cairn_backend_host()->sum_leaves(acc, &scene->layout->geometry[extent->tensor],
-                                         extent->first_leaf, extent->leaf_count, sums);
+        backend_host()->sum_leaves(acc, &scene->layout->geometry[extent->tensor],
+                                   extent->first_leaf, extent->leaf_count, sums);
         free(acc);
     }
 }
 
-static void update_all(struct model *model, uint64_t round,
-                       const struct cairn_group_scalars scalars[2])
+static void update_all(struct model *model, uint64_t round, const struct group_scalars scalars[2])
 {
-    const struct cairn_shard_map *map = &model->scene->map;
+    const struct shard_map *map = &model->scene->map;
     for (size_t i = 0; i < map->extent_count; i++) {
-        const struct cairn_local_extent *extent = &map->extents[i];
+        const struct local_extent *extent = &map->extents[i];
         if (extent->tensor == T_FROZEN) continue;
         float *acc = fold_extent(round, extent);
         const bool adam = extent->tensor != T_EMB;
-        const struct cairn_update update = {
+        const struct update update = {
             .grad = acc,
             .param = model->param + extent->local_elem,
             .exp_avg = model->exp_avg + extent->local_elem,
@@ -257,27 +255,26 @@ static void update_all(struct model *model, uint64_t round,
             .wire_dtype = wire_of[extent->tensor],
             .elems = extent->elem_count,
         };
-        const struct cairn_group_scalars *s = &scalars[group_of[extent->tensor]];
-        cairn_backend_host()->update[s->optimizer](&update, s);
+        const struct group_scalars *s = &scalars[group_of[extent->tensor]];
+        backend_host()->update[s->optimizer](&update, s);
         free(acc);
     }
 }
 
-static void make_scalars(const struct scene *scene, const struct cairn_sums *sums, uint64_t step,
-                         struct cairn_group_scalars scalars[2])
+static void make_scalars(const struct scene *scene, const struct sums *sums, uint64_t step,
+                         struct group_scalars scalars[2])
 {
-    struct cairn_update_norm norm;
-    ck_assert_int_eq(cairn_update_norm_of(&sums->sum_squares, 8, 1.0, 1.0, &norm), CAIRN_OK);
+    struct update_norm norm;
+    ck_assert_int_eq(update_norm_of(&sums->sum_squares, 8, 1.0, 1.0, &norm), CAIRN_OK);
     for (int g = 0; g < 2; g++) {
-        struct cairn_group_hyper hyper;
-        ck_assert_int_eq(cairn_group_hyper_of_spec(&scene->spec.groups[g], &hyper, NULL), CAIRN_OK);
-        ck_assert_int_eq(cairn_group_scalars_of(&hyper, step, norm.grad_scale, &scalars[g]),
-                         CAIRN_OK);
+        struct group_hyper hyper;
+        ck_assert_int_eq(group_hyper_of_spec(&scene->spec.groups[g], &hyper, NULL), CAIRN_OK);
+        ck_assert_int_eq(group_scalars_of(&hyper, step, norm.grad_scale, &scalars[g]), CAIRN_OK);
     }
 }
 
 void model_say_apply(struct scene *scene, uint64_t round, uint64_t step, uint16_t type,
-                     const struct cairn_group_scalars scalars[2])
+                     const struct group_scalars scalars[2])
 {
     const struct payload head = {
         .clip_scale = 1, .lr = 1e-3, .loss_scale = 1, .finite = true, .group_count = 2
@@ -299,9 +296,9 @@ void model_say_apply(struct scene *scene, uint64_t round, uint64_t step, uint16_
 }
 
 void model_update(struct model *model, uint64_t round, uint64_t step,
-                  struct cairn_group_scalars scalars_out[2])
+                  struct group_scalars scalars_out[2])
 {
-    struct cairn_sums sums;
+    struct sums sums;
     sum_all(model->scene, round, &sums);
     make_scalars(model->scene, &sums, step + 1, scalars_out);
     update_all(model, round, scalars_out);
@@ -310,7 +307,7 @@ void model_update(struct model *model, uint64_t round, uint64_t step,
 void model_apply(struct model *model, struct scene *scene, uint64_t round, uint64_t step,
                  uint16_t type)
 {
-    struct cairn_group_scalars scalars[2];
+    struct group_scalars scalars[2];
     model_update(model, round, step, scalars);
     model_say_apply(scene, round, step, type, scalars);
     const Cairn__Published *published =
@@ -324,10 +321,10 @@ void model_round(struct model *model, struct scene *scene, uint64_t round, uint6
     model_push_round(scene, round, step);
     const Cairn__Reduced *reduced =
         (const Cairn__Reduced *)scene_hear(scene, CAIRN_MSG_REDUCED).message;
-    struct cairn_sums sums;
+    struct sums sums;
     uint8_t squares[CAIRN_EXACT_BYTES];
     sum_all(scene, round, &sums);
-    cairn_exact_encode(&sums.sum_squares, squares);
+    exact_encode(&sums.sum_squares, squares);
     ck_assert_uint_eq(reduced->round, round);
     ck_assert_uint_eq(reduced->n_values, 3);
     ck_assert_uint_eq(reduced->values[0]->value.len, sizeof squares);
@@ -339,41 +336,39 @@ void model_round(struct model *model, struct scene *scene, uint64_t round, uint6
 
 /* ---- snapshots ---- */
 
-static cairn_status give_zeros(void *context, const struct cairn_safetensors_entry *entry,
+static cairn_status give_zeros(void *context, const struct safetensors_entry *entry,
                                uint64_t first_elem, uint64_t elem_count, void *to,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
     (void)context;
     (void)first_elem;
     (void)why;
-    memset(to, 0, (size_t)elem_count * cairn_dtype_bytes((int)entry->dtype));
+    memset(to, 0, (size_t)elem_count * dtype_size((int)entry->dtype));
     return CAIRN_OK;
 }
 
-void model_write_rest(const struct scene *scene, const char *folder,
-                      struct cairn_manifest *manifest)
+void model_write_rest(const struct scene *scene, const char *folder, struct manifest *manifest)
 {
-    struct cairn_shard_map map;
-    struct cairn_snapshot_range ranges[TENSORS];
-    struct cairn_snapshot_plan plan;
-    struct cairn_sentence why;
-    ck_assert_int_eq(cairn_shard_map_init(&map, scene->layout, 1, SCENE_CHUNK_LEAVES), CAIRN_OK);
+    struct shard_map map;
+    struct snapshot_range ranges[TENSORS];
+    struct snapshot_plan plan;
+    struct sentence why;
+    ck_assert_int_eq(shard_map_init(&map, scene->layout, 1, SCENE_CHUNK_LEAVES), CAIRN_OK);
     for (size_t i = 0; i < map.extent_count; i++)
-        ranges[i] = (struct cairn_snapshot_range) { map.extents[i].tensor,
-                                                    map.extents[i].first_elem,
-                                                    map.extents[i].elem_count };
-    ck_assert_int_eq(cairn_snapshot_plan_make(&scene->spec, 1, ranges, map.extent_count, &plan),
+        ranges[i] = (struct snapshot_range) { map.extents[i].tensor, map.extents[i].first_elem,
+                                              map.extents[i].elem_count };
+    ck_assert_int_eq(snapshot_plan_make(&scene->spec, 1, ranges, map.extent_count, &plan),
                      CAIRN_OK);
     for (size_t i = 0; i < plan.file_count; i++) {
         uint8_t sums[16];
-        ck_assert_uint_le(cairn_snapshot_block_count(plan.files[i].file_bytes), 1);
-        ck_assert_msg(cairn_snapshot_write_file(folder, &plan.files[i], give_zeros, NULL, sums,
-                                                &why) == CAIRN_OK,
+        ck_assert_uint_le(snapshot_block_count(plan.files[i].file_bytes), 1);
+        ck_assert_msg(snapshot_write_file(folder, &plan.files[i], give_zeros, NULL, sums, &why) ==
+                          CAIRN_OK,
                       "%s", why.text);
-        ck_assert_int_eq(cairn_manifest_add_file(manifest, plan.files[i].path,
-                                                 plan.files[i].file_bytes, sums, false),
-                         CAIRN_OK);
+        ck_assert_int_eq(
+            manifest_add_file(manifest, plan.files[i].path, plan.files[i].file_bytes, sums, false),
+            CAIRN_OK);
     }
-    cairn_snapshot_plan_release(&plan);
-    cairn_shard_map_release(&map);
+    snapshot_plan_release(&plan);
+    shard_map_release(&map);
 }

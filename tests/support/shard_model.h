@@ -22,7 +22,7 @@ void model_copy(struct model *copy, const struct model *model);
 bool model_keeps(uint32_t tensor, int plane);
 float *model_plane(const struct model *model, int plane);
 /* The bytes of a chunk of a plane. */
-const void *model_bytes(const struct model *model, int plane, const struct cairn_chunk_place *place,
+const void *model_bytes(const struct model *model, int plane, const struct chunk_place *place,
                         size_t *bytes_out);
 
 /* Round `round` at step `step`: members 1 and 2, two micro-batches, gradients of (member, micro,
@@ -37,14 +37,13 @@ void model_apply(struct model *model, struct scene *scene, uint64_t round, uint6
 /* Of these the arithmetic alone, with the sums of what the model has: the scalars that the update went by;
  * and the word to a shard that has its part in that update, whose Published is not awaited. */
 void model_update(struct model *model, uint64_t round, uint64_t step,
-                  struct cairn_group_scalars scalars_out[2]);
+                  struct group_scalars scalars_out[2]);
 void model_say_apply(struct scene *scene, uint64_t round, uint64_t step, uint16_t type,
-                     const struct cairn_group_scalars scalars[2]);
+                     const struct group_scalars scalars[2]);
 /* All of it, with the shard's sums compared. */
 void model_round(struct model *model, struct scene *scene, uint64_t round, uint64_t step);
 
 /* Writes what shard 1 owns of a snapshot (zeros), and lists it in the manifest. */
-void model_write_rest(const struct scene *scene, const char *folder,
-                      struct cairn_manifest *manifest);
+void model_write_rest(const struct scene *scene, const char *folder, struct manifest *manifest);
 
 #endif

@@ -2,6 +2,7 @@
 #include "tests/support/shard_scene.h"
 #include "tests/support/test_backend.h"
 
+#include <inttypes.h>
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,18 +31,18 @@ static void watch(struct scene *scene)
 
 /* ---- the coordinator ---- */
 
-static void keep_frame(struct scene *scene, const struct cairn_frame *frame)
+static void keep_frame(struct scene *scene, const struct wire_frame *frame)
 {
     scene->frames = realloc(scene->frames, (scene->frame_count + 1) * sizeof *scene->frames);
     ck_assert_ptr_nonnull(scene->frames);
-    ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame->type),
-                                                     frame->payload, frame->payload_bytes);
+    ProtobufCMessage *message = message_unpack(message_type(frame->type), frame->payload,
+                                               frame->payload_bytes);
     ck_assert_ptr_nonnull(message);
     scene->frames[scene->frame_count++] =
         (struct scene_frame) { .type = frame->type, .request = frame->request, .message = message };
 }
 
-static void on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, void *context)
+static void on_frame(struct cairn_peer *peer, const struct wire_frame *frame, void *context)
 {
     struct scene *scene = context;
     keep_frame(scene, frame);
@@ -101,10 +102,10 @@ void scene_create(struct scene *scene, uint32_t request, uint64_t generation, ui
 {
     uint8_t *spec;
     size_t spec_bytes;
-    ck_assert_int_eq(cairn_spec_pack(&scene->spec, &spec, &spec_bytes), CAIRN_OK);
-    const size_t layout_bytes = cairn_layout_encoded_bytes(scene->layout);
+    ck_assert_int_eq(spec_pack(&scene->spec, &spec, &spec_bytes), CAIRN_OK);
+    const size_t layout_bytes = layout_encoded_bytes(scene->layout);
     uint8_t *layout = malloc(layout_bytes);
-    cairn_layout_encode(scene->layout, layout);
+    layout_encode(scene->layout, layout);
 
     Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
     create.job = SCENE_JOB;
@@ -128,15 +129,15 @@ void scene_ask_join(struct scene *scene, uint64_t member, uint32_t role)
 {
     Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
     char name[16];
-    snprintf(name, sizeof name, "w%llu", (unsigned long long)member);
+    snprintf(name, sizeof name, "w%" PRIu64, member);
     join.job = SCENE_JOB;
     join.member = member;
     join.token = 1000 + member;
     join.rank = (uint32_t)member;
     join.role = role;
     join.name = name;
-    join.fabric_address.data = (uint8_t *)cairn_fabric_address(scene->fabric,
-                                                               &join.fabric_address.len);
+    join.fabric_address.data = (uint8_t *)fabric_own_address(scene->fabric,
+                                                             &join.fabric_address.len);
     scene_say(scene, CAIRN_MSG_MEMBER_JOIN, 5, &join.base);
 }
 
@@ -214,39 +215,36 @@ static void on_received(void *arg, cairn_status status)
 }
 
 static void on_message(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct cairn_fabric_message *message)
+                       struct fabric_message *message)
 {
     struct scene *scene = arg;
     // Never moved: a receive may still point into it.
     ck_assert_uint_lt(scene->note_count, 4096);
     struct scene_note *note = &scene->notes[scene->note_count++];
     *note = (struct scene_note) { .whole = message == NULL };
-    ck_assert_int_eq(cairn_chunk_decode(header, header_bytes, payload_bytes, &note->header),
-                     CAIRN_OK);
+    ck_assert_int_eq(chunk_decode(header, header_bytes, payload_bytes, &note->header), CAIRN_OK);
     if (message == NULL || scene->deaf) return;
     note->payload = malloc(payload_bytes);
     ck_assert_int_eq(
-        cairn_fabric_receive(message, note->payload, payload_bytes, on_received, &note->whole),
-        CAIRN_OK);
+        fabric_receive(message, note->payload, payload_bytes, on_received, &note->whole), CAIRN_OK);
 }
 
-static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why);
+static void on_down(void *arg, struct fabric_peer *peer, cairn_status why);
 
 static void connect_shard(struct scene *scene)
 {
     size_t bytes;
-    const void *address = cairn_fabric_address(scene->shard->fabric, &bytes);
-    ck_assert_int_eq(
-        cairn_fabric_connect(scene->fabric, address, bytes, on_down, scene, &scene->peer),
-        CAIRN_OK);
+    const void *address = fabric_own_address(scene->shard->fabric, &bytes);
+    ck_assert_int_eq(fabric_connect_to(scene->fabric, address, bytes, on_down, scene, &scene->peer),
+                     CAIRN_OK);
 }
 
 /* The shard let a member go: the worker is back at once. */
-static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 {
     struct scene *scene = arg;
     (void)why;
-    cairn_fabric_peer_close(peer);
+    fabric_peer_close(peer);
     scene->peer = NULL;
     if (!scene->closing) connect_shard(scene);
 }
@@ -258,21 +256,21 @@ static void on_sent(void *arg, cairn_status status)
     scene->sends_over++;
 }
 
-struct cairn_chunk_header scene_header(const struct scene *scene, uint8_t kind, uint64_t member)
+struct chunk_header scene_header(const struct scene *scene, uint8_t kind, uint64_t member)
 {
-    return (struct cairn_chunk_header) { .kind = kind,
-                                         .job = SCENE_JOB,
-                                         .member = member,
-                                         .token = 1000 + member,
-                                         .epoch = scene->epoch,
-                                         .round = scene->round };
+    return (struct chunk_header) { .kind = kind,
+                                   .job = SCENE_JOB,
+                                   .member = member,
+                                   .token = 1000 + member,
+                                   .epoch = scene->epoch,
+                                   .round = scene->round };
 }
 
-struct cairn_chunk_header scene_chunk_header(const struct scene *scene, uint8_t kind,
-                                             uint64_t member, uint64_t chunk)
+struct chunk_header scene_chunk_header(const struct scene *scene, uint8_t kind, uint64_t member,
+                                       uint64_t chunk)
 {
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, chunk);
-    struct cairn_chunk_header header = scene_header(scene, kind, member);
+    const struct chunk_place place = shard_map_chunk(&scene->map, chunk);
+    struct chunk_header header = scene_header(scene, kind, member);
     header.tensor = place.tensor;
     header.first_leaf = place.first_leaf;
     header.leaf_count = (uint32_t)place.leaf_count;
@@ -283,17 +281,17 @@ struct cairn_chunk_header scene_chunk_header(const struct scene *scene, uint8_t 
     return header;
 }
 
-void scene_send(struct scene *scene, struct cairn_chunk_header *header, const void *payload,
+void scene_send(struct scene *scene, struct chunk_header *header, const void *payload,
                 size_t payload_bytes)
 {
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     header->payload_bytes = payload_bytes;
     if (header->checksum == 0 && payload_bytes > 0)
-        header->checksum = cairn_chunk_checksum(payload, payload_bytes);
-    cairn_chunk_encode(header, bytes);
+        header->checksum = chunk_checksum(payload, payload_bytes);
+    chunk_encode(header, bytes);
     scene->sent++;
     ck_assert_int_eq(
-        cairn_fabric_send(scene->peer, bytes, sizeof bytes, payload, payload_bytes, on_sent, scene),
+        fabric_send(scene->peer, bytes, sizeof bytes, payload, payload_bytes, on_sent, scene),
         CAIRN_OK);
 }
 
@@ -341,9 +339,9 @@ float scene_initial(uint32_t tensor, uint64_t elem)
 void *scene_lose_pages(const struct arena *arena)
 {
     const int fd = memfd_create("of no pages", MFD_CLOEXEC);
-    void *kept = cairn_pages_reserve(arena->bytes);
+    void *kept = pages_reserve(arena->bytes);
     ck_assert(kept != MAP_FAILED && fd >= 0);
-    ck_assert(cairn_pages_double(kept, arena->base, arena->bytes));
+    ck_assert(pages_double(kept, arena->base, arena->bytes));
     ck_assert(mmap(arena->base, arena->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
                    0) != MAP_FAILED);
     close(fd);
@@ -352,25 +350,25 @@ void *scene_lose_pages(const struct arena *arena)
 
 void scene_find_pages(const struct arena *arena, void *kept)
 {
-    ck_assert(cairn_pages_double(arena->base, kept, arena->bytes));
+    ck_assert(pages_double(arena->base, kept, arena->bytes));
     munmap(kept, arena->bytes);
 }
 
-const void *scene_plane(const struct shard_job *job, enum cairn_plane plane)
+const void *scene_plane(const struct shard_job *job, enum plane plane)
 {
     static uint8_t *copies[CAIRN_PLANES];
-    struct cairn_sentence why;
-    const struct cairn_shard_map *map = &job->view->table.map;
+    struct sentence why;
+    const struct shard_map *map = &job->view->table.map;
     uint8_t *copy = realloc(copies[plane], map->elem_count * sizeof(float) + 1);
     ck_assert_ptr_nonnull(copy);
     copies[plane] = copy;
     memset(copy, 0, map->elem_count * sizeof(float));
     struct works *works = compute_loop(job->compute);
     for (uint64_t c = 0; c < map->chunk_count; c++) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(map, c);
+        const struct chunk_place place = shard_map_chunk(map, c);
         const uint32_t extent = job->view->table.extent_of[c];
         const void *at = planes_at(&job->planes, plane, extent, place.local_elem);
-        const struct cairn_form *form = &job->view->forms[extent];
+        const struct form *form = &job->view->forms[extent];
         const uint64_t first = map->extents[extent].local_elem;
         if (at != NULL)
             works_copy(works,
@@ -385,7 +383,7 @@ const void *scene_plane(const struct shard_job *job, enum cairn_plane plane)
 const float *scene_param(const struct scene *scene, uint64_t chunk)
 {
     const float *param = scene_plane(scene->shard->jobs, CAIRN_PLANE_PARAM);
-    return param + cairn_shard_map_chunk(&scene->map, chunk).local_elem;
+    return param + shard_map_chunk(&scene->map, chunk).local_elem;
 }
 
 uint8_t scene_byte(uint64_t elem)
@@ -394,7 +392,7 @@ uint8_t scene_byte(uint64_t elem)
 }
 
 /* Of a chunk; malloc'ed. */
-static void *make_initial(const struct cairn_chunk_place *place, bool is_blob)
+static void *make_initial(const struct chunk_place *place, bool is_blob)
 {
     float *values = malloc(place->elem_count * sizeof *values);
     for (uint64_t i = 0; i < place->elem_count && !is_blob; i++)
@@ -407,10 +405,10 @@ static void *make_initial(const struct cairn_chunk_place *place, bool is_blob)
 void scene_put_all(struct scene *scene, uint64_t member)
 {
     for (uint64_t c = 0; c < scene->map.chunk_count; c++) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, c);
+        const struct chunk_place place = shard_map_chunk(&scene->map, c);
         const bool is_blob = scene->spec.tensors[place.tensor].kind == CAIRN_BLOB;
         void *values = make_initial(&place, is_blob);
-        struct cairn_chunk_header put = scene_chunk_header(scene, CAIRN_CHUNK_PUT, member, c);
+        struct chunk_header put = scene_chunk_header(scene, CAIRN_CHUNK_PUT, member, c);
         if (is_blob) put.dtype = CAIRN_U8;
         scene_send(scene, &put, values, place.elem_count * (is_blob ? 1 : sizeof(float)));
         ck_assert_uint_eq(scene_note(scene, CAIRN_CHUNK_ACK)->header.request, put.request);
@@ -423,11 +421,11 @@ void scene_put_all(struct scene *scene, uint64_t member)
 
 /* ---- the job ---- */
 
-static void add_tensor(struct cairn_job_spec_data *spec, const char *name, const char *group,
+static void add_tensor(struct job_spec_data *spec, const char *name, const char *group,
                        cairn_kind kind, cairn_dtype wire, uint32_t rank, uint64_t rows,
                        uint64_t columns)
 {
-    const struct cairn_tensor_spec tensor = {
+    const struct tensor_spec tensor = {
         .name = (char *)name,
         .group = (char *)group,
         .kind = kind,
@@ -436,23 +434,23 @@ static void add_tensor(struct cairn_job_spec_data *spec, const char *name, const
         .master = CAIRN_F32,
         .shape = { .rank = rank, .dim = { rows, columns } },
     };
-    ck_assert_int_eq(cairn_spec_add_tensor(spec, &tensor), CAIRN_OK);
+    ck_assert_int_eq(spec_add_tensor(spec, &tensor), CAIRN_OK);
 }
 
-static void make_spec(struct cairn_job_spec_data *spec)
+static void make_spec(struct job_spec_data *spec)
 {
-    cairn_spec_init(spec);
-    ck_assert_int_eq(cairn_spec_set_name(spec, "play"), CAIRN_OK);
-    struct cairn_group_spec group = cairn_group_default();
+    spec_init(spec);
+    ck_assert_int_eq(spec_set_name(spec, "play"), CAIRN_OK);
+    struct group_spec group = group_default();
     group.name = (char *)"a";
     group.optimizer = (char *)"adamw";
     group.weight_decay = 0.01;
-    ck_assert_int_eq(cairn_spec_add_group(spec, &group), CAIRN_OK);
-    group = cairn_group_default();
+    ck_assert_int_eq(spec_add_group(spec, &group), CAIRN_OK);
+    group = group_default();
     group.name = (char *)"s";
     group.optimizer = (char *)"sgd";
     group.momentum = 0.9;
-    ck_assert_int_eq(cairn_spec_add_group(spec, &group), CAIRN_OK);
+    ck_assert_int_eq(spec_add_group(spec, &group), CAIRN_OK);
     add_tensor(spec, "bias", "a", CAIRN_TRAINED, CAIRN_F32, 1, 10, 0);
     add_tensor(spec, "emb", "s", CAIRN_TRAINED, CAIRN_F32, 2, 40, 300);
     add_tensor(spec, "frozen", "", CAIRN_FROZEN, CAIRN_F32, 2, 20, 500);
@@ -460,23 +458,22 @@ static void make_spec(struct cairn_job_spec_data *spec)
     spec->chunk_leaves = SCENE_CHUNK_LEAVES;
     spec->window = SCENE_WINDOW;
     spec->offload_fraction = cairn_test_offload();
-    cairn_spec_canonicalize(spec);
-    struct cairn_sentence why;
-    ck_assert_msg(cairn_spec_check(spec, cairn_optimizer_names(), &why) == CAIRN_OK, "%s",
-                  why.text);
+    spec_canonicalize(spec);
+    struct sentence why;
+    ck_assert_msg(spec_check(spec, optimizer_names(), &why) == CAIRN_OK, "%s", why.text);
 }
 
 static void make_layout(struct scene *scene)
 {
-    struct cairn_layout_tensor tensors[TENSORS];
-    struct cairn_extent *extents = calloc(TENSORS + 1, sizeof *extents);
+    struct layout_tensor tensors[TENSORS];
+    struct extent *extents = calloc(TENSORS + 1, sizeof *extents);
     for (uint32_t t = 0; t < TENSORS; t++) {
-        const struct cairn_tensor_spec *spec = &scene->spec.tensors[t];
-        const struct cairn_geometry geometry = cairn_geometry_of(&spec->shape);
-        tensors[t] = (struct cairn_layout_tensor) {
+        const struct tensor_spec *spec = &scene->spec.tensors[t];
+        const struct geometry geometry = geometry_of(&spec->shape);
+        tensors[t] = (struct layout_tensor) {
             .name = spec->name, .unit = spec->unit, .shape = spec->shape, .elem_bytes = 1
         };
-        extents[t] = (struct cairn_extent) { .tensor = t, .quantum_count = geometry.quantum_count };
+        extents[t] = (struct extent) { .tensor = t, .quantum_count = geometry.quantum_count };
     }
     extents[TENSORS] = extents[T_WEIGHT]; // its last quanta stand on shard 1
     extents[T_WEIGHT].quantum_count -= 3;
@@ -484,29 +481,26 @@ static void make_layout(struct scene *scene)
     extents[TENSORS].quantum_count = 3;
     extents[TENSORS].shard = 1;
     const uint32_t shards = scene->index < SCENE_SHARDS ? SCENE_SHARDS : scene->index + 1;
-    ck_assert_int_eq(
-        cairn_layout_make(tensors, TENSORS, shards, 1, extents, TENSORS + 1, &scene->layout),
-        CAIRN_OK);
-    ck_assert_int_eq(
-        cairn_shard_map_init(&scene->map, scene->layout, scene->index, SCENE_CHUNK_LEAVES),
-        CAIRN_OK);
+    ck_assert_int_eq(layout_make(tensors, TENSORS, shards, 1, extents, TENSORS + 1, &scene->layout),
+                     CAIRN_OK);
+    ck_assert_int_eq(shard_map_init(&scene->map, scene->layout, scene->index, SCENE_CHUNK_LEAVES),
+                     CAIRN_OK);
 }
 
-void scene_relayout(struct scene *scene, struct cairn_layout *layout)
+void scene_relayout(struct scene *scene, struct layout *layout)
 {
-    cairn_shard_map_release(&scene->map);
-    cairn_layout_close(scene->layout);
+    shard_map_release(&scene->map);
+    layout_close(scene->layout);
     scene->layout = layout;
-    ck_assert_int_eq(cairn_shard_map_init(&scene->map, layout, scene->index, SCENE_CHUNK_LEAVES),
+    ck_assert_int_eq(shard_map_init(&scene->map, layout, scene->index, SCENE_CHUNK_LEAVES),
                      CAIRN_OK);
 }
 
 void scene_reshape_frozen(struct scene *scene, uint64_t rows, uint64_t columns)
 {
-    scene->spec.tensors[T_FROZEN].shape = (struct cairn_shape) { .rank = 2,
-                                                                 .dim = { rows, columns } };
-    cairn_shard_map_release(&scene->map);
-    cairn_layout_close(scene->layout);
+    scene->spec.tensors[T_FROZEN].shape = (struct shape) { .rank = 2, .dim = { rows, columns } };
+    shard_map_release(&scene->map);
+    layout_close(scene->layout);
     make_layout(scene);
 }
 
@@ -514,23 +508,21 @@ void scene_reshape_frozen(struct scene *scene, uint64_t rows, uint64_t columns)
 
 static void open_worker(struct scene *scene, const char *kind)
 {
-    struct cairn_sentence why;
-    const struct cairn_fabric_options options = {
+    struct sentence why;
+    const struct fabric_options options = {
         .on_message = on_message,
         .on_message_arg = scene,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
         .hub = scene->hub,
     };
-    ck_assert_msg(cairn_fabric_open(kind, &options, &scene->fabric, &why) == CAIRN_OK, "%s",
-                  why.text);
-    ck_assert_int_eq(cairn_fabric_poll_init(&scene->poll, &scene->loop, scene->fabric, 0),
-                     CAIRN_OK);
+    ck_assert_msg(fabric_open(kind, &options, &scene->fabric, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_int_eq(fabric_poll_init(&scene->poll, &scene->loop, scene->fabric, 0), CAIRN_OK);
     connect_shard(scene);
 }
 
 static void open_scene(struct scene *scene, const char *kind, const struct shard_options *as)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     log_init("test", CAIRN_LOG_ERROR);
     uv_loop_init(&scene->loop);
     uv_timer_init(&scene->loop, &scene->deadline);
@@ -606,17 +598,17 @@ void scene_close(struct scene *scene)
     scene->closing = true;
     if (scene->shard != NULL) shard_close(scene->shard, NULL, NULL);
     listener_close(scene->listener, NULL);
-    cairn_fabric_poll_close(&scene->poll, NULL, NULL);
-    cairn_fabric_close(scene->fabric);
+    fabric_poll_close(&scene->poll, NULL, NULL);
+    fabric_close(scene->fabric);
     uv_close((uv_handle_t *)&scene->deadline, NULL);
     uv_run(&scene->loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&scene->loop), 0);
     if (scene->hub != NULL && !scene->hub_is_lent) cairn_fabric_mem_hub_close(scene->hub);
-    for (size_t i = 0; i < scene->frame_count; i++) cairn_message_free(scene->frames[i].message);
+    for (size_t i = 0; i < scene->frame_count; i++) message_free(scene->frames[i].message);
     for (size_t i = 0; i < scene->note_count; i++) free(scene->notes[i].payload);
     free(scene->frames);
     free(scene->notes);
-    cairn_shard_map_release(&scene->map);
-    cairn_layout_close(scene->layout);
-    cairn_spec_release(&scene->spec);
+    shard_map_release(&scene->map);
+    layout_close(scene->layout);
+    spec_release(&scene->spec);
 }

@@ -19,7 +19,7 @@ struct scene_frame {
 
 /* A fabric message that the worker heard. */
 struct scene_note {
-    struct cairn_chunk_header header;
+    struct chunk_header header;
     uint8_t *payload; /* owned by the scene; [header.payload_bytes], once received */
     bool whole, taken;
 };
@@ -27,7 +27,7 @@ struct scene_note {
 struct scene {
     uv_loop_t loop;
     uv_timer_t deadline;
-    struct cairn_fabric_hub *hub;
+    struct fabric_hub *hub;
     bool hub_is_lent; /* it is the first scene's */
     struct cairn_shard *shard;
     bool closing;
@@ -38,9 +38,9 @@ struct scene {
     unsigned hellos;
     uint32_t lease_ms; /* of the next Welcome; 0: a minute */
 
-    struct cairn_fabric *fabric; /* the worker's */
-    struct cairn_fabric_poll poll;
-    struct cairn_fabric_peer *peer; /* to the shard */
+    struct fabric *fabric; /* the worker's */
+    struct fabric_poll poll;
+    struct fabric_peer *peer; /* to the shard */
     unsigned sent, sends_over;
     bool deaf; /* the worker takes no payload: its DATA stays held */
 
@@ -49,13 +49,13 @@ struct scene {
     struct scene_note *notes;
     size_t note_count;
 
-    struct cairn_job_spec_data spec;
-    struct cairn_layout *layout;
-    uint32_t index;             /* of the shard on the stage */
-    struct cairn_shard_map map; /* its */
-    void (*beside)(void);       /* turns other scenes: no wait is for this one's loop alone */
-    uint64_t epoch, round;      /* put into headers by scene_header */
-    bool freezes;               /* the next rounds: frozen_group takes no gradient */
+    struct job_spec_data spec;
+    struct layout *layout;
+    uint32_t index;        /* of the shard on the stage */
+    struct shard_map map;  /* its */
+    void (*beside)(void);  /* turns other scenes: no wait is for this one's loop alone */
+    uint64_t epoch, round; /* put into headers by scene_header */
+    bool freezes;          /* the next rounds: frozen_group takes no gradient */
     uint32_t frozen_group;
     bool extends;        /* the next create is made of what is held */
     bool freezes_tensor; /* the same of frozen_tensor */
@@ -72,7 +72,7 @@ void scene_open_on(struct scene *scene, const char *host_root, const char *memor
  * which is closed after it. It has its own coordinator and worker. */
 void scene_open_beside(struct scene *scene, const struct scene *first, uint32_t index);
 /* The scene goes by another layout, which is its own from here on. */
-void scene_relayout(struct scene *scene, struct cairn_layout *layout);
+void scene_relayout(struct scene *scene, struct layout *layout);
 /* Closes everything; the loop must be empty after it. */
 void scene_close(struct scene *scene);
 
@@ -108,13 +108,13 @@ void scene_round_open(struct scene *scene, uint64_t round, uint64_t step, uint32
 
 /* ---- the worker, who speaks for all members ---- */
 /* A header of member, with its token, and the scene's epoch and round. */
-struct cairn_chunk_header scene_header(const struct scene *scene, uint8_t kind, uint64_t member);
+struct chunk_header scene_header(const struct scene *scene, uint8_t kind, uint64_t member);
 /* The same for a chunk of shard 0's map. */
-struct cairn_chunk_header scene_chunk_header(const struct scene *scene, uint8_t kind,
-                                             uint64_t member, uint64_t chunk);
+struct chunk_header scene_chunk_header(const struct scene *scene, uint8_t kind, uint64_t member,
+                                       uint64_t chunk);
 /* Sends; payload_bytes and checksum of the header are filled in unless checksum is set. The payload
  * must live until the next scene_settle. */
-void scene_send(struct scene *scene, struct cairn_chunk_header *header, const void *payload,
+void scene_send(struct scene *scene, struct chunk_header *header, const void *payload,
                 size_t payload_bytes);
 /* Runs until a message of that kind, with its payload, is heard that was not taken yet; takes it. */
 const struct scene_note *scene_note(struct scene *scene, uint8_t kind);
@@ -131,7 +131,7 @@ uint8_t scene_byte(uint64_t elem);
 void *scene_lose_pages(const struct arena *arena);
 void scene_find_pages(const struct arena *arena, void *kept);
 /* What a plane of a job has, by local element, copied out of its home: until it is asked for again. */
-const void *scene_plane(const struct shard_job *job, enum cairn_plane plane);
+const void *scene_plane(const struct shard_job *job, enum plane plane);
 /* What the shard's job has as parameters of a chunk; likewise. */
 const float *scene_param(const struct scene *scene, uint64_t chunk);
 

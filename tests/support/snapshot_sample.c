@@ -9,30 +9,30 @@ static char *borrowed(const char *text)
     return (char *)(uintptr_t)text; // the spec copies it
 }
 
-struct cairn_job_spec_data cairn_sample_spec(const char *optimizer)
+struct job_spec_data cairn_sample_spec(const char *optimizer)
 {
-    struct cairn_job_spec_data spec;
-    cairn_spec_init(&spec);
-    ck_assert_int_eq(cairn_spec_set_name(&spec, "job"), CAIRN_OK);
-    struct cairn_group_spec g = cairn_group_default();
+    struct job_spec_data spec;
+    spec_init(&spec);
+    ck_assert_int_eq(spec_set_name(&spec, "job"), CAIRN_OK);
+    struct group_spec g = group_default();
     g.name = borrowed("all");
     g.optimizer = borrowed(optimizer);
-    ck_assert_int_eq(cairn_spec_add_group(&spec, &g), CAIRN_OK);
+    ck_assert_int_eq(spec_add_group(&spec, &g), CAIRN_OK);
     return spec;
 }
 
-void cairn_sample_tensor(struct cairn_job_spec_data *spec, const char *name, cairn_kind kind,
-                         struct cairn_shape shape)
+void cairn_sample_tensor(struct job_spec_data *spec, const char *name, cairn_kind kind,
+                         struct shape shape)
 {
     const cairn_dtype dtype = kind == CAIRN_BLOB ? CAIRN_U8 : CAIRN_F32;
-    const struct cairn_tensor_spec t = { .name = borrowed(name),
-                                         .group = borrowed("all"),
-                                         .kind = kind,
-                                         .wire = dtype,
-                                         .reduce = CAIRN_F32,
-                                         .master = dtype,
-                                         .shape = shape };
-    ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
+    const struct tensor_spec t = { .name = borrowed(name),
+                                   .group = borrowed("all"),
+                                   .kind = kind,
+                                   .wire = dtype,
+                                   .reduce = CAIRN_F32,
+                                   .master = dtype,
+                                   .shape = shape };
+    ck_assert_int_eq(spec_add_tensor(spec, &t), CAIRN_OK);
 }
 
 struct cairn_sample_poke cairn_sample_poke;
@@ -46,11 +46,11 @@ uint32_t cairn_sample_value(uint32_t tensor, uint32_t plane, uint64_t elem)
     return x >> 9 | 0x3f800000u;
 }
 
-cairn_status cairn_sample_fill(void *context, const struct cairn_safetensors_entry *entry,
+cairn_status cairn_sample_fill(void *context, const struct safetensors_entry *entry,
                                uint64_t first_elem, uint64_t elem_count, void *to,
-                               struct cairn_sentence *why)
+                               struct sentence *why)
 {
-    const size_t size = cairn_dtype_bytes((int)entry->dtype);
+    const size_t size = dtype_size((int)entry->dtype);
     (void)context;
     (void)why;
     ck_assert_uint_le(elem_count * size, CAIRN_SNAPSHOT_BLOCK_BYTES);
@@ -62,53 +62,50 @@ cairn_status cairn_sample_fill(void *context, const struct cairn_safetensors_ent
     return CAIRN_OK;
 }
 
-void cairn_sample_write(const char *folder, const struct cairn_job_spec_data *spec, uint32_t shard,
-                        const struct cairn_sample_ranges *owned, struct cairn_manifest *manifest)
+void cairn_sample_write(const char *folder, const struct job_spec_data *spec, uint32_t shard,
+                        const struct cairn_sample_ranges *owned, struct manifest *manifest)
 {
-    struct cairn_snapshot_plan plan;
-    ck_assert_int_eq(cairn_snapshot_plan_make(spec, shard, owned->at, owned->count, &plan),
-                     CAIRN_OK);
+    struct snapshot_plan plan;
+    ck_assert_int_eq(snapshot_plan_make(spec, shard, owned->at, owned->count, &plan), CAIRN_OK);
     for (size_t i = 0; i < plan.file_count; i++) {
         uint8_t sums[128 * CAIRN_SNAPSHOT_SUM_BYTES];
-        struct cairn_sentence why = { "" };
-        ck_assert_uint_le(cairn_snapshot_block_count(plan.files[i].file_bytes), 128);
-        cairn_status status = cairn_snapshot_write_file(folder, &plan.files[i], cairn_sample_fill,
-                                                        NULL, sums, &why);
+        struct sentence why = { "" };
+        ck_assert_uint_le(snapshot_block_count(plan.files[i].file_bytes), 128);
+        cairn_status status = snapshot_write_file(folder, &plan.files[i], cairn_sample_fill, NULL,
+                                                  sums, &why);
         ck_assert_msg(status == CAIRN_OK, "%s", why.text);
-        status = cairn_manifest_add_file(manifest, plan.files[i].path, plan.files[i].file_bytes,
-                                         sums, false);
+        status = manifest_add_file(manifest, plan.files[i].path, plan.files[i].file_bytes, sums,
+                                   false);
         ck_assert_int_eq(status, CAIRN_OK);
     }
-    cairn_snapshot_plan_release(&plan);
+    snapshot_plan_release(&plan);
 }
 
-char *cairn_sample_snapshot(const char *root, const struct cairn_job_spec_data *spec, uint64_t step)
+char *cairn_sample_snapshot(const char *root, const struct job_spec_data *spec, uint64_t step)
 {
     static struct cairn_sample_ranges owned[2];
-    struct cairn_manifest manifest;
+    struct manifest manifest;
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     owned[0].count = owned[1].count = 0;
-    cairn_manifest_init(&manifest);
+    manifest_init(&manifest);
     manifest.generation = 1;
     manifest.step = step;
     manifest.shard_count = 2;
-    ck_assert_int_eq(cairn_spec_copy(spec, &manifest.spec), CAIRN_OK);
+    ck_assert_int_eq(spec_copy(spec, &manifest.spec), CAIRN_OK);
     for (uint32_t t = 0; t < spec->tensor_count; t++) {
-        const struct cairn_geometry g = cairn_geometry_of(&spec->tensors[t].shape);
+        const struct geometry g = geometry_of(&spec->tensors[t].shape);
         if (g.elems == 0) continue;
         const uint64_t last = g.row_count > 1 && spec->tensors[t].kind != CAIRN_BLOB ? g.row_elems
                                                                                      : 0;
-        owned[0].at[owned[0].count++] = (struct cairn_snapshot_range) { t, 0, g.elems - last };
+        owned[0].at[owned[0].count++] = (struct snapshot_range) { t, 0, g.elems - last };
         if (last > 0)
-            owned[1].at[owned[1].count++] = (struct cairn_snapshot_range) { t, g.elems - last,
-                                                                            last };
+            owned[1].at[owned[1].count++] = (struct snapshot_range) { t, g.elems - last, last };
     }
-    ck_assert_int_eq(cairn_snapshot_folder_make(root, spec->name, 1, step, id, &folder, NULL),
-                     CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make(root, spec->name, 1, step, id, &folder, NULL), CAIRN_OK);
     for (uint32_t s = 0; s < 2; s++) cairn_sample_write(folder, spec, s, &owned[s], &manifest);
-    const cairn_status status = cairn_manifest_commit(folder, &manifest, &why);
+    const cairn_status status = manifest_commit(folder, &manifest, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
-    cairn_manifest_release(&manifest);
+    manifest_release(&manifest);
     return folder;
 }

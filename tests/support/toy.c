@@ -55,7 +55,7 @@ cairn *toy_session(const struct rooms *rooms, const char *name)
                                      .endpoint = rooms->address,
                                      .name = name };
     cairn *session = NULL;
-    toy_good(cairn_client_open(&opts, rooms->hub, &session));
+    toy_good(client_open(&opts, rooms->hub, &session));
     return session;
 }
 

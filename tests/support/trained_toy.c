@@ -111,7 +111,7 @@ void drain_shard(uint32_t shard)
         for (int k = 0; k < 20; k++) fake_pump(&fake);
     }
     ck_assert(fake.shards[shard].move.is_ended);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
 }
 
 uint32_t ask_snapshot(struct fake_peer *peer, bool wait)
@@ -192,5 +192,5 @@ uint32_t ask_drop(const char *name, bool force)
 void drop(void)
 {
     const uint32_t request = ask_drop("toy", true);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
 }

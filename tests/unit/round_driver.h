@@ -20,7 +20,7 @@
 #define C      103
 
 static struct round_config config;
-static struct cairn_group_hyper group;
+static struct group_hyper group;
 static struct cairn_round *core;
 static struct round_action list[256];
 static struct round_actions out;
@@ -111,13 +111,13 @@ static inline void shard_down(uint32_t shard)
 }
 
 /* What shards know, to answer with. */
-static inline struct cairn_decision known(enum decision_kind kind, uint64_t round, uint64_t step)
+static inline struct decision known(enum decision_kind kind, uint64_t round, uint64_t step)
 {
-    return (struct cairn_decision) { .kind = kind, .round = round, .version_after = { 1, step } };
+    return (struct decision) { .kind = kind, .round = round, .version_after = { 1, step } };
 }
 
 /* The shard's answer; `prepared` 0: it is idle. */
-static inline void answer(uint32_t shard, const struct cairn_decision *last, uint64_t prepared,
+static inline void answer(uint32_t shard, const struct decision *last, uint64_t prepared,
                           uint64_t step)
 {
     GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = shard, .epoch = cairn_round_epoch(core),
@@ -134,13 +134,13 @@ static inline void published(uint32_t shard, uint64_t round, uint64_t step)
 static inline void reduced(uint32_t shard, double sum_squares, uint64_t nonfinite, uint64_t weight)
 {
     struct step_sums sums = { .nonfinite = nonfinite, .weight = weight };
-    ck_assert_int_eq(cairn_exact_add_double(&sums.sum_squares, sum_squares), CAIRN_OK);
+    ck_assert_int_eq(exact_add_double(&sums.sum_squares, sum_squares), CAIRN_OK);
     GIVE(.kind = CAIRN_ROUND_REDUCED, .shard = shard, .epoch = cairn_round_epoch(core),
          .round = round_open_round(core), .sums = &sums);
 }
 
 /* From PERSIST to STEADY, with all shards knowing `last` and idle at `step`. */
-static inline void resolve_all(const struct cairn_decision *last, uint64_t step)
+static inline void resolve_all(const struct decision *last, uint64_t step)
 {
     persisted();
     for (uint32_t s = 0; s < SHARDS; s++) answer(s, last, 0, step);
@@ -150,7 +150,7 @@ static inline void resolve_all(const struct cairn_decision *last, uint64_t step)
 /* All shards up, the job ready at (1, 0), STEADY. */
 static inline void start(void)
 {
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
     for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
     resolve_all(&none, 0);
@@ -161,7 +161,7 @@ static inline void start(void)
 /* start, and a round open with these members (ids A, B, C in ranks 0, 1, 2). */
 static inline uint64_t start_round(uint32_t workers)
 {
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     start();
     for (uint32_t i = 0; i < workers; i++) join(A + i, i);
     want(A);
@@ -216,7 +216,7 @@ static inline uint64_t next_round(void)
     return round_open_round(core);
 }
 
-static inline struct payload payload_of(const struct cairn_decision *decision)
+static inline struct payload payload_of(const struct decision *decision)
 {
     struct payload head;
     ck_assert_int_eq(payload_decode(decision->payload, decision->payload_bytes, &head), CAIRN_OK);

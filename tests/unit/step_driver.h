@@ -58,14 +58,13 @@ static inline void give(const struct step_event *event)
 
 #define GIVE(...) give(&(const struct step_event) { __VA_ARGS__ })
 
-static inline struct cairn_decision decision(enum decision_kind kind, uint64_t round,
-                                             uint64_t step_after)
+static inline struct decision decision(enum decision_kind kind, uint64_t round, uint64_t step_after)
 {
-    return (struct cairn_decision) { .kind = kind,
-                                     .round = round,
-                                     .version_after = { 1, step_after },
-                                     .payload = (const uint8_t *)"state",
-                                     .payload_bytes = 5 };
+    return (struct decision) { .kind = kind,
+                               .round = round,
+                               .version_after = { 1, step_after },
+                               .payload = (const uint8_t *)"state",
+                               .payload_bytes = 5 };
 }
 
 static inline void fence(uint64_t epoch)
@@ -75,13 +74,13 @@ static inline void fence(uint64_t epoch)
 
 static inline void resolve(uint64_t epoch, enum decision_kind kind, uint64_t round, uint64_t after)
 {
-    const struct cairn_decision d = decision(kind, round, after);
+    const struct decision d = decision(kind, round, after);
     GIVE(.kind = CAIRN_STEP_RESOLVE, .epoch = epoch, .decision = &d);
 }
 
 static inline void decide(uint64_t epoch, enum decision_kind kind, uint64_t round, uint64_t after)
 {
-    const struct cairn_decision d = decision(kind, round, after);
+    const struct decision d = decision(kind, round, after);
     GIVE(.kind = CAIRN_STEP_DECIDE, .epoch = epoch, .decision = &d);
 }
 

@@ -23,7 +23,7 @@
 enum { DEPTH_MAX = 3, BYTES = 32, FIELDS_MAX = 256 };
 
 static const uint8_t some_bytes[BYTES] = { 1, 2, 3 };
-static struct cairn_sentence told; /* which message, without which field */
+static struct sentence told; /* which message, without which field */
 
 /* A number by the field's name: of the job and the version that are there. */
 static uint64_t number_of(const char *name, uint64_t job)
@@ -128,14 +128,14 @@ static int try_all(uint64_t job, bool (*try)(uint16_t number, const ProtobufCMes
     int tried = 0;
     for (uint16_t number = 1; number <= CAIRN_MSG_MAX; number++) {
         const ProtobufCFieldDescriptor *fields[FIELDS_MAX + 1] = { NULL }; // first: none is absent
-        const ProtobufCMessageDescriptor *type = cairn_message_type(number);
+        const ProtobufCMessageDescriptor *type = message_type(number);
         if (type == NULL) continue;
         const size_t count = collect(type, DEPTH_MAX, fields + 1, 0);
         bool is_theirs = true;
         for (size_t i = 0; i <= count && is_theirs; i++, tried++) {
             arena_take(0);
-            cairn_sentence_set(&told, "%s without %s", type->short_name,
-                               fields[i] != NULL ? fields[i]->name : "nothing");
+            sentence_set(&told, "%s without %s", type->short_name,
+                         fields[i] != NULL ? fields[i]->name : "nothing");
             is_theirs = try(number, fill(type, fields[i], job, DEPTH_MAX)) || i > 0;
         }
     }
@@ -165,30 +165,29 @@ static void say(int fd, uint16_t number, const ProtobufCMessage *message)
     uint8_t *frame;
     size_t frame_bytes;
     ck_assert_int_eq(
-        cairn_frame_pack(number, 7, message, CAIRN_FRAME_BYTES_MAX, &frame, &frame_bytes, NULL),
+        frame_pack(number, 7, message, CAIRN_FRAME_BYTES_MAX, &frame, &frame_bytes, NULL),
         CAIRN_OK);
     (void)!send(fd, frame, frame_bytes, MSG_NOSIGNAL);
     free(frame);
 }
 
 /* False: the connection ended. Errors have a sentence. */
-static bool hear(int fd, struct cairn_frame_decoder *decoder, struct cairn_frame *frame)
+static bool hear(int fd, struct frame_decoder *decoder, struct wire_frame *frame)
 {
     uint8_t *room;
     size_t room_bytes;
-    while (cairn_frame_decoder_next(decoder, frame, NULL) != CAIRN_FRAME_READY) {
-        ck_assert_int_eq(cairn_frame_decoder_reserve(decoder, &room, &room_bytes),
-                         CAIRN_FRAME_NONE);
+    while (frame_decoder_next(decoder, frame, NULL) != CAIRN_FRAME_READY) {
+        ck_assert_int_eq(frame_decoder_reserve(decoder, &room, &room_bytes), CAIRN_FRAME_NONE);
         const ssize_t got = recv(fd, room, room_bytes, 0);
-        cairn_frame_decoder_added(decoder, got > 0 ? (size_t)got : 0);
+        frame_decoder_added(decoder, got > 0 ? (size_t)got : 0);
         if (got <= 0) return false;
     }
     if (frame->type != CAIRN_MSG_ERROR) return true;
-    Cairn__Error *error = (Cairn__Error *)cairn_message_unpack(
-        &cairn__error__descriptor, frame->payload, frame->payload_bytes);
+    Cairn__Error *error = (Cairn__Error *)message_unpack(&cairn__error__descriptor, frame->payload,
+                                                         frame->payload_bytes);
     ck_assert_ptr_nonnull(error);
     ck_assert_msg(strlen(error->text) > 8, "%s: \"%s\"", told.text, error->text);
-    cairn_message_free(&error->base);
+    message_free(&error->base);
     return true;
 }
 
@@ -208,15 +207,15 @@ static void say_hello(int fd, uint32_t as)
 static bool tell_coordinator(uint16_t number, const ProtobufCMessage *message)
 {
     const int fd = dial();
-    struct cairn_frame frame;
-    struct cairn_frame_decoder decoder;
-    const struct cairn_frame_limits limits = { 1, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX };
-    cairn_frame_decoder_init(&decoder, limits);
+    struct wire_frame frame;
+    struct frame_decoder decoder;
+    const struct frame_limits limits = { 1, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX };
+    frame_decoder_init(&decoder, limits);
     if (number != CAIRN_MSG_HELLO) say_hello(fd, role);
     say(fd, number, message);
     shutdown(fd, SHUT_WR);
     while (hear(fd, &decoder, &frame)) {}
-    cairn_frame_decoder_release(&decoder);
+    frame_decoder_release(&decoder);
     close(fd);
     return true;
 }
@@ -227,9 +226,9 @@ static uint64_t train(const char *name)
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn *session = toy_session(&rooms, "trainer");
     cairn_job *handle = toy_ready(session, name, &spec);
-    const struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, handle);
+    const struct job *job = handle_get(CAIRN_HANDLE_JOB, handle);
     const uint64_t number = job->attachment.job;
-    cairn_handle_put(handle);
+    handle_put(handle);
     toy_step(handle, 1);
     cairn_close(session);
     return number;

@@ -118,26 +118,26 @@ TEST(advice_needs_a_measured_snapshot_and_faults_or_a_word_how_often_they_come)
     Cairn__SnapshotAdvice *a = advise(86400);
     ck_assert_uint_eq(a->interval_s, 0);
     ck_assert_msg(strstr(a->note, "no snapshot was measured yet") != NULL, "%s", a->note);
-    cairn_message_free(&a->base);
+    message_free(&a->base);
     for (int i = 0; i < 10; i++) train();
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     train();
     a = advise(0);
     ck_assert_uint_eq(a->measured, 1);
     ck_assert_uint_eq(a->interval_s, 0);
     ck_assert_msg(strstr(a->note, "--mtbf") != NULL, "%s", a->note);
-    cairn_message_free(&a->base);
+    message_free(&a->base);
     a = advise(86400);
     ck_assert_uint_gt(a->interval_s, 0);
     ck_assert_uint_gt(a->interval_steps, 0);
     ck_assert(a->mtbf_given && a->mtbf_s == 86400);
-    cairn_message_free(&a->base);
+    message_free(&a->base);
     fake_shard_away(&fake, 1);
     fake_until(&fake, !toy()->shards[1].up);
     a = advise(0);
     ck_assert_uint_eq(a->shard_faults, 1);
     ck_assert(!a->mtbf_given && a->mtbf_s > 0 && a->interval_s > 0);
-    cairn_message_free(&a->base);
+    message_free(&a->base);
 }
 
 TEST(of_a_job_that_is_not_there_nothing_is_advised)

@@ -6,12 +6,12 @@
 
 enum { REQUESTS = 20, WINDOW = 8, DAMAGED_MAX = 16 };
 
-static struct cairn_asker asker;
-static struct cairn_chunk_request requests[REQUESTS];
+static struct asker asker;
+static struct chunk_request requests[REQUESTS];
 static uint32_t sent[10 * REQUESTS], sent_count; /* by index, in order */
 static cairn_status refusal;                     /* of the fabric */
 
-static cairn_status send_one(struct cairn_chunk_request *request)
+static cairn_status send_one(struct chunk_request *request)
 {
     if (refusal != CAIRN_OK) return refusal;
     ck_assert_uint_lt(sent_count, sizeof sent / sizeof *sent);
@@ -21,30 +21,29 @@ static cairn_status send_one(struct cairn_chunk_request *request)
 
 static void setup(void)
 {
-    cairn_asker_open(&asker, send_one);
+    asker_open(&asker, send_one);
     for (uint32_t i = 0; i < REQUESTS; i++)
-        requests[i] = (struct cairn_chunk_request) { .index = i, .serial = 1 };
+        requests[i] = (struct chunk_request) { .index = i, .serial = 1 };
     sent_count = 0;
     refusal = CAIRN_OK;
 }
 
 static void ask(uint32_t count)
 {
-    for (uint32_t i = 0; i < count; i++) cairn_asker_ask(&asker, &requests[i]);
-    cairn_asker_pump(&asker);
+    for (uint32_t i = 0; i < count; i++) asker_ask(&asker, &requests[i]);
+    asker_pump(&asker);
 }
 
 static bool answer(uint32_t index)
 {
-    return cairn_asker_answered(&asker, &requests[index],
-                                cairn_chunk_request_number(&requests[index]));
+    return asker_answered(&asker, &requests[index], chunk_request_number(&requests[index]));
 }
 
 static bool refuse(uint32_t index, uint64_t status)
 {
     ck_assert(answer(index));
-    const bool again = cairn_asker_again(&asker, &requests[index], status);
-    cairn_asker_pump(&asker);
+    const bool again = asker_again(&asker, &requests[index], status);
+    asker_pump(&asker);
     return again;
 }
 
@@ -61,22 +60,22 @@ TEST(no_more_than_the_window_is_unanswered_and_the_first_that_came_goes_first)
     ask(WINDOW + 2);
     expect_sent(0, WINDOW);
     ck_assert(answer(3));
-    cairn_asker_pump(&asker);
+    asker_pump(&asker);
     expect_sent(WINDOW, 1);
-    cairn_asker_pump(&asker);
+    asker_pump(&asker);
     expect_sent(0, 0);
     ck_assert(answer(0));
-    cairn_asker_pump(&asker);
+    asker_pump(&asker);
     expect_sent(WINDOW + 1, 1);
 }
 
 TEST(a_number_is_of_one_use_of_one_request_and_never_of_a_push)
 {
-    const uint64_t number = cairn_chunk_request_number(&requests[1]);
+    const uint64_t number = chunk_request_number(&requests[1]);
     ck_assert_uint_ne(number & CAIRN_REQUEST_OF_ASKER, 0);
-    ck_assert_uint_ne(number, cairn_chunk_request_number(&requests[2]));
+    ck_assert_uint_ne(number, chunk_request_number(&requests[2]));
     requests[1].serial++;
-    ck_assert_uint_ne(number, cairn_chunk_request_number(&requests[1]));
+    ck_assert_uint_ne(number, chunk_request_number(&requests[1]));
     ck_assert_uint_eq((uint32_t)number, 1);
 }
 
@@ -86,14 +85,14 @@ TEST_EACH(a_serial_that_grows_out_of_its_bits_is_still_told_from_the_one_before,
           sizeof serials / sizeof *serials)
 {
     requests[1].serial = serials[_i];
-    const uint64_t former = cairn_chunk_request_number(&requests[1]);
+    const uint64_t former = chunk_request_number(&requests[1]);
     requests[1].serial++;
-    const uint64_t number = cairn_chunk_request_number(&requests[1]);
+    const uint64_t number = chunk_request_number(&requests[1]);
     ck_assert_uint_ne(number, former);
     ck_assert_uint_ne(number & CAIRN_REQUEST_OF_ASKER, 0);
     ck_assert_uint_eq((uint32_t)number, 1);
     ask(2);
-    ck_assert(!cairn_asker_answered(&asker, &requests[1], former));
+    ck_assert(!asker_answered(&asker, &requests[1], former));
     ck_assert(answer(1));
 }
 
@@ -101,18 +100,17 @@ TEST(an_answer_is_taken_once_and_only_to_what_is_asked)
 {
     ck_assert(!answer(0));
     ask(2);
-    ck_assert(
-        !cairn_asker_answered(&asker, &requests[0], cairn_chunk_request_number(&requests[1])));
+    ck_assert(!asker_answered(&asker, &requests[0], chunk_request_number(&requests[1])));
     ck_assert(answer(0));
     ck_assert(!answer(0));
     ck_assert(answer(1));
-    ck_assert(!cairn_asker_waits(&asker));
-    const uint64_t former = cairn_chunk_request_number(&requests[0]);
+    ck_assert(!asker_waits(&asker));
+    const uint64_t former = chunk_request_number(&requests[0]);
     requests[0].serial++;
-    cairn_asker_ask(&asker, &requests[0]);
-    ck_assert(!cairn_asker_answered(&asker, &requests[0], former)); // it only waits
-    cairn_asker_pump(&asker);
-    ck_assert(!cairn_asker_answered(&asker, &requests[0], former));
+    asker_ask(&asker, &requests[0]);
+    ck_assert(!asker_answered(&asker, &requests[0], former)); // it only waits
+    asker_pump(&asker);
+    ck_assert(!asker_answered(&asker, &requests[0], former));
     ck_assert(answer(0));
 }
 
@@ -120,11 +118,11 @@ TEST(what_cannot_be_sent_stays_first)
 {
     refusal = CAIRN_ERR_BUSY;
     ask(3);
-    cairn_asker_pump(&asker);
+    asker_pump(&asker);
     expect_sent(0, 0);
-    ck_assert(cairn_asker_waits(&asker));
+    ck_assert(asker_waits(&asker));
     refusal = CAIRN_OK;
-    cairn_asker_pump(&asker);
+    asker_pump(&asker);
     expect_sent(0, 3);
 }
 
@@ -133,10 +131,10 @@ TEST(after_a_shard_had_no_time_nothing_is_sent_before_a_tick)
     ask(2);
     sent_count = 0;
     ck_assert(refuse(0, CAIRN_ERR_BUSY));
-    cairn_asker_ask(&asker, &requests[2]);
-    cairn_asker_pump(&asker);
+    asker_ask(&asker, &requests[2]);
+    asker_pump(&asker);
     expect_sent(0, 0);
-    cairn_asker_retry(&asker);
+    asker_retry(&asker);
     ck_assert_uint_eq(sent_count, 2);
     ck_assert_uint_eq(sent[0], 0);
     ck_assert_uint_eq(sent[1], 2);
@@ -149,7 +147,7 @@ TEST(or_before_it_answers_another)
     ck_assert(refuse(0, CAIRN_ERR_BUSY));
     expect_sent(0, 0);
     ck_assert(answer(1));
-    cairn_asker_pump(&asker);
+    asker_pump(&asker);
     expect_sent(0, 1);
 }
 
@@ -158,7 +156,7 @@ TEST(a_shard_may_have_no_time_as_often_as_it_says_so)
     ask(1);
     for (int i = 0; i < 10 * DAMAGED_MAX; i++) {
         ck_assert(refuse(0, CAIRN_ERR_BUSY));
-        cairn_asker_retry(&asker);
+        asker_retry(&asker);
     }
     ck_assert_uint_eq(requests[0].damaged, 0);
     ck_assert_uint_eq(requests[0].state, CAIRN_REQUEST_SENT);
@@ -171,7 +169,7 @@ TEST(what_came_damaged_is_asked_again_behind_what_waits_and_at_last_given_up)
     ck_assert(refuse(0, CAIRN_ERR_CHECKSUM));
     expect_sent(WINDOW, 1); // it was waiting
     ck_assert(answer(1));
-    cairn_asker_pump(&asker);
+    asker_pump(&asker);
     expect_sent(0, 1);
     for (int i = 2; i < DAMAGED_MAX; i++) {
         ck_assert(refuse(0, CAIRN_ERR_CHECKSUM));
@@ -189,7 +187,7 @@ TEST_EACH(any_other_refusal_is_for_good, 0, sizeof final / sizeof *final)
 {
     ask(1);
     ck_assert(!refuse(0, final[_i]));
-    ck_assert(!cairn_asker_waits(&asker));
+    ck_assert(!asker_waits(&asker));
     expect_sent(0, 1);
 }
 
@@ -199,9 +197,9 @@ TEST(what_is_unanswered_on_a_lost_connection_is_sent_again_and_nothing_else)
     sent_count = 0;
     ck_assert(answer(1)); // and is being received, say
     for (uint32_t i = 0; i < REQUESTS; i++)
-        ck_assert_int_eq(cairn_asker_lost(&asker, &requests[i]), i == 0 || i == 2);
-    ck_assert(!cairn_asker_lost(&asker, &requests[0])); // it waits
-    cairn_asker_pump(&asker);
+        ck_assert_int_eq(asker_lost(&asker, &requests[i]), i == 0 || i == 2);
+    ck_assert(!asker_lost(&asker, &requests[0])); // it waits
+    asker_pump(&asker);
     ck_assert_uint_eq(sent_count, 2);
     ck_assert_uint_eq(sent[0], 0);
     ck_assert_uint_eq(sent[1], 2);
@@ -213,12 +211,12 @@ TEST(what_is_lost_while_the_shard_had_no_time_waits_for_a_tick_behind_what_waite
     ask(3);
     ck_assert(refuse(0, CAIRN_ERR_BUSY));
     sent_count = 0;
-    ck_assert(cairn_asker_lost(&asker, &requests[1]));
-    ck_assert(cairn_asker_lost(&asker, &requests[2]));
-    cairn_asker_pump(&asker);
+    ck_assert(asker_lost(&asker, &requests[1]));
+    ck_assert(asker_lost(&asker, &requests[2]));
+    asker_pump(&asker);
     expect_sent(0, 0);
     ck_assert_uint_eq(asker.sent, 0);
-    cairn_asker_retry(&asker);
+    asker_retry(&asker);
     expect_sent(0, 3);
 }
 
@@ -226,10 +224,10 @@ TEST(what_is_dropped_is_neither_sent_nor_in_the_window)
 {
     ask(WINDOW + 2);
     sent_count = 0;
-    cairn_asker_drop(&asker, &requests[WINDOW]); // waits
-    cairn_asker_drop(&asker, &requests[0]);      // is unanswered
-    cairn_asker_drop(&asker, &requests[0]);      // is neither
-    cairn_asker_pump(&asker);
+    asker_drop(&asker, &requests[WINDOW]); // waits
+    asker_drop(&asker, &requests[0]);      // is unanswered
+    asker_drop(&asker, &requests[0]);      // is neither
+    asker_pump(&asker);
     expect_sent(WINDOW + 1, 1);
     ck_assert(!answer(0));
     ck_assert_uint_eq(asker.sent, WINDOW);

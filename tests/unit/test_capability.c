@@ -20,62 +20,62 @@ static char *borrowed(const char *text)
     return (char *)(uintptr_t)text; // the spec copies it
 }
 
-static void add_tensor(struct cairn_job_spec_data *spec, const char *name, const char *group)
+static void add_tensor(struct job_spec_data *spec, const char *name, const char *group)
 {
-    const struct cairn_tensor_spec t = { .name = borrowed(name),
-                                         .unit = borrowed("block"),
-                                         .group = borrowed(group),
-                                         .kind = group[0] != '\0' ? CAIRN_TRAINED : CAIRN_FROZEN,
-                                         .wire = CAIRN_F32,
-                                         .reduce = CAIRN_F32,
-                                         .master = CAIRN_F32,
-                                         .shape = { 2, { 6, 4 } } };
-    ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
+    const struct tensor_spec t = { .name = borrowed(name),
+                                   .unit = borrowed("block"),
+                                   .group = borrowed(group),
+                                   .kind = group[0] != '\0' ? CAIRN_TRAINED : CAIRN_FROZEN,
+                                   .wire = CAIRN_F32,
+                                   .reduce = CAIRN_F32,
+                                   .master = CAIRN_F32,
+                                   .shape = { 2, { 6, 4 } } };
+    ck_assert_int_eq(spec_add_tensor(spec, &t), CAIRN_OK);
 }
 
-static struct cairn_job_spec_data a_spec(void)
+static struct job_spec_data a_spec(void)
 {
     static const struct cairn_schedule_point points[] = { { 1, 1 }, { 9, 0.5 } };
-    struct cairn_job_spec_data spec;
-    struct cairn_group_spec g = cairn_group_default();
+    struct job_spec_data spec;
+    struct group_spec g = group_default();
     struct cairn_box box = { 2, { 1, 0 }, { 2, 4 } };
-    cairn_spec_init(&spec);
-    ck_assert_int_eq(cairn_spec_set_name(&spec, "job"), CAIRN_OK);
+    spec_init(&spec);
+    ck_assert_int_eq(spec_set_name(&spec, "job"), CAIRN_OK);
     g.name = borrowed("a");
     g.optimizer = borrowed("sgd");
     g.momentum = 0.5;
-    g.schedule = (struct cairn_schedule) { CAIRN_SCHEDULE_WSD, 2, 20, 3, 1e-4, NULL, 0 };
-    ck_assert_int_eq(cairn_spec_add_group(&spec, &g), CAIRN_OK);
+    g.schedule = (struct schedule) { CAIRN_SCHEDULE_WSD, 2, 20, 3, 1e-4, NULL, 0 };
+    ck_assert_int_eq(spec_add_group(&spec, &g), CAIRN_OK);
     g.name = borrowed("b");
-    g.schedule = (struct cairn_schedule) { CAIRN_SCHEDULE_TABLE, 0, 0, 0, 0, points, 2 };
-    ck_assert_int_eq(cairn_spec_add_group(&spec, &g), CAIRN_OK);
+    g.schedule = (struct schedule) { CAIRN_SCHEDULE_TABLE, 0, 0, 0, 0, points, 2 };
+    ck_assert_int_eq(spec_add_group(&spec, &g), CAIRN_OK);
     add_tensor(&spec, "fixed", "");
     add_tensor(&spec, "one", "a");
     add_tensor(&spec, "two", "b");
-    struct cairn_tensor_spec alias = { .name = borrowed("other"),
-                                       .alias_of = borrowed("one"),
-                                       .alias_box = &box,
-                                       .kind = CAIRN_FROZEN,
-                                       .wire = CAIRN_F32,
-                                       .reduce = CAIRN_F32,
-                                       .master = CAIRN_F32,
-                                       .shape = { 1, { 0 } } };
-    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &alias), CAIRN_OK);
+    struct tensor_spec alias = { .name = borrowed("other"),
+                                 .alias_of = borrowed("one"),
+                                 .alias_box = &box,
+                                 .kind = CAIRN_FROZEN,
+                                 .wire = CAIRN_F32,
+                                 .reduce = CAIRN_F32,
+                                 .master = CAIRN_F32,
+                                 .shape = { 1, { 0 } } };
+    ck_assert_int_eq(spec_add_tensor(&spec, &alias), CAIRN_OK);
     spec.loss_scale = 64;
-    cairn_spec_canonicalize(&spec); // fixed, one, other, two
+    spec_canonicalize(&spec); // fixed, one, other, two
     return spec;
 }
 
 /* ---- fields ---- */
 
-#define CHANGE(name, statement)                       \
-    static void name(struct cairn_job_spec_data *s)   \
-    {                                                 \
-        struct cairn_group_spec *g = &s->groups[0];   \
-        struct cairn_tensor_spec *t = &s->tensors[0]; \
-        (void)g;                                      \
-        (void)t;                                      \
-        statement;                                    \
+#define CHANGE(name, statement)                 \
+    static void name(struct job_spec_data *s)   \
+    {                                           \
+        struct group_spec *g = &s->groups[0];   \
+        struct tensor_spec *t = &s->tensors[0]; \
+        (void)g;                                \
+        (void)t;                                \
+        statement;                              \
     }
 CHANGE(lr, g->lr *= 2)
 CHANGE(beta1, g->beta1 = 0.5)
@@ -90,14 +90,14 @@ CHANGE(warmup_steps, g->schedule.warmup_steps = 1)
 CHANGE(total_steps, g->schedule.total_steps = 21)
 CHANGE(decay_steps, g->schedule.decay_steps = 4)
 CHANGE(lr_min, g->schedule.lr_min = 0)
-static void point(struct cairn_job_spec_data *s)
+static void point(struct job_spec_data *s)
 {
     ((struct cairn_schedule_point *)(uintptr_t)s->groups[1].schedule.points)[1].factor = 0.75;
 }
 CHANGE(point_count, s->groups[1].schedule.point_count = 1)
 CHANGE(kind, t->kind = CAIRN_BUFFER)
 CHANGE(blob, t->kind = CAIRN_BLOB; t->wire = t->master = CAIRN_U8;
-       t->shape = ((struct cairn_shape) { 1, { 9 } }))
+       t->shape = ((struct shape) { 1, { 9 } }))
 CHANGE(wire, t->wire = CAIRN_BF16)
 CHANGE(shape, t->shape.dim[1] = 5)
 CHANGE(unit, t->unit[0] = 'B')
@@ -158,7 +158,7 @@ CHANGE(init_extra_ok, s->init_from = strdup("/w"); s->init_extra_ok = true)
     }
 static const struct {
     const char *name;
-    void (*change)(struct cairn_job_spec_data *s);
+    void (*change)(struct job_spec_data *s);
 } fields[] = {
     FIELD(lr),
     FIELD(beta1),
@@ -230,11 +230,10 @@ static const struct {
 
 TEST(every_scalar_of_a_spec_is_among_them)
 {
-    const struct cairn_spec_table *tables[] = { &cairn_spec_fields, &cairn_group_fields,
-                                                &cairn_schedule_fields };
+    const struct spec_table *tables[] = { &spec_fields, &group_fields, &schedule_fields };
     for (size_t t = 0; t < COUNT(tables); t++) {
         for (size_t i = 0; i < tables[t]->count; i++) {
-            const struct cairn_spec_field *field = &tables[t]->fields[i];
+            const struct spec_field *field = &tables[t]->fields[i];
             bool found = false;
             for (size_t k = 0; k < COUNT(fields); k++)
                 found = found || strcmp(fields[k].name, field->name) == 0;
@@ -247,62 +246,61 @@ TEST(every_scalar_of_a_spec_is_among_them)
     }
 }
 
-static void hash_of(const struct cairn_job_spec_data *spec, uint8_t hash[32])
+static void hash_of(const struct job_spec_data *spec, uint8_t hash[32])
 {
-    ck_assert_int_eq(cairn_spec_hash(spec, hash), CAIRN_OK);
+    ck_assert_int_eq(spec_hash(spec, hash), CAIRN_OK);
 }
 
 /* What comes out of the wire and of a manifest has this hash. */
-static void expect_travels(const struct cairn_job_spec_data *spec, const uint8_t hash[32],
+static void expect_travels(const struct job_spec_data *spec, const uint8_t hash[32],
                            const char *what)
 {
-    struct cairn_job_spec_data back;
-    struct cairn_sentence why = { "" };
-    struct cairn_manifest m, read;
+    struct job_spec_data back;
+    struct sentence why = { "" };
+    struct manifest m, read;
     uint8_t *bytes, again[32];
     char *text;
     size_t len;
-    ck_assert_int_eq(cairn_spec_pack(spec, &bytes, &len), CAIRN_OK);
-    ck_assert_msg(cairn_spec_unpack(bytes, len, cairn_optimizer_names(), &back, &why) == CAIRN_OK,
-                  "%s: %s", what, why.text);
+    ck_assert_int_eq(spec_pack(spec, &bytes, &len), CAIRN_OK);
+    ck_assert_msg(spec_unpack(bytes, len, optimizer_names(), &back, &why) == CAIRN_OK, "%s: %s",
+                  what, why.text);
     hash_of(&back, again);
     ck_assert_msg(memcmp(again, hash, 32) == 0, "%s is lost on the wire", what);
-    cairn_manifest_init(&m);
-    cairn_spec_release(&m.spec);
+    manifest_init(&m);
+    spec_release(&m.spec);
     m.spec = back;
-    ck_assert_msg(cairn_manifest_encode(&m, &text, &len, &why) == CAIRN_OK, "%s", why.text);
-    ck_assert_msg(cairn_manifest_decode(text, len, &read, &why) == CAIRN_OK, "%s: %s", what,
-                  why.text);
+    ck_assert_msg(manifest_encode(&m, &text, &len, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(manifest_decode(text, len, &read, &why) == CAIRN_OK, "%s: %s", what, why.text);
     hash_of(&read.spec, again);
     ck_assert_msg(memcmp(again, hash, 32) == 0, "%s is lost in a manifest", what);
     free(bytes);
     free(text);
-    cairn_manifest_release(&m);
-    cairn_manifest_release(&read);
+    manifest_release(&m);
+    manifest_release(&read);
 }
 
 TEST_EACH(every_field_of_a_spec_is_compared_and_travels, 0, (int)COUNT(fields))
 {
-    struct cairn_job_spec_data plain = a_spec(), changed = a_spec();
-    struct cairn_sentence why = { "" };
+    struct job_spec_data plain = a_spec(), changed = a_spec();
+    struct sentence why = { "" };
     uint8_t before[32], after[32];
     hash_of(&plain, before);
     fields[_i].change(&changed);
-    const cairn_status judged = cairn_spec_check(&changed, cairn_optimizer_names(), &why);
+    const cairn_status judged = spec_check(&changed, optimizer_names(), &why);
     if (strcmp(fields[_i].name, "tiers") == 0) { // of which one value is supported
         ck_assert_int_eq(judged, CAIRN_ERR_UNSUPPORTED);
-        cairn_spec_release(&plain);
-        cairn_spec_release(&changed);
+        spec_release(&plain);
+        spec_release(&changed);
         return;
     }
     ck_assert_msg(judged == CAIRN_OK, "%s", why.text);
     hash_of(&changed, after);
     ck_assert_msg(memcmp(before, after, 32) != 0, "%s is not in the hash", fields[_i].name);
-    ck_assert_msg(cairn_spec_diff(&plain, &changed, 0, NULL, NULL) > 0, "%s is not compared",
+    ck_assert_msg(spec_diff(&plain, &changed, 0, NULL, NULL) > 0, "%s is not compared",
                   fields[_i].name);
     expect_travels(&changed, after, fields[_i].name);
-    cairn_spec_release(&plain);
-    cairn_spec_release(&changed);
+    spec_release(&plain);
+    spec_release(&changed);
 }
 
 /* ---- choices ---- */
@@ -311,12 +309,11 @@ TEST_EACH(every_field_of_a_spec_is_compared_and_travels, 0, (int)COUNT(fields))
 TEST(a_choice_that_is_not_supported_is_refused_with_those_that_are)
 {
     size_t count;
-    const struct cairn_capability *rows = cairn_capability_table(&count);
+    const struct capability *rows = capability_table(&count);
     for (size_t r = 0; r < count; r++) {
-        const char *name = cairn_capability_field_name(rows[r].field);
-        struct cairn_sentence why = { "" };
-        const cairn_status status = cairn_capability_check(rows[r].field, rows[r].value,
-                                                           "job: ", &why);
+        const char *name = capability_field_name(rows[r].field);
+        struct sentence why = { "" };
+        const cairn_status status = capability_check(rows[r].field, rows[r].value, "job: ", &why);
         ck_assert_int_eq(status, rows[r].supported ? CAIRN_OK : CAIRN_ERR_UNSUPPORTED);
         if (rows[r].supported) continue;
         ck_assert_ptr_nonnull(strstr(why.text, name));
@@ -329,50 +326,49 @@ TEST(a_choice_that_is_not_supported_is_refused_with_those_that_are)
 TEST(a_value_and_its_name_belong_together)
 {
     size_t count;
-    const struct cairn_capability *rows = cairn_capability_table(&count);
+    const struct capability *rows = capability_table(&count);
     for (size_t r = 0; r < count; r++) {
-        ck_assert_str_eq(cairn_capability_name(rows[r].field, rows[r].value), rows[r].value_name);
-        ck_assert_int_eq(cairn_capability_value(rows[r].field, rows[r].value_name), rows[r].value);
+        ck_assert_str_eq(capability_name(rows[r].field, rows[r].value), rows[r].value_name);
+        ck_assert_int_eq(capability_value(rows[r].field, rows[r].value_name), rows[r].value);
         if (rows[r].field <= CAIRN_CAPABILITY_MASTER && rows[r].field >= CAIRN_CAPABILITY_WIRE)
-            ck_assert_str_eq(rows[r].value_name, cairn_dtype_name(rows[r].value));
+            ck_assert_str_eq(rows[r].value_name, dtype_label(rows[r].value));
         if (rows[r].field == CAIRN_CAPABILITY_SCHEDULE)
-            ck_assert_str_eq(rows[r].value_name, cairn_schedule_name(rows[r].value));
+            ck_assert_str_eq(rows[r].value_name, schedule_name(rows[r].value));
     }
-    ck_assert_str_eq(cairn_capability_name(CAIRN_CAPABILITY_WIRE, 99), "?");
-    ck_assert_int_eq(cairn_capability_value(CAIRN_CAPABILITY_WIRE, "f8"), -1);
-    ck_assert_int_eq(cairn_capability_check(CAIRN_CAPABILITY_STAGE, -1, "", NULL),
-                     CAIRN_ERR_INVALID);
+    ck_assert_str_eq(capability_name(CAIRN_CAPABILITY_WIRE, 99), "?");
+    ck_assert_int_eq(capability_value(CAIRN_CAPABILITY_WIRE, "f8"), -1);
+    ck_assert_int_eq(capability_check(CAIRN_CAPABILITY_STAGE, -1, "", NULL), CAIRN_ERR_INVALID);
 }
 
 TEST(what_has_no_elements_and_what_is_an_alias_has_no_state)
 {
-    struct cairn_job_spec_data spec = a_spec();
-    ck_assert_uint_eq(cairn_spec_planes(&spec, 2), 0); // "other"
-    ck_assert_uint_eq(cairn_spec_target(&spec, 2), 1);
-    ck_assert_uint_eq(cairn_spec_target(&spec, 3), 3);
-    ck_assert_uint_ne(cairn_spec_planes(&spec, 1), 0);
+    struct job_spec_data spec = a_spec();
+    ck_assert_uint_eq(spec_planes(&spec, 2), 0); // "other"
+    ck_assert_uint_eq(spec_target(&spec, 2), 1);
+    ck_assert_uint_eq(spec_target(&spec, 3), 3);
+    ck_assert_uint_ne(spec_planes(&spec, 1), 0);
     spec.tensors[1].shape.dim[0] = 0;
-    ck_assert_uint_eq(cairn_spec_planes(&spec, 1), 0);
-    cairn_spec_release(&spec);
+    ck_assert_uint_eq(spec_planes(&spec, 1), 0);
+    spec_release(&spec);
 }
 
 TEST(a_spec_remembers_its_first_form_and_the_last_ones)
 {
-    struct cairn_job_spec_data spec = a_spec(), copy;
+    struct job_spec_data spec = a_spec(), copy;
     uint8_t hash[32] = { 0 };
     for (int i = 0; i < 200; i++) {
         hash[0] = (uint8_t)i;
-        ck_assert_int_eq(cairn_spec_add_former(&spec, hash), CAIRN_OK);
-        ck_assert_int_eq(cairn_spec_add_former(&spec, hash), CAIRN_OK); // once
+        ck_assert_int_eq(spec_add_former(&spec, hash), CAIRN_OK);
+        ck_assert_int_eq(spec_add_former(&spec, hash), CAIRN_OK); // once
     }
     ck_assert_uint_eq(spec.former_count, CAIRN_SPEC_FORMER_MAX);
-    ck_assert_int_eq(cairn_spec_copy(&spec, &copy), CAIRN_OK);
+    ck_assert_int_eq(spec_copy(&spec, &copy), CAIRN_OK);
     for (int i = 0; i < 200; i++) {
         hash[0] = (uint8_t)i;
-        ck_assert_int_eq(cairn_spec_was(&copy, hash), i == 0 || i > 200 - CAIRN_SPEC_FORMER_MAX);
+        ck_assert_int_eq(spec_was(&copy, hash), i == 0 || i > 200 - CAIRN_SPEC_FORMER_MAX);
     }
-    cairn_spec_release(&spec);
-    cairn_spec_release(&copy);
+    spec_release(&spec);
+    spec_release(&copy);
 }
 
 SUITE(30);

@@ -7,9 +7,9 @@
 #include "proto/wire/chunk.h"
 #include "tests/support/suite.h"
 
-static struct cairn_chunk_header a_push(void)
+static struct chunk_header a_push(void)
 {
-    return (struct cairn_chunk_header) {
+    return (struct chunk_header) {
         .kind = CAIRN_CHUNK_PUSH,
         .dtype = CAIRN_F32,
         .job = 7,
@@ -28,22 +28,21 @@ static struct cairn_chunk_header a_push(void)
     };
 }
 
-static cairn_status judge(struct cairn_chunk_header header, size_t payload_bytes)
+static cairn_status judge(struct chunk_header header, size_t payload_bytes)
 {
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
-    struct cairn_chunk_header out;
-    cairn_chunk_encode(&header, bytes);
-    return cairn_chunk_decode(bytes, sizeof bytes, payload_bytes, &out);
+    struct chunk_header out;
+    chunk_encode(&header, bytes);
+    return chunk_decode(bytes, sizeof bytes, payload_bytes, &out);
 }
 
 TEST(a_header_comes_back_as_it_was_written)
 {
-    const struct cairn_chunk_header header = a_push();
+    const struct chunk_header header = a_push();
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
-    struct cairn_chunk_header back;
-    cairn_chunk_encode(&header, bytes);
-    ck_assert_int_eq(cairn_chunk_decode(bytes, sizeof bytes, header.payload_bytes, &back),
-                     CAIRN_OK);
+    struct chunk_header back;
+    chunk_encode(&header, bytes);
+    ck_assert_int_eq(chunk_decode(bytes, sizeof bytes, header.payload_bytes, &back), CAIRN_OK);
     ck_assert_uint_eq(back.magic, CAIRN_CHUNK_MAGIC);
     ck_assert_uint_eq(back.member, header.member);
     ck_assert_uint_eq(back.first_leaf, header.first_leaf);
@@ -53,9 +52,9 @@ TEST(a_header_comes_back_as_it_was_written)
 
 TEST(the_bytes_are_nailed_down)
 {
-    struct cairn_chunk_header header = a_push();
+    struct chunk_header header = a_push();
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
-    cairn_chunk_encode(&header, bytes);
+    chunk_encode(&header, bytes);
     ck_assert_uint_eq(bytes[0], 'C');
     ck_assert_uint_eq(bytes[3], 'C');
     ck_assert_uint_eq(bytes[4], CAIRN_CHUNK_PUSH);
@@ -70,8 +69,8 @@ TEST(the_bytes_are_nailed_down)
 
 static const struct refusal {
     const char *what;
-    struct cairn_chunk_header change; /* fields that are not 0 replace those of a good push */
-    size_t payload_bytes;             /* 0: what the header says */
+    struct chunk_header change; /* fields that are not 0 replace those of a good push */
+    size_t payload_bytes;       /* 0: what the header says */
     cairn_status status;
 } refusals[] = {
     { "kind 12 is not one", { .kind = CAIRN_CHUNK_KIND_COUNT }, 0, CAIRN_ERR_MALFORMED },
@@ -98,7 +97,7 @@ static const struct refusal {
 TEST_EACH(a_bad_header_is_refused, 0, sizeof refusals / sizeof refusals[0])
 {
     const struct refusal *row = &refusals[_i];
-    struct cairn_chunk_header h = a_push();
+    struct chunk_header h = a_push();
     if (row->change.kind != 0) h.kind = row->change.kind;
     if (row->change.dtype != 0) h.dtype = row->change.dtype;
     if (row->change.leaf_count != 0) h.leaf_count = row->change.leaf_count;
@@ -110,7 +109,7 @@ TEST_EACH(a_bad_header_is_refused, 0, sizeof refusals / sizeof refusals[0])
 
 TEST(a_tile_may_have_fewer_elements_than_leaves_and_is_one_that_is_known)
 {
-    struct cairn_chunk_header push = a_push();
+    struct chunk_header push = a_push();
     push.payload_bytes = 4;
     ck_assert_int_eq(judge(push, 4), CAIRN_ERR_MALFORMED);
     push.tile = CAIRN_TILE_OWN;
@@ -120,7 +119,7 @@ TEST(a_tile_may_have_fewer_elements_than_leaves_and_is_one_that_is_known)
     push.payload_bytes = 4;
     push.tile = CAIRN_TILE_BOX;
     ck_assert_int_eq(judge(push, 4), CAIRN_ERR_MALFORMED);
-    struct cairn_chunk_header data = push; // from a shard: the number of the shard
+    struct chunk_header data = push; // from a shard: the number of the shard
     data.kind = CAIRN_CHUNK_DATA;
     data.plane = CAIRN_PLANE_WIRE;
     data.tile = 4711;
@@ -129,7 +128,7 @@ TEST(a_tile_may_have_fewer_elements_than_leaves_and_is_one_that_is_known)
 
 TEST(a_fetch_carries_a_box_if_it_asks_for_one_and_else_nothing)
 {
-    struct cairn_chunk_header fetch = a_push();
+    struct chunk_header fetch = a_push();
     fetch.kind = CAIRN_CHUNK_FETCH;
     fetch.plane = CAIRN_PLANE_WIRE;
     fetch.payload_bytes = 0;
@@ -149,7 +148,7 @@ TEST(a_fetch_carries_a_box_if_it_asks_for_one_and_else_nothing)
 
 TEST(a_put_of_a_box_carries_it_before_at_least_one_element)
 {
-    struct cairn_chunk_header put = a_push();
+    struct chunk_header put = a_push();
     put.kind = CAIRN_CHUNK_PUT;
     put.plane = CAIRN_PLANE_PARAM;
     put.dtype = CAIRN_F32;
@@ -169,17 +168,16 @@ TEST(a_put_of_a_box_carries_it_before_at_least_one_element)
 
 TEST(another_protocol_and_another_magic_are_told_apart)
 {
-    struct cairn_chunk_header header = a_push(), out;
+    struct chunk_header header = a_push(), out;
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
-    cairn_chunk_encode(&header, bytes);
+    chunk_encode(&header, bytes);
     bytes[5]++;
-    ck_assert_int_eq(cairn_chunk_decode(bytes, sizeof bytes, header.payload_bytes, &out),
+    ck_assert_int_eq(chunk_decode(bytes, sizeof bytes, header.payload_bytes, &out),
                      CAIRN_ERR_VERSION);
     bytes[0] ^= 1;
-    ck_assert_int_eq(cairn_chunk_decode(bytes, sizeof bytes, header.payload_bytes, &out),
+    ck_assert_int_eq(chunk_decode(bytes, sizeof bytes, header.payload_bytes, &out),
                      CAIRN_ERR_MALFORMED);
-    ck_assert_int_eq(cairn_chunk_decode(bytes, 127, header.payload_bytes, &out),
-                     CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(chunk_decode(bytes, 127, header.payload_bytes, &out), CAIRN_ERR_MALFORMED);
 }
 
 TEST(random_headers_never_pass_with_a_size_that_is_not_theirs)
@@ -187,10 +185,10 @@ TEST(random_headers_never_pass_with_a_size_that_is_not_theirs)
     unsigned seed = 12345;
     for (int i = 0; i < 200000; i++) {
         uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
-        struct cairn_chunk_header out, good = a_push();
-        cairn_chunk_encode(&good, bytes);
+        struct chunk_header out, good = a_push();
+        chunk_encode(&good, bytes);
         for (int k = 0; k < 6; k++) bytes[4 + rand_r(&seed) % 124] = (uint8_t)rand_r(&seed);
-        if (cairn_chunk_decode(bytes, sizeof bytes, good.payload_bytes, &out) != CAIRN_OK) continue;
+        if (chunk_decode(bytes, sizeof bytes, good.payload_bytes, &out) != CAIRN_OK) continue;
         ck_assert_uint_eq(out.payload_bytes, good.payload_bytes);
         ck_assert_uint_lt(out.kind, CAIRN_CHUNK_KIND_COUNT);
     }

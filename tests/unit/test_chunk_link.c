@@ -8,37 +8,37 @@
 static bool is_awaited;
 static unsigned told;
 
-static bool waits(const struct cairn_chunk_link *link)
+static bool waits(const struct chunk_link *link)
 {
     (void)link;
     return is_awaited;
 }
 
-static void starved(struct cairn_chunk_link *link)
+static void starved(struct chunk_link *link)
 {
     (void)link;
     told++;
 }
 
-static const struct cairn_chunk_link_hands hands = { .waits = waits, .starved = starved };
+static const struct chunk_link_hands hands = { .waits = waits, .starved = starved };
 
-static uint64_t starved_at(struct cairn_chunk_link *link, uint64_t now_ms)
+static uint64_t starved_at(struct chunk_link *link, uint64_t now_ms)
 {
-    cairn_chunk_link_tick(link, NULL, NULL, 0, now_ms);
-    return cairn_chunk_link_starved_ms(link, now_ms);
+    chunk_link_tick(link, NULL, NULL, 0, now_ms);
+    return chunk_link_starved_ms(link, now_ms);
 }
 
 TEST(what_could_not_be_sent_is_told_until_as_much_goes)
 {
-    struct cairn_chunk_link link = { .hands = &hands };
+    struct chunk_link link = { .hands = &hands };
     is_awaited = true;
     ck_assert_uint_eq(starved_at(&link, 1000), 0);
-    cairn_chunk_link_note_memory(&link, CAIRN_ERR_NO_MEMORY, 4096);
+    chunk_link_note_memory(&link, CAIRN_ERR_NO_MEMORY, 4096);
     ck_assert_uint_eq(starved_at(&link, 2000), 0);
-    cairn_chunk_link_note_memory(&link, CAIRN_OK, 0); // a header goes all the same
+    chunk_link_note_memory(&link, CAIRN_OK, 0); // a header goes all the same
     ck_assert_uint_eq(starved_at(&link, 3500), 1500);
     ck_assert_uint_eq(told, 1);
-    cairn_chunk_link_note_memory(&link, CAIRN_OK, 4096);
+    chunk_link_note_memory(&link, CAIRN_OK, 4096);
     ck_assert_uint_eq(starved_at(&link, 4000), 0);
     ck_assert_uint_eq(told, 1);
 }
@@ -47,42 +47,42 @@ TEST(what_could_not_be_sent_is_told_until_as_much_goes)
  * memory. */
 TEST(what_nobody_awaits_any_more_is_not_held_against_what_is_awaited_later)
 {
-    struct cairn_chunk_link link = { .hands = &hands };
+    struct chunk_link link = { .hands = &hands };
     is_awaited = true;
-    cairn_chunk_link_note_memory(&link, CAIRN_ERR_NO_MEMORY, 4096);
+    chunk_link_note_memory(&link, CAIRN_ERR_NO_MEMORY, 4096);
     ck_assert_uint_eq(starved_at(&link, 1000), 0);
     is_awaited = false;
     ck_assert_uint_eq(starved_at(&link, 2000), 0);
     is_awaited = true;
-    cairn_chunk_link_note_memory(&link, CAIRN_OK, 100);
+    chunk_link_note_memory(&link, CAIRN_OK, 100);
     ck_assert_uint_eq(starved_at(&link, 3000), 0);
     ck_assert_uint_eq(starved_at(&link, 9000), 0);
     ck_assert_uint_eq(told, 0);
 }
 
-static uint64_t silent_at(struct cairn_chunk_link *link, uint64_t now_ms)
+static uint64_t silent_at(struct chunk_link *link, uint64_t now_ms)
 {
-    cairn_chunk_link_tick(link, NULL, NULL, 0, now_ms);
-    return cairn_chunk_link_silent_ms(link, now_ms);
+    chunk_link_tick(link, NULL, NULL, 0, now_ms);
+    return chunk_link_silent_ms(link, now_ms);
 }
 
 /* No connection stands, which changes nothing of it. */
 TEST(a_silence_lasts_while_something_is_awaited_and_nothing_comes)
 {
-    struct cairn_chunk_link link = { .hands = &hands };
+    struct chunk_link link = { .hands = &hands };
     is_awaited = true;
     ck_assert_uint_eq(silent_at(&link, 10000), 0); // the first look
     ck_assert_uint_eq(silent_at(&link, 10500), 500);
     ck_assert_uint_eq(silent_at(&link, 11400), 1400);
-    ck_assert(cairn_chunk_link_heard(&link));
+    ck_assert(chunk_link_heard(&link));
     ck_assert_uint_eq(silent_at(&link, 12000), 0);
     ck_assert_uint_eq(silent_at(&link, 12900), 900);
     is_awaited = false;
     ck_assert_uint_eq(silent_at(&link, 13000), 0);
     is_awaited = true;
     ck_assert_uint_eq(silent_at(&link, 13900), 900);
-    ck_assert_uint_eq(cairn_chunk_link_silent_ms(&link, 16000), 0); // nobody has looked
-    ck_assert_uint_eq(silent_at(&link, 20000), 0);                  // this process was stopped
+    ck_assert_uint_eq(chunk_link_silent_ms(&link, 16000), 0); // nobody has looked
+    ck_assert_uint_eq(silent_at(&link, 20000), 0);            // this process was stopped
     ck_assert_uint_eq(silent_at(&link, 20800), 800);
 }
 

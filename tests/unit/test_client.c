@@ -28,10 +28,10 @@ TEST(cairn_h_has_the_numbers_of_the_status_table)
 
 TEST(cairn_h_has_the_numbers_of_the_wire)
 {
-    ck_assert_str_eq(cairn_dtype_name(CAIRN_F32), "f32");
-    ck_assert_str_eq(cairn_dtype_name(CAIRN_BF16), "bf16");
-    ck_assert_str_eq(cairn_dtype_name(CAIRN_F16), "f16");
-    ck_assert_str_eq(cairn_dtype_name(CAIRN_F64), "f64");
+    ck_assert_str_eq(dtype_label(CAIRN_F32), "f32");
+    ck_assert_str_eq(dtype_label(CAIRN_BF16), "bf16");
+    ck_assert_str_eq(dtype_label(CAIRN_F16), "f16");
+    ck_assert_str_eq(dtype_label(CAIRN_F64), "f64");
     ck_assert_uint_eq(sizeof(struct cairn_box), 4 + 4 + 2 * 8 * 8);
     ck_assert_uint_eq(sizeof(struct cairn_version), 16);
 }
@@ -48,43 +48,43 @@ TEST(a_closed_handle_is_no_handle)
 {
     int object;
     freed = 0;
-    void *handle = cairn_handle_open(CAIRN_HANDLE_JOB, &object, count_free);
-    ck_assert_ptr_eq(cairn_handle_get(CAIRN_HANDLE_JOB, handle), &object);
-    ck_assert_ptr_null(cairn_handle_get(CAIRN_HANDLE_OP, handle)); // another kind
-    ck_assert_int_eq(cairn_handle_close(CAIRN_HANDLE_JOB, handle), 1);
+    void *handle = handle_open(CAIRN_HANDLE_JOB, &object, count_free);
+    ck_assert_ptr_eq(handle_get(CAIRN_HANDLE_JOB, handle), &object);
+    ck_assert_ptr_null(handle_get(CAIRN_HANDLE_OP, handle)); // another kind
+    ck_assert_int_eq(handle_close(CAIRN_HANDLE_JOB, handle), 1);
     ck_assert_int_eq(freed, 0); // still counted
-    ck_assert_ptr_null(cairn_handle_get(CAIRN_HANDLE_JOB, handle));
-    ck_assert_int_eq(cairn_handle_close(CAIRN_HANDLE_JOB, handle), 0);
-    cairn_handle_put(handle);
+    ck_assert_ptr_null(handle_get(CAIRN_HANDLE_JOB, handle));
+    ck_assert_int_eq(handle_close(CAIRN_HANDLE_JOB, handle), 0);
+    handle_put(handle);
     ck_assert_int_eq(freed, 1);
-    void *next = cairn_handle_open(CAIRN_HANDLE_JOB, &object, count_free); // the same slot
+    void *next = handle_open(CAIRN_HANDLE_JOB, &object, count_free); // the same slot
     ck_assert_ptr_ne(next, handle);
-    ck_assert_ptr_null(cairn_handle_get(CAIRN_HANDLE_JOB, handle));
-    ck_assert_int_eq(cairn_handle_close(CAIRN_HANDLE_JOB, next), 1);
-    ck_assert_ptr_null(cairn_handle_get(CAIRN_HANDLE_JOB, &object)); // a pointer of somebody else
-    ck_assert_ptr_null(cairn_handle_get(CAIRN_HANDLE_JOB, NULL));
+    ck_assert_ptr_null(handle_get(CAIRN_HANDLE_JOB, handle));
+    ck_assert_int_eq(handle_close(CAIRN_HANDLE_JOB, next), 1);
+    ck_assert_ptr_null(handle_get(CAIRN_HANDLE_JOB, &object)); // a pointer of somebody else
+    ck_assert_ptr_null(handle_get(CAIRN_HANDLE_JOB, NULL));
 }
 
 TEST(a_handle_is_no_handle_in_a_forked_process)
 {
     int object, status;
     char who[32];
-    void *handle = cairn_handle_open(CAIRN_HANDLE_SESSION, &object, NULL);
+    void *handle = handle_open(CAIRN_HANDLE_SESSION, &object, NULL);
     snprintf(who, sizeof who, "process %ld,", (long)getpid());
     const pid_t child = fork();
     ck_assert_int_ge(child, 0);
     if (child == 0) {
-        void *buffer, *own = cairn_handle_open(CAIRN_HANDLE_SESSION, &object, NULL);
+        void *buffer, *own = handle_open(CAIRN_HANDLE_SESSION, &object, NULL);
         cairn_close(handle); // nothing to wait for
         _exit(cairn_alloc(handle, 1, 0, &buffer) == CAIRN_ERR_HANDLE &&
                       strstr(cairn_error(), who) != NULL &&
-                      cairn_handle_get(CAIRN_HANDLE_SESSION, own) == &object
+                      handle_get(CAIRN_HANDLE_SESSION, own) == &object
                   ? 0
                   : 1);
     }
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    ck_assert_ptr_eq(cairn_handle_get(CAIRN_HANDLE_SESSION, handle), &object);
+    ck_assert_ptr_eq(handle_get(CAIRN_HANDLE_SESSION, handle), &object);
 }
 
 enum { THREADS = 4, TURNS = 20000 };
@@ -94,11 +94,11 @@ static void *get_and_put(void *arg)
 {
     int *misses = arg;
     for (int i = 0; i < TURNS; i++) {
-        if (cairn_handle_get(CAIRN_HANDLE_OP, shared_handle) != NULL)
-            cairn_handle_put(shared_handle);
+        if (handle_get(CAIRN_HANDLE_OP, shared_handle) != NULL)
+            handle_put(shared_handle);
         else
             (*misses)++;
-        if (i == TURNS / 2) cairn_handle_close(CAIRN_HANDLE_OP, shared_handle);
+        if (i == TURNS / 2) handle_close(CAIRN_HANDLE_OP, shared_handle);
     }
     return NULL;
 }
@@ -108,7 +108,7 @@ TEST(threads_may_close_and_use_a_handle_at_once)
     pthread_t threads[THREADS];
     int object, misses[THREADS] = { 0 };
     freed = 0;
-    shared_handle = cairn_handle_open(CAIRN_HANDLE_OP, &object, count_free);
+    shared_handle = handle_open(CAIRN_HANDLE_OP, &object, count_free);
     for (int i = 0; i < THREADS; i++)
         ck_assert_int_eq(pthread_create(&threads[i], NULL, get_and_put, &misses[i]), 0);
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);

@@ -26,8 +26,8 @@ static void welcome(int fd)
     size_t bytes;
     message.heartbeat_ms = 1000;
     message.lease_ms = 5000;
-    ck_assert_int_eq(cairn_frame_pack(CAIRN_MSG_WELCOME, 1, &message.base, CAIRN_FRAME_BYTES_MAX,
-                                      &frame, &bytes, NULL),
+    ck_assert_int_eq(frame_pack(CAIRN_MSG_WELCOME, 1, &message.base, CAIRN_FRAME_BYTES_MAX, &frame,
+                                &bytes, NULL),
                      CAIRN_OK);
     ck_assert_int_eq(send(fd, frame, bytes, MSG_NOSIGNAL), (ssize_t)bytes);
     free(frame);
@@ -41,9 +41,9 @@ static void fail_it(int fd)
     size_t bytes;
     message.status = CAIRN_ERR_CLOSED;
     message.text = (char *)(uintptr_t) "s1: it restarted without its part";
-    ck_assert_int_eq(cairn_frame_pack(CAIRN_MSG_ERROR, 2, &message.base, CAIRN_FRAME_BYTES_MAX,
-                                      &frame, &bytes, NULL),
-                     CAIRN_OK);
+    ck_assert_int_eq(
+        frame_pack(CAIRN_MSG_ERROR, 2, &message.base, CAIRN_FRAME_BYTES_MAX, &frame, &bytes, NULL),
+        CAIRN_OK);
     ck_assert_int_eq(send(fd, frame, bytes, MSG_NOSIGNAL), (ssize_t)bytes);
     free(frame);
 }

@@ -18,59 +18,58 @@ enum { SHARDS = 2, JOB = 7, ROWS = 40000, COLUMNS = 1024 };
 
 static const struct cairn_version version = { 1, 5 }, later = { 1, 6 };
 static struct node daemon_node, worker;
-static struct cairn_fabric_peer *to_worker;
+static struct fabric_peer *to_worker;
 static unsigned shown;
 
 /* What a worker is, as far as it reads. */
 static struct session session;
 static struct job job;
-static struct cairn_tensor_spec tensor;
+static struct tensor_spec tensor;
 static struct body *body;
 
 /* What shards publish. */
 static struct arena heads[SHARDS], wires[SHARDS];
 
-static void on_mapping(void *arg, struct cairn_fabric_mapping *mapping)
+static void on_mapping(void *arg, struct fabric_mapping *mapping)
 {
     (void)arg;
-    cairn_mapped_on_mapping(&session, mapping);
+    mapped_on_mapping(&session, mapping);
     shown++;
 }
 
-static void on_gone(void *arg, struct cairn_fabric_mapping *mapping)
+static void on_gone(void *arg, struct fabric_mapping *mapping)
 {
     (void)arg;
-    cairn_mapped_on_gone(&session, mapping);
+    mapped_on_gone(&session, mapping);
 }
 
 /* One tensor of 160 MB, over so many shards. */
 static void open_all(uint32_t shard_count)
 {
-    const struct cairn_shape shape = { .rank = 2, .dim = { ROWS, COLUMNS } };
-    const struct cairn_layout_tensor planned = {
+    const struct shape shape = { .rank = 2, .dim = { ROWS, COLUMNS } };
+    const struct layout_tensor planned = {
         .name = "a", .unit = "a", .shape = shape, .elem_bytes = 20
     };
-    const struct cairn_plan_request request = { .tensors = &planned,
-                                                .tensor_count = 1,
-                                                .shard_count = shard_count };
-    const struct cairn_fabric_options options = { .on_mapping = on_mapping,
-                                                  .on_mapping_gone = on_gone };
+    const struct plan_request request = { .tensors = &planned,
+                                          .tensor_count = 1,
+                                          .shard_count = shard_count };
+    const struct fabric_options options = { .on_mapping = on_mapping, .on_mapping_gone = on_gone };
     const struct cairn_version none = { 0, 0 };
-    struct cairn_layout *layout;
+    struct layout *layout;
     shown = 0;
     memset(&session, 0, sizeof session);
     memset(&job, 0, sizeof job);
     pthread_mutex_init(&session.lock, NULL);
     session.jobs = &job;
-    tensor = (struct cairn_tensor_spec) { .shape = shape, .wire = CAIRN_F32 };
+    tensor = (struct tensor_spec) { .shape = shape, .wire = CAIRN_F32 };
     job.session = &session;
     job.spec.tensors = &tensor;
     job.spec.tensor_count = 1;
     job.attachment.job = JOB;
     job.spec.chunk_leaves = 4;
-    ck_assert_int_eq(cairn_plan_make(&request, &layout, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_body_open(&job.spec, layout, none, &body), CAIRN_OK);
-    cairn_bodies_add(&job, body);
+    ck_assert_int_eq(plan_make(&request, &layout, NULL), CAIRN_OK);
+    ck_assert_int_eq(body_open(&job.spec, layout, none, &body), CAIRN_OK);
+    bodies_add(&job, body);
     node_open(&daemon_node, "mapped", NULL);
     node_open(&worker, "mapped", &options);
     to_worker = node_connect_to(&daemon_node, &worker);
@@ -78,8 +77,8 @@ static void open_all(uint32_t shard_count)
 
 static void close_all(void)
 {
-    cairn_stitches_release(&job);
-    cairn_mapped_release(&session);
+    stitches_release(&job);
+    mapped_release(&session);
     node_close(&worker);
     node_close(&daemon_node);
     for (uint32_t i = 0; i < SHARDS && heads[i].base != NULL; i++) {
@@ -88,7 +87,7 @@ static void close_all(void)
         arena_close(&heads[i]);
         arena_close(&wires[i]);
     }
-    cairn_bodies_release(&job);
+    bodies_release(&job);
     pthread_mutex_destroy(&session.lock);
 }
 
@@ -96,26 +95,26 @@ static uint64_t published_bytes(uint32_t shard)
 {
     uint64_t end = 0;
     for (size_t i = 0; i < body->parts[shard].map.extent_count; i++)
-        (void)cairn_published_place(&body->parts[shard].map, i, sizeof(float), &end);
+        (void)published_place(&body->parts[shard].map, i, sizeof(float), &end);
     return end;
 }
 
-static struct cairn_published_note note_of(uint32_t shard, uint32_t copy)
+static struct published_note note_of(uint32_t shard, uint32_t copy)
 {
-    struct cairn_published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
-                                         .shard = shard,
-                                         .job = JOB,
-                                         .incarnation = 99,
-                                         .side = CAIRN_PUBLISHED_HOST,
-                                         .copy = copy };
+    struct published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
+                                   .shard = shard,
+                                   .job = JOB,
+                                   .incarnation = 99,
+                                   .side = CAIRN_PUBLISHED_HOST,
+                                   .copy = copy };
     memcpy(&note.layout_hash, body->layout->hash, sizeof note.layout_hash);
-    note.segment_count = (uint32_t)cairn_segments(published_bytes(shard));
+    note.segment_count = (uint32_t)memory_segments(published_bytes(shard));
     return note;
 }
 
-static struct cairn_published_head *head_of(uint32_t shard)
+static struct published_head *head_of(uint32_t shard)
 {
-    return (struct cairn_published_head *)heads[shard].base;
+    return (struct published_head *)heads[shard].base;
 }
 
 /* The n-th byte of the tensor at a version. */
@@ -125,7 +124,7 @@ static uint8_t byte_of(uint64_t n, struct cairn_version at)
 }
 
 /* The pages at both ends of each segment and extent, of an extent that begins at `at` of the wire. */
-static void write_some(uint32_t shard, const struct cairn_local_extent *extent, uint64_t at)
+static void write_some(uint32_t shard, const struct local_extent *extent, uint64_t at)
 {
     const uint64_t from = extent->first_elem * sizeof(float);
     const uint64_t bytes = extent->elem_count * sizeof(float);
@@ -143,24 +142,24 @@ static void write_some(uint32_t shard, const struct cairn_local_extent *extent, 
 static void write_version(uint32_t shard)
 {
     uint64_t end = 0;
-    cairn_published_write_begin(head_of(shard));
+    published_write_begin(head_of(shard));
     for (size_t i = 0; i < body->parts[shard].map.extent_count; i++)
         write_some(shard, &body->parts[shard].map.extents[i],
-                   cairn_published_place(&body->parts[shard].map, i, sizeof(float), &end));
-    cairn_published_write_end(head_of(shard), version, CAIRN_PUBLISHED_HOST);
+                   published_place(&body->parts[shard].map, i, sizeof(float), &end));
+    published_write_end(head_of(shard), version, CAIRN_PUBLISHED_HOST);
 }
 
 static void open_copy(uint32_t shard)
 {
-    struct cairn_sentence why;
-    struct cairn_home *host = cairn_home_host();
+    struct sentence why;
+    struct home *host = home_host();
     ck_assert_int_eq(arena_open_shared(host, "head", 4096, &heads[shard], &why), CAIRN_OK);
     ck_assert_int_eq(arena_open_shared(host, "wire", published_bytes(shard), &wires[shard], &why),
                      CAIRN_OK);
-    cairn_published_head_init(head_of(shard), &body->parts[shard].map, JOB, published_bytes(shard));
-    cairn_published_set_copy(head_of(shard), 1);
+    published_head_init(head_of(shard), &body->parts[shard].map, JOB, published_bytes(shard));
+    published_set_copy(head_of(shard), 1);
     write_version(shard);
-    struct cairn_published_note note = note_of(shard, 1);
+    struct published_note note = note_of(shard, 1);
     ck_assert(arena_share(&wires[shard], daemon_node.fabric, &note));
     note.segment = note.segment_count;
     ck_assert(arena_share(&heads[shard], daemon_node.fabric, &note));
@@ -170,7 +169,7 @@ static struct lent *lend(void)
 {
     static const uint32_t first = 0;
     pthread_mutex_lock(&session.lock);
-    struct lent *lent = cairn_lent_open(&job, version, CAIRN_PUBLISHED_HOST, &first, 1);
+    struct lent *lent = lent_open(&job, version, CAIRN_PUBLISHED_HOST, &first, 1);
     pthread_mutex_unlock(&session.lock);
     return lent;
 }
@@ -178,7 +177,7 @@ static struct lent *lend(void)
 static void give_back(struct lent *lent)
 {
     pthread_mutex_lock(&session.lock);
-    cairn_lent_close(lent);
+    lent_close(lent);
     pthread_mutex_unlock(&session.lock);
 }
 
@@ -189,8 +188,8 @@ static void check_bytes(const uint8_t *tensor_bytes)
     for (uint32_t s = 0; s < body->layout->shard_count; s++) {
         uint64_t end = 0;
         for (size_t e = 0; e < body->parts[s].map.extent_count; e++) {
-            const struct cairn_local_extent *extent = &body->parts[s].map.extents[e];
-            const uint64_t at = cairn_published_place(&body->parts[s].map, e, sizeof(float), &end);
+            const struct local_extent *extent = &body->parts[s].map.extents[e];
+            const uint64_t at = published_place(&body->parts[s].map, e, sizeof(float), &end);
             const uint64_t from = extent->first_elem * sizeof(float);
             for (uint64_t cut = CAIRN_SEGMENT_BYTES; cut < end; cut += CAIRN_SEGMENT_BYTES) {
                 if (cut < at + 4096) continue;
@@ -217,21 +216,21 @@ static void check_all(uint32_t shard_count, unsigned segments)
         ck_assert_ptr_null(lend()); // not all is here
         arena_show(&heads[s], to_worker);
         arena_show(&wires[s], to_worker);
-        awaited += 1 + (unsigned)cairn_home_memory_segments(&wires[s].memory);
+        awaited += 1 + (unsigned)home_memory_segments(&wires[s].memory);
         pump(&daemon_node, &worker, &shown, awaited);
     }
     ck_assert_uint_eq(awaited, segments + shard_count);
     for (int again = 0; again < 2; again++) {
         struct lent *lent = lend();
         ck_assert_ptr_nonnull(lent);
-        check_bytes(cairn_lent_at(lent, 0));
-        ck_assert(cairn_lent_whole(lent));
+        check_bytes(lent_at(lent, 0));
+        ck_assert(lent_whole(lent));
         give_back(lent);
     }
     struct lent *lent = lend();
-    cairn_published_write_begin(head_of(shard_count - 1));
-    cairn_published_write_end(head_of(shard_count - 1), later, CAIRN_PUBLISHED_HOST);
-    ck_assert(!cairn_lent_whole(lent));
+    published_write_begin(head_of(shard_count - 1));
+    published_write_end(head_of(shard_count - 1), later, CAIRN_PUBLISHED_HOST);
+    ck_assert(!lent_whole(lent));
     give_back(lent);
     ck_assert_ptr_null(lend());
     close_all();
@@ -261,9 +260,9 @@ TEST(a_segment_that_is_given_back_takes_the_copy_away_but_not_from_whoever_reads
         pump_for_ms(&daemon_node, &worker, 1);
     ck_assert(session.published->gone);
     ck_assert_ptr_null(lend());
-    check_bytes(cairn_lent_at(lent, 0));
+    check_bytes(lent_at(lent, 0));
     give_back(lent);
-    cairn_mapped_sweep(&session);
+    mapped_sweep(&session);
     ck_assert_ptr_null(session.published);
     close_all();
 }
@@ -271,8 +270,8 @@ TEST(a_segment_that_is_given_back_takes_the_copy_away_but_not_from_whoever_reads
 /* A copy is read by the layout that it was written by, and a version by the one that serves it. */
 TEST(after_a_change_each_version_is_lent_by_its_own_layout)
 {
-    const struct cairn_shape shape = { .rank = 2, .dim = { ROWS, COLUMNS } };
-    const struct cairn_layout_tensor planned = {
+    const struct shape shape = { .rank = 2, .dim = { ROWS, COLUMNS } };
+    const struct layout_tensor planned = {
         .name = "a", .unit = "a", .shape = shape, .elem_bytes = 20
     };
     open_all(1);
@@ -281,39 +280,39 @@ TEST(after_a_change_each_version_is_lent_by_its_own_layout)
     arena_show(&heads[0], to_worker);
     pump(&daemon_node, &worker, &shown, 4);
     struct body *before = body, *after;
-    struct cairn_layout *layout;
-    struct cairn_extent *extents = malloc(2 * sizeof *extents);
+    struct layout *layout;
+    struct extent *extents = malloc(2 * sizeof *extents);
     const uint64_t quanta = body->layout->extents[0].quantum_count;
-    extents[0] = (struct cairn_extent) { .shard = 1, .quantum_count = quanta / 2 };
-    extents[1] = (struct cairn_extent) { .shard = 0,
-                                         .first_quantum = quanta / 2,
-                                         .quantum_count = quanta - quanta / 2 };
-    ck_assert_int_eq(cairn_layout_make(&planned, 1, 2, 2, extents, 2, &layout), CAIRN_OK);
-    ck_assert_int_eq(cairn_body_open(&job.spec, layout, later, &after), CAIRN_OK);
-    cairn_bodies_add(&job, after);
+    extents[0] = (struct extent) { .shard = 1, .quantum_count = quanta / 2 };
+    extents[1] = (struct extent) { .shard = 0,
+                                   .first_quantum = quanta / 2,
+                                   .quantum_count = quanta - quanta / 2 };
+    ck_assert_int_eq(layout_make(&planned, 1, 2, 2, extents, 2, &layout), CAIRN_OK);
+    ck_assert_int_eq(body_open(&job.spec, layout, later, &after), CAIRN_OK);
+    bodies_add(&job, after);
     struct lent *lent = lend();
     ck_assert_ptr_nonnull(lent); // the older version, by the older layout
-    check_bytes(cairn_lent_at(lent, 0));
+    check_bytes(lent_at(lent, 0));
     give_back(lent);
-    cairn_bodies_serve_since(&job, after, version);
+    bodies_serve_since(&job, after, version);
     ck_assert_ptr_null(lend()); // nobody has shown what it is by the newer one
-    ck_assert_ptr_eq(cairn_body_of_version(&job, version), after);
-    cairn_bodies_serve_since(&job, after, later);
+    ck_assert_ptr_eq(body_of_version(&job, version), after);
+    bodies_serve_since(&job, after, later);
     job.known.newest = (struct cairn_version) { later.generation, later.step + 1 };
     after->layout->extent_count = 1 << 20; // as if it were so large that nothing is kept in vain
-    ck_assert(!cairn_bodies_trim(&job));
+    ck_assert(!bodies_trim(&job));
     job.known.newest.step++;
-    cairn_body_get(before); // by something that is under way
-    ck_assert(!cairn_bodies_trim(&job));
-    cairn_body_put(before);
+    body_get(before); // by something that is under way
+    ck_assert(!bodies_trim(&job));
+    body_put(before);
     job.leased.oldest = version;
-    job.leased.until_ms = cairn_client_now_ms() + 60000;
-    ck_assert(!cairn_bodies_trim(&job));
+    job.leased.until_ms = client_now_ms() + 60000;
+    ck_assert(!bodies_trim(&job));
     job.leased.until_ms = 0;
     after->layout->extent_count = 2;
-    ck_assert(!cairn_bodies_trim(&job));
+    ck_assert(!bodies_trim(&job));
     after->layout->extent_count = 1 << 20;
-    ck_assert(cairn_bodies_trim(&job));
+    ck_assert(bodies_trim(&job));
     ck_assert_ptr_null(after->older);
     after->layout->extent_count = 2;
     body = NULL;
@@ -322,23 +321,23 @@ TEST(after_a_change_each_version_is_lent_by_its_own_layout)
 
 /* ---- what does not fit together ---- */
 
-static void show_region(const struct cairn_published_note *note, uint64_t bytes, bool is_head)
+static void show_region(const struct published_note *note, uint64_t bytes, bool is_head)
 {
-    struct cairn_fabric_region *region;
+    struct fabric_region *region;
     const int fd = memfd_create("region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (is_head) {
-        struct cairn_published_head *head = base;
-        cairn_published_head_init(head, &body->parts[0].map, JOB, published_bytes(0));
-        cairn_published_set_copy(head, note->copy);
-        cairn_published_write_end(head, version, CAIRN_PUBLISHED_HOST);
+        struct published_head *head = base;
+        published_head_init(head, &body->parts[0].map, JOB, published_bytes(0));
+        published_set_copy(head, note->copy);
+        published_write_end(head, version, CAIRN_PUBLISHED_HOST);
     }
     ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS), 0);
     ck_assert_int_eq(
-        cairn_fabric_region_add(daemon_node.fabric, base, bytes, fd, note, sizeof *note, &region),
+        fabric_region_add(daemon_node.fabric, base, bytes, fd, note, sizeof *note, &region),
         CAIRN_OK);
-    ck_assert_int_eq(cairn_fabric_region_show(region, to_worker), CAIRN_OK);
+    ck_assert_int_eq(fabric_region_show(region, to_worker), CAIRN_OK);
     const unsigned before = shown;
     pump(&daemon_node, &worker, &shown, before + 1);
 }
@@ -367,7 +366,7 @@ TEST(what_does_not_fit_together_is_never_read)
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         open_all(1);
         const uint64_t bytes = published_bytes(0), last = bytes - 2 * CAIRN_SEGMENT_BYTES;
-        struct cairn_published_note note = note_of(0, 1);
+        struct published_note note = note_of(0, 1);
         ck_assert_uint_eq(note.segment_count, HEAD);
         note.segment_count += cases[c].more_segments;
         for (int i = 0; i < 5 && cases[c].segments[i] != NONE; i++) {

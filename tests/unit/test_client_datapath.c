@@ -16,15 +16,15 @@ static struct job job;
 static struct shard_link shard, *links[] = { &shard };
 
 static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct cairn_fabric_message *message)
+                       struct fabric_message *message)
 {
     (void)arg, (void)header, (void)header_bytes, (void)payload_bytes, (void)message;
 }
 
 static void set_up(void)
 {
-    struct cairn_sentence why = { "" };
-    const struct cairn_fabric_options options = { .on_message = on_nothing };
+    struct sentence why = { "" };
+    const struct fabric_options options = { .on_message = on_nothing };
     size_t bytes;
     memset(&session, 0, sizeof session);
     memset(&job, 0, sizeof job);
@@ -34,21 +34,21 @@ static void set_up(void)
     session.ended = true; // nobody is woken
     job.session = &session;
     shard.job = &job;
-    ck_assert_msg(cairn_fabric_open("ucx", &options, &session.path.fabric, &why) == CAIRN_OK, "%s",
+    ck_assert_msg(fabric_open("ucx", &options, &session.path.fabric, &why) == CAIRN_OK, "%s",
                   why.text);
-    const void *address = cairn_fabric_address(session.path.fabric, &bytes);
+    const void *address = fabric_own_address(session.path.fabric, &bytes);
     shard.address = (uint8_t *)(uintptr_t)address;
     shard.address_bytes = bytes;
 }
 
 static void tear_down(void)
 {
-    cairn_fabric_close(session.path.fabric);
+    fabric_close(session.path.fabric);
 }
 
 static uint64_t judge_until(uint64_t from_ms, uint64_t to_ms)
 {
-    for (; from_ms <= to_ms; from_ms += STEP_MS) cairn_datapath_judge(&shard, from_ms);
+    for (; from_ms <= to_ms; from_ms += STEP_MS) datapath_judge(&shard, from_ms);
     return from_ms;
 }
 
@@ -63,18 +63,18 @@ TEST(a_shard_that_is_never_heard_fails_the_job)
 /* Such a shard has no place in the network by which it could be named. */
 TEST(a_shard_that_listens_on_no_network_says_how_it_is_reached)
 {
-    struct cairn_sentence why = { "" };
-    const struct cairn_fabric_options options = { .on_message = on_nothing };
-    struct cairn_fabric *its;
-    ck_assert_int_eq(cairn_fabric_open("auto", &options, &its, &why), CAIRN_OK);
-    shard.address = (uint8_t *)(uintptr_t)cairn_fabric_address(its, &shard.address_bytes);
+    struct sentence why = { "" };
+    const struct fabric_options options = { .on_message = on_nothing };
+    struct fabric *its;
+    ck_assert_int_eq(fabric_open("auto", &options, &its, &why), CAIRN_OK);
+    shard.address = (uint8_t *)(uintptr_t)fabric_own_address(its, &shard.address_bytes);
     judge_until(BEGIN_MS, BEGIN_MS + 5000);
     ck_assert_int_eq(job.failure.status, CAIRN_ERR_UNREACHABLE);
     const char *text = job.failure.why.text;
     ck_assert_ptr_nonnull(strstr(text, "from its own host only, by mapped memory"));
     ck_assert_ptr_nonnull(strstr(text, "fabric ucx of this process"));
     ck_assert_ptr_nonnull(strstr(text, "set fabric.kind = ucx there"));
-    cairn_fabric_close(its);
+    fabric_close(its);
 }
 
 /* It was stopped, or its host asleep: what came meanwhile is not read yet. */
@@ -91,7 +91,7 @@ TEST(time_in_which_the_worker_did_not_run_does_not_count)
 
 static bool awaited;
 
-static bool waits(const struct cairn_chunk_link *link)
+static bool waits(const struct chunk_link *link)
 {
     (void)link;
     return awaited;
@@ -99,20 +99,20 @@ static bool waits(const struct cairn_chunk_link *link)
 
 static void be_attached(void)
 {
-    static const struct cairn_chunk_link_hands hands = { .waits = waits };
+    static const struct chunk_link_hands hands = { .waits = waits };
     shard.conn.hands = &hands;
     snprintf(shard.name, sizeof shard.name, "s0");
     job.shards.links = links;
     job.shards.count = 1;
     job.attachment.state = JOB_ATTACHED;
     awaited = true;
-    cairn_datapath_heard(&shard);
+    datapath_heard(&shard);
 }
 
 static bool is_said(const char *text)
 {
-    struct cairn_sentence silence;
-    cairn_client_silence(&job, &silence);
+    struct sentence silence;
+    client_silence(&job, &silence);
     ck_assert_int_eq(job.failure.status, CAIRN_OK);
     return strstr(silence.text, text) != NULL;
 }
@@ -125,7 +125,7 @@ TEST(a_shard_that_is_no_longer_heard_is_named_and_the_job_goes_on)
     const uint64_t at_ms = judge_until(BEGIN_MS + 4950, BEGIN_MS + 60000);
     ck_assert(is_said("nothing has come from shard s0 for 5 s and more over the data path from "));
     ck_assert(is_said("to it (127.0.0.1 lo tcp), which led there before"));
-    cairn_datapath_heard(&shard);
+    datapath_heard(&shard);
     judge_until(at_ms, at_ms);
     ck_assert(!is_said("s0"));
 }
@@ -160,7 +160,7 @@ static void ask_it(void)
 {
     fetch = (struct parcel) { .job = &job, .op = &op, .kind = CAIRN_CHUNK_FETCH, .on_loan = 1 };
     fetch.request.state = CAIRN_REQUEST_SENT;
-    cairn_asker_open(&shard.asker, NULL);
+    asker_open(&shard.asker, NULL);
     shard.asker.sent = shard.asked = 1;
     job.parcels.all = parcels;
     job.parcels.count = 1;
@@ -169,7 +169,7 @@ static void ask_it(void)
 /* In the newest layout it is a hole. */
 static struct body *leave(void)
 {
-    static struct cairn_layout layout = { .shard_count = 1 };
+    static struct layout layout = { .shard_count = 1 };
     struct body *body = calloc(1, sizeof *body + sizeof body->parts[0]);
     ck_assert_ptr_nonnull(body);
     body->layout = &layout;
@@ -194,24 +194,24 @@ TEST(what_a_silent_shard_is_asked_for_is_gone_as_soon_as_it_is_known_to_have_lef
 /* Its process may live, and know nothing of the job any more. */
 TEST(who_left_and_says_nothing_has_nothing_although_this_host_has_its_memory)
 {
-    struct cairn_sentence why = { "" };
-    const struct cairn_fabric_options options = { .on_message = on_nothing };
-    cairn_fabric_close(session.path.fabric);
-    ck_assert_msg(cairn_fabric_open("mapped", &options, &session.path.fabric, &why) == CAIRN_OK,
-                  "%s", why.text);
-    shard.address = (uint8_t *)(uintptr_t)cairn_fabric_address(session.path.fabric,
-                                                               &shard.address_bytes);
-    ck_assert_int_eq(cairn_fabric_connect(session.path.fabric, shard.address, shard.address_bytes,
-                                          NULL, NULL, &shard.conn.peer),
+    struct sentence why = { "" };
+    const struct fabric_options options = { .on_message = on_nothing };
+    fabric_close(session.path.fabric);
+    ck_assert_msg(fabric_open("mapped", &options, &session.path.fabric, &why) == CAIRN_OK, "%s",
+                  why.text);
+    shard.address = (uint8_t *)(uintptr_t)fabric_own_address(session.path.fabric,
+                                                             &shard.address_bytes);
+    ck_assert_int_eq(fabric_connect_to(session.path.fabric, shard.address, shard.address_bytes,
+                                       NULL, NULL, &shard.conn.peer),
                      CAIRN_OK);
-    ck_assert(cairn_chunk_link_shares(&shard.conn));
+    ck_assert(chunk_link_shares(&shard.conn));
     be_attached();
     ask_it();
     struct body *body = leave();
     judge_until(BEGIN_MS, BEGIN_MS + 5100);
     ck_assert(fetch.answered);
     ck_assert_int_eq(fetch.status, CAIRN_ERR_VERSION_GONE);
-    cairn_fabric_peer_close(shard.conn.peer);
+    fabric_peer_close(shard.conn.peer);
     free(body);
 }
 
@@ -219,16 +219,16 @@ TEST(who_left_and_says_nothing_has_nothing_although_this_host_has_its_memory)
 TEST(shards_are_waited_for_within_the_time_of_the_connect)
 {
     const Cairn__Welcome welcome = CAIRN__WELCOME__INIT;
-    struct cairn_sentence why;
+    struct sentence why;
     struct session remote = { .connect_ms = 200 };
     cairn_status status;
-    const uint64_t begin_ms = cairn_client_now_ms();
+    const uint64_t begin_ms = client_now_ms();
     memcpy(remote.env.values[CAIRN_ENV_FABRIC].text, "none such",
            sizeof "none such"); // it stops there
     memcpy(remote.endpoint.host, "192.0.2.1", sizeof "192.0.2.1");
-    ck_assert(!cairn_datapath_choose(&remote, &welcome, &why, &status));
-    while (!cairn_datapath_choose(&remote, &welcome, &why, &status)) poll(NULL, 0, 1);
-    const uint64_t took_ms = cairn_client_now_ms() - begin_ms;
+    ck_assert(!datapath_choose(&remote, &welcome, &why, &status));
+    while (!datapath_choose(&remote, &welcome, &why, &status)) poll(NULL, 0, 1);
+    const uint64_t took_ms = client_now_ms() - begin_ms;
     ck_assert_uint_ge(took_ms, 100);
     ck_assert_uint_lt(took_ms, 3000);
     ck_assert_int_ne(status, CAIRN_OK);

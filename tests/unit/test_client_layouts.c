@@ -23,20 +23,20 @@ enum { LAYOUTS = 8, STEPS = 16, WAIT_MS = 15000 };
 /* A shard's data; what came is counted by kind. */
 struct node {
     uint32_t index;
-    struct cairn_fabric *fabric;
-    struct cairn_fabric_peer *peer; /* to the worker; NULL: not met yet */
-    uint32_t connection;            /* of the worker's HELLO */
+    struct fabric *fabric;
+    struct fabric_peer *peer; /* to the worker; NULL: not met yet */
+    uint32_t connection;      /* of the worker's HELLO */
     uint32_t endpoint;
     uint32_t came[16];
     uint32_t refused; /* fetches of chunks that it does not know */
 };
 
 static struct fake_cluster fake;
-static struct cairn_fabric_hub *hub;
+static struct fabric_hub *hub;
 static struct node nodes[NODES];
-static struct cairn_layout *layouts[LAYOUTS]; /* by their version */
-static uint64_t in_force;                     /* whose pushes nodes take */
-static uint64_t published_by[STEPS]; /* the layout of a step's copies; 0: as in_force was */
+static struct layout *layouts[LAYOUTS]; /* by their version */
+static uint64_t in_force;               /* whose pushes nodes take */
+static uint64_t published_by[STEPS];    /* the layout of a step's copies; 0: as in_force was */
 static uint64_t round_granted;
 static uint32_t committed; /* nodes, by bit */
 static uint32_t holding;   /* fetches: nodes, by bit */
@@ -53,31 +53,29 @@ static float value_of(uint32_t tensor, uint64_t elem, uint64_t step)
 
 /* ---- layouts ---- */
 
-static void make_layout(uint64_t version, uint32_t shards, struct cairn_extent *extents,
-                        size_t count)
+static void make_layout(uint64_t version, uint32_t shards, struct extent *extents, size_t count)
 {
-    struct cairn_layout_tensor tensors[TENSORS];
+    struct layout_tensor tensors[TENSORS];
     for (int t = 0; t < TENSORS; t++)
-        tensors[t] = (struct cairn_layout_tensor) {
+        tensors[t] = (struct layout_tensor) {
             .name = names[t], .unit = names[t], .shape = { 1, { ELEMS } }, .elem_bytes = 4
         };
-    struct cairn_extent *owned = malloc(count * sizeof *extents);
+    struct extent *owned = malloc(count * sizeof *extents);
     memcpy(owned, extents, count * sizeof *extents);
     ck_assert_int_eq(
-        cairn_layout_make(tensors, TENSORS, shards, version, owned, count, &layouts[version]),
-        CAIRN_OK);
+        layout_make(tensors, TENSORS, shards, version, owned, count, &layouts[version]), CAIRN_OK);
 }
 
 /* As the one before, but for quanta [from, from + count) of a tensor, which go to that shard. */
 static void make_moved(uint64_t version, uint32_t shards, uint32_t tensor, uint64_t from,
                        uint64_t count, uint32_t to)
 {
-    const struct cairn_layout *before = layouts[version - 1];
-    struct cairn_extent extents[TENSORS * QUANTA];
+    const struct layout *before = layouts[version - 1];
+    struct extent extents[TENSORS * QUANTA];
     size_t n = 0;
     for (size_t e = 0; e < before->extent_count; e++)
         for (uint64_t q = 0; q < before->extents[e].quantum_count; q++) {
-            struct cairn_extent one = before->extents[e];
+            struct extent one = before->extents[e];
             one.first_quantum += q;
             one.quantum_count = 1;
             if (one.tensor == tensor && one.first_quantum - from < count) one.shard = to;
@@ -92,8 +90,8 @@ static void make_moved(uint64_t version, uint32_t shards, uint32_t tensor, uint6
 /* As the one before, without anything on that shard. */
 static void make_drained(uint64_t version, uint32_t gone, uint32_t to)
 {
-    const struct cairn_layout *before = layouts[version - 1];
-    struct cairn_extent extents[TENSORS * QUANTA];
+    const struct layout *before = layouts[version - 1];
+    struct extent extents[TENSORS * QUANTA];
     for (size_t e = 0; e < before->extent_count; e++) {
         extents[e] = before->extents[e];
         if (extents[e].shard == gone) extents[e].shard = to;
@@ -103,24 +101,24 @@ static void make_drained(uint64_t version, uint32_t gone, uint32_t to)
 
 static uint32_t owner_of(uint64_t layout, uint32_t tensor, uint64_t leaf)
 {
-    return cairn_layout_find(layouts[layout], tensor, leaf)->shard;
+    return layout_find(layouts[layout], tensor, leaf)->shard;
 }
 
-static bool is_chunk_of(uint64_t layout, uint32_t shard, const struct cairn_chunk_header *h)
+static bool is_chunk_of(uint64_t layout, uint32_t shard, const struct chunk_header *h)
 {
-    struct cairn_shard_map map;
+    struct shard_map map;
     uint64_t chunk;
     if (shard >= layouts[layout]->shard_count) return false;
-    ck_assert_int_eq(cairn_shard_map_init(&map, layouts[layout], shard, 2), CAIRN_OK);
-    const cairn_status status = cairn_shard_map_chunk_number(&map, h->tensor, h->first_leaf,
-                                                             h->leaf_count, &chunk);
-    cairn_shard_map_release(&map);
+    ck_assert_int_eq(shard_map_init(&map, layouts[layout], shard, 2), CAIRN_OK);
+    const cairn_status status = shard_map_chunk_number(&map, h->tensor, h->first_leaf,
+                                                       h->leaf_count, &chunk);
+    shard_map_release(&map);
     return status == CAIRN_OK;
 }
 
 static bool owns_any(uint64_t layout, uint32_t shard)
 {
-    const struct cairn_layout *l = layouts[layout];
+    const struct layout *l = layouts[layout];
     return shard < l->shard_count && l->shard_extents[shard] < l->shard_extents[shard + 1];
 }
 
@@ -132,7 +130,7 @@ static void on_data_sent(void *arg, cairn_status status)
     free(arg);
 }
 
-static void say(struct node *node, struct cairn_chunk_header *header, void *payload, size_t bytes)
+static void say(struct node *node, struct chunk_header *header, void *payload, size_t bytes)
 {
     const struct fake_shard *shard = &fake.shards[0]; // whom the worker is known to as any
     uint8_t out[CAIRN_CHUNK_HEADER_BYTES];
@@ -141,17 +139,17 @@ static void say(struct node *node, struct cairn_chunk_header *header, void *payl
     header->token = shard->token;
     header->tile = node->index;
     header->payload_bytes = bytes;
-    header->checksum = cairn_chunk_checksum(payload, bytes);
-    cairn_chunk_encode(header, out);
-    if (cairn_fabric_send(node->peer, out, sizeof out, payload, bytes,
-                          payload != NULL ? on_data_sent : NULL, payload) != CAIRN_OK)
+    header->checksum = chunk_checksum(payload, bytes);
+    chunk_encode(header, out);
+    if (fabric_send(node->peer, out, sizeof out, payload, bytes,
+                    payload != NULL ? on_data_sent : NULL, payload) != CAIRN_OK)
         free(payload); // it is cut
 }
 
 static void say_grant(struct node *node)
 {
     const struct fake_shard *shard = &fake.shards[0];
-    struct cairn_chunk_header grant = { .kind = CAIRN_CHUNK_GRANT, .value = 64 };
+    struct chunk_header grant = { .kind = CAIRN_CHUNK_GRANT, .value = 64 };
     if (shard->round == 0) return;
     grant.epoch = shard->epoch;
     grant.round = shard->round;
@@ -159,21 +157,21 @@ static void say_grant(struct node *node)
     say(node, &grant, NULL, 0);
 }
 
-static void take_hello(struct node *node, const struct cairn_chunk_header *h)
+static void take_hello(struct node *node, const struct chunk_header *h)
 {
     const struct fake_shard *shard = &fake.shards[0];
     if (node->peer == NULL)
-        ck_assert_int_eq(cairn_fabric_connect(node->fabric, shard->member_address,
-                                              shard->member_address_bytes, NULL, NULL, &node->peer),
+        ck_assert_int_eq(fabric_connect_to(node->fabric, shard->member_address,
+                                           shard->member_address_bytes, NULL, NULL, &node->peer),
                          CAIRN_OK);
     node->connection = (uint32_t)h->request;
-    struct cairn_chunk_header hello = { .kind = CAIRN_CHUNK_HELLO };
+    struct chunk_header hello = { .kind = CAIRN_CHUNK_HELLO };
     hello.request = CAIRN_CHUNK_WAY(node->endpoint, node->connection);
     say(node, &hello, NULL, 0);
     say_grant(node);
 }
 
-static void answer(struct node *node, struct cairn_chunk_header header, unsigned kind,
+static void answer(struct node *node, struct chunk_header header, unsigned kind,
                    cairn_status status)
 {
     header.kind = (uint8_t)kind;
@@ -182,7 +180,7 @@ static void answer(struct node *node, struct cairn_chunk_header header, unsigned
 }
 
 /* What was published by another layout, the shard knows no chunk of. */
-static void answer_fetch(struct node *node, struct cairn_chunk_header header)
+static void answer_fetch(struct node *node, struct chunk_header header)
 {
     const uint64_t first = header.first_leaf * CAIRN_LEAF_ELEMS;
     const uint64_t left = ELEMS - first, most = header.leaf_count * (uint64_t)CAIRN_LEAF_ELEMS;
@@ -209,12 +207,12 @@ static void take_commit(struct node *node)
 }
 
 static void on_message(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct cairn_fabric_message *message)
+                       struct fabric_message *message)
 {
     struct node *node = arg;
-    struct cairn_chunk_header h;
-    ck_assert_int_eq(cairn_chunk_decode(header, header_bytes, payload_bytes, &h), CAIRN_OK);
-    if (message != NULL) cairn_fabric_drop(message);
+    struct chunk_header h;
+    ck_assert_int_eq(chunk_decode(header, header_bytes, payload_bytes, &h), CAIRN_OK);
+    if (message != NULL) fabric_drop(message);
     node->came[h.kind]++;
     switch (h.kind) {
     case CAIRN_CHUNK_HELLO: take_hello(node, &h); break;
@@ -245,7 +243,7 @@ static void send_changed(uint64_t layout, uint64_t table, uint64_t since, size_t
     Cairn__LayoutChanged message = CAIRN__LAYOUT_CHANGED__INIT;
     Cairn__ShardInfo infos[NODES], *list[NODES];
     char shard_names[NODES][8];
-    struct cairn_packed *packed = cairn_packed_layout(layouts[table]);
+    struct packed *packed = packed_layout(layouts[table]);
     packed->size = bytes < packed->size ? bytes : packed->size;
     message.job = fake.shards[0].job;
     message.layout = layout;
@@ -259,7 +257,7 @@ static void send_changed(uint64_t layout, uint64_t table, uint64_t since, size_t
         infos[i].index = i;
         snprintf(shard_names[i], sizeof shard_names[i], "s%u", i);
         infos[i].name = shard_names[i];
-        infos[i].fabric_address.data = (uint8_t *)(uintptr_t)cairn_fabric_address(
+        infos[i].fabric_address.data = (uint8_t *)(uintptr_t)fabric_own_address(
             nodes[i].fabric, &infos[i].fabric_address.len);
         list[message.n_shards++] = &infos[i];
     }
@@ -267,7 +265,7 @@ static void send_changed(uint64_t layout, uint64_t table, uint64_t since, size_t
     ck_assert_ptr_nonnull(to);
     coord_session_send(to, CAIRN_MSG_LAYOUT_CHANGED, 0, &message.base);
     coord_session_pages(to, 0, CAIRN_PAGE_LAYOUT, packed);
-    cairn_packed_release(packed);
+    packed_release(packed);
 }
 
 /* It is in force, and serves the steps from `since` on. */
@@ -283,7 +281,7 @@ static void change(uint64_t layout, uint64_t since)
 static void pump(void)
 {
     fake_pump(&fake);
-    for (uint32_t i = 0; i < NODES; i++) cairn_fabric_progress(nodes[i].fabric);
+    for (uint32_t i = 0; i < NODES; i++) fabric_progress(nodes[i].fabric);
     for (uint32_t i = 0; i < FIRST; i++)
         if (fake.shards[i].round == 0 || fake.shards[i].round == round_granted) return;
     round_granted = fake.shards[0].round; // it is open at all of them
@@ -324,11 +322,11 @@ static void forget_counts(void)
 /* So many chunks of 2 leaves has the shard by that layout. */
 static uint32_t chunks_of(uint64_t layout, uint32_t shard)
 {
-    struct cairn_shard_map map;
+    struct shard_map map;
     if (shard >= layouts[layout]->shard_count) return 0;
-    ck_assert_int_eq(cairn_shard_map_init(&map, layouts[layout], shard, 2), CAIRN_OK);
+    ck_assert_int_eq(shard_map_init(&map, layouts[layout], shard, 2), CAIRN_OK);
     const uint32_t chunks = (uint32_t)map.chunk_count;
-    cairn_shard_map_release(&map);
+    shard_map_release(&map);
     return chunks;
 }
 
@@ -360,7 +358,7 @@ static void attach(void)
                                          .group_count = 1,
                                          .chunk_leaves = 2 };
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = fake.listen };
-    good(cairn_client_open(&opts, hub, &session));
+    good(client_open(&opts, hub, &session));
     good(cairn_job_open(session, "moving", &spec, CAIRN_WORKER, WAIT_MS, &job));
     good(cairn_init_done(job, NULL, WAIT_MS));
 }
@@ -429,16 +427,15 @@ static void prefetch(void)
 
 static void open_node(uint32_t i)
 {
-    struct cairn_sentence why = { "" };
-    const struct cairn_fabric_options options = { .on_message = on_message,
-                                                  .on_message_arg = &nodes[i],
-                                                  .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
-                                                  .hub = hub };
+    struct sentence why = { "" };
+    const struct fabric_options options = { .on_message = on_message,
+                                            .on_message_arg = &nodes[i],
+                                            .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
+                                            .hub = hub };
     nodes[i] = (struct node) { .index = i, .endpoint = 1 };
-    ck_assert_msg(cairn_fabric_open("mem", &options, &nodes[i].fabric, &why) == CAIRN_OK, "%s",
-                  why.text);
+    ck_assert_msg(fabric_open("mem", &options, &nodes[i].fabric, &why) == CAIRN_OK, "%s", why.text);
     if (i >= FIRST) return;
-    fake.shards[i].address = cairn_fabric_address(nodes[i].fabric, &fake.shards[i].address_bytes);
+    fake.shards[i].address = fabric_own_address(nodes[i].fabric, &fake.shards[i].address_bytes);
     fake.shards[i].holds_reduced = true;
 }
 
@@ -451,7 +448,7 @@ static void open_scene(void)
     for (uint32_t i = 0; i < NODES; i++) open_node(i);
     fake_shards_up(&fake, FIRST);
     call(attach);
-    const struct cairn_layout *first = fake.shards[0].layout;
+    const struct layout *first = fake.shards[0].layout;
     ck_assert_uint_eq(first->version, 1);
     make_layout(1, FIRST, first->extents, first->extent_count);
     ck_assert_mem_eq(layouts[1]->hash, first->hash, sizeof first->hash);
@@ -466,8 +463,8 @@ static void open_scene(void)
 static void close_scene(void)
 {
     call(detach);
-    for (uint32_t i = 0; i < NODES; i++) cairn_fabric_close(nodes[i].fabric);
-    for (int i = 0; i < LAYOUTS; i++) cairn_layout_close(layouts[i]);
+    for (uint32_t i = 0; i < NODES; i++) fabric_close(nodes[i].fabric);
+    for (int i = 0; i < LAYOUTS; i++) layout_close(layouts[i]);
     fake_close(&fake);
     cairn_fabric_mem_hub_close(hub);
 }
@@ -672,16 +669,16 @@ static bool has_failed(const struct job *inside)
 TEST(a_repeated_pause_that_is_refused_is_the_worker_s_error)
 {
     struct cairn_round round = { .struct_size = sizeof round };
-    struct job *inside = cairn_handle_get(CAIRN_HANDLE_JOB, job);
+    struct job *inside = handle_get(CAIRN_HANDLE_JOB, job);
     pthread_mutex_lock(&inside->session->lock);
-    inside->pause.ends_ms = cairn_client_now_ms() + 60000;
+    inside->pause.ends_ms = client_now_ms() + 60000;
     inside->pause.what[0] = 1; // no text, so that it is refused
     pthread_mutex_unlock(&inside->session->lock);
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);
     for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&fake, i);
     until(has_failed(inside));
-    cairn_handle_put(job);
+    handle_put(job);
     ck_assert_int_eq(cairn_round_begin(job, WAIT_MS, &round), CAIRN_ERR_INVALID);
     ck_assert_msg(strstr(cairn_error(), "what a pause is for") != NULL, "%s", cairn_error());
 }
@@ -692,8 +689,8 @@ static void change_while_away(uint64_t layout, uint64_t step)
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);
     struct coord_job *known = coord_job_find(fake.cluster, "moving");
-    cairn_packed_release(known->planned.layout);
-    known->planned.layout = cairn_packed_layout(layouts[layout]);
+    packed_release(known->planned.layout);
+    known->planned.layout = packed_layout(layouts[layout]);
     in_force = published_by[step] = layout;
     for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&fake, i);
     until(session_of_worker() != NULL &&
@@ -743,9 +740,9 @@ TEST(what_was_published_while_it_was_away_is_gone)
 TEST(a_member_that_missed_changes_and_writes_takes_the_layout_that_it_finds)
 {
     move_to(1);
-    struct job *inside = cairn_api_job(job);
+    struct job *inside = api_job(job);
     inside->known.newest.generation = 0;
-    good(cairn_api_leave(job, CAIRN_OK));
+    good(api_leave(job, CAIRN_OK));
     change_while_away(2, 1);
     forget_counts();
     call(fetch);
@@ -789,9 +786,9 @@ static const char *word;
 static void expect_failure(void)
 {
     struct cairn_version out;
-    const uint64_t end_ms = cairn_client_now_ms() + WAIT_MS;
+    const uint64_t end_ms = client_now_ms() + WAIT_MS;
     cairn_status status = CAIRN_OK;
-    while (status == CAIRN_OK && cairn_client_now_ms() < end_ms)
+    while (status == CAIRN_OK && client_now_ms() < end_ms)
         status = cairn_version_wait(job, wanted, WAIT_MS, &out);
     ck_assert_msg(status != CAIRN_OK && strstr(cairn_error(), word) != NULL, "%d: %s", (int)status,
                   cairn_error());
@@ -814,7 +811,7 @@ TEST_EACH(a_layout_that_does_not_fit_ends_the_job_and_says_what_came, 0, 5)
     make_moved(3, FIRST, tensor_on(1), 4, 1, 0);
     if (_i >= 3) change(3, 2);
     if (_i == 4) {
-        cairn_layout_close(layouts[3]);
+        layout_close(layouts[3]);
         make_moved(3, FIRST, tensor_on(1), 3, 2, 0);
     }
     send_changed(cases[_i].layout, cases[_i].table, 2, cases[_i].bytes);

@@ -129,31 +129,31 @@ TEST(a_pointer_that_it_did_not_give_is_not_freed)
 
 TEST(memory_on_loan_is_not_freed)
 {
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, session);
     void *ptr = NULL;
     const void *lent = NULL;
     toy_good(cairn_alloc(session, 64, 0, &ptr));
-    toy_good(cairn_memory_lend(s, (uint8_t *)ptr + 16, 32, NULL, &lent));
+    toy_good(memory_lend(s, (uint8_t *)ptr + 16, 32, NULL, &lent));
     toy_fails(cairn_free(session, ptr), CAIRN_ERR_BUSY, "1 operations");
-    cairn_memory_return(s, lent);
+    memory_return(s, lent);
     toy_good(cairn_free(session, ptr));
-    cairn_handle_put(session);
+    handle_put(session);
 }
 
 TEST(a_loan_outlives_the_session_and_the_memory_goes_with_it)
 {
-    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, session);
     void *ptr = NULL, *other = NULL;
     const void *lent = NULL;
     toy_good(cairn_alloc(session, 64, 0, &ptr));
     toy_good(cairn_alloc(session, 64, 0, &other));
-    toy_good(cairn_memory_lend(s, ptr, 64, NULL, &lent));
+    toy_good(memory_lend(s, ptr, 64, NULL, &lent));
     cairn_close(session);
     ck_assert_int_eq(mapped(), 1);
     memset(ptr, 1, 64);
-    cairn_memory_return(s, lent);
+    memory_return(s, lent);
     ck_assert_int_eq(mapped(), 0);
-    cairn_handle_put(session);
+    handle_put(session);
 }
 
 TEST(a_tensor_that_does_not_fit_into_it_is_refused)

@@ -49,7 +49,7 @@ static void setup(void)
     const struct cairn_fabric_mem_options options = { .seed = 9 };
     rooms_open(&rooms, SHARDS, &options);
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = rooms.address };
-    ck_assert_msg(cairn_client_open(&opts, rooms.hub, &session) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(client_open(&opts, rooms.hub, &session) == CAIRN_OK, "%s", cairn_error());
     actor = open_job("actor");
     critic = open_job("critic");
     for (int i = 0; i < ELEMS; i++) values[i] = (float)i;
@@ -131,12 +131,12 @@ TEST(a_plane_that_a_tensor_has_not_is_refused_at_the_call)
 /* As if a shard had refused a put of the write. */
 static void fail_a_put(cairn_job *handle)
 {
-    struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, handle);
+    struct job *job = handle_get(CAIRN_HANDLE_JOB, handle);
     pthread_mutex_lock(&job->session->lock);
     job->puts.status = CAIRN_ERR_NO_MEMORY;
-    cairn_sentence_set(&job->puts.why, "the shard is full");
+    sentence_set(&job->puts.why, "the shard is full");
     pthread_mutex_unlock(&job->session->lock);
-    cairn_handle_put(handle);
+    handle_put(handle);
 }
 
 TEST(a_write_may_follow_one_that_failed_at_once)
@@ -163,14 +163,14 @@ TEST(a_job_is_described_with_the_clip_norm_that_it_has)
                                        .set_clip_norm = true };
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_job_info info = { .struct_size = sizeof info };
-    struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, actor);
+    struct job *job = handle_get(CAIRN_HANDLE_JOB, actor);
     ck_assert_int_eq(cairn_job_amend(actor, &amend, WAIT_MS), CAIRN_OK);
     ck_assert_int_eq(cairn_job_describe(actor, &info), CAIRN_OK);
     ck_assert(info.clip_norm == 0.5);
     pthread_mutex_lock(&job->session->lock);
     job->known.clip_norm = 0; // as if another worker had amended it
     pthread_mutex_unlock(&job->session->lock);
-    cairn_handle_put(actor);
+    handle_put(actor);
     ck_assert_int_eq(cairn_round_begin(actor, WAIT_MS, &round), CAIRN_OK);
     ck_assert_int_eq(cairn_job_describe(actor, &info), CAIRN_OK);
     ck_assert(info.clip_norm == 0.5);

@@ -22,20 +22,20 @@ enum { SHARDS = 3, TENSORS = 3, ELEMS = 20000, CHUNKS = 5, NOTES = 4096, WAIT_MS
 struct note {
     uint32_t node, owner; /* who got it, and whose chunk it is, or whose end by its mark */
     bool in_place;        /* its payload could be read where it lay */
-    struct cairn_chunk_header header;
+    struct chunk_header header;
 };
 
 /* A shard's data. */
 struct node {
     uint32_t index;
-    struct cairn_fabric *fabric;    /* NULL: it is gone */
-    struct cairn_fabric_peer *peer; /* to the worker; NULL: not met yet */
+    struct fabric *fabric;    /* NULL: it is gone */
+    struct fabric_peer *peer; /* to the worker; NULL: not met yet */
     uint32_t endpoint;
     uint32_t connection; /* of the worker's HELLO */
 };
 
 static struct fake_cluster fake;
-static struct cairn_fabric_hub *hub; /* NULL: real ways */
+static struct fabric_hub *hub; /* NULL: real ways */
 static struct node nodes[SHARDS];
 static struct note notes[NOTES];
 static uint32_t note_count;
@@ -56,12 +56,12 @@ static const char *const names[TENSORS] = { "a", "b", "c" };
 
 static uint32_t owner_of(uint32_t tensor, uint64_t first_leaf)
 {
-    struct cairn_shard_map map;
+    struct shard_map map;
     uint32_t owner = SHARDS;
     for (uint32_t i = 0; i < SHARDS; i++) {
-        ck_assert_int_eq(cairn_shard_map_init(&map, fake.shards[0].layout, i, 1), CAIRN_OK);
-        if (cairn_shard_map_find(&map, tensor, first_leaf) != NULL) owner = i;
-        cairn_shard_map_release(&map);
+        ck_assert_int_eq(shard_map_init(&map, fake.shards[0].layout, i, 1), CAIRN_OK);
+        if (shard_map_find(&map, tensor, first_leaf) != NULL) owner = i;
+        shard_map_release(&map);
     }
     ck_assert_uint_lt(owner, SHARDS);
     return owner;
@@ -73,7 +73,7 @@ static void on_data_sent(void *arg, cairn_status status)
     free(arg);
 }
 
-static void say(struct node *node, struct cairn_chunk_header *header, void *payload, size_t bytes)
+static void say(struct node *node, struct chunk_header *header, void *payload, size_t bytes)
 {
     const struct fake_shard *shard = &fake.shards[node->index];
     uint8_t out[CAIRN_CHUNK_HEADER_BYTES];
@@ -81,20 +81,20 @@ static void say(struct node *node, struct cairn_chunk_header *header, void *payl
     header->member = shard->member;
     header->token = shard->token;
     header->payload_bytes = bytes;
-    header->checksum = cairn_chunk_checksum(payload, bytes);
+    header->checksum = chunk_checksum(payload, bytes);
     if (payload != NULL && damages > 0) { // on its way
         ((uint8_t *)payload)[bytes / 2] ^= 1;
         damages--;
     }
-    cairn_chunk_encode(header, out);
-    const cairn_status status = cairn_fabric_send(node->peer, out, sizeof out, payload, bytes,
-                                                  payload != NULL ? on_data_sent : NULL, payload);
+    chunk_encode(header, out);
+    const cairn_status status = fabric_send(node->peer, out, sizeof out, payload, bytes,
+                                            payload != NULL ? on_data_sent : NULL, payload);
     if (status != CAIRN_OK) free(payload); // it is cut
 }
 
 static void say_hello(struct node *node)
 {
-    struct cairn_chunk_header hello = { .kind = CAIRN_CHUNK_HELLO, .tile = node->index };
+    struct chunk_header hello = { .kind = CAIRN_CHUNK_HELLO, .tile = node->index };
     hello.request = CAIRN_CHUNK_WAY(node->endpoint, node->connection);
     say(node, &hello, NULL, 0);
 }
@@ -103,7 +103,7 @@ static void say_grants(struct node *node)
 {
     const struct fake_shard *shard = &fake.shards[node->index];
     for (uint32_t o = 0; o < SHARDS && shard->round != 0; o++) {
-        struct cairn_chunk_header grant = { .kind = CAIRN_CHUNK_GRANT, .tile = o, .value = 64 };
+        struct chunk_header grant = { .kind = CAIRN_CHUNK_GRANT, .tile = o, .value = 64 };
         if (granted_by[o] != node->index) continue;
         grant.epoch = shard->epoch;
         grant.round = shard->round;
@@ -113,12 +113,12 @@ static void say_grants(struct node *node)
     }
 }
 
-static void take_hello(struct node *node, const struct cairn_chunk_header *h)
+static void take_hello(struct node *node, const struct chunk_header *h)
 {
     const struct fake_shard *shard = &fake.shards[node->index];
     if (node->peer == NULL)
-        ck_assert_int_eq(cairn_fabric_connect(node->fabric, shard->member_address,
-                                              shard->member_address_bytes, NULL, NULL, &node->peer),
+        ck_assert_int_eq(fabric_connect_to(node->fabric, shard->member_address,
+                                           shard->member_address_bytes, NULL, NULL, &node->peer),
                          CAIRN_OK);
     node->connection = (uint32_t)h->request;
     say_hello(node);
@@ -127,7 +127,7 @@ static void take_hello(struct node *node, const struct cairn_chunk_header *h)
 
 static void answer(struct node *node, const struct note *note, unsigned kind, uint64_t value)
 {
-    struct cairn_chunk_header header = note->header;
+    struct chunk_header header = note->header;
     header.kind = (uint8_t)kind;
     header.tile = note->owner;
     header.value = value;
@@ -136,7 +136,7 @@ static void answer(struct node *node, const struct note *note, unsigned kind, ui
 
 static void answer_fetch(struct node *node, const struct note *note)
 {
-    struct cairn_chunk_header header = note->header;
+    struct chunk_header header = note->header;
     const uint64_t first = header.first_leaf * CAIRN_LEAF_ELEMS;
     const uint64_t left = ELEMS - first, most = header.leaf_count * (uint64_t)CAIRN_LEAF_ELEMS;
     const size_t bytes = (left < most ? left : most) * sizeof(float);
@@ -157,7 +157,7 @@ static void take_commit(const struct note *note)
 
 static void serve(struct node *node, struct note *note)
 {
-    const struct cairn_chunk_header *h = &note->header;
+    const struct chunk_header *h = &note->header;
     switch (h->kind) {
     case CAIRN_CHUNK_PUSH:
         note->owner = owner_of(h->tensor, h->first_leaf);
@@ -187,16 +187,15 @@ static void serve(struct node *node, struct note *note)
 }
 
 static void on_message(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct cairn_fabric_message *message)
+                       struct fabric_message *message)
 {
     struct node *node = arg;
     struct note *note = &notes[note_count];
     ck_assert_uint_lt(note_count, NOTES);
     *note = (struct note) { .node = node->index, .owner = node->index };
-    note->in_place = message != NULL && cairn_fabric_message_view(message) != NULL;
-    ck_assert_int_eq(cairn_chunk_decode(header, header_bytes, payload_bytes, &note->header),
-                     CAIRN_OK);
-    if (message != NULL) cairn_fabric_drop(message);
+    note->in_place = message != NULL && fabric_message_view(message) != NULL;
+    ck_assert_int_eq(chunk_decode(header, header_bytes, payload_bytes, &note->header), CAIRN_OK);
+    if (message != NULL) fabric_drop(message);
     if (note->header.kind == CAIRN_CHUNK_HELLO) {
         take_hello(node, &note->header);
         return;
@@ -211,7 +210,7 @@ static void pump(void)
 {
     fake_pump(&fake);
     for (uint32_t i = 0; i < SHARDS; i++)
-        if (nodes[i].fabric != NULL) cairn_fabric_progress(nodes[i].fabric);
+        if (nodes[i].fabric != NULL) fabric_progress(nodes[i].fabric);
     for (uint32_t i = 0; i < SHARDS; i++)
         if (fake.shards[i].round == 0 || fake.shards[i].round == round_granted) return;
     if (holds_grants) return;
@@ -274,7 +273,7 @@ static void attach(void)
                                      .endpoint = fake.listen,
                                      .fabric = "auto" };
     setenv("CAIRN_HOST", HOST, 1); // with a name auto has ucx, too
-    good(cairn_client_open(&opts, hub, &session));
+    good(client_open(&opts, hub, &session));
     good(cairn_job_open(session, "relayed", &spec, CAIRN_WORKER, WAIT_MS, &job));
     good(cairn_init_done(job, NULL, WAIT_MS));
 }
@@ -350,16 +349,15 @@ static void grant_directly(void)
 
 static void open_node(uint32_t i, const char *kind)
 {
-    struct cairn_sentence why = { "" };
-    const struct cairn_fabric_options options = { .on_message = on_message,
-                                                  .on_message_arg = &nodes[i],
-                                                  .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
-                                                  .host = HOST,
-                                                  .hub = hub };
+    struct sentence why = { "" };
+    const struct fabric_options options = { .on_message = on_message,
+                                            .on_message_arg = &nodes[i],
+                                            .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
+                                            .host = HOST,
+                                            .hub = hub };
     nodes[i] = (struct node) { .index = i, .endpoint = 1 };
-    ck_assert_msg(cairn_fabric_open(kind, &options, &nodes[i].fabric, &why) == CAIRN_OK, "%s",
-                  why.text);
-    fake.shards[i].address = cairn_fabric_address(nodes[i].fabric, &fake.shards[i].address_bytes);
+    ck_assert_msg(fabric_open(kind, &options, &nodes[i].fabric, &why) == CAIRN_OK, "%s", why.text);
+    fake.shards[i].address = fabric_own_address(nodes[i].fabric, &fake.shards[i].address_bytes);
     fake.shards[i].holds_reduced = true;
 }
 
@@ -402,7 +400,7 @@ static void open_host(void)
 static void close_scene(void)
 {
     call(detach);
-    for (uint32_t i = 0; i < SHARDS; i++) cairn_fabric_close(nodes[i].fabric);
+    for (uint32_t i = 0; i < SHARDS; i++) fabric_close(nodes[i].fabric);
     fake_close(&fake);
     if (hub != NULL) cairn_fabric_mem_hub_close(hub);
 }
@@ -420,7 +418,7 @@ TEST(what_is_for_an_owner_goes_to_its_carrier_and_is_marked)
         ck_assert_uint_eq(count(carrier, CAIRN_CHUNK_COMMIT, o), 1);
     }
     for (uint32_t i = 0; i < note_count; i++) {
-        const struct cairn_chunk_header *h = &notes[i].header;
+        const struct chunk_header *h = &notes[i].header;
         ck_assert_uint_ne(notes[i].node, 1);
         if (h->kind != CAIRN_CHUNK_MICRO_END && h->kind != CAIRN_CHUNK_COMMIT) continue;
         ck_assert_uint_eq(h->tensor, notes[i].node == 0 ? notes[i].owner + 1 : 0);
@@ -593,7 +591,7 @@ TEST(what_a_relay_that_is_lost_did_not_answer_is_asked_again)
     // Meanwhile the coordinator hears that the worker waits for its link: round.h.
     until(fake.cluster->jobs->members.list->in_flight == CAIRN_FLIES_FETCH);
     holds_fetches = false;
-    cairn_fabric_close(nodes[0].fabric);
+    fabric_close(nodes[0].fabric);
     nodes[0].fabric = NULL;
     finish();
     ck_assert_uint_eq(count(1, CAIRN_CHUNK_FETCH, 1), CHUNKS);

@@ -11,7 +11,7 @@
 static struct cairn_tensor tensor;
 static struct cairn_group group;
 static struct cairn_job_spec spec;
-static struct cairn_job_spec_data data;
+static struct job_spec_data data;
 static uint64_t open_flags;
 
 static void setup(void)
@@ -24,18 +24,18 @@ static void setup(void)
                                      .tensor_count = 1,
                                      .groups = &group,
                                      .group_count = 1 };
-    cairn_spec_init(&data);
-    ck_assert_int_eq(cairn_spec_set_name(&data, "job"), CAIRN_OK);
+    spec_init(&data);
+    ck_assert_int_eq(spec_set_name(&data, "job"), CAIRN_OK);
 }
 
 static void teardown(void)
 {
-    cairn_spec_release(&data);
+    spec_release(&data);
 }
 
 static void check_refused(const char *word)
 {
-    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data, &open_flags), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(client_spec_fill(&spec, &data, &open_flags), CAIRN_ERR_INVALID);
     ck_assert_msg(strstr(cairn_error(), word) != NULL, "\"%s\" does not name %s", cairn_error(),
                   word);
 }
@@ -100,13 +100,13 @@ TEST(a_group_that_says_only_its_optimizer_is_sent_to_CAIRN_GROUP_INIT)
     teardown();
     setup();
     group = (struct cairn_group) { .struct_size = sizeof group, .optimizer = "sgd", .lr = 0.1 };
-    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
+    ck_assert_int_eq(client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
 }
 
 TEST(betas_of_sgd_are_refused_but_for_the_defaults)
 {
     group.optimizer = "sgd";
-    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
+    ck_assert_int_eq(client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
     teardown();
     setup();
     group.optimizer = "sgd";
@@ -124,7 +124,7 @@ TEST(a_zero_has_no_sign)
 {
     spec.clip_norm = -0.0;
     group.weight_decay = -0.0;
-    ck_assert_int_eq(cairn_client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
+    ck_assert_int_eq(client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
     ck_assert(!signbit(data.clip_norm));
     ck_assert(!signbit(data.groups[0].weight_decay));
 }

@@ -1,5 +1,6 @@
 /* One worker, several threads: some push, or look at operations, while another commits rounds, gives them up
  * and begins the next. Run under the sanitizers, too. */
+#include <inttypes.h>
 #include <check.h>
 #include <math.h>
 #include <pthread.h>
@@ -136,8 +137,7 @@ TEST(what_is_pushed_beside_a_commit_is_whole_and_of_its_round)
         }
         toy_good(cairn_commit(job, &round, 1, NULL, 0, TOY_WAIT_MS, &result));
         ck_assert_msg(is_whole(result.grad_norm, gradients[round.round % 2][0]),
-                      "round %llu: a norm of %.9g", (unsigned long long)round.round,
-                      result.grad_norm);
+                      "round %" PRIu64 ": a norm of %.9g", round.round, result.grad_norm);
     }
     set_round(NULL, true);
     for (int i = 0; i < PUSHERS; i++) pthread_join(threads[i], NULL);

@@ -46,7 +46,7 @@ TEST(a_call_that_waits_long_says_once_for_whom)
     const struct cairn_job_spec spec = toy_spec(0, 2);
     struct cairn_round round = { .struct_size = sizeof round };
     cairn *session;
-    toy_good(cairn_client_open(&opts, rooms.hub, &session));
+    toy_good(client_open(&opts, rooms.hub, &session));
     cairn_job *job = toy_ready(session, "lonely", &spec);
     toy_fails(cairn_round_begin(job, 1000, &round), CAIRN_ERR_TIMEOUT, "1 of 2 attached");
     ck_assert_int_eq(heard.calls, 0); // its error is soon enough

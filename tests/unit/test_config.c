@@ -45,7 +45,7 @@ static const struct cairn_option options[] = {
 static char folder[CAIRN_SCRATCH_BYTES];
 static struct values values;
 static struct config config;
-static struct cairn_sentence why;
+static struct sentence why;
 
 static void setup(void)
 {

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 static char folder[CAIRN_SCRATCH_BYTES], path[CAIRN_SCRATCH_BYTES + 16];
-static struct cairn_sentence why;
+static struct sentence why;
 
 static void setup(void)
 {
@@ -168,7 +168,7 @@ TEST(of_many_that_start_at_once_beside_a_dead_ones_socket_one_listens)
 static int hello_count;
 static char peers[4][CAIRN_ADDRESS_TEXT_BYTES];
 
-static void on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, void *context)
+static void on_frame(struct cairn_peer *peer, const struct wire_frame *frame, void *context)
 {
     (void)frame;
     (void)context;
@@ -188,15 +188,15 @@ static const struct listener_events events = { on_frame, on_gone };
 
 static void say_hello(uv_loop_t *loop, const char *where)
 {
-    const struct cairn_stream_options options = { .limits = { 1, 9, CAIRN_FRAME_HELLO_BYTES } };
-    const struct cairn_stream_events ends = { .on_open = NULL };
-    struct cairn_address address;
-    struct cairn_stream *stream;
+    const struct stream_options options = { .limits = { 1, 9, CAIRN_FRAME_HELLO_BYTES } };
+    const struct stream_events ends = { .on_open = NULL };
+    struct stream_address address;
+    struct stream *stream;
     const int before = hello_count;
-    ck_assert_msg(cairn_address_parse(where, &address, &why) == CAIRN_OK, "%s", why.text);
-    ck_assert_int_eq(
-        cairn_stream_connect(loop, &address, 5000, &options, &ends, NULL, &stream, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_stream_send_bytes(stream, 1, 1, "x", 1, &why), CAIRN_OK);
+    ck_assert_msg(address_parse(where, &address, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_int_eq(stream_connect(loop, &address, 5000, &options, &ends, NULL, &stream, &why),
+                     CAIRN_OK);
+    ck_assert_int_eq(stream_send_bytes(stream, 1, 1, "x", 1, &why), CAIRN_OK);
     while (hello_count == before) uv_run(loop, UV_RUN_ONCE);
 }
 
@@ -261,7 +261,7 @@ TEST(without_an_address_it_is_the_socket_that_peers_look_for)
     ck_assert_msg(listen_at(&loop, "", &listener) == CAIRN_OK, "%s", why.text);
     snprintf(expected, sizeof expected, "%s/cairn/coordinator.sock", folder);
     ck_assert_str_eq(listener_address(listener), expected);
-    ck_assert(cairn_address_find(folder, found));
+    ck_assert(address_find(folder, found));
     ck_assert_str_eq(found, expected);
     say_hello(&loop, found);
     snprintf(found, sizeof found, "%s/cairn", folder);

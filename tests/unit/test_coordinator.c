@@ -24,12 +24,12 @@ TEST(opening_waits_for_the_shards_and_says_so)
 {
     fake_shards_up(&fake, 1);
     w = worker("w0");
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
     fake_expect_awaited(&fake, &w, 0, "1 more shard (1 of 2 up)");
     fake_shard_up(&fake, 1);
-    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
-    cairn_spec_release(&spec);
+    message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
+    spec_release(&spec);
 }
 
 TEST(a_shard_without_room_refuses_the_job_everywhere)
@@ -37,21 +37,21 @@ TEST(a_shard_without_room_refuses_the_job_everywhere)
     fake.shards[1].refuse_create = "needs 12 GiB, has 8";
     fake_shards_up(&fake, 2);
     w = worker("w0");
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     uint32_t request = fake_job_open(&w, &spec, 10, 0);
     fake_expect_error(&fake, &w, request, CAIRN_ERR_NO_MEMORY, "s1: needs 12 GiB, has 8");
     fake_until(&fake, !fake.shards[0].has_job);
     fake.shards[1].refuse_create = NULL; // and it can be asked again
     request = fake_job_open(&w, &spec, 10, 0);
-    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
-    cairn_spec_release(&spec);
+    message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
+    spec_release(&spec);
 }
 
 TEST(a_spec_that_differs_is_refused_with_the_differences)
 {
     start_job();
     struct fake_peer other = worker("w1");
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     spec.tensors[1].shape.dim[0] = 64;
     spec.groups[0].lr = 0.5;
     const uint32_t request = fake_job_open(&other, &spec, 11, 1);
@@ -59,8 +59,8 @@ TEST(a_spec_that_differs_is_refused_with_the_differences)
     ck_assert_int_eq(error->status, CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(error->text, "fc.weight: shape [64,1024] here, [128,1024]"));
     ck_assert_ptr_nonnull(strstr(error->text, "lr"));
-    cairn_message_free(&error->base);
-    cairn_spec_release(&spec);
+    message_free(&error->base);
+    spec_release(&spec);
     fake_peer_close(&other);
 }
 
@@ -84,7 +84,7 @@ static void open_reader(struct fake_peer *r)
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = 5;
     const uint32_t request = fake_request(r, CAIRN_MSG_JOB_OPEN, &open.base);
-    cairn_message_free(fake_expect(&fake, r, CAIRN_MSG_ATTACHED, request));
+    message_free(fake_expect(&fake, r, CAIRN_MSG_ATTACHED, request));
 }
 
 TEST(a_reader_waits_for_a_version)
@@ -101,7 +101,7 @@ TEST(a_reader_waits_for_a_version)
     train();
     Cairn__VersionReady *ready = fake_expect(&fake, &r, CAIRN_MSG_VERSION_READY, request);
     ck_assert_uint_eq(ready->step, 2);
-    cairn_message_free(&ready->base);
+    message_free(&ready->base);
     const uint32_t begin = fake_ask_begin(&r, job);
     fake_expect_error(&fake, &r, begin, CAIRN_ERR_REFUSED, "reader");
     fake_peer_close(&r);
@@ -121,7 +121,7 @@ static void expect_version(struct fake_peer *peer, uint32_t request, uint64_t st
 {
     Cairn__VersionReady *ready = fake_expect(&fake, peer, CAIRN_MSG_VERSION_READY, request);
     ck_assert_uint_eq(ready->step, step);
-    cairn_message_free(&ready->base);
+    message_free(&ready->base);
 }
 
 TEST(who_waits_for_a_version_is_not_put_out_by_others_of_the_member)
@@ -171,7 +171,7 @@ TEST(a_worker_that_is_not_the_source_waits_for_the_seal)
     const uint32_t request = fake_request(&w1, CAIRN_MSG_INIT_DONE, &done.base);
     fake_expect_awaited(&fake, &w1, job, "rank 0");
     fake_init(&fake, &w, job);
-    cairn_message_free(fake_expect(&fake, &w1, CAIRN_MSG_DONE, request));
+    message_free(fake_expect(&fake, &w1, CAIRN_MSG_DONE, request));
     fake_peer_close(&w1);
 }
 
@@ -193,7 +193,7 @@ TEST(a_worker_that_dies_voids_the_open_round_for_the_others)
     Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, request);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_ptr_nonnull(strstr(result->text, "worker w1 (rank 1) left"));
-    cairn_message_free(&result->base);
+    message_free(&result->base);
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
     ck_assert_uint_eq(train(), 1);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE], 1);
@@ -218,7 +218,7 @@ TEST(a_worker_whose_memory_a_shard_cannot_read_is_put_out)
     Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, request);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_ptr_nonnull(strstr(result->text, "cannot be read"));
-    cairn_message_free(&result->base);
+    message_free(&result->base);
     fake_expect_error(&fake, &w1, 0, CAIRN_ERR_NO_MEMORY, "cannot be read");
     fake_send(&fake.shards[1].peer, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base); // it is gone already
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
@@ -305,7 +305,7 @@ TEST(a_worker_whose_word_arrives_and_whose_data_does_not_is_put_out_at_the_deadl
     Cairn__RoundResult *result = fake_expect(&fake, &pair[0], CAIRN_MSG_ROUND_RESULT, requests[0]);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_ptr_nonnull(strstr(result->text, "worker w1 (rank 1) was put out: shard s"));
-    cairn_message_free(&result->base);
+    message_free(&result->base);
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
     ck_assert_uint_eq(fake_step(&fake, &pair[0], job), 1);
     fake_peer_close(&pair[0]);
@@ -329,7 +329,7 @@ TEST(a_shard_that_alone_lacks_all_workers_is_named_at_the_deadline)
         Cairn__RoundResult *result = fake_expect(&fake, &pair[i], CAIRN_MSG_ROUND_RESULT,
                                                  requests[i]);
         ck_assert_int_eq(result->status, CAIRN_OK);
-        cairn_message_free(&result->base);
+        message_free(&result->base);
         fake_peer_close(&pair[i]);
     }
 }
@@ -346,7 +346,7 @@ TEST(training_goes_on_when_a_shard_comes_back)
     fake_shard_up(&fake, 1);
     Cairn__RoundOpened *opened = fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, request);
     ck_assert_uint_eq(fake_commit(&fake, &w, job, opened->round), 2);
-    cairn_message_free(&opened->base);
+    message_free(&opened->base);
 }
 
 TEST(a_shard_that_lost_its_part_loses_the_job)
@@ -354,7 +354,7 @@ TEST(a_shard_that_lost_its_part_loses_the_job)
     start_job();
     train();
     uint32_t request = fake_ask_begin(&w, job);
-    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, request));
+    message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, request));
     // Another connection than the worker's; a round that is open when a shard goes is told again.
     fake_until(&fake, fake.shards[0].version.step == 2 && fake.shards[1].version.step == 2);
     fake_shard_forget(&fake, 1);
@@ -366,10 +366,10 @@ TEST(a_shard_that_lost_its_part_loses_the_job)
     fake_expect_end(&fake, &w);
     fake_peer_close(&w);
     w = worker("w0");
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     request = fake_job_open(&w, &spec, 10, 0);
     fake_expect_error(&fake, &w, request, CAIRN_ERR_JOB_LOST, "s1 restarted without its part");
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(members_hear_where_a_shard_is_now)
@@ -382,7 +382,7 @@ TEST(members_hear_where_a_shard_is_now)
     ck_assert_uint_eq(changed->n_shards, 2);
     ck_assert_str_eq(changed->shards[1]->name, "s1");
     ck_assert_uint_eq(changed->shards[1]->fabric_address.data[1], fake.shards[1].incarnation);
-    cairn_message_free(&changed->base);
+    message_free(&changed->base);
     ck_assert_uint_eq(train(), 1);
 }
 
@@ -430,7 +430,7 @@ TEST(a_shard_that_blinks_during_the_seal_is_sealed_again)
     fake_shard_away(&fake, 1);
     fake_shard_up(&fake, 1);
     fake_shard_release(&fake.shards[0]);
-    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_DONE, request));
+    message_free(fake_expect(&fake, &w, CAIRN_MSG_DONE, request));
     ck_assert_uint_eq(train(), 1);
 }
 
@@ -440,17 +440,17 @@ TEST(a_shard_that_restarts_while_a_job_is_made_has_it_made_again)
     fake_shards_up(&fake, 2);
     fake.shards[0].holds_create = true;
     w = worker("w0");
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
     fake_until(&fake, fake.shards[0].has_job && fake.shards[1].has_job);
     fake_expect_awaited(&fake, &w, 0, "make room");
     fake_shard_forget(&fake, 1);
     fake_shard_up(&fake, 1);
     fake_shard_release(&fake.shards[0]);
-    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
+    message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
     fake_init(&fake, &w, fake.shards[1].job);
     ck_assert_uint_eq(fake_step(&fake, &w, fake.shards[1].job), 1);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 /* ---- the coordinator itself ---- */
@@ -472,7 +472,7 @@ TEST(a_new_incarnation_goes_on_in_the_middle_of_a_round)
     const uint32_t request = fake_ask_commit(&w, job, round);
     Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, request);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
-    cairn_message_free(&result->base);
+    message_free(&result->base);
     const uint64_t next = fake_begin(&fake, &w, job);
     ck_assert_uint_gt(next, round);
     ck_assert_uint_eq(fake_commit(&fake, &w, job, next), 2);
@@ -489,8 +489,8 @@ TEST(a_decision_that_one_shard_has_is_given_to_all_by_a_new_incarnation)
     // Shard 1 is prepared and goes away before it hears; shard 0 applies.
     fake_until(&fake, fake.shards[0].version.step == 1);
     fake.shards[1].version.step = 0;
-    fake.shards[1].last = (struct cairn_decision) { .kind = CAIRN_DECISION_NONE,
-                                                    .version_after = { 1, 0 } };
+    fake.shards[1].last = (struct decision) { .kind = CAIRN_DECISION_NONE,
+                                              .version_after = { 1, 0 } };
     fake.shards[1].round = round;
     fake.shards[1].reduced = true;
     fake_coordinator_stop(&fake);
@@ -503,7 +503,7 @@ TEST(a_decision_that_one_shard_has_is_given_to_all_by_a_new_incarnation)
     Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, request);
     ck_assert_int_eq(result->status, CAIRN_OK);
     ck_assert_uint_eq(result->step, 1);
-    cairn_message_free(&result->base);
+    message_free(&result->base);
     ck_assert_uint_eq(fake.shards[1].version.step, 1);
 }
 
@@ -519,7 +519,7 @@ TEST(fifty_rounds_write_nothing_to_the_store)
 TEST(a_second_coordinator_on_the_folder_is_refused)
 {
     struct coord *second;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     struct coord_options options = fake.options;
     options.network.listen = (char *)(uintptr_t) "127.0.0.1:0";
     ck_assert_int_eq(coord_open(&options, &fake.loop, &second, &why), CAIRN_ERR_BUSY);
@@ -576,7 +576,7 @@ TEST(a_shard_says_what_it_holds_in_as_many_hellos_as_that_takes)
     struct fake_peer peer = fake_dial(&fake);
     for (uint32_t said = 0; said < 1000; said += 100)
         say_part_of_hello(&peer, "many", said, 100, 900 - said);
-    cairn_message_free(fake_expect(&fake, &peer, CAIRN_MSG_WELCOME, peer.last_request));
+    message_free(fake_expect(&fake, &peer, CAIRN_MSG_WELCOME, peer.last_request));
     const struct coord_seat *seat = coord_seat_find(fake.cluster, "many");
     ck_assert_ptr_nonnull(seat);
     ck_assert_uint_eq(seat->held_count, 2 * 1000);
@@ -597,7 +597,7 @@ TEST(a_hello_that_does_not_go_on_as_it_began_ends_the_connection)
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct fake_peer peer = fake_dial(&fake);
-        struct cairn_frame frame;
+        struct wire_frame frame;
         say_part_of_hello(&peer, "many", 0, 10, 10);
         say_part_of_hello(&peer, bad[i].name, 10, bad[i].count, bad[i].after);
         while (!peer.ended) {
@@ -624,14 +624,14 @@ TEST(an_admin_that_asks_nothing_for_ten_minutes_is_sent_away_and_one_that_waits_
     struct fake_peer waiting = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "waiting");
     Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
     const uint32_t request = fake_request(&waiting, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
-    cairn_message_free(fake_expect(&fake, &waiting, CAIRN_MSG_CLUSTER_STATUS, request));
+    message_free(fake_expect(&fake, &waiting, CAIRN_MSG_CLUSTER_STATUS, request));
     ck_assert_uint_eq(session_of("waiting")->unanswered, 0);
     session_of("waiting")->unanswered = 1;
     const Cairn__Heartbeat beat =
         CAIRN__HEARTBEAT__INIT; // which nobody answers, whatever its number is
     fake_request(&admin, CAIRN_MSG_HEARTBEAT, &beat.base);
     const uint32_t behind = fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_STATUS, behind));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_STATUS, behind));
     coord_sessions_tick(fake.cluster, later_ms, 0);
     ck_assert(session_of("idle")->closing);
     ck_assert(!session_of("waiting")->closing);
@@ -656,7 +656,7 @@ TEST(a_role_that_says_what_it_may_not_is_cut_off)
     Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
     fake_request(&admin, CAIRN_MSG_ROUND_BEGIN, &begin.base);
     while (!admin.ended) {
-        struct cairn_frame frame;
+        struct wire_frame frame;
         fake_pump(&fake);
         fake_peer_read(&admin);
         while (fake_peer_next(&admin, &frame)) {}
@@ -719,7 +719,7 @@ TEST(a_malformed_message_ends_the_connection_and_nothing_else)
     struct fake_peer bad = worker("bad");
     uint8_t frame[CAIRN_FRAME_HEADER_BYTES + 4];
     memset(frame, 0xff, sizeof frame);
-    cairn_frame_header_write(frame, CAIRN_MSG_JOB_OPEN, 9, 4);
+    frame_header_write(frame, CAIRN_MSG_JOB_OPEN, 9, 4);
     ck_assert_int_eq(write(bad.fd, frame, sizeof frame), sizeof frame);
     fake_expect_end(&fake, &bad);
     fake_peer_close(&bad);

@@ -63,7 +63,7 @@ static void expect_adopted(uint64_t generation, const char *refused)
         ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_STORE_ADOPTED], 0);
         ck_assert(fake.shards[0].has_job);
     }
-    cairn_message_free(&adopted->base);
+    message_free(&adopted->base);
 }
 
 /* ---- amendments that the store was lost with ---- */
@@ -122,17 +122,17 @@ TEST(a_job_of_which_no_shard_was_told_that_it_is_stored_is_adopted_and_settled)
 static void trust_stranger(char id_out[CAIRN_KEY_NAME_BYTES], bool untrust)
 {
     static char line[CAIRN_KEY_LINE_BYTES];
-    struct cairn_secret_key key;
+    struct secret_key key;
     Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
     if (!untrust) {
-        cairn_secret_key_make(&key);
-        cairn_public_key_line(&key.public_key, line);
-        cairn_key_name(key.public_key.id, id_out);
+        secret_key_make(&key);
+        public_key_line(&key.public_key, line);
+        key_name(key.public_key.id, id_out);
     }
     trust.key = line;
     trust.untrust = untrust;
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_KEYS,
-                                   fake_request(&admin, CAIRN_MSG_KEY_TRUST, &trust.base)));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_KEYS,
+                             fake_request(&admin, CAIRN_MSG_KEY_TRUST, &trust.base)));
 }
 
 static void expect_keys(const Cairn__Keys *keys, size_t count, const char *first)
@@ -144,28 +144,28 @@ static void expect_keys(const Cairn__Keys *keys, size_t count, const char *first
 
 static void expect_restored(const Cairn__SnapshotStatus *snapshot)
 {
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
-                                   ask_restore("other", "", snapshot->path)));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
+                             ask_restore("other", "", snapshot->path)));
 }
 
 TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
 {
     char signer[CAIRN_KEY_NAME_BYTES], other[CAIRN_KEY_NAME_BYTES];
     Cairn__SnapshotStatus *snapshot = take_snapshot();
-    cairn_key_name(coord_keys_signer(fake.cluster)->public_key.id, signer);
+    key_name(coord_keys_signer(fake.cluster)->public_key.id, signer);
     trust_stranger(other, false);
     lose_store(2);
     fake_until(&fake, fake.cluster->storage.watch.said.text[0] != '\0'); // the folder is another's
     Cairn__ClusterAdopted *plan = adopt(true);
     expect_keys(plan->keys, 2, signer);
-    cairn_message_free(&plan->base);
+    message_free(&plan->base);
     fake_expect_error(&fake, &admin, ask_restore("other", "", snapshot->path), CAIRN_ERR_REFUSED,
                       "put the cluster.key of then back"); // planned is not done
     expect_adopted(1, "");
     ck_assert_str_eq(fake.cluster->storage.watch.said.text, "");
     fake_goes_on(&fake, 1, 2);
     fake_until(&fake, fake.cluster->storage.watch.said.text[0] == '\0');
-    cairn_message_free(&take_snapshot()->base); // the folder is this cluster's, too
+    message_free(&take_snapshot()->base); // the folder is this cluster's, too
     expect_restored(snapshot);
     fake_peer_close(&admin);
     fake_coordinator_stop(&fake); // it is in the store
@@ -175,21 +175,21 @@ TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
     ProtobufCMessage *keys = fake_expect(&fake, &admin, CAIRN_MSG_KEYS,
                                          fake_request(&admin, CAIRN_MSG_KEYS_GET, &get.base));
     expect_keys((const Cairn__Keys *)keys, 3, NULL);
-    cairn_message_free(keys);
-    cairn_message_free(&snapshot->base);
+    message_free(keys);
+    message_free(&snapshot->base);
 }
 
 TEST(a_key_that_was_untrusted_before_the_store_was_lost_is_not_adopted)
 {
     char signer[CAIRN_KEY_NAME_BYTES], other[CAIRN_KEY_NAME_BYTES];
-    cairn_key_name(coord_keys_signer(fake.cluster)->public_key.id, signer);
+    key_name(coord_keys_signer(fake.cluster)->public_key.id, signer);
     trust_stranger(other, false);
     trust_stranger(other, true);
     fake_until(&fake, fake.shards[0].keys->n_keys == 1 && fake.shards[1].keys->n_keys == 1);
     lose_store(2);
     Cairn__ClusterAdopted *plan = adopt(true);
     expect_keys(plan->keys, 1, signer);
-    cairn_message_free(&plan->base);
+    message_free(&plan->base);
 }
 
 /* ---- refusals ---- */
@@ -273,8 +273,8 @@ TEST_EACH(three_shards_of_which_two_are_two_steps_apart_are_refused_in_any_order
 
 TEST(a_job_that_was_never_sealed_is_refused)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
-    ck_assert_int_eq(cairn_spec_set_name(&spec, "new"), CAIRN_OK);
+    struct job_spec_data spec = fake_spec(1);
+    ck_assert_int_eq(spec_set_name(&spec, "new"), CAIRN_OK);
     fake_shard_away(&fake, 0);
     fake_shard_away(&fake, 1);
     fake_shard_clear(&fake.shards[0]);
@@ -284,8 +284,8 @@ TEST(a_job_that_was_never_sealed_is_refused)
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
     Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request);
     job = attached->job;
-    cairn_message_free(&attached->base);
-    cairn_spec_release(&spec);
+    message_free(&attached->base);
+    spec_release(&spec);
     lose_store(2);
     expect_adopted(0, "its part was never complete");
 }
@@ -293,16 +293,16 @@ TEST(a_job_that_was_never_sealed_is_refused)
 /* A job of shards 2 and 3, while they are alone; returns its number. */
 static uint64_t make_second(const char *name)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
-    ck_assert_int_eq(cairn_spec_set_name(&spec, name), CAIRN_OK);
+    struct job_spec_data spec = fake_spec(1);
+    ck_assert_int_eq(spec_set_name(&spec, name), CAIRN_OK);
     fake_shard_up(&fake, 2);
     fake_shard_up(&fake, 3);
     w = worker("w1");
     const uint32_t request = fake_job_open(&w, &spec, 20, 0);
     Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request);
     const uint64_t id = attached->job;
-    cairn_message_free(&attached->base);
-    cairn_spec_release(&spec);
+    message_free(&attached->base);
+    spec_release(&spec);
     fake_init(&fake, &w, id);
     return id;
 }
@@ -322,7 +322,7 @@ TEST(of_two_jobs_of_one_name_one_is_adopted)
     ck_assert_msg((*refused[0] == '\0') != (*refused[1] == '\0'), "%s; %s", refused[0], refused[1]);
     ck_assert_ptr_nonnull(
         strstr(*refused[0] != '\0' ? refused[0] : refused[1], "there is another job of that name"));
-    cairn_message_free(&adopted->base);
+    message_free(&adopted->base);
 }
 
 TEST(one_that_is_refused_is_no_leftover_when_another_is_adopted)
@@ -337,7 +337,7 @@ TEST(one_that_is_refused_is_no_leftover_when_another_is_adopted)
     Cairn__ClusterAdopted *adopted = adopt(false);
     ck_assert_str_eq(adopted_of(adopted, job)->refused, "");
     ck_assert_ptr_nonnull(strstr(adopted_of(adopted, second)->refused, "part 2 of 2 is on no"));
-    cairn_message_free(&adopted->base);
+    message_free(&adopted->base);
     for (int i = 0; i < 3; i++) // who comes before it has heard comes with another store
         fake_until(&fake, fake.shards[i].seen[CAIRN_MSG_STORE_ADOPTED] == 1);
     fake_shards_up(&fake, 3);
@@ -346,7 +346,7 @@ TEST(one_that_is_refused_is_no_leftover_when_another_is_adopted)
     fake_shard_up(&fake, 3); // it was away: now the second is whole
     adopted = adopt(false);
     ck_assert_str_eq(adopted_of(adopted, second)->refused, "");
-    cairn_message_free(&adopted->base);
+    message_free(&adopted->base);
 }
 
 /* What is wrong with the second shows in its pages only; a plan says so, too. */
@@ -357,14 +357,14 @@ TEST(one_whose_pages_are_not_whole_does_not_keep_another_from_being_adopted)
     lose_store(0);
     const uint64_t second = make_second("second");
     lose_store(4);
-    struct cairn_paged *layout = &fake.shards[2].layout_pages;
+    struct paged *layout = &fake.shards[2].layout_pages;
     layout->bytes[layout->have_bytes / 2] ^= 1;
     for (int plans = 1; plans >= 0; plans--) {
         Cairn__ClusterAdopted *adopted = adopt(plans != 0);
         ck_assert_str_eq(adopted_of(adopted, job)->refused, "");
         const char *refused = adopted_of(adopted, second)->refused;
         ck_assert_msg(strstr(refused, "does not fit its spec") != NULL, "%s", refused);
-        cairn_message_free(&adopted->base);
+        message_free(&adopted->base);
     }
     for (int i = 0; i < 4; i++)
         fake_until(&fake, fake.shards[i].seen[CAIRN_MSG_STORE_ADOPTED] == 1);
@@ -383,7 +383,7 @@ TEST(one_that_is_being_amended_is_refused_until_that_has_ended)
     fake_shard_up(&fake, 0);
     Cairn__ClusterAdopted *adopted = adopt(false);
     ck_assert_ptr_nonnull(strstr(adopted_of(adopted, job)->refused, "is being saved, amended"));
-    cairn_message_free(&adopted->base);
+    message_free(&adopted->base);
 }
 
 /* ---- the questions ---- */
@@ -404,7 +404,7 @@ static void expect_passed_over(uint32_t request, const char *silent)
     ck_assert_msg(strstr(refused, word) != NULL, "\"%s\": %s", word, refused);
     ck_assert_uint_eq(adopted->n_silent, 1);
     ck_assert_str_eq(adopted->silent[0], silent);
-    cairn_message_free(&adopted->base);
+    message_free(&adopted->base);
 }
 
 TEST(shards_that_do_not_answer_are_named_and_their_late_answer_is_of_no_other_question)
@@ -434,7 +434,7 @@ static void expect_refused(uint32_t request, const char *word)
     const char *refused = adopted_of(adopted, job)->refused;
     ck_assert_msg(strstr(refused, word) != NULL, "\"%s\": %s", word, refused);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_STORE_ADOPTED], 0);
-    cairn_message_free(&adopted->base);
+    message_free(&adopted->base);
 }
 
 /* Shard 0 is asked for its part of the job, and does not answer; returns the request of the adoption. */
@@ -472,7 +472,7 @@ TEST(a_part_that_is_answered_without_its_pages_is_not_written)
 TEST(a_layout_that_is_of_other_tensors_is_not_written)
 {
     lose_store(2);
-    struct cairn_paged *layout = &fake.shards[0].layout_pages;
+    struct paged *layout = &fake.shards[0].layout_pages;
     layout->bytes[layout->have_bytes / 2] ^= 1;
     expect_refused(ask_adopt(false), "s0 sent a layout that does not fit its spec");
     layout->bytes[layout->have_bytes / 2] ^= 1;
@@ -509,7 +509,7 @@ TEST_EACH(a_shard_that_is_silent_keeps_only_the_jobs_that_it_has_from_being_adop
     ck_assert_str_eq(adopted_of(adopted, job)->refused, "");
     ck_assert_ptr_nonnull(strstr(adopted_of(adopted, second)->refused, "s3"));
     ck_assert_uint_eq(adopted->n_silent, 1);
-    cairn_message_free(&adopted->base);
+    message_free(&adopted->base);
     for (int i = 0; i < 3; i++)
         fake_until(&fake, fake.shards[i].seen[CAIRN_MSG_STORE_ADOPTED] == 1);
     fake.shards[3].holds_parts = false;
@@ -519,7 +519,7 @@ TEST_EACH(a_shard_that_is_silent_keeps_only_the_jobs_that_it_has_from_being_adop
     ck_assert(fake.shards[2].has_job && fake.shards[3].has_job);
     adopted = adopt(false);
     ck_assert_str_eq(adopted_of(adopted, second)->refused, "");
-    cairn_message_free(&adopted->base);
+    message_free(&adopted->base);
 }
 
 TEST(who_waits_for_too_much_is_refused)

@@ -22,8 +22,8 @@ TEST(all_shards_make_it_then_it_is_stored_then_they_switch_and_all_open_the_job_
     open.name = (char *)(uintptr_t) "toy";
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = 5;
-    cairn_message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED,
-                                   fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base)));
+    message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED,
+                             fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base)));
     fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 3), 1);
     fake_expect_error(&fake, &w, 0, CAIRN_ERR_REOPEN, "close it and open it again");
     fake_expect_error(&fake, &reader, 0, CAIRN_ERR_REOPEN, "close it and open it again");
@@ -127,7 +127,7 @@ static void expect_void(struct fake_peer *peer, uint64_t round)
     ck_assert_uint_eq(result->round, round);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_ptr_nonnull(strstr(result->text, "worker w0 (rank 0) amends the job"));
-    cairn_message_free(&result->base);
+    message_free(&result->base);
 }
 
 TEST(an_open_round_that_would_wait_for_the_caller_is_void)
@@ -143,7 +143,7 @@ TEST(an_open_round_that_would_wait_for_the_caller_is_void)
                                              fake_ask_begin(&other, job));
     ck_assert_uint_eq(opened->world, 2);
     const uint64_t round = opened->round;
-    cairn_message_free(&opened->base);
+    message_free(&opened->base);
     const uint32_t request = fake_amend_more(&w, job, 3);
     expect_void(&w, round);
     expect_void(&other, round);
@@ -167,7 +167,7 @@ TEST(meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_answere
     fake_expect_error(&fake, &w, other, CAIRN_ERR_BUSY, "is being amended");
     const uint32_t saving = fake_request(&w, CAIRN_MSG_SNAPSHOT_CREATE, &save.base);
     fake_expect_error(&fake, &w, saving, CAIRN_ERR_BUSY, "is being amended");
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     const uint32_t joins = fake_job_open(&late, &spec, 12, 1);
     const uint32_t again = fake_amend_more(&w, job, 3);
     const uint32_t begins = fake_ask_begin(&w, job);
@@ -177,14 +177,14 @@ TEST(meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_answere
     Cairn__Awaited *awaited = fake_expect(&fake, &w, CAIRN_MSG_AWAITED,
                                           fake_request(&w, CAIRN_MSG_WHO_IS_AWAITED, &who.base));
     ck_assert_str_eq(awaited->text, "the shards to amend the job");
-    cairn_message_free(&awaited->base);
+    message_free(&awaited->base);
     fake_shard_release(&fake.shards[1]);
     fake_expect_amended(&fake, &w, again, 1);
     fake_expect_error(&fake, &w, begins, CAIRN_ERR_REOPEN, "open it again");
     Cairn__Attached *attached = fake_expect(&fake, &late, CAIRN_MSG_ATTACHED, joins);
     ck_assert_uint_eq(attached->generation, 2);
-    cairn_message_free(&attached->base);
-    cairn_spec_release(&spec);
+    message_free(&attached->base);
+    spec_release(&spec);
     fake_peer_close(&late);
 }
 
@@ -230,7 +230,7 @@ static void expect_stage(uint32_t stage)
 {
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_uint_eq(status->spec->stage, stage);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
 }
 
 /* By a worker or an admin; the store, its next coordinator and a worker with the spec as it was agree. */

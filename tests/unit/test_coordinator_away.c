@@ -13,7 +13,7 @@ static void expect_job(const char *state, bool version_unknown, uint64_t step)
     ck_assert_str_eq(status->state, state);
     ck_assert_int_eq(status->version_unknown, version_unknown);
     if (!version_unknown) ck_assert_uint_eq(status->step, step);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
 }
 
 TEST(after_a_restart_a_job_waits_and_its_version_is_unknown_until_all_shards_have_told)
@@ -24,7 +24,7 @@ TEST(after_a_restart_a_job_waits_and_its_version_is_unknown_until_all_shards_hav
     expect_job("waiting", true, 0);
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_str_eq(status->awaited, "shard s1 (it is away)");
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     fake_shard_up(&fake, 1);
     fake_until(&fake, toy()->rounds.heard);
     expect_job("running", false, 1);
@@ -41,7 +41,7 @@ TEST(what_is_dropped_or_replaced_unheard_has_no_step)
     fake.cluster->clock.started_ms -= (uint64_t)fake.cluster->options->lease_timeout_ms;
     Cairn__JobRemoved *removed = fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request);
     ck_assert(removed->version_unknown);
-    cairn_message_free(&removed->base);
+    message_free(&removed->base);
 }
 
 /* Before it was: "shard s1 is not here", and a plan without it. */
@@ -54,7 +54,7 @@ TEST(a_drain_that_is_asked_of_a_coordinator_that_has_just_started_waits_for_the_
     fake_shard_up(&fake, 0);
     fake_expect_silence(&fake, &admin, 0);
     fake_shard_up(&fake, 1);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
     ck_assert(coord_seat_find(fake.cluster, "s1")->leaving);
 }
 
@@ -82,7 +82,7 @@ TEST(a_shard_whose_jobs_were_dropped_is_forgotten_and_comes_back_as_a_new_one)
     fake_shard_away(&fake, 1);
     drop();
     ck_assert_ptr_nonnull(coord_seat_find(fake.cluster, "s1")); // status says: away
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, ask_forget("s1")));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, ask_forget("s1")));
     ck_assert_ptr_null(coord_seat_find(fake.cluster, "s1"));
     fake_shard_up(&fake, 1);
     fake_until(&fake, !fake.shards[1].has_job); // what was dropped stays so

@@ -45,14 +45,14 @@ static void back_up(void)
     ck_assert_int_eq(stat(file, &info), 0);
     ck_assert_uint_eq(made->bytes, (uint64_t)info.st_size);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
-    cairn_message_free(&made->base);
+    message_free(&made->base);
 }
 
 TEST(a_coordinator_that_is_given_the_copy_goes_on_with_the_jobs)
 {
     char key[sizeof store + 32];
     struct stat info;
-    const struct cairn_public_key signer = coord_keys_signer(fake.cluster)->public_key;
+    const struct public_key signer = coord_keys_signer(fake.cluster)->public_key;
     back_up();
     train(); // nothing of a round is in it
     fake_coordinator_stop(&fake);
@@ -114,7 +114,7 @@ TEST(a_second_one_at_a_time_is_refused_and_training_waits_for_neither)
     fake_expect_error(&fake, &admin, second, CAIRN_ERR_BUSY, "being copied");
     train();
     sem_post(&hold_up.release);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_BACKED_UP, first));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_BACKED_UP, first));
 }
 
 TEST(one_whose_asker_is_gone_is_made_all_the_same)

@@ -25,7 +25,7 @@ static void expect_end(uint32_t request, uint64_t round, cairn_status status)
     Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, request);
     ck_assert_uint_eq(result->round, round);
     ck_assert_int_eq(result->status, status);
-    cairn_message_free(&result->base);
+    message_free(&result->base);
 }
 
 /* The step round that it ends is void: the write's, one higher. */
@@ -37,7 +37,7 @@ static uint64_t begin_write(uint64_t step_round)
     expect_end(0, step_round, CAIRN_ERR_EPOCH_CHANGED);
     Cairn__RoundOpened *opened = fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, request);
     const uint64_t round = opened->round;
-    cairn_message_free(&opened->base);
+    message_free(&opened->base);
     return round;
 }
 
@@ -55,7 +55,7 @@ static uint32_t commit_driven(uint64_t round, double *driven, size_t count)
 TEST(a_bad_learning_rate_is_refused_with_its_group_and_the_round_waits_for_a_good_one)
 {
     double bad[] = { NAN, -1e-3, INFINITY, 1e300, -0.5 }, good = 0.25;
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     spec.name[0] = 'T';
     spec.groups[0].schedule.kind = CAIRN_SCHEDULE_DRIVEN;
     struct fake_peer peer = worker("w1"), before = w;
@@ -63,8 +63,8 @@ TEST(a_bad_learning_rate_is_refused_with_its_group_and_the_round_waits_for_a_goo
     Cairn__Attached *attached = fake_expect(&fake, &peer, CAIRN_MSG_ATTACHED, opening);
     w = peer;
     job = attached->job;
-    cairn_message_free(&attached->base);
-    cairn_spec_release(&spec);
+    message_free(&attached->base);
+    spec_release(&spec);
     fake_init(&fake, &w, job);
     const uint64_t round = fake_begin(&fake, &w, job);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
@@ -98,7 +98,7 @@ TEST(a_void_round_is_laid_on_who_made_it_void_and_not_on_who_joined_since)
     const uint32_t request = fake_ask_commit(&w, job, step);
     Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, request);
     ck_assert_ptr_nonnull(strstr(result->text, "is void: worker w0 (rank 0) writes"));
-    cairn_message_free(&result->base);
+    message_free(&result->base);
     fake_peer_close(&second);
 }
 

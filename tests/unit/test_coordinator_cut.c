@@ -22,7 +22,7 @@ static void expect_canceled(uint32_t request, const char *id, bool digest)
     ck_assert_str_eq(canceled->job, "toy");
     ck_assert_str_eq(canceled->id, id);
     ck_assert_int_eq(canceled->digest, digest);
-    cairn_message_free(&canceled->base);
+    message_free(&canceled->base);
 }
 
 /* The cut has noticed for whom it waits; and that is a lease ago. */
@@ -45,8 +45,8 @@ TEST(a_snapshot_whose_shard_died_is_given_up_and_the_job_is_restored_without_tha
     let_a_lease_pass();
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_CLOSED, "s1: it is away for longer than");
     fake_shard_up(&fake, 2);
-    cairn_message_free(&expect_snapshot(ask_restore("", "", s->path))->base);
-    cairn_message_free(&s->base);
+    message_free(&expect_snapshot(ask_restore("", "", s->path))->base);
+    message_free(&s->base);
 }
 
 TEST(a_shard_that_comes_back_within_the_lease_is_waited_for)
@@ -55,7 +55,7 @@ TEST(a_shard_that_comes_back_within_the_lease_is_waited_for)
     const uint32_t request = ask_snapshot(&admin, true);
     fake_until(&fake, toy()->snapshots.cut != NULL && toy()->snapshots.cut->stuck_ms != 0);
     fake_shard_up(&fake, 1);
-    cairn_message_free(&expect_snapshot(request)->base);
+    message_free(&expect_snapshot(request)->base);
 }
 
 TEST(what_was_given_up_is_not_taken_when_the_shard_is_back_and_another_one_is)
@@ -66,7 +66,7 @@ TEST(what_was_given_up_is_not_taken_when_the_shard_is_back_and_another_one_is)
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_CLOSED, "s1");
     const uint32_t second = ask_snapshot(&admin, true);
     fake_shard_up(&fake, 1);
-    cairn_message_free(&expect_snapshot(second)->base);
+    message_free(&expect_snapshot(second)->base);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_PIN], 1);
 }
 
@@ -128,15 +128,15 @@ TEST(how_far_a_snapshot_is_is_what_its_shards_told_last)
     ck_assert_msg(strstr(now->saving, "; 9.0 of 10.0 MB, ") != NULL &&
                       strstr(now->saving, " s left, updates waited 7 ms") != NULL,
                   "%s", now->saving);
-    cairn_message_free(&now->base);
+    message_free(&now->base);
     expect_canceled(ask_cancel(s->id), s->id, false);
     ck_assert(!coord_cut_progress(toy, &progress));
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_list_shows_the_snapshot_that_is_being_taken_apart_from_those_that_are)
 {
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     fake.shards[0].holds_part = fake.shards[1].holds_part = true;
     Cairn__SnapshotStatus *s = expect_snapshot(ask_snapshot(&admin, false));
     Cairn__SnapshotList *list = list_snapshots();
@@ -147,20 +147,20 @@ TEST(a_list_shows_the_snapshot_that_is_being_taken_apart_from_those_that_are)
     ck_assert_str_eq(list->running[0]->state, "running");
     ck_assert_uint_eq(list->running[0]->step, s->step);
     ck_assert_uint_eq(list->running[0]->total_bytes, 0); // nobody has told
-    cairn_message_free(&list->base);
+    message_free(&list->base);
     tell_progress(0, 3000000, 4000000);
     tell_progress(1, 1000000, 6000000);
     list = list_snapshots();
     ck_assert_uint_eq(list->running[0]->done_bytes, 4000000);
     ck_assert_uint_eq(list->running[0]->total_bytes, 10000000);
     ck_assert_uint_gt(list->running[0]->bytes_per_s, 0);
-    cairn_message_free(&list->base);
+    message_free(&list->base);
     expect_canceled(ask_cancel(s->id), s->id, false);
     list = list_snapshots();
     ck_assert_uint_eq(list->n_snapshots, 1);
     ck_assert_uint_eq(list->n_running, 0);
-    cairn_message_free(&list->base);
-    cairn_message_free(&s->base);
+    message_free(&list->base);
+    message_free(&s->base);
 }
 
 TEST(an_operator_gives_a_snapshot_up_and_nothing_of_it_stays)
@@ -172,7 +172,7 @@ TEST(an_operator_gives_a_snapshot_up_and_nothing_of_it_stays)
     ck_assert_msg(strstr(job_now->saving, s->id) != NULL &&
                       strstr(job_now->saving, " s; it waits for shard s0") != NULL,
                   "%s", job_now->saving);
-    cairn_message_free(&job_now->base);
+    message_free(&job_now->base);
     fake_expect_error(&fake, &admin, ask_cancel("step-000000000077-g1"), CAIRN_ERR_NOT_FOUND,
                       "step-000000000077-g1");
     expect_canceled(ask_cancel(s->id), s->id, false);
@@ -180,12 +180,12 @@ TEST(an_operator_gives_a_snapshot_up_and_nothing_of_it_stays)
     ck_assert_uint_eq(snapshot_folders(), 0);
     fake_expect_error(&fake, &admin, ask_cancel(""), CAIRN_ERR_NOT_FOUND, "no snapshot or digest");
     fake.shards[0].holds_part = false;
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     job_now = show_job("toy");
     ck_assert_str_eq(job_now->saving, "");
-    cairn_message_free(&job_now->base);
+    message_free(&job_now->base);
     train();
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(who_waits_for_it_hears_that_it_was_given_up)
@@ -206,7 +206,7 @@ TEST(a_shard_that_says_nothing_holds_the_end_up_for_a_lease_at_most)
     expect_canceled(request, s->id, false);
     ck_assert_uint_eq(snapshot_folders(), 0);
     train();
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 /* As the adoption of a job does it. */

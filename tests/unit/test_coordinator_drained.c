@@ -23,7 +23,7 @@ static uint32_t times_drained(void)
     uint32_t times = 0;
     for (size_t i = 0; i < told->n_events; i++)
         times += strcmp(told->events[i]->kind, "drain-ended") == 0;
-    cairn_message_free(&told->base);
+    message_free(&told->base);
     return times;
 }
 
@@ -90,7 +90,7 @@ TEST(a_restore_does_not_wait_for_a_drained_shard)
 {
     drain_shard(0);
     fake_shard_away(&fake, 0);
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     restore_by_itself();
     fake_shard_forget(&fake, 1);
     fake_shard_up(&fake, 1);
@@ -104,7 +104,7 @@ TEST(a_restore_does_not_wait_for_a_drained_shard)
 TEST(a_shard_that_is_being_drained_is_not_waited_for)
 {
     Cairn__MemberDrain message = CAIRN__MEMBER_DRAIN__INIT;
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     restore_by_itself();
     message.name = fake.shards[0].name;
     fake.shards[1].move.holds_prepare = true;

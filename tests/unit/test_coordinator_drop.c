@@ -23,7 +23,7 @@ static size_t job_count(void)
     const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &get.base);
     Cairn__JobList *list = fake_expect(&fake, &admin, CAIRN_MSG_JOB_LIST, request);
     const size_t count = list->n_jobs;
-    cairn_message_free(&list->base);
+    message_free(&list->base);
     return count;
 }
 
@@ -46,7 +46,7 @@ TEST(a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay)
     ck_assert_uint_eq(removed->step, 1);
     ck_assert_uint_eq(removed->shards, 2);
     ck_assert_uint_eq(removed->n_away, 0);
-    cairn_message_free(&removed->base);
+    message_free(&removed->base);
     ck_assert(!fake.shards[0].has_job && !fake.shards[1].has_job);
     ck_assert_uint_eq(job_count(), 0);
     fake_coordinator_stop(&fake);
@@ -55,10 +55,10 @@ TEST(a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay)
     fake_peer_close(&admin);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
     ck_assert_uint_eq(job_count(), 0);
-    cairn_message_free(
+    message_free(
         fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, ask_restore("", "", s->path)));
     ck_assert_uint_eq(job_count(), 1);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(one_that_is_in_use_is_dropped_by_force_only)
@@ -67,7 +67,7 @@ TEST(one_that_is_in_use_is_dropped_by_force_only)
     fake_expect_error(&fake, &admin, ask_drop("toy", false), CAIRN_ERR_BUSY, "worker w0");
     train(); // nothing happened
     const uint32_t request = ask_drop("toy", true);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
     fake_expect_error(&fake, &w, 0, CAIRN_ERR_CANCELED, "dropped by an operator");
     ck_assert_uint_eq(job_count(), 0);
 }
@@ -90,7 +90,7 @@ TEST(a_shard_that_is_away_is_named_and_drops_its_part_when_it_comes)
     ck_assert_uint_eq(removed->shards, 1);
     ck_assert_uint_eq(removed->n_away, 1);
     ck_assert_str_eq(removed->away[0], "s1");
-    cairn_message_free(&removed->base);
+    message_free(&removed->base);
     ck_assert(fake.shards[1].has_job);
     fake_shard_up(&fake, 1);
     fake_until(&fake, !fake.shards[1].has_job);
@@ -103,7 +103,7 @@ TEST(one_that_is_being_saved_is_not_dropped_nor_is_what_is_written_removed)
     leave();
     fake_expect_error(&fake, &admin, ask_drop("toy", false), CAIRN_ERR_BUSY, "is being taken");
     fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_BUSY, "being written");
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
@@ -114,7 +114,7 @@ TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
                                                   request);
     ck_assert_uint_eq(removed->files, s->files + 2); // and the manifest
     ck_assert_uint_gt(removed->bytes, s->bytes);
-    cairn_message_free(&removed->base);
+    message_free(&removed->base);
     ck_assert_int_ne(access(s->path, F_OK), 0);
     ck_assert_int_eq(access(kept->path, F_OK), 0);
     fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_NOT_FOUND, s->id);
@@ -122,8 +122,8 @@ TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
     fake_expect_error(&fake, &admin, ask_remove("..", s->id), CAIRN_ERR_INVALID,
                       "not a job's name");
     train();
-    cairn_message_free(&s->base);
-    cairn_message_free(&kept->base);
+    message_free(&s->base);
+    message_free(&kept->base);
 }
 
 static size_t prune(void)
@@ -134,7 +134,7 @@ static size_t prune(void)
     Cairn__SnapshotPruned *pruned = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_PRUNED, request);
     size_t going = 0;
     for (size_t i = 0; i < pruned->n_fates; i++) going += pruned->fates[i]->goes ? 1 : 0;
-    cairn_message_free(&pruned->base);
+    message_free(&pruned->base);
     return going;
 }
 
@@ -153,8 +153,8 @@ TEST(one_with_something_strange_in_it_stays_whole_with_its_tags_and_the_word_lat
     Cairn__SnapshotList *listed = list_snapshots();
     ck_assert_uint_eq(listed->n_snapshots, 1);
     ck_assert(listed->snapshots[0]->latest);
-    cairn_message_free(&listed->base);
-    cairn_message_free(&s->base);
+    message_free(&listed->base);
+    message_free(&s->base);
 }
 
 TEST(what_a_removal_did_not_come_to_goes_with_the_next_prune)
@@ -170,8 +170,8 @@ TEST(what_a_removal_did_not_come_to_goes_with_the_next_prune)
     fake_until(&fake, access(s->path, F_OK) != 0);
     while (prune() > 0) {} // its word goes last
     ck_assert_int_eq(access(kept->path, F_OK), 0);
-    cairn_message_free(&s->base);
-    cairn_message_free(&kept->base);
+    message_free(&s->base);
+    message_free(&kept->base);
 }
 
 TEST(one_that_is_being_restored_is_not_removed)
@@ -182,10 +182,9 @@ TEST(one_that_is_being_restored_is_not_removed)
     fake_until(&fake, fake.shards[1].snapshot_path[0] != '\0');
     fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_BUSY, "being restored");
     fake_shard_release(&fake.shards[1]);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, restore));
-    cairn_message_free(
-        fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, ask_remove("toy", s->id)));
-    cairn_message_free(&s->base);
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, restore));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, ask_remove("toy", s->id)));
+    message_free(&s->base);
 }
 
 TEST(one_that_a_restore_may_fall_back_on_is_not_removed)
@@ -198,11 +197,11 @@ TEST(one_that_a_restore_may_fall_back_on_is_not_removed)
     const uint32_t restored = fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
     fake_expect_error(&fake, &admin, ask_remove("toy", older->id), CAIRN_ERR_BUSY,
                       "being restored");
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, restored));
-    cairn_message_free(
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, restored));
+    message_free(
         fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, ask_remove("toy", older->id)));
-    cairn_message_free(&older->base);
-    cairn_message_free(&s->base);
+    message_free(&older->base);
+    message_free(&s->base);
 }
 
 SUITE(30, open_trained, close_fake);

@@ -28,13 +28,13 @@ static void open_elsewhere(void)
 /* Of the id: all of it was read, and is good. */
 static bool is_good(const char *id)
 {
-    struct cairn_snapshot_words words;
+    struct snapshot_words words;
     bool good = false;
-    if (cairn_snapshot_words_load(ROOT, "toy", &words, NULL) == CAIRN_OK) {
-        const struct cairn_snapshot_check *check = cairn_snapshot_words_check(&words, id);
+    if (snapshot_words_load(ROOT, "toy", &words, NULL) == CAIRN_OK) {
+        const struct snapshot_check *check = snapshot_words_check(&words, id);
         good = check != NULL && check->is_good;
     }
-    cairn_snapshot_words_release(&words);
+    snapshot_words_release(&words);
     return good;
 }
 
@@ -56,7 +56,7 @@ static void count_one(void *context, const char *name, const char *id, const cha
 static size_t committed(void)
 {
     size_t count = 0;
-    ck_assert_int_eq(cairn_snapshot_list(ROOT, "toy", count_one, &count, NULL), CAIRN_OK);
+    ck_assert_int_eq(snapshot_list(ROOT, "toy", count_one, &count, NULL), CAIRN_OK);
     return count;
 }
 
@@ -70,12 +70,12 @@ TEST(one_is_taken_listed_verified_restored_and_removed)
     ck_assert_uint_eq(list->n_snapshots, 2);
     ck_assert_str_eq(list->snapshots[0]->id, second->id);
     ck_assert(list->snapshots[0]->latest && list->snapshots[0]->checked_unix_ms > 0);
-    cairn_message_free(&list->base);
+    message_free(&list->base);
     Cairn__SnapshotStatus *done = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
                                               ask_restore("toy", first->id, ""));
     ck_assert_uint_eq(done->step, 1);
     ck_assert_uint_eq(done->restored_generation, 2);
-    cairn_message_free(&done->base);
+    message_free(&done->base);
     fake_expect_error(&fake, &admin, ask_restore("toy", "step-000000000009-g1", ""),
                       CAIRN_ERR_NOT_FOUND, "there is no snapshot");
     removal.job = second->job;
@@ -84,23 +84,23 @@ TEST(one_is_taken_listed_verified_restored_and_removed)
         &fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED,
         fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &removal.base));
     ck_assert_uint_ge(removed->bytes, second->bytes);
-    cairn_message_free(&removed->base);
+    message_free(&removed->base);
     ck_assert_uint_eq(committed(), 1);
     ck_assert_uint_eq(snapshot_folders(), 0); // of the path that it has no more
     ck_assert_int_ne(access(ROOT, F_OK), 0);  // nor is the name taken for a path
-    cairn_message_free(&first->base);
-    cairn_message_free(&second->base);
+    message_free(&first->base);
+    message_free(&second->base);
 }
 
 TEST(a_damaged_one_gives_way_to_an_older_one)
 {
     Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
     Cairn__SnapshotStatus *old = take_good();
-    struct cairn_manifest m;
+    struct manifest m;
     size_t count;
     train();
     Cairn__SnapshotStatus *new = take_good();
-    ck_assert_int_eq(cairn_manifest_load(new->path, &m, NULL), CAIRN_OK);
+    ck_assert_int_eq(manifest_load(new->path, &m, NULL), CAIRN_OK);
     uint8_t *bytes = cairn_memory_storage_bytes(new->path, m.files[0].path, &count);
     bytes[count - 1] ^= 1;
     message.job = new->job;
@@ -110,10 +110,10 @@ TEST(a_damaged_one_gives_way_to_an_older_one)
         &fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
         fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base));
     ck_assert_str_eq(done->id, old->id);
-    cairn_message_free(&done->base);
-    cairn_message_free(&old->base);
-    cairn_message_free(&new->base);
-    cairn_manifest_release(&m);
+    message_free(&done->base);
+    message_free(&old->base);
+    message_free(&new->base);
+    manifest_release(&m);
 }
 
 TEST(old_periodic_ones_are_pruned)
@@ -137,21 +137,21 @@ TEST(old_periodic_ones_are_pruned)
 /* Whether it was committed; else the sentence names the fault. */
 static bool is_taken(uint32_t request)
 {
-    struct cairn_frame frame;
+    struct wire_frame frame;
     for (;;) {
         fake_peer_read(&admin);
         while (fake_peer_next(&admin, &frame)) {
             if (frame.request != request) continue;
             const bool taken = frame.type == CAIRN_MSG_SNAPSHOT_STATUS;
-            ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame.type),
-                                                             frame.payload, frame.payload_bytes);
+            ProtobufCMessage *message = message_unpack(message_type(frame.type), frame.payload,
+                                                       frame.payload_bytes);
             ck_assert_ptr_nonnull(message);
             if (!taken) {
                 ck_assert_uint_eq(frame.type, CAIRN_MSG_ERROR);
                 const char *text = ((const Cairn__Error *)message)->text;
                 ck_assert_msg(strstr(text, "a fault of the test") != NULL, "%s", text);
             }
-            cairn_message_free(message);
+            message_free(message);
             return taken;
         }
         ck_assert(!admin.ended);
@@ -168,15 +168,15 @@ static void count_name(void *context, const char *name, bool is_folder)
 static size_t begun_folders(void)
 {
     size_t count = 0;
-    struct cairn_sentence why;
-    ck_assert_int_eq(cairn_storage_of(ROOT)->list(ROOT, "toy", count_name, &count, &why), CAIRN_OK);
+    struct sentence why;
+    ck_assert_int_eq(storage_of(ROOT)->list(ROOT, "toy", count_name, &count, &why), CAIRN_OK);
     return count;
 }
 
 TEST(whatever_call_fails_once_it_is_whole_or_nothing_of_it_is_left)
 {
     const uint64_t before = cairn_memory_storage_calls();
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     const uint64_t calls = cairn_memory_storage_calls() - before;
     size_t whole = 1, met = 0;
     ck_assert_uint_gt(calls, 20);
@@ -192,8 +192,8 @@ TEST(whatever_call_fails_once_it_is_whole_or_nothing_of_it_is_left)
         ck_assert_uint_eq(committed(), whole);
         fake_until(&fake, begun_folders() == whole); // who asked hears of it before
     }
-    ck_assert_uint_gt(met, 5);                  // by the snapshot, or by what reads the one before
-    cairn_message_free(&take_snapshot()->base); // training goes on, and the next one is whole
+    ck_assert_uint_gt(met, 5);            // by the snapshot, or by what reads the one before
+    message_free(&take_snapshot()->base); // training goes on, and the next one is whole
 }
 
 SUITE(150, open_elsewhere, close_fake);

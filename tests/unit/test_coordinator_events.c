@@ -52,7 +52,7 @@ TEST(who_came_and_went_is_listed_in_order_with_the_cause)
     expect(page, at, "epoch", "", "because");
     ck_assert_str_eq(page->events[created - 1]->job, "toy");
     ck_assert(!page->more);
-    cairn_message_free(&page->base);
+    message_free(&page->base);
 }
 
 TEST(they_are_there_after_a_restart_and_numbers_go_on)
@@ -68,8 +68,8 @@ TEST(they_are_there_after_a_restart_and_numbers_go_on)
     expect(now, before->n_events, "started", "", "incarnation 2");
     for (size_t i = 1; i < now->n_events; i++)
         ck_assert_uint_gt(now->events[i]->number, now->events[i - 1]->number);
-    cairn_message_free(&before->base);
-    cairn_message_free(&now->base);
+    message_free(&before->base);
+    message_free(&now->base);
 }
 
 static void note_many(int count)
@@ -90,13 +90,13 @@ TEST(pages_follow_one_another)
         after = page->events[page->n_events - 1]->number;
         count += page->n_events;
         more = page->more;
-        cairn_message_free(&page->base);
+        message_free(&page->base);
     }
     ck_assert_uint_eq(pages, 3);
     ck_assert_uint_gt(count, 2 * PAGE);
     Cairn__Events *none = ask(UINT64_MAX, 0);
     ck_assert(none->n_events == 0 && !none->more);
-    cairn_message_free(&none->base);
+    message_free(&none->base);
 }
 
 TEST(of_more_than_are_kept_the_oldest_go_here_and_in_the_store)
@@ -113,7 +113,7 @@ TEST(of_more_than_are_kept_the_oldest_go_here_and_in_the_store)
         Cairn__Events *page = ask(0, 0);
         ck_assert_uint_eq(page->events[0]->number, events->first);
         ck_assert_str_eq(page->events[0]->who, "shard many");
-        cairn_message_free(&page->base);
+        message_free(&page->base);
         restart_coordinator();
     }
 }
@@ -127,7 +127,7 @@ TEST(a_text_that_is_long_stays_within_a_frame)
         coord_event_note(fake.cluster, CAIRN_EVENT_LOST, "toy", "worker w", "%s", longest);
     Cairn__Events *page = ask(0, 0);
     ck_assert(page->n_events == PAGE && page->more);
-    cairn_message_free(&page->base);
+    message_free(&page->base);
 }
 
 enum { SETTINGS = 60 };
@@ -148,7 +148,7 @@ static void expect_asked(const char *begins, const char *has, const char *ends)
     ck_assert_msg(strlen(text) >= strlen(ends) &&
                       strcmp(text + strlen(text) - strlen(ends), ends) == 0,
                   "%s", text);
-    cairn_message_free(&page->base);
+    message_free(&page->base);
 }
 
 TEST(what_an_operator_asked_for_is_noted_with_every_value_that_was_given)
@@ -206,7 +206,7 @@ static bool shows_cut(const char *who)
     Cairn__JobStatus *status = show_job("toy");
     const bool shows = who != NULL ? strstr(status->path_cut, who) != NULL
                                    : status->path_cut[0] == '\0';
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     return shows;
 }
 
@@ -215,7 +215,7 @@ static size_t count_of(const char *kind)
     Cairn__Events *page = ask(0, 0);
     size_t count = 0;
     for (size_t i = 0; i < page->n_events; i++) count += strcmp(page->events[i]->kind, kind) == 0;
-    cairn_message_free(&page->base);
+    message_free(&page->base);
     return count;
 }
 
@@ -249,7 +249,7 @@ TEST(a_cut_data_path_is_an_event_said_once_and_shown_by_the_job_while_it_lasts)
     size_t at = expect(page, 0, "path-cut", "shard s0", "hears nothing from s1 over the data path");
     at = expect(page, at, "path-cut", "worker w0", "hears nothing from s1");
     expect(page, at, "path-whole", "shard s0", "hears s1 over the data path again");
-    cairn_message_free(&page->base);
+    message_free(&page->base);
 }
 
 SUITE(60, open_ticking, close_fake);

@@ -70,14 +70,14 @@ static void tear_down(void)
 /* Rank i, on a host; its session is 10 + i. */
 static uint64_t attach(uint32_t i, const char *host, cairn_reduce_groups groups)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     spec.reduce_groups = groups;
     w[i] = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "worker", host);
     const uint32_t request = fake_job_open(&w[i], &spec, 10 + i, i);
     Cairn__Attached *attached = fake_expect(&fake, &w[i], CAIRN_MSG_ATTACHED, request);
     const uint64_t job = attached->job;
-    cairn_message_free(&attached->base);
-    cairn_spec_release(&spec);
+    message_free(&attached->base);
+    spec_release(&spec);
     return job;
 }
 
@@ -240,7 +240,7 @@ TEST(a_shard_that_comes_back_has_all_of_it_told_anew)
     fake_shard_away(&fake, 1);
     fake_shard_up(&fake, 1);
     for (uint32_t i = 0; i < 4; i++) // it has another address now
-        cairn_message_free(fake_expect(&fake, &w[i], CAIRN_MSG_SHARDS_CHANGED, 0));
+        message_free(fake_expect(&fake, &w[i], CAIRN_MSG_SHARDS_CHANGED, 0));
     one_round(job, 0, 4);
     ck_assert_uint_eq(told_of(CAIRN_MSG_RELAY_SET), 6);
     ck_assert_uint_ne(fake.shards[2].relay.number, before);
@@ -282,7 +282,7 @@ TEST(a_write_is_opened_for_its_writer_alone)
         ck_assert_uint_eq(fake.shards[i].opened_relay, 0);
     }
     fake_commit(&fake, &w[3], job, opened->round);
-    cairn_message_free(&opened->base);
+    message_free(&opened->base);
     one_round(job, 0, 4);
     ck_assert_uint_eq(told_of(CAIRN_MSG_RELAY_SET), 3); // what was told before holds
     expect_opened(0, 2);
@@ -308,14 +308,14 @@ static void expect_given_up(bool gives_up, const char *why)
         fake_until(&fake, fake.shards[2].round != 0); // before that it relays nothing
         fake_shard_give_up(&fake.shards[2], why);
     }
-    cairn_message_free(fake_expect(&fake, &w[0], CAIRN_MSG_ROUND_RESULT, 0)); // void
+    message_free(fake_expect(&fake, &w[0], CAIRN_MSG_ROUND_RESULT, 0)); // void
     fake_request(&w[0], CAIRN_MSG_ROUND_BEGIN, &begin.base);
     fake_until(&fake, fake.shards[2].member_count == 4); // opened again, each by itself
     struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     Cairn__JobStatus *status = show(&admin);
     ck_assert_uint_eq(status->n_reduce_groups, 0);
     ck_assert_ptr_nonnull(strstr(status->reduce_groups_off, why));
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     fake_peer_close(&admin);
 }
 
@@ -344,7 +344,7 @@ TEST(a_relay_that_gives_up_because_a_shard_is_away_relays_when_it_is_back)
     fake_shard_give_up(&fake.shards[2], "shard s1 does not answer shard s2");
     fake_shard_up(&fake, 1);
     for (uint32_t i = 0; i < 4; i++) // it has another address now
-        cairn_message_free(fake_expect(&fake, &w[i], CAIRN_MSG_SHARDS_CHANGED, 0));
+        message_free(fake_expect(&fake, &w[i], CAIRN_MSG_SHARDS_CHANGED, 0));
     one_round(job, 0, 4);
     expect_opened(0, 2);
     ck_assert_uint_ne(fake.shards[2].opened_relay, 0);
@@ -363,7 +363,7 @@ TEST(tiles_end_the_groups_and_it_is_shown)
         requests[i] = fake_request(&w[i], CAIRN_MSG_TILES_DECLARE, &message.base);
     }
     for (uint32_t i = 0; i < 2; i++)
-        cairn_message_free(fake_expect(&fake, &w[i], CAIRN_MSG_TILES_SET, requests[i]));
+        message_free(fake_expect(&fake, &w[i], CAIRN_MSG_TILES_SET, requests[i]));
     one_round(job, 0, 2);
     for (uint32_t i = 0; i < 3; i++) {
         expect_opened(i, 2);
@@ -373,7 +373,7 @@ TEST(tiles_end_the_groups_and_it_is_shown)
     struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     Cairn__JobStatus *status = show(&admin);
     ck_assert_str_eq(status->reduce_groups_off, "the workers hold tiles");
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     fake_peer_close(&admin);
 }
 
@@ -393,7 +393,7 @@ TEST(a_job_shows_the_groups_of_its_last_round)
     ck_assert_uint_eq(status->reduce_groups[1]->ranks[0], 2);
     ck_assert_str_eq(status->reduce_groups[2]->host, "s2");
     ck_assert_uint_eq(status->reduce_groups[2]->ranks[1], 4);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     fake_peer_close(&admin);
 }
 
@@ -405,34 +405,34 @@ static char *save(struct fake_peer *admin)
     const uint32_t request = fake_request(admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
     Cairn__SnapshotStatus *status = fake_expect(&fake, admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
     char *path = strdup(status->path);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     return path;
 }
 
-static struct cairn_manifest read_manifest(const char *folder)
+static struct manifest read_manifest(const char *folder)
 {
-    struct cairn_manifest manifest;
-    struct cairn_sentence why = { "" };
+    struct manifest manifest;
+    struct sentence why = { "" };
     struct cairn_snapshot snapshot;
-    ck_assert_msg(cairn_snapshot_open(folder, &snapshot, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(snapshot_open(folder, &snapshot, &why) == CAIRN_OK, "%s", why.text);
     manifest = snapshot.manifest; // moves
-    cairn_manifest_init(&snapshot.manifest);
-    cairn_snapshot_close(&snapshot);
+    manifest_init(&snapshot.manifest);
+    snapshot_close(&snapshot);
     return manifest;
 }
 
 static void expect_recorded(const char *folder, const char *text)
 {
-    struct cairn_manifest manifest = read_manifest(folder);
-    struct cairn_sentence got = { "" };
+    struct manifest manifest = read_manifest(folder);
+    struct sentence got = { "" };
     for (uint32_t g = 0; g < manifest.reduce_groups.group_count; g++) {
         uint32_t count;
-        const uint32_t *ranks = cairn_rank_groups_at(&manifest.reduce_groups, g, &count);
-        cairn_sentence_add(&got, "%s", g > 0 ? " " : "");
-        cairn_ranks_add_text(ranks, count, &got);
+        const uint32_t *ranks = rank_groups_at(&manifest.reduce_groups, g, &count);
+        sentence_add(&got, "%s", g > 0 ? " " : "");
+        ranks_add_text(ranks, count, &got);
     }
     ck_assert_str_eq(got.text, text);
-    cairn_manifest_release(&manifest);
+    manifest_release(&manifest);
 }
 
 TEST(a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones)
@@ -447,7 +447,7 @@ TEST(a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones)
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
     restore.path = first;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
     for (uint32_t i = 0; i < 5; i++) fake_peer_close(&w[i]);
     char *again = save(&admin);
     expect_recorded(again, "0-1 2 3-4"); // of the step that it has, whoever is there now
@@ -473,14 +473,14 @@ TEST(a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone)
     (void)fake_begin(&fake, &w[0], job); // of 0-1 and 2
     fake_peer_close(&w[2]);
     for (uint32_t i = 0; i < 2; i++) // void
-        cairn_message_free(fake_expect(&fake, &w[i], CAIRN_MSG_ROUND_RESULT, 0));
+        message_free(fake_expect(&fake, &w[i], CAIRN_MSG_ROUND_RESULT, 0));
     fake.shards[2].holds_reduced = false;
     Cairn__WriteBegin begin = CAIRN__WRITE_BEGIN__INIT;
     begin.job = job;
     const uint32_t request = fake_request(&w[1], CAIRN_MSG_WRITE_BEGIN, &begin.base);
     Cairn__RoundOpened *opened = fake_expect(&fake, &w[1], CAIRN_MSG_ROUND_OPENED, request);
     fake_commit(&fake, &w[1], job, opened->round);
-    cairn_message_free(&opened->base);
+    message_free(&opened->base);
     char *saved = save(&admin);
     expect_recorded(saved, "0-1 2-3");
     free(saved);

@@ -39,11 +39,11 @@ static Cairn__Keys *trust(const char *key, bool untrust)
     return fake_expect(&fake, &admin, CAIRN_MSG_KEYS, ask_trust(key, untrust));
 }
 
-static struct cairn_secret_key stranger(char line[CAIRN_KEY_LINE_BYTES])
+static struct secret_key stranger(char line[CAIRN_KEY_LINE_BYTES])
 {
-    struct cairn_secret_key key;
-    cairn_secret_key_make(&key);
-    cairn_public_key_line(&key.public_key, line);
+    struct secret_key key;
+    secret_key_make(&key);
+    public_key_line(&key.public_key, line);
     return key;
 }
 
@@ -61,14 +61,14 @@ TEST(the_key_is_made_once_for_its_owner_alone)
     Cairn__Keys *again = list_keys();
     ck_assert_uint_eq(again->n_keys, 1);
     ck_assert_str_eq(again->keys[0]->line, first->keys[0]->line);
-    cairn_message_free(&first->base);
-    cairn_message_free(&again->base);
+    message_free(&first->base);
+    message_free(&again->base);
 }
 
 static void refused_at_start(const char *word)
 {
     struct coord *cluster = NULL;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     fake_coordinator_stop(&fake);
     ck_assert_int_eq(coord_open(&fake.options, &fake.loop, &cluster, &why), CAIRN_ERR_CONFIG);
     ck_assert_msg(strstr(why.text, word) != NULL && strstr(why.text, CAIRN_KEY_FILE) != NULL, "%s",
@@ -107,11 +107,11 @@ TEST(a_key_that_is_not_there_gives_way_to_a_new_one)
     ck_assert_uint_eq(keys->n_keys, 2);
     ck_assert(keys->keys[0]->own && keys->keys[1]->own);
     ck_assert(keys->keys[0]->signs != keys->keys[1]->signs);
-    cairn_message_free(&keys->base);
+    message_free(&keys->base);
     fake_shards_up(&fake, 2);
-    cairn_message_free(
+    message_free(
         fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, ask_restore("other", "", s->path)));
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(the_rest_of_a_start_that_was_killed_is_no_hindrance)
@@ -128,17 +128,17 @@ TEST(the_rest_of_a_start_that_was_killed_is_no_hindrance)
 TEST(a_key_is_trusted_and_untrusted_also_after_a_restart)
 {
     char line[CAIRN_KEY_LINE_BYTES], id[CAIRN_KEY_NAME_BYTES];
-    const struct cairn_secret_key key = stranger(line);
-    cairn_key_name(key.public_key.id, id);
-    cairn_message_free(&trust(line, false)->base);
-    cairn_message_free(&trust(line, false)->base); // again is fine
+    const struct secret_key key = stranger(line);
+    key_name(key.public_key.id, id);
+    message_free(&trust(line, false)->base);
+    message_free(&trust(line, false)->base); // again is fine
     restart_coordinator();
     Cairn__Keys *keys = list_keys();
     ck_assert_uint_eq(keys->n_keys, 2);
     ck_assert_str_eq(keys->keys[1]->line, line);
     ck_assert(!keys->keys[1]->own);
-    cairn_message_free(&keys->base);
-    cairn_message_free(&trust(id, true)->base);
+    message_free(&keys->base);
+    message_free(&trust(id, true)->base);
     restart_coordinator();
     keys = list_keys();
     ck_assert_uint_eq(keys->n_keys, 1);
@@ -147,7 +147,7 @@ TEST(a_key_is_trusted_and_untrusted_also_after_a_restart)
                       "signs this cluster's snapshots");
     fake_expect_error(&fake, &admin, ask_trust("RWgarbage", false), CAIRN_ERR_MALFORMED,
                       "not a public key");
-    cairn_message_free(&keys->base);
+    message_free(&keys->base);
 }
 
 TEST(no_more_keys_than_a_ring_has_are_trusted)
@@ -155,7 +155,7 @@ TEST(no_more_keys_than_a_ring_has_are_trusted)
     char line[CAIRN_KEY_LINE_BYTES];
     for (int i = 1; i < CAIRN_KEYS_MAX; i++) {
         stranger(line);
-        cairn_message_free(&trust(line, false)->base);
+        message_free(&trust(line, false)->base);
     }
     stranger(line);
     fake_expect_error(&fake, &admin, ask_trust(line, false), CAIRN_ERR_INVALID, "already");
@@ -163,16 +163,16 @@ TEST(no_more_keys_than_a_ring_has_are_trusted)
 
 /* ---- restores ---- */
 
-static void sign_anew(const char *folder, const struct cairn_secret_key *signer)
+static void sign_anew(const char *folder, const struct secret_key *signer)
 {
     char path[4200], text[CAIRN_MINISIG_BYTES];
-    struct cairn_manifest m;
+    struct manifest m;
     snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_SIGNATURE_NAME, folder);
     ck_assert_int_eq(unlink(path), 0);
     if (signer == NULL) return;
-    ck_assert_int_eq(cairn_manifest_load(folder, &m, NULL), CAIRN_OK);
-    cairn_minisig_sign(signer, m.prehash, "timestamp:1", text);
-    cairn_manifest_release(&m);
+    ck_assert_int_eq(manifest_load(folder, &m, NULL), CAIRN_OK);
+    minisig_sign(signer, m.prehash, "timestamp:1", text);
+    manifest_release(&m);
     FILE *file = fopen(path, "w");
     ck_assert_int_ge(fputs(text, file), 0);
     ck_assert_int_eq(fclose(file), 0);
@@ -190,7 +190,7 @@ static uint32_t ask_waived(const char *path, bool is_unsigned, bool is_strange)
 
 static void restored(uint32_t request)
 {
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
 }
 
 TEST(what_the_cluster_saves_it_has_signed_and_restores)
@@ -200,9 +200,9 @@ TEST(what_the_cluster_saves_it_has_signed_and_restores)
     Cairn__Keys *keys = list_keys();
     ck_assert_ptr_nonnull(strstr(list->snapshots[0]->signature, keys->keys[0]->id));
     restored(ask_waived(s->path, false, false));
-    cairn_message_free(&keys->base);
-    cairn_message_free(&list->base);
-    cairn_message_free(&s->base);
+    message_free(&keys->base);
+    message_free(&list->base);
+    message_free(&s->base);
 }
 
 TEST(an_unsigned_one_is_restored_by_a_flag_alone)
@@ -212,21 +212,21 @@ TEST(an_unsigned_one_is_restored_by_a_flag_alone)
     fake_expect_error(&fake, &admin, ask_waived(s->path, false, true), CAIRN_ERR_REFUSED,
                       "--allow-unsigned");
     restored(ask_waived(s->path, true, false));
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_strange_one_is_restored_by_a_flag_or_once_its_key_is_trusted)
 {
     char line[CAIRN_KEY_LINE_BYTES], id[CAIRN_KEY_NAME_BYTES];
-    const struct cairn_secret_key key = stranger(line);
+    const struct secret_key key = stranger(line);
     Cairn__SnapshotStatus *s = take_snapshot();
-    cairn_key_name(key.public_key.id, id);
+    key_name(key.public_key.id, id);
     sign_anew(s->path, &key);
     fake_expect_error(&fake, &admin, ask_waived(s->path, true, false), CAIRN_ERR_REFUSED, id);
     restored(ask_waived(s->path, false, true));
-    cairn_message_free(&trust(line, false)->base);
+    message_free(&trust(line, false)->base);
     restored(ask_waived(s->path, false, false));
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 SUITE(30, set_up, close_fake);

@@ -29,7 +29,7 @@ static struct fake_peer reader(uint64_t session)
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = session;
     const uint32_t request = fake_request(&peer, CAIRN_MSG_JOB_OPEN, &open.base);
-    cairn_message_free(fake_expect(&fake, &peer, CAIRN_MSG_ATTACHED, request));
+    message_free(fake_expect(&fake, &peer, CAIRN_MSG_ATTACHED, request));
     return peer;
 }
 
@@ -55,7 +55,7 @@ static void expect_leased(struct fake_peer *peer, uint32_t request, uint64_t ste
     Cairn__Leased *leased = fake_expect(&fake, peer, CAIRN_MSG_LEASED, request);
     ck_assert_uint_eq(leased->generation, 1);
     ck_assert_uint_eq(leased->step, step);
-    cairn_message_free(&leased->base);
+    message_free(&leased->base);
 }
 
 static void drop_lease(struct fake_peer *peer, uint64_t step, uint64_t key)
@@ -66,7 +66,7 @@ static void drop_lease(struct fake_peer *peer, uint64_t step, uint64_t key)
     message.step = step;
     message.key = key;
     const uint32_t request = fake_request(peer, CAIRN_MSG_LEASE_DROP, &message.base);
-    cairn_message_free(fake_expect(&fake, peer, CAIRN_MSG_DONE, request));
+    message_free(fake_expect(&fake, peer, CAIRN_MSG_DONE, request));
 }
 
 static bool all_keep(uint32_t count)
@@ -94,7 +94,7 @@ TEST(a_version_is_kept_by_all_shards_until_it_is_dropped)
     ck_assert_uint_gt(status->leases[1]->left_ms, 30000);
     ck_assert_uint_le(status->leases[1]->left_ms, LONG_MS);
     ck_assert_str_eq(status->leases[0]->holder, "w0");
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     drop_lease(&r, 1, 0);
     fake_until(&fake, all_keep(1));
     drop_lease(&r, 1, 0); // nothing to drop: no fault
@@ -205,7 +205,7 @@ TEST(a_wish_that_is_withdrawn_leaves_nothing_and_one_of_another_call_stays)
     message.key = 77;
     const uint32_t second = fake_request(&r, CAIRN_MSG_LEASE_DROP, &message.base);
     fake_expect_error(&fake, &r, first, CAIRN_ERR_CANCELED, "ended");
-    cairn_message_free(fake_expect(&fake, &r, CAIRN_MSG_DONE, second));
+    message_free(fake_expect(&fake, &r, CAIRN_MSG_DONE, second));
     fake_until(&fake, fake.shards[0].lease_count == 0);
     fake_shard_lease_done(&fake.shards[1]); // too late: of nobody
     fake.shards[1].holds_lease = false;
@@ -232,7 +232,7 @@ TEST(a_new_coordinator_knows_no_leases_and_takes_one_anew)
     r = reader(20);
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_uint_eq(status->n_leases, 0);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     ck_assert(all_keep(1)); // of the former one: it ends by the clocks of the shards
     expect_leased(&r, ask(&r, 1, 1, LONG_MS), 1);
     ck_assert(all_keep(2));
@@ -251,7 +251,7 @@ TEST(a_lease_that_is_not_renewed_ends)
     fake_until(&fake, all_keep(0));
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_uint_eq(status->n_leases, 0);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     fake_expect_error(&fake, &r, ask(&r, 0, 0, LONG_MS + 1), CAIRN_ERR_INVALID, "leases.ttl_max");
     fake_expect_error(&fake, &r, ask(&r, 0, 0, 0), CAIRN_ERR_INVALID, "leases.ttl_max");
     fake_peer_close(&r);

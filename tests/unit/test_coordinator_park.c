@@ -19,7 +19,7 @@ static void expect_parked(uint32_t request, bool parked)
     Cairn__JobParked *answer = fake_expect(&fake, &admin, CAIRN_MSG_JOB_PARKED, request);
     ck_assert_int_eq(answer->parked, parked);
     ck_assert(fake.shards[0].parked == parked && fake.shards[1].parked == parked);
-    cairn_message_free(&answer->base);
+    message_free(&answer->base);
 }
 
 static uint32_t times_asked(uint32_t shard)
@@ -44,7 +44,7 @@ static void expect_rounds_after_unpark(void)
     expect_parked(ask_park(false), false);
     Cairn__RoundOpened *opened = fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, begin);
     const uint64_t round = opened->round;
-    cairn_message_free(&opened->base);
+    message_free(&opened->base);
     fake_commit(&fake, &w, job, round);
     train();
 }

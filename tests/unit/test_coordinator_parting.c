@@ -31,7 +31,7 @@ static void expect_snapshots(size_t count)
 {
     Cairn__SnapshotList *list = list_snapshots();
     ck_assert_uint_eq(list->n_snapshots, count);
-    cairn_message_free(&list->base);
+    message_free(&list->base);
 }
 
 static const char saved[] = "; job toy is saved as snapshot ",
@@ -94,7 +94,7 @@ TEST(where_no_shard_can_save_nothing_is_begun)
 TEST(the_last_one_is_of_now_and_waits_for_no_memory_as_others_do)
 {
     (void)train(); // a job that rests prepares nothing
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     for (int i = 0; i < 2; i++) ck_assert_uint_eq(fake.shards[i].seen[CAIRN_MSG_PIN_PREPARE], 1);
     drain(0, 100);
     drain(1, 100);
@@ -116,7 +116,7 @@ TEST(one_that_is_being_taken_is_awaited_and_another_one_follows)
     fake.shards[0].holds_part = false;
     fake_shard_answer_pin(&fake.shards[0], toy()->snapshots.cut->number,
                           toy()->snapshots.cut->folder);
-    cairn_message_free(&expect_snapshot(asked)->base);
+    message_free(&expect_snapshot(asked)->base);
     expect_told(0, "", saved);
     expect_snapshots(2);
 }

@@ -36,7 +36,7 @@ static void list_text(char out[200])
         used += (size_t)snprintf(out + used, 200 - used, "%s%" PRIu64 "%s", i > 0 ? " " : "",
                                  listed->snapshots[i]->step,
                                  listed->snapshots[i]->periodic ? "p" : "");
-    cairn_message_free(&listed->base);
+    message_free(&listed->base);
 }
 
 /* Whoever lists while one is removed may see it: until these are there. */
@@ -65,14 +65,14 @@ static void expect_shown(const char *word)
     const bool right = *word == '\0' ? s->snapshot_failed[0] == '\0'
                                      : strstr(s->snapshot_failed, word) != NULL;
     ck_assert_msg(right, "\"%s\", not \"%s\"", s->snapshot_failed, word);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(they_are_of_their_steps_and_only_old_periodic_ones_go)
 {
     amend(2, 2, 1);
     train_to(3);
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     train_to(9);
     expect_listed("8p 6p 3");
     amend(3, 1, 2);
@@ -135,7 +135,7 @@ TEST(what_is_prepared_goes_where_the_step_damages_the_job)
 TEST(what_is_prepared_goes_where_the_storage_is_gone_at_the_step)
 {
     prepare_ahead();
-    cairn_sentence_set(&toy()->cluster->storage.watch.said, "storage is away");
+    sentence_set(&toy()->cluster->storage.watch.said, "storage is away");
     train();
     expect_given_back();
 }
@@ -163,10 +163,10 @@ static void write_buffers(void)
     const uint32_t beginning = fake_request(&w, CAIRN_MSG_WRITE_BEGIN, &begin.base);
     Cairn__RoundOpened *opened = fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, beginning);
     const uint32_t ending = fake_ask_commit(&w, job, opened->round);
-    cairn_message_free(&opened->base);
+    message_free(&opened->base);
     Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, ending);
     ck_assert_int_eq(result->status, CAIRN_OK);
-    cairn_message_free(&result->base);
+    message_free(&result->base);
     fake_until(&fake, toy()->snapshots.cut == NULL);
     ck_assert_uint_eq(coord_job_version(toy()).generation, before.generation + 1);
 }
@@ -224,10 +224,10 @@ TEST(the_count_goes_on_in_another_coordinator)
     fake_peer_close(&admin);
     w = worker("again");
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
-    struct cairn_job_spec_data spec = fake_spec(1); // as it was before the amendment
+    struct job_spec_data spec = fake_spec(1); // as it was before the amendment
     const uint32_t request = fake_job_open(&w, &spec, 78, 0);
-    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
-    cairn_spec_release(&spec);
+    message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
+    spec_release(&spec);
     train_to(9);
     expect_listed("8p 6p");
 }
@@ -265,7 +265,7 @@ TEST(of_a_damaged_job_none_is_taken_by_itself_and_the_good_one_stays)
 TEST(a_job_that_may_begin_with_what_is_not_finite_is_not_damaged_by_it)
 {
     amend(1, 1, 1);
-    ck_assert_int_eq(cairn_spec_set_init_from(&toy()->spec, "/weights", NULL), CAIRN_OK);
+    ck_assert_int_eq(spec_set_init_from(&toy()->spec, "/weights", NULL), CAIRN_OK);
     toy()->spec.init_nonfinite_ok = true;
     fake.shards[1].nonfinite = 3;
     train_to(3);
@@ -282,7 +282,7 @@ TEST(one_that_is_asked_for_of_a_damaged_job_is_made_and_says_so)
     Cairn__SnapshotStatus *s = take_snapshot(); // the operator's word counts
     ck_assert_uint_eq(s->nonfinite, 3);
     ck_assert_msg(strstr(s->nonfinite_tensors, "(3)") != NULL, "%s", s->nonfinite_tensors);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
     expect_listed("3 2p");
 }
 
@@ -341,10 +341,10 @@ TEST(whoever_asks_for_one_meanwhile_gets_one_behind_it)
     let_go();
     Cairn__SnapshotStatus *s = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, begun);
     ck_assert_uint_eq(s->step, 3);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
     s = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, done);
     ck_assert(!s->periodic);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
     expect_listed("3 2p");
 }
 
@@ -371,11 +371,10 @@ static bool is_there(const char *id)
 static void leave_begun(const char *id, uint64_t number)
 {
     char path[256];
-    struct cairn_sentence why;
+    struct sentence why;
     snprintf(path, sizeof path, "toy/%s", id);
-    ck_assert_int_eq(cairn_storage_of(fake.snapshots)->make(fake.snapshots, path, true, &why),
-                     CAIRN_OK);
-    ck_assert_int_eq(cairn_snapshot_begun_set(fake.snapshots, "toy", id, number, &why), CAIRN_OK);
+    ck_assert_int_eq(storage_of(fake.snapshots)->make(fake.snapshots, path, true, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_begun_set(fake.snapshots, "toy", id, number, &why), CAIRN_OK);
 }
 
 TEST(what_a_crash_left_of_this_job_is_removed_and_no_other)
@@ -420,12 +419,12 @@ TEST(those_of_another_job_of_the_name_are_nobodys)
     train_to(3);
     Cairn__SnapshotList *listed = NULL;
     for (size_t n = 0; n != 2;) { // step 2 of the first job, step 3 of this one
-        if (listed != NULL) cairn_message_free(&listed->base);
+        if (listed != NULL) message_free(&listed->base);
         listed = list_snapshots();
         n = listed->n_snapshots;
     }
     ck_assert_uint_eq(listed->snapshots[0]->step + listed->snapshots[1]->step, 5);
-    cairn_message_free(&listed->base);
+    message_free(&listed->base);
 }
 
 TEST(those_of_before_a_restore_under_another_number_go_with_the_others)
@@ -435,8 +434,8 @@ TEST(those_of_before_a_restore_under_another_number_go_with_the_others)
     expect_listed("3p 2p");
     const uint64_t before = job;
     drop();
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
-                                   ask_restore("toy", "step-000000000003-g1", "")));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
+                             ask_restore("toy", "step-000000000003-g1", "")));
     come_again("again");
     job = fake_attach(&fake, &w, 79, 0, 1);
     ck_assert_uint_ne(job, before);
@@ -448,30 +447,30 @@ TEST(those_of_before_a_restore_under_another_number_go_with_the_others)
 
 static cairn_status release(const char *id, enum removal_cause cause)
 {
-    struct cairn_snapshot_removed removed;
-    struct cairn_sentence why;
+    struct snapshot_removed removed;
+    struct sentence why;
     return coord_snapshot_release(fake.cluster, "toy", id, cause, &removed, &why);
 }
 
 static void note(const char *id, bool is_good)
 {
-    struct cairn_snapshot_check check = { .is_good = is_good, .unix_s = 1 };
-    struct cairn_sentence why;
+    struct snapshot_check check = { .is_good = is_good, .unix_s = 1 };
+    struct sentence why;
     snprintf(check.id, sizeof check.id, "%s", id);
-    ck_assert_int_eq(cairn_snapshot_check_set(fake.snapshots, "toy", &check, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_check_set(fake.snapshots, "toy", &check, &why), CAIRN_OK);
 }
 
 /* Verified, as nobody notes any more. */
 static Cairn__SnapshotStatus *take_verified(void)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
-    struct cairn_snapshot_words words;
-    struct cairn_sentence why;
+    struct snapshot_words words;
+    struct sentence why;
     for (bool is_noted = false; !is_noted;) {
         fake_pump(&fake);
-        ck_assert_int_eq(cairn_snapshot_words_load(fake.snapshots, "toy", &words, &why), CAIRN_OK);
-        is_noted = cairn_snapshot_words_check(&words, s->id) != NULL;
-        cairn_snapshot_words_release(&words);
+        ck_assert_int_eq(snapshot_words_load(fake.snapshots, "toy", &words, &why), CAIRN_OK);
+        is_noted = snapshot_words_check(&words, s->id) != NULL;
+        snapshot_words_release(&words);
     }
     return s;
 }
@@ -486,7 +485,7 @@ TEST(one_that_was_committed_meanwhile_is_not_taken_for_one_that_was_left)
     ck_assert_int_eq(release(s->id, CAIRN_REMOVAL_LEFT), CAIRN_ERR_REFUSED);
     ck_assert_int_eq(access(path, F_OK), 0);
     ck_assert_int_eq(release("step-000000000077-g1", CAIRN_REMOVAL_LEFT), CAIRN_OK);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(of_two_verified_ones_that_are_removed_at_once_one_stays)
@@ -494,8 +493,8 @@ TEST(of_two_verified_ones_that_are_removed_at_once_one_stays)
     Cairn__SnapshotStatus *a = take_verified(), *b = take_verified();
     ck_assert_int_eq(release(a->id, CAIRN_REMOVAL_ASKED), CAIRN_OK); // its files are still there
     ck_assert_int_eq(release(b->id, CAIRN_REMOVAL_ASKED), CAIRN_ERR_REFUSED);
-    cairn_message_free(&a->base);
-    cairn_message_free(&b->base);
+    message_free(&a->base);
+    message_free(&b->base);
 }
 
 TEST(an_old_one_stays_where_the_one_that_stood_for_it_is_damaged_since)
@@ -506,8 +505,8 @@ TEST(an_old_one_stays_where_the_one_that_stood_for_it_is_damaged_since)
     ck_assert_int_eq(release(old->id, CAIRN_REMOVAL_RETIRED), CAIRN_ERR_REFUSED);
     note(s->id, true);
     ck_assert_int_eq(release(old->id, CAIRN_REMOVAL_RETIRED), CAIRN_OK);
-    cairn_message_free(&old->base);
-    cairn_message_free(&s->base);
+    message_free(&old->base);
+    message_free(&s->base);
 }
 
 SUITE(30, open_trained, close_fake);

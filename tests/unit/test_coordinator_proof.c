@@ -20,43 +20,42 @@ static void expect_job(const char *name, const char *state)
     }
     Cairn__JobStatus *status = show_job(name);
     ck_assert_str_eq(status->state, state);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
 }
 
 /* Writes the manifest anew, with a hash that is right, as who changes it on purpose does, and has the key. */
-static void rewrite(const char *folder,
-                    void (*change)(const char *folder, struct cairn_manifest *m))
+static void rewrite(const char *folder, void (*change)(const char *folder, struct manifest *m))
 {
-    struct cairn_manifest m;
+    struct manifest m;
     char path[512];
-    ck_assert_int_eq(cairn_manifest_load(folder, &m, NULL), CAIRN_OK);
+    ck_assert_int_eq(manifest_load(folder, &m, NULL), CAIRN_OK);
     change(folder, &m);
     snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME, folder);
     ck_assert_int_eq(unlink(path), 0);
     snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME ".minisig", folder);
     ck_assert_int_eq(unlink(path), 0);
-    ck_assert_int_eq(
-        cairn_manifest_commit_signed(folder, &m, coord_keys_signer(fake.cluster), NULL), CAIRN_OK);
-    cairn_manifest_release(&m);
+    ck_assert_int_eq(manifest_commit_signed(folder, &m, coord_keys_signer(fake.cluster), NULL),
+                     CAIRN_OK);
+    manifest_release(&m);
 }
 
-static void change_lr(const char *folder, struct cairn_manifest *m)
+static void change_lr(const char *folder, struct manifest *m)
 {
     (void)folder;
     m->spec.groups[0].lr *= 2;
 }
-static void change_step(const char *folder, struct cairn_manifest *m)
+static void change_step(const char *folder, struct manifest *m)
 {
     (void)folder;
     m->step++;
 }
-static void change_beta2(const char *folder, struct cairn_manifest *m)
+static void change_beta2(const char *folder, struct manifest *m)
 {
     (void)folder;
     m->spec.groups[0].beta2 = 0.5;
 }
 /* The last byte of a tensor, and the checksum of its file. */
-static void change_data(const char *folder, struct cairn_manifest *m)
+static void change_data(const char *folder, struct manifest *m)
 {
     char path[512];
     snprintf(path, sizeof path, "%s/%s", folder, m->files[0].path);
@@ -69,30 +68,30 @@ static void change_data(const char *folder, struct cairn_manifest *m)
     ck_assert_int_ge(fputc(bytes[m->files[0].bytes - 1], file), 0);
     fclose(file);
     ck_assert_uint_eq(m->files[0].block_count, 1);
-    cairn_snapshot_sum(bytes, m->files[0].bytes, m->files[0].sums);
+    snapshot_sum(bytes, m->files[0].bytes, m->files[0].sums);
     free(bytes);
 }
 
 TEST_EACH(what_only_the_content_root_tells_is_found_before_a_job_is_given_up_for_it, 0, 4)
 {
-    void (*const changes[])(const char *, struct cairn_manifest *) = { change_lr, change_step,
-                                                                       change_beta2, change_data };
+    void (*const changes[])(const char *, struct manifest *) = { change_lr, change_step,
+                                                                 change_beta2, change_data };
     Cairn__SnapshotStatus *s = take_snapshot();
     rewrite(s->path, changes[_i]);
     fake_expect_error(&fake, &admin, ask_restore("toy", "", s->path), CAIRN_ERR_CHECKSUM,
                       "its files have the content root");
     train(); // as if nothing had been asked
     expect_job("toy", "running");
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 /* A bit of each byte of the last element of each file. */
 TEST(a_flipped_bit_is_found_and_named_before_a_job_is_given_up_for_it)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
-    struct cairn_manifest m;
+    struct manifest m;
     char path[512];
-    ck_assert_int_eq(cairn_manifest_load(s->path, &m, NULL), CAIRN_OK);
+    ck_assert_int_eq(manifest_load(s->path, &m, NULL), CAIRN_OK);
     for (size_t i = 0; i < m.file_count; i++) {
         snprintf(path, sizeof path, "%s/%s", s->path, m.files[i].path);
         for (long behind = 1; behind <= 4; behind++) {
@@ -113,8 +112,8 @@ TEST(a_flipped_bit_is_found_and_named_before_a_job_is_given_up_for_it)
         }
     }
     train(); // as if nothing had been asked
-    cairn_manifest_release(&m);
-    cairn_message_free(&s->base);
+    manifest_release(&m);
+    message_free(&s->base);
 }
 
 TEST(a_manifest_of_a_former_version_is_restored)
@@ -133,9 +132,9 @@ TEST(a_manifest_of_a_former_version_is_restored)
     fclose(file);
     snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME ".minisig", s->path);
     ck_assert_int_eq(unlink(path), 0);
-    cairn_message_free(&expect_snapshot(ask_restore("again", "", s->path))->base);
+    message_free(&expect_snapshot(ask_restore("again", "", s->path))->base);
     free(text);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(what_a_shard_has_loaded_is_compared_before_the_job_is_ready)
@@ -146,9 +145,9 @@ TEST(what_a_shard_has_loaded_is_compared_before_the_job_is_ready)
                       "what the shards have loaded has the content root");
     expect_job("again", NULL);
     fake.shards[1].loads_other = false;
-    cairn_message_free(&expect_snapshot(ask_restore("again", "", s->path))->base);
+    message_free(&expect_snapshot(ask_restore("again", "", s->path))->base);
     expect_job("again", "running");
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_shard_that_goes_before_it_has_told_fails_the_restore)
@@ -160,7 +159,7 @@ TEST(a_shard_that_goes_before_it_has_told_fails_the_restore)
     expect_job("again", "restoring"); // all said Done, one has told nothing
     fake_shard_away(&fake, 1);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_CLOSED, "s1: ");
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_coordinator_stopped_before_all_have_told_leaves_nothing_behind)
@@ -172,7 +171,7 @@ TEST(a_coordinator_stopped_before_all_have_told_leaves_nothing_behind)
     expect_job("again", "restoring");
     restart_coordinator();
     expect_job("again", NULL);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_part_in_many_messages_is_one_part)
@@ -185,9 +184,9 @@ TEST(a_part_in_many_messages_is_one_part)
     ck_assert_uint_gt(fake.shards[1].part_messages, 2);
     ck_assert_mem_eq(one->content_root.data, many->content_root.data, 32);
     ck_assert_uint_eq(one->bytes, many->bytes);
-    cairn_message_free(&expect_snapshot(ask_restore("again", "", many->path))->base);
-    cairn_message_free(&one->base);
-    cairn_message_free(&many->base);
+    message_free(&expect_snapshot(ask_restore("again", "", many->path))->base);
+    message_free(&one->base);
+    message_free(&many->base);
 }
 
 SUITE(30, open_trained, close_fake);

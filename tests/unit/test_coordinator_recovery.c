@@ -27,7 +27,7 @@ static void save(char folder_out[300])
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     snprintf(folder_out, 300, "%s", s->path);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 static void lose_part(uint32_t shard)
@@ -39,9 +39,9 @@ static void lose_part(uint32_t shard)
 static uint32_t ask_open(void)
 {
     come_again("w0");
-    struct cairn_job_spec_data spec = fake_spec(1); // as it was before the amendment
+    struct job_spec_data spec = fake_spec(1); // as it was before the amendment
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     return request;
 }
 
@@ -51,7 +51,7 @@ static void expect_attached(uint32_t request, uint64_t generation, uint64_t step
     ck_assert_uint_eq(attached->generation, generation);
     ck_assert_uint_eq(attached->step, step);
     ck_assert_uint_eq(attached->job, job);
-    cairn_message_free(&attached->base);
+    message_free(&attached->base);
 }
 
 static void expect_rolled_back(void)
@@ -108,7 +108,7 @@ TEST(fewer_shards_than_the_cluster_has_are_taken_when_it_has_waited_for_so_long)
                   "%s", toy()->loss.why.text);
     fake.options.shards_min = 1; // as the advice says
     fake.options.shards_wait_ms = 300;
-    struct cairn_sentence advice;
+    struct sentence advice;
     coord_recovery_advise(toy(), &advice);
     const uint64_t waited_ms = coord_now_ms(fake.cluster) + 1 - toy()->loss.recovery.lost_ms;
     if (waited_ms < 300)
@@ -152,7 +152,7 @@ static void expect_passed_over(const char *text)
     const bool fits = *text == '\0' ? status->passed_over[0] == '\0'
                                     : strstr(status->passed_over, text) == status->passed_over;
     ck_assert_msg(fits, "%s", status->passed_over);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
 }
 
 TEST(a_damaged_one_is_passed_over_for_the_one_before)
@@ -284,7 +284,7 @@ TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
     message.id = strrchr(folders[2], '/') + 1;
     message.force = true; // it may have been verified meanwhile, or not
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &message.base);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, request));
     coord_recovery_tick(toy());
     fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_RUNNING);
     expect_attached(ask_open(), 2, 2);
@@ -401,10 +401,10 @@ TEST(it_keeps_how_many_workers_it_was_amended_to_have)
     lose_part(1);
     expect_rolled_back();
     come_again("w0");
-    struct cairn_job_spec_data spec = fake_spec(3);
+    struct job_spec_data spec = fake_spec(3);
     spec.workers_max = 3; // within the bounds
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     expect_attached(request, 2, 1);
     ck_assert_uint_eq(toy()->spec.workers_min, 1);
     ck_assert_uint_eq(toy()->spec.workers_max, 4);
@@ -418,10 +418,10 @@ TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
     struct fake_peer other = worker("w1");
     save(folder);
     amend(0);
-    struct cairn_job_spec_data spec = fake_spec(1);
-    cairn_message_free(
+    struct job_spec_data spec = fake_spec(1);
+    message_free(
         fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, fake_job_open(&other, &spec, 11, 1)));
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
     message.job = job;
     message.key = 2;
@@ -431,8 +431,8 @@ TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
     pause.job = job;
     pause.at_most_ms = 60000;
     pause.what = (char *)(uintptr_t) "evaluating";
-    cairn_message_free(fake_expect(&fake, &other, CAIRN_MSG_DONE,
-                                   fake_request(&other, CAIRN_MSG_PAUSE, &pause.base)));
+    message_free(fake_expect(&fake, &other, CAIRN_MSG_DONE,
+                             fake_request(&other, CAIRN_MSG_PAUSE, &pause.base)));
     lose_part(1);
     expect_rolled_back();
     fake_expect_error(&fake, &other, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
@@ -443,14 +443,14 @@ TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
     ck_assert_msg(strstr(awaited->text, "1 more worker (1 of 2 attached)") != NULL &&
                       strstr(awaited->text, "evaluating") != NULL,
                   "%s", awaited->text);
-    cairn_message_free(&awaited->base);
+    message_free(&awaited->base);
     fake_peer_close(&other);
     other = worker("w1");
     spec = fake_spec(1);
-    cairn_message_free(
+    message_free(
         fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, fake_job_open(&other, &spec, 11, 1)));
-    cairn_spec_release(&spec);
-    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, begun));
+    spec_release(&spec);
+    message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, begun));
     fake_peer_close(&other);
 }
 

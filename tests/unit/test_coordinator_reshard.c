@@ -56,7 +56,7 @@ TEST(a_shard_is_drained_leaves_a_hole_and_is_told_to_end)
         train();
         for (int k = 0; k < 20; k++) fake_pump(&fake);
     }
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
     ck_assert(!fake.shards[0].has_job && toy()->shards[0].seat == NULL);
     ck_assert_uint_eq(toy()->seat_count, 1);
     train();
@@ -77,7 +77,7 @@ TEST(at_rest_the_newest_version_is_published_anew)
     char *const drained[] = { s1 };
     message.drain = (char **)(uintptr_t)drained;
     message.n_drain = 1;
-    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    message_free(&expect_told(ask_reshard(&message))->base);
     fake_until(&fake, ended());
     ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
     ck_assert_uint_ne(fake.shards[0].move.published, 0);
@@ -96,7 +96,7 @@ TEST(a_round_that_publishes_it_before_that_comes_to_it_lets_the_run_go_on_once)
     char *const drained[] = { s1 };
     message.drain = (char **)(uintptr_t)drained;
     message.n_drain = 1;
-    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    message_free(&expect_told(ask_reshard(&message))->base);
     fake_until(&fake, toy()->layout->version == 2 &&
                           move_stage_of(toy()->reshard.move) == CAIRN_MOVE_REST);
     const uint64_t round = fake_begin(&fake, &w, job);
@@ -123,7 +123,7 @@ TEST(who_comes_in_between_begins_with_the_layout_of_the_newest_version)
     Cairn__Attached *attached = fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED, request);
     ck_assert_uint_eq(attached->n_shards, 2);
     ck_assert_uint_eq(attached->step, 1);
-    cairn_message_free(&attached->base);
+    message_free(&attached->base);
     fake_expect_silence(&fake, &reader, job);
     ck_assert_uint_eq(reader.layout.version, 2);
     ck_assert_uint_eq(reader.layout.since.step, 2);
@@ -141,7 +141,7 @@ TEST(a_cancel_ends_the_slice_that_is_under_way_and_begins_no_other)
     apply_shards(3);
     fake_until(&fake, toy()->layout->version == 2);
     const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
-    cairn_message_free(&expect_told(ask_reshard(&cancel))->base);
+    message_free(&expect_told(ask_reshard(&cancel))->base);
     expect_state("moving");
     fake.shards[2].move.holds_moved = false;
     fake_move_release(&fake.shards[2]);
@@ -162,7 +162,7 @@ TEST(a_cancel_ends_the_drain_that_began_it)
     const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
     const uint32_t canceled = ask_reshard(&cancel);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_CANCELED, "not drained: it was canceled");
-    cairn_message_free(&expect_told(canceled)->base);
+    message_free(&expect_told(canceled)->base);
     fake.shards[1].move.holds_moved = false;
     fake_move_release(&fake.shards[1]);
     train_until_ended();
@@ -183,7 +183,7 @@ TEST(an_answer_of_a_slice_that_was_taken_back_is_none_to_the_next_of_that_number
     apply_shards(3);
     fake_until(&fake, fake.shards[1].move.next != NULL);
     const uint32_t late = fake.shards[1].move.request;
-    cairn_message_free(&expect_told(ask_reshard(&cancel))->base);
+    message_free(&expect_told(ask_reshard(&cancel))->base);
     fake_until(&fake, ended() && fake.shards[1].move.next == NULL);
     apply_shards(3);
     fake_until(&fake, fake.shards[1].move.next != NULL);
@@ -203,7 +203,7 @@ TEST(what_is_only_prepared_is_taken_back_by_a_cancel)
     apply_shards(3);
     fake_until(&fake, fake.shards[1].move.next != NULL);
     const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
-    cairn_message_free(&expect_told(ask_reshard(&cancel))->base);
+    message_free(&expect_told(ask_reshard(&cancel))->base);
     fake_until(&fake, ended());
     expect_state("canceled");
     ck_assert_uint_eq(toy()->layout->version, 1);
@@ -238,9 +238,9 @@ TEST(who_asks_for_it_is_told_when_it_is_in_the_store)
         Cairn__ReshardTold *told = expect_told(ask_reshard(&status)); // the first that comes
         ck_assert_str_eq(told->jobs[0]->state, "moving");
         ck_assert_uint_eq(told->jobs[0]->shards_after, apply.shards);
-        cairn_message_free(&told->base);
+        message_free(&told->base);
         release_disk();
-        cairn_message_free(&expect_told(request)->base);
+        message_free(&expect_told(request)->base);
         train_until_ended();
     }
 }
@@ -288,7 +288,7 @@ TEST(a_snapshot_waits_for_the_slice_and_the_next_slice_for_the_snapshot)
     fake_move_release(&fake.shards[2]);
     Cairn__SnapshotStatus *status = expect_snapshot(request);
     ck_assert_uint_eq(status->shards, 3);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     train_until_ended();
 }
 
@@ -315,8 +315,8 @@ TEST(a_restore_ends_it_and_takes_all_shards)
     fake.shards[2].move.holds_moved = true;
     apply_shards(3);
     fake_until(&fake, toy()->layout->version == 2);
-    cairn_message_free(&expect_snapshot(ask_restore("toy", taken->id, ""))->base);
-    cairn_message_free(&taken->base);
+    message_free(&expect_snapshot(ask_restore("toy", taken->id, ""))->base);
+    message_free(&taken->base);
     ck_assert(!toy()->reshard.running);
     ck_assert_uint_eq(toy()->seat_count, 3);
     ck_assert_uint_eq(toy()->layout->version, 1);

@@ -78,7 +78,7 @@ TEST(a_shard_that_owns_nothing_and_dies_loses_nothing)
     char *const drained[] = { s2 };
     message.drain = (char **)(uintptr_t)drained;
     message.n_drain = 1;
-    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    message_free(&expect_told(ask_reshard(&message))->base);
     for (int i = 0; i < 50 && owns(2); i++) {
         train();
         for (int k = 0; k < 5; k++) fake_pump(&fake);
@@ -102,9 +102,9 @@ TEST(a_cancel_that_takes_a_joiner_back_ends_the_run_and_does_no_more)
     message.drain = drained;
     message.n_drain = 1;
     fake.shards[0].move.holds_moved = true;
-    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    message_free(&expect_told(ask_reshard(&message))->base);
     fake_until(&fake, !owns(1));
-    cairn_message_free(&expect_told(ask_reshard(&cancel))->base);
+    message_free(&expect_told(ask_reshard(&cancel))->base);
     fake.shards[0].move.holds_moved = false;
     fake_move_release(&fake.shards[0]);
     train_until_ended();
@@ -113,10 +113,10 @@ TEST(a_cancel_that_takes_a_joiner_back_ends_the_run_and_does_no_more)
     message = question(CAIRN_RESHARD_APPLY);
     message.add = added;
     message.n_add = 1;
-    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    message_free(&expect_told(ask_reshard(&message))->base);
     fake_until(&fake, fake.shards[0].move.next != NULL);
     fake.shards[0].move.holds_prepare = false;
-    cairn_message_free(&expect_told(ask_reshard(&cancel))->base);
+    message_free(&expect_told(ask_reshard(&cancel))->base);
     fake_until(&fake, ended());
     for (int i = 0; i < 3; i++) train();
     ck_assert_uint_eq(toy()->seat_count, 2);
@@ -149,7 +149,7 @@ TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
         char *const drained[] = { s2 };
         message.drain = (char **)(uintptr_t)drained;
         message.n_drain = 1;
-        cairn_message_free(&expect_told(ask_reshard(&message))->base);
+        message_free(&expect_told(ask_reshard(&message))->base);
         train_until_ended();
         ck_assert_uint_eq(toy()->seat_count, 2);
     }
@@ -164,9 +164,9 @@ TEST(a_coordinator_that_starts_again_goes_on_with_a_drain)
     fake.shards[1].move.holds_moved = true;
     hold_disk();
     const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base);
-    cairn_message_free(&expect_told(ask_reshard(&status))->base); // the first that comes
+    message_free(&expect_told(ask_reshard(&status))->base); // the first that comes
     release_disk();
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
     fake_until(&fake, toy()->layout->version == 2);
     restart_coordinator();
     tick_fast();
@@ -194,7 +194,7 @@ TEST(what_was_published_anew_is_so_for_the_next_coordinator)
     fake_peer_close(&w); // nobody trains
     message.drain = (char **)(uintptr_t)drained;
     message.n_drain = 1;
-    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    message_free(&expect_told(ask_reshard(&message))->base);
     fake_until(&fake, toy()->layout->version == 2 && fake.shards[0].move.published != 0 &&
                           !coord_layouts_behind(toy()));
     fake_until(&fake, fake.cluster->saves.list == NULL);
@@ -352,7 +352,7 @@ TEST(a_giver_that_dies_on_the_way_back_is_not_left_out)
     message.add = added;
     message.n_drain = message.n_add = 1;
     for (int i = 0; i < 3; i++) fake.shards[i].move.holds_moved = true;
-    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    message_free(&expect_told(ask_reshard(&message))->base);
     fake_until(&fake, !owns(1) && fake.shards[0].layout->version == toy()->layout->version);
     fake_shard_forget(&fake, 2);
     fake_until(&fake, owns(1) && fake.shards[0].layout->version == toy()->layout->version);
@@ -369,7 +369,7 @@ TEST(a_giver_that_dies_before_all_are_whole_is_not_left_out)
     message.drain = (char **)(uintptr_t)drained;
     message.n_drain = 1;
     fake.shards[0].move.holds_moved = true;
-    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    message_free(&expect_told(ask_reshard(&message))->base);
     fake_until(&fake, !owns(1) && fake.shards[0].layout->version == toy()->layout->version);
     const uint64_t version = toy()->layout->version;
     fake_shard_forget(&fake, 1);
@@ -399,7 +399,7 @@ TEST(a_store_that_is_rebuilt_in_mid_change_has_the_layout_that_all_shards_have)
     Cairn__ClusterAdopted *adopted = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, request);
     ck_assert_uint_eq(adopted->n_jobs, 1);
     ck_assert_str_eq(adopted->jobs[0]->refused, "");
-    cairn_message_free(&adopted->base);
+    message_free(&adopted->base);
     ck_assert_uint_eq(toy()->layout->version, 2);
     ck_assert_uint_eq(toy()->seat_count, 3);
 }

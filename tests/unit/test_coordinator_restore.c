@@ -32,13 +32,13 @@ TEST(a_plan_says_what_would_be_replaced_and_touches_nothing)
     ck_assert_str_eq(plan->replaced->state, "running");
     ck_assert_uint_eq(plan->replaced->step, 2);
     ck_assert_uint_eq(plan->replaced->workers, 1);
-    cairn_message_free(&plan->base);
+    message_free(&plan->base);
     plan = restore("other", s->path, true);
     ck_assert_str_eq(plan->job, "other");
     ck_assert_ptr_null(plan->replaced);
-    cairn_message_free(&plan->base);
+    message_free(&plan->base);
     train();
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_restore_tells_the_new_generation_and_how_many_have_to_open_the_job_again)
@@ -53,13 +53,13 @@ TEST(a_restore_tells_the_new_generation_and_how_many_have_to_open_the_job_again)
     ck_assert_uint_eq(done->replaced->step, 2);
     ck_assert_uint_eq(done->replaced->workers, 1);
     ck_assert_uint_eq(done->replaced->readers, 0);
-    cairn_message_free(&done->base);
+    message_free(&done->base);
     fake_expect_error(&fake, &w, 0, CAIRN_ERR_ROLLED_BACK, "open it again");
     done = restore("other", s->path, false);
     ck_assert_uint_eq(done->restored_generation, 2);
     ck_assert_ptr_null(done->replaced);
-    cairn_message_free(&done->base);
-    cairn_message_free(&s->base);
+    message_free(&done->base);
+    message_free(&s->base);
 }
 
 TEST(the_newest_snapshot_is_listed_first_also_after_a_restore)
@@ -67,7 +67,7 @@ TEST(the_newest_snapshot_is_listed_first_also_after_a_restore)
     Cairn__SnapshotStatus *first = take_snapshot();
     train();
     Cairn__SnapshotStatus *second = take_snapshot();
-    cairn_message_free(&restore("", first->path, false)->base);
+    message_free(&restore("", first->path, false)->base);
     Cairn__SnapshotStatus *third = take_snapshot();
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base);
@@ -76,19 +76,19 @@ TEST(the_newest_snapshot_is_listed_first_also_after_a_restore)
     ck_assert_str_eq(list->snapshots[0]->id, third->id);
     ck_assert_str_eq(list->snapshots[1]->id, second->id);
     ck_assert_str_eq(list->snapshots[2]->id, first->id);
-    cairn_message_free(&list->base);
-    cairn_message_free(&first->base);
-    cairn_message_free(&second->base);
-    cairn_message_free(&third->base);
+    message_free(&list->base);
+    message_free(&first->base);
+    message_free(&second->base);
+    message_free(&third->base);
 }
 
 /* ---- falling back ---- */
 
 static void damage(const char *folder)
 {
-    struct cairn_manifest m;
+    struct manifest m;
     char path[4200];
-    ck_assert_int_eq(cairn_manifest_load(folder, &m, NULL), CAIRN_OK);
+    ck_assert_int_eq(manifest_load(folder, &m, NULL), CAIRN_OK);
     snprintf(path, sizeof path, "%s/%s", folder, m.files[0].path);
     FILE *file = fopen(path, "r+b");
     ck_assert_ptr_nonnull(file);
@@ -97,7 +97,7 @@ static void damage(const char *folder)
     ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
     ck_assert_int_eq(fputc(last ^ 1, file), last ^ 1);
     ck_assert_int_eq(fclose(file), 0);
-    cairn_manifest_release(&m);
+    manifest_release(&m);
 }
 
 static uint32_t ask_fallback(const char *id, bool fallback)
@@ -128,10 +128,10 @@ TEST_EACH(a_damaged_one_gives_way_to_an_older_one_by_a_word_alone, 0, 2)
     Cairn__JobStatus *job_now = show_job("toy");
     ck_assert_uint_eq(job_now->step, 1);
     ck_assert_ptr_nonnull(strstr(job_now->passed_over, new->id));
-    cairn_message_free(&job_now->base);
-    cairn_message_free(&done->base);
-    cairn_message_free(&old->base);
-    cairn_message_free(&new->base);
+    message_free(&job_now->base);
+    message_free(&done->base);
+    message_free(&old->base);
+    message_free(&new->base);
 }
 
 /* Its manifest is gone, so that nobody knows when it was taken: by its id it is behind all others. */
@@ -146,9 +146,9 @@ TEST(one_without_a_manifest_gives_way_too)
     Cairn__SnapshotStatus *done = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
                                               ask_fallback(new->id, true));
     ck_assert_str_eq(done->id, old->id);
-    cairn_message_free(&done->base);
-    cairn_message_free(&old->base);
-    cairn_message_free(&new->base);
+    message_free(&done->base);
+    message_free(&old->base);
+    message_free(&new->base);
 }
 
 TEST(without_an_older_one_nothing_is_restored)
@@ -161,7 +161,7 @@ TEST(without_an_older_one_nothing_is_restored)
     ck_assert_uint_eq(coord_job_version(toy()).step, 2);
     fake_expect_error(&fake, &admin, ask_fallback("step-000000000009-g1", true),
                       CAIRN_ERR_NOT_FOUND, "there is no snapshot");
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 SUITE(30, open_trained, close_fake);

@@ -13,7 +13,7 @@
 static void set_up(void)
 {
     open_ticking();
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
 }
 static void lose(void)
 {
@@ -29,7 +29,7 @@ static void send_page(void *context, const Cairn__Page *page)
 }
 
 /* With the wish. */
-static uint32_t ask_open(struct fake_peer *peer, const struct cairn_job_spec_data *spec)
+static uint32_t ask_open(struct fake_peer *peer, const struct job_spec_data *spec)
 {
     uint8_t *bytes;
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
@@ -38,7 +38,7 @@ static uint32_t ask_open(struct fake_peer *peer, const struct cairn_job_spec_dat
     open.session = 50;
     open.token = 51;
     open.resume_latest = true;
-    ck_assert_int_eq(cairn_spec_pack(spec, &bytes, &open.spec_bytes), CAIRN_OK);
+    ck_assert_int_eq(spec_pack(spec, &bytes, &open.spec_bytes), CAIRN_OK);
     const uint32_t request = fake_request(peer, CAIRN_MSG_JOB_OPEN, &open.base);
     pages_each(CAIRN_PAGE_SPEC, bytes, open.spec_bytes, send_page, peer);
     free(bytes);
@@ -50,12 +50,12 @@ static void expect_attached(struct fake_peer *peer, uint32_t request)
     Cairn__Attached *attached = fake_expect(&fake, peer, CAIRN_MSG_ATTACHED, request);
     ck_assert_uint_eq(attached->generation, 2);
     ck_assert_uint_eq(attached->step, 1);
-    cairn_message_free(&attached->base);
+    message_free(&attached->base);
 }
 
 TEST(who_comes_without_the_wish_begins_no_job_before_it_is_fulfilled)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     struct fake_peer with = worker("with");
     struct fake_peer without = worker("without");
     drop();
@@ -65,7 +65,7 @@ TEST(who_comes_without_the_wish_begins_no_job_before_it_is_fulfilled)
     const uint32_t plain = fake_job_open(&without, &spec, 60, 1);
     expect_attached(&with, wish);
     expect_attached(&without, plain);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     fake_peer_close(&with);
     fake_peer_close(&without);
 }
@@ -95,77 +95,77 @@ TEST(a_lost_job_keeps_how_many_workers_it_was_amended_to_have)
     fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 1);
     lose();
     come_again("again");
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     spec.workers_max = 4;
     expect_attached(&w, ask_open(&w, &spec));
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(a_damaged_snapshot_is_passed_over)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     fake.shards[0].nonfinite = 2;
     ck_assert_uint_eq(train(), 2);
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     drop();
     come_again("again");
     expect_attached(&w, ask_open(&w, &spec)); // at step 1
     Cairn__JobStatus *s = show_job("toy");
     ck_assert_msg(strstr(s->passed_over, "step-000000000002-g1, is damaged: of 2 elements") != NULL,
                   "%s", s->passed_over);
-    cairn_message_free(&s->base);
-    cairn_spec_release(&spec);
+    message_free(&s->base);
+    spec_release(&spec);
 }
 
 /* "signed" takes the one before it; with snapshots.trust any the newest would be. */
 TEST_EACH(a_snapshot_that_nobody_signed_is_passed_over_unless_the_setting_says_otherwise, 0, 2)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     char path[4200];
     const bool takes_any = _i == 1;
     ck_assert_uint_eq(train(), 2);
     Cairn__SnapshotStatus *taken = take_snapshot();
     snprintf(path, sizeof path, "%s/manifest.json.minisig", taken->path);
     ck_assert_int_eq(unlink(path), 0);
-    cairn_message_free(&taken->base);
+    message_free(&taken->base);
     fake.options.snapshots_trust = (char *)(uintptr_t)(takes_any ? "any" : "signed");
     drop();
     come_again("again");
     Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, ask_open(&w, &spec));
     ck_assert_uint_eq(attached->step, takes_any ? 2 : 1);
-    cairn_message_free(&attached->base);
+    message_free(&attached->base);
     Cairn__JobStatus *s = show_job("toy");
     const char *said = strstr(s->passed_over, "step-000000000002-g1, is not trusted: its manifest");
     ck_assert_msg((said == NULL) == takes_any, "%s", s->passed_over);
-    cairn_message_free(&s->base);
-    cairn_spec_release(&spec);
+    message_free(&s->base);
+    spec_release(&spec);
 }
 
 TEST(with_damaged_snapshots_alone_the_job_does_not_begin_anew)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
     Cairn__SnapshotList *listed = list_snapshots();
     fake.shards[0].nonfinite = 2;
     (void)train();
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     remove.job = listed->snapshots[0]->job;
     remove.id = listed->snapshots[0]->id;
     remove.force = true; // it may have been verified meanwhile, or not
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, request));
-    cairn_message_free(&listed->base);
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, request));
+    message_free(&listed->base);
     drop();
     come_again("again");
     fake_expect_error(&fake, &w, ask_open(&w, &spec), CAIRN_ERR_CORRUPT,
                       "that may be taken unasked; `cairn snapshot restore toy ID`");
     ck_assert_ptr_null(toy());
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(who_comes_with_another_spec_has_nothing_restored)
 {
-    struct cairn_job_spec_data spec = fake_spec(1), other = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1), other = fake_spec(1);
     struct fake_peer stray = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "stray");
     struct fake_peer with = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "with");
     other.clip_norm = 77;
@@ -179,17 +179,17 @@ TEST(who_comes_with_another_spec_has_nothing_restored)
     fake_expect_error(&fake, &stray, wrong, CAIRN_ERR_MISMATCH, "clip_norm");
     expect_attached(&with, right);
     fake_peer_close(&with);
-    cairn_spec_release(&spec);
-    cairn_spec_release(&other);
+    spec_release(&spec);
+    spec_release(&other);
     fake_peer_close(&stray);
 }
 
 /* The snapshots are whole: what is older would fail the same way. */
 TEST(storage_that_is_not_mounted_at_a_shard_is_no_damage)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     train();
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     drop();
     come_again("again");
     fake.shards[1].refuse_create = "there is no folder /snapshots/toy";
@@ -197,12 +197,12 @@ TEST(storage_that_is_not_mounted_at_a_shard_is_no_damage)
     fake_expect_error(&fake, &w, ask_open(&w, &spec), CAIRN_ERR_IO,
                       "is the storage of the snapshots mounted at that shard?");
     ck_assert_ptr_null(toy());
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(a_drained_shard_is_not_waited_for)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     drain_shard(0);
     fake_shard_away(&fake, 0);
     Cairn__SnapshotStatus *saved = take_snapshot();
@@ -210,9 +210,9 @@ TEST(a_drained_shard_is_not_waited_for)
     come_again("again");
     Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, ask_open(&w, &spec));
     ck_assert_uint_eq(attached->step, saved->step);
-    cairn_message_free(&attached->base);
-    cairn_message_free(&saved->base);
-    cairn_spec_release(&spec);
+    message_free(&attached->base);
+    message_free(&saved->base);
+    spec_release(&spec);
 }
 
 SUITE(30, set_up, close_fake);

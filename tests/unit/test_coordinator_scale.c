@@ -18,24 +18,24 @@ enum { TENSORS = 64, COLUMNS = 1024 };
 static struct fake_cluster fake;
 static uint32_t worker_count, shard_count;
 static struct fake_peer workers[WORKERS_MAX];
-static struct cairn_job_spec_data spec;
+static struct job_spec_data spec;
 static uint64_t job;
 
 /* TENSORS weights in units of their own: each is spread over 16 shards, every shard has a part. */
 static void make_spec(void)
 {
-    struct cairn_job_spec_data toy = fake_spec(worker_count);
-    struct cairn_tensor_spec t = toy.tensors[1];
+    struct job_spec_data toy = fake_spec(worker_count);
+    struct tensor_spec t = toy.tensors[1];
     spec = fake_spec(worker_count);
-    t.shape = (struct cairn_shape) { .rank = 2, .dim = { 1024, COLUMNS } };
+    t.shape = (struct shape) { .rank = 2, .dim = { 1024, COLUMNS } };
     for (int i = 0; i < TENSORS; i++) {
         char name[32];
         snprintf(name, sizeof name, "block%02d.weight", i);
         t.name = t.unit = name;
-        ck_assert_int_eq(cairn_spec_add_tensor(&spec, &t), CAIRN_OK);
+        ck_assert_int_eq(spec_add_tensor(&spec, &t), CAIRN_OK);
     }
-    cairn_spec_canonicalize(&spec);
-    cairn_spec_release(&toy);
+    spec_canonicalize(&spec);
+    spec_release(&toy);
 }
 
 static void set_up(void)
@@ -58,7 +58,7 @@ static void set_up(void)
 static void tear_down(void)
 {
     for (uint32_t i = 0; i < worker_count; i++) fake_peer_close(&workers[i]);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     fake_close(&fake);
 }
 
@@ -81,7 +81,7 @@ static void attach_all(void)
     for (uint32_t i = 0; i < worker_count; i++) {
         Cairn__Attached *attached = fake_expect(&fake, &workers[i], CAIRN_MSG_ATTACHED, request[i]);
         job = attached->job;
-        cairn_message_free(&attached->base);
+        message_free(&attached->base);
     }
 }
 
@@ -98,13 +98,13 @@ static uint32_t declare_columns(struct fake_peer *peer, uint32_t rank)
     uint8_t *bytes;
     size_t size;
     for (uint32_t t = 0; t < spec.tensor_count; t++) {
-        const struct cairn_shape *shape = &spec.tensors[t].shape;
+        const struct shape *shape = &spec.tensors[t].shape;
         if (shape->rank != 2) continue;
         const uint64_t width = shape->dim[1] / worker_count;
         const struct cairn_box box = { 2, { 0, rank * width }, { shape->dim[0], width } };
-        ck_assert_int_eq(cairn_tiles_set(&tiles, t, &box), CAIRN_OK);
+        ck_assert_int_eq(tiles_set(&tiles, t, &box), CAIRN_OK);
     }
-    ck_assert_int_eq(cairn_tiles_pack(&tiles, &bytes, &size), CAIRN_OK);
+    ck_assert_int_eq(tiles_pack(&tiles, &bytes, &size), CAIRN_OK);
     Cairn__TilesDeclare message = CAIRN__TILES_DECLARE__INIT;
     message.job = job;
     message.world = worker_count;
@@ -112,7 +112,7 @@ static uint32_t declare_columns(struct fake_peer *peer, uint32_t rank)
     const uint32_t request = fake_request(peer, CAIRN_MSG_TILES_DECLARE, &message.base);
     pages_each(CAIRN_PAGE_TILES, bytes, size, send_page, peer);
     free(bytes);
-    cairn_tiles_release(&tiles);
+    tiles_release(&tiles);
     return request;
 }
 
@@ -122,7 +122,7 @@ static void declare_all(void)
     static uint32_t request[WORKERS_MAX];
     for (uint32_t i = 0; i < worker_count; i++) request[i] = declare_columns(&workers[i], i);
     for (uint32_t i = 0; i < worker_count; i++)
-        cairn_message_free(fake_expect(&fake, &workers[i], CAIRN_MSG_TILES_SET, request[i]));
+        message_free(fake_expect(&fake, &workers[i], CAIRN_MSG_TILES_SET, request[i]));
 }
 
 static void expect_within_a_lease(const char *what, double since_s)

@@ -11,31 +11,30 @@
 #include "tests/support/trained_toy.h"
 
 /* What was noted of the snapshot; {.unix_s = 0}: nothing. */
-static struct cairn_snapshot_check noted(const char *id)
+static struct snapshot_check noted(const char *id)
 {
-    struct cairn_snapshot_words words;
-    struct cairn_snapshot_check check = { .unix_s = 0 };
-    if (cairn_snapshot_words_load(fake.cluster->storage.path, "toy", &words, NULL) == CAIRN_OK &&
-        cairn_snapshot_words_check(&words, id) != NULL)
-        check = *cairn_snapshot_words_check(&words, id);
-    cairn_snapshot_words_release(&words);
+    struct snapshot_words words;
+    struct snapshot_check check = { .unix_s = 0 };
+    if (snapshot_words_load(fake.cluster->storage.path, "toy", &words, NULL) == CAIRN_OK &&
+        snapshot_words_check(&words, id) != NULL)
+        check = *snapshot_words_check(&words, id);
+    snapshot_words_release(&words);
     return check;
 }
 
 /* As if it had been read, and found good, in 1970. */
 static void note_old(const char *id)
 {
-    struct cairn_snapshot_check check = { .is_good = true, .unix_s = 1 };
+    struct snapshot_check check = { .is_good = true, .unix_s = 1 };
     snprintf(check.id, sizeof check.id, "%s", id);
-    ck_assert_int_eq(cairn_snapshot_check_set(fake.cluster->storage.path, "toy", &check, NULL),
-                     CAIRN_OK);
+    ck_assert_int_eq(snapshot_check_set(fake.cluster->storage.path, "toy", &check, NULL), CAIRN_OK);
 }
 
 static void flip_last_byte(const char *folder)
 {
-    struct cairn_manifest m;
+    struct manifest m;
     char path[4200];
-    ck_assert_int_eq(cairn_manifest_load(folder, &m, NULL), CAIRN_OK);
+    ck_assert_int_eq(manifest_load(folder, &m, NULL), CAIRN_OK);
     snprintf(path, sizeof path, "%s/%s", folder, m.files[0].path);
     FILE *file = fopen(path, "r+b");
     ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
@@ -43,7 +42,7 @@ static void flip_last_byte(const char *folder)
     ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
     ck_assert_int_eq(fputc(last ^ 1, file), last ^ 1);
     ck_assert_int_eq(fclose(file), 0);
-    cairn_manifest_release(&m);
+    manifest_release(&m);
 }
 
 static bool has_event(const char *kind, const char *word)
@@ -55,7 +54,7 @@ static bool has_event(const char *kind, const char *word)
     for (size_t i = 0; i < events->n_events; i++)
         found = found || (strcmp(events->events[i]->kind, kind) == 0 &&
                           strstr(events->events[i]->text, word) != NULL);
-    cairn_message_free(&events->base);
+    message_free(&events->base);
     return found;
 }
 
@@ -64,7 +63,7 @@ TEST(what_was_committed_is_read_and_noted)
     Cairn__SnapshotStatus *s = take_snapshot();
     fake_until(&fake, noted(s->id).unix_s != 0);
     ck_assert(noted(s->id).is_good);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(one_whose_time_has_come_is_read_again)
@@ -74,7 +73,7 @@ TEST(one_whose_time_has_come_is_read_again)
     note_old(s->id);
     toy()->spec.policy.snapshot_scrub_every_s = 3600;
     fake_until(&fake, noted(s->id).unix_s > 1);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(damage_is_found_before_anybody_needs_it)
@@ -87,18 +86,18 @@ TEST(damage_is_found_before_anybody_needs_it)
     fake_until(&fake, noted(s->id).unix_s > 1);
     ck_assert(!noted(s->id).is_good);
     fake_until(&fake, has_event("snapshot-damaged", s->id));
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 /* The id that `latest` names; "": none. */
 static const char *latest(void)
 {
     static char id[CAIRN_SNAPSHOT_ID_BYTES];
-    struct cairn_snapshot_words words;
-    ck_assert_int_eq(cairn_snapshot_words_load(fake.cluster->storage.path, "toy", &words, NULL),
+    struct snapshot_words words;
+    ck_assert_int_eq(snapshot_words_load(fake.cluster->storage.path, "toy", &words, NULL),
                      CAIRN_OK);
     snprintf(id, sizeof id, "%s", words.latest);
-    cairn_snapshot_words_release(&words);
+    snapshot_words_release(&words);
     return id;
 }
 
@@ -124,14 +123,14 @@ TEST(latest_leaves_one_that_is_damaged_for_the_newest_verified_one)
     Cairn__SnapshotList *list = list_snapshots();
     ck_assert(list->snapshots[0]->check_failed && !list->snapshots[0]->latest);
     ck_assert(list->snapshots[2]->latest);
-    cairn_message_free(&list->base);
+    message_free(&list->base);
     find_damage(s[0]);
     fake_until(&fake, strcmp(latest(), "") == 0); // rather none than that
     train();
     Cairn__SnapshotStatus *next = take_snapshot();
     ck_assert_str_eq(latest(), next->id);
-    cairn_message_free(&next->base);
-    for (int i = 0; i < 3; i++) cairn_message_free(&s[i]->base);
+    message_free(&next->base);
+    for (int i = 0; i < 3; i++) message_free(&s[i]->base);
 }
 
 /* One that nobody has read yet is as good as `latest` was when it was committed. */
@@ -142,11 +141,11 @@ TEST(without_a_verified_one_latest_goes_to_one_that_was_not_read)
     train();
     Cairn__SnapshotStatus *new = take_snapshot();
     fake_until(&fake, noted(new->id).unix_s != 0);
-    cairn_snapshot_check_forget(fake.cluster->storage.path, "toy", old->id);
+    snapshot_check_forget(fake.cluster->storage.path, "toy", old->id);
     find_damage(new);
     fake_until(&fake, strcmp(latest(), old->id) == 0);
-    cairn_message_free(&old->base);
-    cairn_message_free(&new->base);
+    message_free(&old->base);
+    message_free(&new->base);
 }
 
 TEST(a_job_that_does_not_ask_for_it_has_none_read)
@@ -156,49 +155,49 @@ TEST(a_job_that_does_not_ask_for_it_has_none_read)
     note_old(s->id);
     for (int i = 0; i < 3; i++) (void)train();
     ck_assert_uint_eq(noted(s->id).unix_s, 1);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 /* A file that cannot be opened at all: what is wrong is not known to be damage. */
 static void make_unreadable(const char *folder)
 {
-    struct cairn_manifest m;
+    struct manifest m;
     char path[4200];
-    ck_assert_int_eq(cairn_manifest_load(folder, &m, NULL), CAIRN_OK);
+    ck_assert_int_eq(manifest_load(folder, &m, NULL), CAIRN_OK);
     snprintf(path, sizeof path, "%s/%s", folder, m.files[0].path);
     ck_assert_int_eq(unlink(path), 0);
     ck_assert_int_eq(symlink("nowhere", path), 0);
-    cairn_manifest_release(&m);
+    manifest_release(&m);
 }
 
 TEST(one_that_cannot_be_read_keeps_none_of_the_others_waiting)
 {
     Cairn__SnapshotStatus *bad = take_snapshot(), *s = take_snapshot();
     fake_until(&fake, noted(bad->id).unix_s != 0 && noted(s->id).unix_s != 0);
-    cairn_snapshot_check_forget(fake.cluster->storage.path, "toy", bad->id); // the next one
+    snapshot_check_forget(fake.cluster->storage.path, "toy", bad->id); // the next one
     note_old(s->id);
     make_unreadable(bad->path);
     toy()->spec.policy.snapshot_scrub_every_s = 3600;
     fake_until(&fake, noted(s->id).unix_s > 1);
     ck_assert_uint_eq(noted(bad->id).unix_s, 0);
-    cairn_message_free(&bad->base);
-    cairn_message_free(&s->base);
+    message_free(&bad->base);
+    message_free(&s->base);
 }
 
 TEST(one_that_is_gone_before_it_was_read_is_not_noted_as_damaged)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
-    struct cairn_sentence why;
+    struct sentence why;
     char path[4200];
     fake_until(&fake, noted(s->id).unix_s != 0);
-    cairn_snapshot_check_forget(fake.cluster->storage.path, "toy", s->id);
+    snapshot_check_forget(fake.cluster->storage.path, "toy", s->id);
     snprintf(path, sizeof path, "%s/manifest.json", s->path); // the first of what a removal does
     ck_assert_int_eq(unlink(path), 0);
     for (int is_good = 0; is_good < 2; is_good++)
         ck_assert_int_eq(coord_snapshot_note_check(fake.cluster, "toy", s->id, is_good, &why),
                          CAIRN_ERR_NOT_FOUND);
     ck_assert_uint_eq(noted(s->id).unix_s, 0);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_scrub_that_hangs_holds_up_no_end)
@@ -213,7 +212,7 @@ TEST(a_scrub_that_hangs_holds_up_no_end)
     ck_assert_uint_lt(uv_hrtime() / 1000000 - began_ms, 10000);
     coord_snapshot_words_unlock();
     fake_coordinator_start(&fake);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 SUITE(30, open_ticking, close_fake);

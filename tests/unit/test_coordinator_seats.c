@@ -1,5 +1,6 @@
 /* Two processes under one shard's name, and parts that are missed: who has the seat, who ends, what
  * becomes of the jobs. Shards 2 and 3 of the fake cluster are second processes, under the name s1. */
+#include <inttypes.h>
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +43,7 @@ static void expect_end(uint32_t i, const char *word)
 
 static void expect_waiting(const char *word)
 {
-    struct cairn_sentence text;
+    struct sentence text;
     coord_job_waiting(toy(), &text);
     ck_assert_msg(strstr(text.text, word) != NULL, "\"%s\" has no \"%s\"", text.text, word);
 }
@@ -80,8 +81,7 @@ TEST(a_silent_shard_loses_its_seat_after_a_lease_and_not_before)
         ck_assert(fake.shards[2].error == CAIRN_ERR_BUSY);
     }
     const uint64_t took_ms = uv_now(&fake.loop) - heard_ms;
-    ck_assert_msg(took_ms >= 300 && took_ms < 10000, "it took %llu ms",
-                  (unsigned long long)took_ms);
+    ck_assert_msg(took_ms >= 300 && took_ms < 10000, "it took %" PRIu64 " ms", took_ms);
     expect_waiting("the part of shard s1: the one at");
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_RUNNING);
     ck_assert_uint_eq(fake.shards[1].seen[CAIRN_MSG_ERROR],
@@ -139,12 +139,12 @@ TEST(a_worker_that_joins_while_a_part_is_missed_joins_when_it_is_back)
     fake.options.heartbeat_ms = 60000; // its patience
     fake_shard_up(&fake, 2);
     struct fake_peer other = worker("w1");
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&other, &spec, 20, 1);
     fake_expect_silence(&fake, &other, 0);
     fake_shard_up(&fake, 1);
-    cairn_message_free(fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, request));
-    cairn_spec_release(&spec);
+    message_free(fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, request));
+    spec_release(&spec);
     fake_peer_close(&other);
     fake_expect_silence(&fake, &w, job);
 }
@@ -152,16 +152,16 @@ TEST(a_worker_that_joins_while_a_part_is_missed_joins_when_it_is_back)
 /* A job of other tensors, on s0 and the newcomer. */
 static void make_other_job(struct fake_peer *peer)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     spec.stage = 0;
-    ck_assert_int_eq(cairn_spec_set_name(&spec, "other"), CAIRN_OK);
+    ck_assert_int_eq(spec_set_name(&spec, "other"), CAIRN_OK);
     fake_shard_away(&fake, 0); // so that it goes to the newcomer
     *peer = worker("w1");
     fake.options.shards = 1;
     const uint32_t request = fake_job_open(peer, &spec, 20, 0);
-    cairn_message_free(fake_expect(&fake, peer, CAIRN_MSG_ATTACHED, request));
+    message_free(fake_expect(&fake, peer, CAIRN_MSG_ATTACHED, request));
     fake.options.shards = 2;
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     fake_shard_up(&fake, 0);
 }
 
@@ -193,7 +193,7 @@ TEST(of_two_that_hold_parts_an_operator_chooses_and_status_says_how)
 TEST(every_claim_has_its_verdict)
 {
     static const struct {
-        struct cairn_seat_claim claim; // taken, same, newcomer_holds, sitter_holds, probe
+        struct seat_claim claim; // taken, same, newcomer_holds, sitter_holds, probe
         enum seat_verdict verdict;
     } rows[] = {
         { { false, false, false, false, CAIRN_SEAT_UNASKED }, CAIRN_SEAT_TAKES },

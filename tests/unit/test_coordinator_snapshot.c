@@ -18,14 +18,14 @@ static void digest(uint8_t root_out[32], uint64_t *step_out)
     ck_assert_uint_eq(d->root.len, 32);
     memcpy(root_out, d->root.data, 32);
     *step_out = d->step;
-    cairn_message_free(&d->base);
+    message_free(&d->base);
 }
 
 static size_t listed(void)
 {
     Cairn__SnapshotList *list = list_snapshots();
     const size_t count = list->n_snapshots;
-    cairn_message_free(&list->base);
+    message_free(&list->base);
     return count;
 }
 
@@ -51,7 +51,7 @@ static const char *status_of_shard(uint32_t shard, char *storage_out, size_t byt
     for (size_t i = 0; i < status->n_members; i++)
         if (strcmp(status->members[i]->name, fake.shards[shard].name) == 0)
             snprintf(storage_out, bytes, "%s", status->members[i]->storage);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     return storage_out;
 }
 
@@ -72,7 +72,7 @@ TEST(a_shard_without_the_storage_refuses_snapshots_at_once)
     tell_storage(1, "");
     Cairn__SnapshotStatus *s = take_snapshot();
     ck_assert_str_eq(s->state, "committed");
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(what_a_shard_says_of_the_storage_ends_with_its_connection)
@@ -119,8 +119,8 @@ TEST(a_snapshot_is_committed_listed_and_shown)
     Cairn__SnapshotStatus *again = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
     ck_assert_str_eq(again->path, s->path);
     ck_assert_uint_eq(again->bytes, s->bytes);
-    cairn_message_free(&again->base);
-    cairn_message_free(&s->base);
+    message_free(&again->base);
+    message_free(&s->base);
     train();
 }
 
@@ -130,7 +130,7 @@ TEST(a_worker_may_ask_and_go_on_before_it_is_committed)
     const uint32_t request = ask_snapshot(&w, false);
     Cairn__SnapshotStatus *s = fake_expect(&fake, &w, CAIRN_MSG_SNAPSHOT_STATUS, request);
     ck_assert_str_eq(s->state, "writing");
-    cairn_message_free(&s->base);
+    message_free(&s->base);
     train();
     ck_assert_uint_eq(listed(), 0);
     const uint32_t second = ask_snapshot(&admin, true);
@@ -147,7 +147,7 @@ TEST(a_failed_part_fails_the_set_and_leaves_nothing)
     ck_assert_uint_eq(snapshot_folders(), 0);
     train();
     fake.shards[1].fail_part = NULL;
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     ck_assert_uint_eq(listed(), 1);
 }
 
@@ -172,7 +172,7 @@ static void until_only_s1_is_awaited(void)
         const uint32_t request = fake_request(&admin, CAIRN_MSG_WHO_IS_AWAITED, &who.base);
         Cairn__Awaited *awaited = fake_expect(&fake, &admin, CAIRN_MSG_AWAITED, request);
         only = strstr(awaited->text, "s0") == NULL && strstr(awaited->text, "s1") != NULL;
-        cairn_message_free(&awaited->base);
+        message_free(&awaited->base);
     }
 }
 
@@ -202,7 +202,7 @@ TEST(a_digest_whose_asker_is_gone_gives_way_to_a_snapshot)
         Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
         request = ask_snapshot(&admin, true);
         const uint32_t last = fake_request(&admin, CAIRN_MSG_WHO_IS_AWAITED, &who.base);
-        struct cairn_frame frame;
+        struct wire_frame frame;
         bool answered = false;
         taken = true;
         while (!answered) {
@@ -217,7 +217,7 @@ TEST(a_digest_whose_asker_is_gone_gives_way_to_a_snapshot)
     fake_shard_up(&fake, 1);
     Cairn__SnapshotStatus *status = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
     ck_assert_str_eq(status->state, "committed");
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     ck_assert_uint_eq(listed(), 1);
 }
 
@@ -244,15 +244,15 @@ TEST(a_coordinator_killed_while_a_set_is_written_lists_nothing)
 static void open_again(uint64_t step, uint64_t generation)
 {
     come_again("w0");
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
     Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request);
     ck_assert_uint_eq(attached->step, step);
     ck_assert_uint_eq(attached->generation, generation);
     ck_assert(attached->initialized);
     job = attached->job;
-    cairn_message_free(&attached->base);
-    cairn_spec_release(&spec);
+    message_free(&attached->base);
+    spec_release(&spec);
     ck_assert_uint_eq(train(), step + 1);
 }
 
@@ -271,7 +271,7 @@ TEST(a_restore_goes_back_to_the_snapshot_in_a_new_generation)
     const uint32_t request = ask_restore("toy", s->id, "");
     Cairn__SnapshotStatus *done = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
     ck_assert_uint_eq(done->step, 1);
-    cairn_message_free(&done->base);
+    message_free(&done->base);
     ck_assert_str_eq(fake.shards[0].snapshot_path, s->path);
     ck_assert_uint_gt(fake.shards[0].last.payload_bytes, 0); // the schedule and the loss scale
     uint8_t root[32];
@@ -279,14 +279,14 @@ TEST(a_restore_goes_back_to_the_snapshot_in_a_new_generation)
     digest(root, &step);
     ck_assert_mem_eq(root, s->content_root.data, 32);
     go_on_from(1, 2);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_restored_job_survives_the_coordinator)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     uint32_t request = ask_restore("toy", s->id, "");
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
     go_on_from(1, 2);
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);
@@ -295,7 +295,7 @@ TEST(a_restored_job_survives_the_coordinator)
     job = fake_attach(&fake, &w, 10, 0, 1);
     fake_init(&fake, &w, job);
     ck_assert_uint_eq(train(), 3);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_snapshot_is_restored_to_another_number_of_shards)
@@ -304,7 +304,7 @@ TEST(a_snapshot_is_restored_to_another_number_of_shards)
     uint8_t root[32];
     uint64_t step;
     char line[CAIRN_KEY_LINE_BYTES];
-    cairn_public_key_line(&coord_keys_signer(fake.cluster)->public_key, line);
+    public_key_line(&coord_keys_signer(fake.cluster)->public_key, line);
     for (uint32_t i = 0; i < 2; i++) fake_shard_forget(&fake, i);
     fake_coordinator_stop(&fake);
     fake.options.shards = 5;
@@ -315,16 +315,16 @@ TEST(a_snapshot_is_restored_to_another_number_of_shards)
     Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
     trust.key = line;
     uint32_t request = fake_request(&admin, CAIRN_MSG_KEY_TRUST, &trust.base);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_KEYS, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_KEYS, request));
     request = ask_restore("", "", s->path);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_NOT_READY, "5 shards are needed, 0 are up");
     fake_shards_up(&fake, 5);
     request = ask_restore("", "", s->path);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
     digest(root, &step);
     ck_assert_uint_eq(step, 1);
     ck_assert_mem_eq(root, s->content_root.data, 32);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_lost_job_is_brought_back_by_a_restore)
@@ -337,10 +337,10 @@ TEST(a_lost_job_is_brought_back_by_a_restore)
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_str_eq(status->state, "lost");
     ck_assert_ptr_nonnull(strstr(status->awaited, "cairn snapshot restore"));
-    cairn_message_free(&status->base);
-    cairn_message_free(&expect_snapshot(ask_restore("toy", s->id, ""))->base);
+    message_free(&status->base);
+    message_free(&expect_snapshot(ask_restore("toy", s->id, ""))->base);
     open_again(1, 2);
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_damaged_snapshot_is_refused_and_training_goes_on)
@@ -359,7 +359,7 @@ TEST(a_damaged_snapshot_is_refused_and_training_goes_on)
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_NOT_FOUND, "step-000000000077-g1");
     request = ask_restore("toy", "../../etc", "");
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_INVALID, "../../etc");
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 TEST(a_restore_that_fails_on_a_shard_leaves_the_job_lost_and_says_so)
@@ -370,9 +370,9 @@ TEST(a_restore_that_fails_on_a_shard_leaves_the_job_lost_and_says_so)
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_NO_MEMORY, "the file cannot be read");
     fake.shards[0].refuse_create = NULL;
     request = ask_restore("toy", s->id, "");
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
     ck_assert_uint_eq(fake.shards[0].generation, 3); // 2 was used up
-    cairn_message_free(&s->base);
+    message_free(&s->base);
 }
 
 /* ---- what admins see ---- */
@@ -388,7 +388,7 @@ TEST(status_tells_of_shards_workers_and_jobs)
     ck_assert_str_eq(status->members[0]->name, "s0");
     ck_assert_str_eq(status->members[0]->state, "up");
     ck_assert_uint_eq(status->job_count, 1);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     const Cairn__JobListGet list_get = CAIRN__JOB_LIST_GET__INIT;
     request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &list_get.base);
     Cairn__JobList *list = fake_expect(&fake, &admin, CAIRN_MSG_JOB_LIST, request);
@@ -400,28 +400,28 @@ TEST(status_tells_of_shards_workers_and_jobs)
     ck_assert_uint_eq(list->jobs[0]->elems, 131072 + 10);
     ck_assert_uint_eq(list->jobs[0]->shards_told, 0); // these shards say nothing of themselves
     ck_assert_double_eq(list->jobs[0]->last_grad_norm, 2.0 * 1.4142135623730951);
-    cairn_message_free(&list->base);
+    message_free(&list->base);
 }
 
 /* A job of 1,024 groups with the longest names: a third of a frame in a list. */
 static uint32_t ask_wide_job(const char *name, uint64_t session)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
-    struct cairn_group_spec group = cairn_group_default();
-    struct cairn_tensor_spec tensor = spec.tensors[0];
+    struct job_spec_data spec = fake_spec(1);
+    struct group_spec group = group_default();
+    struct tensor_spec tensor = spec.tensors[0];
     char text[CAIRN_NAME_MAX + 1];
     group.name = tensor.name = tensor.group = text;
     group.optimizer = (char *)(uintptr_t) "adamw";
-    tensor.shape = (struct cairn_shape) { .rank = 1, .dim = { 1 } };
+    tensor.shape = (struct shape) { .rank = 1, .dim = { 1 } };
     for (int i = 1; i < CAIRN_SPEC_GROUPS_MAX; i++) {
         snprintf(text, sizeof text, "%0*d", CAIRN_NAME_MAX, i);
-        ck_assert_int_eq(cairn_spec_add_group(&spec, &group), CAIRN_OK);
-        ck_assert_int_eq(cairn_spec_add_tensor(&spec, &tensor), CAIRN_OK);
+        ck_assert_int_eq(spec_add_group(&spec, &group), CAIRN_OK);
+        ck_assert_int_eq(spec_add_tensor(&spec, &tensor), CAIRN_OK);
     }
-    ck_assert_int_eq(cairn_spec_set_name(&spec, name), CAIRN_OK);
-    cairn_spec_canonicalize(&spec);
+    ck_assert_int_eq(spec_set_name(&spec, name), CAIRN_OK);
+    spec_canonicalize(&spec);
     const uint32_t request = fake_job_open(&w, &spec, session, 0);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     return request;
 }
 
@@ -437,7 +437,7 @@ TEST(a_job_larger_than_the_send_queue_is_made_and_nobody_loses_its_connection)
     const uint32_t request = ask_wide_job("wide", 20);
     Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request);
     ck_assert_uint_gt(attached->spec_bytes, 512 << 10);
-    cairn_message_free(&attached->base);
+    message_free(&attached->base);
     for (int i = 0; i < 2; i++) ck_assert(!fake.shards[i].peer.ended);
 }
 
@@ -458,7 +458,7 @@ TEST(a_list_of_jobs_larger_than_a_frame_is_told_without_what_show_has)
     const char *const names[] = { "wide-0", "wide-1", "wide-2", "wide-3" };
     for (size_t i = 0; i < 4; i++) {
         const uint32_t opening = ask_wide_job(names[i], 20 + i);
-        cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, opening));
+        message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, opening));
     }
     const Cairn__JobListGet list_get = CAIRN__JOB_LIST_GET__INIT;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &list_get.base);
@@ -469,11 +469,11 @@ TEST(a_list_of_jobs_larger_than_a_frame_is_told_without_what_show_has)
         ck_assert_uint_gt(list->jobs[i]->tensors, 0);
         ck_assert_ptr_nonnull(list->jobs[i]->spec);
     }
-    cairn_message_free(&list->base);
+    message_free(&list->base);
     Cairn__JobStatus *status = show_job("wide-3");
     ck_assert_str_eq(status->state, "initializing");
     ck_assert_uint_gt(status->n_groups, 1);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
 }
 
 SUITE(30, open_trained, close_fake);

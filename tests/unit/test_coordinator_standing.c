@@ -34,7 +34,7 @@ static bool awaits(const char *word)
 {
     Cairn__Awaited *awaited = fake_awaited(&fake, &w, job);
     const bool has = strstr(awaited->text, word) != NULL;
-    cairn_message_free(&awaited->base);
+    message_free(&awaited->base);
     return has;
 }
 
@@ -42,7 +42,7 @@ TEST(an_empty_store_erases_nothing_and_creates_nothing_in_its_place)
 {
     start_trained();
     const uint32_t fences = count_seen(CAIRN_MSG_FENCE);
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     fake_peer_close(&w);
     fake_store_lose(&fake);
     fake_shards_up(&fake, 2);
@@ -58,7 +58,7 @@ TEST(an_empty_store_erases_nothing_and_creates_nothing_in_its_place)
     ck_assert_uint_eq(count_seen(CAIRN_MSG_JOB_DROP), 0);
     ck_assert_uint_eq(count_seen(CAIRN_MSG_JOB_CREATE), 2);
     ck_assert_uint_eq(count_seen(CAIRN_MSG_FENCE), fences);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     fake_peer_close(&fresh);
 }
 
@@ -66,18 +66,18 @@ TEST(a_member_that_attaches_again_never_makes_a_job)
 {
     fake_shards_up(&fake, 2);
     w = worker("w0");
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open_again(&w, &spec, 10, 0, 4711);
     fake_expect_error(&fake, &w, request, CAIRN_ERR_NOT_FOUND, "was attached to");
     job = fake_attach(&fake, &w, 11, 0, 1); // a newcomer does
     const uint32_t other = fake_job_open_again(&w, &spec, 12, 0, job + 1);
     fake_expect_error(&fake, &w, other, CAIRN_ERR_NOT_FOUND, "was attached to");
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(what_was_never_finished_or_was_dropped_is_cleaned_up)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     fake_shards_up(&fake, 2);
     w = worker("w0");
     fake.shards[1].holds_create = true;
@@ -101,13 +101,13 @@ TEST(what_was_never_finished_or_was_dropped_is_cleaned_up)
     fake_shard_away(&fake, 1);
     fake_shard_up(&fake, 1);
     fake_until(&fake, !fake.shards[1].has_job);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(an_older_store_does_nothing_with_a_job_that_has_gone_on)
 {
     start_trained();
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     fake_coordinator_stop(&fake);
     copy_store(fake.store, fake.folder); // of here
     fake_coordinator_start(&fake);
@@ -129,13 +129,13 @@ TEST(an_older_store_does_nothing_with_a_job_that_has_gone_on)
     fake_until(&fake, awaits("s0 (it has obeyed a newer coordinator"));
     ck_assert_uint_eq(count_seen(CAIRN_MSG_FENCE), fences);
     ck_assert(fake.shards[0].has_job);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(a_store_behind_the_epoch_of_a_job_says_so)
 {
     start_trained();
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     fake_peer_close(&w);
     fake_coordinator_stop(&fake);
     fake.shards[1].epoch += 7; // as after a copy was put back and started often enough
@@ -144,7 +144,7 @@ TEST(a_store_behind_the_epoch_of_a_job_says_so)
     w = worker("w0");
     (void)fake_job_open_again(&w, &spec, 10, 0, job);
     fake_until(&fake, awaits("shard s1 has seen a higher epoch"));
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 /* By the store that was put back it is on s0 and s1; since then its part of s1 has moved to s2. */
@@ -161,13 +161,13 @@ TEST(a_shard_that_the_store_does_not_name_shows_that_it_is_older)
     fake_shard_up(&fake, 0);
     fake_shard_up(&fake, 2);
     fake_shard_up(&fake, 1);
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     w = worker("w0");
     (void)fake_job_open_again(&w, &spec, 10, 0, job);
     fake_until(&fake, awaits("shard s2 has seen a higher epoch"));
     ck_assert_uint_eq(toy()->state, CAIRN_CLUSTER_JOB_LOST); // not to be restored by itself
     ck_assert(toy()->loss.behind && fake.shards[1].has_job);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 /* All shards that know it better may be away. */
@@ -184,13 +184,13 @@ TEST(what_a_member_has_seen_shows_that_the_store_is_older)
     open.seen_store = fake.shards[0].store;
     struct fake_peer reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
     const uint32_t request = fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base);
-    cairn_message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED, request));
+    message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED, request));
     open.seen_epoch += 7;
     open.seen_store++; // of a coordinator before `cairn cluster adopt`: nothing follows from that
     fake_peer_close(&reader);
     reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
     const uint32_t again = fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base);
-    cairn_message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED, again));
+    message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED, again));
     open.seen_store--;
     fake_peer_close(&reader);
     reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");

@@ -70,7 +70,7 @@ static void expect_status(const char *word)
         &fake, &admin, CAIRN_MSG_CLUSTER_STATUS, request);
     ck_assert_msg(word != NULL ? strstr(status->storage, word) != NULL : status->storage[0] == '\0',
                   "%s", status->storage);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
 }
 
 static void drop_job(void)
@@ -87,7 +87,7 @@ static void send_page(void *context, const Cairn__Page *page)
 
 static uint32_t ask_resume(void)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     uint8_t *bytes;
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
     open.name = spec.name;
@@ -95,11 +95,11 @@ static uint32_t ask_resume(void)
     open.session = 50;
     open.token = 51;
     open.resume_latest = true;
-    ck_assert_int_eq(cairn_spec_pack(&spec, &bytes, &open.spec_bytes), CAIRN_OK);
+    ck_assert_int_eq(spec_pack(&spec, &bytes, &open.spec_bytes), CAIRN_OK);
     const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_OPEN, &open.base);
     pages_each(CAIRN_PAGE_SPEC, bytes, open.spec_bytes, send_page, &w);
     free(bytes);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     return request;
 }
 
@@ -109,14 +109,14 @@ static void expect_restored(void)
     Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
                                                                request);
     ck_assert_uint_eq(attached->step, 1);
-    cairn_message_free(&attached->base);
+    message_free(&attached->base);
 }
 
 TEST(storage_that_is_not_mounted_is_written_to_by_nobody_and_no_job_begins_anew)
 {
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
     Cairn__SnapshotRemove removal = CAIRN__SNAPSHOT_REMOVE__INIT;
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     restart_without_storage();
     expect_status(OTHER);
     fake_expect_error(&fake, &admin, ask_snapshot(&admin, true), CAIRN_ERR_IO, OTHER);
@@ -140,7 +140,7 @@ TEST(storage_that_is_not_mounted_is_written_to_by_nobody_and_no_job_begins_anew)
 
 TEST(what_is_unmounted_while_it_runs_is_not_written_to_either)
 {
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     ck_assert_int_eq(rename(fake.snapshots, aside), 0);
     ck_assert_int_eq(mkdir(fake.snapshots, 0755), 0);
     fake_expect_error(&fake, &admin, ask_snapshot(&admin, true), CAIRN_ERR_IO, OTHER);
@@ -152,7 +152,7 @@ TEST(what_is_unmounted_while_it_runs_is_not_written_to_either)
 TEST(another_folder_is_taken_by_the_operators_word)
 {
     char path[160];
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     const uint64_t token = fake.cluster->storage.token;
     restart_without_storage();
     ck_assert_uint_eq(fake.cluster->storage.token, token);
@@ -164,7 +164,7 @@ TEST(another_folder_is_taken_by_the_operators_word)
     fprintf(file, "%016" PRIx64 "\n", token);
     fclose(file);
     fake_until(&fake, fake.cluster->storage.watch.said.text[0] == '\0');
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
 }
 
 TEST(a_folder_in_which_there_was_nothing_is_not_missed)
@@ -173,13 +173,13 @@ TEST(a_folder_in_which_there_was_nothing_is_not_missed)
     restart();
     ck_assert_int_eq(access(fake.snapshots, F_OK), 0);
     expect_status(NULL);
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
 }
 
 /* As a coordinator finds it that was upgraded. */
 TEST(a_folder_that_has_snapshots_is_remembered_at_the_start)
 {
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     const struct stored_meta none = { .storage = 0 };
     ck_assert_int_eq(store_write(fake.cluster->store, CAIRN_STORE_STORAGE, &none, 1, NULL),
                      CAIRN_OK);
@@ -208,7 +208,7 @@ static void another_cluster(bool takes)
 
 TEST(another_clusters_folder_is_not_written_to_before_it_is_taken)
 {
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     drop_job();
     another_cluster(false);
     fake_until(&fake, fake.cluster->storage.watch.said.text[0] != '\0');
@@ -224,7 +224,7 @@ TEST(another_clusters_folder_is_not_written_to_before_it_is_taken)
 TEST(who_takes_a_folder_has_it_and_who_had_it_is_told)
 {
     char other[sizeof fake.store + 8], kept[sizeof fake.store + 8];
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     drop_job();
     another_cluster(true);
     fake_shards_up(&fake, 2);

@@ -44,7 +44,7 @@ static uint32_t declare_tiles(struct fake_peer *peer, uint64_t job, uint32_t wor
 {
     uint8_t *bytes;
     size_t size;
-    ck_assert_int_eq(cairn_tiles_pack(tiles, &bytes, &size), CAIRN_OK);
+    ck_assert_int_eq(tiles_pack(tiles, &bytes, &size), CAIRN_OK);
     Cairn__TilesDeclare message = CAIRN__TILES_DECLARE__INIT;
     message.job = job;
     message.world = world;
@@ -61,9 +61,9 @@ static uint32_t declare_columns(struct fake_peer *peer, uint64_t job, uint32_t w
 {
     struct cairn_tiles tiles = { 0 };
     const struct cairn_box box = { 2, { 0, first }, { 128, count } };
-    ck_assert_int_eq(cairn_tiles_set(&tiles, WEIGHT, &box), CAIRN_OK);
+    ck_assert_int_eq(tiles_set(&tiles, WEIGHT, &box), CAIRN_OK);
     const uint32_t request = declare_tiles(peer, job, world, &tiles);
-    cairn_tiles_release(&tiles);
+    tiles_release(&tiles);
     return request;
 }
 
@@ -75,7 +75,7 @@ static uint32_t declare_half(struct fake_peer *peer, uint64_t job, uint32_t rank
 
 static void expect_set(struct fake_peer *peer, uint32_t request)
 {
-    cairn_message_free(fake_expect(&fake, peer, CAIRN_MSG_TILES_SET, request));
+    message_free(fake_expect(&fake, peer, CAIRN_MSG_TILES_SET, request));
 }
 
 static uint64_t expect_opened(struct fake_peer *peer, uint32_t request, uint32_t world)
@@ -83,7 +83,7 @@ static uint64_t expect_opened(struct fake_peer *peer, uint32_t request, uint32_t
     Cairn__RoundOpened *opened = fake_expect(&fake, peer, CAIRN_MSG_ROUND_OPENED, request);
     ck_assert_uint_eq(opened->world, world);
     const uint64_t round = opened->round;
-    cairn_message_free(&opened->base);
+    message_free(&opened->base);
     return round;
 }
 
@@ -113,8 +113,8 @@ static uint64_t running_halves(struct fake_peer *w0, struct fake_peer *w1)
 {
     const uint64_t job = two_halves(w0, w1);
     const uint32_t first = ask_init(w0, job, true), second = ask_init(w1, job, false);
-    cairn_message_free(fake_expect(&fake, w0, CAIRN_MSG_DONE, first));
-    cairn_message_free(fake_expect(&fake, w1, CAIRN_MSG_DONE, second));
+    message_free(fake_expect(&fake, w0, CAIRN_MSG_DONE, first));
+    message_free(fake_expect(&fake, w1, CAIRN_MSG_DONE, second));
     return job;
 }
 
@@ -238,8 +238,8 @@ TEST(a_tiled_job_is_sealed_when_all_ranks_have_put)
     fake_expect_silence(&fake, &w0, job);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_JOB_SEAL], 0);
     const uint32_t second = ask_init(&w1, job, true);
-    cairn_message_free(fake_expect(&fake, &w0, CAIRN_MSG_DONE, first));
-    cairn_message_free(fake_expect(&fake, &w1, CAIRN_MSG_DONE, second));
+    message_free(fake_expect(&fake, &w0, CAIRN_MSG_DONE, first));
+    message_free(fake_expect(&fake, &w1, CAIRN_MSG_DONE, second));
     ck_assert_uint_eq(one_round(&w0, &w1, job), 1);
     fake_peer_close(&w0);
     fake_peer_close(&w1);

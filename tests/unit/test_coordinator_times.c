@@ -96,7 +96,7 @@ static struct coord_member members[WORKERS];
 static struct coord_seat seats[SHARDS] = { { .name = (char[]) { "s0" } },
                                            { .name = (char[]) { "s1" } } };
 static struct coord_job_shard shards[SHARDS] = { { .seat = &seats[0] }, { .seat = &seats[1] } };
-static struct cairn_layout layout = { .shard_count = SHARDS };
+static struct layout layout = { .shard_count = SHARDS };
 static struct coord_job job = {
     .layout = &layout, .shards = shards, .shard_count = SHARDS, .seat_count = SHARDS
 };

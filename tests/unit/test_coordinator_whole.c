@@ -27,7 +27,7 @@ static uint32_t ask(char *add, char *drain, uint32_t shards)
 
 static void expect_begun(uint32_t request)
 {
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_RESHARD_TOLD, request));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_RESHARD_TOLD, request));
 }
 
 static void train_until_ended(void)
@@ -43,10 +43,10 @@ static void train_until_ended(void)
 /* The name of the one shard that has all of it. */
 static const char *owner(void)
 {
-    const struct cairn_layout *l = toy()->layout;
+    const struct layout *l = toy()->layout;
     const char *name = NULL;
     for (uint32_t i = 0; i < l->shard_count; i++) {
-        if (!cairn_layout_owns(l, i)) continue;
+        if (!layout_owns(l, i)) continue;
         ck_assert_ptr_null(name);
         name = toy()->shards[i].seat->name;
     }
@@ -56,7 +56,7 @@ static const char *owner(void)
 
 static void open_whole(void)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     spec.stage = 0;
     open_fake();
     fake_shards_up(&fake, 2);
@@ -65,8 +65,8 @@ static void open_whole(void)
     Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
                                             fake_job_open(&w, &spec, 10, 0));
     job = attached->job;
-    cairn_message_free(&attached->base);
-    cairn_spec_release(&spec);
+    message_free(&attached->base);
+    spec_release(&spec);
     fake_init(&fake, &w, job);
     tick_fast();
 }
@@ -105,8 +105,8 @@ TEST(a_drain_of_the_shard_that_has_a_job_of_stage_0_moves_it_whole)
     Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
     train();
     drain.name = from;
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE,
-                                   fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base)));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE,
+                             fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base)));
     train_until_ended();
     ck_assert_str_ne(owner(), from);
     train();
@@ -152,9 +152,9 @@ TEST(a_digest_that_is_asked_for_while_a_run_begins_comes_and_the_run_goes_on)
 {
     const uint32_t asked = ask(NULL, NULL, 3), digest = ask_digest(&admin);
     expect_begun(asked);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_DIGEST, digest));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_DIGEST, digest));
     train_until_ended();
-    ck_assert(cairn_layout_owns(toy()->layout, 2));
+    ck_assert(layout_owns(toy()->layout, 2));
 }
 
 SUITE(60, open_three, close_fake);

@@ -12,10 +12,10 @@
 static uint32_t open_as(struct fake_peer *peer, uint64_t session, uint32_t rank, uint32_t min,
                         uint32_t max)
 {
-    struct cairn_job_spec_data spec = fake_spec(min);
+    struct job_spec_data spec = fake_spec(min);
     spec.workers_max = max;
     const uint32_t request = fake_job_open(peer, &spec, session, rank);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     return request;
 }
 
@@ -29,7 +29,7 @@ static void set_up(void)
     Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
                                             open_as(&w, 10, 0, 2, 2));
     job = attached->job;
-    cairn_message_free(&attached->base);
+    message_free(&attached->base);
     fake_init(&fake, &w, job);
 }
 
@@ -49,7 +49,7 @@ TEST(an_admin_lets_who_waits_for_a_lost_worker_go_on)
     const uint32_t request = fake_ask_begin(&w, job);
     fake_expect_silence(&fake, &w, job);
     fake_expect_amended(&fake, &admin, amend("toy", 1, 4), 1);
-    cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, request));
+    message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, request));
 }
 
 TEST(what_an_amendment_of_an_admin_cannot_do_is_said)
@@ -60,8 +60,7 @@ TEST(what_an_amendment_of_an_admin_cannot_do_is_said)
     fake_expect_error(&fake, &admin, amend("toy", 1, 70000), CAIRN_ERR_INVALID, "workers_max");
     fake_expect_amended(&fake, &admin, amend("toy", 1, 4), 1);
     struct fake_peer second = worker("w1");
-    cairn_message_free(
-        fake_expect(&fake, &second, CAIRN_MSG_ATTACHED, open_as(&second, 11, 1, 1, 4)));
+    message_free(fake_expect(&fake, &second, CAIRN_MSG_ATTACHED, open_as(&second, 11, 1, 1, 4)));
     fake_expect_error(&fake, &admin, amend("toy", 1, 1), CAIRN_ERR_BUSY, "has 2 workers");
     fake_peer_close(&second);
 }
@@ -69,11 +68,11 @@ TEST(what_an_amendment_of_an_admin_cannot_do_is_said)
 TEST(one_more_than_there_may_be_is_told_so)
 {
     struct fake_peer more = worker("w1");
-    cairn_message_free(fake_expect(&fake, &more, CAIRN_MSG_ATTACHED, open_as(&more, 11, 1, 2, 2)));
+    message_free(fake_expect(&fake, &more, CAIRN_MSG_ATTACHED, open_as(&more, 11, 1, 2, 2)));
     struct fake_peer third = worker("w2");
     fake_expect_error(&fake, &third, open_as(&third, 12, 2, 2, 2), CAIRN_ERR_BUSY,
                       "`cairn job amend toy --workers MIN:MAX`");
-    cairn_message_free( // in the place of another
+    message_free( // in the place of another
         fake_expect(&fake, &third, CAIRN_MSG_ATTACHED, open_as(&third, 12, 1, 2, 2)));
     fake_peer_close(&more);
     fake_peer_close(&third);
@@ -91,11 +90,10 @@ TEST(another_number_of_workers_joins_where_the_bounds_allow_it)
                       "workers_max 8 here, 4 on the servers");
     const uint32_t bounds[][2] = { { 3, 3 }, { 1, 4 }, { 2, 2 } }; // within, as it is, as it was
     for (uint64_t i = 0; i < 3; i++)
-        cairn_message_free(fake_expect(&fake, &other, CAIRN_MSG_ATTACHED,
-                                       open_as(&other, 11, 1, bounds[i][0], bounds[i][1])));
+        message_free(fake_expect(&fake, &other, CAIRN_MSG_ATTACHED,
+                                 open_as(&other, 11, 1, bounds[i][0], bounds[i][1])));
     fake_expect_amended(&fake, &w, fake_amend_freeze(&w, job, 7), 2);
-    cairn_message_free(
-        fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, open_as(&other, 11, 1, 3, 3)));
+    message_free(fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, open_as(&other, 11, 1, 3, 3)));
     fake_peer_close(&other);
 }
 
@@ -105,7 +103,7 @@ static struct fake_peer relapsing;
 static void relapse(uint64_t session)
 {
     relapsing = worker("w1");
-    cairn_message_free(
+    message_free(
         fake_expect(&fake, &relapsing, CAIRN_MSG_ATTACHED, open_as(&relapsing, session, 1, 1, 4)));
     fake_peer_close(&relapsing);
     fake_until(&fake, toy()->members.count == 1);
@@ -122,13 +120,12 @@ TEST(a_worker_that_fails_after_each_attach_is_put_off_while_others_train)
     Cairn__Awaited *awaited = fake_awaited(&fake, &relapsing, 0);
     ck_assert_msg(strstr(awaited->text, "rank 1 of job toy was lost 3 times in a row") != NULL,
                   "%s", awaited->text);
-    cairn_message_free(&awaited->base);
+    message_free(&awaited->base);
     for (int i = 0; i < 3; i++) train();
     // Another rank is in at once; and so is that one, when its time has come.
     struct fake_peer other = worker("w2");
-    cairn_message_free(
-        fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, open_as(&other, 40, 2, 1, 4)));
-    cairn_message_free(fake_expect(&fake, &relapsing, CAIRN_MSG_ATTACHED, request));
+    message_free(fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, open_as(&other, 40, 2, 1, 4)));
+    message_free(fake_expect(&fake, &relapsing, CAIRN_MSG_ATTACHED, request));
     fake_peer_close(&other);
     fake_peer_close(&relapsing);
 }
@@ -137,8 +134,8 @@ TEST(a_worker_that_fails_after_each_attach_is_put_off_while_others_train)
 static void relapse_at(const char *host, uint32_t rank, uint64_t session)
 {
     relapsing = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "w", host);
-    cairn_message_free(fake_expect(&fake, &relapsing, CAIRN_MSG_ATTACHED,
-                                   open_as(&relapsing, session, rank, 1, 8)));
+    message_free(fake_expect(&fake, &relapsing, CAIRN_MSG_ATTACHED,
+                             open_as(&relapsing, session, rank, 1, 8)));
     fake_peer_close(&relapsing);
     fake_until(&fake, toy()->members.count == 1);
 }
@@ -147,7 +144,7 @@ static void relapse_at(const char *host, uint32_t rank, uint64_t session)
 static struct fake_peer join_at(const char *host, uint32_t rank, uint64_t session)
 {
     struct fake_peer peer = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "w", host);
-    cairn_message_free(
+    message_free(
         fake_expect(&fake, &peer, CAIRN_MSG_ATTACHED, open_as(&peer, session, rank, 1, 8)));
     return peer;
 }
@@ -159,7 +156,7 @@ static struct fake_peer expect_put_off(const char *host, uint32_t rank, uint64_t
     (void)open_as(&peer, session, rank, 1, 8);
     Cairn__Awaited *awaited = fake_awaited(&fake, &peer, 0);
     ck_assert_msg(strstr(awaited->text, text) != NULL, "%s", awaited->text);
-    cairn_message_free(&awaited->base);
+    message_free(&awaited->base);
     return peer;
 }
 

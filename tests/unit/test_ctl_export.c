@@ -1,4 +1,5 @@
 /* `cairn snapshot export`: the bits are the snapshot's, it is whole or not there, and takes little memory. */
+#include <inttypes.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <signal.h>
@@ -20,7 +21,7 @@ static char scratch[CAIRN_SCRATCH_BYTES], to[CAIRN_SCRATCH_BYTES + 16],
     temp[CAIRN_SCRATCH_BYTES + 16];
 static struct cluster nobody = { .address = "/nowhere/cairn" };
 static struct cluster_said said;
-static struct cairn_job_spec_data spec;
+static struct job_spec_data spec;
 static char *folder;
 
 enum { BLOB, EMBED, EMPTY, HEAD, SCALAR, WEIGHT };
@@ -28,15 +29,15 @@ enum { BLOB, EMBED, EMPTY, HEAD, SCALAR, WEIGHT };
 
 static void add_alias(const char *name, const char *of)
 {
-    const struct cairn_tensor_spec t = { .name = (char *)(uintptr_t)name,
-                                         .group = (char *)(uintptr_t) "",
-                                         .kind = CAIRN_FROZEN,
-                                         .wire = CAIRN_F32,
-                                         .reduce = CAIRN_F32,
-                                         .master = CAIRN_F32,
-                                         .shape = { 1, { 0 } },
-                                         .alias_of = (char *)(uintptr_t)of };
-    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &t), CAIRN_OK);
+    const struct tensor_spec t = { .name = (char *)(uintptr_t)name,
+                                   .group = (char *)(uintptr_t) "",
+                                   .kind = CAIRN_FROZEN,
+                                   .wire = CAIRN_F32,
+                                   .reduce = CAIRN_F32,
+                                   .master = CAIRN_F32,
+                                   .shape = { 1, { 0 } },
+                                   .alias_of = (char *)(uintptr_t)of };
+    ck_assert_int_eq(spec_add_tensor(&spec, &t), CAIRN_OK);
 }
 
 static void set_up(void)
@@ -45,19 +46,19 @@ static void set_up(void)
     snprintf(to, sizeof to, "%s/out", scratch);
     snprintf(temp, sizeof temp, "%s/out.tmp", scratch);
     spec = cairn_sample_spec("adamw");
-    cairn_sample_tensor(&spec, "blob", CAIRN_BLOB, (struct cairn_shape) { 1, { 100 } });
-    cairn_sample_tensor(&spec, "embed", CAIRN_TRAINED, (struct cairn_shape) { 2, { 50, 40 } });
-    cairn_sample_tensor(&spec, "empty", CAIRN_FROZEN, (struct cairn_shape) { 2, { 0, 4 } });
+    cairn_sample_tensor(&spec, "blob", CAIRN_BLOB, (struct shape) { 1, { 100 } });
+    cairn_sample_tensor(&spec, "embed", CAIRN_TRAINED, (struct shape) { 2, { 50, 40 } });
+    cairn_sample_tensor(&spec, "empty", CAIRN_FROZEN, (struct shape) { 2, { 0, 4 } });
     add_alias("head", "embed");
-    cairn_sample_tensor(&spec, "scalar", CAIRN_BUFFER, (struct cairn_shape) { 0, { 0 } });
-    cairn_sample_tensor(&spec, "weight", CAIRN_TRAINED, (struct cairn_shape) { 2, { 300, 5000 } });
+    cairn_sample_tensor(&spec, "scalar", CAIRN_BUFFER, (struct shape) { 0, { 0 } });
+    cairn_sample_tensor(&spec, "weight", CAIRN_TRAINED, (struct shape) { 2, { 300, 5000 } });
     folder = cairn_sample_snapshot(scratch, &spec, 7);
 }
 
 static void tear_down(void)
 {
     free(folder);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     cairn_scratch_remove(scratch);
 }
 
@@ -77,30 +78,30 @@ static void exported(void)
 }
 
 /* All elements of a key of what was written are those of the plane. */
-static void same(struct cairn_weights *weights, const char *key, uint32_t tensor, uint32_t plane,
+static void same(struct weights *weights, const char *key, uint32_t tensor, uint32_t plane,
                  uint64_t elems, bool rounded)
 {
-    const struct cairn_weight *weight = cairn_weights_find(weights, key);
+    const struct weight *weight = weights_find(weights, key);
     ck_assert_msg(weight != NULL, "%s", key);
     ck_assert_int_eq(weight->entry->dtype, rounded ? CAIRN_BF16 : CAIRN_F32);
     float *got = malloc(elems * sizeof *got);
-    ck_assert_int_eq(cairn_weights_read(weights, weight, 0, elems, got, NULL), CAIRN_OK);
+    ck_assert_int_eq(weights_read(weights, weight, 0, elems, got, NULL), CAIRN_OK);
     for (uint64_t i = 0; i < elems; i++) {
         uint32_t bits = cairn_sample_value(tensor, plane, i), is;
         float x;
         memcpy(&x, &bits, sizeof x);
         if (rounded) bits = (uint32_t)ctl_bf16(x) << 16;
         memcpy(&is, &got[i], sizeof is);
-        ck_assert_msg(bits == is, "%s[%llu]: %x, %x", key, (unsigned long long)i, is, bits);
+        ck_assert_msg(bits == is, "%s[%" PRIu64 "]: %x, %x", key, i, is, bits);
     }
     free(got);
 }
 
-static struct cairn_weights open_weights(const char *path)
+static struct weights open_weights(const char *path)
 {
-    struct cairn_weights weights;
-    struct cairn_sentence why = { "" };
-    const cairn_status status = cairn_weights_open(scratch, path, &weights, &why);
+    struct weights weights;
+    struct sentence why = { "" };
+    const cairn_status status = weights_open(scratch, path, &weights, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
     return weights;
 }
@@ -123,13 +124,13 @@ TEST(a_model_is_one_file_if_it_fits)
 {
     EXPORT("-o", "json", NULL);
     exported();
-    struct cairn_weights weights = open_weights(to);
+    struct weights weights = open_weights(to);
     ck_assert_uint_eq(weights.file_count, 1);
     ck_assert_uint_eq(weights.weight_count, 4);
     same(&weights, "embed", EMBED, CAIRN_PLANE_PARAM, 2000, false);
     same(&weights, "scalar", SCALAR, CAIRN_PLANE_PARAM, 1, false);
     same(&weights, "weight", WEIGHT, CAIRN_PLANE_PARAM, WEIGHT_ELEMS, false);
-    cairn_weights_close(&weights);
+    weights_close(&weights);
     static const char head[] =
         "{\"__metadata__\":{\"format\":\"pt\",\"head\":\"embed\"},\"embed\":";
     ck_assert_int_eq(strncmp(head_of("model.safetensors"), head, sizeof head - 1), 0);
@@ -140,11 +141,11 @@ TEST(a_large_one_is_several_with_an_index)
 {
     EXPORT("--max-file", "10KB", "--dtype", "bf16", NULL);
     exported();
-    struct cairn_weights weights = open_weights(to);
+    struct weights weights = open_weights(to);
     ck_assert_uint_eq(weights.file_count, 2);
     same(&weights, "embed", EMBED, CAIRN_PLANE_PARAM, 2000, true);
     same(&weights, "weight", WEIGHT, CAIRN_PLANE_PARAM, WEIGHT_ELEMS, true);
-    cairn_weights_close(&weights);
+    weights_close(&weights);
     char path[200];
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", to);
     json_t *index = json_load_file(path, 0, NULL);
@@ -208,7 +209,7 @@ TEST(what_is_wrong_with_the_line_or_the_place_is_said)
     ck_assert_ptr_nonnull(strstr(said.err, "hf, dcp and torch are allowed"));
     ck_assert_int_eq(mkdir(to, 0700), 0);
     EXPORT(NULL);
-    ck_assert_int_eq(said.status, cairn_status_exit(CAIRN_ERR_EXISTS));
+    ck_assert_int_eq(said.status, status_exit(CAIRN_ERR_EXISTS));
     ck_assert_ptr_nonnull(strstr(said.err, "is there already"));
     ck_assert(!is_there(temp));
     ck_assert_int_eq(rmdir(to), 0);
@@ -227,12 +228,12 @@ TEST(what_a_killed_one_left_is_removed_what_is_not_its_own_or_in_use_is_not)
     const int fd = open(temp, O_RDONLY | O_DIRECTORY);
     ck_assert_int_eq(flock(fd, LOCK_EX), 0);
     EXPORT(NULL);
-    ck_assert_int_eq(said.status, cairn_status_exit(CAIRN_ERR_BUSY));
+    ck_assert_int_eq(said.status, status_exit(CAIRN_ERR_BUSY));
     ck_assert(is_there(path));
     close(fd);
     cairn_scratch_file(temp, "thesis.txt", "years of work", path, sizeof path);
     EXPORT(NULL);
-    ck_assert_int_eq(said.status, cairn_status_exit(CAIRN_ERR_REFUSED));
+    ck_assert_int_eq(said.status, status_exit(CAIRN_ERR_REFUSED));
     ck_assert_ptr_nonnull(strstr(said.err, "not an export's"));
     ck_assert(is_there(path));
     ck_assert_int_eq(unlink(path), 0);
@@ -250,7 +251,7 @@ TEST(a_damaged_snapshot_gives_nothing)
     ck_assert_int_ne(fputc(0xaa, file), EOF);
     fclose(file);
     EXPORT(NULL);
-    ck_assert_int_eq(said.status, cairn_status_exit(CAIRN_ERR_CHECKSUM));
+    ck_assert_int_eq(said.status, status_exit(CAIRN_ERR_CHECKSUM));
     ck_assert_ptr_nonnull(strstr(said.err, "shard-00001-model-00001-of-00001"));
     ck_assert(!is_there(to) && !is_there(temp));
 }
@@ -261,7 +262,7 @@ TEST(a_full_disk_gives_nothing_and_is_said)
     signal(SIGXFSZ, SIG_IGN); // inherited
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
     EXPORT(NULL);
-    ck_assert_int_eq(said.status, cairn_status_exit(CAIRN_ERR_NO_SPACE));
+    ck_assert_int_eq(said.status, status_exit(CAIRN_ERR_NO_SPACE));
     ck_assert_msg(strstr(said.err, "there is no room for") != NULL, "%s", said.err);
     ck_assert(!is_there(to) && !is_there(temp));
 }
@@ -280,7 +281,7 @@ TEST(bf16_is_rounded_as_the_servers_round)
         memcpy(&from[i], &bits, sizeof bits);
     }
     ctl_round_bf16(from, ours, 1 << 16);
-    cairn_backend_host()->convert(theirs, CAIRN_BF16, from, CAIRN_F32, 1 << 16);
+    backend_host()->convert(theirs, CAIRN_BF16, from, CAIRN_F32, 1 << 16);
     ck_assert_mem_eq(ours, theirs, sizeof ours);
 }
 SUITE(60, set_up, tear_down);
@@ -302,7 +303,7 @@ static void set_up_large(void)
     snprintf(temp, sizeof temp, "%s/out.tmp", scratch);
     spec = cairn_sample_spec("sgd");
     cairn_sample_tensor(&spec, "large", CAIRN_TRAINED,
-                        (struct cairn_shape) { 2, { 1024, LARGE_ELEMS / 1024 } });
+                        (struct shape) { 2, { 1024, LARGE_ELEMS / 1024 } });
     folder = cairn_sample_snapshot(scratch, &spec, 7);
 }
 
@@ -335,14 +336,13 @@ TEST(an_interrupt_leaves_nothing_and_memory_is_bounded_whatever_the_models_size)
     ck_assert_int_eq(getrusage(RUSAGE_CHILDREN, &usage), 0);
     ck_assert_msg(usage.ru_maxrss < RESIDENT_KIB_MAX, "%ld KiB of %u KiB", usage.ru_maxrss,
                   (unsigned)(LARGE_ELEMS * sizeof(float) >> 10));
-    struct cairn_weights weights = open_weights(to);
+    struct weights weights = open_weights(to);
     float last;
-    const struct cairn_weight *weight = cairn_weights_find(&weights, "large");
-    ck_assert_int_eq(cairn_weights_read(&weights, weight, LARGE_ELEMS - 1, 1, &last, NULL),
-                     CAIRN_OK);
+    const struct weight *weight = weights_find(&weights, "large");
+    ck_assert_int_eq(weights_read(&weights, weight, LARGE_ELEMS - 1, 1, &last, NULL), CAIRN_OK);
     const uint32_t bits = cairn_sample_value(0, CAIRN_PLANE_PARAM, LARGE_ELEMS - 1);
     ck_assert_mem_eq(&bits, &last, sizeof bits);
-    cairn_weights_close(&weights);
+    weights_close(&weights);
 }
 
 SUITE(110, set_up_large, tear_down);

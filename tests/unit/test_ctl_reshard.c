@@ -41,30 +41,26 @@ struct coordinator {
 };
 
 /* The next frame's message, or NULL where the connection ends; the caller's to free. */
-static ProtobufCMessage *receive(int fd, struct cairn_frame_decoder *decoder,
-                                 struct cairn_frame *frame)
+static ProtobufCMessage *receive(int fd, struct frame_decoder *decoder, struct wire_frame *frame)
 {
-    struct cairn_sentence why;
-    while (cairn_frame_decoder_next(decoder, frame, &why) != CAIRN_FRAME_READY) {
+    struct sentence why;
+    while (frame_decoder_next(decoder, frame, &why) != CAIRN_FRAME_READY) {
         uint8_t *room;
         size_t room_bytes;
-        if (cairn_frame_decoder_reserve(decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
-            return NULL;
+        if (frame_decoder_reserve(decoder, &room, &room_bytes) != CAIRN_FRAME_NONE) return NULL;
         const ssize_t got = recv(fd, room, room_bytes, 0);
-        cairn_frame_decoder_added(decoder, got > 0 ? (size_t)got : 0);
+        frame_decoder_added(decoder, got > 0 ? (size_t)got : 0);
         if (got <= 0) return NULL;
     }
-    return cairn_message_unpack(cairn_message_type(frame->type), frame->payload,
-                                frame->payload_bytes);
+    return message_unpack(message_type(frame->type), frame->payload, frame->payload_bytes);
 }
 
 static void send_to(int fd, uint16_t type, uint32_t request, const ProtobufCMessage *message)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     uint8_t *bytes;
     size_t count;
-    if (cairn_frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &bytes, &count, &why) !=
-        CAIRN_OK)
+    if (frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &bytes, &count, &why) != CAIRN_OK)
         return;
     const ssize_t sent = send(fd, bytes, count, MSG_NOSIGNAL);
     (void)sent;
@@ -117,12 +113,11 @@ static void tell(struct coordinator *c, int fd, uint32_t request)
 /* One command's one question. */
 static void converse(struct coordinator *c, int fd)
 {
-    struct cairn_frame_decoder decoder;
-    struct cairn_frame frame;
+    struct frame_decoder decoder;
+    struct wire_frame frame;
     const Cairn__Welcome welcome = CAIRN__WELCOME__INIT;
     const Cairn__Done done = CAIRN__DONE__INIT;
-    cairn_frame_decoder_init(
-        &decoder, (struct cairn_frame_limits) { 1, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX });
+    frame_decoder_init(&decoder, (struct frame_limits) { 1, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX });
     for (ProtobufCMessage *message; (message = receive(fd, &decoder, &frame)) != NULL;) {
         if (frame.type == CAIRN_MSG_HELLO)
             send_to(fd, CAIRN_MSG_WELCOME, frame.request, &welcome.base);
@@ -133,13 +128,13 @@ static void converse(struct coordinator *c, int fd)
             send_to(fd, CAIRN_MSG_DONE, frame.request, &done.base);
         }
         if (frame.type != CAIRN_MSG_RESHARD_ASK || c->asked == 64) {
-            cairn_message_free(message);
+            message_free(message);
             continue;
         }
         c->asks[c->asked++] = (Cairn__ReshardAsk *)message;
         tell(c, fd, frame.request);
     }
-    cairn_frame_decoder_release(&decoder);
+    frame_decoder_release(&decoder);
 }
 
 /* Until the listener is shut down. */
@@ -166,7 +161,7 @@ static void begin(struct coordinator *c, const struct answer *answers, size_t co
 
 static void end(struct coordinator *c)
 {
-    for (size_t i = 0; i < c->asked; i++) cairn_message_free(&c->asks[i]->base);
+    for (size_t i = 0; i < c->asked; i++) message_free(&c->asks[i]->base);
     close(c->listener);
     cairn_scratch_remove(c->folder);
 }

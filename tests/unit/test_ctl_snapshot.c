@@ -14,21 +14,21 @@
 static char scratch[CAIRN_SCRATCH_BYTES];
 static struct cluster nobody = { .address = "/nowhere/cairn" };
 static struct cluster_said said;
-static struct cairn_job_spec_data spec;
+static struct job_spec_data spec;
 
 static void set_up(void)
 {
     cairn_scratch_make_quick(scratch);
     spec = cairn_sample_spec("adamw");
-    cairn_sample_tensor(&spec, "blob", CAIRN_BLOB, (struct cairn_shape) { 1, { 100 } });
-    cairn_sample_tensor(&spec, "empty", CAIRN_FROZEN, (struct cairn_shape) { 2, { 0, 4 } });
-    cairn_sample_tensor(&spec, "frozen", CAIRN_FROZEN, (struct cairn_shape) { 0, { 0 } });
-    cairn_sample_tensor(&spec, "weight", CAIRN_TRAINED, (struct cairn_shape) { 2, { 300, 5000 } });
+    cairn_sample_tensor(&spec, "blob", CAIRN_BLOB, (struct shape) { 1, { 100 } });
+    cairn_sample_tensor(&spec, "empty", CAIRN_FROZEN, (struct shape) { 2, { 0, 4 } });
+    cairn_sample_tensor(&spec, "frozen", CAIRN_FROZEN, (struct shape) { 0, { 0 } });
+    cairn_sample_tensor(&spec, "weight", CAIRN_TRAINED, (struct shape) { 2, { 300, 5000 } });
 }
 
 static void tear_down(void)
 {
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     cairn_scratch_remove(scratch);
 }
 
@@ -130,10 +130,10 @@ TEST(diff_says_which_tensors_differ_and_by_how_much)
 TEST(diff_says_in_what_the_specs_differ)
 {
     char *a = cairn_sample_snapshot(scratch, &spec, 7);
-    struct cairn_job_spec_data other = cairn_sample_spec("sgd");
-    cairn_sample_tensor(&other, "frozen", CAIRN_FROZEN, (struct cairn_shape) { 1, { 2 } });
-    cairn_sample_tensor(&other, "more", CAIRN_FROZEN, (struct cairn_shape) { 1, { 2 } });
-    cairn_sample_tensor(&other, "weight", CAIRN_TRAINED, (struct cairn_shape) { 2, { 300, 5000 } });
+    struct job_spec_data other = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&other, "frozen", CAIRN_FROZEN, (struct shape) { 1, { 2 } });
+    cairn_sample_tensor(&other, "more", CAIRN_FROZEN, (struct shape) { 1, { 2 } });
+    cairn_sample_tensor(&other, "weight", CAIRN_TRAINED, (struct shape) { 2, { 300, 5000 } });
     char *b = cairn_sample_snapshot(scratch, &other, 8);
     cluster_cli(&nobody, &said, "snapshot", "diff", "--path", a, "--path", b, NULL);
     ck_assert_int_eq(said.status, 1);
@@ -142,7 +142,7 @@ TEST(diff_says_in_what_the_specs_differ)
                                          "more: in B alone", "shape [] in A, [2] in B" };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         ck_assert_msg(strstr(said.out, words[i]) != NULL, "%s: %s", words[i], said.out);
-    cairn_spec_release(&other);
+    spec_release(&other);
     free(a);
     free(b);
 }

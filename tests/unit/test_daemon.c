@@ -94,7 +94,7 @@ TEST(too_few_threads_are_said_and_end_it)
 TEST_EACH(a_signal_stops_it_cleanly, 0, 2)
 {
     char ready[256];
-    struct cairn_sentence why;
+    struct sentence why;
     char text[64] = "";
     snprintf(ready, sizeof ready, "%s/ready", folder);
     ck_assert_int_eq(begin((const char *[]) { "--ready-file", ready, NULL }), -1);
@@ -114,9 +114,9 @@ TEST_EACH(a_signal_stops_it_cleanly, 0, 2)
 
 TEST(a_failed_start_has_the_exit_code_of_its_status)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     ck_assert_int_eq(begin((const char *[]) { NULL }), -1);
-    cairn_sentence_set(&why, "refused to listen");
+    sentence_set(&why, "refused to listen");
     daemon_fail(&daemon_under_test, CAIRN_ERR_REFUSED, &why);
     ck_assert_int_eq(daemon_run(&daemon_under_test), 12);
     ck_assert_int_eq(stop_count, 0);
@@ -180,7 +180,7 @@ TEST(a_supervisor_hears_ready_and_the_watchdog)
 {
     char name[200];
     char pid[24];
-    struct cairn_sentence why;
+    struct sentence why;
     const int fd = open_supervisor(name, sizeof name);
     snprintf(pid, sizeof pid, "%ld", (long)getpid());
     setenv("NOTIFY_SOCKET", name, 1);

@@ -16,7 +16,7 @@
 
 static char folder[CAIRN_SCRATCH_BYTES];
 static char path[256];
-static struct cairn_sentence why;
+static struct sentence why;
 
 static void setup(void)
 {

@@ -21,20 +21,20 @@ static const char *get(void *context, const char *variable)
     return NULL;
 }
 
-static struct cairn_env_report report;
-static struct cairn_sentence why;
+static struct env_report report;
+static struct sentence why;
 
 static cairn_status find(const char *const *environment, const char *endpoint)
 {
-    const struct cairn_env_input input = {
+    const struct env_input input = {
         .get = get,
         .context = (void *)(uintptr_t)environment,
         .given = { [CAIRN_ENV_ENDPOINT] = { endpoint, "--endpoint" } },
     };
     memset(&report, 0, sizeof report);
     why.text[0] = 0;
-    const cairn_status status = cairn_env_find_cluster(&input, &report, &why);
-    return status == CAIRN_OK ? cairn_env_find_process(&input, &report, &why) : status;
+    const cairn_status status = env_find_cluster(&input, &report, &why);
+    return status == CAIRN_OK ? env_find_process(&input, &report, &why) : status;
 }
 
 #define ENV(...) ((const char *const[]) { __VA_ARGS__, NULL })
@@ -48,10 +48,10 @@ static cairn_status find(const char *const *environment, const char *endpoint)
 #define OPENMPI \
     "OMPI_COMM_WORLD_RANK", "3", "OMPI_COMM_WORLD_SIZE", "4", "OMPI_COMM_WORLD_LOCAL_RANK", "1"
 
-static void is_number(enum cairn_env_key key, uint64_t number, const char *source)
+static void is_number(enum env_key key, uint64_t number, const char *source)
 {
-    const struct cairn_env_value *value = &report.values[key];
-    ck_assert_msg(value->number == number, "%s is %s", cairn_env_key_name(key), value->text);
+    const struct env_value *value = &report.values[key];
+    ck_assert_msg(value->number == number, "%s is %s", env_key_name(key), value->text);
     if (source == NULL)
         ck_assert_ptr_null(value->source);
     else
@@ -67,14 +67,14 @@ static bool has_socket_of_the_system(void)
 TEST(the_coordinator_of_this_host_is_looked_for)
 {
     char folder[CAIRN_SCRATCH_BYTES], own[CAIRN_SCRATCH_BYTES + 32];
-    const struct cairn_env_value *found = &report.values[CAIRN_ENV_ENDPOINT];
+    const struct env_value *found = &report.values[CAIRN_ENV_ENDPOINT];
     cairn_scratch_make(folder);
     snprintf(own, sizeof own, "%s/cairn", folder);
     ck_assert_int_eq(mkdir(own, 0700), 0);
     snprintf(own, sizeof own, "%s/cairn/coordinator.sock", folder);
     ck_assert_int_eq(find(ENV("XDG_RUNTIME_DIR", folder), NULL), CAIRN_OK);
     ck_assert_str_eq(found->text, has_socket_of_the_system() ? "/run/cairn/coordinator.sock" : own);
-    struct cairn_sentence said;
+    struct sentence said;
     struct control_socket made;
     ck_assert_int_eq(control_socket_open(own, 1, &made, &said), CAIRN_OK);
     ck_assert_int_eq(find(ENV("XDG_RUNTIME_DIR", folder), NULL), CAIRN_OK);

@@ -46,14 +46,13 @@ static double slow_to_double(const struct slow *sum)
     return ldexp((double)mantissa, high - 52 - 298);
 }
 
-static void check_same(const struct cairn_exact *sum, const struct slow *slow)
+static void check_same(const struct exact *sum, const struct slow *slow)
 {
     bool same = true;
     for (int i = 0; i < BITS; i++)
         same = same && (sum->limb[i / 64] >> (i % 64) & 1) == slow->bit[i];
     ck_assert(same);
-    ck_assert_uint_eq(cairn_f64_bits(cairn_exact_to_double(sum)),
-                      cairn_f64_bits(slow_to_double(slow)));
+    ck_assert_uint_eq(f64_bits(exact_to_double(sum)), f64_bits(slow_to_double(slow)));
 }
 
 static uint64_t next_random(uint64_t *state)
@@ -75,11 +74,11 @@ static double random_leaf_sum(uint64_t *state)
 TEST_EACH(sums_of_random_leaves_equal_the_oracle_after_each, 0, 10)
 {
     uint64_t state = (uint64_t)_i;
-    struct cairn_exact sum = { 0 };
+    struct exact sum = { 0 };
     struct slow slow = { 0 };
     for (int i = 0; i < 300; i++) {
         double x = random_leaf_sum(&state);
-        ck_assert_int_eq(cairn_exact_add_double(&sum, x), CAIRN_OK);
+        ck_assert_int_eq(exact_add_double(&sum, x), CAIRN_OK);
         slow_add(&slow, x);
         check_same(&sum, &slow);
     }
@@ -89,16 +88,16 @@ TEST(no_order_and_no_split_changes_a_bit)
 {
     uint64_t state = 7;
     double x[500];
-    struct cairn_exact forward = { 0 }, parts[3] = { 0 }, together = { 0 };
+    struct exact forward = { 0 }, parts[3] = { 0 }, together = { 0 };
     for (int i = 0; i < 500; i++) {
         x[i] = random_leaf_sum(&state);
-        ck_assert_int_eq(cairn_exact_add_double(&forward, x[i]), CAIRN_OK);
+        ck_assert_int_eq(exact_add_double(&forward, x[i]), CAIRN_OK);
     }
     for (int i = 499; i >= 0; i--) {
-        struct cairn_exact *part = &parts[next_random(&state) % 3];
-        ck_assert_int_eq(cairn_exact_add_double(part, x[i]), CAIRN_OK);
+        struct exact *part = &parts[next_random(&state) % 3];
+        ck_assert_int_eq(exact_add_double(part, x[i]), CAIRN_OK);
     }
-    for (int i = 0; i < 3; i++) ck_assert_int_eq(cairn_exact_add(&together, &parts[i]), CAIRN_OK);
+    for (int i = 0; i < 3; i++) ck_assert_int_eq(exact_add(&together, &parts[i]), CAIRN_OK);
     ck_assert_mem_eq(&forward, &together, sizeof forward);
 }
 
@@ -117,12 +116,11 @@ TEST(a_sum_rounds_to_nearest_and_ties_to_even)
         { { 0, -0.0, 0 }, 0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct cairn_exact sum = { 0 };
+        struct exact sum = { 0 };
         for (int k = 0; k < 3; k++) {
-            ck_assert_int_eq(cairn_exact_add_double(&sum, cases[i].terms[k]), CAIRN_OK);
+            ck_assert_int_eq(exact_add_double(&sum, cases[i].terms[k]), CAIRN_OK);
         }
-        ck_assert_uint_eq(cairn_f64_bits(cairn_exact_to_double(&sum)),
-                          cairn_f64_bits(cases[i].rounded));
+        ck_assert_uint_eq(f64_bits(exact_to_double(&sum)), f64_bits(cases[i].rounded));
     }
 }
 
@@ -130,49 +128,49 @@ TEST(a_number_that_is_no_sum_of_squares_is_refused_and_changes_nothing)
 {
     const double refused[] = { -1,      INFINITY, -INFINITY, NAN,      0x1p-299, 0x1.8p-298,
                                0x1p342, 0x1p1023, 0x1p-1074, 0x1p-362, 0x1p-400 };
-    struct cairn_exact sum = { .limb = { 5 } }, before = sum;
+    struct exact sum = { .limb = { 5 } }, before = sum;
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        ck_assert_int_eq(cairn_exact_add_double(&sum, refused[i]), CAIRN_ERR_INVALID);
+        ck_assert_int_eq(exact_add_double(&sum, refused[i]), CAIRN_ERR_INVALID);
         ck_assert_mem_eq(&sum, &before, sizeof sum);
     }
 }
 
 TEST(an_overflow_is_reported_and_changes_nothing)
 {
-    struct cairn_exact full, one = { .limb = { 1 } }, zero = { 0 };
+    struct exact full, one = { .limb = { 1 } }, zero = { 0 };
     memset(&full, 0xff, sizeof full);
-    struct cairn_exact before = full;
-    ck_assert_int_eq(cairn_exact_add(&full, &one), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_exact_add(&full, &before), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_exact_add_double(&full, 0x1p-298), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_exact_add_double(&full, 0x1p341), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_exact_add(&full, &zero), CAIRN_OK);
+    struct exact before = full;
+    ck_assert_int_eq(exact_add(&full, &one), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(exact_add(&full, &before), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(exact_add_double(&full, 0x1p-298), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(exact_add_double(&full, 0x1p341), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(exact_add(&full, &zero), CAIRN_OK);
     ck_assert_mem_eq(&full, &before, sizeof full);
-    ck_assert(cairn_exact_to_double(&full) == 0x1p342);
+    ck_assert(exact_to_double(&full) == 0x1p342);
 }
 
 TEST(a_carry_runs_through_every_limb)
 {
-    struct cairn_exact sum, one = { .limb = { 1 } }, top = { .limb = { [9] = 1 } };
+    struct exact sum, one = { .limb = { 1 } }, top = { .limb = { [9] = 1 } };
     memset(&sum, 0xff, sizeof sum);
     sum.limb[9] = 0;
-    struct cairn_exact by_double = sum;
-    ck_assert_int_eq(cairn_exact_add(&sum, &one), CAIRN_OK);
-    ck_assert_int_eq(cairn_exact_add_double(&by_double, 0x1p-298), CAIRN_OK);
+    struct exact by_double = sum;
+    ck_assert_int_eq(exact_add(&sum, &one), CAIRN_OK);
+    ck_assert_int_eq(exact_add_double(&by_double, 0x1p-298), CAIRN_OK);
     ck_assert_mem_eq(&sum, &top, sizeof sum);
     ck_assert_mem_eq(&by_double, &top, sizeof sum);
 }
 
 TEST(eighty_bytes_carry_a_sum_little_end_first)
 {
-    struct cairn_exact sum = { .limb = { 0x0102030405060708, 9, [9] = 0xff00000000000000 } }, back;
+    struct exact sum = { .limb = { 0x0102030405060708, 9, [9] = 0xff00000000000000 } }, back;
     uint8_t bytes[CAIRN_EXACT_BYTES];
-    cairn_exact_encode(&sum, bytes);
+    exact_encode(&sum, bytes);
     ck_assert_uint_eq(bytes[0], 8);
     ck_assert_uint_eq(bytes[7], 1);
     ck_assert_uint_eq(bytes[8], 9);
     ck_assert_uint_eq(bytes[79], 0xff);
-    cairn_exact_decode(bytes, &back);
+    exact_decode(bytes, &back);
     ck_assert_mem_eq(&sum, &back, sizeof sum);
 }
 

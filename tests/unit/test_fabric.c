@@ -1,4 +1,5 @@
 /* What every fabric promises, over each of them on loopback; then what only "mem" does. */
+#include <inttypes.h>
 #include <check.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -15,11 +16,11 @@ static const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
 
 /* Two nodes that know each other. */
 static struct node a, b;
-static struct cairn_fabric_peer *to_a, *to_b;
-static struct cairn_fabric_hub *hub;
+static struct fabric_peer *to_a, *to_b;
+static struct fabric_hub *hub;
 static uint8_t bytes[2 << 20];
 
-static void open_pair(int kind, struct cairn_fabric_options options)
+static void open_pair(int kind, struct fabric_options options)
 {
     hub = NULL;
     if (kind == MEM) {
@@ -44,8 +45,8 @@ static void close_pair(void)
 
 static void assert_quiet(const struct node *node)
 {
-    struct cairn_fabric_stats stats;
-    cairn_fabric_stats(node->fabric, &stats);
+    struct fabric_stats stats;
+    fabric_stats(node->fabric, &stats);
     ck_assert_uint_eq(stats.sends_now, 0);
     ck_assert_uint_eq(stats.receives_now, 0);
     ck_assert_uint_eq(stats.held_now, 0);
@@ -57,7 +58,7 @@ TEST_EACH(payloads_of_every_size_arrive_whole_in_both_directions, 0, KINDS)
 {
     static const size_t sizes[] = { 8, 64, 1000, 8192, 32767, 32768, 65536, 300001, 1 << 20 };
     enum { COUNT = sizeof sizes / sizeof sizes[0] };
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     a.manner = b.manner = NODE_RECEIVES;
     for (unsigned i = 0; i < COUNT; i++) {
         fill(bytes, sizes[i], i);
@@ -70,8 +71,8 @@ TEST_EACH(payloads_of_every_size_arrive_whole_in_both_directions, 0, KINDS)
         pump(&a, &b, &b.sent, i + 1);
         ck_assert(is_filled(a.arrivals[i].buffer, sizes[i], i));
     }
-    struct cairn_fabric_stats stats;
-    cairn_fabric_stats(b.fabric, &stats);
+    struct fabric_stats stats;
+    fabric_stats(b.fabric, &stats);
     ck_assert_uint_eq(stats.messages_received, COUNT);
     ck_assert_uint_eq(stats.messages_sent, COUNT);
     ck_assert_uint_eq(stats.bytes_received, stats.bytes_sent);
@@ -82,7 +83,7 @@ TEST_EACH(payloads_of_every_size_arrive_whole_in_both_directions, 0, KINDS)
 
 TEST_EACH(a_message_without_payload_is_only_its_header, 0, KINDS)
 {
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     node_send(&a, to_b, 42, NULL, 0);
     pump(&a, &b, &b.arrived, 1);
     pump(&a, &b, &a.sent, 1);
@@ -94,7 +95,7 @@ TEST_EACH(a_message_without_payload_is_only_its_header, 0, KINDS)
 TEST_EACH(sixty_four_held_messages_can_be_received_in_reverse_order, 0, KINDS)
 {
     enum { HELD = 64, BYTES = 100000 }; // rendezvous
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     uint8_t *payloads = malloc((size_t)HELD * BYTES);
     for (unsigned i = 0; i < HELD; i++) {
         fill(payloads + (size_t)i * BYTES, BYTES, i);
@@ -115,7 +116,7 @@ TEST_EACH(sixty_four_held_messages_can_be_received_in_reverse_order, 0, KINDS)
 TEST_EACH(small_payloads_can_be_held_too, 0, KINDS)
 {
     enum { HELD = 64, BYTES = 3000 };
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     for (unsigned i = 0; i < HELD; i++) {
         fill(bytes, BYTES, i);
         node_send(&a, to_b, i, bytes, BYTES);
@@ -139,7 +140,7 @@ static size_t mixed_size(unsigned i)
 TEST_EACH(what_is_sent_in_one_turn_may_be_held_dropped_and_received_one_by_one, 0, KINDS)
 {
     enum { COUNT = 400, LONGEST = 40000 };
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     uint8_t *payloads = malloc((size_t)COUNT * LONGEST);
     for (unsigned i = 0; i < COUNT; i++) {
         fill(payloads + (size_t)i * LONGEST, mixed_size(i), i);
@@ -149,8 +150,8 @@ TEST_EACH(what_is_sent_in_one_turn_may_be_held_dropped_and_received_one_by_one, 
     unsigned wanted = 0;
     for (unsigned k = 0; k < COUNT; k++) {
         const unsigned i = k * 77 % COUNT; // each once, in no order
-        struct cairn_fabric_message *message = b.arrivals[i].message;
-        if (message != NULL && k % 3 == 0) cairn_fabric_drop(message);
+        struct fabric_message *message = b.arrivals[i].message;
+        if (message != NULL && k % 3 == 0) fabric_drop(message);
         if (message == NULL || k % 3 == 0) continue;
         node_receive(&b, i);
         wanted++;
@@ -173,12 +174,12 @@ TEST_EACH(what_is_sent_in_one_turn_may_be_held_dropped_and_received_one_by_one, 
 TEST_EACH(a_peer_that_takes_nothing_for_a_while_gets_all_of_it_later, 0, KINDS)
 {
     enum { COUNT = 3000, BYTES = 6000 };
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     b.manner = NODE_RECEIVES;
     for (unsigned i = 0; i < COUNT; i++) {
         fill(bytes + i % 64 * BYTES, BYTES, i % 64);
         node_send(&a, to_b, i, bytes + i % 64 * BYTES, BYTES);
-        if (_i != MEM && i % 100 == 99) cairn_fabric_progress(a.fabric); // it leaves, if it can
+        if (_i != MEM && i % 100 == 99) fabric_progress(a.fabric); // it leaves, if it can
     }
     pump(&a, &b, &b.received, COUNT);
     pump(&a, &b, &a.sent, COUNT);
@@ -198,15 +199,14 @@ static void on_never(void *arg, cairn_status status)
 TEST_EACH(a_buffer_that_is_too_small_is_refused_and_the_message_stays_held, 0, KINDS)
 {
     static const size_t sizes[] = { 100, 200000 }; // eager, rendezvous
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     for (unsigned i = 0; i < 2; i++) {
         fill(bytes, sizes[i], i);
         node_send(&a, to_b, i, bytes, sizes[i]);
         pump(&a, &b, &b.arrived, i + 1);
         uint8_t small[64];
-        ck_assert_int_eq(
-            cairn_fabric_receive(b.arrivals[i].message, small, sizeof small, on_never, NULL),
-            CAIRN_ERR_INVALID);
+        ck_assert_int_eq(fabric_receive(b.arrivals[i].message, small, sizeof small, on_never, NULL),
+                         CAIRN_ERR_INVALID);
         node_receive(&b, i);
         pump(&a, &b, &b.received, i + 1);
         pump(&a, &b, &a.sent, i + 1);
@@ -217,7 +217,7 @@ TEST_EACH(a_buffer_that_is_too_small_is_refused_and_the_message_stays_held, 0, K
 
 TEST_EACH(dropping_frees_the_sender_at_once_or_later, 0, KINDS)
 {
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     b.manner = NODE_DROPS;
     node_send(&a, to_b, 1, bytes, 100);
     node_send(&a, to_b, 2, bytes, 200000);
@@ -227,12 +227,12 @@ TEST_EACH(dropping_frees_the_sender_at_once_or_later, 0, KINDS)
     node_send(&a, to_b, 3, bytes, 100);
     node_send(&a, to_b, 4, bytes, 200000);
     pump(&a, &b, &b.arrived, 4);
-    cairn_fabric_drop(b.arrivals[2].message);
-    cairn_fabric_drop(b.arrivals[3].message);
+    fabric_drop(b.arrivals[2].message);
+    fabric_drop(b.arrivals[3].message);
     pump(&a, &b, &a.sent, 4);
     ck_assert_uint_eq(a.send_errors, 0);
-    struct cairn_fabric_stats stats;
-    cairn_fabric_stats(b.fabric, &stats);
+    struct fabric_stats stats;
+    fabric_stats(b.fabric, &stats);
     ck_assert_uint_eq(stats.messages_dropped, 4);
     assert_quiet(&b);
     close_pair();
@@ -241,17 +241,16 @@ TEST_EACH(dropping_frees_the_sender_at_once_or_later, 0, KINDS)
 TEST_EACH(a_send_over_a_limit_is_refused_before_it_leaves, 0, KINDS)
 {
     uint8_t header[CAIRN_FABRIC_HEADER_MAX + 1] = { 0 };
-    open_pair(_i, (struct cairn_fabric_options) { .sends_max = 2 });
-    ck_assert_int_eq(cairn_fabric_send(to_b, header, sizeof header, NULL, 0, NULL, NULL),
+    open_pair(_i, (struct fabric_options) { .sends_max = 2 });
+    ck_assert_int_eq(fabric_send(to_b, header, sizeof header, NULL, 0, NULL, NULL),
                      CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_fabric_send(to_b, header, 0, NULL, 0, NULL, NULL), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(fabric_send(to_b, header, 0, NULL, 0, NULL, NULL), CAIRN_ERR_INVALID);
     ck_assert_int_eq(
-        cairn_fabric_send(to_b, header, 16, bytes, CAIRN_FABRIC_PAYLOAD_MAX + 1, on_never, NULL),
+        fabric_send(to_b, header, 16, bytes, CAIRN_FABRIC_PAYLOAD_MAX + 1, on_never, NULL),
         CAIRN_ERR_INVALID);
     node_send(&a, to_b, 1, bytes, 200000);
     node_send(&a, to_b, 2, bytes, 200000);
-    ck_assert_int_eq(cairn_fabric_send(to_b, header, 16, bytes, 200000, on_never, NULL),
-                     CAIRN_ERR_BUSY);
+    ck_assert_int_eq(fabric_send(to_b, header, 16, bytes, 200000, on_never, NULL), CAIRN_ERR_BUSY);
     b.manner = NODE_RECEIVES;
     pump(&a, &b, &a.sent, 2);
     node_send(&a, to_b, 3, bytes, 200000);
@@ -261,21 +260,21 @@ TEST_EACH(a_send_over_a_limit_is_refused_before_it_leaves, 0, KINDS)
 
 TEST_EACH(what_is_too_large_or_too_much_for_the_receiver_is_refused_and_counted, 0, KINDS)
 {
-    open_pair(_i, (struct cairn_fabric_options) { .held_max = 3 });
+    open_pair(_i, (struct fabric_options) { .held_max = 3 });
     for (unsigned i = 0; i < 5; i++) node_send(&a, to_b, i, bytes, 100000);
     pump(&a, &b, &a.sent, 2); // the two that were refused
-    struct cairn_fabric_stats stats;
-    cairn_fabric_stats(b.fabric, &stats);
+    struct fabric_stats stats;
+    fabric_stats(b.fabric, &stats);
     ck_assert_uint_eq(b.arrived, 3);
     ck_assert_uint_eq(stats.messages_refused, 2);
     close_pair();
 
-    open_pair(_i, (struct cairn_fabric_options) { .max_payload = 2 << 20 });
+    open_pair(_i, (struct fabric_options) { .max_payload = 2 << 20 });
     struct node strict;
-    node_open(&strict, kinds[_i], &(struct cairn_fabric_options) { .hub = hub });
+    node_open(&strict, kinds[_i], &(struct fabric_options) { .hub = hub });
     node_send(&a, node_connect_to(&a, &strict), 1, bytes, 2 << 20);
     pump(&a, &strict, &a.sent, 1);
-    cairn_fabric_stats(strict.fabric, &stats);
+    fabric_stats(strict.fabric, &stats);
     ck_assert_uint_eq(strict.arrived, 0);
     ck_assert_uint_eq(stats.messages_refused, 1);
     node_close(&strict);
@@ -284,44 +283,44 @@ TEST_EACH(what_is_too_large_or_too_much_for_the_receiver_is_refused_and_counted,
 
 TEST_EACH(a_garbled_address_is_refused_wherever_the_damage_is, 0, KINDS)
 {
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
     size_t count;
-    const void *good = cairn_fabric_address(b.fabric, &count);
-    struct cairn_fabric_peer *peer;
+    const void *good = fabric_own_address(b.fabric, &count);
+    struct fabric_peer *peer;
     for (size_t i = 0; i < count; i++) {
         memcpy(address, good, count);
         address[i] ^= (uint8_t)(1 + i % 255);
-        ck_assert_int_eq(cairn_fabric_connect(a.fabric, address, count, NULL, NULL, &peer),
+        ck_assert_int_eq(fabric_connect_to(a.fabric, address, count, NULL, NULL, &peer),
                          CAIRN_ERR_MALFORMED);
-        ck_assert_int_eq(cairn_fabric_connect(a.fabric, good, i, NULL, NULL, &peer),
+        ck_assert_int_eq(fabric_connect_to(a.fabric, good, i, NULL, NULL, &peer),
                          CAIRN_ERR_MALFORMED);
     }
     memset(address, 0xff, sizeof address);
-    ck_assert_int_eq(cairn_fabric_connect(a.fabric, address, sizeof address, NULL, NULL, &peer),
+    ck_assert_int_eq(fabric_connect_to(a.fabric, address, sizeof address, NULL, NULL, &peer),
                      CAIRN_ERR_MALFORMED);
     close_pair();
 }
 
 TEST_EACH(closing_a_peer_is_quiet_here_and_both_can_meet_again, 0, KINDS)
 {
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     node_send(&a, to_b, 1, bytes, 8);
     node_send(&b, to_a, 1, bytes, 8);
     pump(&a, &b, &a.arrived, 1);
     pump(&a, &b, &b.arrived, 1);
-    cairn_fabric_peer_close(to_b);
+    fabric_peer_close(to_b);
     pump_for_ms(&a, &b, 20);
     ck_assert_uint_le(b.downs, 1);
     ck_assert_uint_eq(a.downs, 0); // it asked for it
-    cairn_fabric_peer_close(to_a);
+    fabric_peer_close(to_a);
     to_b = node_connect_to(&a, &b); // both live on and may meet again
     node_send(&a, to_b, 2, bytes, 8);
     pump(&a, &b, &b.arrived, 2);
     close_pair();
 }
 
-static void on_gone(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+static void on_gone(void *arg, struct fabric_peer *peer, cairn_status why)
 {
     (void)peer, (void)why;
     ((struct node *)arg)->downs++;
@@ -330,38 +329,38 @@ static void on_gone(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
 TEST_EACH(a_peer_whose_process_is_gone_goes_down_once_and_sends_to_it_say_closed, 0, KINDS)
 {
     const struct note note = { 0 };
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     node_send(&a, to_b, 1, bytes, 8);
     pump(&a, &b, &b.arrived, 1);
-    cairn_fabric_close(b.fabric);
+    fabric_close(b.fabric);
     b.fabric = NULL;
     pump(&a, NULL, &a.downs, 1);
     ck_assert_int_eq(a.why_down, CAIRN_ERR_CLOSED);
-    ck_assert_int_eq(cairn_fabric_send(to_b, &note, sizeof note, bytes, 8, on_never, NULL),
+    ck_assert_int_eq(fabric_send(to_b, &note, sizeof note, bytes, 8, on_never, NULL),
                      CAIRN_ERR_CLOSED);
     pump_for_ms(&a, NULL, 20);
     ck_assert_uint_eq(a.downs, 1);
-    cairn_fabric_peer_close(to_b);
+    fabric_peer_close(to_b);
     pump_for_ms(&a, NULL, 5);
     close_pair();
 }
 
 TEST_EACH(an_address_where_nobody_lives_any_more_is_unreachable_now_or_goes_down, 0, KINDS)
 {
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     struct node gone;
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
     size_t count;
-    node_open(&gone, kinds[_i], &(struct cairn_fabric_options) { .hub = hub });
-    memcpy(address, cairn_fabric_address(gone.fabric, &count), sizeof address);
+    node_open(&gone, kinds[_i], &(struct fabric_options) { .hub = hub });
+    memcpy(address, fabric_own_address(gone.fabric, &count), sizeof address);
     node_close(&gone);
-    struct cairn_fabric_peer *peer = NULL;
-    const cairn_status status = cairn_fabric_connect(a.fabric, address, count, on_gone, &a, &peer);
+    struct fabric_peer *peer = NULL;
+    const cairn_status status = fabric_connect_to(a.fabric, address, count, on_gone, &a, &peer);
     if (status == CAIRN_OK)
         pump(&a, &b, &a.downs, 1);
     else
         ck_assert_int_eq(status, CAIRN_ERR_UNREACHABLE);
-    cairn_fabric_peer_close(peer);
+    fabric_peer_close(peer);
     pump_for_ms(&a, &b, 5);
     close_pair();
 }
@@ -369,14 +368,14 @@ TEST_EACH(an_address_where_nobody_lives_any_more_is_unreachable_now_or_goes_down
 TEST_EACH(close_in_the_middle_of_everything_returns_every_buffer, 0, KINDS)
 {
     enum { EACH = 16, BYTES = 200000 };
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     for (unsigned i = 0; i < EACH; i++) {
         node_send(&a, to_b, i, bytes, BYTES);
         node_send(&b, to_a, i, bytes, BYTES);
     }
     pump(&a, &b, &b.arrived, EACH);
     for (unsigned i = 0; i < EACH / 2; i++) node_receive(&b, i); // half in flight, half held
-    cairn_fabric_close(b.fabric);
+    fabric_close(b.fabric);
     ck_assert_uint_eq(b.sent, EACH);
     ck_assert_uint_eq(b.received, EACH / 2);
     b.fabric = NULL;
@@ -387,43 +386,42 @@ TEST_EACH(close_in_the_middle_of_everything_returns_every_buffer, 0, KINDS)
 
 /* On each arrival: answer, drop, and give the sender up, all inside the callback. */
 struct hasty {
-    struct cairn_fabric *fabric;
-    struct cairn_fabric_peer *peer;
+    struct fabric *fabric;
+    struct fabric_peer *peer;
     unsigned arrived;
 };
 
 static void on_hasty_message(void *arg, const void *header, size_t header_bytes,
-                             size_t payload_bytes, struct cairn_fabric_message *message)
+                             size_t payload_bytes, struct fabric_message *message)
 {
     struct hasty *hasty = arg;
     ck_assert_uint_gt(payload_bytes, 0);
-    ck_assert_int_eq(cairn_fabric_send(hasty->peer, header, header_bytes, NULL, 0, NULL, NULL),
-                     CAIRN_OK);
-    cairn_fabric_drop(message);
-    if (++hasty->arrived == 2) cairn_fabric_peer_close(hasty->peer);
+    ck_assert_int_eq(fabric_send(hasty->peer, header, header_bytes, NULL, 0, NULL, NULL), CAIRN_OK);
+    fabric_drop(message);
+    if (++hasty->arrived == 2) fabric_peer_close(hasty->peer);
 }
 
 TEST_EACH(callbacks_may_send_drop_and_close_peers, 0, KINDS)
 {
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     struct hasty hasty = { 0 };
-    const struct cairn_fabric_options options = { .hub = hub,
-                                                  .on_message = on_hasty_message,
-                                                  .on_message_arg = &hasty };
+    const struct fabric_options options = { .hub = hub,
+                                            .on_message = on_hasty_message,
+                                            .on_message_arg = &hasty };
     size_t count;
-    ck_assert_int_eq(cairn_fabric_open(kinds[_i], &options, &hasty.fabric, NULL), CAIRN_OK);
-    const void *address = cairn_fabric_address(a.fabric, &count);
-    ck_assert_int_eq(cairn_fabric_connect(hasty.fabric, address, count, NULL, NULL, &hasty.peer),
+    ck_assert_int_eq(fabric_open(kinds[_i], &options, &hasty.fabric, NULL), CAIRN_OK);
+    const void *address = fabric_own_address(a.fabric, &count);
+    ck_assert_int_eq(fabric_connect_to(hasty.fabric, address, count, NULL, NULL, &hasty.peer),
                      CAIRN_OK);
-    address = cairn_fabric_address(hasty.fabric, &count);
-    struct cairn_fabric_peer *peer = node_connect(&a, address, count);
+    address = fabric_own_address(hasty.fabric, &count);
+    struct fabric_peer *peer = node_connect(&a, address, count);
     struct node shell = { .fabric = hasty.fabric }; // only to be driven
     node_send(&a, peer, 1, bytes, 100);
     pump(&a, &shell, &a.arrived, 1);
     node_send(&a, peer, 2, bytes, 200000);
     pump(&a, &shell, &hasty.arrived, 2);
     pump(&a, &shell, &a.sent, 2);
-    cairn_fabric_close(hasty.fabric);
+    fabric_close(hasty.fabric);
     close_pair();
 }
 
@@ -436,21 +434,21 @@ static void on_stop(void *arg, cairn_status status)
 TEST_EACH(a_libuv_loop_drives_it_and_ends_empty, 0, KINDS)
 {
     uv_loop_t loop;
-    struct cairn_fabric_poll poll_a, poll_b;
+    struct fabric_poll poll_a, poll_b;
     const struct note note = { .id = 5 };
-    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    open_pair(_i, (struct fabric_options) { 0 });
     b.manner = NODE_RECEIVES;
     ck_assert_int_eq(uv_loop_init(&loop), 0);
-    ck_assert_int_eq(cairn_fabric_poll_init(&poll_a, &loop, a.fabric, 0), CAIRN_OK);
-    ck_assert_int_eq(cairn_fabric_poll_init(&poll_b, &loop, b.fabric, 0), CAIRN_OK);
+    ck_assert_int_eq(fabric_poll_init(&poll_a, &loop, a.fabric, 0), CAIRN_OK);
+    ck_assert_int_eq(fabric_poll_init(&poll_b, &loop, b.fabric, 0), CAIRN_OK);
     fill(bytes, 500000, 5);
-    ck_assert_int_eq(cairn_fabric_send(to_b, &note, sizeof note, bytes, 500000, on_stop, &loop),
+    ck_assert_int_eq(fabric_send(to_b, &note, sizeof note, bytes, 500000, on_stop, &loop),
                      CAIRN_OK);
     uv_run(&loop, UV_RUN_DEFAULT);
     while (b.received == 0) uv_run(&loop, UV_RUN_ONCE);
     ck_assert(is_filled(b.arrivals[0].buffer, 500000, 5));
-    cairn_fabric_poll_close(&poll_a, NULL, NULL);
-    cairn_fabric_poll_close(&poll_b, NULL, NULL);
+    fabric_poll_close(&poll_a, NULL, NULL);
+    fabric_poll_close(&poll_b, NULL, NULL);
     close_pair();
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
@@ -469,26 +467,26 @@ static void storm_trace(uint64_t seed, char *trace, size_t trace_bytes)
                                               .cut_permille = 10,
                                               .eager_bytes = 32 };
     ck_assert_int_eq(cairn_fabric_mem_hub_open(&storm, &hub), CAIRN_OK);
-    const struct cairn_fabric_options options = { .hub = hub };
+    const struct fabric_options options = { .hub = hub };
     node_open(&a, "mem", &options);
     node_open(&b, "mem", &options);
     b.manner = NODE_RECEIVES;
     unsigned sent = 0;
     for (unsigned i = 0; i < 200; i++) {
         if (i == 0 || a.downs > 0) {
-            if (i > 0) cairn_fabric_peer_close(to_b);
+            if (i > 0) fabric_peer_close(to_b);
             to_b = node_connect_to(&a, &b);
             a.downs = 0;
         }
         const struct note note = { .id = i };
-        if (cairn_fabric_send(to_b, &note, sizeof note, NULL, 0, NULL, NULL) == CAIRN_OK) sent++;
+        if (fabric_send(to_b, &note, sizeof note, NULL, 0, NULL, NULL) == CAIRN_OK) sent++;
         cairn_fabric_mem_hub_step(hub);
     }
     cairn_fabric_mem_hub_run(hub, 100000);
     int length = snprintf(trace, trace_bytes, "%u:", sent);
     for (unsigned i = 0; i < b.arrived; i++)
-        length += snprintf(trace + length, trace_bytes - (size_t)length, " %llu",
-                           (unsigned long long)b.arrivals[i].note.id);
+        length += snprintf(trace + length, trace_bytes - (size_t)length, " %" PRIu64,
+                           b.arrivals[i].note.id);
     node_close(&a);
     node_close(&b);
     cairn_fabric_mem_hub_close(hub);
@@ -511,7 +509,7 @@ TEST(messages_overtake_and_repeat_but_none_is_lost_without_a_cut)
     const struct cairn_fabric_mem_options storm = { .seed = 3,
                                                     .delay_max_ticks = 10,
                                                     .duplicate_permille = 100 };
-    open_pair(MEM, (struct cairn_fabric_options) { 0 });
+    open_pair(MEM, (struct fabric_options) { 0 });
     cairn_fabric_mem_hub_set(hub, &storm);
     b.manner = NODE_RECEIVES;
     for (unsigned i = 0; i < COUNT; i++) node_send(&a, to_b, i, bytes, 10);
@@ -532,7 +530,7 @@ TEST(messages_overtake_and_repeat_but_none_is_lost_without_a_cut)
 
 TEST(a_cut_tells_both_ends_and_fails_what_was_held_or_under_way)
 {
-    open_pair(MEM, (struct cairn_fabric_options) { 0 });
+    open_pair(MEM, (struct fabric_options) { 0 });
     node_send(&a, to_b, 1, bytes, 100000);
     cairn_fabric_mem_hub_run(hub, 1000);
     node_send(&a, to_b, 2, bytes, 100000); // under way
@@ -550,7 +548,7 @@ TEST(a_cut_tells_both_ends_and_fails_what_was_held_or_under_way)
 
 TEST(a_sender_that_touches_a_buffer_on_loan_is_found_out)
 {
-    open_pair(MEM, (struct cairn_fabric_options) { 0 });
+    open_pair(MEM, (struct fabric_options) { 0 });
     fill(bytes, 100000, 1);
     node_send(&a, to_b, 1, bytes, 100000);
     cairn_fabric_mem_hub_run(hub, 1000);
@@ -573,7 +571,7 @@ static void *drive_b(void *unused)
 TEST(nodes_may_live_on_threads_of_their_own)
 {
     pthread_t thread;
-    open_pair(MEM, (struct cairn_fabric_options) { 0 });
+    open_pair(MEM, (struct fabric_options) { 0 });
     a.manner = b.manner = NODE_RECEIVES;
     fill(bytes, 100000, 1);
     for (unsigned i = 0; i < 200; i++) { // each owner's own calls: before the thread, or on it
@@ -593,11 +591,10 @@ TEST(nodes_may_live_on_threads_of_their_own)
 
 TEST(an_unknown_kind_is_refused_with_the_known_ones)
 {
-    struct cairn_fabric *fabric;
-    struct cairn_sentence why = { "" };
-    ck_assert_int_eq(
-        cairn_fabric_open("pigeon", &(struct cairn_fabric_options) { 0 }, &fabric, &why),
-        CAIRN_ERR_INVALID);
+    struct fabric *fabric;
+    struct sentence why = { "" };
+    ck_assert_int_eq(fabric_open("pigeon", &(struct fabric_options) { 0 }, &fabric, &why),
+                     CAIRN_ERR_INVALID);
     ck_assert_str_eq(why.text, "no fabric 'pigeon': use auto, mapped or ucx");
 }
 

@@ -72,21 +72,20 @@ static void teardown(void)
 }
 
 /* NULL: it cannot be reached. */
-static struct cairn_fabric_peer *try_address(const void *address, size_t bytes, double *took_ms)
+static struct fabric_peer *try_address(const void *address, size_t bytes, double *took_ms)
 {
-    struct cairn_fabric_peer *peer = NULL;
+    struct fabric_peer *peer = NULL;
     const double begin_ms = now_ms();
-    const cairn_status status = cairn_fabric_connect(here.fabric, address, bytes, NULL, NULL,
-                                                     &peer);
+    const cairn_status status = fabric_connect_to(here.fabric, address, bytes, NULL, NULL, &peer);
     *took_ms = now_ms() - begin_ms;
     ck_assert_int_eq(status, peer != NULL ? CAIRN_OK : CAIRN_ERR_UNREACHABLE);
     return peer;
 }
 
-static struct cairn_fabric_peer *try_deaf(double *took_ms)
+static struct fabric_peer *try_deaf(double *took_ms)
 {
     size_t bytes;
-    const void *address = cairn_fabric_address(deaf.fabric, &bytes);
+    const void *address = fabric_own_address(deaf.fabric, &bytes);
     return try_address(address, bytes, took_ms);
 }
 
@@ -101,7 +100,7 @@ TEST(a_peer_that_does_not_answer_holds_nobody_up)
 
 TEST(a_peer_that_answers_late_is_connected)
 {
-    struct cairn_fabric_peer *peer = NULL;
+    struct fabric_peer *peer = NULL;
     double took_ms;
     ck_assert_ptr_null(try_deaf(&took_ms));
     make_hear(listener);
@@ -129,7 +128,7 @@ TEST(a_peer_that_is_gone_costs_no_descriptor)
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
     double took_ms;
     size_t bytes;
-    const void *its = cairn_fabric_address(deaf.fabric, &bytes);
+    const void *its = fabric_own_address(deaf.fabric, &bytes);
     memcpy(address, its, bytes);
     node_close(&deaf);
     const unsigned before = descriptors_here();
@@ -141,10 +140,10 @@ TEST(a_peer_that_is_gone_costs_no_descriptor)
 /* As of a node that does not find its port: without what stands before the place. */
 static const void *address_without_port(size_t *bytes_out)
 {
-    static struct cairn_fabric whole;
-    struct cairn_place place;
+    static struct fabric whole;
+    struct fabric_place place;
     size_t bytes, raw_bytes;
-    const void *address = cairn_fabric_address(deaf.fabric, &bytes);
+    const void *address = fabric_own_address(deaf.fabric, &bytes);
     const uint8_t *raw = fabric_open_part(address, bytes, "ucx", &raw_bytes);
     uint8_t cut[CAIRN_FABRIC_ADDRESS_MAX];
     const size_t port_bytes = 10, end = fabric_find_place(raw, raw_bytes, &place) - port_bytes;

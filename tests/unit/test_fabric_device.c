@@ -28,8 +28,8 @@ static struct {
     char note[CAIRN_FABRIC_NOTE_MAX];
 } counts;
 
-static cairn_status import(void *context, const struct cairn_fabric_offer *offer, int fd,
-                           void **address_out, struct cairn_sentence *why)
+static cairn_status import(void *context, const struct fabric_offer *offer, int fd,
+                           void **address_out, struct sentence *why)
 {
     struct stat file;
     ck_assert_ptr_eq(context, &counts);
@@ -40,9 +40,9 @@ static cairn_status import(void *context, const struct cairn_fabric_offer *offer
     close(fd);
     if (counts.imports_fail != CAIRN_OK) {
         ck_assert_int_eq(munmap(at, offer->bytes), 0);
-        return cairn_fail(why, counts.imports_fail, "there is no room");
+        return fail_with(why, counts.imports_fail, "there is no room");
     }
-    if (at == MAP_FAILED) return cairn_fail(why, CAIRN_ERR_REFUSED, "it has not that size");
+    if (at == MAP_FAILED) return fail_with(why, CAIRN_ERR_REFUSED, "it has not that size");
     memcpy(counts.note, offer->note, offer->note_bytes);
     counts.imported++;
     *address_out = at;
@@ -65,9 +65,9 @@ static cairn_status copy(void *context, void *to_host, const void *from_device, 
     return CAIRN_OK;
 }
 
-static struct cairn_fabric_device device_of(const uint8_t *uuid)
+static struct fabric_device device_of(const uint8_t *uuid)
 {
-    struct cairn_fabric_device device = {
+    struct fabric_device device = {
         .uuid_count = 1, .context = &counts, .import = import, .release = release, .copy = copy
     };
     memcpy(device.uuids[0], uuid, sizeof device.uuids[0]);
@@ -80,7 +80,7 @@ static struct cairn_fabric_device device_of(const uint8_t *uuid)
 struct memory {
     uint8_t *base;  /* PROT_NONE */
     uint8_t *bytes; /* what a card would see */
-    struct cairn_fabric_region *region;
+    struct fabric_region *region;
 };
 
 static struct memory make_memory(const struct node *node, size_t file_bytes)
@@ -91,8 +91,8 @@ static struct memory make_memory(const struct node *node, size_t file_bytes)
     memory.base = mmap(NULL, BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memory.bytes = mmap(NULL, file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     ck_assert_ptr_ne(memory.bytes, MAP_FAILED);
-    ck_assert_int_eq(cairn_fabric_region_add_device(node->fabric, memory.base, BYTES, fd, card,
-                                                    "grads", 5, &memory.region),
+    ck_assert_int_eq(fabric_region_add_device(node->fabric, memory.base, BYTES, fd, card, "grads",
+                                              5, &memory.region),
                      CAIRN_OK);
     close(fd);
     return memory;
@@ -101,21 +101,21 @@ static struct memory make_memory(const struct node *node, size_t file_bytes)
 /* -- two nodes: a sends to b -------------------------------------------------------------------- */
 
 static struct node a, b;
-static struct cairn_fabric_peer *to_b;
-static struct cairn_fabric_device device;
+static struct fabric_peer *to_b;
+static struct fabric_device device;
 
 static unsigned shown, gone, told;
-static struct cairn_fabric_mapping *kept;
+static struct fabric_mapping *kept;
 static char refusal[256];
 
-static void on_mapping(void *arg, struct cairn_fabric_mapping *mapping)
+static void on_mapping(void *arg, struct fabric_mapping *mapping)
 {
     (void)arg;
     shown++;
-    if (cairn_fabric_mapping_uuid(mapping) != NULL) kept = mapping;
+    if (fabric_mapping_uuid(mapping) != NULL) kept = mapping;
 }
 
-static void on_mapping_gone(void *arg, struct cairn_fabric_mapping *mapping)
+static void on_mapping_gone(void *arg, struct fabric_mapping *mapping)
 {
     (void)arg, (void)mapping;
     gone++;
@@ -129,18 +129,18 @@ static void on_refused(void *arg, const char *what)
 }
 
 /* uuid NULL: b imports nothing. */
-static void open_pair(const char *kind, const uint8_t *uuid, struct cairn_fabric_hub *hub)
+static void open_pair(const char *kind, const uint8_t *uuid, struct fabric_hub *hub)
 {
     shown = gone = told = 0;
     kept = NULL;
     device = device_of(uuid != NULL ? uuid : card);
-    node_open(&a, kind, &(struct cairn_fabric_options) { .hub = hub });
+    node_open(&a, kind, &(struct fabric_options) { .hub = hub });
     node_open(&b, kind,
-              &(struct cairn_fabric_options) { .hub = hub,
-                                               .device = uuid != NULL ? &device : NULL,
-                                               .on_refused = on_refused,
-                                               .on_mapping = on_mapping,
-                                               .on_mapping_gone = on_mapping_gone });
+              &(struct fabric_options) { .hub = hub,
+                                         .device = uuid != NULL ? &device : NULL,
+                                         .on_refused = on_refused,
+                                         .on_mapping = on_mapping,
+                                         .on_mapping_gone = on_mapping_gone });
     to_b = node_connect_to(&a, &b);
 }
 
@@ -152,7 +152,7 @@ static void close_pair(void)
 
 static void drop(struct node *node, unsigned i)
 {
-    cairn_fabric_drop(node->arrivals[i].message);
+    fabric_drop(node->arrivals[i].message);
     node->arrivals[i].message = NULL;
 }
 
@@ -163,19 +163,19 @@ TEST_EACH(memory_of_a_card_goes_by_reference_whatever_its_size_to_who_imports_it
     static const size_t sizes[] = { 1, 8192, BYTES };
     open_pair(mapping_kinds[_i], card, NULL);
     struct memory memory = make_memory(&a, BYTES);
-    ck_assert(cairn_fabric_peer_imports(to_b, card));
+    ck_assert(fabric_peer_imports(to_b, card));
     size_t address_bytes;
-    const void *address = cairn_fabric_address(b.fabric, &address_bytes);
-    ck_assert_ptr_nonnull(strstr(cairn_fabric_address_ways(address, address_bytes), ", device"));
+    const void *address = fabric_own_address(b.fabric, &address_bytes);
+    ck_assert_ptr_nonnull(strstr(fabric_address_ways(address, address_bytes), ", device"));
     for (unsigned i = 0; i < 3; i++) {
         uint8_t *from = memory.base + BYTES - sizes[i];
         fill(memory.bytes + BYTES - sizes[i], sizes[i], i);
-        ck_assert_str_eq(cairn_fabric_payload_path(to_b, from, sizes[i]), "device");
+        ck_assert_str_eq(fabric_payload_path(to_b, from, sizes[i]), "device");
         node_send(&a, to_b, i, from, sizes[i]);
         pump(&a, &b, &b.arrived, i + 1);
-        const struct cairn_fabric_message *message = b.arrivals[i].message;
-        ck_assert_str_eq(cairn_fabric_message_path(message), "device");
-        ck_assert(is_filled(cairn_fabric_message_view(message), sizes[i], i));
+        const struct fabric_message *message = b.arrivals[i].message;
+        ck_assert_str_eq(fabric_message_path(message), "device");
+        ck_assert(is_filled(fabric_message_view(message), sizes[i], i));
         pump_for_ms(&a, &b, 5);
         ck_assert_uint_eq(a.sent, i);
         drop(&b, i);
@@ -184,7 +184,7 @@ TEST_EACH(memory_of_a_card_goes_by_reference_whatever_its_size_to_who_imports_it
     ck_assert_uint_eq(counts.imported, 1);
     ck_assert_uint_eq(counts.copied, 0);
     ck_assert_int_eq(memcmp(counts.note, "grads", 5), 0);
-    ck_assert_int_eq(memcmp(cairn_fabric_mapping_uuid(kept), card, sizeof card), 0);
+    ck_assert_int_eq(memcmp(fabric_mapping_uuid(kept), card, sizeof card), 0);
     close_pair();
     ck_assert_uint_eq(counts.released, 1);
 }
@@ -209,8 +209,7 @@ TEST_EACH(what_is_received_is_copied_by_the_importers_hand_and_its_failure_is_to
 static cairn_status try(const uint8_t *payload, size_t bytes)
 {
     const struct note note = { .id = 9 };
-    return cairn_fabric_send(to_b, &note, sizeof note, payload, bytes, (cairn_fabric_done_fn *)1,
-                             NULL);
+    return fabric_send(to_b, &note, sizeof note, payload, bytes, (fabric_done_fn *)1, NULL);
 }
 
 /* mem, ucx, auto and mapped; then who imports another card, and none. */
@@ -225,15 +224,15 @@ TEST_EACH(a_peer_that_does_not_import_it_is_sent_none_of_it_and_the_rest_as_ever
     };
     static uint8_t bytes[100000];
     const struct cairn_fabric_mem_options calm = { .seed = 7 };
-    struct cairn_fabric_hub *hub = NULL;
+    struct fabric_hub *hub = NULL;
     if (_i == 0) ck_assert_int_eq(cairn_fabric_mem_hub_open(&calm, &hub), CAIRN_OK);
     open_pair(cases[_i].kind, cases[_i].uuid, hub);
     struct memory memory = make_memory(&a, BYTES);
-    ck_assert(!cairn_fabric_peer_imports(to_b, card));
-    ck_assert_str_eq(cairn_fabric_payload_path(to_b, memory.base, BYTES), "");
+    ck_assert(!fabric_peer_imports(to_b, card));
+    ck_assert_str_eq(fabric_payload_path(to_b, memory.base, BYTES), "");
     ck_assert_int_eq(try(memory.base, BYTES), CAIRN_ERR_UNSUPPORTED);
     ck_assert_int_eq(try(memory.base + BYTES - 1, 1), CAIRN_ERR_UNSUPPORTED);
-    ck_assert_int_eq(cairn_fabric_region_show(memory.region, to_b), CAIRN_OK);
+    ck_assert_int_eq(fabric_region_show(memory.region, to_b), CAIRN_OK);
     fill(bytes, sizeof bytes, 3);
     node_send(&a, to_b, 3, bytes, sizeof bytes);
     pump(&a, &b, &b.arrived, 1);
@@ -241,7 +240,7 @@ TEST_EACH(a_peer_that_does_not_import_it_is_sent_none_of_it_and_the_rest_as_ever
     pump(&a, &b, &b.received, 1);
     ck_assert(is_filled(b.arrivals[0].buffer, sizeof bytes, 3));
     ck_assert_uint_eq(shown, 0);
-    cairn_fabric_region_drop(memory.region);
+    fabric_region_drop(memory.region);
     close_pair();
     if (hub != NULL) cairn_fabric_mem_hub_close(hub);
     ck_assert_uint_eq(counts.imported, 0);
@@ -257,17 +256,16 @@ TEST(a_payload_that_reaches_beyond_its_memory_is_not_sent)
 
 TEST(a_region_of_a_card_is_judged)
 {
-    struct cairn_fabric_region *region;
+    struct fabric_region *region;
     open_pair("mapped", card, NULL);
     struct memory memory = make_memory(&a, BYTES);
     const int fd = dup(0);
-    ck_assert_int_eq(cairn_fabric_region_add_device(a.fabric, memory.base + BYTES - 1, 4096, fd,
-                                                    card, NULL, 0, &region),
+    ck_assert_int_eq(fabric_region_add_device(a.fabric, memory.base + BYTES - 1, 4096, fd, card,
+                                              NULL, 0, &region),
                      CAIRN_ERR_INVALID);
-    ck_assert_int_eq(
-        cairn_fabric_region_add_device(a.fabric, NULL, 4096, fd, card, NULL, 0, &region),
-        CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_fabric_region_add_device(a.fabric, &a, 4096, -1, card, NULL, 0, &region),
+    ck_assert_int_eq(fabric_region_add_device(a.fabric, NULL, 4096, fd, card, NULL, 0, &region),
+                     CAIRN_ERR_INVALID);
+    ck_assert_int_eq(fabric_region_add_device(a.fabric, &a, 4096, -1, card, NULL, 0, &region),
                      CAIRN_ERR_INVALID);
     close(fd);
     close_pair();
@@ -281,25 +279,25 @@ TEST(memory_stays_readable_while_it_is_held_when_its_owner_has_dropped_it_and_is
     struct memory memory = make_memory(&a, BYTES);
     ck_assert_uint_eq(descriptors_here(), before + 1); // while it is shown
     fill(memory.bytes, BYTES, 5);
-    ck_assert_int_eq(cairn_fabric_region_show(memory.region, to_b), CAIRN_OK);
+    ck_assert_int_eq(fabric_region_show(memory.region, to_b), CAIRN_OK);
     pump(&a, &b, &shown, 1);
     ck_assert_uint_eq(descriptors_here(), before + 1); // the importer has closed its own
-    cairn_fabric_mapping_hold(kept);
+    fabric_mapping_hold(kept);
     node_send(&a, to_b, 5, memory.base, BYTES);
     pump(&a, &b, &b.arrived, 1);
-    cairn_fabric_region_drop(memory.region);
+    fabric_region_drop(memory.region);
     pump(&a, &b, &gone, 1);
     ck_assert_uint_eq(descriptors_here(), before);
     node_close(&a);
     pump_for_ms(&b, NULL, 5);
-    ck_assert(is_filled(cairn_fabric_message_view(b.arrivals[0].message), BYTES, 5));
+    ck_assert(is_filled(fabric_message_view(b.arrivals[0].message), BYTES, 5));
     drop(&b, 0);
     size_t bytes;
-    ck_assert(is_filled(cairn_fabric_mapping_memory(kept, &bytes), BYTES, 5));
+    ck_assert(is_filled(fabric_mapping_memory(kept, &bytes), BYTES, 5));
     ck_assert_uint_eq(bytes, BYTES);
     node_close(&b);
     ck_assert_uint_eq(counts.released, 0);
-    cairn_fabric_mapping_release(kept);
+    fabric_mapping_release(kept);
     ck_assert_uint_eq(counts.released, 1);
 }
 
@@ -308,21 +306,21 @@ TEST(who_is_held_off_loses_what_it_showed_and_shows_it_again_when_it_is_let_in)
     open_pair("auto", card, NULL);
     struct memory memory = make_memory(&a, BYTES);
     fill(memory.bytes, BYTES, 5);
-    ck_assert_int_eq(cairn_fabric_region_show(memory.region, to_b), CAIRN_OK);
+    ck_assert_int_eq(fabric_region_show(memory.region, to_b), CAIRN_OK);
     pump(&a, &b, &shown, 1);
-    cairn_fabric_hold_off(b.fabric, true);
+    fabric_hold_off(b.fabric, true);
     ck_assert_uint_eq(gone, 0); // not inside the call
     pump(&a, &b, &gone, 1);
     ck_assert_uint_eq(counts.released, 1);
     pump(&a, &b, &a.downs, 1);
-    cairn_fabric_peer_close(to_b);
+    fabric_peer_close(to_b);
     to_b = node_connect_to(&a, &b);
     node_send(&a, to_b, 5, memory.base, BYTES);
     pump_for_ms(&a, &b, 20);
     ck_assert_uint_eq(b.arrived, 0);
-    cairn_fabric_hold_off(b.fabric, false);
+    fabric_hold_off(b.fabric, false);
     pump(&a, &b, &b.arrived, 1);
-    ck_assert(is_filled(cairn_fabric_message_view(b.arrivals[0].message), BYTES, 5));
+    ck_assert(is_filled(fabric_message_view(b.arrivals[0].message), BYTES, 5));
     ck_assert_uint_eq(counts.imported, 2);
     close_pair();
 }
@@ -338,8 +336,8 @@ TEST(a_descriptor_that_is_not_what_it_is_said_to_be_ends_its_connection_with_a_s
     ck_assert_uint_eq(told, 1);
     ck_assert_msg(strstr(refusal, "it has not that size") != NULL, "%s", refusal);
     ck_assert_uint_eq(node_stats(&b).connections_refused, 1);
-    cairn_fabric_region_drop(memory.region);
-    cairn_fabric_peer_close(to_b);
+    fabric_region_drop(memory.region);
+    fabric_peer_close(to_b);
     pump_for_ms(&a, &b, 5);
     ck_assert_uint_eq(descriptors_here(), before - 2); // both ends of the connection, and no other
     to_b = node_connect_to(&a, &b);
@@ -354,23 +352,23 @@ TEST_EACH(who_cannot_import_keeps_the_connection_until_something_is_sent_and_is_
     open_pair(mapping_kinds[_i], card, NULL);
     counts.imports_fail = _i == 0 ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_IO;
     struct memory first = make_memory(&a, BYTES), second = make_memory(&a, BYTES);
-    ck_assert_int_eq(cairn_fabric_region_show(first.region, to_b), CAIRN_OK);
-    ck_assert_int_eq(cairn_fabric_region_show(second.region, to_b), CAIRN_OK);
+    ck_assert_int_eq(fabric_region_show(first.region, to_b), CAIRN_OK);
+    ck_assert_int_eq(fabric_region_show(second.region, to_b), CAIRN_OK);
     pump(&a, &b, &told, 1);
     node_send(&a, to_b, 1, "still", 5);
     pump(&a, &b, &b.arrived, 1);
     pump_for_ms(&a, &b, 5);
     ck_assert_uint_eq(a.downs, 0);
-    ck_assert(!cairn_fabric_peer_imports(to_b, card));
+    ck_assert(!fabric_peer_imports(to_b, card));
     ck_assert_int_eq(try(first.base, BYTES), CAIRN_ERR_UNSUPPORTED);
     ck_assert_uint_eq(shown, 0);
     ck_assert_uint_eq(told, 1);
     ck_assert_msg(strstr(refusal, "passes the host from now on: there is no room") != NULL, "%s",
                   refusal);
-    cairn_fabric_region_drop(first.region);
-    cairn_fabric_peer_close(to_b);
+    fabric_region_drop(first.region);
+    fabric_peer_close(to_b);
     to_b = node_connect_to(&a, &b);
-    ck_assert(!cairn_fabric_peer_imports(to_b, card));
+    ck_assert(!fabric_peer_imports(to_b, card));
     node_send(&a, to_b, 2, "next", 4);
     pump(&a, &b, &b.arrived, 2);
     close_pair();
@@ -384,9 +382,9 @@ TEST(what_is_sent_by_reference_to_who_cannot_import_ends_one_connection_and_not_
     struct memory memory = make_memory(&a, BYTES);
     node_send(&a, to_b, 1, memory.base, BYTES);
     pump(&a, &b, &a.downs, 1);
-    cairn_fabric_peer_close(to_b);
+    fabric_peer_close(to_b);
     to_b = node_connect_to(&a, &b);
-    ck_assert(!cairn_fabric_peer_imports(to_b, card));
+    ck_assert(!fabric_peer_imports(to_b, card));
     node_send(&a, to_b, 2, "next", 4);
     pump(&a, &b, &b.arrived, 1);
     ck_assert_uint_eq(a.downs, 1);
@@ -397,15 +395,15 @@ TEST(an_address_with_more_cards_than_there_may_be_is_none)
 {
     open_pair("mapped", card, NULL);
     size_t bytes;
-    struct cairn_fabric face = { .backend = &fabric_mapped };
-    struct cairn_fabric_peer *peer;
-    const uint8_t *address = cairn_fabric_address(b.fabric, &bytes);
+    struct fabric face = { .backend = &fabric_mapped };
+    struct fabric_peer *peer;
+    const uint8_t *address = fabric_own_address(b.fabric, &bytes);
     uint8_t raw[CAIRN_FABRIC_ADDRESS_MAX];
     memcpy(raw, address + 32, bytes - 32);
     raw[208] = CAIRN_FABRIC_UUIDS_MAX + 1;
     ck_assert_int_eq(fabric_set_address(&face, raw, bytes - 32), CAIRN_OK);
     ck_assert_int_eq(
-        cairn_fabric_connect(a.fabric, face.address, face.address_bytes, NULL, NULL, &peer),
+        fabric_connect_to(a.fabric, face.address, face.address_bytes, NULL, NULL, &peer),
         CAIRN_ERR_MALFORMED);
     close_pair();
 }

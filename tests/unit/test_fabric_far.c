@@ -16,8 +16,8 @@ static const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
 enum { BYTES_MAX = 4 << 20, MARGIN = 192, CANARY = 0xa5 };
 
 static struct node a, b;
-static struct cairn_fabric_peer *to_b;
-static struct cairn_fabric_hub *hub;
+static struct fabric_peer *to_b;
+static struct fabric_hub *hub;
 static uint8_t bytes[BYTES_MAX], landing[BYTES_MAX + 2 * MARGIN];
 
 static void open_pair(int kind)
@@ -25,7 +25,7 @@ static void open_pair(int kind)
     const struct cairn_fabric_mem_options calm = { .seed = 7 };
     hub = NULL;
     if (kind == MEM) ck_assert_int_eq(cairn_fabric_mem_hub_open(&calm, &hub), CAIRN_OK);
-    const struct cairn_fabric_options options = { .hub = hub, .max_payload = BYTES_MAX };
+    const struct fabric_options options = { .hub = hub, .max_payload = BYTES_MAX };
     node_open(&a, kinds[kind], &options);
     node_open(&b, kinds[kind], &options);
     to_b = node_connect_to(&a, &b);
@@ -55,9 +55,9 @@ static void receive_near(unsigned i, uint8_t *buffer, struct receive *receive)
 {
     struct arrival *arrival = &b.arrivals[i];
     *receive = (struct receive) { .ends = 0 };
-    ck_assert_int_eq(cairn_fabric_receive(arrival->message, buffer, arrival->payload_bytes,
-                                          on_received, receive),
-                     CAIRN_OK);
+    ck_assert_int_eq(
+        fabric_receive(arrival->message, buffer, arrival->payload_bytes, on_received, receive),
+        CAIRN_OK);
     arrival->message = NULL;
 }
 
@@ -65,8 +65,8 @@ static void receive_far(unsigned i, uint8_t *buffer, struct receive *receive)
 {
     struct arrival *arrival = &b.arrivals[i];
     *receive = (struct receive) { .ends = 0 };
-    ck_assert_int_eq(cairn_fabric_receive_far(arrival->message, buffer, arrival->payload_bytes,
-                                              &receive->checksum, on_received, receive),
+    ck_assert_int_eq(fabric_receive_far(arrival->message, buffer, arrival->payload_bytes,
+                                        &receive->checksum, on_received, receive),
                      CAIRN_OK);
     arrival->message = NULL;
 }
@@ -98,7 +98,7 @@ TEST_EACH(what_is_received_far_lies_there_and_its_checksum_is_said, 0, KINDS)
         ck_assert(is_filled(at, size, i));
         ck_assert(is_canary(landing, (size_t)(at - landing)));
         ck_assert(is_canary(at + size, (size_t)(landing + sizeof landing - at) - size));
-        ck_assert_uint_eq(receive.checksum, cairn_chunk_checksum(bytes, size));
+        ck_assert_uint_eq(receive.checksum, chunk_checksum(bytes, size));
     }
     close_pair();
 }
@@ -116,7 +116,7 @@ TEST_EACH(many_at_a_time_do_not_mix, 0, KINDS)
         const uint64_t id = b.arrivals[i].note.id;
         pump(&a, &b, &receives[i].ends, 1);
         ck_assert(is_filled(landing + (size_t)i * SIZE, SIZE, id));
-        ck_assert_uint_eq(receives[i].checksum, cairn_chunk_checksum(bytes + id * SIZE, SIZE));
+        ck_assert_uint_eq(receives[i].checksum, chunk_checksum(bytes + id * SIZE, SIZE));
     }
     close_pair();
 }
@@ -144,13 +144,13 @@ TEST_EACH(a_close_ends_receives_whose_sender_sleeps, 0, 2 * KINDS)
     struct receive receives[MANY];
     open_pair(_i % KINDS);
     const bool is_known = _i >= KINDS;
-    struct cairn_fabric_peer *to_a = is_known ? node_connect_to(&b, &a) : NULL;
+    struct fabric_peer *to_a = is_known ? node_connect_to(&b, &a) : NULL;
     for (unsigned i = 0; i < MANY; i++) node_send(&a, to_b, i, bytes, SIZE);
     if (is_known) node_send(&b, to_a, 0, bytes, SIZE); // nobody takes it
     pump(&a, &b, &b.arrived, MANY);
     for (unsigned i = 0; i < MANY; i++)
         (i % 2 == 0 ? receive_far : receive_near)(i, landing + (size_t)i * SIZE, &receives[i]);
-    for (unsigned turn = 0; turn < 20; turn++) cairn_fabric_progress(b.fabric);
+    for (unsigned turn = 0; turn < 20; turn++) fabric_progress(b.fabric);
     node_close(&b);
     for (unsigned i = 0; i < MANY; i++) ck_assert_uint_eq(receives[i].ends, 1);
     pump(&a, NULL, &a.downs, 1);
@@ -160,16 +160,16 @@ TEST_EACH(a_close_ends_receives_whose_sender_sleeps, 0, 2 * KINDS)
 
 TEST(a_checksum_of_pieces_is_that_of_the_whole)
 {
-    struct cairn_checksum *sum = cairn_checksum_new();
+    struct checksum *sum = checksum_new();
     ck_assert_ptr_nonnull(sum);
     for (size_t piece = 1; piece < 200000; piece = piece * 3 + 1) {
         fill(bytes, 200000, piece);
-        cairn_checksum_begin(sum);
+        checksum_begin(sum);
         for (size_t at = 0; at < 200000; at += piece)
-            cairn_checksum_add(sum, bytes + at, 200000 - at < piece ? 200000 - at : piece);
-        ck_assert_uint_eq(cairn_checksum_end(sum), cairn_chunk_checksum(bytes, 200000));
+            checksum_add(sum, bytes + at, 200000 - at < piece ? 200000 - at : piece);
+        ck_assert_uint_eq(checksum_end(sum), chunk_checksum(bytes, 200000));
     }
-    cairn_checksum_free(sum);
+    checksum_free(sum);
 }
 
 SUITE(40);

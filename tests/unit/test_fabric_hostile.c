@@ -32,8 +32,8 @@ static void pump_until_descriptors(unsigned count)
 
 static uint64_t refused(void)
 {
-    struct cairn_fabric_stats stats;
-    cairn_fabric_stats(here.fabric, &stats);
+    struct fabric_stats stats;
+    fabric_stats(here.fabric, &stats);
     return stats.connections_refused;
 }
 
@@ -43,7 +43,7 @@ static struct mapped_address address_of(const struct node *node)
 {
     struct mapped_address address;
     size_t bytes;
-    const uint8_t *whole = cairn_fabric_address(node->fabric, &bytes);
+    const uint8_t *whole = fabric_own_address(node->fabric, &bytes);
     ck_assert_uint_eq(bytes, ENVELOPE_BYTES + sizeof address);
     memcpy(&address, whole + ENVELOPE_BYTES, sizeof address);
     return address;
@@ -393,7 +393,7 @@ static void offer(int fd, enum offer what)
 
 TEST_EACH(memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed, 0, OFFERS)
 {
-    const struct cairn_fabric_options options = { .mapped_max = 4 * BYTES };
+    const struct fabric_options options = { .mapped_max = 4 * BYTES };
     node_open(&here, "mapped", &options);
     int fd = enter();
     close(fd);
@@ -584,7 +584,7 @@ TEST(a_user_that_has_proved_itself_once_is_known)
 
 /* -- who accepts may lie, too ------------------------------------------------------------------- */
 
-static int listen_as(struct mapped_address *address_out, struct cairn_fabric *face_out)
+static int listen_as(struct mapped_address *address_out, struct fabric *face_out)
 {
     struct sockaddr_un name = { .sun_family = AF_UNIX };
     const struct mapped_address real = address_of(&here);
@@ -595,20 +595,20 @@ static int listen_as(struct mapped_address *address_out, struct cairn_fabric *fa
     const socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + real.path_bytes);
     ck_assert_int_eq(bind(fd, (struct sockaddr *)&name, bytes), 0);
     ck_assert_int_eq(listen(fd, 8), 0);
-    *face_out = (struct cairn_fabric) { .backend = &fabric_mapped };
+    *face_out = (struct fabric) { .backend = &fabric_mapped };
     ck_assert_int_eq(fabric_set_address(face_out, address_out, sizeof *address_out), CAIRN_OK);
     return fd;
 }
 
 TEST(who_took_the_name_of_a_node_gets_no_message_and_who_releases_what_he_never_had_is_lost)
 {
-    static struct cairn_fabric face;
+    static struct fabric face;
     struct mapped_address address;
     union frame frame;
     node_open(&here, "mapped", NULL);
     int listener = listen_as(&address, &face);
     for (unsigned lie = 0; lie < 2; lie++) {
-        struct cairn_fabric_peer *peer = node_connect(&here, face.address, face.address_bytes);
+        struct fabric_peer *peer = node_connect(&here, face.address, face.address_bytes);
         node_send(&here, peer, 1, NULL, 0);
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         struct frame_greeting challenge = { .head = frame_head(FRAME_CHALLENGE) };
@@ -630,7 +630,7 @@ TEST(who_took_the_name_of_a_node_gets_no_message_and_who_releases_what_he_never_
         pump(&here, NULL, &here.sent, lie + 1);
         ck_assert_int_eq(here.why_down, lie == 0 ? CAIRN_ERR_UNREACHABLE : CAIRN_ERR_CLOSED);
         ck_assert_uint_eq(here.send_errors, 1);
-        cairn_fabric_peer_close(peer);
+        fabric_peer_close(peer);
         pump_for_ms(&here, NULL, 2);
         ck_assert_uint_eq(hear(fd, &frame), 0);
         close(fd);

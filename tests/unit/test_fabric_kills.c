@@ -61,22 +61,23 @@ static void on_received(void *landing, cairn_status status)
     atomic_fetch_add(status == CAIRN_OK ? &news->received : &news->cut, 1);
 }
 
-static void receive(struct cairn_fabric_message *message, bool is_far)
+static void receive(struct fabric_message *message, bool is_far)
 {
     struct landing *landing = malloc(sizeof *landing);
     atomic_fetch_add(&news->started, 1);
-    const cairn_status status =
-        is_far ? cairn_fabric_receive_far(message, landing->bytes, BIG, &landing->checksum,
-                                          on_received, landing)
-               : cairn_fabric_receive(message, landing->bytes, BIG, on_received, landing);
+    const cairn_status status = is_far
+                                    ? fabric_receive_far(message, landing->bytes, BIG,
+                                                         &landing->checksum, on_received, landing)
+                                    : fabric_receive(message, landing->bytes, BIG, on_received,
+                                                     landing);
     if (status != CAIRN_OK) on_received(landing, status);
 }
 
 /* At once, by turns around the caches and not; each fourth when the next one comes. */
 static void on_message(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct cairn_fabric_message *message)
+                       struct fabric_message *message)
 {
-    static struct cairn_fabric_message *held;
+    static struct fabric_message *held;
     static unsigned count;
     (void)arg, (void)header, (void)header_bytes, (void)payload_bytes;
     if (held != NULL) receive(held, true);
@@ -89,7 +90,7 @@ static void on_message(void *arg, const void *header, size_t header_bytes, size_
 
 /* A connection of ours; never freed: sends may end after it. */
 struct link {
-    struct cairn_fabric_peer *peer; /* NULL: it is down */
+    struct fabric_peer *peer; /* NULL: it is down */
 };
 
 static void send_one(struct link *link);
@@ -105,34 +106,34 @@ static void send_one(struct link *link)
 {
     const uint64_t header = 0;
     if (link->peer == NULL) return;
-    const cairn_status status = cairn_fabric_send(link->peer, &header, sizeof header, payload, BIG,
-                                                  on_sent, link);
+    const cairn_status status = fabric_send(link->peer, &header, sizeof header, payload, BIG,
+                                            on_sent, link);
     (void)status; // what is down says so by on_down
 }
 
-static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 {
     (void)why;
     ((struct link *)arg)->peer = NULL;
-    cairn_fabric_peer_close(peer);
+    fabric_peer_close(peer);
     atomic_fetch_add(&news->down, 1);
 }
 
-static struct cairn_fabric *open_fabric(struct address *address_out)
+static struct fabric *open_fabric(struct address *address_out)
 {
-    struct cairn_sentence why;
-    struct cairn_fabric *fabric;
-    const struct cairn_fabric_options options = { .on_message = on_message };
-    if (cairn_fabric_open("ucx", &options, &fabric, &why) != CAIRN_OK) _exit(3);
-    const void *bytes = cairn_fabric_address(fabric, &address_out->count);
+    struct sentence why;
+    struct fabric *fabric;
+    const struct fabric_options options = { .on_message = on_message };
+    if (fabric_open("ucx", &options, &fabric, &why) != CAIRN_OK) _exit(3);
+    const void *bytes = fabric_own_address(fabric, &address_out->count);
     memcpy(address_out->bytes, bytes, address_out->count);
     return fabric;
 }
 
-static void connect_and_send(struct cairn_fabric *fabric, const struct address *address)
+static void connect_and_send(struct fabric *fabric, const struct address *address)
 {
     struct link *link = calloc(1, sizeof *link);
-    if (cairn_fabric_connect(fabric, address->bytes, address->count, on_down, link, &link->peer) !=
+    if (fabric_connect_to(fabric, address->bytes, address->count, on_down, link, &link->peer) !=
         CAIRN_OK) {
         atomic_fetch_add(&news->down, 1);
         return;
@@ -141,12 +142,12 @@ static void connect_and_send(struct cairn_fabric *fabric, const struct address *
 }
 
 /* Connects to whom the socket names, until it ends. */
-static void drive(struct cairn_fabric *fabric, int fd)
+static void drive(struct fabric *fabric, int fd)
 {
     for (;;) {
         struct pollfd wait[] = { { .fd = fd, .events = POLLIN },
-                                 { .fd = cairn_fabric_event_fd(fabric), .events = POLLIN } };
-        while (cairn_fabric_progress(fabric) > 0 || cairn_fabric_arm(fabric) != CAIRN_OK)
+                                 { .fd = fabric_event_fd(fabric), .events = POLLIN } };
+        while (fabric_progress(fabric) > 0 || fabric_arm(fabric) != CAIRN_OK)
             if (poll(wait, 1, 0) != 0) break;
         if (poll(wait, 2, 100) < 0 || wait[0].revents == 0) continue;
         struct address address;
@@ -176,11 +177,11 @@ static void start(struct process *process, const struct address *to)
         close(fds[0]);
         if (to != NULL) news = &nobodys;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        struct cairn_fabric *fabric = open_fabric(&own);
+        struct fabric *fabric = open_fabric(&own);
         if (send(fds[1], &own, sizeof own, 0) < 0) _exit(4);
         if (to != NULL) connect_and_send(fabric, to);
         drive(fabric, fds[1]);
-        cairn_fabric_close(fabric);
+        fabric_close(fabric);
         _exit(0);
     }
     close(fds[1]);

@@ -34,7 +34,7 @@ static void close_nodes(void)
 }
 
 /* Each node sends something that takes its peer's endpoint as well (a rendezvous). */
-static void meet(struct cairn_fabric_peer *to_b, struct cairn_fabric_peer *to_a)
+static void meet(struct fabric_peer *to_b, struct fabric_peer *to_a)
 {
     const unsigned got_a = a.received, got_b = b.received;
     const int64_t begin_ms = now_ms();
@@ -50,14 +50,14 @@ static void meet(struct cairn_fabric_peer *to_b, struct cairn_fabric_peer *to_a)
 TEST(peers_of_one_node_share_a_connection_that_outlives_them)
 {
     open_nodes();
-    struct cairn_fabric_peer *first = node_connect_to(&a, &b), *second = node_connect_to(&a, &b);
-    struct cairn_fabric_peer *back = node_connect_to(&b, &a);
+    struct fabric_peer *first = node_connect_to(&a, &b), *second = node_connect_to(&a, &b);
+    struct fabric_peer *back = node_connect_to(&b, &a);
     meet(first, back);
     meet(second, back);
-    cairn_fabric_peer_close(first);
+    fabric_peer_close(first);
     meet(second, back);
-    cairn_fabric_peer_close(second);
-    cairn_fabric_peer_close(back);
+    fabric_peer_close(second);
+    fabric_peer_close(back);
     pump_for_ms(&a, &b, 20);
     ck_assert_uint_eq(node_stats(&a).peers_now + node_stats(&b).peers_now, 0);
     meet(node_connect_to(&a, &b), node_connect_to(&b, &a));
@@ -70,9 +70,9 @@ TEST(peers_of_one_node_share_a_connection_that_outlives_them)
 TEST(a_node_that_ends_takes_all_its_peers_down_and_the_connection_with_them)
 {
     open_nodes();
-    struct cairn_fabric_peer *peers[3];
+    struct fabric_peer *peers[3];
     for (int i = 0; i < 3; i++) peers[i] = node_connect_to(&a, &b);
-    cairn_fabric_peer_close(peers[2]);
+    fabric_peer_close(peers[2]);
     node_send(&a, peers[0], 1, NULL, 0);
     pump(&a, &b, &b.arrived, 1);
     node_close(&b);
@@ -88,10 +88,10 @@ TEST(a_node_that_ends_takes_all_its_peers_down_and_the_connection_with_them)
 TEST(a_node_that_ends_unwatched_leaves_no_connection)
 {
     open_nodes();
-    struct cairn_fabric_peer *peer = node_connect_to(&a, &b);
+    struct fabric_peer *peer = node_connect_to(&a, &b);
     node_send(&a, peer, 1, NULL, 0);
     pump(&a, &b, &b.arrived, 1);
-    cairn_fabric_peer_close(peer);
+    fabric_peer_close(peer);
     pump_for_ms(&a, &b, 5);
     ck_assert_uint_eq(node_stats(&a).endpoints_now, 1);
     node_close(&b);
@@ -115,7 +115,7 @@ enum { MADE_BY_US = 1, HANGS = 2, RECEIVES = 4, CASES = 8 };
 
 /* b holds what a sent, or a receives what b sent; then a closes its peer. b does nothing about it, and may
  * be hung. */
-static void leave_something(struct cairn_fabric_peer *to_b, struct cairn_fabric_peer *to_a, int how)
+static void leave_something(struct fabric_peer *to_b, struct fabric_peer *to_a, int how)
 {
     a.manner = b.manner = NODE_HOLDS;
     if ((how & RECEIVES) == 0) {
@@ -128,12 +128,12 @@ static void leave_something(struct cairn_fabric_peer *to_b, struct cairn_fabric_
         pump(&a, &b, &a.arrived, arrived + 1);
         node_receive(&a, arrived); // only b can end it
     }
-    cairn_fabric_peer_close(to_b);
+    fabric_peer_close(to_b);
 }
 
 TEST_EACH(what_a_closed_peer_left_behind_ends_and_both_nodes_meet_again_at_once, 0, CASES)
 {
-    struct cairn_fabric_peer *to_b, *to_a, *other;
+    struct fabric_peer *to_b, *to_a, *other;
     if ((_i & RECEIVES) != 0 && (_i & HANGS) == 0) return;      // b would end it
     if ((_i & RECEIVES) != 0 && (_i & MADE_BY_US) == 0) return; // as the sends
     open_nodes();
@@ -161,8 +161,8 @@ TEST_EACH(what_a_closed_peer_left_behind_ends_and_both_nodes_meet_again_at_once,
     pump(&a, NULL, &a.downs, 1); // of the other one
     pump(&a, &b, &b.downs, 1);
     a.receive_errors = 0;
-    cairn_fabric_peer_close(other);
-    cairn_fabric_peer_close(to_a);
+    fabric_peer_close(other);
+    fabric_peer_close(to_a);
     meet(node_connect_to(&a, &b), node_connect_to(&b, &a));
     ck_assert_uint_eq(a.downs + b.downs, 2);
     close_nodes();
@@ -173,7 +173,7 @@ TEST(small_messages_that_a_node_does_not_take_end_with_their_peer_and_both_meet_
 {
     enum { COUNT = 4000, SMALL = 8000 };
     open_nodes();
-    struct cairn_fabric_peer *to_b = node_connect_to(&a, &b), *to_a = node_connect_to(&b, &a);
+    struct fabric_peer *to_b = node_connect_to(&a, &b), *to_a = node_connect_to(&b, &a);
     meet(to_b, to_a);
     const unsigned over = a.sent;
     for (unsigned i = 0; i < COUNT; i++) {
@@ -181,7 +181,7 @@ TEST(small_messages_that_a_node_does_not_take_end_with_their_peer_and_both_meet_
         if (i % 100 == 99) pump_for_ms(&a, NULL, 0);
     }
     ck_assert_uint_lt(a.sent, over + COUNT);
-    cairn_fabric_peer_close(to_b);
+    fabric_peer_close(to_b);
     const int64_t begin_ms = now_ms();
     while (a.sent < over + COUNT) {
         pump_for_ms(&a, NULL, 5);
@@ -190,7 +190,7 @@ TEST(small_messages_that_a_node_does_not_take_end_with_their_peer_and_both_meet_
     ck_assert_uint_gt(a.send_errors, 0);
     b.manner = NODE_DROPS;
     pump(&a, &b, &b.downs, 1);
-    cairn_fabric_peer_close(to_a);
+    fabric_peer_close(to_a);
     meet(node_connect_to(&a, &b), node_connect_to(&b, &a));
     close_nodes();
 }

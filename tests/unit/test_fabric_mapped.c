@@ -22,20 +22,20 @@ enum { BYTES = 1 << 20 };
 
 /* a sends to b and c. */
 static struct node a, b, c;
-static struct cairn_fabric_peer *to_b, *to_c;
+static struct fabric_peer *to_b, *to_c;
 static uint8_t bytes[BYTES];
 
 static unsigned shown, gone;
-static struct cairn_fabric_mapping *last_shown;
+static struct fabric_mapping *last_shown;
 
-static void on_mapping(void *arg, struct cairn_fabric_mapping *mapping)
+static void on_mapping(void *arg, struct fabric_mapping *mapping)
 {
     (void)arg;
     last_shown = mapping;
     shown++;
 }
 
-static void on_mapping_gone(void *arg, struct cairn_fabric_mapping *mapping)
+static void on_mapping_gone(void *arg, struct fabric_mapping *mapping)
 {
     (void)arg;
     ck_assert_ptr_eq(mapping, last_shown);
@@ -43,15 +43,15 @@ static void on_mapping_gone(void *arg, struct cairn_fabric_mapping *mapping)
 }
 
 static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct cairn_fabric_message *message)
+                       struct fabric_message *message)
 {
     (void)arg, (void)header, (void)header_bytes, (void)payload_bytes, (void)message;
 }
 
 static void open_three(void)
 {
-    const struct cairn_fabric_options options = { .on_mapping = on_mapping,
-                                                  .on_mapping_gone = on_mapping_gone };
+    const struct fabric_options options = { .on_mapping = on_mapping,
+                                            .on_mapping_gone = on_mapping_gone };
     shown = gone = 0;
     node_open(&a, "mapped", &options);
     node_open(&b, "mapped", &options);
@@ -70,7 +70,7 @@ static void close_three(void)
 struct memory {
     int fd;
     uint8_t *at;
-    struct cairn_fabric_region *region;
+    struct fabric_region *region;
 };
 
 static struct memory share(struct node *node, const char *note)
@@ -81,15 +81,15 @@ static struct memory share(struct node *node, const char *note)
     ck_assert_ptr_ne(memory.at, MAP_FAILED);
     ck_assert_int_eq(fcntl(memory.fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS), 0);
     memset(memory.at, 0, BYTES); // what has no pages is not read
-    ck_assert_int_eq(cairn_fabric_region_add(node->fabric, memory.at, BYTES, memory.fd, note,
-                                             strlen(note), &memory.region),
+    ck_assert_int_eq(fabric_region_add(node->fabric, memory.at, BYTES, memory.fd, note,
+                                       strlen(note), &memory.region),
                      CAIRN_OK);
     return memory;
 }
 
 static void unshare_memory(struct memory *memory)
 {
-    cairn_fabric_region_drop(memory->region);
+    fabric_region_drop(memory->region);
     munmap(memory->at, BYTES);
     close(memory->fd);
 }
@@ -103,14 +103,14 @@ static void unshare_closed(struct memory *memory)
 
 static const uint8_t *view_of(const struct node *node, unsigned i)
 {
-    const uint8_t *view = cairn_fabric_message_view(node->arrivals[i].message);
+    const uint8_t *view = fabric_message_view(node->arrivals[i].message);
     ck_assert_ptr_nonnull(view);
     return view;
 }
 
 static void drop(struct node *node, unsigned i)
 {
-    cairn_fabric_drop(node->arrivals[i].message);
+    fabric_drop(node->arrivals[i].message);
     node->arrivals[i].message = NULL;
 }
 
@@ -120,14 +120,14 @@ static void drop(struct node *node, unsigned i)
 static void speaks_with_itself(const char *kind)
 {
     shown = gone = 0;
-    node_open(&a, kind,
-              &(struct cairn_fabric_options) { .on_mapping = on_mapping,
-                                               .on_mapping_gone = on_mapping_gone });
-    struct cairn_fabric_peer *to_a = node_connect_to(&a, &a);
+    node_open(
+        &a, kind,
+        &(struct fabric_options) { .on_mapping = on_mapping, .on_mapping_gone = on_mapping_gone });
+    struct fabric_peer *to_a = node_connect_to(&a, &a);
     struct memory memory = share(&a, "sums");
     fill(memory.at, BYTES, 1);
     fill(bytes, BYTES, 2);
-    ck_assert_str_eq(cairn_fabric_peer_path(to_a), "mapped");
+    ck_assert_str_eq(fabric_peer_path(to_a), "mapped");
     node_send(&a, to_a, 1, memory.at, BYTES);
     pump(&a, NULL, &a.arrived, 1);
     ck_assert_uint_eq(shown, 1);
@@ -161,13 +161,13 @@ TEST(the_auto_fabric_reaches_its_own_node_by_memory)
 TEST(a_node_that_gives_itself_up_has_its_loans_back_and_its_copies_still)
 {
     node_open(&a, "mapped", NULL);
-    struct cairn_fabric_peer *to_a = node_connect_to(&a, &a);
+    struct fabric_peer *to_a = node_connect_to(&a, &a);
     struct memory memory = share(&a, "sums");
     fill(bytes, BYTES, 2);
     node_send(&a, to_a, 1, memory.at, BYTES);
     node_send(&a, to_a, 2, bytes, BYTES);
     pump(&a, NULL, &a.arrived, 2);
-    cairn_fabric_peer_close(to_a);
+    fabric_peer_close(to_a);
     pump(&a, NULL, &a.sent, 2);
     const unsigned staged = a.arrivals[0].note.id == 2 ? 0 : 1;
     ck_assert(is_filled(view_of(&a, staged), BYTES, 2));
@@ -240,9 +240,9 @@ TEST(memory_that_cannot_be_mapped_is_read_by_copies_which_is_said_once)
 {
     static uint8_t got[BYTES];
     struct rlimit was;
-    const struct cairn_fabric_options options = { .on_refused = on_refused,
-                                                  .on_mapping = on_mapping,
-                                                  .on_mapping_gone = on_mapping_gone };
+    const struct fabric_options options = { .on_refused = on_refused,
+                                            .on_mapping = on_mapping,
+                                            .on_mapping_gone = on_mapping_gone };
     node_open(&a, "mapped", NULL);
     node_open(&b, "mapped", &options);
     to_b = node_connect_to(&a, &b);
@@ -259,7 +259,7 @@ TEST(memory_that_cannot_be_mapped_is_read_by_copies_which_is_said_once)
     ck_assert_ptr_nonnull(strstr(refusal, "cannot be mapped here: Cannot allocate memory"));
     for (unsigned i = 0; i < 2; i++) {
         const unsigned before = b.received;
-        ck_assert_ptr_null(cairn_fabric_message_view(b.arrivals[i].message));
+        ck_assert_ptr_null(fabric_message_view(b.arrivals[i].message));
         node_receive(&b, i);
         pump(&a, &b, &b.received, before + 1);
         memcpy(got, b.arrivals[i].buffer, BYTES);
@@ -296,18 +296,18 @@ TEST(a_shown_region_is_a_mapping_with_its_note_until_it_is_dropped)
     open_three();
     struct memory memory = share(&a, "published");
     fill(memory.at, BYTES, 1);
-    ck_assert_int_eq(cairn_fabric_region_show(memory.region, to_b), CAIRN_OK);
-    ck_assert_int_eq(cairn_fabric_region_show(memory.region, to_b), CAIRN_OK); // once
+    ck_assert_int_eq(fabric_region_show(memory.region, to_b), CAIRN_OK);
+    ck_assert_int_eq(fabric_region_show(memory.region, to_b), CAIRN_OK); // once
     pump(&a, &b, &shown, 1);
-    struct cairn_fabric_mapping *mapping = last_shown;
-    const uint8_t *mapped = cairn_fabric_mapping_memory(mapping, &mapped_bytes);
-    const void *note = cairn_fabric_mapping_note(mapping, &note_bytes);
+    struct fabric_mapping *mapping = last_shown;
+    const uint8_t *mapped = fabric_mapping_memory(mapping, &mapped_bytes);
+    const void *note = fabric_mapping_note(mapping, &note_bytes);
     ck_assert_uint_eq(mapped_bytes, BYTES);
     ck_assert_uint_eq(note_bytes, strlen("published"));
     ck_assert_mem_eq(note, "published", note_bytes);
     memory.at[7] = 99;
     ck_assert_uint_eq(mapped[7], 99);
-    cairn_fabric_mapping_hold(mapping);
+    fabric_mapping_hold(mapping);
     unshare_memory(&memory);
     pump(&a, &b, &gone, 1);
     ck_assert_uint_eq(mapped[7], 99);
@@ -315,7 +315,7 @@ TEST(a_shown_region_is_a_mapping_with_its_note_until_it_is_dropped)
     ck_assert_uint_eq(shown, 1);
     ck_assert_uint_eq(gone, 1);
     ck_assert_uint_eq(mapped[7], 99); // held: also after the fabric
-    cairn_fabric_mapping_release(mapping);
+    fabric_mapping_release(mapping);
 }
 
 TEST(a_slot_that_is_used_again_means_the_new_region)
@@ -342,7 +342,7 @@ TEST(a_slot_that_is_used_again_means_the_new_region)
 TEST(a_peer_that_never_releases_stops_itself_and_nobody_else)
 {
     enum { MANY = 100 };
-    struct cairn_fabric_stats stats;
+    struct fabric_stats stats;
     open_three();
     c.manner = NODE_DROPS;
     fill(bytes, BYTES, 1);
@@ -358,7 +358,7 @@ TEST(a_peer_that_never_releases_stops_itself_and_nobody_else)
         node_send(&a, to_c, 1, bytes, BYTES);
         pump(&a, &c, &c.arrived, i);
     }
-    cairn_fabric_stats(a.fabric, &stats);
+    fabric_stats(a.fabric, &stats);
     ck_assert_uint_eq(stats.sends_now, MANY - 32);
     for (unsigned i = 0; i < MANY + 1; i++) {
         pump(&a, &b, &b.arrived, i + 1);
@@ -379,7 +379,7 @@ TEST(copies_for_a_peer_that_is_given_up_are_not_overwritten_while_it_reads_them)
     node_send(&a, to_b, 1, bytes, BYTES);
     node_send(&a, to_b, 1, bytes, BYTES);
     pump(&a, &b, &b.arrived, 2);
-    cairn_fabric_peer_close(to_b);
+    fabric_peer_close(to_b);
     fill(bytes, BYTES, 2);
     for (unsigned i = 1; i <= 100; i++) { // through all pages that are free
         node_send(&a, to_c, 2, bytes, BYTES);
@@ -402,7 +402,7 @@ TEST(a_region_of_a_sender_that_gave_us_up_is_not_received_as_if_it_were_whole)
     struct memory memory = share(&a, "grad");
     node_send(&a, to_b, 1, memory.at, BYTES);
     pump(&a, &b, &b.arrived, 1);
-    cairn_fabric_peer_close(to_b);
+    fabric_peer_close(to_b);
     pump(&a, NULL, &a.sent, 1); // closed: its owner may write again, and b has not heard
     ck_assert_uint_eq(a.send_errors, 1);
     node_receive(&b, 0);
@@ -415,11 +415,11 @@ TEST(a_region_of_a_sender_that_gave_us_up_is_not_received_as_if_it_were_whole)
 static void tell_address(int fd, const struct node *node)
 {
     size_t count;
-    const void *address = cairn_fabric_address(node->fabric, &count);
+    const void *address = fabric_own_address(node->fabric, &count);
     ck_assert_int_eq(write(fd, address, count), (ssize_t)count);
 }
 
-static struct cairn_fabric_peer *hear_address(int fd, struct node *node)
+static struct fabric_peer *hear_address(int fd, struct node *node)
 {
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
     const ssize_t count = read(fd, address, sizeof address); // SOCK_SEQPACKET: whole
@@ -433,7 +433,7 @@ static void live_as_sender(int fd)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     node_open(&there, "mapped", NULL);
     tell_address(fd, &there);
-    struct cairn_fabric_peer *parent = hear_address(fd, &there);
+    struct fabric_peer *parent = hear_address(fd, &there);
     struct memory memory = share(&there, "grad");
     fill(memory.at, BYTES, 5);
     fill(bytes, BYTES, 6);
@@ -450,10 +450,10 @@ TEST(views_of_a_killed_peer_stay_readable_and_its_end_is_told)
     if (pid == 0) live_as_sender(fds[1]);
     const unsigned before = descriptors_here();
     node_open(&a, "mapped", NULL);
-    struct cairn_fabric_peer *child = hear_address(fds[0], &a);
+    struct fabric_peer *child = hear_address(fds[0], &a);
     tell_address(fds[0], &a);
     pump(&a, NULL, &a.arrived, 2);
-    ck_assert_str_eq(cairn_fabric_peer_path(child), "mapped");
+    ck_assert_str_eq(fabric_peer_path(child), "mapped");
     node_send(&a, child, 1, NULL, 0);
     pump(&a, NULL, &a.sent, 1); // they have met in this direction, too
     kill(pid, SIGKILL);
@@ -465,7 +465,7 @@ TEST(views_of_a_killed_peer_stay_readable_and_its_end_is_told)
     drop(&a, 0);
     drop(&a, 1);
     pump_for_ms(&a, NULL, 5);
-    cairn_fabric_peer_close(child);
+    fabric_peer_close(child);
     node_close(&a);
     ck_assert_uint_eq(descriptors_here(), before);
     close(fds[0]);
@@ -496,7 +496,7 @@ TEST(with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric)
 {
     char folder[CAIRN_SCRATCH_BYTES];
     cairn_scratch_make(folder);
-    const struct cairn_fabric_options options = { .socket_folder = folder };
+    const struct fabric_options options = { .socket_folder = folder };
     node_open(&a, "mapped", &options);
     node_open(&b, "mapped", &options);
     to_b = node_connect_to(&a, &b);
@@ -513,19 +513,19 @@ TEST(auto_meets_each_kind_by_the_way_that_both_have)
 {
     static const char *const kinds[] = { "auto", "mapped", "ucx" };
     static const char *const paths[] = { "mapped", "mapped", "ucx" };
-    const struct cairn_fabric_options named = { .host = "here" };
+    const struct fabric_options named = { .host = "here" };
     node_open(&a, "auto", &named);
     for (unsigned i = 0; i < 3; i++) {
         node_open(&b, kinds[i], &named);
         to_b = node_connect_to(&a, &b);
-        struct cairn_fabric_peer *to_a = node_connect_to(&b, &a);
-        ck_assert_str_eq(cairn_fabric_peer_path(to_b), paths[i]);
-        ck_assert_str_eq(cairn_fabric_peer_path(to_a), paths[i]);
+        struct fabric_peer *to_a = node_connect_to(&b, &a);
+        ck_assert_str_eq(fabric_peer_path(to_b), paths[i]);
+        ck_assert_str_eq(fabric_peer_path(to_a), paths[i]);
         node_send(&a, to_b, 1, bytes, BYTES);
         node_send(&b, to_a, 1, bytes, BYTES);
         pump(&a, &b, &b.arrived, 1);
         pump(&a, &b, &a.arrived, i + 1);
-        cairn_fabric_peer_close(to_b);
+        fabric_peer_close(to_b);
         node_close(&b);
     }
     node_close(&a);
@@ -534,16 +534,16 @@ TEST(auto_meets_each_kind_by_the_way_that_both_have)
 /* A packet of 24 bytes to UCX's port ends the process that listens there. */
 TEST(on_loopback_alone_auto_is_mapped_and_listens_on_no_port)
 {
-    static const struct cairn_fabric_options loopback = { .net_devices = "lo" },
-                                             named = { .net_devices = "lo", .host = "here" };
+    static const struct fabric_options loopback = { .net_devices = "lo" },
+                                       named = { .net_devices = "lo", .host = "here" };
     size_t count;
     node_open(&a, "auto", NULL);
     node_open(&b, "auto", &loopback);
     ck_assert_uint_eq(descriptors_listening(getpid()), 0);
-    const void *address = cairn_fabric_address(a.fabric, &count);
-    ck_assert_str_eq(cairn_fabric_address_kind(address, count), "mapped");
+    const void *address = fabric_own_address(a.fabric, &count);
+    ck_assert_str_eq(fabric_address_kind(address, count), "mapped");
     to_b = node_connect_to(&a, &b);
-    ck_assert_str_eq(cairn_fabric_peer_path(to_b), "mapped");
+    ck_assert_str_eq(fabric_peer_path(to_b), "mapped");
     node_send(&a, to_b, 1, bytes, BYTES);
     pump(&a, &b, &b.arrived, 1);
     node_close(&b);
@@ -556,26 +556,26 @@ TEST(on_loopback_alone_auto_is_mapped_and_listens_on_no_port)
 static bool host_of(const struct node *node, char host_out[CAIRN_FABRIC_HOST_BYTES])
 {
     size_t count;
-    const void *address = cairn_fabric_address(node->fabric, &count);
-    return cairn_fabric_address_host(address, count, host_out, CAIRN_FABRIC_HOST_BYTES);
+    const void *address = fabric_own_address(node->fabric, &count);
+    return fabric_address_host(address, count, host_out, CAIRN_FABRIC_HOST_BYTES);
 }
 
 TEST(who_says_that_he_is_on_another_host_is_not_mapped)
 {
     static const char *const names[] = { "A", "B", "A" };
     char host[CAIRN_FABRIC_HOST_BYTES];
-    node_open(&a, "auto", &(struct cairn_fabric_options) { .host = "A" });
+    node_open(&a, "auto", &(struct fabric_options) { .host = "A" });
     for (unsigned i = 0; i < 3; i++) {
-        node_open(&b, "auto", &(struct cairn_fabric_options) { .host = names[i] });
+        node_open(&b, "auto", &(struct fabric_options) { .host = names[i] });
         ck_assert(host_of(&b, host));
         ck_assert_str_eq(host, names[i]);
         to_b = node_connect_to(&a, &b);
-        struct cairn_fabric_peer *to_a = node_connect_to(&b, &a);
-        ck_assert_str_eq(cairn_fabric_peer_path(to_b), i == 1 ? "ucx" : "mapped");
-        ck_assert_str_eq(cairn_fabric_peer_path(to_a), i == 1 ? "ucx" : "mapped");
+        struct fabric_peer *to_a = node_connect_to(&b, &a);
+        ck_assert_str_eq(fabric_peer_path(to_b), i == 1 ? "ucx" : "mapped");
+        ck_assert_str_eq(fabric_peer_path(to_a), i == 1 ? "ucx" : "mapped");
         node_send(&a, to_b, 1, bytes, BYTES);
         pump(&a, &b, &b.arrived, 1);
-        cairn_fabric_peer_close(to_b);
+        fabric_peer_close(to_b);
         node_close(&b);
     }
     node_close(&a);
@@ -592,7 +592,7 @@ TEST(a_host_that_nobody_named_is_this_boot_in_this_network_namespace)
     ck_assert_str_eq(first, second);
     ck_assert_ptr_nonnull(strchr(first, ':'));
     node_close(&b);
-    node_open(&b, "mapped", &(struct cairn_fabric_options) { .socket_folder = folder });
+    node_open(&b, "mapped", &(struct fabric_options) { .socket_folder = folder });
     ck_assert(host_of(&b, second)); // a file is reached from any namespace
     ck_assert_ptr_null(strchr(second, ':'));
     ck_assert_int_eq(strncmp(first, second, strlen(second)), 0);
@@ -609,14 +609,14 @@ TEST(an_address_without_a_host_has_none)
     node_open(&a, "ucx", NULL);
     ck_assert(!host_of(&a, host));
     node_close(&a);
-    node_open(&a, "mapped", &(struct cairn_fabric_options) { .host = "A" });
-    const void *whole = cairn_fabric_address(a.fabric, &count);
+    node_open(&a, "mapped", &(struct fabric_options) { .host = "A" });
+    const void *whole = fabric_own_address(a.fabric, &count);
     memcpy(address, whole, count);
-    ck_assert(!cairn_fabric_address_host(address, count, host, 1)); // no room
-    ck_assert(!cairn_fabric_address_host(address, count - 1, host, sizeof host));
+    ck_assert(!fabric_address_host(address, count, host, 1)); // no room
+    ck_assert(!fabric_address_host(address, count - 1, host, sizeof host));
     address[count - 1] ^= 1;
-    ck_assert(!cairn_fabric_address_host(address, count, host, sizeof host));
-    ck_assert(!cairn_fabric_address_host("", 0, host, sizeof host));
+    ck_assert(!fabric_address_host(address, count, host, sizeof host));
+    ck_assert(!fabric_address_host("", 0, host, sizeof host));
     node_close(&a);
 }
 
@@ -626,25 +626,25 @@ TEST(a_host_without_a_proper_name_is_refused)
         "", "a host", "a\n", "h\xc3\xb6st",
         "0123456789012345678901234567890123456789012345678901234567890123"
     };
-    struct cairn_sentence why = { "" };
-    struct cairn_fabric *fabric;
+    struct sentence why = { "" };
+    struct fabric *fabric;
     for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
-        const struct cairn_fabric_options options = { .on_message = on_nothing, .host = names[i] };
-        ck_assert_int_eq(cairn_fabric_open("auto", &options, &fabric, &why), CAIRN_ERR_INVALID);
+        const struct fabric_options options = { .on_message = on_nothing, .host = names[i] };
+        ck_assert_int_eq(fabric_open("auto", &options, &fabric, &why), CAIRN_ERR_INVALID);
         ck_assert_ptr_nonnull(strstr(why.text, "63 visible"));
     }
 }
 
 TEST(auto_without_a_place_for_its_socket_is_ucx_and_says_why)
 {
-    const struct cairn_fabric_options nowhere = { .socket_folder = "/nonexistent" };
+    const struct fabric_options nowhere = { .socket_folder = "/nonexistent" };
     node_open(&a, "auto", &nowhere);
     node_open(&b, "ucx", NULL);
-    ck_assert_ptr_nonnull(strstr(cairn_fabric_describe(a.fabric), "/nonexistent"));
+    ck_assert_ptr_nonnull(strstr(fabric_describe(a.fabric), "/nonexistent"));
     to_b = node_connect_to(&a, &b);
-    struct cairn_fabric_peer *to_a = node_connect_to(&b, &a);
-    ck_assert_str_eq(cairn_fabric_peer_path(to_b), "ucx");
-    ck_assert_str_eq(cairn_fabric_peer_path(to_a), "ucx");
+    struct fabric_peer *to_a = node_connect_to(&b, &a);
+    ck_assert_str_eq(fabric_peer_path(to_b), "ucx");
+    ck_assert_str_eq(fabric_peer_path(to_a), "ucx");
     node_send(&a, to_b, 1, bytes, 100);
     pump(&a, &b, &b.arrived, 1);
     node_close(&a);

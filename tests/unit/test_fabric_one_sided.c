@@ -20,7 +20,7 @@ enum { BYTES = 1 << 20, BIG = 100000 };
 
 /* Two nodes; a sends to b. */
 static struct node a, b;
-static struct cairn_fabric_peer *to_b, *to_a;
+static struct fabric_peer *to_b, *to_a;
 static char refused[CAIRN_SENTENCE_BYTES];
 static unsigned refusals;
 
@@ -31,12 +31,10 @@ static void on_refused(void *arg, const char *what)
     snprintf(refused, sizeof refused, "%s", what);
 }
 
-static void open_nodes(enum cairn_one_sided of_a, enum cairn_one_sided of_b)
+static void open_nodes(enum one_sided of_a, enum one_sided of_b)
 {
-    node_open(&a, "ucx",
-              &(struct cairn_fabric_options) { .one_sided = of_a, .on_refused = on_refused });
-    node_open(&b, "ucx",
-              &(struct cairn_fabric_options) { .one_sided = of_b, .on_refused = on_refused });
+    node_open(&a, "ucx", &(struct fabric_options) { .one_sided = of_a, .on_refused = on_refused });
+    node_open(&b, "ucx", &(struct fabric_options) { .one_sided = of_b, .on_refused = on_refused });
     to_b = node_connect_to(&a, &b);
     to_a = node_connect_to(&b, &a);
     refusals = 0;
@@ -59,8 +57,8 @@ TEST(a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_read)
     fill(memory.at + 4096, BIG, 7);
     node_send(&a, to_b, 7, memory.at + 4096, BIG);
     pump(&a, &b, &b.arrived, 1);
-    ck_assert_str_eq(cairn_fabric_message_path(b.arrivals[0].message), "one-sided");
-    ck_assert_ptr_null(cairn_fabric_message_view(b.arrivals[0].message));
+    ck_assert_str_eq(fabric_message_path(b.arrivals[0].message), "one-sided");
+    ck_assert_ptr_null(fabric_message_view(b.arrivals[0].message));
     pump_for_ms(&a, &b, 20);
     ck_assert_uint_eq(a.sent, 0); // on loan until it is read
     node_receive(&b, 0);
@@ -71,8 +69,8 @@ TEST(a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_read)
     ck_assert_uint_eq(node_stats(&b).bytes_read, BIG);
     ck_assert_uint_eq(node_stats(&b).bytes_received, BIG);
     size_t address_bytes;
-    const void *address = cairn_fabric_address(a.fabric, &address_bytes);
-    ck_assert_str_eq(cairn_fabric_address_ways(address, address_bytes), "ucx, one-sided");
+    const void *address = fabric_own_address(a.fabric, &address_bytes);
+    ck_assert_str_eq(fabric_address_ways(address, address_bytes), "ucx, one-sided");
     ck_assert_uint_eq(a.send_errors + b.receive_errors + refusals, 0);
     node_memory_end(&memory);
     close_nodes();
@@ -132,8 +130,8 @@ TEST(memory_that_is_no_region_goes_as_it_always_did)
     node_agree(&a, &b, to_b, memory.at, BIG);
     b.manner = NODE_RECEIVES;
     fill(plain, BIG, 5);
-    ck_assert_str_eq(cairn_fabric_payload_path(to_b, plain, BIG), "ucx");
-    ck_assert_str_eq(cairn_fabric_payload_path(to_b, memory.at + BYTES - 8, 16), "ucx");
+    ck_assert_str_eq(fabric_payload_path(to_b, plain, BIG), "ucx");
+    ck_assert_str_eq(fabric_payload_path(to_b, memory.at + BYTES - 8, 16), "ucx");
     node_send(&a, to_b, 5, plain, BIG);
     pump(&a, &b, &a.sent, 1);
     pump(&a, &b, &b.received, 1);
@@ -146,7 +144,7 @@ TEST(memory_that_is_no_region_goes_as_it_always_did)
 /* On TCP no card reads, so that "auto" says nothing. */
 TEST_EACH(both_ends_have_to_allow_it_and_auto_does_not_over_tcp, 0, 5)
 {
-    static const enum cairn_one_sided pairs[][2] = {
+    static const enum one_sided pairs[][2] = {
         { CAIRN_ONE_SIDED_OFF, CAIRN_ONE_SIDED_ON },
         { CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_OFF },
         { CAIRN_ONE_SIDED_AUTO, CAIRN_ONE_SIDED_ON },
@@ -171,7 +169,7 @@ TEST_EACH(both_ends_have_to_allow_it_and_auto_does_not_over_tcp, 0, 5)
 /* TCP beside a choice of transports: UCX is asked for the lanes, and there are none that read. */
 TEST(auto_asks_each_endpoint_for_its_lanes)
 {
-    const struct cairn_fabric_options options = { .transports = "tcp,rc" };
+    const struct fabric_options options = { .transports = "tcp,rc" };
     node_open(&a, "ucx", &options);
     node_open(&b, "ucx", &options);
     to_b = node_connect_to(&a, &b);
@@ -196,7 +194,7 @@ TEST(a_region_that_is_dropped_stays_readable_for_what_is_held)
     fill(memory.at, BIG, 9);
     node_send(&a, to_b, 9, memory.at, BIG);
     pump(&a, &b, &b.arrived, 1);
-    cairn_fabric_region_drop(memory.region);
+    fabric_region_drop(memory.region);
     memory.region = NULL;
     pump_for_ms(&a, &b, 20);
     ck_assert_uint_eq(a.sent, 0);
@@ -205,7 +203,7 @@ TEST(a_region_that_is_dropped_stays_readable_for_what_is_held)
     ck_assert(is_filled(b.arrivals[0].buffer, BIG, 9));
     node_send(&a, to_b, 10, memory.at, BIG); // plain memory now
     pump(&a, &b, &b.arrived, 2);
-    ck_assert_str_eq(cairn_fabric_message_path(b.arrivals[1].message), "ucx");
+    ck_assert_str_eq(fabric_message_path(b.arrivals[1].message), "ucx");
     node_memory_end(&memory);
     close_nodes();
 }
@@ -221,9 +219,9 @@ TEST_EACH(a_late_read_of_memory_that_is_gone_harms_nobody, 0, 3)
     for (unsigned i = 0; i < 100; i++) node_send(&a, to_b, 9, memory.at, BIG);
     pump(&a, &b, &b.arrived, 100);
     for (unsigned i = 0; i < 90; i++) node_receive(&b, i);
-    for (int i = 0; i < 4 * _i; i++) cairn_fabric_progress(b.fabric); // before the end, or in it
-    cairn_fabric_peer_close(to_b);
-    cairn_fabric_progress(a.fabric);
+    for (int i = 0; i < 4 * _i; i++) fabric_progress(b.fabric); // before the end, or in it
+    fabric_peer_close(to_b);
+    fabric_progress(a.fabric);
     ck_assert_uint_eq(a.sent, 100);
     node_memory_end(&memory);
     pump(&a, &b, &b.received, 90);
@@ -250,9 +248,9 @@ TEST(a_reader_that_closes_its_handle_reads_what_it_was_referred_to_all_the_same)
     fill(memory.at, BIG, 6);
     for (unsigned i = 0; i < 5; i++) node_send(&a, to_b, i, memory.at, BIG);
     pump(&a, &b, &b.arrived, 5);
-    cairn_fabric_peer_close(to_a);
+    fabric_peer_close(to_a);
     for (unsigned i = 0; i < 4; i++) node_receive(&b, i);
-    cairn_fabric_drop(b.arrivals[4].message);
+    fabric_drop(b.arrivals[4].message);
     pump(&a, &b, &b.received, 4);
     pump(&a, &b, &a.sent, 5);
     for (unsigned i = 0; i < 4; i++) ck_assert(is_filled(b.arrivals[i].buffer, BIG, 6));
@@ -269,7 +267,7 @@ TEST_EACH(closing_either_end_with_reads_under_way_ends_all_of_them, 0, 2)
     for (unsigned i = 0; i < 200; i++) node_send(&a, to_b, i, memory.at, BIG);
     pump(&a, &b, &b.arrived, 200);
     for (unsigned i = 0; i < 150; i++) node_receive(&b, i); // more than are read at a time
-    if (_i == 0) cairn_fabric_peer_close(to_a);
+    if (_i == 0) fabric_peer_close(to_a);
     node_close(&b);
     ck_assert_uint_eq(b.received, 150);
     node_close(&a);
@@ -287,15 +285,15 @@ static void live_and_sleep(int fd)
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
     size_t count;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    node_open(&there, "ucx", &(struct cairn_fabric_options) { .one_sided = CAIRN_ONE_SIDED_ON });
-    const void *own = cairn_fabric_address(there.fabric, &count);
+    node_open(&there, "ucx", &(struct fabric_options) { .one_sided = CAIRN_ONE_SIDED_ON });
+    const void *own = fabric_own_address(there.fabric, &count);
     ck_assert_int_eq(write(fd, &count, sizeof count), sizeof count);
     ck_assert_int_eq(write(fd, own, count), (ssize_t)count);
     ck_assert_int_eq(read(fd, &count, sizeof count), sizeof count);
     ck_assert_int_eq(recv(fd, address, count, MSG_WAITALL), (ssize_t)count);
-    struct cairn_fabric_peer *parent = node_connect(&there, address, count);
+    struct fabric_peer *parent = node_connect(&there, address, count);
     struct node_memory memory = node_memory_make(&there, BYTES);
-    while (strcmp(cairn_fabric_payload_path(parent, memory.at, BIG), "one-sided") != 0)
+    while (strcmp(fabric_payload_path(parent, memory.at, BIG), "one-sided") != 0)
         pump_for_ms(&there, NULL, 1);
     for (unsigned i = 0; i < 100; i++) node_send(&there, parent, i, memory.at, BYTES);
     pump_for_ms(&there, NULL, 20);
@@ -314,11 +312,11 @@ TEST_EACH(a_peer_that_is_killed_or_left_in_mid_read_ends_every_read_with_an_erro
     ck_assert_int_ge(pid, 0);
     if (pid == 0) live_and_sleep(fds[1]);
     close(fds[1]);
-    node_open(&a, "ucx", &(struct cairn_fabric_options) { .one_sided = CAIRN_ONE_SIDED_ON });
+    node_open(&a, "ucx", &(struct fabric_options) { .one_sided = CAIRN_ONE_SIDED_ON });
     ck_assert_int_eq(read(fds[0], &count, sizeof count), sizeof count);
     ck_assert_int_eq(recv(fds[0], address, count, MSG_WAITALL), (ssize_t)count);
-    struct cairn_fabric_peer *sleeper = node_connect(&a, address, count);
-    const void *own = cairn_fabric_address(a.fabric, &count);
+    struct fabric_peer *sleeper = node_connect(&a, address, count);
+    const void *own = fabric_own_address(a.fabric, &count);
     ck_assert_int_eq(write(fds[0], &count, sizeof count), sizeof count);
     ck_assert_int_eq(write(fds[0], own, count), (ssize_t)count);
     pump(&a, NULL, &a.arrived, 100);
@@ -328,7 +326,7 @@ TEST_EACH(a_peer_that_is_killed_or_left_in_mid_read_ends_every_read_with_an_erro
     if (_i == 0)
         kill(pid, SIGKILL);
     else
-        cairn_fabric_peer_close(sleeper);
+        fabric_peer_close(sleeper);
     pump(&a, NULL, &a.receive_errors, 90);
     pump(&a, NULL, &a.downs, _i == 0);
     kill(pid, SIGKILL);
@@ -347,7 +345,7 @@ static uint64_t node_of(const struct node *node)
 {
     enum { ENVELOPE = 32 };
     size_t count;
-    const uint8_t *address = cairn_fabric_address(node->fabric, &count);
+    const uint8_t *address = fabric_own_address(node->fabric, &count);
     return fabric_hash(address + ENVELOPE, count - ENVELOPE);
 }
 

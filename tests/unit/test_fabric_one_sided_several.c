@@ -14,11 +14,11 @@ enum { BYTES = 1 << 20, BIG = 100000 };
 
 /* Two nodes; a sends to b. */
 static struct node a, b;
-static struct cairn_fabric_peer *to_b, *to_a;
+static struct fabric_peer *to_b, *to_a;
 
 static void open_nodes(void)
 {
-    const struct cairn_fabric_options options = { .one_sided = CAIRN_ONE_SIDED_ON };
+    const struct fabric_options options = { .one_sided = CAIRN_ONE_SIDED_ON };
     node_open(&a, "ucx", &options);
     node_open(&b, "ucx", &options);
     to_b = node_connect_to(&a, &b);
@@ -37,7 +37,7 @@ TEST(two_connections_of_the_same_two_nodes_disturb_each_other_in_nothing)
     open_nodes();
     struct node_memory memory = node_memory_make(&a, BYTES);
     node_agree(&a, &b, to_b, memory.at, BIG);
-    struct cairn_fabric_peer *second = node_connect_to(&a, &b);
+    struct fabric_peer *second = node_connect_to(&a, &b);
     pump_for_ms(&a, &b, 30);
     node_connect_to(&b, &a);
     node_agree(&a, &b, second, memory.at, BIG);
@@ -47,7 +47,7 @@ TEST(two_connections_of_the_same_two_nodes_disturb_each_other_in_nothing)
     node_send(&a, to_b, 3, memory.at, BIG);
     node_send(&a, second, 3, memory.at, BIG);
     pump(&a, &b, &a.sent, 2);
-    cairn_fabric_peer_close(second);
+    fabric_peer_close(second);
     pump_for_ms(&a, &b, 30);
     node_send(&a, to_b, 3, memory.at, BIG);
     pump(&a, &b, &a.sent, 3);
@@ -68,7 +68,7 @@ static int open_descriptors(void)
  * when one ends: UCX 1.13 may crash then (fabric.h). */
 static void come_and_go(const struct node_memory *memory, unsigned round)
 {
-    struct cairn_fabric_peer *of_a[2], *of_b[2];
+    struct fabric_peer *of_a[2], *of_b[2];
     b.manner = round % 2 == 0 ? NODE_RECEIVES : NODE_DROPS;
     b.arrived = b.received = a.sent = 0;
     for (int i = 0; i < 2; i++) {
@@ -85,11 +85,11 @@ static void come_and_go(const struct node_memory *memory, unsigned round)
         free(b.arrivals[i].buffer);
     }
     b.arrived = 0;
-    cairn_fabric_peer_close(round % 4 < 2 ? of_a[round % 2] : of_b[round % 2]);
+    fabric_peer_close(round % 4 < 2 ? of_a[round % 2] : of_b[round % 2]);
     pump_for_ms(&a, &b, round % 3);
     for (int i = 0; i < 2; i++) {
-        if (round % 4 >= 2 || i != (int)(round % 2)) cairn_fabric_peer_close(of_a[i]);
-        if (round % 4 < 2 || i != (int)(round % 2)) cairn_fabric_peer_close(of_b[i]);
+        if (round % 4 >= 2 || i != (int)(round % 2)) fabric_peer_close(of_a[i]);
+        if (round % 4 < 2 || i != (int)(round % 2)) fabric_peer_close(of_b[i]);
     }
     pump_for_ms(&a, &b, 3);
 }

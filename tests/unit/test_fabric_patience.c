@@ -27,7 +27,7 @@ static void set_up(void)
 {
     node_open(&here, "ucx", NULL);
     node_open(&silent, "ucx", NULL);
-    cairn_fabric_set_patience(here.fabric, PATIENCE_MS);
+    fabric_set_patience(here.fabric, PATIENCE_MS);
 }
 
 static void tear_down(void)
@@ -36,19 +36,19 @@ static void tear_down(void)
     node_close(&silent);
 }
 
-static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 {
     (void)arg, (void)peer, (void)why;
     here.downs++;
 }
 
 /* NULL: it is refused at once. */
-static struct cairn_fabric_peer *try_silent(void)
+static struct fabric_peer *try_silent(void)
 {
-    struct cairn_fabric_peer *peer = NULL;
+    struct fabric_peer *peer = NULL;
     size_t address_bytes;
-    const void *address = cairn_fabric_address(silent.fabric, &address_bytes);
-    if (cairn_fabric_connect(here.fabric, address, address_bytes, on_down, NULL, &peer) != CAIRN_OK)
+    const void *address = fabric_own_address(silent.fabric, &address_bytes);
+    if (fabric_connect_to(here.fabric, address, address_bytes, on_down, NULL, &peer) != CAIRN_OK)
         return NULL;
     return peer;
 }
@@ -62,7 +62,7 @@ static void await_down(void)
 
 TEST_EACH(a_node_that_falls_silent_is_given_up, 0, 2)
 {
-    struct cairn_fabric_peer *there = NULL;
+    struct fabric_peer *there = NULL;
     if (_i == 1) { // the connection is the other one's
         node_send(&silent, node_connect_to(&silent, &here), 1, NULL, 0);
         pump(&here, &silent, &here.arrived, 1);
@@ -78,7 +78,7 @@ TEST_EACH(a_node_that_falls_silent_is_given_up, 0, 2)
 TEST(a_node_that_is_silent_from_the_first_is_given_up)
 {
     node_cut_sockets(true);
-    struct cairn_fabric_peer *there = try_silent();
+    struct fabric_peer *there = try_silent();
     if (there == NULL) return;
     node_send(&here, there, 1, NULL, 0);
     await_down();
@@ -112,9 +112,9 @@ TEST(a_connection_is_bounded_and_known_while_it_is_being_made)
 /* The way there and back takes longer than a turn of ours. */
 TEST(a_node_that_answers_late_and_falls_silent_then_is_given_up)
 {
-    cairn_fabric_set_patience(here.fabric, 2 * PATIENCE_MS);
+    fabric_set_patience(here.fabric, 2 * PATIENCE_MS);
     node_cut_sockets(true);
-    struct cairn_fabric_peer *there = try_silent();
+    struct fabric_peer *there = try_silent();
     node_cut_sockets(false);
     if (there == NULL) return;
     node_send(&here, there, 1, NULL, 0);

@@ -15,8 +15,8 @@ static const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
 
 /* Two nodes; a sends to b. */
 static struct node a, b;
-static struct cairn_fabric_peer *to_b;
-static struct cairn_fabric_hub *hub;
+static struct fabric_peer *to_b;
+static struct fabric_hub *hub;
 static uint8_t bytes[1 << 20];
 
 static void open_pair(int kind)
@@ -26,7 +26,7 @@ static void open_pair(int kind)
         const struct cairn_fabric_mem_options calm = { .seed = 7, .eager_bytes = 8192 };
         ck_assert_int_eq(cairn_fabric_mem_hub_open(&calm, &hub), CAIRN_OK);
     }
-    const struct cairn_fabric_options options = { .hub = hub };
+    const struct fabric_options options = { .hub = hub };
     node_open(&a, kinds[kind], &options);
     node_open(&b, kinds[kind], &options);
     to_b = node_connect_to(&a, &b);
@@ -47,7 +47,7 @@ TEST_EACH(a_view_is_the_payload_or_nothing_and_the_message_is_received_all_the_s
         fill(bytes, sizes[i], i);
         node_send(&a, to_b, i, bytes, sizes[i]);
         pump(&a, &b, &b.arrived, i + 1);
-        const uint8_t *view = cairn_fabric_message_view(b.arrivals[i].message);
+        const uint8_t *view = fabric_message_view(b.arrivals[i].message);
         if (view != NULL) ck_assert(is_filled(view, sizes[i], i));
         if (_i == UCX) ck_assert_ptr_null(view);
         if (_i == MEM) ck_assert_int_eq(view != NULL, sizes[i] <= 8192); // what the hub copied
@@ -73,26 +73,25 @@ static int make_memory(size_t memory_bytes, int seals, uint8_t **memory_out)
 TEST_EACH(a_payload_of_a_region_travels_on_every_fabric, 0, KINDS)
 {
     enum { BYTES = 1 << 20 };
-    struct cairn_fabric_region *region;
+    struct fabric_region *region;
     uint8_t *memory;
     open_pair(_i);
     size_t address_bytes;
-    const void *address = cairn_fabric_address(b.fabric, &address_bytes);
+    const void *address = fabric_own_address(b.fabric, &address_bytes);
     const char *way = _i == AUTO ? "mapped" : kinds[_i]; // both ends are on loopback
-    ck_assert_str_eq(cairn_fabric_address_kind(address, address_bytes), way);
-    ck_assert_str_eq(cairn_fabric_address_kind(address, address_bytes - 1), "");
-    ck_assert_str_eq(cairn_fabric_peer_path(to_b), way);
+    ck_assert_str_eq(fabric_address_kind(address, address_bytes), way);
+    ck_assert_str_eq(fabric_address_kind(address, address_bytes - 1), "");
+    ck_assert_str_eq(fabric_peer_path(to_b), way);
     int fd = make_memory(BYTES, CAIRN_FABRIC_SEALS, &memory);
     fill(memory, BYTES, 3);
-    ck_assert_int_eq(cairn_fabric_region_add(a.fabric, memory, BYTES, fd, "grad", 4, &region),
-                     CAIRN_OK);
-    ck_assert_int_eq(cairn_fabric_region_show(region, to_b), CAIRN_OK);
+    ck_assert_int_eq(fabric_region_add(a.fabric, memory, BYTES, fd, "grad", 4, &region), CAIRN_OK);
+    ck_assert_int_eq(fabric_region_show(region, to_b), CAIRN_OK);
     b.manner = NODE_RECEIVES;
     node_send(&a, to_b, 3, memory, BYTES);
     pump(&a, &b, &b.received, 1);
     pump(&a, &b, &a.sent, 1);
     ck_assert(is_filled(b.arrivals[0].buffer, BYTES, 3));
-    cairn_fabric_region_drop(region);
+    fabric_region_drop(region);
     node_send(&a, to_b, 4, memory, BYTES); // plain memory now
     pump(&a, &b, &b.received, 2);
     pump(&a, &b, &a.sent, 2);
@@ -104,15 +103,15 @@ TEST_EACH(a_payload_of_a_region_travels_on_every_fabric, 0, KINDS)
 TEST_EACH(what_is_no_sealed_memory_of_that_size_or_overlaps_is_no_region, 0, KINDS)
 {
     enum { BYTES = 1 << 16 };
-    struct cairn_fabric_region *region, *other;
+    struct fabric_region *region, *other;
     uint8_t *memory, *open_memory;
     int pipes[2];
     open_pair(_i);
-    struct cairn_fabric *f = a.fabric;
+    struct fabric *f = a.fabric;
     int fd = make_memory(BYTES, CAIRN_FABRIC_SEALS, &memory);
     int open_fd = make_memory(BYTES, CAIRN_FABRIC_SEALS & ~F_SEAL_FUTURE_WRITE, &open_memory);
     ck_assert_int_eq(pipe(pipes), 0);
-#define ADD(...) cairn_fabric_region_add(f, __VA_ARGS__, &region)
+#define ADD(...) fabric_region_add(f, __VA_ARGS__, &region)
     ck_assert_int_eq(ADD(open_memory, BYTES, open_fd, NULL, 0), CAIRN_ERR_INVALID);
     ck_assert_int_eq(ADD(memory, BYTES + 1, fd, NULL, 0), CAIRN_ERR_INVALID);
     ck_assert_int_eq(ADD(memory, 0, fd, NULL, 0), CAIRN_ERR_INVALID);
@@ -123,7 +122,7 @@ TEST_EACH(what_is_no_sealed_memory_of_that_size_or_overlaps_is_no_region, 0, KIN
     other = region;
     ck_assert_int_eq(ADD(memory + BYTES - 1, 1, fd, NULL, 0), CAIRN_ERR_INVALID);
 #undef ADD
-    cairn_fabric_region_drop(other);
+    fabric_region_drop(other);
     close_pair();
     munmap(memory, BYTES);
     munmap(open_memory, BYTES);

@@ -56,8 +56,8 @@ static void pause_ms(unsigned ms)
 /* -- a process ---------------------------------------------------------------------------------- */
 
 static struct {
-    struct cairn_fabric *fabric;
-    struct cairn_fabric_peer *peer; /* NULL: there is none */
+    struct fabric *fabric;
+    struct fabric_peer *peer; /* NULL: there is none */
     struct address other;
     struct news *news;
     unsigned flying;
@@ -70,11 +70,11 @@ static void on_received(void *landing, cairn_status status)
 }
 
 static void on_message(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct cairn_fabric_message *message)
+                       struct fabric_message *message)
 {
     (void)arg, (void)header, (void)header_bytes, (void)payload_bytes;
     void *landing = malloc(BIG);
-    if (cairn_fabric_receive(message, landing, BIG, on_received, landing) != CAIRN_OK) abort();
+    if (fabric_receive(message, landing, BIG, on_received, landing) != CAIRN_OK) abort();
 }
 
 static void on_sent(void *arg, cairn_status status)
@@ -87,8 +87,7 @@ static void send_some(void)
 {
     const uint64_t header = 0;
     while (self.peer != NULL && self.flying < WINDOW) {
-        if (cairn_fabric_send(self.peer, &header, sizeof header, payload, BIG, on_sent, NULL) !=
-            CAIRN_OK)
+        if (fabric_send(self.peer, &header, sizeof header, payload, BIG, on_sent, NULL) != CAIRN_OK)
             return;
         self.flying++;
     }
@@ -96,11 +95,11 @@ static void send_some(void)
 
 static void give_up(void)
 {
-    cairn_fabric_peer_close(self.peer);
+    fabric_peer_close(self.peer);
     self.peer = NULL;
 }
 
-static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 {
     (void)arg, (void)peer, (void)why;
     give_up();
@@ -109,8 +108,8 @@ static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
 static void meet(void)
 {
     if (self.peer != NULL) return;
-    if (cairn_fabric_connect(self.fabric, self.other.bytes, self.other.count, on_down, NULL,
-                             &self.peer) != CAIRN_OK)
+    if (fabric_connect_to(self.fabric, self.other.bytes, self.other.count, on_down, NULL,
+                          &self.peer) != CAIRN_OK)
         self.peer = NULL;
 }
 
@@ -129,9 +128,9 @@ static void drive(int fd)
 {
     for (;;) {
         struct pollfd wait[] = { { .fd = fd, .events = POLLIN },
-                                 { .fd = cairn_fabric_event_fd(self.fabric), .events = POLLIN } };
+                                 { .fd = fabric_event_fd(self.fabric), .events = POLLIN } };
         uint8_t order;
-        while (cairn_fabric_progress(self.fabric) > 0 || cairn_fabric_arm(self.fabric) != CAIRN_OK)
+        while (fabric_progress(self.fabric) > 0 || fabric_arm(self.fabric) != CAIRN_OK)
             if (poll(wait, 1, 0) != 0) break;
         send_some();
         poll(wait, 2, 10);
@@ -144,18 +143,18 @@ static void drive(int fd)
 
 static void live(int fd, struct news *own)
 {
-    const struct cairn_fabric_options options = { .on_message = on_message };
-    struct cairn_sentence why;
+    const struct fabric_options options = { .on_message = on_message };
+    struct sentence why;
     struct address address;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     self.news = own;
-    if (cairn_fabric_open("ucx", &options, &self.fabric, &why) != CAIRN_OK) _exit(3);
-    memcpy(address.bytes, cairn_fabric_address(self.fabric, &address.count),
+    if (fabric_open("ucx", &options, &self.fabric, &why) != CAIRN_OK) _exit(3);
+    memcpy(address.bytes, fabric_own_address(self.fabric, &address.count),
            CAIRN_FABRIC_ADDRESS_MAX);
     if (send(fd, &address, sizeof address, 0) < 0) _exit(4);
     if (recv(fd, &self.other, sizeof self.other, 0) <= 0) _exit(5);
     drive(fd);
-    cairn_fabric_close(self.fabric);
+    fabric_close(self.fabric);
     _exit(self.flying == 0 ? 0 : 6);
 }
 

@@ -37,18 +37,18 @@ static double now_ms(void)
 struct child {
     pid_t pid;
     int fd;
-    struct cairn_fabric_peer *peer; /* to it */
+    struct fabric_peer *peer; /* to it */
 };
 
 static void tell_address(int fd, const struct node *node)
 {
     size_t count;
-    const void *address = cairn_fabric_address(node->fabric, &count);
+    const void *address = fabric_own_address(node->fabric, &count);
     ck_assert_int_eq(write(fd, &count, sizeof count), sizeof count);
     ck_assert_int_eq(write(fd, address, count), (ssize_t)count);
 }
 
-static struct cairn_fabric_peer *hear_address(int fd, struct node *node)
+static struct fabric_peer *hear_address(int fd, struct node *node)
 {
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
     size_t count;
@@ -59,7 +59,7 @@ static struct cairn_fabric_peer *hear_address(int fd, struct node *node)
 }
 
 /* Forks before any fabric is open (UCX has threads). The child lives in `life` until it is killed. */
-static struct child spawn(void (*life)(struct node *node, struct cairn_fabric_peer *parent))
+static struct child spawn(void (*life)(struct node *node, struct fabric_peer *parent))
 {
     int fds[2];
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
@@ -90,19 +90,19 @@ static void kill_child(struct child *child)
     close(child->fd);
 }
 
-static void live_as_echo(struct node *node, struct cairn_fabric_peer *parent)
+static void live_as_echo(struct node *node, struct fabric_peer *parent)
 {
     node->manner = NODE_RECEIVES;
     node->answer_peer = parent;
 }
 
-static void live_as_hoarder(struct node *node, struct cairn_fabric_peer *parent)
+static void live_as_hoarder(struct node *node, struct fabric_peer *parent)
 {
     (void)parent;
     node->manner = NODE_HOLDS;
 }
 
-static void live_as_sender(struct node *node, struct cairn_fabric_peer *parent)
+static void live_as_sender(struct node *node, struct fabric_peer *parent)
 {
     for (unsigned i = 0; i < WINDOW; i++) node_send(node, parent, i, bytes, BIG);
 }
@@ -119,8 +119,7 @@ static void send_for_echo(struct child *child, uint64_t id, const void *payload,
 {
     const struct note note = { .id = id, .answer = 1 };
     ck_assert_int_eq(
-        cairn_fabric_send(child->peer, &note, sizeof note, payload, count, count_sent, &here),
-        CAIRN_OK);
+        fabric_send(child->peer, &note, sizeof note, payload, count, count_sent, &here), CAIRN_OK);
 }
 
 TEST(every_size_comes_back_from_another_process)
@@ -173,11 +172,11 @@ TEST(a_sender_killed_while_its_messages_are_held_harms_nobody)
     kill_child(&child);
     pump(&here, NULL, &here.downs, 1);
     for (unsigned i = 0; i < WINDOW / 2; i++) node_receive(&here, i);
-    for (unsigned i = WINDOW / 2; i < WINDOW; i++) cairn_fabric_drop(here.arrivals[i].message);
+    for (unsigned i = WINDOW / 2; i < WINDOW; i++) fabric_drop(here.arrivals[i].message);
     pump(&here, NULL, &here.received, WINDOW / 2);
     ck_assert_uint_eq(here.receive_errors, WINDOW / 2);
     ck_assert_int_eq(here.arrivals[0].status, CAIRN_ERR_CLOSED);
-    cairn_fabric_peer_close(child.peer);
+    fabric_peer_close(child.peer);
 
     here.manner = NODE_RECEIVES; // the service goes on for others
     meet(&other, &here);
@@ -204,7 +203,7 @@ TEST(a_receiver_killed_while_we_send_is_told_once_and_returns_every_buffer)
     const double took = now_ms() - start;
     pump(&here, NULL, &here.sent, WINDOW);
     ck_assert_uint_eq(here.send_errors, WINDOW);
-    ck_assert_int_eq(cairn_fabric_send(child.peer, &note, sizeof note, NULL, 0, NULL, NULL),
+    ck_assert_int_eq(fabric_send(child.peer, &note, sizeof note, NULL, 0, NULL, NULL),
                      CAIRN_ERR_CLOSED);
     pump_for_ms(&here, NULL, 20);
     ck_assert_uint_eq(here.downs, 1);
@@ -231,9 +230,8 @@ TEST(twenty_killed_peers_leave_no_descriptor_behind)
         pump(&here, NULL, &here.arrived, WINDOW * (i + 1));
         kill_child(&children[i]);
         pump(&here, NULL, &here.downs, i + 1);
-        for (unsigned k = WINDOW * i; k < here.arrived; k++)
-            cairn_fabric_drop(here.arrivals[k].message);
-        cairn_fabric_peer_close(children[i].peer);
+        for (unsigned k = WINDOW * i; k < here.arrived; k++) fabric_drop(here.arrivals[k].message);
+        fabric_peer_close(children[i].peer);
         int now = 0;
         for (int tries = 0; tries < 200 && (tries == 0 || (i > 0 && now > least)); tries++) {
             pump_for_ms(&here, NULL, 5);           // UCX lets go in its own time
@@ -309,27 +307,27 @@ TEST(the_port_is_in_the_configured_range_on_loopback)
     char range[32];
     const unsigned first = 20000 + (unsigned)getpid() % 400 * 100;
     snprintf(range, sizeof range, "%u-%u", first, first + 99);
-    node_open(&here, "ucx", &(struct cairn_fabric_options) { .port_range = range });
+    node_open(&here, "ucx", &(struct fabric_options) { .port_range = range });
     const struct sockaddr_in address = listening_address();
     ck_assert_uint_ge(ntohs(address.sin_port), first);
     ck_assert_uint_le(ntohs(address.sin_port), first + 99);
     ck_assert_uint_eq(ntohl(address.sin_addr.s_addr), INADDR_LOOPBACK);
-    ck_assert_ptr_nonnull(strstr(cairn_fabric_describe(here.fabric), range));
+    ck_assert_ptr_nonnull(strstr(fabric_describe(here.fabric), range));
     node_close(&here);
 }
 
 static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct cairn_fabric_message *message)
+                       struct fabric_message *message)
 {
     (void)arg, (void)header, (void)header_bytes, (void)payload_bytes, (void)message;
 }
 
 TEST(a_device_that_is_not_there_is_named_in_the_refusal)
 {
-    struct cairn_sentence why = { "" };
-    struct cairn_fabric *fabric;
-    struct cairn_fabric_options options = { .on_message = on_nothing, .net_devices = "eth77" };
-    ck_assert_int_eq(cairn_fabric_open("ucx", &options, &fabric, &why), CAIRN_ERR_UNREACHABLE);
+    struct sentence why = { "" };
+    struct fabric *fabric;
+    struct fabric_options options = { .on_message = on_nothing, .net_devices = "eth77" };
+    ck_assert_int_eq(fabric_open("ucx", &options, &fabric, &why), CAIRN_ERR_UNREACHABLE);
     ck_assert_ptr_nonnull(strstr(why.text, "eth77"));
 }
 
@@ -405,7 +403,7 @@ TEST_EACH(a_loop_at_rest_costs_no_cpu, 0, 2)
 {
     uv_loop_t loop;
     uv_timer_t timer;
-    struct cairn_fabric_poll fabric_poll;
+    struct fabric_poll fabric_poll;
     struct child child = spawn(live_as_echo);
     node_open(&here, "ucx", NULL);
     here.manner = NODE_RECEIVES;
@@ -414,7 +412,7 @@ TEST_EACH(a_loop_at_rest_costs_no_cpu, 0, 2)
     pump(&here, NULL, &here.received, 1);
     uv_loop_init(&loop);
     uv_timer_init(&loop, &timer);
-    ck_assert_int_eq(cairn_fabric_poll_init(&fabric_poll, &loop, here.fabric, _i == 0 ? 0 : 20),
+    ck_assert_int_eq(fabric_poll_init(&fabric_poll, &loop, here.fabric, _i == 0 ? 0 : 20),
                      CAIRN_OK);
     const double before = cpu_ms();
     uv_timer_start(&timer, on_time, 300, 0);
@@ -422,7 +420,7 @@ TEST_EACH(a_loop_at_rest_costs_no_cpu, 0, 2)
     const double used = cpu_ms() - before;
     printf("300 ms at rest, spin %d us: %.2f ms of CPU\n", _i == 0 ? 0 : 20, used);
     ck_assert_double_lt(used, 30); // measured 0.1-0.5; a spinning loop would use 300
-    cairn_fabric_poll_close(&fabric_poll, NULL, NULL);
+    fabric_poll_close(&fabric_poll, NULL, NULL);
     uv_close((uv_handle_t *)&timer, NULL);
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&loop), 0);

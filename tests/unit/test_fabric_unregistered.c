@@ -11,7 +11,7 @@
 enum { BYTES = 1 << 20, BIG = 100000 };
 
 static struct node a, b;
-static struct cairn_fabric_peer *to_b;
+static struct fabric_peer *to_b;
 static char refused[CAIRN_SENTENCE_BYTES];
 static unsigned refusals, calls;
 static bool refuses;
@@ -45,13 +45,13 @@ static void send_and_expect(const uint8_t *at, unsigned id, const char *path)
     pump(&a, &b, &a.sent, sent + 1);
     const struct arrival *arrival = &b.arrivals[received];
     ck_assert(is_filled(arrival->buffer, BIG, id));
-    ck_assert_str_eq(cairn_fabric_payload_path(to_b, at, BIG), path);
+    ck_assert_str_eq(fabric_payload_path(to_b, at, BIG), path);
 }
 
 TEST(memory_that_cannot_be_registered_is_sent_whole_and_that_is_said_once_with_the_reason)
 {
-    const struct cairn_fabric_options options = { .one_sided = CAIRN_ONE_SIDED_ON,
-                                                  .on_refused = on_refused };
+    const struct fabric_options options = { .one_sided = CAIRN_ONE_SIDED_ON,
+                                            .on_refused = on_refused };
     node_open(&a, "ucx", &options);
     node_open(&b, "ucx", &options);
     to_b = node_connect_to(&a, &b);

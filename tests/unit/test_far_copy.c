@@ -20,7 +20,7 @@ TEST(a_copy_around_the_caches_is_a_copy)
             memset(to, 0xee, ROOM);
             memset(expected, 0xee, ROOM);
             memcpy(expected + at, from + source, bytes);
-            cairn_far_copy(to + at, from + source, bytes);
+            far_copy(to + at, from + source, bytes);
             ck_assert_mem_eq(to, expected, ROOM);
         }
 }
@@ -31,7 +31,7 @@ TEST(many_lines_are_copied_too)
     uint8_t *from = malloc(bytes), *to = malloc(bytes);
     ck_assert(from != NULL && to != NULL);
     for (size_t i = 0; i < bytes; i++) from[i] = (uint8_t)(i ^ i >> 11);
-    cairn_far_copy(to, from, bytes);
+    far_copy(to, from, bytes);
     ck_assert_int_eq(memcmp(to, from, bytes), 0);
     free(from);
     free(to);
@@ -42,7 +42,7 @@ TEST(the_streams_of_a_copy_never_collide)
 {
     const uint8_t *memory = (const uint8_t *)(uintptr_t)CAIRN_STAGGER_PAGE;
     for (size_t bytes = 0; bytes < (4 << 20); bytes += bytes / 7 + 1) {
-        const size_t each = cairn_stagger_cut(bytes, 4);
+        const size_t each = stagger_cut(bytes, 4);
         ck_assert_uint_eq(each % CAIRN_LINE_BYTES, 0);
         ck_assert_uint_le(4 * each, bytes);
         if (bytes >= (64 << 10)) ck_assert_uint_gt(4 * each, bytes * 3 / 4);
@@ -59,8 +59,7 @@ TEST(streams_that_begin_apart_are_apart)
         for (size_t k = 0; k < i; k++)
             for (size_t far = 4096; far <= (size_t)1 << 40; far *= 2)
                 ck_assert_uint_ge(
-                    lines_apart(page + cairn_stagger_begin(i), page + far + cairn_stagger_begin(k)),
-                    12);
+                    lines_apart(page + stagger_begin(i), page + far + stagger_begin(k)), 12);
     ck_assert_uint_eq(lines_apart(page, page + 4096 + 3 * 64), 3);
     ck_assert_uint_eq(lines_apart(page, page + 2 * 4096 - 3 * 64), 3);
     ck_assert_uint_eq(lines_apart(page, page + 256 * 4096), 0);

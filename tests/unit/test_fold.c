@@ -25,13 +25,13 @@ static float random_float(uint32_t *state, bool odd)
     if (bits % 17 == 0) bits &= 0x80000000;
     if (bits % 19 == 0) bits &= 0x807fffff;
     if (odd && bits % 64 == 0) bits = bits % 128 == 0 ? 0x7fc00001 : 0xff800000;
-    return cairn_f32_of_bits(bits);
+    return f32_from_bits(bits);
 }
 
 struct contributions {
     float f32[SOURCES][ELEMS];
     uint16_t bf16[SOURCES][ELEMS];
-    struct cairn_source source[SOURCES]; /* f32 and bf16 by turns */
+    struct fold_source source[SOURCES]; /* f32 and bf16 by turns */
 };
 
 static struct contributions *make_contributions(bool odd)
@@ -41,7 +41,7 @@ static struct contributions *make_contributions(bool odd)
     ck_assert_ptr_nonnull(c);
     for (int s = 0; s < SOURCES; s++) {
         for (size_t i = 0; i < ELEMS; i++) c->f32[s][i] = random_float(&state, odd);
-        cairn_backend_host()->convert(c->bf16[s], CAIRN_BF16, c->f32[s], CAIRN_F32, ELEMS);
+        backend_host()->convert(c->bf16[s], CAIRN_BF16, c->f32[s], CAIRN_F32, ELEMS);
         c->source[s].dtype = s % 2 == 0 ? CAIRN_F32 : CAIRN_BF16;
         c->source[s].data = s % 2 == 0 ? (void *)c->f32[s] : (void *)c->bf16[s];
     }
@@ -51,7 +51,7 @@ static struct contributions *make_contributions(bool odd)
 static float element(const struct contributions *c, int s, size_t i)
 {
     if (c->source[s].dtype == CAIRN_F32) return c->f32[s][i];
-    return cairn_f32_of_bits((uint32_t)c->bf16[s][i] << 16);
+    return f32_from_bits((uint32_t)c->bf16[s][i] << 16);
 }
 
 /* NaN payloads are not promised. */
@@ -59,7 +59,7 @@ static void check_same(const float *a, const float *b, size_t elems)
 {
     for (size_t i = 0; i < elems; i++) {
         if (isnan(a[i]) && isnan(b[i])) continue;
-        if (cairn_f32_bits(a[i]) == cairn_f32_bits(b[i])) continue;
+        if (f32_bits(a[i]) == f32_bits(b[i])) continue;
         ck_abort_msg("element %zu: %a and %a", i, (double)a[i], (double)b[i]);
     }
 }
@@ -68,7 +68,7 @@ TEST_EACH(a_fold_is_the_left_fold_of_its_sources, 0, 2)
 {
     struct contributions *c = make_contributions(_i == 1);
     static float acc[ELEMS], slow[ELEMS];
-    cairn_backend_host()->fold(acc, c->source, SOURCES, true, ELEMS);
+    backend_host()->fold(acc, c->source, SOURCES, true, ELEMS);
     for (size_t i = 0; i < ELEMS; i++) {
         volatile float sum = element(c, 0, i);
         for (int s = 1; s < SOURCES; s++) sum = sum + element(c, s, i);
@@ -80,7 +80,7 @@ TEST_EACH(a_fold_is_the_left_fold_of_its_sources, 0, 2)
 
 TEST(sources_folded_together_or_one_by_one_give_the_same_bits)
 {
-    const struct cairn_backend *host = cairn_backend_host();
+    const struct backend *host = backend_host();
     struct contributions *c = make_contributions(true);
     static float together[ELEMS], apart[ELEMS], twos[ELEMS];
     host->fold(together, c->source, SOURCES, true, ELEMS);
@@ -94,7 +94,7 @@ TEST(sources_folded_together_or_one_by_one_give_the_same_bits)
 
 TEST(elements_folded_in_ranges_at_any_offset_give_the_same_bits)
 {
-    const struct cairn_backend *host = cairn_backend_host();
+    const struct backend *host = backend_host();
     struct contributions *c = make_contributions(true);
     static float whole[ELEMS], ranges[ELEMS];
     host->fold(whole, c->source, SOURCES, true, ELEMS);
@@ -102,10 +102,10 @@ TEST(elements_folded_in_ranges_at_any_offset_give_the_same_bits)
     for (size_t start = 0; start < ELEMS;) {
         size_t n = next_random(&state) % 300;
         if (n > ELEMS - start) n = ELEMS - start;
-        struct cairn_source at[SOURCES];
+        struct fold_source at[SOURCES];
         for (int s = 0; s < SOURCES; s++) {
             at[s] = c->source[s];
-            at[s].data = (const char *)at[s].data + start * cairn_dtype_bytes((int)at[s].dtype);
+            at[s].data = (const char *)at[s].data + start * dtype_size((int)at[s].dtype);
         }
         host->fold(ranges + start, at, SOURCES, true, n);
         start += n;
@@ -118,13 +118,13 @@ TEST(the_first_contribution_is_copied_so_that_minus_zero_stays)
 {
     const float minus_zero[1] = { -0.0f };
     const uint16_t minus_zero_bf16[1] = { 0x8000 };
-    const struct cairn_source sources[2] = { { minus_zero, CAIRN_F32 },
-                                             { minus_zero_bf16, CAIRN_BF16 } };
+    const struct fold_source sources[2] = { { minus_zero, CAIRN_F32 },
+                                            { minus_zero_bf16, CAIRN_BF16 } };
     float acc[1];
     for (size_t count = 1; count <= 2; count++) {
         acc[0] = NAN; // what the accumulator held before must not matter
-        cairn_backend_host()->fold(acc, sources, count, true, 1);
-        ck_assert_uint_eq(cairn_f32_bits(acc[0]), 0x80000000);
+        backend_host()->fold(acc, sources, count, true, 1);
+        ck_assert_uint_eq(f32_bits(acc[0]), 0x80000000);
     }
 }
 
@@ -132,18 +132,18 @@ TEST(no_contribution_at_all_is_plus_zero)
 {
     float acc[3] = { NAN, -1, -0.0f };
     const float zero[3] = { 0 };
-    cairn_backend_host()->fold(acc, NULL, 0, true, 3);
+    backend_host()->fold(acc, NULL, 0, true, 3);
     ck_assert_mem_eq(acc, zero, sizeof acc);
     acc[1] = 7;
-    cairn_backend_host()->fold(acc, NULL, 0, false, 3);
+    backend_host()->fold(acc, NULL, 0, false, 3);
     ck_assert(acc[1] == 7);
 }
 
 /* A tensor whose quanta end in short leaves: 9 rows of 1500 elements, three a quantum. */
-static struct cairn_geometry short_leaves(void)
+static struct geometry short_leaves(void)
 {
-    const struct cairn_shape shape = { .rank = 2, .dim = { 9, 1500 } };
-    return cairn_geometry_of(&shape);
+    const struct shape shape = { .rank = 2, .dim = { 9, 1500 } };
+    return geometry_of(&shape);
 }
 
 /* The documented order, written once more and with nothing to vectorize. */
@@ -168,16 +168,16 @@ static float *random_gradients(size_t elems)
 
 TEST(leaf_sums_follow_the_lane_tree_and_add_exactly)
 {
-    const struct cairn_geometry geometry = short_leaves();
+    const struct geometry geometry = short_leaves();
     float *g = random_gradients(geometry.elems);
-    struct cairn_sums sums = { 0 };
-    struct cairn_exact slow = { 0 };
+    struct sums sums = { 0 };
+    struct exact slow = { 0 };
     ck_assert_uint_eq(geometry.leaf_count, 6);
-    cairn_backend_host()->sum_leaves(g, &geometry, 0, geometry.leaf_count, &sums);
+    backend_host()->sum_leaves(g, &geometry, 0, geometry.leaf_count, &sums);
     for (uint64_t leaf = 0; leaf < geometry.leaf_count; leaf++) {
-        uint64_t start = cairn_leaf_first_elem(&geometry, leaf);
-        uint64_t end = cairn_leaf_first_elem(&geometry, leaf + 1);
-        ck_assert_int_eq(cairn_exact_add_double(&slow, slow_leaf_sum(g + start, end - start)), 0);
+        uint64_t start = leaf_start(&geometry, leaf);
+        uint64_t end = leaf_start(&geometry, leaf + 1);
+        ck_assert_int_eq(exact_add_double(&slow, slow_leaf_sum(g + start, end - start)), 0);
     }
     ck_assert_mem_eq(&sums.sum_squares, &slow, sizeof slow);
     ck_assert_uint_eq(sums.nonfinite, 0);
@@ -186,17 +186,17 @@ TEST(leaf_sums_follow_the_lane_tree_and_add_exactly)
 
 TEST(no_split_of_the_leaves_changes_a_bit)
 {
-    const struct cairn_backend *host = cairn_backend_host();
-    const struct cairn_geometry geometry = short_leaves();
+    const struct backend *host = backend_host();
+    const struct geometry geometry = short_leaves();
     float *g = random_gradients(geometry.elems);
-    struct cairn_sums whole = { 0 };
+    struct sums whole = { 0 };
     host->sum_leaves(g, &geometry, 0, geometry.leaf_count, &whole);
     for (uint64_t cut = 0; cut <= geometry.leaf_count; cut++) {
-        struct cairn_sums left = { 0 }, right = { 0 };
+        struct sums left = { 0 }, right = { 0 };
         host->sum_leaves(g, &geometry, 0, cut, &left);
-        host->sum_leaves(g + cairn_leaf_first_elem(&geometry, cut), &geometry, cut,
-                         geometry.leaf_count - cut, &right);
-        ck_assert_int_eq(cairn_exact_add(&right.sum_squares, &left.sum_squares), CAIRN_OK);
+        host->sum_leaves(g + leaf_start(&geometry, cut), &geometry, cut, geometry.leaf_count - cut,
+                         &right);
+        ck_assert_int_eq(exact_add(&right.sum_squares, &left.sum_squares), CAIRN_OK);
         ck_assert_mem_eq(&whole, &right, sizeof whole);
     }
     free(g);
@@ -204,26 +204,25 @@ TEST(no_split_of_the_leaves_changes_a_bit)
 
 TEST(extreme_gradients_neither_overflow_nor_vanish)
 {
-    const struct cairn_shape shape = { .rank = 1, .dim = { 4096 } };
-    const struct cairn_geometry geometry = cairn_geometry_of(&shape);
+    const struct shape shape = { .rank = 1, .dim = { 4096 } };
+    const struct geometry geometry = geometry_of(&shape);
     float g[4096];
-    struct cairn_sums large = { 0 }, small = { 0 };
+    struct sums large = { 0 }, small = { 0 };
     for (int i = 0; i < 4096; i++) g[i] = 0x1p127f;
-    cairn_backend_host()->sum_leaves(g, &geometry, 0, 1, &large);
-    ck_assert(cairn_exact_to_double(&large.sum_squares) == 0x1p266);
+    backend_host()->sum_leaves(g, &geometry, 0, 1, &large);
+    ck_assert(exact_to_double(&large.sum_squares) == 0x1p266);
     for (int i = 0; i < 4096; i++) g[i] = i == 77 ? 0x1p-149f : 0;
-    cairn_backend_host()->sum_leaves(g, &geometry, 0, 1, &small);
-    ck_assert(cairn_exact_to_double(&small.sum_squares) == 0x1p-298);
+    backend_host()->sum_leaves(g, &geometry, 0, 1, &small);
+    ck_assert(exact_to_double(&small.sum_squares) == 0x1p-298);
 }
 
 TEST(a_leaf_with_a_non_finite_element_is_counted_and_left_out)
 {
-    const struct cairn_backend *host = cairn_backend_host();
-    const struct cairn_geometry geometry = short_leaves();
+    const struct backend *host = backend_host();
+    const struct geometry geometry = short_leaves();
     float *g = random_gradients(geometry.elems);
-    struct cairn_sums rest = { 0 }, all = { 0 };
-    uint64_t second = cairn_leaf_first_elem(&geometry, 1),
-             third = cairn_leaf_first_elem(&geometry, 2);
+    struct sums rest = { 0 }, all = { 0 };
+    uint64_t second = leaf_start(&geometry, 1), third = leaf_start(&geometry, 2);
     host->sum_leaves(g, &geometry, 0, 1, &rest);
     host->sum_leaves(g + third, &geometry, 2, geometry.leaf_count - 2, &rest);
     g[second] = INFINITY;
@@ -237,15 +236,15 @@ TEST(a_leaf_with_a_non_finite_element_is_counted_and_left_out)
 
 TEST(a_thread_that_rounds_otherwise_is_noticed)
 {
-    ck_assert(cairn_float_env_ok());
+    ck_assert(float_env_ok());
     volatile float third = 1.0f;
     third = third / 3.0f; // raises a sticky flag, which does not matter
-    ck_assert(cairn_float_env_ok());
+    ck_assert(float_env_ok());
     fesetround(FE_UPWARD);
-    bool noticed = !cairn_float_env_ok();
+    bool noticed = !float_env_ok();
     fesetround(FE_TONEAREST);
     ck_assert(noticed);
-    ck_assert(cairn_float_env_ok());
+    ck_assert(float_env_ok());
 }
 
 SUITE(60);

@@ -1,4 +1,5 @@
 /* Memory that cannot be read: the thread that reads it comes back, the process goes on. */
+#include <inttypes.h>
 #include <check.h>
 #include <pthread.h>
 #include <signal.h>
@@ -87,7 +88,7 @@ TEST_KILLED(outside_of_guarded_code_it_ends_the_process_as_before, SIGBUS)
 {
     struct reading whole = { .bytes = half_gone(), .count = PAGES * PAGE };
     add_up(&whole);
-    ck_abort_msg("a sum of %llu", (unsigned long long)whole.sum);
+    ck_abort_msg("a sum of %" PRIu64, whole.sum);
 }
 #endif
 

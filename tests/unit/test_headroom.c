@@ -1,4 +1,5 @@
 /* What may still be taken, read from trees of files as kernels show them; and the lock of a host. */
+#include <inttypes.h>
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -34,7 +35,7 @@ static void put(const char *path, const char *text)
 static void put_number(const char *path, uint64_t number)
 {
     char text[32];
-    snprintf(text, sizeof text, "%llu\n", (unsigned long long)number);
+    snprintf(text, sizeof text, "%" PRIu64 "\n", number);
     put(path, text);
 }
 
@@ -63,17 +64,17 @@ static void put_v2(const char *group, const char *top)
     put("proc/self/mountinfo", line);
 }
 
-static struct cairn_headroom headroom(void)
+static struct headroom headroom(void)
 {
-    struct cairn_headroom found;
-    struct cairn_sentence why;
+    struct headroom found;
+    struct sentence why;
     ck_assert_msg(headroom_read(root, &found, &why) == CAIRN_OK, "%s", why.text);
     return found;
 }
 
 static void check(uint64_t available_bytes, uint64_t limit_bytes, const char *by)
 {
-    const struct cairn_headroom found = headroom();
+    const struct headroom found = headroom();
     ck_assert_uint_eq(found.available_bytes, available_bytes);
     ck_assert_uint_eq(found.limit_bytes, limit_bytes);
     ck_assert_str_eq(found.by, by);
@@ -142,8 +143,8 @@ TEST(the_older_hierarchy_is_read_where_it_is_the_one)
 
 TEST(a_host_that_does_not_say_is_an_error)
 {
-    struct cairn_headroom found;
-    struct cairn_sentence why;
+    struct headroom found;
+    struct sentence why;
     put("proc/meminfo", "MemTotal: 1000 kB\n");
     ck_assert_int_eq(headroom_read(root, &found, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "/meminfo"));
@@ -151,17 +152,17 @@ TEST(a_host_that_does_not_say_is_an_error)
 
 TEST(a_refusal_says_what_is_needed_what_there_is_and_who_limits)
 {
-    const struct cairn_headroom found = { .available_bytes = 100 * MIB,
-                                          .limit_bytes = 300 * MIB,
-                                          .by = "/sys/fs/cgroup/g" };
-    struct cairn_sentence why;
+    const struct headroom found = { .available_bytes = 100 * MIB,
+                                    .limit_bytes = 300 * MIB,
+                                    .by = "/sys/fs/cgroup/g" };
+    struct sentence why;
     ck_assert_int_eq(headroom_judge(&found, 90 * MIB, "it", &why), CAIRN_OK);
     ck_assert_int_eq(headroom_judge(&found, 100 * MIB, "it", &why), CAIRN_ERR_NO_MEMORY);
     ck_assert_ptr_nonnull(strstr(why.text, "it needs 104857600 bytes"));
     ck_assert_ptr_nonnull(strstr(why.text, "104857600 are available"));
     ck_assert_ptr_nonnull(strstr(why.text, "of /sys/fs/cgroup/g, which has 314572800"));
     ck_assert_int_eq(headroom_judge(&found, UINT64_MAX, "it", &why), CAIRN_ERR_NO_MEMORY);
-    const struct cairn_headroom none = { .by = "nothing" };
+    const struct headroom none = { .by = "nothing" };
     ck_assert_int_eq(headroom_judge(&none, 0, "it", &why), CAIRN_OK);
 }
 
@@ -170,7 +171,7 @@ TEST(a_refusal_says_what_is_needed_what_there_is_and_who_limits)
 TEST(one_at_a_time_has_the_lock_and_the_other_hears_who_does)
 {
     atomic_bool canceled = false;
-    struct cairn_sentence why;
+    struct sentence why;
     char holder[64];
     int first, second;
     ck_assert_int_eq(host_lock_take(root, 1000, &canceled, &first, &why), CAIRN_OK);
@@ -188,7 +189,7 @@ TEST(one_at_a_time_has_the_lock_and_the_other_hears_who_does)
 TEST(a_lock_that_cannot_be_opened_says_so)
 {
     atomic_bool canceled = false;
-    struct cairn_sentence why;
+    struct sentence why;
     int fd;
     ck_assert_int_eq(host_lock_take("/nowhere/at/all", 1000, &canceled, &fd, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "/nowhere/at/all"));

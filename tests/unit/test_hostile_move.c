@@ -121,15 +121,15 @@ static struct fake_peer *peer_of(int who)
 static void hear(int who)
 {
     struct fake_peer *peer = peer_of(who);
-    struct cairn_frame frame;
+    struct wire_frame frame;
     for (int i = 0; i < 3; i++) fake_pump(&fake);
     if (who != SHARD) fake_peer_read(peer);
     while (who != SHARD && fake_peer_next(peer, &frame)) {
         if (frame.type != CAIRN_MSG_ERROR) continue;
-        ProtobufCMessage *message = cairn_message_unpack(&cairn__error__descriptor, frame.payload,
-                                                         frame.payload_bytes);
+        ProtobufCMessage *message = message_unpack(&cairn__error__descriptor, frame.payload,
+                                                   frame.payload_bytes);
         ck_assert_uint_gt(strlen(((Cairn__Error *)message)->text), 8);
-        cairn_message_free(message);
+        message_free(message);
     }
     if (!peer->ended) return;
     if (who == SHARD) {
@@ -238,11 +238,10 @@ static void say_prepare(struct scene *scene)
     Cairn__ShardInfo info = CAIRN__SHARD_INFO__INIT, other = info, *infos[] = { &info, &other };
     Cairn__PartPrepare prepare = CAIRN__PART_PREPARE__INIT;
     const struct stage_run *const tables[] = { stage_half, stage_before };
-    struct cairn_layout *layout = stage_make(tables[random_below(2)], stage.layout + 1,
-                                             stage.count);
-    const size_t bytes = cairn_layout_encoded_bytes(layout);
+    struct layout *layout = stage_make(tables[random_below(2)], stage.layout + 1, stage.count);
+    const size_t bytes = layout_encoded_bytes(layout);
     uint8_t *encoded = malloc(bytes);
-    cairn_layout_encode(layout, encoded);
+    layout_encode(layout, encoded);
     for (int i = (int)random_below(3); i > 0; i--)
         encoded[random_below(bytes)] ^= (uint8_t)(1u << random_below(8));
     mover.shard = info.index = 0;
@@ -251,11 +250,11 @@ static void say_prepare(struct scene *scene)
     again.member = 5001;
     mover.name = info.name = "s0";
     again.name = other.name = "s1";
-    info.fabric_address.data = (uint8_t *)cairn_fabric_address(stage.shard[0].shard->fabric,
-                                                               &info.fabric_address.len);
+    info.fabric_address.data = (uint8_t *)fabric_own_address(stage.shard[0].shard->fabric,
+                                                             &info.fabric_address.len);
     mover.fabric_address = info.fabric_address;
-    other.fabric_address.data = (uint8_t *)cairn_fabric_address(stage.shard[1].shard->fabric,
-                                                                &other.fabric_address.len);
+    other.fabric_address.data = (uint8_t *)fabric_own_address(stage.shard[1].shard->fabric,
+                                                              &other.fabric_address.len);
     again.fabric_address = other.fabric_address;
     prepare.job = SCENE_JOB;
     prepare.layout = stage.layout + 1;
@@ -268,7 +267,7 @@ static void say_prepare(struct scene *scene)
     scene_say(scene, CAIRN_MSG_PART_PREPARE, ++stage.requests, &prepare.base);
     pages_each(CAIRN_PAGE_LAYOUT, encoded, bytes, send_page, scene);
     free(encoded);
-    cairn_layout_close(layout);
+    layout_close(layout);
 }
 
 static void say_any_to_shard(struct scene *scene)

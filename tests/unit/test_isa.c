@@ -33,7 +33,7 @@ static void fill(float *out, size_t elems, uint32_t seed, bool odd)
         if (bits % 17 == 0) bits &= 0x80000000;
         if (bits % 19 == 0) bits &= 0x807fffff;
         if (odd && bits % 512 == 0) bits = bits % 1024 == 0 ? 0x7fc00001 : 0xff800000;
-        out[i] = cairn_f32_of_bits(bits);
+        out[i] = f32_from_bits(bits);
     }
 }
 
@@ -43,23 +43,22 @@ static void check_f32(const char *what, const char *isa, const float *a, const f
 {
     for (size_t i = 0; i < elems; i++) {
         if (isnan(a[i]) && isnan(b[i])) continue;
-        if (cairn_f32_bits(a[i]) == cairn_f32_bits(b[i])) continue;
+        if (f32_bits(a[i]) == f32_bits(b[i])) continue;
         ck_abort_msg("%s of %s, element %zu of %zu: %a, %a", what, isa, i, elems, (double)a[i],
                      (double)b[i]);
     }
 }
 
-static const struct cairn_backend *plain(void)
+static const struct backend *plain(void)
 {
-    return cairn_backend_host_at(0);
+    return backend_host_at(0);
 }
 
 /* NULL: skipped, and said. */
-static const struct cairn_backend *other(int isa)
+static const struct backend *other(int isa)
 {
-    const struct cairn_backend *backend = cairn_backend_host_at((uint32_t)isa);
-    if (backend == NULL)
-        printf("SKIPPED: this CPU has no %s\n", cairn_backend_host_isa((uint32_t)isa));
+    const struct backend *backend = backend_host_at((uint32_t)isa);
+    if (backend == NULL) printf("SKIPPED: this CPU has no %s\n", backend_host_isa((uint32_t)isa));
     return backend;
 }
 
@@ -72,12 +71,12 @@ struct contributions {
 
 /* f32, bf16, or by turns; `offset` elements in. */
 static void set_sources(const struct contributions *c, int mix, size_t offset,
-                        struct cairn_source out[SOURCES])
+                        struct fold_source out[SOURCES])
 {
     for (int s = 0; s < SOURCES; s++) {
         const bool is_f32 = mix == 0 || (mix == 2 && s % 3 == 0);
-        out[s] = is_f32 ? (struct cairn_source) { c->f32[s] + offset, CAIRN_F32 }
-                        : (struct cairn_source) { c->bf16[s] + offset, CAIRN_BF16 };
+        out[s] = is_f32 ? (struct fold_source) { c->f32[s] + offset, CAIRN_F32 }
+                        : (struct fold_source) { c->bf16[s] + offset, CAIRN_BF16 };
     }
 }
 
@@ -94,11 +93,11 @@ static struct contributions *make_contributions(void)
 
 TEST_EACH(folds_have_the_bits_of_the_plain_ones, 1, CAIRN_HOST_ISA_COUNT)
 {
-    const struct cairn_backend *host = other(_i);
+    const struct backend *host = other(_i);
     static float a[ROOM], b[ROOM];
     if (host == NULL) return;
     struct contributions *c = make_contributions();
-    struct cairn_source sources[SOURCES];
+    struct fold_source sources[SOURCES];
     for (int mix = 0; mix < 3; mix++)
         for (size_t count = 0; count <= SOURCES; count++)
             for (int l = 0; l < LENGTHS; l++)
@@ -117,30 +116,30 @@ TEST_EACH(folds_have_the_bits_of_the_plain_ones, 1, CAIRN_HOST_ISA_COUNT)
 /* A fold with sums is a fold and then the sums, around the cache or through it. */
 TEST_EACH(folds_with_sums_have_the_bits_of_plain_folds_and_then_sums, 0, CAIRN_HOST_ISA_COUNT)
 {
-    const struct cairn_backend *host = other(_i);
+    const struct backend *host = other(_i);
     static float a[ROOM] __attribute__((aligned(64))), b[ROOM] __attribute__((aligned(64)));
     if (host == NULL) return;
-    const struct cairn_shape shape = { .rank = 1, .dim = { ELEMS } };
-    const struct cairn_geometry geometry = cairn_geometry_of(&shape);
+    const struct shape shape = { .rank = 1, .dim = { ELEMS } };
+    const struct geometry geometry = geometry_of(&shape);
     struct contributions *c = make_contributions();
-    struct cairn_source sources[SOURCES];
+    struct fold_source sources[SOURCES];
     for (int turn = 0; turn < 3 * SOURCES * 4; turn++) {
         const size_t count = 1 + (size_t)turn % SOURCES,
                      offset = turn % 4 < 2 ? 0 : (size_t)turn % OFFSETS;
         set_sources(c, turn / SOURCES % 3, (size_t)turn % OFFSETS, sources);
         fill(a, ROOM, 99, false);
         memcpy(b, a, sizeof a);
-        struct cairn_sums apart = { 0 }, together = { 0 };
+        struct sums apart = { 0 }, together = { 0 };
         plain()->fold(a + offset, sources, count, turn % 2 == 0, ELEMS);
         plain()->sum_leaves(a + offset, &geometry, 0, geometry.leaf_count, &apart);
-        host->fold_leaves(&(struct cairn_leaf_fold) { .acc = b + offset,
-                                                      .sources = sources,
-                                                      .source_count = count,
-                                                      .first = turn % 2 == 0,
-                                                      .far = turn % 4 < 2,
-                                                      .geometry = &geometry,
-                                                      .leaf_count = geometry.leaf_count,
-                                                      .sums = &together });
+        host->fold_leaves(&(struct leaf_fold) { .acc = b + offset,
+                                                .sources = sources,
+                                                .source_count = count,
+                                                .first = turn % 2 == 0,
+                                                .far = turn % 4 < 2,
+                                                .geometry = &geometry,
+                                                .leaf_count = geometry.leaf_count,
+                                                .sums = &together });
         check_f32("fold with sums", host->isa, a, b, ROOM);
         ck_assert_mem_eq(&apart.sum_squares, &together.sum_squares, sizeof apart.sum_squares);
         ck_assert_uint_eq(apart.nonfinite, together.nonfinite);
@@ -150,13 +149,13 @@ TEST_EACH(folds_with_sums_have_the_bits_of_plain_folds_and_then_sums, 0, CAIRN_H
 
 TEST_EACH(sums_of_leaves_have_the_bits_of_the_plain_ones, 1, CAIRN_HOST_ISA_COUNT)
 {
-    const struct cairn_backend *host = other(_i);
+    const struct backend *host = other(_i);
     static float g[ROOM];
     if (host == NULL) return;
     for (uint32_t seed = 0; seed < 40; seed++) {
-        const struct cairn_shape shape = { .rank = 1, .dim = { ELEMS - seed * 211 } };
-        const struct cairn_geometry geometry = cairn_geometry_of(&shape);
-        struct cairn_sums a = { 0 }, b = { 0 };
+        const struct shape shape = { .rank = 1, .dim = { ELEMS - seed * 211 } };
+        const struct geometry geometry = geometry_of(&shape);
+        struct sums a = { 0 }, b = { 0 };
         fill(g, ROOM, seed, seed % 2 == 1);
         plain()->sum_leaves(g + seed % OFFSETS, &geometry, 0, geometry.leaf_count, &a);
         host->sum_leaves(g + seed % OFFSETS, &geometry, 0, geometry.leaf_count, &b);
@@ -192,23 +191,23 @@ static void fill_planes(struct planes *planes)
 }
 
 /* What the kernel is to return of the elements at `offset`: counted out of what it left. */
-static uint64_t count_nonfinite(const struct cairn_update *u, bool has_m, bool has_v)
+static uint64_t count_nonfinite(const struct update *u, bool has_m, bool has_v)
 {
     uint64_t count = 0;
     for (size_t i = 0; i < u->elems; i++) {
         float wire = 0;
         if (u->wire != NULL)
-            cairn_backend_host_at(0)->convert(
-                &wire, CAIRN_F32, (char *)u->wire + i * cairn_dtype_bytes((int)u->wire_dtype),
-                u->wire_dtype, 1);
+            backend_host_at(0)->convert(&wire, CAIRN_F32,
+                                        (char *)u->wire + i * dtype_size((int)u->wire_dtype),
+                                        u->wire_dtype, 1);
         count += !isfinite(u->param[i]) || (has_m && !isfinite(u->exp_avg[i])) ||
                  (has_v && !isfinite(u->exp_avg_sq[i])) || !isfinite(wire);
     }
     return count;
 }
 
-static void run_counted(const struct cairn_backend *host, const struct cairn_update *u,
-                        const struct cairn_group_scalars *scalars)
+static void run_counted(const struct backend *host, const struct update *u,
+                        const struct group_scalars *scalars)
 {
     const bool is_sgd = scalars->optimizer == CAIRN_OPTIMIZER_SGD;
     const bool has_m = !is_sgd || (scalars->flags & CAIRN_SCALAR_MOMENTUM) != 0;
@@ -216,12 +215,12 @@ static void run_counted(const struct cairn_backend *host, const struct cairn_upd
     ck_assert_uint_eq(counted, count_nonfinite(u, has_m, !is_sgd));
 }
 
-static void update(const struct cairn_backend *host, struct planes *planes,
-                   const struct cairn_group_scalars *scalars, int turn, size_t elems)
+static void update(const struct backend *host, struct planes *planes,
+                   const struct group_scalars *scalars, int turn, size_t elems)
 {
     const bool is_bf16 = turn % 3 == 1;
     const size_t offset = turn % 4 < 2 ? 0 : (size_t)turn % OFFSETS;
-    const struct cairn_update u = {
+    const struct update u = {
         .grad = planes->grad + offset,
         .param = planes->param + offset,
         .exp_avg = planes->exp_avg + offset,
@@ -237,8 +236,7 @@ static void update(const struct cairn_backend *host, struct planes *planes,
     run_counted(host, &u, scalars);
 }
 
-static void check_update(const struct cairn_backend *host,
-                         const struct cairn_group_scalars *scalars)
+static void check_update(const struct backend *host, const struct group_scalars *scalars)
 {
     static struct planes a, b;
     for (int turn = 0; turn < 12; turn++)
@@ -257,10 +255,10 @@ static void check_update(const struct cairn_backend *host,
 
 enum { KINDS = 4 }; /* of an optimizer: decay; momentum, Nesterov's; the first step */
 
-static struct cairn_group_scalars scalars_of(uint32_t id, int kind, float scale)
+static struct group_scalars scalars_of(uint32_t id, int kind, float scale)
 {
     const bool is_sgd = id == CAIRN_OPTIMIZER_SGD;
-    const struct cairn_group_hyper hyper = {
+    const struct group_hyper hyper = {
         .optimizer = id,
         .lr = 1e-2,
         .beta1 = is_sgd ? 0 : 0.9,
@@ -270,26 +268,25 @@ static struct cairn_group_scalars scalars_of(uint32_t id, int kind, float scale)
         .momentum = is_sgd && kind > 0 ? 0.9 : 0,
         .nesterov = is_sgd && kind == 2 ? 1 : 0,
     };
-    struct cairn_group_scalars scalars;
-    ck_assert_int_eq(
-        cairn_group_scalars_of(&hyper, kind == 3 ? 1 : 7, cairn_f32_bits(scale), &scalars),
-        CAIRN_OK);
+    struct group_scalars scalars;
+    ck_assert_int_eq(group_scalars_of(&hyper, kind == 3 ? 1 : 7, f32_bits(scale), &scalars),
+                     CAIRN_OK);
     return scalars;
 }
 
 TEST_EACH(updates_have_the_bits_of_the_plain_ones, 1, CAIRN_HOST_ISA_COUNT)
 {
-    const struct cairn_backend *host = other(_i);
+    const struct backend *host = other(_i);
     if (host == NULL) return;
     for (uint32_t id = 1; id < CAIRN_OPTIMIZER_COUNT; id++)
         for (int kind = 0; kind < KINDS; kind++) {
-            const struct cairn_group_scalars scalars = scalars_of(id, kind, 0.125f);
+            const struct group_scalars scalars = scalars_of(id, kind, 0.125f);
             check_update(host, &scalars);
         }
 }
 
 /* Of one element, after an update of `elems` of which it is the one at `at`, all others 1. */
-static uint64_t spoil(const struct cairn_backend *host, const struct cairn_group_scalars *scalars,
+static uint64_t spoil(const struct backend *host, const struct group_scalars *scalars,
                       cairn_dtype wire, size_t elems, size_t at, float grad, float param)
 {
     static struct planes p;
@@ -298,13 +295,13 @@ static uint64_t spoil(const struct cairn_backend *host, const struct cairn_group
         p.param[i] = i == at ? param : 1;
         p.exp_avg[i] = p.exp_avg_sq[i] = 1;
     }
-    const struct cairn_update u = { .grad = p.grad,
-                                    .param = p.param,
-                                    .exp_avg = p.exp_avg,
-                                    .exp_avg_sq = p.exp_avg_sq,
-                                    .wire = p.wire,
-                                    .wire_dtype = wire,
-                                    .elems = elems };
+    const struct update u = { .grad = p.grad,
+                              .param = p.param,
+                              .exp_avg = p.exp_avg,
+                              .exp_avg_sq = p.exp_avg_sq,
+                              .wire = p.wire,
+                              .wire_dtype = wire,
+                              .elems = elems };
     const uint64_t counted = host->update[scalars->optimizer](&u, scalars);
     if (scalars->optimizer != CAIRN_OPTIMIZER_SGD && grad > 1e30f && isinf(p.exp_avg_sq[at]))
         ck_assert(isfinite(p.param[at])); // it stands still, and nobody would see it
@@ -313,12 +310,12 @@ static uint64_t spoil(const struct cairn_backend *host, const struct cairn_group
 
 TEST_EACH(of_finite_gradients_every_result_that_is_not_finite_is_counted, 0, CAIRN_HOST_ISA_COUNT)
 {
-    const struct cairn_backend *host = cairn_backend_host_at((uint32_t)_i);
+    const struct backend *host = backend_host_at((uint32_t)_i);
     if (host == NULL) return;
     for (uint32_t id = 1; id < CAIRN_OPTIMIZER_COUNT; id++)
         for (int kind = 0; kind < KINDS; kind++)
             for (int l = 0; l < LENGTHS; l++) {
-                const struct cairn_group_scalars s = scalars_of(id, kind, 1);
+                const struct group_scalars s = scalars_of(id, kind, 1);
                 const size_t n = lengths[l];
                 for (size_t at = 0; at < n; at += 1 + n / 7) {
                     // SGD takes the parameter beyond what fp32 has, the others the second moment.
@@ -337,7 +334,7 @@ TEST_EACH(of_finite_gradients_every_result_that_is_not_finite_is_counted, 0, CAI
 
 TEST_EACH(casts_have_the_bits_of_the_plain_ones, 1, CAIRN_HOST_ISA_COUNT)
 {
-    const struct cairn_backend *host = other(_i);
+    const struct backend *host = other(_i);
     static float in[ROOM], wide_a[ROOM], wide_b[ROOM];
     static uint16_t a[ROOM], b[ROOM];
     if (host == NULL) return;
@@ -355,16 +352,16 @@ TEST_EACH(casts_have_the_bits_of_the_plain_ones, 1, CAIRN_HOST_ISA_COUNT)
 
 TEST(the_one_that_is_used_is_the_widest_or_the_one_that_was_asked_for)
 {
-    const struct cairn_backend *widest = NULL, *wanted = NULL;
+    const struct backend *widest = NULL, *wanted = NULL;
     const char *name = getenv("CAIRN_HOST_ISA");
     for (uint32_t isa = 0; isa < CAIRN_HOST_ISA_COUNT; isa++) {
-        const struct cairn_backend *at = cairn_backend_host_at(isa);
+        const struct backend *at = backend_host_at(isa);
         if (at == NULL) continue;
-        ck_assert_str_eq(at->isa, cairn_backend_host_isa(isa));
+        ck_assert_str_eq(at->isa, backend_host_isa(isa));
         widest = at;
         if (name != NULL && strcmp(name, at->isa) == 0) wanted = at;
     }
-    ck_assert_ptr_eq(cairn_backend_host(), wanted != NULL ? wanted : widest);
+    ck_assert_ptr_eq(backend_host(), wanted != NULL ? wanted : widest);
 }
 
 SUITE(60);

@@ -27,7 +27,7 @@ static cairn_status gone_status;
 static char gone_why[CAIRN_SENTENCE_BYTES];
 
 // The daemon under test: admits a Hello named "good", answers it, echoes the rest.
-static void on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, void *context)
+static void on_frame(struct cairn_peer *peer, const struct wire_frame *frame, void *context)
 {
     ck_assert_ptr_eq(context, &loop);
     Cairn__Welcome welcome = CAIRN__WELCOME__INIT;
@@ -94,7 +94,7 @@ static void setup(void)
 
 static void open_listener(void)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     ck_assert_msg(listener_open(&loop, &options, 1, 90, &events, &loop, &listener, &why) ==
                       CAIRN_OK,
                   "%s", why.text);
@@ -136,7 +136,7 @@ static void client_send(int fd, uint16_t type, uint32_t payload_bytes)
 {
     static const uint8_t zeros[100000];
     uint8_t header[CAIRN_FRAME_HEADER_BYTES];
-    cairn_frame_header_write(header, type, 5, payload_bytes);
+    frame_header_write(header, type, 5, payload_bytes);
     (void)!write(fd, header, sizeof header);
     if (payload_bytes > 0 && payload_bytes <= sizeof zeros) (void)!write(fd, zeros, payload_bytes);
 }
@@ -206,9 +206,9 @@ static void thousand_garbage_clients(void)
         const int fd = client_connect();
         const size_t n = (i % 4 == 0 ? 1 : 16) + cairn_scratch_random(&seed) % 500;
         for (size_t k = 0; k < n; k++) bytes[k] = (uint8_t)cairn_scratch_random(&seed);
-        if (i % 4 == 1) cairn_frame_header_write(bytes, 1, 0, UINT32_MAX); // 4 GiB
-        if (i % 4 == 2) cairn_frame_header_write(bytes, 7, 0, 0);          // not a Hello
-        if (i % 4 == 3) cairn_frame_header_write(bytes, 1, 0, 4000);       // the rest never comes
+        if (i % 4 == 1) frame_header_write(bytes, 1, 0, UINT32_MAX); // 4 GiB
+        if (i % 4 == 2) frame_header_write(bytes, 7, 0, 0);          // not a Hello
+        if (i % 4 == 3) frame_header_write(bytes, 1, 0, 4000);       // the rest never comes
         (void)!write(fd, bytes, n);
         if (i % 3 > 0) (void)!read(fd, bytes, i % 4 == 3 ? 0 : 1); // some wait to be closed
         close(fd);
@@ -273,7 +273,7 @@ static void greedy_clients_and_a_good_one(void)
         greedy_fds[i] = client_connect();
         client_send(greedy_fds[i], 1, 0);
         ck_assert_int_eq(client_receive(greedy_fds[i]), 2);
-        cairn_frame_header_write(header, 7, 5, 200000);
+        frame_header_write(header, 7, 5, 200000);
         ck_assert_int_eq(write(greedy_fds[i], header, sizeof header), sizeof header);
         ck_assert_int_eq(write(greedy_fds[i], half, sizeof half), sizeof half);
     }
@@ -371,7 +371,7 @@ TEST(closing_the_listener_ends_its_peers)
 
 TEST(only_loopback_unless_insecure_is_said)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     options.listen = "0.0.0.0:0";
     ck_assert_int_eq(listener_open(&loop, &options, 1, 90, &events, &loop, &listener, &why),
                      CAIRN_ERR_REFUSED);
@@ -384,7 +384,7 @@ TEST(only_loopback_unless_insecure_is_said)
 /* The name service takes it for loopback. */
 TEST(a_star_is_every_address)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     options.listen = "*:0";
     ck_assert_int_eq(listener_judge(&options, &why), CAIRN_ERR_REFUSED);
     ck_assert_ptr_nonnull(strstr(why.text, "*:0: it is not a loopback address"));
@@ -405,7 +405,7 @@ TEST(an_address_that_no_device_has_yet_is_listened_on)
 /* As the host's own name does where /etc/hosts has it at 127.0.1.1. */
 TEST(a_name_that_leads_to_loopback_is_refused_where_other_hosts_are_to_come)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     options.listen = "127.1:0"; // no written form of an address, but the name service takes it
     ck_assert_int_eq(listener_judge(&options, &why), CAIRN_OK);
     options.insecure_network = true;
@@ -420,7 +420,7 @@ TEST(a_name_that_leads_to_loopback_is_refused_where_other_hosts_are_to_come)
 
 TEST(a_port_in_use_is_named)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     struct listener *second = NULL;
     open_listener();
     options.listen = (char *)listener_address(listener);

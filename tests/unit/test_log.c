@@ -1,6 +1,7 @@
 #include "server/base/log.h"
 #include "tests/support/suite.h"
 
+#include <inttypes.h>
 #include <check.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -94,10 +95,10 @@ static const char *capture(void (*work)(void))
 static void log_at_all_levels(void)
 {
     log_init("shard-0", CAIRN_LOG_WARN);
-    cairn_log_error("one");
-    cairn_log_warn("two %d", 2);
-    cairn_log_info("three");
-    cairn_log_debug("four");
+    log_error("one");
+    log_warn("two %d", 2);
+    log_info("three");
+    log_debug("four");
 }
 
 TEST(levels_below_the_wanted_one_are_silent)
@@ -117,23 +118,22 @@ static void log_to_the_journal(void)
     char stream[64];
     struct log_options options = { .level = "", .format = "json" };
     ck_assert_int_eq(fstat(STDERR_FILENO, &info), 0);
-    snprintf(stream, sizeof stream, "%llu:%llu", (unsigned long long)info.st_dev,
-             (unsigned long long)info.st_ino);
+    snprintf(stream, sizeof stream, "%" PRIu64 ":%" PRIu64, info.st_dev, info.st_ino);
     setenv("JOURNAL_STREAM", stream, 1);
     log_init("other", CAIRN_LOG_INFO);
     log_set("s1", &options);
-    cairn_log_error("one");
-    cairn_log_debug("unheard");
+    log_error("one");
+    log_debug("unheard");
     ck_assert(log_toggle_debug());
-    cairn_log_debug("two");
+    log_debug("two");
     ck_assert(!log_toggle_debug());
-    cairn_log_debug("unheard");
+    log_debug("unheard");
     options.format = "logfmt";
     log_set("s1", &options);
-    cairn_log_info("three");
+    log_info("three");
     setenv("JOURNAL_STREAM", "1:2", 1); // another one's stderr
     log_init("s1", CAIRN_LOG_INFO);
-    cairn_log_warn("four");
+    log_warn("four");
     unsetenv("JOURNAL_STREAM");
     log_init("s1", CAIRN_LOG_INFO);
 }
@@ -152,10 +152,10 @@ TEST(the_journal_gets_priorities)
 static void log_of_jobs(void)
 {
     log_init("s1", CAIRN_LOG_INFO);
-    cairn_log_warn("job %s: shard %s holds round %llu up: %.1f s, %zu bytes, %d of %*d, shard %s",
-                   "a", "s0", 7ull, 1.5, (size_t)9, -1, 4, 5, "s1");
-    cairn_log_info("snapshot %s of job %s at step %u, rank %d: 100 %%", "s 1", "b", 12u, -3);
-    cairn_log_info("job %016llx, the shard%s, %s", 5ull, "s", "job c shard d");
+    log_warn("job %s: shard %s holds round %" PRIu64 " up: %.1f s, %zu bytes, %d of %*d, shard %s",
+             "a", "s0", (uint64_t)7, 1.5, (size_t)9, -1, 4, 5, "s1");
+    log_info("snapshot %s of job %s at step %u, rank %d: 100 %%", "s 1", "b", 12u, -3);
+    log_info("job %016" PRIx64 ", the shard%s, %s", (uint64_t)5, "s", "job c shard d");
     log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", "given", 0 }), "of job %s", "said");
 }
 
@@ -198,9 +198,9 @@ TEST(a_log_that_nobody_reads_holds_nobody_up_and_says_what_it_lost)
     const int saved = dup(STDERR_FILENO);
     ck_assert_int_eq(pipe(ends), 0);
     dup2(ends[1], STDERR_FILENO);
-    for (int i = 0; i < LINES; i++) cairn_log_info("line %d, which nobody reads", i);
+    for (int i = 0; i < LINES; i++) log_info("line %d, which nobody reads", i);
     length += (size_t)read(ends[0], said, sizeof said / 2);
-    cairn_log_info("the last");
+    log_info("the last");
     dup2(saved, STDERR_FILENO);
     close(saved);
     close(ends[1]);
@@ -208,11 +208,11 @@ TEST(a_log_that_nobody_reads_holds_nobody_up_and_says_what_it_lost)
         length += (size_t)got;
     said[length] = '\0';
     close(ends[0]);
-    unsigned long long lines = 0, dropped = 0;
+    uint64_t lines = 0, dropped = 0;
     const char *told = strstr(said, "lines=");
     for (const char *at = said; (at = strstr(at, "which nobody reads")) != NULL; at++) lines++;
     ck_assert_ptr_nonnull(told);
-    ck_assert_int_eq(sscanf(told, "lines=%llu", &dropped), 1);
+    ck_assert_int_eq(sscanf(told, "lines=%" PRIu64, &dropped), 1);
     ck_assert_uint_eq(lines + dropped, LINES);
     ck_assert_ptr_nonnull(strstr(told, "the last"));
 }

@@ -19,51 +19,51 @@ static char *borrowed(const char *text)
     return (char *)(uintptr_t)text; // the spec copies it
 }
 
-static void add_tensor(struct cairn_job_spec_data *spec, const char *name, cairn_kind kind,
-                       struct cairn_shape shape)
+static void add_tensor(struct job_spec_data *spec, const char *name, cairn_kind kind,
+                       struct shape shape)
 {
-    const struct cairn_tensor_spec t = { .name = borrowed(name),
-                                         .unit = borrowed("block.0"),
-                                         .group = borrowed(kind == CAIRN_TRAINED ? "all" : ""),
-                                         .kind = kind,
-                                         .wire = CAIRN_BF16,
-                                         .reduce = CAIRN_F32,
-                                         .master = CAIRN_F32,
-                                         .shape = shape };
-    ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
+    const struct tensor_spec t = { .name = borrowed(name),
+                                   .unit = borrowed("block.0"),
+                                   .group = borrowed(kind == CAIRN_TRAINED ? "all" : ""),
+                                   .kind = kind,
+                                   .wire = CAIRN_BF16,
+                                   .reduce = CAIRN_F32,
+                                   .master = CAIRN_F32,
+                                   .shape = shape };
+    ck_assert_int_eq(spec_add_tensor(spec, &t), CAIRN_OK);
 }
 
 /* Of each thing that may be left out, one. */
-static void add_rest(struct cairn_job_spec_data *spec)
+static void add_rest(struct job_spec_data *spec)
 {
     const struct cairn_schedule_point points[] = { { 0, 0.1 }, { 7, 2.0 / 3 } };
-    struct cairn_group_spec g = cairn_group_default();
+    struct group_spec g = group_default();
     struct cairn_box box = { 2, { 1, 0 }, { 2, 5 } };
     uint8_t former[32];
     g.name = borrowed("table");
     g.optimizer = borrowed("sgd");
     g.frozen = true;
-    g.schedule = (struct cairn_schedule) { CAIRN_SCHEDULE_TABLE, 1, 0, 0, 0, points, 2 };
-    ck_assert_int_eq(cairn_spec_add_group(spec, &g), CAIRN_OK);
-    struct cairn_tensor_spec t = { .name = borrowed("scalar2"),
-                                   .group = borrowed("table"),
-                                   .kind = CAIRN_TRAINED,
-                                   .wire = CAIRN_F32,
-                                   .reduce = CAIRN_F32,
-                                   .master = CAIRN_F32,
-                                   .shape = { 2, { 4, 5 } },
-                                   .frozen = true,
-                                   .init = { CAIRN_INIT_NORMAL, 0.1, 0.02, INT64_MAX } };
-    ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
-    t = (struct cairn_tensor_spec) { .name = borrowed("part"),
-                                     .alias_of = borrowed("scalar2"),
-                                     .alias_box = &box,
-                                     .kind = CAIRN_FROZEN,
-                                     .wire = CAIRN_F32,
-                                     .reduce = CAIRN_F32,
-                                     .master = CAIRN_F32,
-                                     .shape = { 1, { 0 } } };
-    ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
+    g.schedule = (struct schedule) { CAIRN_SCHEDULE_TABLE, 1, 0, 0, 0, points, 2 };
+    ck_assert_int_eq(spec_add_group(spec, &g), CAIRN_OK);
+    struct tensor_spec t = { .name = borrowed("scalar2"),
+                             .group = borrowed("table"),
+                             .kind = CAIRN_TRAINED,
+                             .wire = CAIRN_F32,
+                             .reduce = CAIRN_F32,
+                             .master = CAIRN_F32,
+                             .shape = { 2, { 4, 5 } },
+                             .frozen = true,
+                             .init = { CAIRN_INIT_NORMAL, 0.1, 0.02, INT64_MAX } };
+    ck_assert_int_eq(spec_add_tensor(spec, &t), CAIRN_OK);
+    t = (struct tensor_spec) { .name = borrowed("part"),
+                               .alias_of = borrowed("scalar2"),
+                               .alias_box = &box,
+                               .kind = CAIRN_FROZEN,
+                               .wire = CAIRN_F32,
+                               .reduce = CAIRN_F32,
+                               .master = CAIRN_F32,
+                               .shape = { 1, { 0 } } };
+    ck_assert_int_eq(spec_add_tensor(spec, &t), CAIRN_OK);
     spec->loss_scale = 65536;
     spec->loss_scale_policy = CAIRN_LOSS_SCALE_DYNAMIC;
     spec->loss_scale_growth_steps = 17;
@@ -74,108 +74,108 @@ static void add_rest(struct cairn_job_spec_data *spec)
     spec->seed = CAIRN_SPEC_SEED_MAX;
     spec->workers_max = 9;
     memset(former, 0xcd, sizeof former);
-    ck_assert_int_eq(cairn_spec_add_former(spec, former), CAIRN_OK);
-    ck_assert_int_eq(cairn_spec_add_made(spec, "stage", "3", "2"), CAIRN_OK);
+    ck_assert_int_eq(spec_add_former(spec, former), CAIRN_OK);
+    ck_assert_int_eq(spec_add_made(spec, "stage", "3", "2"), CAIRN_OK);
 }
 
-static struct cairn_manifest good_manifest(void)
+static struct manifest good_manifest(void)
 {
-    struct cairn_manifest m;
-    cairn_manifest_init(&m);
-    ck_assert_int_eq(cairn_spec_set_name(&m.spec, "mnist"), CAIRN_OK);
-    struct cairn_group_spec g = cairn_group_default();
+    struct manifest m;
+    manifest_init(&m);
+    ck_assert_int_eq(spec_set_name(&m.spec, "mnist"), CAIRN_OK);
+    struct group_spec g = group_default();
     g.name = borrowed("all");
     g.optimizer = borrowed("adamw");
     g.lr = 0.1; // has no short binary form: must come back exactly
-    g.schedule = (struct cairn_schedule) { CAIRN_SCHEDULE_COSINE, 3, 40, 0, 0.1 / 3, NULL, 0 };
-    ck_assert_int_eq(cairn_spec_add_group(&m.spec, &g), CAIRN_OK);
+    g.schedule = (struct schedule) { CAIRN_SCHEDULE_COSINE, 3, 40, 0, 0.1 / 3, NULL, 0 };
+    ck_assert_int_eq(spec_add_group(&m.spec, &g), CAIRN_OK);
     add_rest(&m.spec);
-    add_tensor(&m.spec, "w\xc3\xa9\"\\", CAIRN_TRAINED, (struct cairn_shape) { 2, { 3, 5 } });
-    add_tensor(&m.spec, "scalar", CAIRN_FROZEN, (struct cairn_shape) { 0, { 0 } });
+    add_tensor(&m.spec, "w\xc3\xa9\"\\", CAIRN_TRAINED, (struct shape) { 2, { 3, 5 } });
+    add_tensor(&m.spec, "scalar", CAIRN_FROZEN, (struct shape) { 0, { 0 } });
     m.cluster = strdup("lab");
-    ck_assert_int_eq(cairn_rank_groups_init(&m.reduce_groups, 5, 3), CAIRN_OK);
+    ck_assert_int_eq(rank_groups_init(&m.reduce_groups, 5, 3), CAIRN_OK);
     memcpy(m.reduce_groups.ranks, (const uint32_t[]) { 0, 4294967295, 71, 72, 77 }, 20);
     memcpy(m.reduce_groups.ends, (const uint32_t[]) { 2, 3, 5 }, 12);
     m.periodic = 0xfedcba9876543210;
-    cairn_results_add(&m.nonfinite, 1, 3);
+    results_add(&m.nonfinite, 1, 3);
     m.nonfinite.nonfinite = 5; // two are of others
-    m.spec.policy = (struct cairn_policy) { .snapshot_every = 1000,
-                                            .snapshot_keep = 3,
-                                            .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST,
-                                            .shard_loss_wait_s = 60,
-                                            .on_worker_loss = CAIRN_WORKER_LOSS_WAIT,
-                                            .worker_loss_wait_s = 7,
-                                            .snapshot_keep_every = 5000,
-                                            .snapshot_max_bytes = (uint64_t)1 << 40,
-                                            .snapshot_keep_within_s = 86400,
-                                            .snapshot_durable_within_s = 30,
-                                            .snapshot_scrub_every_s = 604800,
-                                            .snapshot_staging = CAIRN_SNAPSHOT_STAGING_SMALL,
-                                            .snapshot_fallback = true };
+    m.spec.policy = (struct policy) { .snapshot_every = 1000,
+                                      .snapshot_keep = 3,
+                                      .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST,
+                                      .shard_loss_wait_s = 60,
+                                      .on_worker_loss = CAIRN_WORKER_LOSS_WAIT,
+                                      .worker_loss_wait_s = 7,
+                                      .snapshot_keep_every = 5000,
+                                      .snapshot_max_bytes = (uint64_t)1 << 40,
+                                      .snapshot_keep_within_s = 86400,
+                                      .snapshot_durable_within_s = 30,
+                                      .snapshot_scrub_every_s = 604800,
+                                      .snapshot_staging = CAIRN_SNAPSHOT_STAGING_SMALL,
+                                      .snapshot_fallback = true };
     m.generation = 9;
-    m.origin = (struct cairn_origin) { 7, { 3, 1200 } };
+    m.origin = (struct origin) { 7, { 3, 1200 } };
     m.step = INT64_MAX;
     m.epoch = 7;
     m.shard_count = 3;
     m.loss_scale = 65536.0 / 3;
     m.created_unix_s = 1795230245;
     const uint8_t payload[] = { 0, 255, 16 }, hash[32] = { 1, 2, 0xfe };
-    ck_assert_int_eq(cairn_manifest_set_payload(&m, payload, 3), CAIRN_OK);
+    ck_assert_int_eq(manifest_set_payload(&m, payload, 3), CAIRN_OK);
     memset(m.content_root, 0xab, 32);
-    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_2, (4 << 20) + 1, hash, false), CAIRN_OK);
-    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_1, 12345, hash, false), CAIRN_OK);
+    ck_assert_int_eq(manifest_add_file(&m, FILE_2, (4 << 20) + 1, hash, false), CAIRN_OK);
+    ck_assert_int_eq(manifest_add_file(&m, FILE_1, 12345, hash, false), CAIRN_OK);
     return m;
 }
 
 static char *good_text(void)
 {
-    struct cairn_manifest m = good_manifest();
-    struct cairn_sentence why = { "" };
+    struct manifest m = good_manifest();
+    struct sentence why = { "" };
     char *text = NULL;
     size_t bytes = 0;
-    cairn_status status = cairn_manifest_encode(&m, &text, &bytes, &why);
+    cairn_status status = manifest_encode(&m, &text, &bytes, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
     ck_assert_uint_eq(strlen(text), bytes);
-    cairn_manifest_release(&m);
+    manifest_release(&m);
     return text;
 }
 
 TEST(what_tensors_have_missed_comes_back_by_name)
 {
-    struct cairn_manifest a = good_manifest(), b;
-    struct cairn_sentence why = { "" };
+    struct manifest a = good_manifest(), b;
+    struct sentence why = { "" };
     char *text;
     size_t bytes;
-    cairn_spec_canonicalize(&a.spec);
-    const size_t trained = cairn_spec_find_tensor(&a.spec, "w\xc3\xa9\"\\");
+    spec_canonicalize(&a.spec);
+    const size_t trained = spec_find_tensor(&a.spec, "w\xc3\xa9\"\\");
     ck_assert_uint_ne(trained, SIZE_MAX);
     a.steps_missed = calloc(a.spec.tensor_count, sizeof *a.steps_missed);
     a.steps_missed[trained] = 77;
-    ck_assert_int_eq(cairn_manifest_encode(&a, &text, &bytes, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_manifest_decode(text, bytes, &b, &why), CAIRN_OK);
+    ck_assert_int_eq(manifest_encode(&a, &text, &bytes, &why), CAIRN_OK);
+    ck_assert_int_eq(manifest_decode(text, bytes, &b, &why), CAIRN_OK);
     ck_assert_mem_eq(b.steps_missed, a.steps_missed, a.spec.tensor_count * sizeof *a.steps_missed);
-    cairn_manifest_release(&b);
+    manifest_release(&b);
     free(text);
     a.step = 76;
-    ck_assert_int_eq(cairn_manifest_encode(&a, &text, &bytes, &why), CAIRN_ERR_INVALID);
-    cairn_manifest_release(&a);
+    ck_assert_int_eq(manifest_encode(&a, &text, &bytes, &why), CAIRN_ERR_INVALID);
+    manifest_release(&a);
 }
 
 TEST(a_manifest_comes_back_exactly)
 {
-    struct cairn_manifest a = good_manifest(), b;
+    struct manifest a = good_manifest(), b;
     char *text = good_text();
-    struct cairn_sentence why = { "" };
-    cairn_status status = cairn_manifest_decode(text, strlen(text), &b, &why);
+    struct sentence why = { "" };
+    cairn_status status = manifest_decode(text, strlen(text), &b, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
-    cairn_spec_canonicalize(&a.spec);
-    ck_assert_uint_eq(cairn_spec_diff(&a.spec, &b.spec, 0, NULL, NULL), 0);
+    spec_canonicalize(&a.spec);
+    ck_assert_uint_eq(spec_diff(&a.spec, &b.spec, 0, NULL, NULL), 0);
     uint8_t hash_a[32], hash_b[32];
-    ck_assert_int_eq(cairn_spec_hash(&a.spec, hash_a), CAIRN_OK);
-    ck_assert_int_eq(cairn_spec_hash(&b.spec, hash_b), CAIRN_OK);
+    ck_assert_int_eq(spec_hash(&a.spec, hash_a), CAIRN_OK);
+    ck_assert_int_eq(spec_hash(&b.spec, hash_b), CAIRN_OK);
     ck_assert_mem_eq(hash_a, hash_b, 32);
     ck_assert_uint_eq(b.spec.former_count, 1);
-    ck_assert(cairn_spec_was(&b.spec, a.spec.former[0]));
+    ck_assert(spec_was(&b.spec, a.spec.former[0]));
     ck_assert_uint_eq(b.spec.made_count, 1);
     ck_assert_str_eq(b.spec.made[0].was, "3");
     ck_assert_str_eq(b.cluster, "lab");
@@ -193,14 +193,14 @@ TEST(a_manifest_comes_back_exactly)
     ck_assert_uint_eq(b.payload_bytes, 3);
     ck_assert_mem_eq(b.payload, a.payload, 3);
     ck_assert_mem_eq(b.content_root, a.content_root, 32);
-    ck_assert(cairn_rank_groups_equal(&b.reduce_groups, &a.reduce_groups));
+    ck_assert(rank_groups_equal(&b.reduce_groups, &a.reduce_groups));
     ck_assert_uint_eq(b.file_count, 2);
     ck_assert_str_eq(b.files[0].path, FILE_1);
     ck_assert_uint_eq(b.files[0].bytes, 12345);
     ck_assert_mem_eq(b.files[1].sums, a.files[0].sums, 16);
     free(text);
-    cairn_manifest_release(&a);
-    cairn_manifest_release(&b);
+    manifest_release(&a);
+    manifest_release(&b);
 }
 
 /* A good manifest with `from` replaced by `to`, and a word of the sentence. */
@@ -280,7 +280,7 @@ static char *ended(char *text, const char *end)
     ck_assert_ptr_nonnull(line);
     if (*end == '\0') line += 2;
     *line = '\0';
-    if (*end == '\0') cairn_manifest_seal(text, strlen(text), seal);
+    if (*end == '\0') manifest_seal(text, strlen(text), seal);
     ck_assert_int_gt(asprintf(&whole, "%s%s%s", text, end, seal), 0);
     free(text);
     return whole;
@@ -290,9 +290,9 @@ TEST_EACH(a_manifest_that_is_not_exactly_ours_is_refused, 0, sizeof damages / si
 {
     const struct damage *damage = &damages[_i];
     char *text = good_text(), *bad = ended(altered(text, damage->from, damage->to), "");
-    struct cairn_manifest m;
-    struct cairn_sentence why = { "" };
-    cairn_status status = cairn_manifest_decode(bad, strlen(bad), &m, &why);
+    struct manifest m;
+    struct sentence why = { "" };
+    cairn_status status = manifest_decode(bad, strlen(bad), &m, &why);
     ck_assert_msg(status == damage->status, "%s: %d %s", damage->to, status, why.text);
     ck_assert_msg(strstr(why.text, damage->word) != NULL, "%s: \"%s\"", damage->to, why.text);
     free(text);
@@ -304,10 +304,10 @@ TEST(a_manifest_cut_anywhere_is_refused)
     char *text = good_text();
     const size_t last = strlen(text) - 2; // behind the last brace there is a newline
     for (size_t length = 0; length < last; length++) {
-        struct cairn_manifest m;
+        struct manifest m;
         char *cut = malloc(length + 1); // exact, for the sanitizer
         memcpy(cut, text, length);
-        ck_assert_int_eq(cairn_manifest_decode(cut, length, &m, NULL), CAIRN_ERR_CORRUPT);
+        ck_assert_int_eq(manifest_decode(cut, length, &m, NULL), CAIRN_ERR_CORRUPT);
         free(cut);
     }
     free(text);
@@ -328,9 +328,9 @@ TEST_EACH(a_value_that_was_changed_is_found, 0, 8)
         { " \"format\"", "  \"format\"" },
     };
     char *text = good_text(), *bad = altered(text, changes[_i].from, changes[_i].to);
-    struct cairn_manifest m;
-    struct cairn_sentence why = { "" };
-    ck_assert_int_eq(cairn_manifest_decode(bad, strlen(bad), &m, &why), CAIRN_ERR_CORRUPT);
+    struct manifest m;
+    struct sentence why = { "" };
+    ck_assert_int_eq(manifest_decode(bad, strlen(bad), &m, &why), CAIRN_ERR_CORRUPT);
     ck_assert_msg(strstr(why.text, "was changed since it was written") != NULL, "%s", why.text);
     free(text);
     free(bad);
@@ -341,9 +341,9 @@ TEST(no_byte_of_it_can_be_another_one)
     char *text = good_text();
     const size_t bytes = strlen(text);
     for (size_t i = 0; i < bytes; i++) {
-        struct cairn_manifest m;
+        struct manifest m;
         text[i] ^= 1;
-        ck_assert_int_ne(cairn_manifest_decode(text, bytes, &m, NULL), CAIRN_OK);
+        ck_assert_int_ne(manifest_decode(text, bytes, &m, NULL), CAIRN_OK);
         text[i] ^= 1;
     }
     free(text);
@@ -353,48 +353,46 @@ TEST(one_of_a_former_version_has_no_hash_and_says_so)
 {
     char *text = good_text(),
          *former = ended(altered(text, "\"version\": 4", "\"version\": 2"), "\n}\n");
-    struct cairn_manifest m;
-    struct cairn_sentence why = { "" };
-    ck_assert_msg(cairn_manifest_decode(former, strlen(former), &m, &why) == CAIRN_OK, "%s",
-                  why.text);
+    struct manifest m;
+    struct sentence why = { "" };
+    ck_assert_msg(manifest_decode(former, strlen(former), &m, &why) == CAIRN_OK, "%s", why.text);
     ck_assert(m.unsealed);
-    cairn_manifest_release(&m);
-    ck_assert_int_eq(cairn_manifest_decode(text, strlen(text), &m, NULL), CAIRN_OK);
+    manifest_release(&m);
+    ck_assert_int_eq(manifest_decode(text, strlen(text), &m, NULL), CAIRN_OK);
     ck_assert(!m.unsealed);
-    cairn_manifest_release(&m);
+    manifest_release(&m);
     char *bare = ended(text, "\n}\n");
-    ck_assert_int_eq(cairn_manifest_decode(bare, strlen(bare), &m, NULL), CAIRN_ERR_CORRUPT);
+    ck_assert_int_eq(manifest_decode(bare, strlen(bare), &m, NULL), CAIRN_ERR_CORRUPT);
     free(bare);
     free(former);
 }
 
 TEST(what_a_reader_would_refuse_is_not_written)
 {
-    struct cairn_manifest m = good_manifest();
+    struct manifest m = good_manifest();
     const uint8_t hash[16] = { 0 };
     char *text = NULL;
     size_t bytes = 0;
-    ck_assert_int_eq(cairn_manifest_add_file(&m, "model/../x", 1, hash, false), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_1, UINT64_MAX, hash, false),
-                     CAIRN_ERR_INVALID);
+    ck_assert_int_eq(manifest_add_file(&m, "model/../x", 1, hash, false), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(manifest_add_file(&m, FILE_1, UINT64_MAX, hash, false), CAIRN_ERR_INVALID);
     m.loss_scale = NAN;
-    ck_assert_int_eq(cairn_manifest_encode(&m, &text, &bytes, NULL), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(manifest_encode(&m, &text, &bytes, NULL), CAIRN_ERR_INVALID);
     m.loss_scale = 1;
     m.epoch = UINT64_MAX;
-    ck_assert_int_eq(cairn_manifest_encode(&m, &text, &bytes, NULL), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(manifest_encode(&m, &text, &bytes, NULL), CAIRN_ERR_INVALID);
     m.epoch = 1;
-    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_1, 1, hash, false), CAIRN_OK);
-    ck_assert_int_eq(cairn_manifest_encode(&m, &text, &bytes, NULL), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(manifest_add_file(&m, FILE_1, 1, hash, false), CAIRN_OK);
+    ck_assert_int_eq(manifest_encode(&m, &text, &bytes, NULL), CAIRN_ERR_INVALID);
     ck_assert_ptr_null(text);
-    cairn_manifest_release(&m);
+    manifest_release(&m);
 }
 
 TEST(only_paths_of_our_own_form_pass)
 {
-    ck_assert(cairn_snapshot_path_ok(FILE_1));
-    ck_assert(cairn_snapshot_path_ok("blobs/shard-00001-model-00001-of-00001.safetensors"));
-    ck_assert(cairn_snapshot_path_ok("optim/shard-10000-model-00002-of-00015.safetensors"));
-    ck_assert(cairn_snapshot_path_ok("model/shard-123456-model-00002-of-00015.safetensors"));
+    ck_assert(snapshot_path_ok(FILE_1));
+    ck_assert(snapshot_path_ok("blobs/shard-00001-model-00001-of-00001.safetensors"));
+    ck_assert(snapshot_path_ok("optim/shard-10000-model-00002-of-00015.safetensors"));
+    ck_assert(snapshot_path_ok("model/shard-123456-model-00002-of-00015.safetensors"));
     static const char *const bad[] = {
         "",
         "model/",
@@ -415,7 +413,7 @@ TEST(only_paths_of_our_own_form_pass)
         "model/shard-9999999999-model-00001-of-00001.safetensors",
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        ck_assert_msg(!cairn_snapshot_path_ok(bad[i]), "%s", bad[i]);
+        ck_assert_msg(!snapshot_path_ok(bad[i]), "%s", bad[i]);
     }
 }
 
@@ -423,14 +421,14 @@ TEST(an_id_says_step_generation_and_attempt)
 {
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     uint64_t generation = 0, step = 0;
-    cairn_snapshot_id_make(1, 12000, 1, id);
+    snapshot_id_make(1, 12000, 1, id);
     ck_assert_str_eq(id, "step-000000012000-g1");
-    ck_assert(cairn_snapshot_id_parse(id, &generation, &step));
+    ck_assert(snapshot_id_parse(id, &generation, &step));
     ck_assert_uint_eq(generation, 1);
     ck_assert_uint_eq(step, 12000);
-    cairn_snapshot_id_make(3, 1234567890123, 10, id);
+    snapshot_id_make(3, 1234567890123, 10, id);
     ck_assert_str_eq(id, "step-1234567890123-g3-10");
-    ck_assert(cairn_snapshot_id_parse(id, &generation, &step));
+    ck_assert(snapshot_id_parse(id, &generation, &step));
     static const char *const bad[] = { "",
                                        "latest",
                                        "step-12000-g1",
@@ -441,39 +439,38 @@ TEST(an_id_says_step_generation_and_attempt)
                                        "step-99999999999999999999-g1",
                                        "step--00000012000-g1" };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        ck_assert_msg(!cairn_snapshot_id_parse(bad[i], &generation, &step), "%s", bad[i]);
+        ck_assert_msg(!snapshot_id_parse(bad[i], &generation, &step), "%s", bad[i]);
     }
 }
 
 TEST(a_key_leads_back_to_its_tensor_and_plane)
 {
-    struct cairn_manifest m = good_manifest();
-    add_tensor(&m.spec, "w.exp_avg", CAIRN_TRAINED, (struct cairn_shape) { 1, { 4 } });
-    add_tensor(&m.spec, "empty", CAIRN_TRAINED, (struct cairn_shape) { 2, { 0, 4 } });
-    cairn_spec_canonicalize(&m.spec);
-    const struct cairn_job_spec_data *spec = &m.spec;
+    struct manifest m = good_manifest();
+    add_tensor(&m.spec, "w.exp_avg", CAIRN_TRAINED, (struct shape) { 1, { 4 } });
+    add_tensor(&m.spec, "empty", CAIRN_TRAINED, (struct shape) { 2, { 0, 4 } });
+    spec_canonicalize(&m.spec);
+    const struct job_spec_data *spec = &m.spec;
     uint32_t tensor = 0, plane = 0;
     for (uint32_t t = 0; t < spec->tensor_count; t++) {
         for (uint32_t p = CAIRN_PLANE_PARAM; p < CAIRN_PLANE_COUNT; p++) {
             char key[CAIRN_SNAPSHOT_KEY_BYTES];
-            const bool stored = (cairn_spec_planes(spec, t) & 1u << p) != 0;
-            cairn_snapshot_key(spec->tensors[t].name, p, key);
-            ck_assert(cairn_snapshot_key_find(spec,
-                                              p != CAIRN_PLANE_PARAM ? CAIRN_SNAPSHOT_OPTIM
-                                                                     : CAIRN_SNAPSHOT_MODEL,
-                                              key, &tensor, &plane) == stored);
+            const bool stored = (spec_planes(spec, t) & 1u << p) != 0;
+            snapshot_key(spec->tensors[t].name, p, key);
+            ck_assert(snapshot_key_find(spec,
+                                        p != CAIRN_PLANE_PARAM ? CAIRN_SNAPSHOT_OPTIM
+                                                               : CAIRN_SNAPSHOT_MODEL,
+                                        key, &tensor, &plane) == stored);
             if (stored) ck_assert_uint_eq(tensor, t);
             if (stored) ck_assert_uint_eq(plane, p);
         }
     }
-    ck_assert_uint_eq(cairn_spec_planes(spec, cairn_spec_find_tensor(spec, "empty")), 0);
-    ck_assert_uint_eq(cairn_spec_planes(spec, cairn_spec_find_tensor(spec, "scalar")),
-                      1u << CAIRN_PLANE_PARAM);
-    ck_assert(!cairn_snapshot_key_find(spec, CAIRN_SNAPSHOT_OPTIM, "state.", &tensor, &plane));
-    ck_assert(!cairn_snapshot_key_find(spec, CAIRN_SNAPSHOT_OPTIM, "state.scalar.exp_avg", &tensor,
-                                       &plane));
-    ck_assert(!cairn_snapshot_key_find(spec, CAIRN_SNAPSHOT_OPTIM, "w.exp_avg", &tensor, &plane));
-    cairn_manifest_release(&m);
+    ck_assert_uint_eq(spec_planes(spec, spec_find_tensor(spec, "empty")), 0);
+    ck_assert_uint_eq(spec_planes(spec, spec_find_tensor(spec, "scalar")), 1u << CAIRN_PLANE_PARAM);
+    ck_assert(!snapshot_key_find(spec, CAIRN_SNAPSHOT_OPTIM, "state.", &tensor, &plane));
+    ck_assert(
+        !snapshot_key_find(spec, CAIRN_SNAPSHOT_OPTIM, "state.scalar.exp_avg", &tensor, &plane));
+    ck_assert(!snapshot_key_find(spec, CAIRN_SNAPSHOT_OPTIM, "w.exp_avg", &tensor, &plane));
+    manifest_release(&m);
 }
 
 SUITE(30);

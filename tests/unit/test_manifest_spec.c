@@ -10,8 +10,8 @@
 #include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
 
-static struct cairn_job_spec_data spec;
-static struct cairn_sentence why;
+static struct job_spec_data spec;
+static struct sentence why;
 
 TEST(a_list_of_tensors_is_enough)
 {
@@ -19,8 +19,7 @@ TEST(a_list_of_tensors_is_enough)
         "{\"tensors\": [{\"name\": \"z\", \"shape\": [3, 4]},"
         "{\"name\": \"b\", \"shape\": [9], \"kind\": \"blob\"},"
         "{\"name\": \"f\", \"shape\": [], \"kind\": \"frozen\", \"wire\": \"bf16\"}]}";
-    ck_assert_msg(cairn_spec_of_json(text, sizeof text - 1, &spec, &why) == CAIRN_OK, "%s",
-                  why.text);
+    ck_assert_msg(spec_of_json(text, sizeof text - 1, &spec, &why) == CAIRN_OK, "%s", why.text);
     ck_assert_uint_eq(spec.tensor_count, 3);
     ck_assert_str_eq(spec.tensors[0].name, "b"); // in any order
     ck_assert_int_eq(spec.tensors[0].wire, CAIRN_U8);
@@ -31,7 +30,7 @@ TEST(a_list_of_tensors_is_enough)
     ck_assert_str_eq(spec.tensors[2].unit, "z");
     ck_assert_uint_eq(spec.group_count, 1);
     ck_assert_str_eq(spec.groups[0].optimizer, "adamw");
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(what_is_given_stands)
@@ -40,14 +39,13 @@ TEST(what_is_given_stands)
         "{\"groups\": [{\"name\": \"g\", \"optimizer\": \"sgd\", \"momentum\": 0.9}], \"window\": "
         "3,"
         "\"stage\": 0, \"tensors\": [{\"name\": \"z\", \"shape\": [3], \"unit\": \"u\"}]}";
-    ck_assert_msg(cairn_spec_of_json(text, sizeof text - 1, &spec, &why) == CAIRN_OK, "%s",
-                  why.text);
+    ck_assert_msg(spec_of_json(text, sizeof text - 1, &spec, &why) == CAIRN_OK, "%s", why.text);
     ck_assert_str_eq(spec.tensors[0].group, "g");
     ck_assert_str_eq(spec.tensors[0].unit, "u");
     ck_assert_double_eq(spec.groups[0].momentum, 0.9);
     ck_assert_uint_eq(spec.window, 3);
     ck_assert_uint_eq(spec.stage, 0);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 static const struct {
@@ -71,7 +69,7 @@ static const struct {
 TEST_EACH(what_is_wrong_is_said, 0, sizeof wrong / sizeof *wrong)
 {
     const char *text = wrong[_i].text;
-    const cairn_status status = cairn_spec_of_json(text, strlen(text), &spec, &why);
+    const cairn_status status = spec_of_json(text, strlen(text), &spec, &why);
     ck_assert_int_eq(status, CAIRN_ERR_MALFORMED);
     ck_assert_msg(strstr(why.text, wrong[_i].said) != NULL, "%s: %s", text, why.text);
     ck_assert_msg(strncmp(why.text, "manifest", 8) != 0, "%s", why.text);
@@ -94,7 +92,7 @@ TEST(weights_are_tensors_that_are_trained)
         ck_assert_int_eq(spec.tensors[0].kind, CAIRN_TRAINED);
         ck_assert_uint_eq(spec.tensors[0].shape.dim[1], 3);
         ck_assert_int_eq(spec.tensors[1].wire, CAIRN_F32);
-        cairn_spec_release(&spec);
+        spec_release(&spec);
     }
     cairn_scratch_remove(root);
 }

@@ -52,10 +52,10 @@ static int run(const char *command)
 
 TEST(minisign_checks_what_is_signed_here)
 {
-    const struct cairn_secret_key key = cairn_sample_key();
+    const struct secret_key key = cairn_sample_key();
     char text[CAIRN_MINISIG_BYTES], public_text[CAIRN_KEY_TEXT_BYTES];
     cairn_sample_sign(&key, message, text);
-    cairn_public_key_text(&key.public_key, public_text);
+    public_key_text(&key.public_key, public_text);
     write_text("m", message);
     write_text("m.minisig", text);
     write_text("key.pub", public_text);
@@ -66,10 +66,10 @@ TEST(minisign_checks_what_is_signed_here)
 
 TEST(minisign_signs_with_a_key_that_is_made_here)
 {
-    const struct cairn_secret_key key = cairn_sample_key();
+    const struct secret_key key = cairn_sample_key();
     char text[CAIRN_MINISIG_BYTES], secret_text[CAIRN_KEY_TEXT_BYTES];
-    struct cairn_sentence why = { "" };
-    cairn_secret_key_text(&key, secret_text);
+    struct sentence why = { "" };
+    secret_key_text(&key, secret_text);
     write_text("key.sec", secret_text);
     write_text("m", message);
     ck_assert_int_eq(run("minisign -S -s key.sec -m m </dev/null"), 0);
@@ -81,18 +81,18 @@ TEST(minisign_signs_with_a_key_that_is_made_here)
 TEST(what_minisign_made_is_read_here)
 {
     char text[CAIRN_MINISIG_BYTES], key_text[CAIRN_KEY_TEXT_BYTES];
-    struct cairn_public_key key;
-    struct cairn_secret_key secret;
-    struct cairn_sentence why = { "" };
+    struct public_key key;
+    struct secret_key secret;
+    struct sentence why = { "" };
     ck_assert_int_ge(sodium_init(), 0);
     write_text("m", message);
     ck_assert_int_eq(run("minisign -G -W -p key.pub -s key.sec && minisign -S -s key.sec -m m"), 0);
     read_text("key.pub", key_text, sizeof key_text);
-    ck_assert_int_eq(cairn_public_key_parse(key_text, &key, NULL), CAIRN_OK);
+    ck_assert_int_eq(public_key_parse(key_text, &key, NULL), CAIRN_OK);
     read_text("m.minisig", text, sizeof text);
     ck_assert_msg(cairn_sample_check(text, &key, message, &why) == CAIRN_OK, "%s", why.text);
     read_text("key.sec", key_text, sizeof key_text);
-    ck_assert_msg(cairn_secret_key_parse(key_text, &secret, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(secret_key_parse(key_text, &secret, &why) == CAIRN_OK, "%s", why.text);
     ck_assert_mem_eq(&secret.public_key, &key, sizeof key);
 }
 

@@ -8,7 +8,7 @@
 #define MAX 4
 
 static struct move_config config;
-static struct cairn_move *move;
+static struct move *move;
 static struct move_action list[CAIRN_MOVE_ACTIONS_MAX];
 static struct move_actions out;
 

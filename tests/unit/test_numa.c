@@ -30,8 +30,8 @@ static void tear_down(void)
 TEST(a_device_is_next_to_the_node_that_the_kernel_says)
 {
     made_up_sysfs_device(&made, "0000:3b:00.0", "1\n");
-    ck_assert_int_eq(cairn_numa_of_pci("0000:3B:00.0"), 1); // as CUDA writes it
-    ck_assert_int_eq(cairn_numa_of_pci("0000:3b:00.0"), 1);
+    ck_assert_int_eq(numa_of_pci("0000:3B:00.0"), 1); // as CUDA writes it
+    ck_assert_int_eq(numa_of_pci("0000:3b:00.0"), 1);
 }
 
 TEST(where_the_kernel_says_none_there_is_none)
@@ -39,11 +39,11 @@ TEST(where_the_kernel_says_none_there_is_none)
     static const char *const said[] = { "-1\n", "", "node\n", "1 2\n", "99999999999999999999\n" };
     for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
         made_up_sysfs_device(&made, "0000:3b:00.0", said[i]);
-        ck_assert_int_eq(cairn_numa_of_pci("0000:3B:00.0"), CAIRN_NUMA_NONE);
+        ck_assert_int_eq(numa_of_pci("0000:3B:00.0"), CAIRN_NUMA_NONE);
     }
-    ck_assert_int_eq(cairn_numa_of_pci("0000:FF:00.0"), CAIRN_NUMA_NONE);
-    ck_assert_int_eq(cairn_numa_of_pci(""), CAIRN_NUMA_NONE);
-    ck_assert_int_eq(cairn_numa_of_pci("../devices/0000:3b:00.0"), CAIRN_NUMA_NONE);
+    ck_assert_int_eq(numa_of_pci("0000:FF:00.0"), CAIRN_NUMA_NONE);
+    ck_assert_int_eq(numa_of_pci(""), CAIRN_NUMA_NONE);
+    ck_assert_int_eq(numa_of_pci("../devices/0000:3b:00.0"), CAIRN_NUMA_NONE);
 }
 
 /* ---- going there ---- */
@@ -72,14 +72,14 @@ TEST(a_thread_goes_to_a_node_and_comes_back_and_those_that_it_starts_there_stay)
     const cpu_set_t before = own_processors();
     const unsigned last = made_up_sysfs_last_processor();
     const int policy_before = policy();
-    struct cairn_numa_before back;
+    struct numa_before back;
     cpu_set_t there;
     pthread_t thread;
     made_up_sysfs_node(&made, 0, last);
-    ck_assert(cairn_numa_go(0, &back));
+    ck_assert(numa_go(0, &back));
     ck_assert_int_eq(pthread_create(&thread, NULL, tell_processors, &there), 0);
     ck_assert(policy() == MPOL_PREFERRED || policy_before != MPOL_DEFAULT);
-    cairn_numa_return(&back);
+    numa_return(&back);
     pthread_join(thread, NULL);
     ck_assert_int_eq(CPU_COUNT(&there), 1);
     ck_assert(CPU_ISSET(last, &there));
@@ -91,15 +91,15 @@ TEST(a_thread_goes_to_a_node_and_comes_back_and_those_that_it_starts_there_stay)
 TEST(a_thread_that_may_not_run_there_stays_where_it_was)
 {
     const cpu_set_t before = own_processors();
-    struct cairn_numa_before back;
+    struct numa_before back;
     made_up_sysfs_node(&made, 0, CPU_SETSIZE - 1);
-    ck_assert(!cairn_numa_go(0, &back));
+    ck_assert(!numa_go(0, &back));
     ck_assert_int_eq(errno, ENOENT);
-    cairn_numa_return(&back);
-    ck_assert(!cairn_numa_go(7, &back)); // of which the kernel tells nothing
-    cairn_numa_return(&back);
-    ck_assert(cairn_numa_go(CAIRN_NUMA_NONE, &back));
-    cairn_numa_return(&back);
+    numa_return(&back);
+    ck_assert(!numa_go(7, &back)); // of which the kernel tells nothing
+    numa_return(&back);
+    ck_assert(numa_go(CAIRN_NUMA_NONE, &back));
+    numa_return(&back);
     const cpu_set_t after = own_processors();
     ck_assert(CPU_EQUAL(&before, &after));
     ck_assert_int_ne(policy(), MPOL_PREFERRED);
@@ -108,12 +108,12 @@ TEST(a_thread_that_may_not_run_there_stays_where_it_was)
 TEST(what_an_operator_chose_stays)
 {
     unsigned long nodes = 1;
-    struct cairn_numa_before back;
+    struct numa_before back;
     if (syscall(SYS_set_mempolicy, MPOL_INTERLEAVE, &nodes, 64ul) != 0) return; // not here
     made_up_sysfs_node(&made, 0, made_up_sysfs_last_processor());
-    ck_assert(cairn_numa_go(0, &back));
+    ck_assert(numa_go(0, &back));
     ck_assert_int_eq(policy(), MPOL_INTERLEAVE);
-    cairn_numa_return(&back);
+    numa_return(&back);
     ck_assert_int_eq(policy(), MPOL_INTERLEAVE);
 }
 
@@ -123,8 +123,8 @@ TEST(memory_that_is_moved_keeps_its_bytes)
     char *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ck_assert_ptr_ne(memory, MAP_FAILED);
     memset(memory, 'x', BYTES);
-    cairn_numa_move(memory, BYTES, 0);
-    cairn_numa_move(memory, BYTES, CAIRN_NUMA_NONE);
+    numa_move(memory, BYTES, 0);
+    numa_move(memory, BYTES, CAIRN_NUMA_NONE);
     for (int i = 0; i < BYTES; i++)
         if (memory[i] != 'x') ck_abort_msg("byte %d", i);
     munmap(memory, BYTES);

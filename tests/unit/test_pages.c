@@ -42,7 +42,7 @@ TEST(a_mapping_begins_at_a_large_page_and_goes_with_one_munmap)
     const size_t sizes[] = { 1, 4096, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE + 4097 };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         const int fd = shared(sizes[i]);
-        uint8_t *at = cairn_pages_map(sizes[i], PROT_READ | PROT_WRITE, MAP_SHARED, fd);
+        uint8_t *at = pages_map(sizes[i], PROT_READ | PROT_WRITE, MAP_SHARED, fd);
         ck_assert(at != MAP_FAILED);
         if (sizes[i] >= LARGE) ck_assert_uint_eq((uintptr_t)at % LARGE, 0);
         at[0] = at[sizes[i] - 1] = 7;
@@ -54,18 +54,18 @@ TEST(a_mapping_begins_at_a_large_page_and_goes_with_one_munmap)
         if (sizes[i] >= LARGE) ck_assert_int_eq(mincore(at, 1, in_core), -1);
         close(fd);
     }
-    ck_assert(cairn_pages_map(LARGE, PROT_READ, MAP_SHARED, -1) == MAP_FAILED);
+    ck_assert(pages_map(LARGE, PROT_READ, MAP_SHARED, -1) == MAP_FAILED);
 }
 
 TEST(what_is_there_stays_and_what_is_not_is_zero)
 {
     const size_t bytes = 4 * LARGE + 8192;
     const int fd = shared(bytes);
-    uint8_t *at = cairn_pages_map(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
+    uint8_t *at = pages_map(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
     ck_assert(at != MAP_FAILED);
     for (size_t i = LARGE - 5; i < LARGE + 5; i++) at[i] = 9;
     at[bytes - 1] = 1;
-    (void)cairn_pages_back(at + 100, bytes - 100); // neither its first page nor its end is whole
+    (void)pages_back(at + 100, bytes - 100); // neither its first page nor its end is whole
     size_t wrong = 0;
     for (size_t i = 0; i < bytes; i++) {
         const bool nine = i >= LARGE - 5 && i < LARGE + 5;
@@ -80,7 +80,7 @@ TEST(what_is_there_stays_and_what_is_not_is_zero)
 TEST(what_is_taken_is_there_and_nothing_beside_it)
 {
     struct arena arena;
-    struct cairn_sentence why;
+    struct sentence why;
     ck_assert_int_eq(arena_open_state("test", 8 * LARGE + 10, 0, CAIRN_STREAM_WIRE, &arena, &why),
                      CAIRN_OK);
     ck_assert_int_eq(cairn_arena_take(&arena, LARGE + 4096, 2 * LARGE), CAIRN_OK);
@@ -98,18 +98,17 @@ TEST(what_is_taken_is_there_and_nothing_beside_it)
 TEST(scratch_is_taken_too_and_what_the_kernel_refuses_is_said)
 {
     struct arena arena;
-    struct cairn_sentence why;
+    struct sentence why;
     ck_assert_int_eq(arena_open_scratch("test", 3 * LARGE, &arena, &why), CAIRN_OK);
     ck_assert_int_eq(cairn_arena_take(&arena, 100, 2 * LARGE), CAIRN_OK);
     unsigned char there[3 * LARGE / 4096];
     ck_assert_int_eq(mincore(arena.base, arena.bytes, there), 0);
     for (size_t i = 0; i <= 2 * LARGE / 4096; i++) ck_assert(there[i] & 1);
     arena_close(&arena);
-    ck_assert_int_eq(arena_open_shared(cairn_home_host(), "test", 3 * LARGE, &arena, &why),
-                     CAIRN_OK);
+    ck_assert_int_eq(arena_open_shared(home_host(), "test", 3 * LARGE, &arena, &why), CAIRN_OK);
     int fd;
     uint64_t bytes;
-    ck_assert_int_eq(cairn_home_memory_export(&arena.memory, 0, &fd, &bytes, &why), CAIRN_OK);
+    ck_assert_int_eq(home_memory_export(&arena.memory, 0, &fd, &bytes, &why), CAIRN_OK);
     ck_assert_uint_eq(bytes, 3 * LARGE);
     ck_assert_int_eq(ftruncate(fd, LARGE), 0); // to touch what is behind would be a SIGBUS
     close(fd);
@@ -130,13 +129,13 @@ TEST(what_is_larger_than_a_segment_lies_in_several_and_each_can_be_given_back)
 {
     const size_t page = 4096, bytes = 2 * CAIRN_SEGMENT_BYTES + 10;
     struct arena arena;
-    struct cairn_sentence why;
+    struct sentence why;
     const size_t before = open_count();
     ck_assert_int_eq(arena_open_state("test", bytes, 0, CAIRN_STREAM_PARAM, &arena, &why),
                      CAIRN_OK);
-    ck_assert_uint_eq(cairn_home_memory_segments(&arena.memory), 3);
+    ck_assert_uint_eq(home_memory_segments(&arena.memory), 3);
     ck_assert_uint_eq(open_count(), before + 3);
-    ck_assert_uint_eq((uintptr_t)arena.base % page, cairn_stagger_begin(CAIRN_STREAM_PARAM));
+    ck_assert_uint_eq((uintptr_t)arena.base % page, stagger_begin(CAIRN_STREAM_PARAM));
     // One array: what is taken goes over an end of a segment, and so does what is written.
     uint8_t *end = (uint8_t *)arena.memory.base + CAIRN_SEGMENT_BYTES;
     ck_assert_int_eq(cairn_arena_take(&arena, (uint64_t)(end - arena.base) - page, 2 * page),
@@ -168,7 +167,7 @@ TEST(a_file_of_pages_larger_still_is_mapped_too)
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) return; // not on this machine
     void *plain = mmap(NULL, bytes, PROT_READ, flags, fd, 0);
     if (plain == MAP_FAILED) return;
-    void *at = cairn_pages_map(bytes, PROT_READ, flags, fd);
+    void *at = pages_map(bytes, PROT_READ, flags, fd);
     ck_assert(at != MAP_FAILED);
     ck_assert_int_eq(munmap(at, bytes), 0);
     munmap(plain, bytes);
@@ -181,7 +180,7 @@ TEST(an_arena_with_room_gets_more_bytes_and_fewer)
 {
     const uint64_t bytes = CAIRN_SEGMENT_BYTES + 100, more = 3 * CAIRN_SEGMENT_BYTES + 5;
     struct arena state, shared;
-    struct cairn_sentence why;
+    struct sentence why;
     const size_t before = open_count();
     ck_assert_int_eq(arena_open_state("test", bytes, more, CAIRN_STREAM_PARAM, &state, &why),
                      CAIRN_OK);

@@ -10,26 +10,25 @@
 
 #define SEEDS 100
 
-static uint64_t bytes_on(const struct job *job, const struct cairn_layout *layout, uint32_t shard)
+static uint64_t bytes_on(const struct job *job, const struct layout *layout, uint32_t shard)
 {
     uint64_t bytes = 0;
     for (size_t e = 0; e < layout->extent_count; e++) {
-        const struct cairn_extent *x = &layout->extents[e];
-        const struct cairn_geometry *g = &layout->geometry[x->tensor];
+        const struct extent *x = &layout->extents[e];
+        const struct geometry *g = &layout->geometry[x->tensor];
         if (x->shard != shard) continue;
-        bytes += (cairn_quantum_first_elem(g, x->first_quantum + x->quantum_count) -
-                  cairn_quantum_first_elem(g, x->first_quantum)) *
+        bytes += (quantum_first_elem(g, x->first_quantum + x->quantum_count) -
+                  quantum_first_elem(g, x->first_quantum)) *
                  job->tensors[x->tensor].elem_bytes;
     }
     return bytes;
 }
 
-static bool same_table(const struct cairn_layout *a, uint32_t t, const struct cairn_layout *b,
-                       uint32_t u)
+static bool same_table(const struct layout *a, uint32_t t, const struct layout *b, uint32_t u)
 {
     size_t n, m;
-    const struct cairn_extent *x = cairn_layout_tensor_extents(a, t, &n);
-    const struct cairn_extent *y = cairn_layout_tensor_extents(b, u, &m);
+    const struct extent *x = layout_tensor_extents(a, t, &n);
+    const struct extent *y = layout_tensor_extents(b, u, &m);
     if (n != m) return false;
     for (size_t i = 0; i < n; i++)
         if (x[i].shard != y[i].shard || x[i].first_quantum != y[i].first_quantum ||
@@ -48,17 +47,17 @@ TEST(nothing_that_stays_moves_and_what_is_added_has_one_owner)
         const uint32_t kept = (uint32_t)random_below(job.tensor_count + 1);
         struct job before = { job.tensors, kept };
         uint32_t *was = calloc((size_t)job.tensor_count + 1, sizeof *was);
-        const struct cairn_plan_request request = ask(&before, shards);
-        struct cairn_layout *old = plan(&request, NULL), *layout;
+        const struct plan_request request = ask(&before, shards);
+        struct layout *old = plan(&request, NULL), *layout;
         for (uint32_t t = 0; t < job.tensor_count; t++) was[t] = t < kept ? t : CAIRN_TENSOR_NEW;
         // It judges that every quantum has one owner.
-        ck_assert_int_eq(
-            cairn_plan_extend(job.tensors, job.tensor_count, old, was, NULL, 0, &layout), CAIRN_OK);
+        ck_assert_int_eq(plan_extend(job.tensors, job.tensor_count, old, was, NULL, 0, &layout),
+                         CAIRN_OK);
         ck_assert_uint_eq(layout->version, old->version + 1);
         for (uint32_t t = 0; t < kept; t++) ck_assert(same_table(old, t, layout, t));
         free(was);
-        cairn_layout_close(layout);
-        cairn_layout_close(old);
+        layout_close(layout);
+        layout_close(old);
         job_close(&job);
     }
 }
@@ -71,11 +70,11 @@ TEST(the_least_loaded_shards_fill_up_first)
     job_set(&job, 1, 1, matrix_of(2000, 1000));
     job_set(&job, 2, 2, matrix_of(3000, 1000));
     struct job before = { job.tensors, 1 };
-    struct cairn_plan_request request = ask(&before, 4);
+    struct plan_request request = ask(&before, 4);
     const uint32_t weights[4] = { 1, 0, 3, 0 };
     request.weights = weights;
-    struct cairn_layout *old = plan(&request, NULL), *layout, *other;
-    ck_assert_int_eq(cairn_plan_extend(job.tensors, 3, old, was, NULL, 0, &layout), CAIRN_OK);
+    struct layout *old = plan(&request, NULL), *layout, *other;
+    ck_assert_int_eq(plan_extend(job.tensors, 3, old, was, NULL, 0, &layout), CAIRN_OK);
     const uint64_t full = bytes_on(&job, old, 2);
     ck_assert_uint_eq(bytes_on(&job, layout, 2), full); // above the level of the others
     uint64_t least = UINT64_MAX, most = 0;
@@ -87,13 +86,13 @@ TEST(the_least_loaded_shards_fill_up_first)
     }
     ck_assert_uint_lt(most - least, full / 100);
     // The order of the list does not matter.
-    struct cairn_layout_tensor swapped[3] = { job.tensors[2], job.tensors[0], job.tensors[1] };
+    struct layout_tensor swapped[3] = { job.tensors[2], job.tensors[0], job.tensors[1] };
     const uint32_t swapped_was[3] = { CAIRN_TENSOR_NEW, 0, CAIRN_TENSOR_NEW };
-    ck_assert_int_eq(cairn_plan_extend(swapped, 3, old, swapped_was, NULL, 0, &other), CAIRN_OK);
+    ck_assert_int_eq(plan_extend(swapped, 3, old, swapped_was, NULL, 0, &other), CAIRN_OK);
     ck_assert_mem_eq(layout->hash, other->hash, sizeof layout->hash);
-    cairn_layout_close(other);
-    cairn_layout_close(layout);
-    cairn_layout_close(old);
+    layout_close(other);
+    layout_close(layout);
+    layout_close(old);
     job_close(&job);
 }
 
@@ -104,34 +103,32 @@ TEST(a_hole_gets_nothing)
     job_set(&job, 0, 0, matrix_of(1000, 1000));
     job_set(&job, 1, 1, matrix_of(3000, 1000));
     struct job before = { job.tensors, 1 };
-    struct cairn_plan_request request = ask(&before, 4);
+    struct plan_request request = ask(&before, 4);
     request.weights = (const uint32_t[]) { 1, 0, 1, 0 };
-    struct cairn_layout *old = plan(&request, NULL), *layout = NULL;
+    struct layout *old = plan(&request, NULL), *layout = NULL;
     const uint8_t holes[4] = { 0, 1, 0, 0 }, all[4] = { 1, 1, 1, 1 };
-    ck_assert_int_eq(cairn_plan_extend(job.tensors, 2, old, was, holes, 0, &layout), CAIRN_OK);
+    ck_assert_int_eq(plan_extend(job.tensors, 2, old, was, holes, 0, &layout), CAIRN_OK);
     ck_assert_uint_eq(bytes_on(&job, layout, 1), 0);
     ck_assert_uint_gt(bytes_on(&job, layout, 3), 0);
-    cairn_layout_close(layout);
-    ck_assert_int_eq(cairn_plan_extend(job.tensors, 2, old, was, all, 0, &layout),
-                     CAIRN_ERR_INVALID);
-    cairn_layout_close(old);
+    layout_close(layout);
+    ck_assert_int_eq(plan_extend(job.tensors, 2, old, was, all, 0, &layout), CAIRN_ERR_INVALID);
+    layout_close(old);
     job_close(&job);
 }
 
 TEST(a_tensor_of_another_shape_is_refused)
 {
     struct job job = job_open(1);
-    struct cairn_layout *layout;
+    struct layout *layout;
     const uint32_t was = 0, beyond = 7;
     job_set(&job, 0, 0, matrix_of(400, 1000));
-    const struct cairn_plan_request request = ask(&job, 2);
-    struct cairn_layout *old = plan(&request, NULL);
+    const struct plan_request request = ask(&job, 2);
+    struct layout *old = plan(&request, NULL);
     job.tensors[0].shape = matrix_of(800, 1000);
-    ck_assert_int_eq(cairn_plan_extend(job.tensors, 1, old, &was, NULL, 0, &layout),
+    ck_assert_int_eq(plan_extend(job.tensors, 1, old, &was, NULL, 0, &layout), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(plan_extend(job.tensors, 1, old, &beyond, NULL, 0, &layout),
                      CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_plan_extend(job.tensors, 1, old, &beyond, NULL, 0, &layout),
-                     CAIRN_ERR_INVALID);
-    cairn_layout_close(old);
+    layout_close(old);
     job_close(&job);
 }
 

@@ -14,7 +14,7 @@ enum { CHANGES = 200, ORACLE_EACH = 40, SHARDS_MAX = 8, NUMBERS_MAX = SHARDS_MAX
 /* A job whose shards come and go: numbers only grow, holes stay. */
 struct story {
     struct job job;
-    struct cairn_layout *layout;
+    struct layout *layout;
     uint32_t numbers, present, shards; /* shards: the most that are present */
     double weights[NUMBERS_MAX];
     uint32_t counts[NUMBERS_MAX]; /* the same, for the planner */
@@ -80,14 +80,14 @@ struct told {
 };
 
 /* By the owner of each extent. */
-static struct told count(const struct cairn_layout *layout)
+static struct told count(const struct layout *layout)
 {
     uint64_t here[NUMBERS_MAX], most[NUMBERS_MAX] = { 0 };
     uint32_t of[NUMBERS_MAX]; // the tensor that is counted in `here`
     struct told told = { 0, 0 };
     memset(of, 0xff, sizeof of);
     for (size_t e = 0; e < layout->extent_count; e++) {
-        const struct cairn_extent *x = &layout->extents[e];
+        const struct extent *x = &layout->extents[e];
         const int goes_on = e > 0 && x[-1].tensor == x->tensor && x[-1].shard == x->shard;
         if (goes_on) continue;
         told.pieces++;
@@ -105,15 +105,15 @@ static uint64_t heaviest_uncut(const struct job *job)
     uint64_t heaviest = 0, bytes = 0;
     for (uint32_t t = 0; t < job->tensor_count; t++) {
         if (t > 0 && strcmp(job->tensors[t - 1].unit, job->tensors[t].unit) != 0) bytes = 0;
-        bytes += cairn_geometry_of(&job->tensors[t].shape).elems * job->tensors[t].elem_bytes;
+        bytes += geometry_of(&job->tensors[t].shape).elems * job->tensors[t].elem_bytes;
         if (bytes > heaviest && bytes <= CAIRN_SPREAD_PIECE_BYTES) heaviest = bytes;
     }
     return heaviest;
 }
 
-static struct cairn_plan_request asked(const struct story *s)
+static struct plan_request asked(const struct story *s)
 {
-    struct cairn_plan_request request = ask(&s->job, s->numbers);
+    struct plan_request request = ask(&s->job, s->numbers);
     request.weights = s->counts;
     return request;
 }
@@ -128,13 +128,12 @@ static void weigh(struct story *s, uint32_t shard, uint32_t weight)
 
 static void join(struct story *s)
 {
-    struct cairn_layout *wide = NULL;
+    struct layout *wide = NULL;
     weigh(s, s->numbers++, 1);
     s->present++;
-    ck_assert_int_eq(
-        cairn_plan_widen(s->job.tensors, s->job.tensor_count, s->layout, s->numbers, &wide),
-        CAIRN_OK);
-    cairn_layout_close(s->layout);
+    ck_assert_int_eq(plan_widen(s->job.tensors, s->job.tensor_count, s->layout, s->numbers, &wide),
+                     CAIRN_OK);
+    layout_close(s->layout);
     s->layout = wide;
 }
 
@@ -161,34 +160,34 @@ static void change(struct story *s, int turn, bool in_turn)
 
 /* --- one re-sharding ------------------------------------------------------------------------------ */
 
-static void weigh_loads(const struct story *s, const struct cairn_layout *layout, uint64_t *loads)
+static void weigh_loads(const struct story *s, const struct layout *layout, uint64_t *loads)
 {
     memset(loads, 0, NUMBERS_MAX * sizeof *loads);
     for (size_t e = 0; e < layout->extent_count; e++) {
-        const struct cairn_extent *x = &layout->extents[e];
-        const struct cairn_geometry *g = &layout->geometry[x->tensor];
-        loads[x->shard] += (cairn_quantum_first_elem(g, x->first_quantum + x->quantum_count) -
-                            cairn_quantum_first_elem(g, x->first_quantum)) *
+        const struct extent *x = &layout->extents[e];
+        const struct geometry *g = &layout->geometry[x->tensor];
+        loads[x->shard] += (quantum_first_elem(g, x->first_quantum + x->quantum_count) -
+                            quantum_first_elem(g, x->first_quantum)) *
                            s->job.tensors[x->tensor].elem_bytes;
     }
 }
 
 /* In slices: none has a shard own more than before it, or than in the end and a slice. */
-static void move(struct story *s, const struct cairn_layout *target, uint64_t quantum)
+static void move(struct story *s, const struct layout *target, uint64_t quantum)
 {
     static uint64_t before[NUMBERS_MAX], then[NUMBERS_MAX], end[NUMBERS_MAX], limits[NUMBERS_MAX];
     const uint64_t limit = s->total / 10;
-    struct cairn_slice_request request = { .tensors = s->job.tensors,
-                                           .tensor_count = s->job.tensor_count,
-                                           .target = target,
-                                           .limit_bytes = limits,
-                                           .chunk_leaves = 2 };
+    struct slice_request request = { .tensors = s->job.tensors,
+                                     .tensor_count = s->job.tensor_count,
+                                     .target = target,
+                                     .limit_bytes = limits,
+                                     .chunk_leaves = 2 };
     for (uint32_t n = 0; n < s->numbers; n++) limits[n] = limit;
     weigh_loads(s, target, end);
     for (unsigned slices = 0;; slices++) {
-        struct cairn_layout *next = NULL;
+        struct layout *next = NULL;
         request.current = s->layout;
-        ck_assert_int_eq(cairn_plan_slice(&request, &next, NULL), CAIRN_OK);
+        ck_assert_int_eq(plan_slice(&request, &next, NULL), CAIRN_OK);
         if (next == NULL) return;
         weigh_loads(s, s->layout, before);
         weigh_loads(s, next, then);
@@ -197,7 +196,7 @@ static void move(struct story *s, const struct cairn_layout *target, uint64_t qu
             full += then[n] > before[n] && then[n] > end[n] + limit + quantum;
         ck_assert_uint_eq(full, 0);
         ck_assert_uint_lt(slices, 200);
-        cairn_layout_close(s->layout);
+        layout_close(s->layout);
         s->layout = next;
     }
 }
@@ -209,7 +208,7 @@ static void most(double *most, uint64_t count, uint64_t fresh)
 }
 
 /* Bytes that a shard is off its share. */
-static double furthest(const struct story *s, const struct cairn_layout *layout)
+static double furthest(const struct story *s, const struct layout *layout)
 {
     static uint64_t loads[NUMBERS_MAX];
     double furthest = 0;
@@ -223,12 +222,12 @@ static double furthest(const struct story *s, const struct cairn_layout *layout)
     return furthest;
 }
 
-static void judge(struct story *s, int turn, const struct cairn_layout *target,
-                  const struct cairn_reshard_report *report)
+static void judge(struct story *s, int turn, const struct layout *target,
+                  const struct reshard_report *report)
 {
-    struct cairn_plan_request request = asked(s);
-    struct cairn_plan_report of_fresh;
-    struct cairn_layout *fresh = plan(&request, &of_fresh);
+    struct plan_request request = asked(s);
+    struct plan_report of_fresh;
+    struct layout *fresh = plan(&request, &of_fresh);
     const struct told now = count(target), usual = count(fresh);
     ck_assert_uint_eq(report->pieces, now.pieces);
     ck_assert_uint_eq(report->files, now.files);
@@ -253,40 +252,40 @@ static void judge(struct story *s, int turn, const struct cairn_layout *target,
     s->least += report->least_bytes;
     if (report->moved_bytes > s->moved_at_once) s->moved_at_once = report->moved_bytes;
     move(s, target, of_fresh.quantum_bytes_max);
-    ck_assert_uint_eq(cairn_layout_pieces(s->layout), now.pieces);
+    ck_assert_uint_eq(layout_pieces(s->layout), now.pieces);
     most(&s->pieces, now.pieces, usual.pieces);
     most(&s->files, now.files, usual.files);
     most(&s->extents, s->layout->extent_count, usual.pieces);
-    cairn_layout_close(fresh);
+    layout_close(fresh);
 }
 
-static struct cairn_reshard_request reshard_of(const struct story *s)
+static struct reshard_request reshard_of(const struct story *s)
 {
-    return (struct cairn_reshard_request) { .tensors = s->job.tensors,
-                                            .tensor_count = s->job.tensor_count,
-                                            .current = s->layout,
-                                            .shard_count = s->numbers,
-                                            .weights = s->weights };
+    return (struct reshard_request) { .tensors = s->job.tensors,
+                                      .tensor_count = s->job.tensor_count,
+                                      .current = s->layout,
+                                      .shard_count = s->numbers,
+                                      .weights = s->weights };
 }
 
 static void reshard(struct story *s, int turn)
 {
-    const struct cairn_reshard_request request = reshard_of(s);
-    struct cairn_reshard_report report;
-    struct cairn_layout *target = NULL;
-    ck_assert_int_eq(cairn_plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
+    const struct reshard_request request = reshard_of(s);
+    struct reshard_report report;
+    struct layout *target = NULL;
+    ck_assert_int_eq(plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
     judge(s, turn, target, &report);
-    cairn_reshard_report_release(&report);
-    cairn_layout_close(target);
+    reshard_report_release(&report);
+    layout_close(target);
 }
 
 static struct story begin(int model, uint32_t shards)
 {
     struct story s = { .job = models[model].make(), .numbers = shards };
-    struct cairn_plan_report report;
+    struct plan_report report;
     s.present = s.shards = shards;
     for (uint32_t n = 0; n < s.numbers; n++) weigh(&s, n, 1);
-    const struct cairn_plan_request request = asked(&s);
+    const struct plan_request request = asked(&s);
     s.layout = plan(&request, &report);
     s.total = report.total_bytes;
     return s;
@@ -294,7 +293,7 @@ static struct story begin(int model, uint32_t shards)
 
 static void end(struct story *s)
 {
-    cairn_layout_close(s->layout);
+    layout_close(s->layout);
     job_close(&s->job);
 }
 
@@ -315,7 +314,7 @@ static void tell(int model, bool in_turn)
             "%.2f, extents %.2f; moved / least %.3f over all, %u of %d moved more, at most %.0f %% "
             "of the job at once\n",
             models[model].name, s.shards, in_turn ? "in turn  " : "at random", before,
-            cairn_layout_pieces(s.layout), s.pieces, s.files, s.extents,
+            layout_pieces(s.layout), s.pieces, s.files, s.extents,
             (double)s.moved / (double)s.least, s.gathered, CHANGES,
             100.0 * (double)s.moved_at_once / (double)s.total);
         ck_assert_uint_le(s.moved, models[model].most * s.least + s.least / 100);
@@ -336,15 +335,15 @@ TEST_EACH(two_hundred_random_changes_keep_a_job_in_few_pieces, 0, sizeof models 
 
 /* --- where it is the least all the same ----------------------------------------------------------- */
 
-static void moves_the_least(const struct cairn_reshard_request *request)
+static void moves_the_least(const struct reshard_request *request)
 {
-    struct cairn_reshard_report report;
-    struct cairn_layout *target = NULL;
-    ck_assert_int_eq(cairn_plan_reshard(request, &target, &report, NULL), CAIRN_OK);
+    struct reshard_report report;
+    struct layout *target = NULL;
+    ck_assert_int_eq(plan_reshard(request, &target, &report, NULL), CAIRN_OK);
     ck_assert_uint_eq(report.afresh_count, 0);
     ck_assert_uint_le(report.moved_bytes, report.least_bytes);
-    cairn_reshard_report_release(&report);
-    cairn_layout_close(target);
+    reshard_report_release(&report);
+    layout_close(target);
 }
 
 /* Eight shards with one tensor come and go until more is to move than the least. */
@@ -353,14 +352,14 @@ static struct story until_more_moves(void)
     struct story s = begin(2, SHARDS_MAX);
     random_state = 1;
     for (int turn = 0; turn < CHANGES; turn++) {
-        struct cairn_reshard_report report;
-        struct cairn_layout *target = NULL;
+        struct reshard_report report;
+        struct layout *target = NULL;
         change(&s, turn, true);
-        const struct cairn_reshard_request request = reshard_of(&s);
-        ck_assert_int_eq(cairn_plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
+        const struct reshard_request request = reshard_of(&s);
+        ck_assert_int_eq(plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
         const bool is_more = report.afresh_count > 0;
-        cairn_reshard_report_release(&report);
-        cairn_layout_close(target);
+        reshard_report_release(&report);
+        layout_close(target);
         if (is_more) return s;
         reshard(&s, turn);
     }
@@ -370,7 +369,7 @@ static struct story until_more_moves(void)
 TEST(a_plan_that_is_to_move_the_least_does_so_whatever_the_pieces)
 {
     struct story s = until_more_moves();
-    struct cairn_reshard_request request = reshard_of(&s);
+    struct reshard_request request = reshard_of(&s);
     request.least = 1;
     moves_the_least(&request);
     end(&s);
@@ -379,7 +378,7 @@ TEST(a_plan_that_is_to_move_the_least_does_so_whatever_the_pieces)
 TEST(a_plan_moves_the_least_where_a_shard_has_no_room_for_a_slice_on_the_way)
 {
     struct story s = until_more_moves();
-    struct cairn_reshard_request request = reshard_of(&s);
+    struct reshard_request request = reshard_of(&s);
     uint64_t capacities[NUMBERS_MAX];
     for (uint32_t n = 0; n < s.numbers; n++) capacities[n] = s.total / 5; // a share, and a little
     request.capacity_bytes = capacities;

@@ -16,7 +16,7 @@
 /* A job's shards through a history: numbers only grow, holes stay. */
 struct history {
     struct job job;
-    struct cairn_layout *layout;
+    struct layout *layout;
     uint32_t shard_count, present; /* numbers; of those, not drained */
     uint8_t gone[SHARDS_MAX];
     uint32_t quarters[SHARDS_MAX]; /* weights in quarters */
@@ -25,35 +25,34 @@ struct history {
     unsigned slices, afresh; /* afresh: re-shardings that moved more, for fewer pieces */
 };
 
-static struct cairn_reshard_request reshard_of(const struct history *h)
+static struct reshard_request reshard_of(const struct history *h)
 {
-    return (struct cairn_reshard_request) { .tensors = h->job.tensors,
-                                            .tensor_count = h->job.tensor_count,
-                                            .current = h->layout,
-                                            .shard_count = h->shard_count,
-                                            .weights = h->weights };
+    return (struct reshard_request) { .tensors = h->job.tensors,
+                                      .tensor_count = h->job.tensor_count,
+                                      .current = h->layout,
+                                      .shard_count = h->shard_count,
+                                      .weights = h->weights };
 }
 
-static struct cairn_slice_request slice_of(const struct history *h,
-                                           const struct cairn_layout *target)
+static struct slice_request slice_of(const struct history *h, const struct layout *target)
 {
-    return (struct cairn_slice_request) { .tensors = h->job.tensors,
-                                          .tensor_count = h->job.tensor_count,
-                                          .current = h->layout,
-                                          .target = target,
-                                          .chunk_leaves = 1 };
+    return (struct slice_request) { .tensors = h->job.tensors,
+                                    .tensor_count = h->job.tensor_count,
+                                    .current = h->layout,
+                                    .target = target,
+                                    .chunk_leaves = 1 };
 }
 
-static struct cairn_layout *slice(const struct cairn_slice_request *request, uint64_t *moved)
+static struct layout *slice(const struct slice_request *request, uint64_t *moved)
 {
-    struct cairn_layout *next = NULL;
-    ck_assert_int_eq(cairn_plan_slice(request, &next, moved), CAIRN_OK);
+    struct layout *next = NULL;
+    ck_assert_int_eq(plan_slice(request, &next, moved), CAIRN_OK);
     return next;
 }
 
-static void replace(struct history *h, struct cairn_layout *layout)
+static void replace(struct history *h, struct layout *layout)
 {
-    cairn_layout_close(h->layout);
+    layout_close(h->layout);
     h->layout = layout;
 }
 
@@ -63,14 +62,14 @@ static struct history begin(uint64_t seed)
     random_state = seed;
     h.job = random_job(seed % 4 == 0 ? 2000000 : 200000);
     h.shard_count = h.present = (uint32_t)(1 + random_below(8));
-    struct cairn_plan_request request = ask(&h.job, h.shard_count);
+    struct plan_request request = ask(&h.job, h.shard_count);
     h.layout = plan(&request, NULL);
     return h;
 }
 
 static void end(struct history *h)
 {
-    cairn_layout_close(h->layout);
+    layout_close(h->layout);
     job_close(&h->job);
 }
 
@@ -92,9 +91,9 @@ static void change(struct history *h)
         h->weights[s] = h->quarters[s] / 4.0;
     }
     if (h->shard_count == h->layout->shard_count) return;
-    struct cairn_layout *wide = NULL;
+    struct layout *wide = NULL;
     ck_assert_int_eq(
-        cairn_plan_widen(h->job.tensors, h->job.tensor_count, h->layout, h->shard_count, &wide),
+        plan_widen(h->job.tensors, h->job.tensor_count, h->layout, h->shard_count, &wide),
         CAIRN_OK);
     ck_assert_uint_eq(wide->shard_count, h->shard_count);
     ck_assert_uint_eq(wide->version, h->layout->version + 1);
@@ -103,10 +102,10 @@ static void change(struct history *h)
 }
 
 /* What it says of the target is what the oracle counts quantum by quantum. */
-static void judge_target(struct history *h, const struct cairn_layout *target,
-                         const struct cairn_reshard_report *report)
+static void judge_target(struct history *h, const struct layout *target,
+                         const struct reshard_report *report)
 {
-    struct cairn_plan_request request = ask(&h->job, h->shard_count);
+    struct plan_request request = ask(&h->job, h->shard_count);
     request.previous = h->layout;
     request.weights = h->quarters;
     const struct oracle *o = count_all(&request, target);
@@ -135,22 +134,22 @@ static void judge_target(struct history *h, const struct cairn_layout *target,
                               ? 0
                               : (double)o->off_share / (double)o->heaviest_quantum;
     request.compact = 1;
-    struct cairn_plan_report fresh;
-    cairn_layout_close(plan(&request, &fresh));
+    struct plan_report fresh;
+    layout_close(plan(&request, &fresh));
     ck_assert_double_le(quanta, 1.001 + (quanta_off(&fresh) > 1 ? quanta_off(&fresh) : 1));
 }
 
 /* No extent of `next` that has something which its shard had before reaches over the edge of one of
  * `before`: what stays is not joined with what comes, nor with what else stays. */
-static void nothing_straddles(const struct cairn_layout *before, const struct cairn_layout *next)
+static void nothing_straddles(const struct layout *before, const struct layout *next)
 {
     unsigned wrong = 0;
     for (size_t e = 0; e < next->extent_count; e++) {
-        const struct cairn_extent *x = &next->extents[e];
+        const struct extent *x = &next->extents[e];
         const uint64_t end = x->first_quantum + x->quantum_count;
         for (uint64_t q = x->first_quantum; q < end;) {
-            const struct cairn_extent *in = cairn_layout_find(
-                before, x->tensor, cairn_quantum_first_leaf(&next->geometry[x->tensor], q));
+            const struct extent *in = layout_find(
+                before, x->tensor, quantum_first_leaf(&next->geometry[x->tensor], q));
             const uint64_t in_end = in->first_quantum + in->quantum_count;
             wrong += in->shard == x->shard && (q > x->first_quantum || end > in_end);
             q = in_end;
@@ -159,27 +158,25 @@ static void nothing_straddles(const struct cairn_layout *before, const struct ca
     ck_assert_uint_eq(wrong, 0);
 }
 
-static uint64_t moved_between(const struct history *h, const struct cairn_layout *target)
+static uint64_t moved_between(const struct history *h, const struct layout *target)
 {
-    const struct cairn_slice_request request = slice_of(h, target);
-    struct cairn_slice_left left;
-    ck_assert_int_eq(cairn_plan_slices_left(&request, &left), CAIRN_OK);
+    const struct slice_request request = slice_of(h, target);
+    struct slice_left left;
+    ck_assert_int_eq(plan_slices_left(&request, &left), CAIRN_OK);
     return left.bytes;
 }
 
 /* What each shard gives and takes, counted quantum by quantum. */
-static void judge_limits(const struct history *h, const struct cairn_layout *next,
-                         const uint64_t *limits)
+static void judge_limits(const struct history *h, const struct layout *next, const uint64_t *limits)
 {
     uint64_t given[SHARDS_MAX] = { 0 }, taken[SHARDS_MAX] = { 0 }, heaviest = 0;
     for (uint32_t t = 0; t < h->job.tensor_count; t++) {
-        const struct cairn_geometry *g = &next->geometry[t];
+        const struct geometry *g = &next->geometry[t];
         for (uint64_t q = 0; q < g->quantum_count; q++) {
-            const uint64_t leaf = cairn_quantum_first_leaf(g, q);
-            const uint32_t from = cairn_layout_find(h->layout, t, leaf)->shard;
-            const uint32_t to = cairn_layout_find(next, t, leaf)->shard;
-            const uint64_t bytes = (cairn_quantum_first_elem(g, q + 1) -
-                                    cairn_quantum_first_elem(g, q)) *
+            const uint64_t leaf = quantum_first_leaf(g, q);
+            const uint32_t from = layout_find(h->layout, t, leaf)->shard;
+            const uint32_t to = layout_find(next, t, leaf)->shard;
+            const uint64_t bytes = (quantum_first_elem(g, q + 1) - quantum_first_elem(g, q)) *
                                    h->job.tensors[t].elem_bytes;
             if (bytes > heaviest) heaviest = bytes;
             if (from == to) continue;
@@ -196,34 +193,34 @@ static void judge_limits(const struct history *h, const struct cairn_layout *nex
 }
 
 /* A slice can be taken back: the owners before it, in extents that lie in its own. */
-static void take_back(const struct history *h, struct cairn_layout *next)
+static void take_back(const struct history *h, struct layout *next)
 {
     struct history there = *h;
     there.layout = next;
-    struct cairn_slice_request request = slice_of(&there, h->layout);
-    struct cairn_layout *back = slice(&request, NULL);
+    struct slice_request request = slice_of(&there, h->layout);
+    struct layout *back = slice(&request, NULL);
     nothing_straddles(next, back);
     nothing_straddles(h->layout, back); // where who gave it has it still
     ck_assert_uint_eq(back->version, h->layout->version + 2);
     ck_assert_uint_eq(moved_between(h, back), 0);
-    cairn_layout_close(back);
+    layout_close(back);
 }
 
-static void run_slices(struct history *h, const struct cairn_layout *target, uint64_t to_move)
+static void run_slices(struct history *h, const struct layout *target, uint64_t to_move)
 {
     uint64_t limits[SHARDS_MAX], left = to_move;
     for (uint32_t s = 0; s < h->shard_count; s++) limits[s] = to_move / 6 + random_below(50000);
-    struct cairn_slice_request request = slice_of(h, target);
+    struct slice_request request = slice_of(h, target);
     request.limit_bytes = limits;
     request.chunk_leaves = (uint32_t)(1 + random_below(8));
-    struct cairn_slice_left first;
-    ck_assert_int_eq(cairn_plan_slices_left(&request, &first), CAIRN_OK);
+    struct slice_left first;
+    ck_assert_int_eq(plan_slices_left(&request, &first), CAIRN_OK);
     ck_assert_uint_eq(first.bytes, to_move);
     unsigned count = 0;
     for (;; count++) {
         uint64_t moved = 0;
         request.current = h->layout;
-        struct cairn_layout *next = slice(&request, &moved);
+        struct layout *next = slice(&request, &moved);
         if (next == NULL) break;
         ck_assert_uint_gt(moved, 0);
         ck_assert_uint_eq(next->version, h->layout->version + 1);
@@ -249,18 +246,18 @@ TEST(every_history_of_shards_moves_the_least_and_ends_in_the_target)
         struct history h = begin(seed);
         for (int c = 0; c < CHANGES; c++) {
             change(&h);
-            const struct cairn_reshard_request request = reshard_of(&h);
-            struct cairn_reshard_report report;
-            struct cairn_sentence why;
-            struct cairn_layout *target = NULL, *again = NULL;
-            ck_assert_int_eq(cairn_plan_reshard(&request, &target, &report, &why), CAIRN_OK);
-            ck_assert_int_eq(cairn_plan_reshard(&request, &again, NULL, NULL), CAIRN_OK);
+            const struct reshard_request request = reshard_of(&h);
+            struct reshard_report report;
+            struct sentence why;
+            struct layout *target = NULL, *again = NULL;
+            ck_assert_int_eq(plan_reshard(&request, &target, &report, &why), CAIRN_OK);
+            ck_assert_int_eq(plan_reshard(&request, &again, NULL, NULL), CAIRN_OK);
             ck_assert_mem_eq(target->hash, again->hash, sizeof target->hash);
             judge_target(&h, target, &report);
             run_slices(&h, target, report.moved_bytes);
-            cairn_reshard_report_release(&report);
-            cairn_layout_close(again);
-            cairn_layout_close(target);
+            reshard_report_release(&report);
+            layout_close(again);
+            layout_close(target);
         }
         if (h.worst > worst) worst = h.worst;
         slices += h.slices;
@@ -278,18 +275,18 @@ TEST(what_comes_in_one_slice_is_one_extent_whoever_gives_it)
 {
     struct history h = { .job = job_open(1), .shard_count = 3 };
     job_set(&h.job, 0, 0, matrix_of(900, 1024)); // a quantum is a row
-    struct cairn_plan_request request = ask(&h.job, 3);
+    struct plan_request request = ask(&h.job, 3);
     request.weights = (const uint32_t[]) { 1, 1, 0 };
     h.layout = plan(&request, NULL);
     request.weights = (const uint32_t[]) { 0, 0, 1 };
-    struct cairn_layout *target = plan(&request, NULL);
-    const struct cairn_slice_request slicing = slice_of(&h, target);
+    struct layout *target = plan(&request, NULL);
+    const struct slice_request slicing = slice_of(&h, target);
     ck_assert_uint_eq(h.layout->extent_count, 2);
-    struct cairn_layout *next = slice(&slicing, NULL);
+    struct layout *next = slice(&slicing, NULL);
     ck_assert_uint_eq(next->extent_count, 1);
     take_back(&h, next);
-    cairn_layout_close(next);
-    cairn_layout_close(target);
+    layout_close(next);
+    layout_close(target);
     end(&h);
 }
 
@@ -299,16 +296,16 @@ TEST(a_run_is_cut_on_the_grid_of_its_givers_chunks)
 {
     struct history h = { .job = job_open(1), .shard_count = 2 };
     job_set(&h.job, 0, 0, matrix_of(1000, 4096)); // a quantum is a row, and a leaf
-    struct cairn_plan_request request = ask(&h.job, 2);
+    struct plan_request request = ask(&h.job, 2);
     request.weights = (const uint32_t[]) { 1, 0 };
     h.layout = plan(&request, NULL);
     request.weights = (const uint32_t[]) { 0, 1 };
-    struct cairn_layout *target = plan(&request, NULL);
-    struct cairn_slice_request slicing = slice_of(&h, target);
+    struct layout *target = plan(&request, NULL);
+    struct slice_request slicing = slice_of(&h, target);
     slicing.chunk_leaves = 64;
     slicing.limit_bytes = (const uint64_t[]) { 100 * 4096 * 4, 100 * 4096 * 4 };
     // 1000 = 15 chunks of 64 and one of 40: the tail of 100 quanta begins at 900, the next edge is 960.
-    struct cairn_layout *next = slice(&slicing, NULL);
+    struct layout *next = slice(&slicing, NULL);
     ck_assert_uint_eq(next->extent_count, 2);
     ck_assert_uint_eq(next->extents[1].first_quantum, 960);
     ck_assert_uint_eq(next->extents[1].shard, 1);
@@ -317,18 +314,18 @@ TEST(a_run_is_cut_on_the_grid_of_its_givers_chunks)
     next = slice(&slicing, NULL);
     ck_assert_uint_eq(next->extent_count, 3); // not joined: it came later, to another place
     ck_assert_uint_eq(next->extents[1].first_quantum, 896);
-    cairn_layout_close(next);
+    layout_close(next);
 
     // No edge within reach: a cut where a quantum ends.
     slicing.limit_bytes = (const uint64_t[]) { 10 * 4096 * 4, 10 * 4096 * 4 };
     next = slice(&slicing, NULL);
     ck_assert_uint_eq(next->extents[1].first_quantum, 950);
-    cairn_layout_close(next);
+    layout_close(next);
     slicing.limit_bytes = (const uint64_t[]) { 1, 1 };
     next = slice(&slicing, NULL);
     ck_assert_uint_eq(next->extents[1].first_quantum, 959); // one at least
-    cairn_layout_close(next);
-    cairn_layout_close(target);
+    layout_close(next);
+    layout_close(target);
     end(&h);
 }
 
@@ -336,18 +333,18 @@ TEST(a_slice_between_layouts_of_other_tensors_is_refused)
 {
     struct history h = begin(3);
     struct job other = transformer(1, 64, 100);
-    const struct cairn_plan_request request = ask(&other, 2);
-    struct cairn_layout *layout = plan(&request, NULL), *next = NULL;
-    struct cairn_slice_request slicing = slice_of(&h, layout);
-    ck_assert_int_eq(cairn_plan_slice(&slicing, &next, NULL), CAIRN_ERR_INVALID);
+    const struct plan_request request = ask(&other, 2);
+    struct layout *layout = plan(&request, NULL), *next = NULL;
+    struct slice_request slicing = slice_of(&h, layout);
+    ck_assert_int_eq(plan_slice(&slicing, &next, NULL), CAIRN_ERR_INVALID);
     slicing = slice_of(&h, h.layout);
-    ck_assert_int_eq(cairn_plan_slice(&slicing, &next, NULL), CAIRN_OK);
+    ck_assert_int_eq(plan_slice(&slicing, &next, NULL), CAIRN_OK);
     ck_assert_ptr_null(next); // nothing is left to move
     slicing.chunk_leaves = 0;
-    ck_assert_int_eq(cairn_plan_slice(&slicing, &next, NULL), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_plan_widen(h.job.tensors, h.job.tensor_count, h.layout, 0, &next),
+    ck_assert_int_eq(plan_slice(&slicing, &next, NULL), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(plan_widen(h.job.tensors, h.job.tensor_count, h.layout, 0, &next),
                      CAIRN_ERR_INVALID);
-    cairn_layout_close(layout);
+    layout_close(layout);
     job_close(&other);
     end(&h);
 }
@@ -359,7 +356,7 @@ static struct history two_of_three(void)
 {
     struct history h = { .job = job_open(1), .shard_count = 3, .weights = { 1, 1, 1 } };
     job_set(&h.job, 0, 0, matrix_of(4096, 4096));
-    const struct cairn_plan_request request = ask(&h.job, 2);
+    const struct plan_request request = ask(&h.job, 2);
     h.layout = plan(&request, NULL);
     return h;
 }
@@ -367,10 +364,10 @@ static struct history two_of_three(void)
 TEST(a_third_shard_takes_a_third_half_of_it_from_each)
 {
     struct history h = two_of_three();
-    const struct cairn_reshard_request request = reshard_of(&h);
-    struct cairn_reshard_report report;
-    struct cairn_layout *target = NULL;
-    ck_assert_int_eq(cairn_plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
+    const struct reshard_request request = reshard_of(&h);
+    struct reshard_report report;
+    struct layout *target = NULL;
+    ck_assert_int_eq(plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
     ck_assert_double_eq_tol(report.heaviest_before, 1.5, 0.001);
     ck_assert_double_eq_tol(report.heaviest_after, 1.0, 0.001);
     ck_assert_uint_eq(report.pair_count, 2);
@@ -379,24 +376,24 @@ TEST(a_third_shard_takes_a_third_half_of_it_from_each)
         ck_assert_uint_eq(report.pairs[p].to, 2);
         ck_assert_double_eq_tol((double)report.pairs[p].bytes, (64 << 20) / 6.0, 32768);
     }
-    cairn_reshard_report_release(&report);
-    cairn_layout_close(target);
+    reshard_report_release(&report);
+    layout_close(target);
     end(&h);
 }
 
 TEST(a_shard_gets_no_more_than_it_has_room_for)
 {
     struct history h = two_of_three();
-    struct cairn_reshard_request request = reshard_of(&h);
+    struct reshard_request request = reshard_of(&h);
     const uint64_t small[] = { 0, 0, 8 << 20 };
-    struct cairn_layout *target = NULL;
-    struct cairn_reshard_report report;
+    struct layout *target = NULL;
+    struct reshard_report report;
     request.capacity_bytes = small;
-    ck_assert_int_eq(cairn_plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
+    ck_assert_int_eq(plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
     ck_assert_uint_le(report.moved_bytes, 8 << 20);
     ck_assert_uint_ge(report.moved_bytes, (8 << 20) - 5 * 16384);
-    cairn_reshard_report_release(&report);
-    cairn_layout_close(target);
+    reshard_report_release(&report);
+    layout_close(target);
     end(&h);
 }
 
@@ -423,15 +420,15 @@ TEST(what_cannot_be_is_refused_with_the_shard_and_the_numbers)
           "room for 9.0 MiB of the job's 64.0" },
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        struct cairn_reshard_request request = reshard_of(&h);
+        struct reshard_request request = reshard_of(&h);
         const char *names[] = { "a", "b", "c" };
-        struct cairn_layout *target = NULL;
-        struct cairn_sentence why = { "" };
+        struct layout *target = NULL;
+        struct sentence why = { "" };
         request.names = names;
         request.weights = table[i].weights;
         request.capacity_bytes = table[i].capacities;
         request.shard_count = table[i].shard_count;
-        ck_assert_int_eq(cairn_plan_reshard(&request, &target, NULL, &why), table[i].status);
+        ck_assert_int_eq(plan_reshard(&request, &target, NULL, &why), table[i].status);
         ck_assert_msg(strstr(why.text, table[i].says) != NULL, "%zu: %s", i, why.text);
         ck_assert_ptr_null(target);
     }
@@ -442,20 +439,20 @@ TEST(what_cannot_be_is_refused_with_the_shard_and_the_numbers)
 TEST(a_shard_that_would_own_more_than_it_has_room_for_is_named)
 {
     struct history h = two_of_three();
-    struct cairn_plan_request fresh = ask(&h.job, 3);
+    struct plan_request fresh = ask(&h.job, 3);
     fresh.weights = (const uint32_t[]) { 1, 0, 0 };
-    cairn_layout_close(h.layout);
+    layout_close(h.layout);
     h.layout = plan(&fresh, NULL);
-    struct cairn_reshard_request request = reshard_of(&h);
+    struct reshard_request request = reshard_of(&h);
     request.weights = (const double[]) { 0, 1, 1 };
     request.capacity_bytes = (const uint64_t[]) { 0, 40 << 20, 40 << 20 };
-    struct cairn_layout *target = NULL;
-    struct cairn_sentence why = { "" };
-    ck_assert_int_eq(cairn_plan_reshard(&request, &target, NULL, &why), CAIRN_OK);
-    cairn_layout_close(target);
+    struct layout *target = NULL;
+    struct sentence why = { "" };
+    ck_assert_int_eq(plan_reshard(&request, &target, NULL, &why), CAIRN_OK);
+    layout_close(target);
     target = NULL;
     request.spread = 1;
-    ck_assert_int_eq(cairn_plan_reshard(&request, &target, NULL, &why), CAIRN_ERR_NO_MEMORY);
+    ck_assert_int_eq(plan_reshard(&request, &target, NULL, &why), CAIRN_ERR_NO_MEMORY);
     ck_assert_ptr_nonnull(
         strstr(why.text, "would own 64.0 MiB of the job and has room for 40.0 MiB"));
     ck_assert_ptr_null(target);
@@ -467,20 +464,20 @@ TEST(a_big_job_is_sliced_in_little_time)
 {
     struct history h = { .job = transformer(32, 4096, 32000), .shard_count = 5 };
     for (uint32_t t = 0; t < h.job.tensor_count; t++) h.job.tensors[t].elem_bytes = 16;
-    const struct cairn_plan_request fresh = ask(&h.job, 4);
+    const struct plan_request fresh = ask(&h.job, 4);
     h.layout = plan(&fresh, NULL);
-    struct cairn_reshard_request request = reshard_of(&h);
+    struct reshard_request request = reshard_of(&h);
     request.weights = NULL;
-    struct cairn_layout *target = NULL;
-    struct cairn_reshard_report report;
-    ck_assert_int_eq(cairn_plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
+    struct layout *target = NULL;
+    struct reshard_report report;
+    ck_assert_int_eq(plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
     uint64_t limits[5];
     for (int s = 0; s < 5; s++) limits[s] = 512 << 20;
-    struct cairn_slice_request slicing = slice_of(&h, target);
+    struct slice_request slicing = slice_of(&h, target);
     slicing.limit_bytes = limits;
     slicing.chunk_leaves = 64;
     unsigned count = 0;
-    for (struct cairn_layout *next; (next = slice(&slicing, NULL)) != NULL; count++) {
+    for (struct layout *next; (next = slice(&slicing, NULL)) != NULL; count++) {
         replace(&h, next);
         slicing.current = next;
     }
@@ -488,8 +485,8 @@ TEST(a_big_job_is_sliced_in_little_time)
            (double)report.moved_bytes / (1 << 30),
            (double)report.moved_bytes / (double)report.least_bytes, count, h.layout->extent_count);
     ck_assert_uint_lt(h.layout->extent_count, 20 * h.job.tensor_count);
-    cairn_reshard_report_release(&report);
-    cairn_layout_close(target);
+    reshard_report_release(&report);
+    layout_close(target);
     end(&h);
 }
 

@@ -20,7 +20,7 @@ static cairn *open_session(void)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = rooms.address };
     cairn *opened;
-    ck_assert_msg(cairn_client_open(&opts, rooms.hub, &opened) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(client_open(&opts, rooms.hub, &opened) == CAIRN_OK, "%s", cairn_error());
     return opened;
 }
 

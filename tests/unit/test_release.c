@@ -27,13 +27,12 @@ static void no_one_waits(struct cairn_shard *one)
 
 static void set_up(void)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     uv_loop_init(&loop);
-    static const struct cairn_shard_up up = { .memory_back = no_one_waits };
+    static const struct shard_up up = { .memory_back = no_one_waits };
     shard.loop = &loop;
     shard.up = &up;
-    shard.memory.budget = (struct cairn_budget) { .limit_bytes = ARENA_BYTES,
-                                                  .used_bytes = ARENA_BYTES };
+    shard.memory.budget = (struct budget) { .limit_bytes = ARENA_BYTES, .used_bytes = ARENA_BYTES };
     ck_assert_int_eq(pool_open(&loop, "release", 1, NULL, &shard.memory.releaser, &why), CAIRN_OK);
     ck_assert_int_eq(arena_open_scratch("some", ARENA_BYTES, &arena, &why), CAIRN_OK);
     memset(arena.base, 1, ARENA_BYTES);

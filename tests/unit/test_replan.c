@@ -1,5 +1,6 @@
 /* Re-plans against the oracle of plan_oracle.h. Figures are printed: bytes moved against the bound,
  * balance against the fresh table's. */
+#include <inttypes.h>
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,17 +18,17 @@ struct replan_figures {
     unsigned count, afresh;
 };
 
-static void check_replan(const struct cairn_plan_request *request, struct replan_figures *figures)
+static void check_replan(const struct plan_request *request, struct replan_figures *figures)
 {
-    struct cairn_plan_report report;
-    struct cairn_layout *layout = plan(request, &report);
+    struct plan_report report;
+    struct layout *layout = plan(request, &report);
     const struct oracle *o = count_all(request, layout);
     report_is_true(&report, o);
     ck_assert_uint_eq(report.moved_bytes_bound, o->bound);
     ck_assert_uint_eq(layout->version, request->previous->version + 1);
     // More only where it would lie in too many pieces.
-    ck_assert_msg(o->moved <= o->bound || report.afresh_count > 0, "moved %llu of %llu",
-                  (unsigned long long)o->moved, (unsigned long long)o->bound);
+    ck_assert_msg(o->moved <= o->bound || report.afresh_count > 0, "moved %" PRIu64 " of %" PRIu64,
+                  o->moved, o->bound);
     figures->afresh += report.afresh_count > 0;
     const double quanta = quanta_off(&report);
     if (o->bound > 0 && report.afresh_count == 0 &&
@@ -35,12 +36,12 @@ static void check_replan(const struct cairn_plan_request *request, struct replan
         figures->moved_over_bound = (double)o->moved / (double)o->bound;
     if (quanta > figures->furthest_quanta) figures->furthest_quanta = quanta;
     figures->count++;
-    cairn_layout_close(layout);
+    layout_close(layout);
 
-    struct cairn_plan_request compact = *request;
+    struct plan_request compact = *request;
     compact.compact = 1;
-    struct cairn_plan_report fresh;
-    cairn_layout_close(plan(&compact, &fresh));
+    struct plan_report fresh;
+    layout_close(plan(&compact, &fresh));
     const double fresh_quanta = quanta_off(&fresh);
     const double allowed = 1 + (fresh_quanta > 1 ? fresh_quanta : 1);
     ck_assert_double_le(quanta, allowed);
@@ -65,8 +66,8 @@ TEST(a_re_plan_moves_no_more_than_the_bound_whatever_changes)
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         random_state = seed;
         struct job job = random_job(seed % 4 == 0 ? 2000000 : 300000);
-        struct cairn_plan_request request = ask(&job, (uint32_t)(1 + random_below(20)));
-        struct cairn_layout *layout = plan(&request, NULL);
+        struct plan_request request = ask(&job, (uint32_t)(1 + random_below(20)));
+        struct layout *layout = plan(&request, NULL);
         const uint32_t old_count = request.shard_count;
         request.previous = layout;
         request.shard_count = (uint32_t)(1 + random_below(20));
@@ -80,7 +81,7 @@ TEST(a_re_plan_moves_no_more_than_the_bound_whatever_changes)
         random_renumbering(renumbered, old_count, request.shard_count);
         request.renumbered = renumbered;
         check_replan(&request, &figures);
-        cairn_layout_close(layout);
+        layout_close(layout);
         job_close(&job);
     }
     printf("re-plan, %u random changes of random jobs: moved/bound at most %.4f, furthest %.2f "
@@ -95,31 +96,30 @@ TEST(growing_shrinking_and_reweighing_a_transformer_stays_level)
 {
     const uint32_t steps[] = { 3, 5, 8, 9, 16, 15, 64, 63, 65, 100, 40, 1, 7 };
     struct job job = transformer(12, 768, 50257);
-    struct cairn_plan_request request = ask(&job, 2);
-    struct cairn_layout *layout = plan(&request, NULL);
+    struct plan_request request = ask(&job, 2);
+    struct layout *layout = plan(&request, NULL);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         const uint32_t before = request.shard_count;
         request.previous = layout;
         request.shard_count = steps[i];
-        struct cairn_plan_report report;
-        struct cairn_layout *next = plan(&request, &report);
+        struct plan_report report;
+        struct layout *next = plan(&request, &report);
         report_is_true(&report, count_all(&request, next));
         const double quanta = quanta_off(&report);
         printf("re-plan, %3u -> %3u shards: moved/bound %.5f, heaviest/mean %.5f, furthest %.2f "
                "quanta, "
-               "unit spread %u, %.0f %% of possible, %zu extents (fresh: %llu)\n",
+               "unit spread %u, %.0f %% of possible, %zu extents (fresh: %" PRIu64 ")\n",
                before, steps[i], (double)report.moved_bytes / (double)report.moved_bytes_bound,
                report.heaviest_over_mean, quanta, report.unit_spread_max,
-               100 * report.unit_spread_of_possible, next->extent_count,
-               (unsigned long long)report.pieces_fresh);
+               100 * report.unit_spread_of_possible, next->extent_count, report.pieces_fresh);
         if (report.afresh_count == 0)
             ck_assert_uint_le(report.moved_bytes, report.moved_bytes_bound);
         ck_assert_uint_le(report.pieces, CAIRN_PLAN_PIECES_MOST * report.pieces_fresh);
         ck_assert_uint_le(report.files, CAIRN_PLAN_PIECES_MOST * report.files_fresh);
-        cairn_layout_close(layout);
+        layout_close(layout);
         layout = next;
     }
-    cairn_layout_close(layout);
+    layout_close(layout);
     job_close(&job);
 }
 
@@ -128,22 +128,22 @@ TEST(compact_gives_exactly_the_fresh_table)
     for (uint64_t seed = 0; seed < 60; seed++) {
         random_state = seed;
         struct job job = random_job(300000);
-        struct cairn_plan_request request = ask(&job, (uint32_t)(1 + random_below(20)));
-        struct cairn_layout *first = plan(&request, NULL);
+        struct plan_request request = ask(&job, (uint32_t)(1 + random_below(20)));
+        struct layout *first = plan(&request, NULL);
         request.shard_count = (uint32_t)(1 + random_below(20));
-        struct cairn_layout *fresh = plan(&request, NULL);
+        struct layout *fresh = plan(&request, NULL);
         request.previous = first;
-        struct cairn_layout *kept = plan(&request, NULL);
+        struct layout *kept = plan(&request, NULL);
         request.previous = kept;
         request.compact = 1;
-        struct cairn_layout *compact = plan(&request, NULL);
+        struct layout *compact = plan(&request, NULL);
         ck_assert_mem_eq(compact->hash, fresh->hash, sizeof fresh->hash);
         ck_assert_uint_eq(compact->extent_count, fresh->extent_count);
         ck_assert_uint_eq(compact->version, 3);
-        cairn_layout_close(first);
-        cairn_layout_close(fresh);
-        cairn_layout_close(kept);
-        cairn_layout_close(compact);
+        layout_close(first);
+        layout_close(fresh);
+        layout_close(kept);
+        layout_close(compact);
         job_close(&job);
     }
 }
@@ -151,17 +151,17 @@ TEST(compact_gives_exactly_the_fresh_table)
 TEST(nothing_moves_when_nothing_changes)
 {
     struct job job = transformer(4, 512, 1000);
-    struct cairn_plan_request request = ask(&job, 6);
-    struct cairn_layout *layout = plan(&request, NULL);
+    struct plan_request request = ask(&job, 6);
+    struct layout *layout = plan(&request, NULL);
     request.previous = layout;
-    struct cairn_plan_report report;
-    struct cairn_layout *same = plan(&request, &report);
+    struct plan_report report;
+    struct layout *same = plan(&request, &report);
     ck_assert_uint_le(report.moved_bytes, report.moved_bytes_bound);
     ck_assert_uint_le(report.moved_bytes, 6 * report.quantum_bytes_max);
-    printf("re-plan, nothing changed: moved %llu of %llu bytes\n",
-           (unsigned long long)report.moved_bytes, (unsigned long long)report.total_bytes);
-    cairn_layout_close(same);
-    cairn_layout_close(layout);
+    printf("re-plan, nothing changed: moved %" PRIu64 " of %" PRIu64 " bytes\n", report.moved_bytes,
+           report.total_bytes);
+    layout_close(same);
+    layout_close(layout);
     job_close(&job);
 }
 

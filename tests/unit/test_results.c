@@ -9,8 +9,8 @@
 enum { TENSORS = 40 };
 
 static char names[TENSORS][256];
-static struct cairn_tensor_spec tensors[TENSORS];
-static const struct cairn_job_spec_data spec = { .tensors = tensors, .tensor_count = TENSORS };
+static struct tensor_spec tensors[TENSORS];
+static const struct job_spec_data spec = { .tensors = tensors, .tensor_count = TENSORS };
 
 static void setup(void)
 {
@@ -20,26 +20,26 @@ static void setup(void)
     }
 }
 
-static const char *list(const struct cairn_results *results)
+static const char *list(const struct results *results)
 {
     static char out[CAIRN_RESULTS_BYTES];
     memset(out, 'x', sizeof out);
-    cairn_results_list(results, &spec, out);
+    results_list(results, &spec, out);
     return out;
 }
 
 TEST(elements_are_summed_by_tensor_and_the_first_tensors_are_named)
 {
-    struct cairn_results results = { 0 };
+    struct results results = { 0 };
     ck_assert_str_eq(list(&results), "");
-    cairn_results_add(&results, 3, 0);
+    results_add(&results, 3, 0);
     ck_assert_str_eq(list(&results), "");
-    cairn_results_add(&results, 7, 2);
-    cairn_results_add(&results, 3, 1);
-    cairn_results_add(&results, 7, 2);
+    results_add(&results, 7, 2);
+    results_add(&results, 3, 1);
+    results_add(&results, 7, 2);
     ck_assert_uint_eq(results.nonfinite, 5);
     ck_assert_str_eq(list(&results), "t3 (1), t7 (4)");
-    for (uint32_t t = TENSORS; t-- > 10;) cairn_results_add(&results, t, 1);
+    for (uint32_t t = TENSORS; t-- > 10;) results_add(&results, t, 1);
     ck_assert_uint_eq(results.nonfinite, 35);
     ck_assert_str_eq(
         list(&results),
@@ -48,14 +48,14 @@ TEST(elements_are_summed_by_tensor_and_the_first_tensors_are_named)
 
 TEST(what_shards_count_is_joined_whatever_each_of_them_has_left_out)
 {
-    struct cairn_results all = { 0 }, a = { 0 }, b = { 0 }, whole = { 0 };
+    struct results all = { 0 }, a = { 0 }, b = { 0 }, whole = { 0 };
     for (uint32_t t = 0; t < TENSORS; t++) {
-        cairn_results_add(t % 2 == 0 ? &a : &b, t, t + 1);
-        if (t % 5 == 0) cairn_results_add(&b, t, 1);
-        cairn_results_add(&whole, t, t + 1 + (t % 5 == 0));
+        results_add(t % 2 == 0 ? &a : &b, t, t + 1);
+        if (t % 5 == 0) results_add(&b, t, 1);
+        results_add(&whole, t, t + 1 + (t % 5 == 0));
     }
-    cairn_results_join(&all, &b);
-    cairn_results_join(&all, &a);
+    results_join(&all, &b);
+    results_join(&all, &a);
     ck_assert_uint_eq(all.nonfinite, whole.nonfinite);
     ck_assert_uint_eq(all.tensor_count, CAIRN_RESULTS_TENSORS);
     ck_assert_mem_eq(all.tensors, whole.tensors, sizeof all.tensors);
@@ -63,35 +63,35 @@ TEST(what_shards_count_is_joined_whatever_each_of_them_has_left_out)
 
 TEST(names_that_do_not_fit_are_among_the_others_and_none_is_cut)
 {
-    struct cairn_results results = { 0 };
+    struct results results = { 0 };
     for (uint32_t t = 0; t < 3; t++) {
         memset(names[t], 'a' + (int)t, 255);
         names[t][255] = '\0';
-        cairn_results_add(&results, t, 1);
+        results_add(&results, t, 1);
     }
     const char *text = list(&results);
     ck_assert_ptr_nonnull(strstr(text, "a (1) and others"));
     ck_assert_ptr_null(strstr(text, "bb"));
     ck_assert_uint_eq(strlen(text), 255 + strlen(" (1) and others"));
-    struct cairn_results unnamed = { .nonfinite = 3 };
+    struct results unnamed = { .nonfinite = 3 };
     ck_assert_str_eq(list(&unnamed), "others");
 }
 
-static const char *gradient(const struct cairn_results *results)
+static const char *gradient(const struct results *results)
 {
-    static struct cairn_sentence said;
-    cairn_results_gradient(results, &spec, &said);
+    static struct sentence said;
+    results_gradient(results, &spec, &said);
     return said.text;
 }
 
 TEST(a_gradient_is_told_by_its_tensors_as_far_as_they_are_known)
 {
-    struct cairn_results results = { 0 }, unnamed = { .nonfinite = 3 };
+    struct results results = { 0 }, unnamed = { .nonfinite = 3 };
     ck_assert_str_eq(gradient(&results), "a gradient is not finite");
     ck_assert_str_eq(gradient(&unnamed), "a gradient is not finite (3 elements)");
-    cairn_results_add(&results, 7, 1);
+    results_add(&results, 7, 1);
     ck_assert_str_eq(gradient(&results), "the gradient of t7 (1) is not finite (1 element)");
-    cairn_results_add(&results, 3, 4);
+    results_add(&results, 3, 4);
     ck_assert_str_eq(gradient(&results),
                      "the gradient of t3 (4), t7 (1) is not finite (5 elements)");
     results.nonfinite += 2;

@@ -1,4 +1,5 @@
 /* Which snapshots stay: by each rule, by what no rule overrules, and when the clock is wrong. */
+#include <inttypes.h>
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
@@ -101,8 +102,8 @@ static void list_gone(const struct retention_rules *rules, const struct retentio
     for (size_t i = 0; i < count; i++) {
         ck_assert_str_ne(retention_reason(items[i].fate), "?");
         if (!retention_goes(items[i].fate)) continue;
-        snprintf(gone + strlen(gone), 64 - strlen(gone), "%s%llu", gone[0] != '\0' ? " " : "",
-                 (unsigned long long)items[i].step);
+        snprintf(gone + strlen(gone), 64 - strlen(gone), "%s%" PRIu64, gone[0] != '\0' ? " " : "",
+                 items[i].step);
     }
 }
 

@@ -7,7 +7,7 @@ TEST(a_round_opens_when_enough_workers_are_attached_and_one_asks)
     config.terms.workers_min = 2;
     make(0, 0);
     start();
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     join(B, 7);
     want(B);
     ck_assert_uint_eq(out.count, 0);
@@ -30,13 +30,13 @@ TEST(a_round_opens_when_enough_workers_are_attached_and_one_asks)
 
 TEST(no_round_opens_before_the_job_is_ready)
 {
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
     resolve_all(&none, 0);
     join(A, 0);
     want(A);
     ck_assert_ptr_null(find(CAIRN_ROUND_OPEN_SEND, 0));
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "the initial state of the job");
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
@@ -67,15 +67,15 @@ TEST(all_shards_reduced_give_one_decision_and_all_published_the_results)
     reduced(0, 9, 0, 5); // a duplicate
     ck_assert_uint_eq(out.count, 0);
     reduced(1, 16, 0, 5);
-    const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
+    const struct decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     ck_assert_int_eq(decision->kind, CAIRN_DECISION_APPLY);
     ck_assert_uint_eq(decision->version_after.step, 1);
     const struct payload head = payload_of(decision);
     ck_assert(head.finite && head.grad_norm == 1 && head.clip_scale == 1); // sqrt(25) / 5
-    struct cairn_group_scalars scalars;
+    struct group_scalars scalars;
     ck_assert_int_eq(payload_group(decision->payload, decision->payload_bytes, 0, &scalars),
                      CAIRN_OK);
-    ck_assert_uint_eq(scalars.grad_scale, cairn_f32_bits(0.2f));
+    ck_assert_uint_eq(scalars.grad_scale, f32_bits(0.2f));
     published(0, round, 1);
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_RESULT, 0));
     published(1, round, 1);
@@ -96,7 +96,7 @@ TEST_EACH(a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale, 0, 2)
     ask(A, round);
     reduced(0, 1, 3, 1);
     reduced(1, 1, 0, 1);
-    const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
+    const struct decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     ck_assert_int_eq(decision->kind, CAIRN_DECISION_SKIP);
     ck_assert_uint_eq(decision->version_after.step, 0);
     ck_assert(!payload_of(decision).finite);
@@ -184,7 +184,7 @@ TEST(a_dynamic_loss_scale_keeps_its_bounds_and_grows_when_it_is_told_to)
 
 TEST(each_round_has_the_rate_of_its_step_and_a_skipped_one_keeps_it)
 {
-    const struct cairn_schedule linear = { CAIRN_SCHEDULE_LINEAR, 2, 6, 0, 0, NULL, 0 };
+    const struct schedule linear = { CAIRN_SCHEDULE_LINEAR, 2, 6, 0, 0, NULL, 0 };
     const double rates[] = { 0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0 };
     group.lr = 1;
     config.terms.schedules = &linear;
@@ -194,23 +194,22 @@ TEST(each_round_has_the_rate_of_its_step_and_a_skipped_one_keeps_it)
     ck_assert(payload_of(expect(CAIRN_ROUND_DECIDE)->decision).lr == rates[0]);
     all_published(round, 0);
     for (uint64_t step = 0; step < 8; step++) {
-        struct cairn_group_scalars ours, hand;
-        struct cairn_group_hyper at_step = group;
+        struct group_scalars ours, hand;
+        struct group_hyper at_step = group;
         ck_assert(round_lr(core, 0) == rates[step]);
         one_round(0, step + 1);
-        const struct cairn_decision *last = round_last(core);
+        const struct decision *last = round_last(core);
         ck_assert(payload_of(last).lr == rates[step]);
         at_step.lr = rates[step];
         ck_assert_int_eq(payload_group(last->payload, last->payload_bytes, 0, &ours), CAIRN_OK);
-        ck_assert_int_eq(cairn_group_scalars_of(&at_step, step + 1, ours.grad_scale, &hand),
-                         CAIRN_OK);
+        ck_assert_int_eq(group_scalars_of(&at_step, step + 1, ours.grad_scale, &hand), CAIRN_OK);
         ck_assert_mem_eq(&ours, &hand, sizeof ours);
     }
 }
 
 TEST(a_new_incarnation_in_mid_schedule_decides_with_the_same_bits)
 {
-    const struct cairn_schedule cosine = { CAIRN_SCHEDULE_COSINE, 3, 50, 0, 1e-5, NULL, 0 };
+    const struct schedule cosine = { CAIRN_SCHEDULE_COSINE, 3, 50, 0, 1e-5, NULL, 0 };
     uint8_t through[20][CAIRN_PAYLOAD_BYTES(1)];
     config.terms.schedules = &cosine;
     make(0, 0);
@@ -224,7 +223,7 @@ TEST(a_new_incarnation_in_mid_schedule_decides_with_the_same_bits)
     for (uint64_t from = 1; from < 19;
          from++) { // restored at each step, by the decision that made it
         make(9, 5000);
-        struct cairn_decision last = known(CAIRN_DECISION_NONE, 0, from);
+        struct decision last = known(CAIRN_DECISION_NONE, 0, from);
         last.payload = through[from];
         last.payload_bytes = CAIRN_PAYLOAD_BYTES(1);
         GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, from });
@@ -243,18 +242,18 @@ TEST(a_new_incarnation_in_mid_schedule_decides_with_the_same_bits)
 
 TEST(an_amendment_waits_for_the_next_round)
 {
-    struct cairn_group_hyper other = group;
+    struct group_hyper other = group;
     const bool frozen = true;
     const struct round_terms terms = {
         .groups = &other, .frozen = &frozen, .clip_norm = 0.5, .revision = 7
     };
-    struct cairn_group_scalars scalars;
+    struct group_scalars scalars;
     other.lr = 0.25;
     const uint64_t round = start_round(1);
     GIVE(.kind = CAIRN_ROUND_AMEND, .terms = &terms);
     ck_assert(round_terms_of(core)->groups == &group);
     for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 100, 0, 1);
-    const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
+    const struct decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     ck_assert(payload_of(decision).lr == group.lr);
     ck_assert(payload_of(decision).clip_scale == 1);
     all_published(round, 1);
@@ -298,7 +297,7 @@ TEST(the_same_rank_fences_the_older_worker)
     ck_assert_uint_eq(fence->member, B);
     ck_assert_int_eq(fence->status, CAIRN_ERR_FENCED);
     expect(CAIRN_ROUND_PERSIST); // B contributed to the open round
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     resolve_all(&none, 0);
     expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_uint_eq(round_worker_count(core), 2);
@@ -381,8 +380,8 @@ TEST(a_payload_of_another_length_or_with_unknown_flags_is_malformed)
     const struct payload head = {
         .grad_norm = 1.5, .loss_scale = 2, .good_rounds = 7, .finite = true, .group_count = 1
     };
-    struct cairn_group_scalars scalars;
-    ck_assert_int_eq(cairn_group_scalars_of(&group, 1, cairn_f32_bits(1), &scalars), CAIRN_OK);
+    struct group_scalars scalars;
+    ck_assert_int_eq(group_scalars_of(&group, 1, f32_bits(1), &scalars), CAIRN_OK);
     payload_encode(&head, &scalars, bytes);
     struct payload back;
     ck_assert_int_eq(payload_decode(bytes, sizeof bytes, &back), CAIRN_OK);
@@ -412,7 +411,7 @@ TEST(a_configuration_that_cannot_work_has_no_size)
 
 TEST(a_round_opens_of_exactly_the_ranks_that_the_gate_lets_through)
 {
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     start();
     GIVE(.kind = CAIRN_ROUND_GATE, .world = 2);
     join(A, 0);

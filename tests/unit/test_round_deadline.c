@@ -106,7 +106,7 @@ TEST(one_shard_that_alone_lacks_most_workers_is_named_and_nobody_is_dropped)
     ck_assert_uint_eq(late->shard, 1);
     ck_assert_uint_eq(late->world, 2);
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 0));
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "shard 1 (lacks something of 2 of 3 workers in round 1)");
     clear();
@@ -238,7 +238,7 @@ TEST(a_writer_that_pauses_goes_on_with_its_write)
     start();
     join(A, 0);
     GIVE(.kind = CAIRN_ROUND_WORKER_WRITE, .member = A);
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     resolve_all(&none, 0);
     pauses(A, 3000);
     clear();

@@ -2,7 +2,7 @@
  * learning rate stays with the version. */
 #include "tests/unit/round_driver.h"
 
-static const struct cairn_schedule driven_schedule = { .kind = CAIRN_SCHEDULE_DRIVEN };
+static const struct schedule driven_schedule = { .kind = CAIRN_SCHEDULE_DRIVEN };
 
 static void setup_driven(void)
 {
@@ -16,7 +16,7 @@ static void ask_lr(uint64_t member, uint64_t round, double lr)
     GIVE(.kind = CAIRN_ROUND_WORKER_COMMIT, .member = member, .round = round, .driven = &lr);
 }
 
-static void check_lr(const struct cairn_decision *decision, double lr)
+static void check_lr(const struct decision *decision, double lr)
 {
     const struct payload head = payload_of(decision);
     ck_assert_uint_eq(head.driven_count, 1);
@@ -24,20 +24,20 @@ static void check_lr(const struct cairn_decision *decision, double lr)
 }
 
 /* The update of step 1 is made with it. */
-static void check_scalars(const struct cairn_decision *decision, uint64_t step, double lr)
+static void check_scalars(const struct decision *decision, uint64_t step, double lr)
 {
-    struct cairn_group_scalars made, expected;
-    struct cairn_group_hyper hyper = group;
+    struct group_scalars made, expected;
+    struct group_hyper hyper = group;
     hyper.lr = lr;
     ck_assert_int_eq(payload_group(decision->payload, decision->payload_bytes, 0, &made), 0);
-    ck_assert_int_eq(cairn_group_scalars_of(&hyper, step, made.grad_scale, &expected), 0);
+    ck_assert_int_eq(group_scalars_of(&hyper, step, made.grad_scale, &expected), 0);
     ck_assert_mem_eq(&made, &expected, sizeof made);
     ck_assert_double_eq(payload_of(decision).lr, lr);
 }
 
 TEST(the_update_goes_by_what_rank_0_gave_first)
 {
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     const uint64_t round = start_round(2);
     ck_assert(round_takes_driven(core, A, round) && round_takes_driven(core, B, round));
     ask_lr(B, round, 0.5); // not the one that counts
@@ -46,7 +46,7 @@ TEST(the_update_goes_by_what_rank_0_gave_first)
     round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "worker of rank 0 (has not committed round 1)");
     ask_lr(A, round, 0.25);
-    const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
+    const struct decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     check_scalars(decision, 1, 0.25);
     check_lr(decision, 0.25);
     ck_assert(!round_takes_driven(core, A, round)); // decided
@@ -80,7 +80,7 @@ TEST(a_new_incarnation_finds_the_rate_with_the_shards)
     const uint64_t round = start_round(1);
     ask_lr(A, round, 0.25);
     all_reduced(0);
-    struct cairn_decision last = *expect(CAIRN_ROUND_DECIDE)->decision;
+    struct decision last = *expect(CAIRN_ROUND_DECIDE)->decision;
     memcpy(bytes, last.payload, last.payload_bytes);
     last.payload = bytes;
     make(9, 5000);
@@ -95,7 +95,7 @@ TEST(a_payload_of_another_number_of_groups_fails_the_job)
     uint8_t bytes[CAIRN_PAYLOAD_MAX(2, 0, 0)];
     const double two[2] = { 1, 2 };
     const struct payload head = { .loss_scale = 1, .driven = two, .driven_count = 2 };
-    struct cairn_decision last = known(CAIRN_DECISION_SKIP, 77, 41);
+    struct decision last = known(CAIRN_DECISION_SKIP, 77, 41);
     last.payload = bytes;
     last.payload_bytes = payload_encode(&head, NULL, bytes);
     make(9, 5000);

@@ -5,7 +5,7 @@ TEST(an_epoch_is_used_only_when_it_is_durable_and_every_shard_is_up)
 {
     shard_up(0);
     ck_assert_uint_eq(out.count, 0);
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "shard 1 (not connected)");
     shard_up(1);
@@ -41,7 +41,7 @@ TEST(a_worker_lost_before_the_decision_makes_the_round_void_for_the_others)
     reduced(1, 1, 0, 1); // too late
     ck_assert_ptr_null(find(CAIRN_ROUND_DECIDE, 0));
     persisted();
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     answer(0, &none, round, 0);
     answer(1, &none, round, 0);
     ck_assert_int_eq(expect(CAIRN_ROUND_RESOLVE)->decision->kind, CAIRN_DECISION_NONE);
@@ -65,7 +65,7 @@ static void give_up(uint64_t member, uint64_t round)
 
 TEST(a_round_given_up_is_void_and_the_worker_stays)
 {
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     const uint64_t round = start_round(2);
     give_up(C, round); // nobody of ours
     ck_assert_uint_eq(out.count, 0);
@@ -129,8 +129,8 @@ TEST(a_new_incarnation_gives_all_the_apply_that_one_shard_has)
     join(B, 1);
     ask(B, 76);
     persisted();
-    const struct cairn_decision before = known(CAIRN_DECISION_APPLY, 76, 40);
-    struct cairn_decision apply = known(CAIRN_DECISION_APPLY, 77, 41);
+    const struct decision before = known(CAIRN_DECISION_APPLY, 76, 40);
+    struct decision apply = known(CAIRN_DECISION_APPLY, 77, 41);
     uint8_t bytes[CAIRN_PAYLOAD_HEAD_BYTES];
     const struct payload head = { .loss_scale = 64, .finite = true };
     payload_encode(&head, NULL, bytes);
@@ -138,7 +138,7 @@ TEST(a_new_incarnation_gives_all_the_apply_that_one_shard_has)
     apply.payload_bytes = sizeof bytes;
     answer(0, &before, 77, 40); // prepared, and heard of no decision
     answer(1, &apply, 0, 41);
-    const struct cairn_decision *outcome = expect(CAIRN_ROUND_RESOLVE)->decision;
+    const struct decision *outcome = expect(CAIRN_ROUND_RESOLVE)->decision;
     ck_assert_uint_eq(outcome->round, 77);
     ck_assert_int_eq(outcome->kind, CAIRN_DECISION_APPLY);
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_RESULT, 0));
@@ -164,7 +164,7 @@ TEST(a_prepared_round_without_a_decision_is_void)
     join(A, 0);
     ask(A, 77);
     persisted();
-    const struct cairn_decision before = known(CAIRN_DECISION_SKIP, 76, 40);
+    const struct decision before = known(CAIRN_DECISION_SKIP, 76, 40);
     answer(0, &before, 77, 40);
     answer(1, &before, 77, 40);
     ck_assert_uint_eq(expect(CAIRN_ROUND_RESOLVE)->decision->round, 76);
@@ -179,7 +179,7 @@ TEST(a_shard_that_was_away_when_the_decision_was_sent_gets_it_on_return)
     ask(A, round);
     reduced(0, 1, 0, 1);
     reduced(1, 1, 0, 1);
-    const struct cairn_decision apply = *expect(CAIRN_ROUND_DECIDE)->decision;
+    const struct decision apply = *expect(CAIRN_ROUND_DECIDE)->decision;
     uint8_t bytes[CAIRN_PAYLOAD_BYTES(1)];
     memcpy(bytes, apply.payload, apply.payload_bytes);
     published(0, round, 1);
@@ -187,9 +187,9 @@ TEST(a_shard_that_was_away_when_the_decision_was_sent_gets_it_on_return)
     shard_up(1);
     expect(CAIRN_ROUND_PERSIST);
     persisted();
-    struct cairn_decision has = apply;
+    struct decision has = apply;
     has.payload = bytes;
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     answer(1, &none, round, 0);
     answer(0, &has, 0, 1);
     ck_assert_uint_eq(expect(CAIRN_ROUND_RESOLVE)->decision->round, round);
@@ -204,8 +204,8 @@ TEST(a_shard_without_what_others_applied_fails_the_job)
     shard_up(0);
     shard_up(1);
     persisted();
-    const struct cairn_decision last = known(CAIRN_DECISION_APPLY, 77, 41);
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision last = known(CAIRN_DECISION_APPLY, 77, 41);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     answer(0, &last, 0, 41);
     answer(1, &none, 0, 0);
     ck_assert_uint_eq(expect(CAIRN_ROUND_FAIL)->shard, 1);
@@ -223,7 +223,7 @@ TEST(a_shard_that_comes_back_empty_fails_the_job)
 TEST_EACH(a_last_payload_that_is_damaged_or_too_long_fails_the_job, 0, 2)
 {
     uint8_t bytes[1000] = { 0 };
-    struct cairn_decision last = known(CAIRN_DECISION_APPLY, 77, 41);
+    struct decision last = known(CAIRN_DECISION_APPLY, 77, 41);
     last.payload = bytes;
     last.payload_bytes = _i == 0 ? sizeof bytes : CAIRN_PAYLOAD_HEAD_BYTES;
     make(9, 5000);
@@ -240,7 +240,7 @@ TEST(answers_of_another_epoch_and_second_ones_change_nothing)
     shard_up(0);
     shard_up(1);
     persisted();
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = 1, .epoch = 7, .decision = &none);
     answer(0, &none, 0, 0);
     answer(0, &none, 0, 0);
@@ -259,7 +259,7 @@ TEST(a_restored_job_goes_on_with_the_loss_scale_of_its_snapshot)
     uint8_t bytes[CAIRN_PAYLOAD_HEAD_BYTES];
     const struct payload head = { .loss_scale = 256 };
     payload_encode(&head, NULL, bytes);
-    struct cairn_decision last = known(CAIRN_DECISION_NONE, 0, 40);
+    struct decision last = known(CAIRN_DECISION_NONE, 0, 40);
     last.payload = bytes;
     last.payload_bytes = sizeof bytes;
     resolve_all(&last, 40);
@@ -281,7 +281,7 @@ TEST(a_worker_that_returns_hears_of_the_open_round_again)
 
 TEST(it_says_whom_it_waits_for)
 {
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     config.terms.workers_min = 3;
     make(0, 0);
     start();

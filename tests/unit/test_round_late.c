@@ -12,7 +12,7 @@ static void end_round(double sum_squares, uint64_t nonfinite)
     const uint64_t round = round_open_round(core);
     reduced(0, sum_squares, nonfinite, 1);
     reduced(1, sum_squares, 0, 1);
-    const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
+    const struct decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     const struct cairn_version after = decision->version_after;
     for (uint32_t s = 0; s < SHARDS; s++)
         GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = s, .epoch = cairn_round_epoch(core),
@@ -28,9 +28,9 @@ static void end_round(double sum_squares, uint64_t nonfinite)
 static void settle(void)
 {
     if (find(CAIRN_ROUND_PERSIST, 0) == NULL) return;
-    const struct cairn_decision last = { .kind = kind,
-                                         .round = number,
-                                         .version_after = { generation, steps } };
+    const struct decision last = { .kind = kind,
+                                   .round = number,
+                                   .version_after = { generation, steps } };
     persisted();
     for (uint32_t s = 0; s < SHARDS; s++)
         GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = s, .epoch = cairn_round_epoch(core),
@@ -142,7 +142,7 @@ TEST(a_void_round_stays_void_and_who_was_not_in_it_hears_nothing_of_it)
 {
     const uint64_t gone = start_round(2);
     down(B);
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     resolve_all(&none, 0);
     clear();
     const uint64_t round = step_once(A);
@@ -179,7 +179,7 @@ TEST(of_more_members_than_a_job_has_who_left_the_first_is_forgotten)
 
 TEST(what_the_incarnation_before_decided_last_is_known_after_later_rounds)
 {
-    const struct cairn_decision apply = known(CAIRN_DECISION_APPLY, 77, 41);
+    const struct decision apply = known(CAIRN_DECISION_APPLY, 77, 41);
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
     join(A, 0);

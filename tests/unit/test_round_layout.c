@@ -2,7 +2,7 @@
 #include "tests/unit/round_driver.h"
 
 /* Shards of the layout in force answer and publish, all idle at `step` with `last`. */
-static void resolve_with(const struct cairn_decision *last, uint64_t step)
+static void resolve_with(const struct decision *last, uint64_t step)
 {
     persisted();
     for (uint32_t s = 0; s < 4; s++)
@@ -24,7 +24,7 @@ static void setup_layouts(void)
     make(0, 0);
 }
 
-static const struct cairn_decision none = { .version_after = { 1, 0 } };
+static const struct decision none = { .version_after = { 1, 0 } };
 
 TEST(a_layout_waits_for_the_end_of_the_round_and_no_other_opens_before_it)
 {
@@ -47,7 +47,7 @@ TEST(a_layout_waits_for_the_end_of_the_round_and_no_other_opens_before_it)
     ck_assert_uint_eq(expect(CAIRN_ROUND_FENCE)->layout, 2);
     ck_assert_uint_eq(cairn_round_layout(core), 2);
     ck_assert_uint_eq(round_layout_at(core).step, 1);
-    const struct cairn_decision last = known(CAIRN_DECISION_APPLY, round, 1);
+    const struct decision last = known(CAIRN_DECISION_APPLY, round, 1);
     for (uint32_t s = 0; s < SHARDS; s++) answer(s, &last, 0, 1);
     all_published(round, 1);
     expect(CAIRN_ROUND_OPEN_SEND);
@@ -96,7 +96,7 @@ TEST(a_shard_that_joins_is_not_awaited_before_its_layout_and_is_from_then_on)
     ck_assert(round_has_shard(core, 2));
     answer(0, &none, 0, 0);
     answer(1, &none, 0, 0);
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "shard 2 (has not answered the fence)");
 }
@@ -111,7 +111,7 @@ TEST(a_shard_that_joins_is_accepted_with_whatever_it_knows)
     layout(2, 3, 0);
     clear();
     persisted();
-    const struct cairn_decision last = known(CAIRN_DECISION_APPLY, round, 1);
+    const struct decision last = known(CAIRN_DECISION_APPLY, round, 1);
     GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = 2, .epoch = cairn_round_epoch(core),
          .phase = CAIRN_STEP_JOINING, .version = { 1, 0 }, .decision = &none);
     answer(0, &last, 0, 1);
@@ -227,7 +227,7 @@ TEST(a_layout_that_goes_back_waits_for_its_own_shards)
 TEST(what_was_decided_since_cannot_be_taken_back)
 {
     const uint64_t round = lose_newcomer();
-    const struct cairn_decision decided = known(CAIRN_DECISION_APPLY, round, 1);
+    const struct decision decided = known(CAIRN_DECISION_APPLY, round, 1);
     go_back();
     persisted();
     answer(0, &decided, 0, 1);
@@ -240,7 +240,7 @@ TEST(a_shard_that_had_nothing_is_left_out_whatever_was_decided)
 {
     const uint8_t gone = 1 << 2;
     const uint64_t round = lose_newcomer();
-    const struct cairn_decision decided = known(CAIRN_DECISION_APPLY, round, 1);
+    const struct decision decided = known(CAIRN_DECISION_APPLY, round, 1);
     GIVE(.kind = CAIRN_ROUND_LAYOUT, .layout = 3, .shard_count = 3, .gone = &gone, .back = true,
          .empty = true);
     persisted();

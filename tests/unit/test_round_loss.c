@@ -1,8 +1,7 @@
 /* on_worker_loss: what follows when a worker was lost. */
 #include "tests/unit/round_driver.h"
 
-static const struct cairn_decision none = { .kind = CAIRN_DECISION_NONE,
-                                            .version_after = { 1, 0 } };
+static const struct decision none = { .kind = CAIRN_DECISION_NONE, .version_after = { 1, 0 } };
 
 static void tick(uint64_t now_ms)
 {
@@ -56,7 +55,7 @@ TEST(redo_opens_at_once_with_those_who_are_left)
 
 TEST(wait_opens_no_round_before_as_many_are_there)
 {
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     begin(CAIRN_WORKER_LOSS_WAIT);
     lose(B);
     want(A);
@@ -125,7 +124,7 @@ TEST(a_write_waits_for_nobody)
 
 TEST(fail_refuses_rounds_until_somebody_amends)
 {
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     begin(CAIRN_WORKER_LOSS_FAIL);
     lose(B);
     want(A);

@@ -6,7 +6,7 @@
 #define UNTRAINED 2 /* the tensor that is in no group */
 
 static struct round_tensor tensors[TENSORS];
-static struct cairn_group_hyper groups[2];
+static struct group_hyper groups[2];
 static bool frozen_groups[2];
 static struct round_terms terms;
 
@@ -40,10 +40,10 @@ static void freeze(uint32_t tensor, bool frozen)
 }
 
 /* Ends the open round with an update that makes `step`, and opens the next. */
-static struct cairn_decision apply(uint64_t round, uint64_t step, uint8_t bytes[1024])
+static struct decision apply(uint64_t round, uint64_t step, uint8_t bytes[1024])
 {
     all_reduced(0);
-    struct cairn_decision last = *expect(CAIRN_ROUND_DECIDE)->decision;
+    struct decision last = *expect(CAIRN_ROUND_DECIDE)->decision;
     ck_assert_uint_le(last.payload_bytes, 1024);
     memcpy(bytes, last.payload, last.payload_bytes);
     last.payload = bytes;
@@ -52,15 +52,15 @@ static struct cairn_decision apply(uint64_t round, uint64_t step, uint8_t bytes[
     return last;
 }
 
-static struct missed missed_of(const struct cairn_decision *decision)
+static struct missed missed_of(const struct decision *decision)
 {
     return payload_of(decision).missed;
 }
 
 /* The scalars that the tensor's update is made with. */
-static struct cairn_group_scalars scalars_of(const struct cairn_decision *decision, uint32_t tensor)
+static struct group_scalars scalars_of(const struct decision *decision, uint32_t tensor)
 {
-    struct cairn_group_scalars scalars;
+    struct group_scalars scalars;
     const struct missed missed = missed_of(decision);
     const uint32_t c = missed_class_of(&missed, tensor);
     ck_assert_int_eq(
@@ -73,12 +73,12 @@ static struct cairn_group_scalars scalars_of(const struct cairn_decision *decisi
     return missed_scalars(&one, &scalars);
 }
 
-static void check_count(const struct cairn_decision *decision, uint32_t tensor, uint64_t count)
+static void check_count(const struct decision *decision, uint32_t tensor, uint64_t count)
 {
-    const struct cairn_group_scalars made = scalars_of(decision, tensor);
-    struct cairn_group_scalars expected;
+    const struct group_scalars made = scalars_of(decision, tensor);
+    struct group_scalars expected;
     ck_assert_int_eq(
-        cairn_group_scalars_of(&groups[tensors[tensor].group], count, made.grad_scale, &expected),
+        group_scalars_of(&groups[tensors[tensor].group], count, made.grad_scale, &expected),
         CAIRN_OK);
     ck_assert_mem_eq(&made, &expected, sizeof made);
 }
@@ -86,7 +86,7 @@ static void check_count(const struct cairn_decision *decision, uint32_t tensor, 
 TEST(a_job_whose_tensors_missed_nothing_says_nothing_of_it)
 {
     uint8_t bytes[1024];
-    const struct cairn_decision last = apply(start_round(1), 1, bytes);
+    const struct decision last = apply(start_round(1), 1, bytes);
     ck_assert_uint_eq(missed_of(&last).size, 0);
     ck_assert_uint_eq(last.payload_bytes, CAIRN_PAYLOAD_BYTES(2));
 }
@@ -96,7 +96,7 @@ TEST(a_frozen_tensor_is_passed_by_and_goes_on_by_its_own_count)
     uint8_t bytes[1024];
     apply(start_round(1), 1, bytes);
     freeze(1, true);
-    struct cairn_decision last = apply(next_round(), 2, bytes);
+    struct decision last = apply(next_round(), 2, bytes);
     const struct missed missed = missed_of(&last);
     ck_assert_uint_eq(missed_steps(&missed, 0), 0);
     ck_assert_uint_eq(missed_steps(&missed, 1), 1);
@@ -118,7 +118,7 @@ TEST(the_first_step_of_sgd_is_the_tensors_own)
     make(0, 0);
     apply(start_round(1), 1, bytes);
     freeze(3, false);
-    struct cairn_decision last = apply(next_round(), 2, bytes);
+    struct decision last = apply(next_round(), 2, bytes);
     check_count(&last, 3, 1);
     ck_assert((scalars_of(&last, 3).flags & CAIRN_SCALAR_FIRST_STEP) != 0);
     last = apply(next_round(), 3, bytes);
@@ -132,7 +132,7 @@ TEST(a_frozen_group_misses_steps_with_all_its_tensors)
     frozen_groups[0] = terms.any_frozen = true;
     config.terms = terms;
     make(0, 0);
-    const struct cairn_decision last = apply(start_round(1), 1, bytes);
+    const struct decision last = apply(start_round(1), 1, bytes);
     const struct missed missed = missed_of(&last);
     ck_assert_uint_eq(missed_steps(&missed, 0), 1);
     ck_assert_uint_eq(missed_steps(&missed, 1), 1);
@@ -149,7 +149,7 @@ TEST(a_skip_and_a_write_pass_nothing_by_and_a_new_incarnation_knows_all_of_it)
     apply(next_round(), 2, bytes);
     uint64_t round = next_round();
     all_reduced(1); // not finite
-    struct cairn_decision last = *expect(CAIRN_ROUND_DECIDE)->decision;
+    struct decision last = *expect(CAIRN_ROUND_DECIDE)->decision;
     struct missed missed = missed_of(&last);
     ck_assert_uint_eq(missed_steps(&missed, 0), 1);
     all_published(round, 2);
@@ -179,7 +179,7 @@ TEST(what_missed_more_steps_than_there_were_fails_the_job)
     missed_begin(&writer, room, TENSORS);
     missed_put(&writer, 1, 42, 0, false);
     head.missed = missed_end(&writer);
-    struct cairn_decision last = known(CAIRN_DECISION_SKIP, 77, 41);
+    struct decision last = known(CAIRN_DECISION_SKIP, 77, 41);
     last.payload = bytes;
     last.payload_bytes = payload_encode(&head, NULL, bytes);
     make(9, 5000);
@@ -260,21 +260,21 @@ TEST_EACH(what_is_malformed_is_refused, 0, sizeof malformeds / sizeof *malformed
 
 TEST(another_count_changes_no_scalar_but_those_that_a_class_has)
 {
-    for (uint32_t id = 1; cairn_optimizer_by_id(id) != NULL; id++) {
-        struct cairn_group_hyper hyper = cairn_hyper_default(id);
+    for (uint32_t id = 1; optimizer_by_id(id) != NULL; id++) {
+        struct group_hyper hyper = cairn_hyper_default(id);
         if (id == CAIRN_OPTIMIZER_SGD) hyper.momentum = 0.9;
-        struct cairn_group_scalars of_group, own;
-        ck_assert_int_eq(cairn_group_scalars_of(&hyper, 9, cairn_f32_bits(0.5f), &of_group), 0);
+        struct group_scalars of_group, own;
+        ck_assert_int_eq(group_scalars_of(&hyper, 9, f32_bits(0.5f), &of_group), 0);
         for (uint64_t count = 1; count < 9; count++) {
             uint8_t room[CAIRN_MISSED_BYTES(1)];
             struct missed_writer writer;
-            ck_assert_int_eq(cairn_group_scalars_of(&hyper, count, cairn_f32_bits(0.5f), &own), 0);
+            ck_assert_int_eq(group_scalars_of(&hyper, count, f32_bits(0.5f), &own), 0);
             missed_begin(&writer, room, 1);
             missed_put(&writer, 0, 9 - count, 0, false);
             missed_set(&writer, 0, &own);
             const struct missed missed = missed_end(&writer);
             const struct missed_class one = missed_class_at(&missed, 0);
-            const struct cairn_group_scalars made = missed_scalars(&one, &of_group);
+            const struct group_scalars made = missed_scalars(&one, &of_group);
             ck_assert_mem_eq(&made, &own, sizeof own);
         }
     }

@@ -18,12 +18,12 @@ static void publish(uint64_t round, struct cairn_version version, bool spoiled)
 }
 
 /* The open round is applied. */
-static struct cairn_decision apply(bool spoiled)
+static struct decision apply(bool spoiled)
 {
     const uint64_t round = round_open_round(core);
     clear();
     for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 0, 1);
-    struct cairn_decision decision = *expect(CAIRN_ROUND_DECIDE)->decision;
+    struct decision decision = *expect(CAIRN_ROUND_DECIDE)->decision;
     ck_assert_int_eq(decision.kind, CAIRN_DECISION_APPLY);
     publish(round, decision.version_after, spoiled);
     return decision;
@@ -42,7 +42,7 @@ static bool opens(void)
 
 TEST(a_result_of_one_shard_ends_it_and_no_amendment_helps)
 {
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     (void)start_round(1);
     (void)apply(false);
     ck_assert(opens());
@@ -72,7 +72,7 @@ TEST(a_write_lets_it_go_on)
 TEST(a_new_epoch_or_incarnation_hears_of_it_again)
 {
     (void)start_round(1);
-    struct cairn_decision last = apply(true);
+    struct decision last = apply(true);
     static uint8_t kept[CAIRN_PAYLOAD_MAX(1, 0, 0)];
     memcpy(kept, last.payload, last.payload_bytes);
     last.payload = kept;

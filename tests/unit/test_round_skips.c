@@ -17,12 +17,12 @@ static void setup_skips(void)
 }
 
 /* The open round ends so; returns what was decided, until the next round. */
-static const struct cairn_decision *end_round(uint64_t nonfinite, uint64_t weight)
+static const struct decision *end_round(uint64_t nonfinite, uint64_t weight)
 {
     const uint64_t round = round_open_round(core);
     clear();
     for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, nonfinite, weight);
-    const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
+    const struct decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     step = decision->version_after.step;
     all_published(round, step);
     return decision;
@@ -60,16 +60,16 @@ static void amend(uint64_t revision)
 }
 
 /* What shards keep of it; good until the next one. */
-static struct cairn_decision keep(const struct cairn_decision *last)
+static struct decision keep(const struct decision *last)
 {
-    struct cairn_decision copy = *last;
+    struct decision copy = *last;
     memcpy(kept, last->payload, last->payload_bytes);
     copy.payload = kept;
     return copy;
 }
 
 /* Another incarnation, of shards that have this decision; A is there again. */
-static void restart(struct cairn_decision copy, uint64_t generation)
+static void restart(struct decision copy, uint64_t generation)
 {
     make(cairn_round_epoch(core) + 9, 5000 + copy.round);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { generation, step });
@@ -83,7 +83,7 @@ static void restart(struct cairn_decision copy, uint64_t generation)
 TEST(a_skip_is_counted_for_good_and_a_void_round_is_not)
 {
     (void)start_round(1);
-    const struct cairn_decision skipped = keep(end_round(1, 1)), *decision;
+    const struct decision skipped = keep(end_round(1, 1)), *decision;
     ck_assert_uint_eq(payload_of(&skipped).skips.all, 1);
     ck_assert(opens(1));
     GIVE(.kind = CAIRN_ROUND_WORKER_ABANDON, .member = A,
@@ -111,7 +111,7 @@ TEST(a_new_incarnation_goes_on_counting)
 
 TEST(too_many_in_a_row_end_it_until_the_terms_change)
 {
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     (void)start_round(1);
     (void)end_round(1, 1);
     skip(MAX - 1);
@@ -125,7 +125,7 @@ TEST(too_many_in_a_row_end_it_until_the_terms_change)
                      "not finite, and the loss scale is at its least)");
     restart(keep(round_last(core)), 1);
     ck_assert(!opens(MAX));
-    const struct cairn_decision last = keep(round_last(core));
+    const struct decision last = keep(round_last(core));
     amend(REVISION + 1);
     want(A);
     resolve_all(&last, 0); // A came since the last epoch
@@ -143,7 +143,7 @@ TEST(a_restored_job_counts_on_and_begins_the_row_anew)
     (void)start_round(1);
     (void)end_round(1, 1);
     skip(MAX - 1);
-    struct cairn_decision restored = keep(round_last(core));
+    struct decision restored = keep(round_last(core));
     restored.kind = CAIRN_DECISION_NONE;
     restored.round = 0;
     restart(restored, 1);

@@ -2,8 +2,7 @@
  * together, when all of them begin. */
 #include "tests/unit/round_driver.h"
 
-static const struct cairn_decision none = { .kind = CAIRN_DECISION_NONE,
-                                            .version_after = { 1, 0 } };
+static const struct decision none = { .kind = CAIRN_DECISION_NONE, .version_after = { 1, 0 } };
 
 static void tick(uint64_t now_ms)
 {
@@ -26,7 +25,7 @@ static bool is_open(void)
 
 TEST(the_first_of_a_launch_waits_for_the_others)
 {
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     start();
     tick(5000);
     join_of_two(A, 0);
@@ -79,7 +78,7 @@ TEST(a_write_waits_for_no_launch)
 
 TEST(who_waits_for_workers_min_goes_on_when_it_is_lowered)
 {
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     config.terms.workers_min = 2;
     make(0, 0);
     start();

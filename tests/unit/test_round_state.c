@@ -16,7 +16,7 @@ static void ask_with(uint64_t member, uint64_t round, const char *state)
          .state = (const uint8_t *)state, .state_bytes = strlen(state));
 }
 
-static void check_state_of(const struct cairn_decision *decision, const char *expected)
+static void check_state_of(const struct decision *decision, const char *expected)
 {
     const struct payload head = payload_of(decision);
     ck_assert_uint_eq(head.state_bytes, strlen(expected));
@@ -34,7 +34,7 @@ static void check_published(const char *expected)
 
 TEST(a_round_is_decided_when_its_rank_0_has_given_its_state)
 {
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     const uint64_t round = start_round(2);
     ask_with(B, round, "of B"); // not the one that counts
     all_reduced(0);
@@ -90,7 +90,7 @@ TEST(a_skip_and_a_write_keep_the_state_of_the_version)
 
 TEST(a_state_of_a_void_round_is_forgotten)
 {
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     ask_with(A, start_round(2), "void");
     down(B);
     resolve_all(&none, 0);
@@ -109,7 +109,7 @@ TEST(a_new_incarnation_finds_the_state_with_the_shards)
     const uint64_t round = start_round(1);
     ask_with(A, round, "carried");
     all_reduced(0);
-    struct cairn_decision last = *expect(CAIRN_ROUND_DECIDE)->decision;
+    struct decision last = *expect(CAIRN_ROUND_DECIDE)->decision;
     memcpy(bytes, last.payload, last.payload_bytes);
     last.payload = bytes;
     make(9, 5000);
@@ -130,7 +130,7 @@ TEST(a_state_that_is_longer_than_the_job_declares_fails_it)
 {
     uint8_t bytes[CAIRN_PAYLOAD_HEAD_BYTES + STATE_MAX + 1];
     const struct payload head = { .loss_scale = 1, .state = bytes, .state_bytes = STATE_MAX + 1 };
-    struct cairn_decision last = known(CAIRN_DECISION_SKIP, 77, 41);
+    struct decision last = known(CAIRN_DECISION_SKIP, 77, 41);
     memset(bytes, 0, sizeof bytes);
     last.payload = bytes;
     last.payload_bytes = payload_encode(&head, NULL, bytes); // fits where groups would be
@@ -145,8 +145,8 @@ TEST(a_state_that_is_longer_than_the_job_declares_fails_it)
 TEST(a_payload_carries_the_state_behind_its_groups_also_within_itself)
 {
     uint8_t bytes[CAIRN_PAYLOAD_BYTES(2) + 5], copy[sizeof bytes];
-    struct cairn_group_scalars scalars[2] = { { .optimizer = group.optimizer },
-                                              { .optimizer = group.optimizer } };
+    struct group_scalars scalars[2] = { { .optimizer = group.optimizer },
+                                        { .optimizer = group.optimizer } };
     struct payload head = { .state = (const uint8_t *)"12345", .state_bytes = 5 }, back;
     size_t count = payload_encode(&head, NULL, bytes);
     ck_assert_uint_eq(count, CAIRN_PAYLOAD_BYTES(0) + 5);

@@ -2,8 +2,7 @@
  * it ends, and nobody waits for them. Two contribute here. */
 #include "tests/unit/round_driver.h"
 
-static const struct cairn_decision none = { .kind = CAIRN_DECISION_NONE,
-                                            .version_after = { 1, 0 } };
+static const struct decision none = { .kind = CAIRN_DECISION_NONE, .version_after = { 1, 0 } };
 
 static void setup_surplus(void)
 {
@@ -120,7 +119,7 @@ TEST(what_it_gives_up_is_no_round_and_what_it_writes_waits_for_the_end)
 
 TEST(nobody_waits_for_it_nor_drops_it_at_the_deadline)
 {
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     const uint64_t round = start_round(3);
     const struct round_lack lacks[] = { { .member = A, .micro = 1 } };
     commit(B);

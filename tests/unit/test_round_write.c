@@ -15,7 +15,7 @@ static void published_at(uint32_t shard, uint64_t round, uint64_t generation, ui
 /* Two workers, B of them with a write open. */
 static uint64_t start_write(void)
 {
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     start();
     join(A, 0);
     join(B, 1);
@@ -38,7 +38,7 @@ TEST(a_write_is_of_the_writer_alone_and_the_others_wait)
     want(A);
     want(B); // not this way
     ck_assert_uint_eq(out.count, 0);
-    struct cairn_sentence waiting;
+    struct sentence waiting;
     round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "worker of rank 1 (has not ended its write)");
     want_to_write(B); // lost the answer
@@ -54,7 +54,7 @@ TEST(a_write_ends_with_the_next_generation_of_the_same_step)
     ask(B, round);
     reduced(0, 3, 1, 1); // whatever the sums are
     reduced(1, 3, 0, 1);
-    const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
+    const struct decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     ck_assert_int_eq(decision->kind, CAIRN_DECISION_WRITE);
     ck_assert_uint_eq(decision->version_after.generation, 2);
     ck_assert_uint_eq(decision->version_after.step, 0);
@@ -87,7 +87,7 @@ TEST(a_write_waits_for_the_open_round_and_goes_before_the_next)
 
 static void check_void(uint64_t round)
 {
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     expect(CAIRN_ROUND_PERSIST);
     clear();
     resolve_all(&none, 0);
@@ -98,7 +98,7 @@ static void check_void(uint64_t round)
 
 TEST(a_round_that_opened_with_the_writer_in_it_is_void)
 {
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     const uint64_t round = start_round(2); // A asked for it
     want_to_write(B);
     expect(CAIRN_ROUND_PERSIST);
@@ -160,8 +160,8 @@ TEST(a_new_incarnation_gives_all_the_write_that_one_shard_has)
     shard_up(0);
     shard_up(1);
     persisted();
-    const struct cairn_decision before = known(CAIRN_DECISION_APPLY, 76, 40);
-    struct cairn_decision write = known(CAIRN_DECISION_WRITE, 77, 40);
+    const struct decision before = known(CAIRN_DECISION_APPLY, 76, 40);
+    struct decision write = known(CAIRN_DECISION_WRITE, 77, 40);
     write.version_after.generation = 2;
     answer(0, &before, 77, 40);
     GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = 1, .epoch = cairn_round_epoch(core),
@@ -177,7 +177,7 @@ TEST(a_new_incarnation_gives_all_the_write_that_one_shard_has)
  * round is the one before. */
 static uint64_t write_over_own_round(void)
 {
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     const uint64_t round = start_round(1);
     want_to_write(A);
     resolve_all(&none, 0);
@@ -221,7 +221,7 @@ TEST(a_late_commit_or_abandon_leaves_the_other_threads_commit_waiting)
 
 TEST(both_threads_that_ask_amid_a_change_of_epoch_are_answered_after_it)
 {
-    const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     const uint64_t write = write_over_own_round();
     shard_down(1);
     shard_up(1);

@@ -7,10 +7,10 @@
 #include "proto/safetensors/safetensors.h"
 #include "tests/support/suite.h"
 
-static struct cairn_safetensors_entry entry(const char *key, cairn_dtype dtype, uint64_t start,
-                                            uint64_t rows)
+static struct safetensors_entry entry(const char *key, cairn_dtype dtype, uint64_t start,
+                                      uint64_t rows)
 {
-    return (struct cairn_safetensors_entry) {
+    return (struct safetensors_entry) {
         .key = (char *)(uintptr_t)key,
         .dtype = dtype,
         .box = { .rank = 2, .start = { start, 0 }, .extent = { rows, 3 } },
@@ -19,14 +19,14 @@ static struct cairn_safetensors_entry entry(const char *key, cairn_dtype dtype, 
 
 TEST(the_bytes_of_a_header_are_nailed_down)
 {
-    struct cairn_safetensors_entry entries[] = { entry("b", CAIRN_F32, 4, 2),
-                                                 entry("c", CAIRN_BF16, 0, 1),
-                                                 entry("a\"", CAIRN_F32, 0, 1) };
+    struct safetensors_entry entries[] = { entry("b", CAIRN_F32, 4, 2),
+                                           entry("c", CAIRN_BF16, 0, 1),
+                                           entry("a\"", CAIRN_F32, 0, 1) };
     entries[2].box.rank = 0;
     uint8_t *header = NULL;
     size_t bytes = 0;
     uint64_t data_bytes = 0;
-    ck_assert_int_eq(cairn_safetensors_build(entries, 3, &header, &bytes, &data_bytes), CAIRN_OK);
+    ck_assert_int_eq(safetensors_build(entries, 3, &header, &bytes, &data_bytes), CAIRN_OK);
     static const char json[] =
         "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{"
         "\\\"a\\\\\\\"\\\":{\\\"saved_offsets\\\":[]},"
@@ -47,20 +47,20 @@ TEST(the_bytes_of_a_header_are_nailed_down)
 
 TEST(what_we_build_we_read_back)
 {
-    struct cairn_safetensors_entry entries[] = { entry("x.weight", CAIRN_F32, 7, 5),
-                                                 entry("x.bias", CAIRN_F64, 0, 0),
-                                                 entry("\xc3\xa9\\", CAIRN_F16, 1, 9) };
+    struct safetensors_entry entries[] = { entry("x.weight", CAIRN_F32, 7, 5),
+                                           entry("x.bias", CAIRN_F64, 0, 0),
+                                           entry("\xc3\xa9\\", CAIRN_F16, 1, 9) };
     uint8_t *header = NULL;
     size_t bytes = 0;
     uint64_t data_bytes = 0, json_bytes = 0;
-    ck_assert_int_eq(cairn_safetensors_build(entries, 3, &header, &bytes, &data_bytes), CAIRN_OK);
+    ck_assert_int_eq(safetensors_build(entries, 3, &header, &bytes, &data_bytes), CAIRN_OK);
     size_t bound = 8 + 200;
-    for (size_t i = 0; i < 3; i++) bound += cairn_safetensors_entry_bytes(entries[i].key, 2);
+    for (size_t i = 0; i < 3; i++) bound += safetensors_entry_bytes(entries[i].key, 2);
     ck_assert_uint_le(bytes, bound);
-    ck_assert_int_eq(
-        cairn_safetensors_header_bytes(header, 8, bytes + data_bytes, &json_bytes, NULL), CAIRN_OK);
-    struct cairn_safetensors s;
-    ck_assert_int_eq(cairn_safetensors_parse(header + 8, json_bytes, bytes + data_bytes, &s, NULL),
+    ck_assert_int_eq(safetensors_header_bytes(header, 8, bytes + data_bytes, &json_bytes, NULL),
+                     CAIRN_OK);
+    struct safetensors s;
+    ck_assert_int_eq(safetensors_parse(header + 8, json_bytes, bytes + data_bytes, &s, NULL),
                      CAIRN_OK);
     ck_assert(s.has_boxes);
     ck_assert_uint_eq(s.entry_count, 3);
@@ -71,7 +71,7 @@ TEST(what_we_build_we_read_back)
         ck_assert_uint_eq(s.entries[i].begin, entries[i].begin);
         ck_assert_uint_eq(s.entries[i].end, entries[i].end);
     }
-    cairn_safetensors_release(&s);
+    safetensors_release(&s);
     free(header);
 }
 
@@ -131,16 +131,16 @@ TEST_EACH(each_rule_of_the_format_is_judged, 0, sizeof samples / sizeof samples[
 {
     const struct sample *sample = &samples[_i];
     const size_t json_bytes = strlen(sample->json);
-    struct cairn_sentence why = { "" };
-    struct cairn_safetensors s;
+    struct sentence why = { "" };
+    struct safetensors s;
     // An exact allocation, so that a byte read beyond it is seen by the sanitizer.
     uint8_t *json = malloc(json_bytes + 1);
     memcpy(json, sample->json, json_bytes);
-    cairn_status status = cairn_safetensors_parse(json, json_bytes,
-                                                  8 + json_bytes + sample->data_bytes, &s, &why);
+    cairn_status status = safetensors_parse(json, json_bytes, 8 + json_bytes + sample->data_bytes,
+                                            &s, &why);
     if (sample->word == NULL) {
         ck_assert_msg(status == CAIRN_OK, "%s: %s", sample->json, why.text);
-        cairn_safetensors_release(&s);
+        safetensors_release(&s);
     } else {
         ck_assert_msg(status == CAIRN_ERR_MALFORMED || status == CAIRN_ERR_UNSUPPORTED, "%s",
                       sample->json);
@@ -154,38 +154,36 @@ TEST(the_length_is_judged_before_anything_is_allocated)
     const uint8_t huge[8] = { 0x01, 0xe1, 0xf5, 0x05 }; // 100,000,001
     const uint8_t all_ones[8] = { 255, 255, 255, 255, 255, 255, 255, 255 };
     const uint8_t nine[8] = { 9 };
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     uint64_t n = 77;
-    ck_assert_int_eq(cairn_safetensors_header_bytes(nine, 7, 7, &n, &why), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(safetensors_header_bytes(nine, 7, 7, &n, &why), CAIRN_ERR_MALFORMED);
     ck_assert_ptr_nonnull(strstr(why.text, "less than the 8"));
-    ck_assert_int_eq(cairn_safetensors_header_bytes(huge, 8, UINT64_MAX, &n, &why),
-                     CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(safetensors_header_bytes(huge, 8, UINT64_MAX, &n, &why), CAIRN_ERR_MALFORMED);
     ck_assert_ptr_nonnull(strstr(why.text, "100000001"));
-    ck_assert_int_eq(cairn_safetensors_header_bytes(all_ones, 8, 100, &n, &why),
-                     CAIRN_ERR_MALFORMED);
-    ck_assert_int_eq(cairn_safetensors_header_bytes(nine, 8, 16, &n, &why), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(safetensors_header_bytes(all_ones, 8, 100, &n, &why), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(safetensors_header_bytes(nine, 8, 16, &n, &why), CAIRN_ERR_MALFORMED);
     ck_assert_ptr_nonnull(strstr(why.text, "cut off"));
     ck_assert_uint_eq(n, 77);
-    ck_assert_int_eq(cairn_safetensors_header_bytes(nine, 8, 17, &n, &why), CAIRN_OK);
+    ck_assert_int_eq(safetensors_header_bytes(nine, 8, 17, &n, &why), CAIRN_OK);
     ck_assert_uint_eq(n, 9);
 }
 
 TEST(no_damage_of_one_byte_crashes_the_parser)
 {
-    struct cairn_safetensors_entry entries[] = { entry("x", CAIRN_F32, 7, 5),
-                                                 entry("y", CAIRN_BF16, 1, 9) };
+    struct safetensors_entry entries[] = { entry("x", CAIRN_F32, 7, 5),
+                                           entry("y", CAIRN_BF16, 1, 9) };
     uint8_t *header = NULL;
     size_t bytes = 0;
     uint64_t data_bytes = 0;
-    ck_assert_int_eq(cairn_safetensors_build(entries, 2, &header, &bytes, &data_bytes), CAIRN_OK);
+    ck_assert_int_eq(safetensors_build(entries, 2, &header, &bytes, &data_bytes), CAIRN_OK);
     for (size_t at = 8; at < bytes; at++) {
         for (unsigned value = 0; value < 256; value += 5) {
             const uint8_t kept = header[at];
             header[at] = (uint8_t)value;
-            struct cairn_safetensors s;
-            if (cairn_safetensors_parse(header + 8, bytes - 8, bytes + data_bytes, &s, NULL) ==
+            struct safetensors s;
+            if (safetensors_parse(header + 8, bytes - 8, bytes + data_bytes, &s, NULL) ==
                 CAIRN_OK) {
-                cairn_safetensors_release(&s);
+                safetensors_release(&s);
             }
             header[at] = kept;
         }

@@ -19,12 +19,12 @@ static double of_bits(uint64_t bits)
 
 TEST_EACH(every_round_has_the_rate_that_torch_gives_it, 0, COUNT(golden))
 {
-    const struct cairn_schedule *s = &golden[_i].schedule;
-    struct cairn_sentence why = { "" };
-    ck_assert_msg(cairn_schedule_check(s, golden[_i].lr, "g", &why) == CAIRN_OK, "%s", why.text);
+    const struct schedule *s = &golden[_i].schedule;
+    struct sentence why = { "" };
+    ck_assert_msg(schedule_check(s, golden[_i].lr, "g", &why) == CAIRN_OK, "%s", why.text);
     for (int k = 0; k < golden[_i].rounds; k++) {
         const double torch = of_bits(golden[_i].rates[k]);
-        const double ours = cairn_schedule_lr(s, golden[_i].lr, (uint64_t)k);
+        const double ours = schedule_lr(s, golden[_i].lr, (uint64_t)k);
         // torch rounds in another order, its CosineAnnealingLR from step to step
         ck_assert_msg(fabs(ours - torch) <= 1e-14 * golden[_i].lr,
                       "case %d, round %d: %.17g, %.17g", _i, k, ours, torch);
@@ -36,21 +36,20 @@ TEST(the_cosine_is_within_its_bound_of_libm)
     const double pi = 3.14159265358979323846;
     for (int i = 0; i <= 200000; i++) {
         const double x = i / 200000.0;
-        ck_assert_msg(fabs(cairn_cos_pi(x) - (double)cosl((long double)pi * (long double)x)) <=
-                          4e-16,
+        ck_assert_msg(fabs(cos_pi(x) - (double)cosl((long double)pi * (long double)x)) <= 4e-16,
                       "%.17g", x);
     }
-    ck_assert(cairn_cos_pi(0) == 1 && cairn_cos_pi(1) == -1 && cairn_cos_pi(0.5) == 0);
+    ck_assert(cos_pi(0) == 1 && cos_pi(1) == -1 && cos_pi(0.5) == 0);
 }
 
 /* Bits that every host must give: written down once, on x86-64. */
 TEST(the_same_bits_come_out_everywhere)
 {
-    const struct cairn_schedule s = { CAIRN_SCHEDULE_COSINE, 100, 10000, 0, 1e-5, NULL, 0 };
+    const struct schedule s = { CAIRN_SCHEDULE_COSINE, 100, 10000, 0, 1e-5, NULL, 0 };
     uint64_t mixed = 0;
     for (uint64_t k = 0; k < 12000; k++) {
         uint64_t bits;
-        const double lr = cairn_schedule_lr(&s, 3e-4, k);
+        const double lr = schedule_lr(&s, 3e-4, k);
         memcpy(&bits, &lr, sizeof bits);
         mixed = mixed * 0x9e3779b97f4a7c15ull + bits;
     }
@@ -60,7 +59,7 @@ TEST(the_same_bits_come_out_everywhere)
 TEST(warm_up_begins_at_0_and_every_end_stays)
 {
     const struct cairn_schedule_point points[] = { { 2, 4.0 }, { 4, 8.0 } };
-    const struct cairn_schedule kinds[] = {
+    const struct schedule kinds[] = {
         { CAIRN_SCHEDULE_CONSTANT, 8, 0, 0, 0, NULL, 0 },
         { CAIRN_SCHEDULE_LINEAR, 8, 24, 0, 0.25, NULL, 0 },
         { CAIRN_SCHEDULE_COSINE, 8, 24, 0, 0.25, NULL, 0 },
@@ -69,12 +68,12 @@ TEST(warm_up_begins_at_0_and_every_end_stays)
     };
     const double ends[] = { 1, 0.25, 0.25, 0.25, 8 }, tops[] = { 1, 1, 1, 1, 8 };
     for (int i = 0; i < COUNT(kinds); i++) {
-        ck_assert_int_eq(cairn_schedule_check(&kinds[i], 1, "g", NULL), CAIRN_OK);
-        ck_assert(cairn_schedule_lr(&kinds[i], 1, 0) == 0);
-        ck_assert(cairn_schedule_lr(&kinds[i], 1, 2) == tops[i] / 4);
-        ck_assert(cairn_schedule_lr(&kinds[i], 1, 8) == tops[i]);
-        ck_assert(cairn_schedule_lr(&kinds[i], 1, 24) == ends[i]);
-        ck_assert(cairn_schedule_lr(&kinds[i], 1, UINT64_MAX) == ends[i]);
+        ck_assert_int_eq(schedule_check(&kinds[i], 1, "g", NULL), CAIRN_OK);
+        ck_assert(schedule_lr(&kinds[i], 1, 0) == 0);
+        ck_assert(schedule_lr(&kinds[i], 1, 2) == tops[i] / 4);
+        ck_assert(schedule_lr(&kinds[i], 1, 8) == tops[i]);
+        ck_assert(schedule_lr(&kinds[i], 1, 24) == ends[i]);
+        ck_assert(schedule_lr(&kinds[i], 1, UINT64_MAX) == ends[i]);
     }
 }
 
@@ -82,7 +81,7 @@ static const struct cairn_schedule_point down[] = { { 5, 1 }, { 5, 2 } };
 static const struct cairn_schedule_point nan_factor[] = { { 5, NAN } };
 static const struct cairn_schedule_point huge_factor[] = { { 5, 1e18 } };
 static const struct {
-    struct cairn_schedule schedule;
+    struct schedule schedule;
     const char *word;
 } bad[] = {
     { { (cairn_schedule_kind)6, 0, 0, 0, 0, NULL, 0 }, "schedule is 6; allowed: 0 (constant)" },
@@ -113,9 +112,8 @@ static const struct {
 
 TEST_EACH(an_impossible_schedule_is_refused_with_field_value_and_what_is_allowed, 0, COUNT(bad))
 {
-    struct cairn_sentence why = { "" };
-    ck_assert_int_eq(cairn_schedule_check(&bad[_i].schedule, 2, "backbone", &why),
-                     CAIRN_ERR_INVALID);
+    struct sentence why = { "" };
+    ck_assert_int_eq(schedule_check(&bad[_i].schedule, 2, "backbone", &why), CAIRN_ERR_INVALID);
     ck_assert_msg(strstr(why.text, bad[_i].word) != NULL, "\"%s\"", why.text);
     ck_assert_ptr_nonnull(strstr(why.text, "backbone"));
 }
@@ -123,9 +121,9 @@ TEST_EACH(an_impossible_schedule_is_refused_with_field_value_and_what_is_allowed
 TEST(a_kind_has_a_name_and_the_name_its_kind)
 {
     for (int kind = 0; kind <= CAIRN_SCHEDULE_DRIVEN; kind++)
-        ck_assert_int_eq(cairn_schedule_number(cairn_schedule_name(kind)), kind);
-    ck_assert_str_eq(cairn_schedule_name(6), "?");
-    ck_assert_int_eq(cairn_schedule_number("sine"), -1);
+        ck_assert_int_eq(schedule_number(schedule_name(kind)), kind);
+    ck_assert_str_eq(schedule_name(6), "?");
+    ck_assert_int_eq(schedule_number("sine"), -1);
 }
 
 SUITE(60);

@@ -7,66 +7,65 @@
 #include "proto/spec/settings.h"
 #include "tests/support/suite.h"
 
-static struct cairn_job_spec_data small_spec(void)
+static struct job_spec_data small_spec(void)
 {
-    struct cairn_job_spec_data spec;
-    struct cairn_group_spec group = cairn_group_default();
-    struct cairn_tensor_spec tensor = { .name = (char *)(uintptr_t) "a.b",
-                                        .group = (char *)(uintptr_t) "all.of",
-                                        .kind = CAIRN_TRAINED,
-                                        .wire = CAIRN_F32,
-                                        .reduce = CAIRN_F32,
-                                        .master = CAIRN_F32,
-                                        .shape = { .rank = 1, .dim = { 9 } } };
-    cairn_spec_init(&spec);
+    struct job_spec_data spec;
+    struct group_spec group = group_default();
+    struct tensor_spec tensor = { .name = (char *)(uintptr_t) "a.b",
+                                  .group = (char *)(uintptr_t) "all.of",
+                                  .kind = CAIRN_TRAINED,
+                                  .wire = CAIRN_F32,
+                                  .reduce = CAIRN_F32,
+                                  .master = CAIRN_F32,
+                                  .shape = { .rank = 1, .dim = { 9 } } };
+    spec_init(&spec);
     group.name = tensor.group;
     group.optimizer = (char *)(uintptr_t) "adamw";
-    ck_assert_int_eq(cairn_spec_set_name(&spec, "small"), CAIRN_OK);
-    ck_assert_int_eq(cairn_spec_add_group(&spec, &group), CAIRN_OK);
-    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &tensor), CAIRN_OK);
+    ck_assert_int_eq(spec_set_name(&spec, "small"), CAIRN_OK);
+    ck_assert_int_eq(spec_add_group(&spec, &group), CAIRN_OK);
+    ck_assert_int_eq(spec_add_tensor(&spec, &tensor), CAIRN_OK);
     tensor.name = (char *)(uintptr_t) "tied";
     tensor.group = (char *)(uintptr_t) "";
     tensor.alias_of = (char *)(uintptr_t) "a.b";
     tensor.kind = CAIRN_FROZEN;
     tensor.shape.dim[0] = 0;
-    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &tensor), CAIRN_OK);
-    cairn_spec_canonicalize(&spec);
+    ck_assert_int_eq(spec_add_tensor(&spec, &tensor), CAIRN_OK);
+    spec_canonicalize(&spec);
     return spec;
 }
 
-static enum cairn_spec_change set(struct cairn_job_spec_data *spec, const char *key,
-                                  const char *value)
+static enum spec_change set(struct job_spec_data *spec, const char *key, const char *value)
 {
-    struct cairn_sentence why = { "" };
-    enum cairn_spec_change change;
-    const cairn_status status = cairn_spec_set(spec, key, value, &change, &why);
+    struct sentence why = { "" };
+    enum spec_change change;
+    const cairn_status status = spec_set(spec, key, value, &change, &why);
     ck_assert_msg(status == CAIRN_OK, "%s=%s: %s", key, value, why.text);
     return change;
 }
 
 TEST(every_scalar_takes_what_it_is_shown_as_and_that_changes_nothing)
 {
-    struct cairn_job_spec_data spec = small_spec();
+    struct job_spec_data spec = small_spec();
     char text[CAIRN_SETTING_TEXT_MAX + 1];
     spec.clip_norm = 0.1;
     spec.policy.snapshot_every = ((uint64_t)1 << 47) + 1;
-    for (size_t i = 0; i < cairn_spec_fields.count; i++) {
-        const struct cairn_spec_field *field = &cairn_spec_fields.fields[i];
-        const uint64_t bits = cairn_spec_field_bits(field, &spec);
-        cairn_spec_setting_text(field, &spec, text);
+    for (size_t i = 0; i < spec_fields.count; i++) {
+        const struct spec_field *field = &spec_fields.fields[i];
+        const uint64_t bits = spec_field_bits(field, &spec);
+        spec_setting_text(field, &spec, text);
         ck_assert_msg(set(&spec, field->name, text) == CAIRN_SPEC_NEXT_ROUND, "%s", field->name);
-        ck_assert_msg(cairn_spec_field_bits(field, &spec) == bits, "%s=%s", field->name, text);
+        ck_assert_msg(spec_field_bits(field, &spec) == bits, "%s=%s", field->name, text);
     }
-    cairn_spec_setting_text(&cairn_spec_fields.fields[0], &spec, text);
+    spec_setting_text(&spec_fields.fields[0], &spec, text);
     ck_assert_str_eq(text, "0.1");
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(how_a_job_comes_to_a_value_is_the_rows_word_but_that_stage_0_is_on_one_shard)
 {
     static const struct {
         const char *key, *value;
-        enum cairn_spec_change change;
+        enum spec_change change;
     } cases[] = {
         { "clip_norm", "2.5", CAIRN_SPEC_NEXT_ROUND },
         { "snapshot_fallback", "yes", CAIRN_SPEC_NEXT_ROUND },
@@ -85,35 +84,35 @@ TEST(how_a_job_comes_to_a_value_is_the_rows_word_but_that_stage_0_is_on_one_shar
         { "spread", "1", CAIRN_SPEC_CREATED },
         { "first_step", "5", CAIRN_SPEC_NEVER },
     };
-    struct cairn_job_spec_data spec = small_spec();
+    struct job_spec_data spec = small_spec();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         ck_assert_msg(set(&spec, cases[i].key, cases[i].value) == cases[i].change, "%s=%s",
                       cases[i].key, cases[i].value);
     ck_assert_int_eq(spec.tensors[1].wire, CAIRN_F32); // the alias has that of its target
     ck_assert_uint_eq(spec.groups[0].schedule.total_steps, 900);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 /* In either order; what the new kind has no use for does not stay. */
 TEST(a_schedule_is_set_by_its_parts)
 {
-    struct cairn_job_spec_data spec = small_spec();
-    struct cairn_sentence why = { "" };
-    const struct cairn_schedule *s = &spec.groups[0].schedule;
+    struct job_spec_data spec = small_spec();
+    struct sentence why = { "" };
+    const struct schedule *s = &spec.groups[0].schedule;
     (void)set(&spec, "all.of.total_steps", "90");
     (void)set(&spec, "all.of.schedule", "wsd");
     (void)set(&spec, "all.of.decay_steps", "20");
-    ck_assert_int_eq(cairn_spec_check(&spec, cairn_optimizer_names(), &why), CAIRN_OK);
+    ck_assert_int_eq(spec_check(&spec, optimizer_names(), &why), CAIRN_OK);
     (void)set(&spec, "all.of.points", "0:1,30:0.5,90:0");
     (void)set(&spec, "all.of.schedule", "table");
     ck_assert_uint_eq(s->total_steps + s->decay_steps, 0);
     ck_assert_uint_eq(s->point_count, 3);
     ck_assert(s->points[1].step == 30 && s->points[1].factor == 0.5);
-    ck_assert_int_eq(cairn_spec_check(&spec, cairn_optimizer_names(), &why), CAIRN_OK);
+    ck_assert_int_eq(spec_check(&spec, optimizer_names(), &why), CAIRN_OK);
     (void)set(&spec, "all.of.schedule", "constant");
     ck_assert_uint_eq(s->point_count, 0);
-    ck_assert_int_eq(cairn_spec_check(&spec, cairn_optimizer_names(), &why), CAIRN_OK);
-    cairn_spec_release(&spec);
+    ck_assert_int_eq(spec_check(&spec, optimizer_names(), &why), CAIRN_OK);
+    spec_release(&spec);
 }
 
 TEST(what_is_none_is_refused_with_the_value_and_what_is_allowed)
@@ -144,20 +143,19 @@ TEST(what_is_none_is_refused_with_the_value_and_what_is_allowed)
         { "on_nonfinite", "\x1b[1m", CAIRN_ERR_INVALID, "\"?\"; allowed: skip, fail" },
         { "wire", "u8", CAIRN_OK, "" }, // of no blob: the judge of specs refuses it
     };
-    struct cairn_job_spec_data spec = small_spec();
+    struct job_spec_data spec = small_spec();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct cairn_sentence why = { "" };
-        enum cairn_spec_change change;
-        const cairn_status status = cairn_spec_set(&spec, cases[i].key, cases[i].value, &change,
-                                                   &why);
+        struct sentence why = { "" };
+        enum spec_change change;
+        const cairn_status status = spec_set(&spec, cases[i].key, cases[i].value, &change, &why);
         ck_assert_msg(status == cases[i].status, "%s=%s: %d, %s", cases[i].key, cases[i].value,
                       (int)status, why.text);
         ck_assert_msg(strstr(why.text, cases[i].word) != NULL, "%s=%s: %s", cases[i].key,
                       cases[i].value, why.text);
     }
-    struct cairn_sentence why = { "" };
-    ck_assert_int_ne(cairn_spec_check(&spec, cairn_optimizer_names(), &why), CAIRN_OK);
-    cairn_spec_release(&spec);
+    struct sentence why = { "" };
+    ck_assert_int_ne(spec_check(&spec, optimizer_names(), &why), CAIRN_OK);
+    spec_release(&spec);
 }
 
 SUITE(60);

@@ -30,13 +30,13 @@ static void leave(void)
 }
 
 /* Fetches every chunk of a plane and compares it with the model. */
-static void check_plane(enum cairn_plane plane, uint64_t generation, uint64_t step,
+static void check_plane(enum plane plane, uint64_t generation, uint64_t step,
                         const struct model *expected)
 {
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+        const struct chunk_place place = shard_map_chunk(&scene.map, c);
         if (!model_keeps(place.tensor, (int)plane)) continue;
-        struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, c);
+        struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, c);
         fetch.plane = (uint8_t)plane;
         fetch.generation = generation;
         fetch.step = step;
@@ -44,7 +44,7 @@ static void check_plane(enum cairn_plane plane, uint64_t generation, uint64_t st
         const struct scene_note *data = scene_note(&scene, CAIRN_CHUNK_DATA);
         ck_assert_uint_eq(data->header.request, c + 1);
         ck_assert_uint_eq(data->header.checksum,
-                          cairn_chunk_checksum(data->payload, data->header.payload_bytes));
+                          chunk_checksum(data->payload, data->header.payload_bytes));
         size_t bytes;
         const void *wanted = model_bytes(expected, (int)plane, &place, &bytes);
         ck_assert_uint_eq(data->header.payload_bytes, bytes);
@@ -134,10 +134,10 @@ TEST(a_worker_that_sleeps_in_the_middle_of_a_chunk_holds_up_no_round_after_it)
     scene_round_open(&scene, 1, 0, 2);
     for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
     uint64_t chunk = 0;
-    while (cairn_shard_map_chunk(&scene.map, chunk).tensor != T_EMB) chunk++;
-    const size_t bytes = cairn_shard_map_chunk(&scene.map, chunk).elem_count * sizeof(float);
+    while (shard_map_chunk(&scene.map, chunk).tensor != T_EMB) chunk++;
+    const size_t bytes = shard_map_chunk(&scene.map, chunk).elem_count * sizeof(float);
     float *gradient = calloc(1, bytes);
-    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
     push.dtype = CAIRN_F32;
     ck_assert_uint_gt(bytes, 32768);
     scene_send(&scene, &push, gradient, bytes);
@@ -173,9 +173,9 @@ TEST(a_worker_that_sleeps_in_the_middle_of_a_chunk_holds_up_no_round_after_it)
 
 /* ---- fetches ---- */
 
-static cairn_status fetch_refusal(uint64_t generation, uint64_t step, enum cairn_plane plane)
+static cairn_status fetch_refusal(uint64_t generation, uint64_t step, enum plane plane)
 {
-    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 0);
+    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 0);
     fetch.plane = (uint8_t)plane;
     fetch.generation = generation;
     fetch.step = step;
@@ -200,7 +200,7 @@ TEST(a_peer_that_stops_reading_pins_no_more_than_its_replies)
     serve("mem", 1);
     scene.deaf = true;
     for (int i = 0; i < CAIRN_SHARD_REPLIES_MAX; i++) {
-        struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 1);
+        struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 1);
         fetch.plane = CAIRN_PLANE_WIRE;
         fetch.generation = 1;
         scene_send(&scene, &fetch, NULL, 0);
@@ -234,7 +234,7 @@ TEST(what_a_worker_is_sent_is_not_overwritten_until_it_leaves)
     uv_check_t check;
     serve("mem", 1);
     scene.deaf = true;
-    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 1);
+    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 1);
     fetch.plane = CAIRN_PLANE_WIRE;
     fetch.generation = 1;
     scene_send(&scene, &fetch, NULL, 0);
@@ -271,14 +271,14 @@ static void check_digests(const Cairn__SnapshotPart *part)
 {
     size_t at = 0;
     for (size_t i = 0; i < scene.map.extent_count; i++) {
-        const struct cairn_local_extent *extent = &scene.map.extents[i];
+        const struct local_extent *extent = &scene.map.extents[i];
         for (int plane = CAIRN_PLANE_PARAM; plane < CAIRN_PLANE_COUNT; plane++) {
             if (plane == CAIRN_PLANE_WIRE || !model_keeps(extent->tensor, plane)) continue;
-            struct cairn_tree tree;
-            cairn_tree_init(&tree, extent->first_leaf);
-            cairn_backend_hash_leaves(
-                cairn_backend_host(), model_plane(&model, plane) + extent->local_elem, CAIRN_F32,
-                &scene.layout->geometry[extent->tensor], extent->leaf_count, &tree);
+            struct hash_tree tree;
+            tree_init(&tree, extent->first_leaf);
+            backend_hash_leaves(backend_host(), model_plane(&model, plane) + extent->local_elem,
+                                CAIRN_F32, &scene.layout->geometry[extent->tensor],
+                                extent->leaf_count, &tree);
             for (uint32_t n = 0; n < tree.node_count; n++, at++) {
                 ck_assert_uint_lt(at, part->n_digests);
                 ck_assert_uint_eq(part->digests[at]->tensor, extent->tensor);
@@ -308,32 +308,31 @@ TEST(a_digest_is_of_the_pinned_version)
 /* The whole model as a snapshot: shard 1's part is written by the test. */
 static void commit_snapshot(const char *folder, const Cairn__SnapshotPart *part)
 {
-    struct cairn_manifest manifest;
-    cairn_manifest_init(&manifest);
-    ck_assert_int_eq(cairn_spec_copy(&scene.spec, &manifest.spec), CAIRN_OK);
+    struct manifest manifest;
+    manifest_init(&manifest);
+    ck_assert_int_eq(spec_copy(&scene.spec, &manifest.spec), CAIRN_OK);
     manifest.generation = manifest.step = 1;
     manifest.shard_count = SCENE_SHARDS;
     manifest.loss_scale = 1;
     for (size_t i = 0; i < part->n_files; i++) {
         ck_assert_uint_eq(part->files[i]->sums.len,
-                          16 * cairn_snapshot_block_count(part->files[i]->bytes));
-        ck_assert_int_eq(cairn_manifest_add_file(&manifest, part->files[i]->path,
-                                                 part->files[i]->bytes, part->files[i]->sums.data,
-                                                 false),
+                          16 * snapshot_block_count(part->files[i]->bytes));
+        ck_assert_int_eq(manifest_add_file(&manifest, part->files[i]->path, part->files[i]->bytes,
+                                           part->files[i]->sums.data, false),
                          CAIRN_OK);
     }
     model_write_rest(&scene, folder, &manifest);
-    struct cairn_sentence why;
-    ck_assert_msg(cairn_manifest_commit(folder, &manifest, &why) == CAIRN_OK, "%s", why.text);
-    cairn_manifest_release(&manifest);
+    struct sentence why;
+    ck_assert_msg(manifest_commit(folder, &manifest, &why) == CAIRN_OK, "%s", why.text);
+    manifest_release(&manifest);
 }
 
 TEST(a_snapshot_is_restored_into_a_new_generation_bit_for_bit)
 {
     char root[CAIRN_SCRATCH_BYTES], id[CAIRN_SNAPSHOT_ID_BYTES], *folder;
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_scratch_make(root);
-    ck_assert_int_eq(cairn_snapshot_folder_make(root, "play", 1, 1, id, &folder, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make(root, "play", 1, 1, id, &folder, &why), CAIRN_OK);
     serve("mem", 2);
     model_round(&model, &scene, 1, 0);
     const Cairn__SnapshotPart *part = pin(folder);

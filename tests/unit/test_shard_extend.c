@@ -42,37 +42,37 @@ static void leave(void)
 /* Another spec: "late" is there, "frozen" is trained; and the layout that follows. */
 static void amend_scene(cairn_init_kind init)
 {
-    struct cairn_layout_tensor tensors[TENSORS + 1];
-    struct cairn_layout *layout;
+    struct layout_tensor tensors[TENSORS + 1];
+    struct layout *layout;
     uint32_t was[TENSORS + 1];
-    const struct cairn_tensor_spec late = { .name = (char *)(uintptr_t) "late",
-                                            .group = (char *)(uintptr_t) "a",
-                                            .kind = CAIRN_TRAINED,
-                                            .wire = CAIRN_BF16,
-                                            .reduce = CAIRN_F32,
-                                            .master = CAIRN_F32,
-                                            .shape = { 2, { 300, 700 } },
-                                            .init = { .kind = init,
-                                                      .a = init == CAIRN_INIT_CONSTANT ? 3 : 0 } };
-    struct cairn_tensor_spec *frozen = &scene.spec.tensors[T_FROZEN];
+    const struct tensor_spec late = { .name = (char *)(uintptr_t) "late",
+                                      .group = (char *)(uintptr_t) "a",
+                                      .kind = CAIRN_TRAINED,
+                                      .wire = CAIRN_BF16,
+                                      .reduce = CAIRN_F32,
+                                      .master = CAIRN_F32,
+                                      .shape = { 2, { 300, 700 } },
+                                      .init = { .kind = init,
+                                                .a = init == CAIRN_INIT_CONSTANT ? 3 : 0 } };
+    struct tensor_spec *frozen = &scene.spec.tensors[T_FROZEN];
     frozen->kind = CAIRN_TRAINED;
     free(frozen->group);
     frozen->group = strdup("a");
-    ck_assert_int_eq(cairn_spec_add_tensor(&scene.spec, &late), CAIRN_OK);
-    cairn_spec_canonicalize(&scene.spec);
+    ck_assert_int_eq(spec_add_tensor(&scene.spec, &late), CAIRN_OK);
+    spec_canonicalize(&scene.spec);
     for (uint32_t t = 0; t <= TENSORS; t++) {
-        const struct cairn_tensor_spec *spec = &scene.spec.tensors[t];
-        tensors[t] = (struct cairn_layout_tensor) {
+        const struct tensor_spec *spec = &scene.spec.tensors[t];
+        tensors[t] = (struct layout_tensor) {
             .name = spec->name, .unit = spec->unit, .shape = spec->shape, .elem_bytes = 4
         };
         was[t] = t < T_WEIGHT ? t : t == T_WEIGHT ? CAIRN_TENSOR_NEW : T_WEIGHT;
     }
-    ck_assert_int_eq(cairn_plan_extend(tensors, TENSORS + 1, scene.layout, was, NULL, 0, &layout),
+    ck_assert_int_eq(plan_extend(tensors, TENSORS + 1, scene.layout, was, NULL, 0, &layout),
                      CAIRN_OK);
-    cairn_shard_map_release(&scene.map);
-    cairn_layout_close(scene.layout);
+    shard_map_release(&scene.map);
+    layout_close(scene.layout);
     scene.layout = layout;
-    ck_assert_int_eq(cairn_shard_map_init(&scene.map, layout, 0, SCENE_CHUNK_LEAVES), CAIRN_OK);
+    ck_assert_int_eq(shard_map_init(&scene.map, layout, 0, SCENE_CHUNK_LEAVES), CAIRN_OK);
     scene.extends = true;
 }
 
@@ -94,7 +94,7 @@ static size_t held(void)
 
 static void check_extent(const struct shard_job *job, size_t number)
 {
-    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
+    const struct local_extent *extent = &job->view->table.map.extents[number];
     const char *name = job->spec.tensors[extent->tensor].name;
     const bool late = strcmp(name, "late") == 0;
     const uint32_t was = extent->tensor > T_WEIGHT ? T_WEIGHT : extent->tensor;
@@ -160,7 +160,7 @@ TEST(a_store_that_adopts_gets_the_staged_generation_and_nothing_is_a_leftover_to
     const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_PART);
     ck_assert_uint_eq(frame.request, 11);
     ck_assert_uint_eq(((const Cairn__Part *)frame.message)->layout_bytes,
-                      cairn_layout_encoded_bytes(scene.layout));
+                      layout_encoded_bytes(scene.layout));
     adopted.store = 4711;
     adopted.incarnation = 2;
     scene_say(&scene, CAIRN_MSG_STORE_ADOPTED, 12, &adopted.base);
@@ -189,7 +189,7 @@ TEST(a_generation_that_was_given_up_is_forgotten_with_its_memory)
 /* From here on memory that is given back is so at once: there is none to note it for the thread. */
 static void give_back_at_once(void)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     struct arena arena;
     ck_assert_int_eq(arena_open_scratch("some", 4096, &arena, &why), CAIRN_OK);
     cairn_release(scene.shard, &arena);

@@ -18,8 +18,8 @@ static uint64_t used_before, copy_bytes;
 static void check_wire(uint64_t step)
 {
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
-        struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, c);
+        const struct chunk_place place = shard_map_chunk(&scene.map, c);
+        struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, c);
         size_t bytes;
         const void *wanted = model_bytes(&then[step], CAIRN_PLANE_WIRE, &place, &bytes);
         fetch.plane = CAIRN_PLANE_WIRE;
@@ -34,7 +34,7 @@ static void check_wire(uint64_t step)
 
 static void check_gone(uint64_t step)
 {
-    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 0);
+    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 0);
     fetch.plane = CAIRN_PLANE_WIRE;
     fetch.generation = 1;
     fetch.step = step;

@@ -13,7 +13,7 @@ enum { SEEDS = 60, STEPS = 25, TENSORS_MAX = 4, QUANTA = 12, SHARDS = 3, LEAVES 
 
 /* Who has each quantum, and where extents are cut: once cut, they stay so. */
 struct world {
-    struct cairn_layout_tensor tensors[TENSORS_MAX];
+    struct layout_tensor tensors[TENSORS_MAX];
     uint32_t owner[TENSORS_MAX][QUANTA];
     bool cut[TENSORS_MAX][QUANTA]; /* an extent begins there */
 };
@@ -31,7 +31,7 @@ static void make_world(struct world *world)
 {
     memset(world, 0, sizeof *world);
     for (uint32_t t = 0; t < TENSORS_MAX; t++) {
-        world->tensors[t] = (struct cairn_layout_tensor) {
+        world->tensors[t] = (struct layout_tensor) {
             .name = names[t], .shape = { 1, { QUANTA * CAIRN_LEAF_ELEMS - 7 * t } }
         };
         for (uint32_t q = 0; q < QUANTA; q++) world->owner[t][q] = (uint32_t)random_below(SHARDS);
@@ -53,45 +53,45 @@ static void move(struct world *world)
     note_cuts(world);
 }
 
-static struct cairn_layout *layout_of(const struct world *world, uint64_t version)
+static struct layout *layout_of(const struct world *world, uint64_t version)
 {
-    struct cairn_extent *extents = calloc(TENSORS_MAX * QUANTA, sizeof *extents);
+    struct extent *extents = calloc(TENSORS_MAX * QUANTA, sizeof *extents);
     size_t count = 0;
     for (uint32_t t = 0; t < TENSORS_MAX; t++) {
         for (uint32_t q = 0; q < QUANTA; q++) {
             if (q > 0 && !world->cut[t][q] && world->owner[t][q] == world->owner[t][q - 1])
                 extents[count - 1].quantum_count++;
             else
-                extents[count++] = (struct cairn_extent) { t, world->owner[t][q], q, 1 };
+                extents[count++] = (struct extent) { t, world->owner[t][q], q, 1 };
         }
     }
-    struct cairn_layout *layout = NULL;
+    struct layout *layout = NULL;
     ck_assert_int_eq(
-        cairn_layout_make(world->tensors, TENSORS_MAX, SHARDS, version, extents, count, &layout),
+        layout_make(world->tensors, TENSORS_MAX, SHARDS, version, extents, count, &layout),
         CAIRN_OK);
     return layout;
 }
 
 /* The local element of an extent's leaf, or UINT64_MAX. */
-static uint64_t local_of(const struct cairn_shard_map *map, uint32_t tensor, uint64_t leaf)
+static uint64_t local_of(const struct shard_map *map, uint32_t tensor, uint64_t leaf)
 {
-    const struct cairn_local_extent *e = cairn_shard_map_find(map, tensor, leaf);
+    const struct local_extent *e = shard_map_find(map, tensor, leaf);
     if (e == NULL) return UINT64_MAX;
-    const struct cairn_geometry *g = &map->layout->geometry[tensor];
-    return e->local_elem + (cairn_leaf_first_elem(g, leaf) - e->first_elem);
+    const struct geometry *g = &map->layout->geometry[tensor];
+    return e->local_elem + (leaf_start(g, leaf) - e->first_elem);
 }
 
-static bool overlap(const struct cairn_local_extent *a, const struct cairn_local_extent *b)
+static bool overlap(const struct local_extent *a, const struct local_extent *b)
 {
     return a->local_elem < b->local_elem + b->elem_count &&
            b->local_elem < a->local_elem + a->elem_count;
 }
 
-static void check(const struct cairn_shard_map *map, const struct cairn_shard_map *before)
+static void check(const struct shard_map *map, const struct shard_map *before)
 {
     uint64_t chunks = 0, elems = 0, end = 0;
     for (size_t i = 0; i < map->extent_count; i++) {
-        const struct cairn_local_extent *e = &map->extents[i];
+        const struct local_extent *e = &map->extents[i];
         ck_assert_uint_eq(e->first_chunk, chunks);
         chunks += e->chunk_count;
         elems += e->elem_count;
@@ -118,44 +118,44 @@ TEST(over_any_history_what_stays_keeps_its_place_and_nothing_overlaps)
         random_state = seed;
         struct world world;
         make_world(&world);
-        struct cairn_layout *layout = layout_of(&world, 1);
-        struct cairn_shard_map map;
-        ck_assert_int_eq(cairn_shard_map_init(&map, layout, 0, LEAVES), CAIRN_OK);
+        struct layout *layout = layout_of(&world, 1);
+        struct shard_map map;
+        ck_assert_int_eq(shard_map_init(&map, layout, 0, LEAVES), CAIRN_OK);
         ck_assert_uint_eq(map.local_end, map.elem_count);
         for (uint64_t step = 2; step < STEPS; step++) {
             move(&world);
-            struct cairn_layout *next = layout_of(&world, step);
-            struct cairn_shard_map now;
-            ck_assert_int_eq(cairn_shard_map_init_from(&now, next, 0, LEAVES, &map, NULL, NULL),
+            struct layout *next = layout_of(&world, step);
+            struct shard_map now;
+            ck_assert_int_eq(shard_map_init_from(&now, next, 0, LEAVES, &map, NULL, NULL),
                              CAIRN_OK);
             check(&now, &map);
             ck_assert_uint_le(now.local_end, 2 * all); // it does not creep on for ever
-            cairn_shard_map_release(&map);
-            cairn_layout_close(layout);
+            shard_map_release(&map);
+            layout_close(layout);
             map = now;
             layout = next;
         }
-        cairn_shard_map_release(&map);
-        cairn_layout_close(layout);
+        shard_map_release(&map);
+        layout_close(layout);
     }
 }
 
-static struct cairn_layout *of_extents(const struct cairn_extent *list, size_t count)
+static struct layout *of_extents(const struct extent *list, size_t count)
 {
-    const struct cairn_layout_tensor a = { .name = "a", .shape = { 1, { 4 * CAIRN_LEAF_ELEMS } } };
-    struct cairn_extent *extents = calloc(count, sizeof *extents);
+    const struct layout_tensor a = { .name = "a", .shape = { 1, { 4 * CAIRN_LEAF_ELEMS } } };
+    struct extent *extents = calloc(count, sizeof *extents);
     memcpy(extents, list, count * sizeof *list);
-    struct cairn_layout *layout = NULL;
-    ck_assert_int_eq(cairn_layout_make(&a, 1, 2, 1, extents, count, &layout), CAIRN_OK);
+    struct layout *layout = NULL;
+    ck_assert_int_eq(layout_make(&a, 1, 2, 1, extents, count, &layout), CAIRN_OK);
     return layout;
 }
 
 TEST(an_extent_that_is_partly_there_or_lies_in_two_is_refused)
 {
-    const struct cairn_extent apart[] = { { 0, 0, 0, 1 }, { 0, 0, 1, 1 }, { 0, 1, 2, 2 } };
+    const struct extent apart[] = { { 0, 0, 0, 1 }, { 0, 0, 1, 1 }, { 0, 1, 2, 2 } };
     const struct {
         const char *claim;
-        struct cairn_extent list[3];
+        struct extent list[3];
         size_t count;
         cairn_status status;
     } table[] = {
@@ -166,20 +166,19 @@ TEST(an_extent_that_is_partly_there_or_lies_in_two_is_refused)
         { "its end comes", { { 0, 0, 0, 1 }, { 0, 0, 1, 3 } }, 2, CAIRN_ERR_INVALID },
         { "all in one", { { 0, 0, 0, 4 } }, 1, CAIRN_ERR_INVALID },
     };
-    struct cairn_layout *layout = of_extents(apart, 3);
-    struct cairn_shard_map before, map;
-    ck_assert_int_eq(cairn_shard_map_init(&before, layout, 0, LEAVES), CAIRN_OK);
+    struct layout *layout = of_extents(apart, 3);
+    struct shard_map before, map;
+    ck_assert_int_eq(shard_map_init(&before, layout, 0, LEAVES), CAIRN_OK);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        struct cairn_layout *next = of_extents(table[i].list, table[i].count);
-        const cairn_status status = cairn_shard_map_init_from(&map, next, 0, LEAVES, &before, NULL,
-                                                              NULL);
+        struct layout *next = of_extents(table[i].list, table[i].count);
+        const cairn_status status = shard_map_init_from(&map, next, 0, LEAVES, &before, NULL, NULL);
         ck_assert_msg(status == table[i].status, "%s: %s", table[i].claim,
-                      cairn_status_code_name((int)status));
-        if (status == CAIRN_OK) cairn_shard_map_release(&map);
-        cairn_layout_close(next);
+                      status_code_name((int)status));
+        if (status == CAIRN_OK) shard_map_release(&map);
+        layout_close(next);
     }
-    cairn_shard_map_release(&before);
-    cairn_layout_close(layout);
+    shard_map_release(&before);
+    layout_close(layout);
 }
 
 SUITE(30);

@@ -268,9 +268,9 @@ static uint64_t bytes_needed(void)
     return strtoull(at + strlen(") needs "), NULL, 10);
 }
 
-static void ask(uint64_t member, enum cairn_plane plane)
+static void ask(uint64_t member, enum plane plane)
 {
-    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, member, 0);
+    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, member, 0);
     fetch.plane = (uint8_t)plane;
     fetch.generation = 1;
     scene_send(&scene, &fetch, NULL, 0);
@@ -278,7 +278,7 @@ static void ask(uint64_t member, enum cairn_plane plane)
 
 TEST(a_job_trains_with_exactly_the_bytes_that_its_refusal_said)
 {
-    static const enum cairn_plane planes[] = { CAIRN_PLANE_WIRE, CAIRN_PLANE_PARAM };
+    static const enum plane planes[] = { CAIRN_PLANE_WIRE, CAIRN_PLANE_PARAM };
     scene.shard->memory.budget.limit_bytes = bytes_needed();
     scene_serve(&scene, 1, 1);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes,
@@ -412,26 +412,25 @@ TEST(a_job_that_is_dropped_before_it_is_made_is_not_made)
  * by. */
 static void create_on_threads(int turns)
 {
-    struct cairn_layout *layout;
-    struct cairn_plan_report report;
+    struct layout *layout;
+    struct plan_report report;
     char name[120];
     while (scene.spec.tensor_count < 400) {
         snprintf(name, sizeof name, "one.of.very.many.%0100zu", scene.spec.tensor_count);
-        const struct cairn_tensor_spec tensor = { .name = name,
-                                                  .unit = name,
-                                                  .group = (char *)"",
-                                                  .kind = CAIRN_FROZEN,
-                                                  .wire = CAIRN_F32,
-                                                  .reduce = CAIRN_F32,
-                                                  .master = CAIRN_F32,
-                                                  .shape = { .rank = 1, .dim = { 3 } } };
-        ck_assert_int_eq(cairn_spec_add_tensor(&scene.spec, &tensor), CAIRN_OK);
+        const struct tensor_spec tensor = { .name = name,
+                                            .unit = name,
+                                            .group = (char *)"",
+                                            .kind = CAIRN_FROZEN,
+                                            .wire = CAIRN_F32,
+                                            .reduce = CAIRN_F32,
+                                            .master = CAIRN_F32,
+                                            .shape = { .rank = 1, .dim = { 3 } } };
+        ck_assert_int_eq(spec_add_tensor(&scene.spec, &tensor), CAIRN_OK);
     }
-    struct cairn_sentence why;
-    cairn_spec_canonicalize(&scene.spec);
-    ck_assert_msg(cairn_spec_check(&scene.spec, cairn_optimizer_names(), &why) == CAIRN_OK, "%s",
-                  why.text);
-    ck_assert_int_eq(cairn_plan_job(&scene.spec, SCENE_SHARDS, &layout, &report), CAIRN_OK);
+    struct sentence why;
+    spec_canonicalize(&scene.spec);
+    ck_assert_msg(spec_check(&scene.spec, optimizer_names(), &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_int_eq(plan_job(&scene.spec, SCENE_SHARDS, &layout, &report), CAIRN_OK);
     scene_relayout(&scene, layout);
     scene_create(&scene, 3, 1, 0, "");
     for (int i = 0; i < turns; i++) uv_run(&scene.loop, UV_RUN_ONCE);

@@ -188,7 +188,7 @@ TEST(what_has_no_room_is_refused_with_the_numbers_and_nothing_changes)
 {
     stage_open("mem");
     struct scene *taker = &stage.shard[1];
-    struct cairn_budget *budget = &taker->shard->memory.budget;
+    struct budget *budget = &taker->shard->memory.budget;
     const uint64_t used = budget->used_bytes, limit = budget->limit_bytes;
     budget->limit_bytes = used + 100000;
     const uint32_t request = stage_say_prepare(taker, stage_half, 2, 2);
@@ -294,7 +294,7 @@ TEST(a_move_takes_no_more_than_what_comes_and_what_was_given_is_the_systems_once
         return;
     }
     stage_round();
-    const struct cairn_budget *taker = &stage.shard[1].shard->memory.budget;
+    const struct budget *taker = &stage.shard[1].shard->memory.budget;
     const uint64_t before = stage_job(0)->memory.state + stage_job(1)->memory.state,
                    had = stage_job(0)->memory.state, had_pages = resident(0),
                    taker_pages = resident(1), taker_used = taker->used_bytes;

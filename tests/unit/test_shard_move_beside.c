@@ -1,4 +1,5 @@
 /* What is beside rounds while a layout changes: leases, writes, and tensors that no round changes. */
+#include <inttypes.h>
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,7 @@ static uint64_t check_tensor(const struct shard_job *job, uint32_t tensor)
 {
     uint64_t elems = 0;
     for (size_t e = 0; e < job->view->table.map.extent_count; e++) {
-        const struct cairn_local_extent *extent = &job->view->table.map.extents[e];
+        const struct local_extent *extent = &job->view->table.map.extents[e];
         if (extent->tensor != tensor) continue;
         const void *have = stage_extent(job, CAIRN_PLANE_PARAM, e);
         elems += extent->elem_count;
@@ -39,7 +40,7 @@ static uint64_t check_tensor(const struct shard_job *job, uint32_t tensor)
             const bool same = tensor == T_BLOB
                                   ? ((const uint8_t *)have)[i] == scene_byte(elem)
                                   : ((const float *)have)[i] == scene_initial(tensor, elem);
-            ck_assert_msg(same, "tensor %u [%llu] of shard %u", tensor, (unsigned long long)elem,
+            ck_assert_msg(same, "tensor %u [%" PRIu64 "] of shard %u", tensor, elem,
                           job->view->table.map.shard);
         }
     }
@@ -114,7 +115,7 @@ static void amend(uint64_t revision)
         uint8_t *spec;
         size_t spec_bytes;
         scene->spec.revision = revision;
-        ck_assert_int_eq(cairn_spec_pack(&scene->spec, &spec, &spec_bytes), CAIRN_OK);
+        ck_assert_int_eq(spec_pack(&scene->spec, &spec, &spec_bytes), CAIRN_OK);
         terms.job = SCENE_JOB;
         terms.generation = 1;
         terms.revision = revision;
@@ -153,9 +154,9 @@ TEST(state_that_is_still_to_come_is_fetched_when_it_is_here)
     stage_begin_taking();
     struct scene *scene = &stage.shard[1];
     uint64_t chunk = 0;
-    while (cairn_shard_map_chunk(&scene->map, chunk).tensor != T_EMB) chunk++;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, chunk);
-    struct cairn_chunk_header fetch = scene_chunk_header(scene, CAIRN_CHUNK_FETCH, 1, chunk);
+    while (shard_map_chunk(&scene->map, chunk).tensor != T_EMB) chunk++;
+    const struct chunk_place place = shard_map_chunk(&scene->map, chunk);
+    struct chunk_header fetch = scene_chunk_header(scene, CAIRN_CHUNK_FETCH, 1, chunk);
     fetch.plane = CAIRN_PLANE_EXP_AVG;
     fetch.generation = 1;
     fetch.step = stage.step;
@@ -165,7 +166,7 @@ TEST(state_that_is_still_to_come_is_fetched_when_it_is_here)
     ck_assert_uint_eq(scene_waiting(scene, CAIRN_CHUNK_NAK), 0);
     stage_job(0)->state = CAIRN_JOB_SERVING;
     const struct scene_note *data = scene_note(scene, CAIRN_CHUNK_DATA);
-    const struct cairn_local_extent *all = cairn_shard_map_find(&stage.whole.map, T_EMB, 0);
+    const struct local_extent *all = shard_map_find(&stage.whole.map, T_EMB, 0);
     ck_assert_mem_eq(data->payload, stage.model.exp_avg + all->local_elem + place.first_elem,
                      place.elem_count * sizeof(float));
     stage_close();
@@ -182,8 +183,8 @@ TEST(a_relay_ends_as_the_layout_changes)
     stage_round();
     owner.index = 1;
     owner.name = (char *)(uintptr_t) "s1";
-    owner.fabric_address.data = (uint8_t *)cairn_fabric_address(stage.shard[1].shard->fabric,
-                                                                &owner.fabric_address.len);
+    owner.fabric_address.data = (uint8_t *)fabric_own_address(stage.shard[1].shard->fabric,
+                                                              &owner.fabric_address.len);
     set.job = SCENE_JOB;
     set.relay = 900;
     set.token = 9000;
@@ -263,16 +264,15 @@ static void open_write(struct scene *scene)
 static void put_nines(struct scene *scene, float *nines)
 {
     uint64_t chunk = 0;
-    while (chunk < scene->map.chunk_count &&
-           cairn_shard_map_chunk(&scene->map, chunk).tensor != T_FROZEN)
+    while (chunk < scene->map.chunk_count && shard_map_chunk(&scene->map, chunk).tensor != T_FROZEN)
         chunk++;
     if (chunk == scene->map.chunk_count) return; // it has nothing of it
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, chunk);
-    struct cairn_chunk_header put = scene_chunk_header(scene, CAIRN_CHUNK_PUT, 1, chunk);
+    const struct chunk_place place = shard_map_chunk(&scene->map, chunk);
+    struct chunk_header put = scene_chunk_header(scene, CAIRN_CHUNK_PUT, 1, chunk);
     put.round = stage.round;
     scene_send(scene, &put, nines, (size_t)place.elem_count * sizeof *nines);
     scene_note(scene, CAIRN_CHUNK_ACK);
-    const struct cairn_local_extent *all = cairn_shard_map_find(&stage.whole.map, T_FROZEN, 0);
+    const struct local_extent *all = shard_map_find(&stage.whole.map, T_FROZEN, 0);
     for (uint64_t i = 0; i < place.elem_count; i++)
         stage.model.param[all->local_elem + place.first_elem + i] = 9;
 }
@@ -280,8 +280,8 @@ static void put_nines(struct scene *scene, float *nines)
 static void commit_write(struct scene *scene)
 {
     static const uint32_t absent[] = { T_BIAS, T_EMB, T_WEIGHT };
-    struct cairn_chunk_header end = scene_header(scene, CAIRN_CHUNK_MICRO_END, 1);
-    struct cairn_chunk_header last = scene_header(scene, CAIRN_CHUNK_COMMIT, 1);
+    struct chunk_header end = scene_header(scene, CAIRN_CHUNK_MICRO_END, 1);
+    struct chunk_header last = scene_header(scene, CAIRN_CHUNK_COMMIT, 1);
     scene_send(scene, &end, absent, sizeof absent);
     last.value = 1;
     scene_send(scene, &last, NULL, 0);

@@ -22,7 +22,7 @@ TEST(a_connection_that_the_taker_loses_is_made_again)
     stage_begin_taking();
     struct giver *giver = &stage_job(1)->move.now->take->givers[0];
     const uint32_t connection = giver->link.connection;
-    cairn_chunk_link_close(&giver->link);
+    chunk_link_close(&giver->link);
     while (giver->link.connection == connection) scene_settle(&stage.shard[1]);
     end_taking();
 }
@@ -48,7 +48,7 @@ TEST(a_giver_that_says_nothing_is_named_to_the_coordinator_until_it_does)
     stage.shard[1].shard->unheard_ms = 100;
     await_unheard(0);
     giver->address_bytes = 0; // nothing leads there
-    cairn_chunk_link_close(&giver->link);
+    chunk_link_close(&giver->link);
     await_unheard(1);
     giver->address_bytes = address_bytes;
     await_unheard(0);
@@ -167,7 +167,7 @@ TEST(a_fence_that_brings_a_layout_gives_back_what_a_snapshot_has_prepared)
     message.job = SCENE_JOB;
     message.snapshot = 10;
     stage_open("mem");
-    const struct cairn_budget *budget = &stage.shard[0].shard->memory.budget;
+    const struct budget *budget = &stage.shard[0].shard->memory.budget;
     stage_prepare(stage_half);
     const uint64_t before = budget->used_bytes;
     scene_say(&stage.shard[0], CAIRN_MSG_PIN_PREPARE, 70, &message.base);

@@ -60,7 +60,7 @@ static void check_refused(cairn_status status, const char *word)
 static void check_param(float (*value)(uint32_t tensor, uint64_t elem))
 {
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+        const struct chunk_place place = shard_map_chunk(&scene.map, c);
         const float *got = scene_param(&scene, c);
         for (uint64_t i = 0; i < place.elem_count; i++)
             ck_assert(got[i] == value(place.tensor, place.first_elem + i));
@@ -70,8 +70,7 @@ static void check_param(float (*value)(uint32_t tensor, uint64_t elem))
 static float initialized(uint32_t tensor, uint64_t elem)
 {
     float value;
-    cairn_init_fill(&scene.spec.tensors[tensor].init, scene.spec.tensors[tensor].name, elem, 1,
-                    &value);
+    init_fill(&scene.spec.tensors[tensor].init, scene.spec.tensors[tensor].name, elem, 1, &value);
     return value;
 }
 
@@ -106,8 +105,8 @@ static void write_weights(const char *prefix, uint32_t without)
     char keys[TENSORS][64];
     size_t count = 0;
     for (uint32_t t = 0; t < TENSORS; t++) {
-        const struct cairn_tensor_spec *tensor = &scene.spec.tensors[t];
-        const uint64_t elems = cairn_geometry_of(&tensor->shape).elems;
+        const struct tensor_spec *tensor = &scene.spec.tensors[t];
+        const uint64_t elems = geometry_of(&tensor->shape).elems;
         if (t == without) continue;
         float *values = malloc((size_t)elems * sizeof *values);
         for (uint64_t i = 0; i < elems; i++) values[i] = value_in_file(t, i);
@@ -149,8 +148,8 @@ TEST(what_has_no_initializer_is_put_and_what_has_one_is_not)
     ck_assert_ptr_nonnull(strstr(error->text, scene.spec.tensors[T_FROZEN].name));
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
         static float values[SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS];
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
-        struct cairn_chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, c);
+        const struct chunk_place place = shard_map_chunk(&scene.map, c);
+        struct chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, c);
         for (uint64_t i = 0; i < place.elem_count; i++)
             values[i] = scene_initial(place.tensor, place.first_elem + i);
         put.plane = CAIRN_PLANE_PARAM;
@@ -170,7 +169,7 @@ TEST(weights_come_first_and_initializers_fill_what_they_lack)
     set_init(T_BIAS, CAIRN_INIT_UNIFORM);
     set_init(T_EMB, CAIRN_INIT_NORMAL); // the file has it: not used
     write_weights("model.", T_BIAS);
-    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, folder, "model."), CAIRN_OK);
+    ck_assert_int_eq(spec_set_init_from(&scene.spec, folder, "model."), CAIRN_OK);
     create();
     check_param(initialized_bias);
     scene_seal(&scene);
@@ -179,12 +178,12 @@ TEST(weights_come_first_and_initializers_fill_what_they_lack)
 TEST(weights_that_do_not_fit_leave_nothing_behind)
 {
     write_weights("", T_WEIGHT);
-    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    ck_assert_int_eq(spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
     check_refused(CAIRN_ERR_MISMATCH, "weight is missing");
-    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, "/etc/passwd", NULL), CAIRN_OK);
+    ck_assert_int_eq(spec_set_init_from(&scene.spec, "/etc/passwd", NULL), CAIRN_OK);
     check_refused(CAIRN_ERR_REFUSED, "import.folders");
     write_weights("", TENSORS);
-    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    ck_assert_int_eq(spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
     create();
     check_param(counted);
 }
@@ -193,7 +192,7 @@ TEST(weights_that_are_not_finite_are_listed_unless_the_job_takes_them)
 {
     spoiled = 1u << T_BIAS | 1u << T_EMB;
     write_weights("", TENSORS);
-    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    ck_assert_int_eq(spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
     check_refused(CAIRN_ERR_NONFINITE, "NaN or infinite as fp32, in 2 tensors of what shard s0");
     check_refused(CAIRN_ERR_NONFINITE, "\nbias: 3, the first is element 7\nemb: 1, the first is "
                                        "element 11999");
@@ -207,7 +206,7 @@ TEST(a_buffer_may_begin_with_infinities)
 {
     spoiled = 1u << T_BIAS;
     write_weights("", TENSORS);
-    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    ck_assert_int_eq(spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
     scene.spec.tensors[T_BIAS].kind = CAIRN_BUFFER;
     scene.spec.tensors[T_BIAS].group[0] = '\0';
     create();
@@ -220,7 +219,7 @@ TEST(a_job_that_is_dropped_while_its_state_is_made_is_forgotten)
     const Cairn__JobDrop drop = { .base = PROTOBUF_C_MESSAGE_INIT(&cairn__job_drop__descriptor),
                                   .job = SCENE_JOB };
     write_weights("", TENSORS);
-    ck_assert_int_eq(cairn_spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    ck_assert_int_eq(spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
     scene_create(&scene, 3, 1, 0, "");
     scene_say(&scene, CAIRN_MSG_JOB_DROP, 4, &drop.base);
     while (scene_hear(&scene, CAIRN_MSG_DONE).request != 4) {}

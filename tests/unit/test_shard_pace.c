@@ -7,7 +7,7 @@
 #define MIB    ((uint64_t)1 << 20)
 #define SECOND ((uint64_t)1000000)
 
-static struct cairn_pace pace;
+static struct pace pace;
 static const uint64_t now = 100 * SECOND;
 
 /* Of 100 ms steps, the last of which ended now; a minute. */

@@ -21,7 +21,7 @@ struct counted {
 };
 
 static uv_loop_t loop;
-static struct cairn_pool *pool;
+static struct pool *pool;
 static struct counted counted[TASKS];
 static unsigned done_count;
 static unsigned order[TASKS];
@@ -42,7 +42,7 @@ static void on_done(struct task *task)
 
 static void setup(void)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     memset(counted, 0, sizeof counted);
     done_count = 0;
     uv_loop_init(&loop);
@@ -209,8 +209,8 @@ static void on_closed(void *context)
 TEST(a_thread_that_hangs_is_left_behind)
 {
     static struct hanging hanging = { .task = { .run = run_hanging, .item_count = 1 } };
-    struct cairn_sentence why;
-    static struct cairn_pool *one; // whose memory stays
+    struct sentence why;
+    static struct pool *one; // whose memory stays
     bool closed = false;
     sem_init(&hanging.begun, 0, 0);
     sem_init(&hanging.may_end, 0, 0);
@@ -225,8 +225,8 @@ TEST(a_thread_that_hangs_is_left_behind)
 
 TEST(a_thread_that_ends_in_time_is_not)
 {
-    struct cairn_sentence why;
-    struct cairn_pool *one;
+    struct sentence why;
+    struct pool *one;
     bool closed = false;
     ck_assert_int_eq(pool_open(&loop, "ends", 1, NULL, &one, &why), CAIRN_OK);
     ck_assert(pool_close_within(one, 20000, on_closed, &closed));
@@ -239,7 +239,7 @@ SUITE(30, setup, teardown);
 TEST(an_arena_is_zero_and_backed_as_it_is_touched)
 {
     struct arena arena;
-    struct cairn_sentence why;
+    struct sentence why;
     unsigned char there[2];
     ck_assert_int_eq(arena_open_state("test", 1 << 30, 0, CAIRN_STREAM_WIRE, &arena, &why),
                      CAIRN_OK);
@@ -260,8 +260,8 @@ TEST(an_arena_is_zero_and_backed_as_it_is_touched)
 
 TEST(a_budget_says_what_is_missing_and_takes_nothing)
 {
-    struct cairn_budget budget = { .limit_bytes = 1000 };
-    struct cairn_sentence why;
+    struct budget budget = { .limit_bytes = 1000 };
+    struct sentence why;
     ck_assert_int_eq(budget_take(&budget, 600, "job a", &why), CAIRN_OK);
     ck_assert_int_eq(budget_take(&budget, 401, "job b", &why), CAIRN_ERR_NO_MEMORY);
     ck_assert_ptr_nonnull(

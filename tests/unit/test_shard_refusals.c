@@ -45,16 +45,16 @@ static void open_round(void)
 static uint64_t chunk_of(uint32_t tensor)
 {
     uint64_t chunk = 0;
-    while (cairn_shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
+    while (shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
     return chunk;
 }
 
 static size_t bytes_of(uint64_t chunk)
 {
-    return cairn_shard_map_chunk(&scene.map, chunk).elem_count * sizeof(float);
+    return shard_map_chunk(&scene.map, chunk).elem_count * sizeof(float);
 }
 
-static cairn_status refusal_of(struct cairn_chunk_header *header, size_t payload_bytes)
+static cairn_status refusal_of(struct chunk_header *header, size_t payload_bytes)
 {
     scene_send(&scene, header, payload, payload_bytes);
     const struct scene_note *nak = scene_note(&scene, CAIRN_CHUNK_NAK);
@@ -67,69 +67,69 @@ static cairn_status refusal_of(struct cairn_chunk_header *header, size_t payload
 
 struct push_case {
     const char *what;
-    void (*spoil)(struct cairn_chunk_header *header);
+    void (*spoil)(struct chunk_header *header);
     cairn_status status;
     size_t payload_bytes; /* 0: as the chunk has them in f32 */
 };
 
-static void older_round(struct cairn_chunk_header *h)
+static void older_round(struct chunk_header *h)
 {
     h->round--;
 }
-static void later_round(struct cairn_chunk_header *h)
+static void later_round(struct chunk_header *h)
 {
     h->round++;
 }
-static void older_epoch(struct cairn_chunk_header *h)
+static void older_epoch(struct chunk_header *h)
 {
     h->epoch--;
 }
-static void later_micro(struct cairn_chunk_header *h)
+static void later_micro(struct chunk_header *h)
 {
     h->micro = 1;
 }
-static void unknown_tensor(struct cairn_chunk_header *h)
+static void unknown_tensor(struct chunk_header *h)
 {
     h->tensor = TENSORS;
 }
-static void past_the_tensor(struct cairn_chunk_header *h)
+static void past_the_tensor(struct chunk_header *h)
 {
     h->first_leaf += 1000;
 }
-static void off_the_grid(struct cairn_chunk_header *h)
+static void off_the_grid(struct chunk_header *h)
 {
     h->first_leaf += 1;
 }
-static void half_a_chunk(struct cairn_chunk_header *h)
+static void half_a_chunk(struct chunk_header *h)
 {
     h->leaf_count = 2;
 }
-static void of_the_other_shard(struct cairn_chunk_header *h)
+static void of_the_other_shard(struct chunk_header *h)
 {
     h->first_leaf = 16;
 }
-static void with_a_tile(struct cairn_chunk_header *h)
+static void with_a_tile(struct chunk_header *h)
 {
     h->tile = 1;
 }
-static void with_another_table(struct cairn_chunk_header *h)
+static void with_another_table(struct chunk_header *h)
 {
     h->table_hash++;
 }
-static void in_f16(struct cairn_chunk_header *h)
+static void in_f16(struct chunk_header *h)
 {
     h->dtype = CAIRN_F16;
 }
-static void as_bf16(struct cairn_chunk_header *h)
+static void as_bf16(struct chunk_header *h)
 {
     h->dtype = CAIRN_BF16;
 }
-static void with_a_wrong_checksum(struct cairn_chunk_header *h)
+static void with_a_wrong_checksum(struct chunk_header *h)
 {
     h->checksum = 12345;
 }
 
-static void to_be_read_in_place(struct cairn_chunk_header *h)
+static void to_be_read_in_place(struct chunk_header *h)
 {
     h->value = 1;
 }
@@ -158,12 +158,12 @@ TEST_EACH(a_wrong_chunk_is_refused_and_changes_nothing, 0, PUSH_CASES)
     const struct push_case *wrong = &push_cases[_i];
     open_round();
     const uint64_t chunk = chunk_of(T_WEIGHT);
-    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
     wrong->spoil(&push);
     const size_t bytes = wrong->payload_bytes != 0 ? wrong->payload_bytes : bytes_of(chunk);
     const cairn_status status = refusal_of(&push, bytes);
     ck_assert_msg(status == wrong->status, "a chunk %s: %s", wrong->what,
-                  cairn_status_code_name((int)status));
+                  status_code_name((int)status));
     ck_assert_uint_gt(scene.shard->stats.chunks_refused, 0);
     ck_assert_uint_eq(step_slots_used(scene.shard->jobs->collector.step), 0);
 }
@@ -175,7 +175,7 @@ TEST(a_chunk_that_is_said_to_have_no_checksum_is_taken_without_and_counted)
     const uint64_t chunk = chunk_of(T_WEIGHT);
     const size_t bytes = bytes_of(chunk);
     void *zeros = calloc(1, bytes);
-    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
     with_a_wrong_checksum(&push);
     push.value = CAIRN_CHUNK_UNSUMMED;
     scene_send(&scene, &push, zeros, bytes);
@@ -189,19 +189,19 @@ TEST(a_frozen_tensor_takes_no_gradient)
 {
     open_round();
     const uint64_t chunk = chunk_of(T_FROZEN);
-    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
     ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_MALFORMED);
 }
 
 TEST(a_group_that_is_frozen_in_the_round_takes_no_gradient)
 {
     const char *group = scene.spec.tensors[T_WEIGHT].group;
-    scene.frozen_group = (uint32_t)cairn_spec_find_group(&scene.spec, group);
+    scene.frozen_group = (uint32_t)spec_find_group(&scene.spec, group);
     scene.freezes = true;
     open_round();
     scene.freezes = false; // round 6 takes it again
     const uint64_t chunk = chunk_of(T_WEIGHT);
-    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
     ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_REFUSED);
     push.round--;
     ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_STALE);
@@ -214,7 +214,7 @@ TEST(a_tensor_that_is_frozen_in_the_round_takes_no_gradient)
     open_round();
     scene.freezes_tensor = false; // round 6 takes it again
     const uint64_t chunk = chunk_of(T_WEIGHT);
-    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
     ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_REFUSED);
     push.round--;
     ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_STALE);
@@ -224,13 +224,13 @@ TEST(a_reader_only_fetches)
 {
     open_round();
     const uint64_t chunk = chunk_of(T_BIAS);
-    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 3, chunk);
+    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 3, chunk);
     ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_REFUSED);
-    struct cairn_chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 3, chunk);
+    struct chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 3, chunk);
     ck_assert_int_eq(refusal_of(&put, bytes_of(chunk)), CAIRN_ERR_REFUSED);
-    struct cairn_chunk_header commit = scene_header(&scene, CAIRN_CHUNK_COMMIT, 3);
+    struct chunk_header commit = scene_header(&scene, CAIRN_CHUNK_COMMIT, 3);
     ck_assert_int_eq(refusal_of(&commit, 0), CAIRN_ERR_REFUSED);
-    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 3, chunk);
+    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 3, chunk);
     fetch.plane = CAIRN_PLANE_WIRE;
     fetch.generation = 1;
     scene_send(&scene, &fetch, NULL, 0);
@@ -242,7 +242,7 @@ TEST(a_member_who_is_not_in_the_round_is_fenced)
     scene_join(&scene, 9, CAIRN_ROLE_WIRE_WORKER);
     open_round();
     const uint64_t chunk = chunk_of(T_BIAS);
-    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 9, chunk);
+    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 9, chunk);
     ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_FENCED);
 }
 
@@ -252,19 +252,19 @@ TEST(more_chunks_than_the_window_are_told_to_wait)
     // Member 2's wait for member 1's, so its slots fill.
     const uint64_t first = chunk_of(T_WEIGHT);
     for (uint64_t c = first; c < first + SCENE_WINDOW; c++) {
-        struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 2, c);
+        struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 2, c);
         scene_send(&scene, &push, payload, bytes_of(c));
     }
     scene_settle(&scene);
-    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 2,
-                                                        first + SCENE_WINDOW);
+    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 2,
+                                                  first + SCENE_WINDOW);
     ck_assert_int_eq(refusal_of(&push, bytes_of(first + SCENE_WINDOW)), CAIRN_ERR_BUSY);
     ck_assert_uint_eq(step_slots_used(scene.shard->jobs->collector.step), SCENE_WINDOW);
 }
 
 /* ---- strangers ---- */
 
-static void check_ignored(struct cairn_chunk_header *header, size_t payload_bytes)
+static void check_ignored(struct chunk_header *header, size_t payload_bytes)
 {
     const uint64_t before = scene.shard->stats.chunks_refused;
     scene_send(&scene, header, payload, payload_bytes);
@@ -278,7 +278,7 @@ TEST(a_stranger_is_not_even_answered)
 {
     open_round();
     const uint64_t chunk = chunk_of(T_BIAS);
-    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
     push.token++;
     check_ignored(&push, bytes_of(chunk));
     push.token--;
@@ -299,7 +299,7 @@ TEST(a_member_who_left_is_a_stranger)
     gone.member = 3;
     scene_say(&scene, CAIRN_MSG_MEMBER_LEAVE, 0, &gone.base);
     scene_settle(&scene);
-    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 3, 0);
+    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 3, 0);
     check_ignored(&fetch, 0);
 }
 
@@ -311,7 +311,7 @@ TEST(an_end_that_does_not_add_up_is_refused)
         { T_EMB, T_BIAS }, { T_EMB, T_EMB }, { T_FROZEN, T_WEIGHT }, { T_BIAS, TENSORS }
     };
     open_round();
-    struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
+    struct chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
     end.value = 3; // and the others neither sent nor untouched
     ck_assert_int_eq(refusal_of(&end, 0), CAIRN_ERR_PROTOCOL);
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
@@ -329,14 +329,14 @@ TEST(an_end_that_does_not_add_up_is_refused)
 
 TEST(a_put_after_the_seal_changes_nothing)
 {
-    struct cairn_chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, 0);
+    struct chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, 0);
     ck_assert_int_eq(refusal_of(&put, bytes_of(0)), CAIRN_ERR_EXISTS);
 }
 
 TEST(a_fetch_of_what_is_not_there_is_refused)
 {
-    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1,
-                                                         chunk_of(T_FROZEN));
+    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1,
+                                                   chunk_of(T_FROZEN));
     fetch.plane = CAIRN_PLANE_EXP_AVG;
     fetch.generation = 1;
     ck_assert_int_eq(refusal_of(&fetch, 0), CAIRN_ERR_NOT_FOUND);
@@ -349,7 +349,7 @@ TEST(a_fetch_of_what_is_not_there_is_refused)
 
 TEST(a_message_for_a_worker_is_refused)
 {
-    struct cairn_chunk_header grant = scene_header(&scene, CAIRN_CHUNK_GRANT, 1);
+    struct chunk_header grant = scene_header(&scene, CAIRN_CHUNK_GRANT, 1);
     ck_assert_int_eq(refusal_of(&grant, 0), CAIRN_ERR_PROTOCOL);
 }
 
@@ -367,7 +367,7 @@ static uint64_t hear_way(void)
 
 static uint64_t say_hello(uint64_t connection)
 {
-    struct cairn_chunk_header hello = scene_header(&scene, CAIRN_CHUNK_HELLO, 2);
+    struct chunk_header hello = scene_header(&scene, CAIRN_CHUNK_HELLO, 2);
     hello.request = connection;
     scene_send(&scene, &hello, NULL, 0);
     return hear_way();

@@ -11,10 +11,10 @@
 enum { RELAY = 900, RELAY_TOKEN = 9000, OWNERS = 2, WORKERS = 2, ROUND = 5, ELEMS_MAX = 1 << 16 };
 
 static struct scene scene;
-static struct cairn_shard_map maps[OWNERS]; /* of the owners */
+static struct shard_map maps[OWNERS]; /* of the owners */
 static float ones[ELEMS_MAX];
 
-static struct cairn_relay *relay(void)
+static struct relay *relay(void)
 {
     return cairn_relay_of(scene.shard->jobs);
 }
@@ -30,8 +30,8 @@ static void say_relay(void)
         infos[o] = (Cairn__ShardInfo)CAIRN__SHARD_INFO__INIT;
         infos[o].index = o;
         infos[o].name = (char *)(o == 0 ? "first" : "second");
-        infos[o].fabric_address.data = (uint8_t *)cairn_fabric_address(
-            scene.fabric, &infos[o].fabric_address.len);
+        infos[o].fabric_address.data = (uint8_t *)fabric_own_address(scene.fabric,
+                                                                     &infos[o].fabric_address.len);
         owners[o] = &infos[o];
     }
     set.job = SCENE_JOB;
@@ -63,7 +63,7 @@ static void open_round(uint64_t round)
 
 /* ---- the owners ---- */
 
-static void owner_says(uint32_t owner, struct cairn_chunk_header header)
+static void owner_says(uint32_t owner, struct chunk_header header)
 {
     header.job = SCENE_JOB;
     header.member = RELAY;
@@ -74,15 +74,15 @@ static void owner_says(uint32_t owner, struct cairn_chunk_header header)
 
 static void grant(uint32_t owner)
 {
-    owner_says(owner, (struct cairn_chunk_header) { .kind = CAIRN_CHUNK_GRANT,
-                                                    .epoch = scene.epoch,
-                                                    .round = scene.round,
-                                                    .value = 8,
-                                                    .request = CAIRN_CHUNK_WAY(1, 1) });
+    owner_says(owner, (struct chunk_header) { .kind = CAIRN_CHUNK_GRANT,
+                                              .epoch = scene.epoch,
+                                              .round = scene.round,
+                                              .value = 8,
+                                              .request = CAIRN_CHUNK_WAY(1, 1) });
 }
 
 /* The next sum that is passed on; whose it is, its chunk says. */
-static struct cairn_chunk_header passed_on(void)
+static struct chunk_header passed_on(void)
 {
     const struct scene_note *push = scene_note(&scene, CAIRN_CHUNK_PUSH);
     ck_assert_uint_eq(push->header.member, RELAY);
@@ -90,14 +90,14 @@ static struct cairn_chunk_header passed_on(void)
     return push->header;
 }
 
-static uint32_t owner_of(const struct cairn_chunk_header *h)
+static uint32_t owner_of(const struct chunk_header *h)
 {
-    return cairn_shard_map_find(&maps[1], h->tensor, h->first_leaf) != NULL;
+    return shard_map_find(&maps[1], h->tensor, h->first_leaf) != NULL;
 }
 
-static void answer(const struct cairn_chunk_header *push, uint8_t kind, uint64_t value)
+static void answer(const struct chunk_header *push, uint8_t kind, uint64_t value)
 {
-    struct cairn_chunk_header header = *push;
+    struct chunk_header header = *push;
     header.kind = kind;
     header.value = value;
     header.checksum = 0;
@@ -107,17 +107,17 @@ static void answer(const struct cairn_chunk_header *push, uint8_t kind, uint64_t
 /* ---- the workers ---- */
 
 /* The owner's chunk of a trained tensor, as its core counts them. */
-static struct cairn_chunk_place place_of(uint32_t owner, uint32_t number)
+static struct chunk_place place_of(uint32_t owner, uint32_t number)
 {
     const struct cairn_relay_owner *o = relay_owner_find(relay(), owner);
     ck_assert_uint_lt(number, o->table.trained_count);
-    return cairn_shard_map_chunk(&maps[owner], o->table.trained[number]);
+    return shard_map_chunk(&maps[owner], o->table.trained[number]);
 }
 
 static void push(uint64_t worker, uint32_t micro, uint32_t owner, uint32_t number)
 {
-    const struct cairn_chunk_place place = place_of(owner, number);
-    struct cairn_chunk_header header = scene_header(&scene, CAIRN_CHUNK_PUSH, worker);
+    const struct chunk_place place = place_of(owner, number);
+    struct chunk_header header = scene_header(&scene, CAIRN_CHUNK_PUSH, worker);
     header.micro = micro;
     header.tensor = place.tensor;
     header.first_leaf = place.first_leaf;
@@ -141,11 +141,11 @@ static void open_host(uint32_t chunk_leaves)
 {
     scene_open(&scene, "mem", 1, 0);
     scene.spec.chunk_leaves = chunk_leaves;
-    cairn_shard_map_release(&scene.map);
-    ck_assert_int_eq(cairn_shard_map_init(&scene.map, scene.layout, 0, chunk_leaves), CAIRN_OK);
+    shard_map_release(&scene.map);
+    ck_assert_int_eq(shard_map_init(&scene.map, scene.layout, 0, chunk_leaves), CAIRN_OK);
     scene_serve(&scene, 3, 3);
     for (uint32_t o = 0; o < OWNERS; o++)
-        ck_assert_int_eq(cairn_shard_map_init(&maps[o], scene.layout, o, chunk_leaves), CAIRN_OK);
+        ck_assert_int_eq(shard_map_init(&maps[o], scene.layout, o, chunk_leaves), CAIRN_OK);
     for (int i = 0; i < ELEMS_MAX; i++) ones[i] = 1;
     say_relay();
     for (int i = 0; i < OWNERS; i++) scene_note(&scene, CAIRN_CHUNK_HELLO);
@@ -155,7 +155,7 @@ static void open_host(uint32_t chunk_leaves)
 
 static void close_host(void)
 {
-    for (uint32_t o = 0; o < OWNERS; o++) cairn_shard_map_release(&maps[o]);
+    for (uint32_t o = 0; o < OWNERS; o++) shard_map_release(&maps[o]);
     scene_close(&scene);
 }
 
@@ -166,10 +166,10 @@ TEST(what_awaits_the_answer_of_one_owner_keeps_no_buffer_from_another)
     open_host(SCENE_CHUNK_LEAVES);
     relay()->sums.pool.wanted = 1;
     push_both(1, 0);
-    const struct cairn_chunk_header second = passed_on();
+    const struct chunk_header second = passed_on();
     ck_assert_uint_eq(owner_of(&second), 1); // it is not answered: there another host is awaited,
     push_both(0, 0);                         // and that one awaits this, at the other owner
-    const struct cairn_chunk_header first = passed_on();
+    const struct chunk_header first = passed_on();
     ck_assert_uint_eq(owner_of(&first), 0);
     answer(&first, CAIRN_CHUNK_ACK, 0);
     answer(&second, CAIRN_CHUNK_ACK, 0);
@@ -182,7 +182,7 @@ TEST(what_awaits_the_answer_of_one_owner_keeps_no_buffer_from_another)
 /* An end of the first micro-batch, of a worker that has nothing of the tensors listed. */
 static void end_micro(uint64_t worker, uint32_t owner, const uint32_t *absent, size_t bytes)
 {
-    struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, worker);
+    struct chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, worker);
     end.tensor = 1 + owner;
     scene_send(&scene, &end, absent, bytes);
 }
@@ -235,7 +235,7 @@ static bool is_small(uint32_t chunk)
 /* The first worker is before the second by as many sums as have room, and its window is full of others. */
 static void push_far_ahead(void)
 {
-    struct cairn_budget *budget = &scene.shard->memory.budget;
+    struct budget *budget = &scene.shard->memory.budget;
     for (uint32_t c = 0; relay()->sums.pool.touched < relay()->sums.reserved; c++) {
         if (is_small(c)) continue;
         push(1, 0, 0, c);
@@ -251,7 +251,7 @@ static void push_far_ahead(void)
 TEST(a_relay_that_waits_for_room_that_nothing_will_give_is_given_up)
 {
     open_host(1);
-    struct cairn_budget *budget = &scene.shard->memory.budget;
+    struct budget *budget = &scene.shard->memory.budget;
     const uint64_t limit = budget->limit_bytes;
     relay()->sums.pool.stuck_max_ms = 60;
     push_far_ahead();
@@ -267,7 +267,7 @@ TEST(a_relay_that_waits_for_room_that_nothing_will_give_is_given_up)
 TEST(folds_go_on_when_the_shards_memory_has_room_again)
 {
     open_host(1);
-    struct cairn_budget *budget = &scene.shard->memory.budget;
+    struct budget *budget = &scene.shard->memory.budget;
     const uint64_t limit = budget->limit_bytes;
     push_far_ahead();
     budget->limit_bytes = limit;
@@ -303,7 +303,7 @@ static void push_until_given_up(void)
 TEST(a_relay_without_room_for_what_is_pushed_to_it_is_given_up)
 {
     open_host(1);
-    struct cairn_budget *budget = &scene.shard->memory.budget;
+    struct budget *budget = &scene.shard->memory.budget;
     const uint64_t limit = budget->limit_bytes;
     relay()->sums.pool.stuck_max_ms = 60;
     budget->limit_bytes = budget->used_bytes;
@@ -317,7 +317,7 @@ TEST(a_relay_whose_sums_an_owner_refuses_is_given_up)
 {
     open_host(SCENE_CHUNK_LEAVES);
     push_both(1, 0);
-    const struct cairn_chunk_header sum = passed_on();
+    const struct chunk_header sum = passed_on();
     answer(&sum, CAIRN_CHUNK_NAK, CAIRN_ERR_PROTOCOL);
     hear_given_up("shard second refuses what is relayed");
     close_host();
@@ -340,16 +340,16 @@ TEST(a_relay_that_an_owner_does_not_answer_is_given_up)
 TEST(what_cannot_be_sent_for_want_of_a_connection_is_sent_on_the_next)
 {
     open_host(SCENE_CHUNK_LEAVES);
-    struct cairn_chunk_link *link = &relay()->owners[1].link;
-    struct cairn_fabric_peer *peer = link->peer;
+    struct chunk_link *link = &relay()->owners[1].link;
+    struct fabric_peer *peer = link->peer;
     link->peer = NULL; // as before it was made
     link->retry_at_ms = uv_now(scene.shard->loop) + 50;
     push_both(1, 0);
     scene_note(&scene, CAIRN_CHUNK_HELLO);
     grant(1);
-    const struct cairn_chunk_header sum = passed_on();
+    const struct chunk_header sum = passed_on();
     ck_assert_uint_eq(owner_of(&sum), 1);
-    cairn_fabric_peer_close(peer);
+    fabric_peer_close(peer);
     close_host();
 }
 
@@ -360,8 +360,8 @@ TEST(a_relay_that_cannot_queue_what_it_has_is_given_up)
     struct cairn_relay_owner *second = relay_owner_find(relay(), 1);
     cairn_status status = CAIRN_OK;
     for (uint32_t micro = 0; status == CAIRN_OK; micro++) { // as many ends as there is room for
-        status = cairn_push_micro_end(second->forward.pusher.push, micro,
-                                      &second->forward.pusher.actions);
+        status = push_micro_end(second->forward.pusher.push, micro,
+                                &second->forward.pusher.actions);
         second->forward.pusher.actions.count = 0;
     }
     ck_assert_int_eq(status, CAIRN_ERR_BUSY);
@@ -390,14 +390,14 @@ static uint64_t odd_number(void)
     }
 }
 
-static struct cairn_chunk_header garbage(void)
+static struct chunk_header garbage(void)
 {
     static const uint8_t kinds[] = { CAIRN_CHUNK_GRANT,     CAIRN_CHUNK_PUSH,
                                      CAIRN_CHUNK_ACK,       CAIRN_CHUNK_NAK,
                                      CAIRN_CHUNK_DATA,      CAIRN_CHUNK_MICRO_END,
                                      CAIRN_CHUNK_MICRO_ACK, CAIRN_CHUNK_FETCH,
                                      CAIRN_CHUNK_COMMIT };
-    return (struct cairn_chunk_header) {
+    return (struct chunk_header) {
         .kind = kinds[draw() % sizeof kinds],
         .dtype = (uint8_t)(draw() % 2 + 1),
         .plane = (uint8_t)(draw() % 2),
@@ -422,7 +422,7 @@ TEST(garbage_of_workers_and_owners_spoils_one_round_at_most)
     open_host(SCENE_CHUNK_LEAVES);
     for (int i = 0; i < 2000; i++) {
         const bool of_owner = draw() % 2 == 0;
-        struct cairn_chunk_header header = garbage();
+        struct chunk_header header = garbage();
         header.member = of_owner ? RELAY : 1 + draw() % 3;
         header.token = of_owner ? RELAY_TOKEN : 1000 + header.member;
         if (of_owner && draw() % 2 == 0) header.tile = (uint32_t)(draw() % OWNERS);
@@ -440,7 +440,7 @@ TEST(garbage_of_workers_and_owners_spoils_one_round_at_most)
     for (uint32_t o = 0; o < OWNERS; o++) {
         grant(o);
         push_both(o, 0);
-        const struct cairn_chunk_header sum = passed_on();
+        const struct chunk_header sum = passed_on();
         ck_assert_uint_eq(owner_of(&sum), o);
     }
     close_host();

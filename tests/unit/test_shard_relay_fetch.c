@@ -11,11 +11,11 @@
 enum { RELAY = 900, RELAY_TOKEN = 9000, OWNER = 1, PLACE = 32768 };
 
 static struct scene scene;
-static struct cairn_shard_map owned; /* by shard 1 */
+static struct shard_map owned; /* by shard 1 */
 static uint16_t values[SCENE_CHUNK_LEAVES * 4096];
 static uint64_t requests;
 
-static struct cairn_relay *relay(void)
+static struct relay *relay(void)
 {
     return cairn_relay_of(scene.shard->jobs);
 }
@@ -27,8 +27,8 @@ static void say_relay(uint32_t member_count)
     Cairn__RelaySet set = CAIRN__RELAY_SET__INIT;
     owner.index = OWNER;
     owner.name = (char *)"s1";
-    owner.fabric_address.data = (uint8_t *)cairn_fabric_address(scene.fabric,
-                                                                &owner.fabric_address.len);
+    owner.fabric_address.data = (uint8_t *)fabric_own_address(scene.fabric,
+                                                              &owner.fabric_address.len);
     set.job = SCENE_JOB;
     set.relay = RELAY;
     set.token = RELAY_TOKEN;
@@ -41,16 +41,16 @@ static void say_relay(uint32_t member_count)
 }
 
 /* What shard 1 says to the relay. */
-static struct cairn_chunk_header owner_header(uint8_t kind)
+static struct chunk_header owner_header(uint8_t kind)
 {
-    return (struct cairn_chunk_header) {
+    return (struct chunk_header) {
         .kind = kind, .job = SCENE_JOB, .member = RELAY, .token = RELAY_TOKEN, .tile = OWNER
     };
 }
 
 static void owner_hello(uint32_t endpoint, uint32_t connection)
 {
-    struct cairn_chunk_header hello = owner_header(CAIRN_CHUNK_HELLO);
+    struct chunk_header hello = owner_header(CAIRN_CHUNK_HELLO);
     hello.request = CAIRN_CHUNK_WAY(endpoint, connection);
     scene_send(&scene, &hello, NULL, 0);
 }
@@ -61,8 +61,7 @@ static void open_host(uint32_t places)
     scene_open(&scene, "mem", 1, 0);
     scene.shard->relay_cache_bytes = (uint64_t)places * PLACE;
     scene_serve(&scene, 3, 3);
-    ck_assert_int_eq(cairn_shard_map_init(&owned, scene.layout, OWNER, SCENE_CHUNK_LEAVES),
-                     CAIRN_OK);
+    ck_assert_int_eq(shard_map_init(&owned, scene.layout, OWNER, SCENE_CHUNK_LEAVES), CAIRN_OK);
 }
 
 static void open_relay(uint32_t places)
@@ -79,15 +78,15 @@ static void open_relay(uint32_t places)
 
 static void close_host(void)
 {
-    cairn_shard_map_release(&owned);
+    shard_map_release(&owned);
     scene_close(&scene);
 }
 
 /* A worker's FETCH of the owner's first chunk at a step; returns its cookie. */
 static uint64_t ask(uint64_t member, uint64_t step)
 {
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&owned, 0);
-    struct cairn_chunk_header fetch = scene_header(&scene, CAIRN_CHUNK_FETCH, member);
+    const struct chunk_place place = shard_map_chunk(&owned, 0);
+    struct chunk_header fetch = scene_header(&scene, CAIRN_CHUNK_FETCH, member);
     fetch.plane = CAIRN_PLANE_WIRE;
     fetch.tensor = place.tensor;
     fetch.first_leaf = place.first_leaf;
@@ -101,7 +100,7 @@ static uint64_t ask(uint64_t member, uint64_t step)
     return requests;
 }
 
-static struct cairn_chunk_header asked(void)
+static struct chunk_header asked(void)
 {
     const struct scene_note *fetch = scene_note(&scene, CAIRN_CHUNK_FETCH);
     ck_assert_uint_eq(fetch->header.member, RELAY);
@@ -112,12 +111,12 @@ static struct cairn_chunk_header asked(void)
 
 static size_t chunk_bytes(void)
 {
-    return cairn_shard_map_chunk(&owned, 0).elem_count * sizeof *values;
+    return shard_map_chunk(&owned, 0).elem_count * sizeof *values;
 }
 
-static void begin_giving(const struct cairn_chunk_header *fetch, uint64_t checksum)
+static void begin_giving(const struct chunk_header *fetch, uint64_t checksum)
 {
-    struct cairn_chunk_header data = *fetch;
+    struct chunk_header data = *fetch;
     for (size_t i = 0; i < chunk_bytes() / sizeof *values; i++)
         values[i] = (uint16_t)(i * 7 + fetch->step);
     data.kind = CAIRN_CHUNK_DATA;
@@ -127,20 +126,20 @@ static void begin_giving(const struct cairn_chunk_header *fetch, uint64_t checks
     scene_send(&scene, &data, values, chunk_bytes());
 }
 
-static void give_with(const struct cairn_chunk_header *fetch, uint64_t checksum)
+static void give_with(const struct chunk_header *fetch, uint64_t checksum)
 {
     begin_giving(fetch, checksum);
     scene_settle(&scene);
 }
 
-static void give(const struct cairn_chunk_header *fetch)
+static void give(const struct chunk_header *fetch)
 {
     give_with(fetch, 0);
 }
 
-static void deny(const struct cairn_chunk_header *fetch, cairn_status status)
+static void deny(const struct chunk_header *fetch, cairn_status status)
 {
-    struct cairn_chunk_header nak = owner_header(CAIRN_CHUNK_NAK);
+    struct chunk_header nak = owner_header(CAIRN_CHUNK_NAK);
     nak.request = fetch->request;
     nak.value = (uint64_t)status;
     scene_send(&scene, &nak, NULL, 0);
@@ -160,7 +159,7 @@ static void hear_data(uint64_t member, uint64_t request, uint64_t step)
     ck_assert_uint_eq(data->header.dtype, CAIRN_BF16);
     ck_assert_uint_eq(data->header.payload_bytes, chunk_bytes());
     ck_assert_uint_eq(data->header.value, 0); // it has a checksum
-    ck_assert_uint_eq(data->header.checksum, cairn_chunk_checksum(data->payload, chunk_bytes()));
+    ck_assert_uint_eq(data->header.checksum, chunk_checksum(data->payload, chunk_bytes()));
     for (size_t i = 0; i < chunk_bytes() / sizeof *values; i++) {
         uint16_t got;
         memcpy(&got, data->payload + i * sizeof got, sizeof got);
@@ -181,7 +180,7 @@ static void hear_nak(uint64_t member, uint64_t request, cairn_status status)
 static void fetch_through(uint64_t member, uint64_t step)
 {
     const uint64_t request = ask(member, step);
-    const struct cairn_chunk_header fetch = asked();
+    const struct chunk_header fetch = asked();
     give(&fetch);
     hear_data(member, request, step);
 }
@@ -193,7 +192,7 @@ TEST(a_chunk_is_asked_for_once_for_all_workers_of_the_host)
     open_relay(4);
     uint64_t request[4];
     for (uint64_t m = 1; m <= 2; m++) request[m] = ask(m, 0);
-    const struct cairn_chunk_header fetch = asked();
+    const struct chunk_header fetch = asked();
     scene_settle(&scene);
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_FETCH), 0);
     give(&fetch);
@@ -201,7 +200,7 @@ TEST(a_chunk_is_asked_for_once_for_all_workers_of_the_host)
     request[3] = ask(3, 0); // it is there
     scene_settle(&scene);
     for (size_t i = 0; i < scene.note_count; i++) {
-        const struct cairn_chunk_header *data = &scene.notes[i].header;
+        const struct chunk_header *data = &scene.notes[i].header;
         if (data->kind == CAIRN_CHUNK_DATA) ck_assert_uint_eq(data->request, request[data->member]);
     }
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 3);
@@ -224,7 +223,7 @@ TEST(what_the_owner_says_of_a_version_is_told_to_those_who_wait)
     open_relay(4);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         const uint64_t first = ask(1, 7);
-        const struct cairn_chunk_header fetch = asked();
+        const struct chunk_header fetch = asked();
         deny(&fetch, words[i].of_owner);
         hear_nak(1, first, words[i].told);
     }
@@ -236,7 +235,7 @@ TEST(a_busy_owner_is_asked_again)
 {
     open_relay(4);
     const uint64_t request = ask(1, 0);
-    struct cairn_chunk_header fetch = asked();
+    struct chunk_header fetch = asked();
     deny(&fetch, CAIRN_ERR_BUSY);
     fetch = asked();
     give(&fetch);
@@ -248,7 +247,7 @@ TEST(a_damaged_answer_is_asked_for_again)
 {
     open_relay(4);
     const uint64_t request = ask(1, 0);
-    struct cairn_chunk_header fetch = asked();
+    struct chunk_header fetch = asked();
     give_with(&fetch, 12345);
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
     fetch = asked();
@@ -261,7 +260,7 @@ TEST(an_owner_that_heard_it_damaged_is_asked_again)
 {
     open_relay(4);
     const uint64_t request = ask(1, 0);
-    struct cairn_chunk_header fetch = asked();
+    struct chunk_header fetch = asked();
     deny(&fetch, CAIRN_ERR_CHECKSUM);
     fetch = asked();
     give(&fetch);
@@ -274,7 +273,7 @@ TEST(an_answer_that_never_arrives_whole_sends_the_worker_to_the_owner)
     open_relay(4);
     const uint64_t request = ask(1, 0);
     for (int i = 0; i < 16; i++) {
-        const struct cairn_chunk_header fetch = asked();
+        const struct chunk_header fetch = asked();
         give_with(&fetch, 12345);
     }
     hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
@@ -285,12 +284,12 @@ TEST(what_is_unanswered_on_a_lost_connection_is_asked_on_the_next)
 {
     open_relay(4);
     const uint64_t request = ask(1, 0);
-    const struct cairn_chunk_header lost = asked();
+    const struct chunk_header lost = asked();
     cairn_fabric_mem_cut_one(relay()->owners[0].link.peer);
     const struct scene_note *hello = scene_note(&scene, CAIRN_CHUNK_HELLO);
     ck_assert_uint_eq(hello->header.request, 2);
     owner_hello(1, 2);
-    const struct cairn_chunk_header fetch = asked();
+    const struct chunk_header fetch = asked();
     give(&fetch);
     hear_data(1, request, 0);
     give(&lost); // of the connection before, and answered: it changes nothing
@@ -303,7 +302,7 @@ TEST(what_was_being_received_when_the_connection_was_lost_is_asked_again_and_not
     open_relay(4);
     const uint64_t request = ask(1, 0);
     for (uint32_t connection = 2; connection < 20; connection++) {
-        const struct cairn_chunk_header lost = asked();
+        const struct chunk_header lost = asked();
         begin_giving(&lost, 12345);
         while (relay()->fetches->under_way == 0)
             ck_assert_uint_eq(cairn_fabric_mem_hub_step(scene.hub), 1);
@@ -312,7 +311,7 @@ TEST(what_was_being_received_when_the_connection_was_lost_is_asked_again_and_not
         ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_HELLO)->header.request, connection);
         owner_hello(1, connection);
     }
-    const struct cairn_chunk_header fetch = asked();
+    const struct chunk_header fetch = asked();
     give(&fetch);
     hear_data(1, request, 0);
     close_host();
@@ -324,7 +323,7 @@ TEST(an_owner_that_lost_its_endpoint_is_asked_again)
     const uint64_t request = ask(1, 0);
     asked();
     owner_hello(2, 1);
-    const struct cairn_chunk_header fetch = asked();
+    const struct chunk_header fetch = asked();
     give(&fetch);
     hear_data(1, request, 0);
     close_host();
@@ -336,7 +335,7 @@ TEST(a_place_is_given_away_when_nothing_of_it_is_being_sent)
     fetch_through(1, 0);
     fetch_through(1, 1); // it takes the only place
     const uint64_t before = ask(2, 0);
-    struct cairn_chunk_header fetch = asked();
+    struct chunk_header fetch = asked();
     scene.deaf = true; // member 2 takes nothing, and pins it
     give(&fetch);
     scene.deaf = false;
@@ -357,7 +356,7 @@ TEST(who_left_is_waited_for_by_nobody)
 {
     open_relay(4);
     ask(1, 0);
-    const struct cairn_chunk_header fetch = asked();
+    const struct chunk_header fetch = asked();
     const uint64_t request = ask(2, 0);
     scene_settle(&scene);
     Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
@@ -397,7 +396,7 @@ TEST(without_room_for_a_chunk_the_owner_is_to_be_asked)
 TEST(when_the_shards_memory_is_used_up_the_owner_is_to_be_asked)
 {
     open_relay(4);
-    struct cairn_budget *budget = &scene.shard->memory.budget;
+    struct budget *budget = &scene.shard->memory.budget;
     const uint64_t limit = budget->limit_bytes;
     budget->limit_bytes = budget->used_bytes;
     const uint64_t request = ask(1, 0);
@@ -435,10 +434,10 @@ static bool is_kept(uint64_t chunk, uint64_t step)
 TEST(first_goes_what_all_had_then_an_older_version_then_what_was_used_longest_ago)
 {
     open_host(3);
-    struct cairn_relay host = {
+    struct relay host = {
         .job = scene.shard->jobs, .member_count = 2, .owners = &many, .owner_count = 1
     };
-    struct cairn_sentence why;
+    struct sentence why;
     const uint64_t used = scene.shard->memory.budget.used_bytes;
     many = (struct cairn_relay_owner) { .relay = &host,
                                         .index = OWNER,

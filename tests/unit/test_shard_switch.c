@@ -46,13 +46,13 @@ static struct shard_job *job;
 
 /* ---- switching ---- */
 
-static struct cairn_layout *make_layout(const struct cut *cuts, size_t count, uint64_t version)
+static struct layout *make_layout(const struct cut *cuts, size_t count, uint64_t version)
 {
-    struct cairn_layout_tensor tensors[TENSORS];
-    struct cairn_extent *extents = calloc(EXTENTS_MAX, sizeof *extents);
+    struct layout_tensor tensors[TENSORS];
+    struct extent *extents = calloc(EXTENTS_MAX, sizeof *extents);
     for (uint32_t t = 0; t < TENSORS; t++) {
-        const struct cairn_tensor_spec *spec = &scene.spec.tensors[t];
-        tensors[t] = (struct cairn_layout_tensor) {
+        const struct tensor_spec *spec = &scene.spec.tensors[t];
+        tensors[t] = (struct layout_tensor) {
             .name = spec->name, .unit = spec->unit, .shape = spec->shape, .elem_bytes = 1
         };
     }
@@ -60,29 +60,27 @@ static struct cairn_layout *make_layout(const struct cut *cuts, size_t count, ui
         const bool goes_on = i > 0 && cuts[i - 1].tensor == cuts[i].tensor;
         const uint64_t first = goes_on ? extents[i - 1].first_quantum + extents[i - 1].quantum_count
                                        : 0;
-        const uint64_t all =
-            cairn_geometry_of(&scene.spec.tensors[cuts[i].tensor].shape).quantum_count;
-        extents[i] = (struct cairn_extent) { cuts[i].tensor, cuts[i].shard, first,
-                                             cuts[i].quantum_count != 0 ? cuts[i].quantum_count
-                                                                        : all - first };
+        const uint64_t all = geometry_of(&scene.spec.tensors[cuts[i].tensor].shape).quantum_count;
+        extents[i] = (struct extent) { cuts[i].tensor, cuts[i].shard, first,
+                                       cuts[i].quantum_count != 0 ? cuts[i].quantum_count
+                                                                  : all - first };
     }
-    struct cairn_layout *layout = NULL;
-    ck_assert_int_eq(
-        cairn_layout_make(tensors, TENSORS, SCENE_SHARDS, version, extents, count, &layout),
-        CAIRN_OK);
+    struct layout *layout = NULL;
+    ck_assert_int_eq(layout_make(tensors, TENSORS, SCENE_SHARDS, version, extents, count, &layout),
+                     CAIRN_OK);
     return layout;
 }
 
 static struct shard_view *coming;
 static bool is_reserved;
 
-static cairn_status add_pages(struct cairn_reserve *reserve, struct shard_job *of)
+static cairn_status add_pages(struct reserve *reserve, struct shard_job *of)
 {
     return shard_view_reserve(of, coming, reserve);
 }
 
 static void on_reserved(const struct reserve_request *request, cairn_status status,
-                        const struct cairn_sentence *why)
+                        const struct sentence *why)
 {
     (void)request;
     ck_assert_msg(status == CAIRN_OK, "%s", why->text);
@@ -94,7 +92,7 @@ static void reserve(void)
     const struct reserve_request request = {
         .job = job, .what = "what comes", .prepare = add_pages, .done = on_reserved
     };
-    struct cairn_sentence why;
+    struct sentence why;
     is_reserved = false;
     ck_assert_int_eq(reserve_begin(&request, &why), CAIRN_OK);
     while (!is_reserved) uv_run(&scene.loop, UV_RUN_ONCE);
@@ -107,7 +105,7 @@ static void fill(void *context, const struct shard_view_run *run)
     float *param = planes_at(&job->planes, CAIRN_PLANE_PARAM, run->extent, run->local_elem);
     for (uint64_t i = 0; i < run->elem_count; i++)
         param[i] = scene_initial(run->tensor, run->first_elem + i);
-    for (enum cairn_plane p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++) {
+    for (enum plane p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++) {
         float *moment = planes_at(&job->planes, p, run->extent, run->local_elem);
         if (moment != NULL) memset(moment, 0, run->elem_count * sizeof *moment);
     }
@@ -119,14 +117,13 @@ static void move_model(const struct scene *before)
     struct model next;
     model_open(&next, &scene);
     for (uint64_t c = 0; c < before->map.chunk_count; c++) {
-        const struct cairn_chunk_place from = cairn_shard_map_chunk(&before->map, c);
+        const struct chunk_place from = shard_map_chunk(&before->map, c);
         for (uint64_t leaf = from.first_leaf; leaf < from.first_leaf + from.leaf_count; leaf++) {
-            const struct cairn_local_extent *to = cairn_shard_map_find(&scene.map, from.tensor,
-                                                                       leaf);
+            const struct local_extent *to = shard_map_find(&scene.map, from.tensor, leaf);
             if (to == NULL) continue;
-            const struct cairn_geometry *g = &scene.layout->geometry[from.tensor];
-            const uint64_t first = cairn_leaf_first_elem(g, leaf);
-            const uint64_t elems = cairn_leaf_first_elem(g, leaf + 1) - first;
+            const struct geometry *g = &scene.layout->geometry[from.tensor];
+            const uint64_t first = leaf_start(g, leaf);
+            const uint64_t elems = leaf_start(g, leaf + 1) - first;
             const uint64_t in = from.local_elem + (first - from.first_elem);
             const uint64_t out = to->local_elem + (first - to->first_elem);
             for (size_t p = 0; p < COUNT(STATE); p++)
@@ -135,10 +132,10 @@ static void move_model(const struct scene *before)
         }
     }
     for (size_t i = 0; i < scene.map.extent_count; i++) {
-        const struct cairn_local_extent *e = &scene.map.extents[i];
-        cairn_backend_host()->convert(next.wire + e->local_elem * 4,
-                                      e->tensor == T_WEIGHT ? CAIRN_BF16 : CAIRN_F32,
-                                      next.param + e->local_elem, CAIRN_F32, e->elem_count);
+        const struct local_extent *e = &scene.map.extents[i];
+        backend_host()->convert(next.wire + e->local_elem * 4,
+                                e->tensor == T_WEIGHT ? CAIRN_BF16 : CAIRN_F32,
+                                next.param + e->local_elem, CAIRN_F32, e->elem_count);
     }
     next.step = now.step;
     model_close(&now);
@@ -162,15 +159,15 @@ static void go_on_in_epoch(uint64_t epoch)
 
 static void take(uint64_t *kind, uint64_t next, uint64_t was)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     if (next > was)
         ck_assert_int_eq(shard_job_take(job, kind, next - was, "a view", &why), CAIRN_OK);
 }
 
 static struct shard_view *prepare(const struct cut *cuts, size_t count)
 {
-    struct cairn_sentence why;
-    struct cairn_layout *layout = make_layout(cuts, count, job->view->layout->version + 1);
+    struct sentence why;
+    struct layout *layout = make_layout(cuts, count, job->view->layout->version + 1);
     struct shard_view *view;
     ck_assert_msg(shard_view_next(job, layout, 0, job->view, &view, &why) == CAIRN_OK, "%s",
                   why.text);
@@ -184,14 +181,13 @@ static struct shard_view *prepare(const struct cut *cuts, size_t count)
 /* Gives the view of before, which is the caller's. */
 static struct shard_view *switch_to(const struct cut *cuts, size_t count)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     struct shard_view *before = shard_view_ref(job->view), *view = prepare(cuts, count);
     ck_assert_msg(shard_job_switch(job, view, &why) == CAIRN_OK, "%s", why.text);
     shard_view_beyond(view, before, fill, NULL);
     by[layouts] = scene;
     scene.layout = make_layout(cuts, count, view->layout->version);
-    ck_assert_int_eq(cairn_shard_map_init(&scene.map, scene.layout, 0, SCENE_CHUNK_LEAVES),
-                     CAIRN_OK);
+    ck_assert_int_eq(shard_map_init(&scene.map, scene.layout, 0, SCENE_CHUNK_LEAVES), CAIRN_OK);
     move_model(&by[layouts++]);
     shard_view_unref(view);
     go_on_in_epoch(scene.epoch + 1);
@@ -202,9 +198,9 @@ static struct shard_view *switch_to(const struct cut *cuts, size_t count)
 
 static void check_chunk(const struct model *model, uint64_t chunk, int plane, uint64_t step)
 {
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&model->scene->map, chunk);
+    const struct chunk_place place = shard_map_chunk(&model->scene->map, chunk);
     if (plane != CAIRN_PLANE_WIRE && !model_keeps(place.tensor, plane)) return;
-    struct cairn_chunk_header fetch = scene_header(&scene, CAIRN_CHUNK_FETCH, 1);
+    struct chunk_header fetch = scene_header(&scene, CAIRN_CHUNK_FETCH, 1);
     fetch.tensor = place.tensor;
     fetch.first_leaf = place.first_leaf;
     fetch.leaf_count = (uint32_t)place.leaf_count;
@@ -266,8 +262,8 @@ static void leave(void)
 {
     model_close(&now);
     for (size_t i = 0; i < layouts; i++) {
-        cairn_shard_map_release(&by[i].map);
-        cairn_layout_close(by[i].layout);
+        shard_map_release(&by[i].map);
+        layout_close(by[i].layout);
     }
     scene_close(&scene);
 }
@@ -313,12 +309,12 @@ static uint64_t files_of_copies(uint64_t segment)
     uint64_t files = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
         const struct cairn_published *copy = &job->versions.copies[i];
-        struct cairn_sentence why;
+        struct sentence why;
         struct stat is;
         uint64_t bytes;
         int fd;
         if (copy->wire.base == NULL) continue;
-        ck_assert_int_eq(cairn_home_memory_export(&copy->wire.memory, segment, &fd, &bytes, &why),
+        ck_assert_int_eq(home_memory_export(&copy->wire.memory, segment, &fd, &bytes, &why),
                          CAIRN_OK);
         ck_assert_int_eq(fstat(fd, &is), 0);
         close(fd);
@@ -470,7 +466,7 @@ static void on_published(struct shard_job *of)
 
 TEST(the_newest_version_is_written_once_more_and_can_be_read_both_ways)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     train(2);
     struct model last = kept();
     shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
@@ -495,11 +491,11 @@ TEST(the_newest_version_is_written_once_more_and_can_be_read_both_ways)
 
 TEST(a_layout_that_joins_what_lies_apart_is_refused_and_nothing_changes)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     struct shard_view *view;
     train(1);
     shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
-    struct cairn_layout *joined = make_layout(JOINED, COUNT(JOINED), 9);
+    struct layout *joined = make_layout(JOINED, COUNT(JOINED), 9);
     ck_assert_int_eq(shard_view_next(job, joined, 0, job->view, &view, &why), CAIRN_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(why.text, "joins what lies apart"));
     train(1);
@@ -508,7 +504,7 @@ TEST(a_layout_that_joins_what_lies_apart_is_refused_and_nothing_changes)
 
 TEST(a_view_does_not_change_while_a_round_is_open)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     struct shard_view *view = prepare(PARTLY, COUNT(PARTLY));
     model_push_round(&scene, 1, 0);
     ck_assert_int_eq(shard_job_switch(job, view, &why), CAIRN_ERR_BUSY);
@@ -527,7 +523,7 @@ static uint64_t touched(uint32_t tensor, const struct cairn_box *box)
 {
     uint64_t count = 0, before;
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+        const struct chunk_place place = shard_map_chunk(&scene.map, c);
         count += place.tensor == tensor && tiles_common(job, box, &place, &before) > 0;
     }
     return count;
@@ -539,9 +535,9 @@ TEST(tiles_of_members_go_over_also_of_tensors_that_come_later)
     const struct cairn_box half = { .rank = 2, .start = { 0, 0 }, .extent = { 40, 150 } };
     struct cairn_member *member = member_find(job, 2);
     struct cairn_tiles tiles = { .count = 0 };
-    struct cairn_sentence why;
-    ck_assert_int_eq(cairn_tiles_set(&tiles, T_WEIGHT, &rows), CAIRN_OK);
-    ck_assert_int_eq(cairn_tiles_set(&tiles, T_EMB, &half), CAIRN_OK);
+    struct sentence why;
+    ck_assert_int_eq(tiles_set(&tiles, T_WEIGHT, &rows), CAIRN_OK);
+    ck_assert_int_eq(tiles_set(&tiles, T_EMB, &half), CAIRN_OK);
     shard_view_unref(switch_to(NOTHING, COUNT(NOTHING)));
     ck_assert_int_eq(tiles_set_member(member, &tiles, &why), CAIRN_OK);
     const struct {
@@ -555,7 +551,7 @@ TEST(tiles_of_members_go_over_also_of_tensors_that_come_later)
         ck_assert_uint_gt(touched(T_WEIGHT, &rows), 0);
     }
     tiles_forget(member);
-    cairn_tiles_release(&tiles);
+    tiles_release(&tiles);
     train(1);
     check_state();
 }

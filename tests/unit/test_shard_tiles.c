@@ -1,5 +1,6 @@
 /* Workers that hold boxes of tensors, at a shard: put, pushed, folded, fetched; every sum against a strict
  * left fold, element by element. */
+#include <inttypes.h>
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,7 @@ static struct shard_job *job(void)
     return scene.shard->jobs;
 }
 
-static const struct cairn_shape *shape_of(uint32_t tensor)
+static const struct shape *shape_of(uint32_t tensor)
 {
     return &scene.spec.tensors[tensor].shape;
 }
@@ -29,7 +30,7 @@ static const struct cairn_shape *shape_of(uint32_t tensor)
 
 static void hold(uint64_t member, uint32_t tensor, struct cairn_box box)
 {
-    ck_assert_int_eq(cairn_tiles_set(&tiles[member], tensor, &box), CAIRN_OK);
+    ck_assert_int_eq(tiles_set(&tiles[member], tensor, &box), CAIRN_OK);
 }
 
 /* weight in two columns, the second one with two replicas; emb in rows, one of them of no chunk's border;
@@ -71,8 +72,8 @@ static void tell_tiles(uint64_t member)
 {
     uint8_t *bytes;
     size_t size;
-    ck_assert_int_eq(cairn_tiles_pack(&tiles[member], &bytes, &size), CAIRN_OK);
-    say_tiles(member, cairn_tiles_hash(&tiles[member]), bytes, size);
+    ck_assert_int_eq(tiles_pack(&tiles[member], &bytes, &size), CAIRN_OK);
+    say_tiles(member, tiles_digest(&tiles[member]), bytes, size);
     free(bytes);
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 40 + member);
 }
@@ -89,8 +90,8 @@ static cairn_status refused_tiles(uint64_t member, uint64_t hash, const uint8_t 
 
 static const struct cairn_box *box_of(uint64_t member, uint32_t tensor, struct cairn_box *whole)
 {
-    const struct cairn_box *box = cairn_tiles_find(&tiles[member], tensor);
-    *whole = cairn_box_of_shape(shape_of(tensor));
+    const struct cairn_box *box = tiles_find(&tiles[member], tensor);
+    *whole = box_of_shape(shape_of(tensor));
     return box != NULL ? box : whole;
 }
 
@@ -98,28 +99,27 @@ static bool has(uint64_t member, uint32_t tensor, uint64_t elem)
 {
     struct cairn_box whole;
     const struct cairn_box *box = box_of(member, tensor, &whole);
-    return cairn_box_before(box, shape_of(tensor), elem + 1) >
-           cairn_box_before(box, shape_of(tensor), elem);
+    return box_before(box, shape_of(tensor), elem + 1) > box_before(box, shape_of(tensor), elem);
 }
 
 /* Writes value(elem) of the elements that the box has in the chunk, in their order; how many. */
-static size_t make_piece(const struct cairn_box *box, const struct cairn_chunk_place *place,
+static size_t make_piece(const struct cairn_box *box, const struct chunk_place *place,
                          float (*value)(uint32_t tensor, uint64_t elem), float *out)
 {
-    struct cairn_box_runs runs;
-    cairn_box_runs_begin(&runs, box, shape_of(place->tensor), place->first_elem, place->elem_count);
+    struct box_runs runs;
+    box_runs_begin(&runs, box, shape_of(place->tensor), place->first_elem, place->elem_count);
     size_t count = 0;
     uint64_t elem, box_elem, run;
-    while (cairn_box_runs_next(&runs, &elem, &box_elem, &run))
+    while (box_runs_next(&runs, &elem, &box_elem, &run))
         for (uint64_t i = 0; i < run; i++) out[count++] = value(place->tensor, elem + i);
     return count;
 }
 
-static struct cairn_chunk_header tile_header(uint8_t kind, uint64_t member, uint64_t chunk)
+static struct chunk_header tile_header(uint8_t kind, uint64_t member, uint64_t chunk)
 {
-    struct cairn_chunk_header header = scene_chunk_header(&scene, kind, member, chunk);
-    header.table_hash = cairn_tiles_hash(&tiles[member]);
-    if (cairn_tiles_find(&tiles[member], header.tensor) != NULL) header.tile = CAIRN_TILE_OWN;
+    struct chunk_header header = scene_chunk_header(&scene, kind, member, chunk);
+    header.table_hash = tiles_digest(&tiles[member]);
+    if (tiles_find(&tiles[member], header.tensor) != NULL) header.tile = CAIRN_TILE_OWN;
     return header;
 }
 
@@ -132,13 +132,13 @@ static void wait_for_sends(void)
 static void put_tensor(uint64_t member, uint32_t tensor)
 {
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+        const struct chunk_place place = shard_map_chunk(&scene.map, c);
         struct cairn_box whole;
         if (place.tensor != tensor) continue;
         const size_t count = make_piece(box_of(member, tensor, &whole), &place, scene_initial,
                                         (float *)payload);
         if (count == 0) continue;
-        struct cairn_chunk_header put = tile_header(CAIRN_CHUNK_PUT, member, c);
+        struct chunk_header put = tile_header(CAIRN_CHUNK_PUT, member, c);
         scene_send(&scene, &put, payload, count * sizeof(float));
         ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_ACK)->header.request, put.request);
         wait_for_sends();
@@ -180,7 +180,7 @@ static void setup(void)
 static void teardown(void)
 {
     scene_close(&scene);
-    for (uint64_t m = 1; m <= WORKERS; m++) cairn_tiles_release(&tiles[m]);
+    for (uint64_t m = 1; m <= WORKERS; m++) tiles_release(&tiles[m]);
 }
 
 /* ---- a round ---- */
@@ -207,9 +207,9 @@ static bool touches(uint64_t member, uint32_t micro, uint32_t tensor)
 
 /* The bytes of a member's piece in the dtype that it sends; 0: none. */
 static size_t make_push(uint64_t member, uint32_t micro, uint64_t chunk,
-                        struct cairn_chunk_header *header, void **bytes_out)
+                        struct chunk_header *header, void **bytes_out)
 {
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    const struct chunk_place place = shard_map_chunk(&scene.map, chunk);
     struct cairn_box whole;
     now_member = member;
     now_micro = micro;
@@ -221,7 +221,7 @@ static size_t make_push(uint64_t member, uint32_t micro, uint64_t chunk,
     if (member != 2 || place.tensor != T_WEIGHT) return count * sizeof *values;
     header->dtype = CAIRN_BF16;
     *bytes_out = malloc(CHUNK_ELEMS * 2);
-    cairn_backend_host()->convert(*bytes_out, CAIRN_BF16, values, CAIRN_F32, count);
+    backend_host()->convert(*bytes_out, CAIRN_BF16, values, CAIRN_F32, count);
     free(values);
     return count * 2;
 }
@@ -229,7 +229,7 @@ static size_t make_push(uint64_t member, uint32_t micro, uint64_t chunk,
 static void end_micro(uint64_t member, uint32_t micro, uint32_t sent)
 {
     static const uint32_t untouched[] = { T_EMB };
-    struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, member);
+    struct chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, member);
     end.micro = micro;
     end.value = sent;
     const bool all = touches(member, micro, T_EMB);
@@ -239,7 +239,7 @@ static void end_micro(uint64_t member, uint32_t micro, uint32_t sent)
 static uint32_t small_window; /* that the shard granted, beside SCENE_WINDOW */
 
 /* A micro-batch of a member on its way. */
-struct pusher {
+struct tile_pusher {
     uint64_t next; /* chunk, downwards: not the order in which the shard has them */
     uint32_t sent, unanswered, unanswered_small;
     bool ended;
@@ -247,25 +247,25 @@ struct pusher {
     void *bytes[64];   /* owned: the payloads */
 };
 
-static uint32_t *unanswered(struct pusher *p, uint64_t chunk)
+static uint32_t *unanswered(struct tile_pusher *p, uint64_t chunk)
 {
     return small_window > 0 && p->is_small[chunk] ? &p->unanswered_small : &p->unanswered;
 }
 
-static bool is_full(struct pusher *p, uint64_t chunk)
+static bool is_full(struct tile_pusher *p, uint64_t chunk)
 {
     const bool small = unanswered(p, chunk) == &p->unanswered_small;
     return *unanswered(p, chunk) >= (small ? small_window : SCENE_WINDOW);
 }
 
 /* Sends as much as the windows allow; behind the last chunk the end. */
-static void push_more(struct pusher *p, uint64_t member, uint32_t micro)
+static void push_more(struct tile_pusher *p, uint64_t member, uint32_t micro)
 {
     while (p->next > 0) {
         const uint64_t chunk = p->next - 1;
-        struct cairn_chunk_header push;
+        struct chunk_header push;
         size_t size = 0;
-        if (touches(member, micro, cairn_shard_map_chunk(&scene.map, chunk).tensor)) {
+        if (touches(member, micro, shard_map_chunk(&scene.map, chunk).tensor)) {
             size = make_push(member, micro, chunk, &push, &p->bytes[p->sent]);
             p->is_small[chunk] = size <= CAIRN_CHUNK_SMALL;
             if (size == 0 || is_full(p, chunk)) free(p->bytes[p->sent]);
@@ -285,14 +285,14 @@ static void push_more(struct pusher *p, uint64_t member, uint32_t micro)
 /* All members at once, the last one first: its chunks wait for the others'. */
 static void push_micro(uint32_t micro)
 {
-    struct pusher pushers[WORKERS + 1] = { 0 };
+    struct tile_pusher pushers[WORKERS + 1] = { 0 };
     for (uint64_t m = WORKERS; m >= 1; m--) {
         pushers[m].next = scene.map.chunk_count;
         push_more(&pushers[m], m, micro);
     }
     for (bool more = true; more;) {
-        const struct cairn_chunk_header ack = scene_note(&scene, CAIRN_CHUNK_ACK)->header;
-        struct pusher *p = &pushers[ack.member];
+        const struct chunk_header ack = scene_note(&scene, CAIRN_CHUNK_ACK)->header;
+        struct tile_pusher *p = &pushers[ack.member];
         --*unanswered(p, ack.request);
         push_more(p, (uint64_t)(p - pushers), micro);
         more = false;
@@ -314,7 +314,7 @@ static void push_round(uint64_t round, uint64_t step)
         small_window = scene_note(&scene, CAIRN_CHUNK_GRANT)->header.leaf_count;
     for (uint32_t micro = 0; micro < MICROS; micro++) push_micro(micro);
     for (uint64_t m = 1; m <= WORKERS; m++) {
-        struct cairn_chunk_header commit = scene_header(&scene, CAIRN_CHUNK_COMMIT, m);
+        struct chunk_header commit = scene_header(&scene, CAIRN_CHUNK_COMMIT, m);
         commit.micro = MICROS - 1;
         commit.value = 1;
         scene_send(&scene, &commit, NULL, 0);
@@ -340,14 +340,14 @@ static void check_sums(void)
 {
     const float *acc = scene_plane(job(), CAIRN_PLANE_SUM);
     for (size_t i = 0; i < scene.map.extent_count; i++) {
-        const struct cairn_local_extent *extent = &scene.map.extents[i];
+        const struct local_extent *extent = &scene.map.extents[i];
         if (extent->tensor == T_FROZEN) continue;
         for (uint64_t e = 0; e < extent->elem_count; e++) {
             const float expected = expected_sum(extent->tensor, extent->first_elem + e);
             ck_assert_msg(memcmp(&acc[extent->local_elem + e], &expected, 4) == 0,
-                          "tensor %u, element %llu: %a, not %a", extent->tensor,
-                          (unsigned long long)(extent->first_elem + e),
-                          (double)acc[extent->local_elem + e], (double)expected);
+                          "tensor %u, element %" PRIu64 ": %a, not %a", extent->tensor,
+                          (extent->first_elem + e), (double)acc[extent->local_elem + e],
+                          (double)expected);
         }
     }
 }
@@ -378,7 +378,7 @@ TEST(a_job_goes_back_to_whole_tensors_and_gives_the_memory_back)
     ck_assert_ptr_nonnull(job()->tiling.list);
     const uint64_t with = job()->memory.tables;
     for (uint64_t m = 1; m <= WORKERS; m++) {
-        cairn_tiles_release(&tiles[m]);
+        tiles_release(&tiles[m]);
         tell_tiles(m);
     }
     ck_assert_ptr_null(job()->tiling.list);
@@ -415,11 +415,11 @@ TEST(a_new_coordinator_learns_that_there_are_tiles)
 static uint64_t chunk_of(uint32_t tensor)
 {
     uint64_t chunk = 0;
-    while (cairn_shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
+    while (shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
     return chunk;
 }
 
-static cairn_status refusal_of(struct cairn_chunk_header *header, size_t size)
+static cairn_status refusal_of(struct chunk_header *header, size_t size)
 {
     scene_send(&scene, header, payload, size);
     const struct scene_note *nak = scene_note(&scene, CAIRN_CHUNK_NAK);
@@ -433,11 +433,11 @@ TEST(a_piece_that_is_not_the_declared_one_is_refused)
     scene_round_open(&scene, 5, 0, WORKERS);
     for (int i = 0; i < WORKERS; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
     const uint64_t c = chunk_of(T_WEIGHT);
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+    const struct chunk_place place = shard_map_chunk(&scene.map, c);
     struct cairn_box whole;
     const size_t size =
         make_piece(box_of(1, T_WEIGHT, &whole), &place, gradient, (float *)payload) * sizeof(float);
-    struct cairn_chunk_header push = tile_header(CAIRN_CHUNK_PUSH, 1, c);
+    struct chunk_header push = tile_header(CAIRN_CHUNK_PUSH, 1, c);
     ck_assert_int_eq(refusal_of(&push, size - 4), CAIRN_ERR_MALFORMED);
     push = tile_header(CAIRN_CHUNK_PUSH, 1, c);
     ck_assert_int_eq(refusal_of(&push, size + 4), CAIRN_ERR_MALFORMED);
@@ -456,7 +456,7 @@ TEST(a_piece_that_is_not_the_declared_one_is_refused)
     push = tile_header(CAIRN_CHUNK_PUSH, 1, chunk_of(T_BIAS)); // it holds nothing
     ck_assert_int_eq(refusal_of(&push, 40), CAIRN_ERR_MALFORMED);
     ck_assert_uint_eq(step_slots_used(job()->collector.step), 0);
-    struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
+    struct chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
     end.value = scene.map.chunk_count; // more than it holds
     ck_assert_int_eq(refusal_of(&end, 0), CAIRN_ERR_PROTOCOL);
 }
@@ -469,41 +469,41 @@ TEST(tiles_do_not_change_while_a_round_collects)
     hold(1, T_WEIGHT, (struct cairn_box) { 2, { 0, 0 }, { 50, 400 } });
     uint8_t *bytes;
     size_t size;
-    ck_assert_int_eq(cairn_tiles_pack(&tiles[1], &bytes, &size), CAIRN_OK);
+    ck_assert_int_eq(tiles_pack(&tiles[1], &bytes, &size), CAIRN_OK);
     const uint64_t before = job()->memory.tables;
-    ck_assert_int_eq(refused_tiles(1, cairn_tiles_hash(&tiles[1]), bytes, size), CAIRN_ERR_BUSY);
+    ck_assert_int_eq(refused_tiles(1, tiles_digest(&tiles[1]), bytes, size), CAIRN_ERR_BUSY);
     ck_assert_uint_eq(job()->memory.tables, before);
     free(bytes);
 }
 
 /* A list as it stands, without being judged. */
-static cairn_status refused_list(uint64_t member, struct cairn_tile_box *list, size_t count)
+static cairn_status refused_list(uint64_t member, struct tile_box *list, size_t count)
 {
     const struct cairn_tiles wrong = { list, count };
     uint8_t *bytes;
     size_t size;
-    ck_assert_int_eq(cairn_tiles_pack(&wrong, &bytes, &size), CAIRN_OK);
-    const cairn_status status = refused_tiles(member, cairn_tiles_hash(&wrong), bytes, size);
+    ck_assert_int_eq(tiles_pack(&wrong, &bytes, &size), CAIRN_OK);
+    const cairn_status status = refused_tiles(member, tiles_digest(&wrong), bytes, size);
     free(bytes);
     return status;
 }
 
 TEST(a_wrong_list_of_tiles_is_refused_and_changes_nothing)
 {
-    const uint64_t before = job()->memory.tables, hash = cairn_tiles_hash(&tiles[1]);
-    struct cairn_tile_box beyond = { T_WEIGHT, { 2, { 49, 0 }, { 2, 1000 } } };
-    struct cairn_tile_box huge = { T_WEIGHT, { 2, { 1, 1 }, { UINT64_MAX, UINT64_MAX } } };
-    struct cairn_tile_box nowhere = { TENSORS, { 1, { 0 }, { 1 } } };
+    const uint64_t before = job()->memory.tables, hash = tiles_digest(&tiles[1]);
+    struct tile_box beyond = { T_WEIGHT, { 2, { 49, 0 }, { 2, 1000 } } };
+    struct tile_box huge = { T_WEIGHT, { 2, { 1, 1 }, { UINT64_MAX, UINT64_MAX } } };
+    struct tile_box nowhere = { TENSORS, { 1, { 0 }, { 1 } } };
     ck_assert_int_eq(refused_list(1, &beyond, 1), CAIRN_ERR_INVALID);
     ck_assert_int_eq(refused_list(1, &huge, 1), CAIRN_ERR_INVALID);
     ck_assert_int_eq(refused_list(1, &nowhere, 1), CAIRN_ERR_INVALID);
-    struct cairn_tile_box good = { T_BIAS, { 1, { 0 }, { 5 } } };
+    struct tile_box good = { T_BIAS, { 1, { 0 }, { 5 } } };
     ck_assert_int_eq(refused_list(99, &good, 1), CAIRN_ERR_NOT_FOUND);
     memset(payload, 0xff, 64);
     ck_assert_int_eq(refused_tiles(1, hash, payload, 64), CAIRN_ERR_MALFORMED);
     uint8_t *bytes;
     size_t size;
-    ck_assert_int_eq(cairn_tiles_pack(&tiles[2], &bytes, &size), CAIRN_OK);
+    ck_assert_int_eq(tiles_pack(&tiles[2], &bytes, &size), CAIRN_OK);
     ck_assert_int_eq(refused_tiles(1, hash, bytes, size), CAIRN_ERR_MALFORMED); // another's hash
     free(bytes);
     Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
@@ -537,21 +537,20 @@ TEST(no_more_lists_arrive_at_a_time_than_are_allowed)
 /* ---- fetches ---- */
 
 /* Compares DATA with what the box has of the chunk in the state. */
-static void check_data(const struct cairn_chunk_header *asked, const struct cairn_box *box,
+static void check_data(const struct chunk_header *asked, const struct cairn_box *box,
                        uint64_t chunk)
 {
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    const struct chunk_place place = shard_map_chunk(&scene.map, chunk);
     const struct scene_note *data = scene_note(&scene, CAIRN_CHUNK_DATA);
     const size_t count = make_piece(box, &place, scene_initial, (float *)payload);
-    const size_t elem_bytes = cairn_dtype_bytes(data->header.dtype);
+    const size_t elem_bytes = dtype_size(data->header.dtype);
     uint8_t *expected = malloc(CHUNK_ELEMS * 4);
-    cairn_backend_host()->convert(expected, (cairn_dtype)data->header.dtype, (float *)payload,
-                                  CAIRN_F32, count);
+    backend_host()->convert(expected, (cairn_dtype)data->header.dtype, (float *)payload, CAIRN_F32,
+                            count);
     ck_assert_uint_eq(data->header.request, asked->request);
     ck_assert_uint_eq(data->header.plane, asked->plane);
     ck_assert_uint_eq(data->header.payload_bytes, count * elem_bytes);
-    ck_assert_uint_eq(data->header.checksum,
-                      cairn_chunk_checksum(data->payload, count * elem_bytes));
+    ck_assert_uint_eq(data->header.checksum, chunk_checksum(data->payload, count * elem_bytes));
     ck_assert_mem_eq(data->payload, expected, count * elem_bytes);
     free(expected);
     wait_for_sends();
@@ -562,8 +561,8 @@ TEST(a_worker_fetches_its_own_piece_of_a_chunk)
     for (uint64_t c = 0; c < scene.map.chunk_count; c++)
         for (uint64_t member = 1; member <= WORKERS; member++)
             for (uint8_t plane = CAIRN_PLANE_PARAM; plane <= CAIRN_PLANE_WIRE; plane++) {
-                struct cairn_chunk_header fetch = tile_header(CAIRN_CHUNK_FETCH, member, c);
-                const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+                struct chunk_header fetch = tile_header(CAIRN_CHUNK_FETCH, member, c);
+                const struct chunk_place place = shard_map_chunk(&scene.map, c);
                 struct cairn_box whole;
                 const struct cairn_box *box = box_of(member, fetch.tensor, &whole);
                 const size_t count = make_piece(box, &place, scene_initial, (float *)payload);
@@ -578,14 +577,14 @@ TEST(a_worker_fetches_its_own_piece_of_a_chunk)
             }
 }
 
-static void send_box_fetch(struct cairn_chunk_header *fetch, uint64_t member, uint64_t chunk,
+static void send_box_fetch(struct chunk_header *fetch, uint64_t member, uint64_t chunk,
                            const struct cairn_box *box, uint8_t bytes[CAIRN_BOX_BYTES_MAX])
 {
     *fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, member, chunk);
     fetch->tile = CAIRN_TILE_BOX;
     fetch->plane = CAIRN_PLANE_WIRE;
     fetch->generation = 1;
-    scene_send(&scene, fetch, bytes, cairn_box_encode(box, bytes));
+    scene_send(&scene, fetch, bytes, box_encode(box, bytes));
 }
 
 TEST(a_reader_fetches_any_box_of_a_chunk)
@@ -598,7 +597,7 @@ TEST(a_reader_fetches_any_box_of_a_chunk)
     };
     scene_join(&scene, 9, CAIRN_ROLE_WIRE_READER);
     for (size_t i = 0; i < sizeof boxes / sizeof *boxes; i++) {
-        struct cairn_chunk_header fetch;
+        struct chunk_header fetch;
         uint8_t bytes[CAIRN_BOX_BYTES_MAX];
         send_box_fetch(&fetch, 9, chunk_of(T_WEIGHT), &boxes[i], bytes);
         check_data(&fetch, &boxes[i], chunk_of(T_WEIGHT));
@@ -616,13 +615,13 @@ TEST(a_box_that_is_not_one_of_the_chunk_is_refused)
     };
     uint8_t bytes[CAIRN_BOX_BYTES_MAX];
     for (size_t i = 0; i < sizeof boxes / sizeof *boxes; i++) {
-        struct cairn_chunk_header fetch;
+        struct chunk_header fetch;
         send_box_fetch(&fetch, 1, chunk_of(T_WEIGHT), &boxes[i], bytes);
         const struct scene_note *nak = scene_note(&scene, CAIRN_CHUNK_NAK);
         ck_assert_uint_eq(nak->header.value, CAIRN_ERR_MALFORMED);
         wait_for_sends();
     }
-    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 0);
+    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 0);
     fetch.tile = CAIRN_TILE_BOX;
     fetch.plane = CAIRN_PLANE_WIRE;
     fetch.generation = 1;
@@ -639,9 +638,9 @@ SUITE(60, setup, teardown);
 /* ---- puts ---- */
 
 /* As rank 0 puts them, by the worker of another rank. */
-static struct cairn_chunk_header moments_header(uint32_t tensor)
+static struct chunk_header moments_header(uint32_t tensor)
 {
-    struct cairn_chunk_header put = tile_header(CAIRN_CHUNK_PUT, 1, chunk_of(tensor));
+    struct chunk_header put = tile_header(CAIRN_CHUNK_PUT, 1, chunk_of(tensor));
     put.plane = CAIRN_PLANE_EXP_AVG;
     put.tile = CAIRN_TILE_WHOLE;
     put.table_hash = 0;
@@ -653,9 +652,9 @@ TEST(moments_before_there_is_a_state_are_whole_and_of_rank_0)
     join_all();
     hold_pieces();
     for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
-    const size_t size = (size_t)cairn_shard_map_chunk(&scene.map, chunk_of(T_WEIGHT)).elem_count *
+    const size_t size = (size_t)shard_map_chunk(&scene.map, chunk_of(T_WEIGHT)).elem_count *
                         sizeof(float);
-    struct cairn_chunk_header put = moments_header(T_WEIGHT);
+    struct chunk_header put = moments_header(T_WEIGHT);
     ck_assert_int_eq(refusal_of(&put, size), CAIRN_ERR_REFUSED);
     put = moments_header(T_WEIGHT);
     put.tile = CAIRN_TILE_OWN;
@@ -691,7 +690,7 @@ TEST(a_chunk_is_put_when_all_its_boxes_are_put)
     scene_seal(&scene);
     const float *param = scene_plane(job(), CAIRN_PLANE_PARAM);
     for (size_t i = 0; i < scene.map.extent_count; i++) {
-        const struct cairn_local_extent *extent = &scene.map.extents[i];
+        const struct local_extent *extent = &scene.map.extents[i];
         for (uint64_t e = 0; e < extent->elem_count; e++)
             ck_assert_float_eq(param[extent->local_elem + e],
                                scene_initial(extent->tensor, extent->first_elem + e));

@@ -50,7 +50,7 @@ static void say_folder(uint64_t number, const char *path)
 }
 
 static bool has_node(const Cairn__SnapshotPart *part, uint32_t tensor, int plane,
-                     const struct cairn_tree_node *node)
+                     const struct tree_node *node)
 {
     for (size_t i = 0; i < part->n_digests; i++) {
         const Cairn__DigestNode *digest = part->digests[i];
@@ -68,14 +68,14 @@ static void check_part(const Cairn__SnapshotPart *part, const struct model *expe
     ck_assert_msg(part->status == CAIRN_OK, "%s", part->text);
     ck_assert_uint_eq(part->step, step);
     for (size_t i = 0; i < scene.map.extent_count; i++) {
-        const struct cairn_local_extent *extent = &scene.map.extents[i];
+        const struct local_extent *extent = &scene.map.extents[i];
         for (int plane = CAIRN_PLANE_PARAM; plane < CAIRN_PLANE_COUNT; plane++) {
             if (plane == CAIRN_PLANE_WIRE || !model_keeps(extent->tensor, plane)) continue;
-            struct cairn_tree tree;
-            cairn_tree_init(&tree, extent->first_leaf);
-            cairn_backend_hash_leaves(
-                cairn_backend_host(), model_plane(expected, plane) + extent->local_elem, CAIRN_F32,
-                &scene.layout->geometry[extent->tensor], extent->leaf_count, &tree);
+            struct hash_tree tree;
+            tree_init(&tree, extent->first_leaf);
+            backend_hash_leaves(backend_host(), model_plane(expected, plane) + extent->local_elem,
+                                CAIRN_F32, &scene.layout->geometry[extent->tensor],
+                                extent->leaf_count, &tree);
             for (uint32_t n = 0; n < tree.node_count; n++, nodes++)
                 ck_assert(has_node(part, extent->tensor, plane, &tree.node[n]));
         }
@@ -100,7 +100,7 @@ static void say_prepare(uint64_t number)
 TEST(what_was_prepared_is_pinned_or_given_back)
 {
     serve(2);
-    const struct cairn_budget *budget = &scene.shard->memory.budget;
+    const struct budget *budget = &scene.shard->memory.budget;
     const uint64_t before = budget->used_bytes;
     say_prepare(10);
     const uint64_t one = budget->used_bytes;
@@ -144,7 +144,7 @@ TEST(what_was_prepared_in_vain_stays_until_nobody_makes_its_pages)
     message.job = SCENE_JOB;
     message.snapshot = 10;
     serve(2);
-    const struct cairn_budget *budget = &scene.shard->memory.budget;
+    const struct budget *budget = &scene.shard->memory.budget;
     const uint64_t used = budget->used_bytes;
     pthread_mutex_lock(&gate);
     pool_submit(scene.shard->memory.toucher, &before);
@@ -173,9 +173,9 @@ TEST(snapshots_and_digests_of_several_versions_are_of_theirs_though_updates_went
 {
     char root[CAIRN_SCRATCH_BYTES], id[CAIRN_SNAPSHOT_ID_BYTES], *folder;
     struct model was[3];
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_scratch_make(root);
-    ck_assert_int_eq(cairn_snapshot_folder_make(root, "play", 1, 1, id, &folder, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make(root, "play", 1, 1, id, &folder, &why), CAIRN_OK);
     serve(2);
     const uint64_t before = scene.shard->memory.budget.used_bytes;
     memset(was, 0, sizeof was);
@@ -192,8 +192,7 @@ TEST(snapshots_and_digests_of_several_versions_are_of_theirs_though_updates_went
     check_part(hear_part(), &model, 5);
     for (uint64_t i = 0; i < 2; i++) {
         char *another;
-        ck_assert_int_eq(cairn_snapshot_folder_make(root, "play", 1, 1, id, &another, &why),
-                         CAIRN_OK);
+        ck_assert_int_eq(snapshot_folder_make(root, "play", 1, 1, id, &another, &why), CAIRN_OK);
         say_folder(10 + i, another);
         check_part(hear_part(), &was[i], i + 1);
         free(another);
@@ -209,10 +208,9 @@ TEST(snapshots_and_digests_of_several_versions_are_of_theirs_though_updates_went
 TEST(a_snapshot_that_was_given_up_holds_up_no_layout_though_its_storage_hangs)
 {
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder;
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_memory_storage_open();
-    ck_assert_int_eq(cairn_snapshot_folder_make("mem:x", "play", 1, 1, id, &folder, &why),
-                     CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make("mem:x", "play", 1, 1, id, &folder, &why), CAIRN_OK);
     serve(1);
     struct shard_job *job = scene.shard->jobs;
     cairn_memory_storage_hang(true);
@@ -244,11 +242,11 @@ static float value(uint64_t version, uint64_t chunk, int plane, uint64_t elem)
 static float *live_at(uint64_t chunk, int plane, uint64_t *elems_out)
 {
     const struct shard_job *job = scene.shard->jobs;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    const struct chunk_place place = shard_map_chunk(&scene.map, chunk);
     const uint32_t extent = job->view->table.extent_of[chunk];
     *elems_out = place.elem_count;
     if (!form_stores(&job->view->forms[extent], plane)) return NULL;
-    return planes_at(&job->planes, (enum cairn_plane)plane, extent, place.local_elem);
+    return planes_at(&job->planes, (enum plane)plane, extent, place.local_elem);
 }
 
 static void overwrite(uint64_t version, uint64_t chunk)
@@ -281,14 +279,14 @@ static void *run_pass(void *arg)
 static void read_all(struct staging *staging, struct works *works, uint64_t version)
 {
     static float out[SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS];
-    struct cairn_sentence why;
+    struct sentence why;
     for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
         for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
             uint64_t elems;
             if (live_at(c, p, &elems) == NULL) continue;
             for (uint64_t at = 0; at < elems;) {
                 const uint64_t some = elems - at < 1500 ? elems - at : 1500;
-                ck_assert_int_eq(staging_read(staging, works, c, (enum cairn_plane)p, at, some,
+                ck_assert_int_eq(staging_read(staging, works, c, (enum plane)p, at, some,
                                               at + some == elems, out, &why),
                                  CAIRN_OK);
                 uint64_t same = 0;
@@ -302,7 +300,7 @@ static void read_all(struct staging *staging, struct works *works, uint64_t vers
 
 static void *save_ahead(void *arg)
 {
-    struct cairn_pace pace;
+    struct pace pace;
     pace_init(&pace, 1, 0, 0, UINT64_MAX);
     staging_save_ahead(arg, &pace);
     return NULL;
@@ -314,7 +312,7 @@ static void read_beside_passes(uint64_t (*room)(const struct shard_job *job), bo
     pthread_t ahead_of;
     uint64_t saved_ahead = 0;
     struct shard_job *job;
-    struct cairn_sentence why;
+    struct sentence why;
     struct pass passes[2];
     pthread_t threads[2];
     serve(1);
@@ -367,7 +365,7 @@ TEST(what_is_saved_ahead_of_passes_is_what_was_before_them)
 TEST(what_no_update_overwrites_is_not_saved_ahead)
 {
     struct staging staging;
-    struct cairn_sentence why;
+    struct sentence why;
     uint64_t expected = 0, frozen = 0;
     serve(1);
     struct shard_job *job = scene.shard->jobs;
@@ -396,7 +394,7 @@ TEST(with_the_least_room_passes_wait_for_the_reader_and_it_for_none_of_them)
 TEST(a_staging_that_nobody_reads_any_more_holds_no_pass_up)
 {
     struct staging staging;
-    struct cairn_sentence why;
+    struct sentence why;
     struct pass pass = { .staging = &staging, .version = 2 };
     pthread_t thread;
     serve(1);
@@ -420,7 +418,7 @@ TEST(a_staging_that_nobody_reads_any_more_holds_no_pass_up)
 TEST(a_pass_waits_for_room_no_longer_than_that_and_then_the_reader_is_told)
 {
     struct staging staging;
-    struct cairn_sentence why;
+    struct sentence why;
     struct pass pass = { .staging = &staging, .version = 2 };
     float out[1];
     serve(1);

@@ -60,7 +60,7 @@ static void decide(uint64_t generation)
 static uint64_t chunk_of(uint32_t tensor)
 {
     uint64_t chunk = 0;
-    while (cairn_shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
+    while (shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
     return chunk;
 }
 
@@ -68,8 +68,8 @@ static uint64_t chunk_of(uint32_t tensor)
 static cairn_status put(uint64_t member, uint64_t round, uint64_t chunk, uint8_t plane)
 {
     static float values[SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS];
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
-    struct cairn_chunk_header header = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, member, chunk);
+    const struct chunk_place place = shard_map_chunk(&scene.map, chunk);
+    struct chunk_header header = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, member, chunk);
     const size_t naks = scene_waiting(&scene, CAIRN_CHUNK_NAK);
     for (uint64_t i = 0; i < place.elem_count; i++) values[i] = 9;
     header.plane = plane;
@@ -89,15 +89,15 @@ static cairn_status put(uint64_t member, uint64_t round, uint64_t chunk, uint8_t
 static cairn_status put_rows(uint64_t chunk, uint64_t row, uint64_t more, size_t short_bytes)
 {
     static uint8_t bytes[CAIRN_BOX_BYTES_MAX + SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS * 4];
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
-    const struct cairn_shape *shape = &scene.shard->jobs->spec.tensors[place.tensor].shape;
+    const struct chunk_place place = shard_map_chunk(&scene.map, chunk);
+    const struct shape *shape = &scene.shard->jobs->spec.tensors[place.tensor].shape;
     const uint64_t columns = shape->rank == 2 ? shape->dim[1] : 1;
-    struct cairn_box box = cairn_box_of_shape(shape);
+    struct cairn_box box = box_of_shape(shape);
     box.start[0] = place.first_elem / columns + row;
     box.extent[0] = place.elem_count / columns - row + more;
-    const size_t head = cairn_box_encode(&box, bytes);
+    const size_t head = box_encode(&box, bytes);
     const size_t count = (size_t)(place.elem_count - row * columns);
-    struct cairn_chunk_header header = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, chunk);
+    struct chunk_header header = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, chunk);
     for (size_t i = 0; i < count; i++) {
         const float five = 5;
         memcpy(bytes + head + i * sizeof five, &five, sizeof five);
@@ -117,9 +117,9 @@ static cairn_status put_rows(uint64_t chunk, uint64_t row, uint64_t more, size_t
 static void commit(void)
 {
     static const uint32_t absent[] = { T_BIAS, T_EMB, T_WEIGHT };
-    struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
+    struct chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
     scene_send(&scene, &end, absent, sizeof absent);
-    struct cairn_chunk_header last = scene_header(&scene, CAIRN_CHUNK_COMMIT, 1);
+    struct chunk_header last = scene_header(&scene, CAIRN_CHUNK_COMMIT, 1);
     last.value = 1;
     scene_send(&scene, &last, NULL, 0);
     scene_hear(&scene, CAIRN_MSG_REDUCED);
@@ -128,7 +128,7 @@ static void commit(void)
 static void check_param(uint64_t written)
 {
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+        const struct chunk_place place = shard_map_chunk(&scene.map, c);
         const float *got = scene_param(&scene, c);
         for (uint64_t i = 0; i < place.elem_count; i++)
             ck_assert(got[i] ==
@@ -165,7 +165,7 @@ TEST(what_is_put_takes_effect_by_the_coordinators_word)
 TEST(what_a_box_does_not_have_stays_as_it_is)
 {
     const uint64_t chunk = chunk_of(T_WEIGHT);
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    const struct chunk_place place = shard_map_chunk(&scene.map, chunk);
     const uint64_t columns = scene.shard->jobs->spec.tensors[T_WEIGHT].shape.dim[1];
     open_write();
     ck_assert_int_eq(put_rows(chunk, 3, 0, 0), CAIRN_OK);
@@ -196,21 +196,21 @@ static uint8_t *newest(uint64_t chunk)
 {
     const struct shard_job *job = scene.shard->jobs;
     const struct cairn_published *copy = &job->versions.copies[job->versions.newest];
-    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, chunk);
+    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, chunk);
     fetch.plane = CAIRN_PLANE_WIRE;
     fetch.generation = copy->version.generation;
     fetch.step = copy->version.step;
     scene_send(&scene, &fetch, NULL, 0);
     scene_note(&scene, CAIRN_CHUNK_DATA);
     scene_settle(&scene); // the member's reply is free again, and no other is made
-    return published_host_at(copy, chunk, cairn_shard_map_chunk(&scene.map, chunk).local_elem);
+    return published_host_at(copy, chunk, shard_map_chunk(&scene.map, chunk).local_elem);
 }
 
 static size_t published_bytes(uint64_t chunk)
 {
     const struct shard_view *view = scene.shard->jobs->view;
-    return (size_t)cairn_shard_map_chunk(&scene.map, chunk).elem_count *
-           cairn_dtype_bytes((int)view->forms[view->table.extent_of[chunk]].wire);
+    return (size_t)shard_map_chunk(&scene.map, chunk).elem_count *
+           dtype_size((int)view->forms[view->table.extent_of[chunk]].wire);
 }
 
 TEST(a_write_of_moments_publishes_only_what_the_older_copy_lacks)

@@ -1,4 +1,5 @@
 /* --since: durations and times as people write them. */
+#include <inttypes.h>
 #include <check.h>
 
 #include "client/ctl/ctl.h"
@@ -37,8 +38,7 @@ static void judge(int i)
     uint64_t unix_ms = 0;
     ck_assert_msg(ctl_since(cases[i].text, NOW, &unix_ms) == (cases[i].unix_ms != 0), "%s",
                   cases[i].text);
-    ck_assert_msg(unix_ms == cases[i].unix_ms, "%s: %llu", cases[i].text,
-                  (unsigned long long)unix_ms);
+    ck_assert_msg(unix_ms == cases[i].unix_ms, "%s: %" PRIu64, cases[i].text, unix_ms);
 }
 
 TEST(a_duration_is_before_now_and_a_time_is_itself)

@@ -1,4 +1,5 @@
 /* A snapshot that is read in another order than its files', as an export does, and one that is copied. */
+#include <inttypes.h>
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,23 +18,23 @@ static uint64_t all_bytes; /* of its files */
 
 static void set_up(void)
 {
-    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
-    struct cairn_sentence why = { "" };
+    struct job_spec_data spec = cairn_sample_spec("adamw");
+    struct sentence why = { "" };
     cairn_memory_storage_open();
-    cairn_sample_tensor(&spec, "a", CAIRN_TRAINED, (struct cairn_shape) { 2, { 2, ELEMS / 2 } });
-    cairn_sample_tensor(&spec, "b", CAIRN_TRAINED, (struct cairn_shape) { 2, { 2, ELEMS / 2 } });
+    cairn_sample_tensor(&spec, "a", CAIRN_TRAINED, (struct shape) { 2, { 2, ELEMS / 2 } });
+    cairn_sample_tensor(&spec, "b", CAIRN_TRAINED, (struct shape) { 2, { 2, ELEMS / 2 } });
     char *folder = cairn_sample_snapshot("mem:x", &spec, 1);
-    ck_assert_msg(cairn_snapshot_open(folder, &snapshot, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(snapshot_open(folder, &snapshot, &why) == CAIRN_OK, "%s", why.text);
     all_bytes = 0;
     for (size_t i = 0; i < snapshot.manifest.file_count; i++)
         all_bytes += snapshot.manifest.files[i].bytes;
     free(folder);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 static void tear_down(void)
 {
-    cairn_snapshot_close(&snapshot);
+    snapshot_close(&snapshot);
     cairn_memory_storage_open();
 }
 
@@ -58,9 +59,9 @@ static bool step_at(size_t n, struct step *step_out)
 static void read_step(const struct step *step)
 {
     static uint32_t elems[STEP_ELEMS];
-    struct cairn_sentence why = { "" };
-    const cairn_status status = cairn_snapshot_read(&snapshot, step->tensor, step->plane,
-                                                    step->first_elem, STEP_ELEMS, elems, &why);
+    struct sentence why = { "" };
+    const cairn_status status = snapshot_read(&snapshot, step->tensor, step->plane,
+                                              step->first_elem, STEP_ELEMS, elems, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
     uint64_t wrong = 0; // an assertion each would take a minute
     for (uint64_t i = 0; i < STEP_ELEMS; i++)
@@ -76,9 +77,9 @@ TEST(each_block_is_read_once_by_who_wants_the_files_by_turns)
     snapshot.ahead = 16; // no fewer than twice the places that are read from
     for (size_t n = 0, wanted = 0; step_at(n, &step); n++) {
         while (step_at(wanted, &next)) {
-            wanted_elems += cairn_snapshot_want(&snapshot, next.tensor, next.plane,
-                                                next.first_elem + wanted_elems,
-                                                STEP_ELEMS - wanted_elems);
+            wanted_elems += snapshot_want(&snapshot, next.tensor, next.plane,
+                                          next.first_elem + wanted_elems,
+                                          STEP_ELEMS - wanted_elems);
             if (wanted_elems < STEP_ELEMS) break;
             wanted_elems = 0;
             wanted++;
@@ -94,8 +95,8 @@ TEST(what_is_wanted_in_vain_is_given_up_for_what_is_needed)
 {
     struct step step;
     snapshot.ahead = 2;
-    ck_assert_uint_eq(cairn_snapshot_want(&snapshot, 7, CAIRN_PLANE_PARAM, 0, 1), 0);
-    ck_assert_uint_lt(cairn_snapshot_want(&snapshot, 0, CAIRN_PLANE_EXP_AVG, 0, ELEMS), ELEMS);
+    ck_assert_uint_eq(snapshot_want(&snapshot, 7, CAIRN_PLANE_PARAM, 0, 1), 0);
+    ck_assert_uint_lt(snapshot_want(&snapshot, 0, CAIRN_PLANE_EXP_AVG, 0, ELEMS), ELEMS);
     for (size_t n = 0; step_at(n, &step); n += 17) read_step(&step);
 }
 
@@ -134,12 +135,12 @@ static cairn_status copy_failing(const char *root, uint64_t n)
     uint64_t done = 0;
     size_t count = 0;
     char *folder = NULL;
-    struct cairn_sentence why = { "" };
-    const struct cairn_snapshot_copy copy = { .progress = note_progress, .context = &done };
+    struct sentence why = { "" };
+    const struct snapshot_copy copy = { .progress = note_progress, .context = &done };
     cairn_memory_storage_fail(n, CAIRN_ERR_NO_SPACE);
-    const cairn_status status = cairn_snapshot_copy(&snapshot, root, &copy, &folder, &why);
+    const cairn_status status = snapshot_copy(&snapshot, root, &copy, &folder, &why);
     cairn_memory_storage_fail(0, CAIRN_OK);
-    ck_assert_int_eq(cairn_snapshot_list(root, NULL, count_one, &count, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_list(root, NULL, count_one, &count, &why), CAIRN_OK);
     ck_assert_uint_eq(count, status == CAIRN_OK);
     if (status == CAIRN_OK) {
         ck_assert_uint_eq(done, all_bytes);
@@ -156,7 +157,7 @@ TEST(a_copy_has_every_byte_or_is_none_whatever_fails)
     const uint64_t calls = cairn_memory_storage_calls() - before;
     for (uint64_t n = 1; n <= calls; n += n % 7 + 1) {
         char root[32];
-        snprintf(root, sizeof root, "mem:%llu", (unsigned long long)n);
+        snprintf(root, sizeof root, "mem:%" PRIu64, n);
         const cairn_status status = copy_failing(root, n);
         ck_assert(status == CAIRN_OK || status == CAIRN_ERR_NO_SPACE);
     }
@@ -171,10 +172,10 @@ TEST(a_copy_that_is_given_up_leaves_nothing)
 {
     uint64_t half = all_bytes / 2, bytes;
     char *folder = NULL;
-    struct cairn_sentence why = { "" };
-    const struct cairn_storage *storage = cairn_storage_of("mem:half");
-    const struct cairn_snapshot_copy copy = { .progress = give_up, .context = &half };
-    ck_assert_int_eq(cairn_snapshot_copy(&snapshot, "mem:half", &copy, &folder, &why),
+    struct sentence why = { "" };
+    const struct storage *storage = storage_of("mem:half");
+    const struct snapshot_copy copy = { .progress = give_up, .context = &half };
+    ck_assert_int_eq(snapshot_copy(&snapshot, "mem:half", &copy, &folder, &why),
                      CAIRN_ERR_CANCELED);
     char path[256];
     snprintf(path, sizeof path, "job/%s", strrchr(snapshot.folder, '/') + 1);

@@ -1,4 +1,5 @@
 /* Snapshots on storage: damaged, incomplete, on a full disk, canceled, written twice. */
+#include <inttypes.h>
 #include <check.h>
 #include <ftw.h>
 #include <signal.h>
@@ -98,65 +99,64 @@ static const struct {
 
 TEST_EACH(a_damaged_file_is_named, 0, sizeof spoils / sizeof spoils[0])
 {
-    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 60000 } });
-    cairn_sample_tensor(&spec, "x", CAIRN_TRAINED, (struct cairn_shape) { 1, { 60000 } });
-    struct cairn_manifest manifest;
-    cairn_manifest_init(&manifest);
-    ck_assert_int_eq(cairn_spec_copy(&spec, &manifest.spec), CAIRN_OK);
+    struct job_spec_data spec = cairn_sample_spec("adamw");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 60000 } });
+    cairn_sample_tensor(&spec, "x", CAIRN_TRAINED, (struct shape) { 1, { 60000 } });
+    struct manifest manifest;
+    manifest_init(&manifest);
+    ck_assert_int_eq(spec_copy(&spec, &manifest.spec), CAIRN_OK);
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL, path[300];
-    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
     for (uint32_t s = 0; s < 2; s++) {
         const struct cairn_sample_ranges owned = { .at = { { s, 0, 60000 } }, .count = 1 };
         cairn_sample_write(folder, &spec, s, &owned, &manifest);
     }
-    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, NULL), CAIRN_OK);
+    ck_assert_int_eq(manifest_commit(folder, &manifest, NULL), CAIRN_OK);
     snprintf(path, sizeof path, "%s/" VICTIM, folder);
     spoils[_i].spoil(path);
     struct cairn_snapshot snapshot;
-    struct cairn_sentence why = { "" };
-    cairn_status status = cairn_snapshot_open(folder, &snapshot, &why);
+    struct sentence why = { "" };
+    cairn_status status = snapshot_open(folder, &snapshot, &why);
     ck_assert_msg(status == spoils[_i].status, "%d: %s", status, why.text);
     if (status == CAIRN_OK) {
-        ck_assert_int_eq(cairn_snapshot_verify(&snapshot, NULL, &why), spoils[_i].verify_status);
-        cairn_snapshot_close(&snapshot);
+        ck_assert_int_eq(snapshot_verify(&snapshot, NULL, &why), spoils[_i].verify_status);
+        snapshot_close(&snapshot);
     }
     ck_assert_msg(strstr(why.text, VICTIM) != NULL, "%s", why.text);
     ck_assert_msg(strstr(why.text, spoils[_i].word) != NULL, "%s", why.text);
-    cairn_manifest_release(&manifest);
-    cairn_spec_release(&spec);
+    manifest_release(&manifest);
+    spec_release(&spec);
     free(folder);
 }
 
 /* A snapshot of two shards that own what the test says, out of a tensor of 30000. */
-static cairn_status open_two(struct cairn_snapshot_range a, struct cairn_snapshot_range b,
-                             struct cairn_sentence *why)
+static cairn_status open_two(struct snapshot_range a, struct snapshot_range b, struct sentence *why)
 {
-    struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 30000 } });
-    struct cairn_manifest manifest;
-    cairn_manifest_init(&manifest);
-    ck_assert_int_eq(cairn_spec_copy(&spec, &manifest.spec), CAIRN_OK);
+    struct job_spec_data spec = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 30000 } });
+    struct manifest manifest;
+    manifest_init(&manifest);
+    ck_assert_int_eq(spec_copy(&spec, &manifest.spec), CAIRN_OK);
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
-    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
     const struct cairn_sample_ranges owned_a = { .at = { a }, .count = 1 },
                                      owned_b = { .at = { b }, .count = 1 };
     cairn_sample_write(folder, &spec, 0, &owned_a, &manifest);
     cairn_sample_write(folder, &spec, 1, &owned_b, &manifest);
-    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, NULL), CAIRN_OK);
+    ck_assert_int_eq(manifest_commit(folder, &manifest, NULL), CAIRN_OK);
     struct cairn_snapshot snapshot;
-    cairn_status status = cairn_snapshot_open(folder, &snapshot, why);
-    if (status == CAIRN_OK) cairn_snapshot_close(&snapshot);
-    cairn_manifest_release(&manifest);
-    cairn_spec_release(&spec);
+    cairn_status status = snapshot_open(folder, &snapshot, why);
+    if (status == CAIRN_OK) snapshot_close(&snapshot);
+    manifest_release(&manifest);
+    spec_release(&spec);
     free(folder);
     return status;
 }
 
 TEST(elements_that_are_missing_or_twice_are_named)
 {
-    struct cairn_sentence why = { "" };
-    typedef struct cairn_snapshot_range range;
+    struct sentence why = { "" };
+    typedef struct snapshot_range range;
     ck_assert_int_eq(open_two((range) { 0, 0, 10000 }, (range) { 0, 10000, 20000 }, &why),
                      CAIRN_OK);
     ck_assert_int_eq(open_two((range) { 0, 0, 10000 }, (range) { 0, 10001, 19999 }, &why),
@@ -185,90 +185,87 @@ static int count_files(const char *folder, const char *part)
 
 TEST(a_full_disk_fails_the_file_and_leaves_nothing)
 {
-    struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 60000 } });
+    struct job_spec_data spec = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 60000 } });
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
-    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    const struct cairn_snapshot_range all = { 0, 0, 60000 };
-    struct cairn_snapshot_plan plan;
-    ck_assert_int_eq(cairn_snapshot_plan_make(&spec, 0, &all, 1, &plan), CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    const struct snapshot_range all = { 0, 0, 60000 };
+    struct snapshot_plan plan;
+    ck_assert_int_eq(snapshot_plan_make(&spec, 0, &all, 1, &plan), CAIRN_OK);
     signal(SIGXFSZ, SIG_IGN);
     const struct rlimit limit = { 100000, 100000 };
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0); // of this child of Check only
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     uint8_t hash[16];
-    ck_assert_int_eq(
-        cairn_snapshot_write_file(folder, plan.files, cairn_sample_fill, NULL, hash, &why),
-        CAIRN_ERR_NO_SPACE);
+    ck_assert_int_eq(snapshot_write_file(folder, plan.files, cairn_sample_fill, NULL, hash, &why),
+                     CAIRN_ERR_NO_SPACE);
     ck_assert_msg(strstr(why.text, "write of shard-00001") != NULL, "%s", why.text);
     ck_assert_int_eq(count_files(folder, "model"), 0);
-    cairn_snapshot_plan_release(&plan);
-    cairn_spec_release(&spec);
+    snapshot_plan_release(&plan);
+    spec_release(&spec);
     free(folder);
 }
 
-static cairn_status give_nothing(void *context, const struct cairn_safetensors_entry *entry,
+static cairn_status give_nothing(void *context, const struct safetensors_entry *entry,
                                  uint64_t first_elem, uint64_t elem_count, void *to,
-                                 struct cairn_sentence *why)
+                                 struct sentence *why)
 {
     (void)context;
     (void)to;
-    return cairn_fail(why, CAIRN_ERR_CANCELED, "canceled at %s, %llu + %llu", entry->key,
-                      (unsigned long long)first_elem, (unsigned long long)elem_count);
+    return fail_with(why, CAIRN_ERR_CANCELED, "canceled at %s, %" PRIu64 " + %" PRIu64, entry->key,
+                     first_elem, elem_count);
 }
 
 TEST(a_canceled_file_leaves_nothing_and_a_second_writer_is_refused)
 {
-    struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    struct job_spec_data spec = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
-    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    const struct cairn_snapshot_range all = { 0, 0, 10 };
-    struct cairn_snapshot_plan plan;
-    ck_assert_int_eq(cairn_snapshot_plan_make(&spec, 0, &all, 1, &plan), CAIRN_OK);
-    struct cairn_sentence why = { "" };
+    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    const struct snapshot_range all = { 0, 0, 10 };
+    struct snapshot_plan plan;
+    ck_assert_int_eq(snapshot_plan_make(&spec, 0, &all, 1, &plan), CAIRN_OK);
+    struct sentence why = { "" };
     uint8_t hash[16];
-    ck_assert_int_eq(cairn_snapshot_write_file(folder, plan.files, give_nothing, NULL, hash, &why),
+    ck_assert_int_eq(snapshot_write_file(folder, plan.files, give_nothing, NULL, hash, &why),
                      CAIRN_ERR_CANCELED);
     ck_assert_str_eq(why.text, "canceled at w, 0 + 10");
     ck_assert_int_eq(count_files(folder, "model"), 0);
-    ck_assert_int_eq(
-        cairn_snapshot_write_file(folder, plan.files, cairn_sample_fill, NULL, hash, &why),
-        CAIRN_OK);
-    ck_assert_int_eq(
-        cairn_snapshot_write_file(folder, plan.files, cairn_sample_fill, NULL, hash, &why),
-        CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(snapshot_write_file(folder, plan.files, cairn_sample_fill, NULL, hash, &why),
+                     CAIRN_OK);
+    ck_assert_int_eq(snapshot_write_file(folder, plan.files, cairn_sample_fill, NULL, hash, &why),
+                     CAIRN_ERR_EXISTS);
     ck_assert_int_eq(count_files(folder, "model"), 1);
-    cairn_snapshot_plan_release(&plan);
-    cairn_spec_release(&spec);
+    snapshot_plan_release(&plan);
+    spec_release(&spec);
     free(folder);
 }
 
 TEST(a_manifest_is_not_committed_over_a_missing_file_or_twice)
 {
-    struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    struct job_spec_data spec = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL, path[300];
-    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    struct cairn_manifest manifest;
-    cairn_manifest_init(&manifest);
-    ck_assert_int_eq(cairn_spec_copy(&spec, &manifest.spec), CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    struct manifest manifest;
+    manifest_init(&manifest);
+    ck_assert_int_eq(spec_copy(&spec, &manifest.spec), CAIRN_OK);
     const struct cairn_sample_ranges owned = { .at = { { 0, 0, 10 } }, .count = 1 };
     cairn_sample_write(folder, &spec, 0, &owned, &manifest);
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     manifest.files[0].bytes++;
-    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_int_eq(manifest_commit(folder, &manifest, &why), CAIRN_ERR_CORRUPT);
     manifest.files[0].bytes--;
-    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, &why), CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(manifest_commit(folder, &manifest, &why), CAIRN_OK);
+    ck_assert_int_eq(manifest_commit(folder, &manifest, &why), CAIRN_ERR_EXISTS);
     snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME, folder);
     ck_assert_int_eq(unlink(path), 0);
     snprintf(path, sizeof path, "%s/%s", folder, manifest.files[0].path);
     ck_assert_int_eq(unlink(path), 0);
-    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_int_eq(manifest_commit(folder, &manifest, &why), CAIRN_ERR_CORRUPT);
     ck_assert_msg(strstr(why.text, "is not there") != NULL, "%s", why.text);
-    cairn_manifest_release(&manifest);
-    cairn_spec_release(&spec);
+    manifest_release(&manifest);
+    spec_release(&spec);
     free(folder);
 }
 
@@ -293,34 +290,34 @@ static void count_one(void *context, const char *job, const char *id, const char
 
 TEST_EACH(who_is_killed_while_removing_leaves_no_snapshot_and_the_next_ends_it, 0, 6)
 {
-    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    struct job_spec_data spec = cairn_sample_spec("adamw");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
-    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    struct cairn_manifest manifest;
-    cairn_manifest_init(&manifest);
-    ck_assert_int_eq(cairn_spec_copy(&spec, &manifest.spec), CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    struct manifest manifest;
+    manifest_init(&manifest);
+    ck_assert_int_eq(spec_copy(&spec, &manifest.spec), CAIRN_OK);
     const struct cairn_sample_ranges owned = { .at = { { 0, 0, 10 } }, .count = 1 };
     cairn_sample_write(folder, &spec, 0, &owned, &manifest);
-    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, NULL), CAIRN_OK);
-    struct cairn_snapshot_removed removed;
-    struct cairn_sentence why = { "" };
+    ck_assert_int_eq(manifest_commit(folder, &manifest, NULL), CAIRN_OK);
+    struct snapshot_removed removed;
+    struct sentence why = { "" };
     size_t count = 0;
     const pid_t child = fork();
     if (child == 0) {
         unlinks_left = _i + 1;
-        _exit(cairn_snapshot_remove(scratch, "job", id, &removed, NULL) == CAIRN_OK ? 0 : 1);
+        _exit(snapshot_remove(scratch, "job", id, &removed, NULL) == CAIRN_OK ? 0 : 1);
     }
     int status = 0;
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert_int_eq(WEXITSTATUS(status), 7);
-    ck_assert_int_eq(cairn_snapshot_list(scratch, NULL, count_one, &count, NULL), CAIRN_OK);
+    ck_assert_int_eq(snapshot_list(scratch, NULL, count_one, &count, NULL), CAIRN_OK);
     ck_assert_uint_eq(count, 0);
-    const cairn_status again = cairn_snapshot_remove(scratch, "job", id, &removed, &why);
+    const cairn_status again = snapshot_remove(scratch, "job", id, &removed, &why);
     ck_assert_msg(again == (_i == 5 ? CAIRN_ERR_NOT_FOUND : CAIRN_OK), "%s", why.text);
     ck_assert_int_ne(access(folder, F_OK), 0);
-    cairn_manifest_release(&manifest);
-    cairn_spec_release(&spec);
+    manifest_release(&manifest);
+    spec_release(&spec);
     free(folder);
 }
 
@@ -338,22 +335,22 @@ TEST_EACH(its_files_are_for_owner_and_group_whatever_the_umask, 0, 3)
 {
     static const mode_t umasks[] = { 0, 027, 077 };
     umask(umasks[_i]);
-    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
-    cairn_sample_tensor(&spec, "b", CAIRN_BLOB, (struct cairn_shape) { 1, { 5 } });
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    struct job_spec_data spec = cairn_sample_spec("adamw");
+    cairn_sample_tensor(&spec, "b", CAIRN_BLOB, (struct shape) { 1, { 5 } });
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL, path[300];
-    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    struct cairn_manifest manifest;
-    cairn_manifest_init(&manifest);
-    ck_assert_int_eq(cairn_spec_copy(&spec, &manifest.spec), CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    struct manifest manifest;
+    manifest_init(&manifest);
+    ck_assert_int_eq(spec_copy(&spec, &manifest.spec), CAIRN_OK);
     const struct cairn_sample_ranges owned = { .at = { { 0, 0, 5 }, { 1, 0, 10 } }, .count = 2 };
     cairn_sample_write(folder, &spec, 0, &owned, &manifest);
-    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, NULL), CAIRN_OK);
+    ck_assert_int_eq(manifest_commit(folder, &manifest, NULL), CAIRN_OK);
     ck_assert_int_eq(nftw(scratch, check_mode, 16, FTW_PHYS), 0);
     snprintf(path, sizeof path, "%s/blobs", folder);
     ck_assert_int_eq(access(path, F_OK), 0);
-    cairn_manifest_release(&manifest);
-    cairn_spec_release(&spec);
+    manifest_release(&manifest);
+    spec_release(&spec);
     free(folder);
 }
 

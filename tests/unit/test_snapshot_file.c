@@ -29,11 +29,11 @@ static void remove_scratch(void)
 }
 
 /* Tensors of 0 to 8 dimensions, some empty, some with one row. */
-static struct cairn_job_spec_data random_spec(uint64_t *seed)
+static struct job_spec_data random_spec(uint64_t *seed)
 {
-    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
+    struct job_spec_data spec = cairn_sample_spec("adamw");
     for (uint32_t rank = 0; rank <= CAIRN_RANK_MAX; rank++) {
-        struct cairn_shape shape = { .rank = rank };
+        struct shape shape = { .rank = rank };
         const uint64_t most = rank == 1   ? 30000
                               : rank == 2 ? 300
                               : rank == 3 ? 40
@@ -46,68 +46,67 @@ static struct cairn_job_spec_data random_spec(uint64_t *seed)
     }
     cairn_sample_tensor(
         &spec, "state", CAIRN_BLOB,
-        (struct cairn_shape) { 1, { 4 * (cairn_scratch_random(seed) % 3000) + 1 } }); // odd
-    cairn_sample_tensor(&spec, "nothing", CAIRN_BLOB, (struct cairn_shape) { 1, { 0 } });
-    cairn_sample_tensor(&spec, "none", CAIRN_TRAINED, (struct cairn_shape) { 2, { 0, 5 } });
-    cairn_spec_canonicalize(&spec);
+        (struct shape) { 1, { 4 * (cairn_scratch_random(seed) % 3000) + 1 } }); // odd
+    cairn_sample_tensor(&spec, "nothing", CAIRN_BLOB, (struct shape) { 1, { 0 } });
+    cairn_sample_tensor(&spec, "none", CAIRN_TRAINED, (struct shape) { 2, { 0, 5 } });
+    spec_canonicalize(&spec);
     return spec;
 }
 
 /* Deals the rows of every tensor to `shards` in random runs: a shard may get several of one tensor. */
-static void deal_rows(const struct cairn_job_spec_data *spec, uint32_t shards, uint64_t *seed,
+static void deal_rows(const struct job_spec_data *spec, uint32_t shards, uint64_t *seed,
                       struct cairn_sample_ranges *owned)
 {
     memset(owned, 0, shards * sizeof *owned);
     for (uint32_t t = 0; t < spec->tensor_count; t++) {
-        const struct cairn_geometry g = cairn_geometry_of(&spec->tensors[t].shape);
+        const struct geometry g = geometry_of(&spec->tensors[t].shape);
         for (uint64_t row = 0; row < g.row_count;) {
             uint64_t rows = 1 + cairn_scratch_random(seed) % (g.row_count / shards + 1);
             if (rows > g.row_count - row) rows = g.row_count - row;
             struct cairn_sample_ranges *to = &owned[cairn_scratch_random(seed) % shards];
             ck_assert_uint_lt(to->count, 400);
-            to->at[to->count++] = (struct cairn_snapshot_range) { t, row * g.row_elems,
-                                                                  rows * g.row_elems };
+            to->at[to->count++] = (struct snapshot_range) { t, row * g.row_elems,
+                                                            rows * g.row_elems };
             row += rows;
         }
     }
 }
 
 /* Writes and commits a snapshot of `spec` by `shards` shards; the folder is the caller's. */
-static char *take_snapshot(const struct cairn_job_spec_data *spec, uint32_t shards, uint64_t step,
+static char *take_snapshot(const struct job_spec_data *spec, uint32_t shards, uint64_t step,
                            uint64_t *seed)
 {
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
-    struct cairn_sentence why = { "" };
-    cairn_status status = cairn_snapshot_folder_make(scratch, spec->name, 1, step, id, &folder,
-                                                     &why);
+    struct sentence why = { "" };
+    cairn_status status = snapshot_folder_make(scratch, spec->name, 1, step, id, &folder, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
     struct cairn_sample_ranges *owned = malloc(shards * sizeof *owned);
     deal_rows(spec, shards, seed, owned);
-    struct cairn_manifest manifest;
-    cairn_manifest_init(&manifest);
-    ck_assert_int_eq(cairn_spec_copy(spec, &manifest.spec), CAIRN_OK);
+    struct manifest manifest;
+    manifest_init(&manifest);
+    ck_assert_int_eq(spec_copy(spec, &manifest.spec), CAIRN_OK);
     manifest.generation = 1;
     manifest.step = step;
     manifest.shard_count = shards;
     for (uint32_t s = 0; s < shards; s++) cairn_sample_write(folder, spec, s, &owned[s], &manifest);
-    status = cairn_manifest_commit(folder, &manifest, &why);
+    status = manifest_commit(folder, &manifest, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
-    cairn_manifest_release(&manifest);
+    manifest_release(&manifest);
     free(owned);
     return folder;
 }
 
 /* An assertion for each element would be a system call for each: Check's process is told of every one. */
-static void read_range(struct cairn_snapshot *snapshot, const struct cairn_snapshot_range *range)
+static void read_range(struct cairn_snapshot *snapshot, const struct snapshot_range *range)
 {
-    const uint32_t stored = cairn_spec_planes(&snapshot->manifest.spec, range->tensor);
+    const uint32_t stored = spec_planes(&snapshot->manifest.spec, range->tensor);
     const bool is_blob = snapshot->manifest.spec.tensors[range->tensor].kind == CAIRN_BLOB;
     const size_t size = is_blob ? 1 : sizeof(float);
     uint8_t *out = malloc(range->elem_count * size);
     for (uint32_t plane = 0; plane < CAIRN_PLANE_COUNT; plane++) {
         if ((stored & 1u << plane) == 0) continue;
-        ck_assert_int_eq(cairn_snapshot_read(snapshot, range->tensor, plane, range->first_elem,
-                                             range->elem_count, out, NULL),
+        ck_assert_int_eq(snapshot_read(snapshot, range->tensor, plane, range->first_elem,
+                                       range->elem_count, out, NULL),
                          CAIRN_OK);
         uint64_t wrong = 0;
         for (uint64_t i = 0; i < range->elem_count; i++) {
@@ -125,138 +124,134 @@ START_TEST(what_any_shards_write_any_shards_read)
 {
     uint64_t seed = 1000 + (uint64_t)_i;
     const uint32_t writers = 1 + (uint32_t)_i / 5, readers = 1 + (uint32_t)_i % 5;
-    struct cairn_job_spec_data spec = random_spec(&seed);
+    struct job_spec_data spec = random_spec(&seed);
     char *folder = take_snapshot(&spec, writers, 12000, &seed);
     struct cairn_snapshot snapshot;
-    struct cairn_sentence why = { "" };
-    cairn_status status = cairn_snapshot_open(folder, &snapshot, &why);
+    struct sentence why = { "" };
+    cairn_status status = snapshot_open(folder, &snapshot, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
-    status = cairn_snapshot_verify(&snapshot, NULL, &why);
+    status = snapshot_verify(&snapshot, NULL, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
-    ck_assert_uint_eq(cairn_spec_diff(&spec, &snapshot.manifest.spec, 0, NULL, NULL), 0);
+    ck_assert_uint_eq(spec_diff(&spec, &snapshot.manifest.spec, 0, NULL, NULL), 0);
     struct cairn_sample_ranges *owned = malloc(readers * sizeof *owned);
     deal_rows(&spec, readers, &seed, owned);
     for (uint32_t r = 0; r < readers; r++) {
         for (size_t i = 0; i < owned[r].count; i++) read_range(&snapshot, &owned[r].at[i]);
     }
     free(owned);
-    cairn_snapshot_close(&snapshot);
-    cairn_spec_release(&spec);
+    snapshot_close(&snapshot);
+    spec_release(&spec);
     free(folder);
 }
 END_TEST
 
 /* Quantum q of every tensor goes to shard q % 3. */
-static struct cairn_layout *layout_by_turns(const struct cairn_job_spec_data *spec)
+static struct layout *layout_by_turns(const struct job_spec_data *spec)
 {
-    struct cairn_layout_tensor tensors[16];
-    struct cairn_extent *extents = calloc(1000, sizeof *extents);
-    struct cairn_layout *layout = NULL;
+    struct layout_tensor tensors[16];
+    struct extent *extents = calloc(1000, sizeof *extents);
+    struct layout *layout = NULL;
     size_t count = 0;
     for (uint32_t t = 0; t < spec->tensor_count; t++) {
-        const struct cairn_tensor_spec *tensor = &spec->tensors[t];
-        tensors[t] = (struct cairn_layout_tensor) { tensor->name, tensor->unit, tensor->shape, 4 };
-        const uint64_t quanta = cairn_geometry_of(&tensor->shape).quantum_count;
+        const struct tensor_spec *tensor = &spec->tensors[t];
+        tensors[t] = (struct layout_tensor) { tensor->name, tensor->unit, tensor->shape, 4 };
+        const uint64_t quanta = geometry_of(&tensor->shape).quantum_count;
         for (uint64_t q = 0; q < quanta; q++) {
             ck_assert_uint_lt(count, 1000);
-            extents[count++] = (struct cairn_extent) { t, (uint32_t)(q % 3), q, 1 };
+            extents[count++] = (struct extent) { t, (uint32_t)(q % 3), q, 1 };
         }
     }
     ck_assert_int_eq(
-        cairn_layout_make(tensors, (uint32_t)spec->tensor_count, 3, 1, extents, count, &layout),
+        layout_make(tensors, (uint32_t)spec->tensor_count, 3, 1, extents, count, &layout),
         CAIRN_OK);
     return layout;
 }
 
-static cairn_status plan_of_layout(const struct cairn_job_spec_data *spec,
-                                   const struct cairn_layout *layout, uint32_t shard,
-                                   struct cairn_snapshot_plan *plan_out)
+static cairn_status plan_of_layout(const struct job_spec_data *spec, const struct layout *layout,
+                                   uint32_t shard, struct snapshot_plan *plan_out)
 {
-    struct cairn_snapshot_range ranges[1000];
+    struct snapshot_range ranges[1000];
     size_t count = 0;
     for (size_t i = layout->shard_extents[shard]; i < layout->shard_extents[shard + 1]; i++) {
-        const struct cairn_extent *extent = &layout->extents[layout->by_shard[i]];
-        const struct cairn_geometry *g = &layout->geometry[extent->tensor];
-        const uint64_t begin = cairn_quantum_first_elem(g, extent->first_quantum);
-        const uint64_t end = cairn_quantum_first_elem(g, extent->first_quantum +
-                                                             extent->quantum_count);
+        const struct extent *extent = &layout->extents[layout->by_shard[i]];
+        const struct geometry *g = &layout->geometry[extent->tensor];
+        const uint64_t begin = quantum_first_elem(g, extent->first_quantum);
+        const uint64_t end = quantum_first_elem(g, extent->first_quantum + extent->quantum_count);
         ck_assert_uint_lt(count, 1000);
-        ranges[count++] = (struct cairn_snapshot_range) { extent->tensor, begin, end - begin };
+        ranges[count++] = (struct snapshot_range) { extent->tensor, begin, end - begin };
     }
-    return cairn_snapshot_plan_make(spec, shard, ranges, count, plan_out);
+    return snapshot_plan_make(spec, shard, ranges, count, plan_out);
 }
 
 START_TEST(the_files_of_all_shards_of_a_layout_hold_everything_once)
 {
     uint64_t seed = 4, bytes = 0, state = 0;
-    struct cairn_job_spec_data spec = random_spec(&seed);
-    struct cairn_layout *layout = layout_by_turns(&spec);
+    struct job_spec_data spec = random_spec(&seed);
+    struct layout *layout = layout_by_turns(&spec);
     for (uint32_t shard = 0; shard < 3; shard++) {
-        struct cairn_snapshot_plan plan;
+        struct snapshot_plan plan;
         ck_assert_int_eq(plan_of_layout(&spec, layout, shard, &plan), CAIRN_OK);
         for (size_t i = 0; i < plan.file_count; i++) {
             bytes += plan.files[i].file_bytes - plan.files[i].header_bytes;
         }
-        cairn_snapshot_plan_release(&plan);
+        snapshot_plan_release(&plan);
     }
     for (size_t t = 0; t < spec.tensor_count; t++) {
         const uint64_t planes = spec.tensors[t].kind == CAIRN_TRAINED ? 3 : 1;
-        state += planes * cairn_geometry_of(&spec.tensors[t].shape).elems *
-                 cairn_dtype_bytes((int)spec.tensors[t].master);
+        state += planes * geometry_of(&spec.tensors[t].shape).elems *
+                 dtype_size((int)spec.tensors[t].master);
     }
     ck_assert_uint_eq(bytes, state); // no padding, nothing twice
-    cairn_layout_close(layout);
-    cairn_spec_release(&spec);
+    layout_close(layout);
+    spec_release(&spec);
 }
 END_TEST
 
 /* As after many changes of a layout. */
 START_TEST(ranges_that_follow_each_other_are_one_box_in_one_file)
 {
-    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 2, { 100, 8 } });
-    struct cairn_snapshot_range pieces[101], whole = { 0, 0, 800 };
-    for (size_t i = 0; i < 100; i++) pieces[i] = (struct cairn_snapshot_range) { 0, 8 * i, 8 };
-    struct cairn_snapshot_plan one, many;
-    ck_assert_int_eq(cairn_snapshot_plan_make(&spec, 0, &whole, 1, &one), CAIRN_OK);
-    ck_assert_int_eq(cairn_snapshot_plan_make(&spec, 0, pieces, 100, &many), CAIRN_OK);
+    struct job_spec_data spec = cairn_sample_spec("adamw");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 2, { 100, 8 } });
+    struct snapshot_range pieces[101], whole = { 0, 0, 800 };
+    for (size_t i = 0; i < 100; i++) pieces[i] = (struct snapshot_range) { 0, 8 * i, 8 };
+    struct snapshot_plan one, many;
+    ck_assert_int_eq(snapshot_plan_make(&spec, 0, &whole, 1, &one), CAIRN_OK);
+    ck_assert_int_eq(snapshot_plan_make(&spec, 0, pieces, 100, &many), CAIRN_OK);
     ck_assert_uint_eq(many.file_count, 2); // model and optim
     for (size_t i = 0; i < 2; i++) {
         ck_assert_uint_eq(many.files[i].entry_count, one.files[i].entry_count);
         ck_assert_uint_eq(many.files[i].file_bytes, one.files[i].file_bytes);
         ck_assert_mem_eq(many.files[i].header, one.files[i].header, one.files[i].header_bytes);
     }
-    cairn_snapshot_plan_release(&many);
+    snapshot_plan_release(&many);
     pieces[50].elem_count = 0; // a gap: another's
     memmove(&pieces[50], &pieces[51], 49 * sizeof *pieces);
-    ck_assert_int_eq(cairn_snapshot_plan_make(&spec, 0, pieces, 99, &many), CAIRN_OK);
+    ck_assert_int_eq(snapshot_plan_make(&spec, 0, pieces, 99, &many), CAIRN_OK);
     ck_assert_uint_eq(many.file_count, 4);
-    cairn_snapshot_plan_release(&many);
-    cairn_snapshot_plan_release(&one);
-    cairn_spec_release(&spec);
+    snapshot_plan_release(&many);
+    snapshot_plan_release(&one);
+    spec_release(&spec);
 }
 END_TEST
 
 START_TEST(what_is_not_stored_cannot_be_read)
 {
     uint64_t seed = 5;
-    struct cairn_job_spec_data spec = cairn_sample_spec(
-        "sgd"); // without momentum: no optimizer planes
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    struct job_spec_data spec = cairn_sample_spec("sgd"); // without momentum: no optimizer planes
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
     char *folder = take_snapshot(&spec, 2, 0, &seed);
     struct cairn_snapshot snapshot;
-    ck_assert_int_eq(cairn_snapshot_open(folder, &snapshot, NULL), CAIRN_OK);
+    ck_assert_int_eq(snapshot_open(folder, &snapshot, NULL), CAIRN_OK);
     float out[11];
-    ck_assert_int_eq(cairn_snapshot_read(&snapshot, 0, CAIRN_PLANE_PARAM, 0, 10, out, NULL),
-                     CAIRN_OK);
-    ck_assert_int_eq(cairn_snapshot_read(&snapshot, 0, CAIRN_PLANE_PARAM, 0, 11, out, NULL),
+    ck_assert_int_eq(snapshot_read(&snapshot, 0, CAIRN_PLANE_PARAM, 0, 10, out, NULL), CAIRN_OK);
+    ck_assert_int_eq(snapshot_read(&snapshot, 0, CAIRN_PLANE_PARAM, 0, 11, out, NULL),
                      CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_snapshot_read(&snapshot, 0, CAIRN_PLANE_EXP_AVG, 0, 1, out, NULL),
+    ck_assert_int_eq(snapshot_read(&snapshot, 0, CAIRN_PLANE_EXP_AVG, 0, 1, out, NULL),
                      CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_snapshot_read(&snapshot, 1, CAIRN_PLANE_PARAM, 0, 1, out, NULL),
+    ck_assert_int_eq(snapshot_read(&snapshot, 1, CAIRN_PLANE_PARAM, 0, 1, out, NULL),
                      CAIRN_ERR_INVALID);
-    cairn_snapshot_close(&snapshot);
-    cairn_spec_release(&spec);
+    snapshot_close(&snapshot);
+    spec_release(&spec);
     free(folder);
 }
 END_TEST
@@ -264,8 +259,8 @@ END_TEST
 START_TEST(the_bytes_of_a_file_are_nailed_down)
 {
     uint64_t seed = 5;
-    struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 2, { 1, 2 } });
+    struct job_spec_data spec = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 2, { 1, 2 } });
     char *folder = take_snapshot(&spec, 1, 0, &seed), path[300];
     snprintf(path, sizeof path, "%s/model/shard-00001-model-00001-of-00001.safetensors", folder);
     static const char golden[] =
@@ -280,7 +275,7 @@ START_TEST(the_bytes_of_a_file_are_nailed_down)
     ck_assert_uint_eq(fread(bytes, 1, sizeof bytes, file), sizeof golden - 1);
     fclose(file);
     ck_assert_mem_eq(bytes, golden, sizeof golden - 1);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     free(folder);
 }
 END_TEST
@@ -288,9 +283,9 @@ END_TEST
 START_TEST(a_blob_is_one_entry_of_bytes_in_a_folder_of_its_own)
 {
     uint64_t seed = 5;
-    struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 2, { 1, 2 } });
-    cairn_sample_tensor(&spec, "x", CAIRN_BLOB, (struct cairn_shape) { 1, { 3 } });
+    struct job_spec_data spec = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 2, { 1, 2 } });
+    cairn_sample_tensor(&spec, "x", CAIRN_BLOB, (struct shape) { 1, { 3 } });
     char *folder = take_snapshot(&spec, 1, 0, &seed), path[300];
     snprintf(path, sizeof path, "%s/blobs/shard-00001-model-00001-of-00001.safetensors", folder);
     static const char golden[] =
@@ -306,33 +301,33 @@ START_TEST(a_blob_is_one_entry_of_bytes_in_a_folder_of_its_own)
     fclose(file);
     ck_assert_mem_eq(bytes, golden, sizeof golden - 1);
     ck_assert_mem_eq(bytes + sizeof golden - 1, values, 3);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     free(folder);
 }
 END_TEST
 
 START_TEST(a_full_header_closes_its_file)
 {
-    struct cairn_job_spec_data spec = cairn_sample_spec("sgd");
-    struct cairn_snapshot_range *ranges = calloc(60000, sizeof *ranges);
+    struct job_spec_data spec = cairn_sample_spec("sgd");
+    struct snapshot_range *ranges = calloc(60000, sizeof *ranges);
     for (uint32_t t = 0; t < 60000; t++) {
         char name[32];
         snprintf(name, sizeof name, "scalar.%05u", t);
-        cairn_sample_tensor(&spec, name, CAIRN_TRAINED, (struct cairn_shape) { 0, { 0 } });
-        ranges[t] = (struct cairn_snapshot_range) { t, 0, 1 };
+        cairn_sample_tensor(&spec, name, CAIRN_TRAINED, (struct shape) { 0, { 0 } });
+        ranges[t] = (struct snapshot_range) { t, 0, 1 };
     }
-    struct cairn_snapshot_plan plan;
-    ck_assert_int_eq(cairn_snapshot_plan_make(&spec, 0, ranges, 60000, &plan), CAIRN_OK);
+    struct snapshot_plan plan;
+    ck_assert_int_eq(snapshot_plan_make(&spec, 0, ranges, 60000, &plan), CAIRN_OK);
     ck_assert_uint_gt(plan.file_count, 1);
     size_t entries = 0;
     for (size_t i = 0; i < plan.file_count; i++) {
         ck_assert_uint_lt(plan.files[i].header_bytes, CAIRN_SNAPSHOT_HEADER_BYTES + 4096);
-        ck_assert(cairn_snapshot_path_ok(plan.files[i].path));
+        ck_assert(snapshot_path_ok(plan.files[i].path));
         entries += plan.files[i].entry_count;
     }
     ck_assert_uint_eq(entries, 60000);
-    cairn_snapshot_plan_release(&plan);
-    cairn_spec_release(&spec);
+    snapshot_plan_release(&plan);
+    spec_release(&spec);
     free(ranges);
 }
 END_TEST
@@ -342,7 +337,7 @@ static int check_from_outside(const char *python, const char *option)
 {
     uint64_t seed = 99;
     char command[600], values[300];
-    struct cairn_job_spec_data spec = random_spec(&seed);
+    struct job_spec_data spec = random_spec(&seed);
     char *folder = take_snapshot(&spec, 3, 7, &seed);
     cairn_scratch_file(folder, "values", "", values, sizeof values);
     const int length = snprintf(command, sizeof command,
@@ -351,7 +346,7 @@ static int check_from_outside(const char *python, const char *option)
     ck_assert_int_lt(length, (int)sizeof command);
     fflush(stdout);
     const int status = system(command);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     free(folder);
     ck_assert(WIFEXITED(status));
     return WEXITSTATUS(status);
@@ -390,10 +385,10 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
     ck_assert_uint_lt(listing->count, 8);
     snprintf(listing->id[listing->count], CAIRN_SNAPSHOT_ID_BYTES, "%s", id);
     snprintf(listing->job[listing->count++], 16, "%s", job);
-    struct cairn_manifest manifest;
-    ck_assert_int_eq(cairn_manifest_load(folder, &manifest, NULL), CAIRN_OK);
+    struct manifest manifest;
+    ck_assert_int_eq(manifest_load(folder, &manifest, NULL), CAIRN_OK);
     ck_assert_str_eq(manifest.spec.name, job);
-    cairn_manifest_release(&manifest);
+    manifest_release(&manifest);
 }
 
 /* Each is in the way of a removal; what would be left of it were none and nobody's. */
@@ -408,23 +403,22 @@ START_TEST(a_snapshot_with_something_strange_in_it_is_removed_wholly_or_not_at_a
     };
     for (size_t i = 0; i < sizeof strays / sizeof *strays; i++) {
         uint64_t seed = 3;
-        struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
-        struct cairn_snapshot_removed removed;
-        struct cairn_sentence why = { "" };
+        struct job_spec_data spec = cairn_sample_spec("adamw");
+        struct snapshot_removed removed;
+        struct sentence why = { "" };
         char command[3 * CAIRN_SCRATCH_BYTES + 200];
-        cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+        cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
         char *folder = take_snapshot(&spec, 1, 100 + i, &seed);
         const char *id = strrchr(folder, '/') + 1;
         snprintf(command, sizeof command, "cd %s && %s", folder, strays[i][0]);
         ck_assert_int_eq(system(command), 0);
-        ck_assert_int_eq(cairn_snapshot_removable(scratch, "job", id, &why), CAIRN_ERR_REFUSED);
-        ck_assert_int_eq(cairn_snapshot_remove(scratch, "job", id, &removed, &why),
-                         CAIRN_ERR_REFUSED);
+        ck_assert_int_eq(snapshot_removable(scratch, "job", id, &why), CAIRN_ERR_REFUSED);
+        ck_assert_int_eq(snapshot_remove(scratch, "job", id, &removed, &why), CAIRN_ERR_REFUSED);
         ck_assert_msg(strstr(why.text, strays[i][1]) != NULL, "%s", why.text);
         ck_assert_uint_eq(removed.files, 0);
-        ck_assert_int_eq(cairn_snapshot_committed(scratch, "job", id, &why), CAIRN_OK);
+        ck_assert_int_eq(snapshot_committed(scratch, "job", id, &why), CAIRN_OK);
         free(folder);
-        cairn_spec_release(&spec);
+        spec_release(&spec);
     }
 }
 END_TEST
@@ -432,22 +426,22 @@ END_TEST
 START_TEST(a_folder_that_is_a_link_is_neither_listed_nor_opened)
 {
     uint64_t seed = 3;
-    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
+    struct job_spec_data spec = cairn_sample_spec("adamw");
     struct cairn_snapshot snapshot;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     struct listing all = { .count = 0 };
     char command[3 * CAIRN_SCRATCH_BYTES + 200];
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
     char *folder = take_snapshot(&spec, 1, 9, &seed);
     snprintf(command, sizeof command, "mv %s %s-there && ln -s %s-there %s", folder, folder, folder,
              folder);
     ck_assert_int_eq(system(command), 0);
-    ck_assert_int_eq(cairn_snapshot_list(scratch, NULL, on_snapshot, &all, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_list(scratch, NULL, on_snapshot, &all, &why), CAIRN_OK);
     ck_assert_uint_eq(all.count, 0);
-    ck_assert_int_eq(cairn_snapshot_open(folder, &snapshot, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(snapshot_open(folder, &snapshot, &why), CAIRN_ERR_IO);
     ck_assert_msg(strstr(why.text, "it is a link, which is not followed") != NULL, "%s", why.text);
     free(folder);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 END_TEST
 
@@ -466,23 +460,23 @@ static void read_by_modes(bool by_modes)
 START_TEST(a_list_of_all_jobs_lives_with_a_folder_that_it_may_not_read)
 {
     uint64_t seed = 3;
-    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
-    struct cairn_sentence why = { "" };
+    struct job_spec_data spec = cairn_sample_spec("adamw");
+    struct sentence why = { "" };
     struct listing all = { .count = 0 };
     char path[CAIRN_SCRATCH_BYTES + 16];
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
     free(take_snapshot(&spec, 1, 9, &seed));
     snprintf(path, sizeof path, "%s/other", scratch);
     ck_assert_int_eq(mkdir(path, 0), 0);
     read_by_modes(true);
-    const cairn_status status = cairn_snapshot_list(scratch, NULL, on_snapshot, &all, &why);
+    const cairn_status status = snapshot_list(scratch, NULL, on_snapshot, &all, &why);
     read_by_modes(false);
     ck_assert_int_eq(status, CAIRN_OK);
     ck_assert_uint_eq(all.count, 1);
     ck_assert_msg(strstr(why.text, "other") != NULL, "%s", why.text);
-    ck_assert_int_eq(cairn_snapshot_list(scratch, "job", on_snapshot, &all, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_list(scratch, "job", on_snapshot, &all, &why), CAIRN_OK);
     ck_assert_str_eq(why.text, "");
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 END_TEST
 
@@ -490,34 +484,33 @@ START_TEST(only_committed_snapshots_are_listed_oldest_first)
 {
     uint64_t seed = 3;
     char id[CAIRN_SNAPSHOT_ID_BYTES], *unfinished = NULL;
-    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    struct job_spec_data spec = cairn_sample_spec("adamw");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
     free(take_snapshot(&spec, 1, 9, &seed));
     free(take_snapshot(&spec, 1, 10, &seed));
-    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 10, id, &unfinished, NULL),
-                     CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 10, id, &unfinished, NULL), CAIRN_OK);
     ck_assert_str_eq(id, "step-000000000010-g1-2"); // never the folder of another try
     free(take_snapshot(&spec, 1, 10, &seed));
-    ck_assert_int_eq(cairn_spec_set_name(&spec, "a.job"), CAIRN_OK);
+    ck_assert_int_eq(spec_set_name(&spec, "a.job"), CAIRN_OK);
     free(take_snapshot(&spec, 1, 11, &seed));
     struct listing all = { .count = 0 }, one = { .count = 0 };
-    ck_assert_int_eq(cairn_snapshot_list(scratch, NULL, on_snapshot, &all, NULL), CAIRN_OK);
+    ck_assert_int_eq(snapshot_list(scratch, NULL, on_snapshot, &all, NULL), CAIRN_OK);
     ck_assert_uint_eq(all.count, 4);
     ck_assert_str_eq(all.job[0], "a.job");
     ck_assert_str_eq(all.id[1], "step-000000000009-g1");
     ck_assert_str_eq(all.id[2], "step-000000000010-g1");
     ck_assert_str_eq(all.id[3], "step-000000000010-g1-3");
-    ck_assert_int_eq(cairn_snapshot_list(scratch, "a.job", on_snapshot, &one, NULL), CAIRN_OK);
+    ck_assert_int_eq(snapshot_list(scratch, "a.job", on_snapshot, &one, NULL), CAIRN_OK);
     ck_assert_uint_eq(one.count, 1);
-    ck_assert_int_eq(cairn_snapshot_list(scratch, "../x", on_snapshot, &one, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_snapshot_list("/nowhere", NULL, on_snapshot, &one, NULL), CAIRN_OK);
+    ck_assert_int_eq(snapshot_list(scratch, "../x", on_snapshot, &one, NULL), CAIRN_OK);
+    ck_assert_int_eq(snapshot_list("/nowhere", NULL, on_snapshot, &one, NULL), CAIRN_OK);
     ck_assert_uint_eq(one.count, 1);
     struct cairn_snapshot snapshot;
-    struct cairn_sentence why = { "" };
-    ck_assert_int_eq(cairn_snapshot_open(unfinished, &snapshot, &why), CAIRN_ERR_NOT_FOUND);
+    struct sentence why = { "" };
+    ck_assert_int_eq(snapshot_open(unfinished, &snapshot, &why), CAIRN_ERR_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(why.text, "no manifest.json"));
-    ck_assert_int_eq(cairn_snapshot_open("/nowhere", &snapshot, &why), CAIRN_ERR_NOT_FOUND);
-    cairn_spec_release(&spec);
+    ck_assert_int_eq(snapshot_open("/nowhere", &snapshot, &why), CAIRN_ERR_NOT_FOUND);
+    spec_release(&spec);
     free(unfinished);
 }
 END_TEST

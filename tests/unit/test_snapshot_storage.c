@@ -1,5 +1,6 @@
 /* Snapshots above their storage: on one in memory as on folders; blocks written and read by several
  * threads; every call of the storage failing once; every flipped bit found, by name. */
+#include <inttypes.h>
 #include <check.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -28,8 +29,8 @@ static void leave(void)
 
 /* A job of two tensors on two shards, each with half of both. */
 struct sample {
-    struct cairn_job_spec_data spec;
-    struct cairn_manifest manifest;
+    struct job_spec_data spec;
+    struct manifest manifest;
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     char *folder; /* owned; NULL: it was not made */
     uint64_t elems;
@@ -38,62 +39,61 @@ struct sample {
 static struct sample sample_of(uint64_t elems)
 {
     struct sample s = { .spec = cairn_sample_spec("adamw"), .elems = elems };
-    cairn_sample_tensor(&s.spec, "a", CAIRN_TRAINED, (struct cairn_shape) { 1, { elems } });
-    cairn_sample_tensor(&s.spec, "b", CAIRN_TRAINED, (struct cairn_shape) { 1, { elems } });
-    cairn_manifest_init(&s.manifest);
-    ck_assert_int_eq(cairn_spec_copy(&s.spec, &s.manifest.spec), CAIRN_OK);
+    cairn_sample_tensor(&s.spec, "a", CAIRN_TRAINED, (struct shape) { 1, { elems } });
+    cairn_sample_tensor(&s.spec, "b", CAIRN_TRAINED, (struct shape) { 1, { elems } });
+    manifest_init(&s.manifest);
+    ck_assert_int_eq(spec_copy(&s.spec, &s.manifest.spec), CAIRN_OK);
     return s;
 }
 
 static void release(struct sample *s)
 {
-    cairn_manifest_release(&s->manifest);
-    cairn_spec_release(&s->spec);
+    manifest_release(&s->manifest);
+    spec_release(&s->spec);
     free(s->folder);
 }
 
-static cairn_status write_shard(struct sample *s, uint32_t shard, struct cairn_sentence *why)
+static cairn_status write_shard(struct sample *s, uint32_t shard, struct sentence *why)
 {
     const uint64_t half = s->elems / 2, first = shard * half;
     const uint64_t count = shard == 0 ? half : s->elems - half;
-    const struct cairn_snapshot_range ranges[] = { { 0, first, count }, { 1, first, count } };
-    struct cairn_snapshot_plan plan;
-    ck_assert_int_eq(cairn_snapshot_plan_make(&s->spec, shard, ranges, 2, &plan), CAIRN_OK);
-    struct cairn_snapshot_writer *writer;
-    cairn_status status = cairn_snapshot_writer_open(3, &writer, why);
-    const struct cairn_snapshot_source source = { .fill = cairn_sample_fill };
+    const struct snapshot_range ranges[] = { { 0, first, count }, { 1, first, count } };
+    struct snapshot_plan plan;
+    ck_assert_int_eq(snapshot_plan_make(&s->spec, shard, ranges, 2, &plan), CAIRN_OK);
+    struct snapshot_writer *writer;
+    cairn_status status = snapshot_writer_open(3, &writer, why);
+    const struct snapshot_input source = { .fill = cairn_sample_fill };
     for (size_t i = 0; i < plan.file_count && status == CAIRN_OK; i++) {
-        const struct cairn_snapshot_file *file = &plan.files[i];
-        const uint64_t blocks = cairn_snapshot_block_count(file->file_bytes);
+        const struct snapshot_file *file = &plan.files[i];
+        const uint64_t blocks = snapshot_block_count(file->file_bytes);
         uint8_t *sums = malloc(blocks * CAIRN_SNAPSHOT_SUM_BYTES);
-        status = cairn_snapshot_writer_put(writer, s->folder, file, &source, sums, why);
+        status = snapshot_writer_put(writer, s->folder, file, &source, sums, why);
         if (status == CAIRN_OK)
-            status = cairn_manifest_add_file(&s->manifest, file->path, file->file_bytes, sums,
-                                             false);
+            status = manifest_add_file(&s->manifest, file->path, file->file_bytes, sums, false);
         free(sums);
     }
-    cairn_snapshot_writer_close(writer);
-    cairn_snapshot_plan_release(&plan);
+    snapshot_writer_close(writer);
+    snapshot_plan_release(&plan);
     return status;
 }
 
-static cairn_status write_sample(struct sample *s, const char *root, struct cairn_sentence *why)
+static cairn_status write_sample(struct sample *s, const char *root, struct sentence *why)
 {
-    cairn_status status = cairn_snapshot_folder_make(root, "job", 1, 1, s->id, &s->folder, why);
+    cairn_status status = snapshot_folder_make(root, "job", 1, 1, s->id, &s->folder, why);
     for (uint32_t shard = 0; shard < 2 && status == CAIRN_OK; shard++)
         status = write_shard(s, shard, why);
-    return status == CAIRN_OK ? cairn_manifest_commit(s->folder, &s->manifest, why) : status;
+    return status == CAIRN_OK ? manifest_commit(s->folder, &s->manifest, why) : status;
 }
 
 static void check_elements(struct cairn_snapshot *snapshot, uint64_t first, uint64_t count)
 {
     uint32_t *out = malloc(count * sizeof *out);
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     for (uint32_t tensor = 0; tensor < 2; tensor++) {
         for (uint32_t plane = CAIRN_PLANE_PARAM; plane < CAIRN_PLANE_COUNT; plane++) {
             if (plane == CAIRN_PLANE_WIRE) continue;
-            const cairn_status status = cairn_snapshot_read(snapshot, tensor, plane, first, count,
-                                                            out, &why);
+            const cairn_status status = snapshot_read(snapshot, tensor, plane, first, count, out,
+                                                      &why);
             ck_assert_msg(status == CAIRN_OK, "%s", why.text);
             uint64_t wrong = 0; // an assertion each would take a minute
             for (uint64_t i = 0; i < count; i++)
@@ -116,24 +116,23 @@ TEST_EACH(any_range_of_files_of_many_blocks_comes_back_from_folders_and_from_mem
 {
     const char *root = _i == 0 ? scratch : "mem:x";
     struct sample s = sample_of(BIG);
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     size_t count = 0;
     ck_assert_msg(write_sample(&s, root, &why) == CAIRN_OK, "%s", why.text);
     struct cairn_snapshot snapshot;
-    ck_assert_msg(cairn_snapshot_open(s.folder, &snapshot, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(snapshot_open(s.folder, &snapshot, &why) == CAIRN_OK, "%s", why.text);
     ck_assert_uint_gt(snapshot.manifest.files[2].block_count, 4); // optim/
     check_elements(&snapshot, 0, BIG);
     check_elements(&snapshot, BIG / 2 - 3, 7);
     check_elements(&snapshot, BIG - 1, 1);
-    ck_assert_msg(cairn_snapshot_verify(&snapshot, NULL, &why) == CAIRN_OK, "%s", why.text);
-    cairn_snapshot_close(&snapshot);
-    ck_assert_int_eq(cairn_snapshot_list(root, "job", count_one, &count, &why), CAIRN_OK);
+    ck_assert_msg(snapshot_verify(&snapshot, NULL, &why) == CAIRN_OK, "%s", why.text);
+    snapshot_close(&snapshot);
+    ck_assert_int_eq(snapshot_list(root, "job", count_one, &count, &why), CAIRN_OK);
     ck_assert_uint_eq(count, 1);
-    struct cairn_snapshot_removed removed;
-    ck_assert_msg(cairn_snapshot_remove(root, "job", s.id, &removed, &why) == CAIRN_OK, "%s",
-                  why.text);
+    struct snapshot_removed removed;
+    ck_assert_msg(snapshot_remove(root, "job", s.id, &removed, &why) == CAIRN_OK, "%s", why.text);
     ck_assert_uint_eq(removed.files, s.manifest.file_count + 1);
-    ck_assert_int_eq(cairn_snapshot_list(root, "job", count_one, &count, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_list(root, "job", count_one, &count, &why), CAIRN_OK);
     ck_assert_uint_eq(count, 1);
     release(&s);
 }
@@ -142,7 +141,7 @@ TEST_EACH(any_range_of_files_of_many_blocks_comes_back_from_folders_and_from_mem
  * */
 TEST(whatever_fails_once_a_snapshot_is_whole_or_is_none)
 {
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     struct sample whole = sample_of(BIG);
     ck_assert_msg(write_sample(&whole, "mem:x", &why) == CAIRN_OK, "%s", why.text);
     const uint64_t calls = cairn_memory_storage_calls();
@@ -159,13 +158,13 @@ TEST(whatever_fails_once_a_snapshot_is_whole_or_is_none)
             ck_assert_int_eq(status, n % 2 == 0 ? CAIRN_ERR_IO : CAIRN_ERR_NO_SPACE);
             ck_assert_msg(strstr(why.text, "a fault of the test") != NULL, "%s", why.text);
         }
-        ck_assert_int_eq(cairn_snapshot_list("mem:x", NULL, count_one, &count, &why), CAIRN_OK);
+        ck_assert_int_eq(snapshot_list("mem:x", NULL, count_one, &count, &why), CAIRN_OK);
         ck_assert_uint_eq(count, status == CAIRN_OK);
         if (status == CAIRN_OK) {
             struct cairn_snapshot snapshot;
-            ck_assert_int_eq(cairn_snapshot_open(s.folder, &snapshot, &why), CAIRN_OK);
-            ck_assert_int_eq(cairn_snapshot_verify(&snapshot, NULL, &why), CAIRN_OK);
-            cairn_snapshot_close(&snapshot);
+            ck_assert_int_eq(snapshot_open(s.folder, &snapshot, &why), CAIRN_OK);
+            ck_assert_int_eq(snapshot_verify(&snapshot, NULL, &why), CAIRN_OK);
+            snapshot_close(&snapshot);
         }
         release(&s);
     }
@@ -174,16 +173,16 @@ TEST(whatever_fails_once_a_snapshot_is_whole_or_is_none)
 TEST(a_read_that_fails_is_told_and_not_taken_for_damage)
 {
     struct sample s = sample_of(BIG);
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     struct cairn_snapshot snapshot;
     ck_assert_int_eq(write_sample(&s, "mem:x", &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_snapshot_open(s.folder, &snapshot, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_open(s.folder, &snapshot, &why), CAIRN_OK);
     cairn_memory_storage_fail(5, CAIRN_ERR_IO);
-    ck_assert_int_eq(cairn_snapshot_verify(&snapshot, NULL, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(snapshot_verify(&snapshot, NULL, &why), CAIRN_ERR_IO);
     ck_assert_msg(strstr(why.text, "shard-0000") != NULL, "%s", why.text);
     cairn_memory_storage_fail(0, CAIRN_OK);
-    ck_assert_int_eq(cairn_snapshot_verify(&snapshot, NULL, &why), CAIRN_OK);
-    cairn_snapshot_close(&snapshot);
+    ck_assert_int_eq(snapshot_verify(&snapshot, NULL, &why), CAIRN_OK);
+    snapshot_close(&snapshot);
     release(&s);
 }
 
@@ -191,7 +190,7 @@ TEST(a_read_that_fails_is_told_and_not_taken_for_damage)
 
 struct hanging {
     struct sample sample;
-    struct cairn_sentence why;
+    struct sentence why;
     cairn_status status;
 };
 
@@ -206,22 +205,22 @@ TEST(storage_that_hangs_holds_up_nothing_but_its_snapshot)
 {
     struct hanging hanging = { .sample = sample_of(BIG) };
     struct sample other = sample_of(BIG);
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     struct cairn_snapshot snapshot;
     pthread_t thread;
     size_t count = 0;
     cairn_memory_storage_hang(true);
     ck_assert_int_eq(pthread_create(&thread, NULL, write_hanging, &hanging), 0);
     ck_assert_msg(write_sample(&other, scratch, &why) == CAIRN_OK, "%s", why.text);
-    ck_assert_int_eq(cairn_snapshot_open(other.folder, &snapshot, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_snapshot_verify(&snapshot, NULL, &why), CAIRN_OK);
-    cairn_snapshot_close(&snapshot);
-    ck_assert_int_eq(cairn_snapshot_list("mem:x", NULL, count_one, &count, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_open(other.folder, &snapshot, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_verify(&snapshot, NULL, &why), CAIRN_OK);
+    snapshot_close(&snapshot);
+    ck_assert_int_eq(snapshot_list("mem:x", NULL, count_one, &count, &why), CAIRN_OK);
     ck_assert_uint_eq(count, 0); // it hangs before its manifest
     cairn_memory_storage_hang(false);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
     ck_assert_msg(hanging.status == CAIRN_OK, "%s", hanging.why.text);
-    ck_assert_int_eq(cairn_snapshot_list("mem:x", NULL, count_one, &count, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_list("mem:x", NULL, count_one, &count, &why), CAIRN_OK);
     ck_assert_uint_eq(count, 1);
     release(&hanging.sample);
     release(&other);
@@ -231,16 +230,15 @@ TEST(storage_that_hangs_holds_up_nothing_but_its_snapshot)
 TEST_EACH(a_folder_that_vanishes_fails_the_snapshot_and_is_named, 0, 2)
 {
     struct sample s = sample_of(1000);
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     char moved[CAIRN_SCRATCH_BYTES + 8];
     snprintf(moved, sizeof moved, "%s/moved", scratch);
-    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, s.id, &s.folder, &why),
-                     CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, s.id, &s.folder, &why), CAIRN_OK);
     if (_i == 1)
         for (uint32_t shard = 0; shard < 2; shard++)
             ck_assert_int_eq(write_shard(&s, shard, &why), CAIRN_OK);
     ck_assert_int_eq(rename(s.folder, moved), 0);
-    const cairn_status status = _i == 1 ? cairn_manifest_commit(s.folder, &s.manifest, &why)
+    const cairn_status status = _i == 1 ? manifest_commit(s.folder, &s.manifest, &why)
                                         : write_shard(&s, 0, &why);
     ck_assert_msg(status == (_i == 1 ? CAIRN_ERR_CORRUPT : CAIRN_ERR_IO), "%d: %s", status,
                   why.text);
@@ -266,27 +264,27 @@ static void note(void *context, const char *what)
 /* Every bit matters: open refuses it, or verify names file and block, and what lies there. */
 static void flip_one(const struct sample *s, uint64_t random)
 {
-    const struct cairn_manifest_file *file = &s->manifest.files[random % s->manifest.file_count];
+    const struct manifest_file *file = &s->manifest.files[random % s->manifest.file_count];
     size_t count;
     uint8_t *bytes = cairn_memory_storage_bytes(s->folder, file->path, &count);
     ck_assert_uint_eq(count, file->bytes);
     const uint64_t bit = random / 64 % (count * 8);
     struct cairn_snapshot snapshot;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     struct damages damages = { 0 };
-    const struct cairn_verify verify = { .damage = note, .context = &damages };
+    const struct verify verify = { .damage = note, .context = &damages };
     bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
-    const cairn_status status = cairn_snapshot_open(s->folder, &snapshot, &why);
+    const cairn_status status = snapshot_open(s->folder, &snapshot, &why);
     if (status == CAIRN_OK) {
-        ck_assert_int_eq(cairn_snapshot_verify(&snapshot, &verify, &why), CAIRN_ERR_CHECKSUM);
+        ck_assert_int_eq(snapshot_verify(&snapshot, &verify, &why), CAIRN_ERR_CHECKSUM);
         ck_assert_uint_eq(damages.count, 1);
         ck_assert_msg(strstr(damages.first, "block 0") != NULL &&
                           strstr(damages.first, "; in it: ") != NULL,
                       "%s", damages.first);
-        cairn_snapshot_close(&snapshot);
+        snapshot_close(&snapshot);
     }
     ck_assert_msg(strstr(why.text, file->path) != NULL || strstr(why.text, "plane") != NULL,
-                  "bit %llu of %s: %s", (unsigned long long)bit, file->path, why.text);
+                  "bit %" PRIu64 " of %s: %s", bit, file->path, why.text);
     bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
 }
 
@@ -294,7 +292,7 @@ TEST(every_flipped_bit_is_found_by_name)
 {
     const uint64_t flips = getenv("CAIRN_TEST_LONG") != NULL ? 100000 : 1000;
     struct sample s = sample_of(300);
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     uint64_t random = 42;
     ck_assert_int_eq(write_sample(&s, "mem:x", &why), CAIRN_OK);
     for (uint64_t i = 0; i < flips; i++) {
@@ -307,14 +305,14 @@ TEST(every_flipped_bit_is_found_by_name)
 TEST(a_flipped_bit_of_the_manifest_is_found)
 {
     struct sample s = sample_of(300);
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     size_t count;
     ck_assert_int_eq(write_sample(&s, "mem:x", &why), CAIRN_OK);
     uint8_t *bytes = cairn_memory_storage_bytes(s.folder, CAIRN_MANIFEST_NAME, &count);
     for (size_t bit = 0; bit < 8 * count; bit += 7) {
-        struct cairn_manifest m;
+        struct manifest m;
         bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
-        ck_assert_int_ne(cairn_manifest_load(s.folder, &m, &why), CAIRN_OK);
+        ck_assert_int_ne(manifest_load(s.folder, &m, &why), CAIRN_OK);
         bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
     }
     release(&s);
@@ -324,26 +322,24 @@ TEST(a_flipped_bit_of_the_manifest_is_found)
 TEST(damage_concerns_the_block_that_it_is_in)
 {
     struct sample s = sample_of(BIG);
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     struct cairn_snapshot snapshot;
     struct damages damages = { 0 };
-    const struct cairn_verify verify = { .damage = note, .context = &damages };
+    const struct verify verify = { .damage = note, .context = &damages };
     float out[10];
     size_t count;
     ck_assert_int_eq(write_sample(&s, "mem:x", &why), CAIRN_OK);
     uint8_t *bytes = cairn_memory_storage_bytes(s.folder, s.manifest.files[0].path, &count);
     bytes[count - 1] ^= 1; // model, shard 1: the last of b's first half
-    ck_assert_int_eq(cairn_snapshot_open(s.folder, &snapshot, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_snapshot_read(&snapshot, 0, CAIRN_PLANE_PARAM, 0, 10, out, &why),
-                     CAIRN_OK);
-    ck_assert_int_eq(
-        cairn_snapshot_read(&snapshot, 1, CAIRN_PLANE_PARAM, BIG / 2 - 10, 10, out, &why),
-        CAIRN_ERR_CHECKSUM);
+    ck_assert_int_eq(snapshot_open(s.folder, &snapshot, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_read(&snapshot, 0, CAIRN_PLANE_PARAM, 0, 10, out, &why), CAIRN_OK);
+    ck_assert_int_eq(snapshot_read(&snapshot, 1, CAIRN_PLANE_PARAM, BIG / 2 - 10, 10, out, &why),
+                     CAIRN_ERR_CHECKSUM);
     ck_assert_msg(strstr(why.text, "tensor b, plane param") != NULL, "%s", why.text);
-    ck_assert_int_eq(cairn_snapshot_verify(&snapshot, &verify, &why), CAIRN_ERR_CHECKSUM);
+    ck_assert_int_eq(snapshot_verify(&snapshot, &verify, &why), CAIRN_ERR_CHECKSUM);
     ck_assert_uint_eq(damages.count, 1);
     ck_assert_msg(strstr(damages.first, "; in it: b (param)") != NULL, "%s", damages.first);
-    cairn_snapshot_close(&snapshot);
+    snapshot_close(&snapshot);
     release(&s);
 }
 

@@ -17,7 +17,7 @@
 #define SMALL_COUNT 40
 
 static char scratch[CAIRN_SCRATCH_BYTES];
-static struct cairn_job_spec_data spec;
+static struct job_spec_data spec;
 static struct cairn_snapshot snapshot;
 static char *folder;
 
@@ -26,36 +26,36 @@ static char *folder;
 static void enter(void)
 {
     char id[CAIRN_SNAPSHOT_ID_BYTES], name[16];
-    struct cairn_manifest manifest;
+    struct manifest manifest;
     cairn_scratch_make(scratch);
     spec = cairn_sample_spec("adamw");
-    cairn_sample_tensor(&spec, "big", CAIRN_TRAINED, (struct cairn_shape) { 1, { BIG } });
+    cairn_sample_tensor(&spec, "big", CAIRN_TRAINED, (struct shape) { 1, { BIG } });
     for (int i = 0; i < SMALL_COUNT; i++) {
         snprintf(name, sizeof name, "small%02d", i);
-        cairn_sample_tensor(&spec, name, CAIRN_TRAINED, (struct cairn_shape) { 1, { SMALL } });
+        cairn_sample_tensor(&spec, name, CAIRN_TRAINED, (struct shape) { 1, { SMALL } });
     }
-    cairn_manifest_init(&manifest);
-    ck_assert_int_eq(cairn_spec_copy(&spec, &manifest.spec), CAIRN_OK);
-    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
+    manifest_init(&manifest);
+    ck_assert_int_eq(spec_copy(&spec, &manifest.spec), CAIRN_OK);
+    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
     manifest.generation = manifest.step = 1;
     manifest.shard_count = 2;
     for (uint32_t s = 0; s < 2; s++) {
         struct cairn_sample_ranges owned = { .count = 0 };
         for (uint32_t t = 0; t < spec.tensor_count; t++) {
             const uint64_t half = spec.tensors[t].shape.dim[0] / 2;
-            owned.at[owned.count++] = (struct cairn_snapshot_range) { t, s * half, half };
+            owned.at[owned.count++] = (struct snapshot_range) { t, s * half, half };
         }
         cairn_sample_write(folder, &spec, s, &owned, &manifest);
     }
-    ck_assert_int_eq(cairn_manifest_commit(folder, &manifest, NULL), CAIRN_OK);
-    cairn_manifest_release(&manifest);
-    ck_assert_int_eq(cairn_snapshot_open(folder, &snapshot, NULL), CAIRN_OK);
+    ck_assert_int_eq(manifest_commit(folder, &manifest, NULL), CAIRN_OK);
+    manifest_release(&manifest);
+    ck_assert_int_eq(snapshot_open(folder, &snapshot, NULL), CAIRN_OK);
 }
 
 static void leave(void)
 {
-    cairn_snapshot_close(&snapshot);
-    cairn_spec_release(&spec);
+    snapshot_close(&snapshot);
+    spec_release(&spec);
     free(folder);
     cairn_scratch_remove(scratch);
 }
@@ -67,8 +67,8 @@ struct taken {
     uint64_t cancel_at, fail_at; /* by ranges; 0: never */
 };
 
-static cairn_status take(void *context, uint32_t thread, const struct cairn_sweep_range *range,
-                         const void *elems, struct cairn_sentence *why)
+static cairn_status take(void *context, uint32_t thread, const struct sweep_range *range,
+                         const void *elems, struct sentence *why)
 {
     struct taken *taken = context;
     const uint8_t *at = elems;
@@ -82,42 +82,40 @@ static cairn_status take(void *context, uint32_t thread, const struct cairn_swee
     atomic_fetch_add(&taken->elems, range->elem_count);
     const uint64_t number = atomic_fetch_add(&taken->ranges, 1) + 1;
     if (number == taken->cancel_at) atomic_store(&taken->canceled, true);
-    return number == taken->fail_at ? cairn_fail(why, CAIRN_ERR_MISMATCH, "not this one")
-                                    : CAIRN_OK;
+    return number == taken->fail_at ? fail_with(why, CAIRN_ERR_MISMATCH, "not this one") : CAIRN_OK;
 }
 
 /* All leaves of all planes but for the first of the large tensor's. */
-static cairn_status sweep_all(struct taken *taken, uint64_t *elems_out, struct cairn_sentence *why)
+static cairn_status sweep_all(struct taken *taken, uint64_t *elems_out, struct sentence *why)
 {
-    struct cairn_sweep_ranges ranges = { 0 };
-    const struct cairn_sweep sweep = {
+    struct sweep_ranges ranges = { 0 };
+    const struct sweep sweep = {
         .snapshot = &snapshot, .take = take, .context = taken, .canceled = &taken->canceled
     };
     *elems_out = 0;
     for (uint32_t t = 0; t < spec.tensor_count; t++) {
-        const struct cairn_geometry g = cairn_geometry_of(&spec.tensors[t].shape);
+        const struct geometry g = geometry_of(&spec.tensors[t].shape);
         for (uint32_t p = 1; p < CAIRN_PLANE_COUNT; p++) {
             const uint64_t first = t == 0 ? 1 : 0;
-            const struct cairn_sweep_range whole = { .tensor = t,
-                                                     .plane = p,
-                                                     .first_leaf = first,
-                                                     .leaf_count = g.leaf_count - first,
-                                                     .place = t + 1 };
-            if (!(cairn_spec_planes(&spec, t) & (1u << p))) continue;
-            ck_assert_int_eq(cairn_sweep_ranges_add(&ranges, &g, sizeof(float), &whole, why),
-                             CAIRN_OK);
-            *elems_out += spec.tensors[t].shape.dim[0] - cairn_leaf_first_elem(&g, first);
+            const struct sweep_range whole = { .tensor = t,
+                                               .plane = p,
+                                               .first_leaf = first,
+                                               .leaf_count = g.leaf_count - first,
+                                               .place = t + 1 };
+            if (!(spec_planes(&spec, t) & (1u << p))) continue;
+            ck_assert_int_eq(sweep_ranges_add(&ranges, &g, sizeof(float), &whole, why), CAIRN_OK);
+            *elems_out += spec.tensors[t].shape.dim[0] - leaf_start(&g, first);
         }
     }
-    const cairn_status status = cairn_snapshot_sweep(&sweep, &ranges, why);
-    cairn_sweep_ranges_release(&ranges);
+    const cairn_status status = snapshot_sweep(&sweep, &ranges, why);
+    sweep_ranges_release(&ranges);
     return status;
 }
 
 TEST(every_leaf_that_is_asked_for_comes_once_with_what_was_saved)
 {
     struct taken taken = { .wrong = 0 };
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     uint64_t elems;
     ck_assert_msg(sweep_all(&taken, &elems, &why) == CAIRN_OK, "%s", why.text);
     ck_assert_uint_eq(atomic_load(&taken.wrong), 0);
@@ -126,24 +124,24 @@ TEST(every_leaf_that_is_asked_for_comes_once_with_what_was_saved)
 
 TEST(parts_are_cut_where_the_root_of_their_leaves_is_one_node)
 {
-    const struct cairn_shape shape = { 1, { 3000000 } };
-    const struct cairn_geometry g = cairn_geometry_of(&shape);
-    const struct cairn_sweep_range whole = { .first_leaf = 3, .leaf_count = g.leaf_count - 3 };
-    struct cairn_sweep_ranges ranges = { 0 };
-    ck_assert_int_eq(cairn_sweep_ranges_add(&ranges, &g, sizeof(float), &whole, NULL), CAIRN_OK);
+    const struct shape shape = { 1, { 3000000 } };
+    const struct geometry g = geometry_of(&shape);
+    const struct sweep_range whole = { .first_leaf = 3, .leaf_count = g.leaf_count - 3 };
+    struct sweep_ranges ranges = { 0 };
+    ck_assert_int_eq(sweep_ranges_add(&ranges, &g, sizeof(float), &whole, NULL), CAIRN_OK);
     ck_assert_uint_eq(ranges.list[0].leaf_count, 253);
     ck_assert_uint_eq(ranges.list[1].first_leaf, 256);
     ck_assert_uint_eq(ranges.list[1].leaf_count, 256);
     ck_assert_uint_eq(ranges.list[1].elem_count * sizeof(float), CAIRN_SNAPSHOT_BLOCK_BYTES);
-    const struct cairn_sweep_range *last = &ranges.list[ranges.count - 1];
+    const struct sweep_range *last = &ranges.list[ranges.count - 1];
     ck_assert_uint_eq(last->first_elem + last->elem_count, 3000000);
-    cairn_sweep_ranges_release(&ranges);
+    sweep_ranges_release(&ranges);
 }
 
 TEST(a_sweep_that_is_given_up_ends)
 {
     struct taken taken = { .cancel_at = 1 };
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     uint64_t elems;
     ck_assert_int_eq(sweep_all(&taken, &elems, &why), CAIRN_ERR_CANCELED);
     ck_assert_uint_lt(atomic_load(&taken.ranges), CAIRN_SWEEP_THREADS + 1);
@@ -152,7 +150,7 @@ TEST(a_sweep_that_is_given_up_ends)
 TEST(who_takes_may_end_it)
 {
     struct taken taken = { .fail_at = 2 };
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     uint64_t elems;
     ck_assert_int_eq(sweep_all(&taken, &elems, &why), CAIRN_ERR_MISMATCH);
     ck_assert_str_eq(why.text, "not this one");
@@ -162,10 +160,10 @@ TEST(who_takes_may_end_it)
 TEST_EACH(a_file_that_went_or_was_cut_is_named, 0, 2)
 {
     struct taken taken = { .wrong = 0 };
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     char path[512];
     uint64_t elems;
-    const struct cairn_manifest_file *file = &snapshot.manifest.files[1];
+    const struct manifest_file *file = &snapshot.manifest.files[1];
     snprintf(path, sizeof path, "%s/%s", folder, file->path);
     ck_assert_int_eq(_i == 0 ? unlink(path) : truncate(path, (off_t)file->bytes - 1), 0);
     ck_assert_int_eq(sweep_all(&taken, &elems, &why), CAIRN_ERR_CORRUPT);

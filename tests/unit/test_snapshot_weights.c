@@ -18,10 +18,10 @@
 #define COLUMNS ((uint64_t)64)
 
 static char scratch[CAIRN_SCRATCH_BYTES], root[CAIRN_SCRATCH_BYTES + 16];
-static struct cairn_job_spec_data spec;
+static struct job_spec_data spec;
 static char *folder;
-static struct cairn_weights weights;
-static struct cairn_sentence why;
+static struct weights weights;
+static struct sentence why;
 
 static void setup(void)
 {
@@ -30,23 +30,23 @@ static void setup(void)
     ck_assert_int_eq(mkdir(root, 0755), 0);
     spec = cairn_sample_spec("adamw");
     cairn_sample_tensor(&spec, "net.weight", CAIRN_TRAINED,
-                        (struct cairn_shape) { 2, { ROWS, COLUMNS } });
-    cairn_sample_tensor(&spec, "net.mask", CAIRN_BUFFER, (struct cairn_shape) { 1, { 5 } });
-    cairn_sample_tensor(&spec, "notes", CAIRN_BLOB, (struct cairn_shape) { 1, { 9 } });
+                        (struct shape) { 2, { ROWS, COLUMNS } });
+    cairn_sample_tensor(&spec, "net.mask", CAIRN_BUFFER, (struct shape) { 1, { 5 } });
+    cairn_sample_tensor(&spec, "notes", CAIRN_BLOB, (struct shape) { 1, { 9 } });
     folder = cairn_sample_snapshot(root, &spec, 7);
 }
 
 static void teardown(void)
 {
     free(folder);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     cairn_scratch_remove(scratch);
 }
 
 static void check_refused(const char *roots, const char *path, cairn_status status,
                           const char *word)
 {
-    ck_assert_int_eq(cairn_snapshot_weights_open(roots, path, &weights, &why), status);
+    ck_assert_int_eq(snapshot_weights_open(roots, path, &weights, &why), status);
     ck_assert_msg(strstr(why.text, word) != NULL, "\"%s\" is not in: %s", word, why.text);
 }
 
@@ -62,21 +62,19 @@ static void write_manifest(const char *of, const char *text)
 
 TEST(parameters_and_buffers_are_there_by_name_and_the_optimizer_is_not)
 {
-    const struct cairn_weight *from[3];
-    struct cairn_sentence extra;
+    const struct weight *from[3];
+    struct sentence extra;
     float values[COLUMNS * 2];
-    ck_assert_msg(cairn_snapshot_weights_open(root, folder, &weights, &why) == CAIRN_OK, "%s",
-                  why.text);
+    ck_assert_msg(snapshot_weights_open(root, folder, &weights, &why) == CAIRN_OK, "%s", why.text);
     ck_assert_uint_eq(weights.weight_count, 2);
-    ck_assert_int_eq(cairn_weights_match(&weights, &spec, NULL, from, &extra, &why), CAIRN_OK);
+    ck_assert_int_eq(weights_match(&weights, &spec, NULL, from, &extra, &why), CAIRN_OK);
     for (size_t t = 0; t < spec.tensor_count; t++) {
         if (spec.tensors[t].kind == CAIRN_BLOB) continue;
         const uint64_t elems = spec.tensors[t].kind == CAIRN_BUFFER ? 5 : ROWS * COLUMNS;
         const uint64_t count = elems < COLUMNS * 2 ? elems : COLUMNS * 2;
         ck_assert_str_eq(from[t]->key, spec.tensors[t].name);
         for (uint64_t first = 0; first + count <= elems; first += count) {
-            ck_assert_msg(cairn_weights_read(&weights, from[t], first, count, values, &why) ==
-                              CAIRN_OK,
+            ck_assert_msg(weights_read(&weights, from[t], first, count, values, &why) == CAIRN_OK,
                           "%s", why.text);
             for (uint64_t i = 0; i < count; i++) {
                 const uint32_t bits = cairn_sample_value((uint32_t)t, CAIRN_PLANE_PARAM, first + i);
@@ -84,25 +82,24 @@ TEST(parameters_and_buffers_are_there_by_name_and_the_optimizer_is_not)
             }
         }
     }
-    cairn_weights_close(&weights);
+    weights_close(&weights);
 }
 
 TEST(names_of_the_job_may_lack_the_prefix)
 {
-    const struct cairn_weight *from[3];
-    struct cairn_sentence extra;
-    struct cairn_job_spec_data mine = cairn_sample_spec("sgd");
-    cairn_sample_tensor(&mine, "weight", CAIRN_TRAINED,
-                        (struct cairn_shape) { 2, { ROWS, COLUMNS } });
-    ck_assert_int_eq(cairn_snapshot_weights_open(root, folder, &weights, &why), CAIRN_OK);
+    const struct weight *from[3];
+    struct sentence extra;
+    struct job_spec_data mine = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&mine, "weight", CAIRN_TRAINED, (struct shape) { 2, { ROWS, COLUMNS } });
+    ck_assert_int_eq(snapshot_weights_open(root, folder, &weights, &why), CAIRN_OK);
     mine.init_extra_ok = true;
-    ck_assert_msg(cairn_weights_match(&weights, &mine, "net.", from, &extra, &why) == CAIRN_OK,
-                  "%s", why.text);
+    ck_assert_msg(weights_match(&weights, &mine, "net.", from, &extra, &why) == CAIRN_OK, "%s",
+                  why.text);
     ck_assert_str_eq(from[0]->key, "net.weight");
     ck_assert_msg(strstr(extra.text, "1 tensors that the job does not take: net.mask") != NULL,
                   "%s", extra.text);
-    cairn_weights_close(&weights);
-    cairn_spec_release(&mine);
+    weights_close(&weights);
+    spec_release(&mine);
 }
 
 TEST(what_is_not_allowed_or_not_whole_is_refused)
@@ -130,12 +127,11 @@ TEST(a_damaged_block_is_found_when_it_is_read)
     ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
     ck_assert_int_ne(fputc(0xaa, file), EOF);
     fclose(file);
-    ck_assert_int_eq(cairn_snapshot_weights_open(root, folder, &weights, &why), CAIRN_OK);
-    const struct cairn_weight *weight = cairn_weights_find(&weights, "net.weight");
-    ck_assert_int_eq(cairn_weights_read(&weights, weight, 0, COLUMNS, values, &why),
-                     CAIRN_ERR_CHECKSUM);
+    ck_assert_int_eq(snapshot_weights_open(root, folder, &weights, &why), CAIRN_OK);
+    const struct weight *weight = weights_find(&weights, "net.weight");
+    ck_assert_int_eq(weights_read(&weights, weight, 0, COLUMNS, values, &why), CAIRN_ERR_CHECKSUM);
     ck_assert_msg(strstr(why.text, "shard-00001-model-00001-of-00001") != NULL, "%s", why.text);
-    cairn_weights_close(&weights);
+    weights_close(&weights);
 }
 
 TEST(a_folder_of_others_is_theirs_whatever_else_is_in_it)
@@ -149,13 +145,11 @@ TEST(a_folder_of_others_is_theirs_whatever_else_is_in_it)
     write_manifest(path, "{}");
     snprintf(file, sizeof file, "%s/model.safetensors", path);
     sample_weights_write(file, &one, 1);
-    ck_assert_msg(cairn_snapshot_weights_open(root, path, &weights, &why) == CAIRN_OK, "%s",
-                  why.text);
-    ck_assert_int_eq(
-        cairn_weights_read(&weights, cairn_weights_find(&weights, "b"), 0, 4, values, &why),
-        CAIRN_OK);
+    ck_assert_msg(snapshot_weights_open(root, path, &weights, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_int_eq(weights_read(&weights, weights_find(&weights, "b"), 0, 4, values, &why),
+                     CAIRN_OK);
     ck_assert_mem_eq(values, ramp, sizeof values);
-    cairn_weights_close(&weights);
+    weights_close(&weights);
 }
 
 SUITE(60, setup, teardown);

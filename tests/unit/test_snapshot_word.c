@@ -15,7 +15,7 @@
 #define SECOND "step-000000000002-g1"
 
 static char scratch[CAIRN_SCRATCH_BYTES];
-static struct cairn_snapshot_words words;
+static struct snapshot_words words;
 
 static void enter(void)
 {
@@ -25,50 +25,49 @@ static void enter(void)
 
 static void leave(void)
 {
-    cairn_snapshot_words_release(&words);
+    snapshot_words_release(&words);
     cairn_scratch_remove(scratch);
 }
 
-static void good(cairn_status status, const struct cairn_sentence *why)
+static void good(cairn_status status, const struct sentence *why)
 {
     ck_assert_msg(status == CAIRN_OK, "%d %s", (int)status, why->text);
 }
 
-static cairn_status load(const char *root, struct cairn_sentence *why)
+static cairn_status load(const char *root, struct sentence *why)
 {
-    cairn_snapshot_words_release(&words);
-    return cairn_snapshot_words_load(root, "toy", &words, why);
+    snapshot_words_release(&words);
+    return snapshot_words_load(root, "toy", &words, why);
 }
 
 static void use(const char *root)
 {
-    struct cairn_sentence why = { "" };
-    const struct cairn_snapshot_check check = { FIRST, true, 1795230000 },
-                                      bad = { SECOND, false, 7 };
+    struct sentence why = { "" };
+    const struct snapshot_check check = { FIRST, true, 1795230000 }, bad = { SECOND, false, 7 };
     good(load(root, &why), &why); // there is not even a folder
     ck_assert(words.latest[0] == '\0' &&
               words.tag_count + words.check_count + words.begun_count == 0);
-    good(cairn_storage_of(root)->make(root, "toy", false, &why), &why);
-    good(cairn_snapshot_latest_set(root, "toy", FIRST, &why), &why);
-    good(cairn_snapshot_latest_set(root, "toy", SECOND, &why), &why);
-    good(cairn_snapshot_tag_set(root, "toy", "paper", FIRST, &why), &why);
-    good(cairn_snapshot_tag_set(root, "toy", "best", SECOND, &why), &why);
-    good(cairn_snapshot_check_set(root, "toy", &check, &why), &why);
-    good(cairn_snapshot_check_set(root, "toy", &bad, &why), &why);
-    good(cairn_snapshot_begun_set(root, "toy", SECOND, 0xfedcba9876543210, &why), &why);
+    good(storage_of(root)->make(root, "toy", false, &why), &why);
+    good(snapshot_latest_set(root, "toy", FIRST, &why), &why);
+    good(snapshot_latest_set(root, "toy", SECOND, &why), &why);
+    good(snapshot_tag_set(root, "toy", "paper", FIRST, &why), &why);
+    good(snapshot_tag_set(root, "toy", "best", SECOND, &why), &why);
+    good(snapshot_check_set(root, "toy", &check, &why), &why);
+    good(snapshot_check_set(root, "toy", &bad, &why), &why);
+    good(snapshot_begun_set(root, "toy", SECOND, 0xfedcba9876543210, &why), &why);
     good(load(root, &why), &why);
     ck_assert_str_eq(words.latest, SECOND);
     ck_assert_uint_eq(words.tag_count, 2);
     ck_assert_str_eq(words.tags[0].name, "best");
     ck_assert_str_eq(words.tags[1].id, FIRST);
-    ck_assert(cairn_snapshot_words_check(&words, FIRST)->is_good);
-    ck_assert_uint_eq(cairn_snapshot_words_check(&words, FIRST)->unix_s, 1795230000);
-    ck_assert(!cairn_snapshot_words_check(&words, SECOND)->is_good);
+    ck_assert(snapshot_words_check(&words, FIRST)->is_good);
+    ck_assert_uint_eq(snapshot_words_check(&words, FIRST)->unix_s, 1795230000);
+    ck_assert(!snapshot_words_check(&words, SECOND)->is_good);
     ck_assert_uint_eq(words.begun[0].job, 0xfedcba9876543210);
-    good(cairn_snapshot_tag_remove(root, "toy", "best", &why), &why);
-    ck_assert_int_eq(cairn_snapshot_tag_remove(root, "toy", "best", &why), CAIRN_ERR_NOT_FOUND);
-    cairn_snapshot_check_forget(root, "toy", SECOND);
-    cairn_snapshot_begun_forget(root, "toy", SECOND);
+    good(snapshot_tag_remove(root, "toy", "best", &why), &why);
+    ck_assert_int_eq(snapshot_tag_remove(root, "toy", "best", &why), CAIRN_ERR_NOT_FOUND);
+    snapshot_check_forget(root, "toy", SECOND);
+    snapshot_begun_forget(root, "toy", SECOND);
     good(load(root, &why), &why);
     ck_assert(words.tag_count == 1 && words.check_count == 1 && words.begun_count == 0);
 }
@@ -82,12 +81,12 @@ TEST(they_are_replaced_and_read_on_folders_as_on_any_storage)
 /* At each call of the storage: the word is the one or the other. */
 TEST(a_word_that_cannot_be_replaced_stays_what_it_was)
 {
-    struct cairn_sentence why;
-    good(cairn_storage_of("mem:w")->make("mem:w", "toy", false, &why), &why);
-    good(cairn_snapshot_latest_set("mem:w", "toy", FIRST, &why), &why);
+    struct sentence why;
+    good(storage_of("mem:w")->make("mem:w", "toy", false, &why), &why);
+    good(snapshot_latest_set("mem:w", "toy", FIRST, &why), &why);
     for (uint64_t n = 1; n < 10; n++) {
         cairn_memory_storage_fail(n, CAIRN_ERR_NO_SPACE);
-        const cairn_status status = cairn_snapshot_latest_set("mem:w", "toy", SECOND, &why);
+        const cairn_status status = snapshot_latest_set("mem:w", "toy", SECOND, &why);
         cairn_memory_storage_fail(0, CAIRN_OK);
         good(load("mem:w", &why), &why);
         ck_assert_str_eq(words.latest, status == CAIRN_OK ? SECOND : FIRST);
@@ -131,11 +130,11 @@ static const struct {
 TEST_EACH(a_word_of_another_form_is_none_but_a_tag_that_is_none_is_said, 0,
           sizeof hostile / sizeof hostile[0])
 {
-    struct cairn_sentence why = { "" };
-    good(cairn_storage_of(scratch)->make(scratch, "toy", false, &why), &why);
+    struct sentence why = { "" };
+    good(storage_of(scratch)->make(scratch, "toy", false, &why), &why);
     for (int i = 0; i < 3; i++) {
         static const char *const folders[] = { "toy/tags", "toy/checks", "toy/begun" };
-        good(cairn_storage_of(scratch)->make(scratch, folders[i], false, &why), &why);
+        good(storage_of(scratch)->make(scratch, folders[i], false, &why), &why);
     }
     put(hostile[_i].path, hostile[_i].text);
     const cairn_status status = load(scratch, &why);
@@ -147,8 +146,8 @@ TEST_EACH(a_word_of_another_form_is_none_but_a_tag_that_is_none_is_said, 0,
 TEST(a_link_is_not_followed)
 {
     char path[CAIRN_SCRATCH_BYTES + 20];
-    struct cairn_sentence why = { "" };
-    good(cairn_storage_of(scratch)->make(scratch, "toy", false, &why), &why);
+    struct sentence why = { "" };
+    good(storage_of(scratch)->make(scratch, "toy", false, &why), &why);
     put("elsewhere", FIRST "\n");
     snprintf(path, sizeof path, "%s/toy/latest", scratch);
     ck_assert_int_eq(symlink("elsewhere", path), 0);
@@ -160,15 +159,15 @@ TEST(a_tag_has_a_name_that_is_no_id_and_no_path)
 {
     static const char *const bad[] = { "", ".", "-x", "a/b", "latest", FIRST, "x.tmp", "a b" };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        ck_assert_msg(!cairn_snapshot_tag_ok(bad[i]), "%s", bad[i]);
-    ck_assert(cairn_snapshot_tag_ok("paper-v1.2") && cairn_snapshot_tag_ok("tmp"));
+        ck_assert_msg(!snapshot_tag_ok(bad[i]), "%s", bad[i]);
+    ck_assert(snapshot_tag_ok("paper-v1.2") && snapshot_tag_ok("tmp"));
     char longest[CAIRN_SNAPSHOT_TAG_BYTES + 1];
     memset(longest, 'x', sizeof longest);
     longest[64] = '\0';
-    ck_assert(cairn_snapshot_tag_ok(longest));
+    ck_assert(snapshot_tag_ok(longest));
     longest[64] = 'x';
     longest[65] = '\0';
-    ck_assert(!cairn_snapshot_tag_ok(longest));
+    ck_assert(!snapshot_tag_ok(longest));
 }
 
 SUITE(10, enter, leave);

@@ -11,31 +11,31 @@
 
 static const char *const optimizers[] = { "adamw", "adam", "sgd", NULL };
 
-static void add_tensor(struct cairn_job_spec_data *spec, const char *name, uint64_t rows)
+static void add_tensor(struct job_spec_data *spec, const char *name, uint64_t rows)
 {
-    const struct cairn_tensor_spec t = { .name = (char *)(uintptr_t)name,
-                                         .group = (char *)(uintptr_t) "all",
-                                         .kind = CAIRN_TRAINED,
-                                         .wire = CAIRN_BF16,
-                                         .reduce = CAIRN_F32,
-                                         .master = CAIRN_F32,
-                                         .shape = { .rank = 2, .dim = { rows, 784 } } };
-    ck_assert_int_eq(cairn_spec_add_tensor(spec, &t), CAIRN_OK);
+    const struct tensor_spec t = { .name = (char *)(uintptr_t)name,
+                                   .group = (char *)(uintptr_t) "all",
+                                   .kind = CAIRN_TRAINED,
+                                   .wire = CAIRN_BF16,
+                                   .reduce = CAIRN_F32,
+                                   .master = CAIRN_F32,
+                                   .shape = { .rank = 2, .dim = { rows, 784 } } };
+    ck_assert_int_eq(spec_add_tensor(spec, &t), CAIRN_OK);
 }
 
-static void add_group(struct cairn_job_spec_data *spec, const char *name)
+static void add_group(struct job_spec_data *spec, const char *name)
 {
-    struct cairn_group_spec g = cairn_group_default();
+    struct group_spec g = group_default();
     g.name = (char *)(uintptr_t)name;
     g.optimizer = (char *)(uintptr_t) "adamw";
-    ck_assert_int_eq(cairn_spec_add_group(spec, &g), CAIRN_OK);
+    ck_assert_int_eq(spec_add_group(spec, &g), CAIRN_OK);
 }
 
-static struct cairn_job_spec_data good_spec(void)
+static struct job_spec_data good_spec(void)
 {
-    struct cairn_job_spec_data spec;
-    cairn_spec_init(&spec);
-    ck_assert_int_eq(cairn_spec_set_name(&spec, "mnist"), CAIRN_OK);
+    struct job_spec_data spec;
+    spec_init(&spec);
+    ck_assert_int_eq(spec_set_name(&spec, "mnist"), CAIRN_OK);
     add_group(&spec, "all");
     add_tensor(&spec, "fc2.weight", 256);
     add_tensor(&spec, "fc1.weight", 512);
@@ -45,17 +45,17 @@ static struct cairn_job_spec_data good_spec(void)
 
 TEST(a_good_spec_passes)
 {
-    struct cairn_job_spec_data spec = good_spec();
-    struct cairn_sentence why = { "" };
-    ck_assert_int_eq(cairn_spec_check(&spec, optimizers, &why), CAIRN_OK);
+    struct job_spec_data spec = good_spec();
+    struct sentence why = { "" };
+    ck_assert_int_eq(spec_check(&spec, optimizers, &why), CAIRN_OK);
     ck_assert_str_eq(spec.tensors[0].unit, "fc2.weight");
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 /* One change to a good spec, and a word that the sentence must have. */
 struct spoil {
     const char *what;
-    void (*change)(struct cairn_job_spec_data *);
+    void (*change)(struct job_spec_data *);
     cairn_status status;
     const char *word;
 };
@@ -66,289 +66,289 @@ static void replace(char **text, const char *by)
     *text = strdup(by);
 }
 
-static void stage_4(struct cairn_job_spec_data *s)
+static void stage_4(struct job_spec_data *s)
 {
     s->stage = 4;
 }
-static void stage_max(struct cairn_job_spec_data *s)
+static void stage_max(struct job_spec_data *s)
 {
     s->stage = UINT32_MAX;
 }
-static void no_workers(struct cairn_job_spec_data *s)
+static void no_workers(struct job_spec_data *s)
 {
     s->workers_min = 0;
 }
-static void wide_window(struct cairn_job_spec_data *s)
+static void wide_window(struct job_spec_data *s)
 {
     s->window = UINT32_MAX;
 }
-static void huge_chunk(struct cairn_job_spec_data *s)
+static void huge_chunk(struct job_spec_data *s)
 {
     s->chunk_leaves = 1025;
 }
-static void no_spread(struct cairn_job_spec_data *s)
+static void no_spread(struct job_spec_data *s)
 {
     s->spread = 0;
 }
-static void keep_of_none(struct cairn_job_spec_data *s)
+static void keep_of_none(struct job_spec_data *s)
 {
     s->policy.snapshot_keep = 2;
 }
-static void keep_every_of_none(struct cairn_job_spec_data *s)
+static void keep_every_of_none(struct job_spec_data *s)
 {
     s->policy.snapshot_keep_every = 1000;
 }
-static void within_of_none(struct cairn_job_spec_data *s)
+static void within_of_none(struct job_spec_data *s)
 {
     s->policy.snapshot_keep_within_s = 86400;
 }
-static void bytes_of_none(struct cairn_job_spec_data *s)
+static void bytes_of_none(struct job_spec_data *s)
 {
     s->policy.snapshot_max_bytes = 1;
 }
-static void two_everys(struct cairn_job_spec_data *s)
+static void two_everys(struct job_spec_data *s)
 {
     s->policy.snapshot_every = 500;
     s->policy.snapshot_every_s = 600;
 }
-static void staging_2(struct cairn_job_spec_data *s)
+static void staging_2(struct job_spec_data *s)
 {
     s->policy.snapshot_staging = (cairn_snapshot_staging)2;
 }
-static void loss_3(struct cairn_job_spec_data *s)
+static void loss_3(struct job_spec_data *s)
 {
     s->policy.on_shard_loss = (cairn_shard_loss)3;
 }
-static void idle_wait(struct cairn_job_spec_data *s)
+static void idle_wait(struct job_spec_data *s)
 {
     s->policy.shard_loss_wait_s = 7;
 }
-static void missing_2(struct cairn_job_spec_data *s)
+static void missing_2(struct job_spec_data *s)
 {
     s->missing_gradients = (cairn_missing)2;
 }
-static void missed_before(struct cairn_job_spec_data *s)
+static void missed_before(struct job_spec_data *s)
 {
     s->tensors[0].kind = CAIRN_TRAINED;
     s->first_step = 5;
     s->tensors[0].steps_missed = 6;
 }
-static void worker_loss_3(struct cairn_job_spec_data *s)
+static void worker_loss_3(struct job_spec_data *s)
 {
     s->policy.on_worker_loss = (cairn_worker_loss)3;
 }
-static void idle_worker_wait(struct cairn_job_spec_data *s)
+static void idle_worker_wait(struct job_spec_data *s)
 {
     s->policy.worker_loss_wait_s = 7;
 }
-static void no_skips(struct cairn_job_spec_data *s)
+static void no_skips(struct job_spec_data *s)
 {
     s->skips_max = 0;
 }
-static void huge_batch(struct cairn_job_spec_data *s)
+static void huge_batch(struct job_spec_data *s)
 {
     s->global_batch = CAIRN_SPEC_MICRO_MAX + 1;
 }
-static void two_batches(struct cairn_job_spec_data *s)
+static void two_batches(struct job_spec_data *s)
 {
     s->global_batch = 4;
     s->micro_batches = 2;
 }
-static void batch_added_up(struct cairn_job_spec_data *s)
+static void batch_added_up(struct job_spec_data *s)
 {
     s->global_batch = 4;
     s->stage = 1;
 }
-static void batch_in_groups(struct cairn_job_spec_data *s)
+static void batch_in_groups(struct job_spec_data *s)
 {
     s->global_batch = 4;
     s->reduce_groups = CAIRN_GROUPS_HOST;
 }
-static void huge_seed(struct cairn_job_spec_data *s)
+static void huge_seed(struct job_spec_data *s)
 {
     s->seed = CAIRN_SPEC_SEED_MAX + 1;
 }
-static void nan_clip(struct cairn_job_spec_data *s)
+static void nan_clip(struct job_spec_data *s)
 {
     s->clip_norm = NAN;
 }
-static void zero_scale(struct cairn_job_spec_data *s)
+static void zero_scale(struct job_spec_data *s)
 {
     s->loss_scale = 0;
 }
-static void policy_3(struct cairn_job_spec_data *s)
+static void policy_3(struct job_spec_data *s)
 {
     s->on_nonfinite = (cairn_nonfinite)3;
 }
-static void job_dotdot(struct cairn_job_spec_data *s)
+static void job_dotdot(struct job_spec_data *s)
 {
     replace(&s->name, "..");
 }
-static void job_slash(struct cairn_job_spec_data *s)
+static void job_slash(struct job_spec_data *s)
 {
     replace(&s->name, "a/b");
 }
-static void unknown_optimizer(struct cairn_job_spec_data *s)
+static void unknown_optimizer(struct job_spec_data *s)
 {
     replace(&s->groups[0].optimizer, "adamuon");
 }
-static void beta_one(struct cairn_job_spec_data *s)
+static void beta_one(struct job_spec_data *s)
 {
     s->groups[0].beta2 = 1;
 }
-static void lr_infinite(struct cairn_job_spec_data *s)
+static void lr_infinite(struct job_spec_data *s)
 {
     s->groups[0].lr = INFINITY;
 }
-static void lr_negative(struct cairn_job_spec_data *s)
+static void lr_negative(struct job_spec_data *s)
 {
     s->groups[0].lr = -1;
 }
-static void eps_zero(struct cairn_job_spec_data *s)
+static void eps_zero(struct job_spec_data *s)
 {
     s->groups[0].eps = 0;
 }
-static void eps_tiny(struct cairn_job_spec_data *s)
+static void eps_tiny(struct job_spec_data *s)
 {
     s->groups[0].eps = 1e-60;
 }
-static void eps_nan(struct cairn_job_spec_data *s)
+static void eps_nan(struct job_spec_data *s)
 {
     s->groups[0].eps = (double)NAN;
 }
-static void decay_negative(struct cairn_job_spec_data *s)
+static void decay_negative(struct job_spec_data *s)
 {
     s->groups[0].weight_decay = -0.5;
 }
-static void momentum_infinite(struct cairn_job_spec_data *s)
+static void momentum_infinite(struct job_spec_data *s)
 {
     s->groups[0].momentum = (double)INFINITY;
 }
-static void beta_negative(struct cairn_job_spec_data *s)
+static void beta_negative(struct job_spec_data *s)
 {
     s->groups[0].beta1 = -0.5;
 }
-static void nesterov_alone(struct cairn_job_spec_data *s)
+static void nesterov_alone(struct job_spec_data *s)
 {
     s->groups[0].nesterov = true;
 }
-static void unused_group(struct cairn_job_spec_data *s)
+static void unused_group(struct job_spec_data *s)
 {
     add_group(s, "embeddings");
 }
-static void twin_group(struct cairn_job_spec_data *s)
+static void twin_group(struct job_spec_data *s)
 {
     add_group(s, "all");
 }
-static void lost_group(struct cairn_job_spec_data *s)
+static void lost_group(struct job_spec_data *s)
 {
     replace(&s->tensors[1].group, "none");
 }
-static void twin_tensor(struct cairn_job_spec_data *s)
+static void twin_tensor(struct job_spec_data *s)
 {
     add_tensor(s, "fc1.bias", 1);
 }
-static void empty_name(struct cairn_job_spec_data *s)
+static void empty_name(struct job_spec_data *s)
 {
     replace(&s->tensors[0].name, "");
 }
-static void bell_in_name(struct cairn_job_spec_data *s)
+static void bell_in_name(struct job_spec_data *s)
 {
     replace(&s->tensors[0].name, "a\ab");
 }
-static void c1_in_name(struct cairn_job_spec_data *s)
+static void c1_in_name(struct job_spec_data *s)
 {
     replace(&s->tensors[0].name, "\xc2\x85");
 }
-static void overlong(struct cairn_job_spec_data *s)
+static void overlong(struct job_spec_data *s)
 {
     replace(&s->tensors[0].name, "\xc0\xaf");
 }
-static void surrogate(struct cairn_job_spec_data *s)
+static void surrogate(struct job_spec_data *s)
 {
     replace(&s->tensors[0].unit, "\xed\xa0\x80");
 }
-static void reserved(struct cairn_job_spec_data *s)
+static void reserved(struct job_spec_data *s)
 {
     replace(&s->tensors[0].name, "__metadata__");
 }
-static void kind_9(struct cairn_job_spec_data *s)
+static void kind_9(struct job_spec_data *s)
 {
     s->tensors[0].kind = (cairn_kind)9;
 }
 /* Good but for what a caller changes: it is tensor 0, "fc1.bias". */
-static struct cairn_tensor_spec *make_blob(struct cairn_job_spec_data *s)
+static struct tensor_spec *make_blob(struct job_spec_data *s)
 {
-    struct cairn_tensor_spec *t = &s->tensors[0];
+    struct tensor_spec *t = &s->tensors[0];
     t->kind = CAIRN_BLOB;
     t->wire = t->master = CAIRN_U8;
-    t->shape = (struct cairn_shape) { 1, { 9 } };
+    t->shape = (struct shape) { 1, { 9 } };
     return t;
 }
-static void blob_f32(struct cairn_job_spec_data *s)
+static void blob_f32(struct job_spec_data *s)
 {
     make_blob(s)->wire = CAIRN_F32;
 }
-static void blob_master_f32(struct cairn_job_spec_data *s)
+static void blob_master_f32(struct job_spec_data *s)
 {
     make_blob(s)->master = CAIRN_F32;
 }
-static void blob_reduced(struct cairn_job_spec_data *s)
+static void blob_reduced(struct job_spec_data *s)
 {
     make_blob(s)->reduce = CAIRN_U8;
 }
-static void blob_rank_2(struct cairn_job_spec_data *s)
+static void blob_rank_2(struct job_spec_data *s)
 {
-    make_blob(s)->shape = (struct cairn_shape) { 2, { 3, 3 } };
+    make_blob(s)->shape = (struct shape) { 2, { 3, 3 } };
 }
-static void blob_init(struct cairn_job_spec_data *s)
+static void blob_init(struct job_spec_data *s)
 {
     make_blob(s)->init.kind = CAIRN_INIT_ZEROS;
 }
-static void blob_alias(struct cairn_job_spec_data *s)
+static void blob_alias(struct job_spec_data *s)
 {
-    struct cairn_tensor_spec t = { .name = (char *)(uintptr_t) "twin",
-                                   .alias_of = make_blob(s)->name,
-                                   .kind = CAIRN_FROZEN,
-                                   .wire = CAIRN_U8,
-                                   .reduce = CAIRN_F32,
-                                   .master = CAIRN_F32,
-                                   .shape = { 1, { 0 } } };
-    ck_assert_int_eq(cairn_spec_add_tensor(s, &t), CAIRN_OK);
+    struct tensor_spec t = { .name = (char *)(uintptr_t) "twin",
+                             .alias_of = make_blob(s)->name,
+                             .kind = CAIRN_FROZEN,
+                             .wire = CAIRN_U8,
+                             .reduce = CAIRN_F32,
+                             .master = CAIRN_F32,
+                             .shape = { 1, { 0 } } };
+    ck_assert_int_eq(spec_add_tensor(s, &t), CAIRN_OK);
 }
-static void trained_u8(struct cairn_job_spec_data *s)
+static void trained_u8(struct job_spec_data *s)
 {
     s->tensors[0].wire = CAIRN_U8;
 }
-static void trained_master_u8(struct cairn_job_spec_data *s)
+static void trained_master_u8(struct job_spec_data *s)
 {
     s->tensors[0].master = CAIRN_U8;
 }
-static void place_whole(struct cairn_job_spec_data *s)
+static void place_whole(struct job_spec_data *s)
 {
     s->tensors[0].whole = true;
 }
-static void wire_f64(struct cairn_job_spec_data *s)
+static void wire_f64(struct job_spec_data *s)
 {
     s->tensors[0].wire = CAIRN_F64;
 }
-static void reduce_bf16(struct cairn_job_spec_data *s)
+static void reduce_bf16(struct job_spec_data *s)
 {
     s->tensors[0].reduce = CAIRN_BF16;
 }
-static void master_77(struct cairn_job_spec_data *s)
+static void master_77(struct job_spec_data *s)
 {
     s->tensors[0].master = (cairn_dtype)77;
 }
-static void rank_9(struct cairn_job_spec_data *s)
+static void rank_9(struct job_spec_data *s)
 {
     s->tensors[0].shape.rank = 9;
 }
-static void overflowing(struct cairn_job_spec_data *s)
+static void overflowing(struct job_spec_data *s)
 {
     s->tensors[0].shape.dim[0] = s->tensors[0].shape.dim[1] = (uint64_t)1 << 33;
 }
-static void too_much_together(struct cairn_job_spec_data *s)
+static void too_much_together(struct job_spec_data *s)
 {
     for (size_t i = 0; i < 2; i++) {
         s->tensors[i].shape.rank = 1;
@@ -435,54 +435,54 @@ TEST_EACH(a_bad_spec_is_refused_with_field_value_and_what_is_allowed, 0,
           sizeof spoils / sizeof spoils[0])
 {
     const struct spoil *spoil = &spoils[_i];
-    struct cairn_job_spec_data spec = good_spec();
-    struct cairn_sentence why = { "" };
+    struct job_spec_data spec = good_spec();
+    struct sentence why = { "" };
     spoil->change(&spec);
-    ck_assert_msg(cairn_spec_check(&spec, optimizers, &why) == spoil->status, "%s", spoil->what);
+    ck_assert_msg(spec_check(&spec, optimizers, &why) == spoil->status, "%s", spoil->what);
     ck_assert_msg(strstr(why.text, spoil->word) != NULL, "%s: \"%s\"", spoil->what, why.text);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(a_blob_of_any_length_passes_and_nobody_but_a_worker_brings_it)
 {
-    struct cairn_job_spec_data spec = good_spec(), other = good_spec();
-    struct cairn_sentence why = { "" };
+    struct job_spec_data spec = good_spec(), other = good_spec();
+    struct sentence why = { "" };
     for (uint64_t bytes = 0; bytes < 10; bytes++) {
         make_blob(&spec)->shape.dim[0] = bytes;
-        ck_assert_msg(cairn_spec_check(&spec, optimizers, &why) == CAIRN_OK, "%s", why.text);
+        ck_assert_msg(spec_check(&spec, optimizers, &why) == CAIRN_OK, "%s", why.text);
     }
-    ck_assert_int_eq(cairn_spec_set_init_from(&spec, "/weights", NULL), CAIRN_OK);
-    ck_assert(!cairn_spec_has_origin(&spec, 0));
-    ck_assert(cairn_spec_has_origin(&spec, 1));
-    ck_assert(!cairn_spec_initializes_itself(&spec));
+    ck_assert_int_eq(spec_set_init_from(&spec, "/weights", NULL), CAIRN_OK);
+    ck_assert(!spec_has_origin(&spec, 0));
+    ck_assert(spec_has_origin(&spec, 1));
+    ck_assert(!spec_initializes_itself(&spec));
     spec.tensors[0].shape.dim[0] = 0; // nothing is to be put
-    ck_assert(cairn_spec_initializes_itself(&spec));
-    ck_assert_uint_eq(cairn_spec_diff(&spec, &spec, 0, NULL, NULL), 0);
+    ck_assert(spec_initializes_itself(&spec));
+    ck_assert_uint_eq(spec_diff(&spec, &spec, 0, NULL, NULL), 0);
     make_blob(&other);
     make_blob(&spec)->shape.dim[0] = 8;
-    ck_assert_int_eq(cairn_spec_set_init_from(&spec, NULL, NULL), CAIRN_OK);
-    ck_assert_uint_eq(cairn_spec_diff(&spec, &other, 0, NULL, NULL), 1);
-    cairn_spec_release(&spec);
-    cairn_spec_release(&other);
+    ck_assert_int_eq(spec_set_init_from(&spec, NULL, NULL), CAIRN_OK);
+    ck_assert_uint_eq(spec_diff(&spec, &other, 0, NULL, NULL), 1);
+    spec_release(&spec);
+    spec_release(&other);
 }
 
 /* A gradient of zeros would make 0 / 0 of it. What is stored, by an older version, goes on. */
 TEST(no_new_job_divides_by_an_eps_that_is_0_as_fp32)
 {
-    struct cairn_job_spec_data spec = good_spec();
-    struct cairn_sentence why;
-    void (*const zeros[])(struct cairn_job_spec_data *) = { eps_zero, eps_tiny };
-    ck_assert_int_eq(cairn_spec_check_usable(&spec, &why), CAIRN_OK);
+    struct job_spec_data spec = good_spec();
+    struct sentence why;
+    void (*const zeros[])(struct job_spec_data *) = { eps_zero, eps_tiny };
+    ck_assert_int_eq(spec_check_usable(&spec, &why), CAIRN_OK);
     for (size_t i = 0; i < 2; i++) {
         zeros[i](&spec);
-        ck_assert_int_eq(cairn_spec_check(&spec, optimizers, &why), CAIRN_OK);
-        ck_assert_int_eq(cairn_spec_check_usable(&spec, &why), CAIRN_ERR_INVALID);
+        ck_assert_int_eq(spec_check(&spec, optimizers, &why), CAIRN_OK);
+        ck_assert_int_eq(spec_check_usable(&spec, &why), CAIRN_ERR_INVALID);
         ck_assert_ptr_nonnull(strstr(why.text, "adamw divides by it"));
         ck_assert_ptr_nonnull(strstr(why.text, "(CAIRN_GROUP_INIT has 1e-08)"));
     }
     spec.groups[0].eps = 0x1p-149;
-    ck_assert_int_eq(cairn_spec_check_usable(&spec, &why), CAIRN_OK);
-    cairn_spec_release(&spec);
+    ck_assert_int_eq(spec_check_usable(&spec, &why), CAIRN_OK);
+    spec_release(&spec);
 }
 
 TEST(what_the_check_passes_every_optimizer_takes)
@@ -490,9 +490,9 @@ TEST(what_the_check_passes_every_optimizer_takes)
     const double extremes[] = { 0, 5e-324, 1e-8, CAIRN_SPEC_HYPER_MAX };
     const double betas[] = { 0, 5e-324, 0.9, 0x1.fffffffffffffp-1 };
     const double epses[] = { 0, 0x1p-149, 1e-8, CAIRN_SPEC_HYPER_MAX };
-    struct cairn_job_spec_data spec = good_spec();
-    struct cairn_group_spec *g = &spec.groups[0];
-    for (const char *const *name = cairn_optimizer_names(); *name != NULL; name++) {
+    struct job_spec_data spec = good_spec();
+    struct group_spec *g = &spec.groups[0];
+    for (const char *const *name = optimizer_names(); *name != NULL; name++) {
         replace(&g->optimizer, *name);
         for (unsigned i = 0; i < 1u << 13; i++) {
             g->lr = extremes[i & 3];
@@ -503,67 +503,67 @@ TEST(what_the_check_passes_every_optimizer_takes)
             g->momentum = extremes[i >> 10 & 3];
             g->nesterov = i >> 12 != 0;
             if (g->nesterov && g->momentum == 0) continue;
-            struct cairn_group_hyper hyper;
-            ck_assert_int_eq(cairn_spec_check(&spec, cairn_optimizer_names(), NULL), CAIRN_OK);
-            ck_assert_int_eq(cairn_group_hyper_of_spec(g, &hyper, NULL), CAIRN_OK);
+            struct group_hyper hyper;
+            ck_assert_int_eq(spec_check(&spec, optimizer_names(), NULL), CAIRN_OK);
+            ck_assert_int_eq(group_hyper_of_spec(g, &hyper, NULL), CAIRN_OK);
         }
     }
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(a_name_of_255_bytes_passes_and_of_256_is_refused)
 {
     char name[257];
-    struct cairn_job_spec_data spec = good_spec();
+    struct job_spec_data spec = good_spec();
     memset(name, 'n', 256);
     name[256] = '\0';
-    struct cairn_tensor_spec t = spec.tensors[0];
+    struct tensor_spec t = spec.tensors[0];
     t.name = name;
-    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &t), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(spec_add_tensor(&spec, &t), CAIRN_ERR_INVALID);
     ck_assert_uint_eq(spec.tensor_count, 3);
     name[255] = '\0';
-    ck_assert_int_eq(cairn_spec_add_tensor(&spec, &t), CAIRN_OK);
-    ck_assert_int_eq(cairn_spec_check(&spec, optimizers, NULL), CAIRN_OK);
-    cairn_spec_release(&spec);
+    ck_assert_int_eq(spec_add_tensor(&spec, &t), CAIRN_OK);
+    ck_assert_int_eq(spec_check(&spec, optimizers, NULL), CAIRN_OK);
+    spec_release(&spec);
 }
 
 TEST(an_index_means_the_same_whatever_order_a_worker_lists)
 {
-    struct cairn_job_spec_data a = good_spec(), b;
-    cairn_spec_init(&b);
-    ck_assert_int_eq(cairn_spec_set_name(&b, "mnist"), CAIRN_OK);
+    struct job_spec_data a = good_spec(), b;
+    spec_init(&b);
+    ck_assert_int_eq(spec_set_name(&b, "mnist"), CAIRN_OK);
     add_tensor(&b, "fc1.bias", 1);
     add_tensor(&b, "fc2.weight", 256);
     add_tensor(&b, "fc1.weight", 512);
     add_group(&b, "all");
     uint8_t hash_a[32], hash_b[32];
-    ck_assert_int_eq(cairn_spec_hash(&a, hash_a), CAIRN_OK);
-    ck_assert_int_eq(cairn_spec_hash(&b, hash_b), CAIRN_OK);
+    ck_assert_int_eq(spec_hash(&a, hash_a), CAIRN_OK);
+    ck_assert_int_eq(spec_hash(&b, hash_b), CAIRN_OK);
     ck_assert_mem_eq(hash_a, hash_b, 32);
-    cairn_spec_canonicalize(&a);
-    cairn_spec_canonicalize(&b);
-    ck_assert_uint_eq(cairn_spec_diff(&a, &b, 10, NULL, NULL), 0);
-    ck_assert_uint_eq(cairn_spec_find_tensor(&a, "fc1.bias"), 0);
-    ck_assert_uint_eq(cairn_spec_find_tensor(&a, "fc2.weight"), 2);
-    ck_assert_uint_eq(cairn_spec_find_tensor(&a, "fc3.weight"), SIZE_MAX);
-    cairn_spec_release(&a);
-    cairn_spec_release(&b);
+    spec_canonicalize(&a);
+    spec_canonicalize(&b);
+    ck_assert_uint_eq(spec_diff(&a, &b, 10, NULL, NULL), 0);
+    ck_assert_uint_eq(spec_find_tensor(&a, "fc1.bias"), 0);
+    ck_assert_uint_eq(spec_find_tensor(&a, "fc2.weight"), 2);
+    ck_assert_uint_eq(spec_find_tensor(&a, "fc3.weight"), SIZE_MAX);
+    spec_release(&a);
+    spec_release(&b);
 }
 
 TEST(a_copy_is_equal_and_owns_its_memory)
 {
-    struct cairn_job_spec_data a = good_spec(), b;
+    struct job_spec_data a = good_spec(), b;
     uint8_t hash_a[32], hash_b[32];
     a.window = 3;
-    ck_assert_int_eq(cairn_spec_hash(&a, hash_a), CAIRN_OK);
-    ck_assert_int_eq(cairn_spec_copy(&a, &b), CAIRN_OK);
-    cairn_spec_release(&a);
-    ck_assert_int_eq(cairn_spec_hash(&b, hash_b), CAIRN_OK);
+    ck_assert_int_eq(spec_hash(&a, hash_a), CAIRN_OK);
+    ck_assert_int_eq(spec_copy(&a, &b), CAIRN_OK);
+    spec_release(&a);
+    ck_assert_int_eq(spec_hash(&b, hash_b), CAIRN_OK);
     ck_assert_mem_eq(hash_a, hash_b, 32);
     b.tensors[2].shape.dim[1]++;
-    ck_assert_int_eq(cairn_spec_hash(&b, hash_b), CAIRN_OK);
+    ck_assert_int_eq(spec_hash(&b, hash_b), CAIRN_OK);
     ck_assert_mem_ne(hash_a, hash_b, 32);
-    cairn_spec_release(&b);
+    spec_release(&b);
 }
 
 struct lines {
@@ -571,7 +571,7 @@ struct lines {
     size_t count;
 };
 
-static void keep_line(void *context, const struct cairn_spec_difference *d)
+static void keep_line(void *context, const struct spec_difference *d)
 {
     struct lines *lines = context;
     ck_assert_uint_lt(lines->count, 16);
@@ -584,18 +584,18 @@ static void keep_line(void *context, const struct cairn_spec_difference *d)
 
 TEST(differences_are_listed_in_words_and_the_rest_is_counted)
 {
-    struct cairn_job_spec_data here = good_spec(), there = good_spec();
-    cairn_spec_canonicalize(&here);
-    cairn_spec_canonicalize(&there);
+    struct job_spec_data here = good_spec(), there = good_spec();
+    spec_canonicalize(&here);
+    spec_canonicalize(&there);
     there.tensors[1].shape.dim[0] = 256;
-    ck_assert_uint_eq(cairn_spec_diff(&here, &there, 0, NULL, NULL), 1); // only counted
+    ck_assert_uint_eq(spec_diff(&here, &there, 0, NULL, NULL), 1); // only counted
     there.tensors[1].wire = CAIRN_F32;
     replace(&there.tensors[0].group, "");
     replace(&there.tensors[2].name, "fc3.weight");
     here.groups[0].lr = 0.5;
     here.stage = 1;
     struct lines lines = { .count = 0 };
-    ck_assert_uint_eq(cairn_spec_diff(&here, &there, 16, keep_line, &lines), 7);
+    ck_assert_uint_eq(spec_diff(&here, &there, 16, keep_line, &lines), 7);
     ck_assert_uint_eq(lines.count, 7);
     ck_assert_str_eq(lines.text[0], "job mnist: stage 1 here, 2 on the servers");
     ck_assert_str_eq(lines.text[1], "group all: lr 0.5 here, 0.001 on the servers");
@@ -618,10 +618,10 @@ TEST(differences_are_listed_in_words_and_the_rest_is_counted)
                                       "fc3.weight only there" };
     for (size_t i = 0; i < 7; i++) ck_assert_str_eq(lines.of[i], of[i]);
     lines.count = 0;
-    ck_assert_uint_eq(cairn_spec_diff(&here, &there, 2, keep_line, &lines), 7);
+    ck_assert_uint_eq(spec_diff(&here, &there, 2, keep_line, &lines), 7);
     ck_assert_uint_eq(lines.count, 2);
-    cairn_spec_release(&here);
-    cairn_spec_release(&there);
+    spec_release(&here);
+    spec_release(&there);
 }
 
 SUITE(60);

@@ -22,98 +22,98 @@ static void good(cairn_status status)
 }
 
 /* As little as there can be. */
-static struct cairn_job_spec_data a_plain_spec(void)
+static struct job_spec_data a_plain_spec(void)
 {
-    struct cairn_job_spec_data spec;
-    struct cairn_group_spec g = cairn_group_default();
-    const struct cairn_tensor_spec t = { .name = borrowed("w"),
-                                         .group = borrowed("all"),
-                                         .kind = CAIRN_TRAINED,
-                                         .wire = CAIRN_F32,
-                                         .reduce = CAIRN_F32,
-                                         .master = CAIRN_F32,
-                                         .shape = { 2, { 3, 5 } } };
-    cairn_spec_init(&spec);
-    good(cairn_spec_set_name(&spec, "plain"));
+    struct job_spec_data spec;
+    struct group_spec g = group_default();
+    const struct tensor_spec t = { .name = borrowed("w"),
+                                   .group = borrowed("all"),
+                                   .kind = CAIRN_TRAINED,
+                                   .wire = CAIRN_F32,
+                                   .reduce = CAIRN_F32,
+                                   .master = CAIRN_F32,
+                                   .shape = { 2, { 3, 5 } } };
+    spec_init(&spec);
+    good(spec_set_name(&spec, "plain"));
     g.name = borrowed("all");
     g.optimizer = borrowed("adamw");
-    good(cairn_spec_add_group(&spec, &g));
-    good(cairn_spec_add_tensor(&spec, &t));
-    cairn_spec_canonicalize(&spec);
+    good(spec_add_group(&spec, &g));
+    good(spec_add_tensor(&spec, &t));
+    spec_canonicalize(&spec);
     return spec;
 }
 
-static void add_full_groups(struct cairn_job_spec_data *spec)
+static void add_full_groups(struct job_spec_data *spec)
 {
     static const struct cairn_schedule_point points[] = { { 3, 0.125 }, { 9, 2.0 / 3 } };
-    struct cairn_group_spec g = { .name = borrowed("wsd"),
-                                  .optimizer = borrowed("sgd"),
-                                  .lr = 0.0625,
-                                  .beta1 = 0.85,
-                                  .beta2 = 0.995,
-                                  .eps = 3e-7,
-                                  .weight_decay = 0.011,
-                                  .momentum = 0.7,
-                                  .nesterov = true,
-                                  .frozen = true,
-                                  .schedule = { CAIRN_SCHEDULE_WSD, 21, 220, 23, 1e-4, NULL, 0 } };
-    good(cairn_spec_add_group(spec, &g));
+    struct group_spec g = { .name = borrowed("wsd"),
+                            .optimizer = borrowed("sgd"),
+                            .lr = 0.0625,
+                            .beta1 = 0.85,
+                            .beta2 = 0.995,
+                            .eps = 3e-7,
+                            .weight_decay = 0.011,
+                            .momentum = 0.7,
+                            .nesterov = true,
+                            .frozen = true,
+                            .schedule = { CAIRN_SCHEDULE_WSD, 21, 220, 23, 1e-4, NULL, 0 } };
+    good(spec_add_group(spec, &g));
     g.name = borrowed("table");
     g.nesterov = g.frozen = false;
-    g.schedule = (struct cairn_schedule) { CAIRN_SCHEDULE_TABLE, 24, 0, 0, 0, points, 2 };
-    good(cairn_spec_add_group(spec, &g));
+    g.schedule = (struct schedule) { CAIRN_SCHEDULE_TABLE, 24, 0, 0, 0, points, 2 };
+    good(spec_add_group(spec, &g));
     g.name = borrowed("driven"); // its lr is not in the hash
-    g.schedule = (struct cairn_schedule) { .kind = CAIRN_SCHEDULE_DRIVEN };
-    good(cairn_spec_add_group(spec, &g));
+    g.schedule = (struct schedule) { .kind = CAIRN_SCHEDULE_DRIVEN };
+    good(spec_add_group(spec, &g));
 }
 
-static void add_full_tensors(struct cairn_job_spec_data *spec)
+static void add_full_tensors(struct job_spec_data *spec)
 {
     static const char *const groups[] = { "wsd", "table", "driven" };
     struct cairn_box box = { 2, { 1, 2 }, { 3, 2 } };
     for (size_t i = 0; i < 3; i++) {
-        struct cairn_tensor_spec t = { .name = borrowed(groups[i]),
-                                       .unit = borrowed("block"),
-                                       .group = borrowed(groups[i]),
-                                       .kind = CAIRN_TRAINED,
-                                       .wire = CAIRN_BF16,
-                                       .reduce = CAIRN_F32,
-                                       .master = CAIRN_F32,
-                                       .shape = { 3, { 4, 5, 6 + i } },
-                                       .frozen = i == 1,
-                                       .init = { CAIRN_INIT_UNIFORM, -0.3, 0.4, 31 + i } };
-        good(cairn_spec_add_tensor(spec, &t));
+        struct tensor_spec t = { .name = borrowed(groups[i]),
+                                 .unit = borrowed("block"),
+                                 .group = borrowed(groups[i]),
+                                 .kind = CAIRN_TRAINED,
+                                 .wire = CAIRN_BF16,
+                                 .reduce = CAIRN_F32,
+                                 .master = CAIRN_F32,
+                                 .shape = { 3, { 4, 5, 6 + i } },
+                                 .frozen = i == 1,
+                                 .init = { CAIRN_INIT_UNIFORM, -0.3, 0.4, 31 + i } };
+        good(spec_add_tensor(spec, &t));
     }
-    struct cairn_tensor_spec t = { .name = borrowed("matrix"),
-                                   .kind = CAIRN_BUFFER,
-                                   .wire = CAIRN_F32,
-                                   .reduce = CAIRN_F32,
-                                   .master = CAIRN_F32,
-                                   .shape = { 2, { 7, 8 } } };
-    good(cairn_spec_add_tensor(spec, &t));
+    struct tensor_spec t = { .name = borrowed("matrix"),
+                             .kind = CAIRN_BUFFER,
+                             .wire = CAIRN_F32,
+                             .reduce = CAIRN_F32,
+                             .master = CAIRN_F32,
+                             .shape = { 2, { 7, 8 } } };
+    good(spec_add_tensor(spec, &t));
     t.name = borrowed("part");
     t.kind = CAIRN_FROZEN;
     t.alias_of = borrowed("matrix");
     t.alias_box = &box;
-    t.shape = (struct cairn_shape) { 1, { 0 } };
-    good(cairn_spec_add_tensor(spec, &t));
-    const struct cairn_tensor_spec blob = { .name = borrowed("blob"),
-                                            .kind = CAIRN_BLOB,
-                                            .wire = CAIRN_U8,
-                                            .reduce = CAIRN_F32,
-                                            .master = CAIRN_U8,
-                                            .shape = { 1, { 99 } } };
-    good(cairn_spec_add_tensor(spec, &blob));
+    t.shape = (struct shape) { 1, { 0 } };
+    good(spec_add_tensor(spec, &t));
+    const struct tensor_spec blob = { .name = borrowed("blob"),
+                                      .kind = CAIRN_BLOB,
+                                      .wire = CAIRN_U8,
+                                      .reduce = CAIRN_F32,
+                                      .master = CAIRN_U8,
+                                      .shape = { 1, { 99 } } };
+    good(spec_add_tensor(spec, &blob));
 }
 
 /* Every field has a value of its own, and none its default. */
-static struct cairn_job_spec_data a_full_spec(void)
+static struct job_spec_data a_full_spec(void)
 {
-    struct cairn_job_spec_data spec;
+    struct job_spec_data spec;
     uint8_t former[32];
-    cairn_spec_init(&spec);
-    good(cairn_spec_set_name(&spec, "full"));
-    good(cairn_spec_set_init_from(&spec, "/weights", "model."));
+    spec_init(&spec);
+    good(spec_set_name(&spec, "full"));
+    good(spec_set_init_from(&spec, "/weights", "model."));
     add_full_groups(&spec);
     add_full_tensors(&spec);
     spec.clip_norm = 1.25;
@@ -134,28 +134,28 @@ static struct cairn_job_spec_data a_full_spec(void)
     spec.client_state_max = 10;
     spec.skips_max = 11;
     spec.reduce_groups = CAIRN_GROUPS_HOST;
-    spec.policy = (struct cairn_policy) { .snapshot_every = 12,
-                                          .snapshot_keep = 13,
-                                          .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST,
-                                          .shard_loss_wait_s = 14 };
+    spec.policy = (struct policy) { .snapshot_every = 12,
+                                    .snapshot_keep = 13,
+                                    .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST,
+                                    .shard_loss_wait_s = 14 };
     spec.revision = 15;
     spec.amend_key = 16;
     memset(former, 0xcd, sizeof former);
-    good(cairn_spec_add_former(&spec, former));
-    cairn_spec_canonicalize(&spec);
+    good(spec_add_former(&spec, former));
+    spec_canonicalize(&spec);
     return spec;
 }
 
 /* A policy of which one half is at its default. */
-static struct cairn_job_spec_data a_restoring_spec(void)
+static struct job_spec_data a_restoring_spec(void)
 {
-    struct cairn_job_spec_data spec = a_plain_spec();
+    struct job_spec_data spec = a_plain_spec();
     spec.policy.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST;
     return spec;
 }
 
 static const struct {
-    struct cairn_job_spec_data (*make)(void);
+    struct job_spec_data (*make)(void);
     const char *hash, *schedules, *wire, *manifest; // BLAKE2b-256; the first two of spec.h
 } specs[] = {
     { a_plain_spec, "bef0f38d130b04c4cd665d68ee3677f011d9b175582c586ce3a85ae2784764be",
@@ -187,57 +187,56 @@ static void expect_bytes(const void *bytes, size_t count, const char *wanted, co
 }
 
 /* Takes the spec, and gives the one that came back. */
-static struct cairn_job_spec_data through_manifest(struct cairn_job_spec_data spec,
-                                                   const char *wanted)
+static struct job_spec_data through_manifest(struct job_spec_data spec, const char *wanted)
 {
-    struct cairn_manifest m, back;
-    struct cairn_sentence why = { "" };
+    struct manifest m, back;
+    struct sentence why = { "" };
     char *text;
     size_t bytes;
-    cairn_manifest_init(&m);
-    cairn_spec_release(&m.spec);
+    manifest_init(&m);
+    spec_release(&m.spec);
     m.spec = spec;
-    good(cairn_manifest_encode(&m, &text, &bytes, &why));
+    good(manifest_encode(&m, &text, &bytes, &why));
     expect_bytes(text, bytes, wanted, "the manifest");
-    ck_assert_msg(cairn_manifest_decode(text, bytes, &back, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(manifest_decode(text, bytes, &back, &why) == CAIRN_OK, "%s", why.text);
     free(text);
-    cairn_manifest_release(&m);
+    manifest_release(&m);
     spec = back.spec;
-    cairn_spec_init(&back.spec);
-    cairn_manifest_release(&back);
+    spec_init(&back.spec);
+    manifest_release(&back);
     return spec;
 }
 
-static struct cairn_job_spec_data through_wire(struct cairn_job_spec_data spec, const char *wanted)
+static struct job_spec_data through_wire(struct job_spec_data spec, const char *wanted)
 {
-    struct cairn_job_spec_data back;
-    struct cairn_sentence why = { "" };
+    struct job_spec_data back;
+    struct sentence why = { "" };
     uint8_t *bytes;
     size_t len;
-    good(cairn_spec_pack(&spec, &bytes, &len));
+    good(spec_pack(&spec, &bytes, &len));
     expect_bytes(bytes, len, wanted, "the message");
-    ck_assert_msg(cairn_spec_unpack(bytes, len, cairn_optimizer_names(), &back, &why) == CAIRN_OK,
-                  "%s", why.text);
+    ck_assert_msg(spec_unpack(bytes, len, optimizer_names(), &back, &why) == CAIRN_OK, "%s",
+                  why.text);
     free(bytes);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
     return back;
 }
 
 TEST_EACH(a_spec_has_the_bits_that_it_always_had, 0, sizeof specs / sizeof specs[0])
 {
-    struct cairn_job_spec_data spec = specs[_i].make();
+    struct job_spec_data spec = specs[_i].make();
     uint8_t hash[32];
     for (int turn = 0; turn < 2; turn++) { // as it was made, and as it came back from both
-        good(cairn_spec_hash(&spec, hash));
+        good(spec_hash(&spec, hash));
         expect(hash, specs[_i].hash, "the hash");
-        (void)cairn_spec_schedules_hash(&spec, hash);
+        (void)spec_schedules_hash(&spec, hash);
         expect(hash, specs[_i].schedules, "the hash of schedules");
         spec = through_wire(spec, specs[_i].wire);
         const uint64_t amend_key = spec.amend_key; // in no manifest
         spec = through_manifest(spec, specs[_i].manifest);
         spec.amend_key = amend_key;
     }
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 SUITE(30);

@@ -6,7 +6,7 @@
 #include "server/core/standing.h"
 #include "tests/support/suite.h"
 
-static enum cairn_standing standing(uint64_t store, uint64_t incarnation, uint64_t process)
+static enum standing standing(uint64_t store, uint64_t incarnation, uint64_t process)
 {
     const struct coordinator_id ours = { store, incarnation, process };
     const struct coordinator_id seen = { 7, 4, 100 };

@@ -52,7 +52,7 @@ TEST(a_shard_that_joins_takes_whatever_outcome_it_hears_first)
 
 TEST(a_shard_that_joins_has_seen_the_rounds_that_were_void_before_it_came)
 {
-    const struct cairn_decision last = decision(CAIRN_DECISION_APPLY, 99, 12);
+    const struct decision last = decision(CAIRN_DECISION_APPLY, 99, 12);
     join_job();
     fence(5);
     GIVE(.kind = CAIRN_STEP_RESOLVE, .epoch = 5, .round = 120, .decision = &last);

@@ -186,7 +186,7 @@ TEST(a_restored_job_keeps_the_state_of_its_snapshot)
     const struct step_config config = {
         .chunk_count = 1, .window = 1, .member_max = 1, .payload_bytes_max = 8
     };
-    const struct cairn_decision last = decision(CAIRN_DECISION_APPLY, 77, 3);
+    const struct decision last = decision(CAIRN_DECISION_APPLY, 77, 3);
     void *memory = malloc(step_bytes(&config));
     ck_assert_ptr_nonnull(memory);
     const struct cairn_step *restored = step_init(memory, &config, (struct cairn_version) { 2, 3 },

@@ -2,16 +2,16 @@
 #include "tests/support/suite.h"
 #include "tests/unit/step_driver.h"
 
-static struct cairn_decision write_to(uint64_t generation, uint64_t step_after)
+static struct decision write_to(uint64_t generation, uint64_t step_after)
 {
-    struct cairn_decision d = decision(CAIRN_DECISION_WRITE, 100, step_after);
+    struct decision d = decision(CAIRN_DECISION_WRITE, 100, step_after);
     d.version_after.generation = generation;
     return d;
 }
 
 TEST(a_prepared_shard_takes_a_write_over_when_told)
 {
-    const struct cairn_decision write = write_to(2, 10);
+    const struct decision write = write_to(2, 10);
     prepare();
     GIVE(.kind = CAIRN_STEP_DECIDE, .epoch = 5, .decision = &write);
     ck_assert_int_eq(expect(0, CAIRN_STEP_UPDATE)->decision->kind, CAIRN_DECISION_WRITE);
@@ -25,7 +25,7 @@ TEST(a_prepared_shard_takes_a_write_over_when_told)
 
 TEST(a_prepared_shard_takes_the_write_over_that_another_has)
 {
-    const struct cairn_decision write = write_to(2, 10);
+    const struct decision write = write_to(2, 10);
     prepare();
     fence(6);
     GIVE(.kind = CAIRN_STEP_RESOLVE, .epoch = 6, .decision = &write);
@@ -36,14 +36,14 @@ TEST(a_prepared_shard_takes_the_write_over_that_another_has)
 
 TEST(a_write_that_skips_a_version_or_was_not_prepared_is_a_fault)
 {
-    const struct cairn_decision wrong[] = { write_to(1, 10), write_to(3, 10), write_to(2, 11) };
+    const struct decision wrong[] = { write_to(1, 10), write_to(3, 10), write_to(2, 11) };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         make(CHUNKS, WINDOW, 4);
         prepare();
         GIVE(.kind = CAIRN_STEP_DECIDE, .epoch = 5, .decision = &wrong[i]);
         expect_fault();
     }
-    const struct cairn_decision write = write_to(2, 10);
+    const struct decision write = write_to(2, 10);
     make(CHUNKS, WINDOW, 4);
     begin();
     GIVE(.kind = CAIRN_STEP_DECIDE, .epoch = 5, .decision = &write);

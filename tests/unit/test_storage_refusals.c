@@ -26,7 +26,7 @@ ssize_t __wrap_pread(int fd, void *to, size_t count, off_t at);
 int __wrap_fsync(int fd);
 
 static char folder[CAIRN_SCRATCH_BYTES];
-static struct cairn_sentence why;
+static struct sentence why;
 static bool folders_fail;
 static int folders_synced; // before they fail
 static pthread_barrier_t refused;
@@ -76,13 +76,13 @@ static void teardown(void)
 /* A block of a file that a thread writes or reads. */
 struct part {
     pthread_t thread;
-    struct cairn_storage_put *put;
-    struct cairn_storage_file *file;
+    struct storage_put *put;
+    struct storage_file *file;
     uint64_t offset;
     uint8_t *bytes;
     size_t got;
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 static void *run(void *context)
@@ -96,7 +96,7 @@ static void *run(void *context)
     return NULL;
 }
 
-static void run_all(struct cairn_storage_put *put, struct cairn_storage_file *file)
+static void run_all(struct storage_put *put, struct storage_file *file)
 {
     struct part parts[THREADS];
     memset(parts, 0, sizeof parts);
@@ -117,9 +117,9 @@ static void run_all(struct cairn_storage_put *put, struct cairn_storage_file *fi
 
 TEST(direct_io_that_is_refused_to_several_threads_at_once_goes_through_the_page_cache)
 {
-    const struct cairn_storage *storage = cairn_storage_of(folder);
-    struct cairn_storage_put *put;
-    struct cairn_storage_file *file;
+    const struct storage *storage = storage_of(folder);
+    struct storage_put *put;
+    struct storage_file *file;
     ck_assert_int_eq(storage->put_begin(folder, "part", THREADS * BLOCK_BYTES, &put, &why),
                      CAIRN_OK);
     run_all(put, NULL);
@@ -133,7 +133,7 @@ TEST(direct_io_that_is_refused_to_several_threads_at_once_goes_through_the_page_
 
 TEST(a_folder_that_cannot_be_made_durable_is_not_there)
 {
-    const struct cairn_storage *storage = cairn_storage_of(folder);
+    const struct storage *storage = storage_of(folder);
     uint64_t bytes;
     folders_fail = true;
     ck_assert_int_eq(storage->make(folder, "step", true, &why), CAIRN_ERR_IO);
@@ -148,7 +148,7 @@ TEST(a_folder_that_cannot_be_made_durable_is_not_there)
 
 TEST(of_a_word_and_its_replacement_one_is_there_though_the_folder_cannot_be_synced)
 {
-    const struct cairn_storage *storage = cairn_storage_of(folder);
+    const struct storage *storage = storage_of(folder);
     uint64_t bytes = 0;
     ck_assert_int_eq(storage->commit(folder, "latest", "a\n", 2, true, &why), CAIRN_OK);
     folders_fail = true;
@@ -166,9 +166,8 @@ TEST(of_an_export_whose_name_cannot_be_synced_nothing_is_left)
     char path[CAIRN_SCRATCH_BYTES + 8];
     snprintf(path, sizeof path, "%s/out", folder);
     ck_assert_int_eq(ctl_made_folder_begin(path, &made, &why), CAIRN_OK);
-    ck_assert_int_eq(
-        cairn_storage_of(path)->commit(made.temp, "model.safetensors", "x", 1, false, &why),
-        CAIRN_OK);
+    ck_assert_int_eq(storage_of(path)->commit(made.temp, "model.safetensors", "x", 1, false, &why),
+                     CAIRN_OK);
     folders_fail = true;
     folders_synced = 1; // its own, but not its parent's
     ck_assert_int_eq(ctl_made_folder_end(&made, CAIRN_OK, &why), CAIRN_ERR_IO);

@@ -14,15 +14,15 @@ static int gate[2]; /* a byte for each look that may go on */
 static atomic_int looks;
 static int said;
 
-static cairn_status judge(const char *path, uint64_t token, const struct cairn_storage_owner *owner,
-                          struct cairn_sentence *why)
+static cairn_status judge(const char *path, uint64_t token, const struct storage_owner *owner,
+                          struct sentence *why)
 {
     (void)owner;
     char byte;
     looks++;
     if (read(gate[0], &byte, 1) != 1) return CAIRN_ERR_IO;
     if (byte == '+') return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_IO, "%s: wrong, %d", path, (int)token);
+    return fail_with(why, CAIRN_ERR_IO, "%s: wrong, %d", path, (int)token);
 }
 
 static void on_said(struct storage_watch *of)
@@ -33,7 +33,7 @@ static void on_said(struct storage_watch *of)
 
 static void set_up(void)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     uv_loop_init(&loop);
     ck_assert_int_eq(pipe(gate), 0);
     watch = (struct storage_watch) { .judge = judge, .on_said = on_said, .context = &gate };

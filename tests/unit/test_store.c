@@ -26,7 +26,7 @@ static void tear_down(void)
 static struct cairn_store *open_store(void)
 {
     struct cairn_store *store;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     ck_assert_msg(store_open(folder, &store, &why) == CAIRN_OK, "%s", why.text);
     return store;
 }
@@ -57,7 +57,7 @@ struct seen {
     struct stored_job last;
     char name[32], spec[32], shard[32];
 };
-static cairn_status see(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status see(void *context, const void *row, struct sentence *why)
 {
     const struct stored_job *job = row;
     struct seen *seen = context;
@@ -79,7 +79,7 @@ static struct seen read_all(struct cairn_store *store)
 }
 
 static cairn_status put(struct cairn_store *store, enum store_change change, const void *row,
-                        struct cairn_sentence *why)
+                        struct sentence *why)
 {
     return store_write(store, change, row, 1, why);
 }
@@ -155,7 +155,7 @@ static struct stored_job full_job(void)
 }
 
 /* It is that row, field by field. */
-static cairn_status expect_job(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status expect_job(void *context, const void *row, struct sentence *why)
 {
     const struct stored_job *is = row, *want = context;
     (void)why;
@@ -210,7 +210,7 @@ TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
     other.spec_bytes = other.layout_bytes = 4;
     other.generation = other.generation_reserved = other.epoch = other.round_reserved = 5000;
     other.base_step = other.layout_at_generation = other.layout_at_step = 5001;
-    other.origin = (struct cairn_origin) { 0 };
+    other.origin = (struct origin) { 0 };
     other.initialized = true;
     other.layout_before = NULL;
     other.layout_before_bytes = 0;
@@ -258,7 +258,7 @@ TEST(a_copy_of_rows_has_its_own_texts)
     free(pair);
 }
 
-static cairn_status count_row(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status count_row(void *context, const void *row, struct sentence *why)
 {
     (void)row;
     (void)why;
@@ -344,7 +344,7 @@ TEST(a_second_job_of_a_name_is_refused_and_changes_nothing)
 {
     struct cairn_store *store = open_store();
     struct stored_job job = sample();
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     job.id = 1;
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, &why), CAIRN_ERR_EXISTS);
@@ -397,7 +397,7 @@ TEST_EACH(it_is_for_this_user_only_whatever_the_umask, 0, 2)
 TEST(a_file_that_is_no_database_is_refused)
 {
     struct cairn_store *store;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     char text[4096];
     memset(text, 'x', sizeof text);
     write_file("coordinator.db", text, sizeof text, 0);
@@ -408,7 +408,7 @@ TEST(a_file_that_is_no_database_is_refused)
 TEST(a_database_of_another_program_is_refused)
 {
     struct cairn_store *store = open_store();
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     const uint8_t id[4] = { 0, 0, 0, 1 }; // SQLite's header has the application id at 68
     const struct stored_job job = sample();
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
@@ -437,7 +437,7 @@ static void change_store(const char *sql)
 static void expect_version_refused(const char *version)
 {
     struct cairn_store *store;
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     char journal[CAIRN_SCRATCH_BYTES + 32];
     snprintf(journal, sizeof journal, "%s/coordinator.db-wal", folder);
     for (int i = 0; i < 2; i++) {
@@ -465,7 +465,7 @@ TEST(a_store_that_says_this_version_of_other_tables_is_refused)
     expect_version_refused("of version 1 with other tables;");
 }
 
-static cairn_status see_name(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status see_name(void *context, const void *row, struct sentence *why)
 {
     const char *shard = ((const struct stored_leaving *)row)->shard;
     char *seen = context;
@@ -478,7 +478,7 @@ static cairn_status see_name(void *context, const void *row, struct cairn_senten
 TEST(shards_that_leave_are_known_until_they_do_not)
 {
     struct cairn_store *store = open_store();
-    struct cairn_sentence why;
+    struct sentence why;
     char seen[8] = "";
     ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct stored_leaving) { "s0" }, &why),
                      CAIRN_OK);
@@ -495,7 +495,7 @@ TEST(shards_that_leave_are_known_until_they_do_not)
     store_close(store);
 }
 
-static cairn_status see_dropped(void *context, const void *row, struct cairn_sentence *why)
+static cairn_status see_dropped(void *context, const void *row, struct sentence *why)
 {
     uint64_t *seen = context;
     (void)why;
@@ -539,7 +539,7 @@ TEST(the_token_of_the_snapshots_folder_comes_back)
 TEST(a_damaged_database_is_refused)
 {
     struct cairn_store *store = open_store();
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     uint8_t noise[4096];
     const struct stored_job job = sample();
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
@@ -555,7 +555,7 @@ TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
 {
     struct cairn_store *store = open_store();
     struct stored_job job = sample();
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     uint8_t *bytes;
     size_t byte_count;
     char path[CAIRN_SCRATCH_BYTES + 32];

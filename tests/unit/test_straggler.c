@@ -211,7 +211,7 @@ static void expect_shown(const char *phase, const char *word)
     ck_assert_str_eq(status->straggler->phase, phase);
     ck_assert_msg(strstr(status->straggler->text, word) != NULL, "%s", status->straggler->text);
     ck_assert_uint_ge(status->straggler->waited_ms, 5000);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
 }
 
 /* A shard says that it lacks something of that worker's. */
@@ -246,7 +246,7 @@ TEST(who_does_not_begin_or_commit_a_round_holds_it_up)
     fake_until(&fake, toy()->straggler.member == 0);
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_ptr_null(status->straggler);
-    cairn_message_free(&status->base);
+    message_free(&status->base);
 }
 
 static void say_in_flight(uint32_t what)
@@ -306,7 +306,7 @@ static uint64_t still_ms(void)
 {
     Cairn__JobStatus *status = show_job("toy");
     const uint64_t ms = status->still_ms;
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     return ms;
 }
 
@@ -358,7 +358,7 @@ TEST(who_was_dealt_more_micro_batches_is_judged_by_each_of_them)
     ck_assert_str_eq(status->straggler->text,
                      "worker w1 (rank 1), by its compute: 30.0 ms a micro-batch, and the others "
                      "take 10.0 ms (medians of the last 8 steps)");
-    cairn_message_free(&status->base);
+    message_free(&status->base);
 }
 
 SUITE(60, open_two, close_two);

@@ -12,11 +12,11 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct cairn_stream_options plain = { .limits = { 1, 90, CAIRN_FRAME_BYTES_MAX } };
+static const struct stream_options plain = { .limits = { 1, 90, CAIRN_FRAME_BYTES_MAX } };
 
 // What one end of a connection saw.
 struct end {
-    struct cairn_stream *stream;
+    struct stream *stream;
     int open_count;
     int frame_count;
     int close_count;
@@ -25,10 +25,10 @@ struct end {
     cairn_status status;
     char why[CAIRN_SENTENCE_BYTES];
     char last[64];
-    int echo;                  // answers each frame with the same
-    int close_on;              // closes at this frame
-    uint64_t work_ns;          // each frame costs so much
-    struct cairn_paged *paged; // takes the pages
+    int echo;            // answers each frame with the same
+    int close_on;        // closes at this frame
+    uint64_t work_ns;    // each frame costs so much
+    struct paged *paged; // takes the pages
 };
 
 static uv_loop_t loop;
@@ -37,27 +37,27 @@ static uv_pipe_t server_pipe;
 static uv_timer_t watch; // the test's own end of patience
 static struct end near;
 static struct end far;
-static struct cairn_stream_options far_options;
-static struct cairn_address address;
+static struct stream_options far_options;
+static struct stream_address address;
 static char folder[CAIRN_SCRATCH_BYTES];
 
-static void on_open(struct cairn_stream *stream, void *context)
+static void on_open(struct stream *stream, void *context)
 {
     struct end *end = context;
     ck_assert_ptr_eq(stream, end->stream);
     end->open_count++;
 }
 
-static void take_page(struct cairn_paged *paged, const struct cairn_frame *frame)
+static void take_page(struct paged *paged, const struct wire_frame *frame)
 {
-    ProtobufCMessage *page = cairn_message_unpack(&cairn__page__descriptor, frame->payload,
-                                                  frame->payload_bytes);
+    ProtobufCMessage *page = message_unpack(&cairn__page__descriptor, frame->payload,
+                                            frame->payload_bytes);
     ck_assert_ptr_nonnull(page);
-    ck_assert_int_eq(cairn_paged_add(paged, (const Cairn__Page *)page), CAIRN_OK);
+    ck_assert_int_eq(paged_add(paged, (const Cairn__Page *)page), CAIRN_OK);
     protobuf_c_message_free_unpacked(page, NULL);
 }
 
-static void on_frame(struct cairn_stream *stream, const struct cairn_frame *frame, void *context)
+static void on_frame(struct stream *stream, const struct wire_frame *frame, void *context)
 {
     struct end *end = context;
     if (end->paged != NULL && frame->type == CAIRN_MSG_PAGE) take_page(end->paged, frame);
@@ -69,15 +69,14 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
              (int)(frame->payload_bytes < 60 ? frame->payload_bytes : 60),
              (const char *)frame->payload);
     if (end->echo)
-        ck_assert_int_eq(cairn_stream_send_bytes(stream, frame->type, frame->request,
-                                                 frame->payload, frame->payload_bytes, NULL),
+        ck_assert_int_eq(stream_send_bytes(stream, frame->type, frame->request, frame->payload,
+                                           frame->payload_bytes, NULL),
                          CAIRN_OK);
     for (const uint64_t begin = uv_hrtime(); uv_hrtime() - begin < end->work_ns;) {}
-    if (end->close_on == end->frame_count) cairn_stream_close(stream, CAIRN_OK, "enough");
+    if (end->close_on == end->frame_count) stream_close(stream, CAIRN_OK, "enough");
 }
 
-static void on_close(struct cairn_stream *stream, cairn_status status, const char *why,
-                     void *context)
+static void on_close(struct stream *stream, cairn_status status, const char *why, void *context)
 {
     struct end *end = context;
     ck_assert(stream->state >= CAIRN_STREAM_FINISHING);
@@ -87,14 +86,14 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
     end->stream = NULL;
 }
 
-static const struct cairn_stream_events events = { .on_open = on_open,
-                                                   .on_frame = on_frame,
-                                                   .on_close = on_close };
+static const struct stream_events events = { .on_open = on_open,
+                                             .on_frame = on_frame,
+                                             .on_close = on_close };
 
 static void on_connection(uv_stream_t *server, int error)
 {
     ck_assert_int_eq(error, 0);
-    ck_assert_int_eq(cairn_stream_accept(server, &far_options, &events, &far, &far.stream, NULL),
+    ck_assert_int_eq(stream_accept(server, &far_options, &events, &far, &far.stream, NULL),
                      CAIRN_OK);
 }
 
@@ -127,8 +126,8 @@ static void setup(void)
 // The last line of each test: everything is closed, the loop is empty.
 static void teardown(void)
 {
-    if (near.stream != NULL) cairn_stream_close(near.stream, CAIRN_OK, "end of test");
-    if (far.stream != NULL) cairn_stream_close(far.stream, CAIRN_OK, "end of test");
+    if (near.stream != NULL) stream_close(near.stream, CAIRN_OK, "end of test");
+    if (far.stream != NULL) stream_close(far.stream, CAIRN_OK, "end of test");
     uv_close((uv_handle_t *)&server_tcp, NULL);
     uv_close((uv_handle_t *)&server_pipe, NULL);
     uv_close((uv_handle_t *)&watch, NULL);
@@ -139,11 +138,11 @@ static void teardown(void)
     cairn_scratch_remove(folder);
 }
 
-static void connect_near(const struct cairn_stream_options *options)
+static void connect_near(const struct stream_options *options)
 {
-    struct cairn_sentence why;
-    ck_assert_msg(cairn_stream_connect(&loop, &address, 5000, options, &events, &near, &near.stream,
-                                       &why) == CAIRN_OK,
+    struct sentence why;
+    ck_assert_msg(stream_connect(&loop, &address, 5000, options, &events, &near, &near.stream,
+                                 &why) == CAIRN_OK,
                   "%s", why.text);
     ck_assert_int_eq(near.close_count, 0); // never from inside the call
 }
@@ -155,7 +154,7 @@ static void connect_near(const struct cairn_stream_options *options)
 
 static void send_near(uint32_t request, const void *payload, size_t payload_bytes)
 {
-    ck_assert_int_eq(cairn_stream_send_bytes(near.stream, 3, request, payload, payload_bytes, NULL),
+    ck_assert_int_eq(stream_send_bytes(near.stream, 3, request, payload, payload_bytes, NULL),
                      CAIRN_OK);
 }
 
@@ -176,8 +175,8 @@ TEST(frames_arrive_whole_and_in_order_both_ways)
     ck_assert_int_eq(near.open_count, 1);
     ck_assert_int_eq(near.out_of_order + far.out_of_order, 0);
     ck_assert_uint_eq(near.payload_bytes, sent_bytes);
-    ck_assert_uint_eq(cairn_stream_queued_bytes(near.stream), 0);
-    ck_assert_int_eq(strncmp(cairn_stream_peer(far.stream), "127.0.0.1:", 10), 0);
+    ck_assert_uint_eq(stream_queued_bytes(near.stream), 0);
+    ck_assert_int_eq(strncmp(stream_peer(far.stream), "127.0.0.1:", 10), 0);
 }
 
 static void on_loop_turn(uv_prepare_t *prepare)
@@ -200,7 +199,7 @@ TEST(what_costs_more_than_a_turn_goes_on_in_the_next_one)
     run_until(far.frame_count == 60);
     ck_assert_int_ge(turns, 15);
     ck_assert_int_eq(far.out_of_order, 0);
-    cairn_stream_close(near.stream, CAIRN_OK, "while frames wait");
+    stream_close(near.stream, CAIRN_OK, "while frames wait");
     run_until(far.close_count == 1); // what comes behind them is read
     uv_close((uv_handle_t *)&prepare, NULL);
 }
@@ -211,7 +210,7 @@ TEST(a_stream_that_ends_between_two_turns_ends_well)
     connect_near(&plain);
     for (uint32_t i = 1; i <= 9; i++) send_near(i, "x", 1);
     run_until(far.frame_count == 1);
-    cairn_stream_finish(far.stream, CAIRN_OK, "enough");
+    stream_finish(far.stream, CAIRN_OK, "enough");
     run_until(near.close_count == 1 && far.close_count == 1);
     ck_assert_int_eq(far.frame_count, 1);
 }
@@ -219,10 +218,10 @@ TEST(a_stream_that_ends_between_two_turns_ends_well)
 TEST(the_largest_frame_passes_and_a_larger_one_is_not_sent)
 {
     uint8_t *payload = calloc(1, CAIRN_FRAME_BYTES_MAX);
-    struct cairn_sentence why;
+    struct sentence why;
     connect_near(&plain);
     ck_assert_int_eq(
-        cairn_stream_send_bytes(near.stream, 3, 1, payload, CAIRN_FRAME_BYTES_MAX - 15, &why),
+        stream_send_bytes(near.stream, 3, 1, payload, CAIRN_FRAME_BYTES_MAX - 15, &why),
         CAIRN_ERR_INVALID);
     send_near(1, payload, CAIRN_FRAME_BYTES_MAX - 16);
     run_until(far.frame_count == 1);
@@ -235,38 +234,36 @@ TEST(a_message_is_packed_and_sent)
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.text = "why";
     connect_near(&plain);
-    ck_assert_int_eq(cairn_stream_send(near.stream, 3, 1, &error.base, NULL), CAIRN_OK);
+    ck_assert_int_eq(stream_send(near.stream, 3, 1, &error.base, NULL), CAIRN_OK);
     run_until(far.frame_count == 1);
     ck_assert_str_eq(far.last, "\x12\x03why");
 }
 
 enum { PAGED = 30 * CAIRN_PAGE_BYTES + 5 };
 
-static struct cairn_packed *make_packed(void)
+static struct packed *make_packed(void)
 {
     uint8_t *bytes = malloc(PAGED);
     for (size_t i = 0; i < PAGED; i++) bytes[i] = (uint8_t)(i * 31 >> 3);
-    return cairn_packed_take(bytes, PAGED);
+    return packed_take(bytes, PAGED);
 }
 
-static void send_pages(struct cairn_packed *packed)
+static void send_pages(struct packed *packed)
 {
-    ck_assert_int_eq(cairn_stream_send_pages(near.stream, 2, CAIRN_PAGE_SPEC, packed, NULL),
-                     CAIRN_OK);
+    ck_assert_int_eq(stream_send_pages(near.stream, 2, CAIRN_PAGE_SPEC, packed, NULL), CAIRN_OK);
 }
 
 /* Hundreds of times the queue's bound, twice, in order with what is sent before, between and behind. */
 TEST(pages_are_cut_when_their_turn_comes)
 {
-    const struct cairn_stream_options narrow = { .limits = plain.limits,
-                                                 .send_queue_bytes = 32 << 10 };
-    struct cairn_packed *packed = make_packed();
-    struct cairn_paged paged;
+    const struct stream_options narrow = { .limits = plain.limits, .send_queue_bytes = 32 << 10 };
+    struct packed *packed = make_packed();
+    struct paged paged;
     uint64_t total = 0;
     size_t queued_max = 0;
     connect_near(&narrow);
     for (int turn = 0; turn < 2; turn++) { // the first before the connection stands
-        ck_assert_int_eq(cairn_paged_init(&paged, PAGED), CAIRN_OK);
+        ck_assert_int_eq(paged_init(&paged, PAGED), CAIRN_OK);
         far.paged = &paged;
         send_near(1, "before", 6);
         send_pages(packed);
@@ -275,43 +272,43 @@ TEST(pages_are_cut_when_their_turn_comes)
         total += 2 + 31;
         while (far.frame_count < (int)total) {
             uv_run(&loop, UV_RUN_ONCE);
-            const size_t queued = cairn_stream_queued_bytes(near.stream);
+            const size_t queued = stream_queued_bytes(near.stream);
             if (queued > queued_max) queued_max = queued;
         }
         ck_assert_str_eq(far.last, "behind");
-        ck_assert(cairn_paged_whole(&paged));
+        ck_assert(paged_whole(&paged));
         ck_assert_mem_eq(paged.bytes, packed->bytes, PAGED);
-        cairn_paged_release(&paged);
+        paged_release(&paged);
     }
     ck_assert_uint_le(queued_max, CAIRN_PAGE_BYTES + 1024);
     ck_assert_uint_eq(packed->holds, 1);
-    cairn_packed_release(packed);
+    packed_release(packed);
 }
 
 TEST(an_end_gives_back_the_pages_that_wait)
 {
-    struct cairn_packed *packed = make_packed();
+    struct packed *packed = make_packed();
     connect_near(&plain);
     run_until(far.stream != NULL && near.open_count == 1);
     send_pages(packed);
     send_pages(packed);
     ck_assert_uint_eq(packed->holds, 3);
-    cairn_stream_close(near.stream, CAIRN_OK, "enough");
-    ck_assert_int_eq(cairn_stream_send_pages(near.stream, 2, CAIRN_PAGE_SPEC, packed, NULL),
+    stream_close(near.stream, CAIRN_OK, "enough");
+    ck_assert_int_eq(stream_send_pages(near.stream, 2, CAIRN_PAGE_SPEC, packed, NULL),
                      CAIRN_ERR_CLOSED);
     run_until(near.close_count == 1);
     ck_assert_uint_eq(packed->holds, 1);
-    cairn_packed_release(packed);
+    packed_release(packed);
 }
 
 TEST(a_peer_that_takes_no_pages_is_closed)
 {
-    struct cairn_packed *packed = make_packed();
+    struct packed *packed = make_packed();
     cairn_status status = CAIRN_OK;
     uint64_t held = 0;
     connect_near(&plain);
     while (status == CAIRN_OK && held <= CAIRN_STREAM_PAGED_BYTES) {
-        status = cairn_stream_send_pages(near.stream, 2, CAIRN_PAGE_SPEC, packed, NULL);
+        status = stream_send_pages(near.stream, 2, CAIRN_PAGE_SPEC, packed, NULL);
         if (status == CAIRN_OK) held += PAGED;
     }
     ck_assert_int_eq(status, CAIRN_ERR_BUSY);
@@ -319,24 +316,24 @@ TEST(a_peer_that_takes_no_pages_is_closed)
     run_until(near.close_count == 1);
     ck_assert_int_eq(near.status, CAIRN_ERR_BUSY);
     ck_assert_uint_eq(packed->holds, 1);
-    cairn_packed_release(packed);
+    packed_release(packed);
 }
 
 TEST(finish_sends_the_pages_that_wait)
 {
-    struct cairn_packed *packed = make_packed();
-    struct cairn_paged paged;
-    ck_assert_int_eq(cairn_paged_init(&paged, PAGED), CAIRN_OK);
+    struct packed *packed = make_packed();
+    struct paged paged;
+    ck_assert_int_eq(paged_init(&paged, PAGED), CAIRN_OK);
     connect_near(&plain);
     run_until(far.stream != NULL && near.open_count == 1);
     far.paged = &paged;
     send_pages(packed);
-    cairn_stream_finish(near.stream, CAIRN_OK, "that was all");
+    stream_finish(near.stream, CAIRN_OK, "that was all");
     run_until(far.close_count == 1);
-    ck_assert(cairn_paged_whole(&paged));
-    cairn_paged_release(&paged);
+    ck_assert(paged_whole(&paged));
+    paged_release(&paged);
     run_until(near.close_count == 1);
-    cairn_packed_release(packed);
+    packed_release(packed);
 }
 
 TEST(a_unix_socket_works_the_same)
@@ -352,7 +349,7 @@ TEST(a_unix_socket_works_the_same)
     ck_assert_str_eq(near.last, "hello");
     char who[64];
     snprintf(who, sizeof who, "pid=%ld,uid=%lu", (long)getpid(), (unsigned long)getuid());
-    ck_assert_str_eq(cairn_stream_peer(far.stream), who);
+    ck_assert_str_eq(stream_peer(far.stream), who);
 }
 
 /* Without a hosts file the name goes to a name server, which may be out of reach: a chroot, say. */
@@ -380,8 +377,8 @@ TEST_EACH(a_connect_closed_at_once_ends_once, 0, 2)
 {
     snprintf(address.host, sizeof address.host, _i == 0 ? "127.0.0.1" : "localhost");
     connect_near(&plain);
-    cairn_stream_close(near.stream, CAIRN_ERR_CANCELED, "no more wanted");
-    cairn_stream_close(near.stream, CAIRN_ERR_IO, "a later reason");
+    stream_close(near.stream, CAIRN_ERR_CANCELED, "no more wanted");
+    stream_close(near.stream, CAIRN_ERR_IO, "a later reason");
     ck_assert_int_eq(near.close_count, 0);
     run_until(near.close_count == 1);
     ck_assert_int_eq(near.status, CAIRN_ERR_CANCELED);
@@ -424,8 +421,7 @@ TEST(a_silent_host_is_a_timeout)
     }
     address.port = ntohs(addr.sin_port);
     ck_assert_int_eq(
-        cairn_stream_connect(&loop, &address, 50, &plain, &events, &near, &near.stream, NULL),
-        CAIRN_OK);
+        stream_connect(&loop, &address, 50, &plain, &events, &near, &near.stream, NULL), CAIRN_OK);
     run_until(near.close_count == 1);
     ck_assert_int_eq(near.status, CAIRN_ERR_TIMEOUT);
     ck_assert_ptr_nonnull(strstr(near.why, "within 50 ms"));
@@ -447,18 +443,18 @@ static int raw_client(const void *bytes, size_t byte_count)
 TEST(a_peer_that_does_not_read_is_closed_and_memory_stays_bounded)
 {
     static const uint8_t payload[100000];
-    struct cairn_sentence why;
+    struct sentence why;
     far_options.send_queue_bytes = 1 << 20;
     const int fd = raw_client("C", 1);
     run_until(far.stream != NULL);
     cairn_status status = CAIRN_OK;
     for (int i = 0; status == CAIRN_OK && i < 1000; i++) {
-        status = cairn_stream_send_bytes(far.stream, 3, 0, payload, sizeof payload, &why);
-        ck_assert_uint_le(cairn_stream_queued_bytes(far.stream), 1 << 20);
+        status = stream_send_bytes(far.stream, 3, 0, payload, sizeof payload, &why);
+        ck_assert_uint_le(stream_queued_bytes(far.stream), 1 << 20);
     }
     ck_assert_int_eq(status, CAIRN_ERR_BUSY);
     ck_assert_ptr_nonnull(strstr(why.text, "does not read"));
-    ck_assert_int_eq(cairn_stream_send_bytes(far.stream, 3, 0, payload, 1, &why), CAIRN_ERR_CLOSED);
+    ck_assert_int_eq(stream_send_bytes(far.stream, 3, 0, payload, 1, &why), CAIRN_ERR_CLOSED);
     run_until(far.close_count == 1);
     ck_assert_int_eq(far.status, CAIRN_ERR_BUSY);
     close(fd);
@@ -477,7 +473,7 @@ TEST(garbage_closes_with_a_reason)
 TEST(what_came_before_garbage_is_delivered)
 {
     uint8_t bytes[20] = { 0 };
-    cairn_frame_header_write(bytes, 3, 1, 0);
+    frame_header_write(bytes, 3, 1, 0);
     const int fd = raw_client(bytes, sizeof bytes);
     run_until(far.close_count == 1);
     ck_assert_int_eq(far.frame_count, 1);
@@ -498,15 +494,15 @@ TEST(closing_inside_on_frame_stops_further_frames)
 
 TEST(limits_hold_for_the_next_frame)
 {
-    far_options.limits = (struct cairn_frame_limits) { 3, 3, CAIRN_FRAME_HELLO_BYTES };
+    far_options.limits = (struct frame_limits) { 3, 3, CAIRN_FRAME_HELLO_BYTES };
     static const uint8_t payload[2 * CAIRN_FRAME_HELLO_BYTES];
     connect_near(&plain);
     send_near(1, payload, 4000);
     run_until(far.frame_count == 1);
-    cairn_stream_limit(far.stream, plain.limits);
+    stream_limit(far.stream, plain.limits);
     send_near(2, payload, sizeof payload);
     run_until(far.frame_count == 2);
-    cairn_stream_limit(far.stream, far_options.limits);
+    stream_limit(far.stream, far_options.limits);
     send_near(3, payload, sizeof payload);
     run_until(far.close_count == 1);
     char limit[80];
@@ -524,11 +520,11 @@ TEST(finish_delivers_the_last_words)
     run_until(far.stream != NULL && near.open_count == 1);
     for (uint32_t i = 1; i <= 5; i++) send_near(i, payload, sizeof payload);
     for (uint32_t i = 1; i <= 9; i++)
-        ck_assert_int_eq(cairn_stream_send_bytes(far.stream, 3, i, payload, sizeof payload, NULL),
+        ck_assert_int_eq(stream_send_bytes(far.stream, 3, i, payload, sizeof payload, NULL),
                          CAIRN_OK);
-    ck_assert_int_eq(cairn_stream_send_bytes(far.stream, 3, 10, "because", 7, NULL), CAIRN_OK);
-    cairn_stream_finish(far.stream, CAIRN_ERR_REFUSED, "told why");
-    cairn_stream_finish(far.stream, CAIRN_ERR_IO, "again");
+    ck_assert_int_eq(stream_send_bytes(far.stream, 3, 10, "because", 7, NULL), CAIRN_OK);
+    stream_finish(far.stream, CAIRN_ERR_REFUSED, "told why");
+    stream_finish(far.stream, CAIRN_ERR_IO, "again");
     run_until(near.close_count == 1 && far.close_count == 1);
     ck_assert_int_eq(near.frame_count, 10);
     ck_assert_str_eq(near.last, "because");
@@ -545,10 +541,9 @@ TEST(finish_does_not_wait_for_ever)
     const int fd = raw_client("C", 1);
     run_until(far.stream != NULL);
     for (int i = 0; i < 40; i++)
-        ck_assert_int_eq(cairn_stream_send_bytes(far.stream, 3, 0, payload, 1000000, NULL),
-                         CAIRN_OK);
+        ck_assert_int_eq(stream_send_bytes(far.stream, 3, 0, payload, 1000000, NULL), CAIRN_OK);
     const uint64_t begin = uv_hrtime();
-    cairn_stream_finish(far.stream, CAIRN_OK, "bye");
+    stream_finish(far.stream, CAIRN_OK, "bye");
     run_until(far.close_count == 1);
     ck_assert_uint_lt(uv_hrtime() - begin, UINT64_C(10000000000));
     close(fd);
@@ -581,16 +576,16 @@ TEST(an_address_has_one_written_form)
         { "*:80", NULL, 0, false },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct cairn_address parsed;
-        struct cairn_sentence why;
+        struct stream_address parsed;
+        struct sentence why;
         char text[CAIRN_ADDRESS_TEXT_BYTES];
-        const cairn_status status = cairn_address_parse(rows[i].text, &parsed, &why);
+        const cairn_status status = address_parse(rows[i].text, &parsed, &why);
         ck_assert_msg((status == CAIRN_OK) == (rows[i].host != NULL), "%s", rows[i].text);
         if (status != CAIRN_OK) continue;
         ck_assert_str_eq(parsed.host, rows[i].host);
         ck_assert_uint_eq(parsed.port, rows[i].port);
         ck_assert_int_eq(parsed.is_unix, rows[i].is_unix);
-        cairn_address_print(&parsed, text);
+        address_print(&parsed, text);
         ck_assert_str_eq(text, rows[i].text);
     }
 }

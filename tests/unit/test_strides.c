@@ -20,10 +20,10 @@ static struct strides judged(uint32_t rank, const uint64_t *extent, const int64_
 {
     const struct cairn_box box = box_of(rank, extent);
     struct strides strides;
-    struct cairn_sentence why;
+    struct sentence why;
     int64_t all[8] = { 0 };
     memcpy(all, stride, rank * sizeof *stride);
-    ck_assert_int_eq(cairn_strides_judge(all, &box, 4, &strides, &why), CAIRN_OK);
+    ck_assert_int_eq(strides_judge(all, &box, 4, &strides, &why), CAIRN_OK);
     return strides;
 }
 
@@ -31,8 +31,8 @@ static void refused(uint32_t rank, const uint64_t *extent, const int64_t *stride
 {
     const struct cairn_box box = box_of(rank, extent);
     struct strides strides;
-    struct cairn_sentence why;
-    ck_assert_int_eq(cairn_strides_judge(stride, &box, 4, &strides, &why), CAIRN_ERR_INVALID);
+    struct sentence why;
+    ck_assert_int_eq(strides_judge(stride, &box, 4, &strides, &why), CAIRN_ERR_INVALID);
     ck_assert_msg(strstr(why.text, word) != NULL, "%s", why.text);
 }
 
@@ -56,7 +56,7 @@ TEST(dimensions_that_lie_behind_each_other_are_joined)
     ck_assert_uint_eq(s.rank, 3);
     ck_assert_uint_eq(s.extent[2], 20);
     ck_assert_uint_eq(s.stride[2], 3);
-    ck_assert_uint_eq(cairn_strides_span(&s, 120, 4), 120 * 4);
+    ck_assert_uint_eq(strides_span(&s, 120, 4), 120 * 4);
 }
 
 TEST(negative_and_endless_ones_are_refused)
@@ -70,18 +70,18 @@ TEST(negative_and_endless_ones_are_refused)
 
 TEST(only_what_is_surely_apart_may_be_written)
 {
-    ck_assert(cairn_strides_apart(
+    ck_assert(strides_apart(
         &(struct strides) { .given = false, .rank = 1, .extent = { 4 }, .stride = { 0 } }));
     const struct strides transposed = judged(2, (uint64_t[]) { 3, 4 }, (int64_t[]) { 1, 3 });
     const struct strides spread = judged(2, (uint64_t[]) { 3, 4 }, (int64_t[]) { 100, 7 });
     const struct strides row = judged(2, (uint64_t[]) { 3, 4 }, (int64_t[]) { 0, 1 });
     const struct strides sliding = judged(2, (uint64_t[]) { 3, 4 }, (int64_t[]) { 1, 1 });
     const struct strides close = judged(2, (uint64_t[]) { 3, 4 }, (int64_t[]) { 3, 1 });
-    ck_assert(cairn_strides_apart(&transposed));
-    ck_assert(cairn_strides_apart(&spread));
-    ck_assert(!cairn_strides_apart(&row));
-    ck_assert(!cairn_strides_apart(&sliding));
-    ck_assert(!cairn_strides_apart(&close));
+    ck_assert(strides_apart(&transposed));
+    ck_assert(strides_apart(&spread));
+    ck_assert(!strides_apart(&row));
+    ck_assert(!strides_apart(&sliding));
+    ck_assert(!strides_apart(&close));
 }
 
 /* Where the n-th element lies, the plain way. */
@@ -122,16 +122,16 @@ static void walk_both_ways(uint32_t rank, const uint64_t *extent, const int64_t 
     float out[ELEMS_MAX] = { 0 };
     const struct strides s = judged(rank, extent, stride);
     if (!s.given) return;
-    ck_assert(cairn_strides_apart(&s));
+    ck_assert(strides_apart(&s));
     const uint64_t last = place(rank, extent, stride, elems - 1);
     ck_assert_uint_lt(last, FAR);
-    ck_assert_uint_eq(cairn_strides_span(&s, elems, 4), (last + 1) * 4);
+    ck_assert_uint_eq(strides_span(&s, elems, 4), (last + 1) * 4);
     for (uint64_t i = 0; i < FAR; i++) far[i] = (float)i, there[i] = -1;
     const uint64_t first = (uint64_t)rand() % elems, count = (uint64_t)rand() % (elems - first) + 1;
-    cairn_strides_gather(&s, far, 4, first, count, out);
+    strides_gather(&s, far, 4, first, count, out);
     for (uint64_t i = 0; i < count; i++)
         ck_assert_float_eq(out[i], (float)place(rank, extent, stride, first + i));
-    cairn_strides_scatter(&s, there, 4, first, count, out);
+    strides_scatter(&s, there, 4, first, count, out);
     uint64_t written = 0;
     for (uint64_t i = 0; i < FAR; i++) written += there[i] >= 0;
     ck_assert_uint_eq(written, count);
@@ -157,8 +157,8 @@ TEST(elements_of_2_and_8_bytes_are_whole)
     uint16_t narrow[12], narrow_out[12];
     double wide[12], wide_out[12];
     for (int i = 0; i < 12; i++) narrow[i] = (uint16_t)(i * 5000), wide[i] = i / 3.0;
-    cairn_strides_gather(&s, narrow, 2, 0, 12, narrow_out);
-    cairn_strides_gather(&s, wide, 8, 0, 12, wide_out);
+    strides_gather(&s, narrow, 2, 0, 12, narrow_out);
+    strides_gather(&s, wide, 8, 0, 12, wide_out);
     for (int i = 0; i < 12; i++) {
         ck_assert_uint_eq(narrow_out[i], narrow[i % 4 * 3 + i / 4]);
         ck_assert_double_eq(wide_out[i], wide[i % 4 * 3 + i / 4]);

@@ -10,7 +10,7 @@
 
 #define SEEDS 400
 
-static uint64_t elems_from(const struct cairn_shape *shape, uint32_t dim)
+static uint64_t elems_from(const struct shape *shape, uint32_t dim)
 {
     uint64_t elems = 1;
     for (uint32_t d = dim; d < shape->rank; d++) elems *= shape->dim[d];
@@ -18,7 +18,7 @@ static uint64_t elems_from(const struct cairn_shape *shape, uint32_t dim)
 }
 
 /* The row dimension by the words of the header: the first whose slices do not exceed the limit. */
-static uint32_t oracle_row_dim(const struct cairn_shape *shape)
+static uint32_t oracle_row_dim(const struct shape *shape)
 {
     for (uint32_t d = 0; d < shape->rank; d++)
         if (elems_from(shape, d + 1) <= CAIRN_ROW_ELEMS_MAX) return d;
@@ -26,9 +26,9 @@ static uint32_t oracle_row_dim(const struct cairn_shape *shape)
 }
 
 /* Walks all elements and opens a quantum and a leaf where the header's words say so. */
-static void compare_with_walk(const struct cairn_shape *shape)
+static void compare_with_walk(const struct shape *shape)
 {
-    const struct cairn_geometry g = cairn_geometry_of(shape);
+    const struct geometry g = geometry_of(shape);
     const uint64_t elems = elems_from(shape, 0);
     const uint32_t row_dim = oracle_row_dim(shape);
     const uint64_t row = shape->rank == 0 ? 1 : elems_from(shape, row_dim + 1);
@@ -40,27 +40,27 @@ static void compare_with_walk(const struct cairn_shape *shape)
     uint64_t quanta = 0, leaves = 0, in_quantum = 0, in_leaf = 0;
     for (uint64_t e = 0; e < elems; e++) {
         if (e % row == 0 && (e == 0 || in_quantum >= CAIRN_LEAF_ELEMS)) {
-            ck_assert_uint_eq(cairn_quantum_first_elem(&g, quanta), e);
-            ck_assert_uint_eq(cairn_quantum_first_leaf(&g, quanta), leaves);
+            ck_assert_uint_eq(quantum_first_elem(&g, quanta), e);
+            ck_assert_uint_eq(quantum_first_leaf(&g, quanta), leaves);
             quanta++;
             in_quantum = in_leaf = 0;
         }
-        if (in_leaf == 0) ck_assert_uint_eq(cairn_leaf_first_elem(&g, leaves++), e);
+        if (in_leaf == 0) ck_assert_uint_eq(leaf_start(&g, leaves++), e);
         if (in_leaf == 0 || in_leaf == CAIRN_LEAF_ELEMS - 1)
-            ck_assert_uint_eq(cairn_leaf_of_elem(&g, e), leaves - 1);
+            ck_assert_uint_eq(leaf_of_elem(&g, e), leaves - 1);
         in_quantum++;
         in_leaf = (in_leaf + 1) % CAIRN_LEAF_ELEMS;
     }
     ck_assert_uint_eq(g.quantum_count, quanta);
     ck_assert_uint_eq(g.leaf_count, leaves);
-    ck_assert_uint_eq(cairn_leaf_first_elem(&g, leaves), elems);
-    ck_assert_uint_eq(cairn_quantum_first_elem(&g, quanta), elems);
-    ck_assert_uint_eq(cairn_quantum_first_leaf(&g, quanta), leaves);
+    ck_assert_uint_eq(leaf_start(&g, leaves), elems);
+    ck_assert_uint_eq(quantum_first_elem(&g, quanta), elems);
+    ck_assert_uint_eq(quantum_first_leaf(&g, quanta), leaves);
 }
 
-static struct cairn_shape random_shape(uint32_t rank, uint64_t elems_about)
+static struct shape random_shape(uint32_t rank, uint64_t elems_about)
 {
-    struct cairn_shape shape = { .rank = rank };
+    struct shape shape = { .rank = rank };
     uint64_t left = elems_about;
     for (uint32_t i = 0; i < rank; i++) {
         uint64_t dim = 1 + random_below(left < 600 ? left : 600);
@@ -80,16 +80,15 @@ TEST(geometry_is_what_counting_gives_for_every_rank)
 {
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         random_state = seed;
-        const struct cairn_shape shape = random_shape((uint32_t)(seed % 9),
-                                                      1 + random_below(60000));
-        ck_assert_int_eq(cairn_shape_check(&shape), CAIRN_OK);
+        const struct shape shape = random_shape((uint32_t)(seed % 9), 1 + random_below(60000));
+        ck_assert_int_eq(shape_check(&shape), CAIRN_OK);
         compare_with_walk(&shape);
     }
 }
 
 TEST(geometry_of_slices_beyond_the_row_limit)
 {
-    const struct cairn_shape shapes[] = {
+    const struct shape shapes[] = {
         { 3, { 2, 3, ((uint64_t)1 << 20) + 1 } }, // rows of one element
         { 3, { 2, 3, (uint64_t)1 << 20 } },       // rows of exactly the limit
         { 3, { 2, 1100, 1000 } },                 // a slice of 1.1 M: rows along the second
@@ -100,52 +99,52 @@ TEST(geometry_of_slices_beyond_the_row_limit)
 
 TEST(a_row_of_58_million_elements_is_divided)
 {
-    const struct cairn_shape flat = { 2, { 3, 58000000 } };
-    struct cairn_geometry g = cairn_geometry_of(&flat);
+    const struct shape flat = { 2, { 3, 58000000 } };
+    struct geometry g = geometry_of(&flat);
     ck_assert_uint_eq(g.row_dim, 1);
     ck_assert_uint_eq(g.row_elems, 1);
     ck_assert_uint_eq(g.quantum_elems, 4096);
     ck_assert_uint_eq(g.quantum_count, (3u * 58000000u + 4095) / 4096);
     ck_assert_uint_eq(g.leaf_count, g.quantum_count);
 
-    const struct cairn_shape deep = { 3, { 3, 7250, 8000 } };
-    g = cairn_geometry_of(&deep);
+    const struct shape deep = { 3, { 3, 7250, 8000 } };
+    g = geometry_of(&deep);
     ck_assert_uint_eq(g.row_dim, 1);
     ck_assert_uint_eq(g.row_elems, 8000);
     ck_assert_uint_eq(g.row_count, 3 * 7250);
     ck_assert_uint_eq(g.quantum_elems, 8000);
     ck_assert_uint_eq(g.leaves_per_quantum, 2);
-    ck_assert_uint_eq(cairn_leaf_first_elem(&g, 3), 8000 + 4096);
+    ck_assert_uint_eq(leaf_start(&g, 3), 8000 + 4096);
 }
 
 TEST(a_scalar_is_one_element_in_one_box_without_dimensions)
 {
-    const struct cairn_shape scalar = { .rank = 0 };
+    const struct shape scalar = { .rank = 0 };
     compare_with_walk(&scalar);
     struct cairn_box boxes[CAIRN_RANGE_BOXES_MAX];
-    ck_assert_uint_eq(cairn_range_boxes(&scalar, 0, 1, boxes), 1);
+    ck_assert_uint_eq(range_boxes(&scalar, 0, 1, boxes), 1);
     ck_assert_uint_eq(boxes[0].rank, 0);
 }
 
 TEST(an_empty_tensor_has_nothing_and_its_other_dimensions_do_not_matter)
 {
-    const struct cairn_shape empty = { 3, { UINT64_MAX, UINT64_MAX, 0 } };
-    ck_assert_int_eq(cairn_shape_check(&empty), CAIRN_OK);
-    const struct cairn_geometry g = cairn_geometry_of(&empty);
+    const struct shape empty = { 3, { UINT64_MAX, UINT64_MAX, 0 } };
+    ck_assert_int_eq(shape_check(&empty), CAIRN_OK);
+    const struct geometry g = geometry_of(&empty);
     ck_assert_uint_eq(g.elems, 0);
     ck_assert_uint_eq(g.quantum_count, 0);
     ck_assert_uint_eq(g.leaf_count, 0);
-    ck_assert_uint_eq(cairn_leaf_first_elem(&g, 0), 0);
-    ck_assert_uint_eq(cairn_quantum_first_elem(&g, 0), 0);
+    ck_assert_uint_eq(leaf_start(&g, 0), 0);
+    ck_assert_uint_eq(quantum_first_elem(&g, 0), 0);
     struct cairn_box boxes[CAIRN_RANGE_BOXES_MAX];
-    ck_assert_uint_eq(cairn_range_boxes(&empty, 0, 0, boxes), 0);
+    ck_assert_uint_eq(range_boxes(&empty, 0, 0, boxes), 0);
 }
 
 TEST(shapes_over_the_limits_are_refused_and_never_overflow)
 {
     const struct {
         const char *claim;
-        struct cairn_shape shape;
+        struct shape shape;
         cairn_status status;
     } table[] = {
         { "nine dimensions", { 9, { 1, 1, 1, 1, 1, 1, 1, 1 } }, CAIRN_ERR_INVALID },
@@ -160,11 +159,11 @@ TEST(shapes_over_the_limits_are_refused_and_never_overflow)
         { "one dimension too long", { 1, { UINT64_MAX } }, CAIRN_ERR_INVALID },
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
-        ck_assert_msg(cairn_shape_check(&table[i].shape) == table[i].status, "%s", table[i].claim);
+        ck_assert_msg(shape_check(&table[i].shape) == table[i].status, "%s", table[i].claim);
 }
 
 /* Row-major number of a box's first element, and whether the box is contiguous with `elems`. */
-static uint64_t box_first(const struct cairn_shape *shape, const struct cairn_box *box)
+static uint64_t box_first(const struct shape *shape, const struct cairn_box *box)
 {
     uint64_t first = 0;
     for (uint32_t d = 0; d < shape->rank; d++) first = first * shape->dim[d] + box->start[d];
@@ -179,7 +178,7 @@ static uint64_t box_elems(const struct cairn_box *box)
 }
 
 /* Single indices, then one run, then whole dimensions: only then is a box one contiguous range. */
-static int box_is_contiguous(const struct cairn_shape *shape, const struct cairn_box *box)
+static int box_is_contiguous(const struct shape *shape, const struct cairn_box *box)
 {
     uint32_t d = 0;
     while (d < box->rank && box->extent[d] == 1) d++;
@@ -189,7 +188,7 @@ static int box_is_contiguous(const struct cairn_shape *shape, const struct cairn
 }
 
 /* The fewest boxes for rows [first, end), by trying every first box: fewest[row] from the end. */
-static size_t oracle_fewest(const struct cairn_shape *shape, uint32_t row_dim, uint64_t first,
+static size_t oracle_fewest(const struct shape *shape, uint32_t row_dim, uint64_t first,
                             uint64_t end)
 {
     size_t *fewest = calloc(end + 1, sizeof *fewest);
@@ -210,12 +209,12 @@ static size_t oracle_fewest(const struct cairn_shape *shape, uint32_t row_dim, u
     return answer;
 }
 
-static void check_boxes(const struct cairn_shape *shape, uint64_t first_row, uint64_t row_count)
+static void check_boxes(const struct shape *shape, uint64_t first_row, uint64_t row_count)
 {
-    const struct cairn_geometry g = cairn_geometry_of(shape);
+    const struct geometry g = geometry_of(shape);
     struct cairn_box boxes[CAIRN_RANGE_BOXES_MAX];
-    const size_t count = cairn_range_boxes(shape, first_row * g.row_elems, row_count * g.row_elems,
-                                           boxes);
+    const size_t count = range_boxes(shape, first_row * g.row_elems, row_count * g.row_elems,
+                                     boxes);
     uint64_t at = first_row * g.row_elems;
     for (size_t i = 0; i < count; i++) {
         ck_assert_uint_eq(boxes[i].rank, shape->rank);
@@ -230,9 +229,9 @@ static void check_boxes(const struct cairn_shape *shape, uint64_t first_row, uin
 }
 
 /* A tensor of up to 8 dimensions whose rows are single elements: its last one is over the limit. */
-static struct cairn_shape many_outer_dimensions(uint32_t rank)
+static struct shape many_outer_dimensions(uint32_t rank)
 {
-    struct cairn_shape shape = { .rank = rank };
+    struct shape shape = { .rank = rank };
     for (uint32_t d = 0; d + 1 < rank; d++) shape.dim[d] = 1 + random_below(3);
     shape.dim[rank - 1] = CAIRN_ROW_ELEMS_MAX; // rows are slices along the one before
     return shape;
@@ -243,40 +242,40 @@ TEST(boxes_cover_any_range_of_rows_exactly_with_the_fewest)
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         random_state = seed;
         const uint32_t rank = (uint32_t)(1 + seed % 8);
-        const struct cairn_shape shape = seed % 2 == 0 || rank < 2 ? random_shape(rank, 3000)
-                                                                   : many_outer_dimensions(rank);
-        const struct cairn_geometry g = cairn_geometry_of(&shape);
+        const struct shape shape = seed % 2 == 0 || rank < 2 ? random_shape(rank, 3000)
+                                                             : many_outer_dimensions(rank);
+        const struct geometry g = geometry_of(&shape);
         for (int i = 0; i < 4; i++) {
             const uint64_t first = random_below(g.row_count);
             check_boxes(&shape, first, random_below(g.row_count - first + 1));
         }
         check_boxes(&shape, 0, g.row_count);
     }
-    const struct cairn_shape worst = { 8, { 3, 3, 3, 3, 3, 3, 3, CAIRN_ROW_ELEMS_MAX + 1 } };
+    const struct shape worst = { 8, { 3, 3, 3, 3, 3, 3, 3, CAIRN_ROW_ELEMS_MAX + 1 } };
     struct cairn_box boxes[CAIRN_RANGE_BOXES_MAX];
-    ck_assert_uint_eq(cairn_range_boxes(&worst, 1, cairn_geometry_of(&worst).elems - 2, boxes),
+    ck_assert_uint_eq(range_boxes(&worst, 1, geometry_of(&worst).elems - 2, boxes),
                       CAIRN_RANGE_BOXES_MAX);
 }
 
 TEST(dtypes_and_planes_answer_for_numbers_that_are_none)
 {
-    ck_assert_uint_eq(cairn_dtype_bytes(CAIRN_F32), 4);
-    ck_assert_uint_eq(cairn_dtype_bytes(CAIRN_BF16), 2);
-    ck_assert_uint_eq(cairn_dtype_bytes(CAIRN_F16), 2);
-    ck_assert_uint_eq(cairn_dtype_bytes(CAIRN_F64), 8);
-    ck_assert_uint_eq(cairn_dtype_bytes(CAIRN_U8), 1);
-    ck_assert_str_eq(cairn_dtype_name(CAIRN_BF16), "bf16");
-    ck_assert_str_eq(cairn_dtype_name(CAIRN_U8), "u8");
+    ck_assert_uint_eq(dtype_size(CAIRN_F32), 4);
+    ck_assert_uint_eq(dtype_size(CAIRN_BF16), 2);
+    ck_assert_uint_eq(dtype_size(CAIRN_F16), 2);
+    ck_assert_uint_eq(dtype_size(CAIRN_F64), 8);
+    ck_assert_uint_eq(dtype_size(CAIRN_U8), 1);
+    ck_assert_str_eq(dtype_label(CAIRN_BF16), "bf16");
+    ck_assert_str_eq(dtype_label(CAIRN_U8), "u8");
     const int none[] = { -1, 0, 6, 7, 1000 };
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
-        ck_assert_uint_eq(cairn_dtype_bytes(none[i]), 0);
-        ck_assert_str_eq(cairn_dtype_name(none[i]), "?");
-        ck_assert_ptr_null(cairn_plane_name(none[i]));
+        ck_assert_uint_eq(dtype_size(none[i]), 0);
+        ck_assert_str_eq(dtype_label(none[i]), "?");
+        ck_assert_ptr_null(plane_name(none[i]));
     }
     for (int plane = 1; plane < CAIRN_PLANE_COUNT; plane++)
-        ck_assert_int_eq(cairn_plane_number(cairn_plane_name(plane)), plane);
-    ck_assert_int_eq(cairn_plane_number("exp"), 0);
-    ck_assert_int_eq(cairn_plane_number(""), 0);
+        ck_assert_int_eq(plane_number(plane_name(plane)), plane);
+    ck_assert_int_eq(plane_number("exp"), 0);
+    ck_assert_int_eq(plane_number(""), 0);
 }
 
 SUITE(60);

@@ -26,9 +26,9 @@ static const char *const texts[] = {
 TEST_EACH(text_is_text_and_is_left_alone, 0, sizeof texts / sizeof *texts)
 {
     char copy[64];
-    ck_assert(cairn_text_ok(texts[_i], strlen(texts[_i])));
+    ck_assert(text_ok(texts[_i], strlen(texts[_i])));
     snprintf(copy, sizeof copy, "%s", texts[_i]);
-    cairn_text_mend(copy, "");
+    text_mend(copy, "");
     ck_assert_str_eq(copy, texts[_i]);
 }
 
@@ -62,27 +62,27 @@ static const struct {
 
 TEST_EACH(what_is_none_is_named_with_its_place_and_mended, 0, sizeof faults / sizeof *faults)
 {
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     char copy[64];
-    ck_assert(!cairn_text_ok(faults[_i].text, 63));
-    ck_assert_int_eq(cairn_text_check("it", faults[_i].text, 63, &why), CAIRN_ERR_INVALID);
+    ck_assert(!text_ok(faults[_i].text, 63));
+    ck_assert_int_eq(text_check("it", faults[_i].text, 63, &why), CAIRN_ERR_INVALID);
     ck_assert_msg(strstr(why.text, faults[_i].says) != NULL, "\"%s\" lacks \"%s\"", why.text,
                   faults[_i].says);
     ck_assert_ptr_nonnull(strstr(why.text, "1 to 63 bytes of UTF-8 without control characters"));
     snprintf(copy, sizeof copy, "%s", faults[_i].text);
-    cairn_text_mend(copy, "");
+    text_mend(copy, "");
     ck_assert_str_eq(copy, faults[_i].mended);
-    ck_assert(copy[0] == '\0' || cairn_text_ok(copy, 63));
+    ck_assert(copy[0] == '\0' || text_ok(copy, 63));
 }
 
 TEST(the_limit_is_in_bytes)
 {
-    struct cairn_sentence why = { "" };
-    ck_assert(cairn_text_ok("\xc3\xb6\xc3\xb6", 4));
-    ck_assert_int_eq(cairn_text_check("it", "\xc3\xb6\xc3\xb6", 3, &why), CAIRN_ERR_INVALID);
+    struct sentence why = { "" };
+    ck_assert(text_ok("\xc3\xb6\xc3\xb6", 4));
+    ck_assert_int_eq(text_check("it", "\xc3\xb6\xc3\xb6", 3, &why), CAIRN_ERR_INVALID);
     ck_assert_str_eq(why.text,
                      "it is longer than allowed: 1 to 3 bytes of UTF-8 without control characters");
-    ck_assert(!cairn_text_ok(NULL, 3));
+    ck_assert(!text_ok(NULL, 3));
 }
 
 /* As `cairn` does with every answer: in a table an escape is a command to the terminal, and a JSON writer
@@ -100,9 +100,9 @@ TEST(every_string_of_a_message_is_mended)
     job.n_frozen_tensors = 2;
     list.jobs = jobs;
     list.n_jobs = 1;
-    cairn_message_mend(&status.base);
+    message_mend(&status.base);
     ck_assert_str_eq(cluster, "c?");
-    cairn_message_mend(&list.base);
+    message_mend(&list.base);
     ck_assert_str_eq(name, "j?");
     ck_assert_str_eq(one, "w?");
     ck_assert_str_eq(two, "two\nlines");

@@ -1,6 +1,7 @@
 /* Lists of tiles, and whether those of all ranks make up the tensors: against a count of every element. */
 #include "proto/wire/chunk.h"
 
+#include <inttypes.h>
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,15 +13,15 @@
 #define RANKS_MAX 16
 
 /* A spec of the tensors "t0", "t1", ... */
-static struct cairn_job_spec_data spec_of(const struct cairn_shape *shapes, size_t count)
+static struct job_spec_data spec_of(const struct shape *shapes, size_t count)
 {
-    struct cairn_job_spec_data spec;
-    cairn_spec_init(&spec);
+    struct job_spec_data spec;
+    spec_init(&spec);
     for (size_t i = 0; i < count; i++) {
         char name[32];
         snprintf(name, sizeof name, "t%zu", i);
-        const struct cairn_tensor_spec tensor = { .name = name, .shape = shapes[i] };
-        ck_assert_int_eq(cairn_spec_add_tensor(&spec, &tensor), CAIRN_OK);
+        const struct tensor_spec tensor = { .name = name, .shape = shapes[i] };
+        ck_assert_int_eq(spec_add_tensor(&spec, &tensor), CAIRN_OK);
     }
     return spec;
 }
@@ -33,24 +34,23 @@ struct world {
 
 static void hold(struct world *w, uint32_t rank, uint32_t tensor, struct cairn_box box)
 {
-    ck_assert_int_eq(cairn_tiles_set(&w->tiles[rank], tensor, &box), CAIRN_OK);
+    ck_assert_int_eq(tiles_set(&w->tiles[rank], tensor, &box), CAIRN_OK);
 }
 
-static cairn_status cover(struct world *w, const struct cairn_job_spec_data *spec,
-                          struct cairn_sentence *why)
+static cairn_status cover(struct world *w, const struct job_spec_data *spec, struct sentence *why)
 {
     for (uint32_t r = 0; r < w->count; r++) w->of_rank[r] = &w->tiles[r];
-    return cairn_tiles_cover(spec, w->of_rank, w->count, why);
+    return tiles_cover(spec, w->of_rank, w->count, why);
 }
 
 static void world_release(struct world *w)
 {
-    for (uint32_t r = 0; r < RANKS_MAX; r++) cairn_tiles_release(&w->tiles[r]);
+    for (uint32_t r = 0; r < RANKS_MAX; r++) tiles_release(&w->tiles[r]);
 }
 
 /* ---- the oracle ---- */
 
-static bool has(const struct cairn_box *box, const struct cairn_shape *shape, uint64_t elem)
+static bool has(const struct cairn_box *box, const struct shape *shape, uint64_t elem)
 {
     for (uint32_t d = shape->rank; d-- > 0; elem /= shape->dim[d]) {
         const uint64_t at = elem % shape->dim[d];
@@ -59,16 +59,16 @@ static bool has(const struct cairn_box *box, const struct cairn_shape *shape, ui
     return true;
 }
 
-static bool oracle_covers(const struct world *w, const struct cairn_shape *shape)
+static bool oracle_covers(const struct world *w, const struct shape *shape)
 {
     uint64_t elems = 1;
     for (uint32_t d = 0; d < shape->rank; d++) elems *= shape->dim[d];
     for (uint64_t e = 0; e < elems; e++) {
         const struct cairn_box *owner = NULL;
         for (uint32_t r = 0; r < w->count; r++) {
-            const struct cairn_box *box = cairn_tiles_find(&w->tiles[r], 0);
+            const struct cairn_box *box = tiles_find(&w->tiles[r], 0);
             if (!has(box, shape, e)) continue;
-            if (owner != NULL && !cairn_box_equal(owner, box)) return false;
+            if (owner != NULL && !box_equal(owner, box)) return false;
             owner = box;
         }
         if (owner == NULL) return false;
@@ -77,11 +77,10 @@ static bool oracle_covers(const struct world *w, const struct cairn_shape *shape
 }
 
 /* Cuts `count` boxes at random places until there are enough: a partition. */
-static uint32_t random_partition(const struct cairn_shape *shape, struct cairn_box *boxes,
-                                 uint32_t limit)
+static uint32_t random_partition(const struct shape *shape, struct cairn_box *boxes, uint32_t limit)
 {
     uint32_t count = 1;
-    boxes[0] = cairn_box_of_shape(shape);
+    boxes[0] = box_of_shape(shape);
     for (uint32_t tries = 0; tries < 2 * limit && count < limit && shape->rank > 0; tries++) {
         struct cairn_box *box = &boxes[random_below(count)];
         const uint32_t d = (uint32_t)random_below(shape->rank);
@@ -96,7 +95,7 @@ static uint32_t random_partition(const struct cairn_shape *shape, struct cairn_b
 }
 
 /* Moves an edge of one box, mostly breaking the cover. */
-static void damage(struct cairn_box *box, const struct cairn_shape *shape)
+static void damage(struct cairn_box *box, const struct shape *shape)
 {
     if (shape->rank == 0) return;
     const uint32_t d = (uint32_t)random_below(shape->rank);
@@ -113,10 +112,10 @@ static void damage(struct cairn_box *box, const struct cairn_shape *shape)
 static void one_random_world(uint64_t seed)
 {
     random_state = seed;
-    struct cairn_shape shape = { .rank = (uint32_t)random_below(CAIRN_RANK_MAX + 1) };
+    struct shape shape = { .rank = (uint32_t)random_below(CAIRN_RANK_MAX + 1) };
     for (uint32_t d = 0; d < shape.rank; d++)
         shape.dim[d] = random_below(60) == 0 ? 0 : 1 + random_below(shape.rank > 4 ? 3 : 6);
-    struct cairn_job_spec_data spec = spec_of(&shape, 1);
+    struct job_spec_data spec = spec_of(&shape, 1);
 
     struct cairn_box boxes[RANKS_MAX];
     const uint32_t parts = random_partition(&shape, boxes, 1 + (uint32_t)random_below(10));
@@ -125,14 +124,14 @@ static void one_random_world(uint64_t seed)
     for (uint32_t r = 0; r < w.count; r++)
         hold(&w, r, 0, boxes[r < parts ? r : random_below(parts)]);
 
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     const cairn_status expected = oracle_covers(&w, &shape) ? CAIRN_OK : CAIRN_ERR_MISMATCH;
     const cairn_status status = cover(&w, &spec, &why);
-    ck_assert_msg(status == expected, "seed %llu: %s, %s", (unsigned long long)seed,
-                  cairn_status_code_name((int)status), why.text);
+    ck_assert_msg(status == expected, "seed %" PRIu64 ": %s, %s", seed,
+                  status_code_name((int)status), why.text);
     ck_assert_int_eq(why.text[0] != '\0', expected != CAIRN_OK);
     world_release(&w);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(the_cover_check_agrees_with_a_count_of_every_element)
@@ -144,65 +143,65 @@ TEST(the_cover_check_agrees_with_a_count_of_every_element)
 
 TEST(an_overlap_is_named_with_tensor_ranks_and_boxes)
 {
-    const struct cairn_shape shapes[] = { { 1, { 4 } }, { 2, { 8, 6 } } };
-    struct cairn_job_spec_data spec = spec_of(shapes, 2);
+    const struct shape shapes[] = { { 1, { 4 } }, { 2, { 8, 6 } } };
+    struct job_spec_data spec = spec_of(shapes, 2);
     struct world w = { .count = 3 };
     hold(&w, 0, 1, (struct cairn_box) { 2, { 0, 0 }, { 8, 3 } });
     hold(&w, 1, 1, (struct cairn_box) { 2, { 0, 0 }, { 8, 3 } });
     hold(&w, 2, 1, (struct cairn_box) { 2, { 0, 2 }, { 8, 4 } });
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     ck_assert_int_eq(cover(&w, &spec, &why), CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(why.text, "tensor t1: rank 0 holds [0:8, 0:3] and rank 2 holds "
                                            "[0:8, 2:6], which overlap"));
     world_release(&w);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(a_hole_is_named_with_tensor_and_box)
 {
-    const struct cairn_shape shape = { 2, { 8, 6 } };
-    struct cairn_job_spec_data spec = spec_of(&shape, 1);
+    const struct shape shape = { 2, { 8, 6 } };
+    struct job_spec_data spec = spec_of(&shape, 1);
     struct world w = { .count = 3 };
     hold(&w, 0, 0, (struct cairn_box) { 2, { 0, 0 }, { 8, 2 } });
     hold(&w, 1, 0, (struct cairn_box) { 2, { 0, 2 }, { 5, 4 } });
     hold(&w, 2, 0, (struct cairn_box) { 2, { 5, 2 }, { 3, 3 } });
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     ck_assert_int_eq(cover(&w, &spec, &why), CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(why.text, "tensor t0: no rank holds [5:8, 5:6]"));
     world_release(&w);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(a_tensor_that_no_rank_holds_is_named)
 {
-    const struct cairn_shape shapes[] = { { 1, { 4 } }, { 0, { 0 } } };
-    struct cairn_job_spec_data spec = spec_of(shapes, 2);
+    const struct shape shapes[] = { { 1, { 4 } }, { 0, { 0 } } };
+    struct job_spec_data spec = spec_of(shapes, 2);
     struct world w = { .count = 2 };
     for (uint32_t r = 0; r < 2; r++) hold(&w, r, 0, (struct cairn_box) { 1, { 0 }, { 0 } });
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     ck_assert_int_eq(cover(&w, &spec, &why), CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(why.text, "tensor t0: no rank holds [0:4]"));
     world_release(&w);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(a_whole_tensor_and_a_part_of_it_overlap)
 {
-    const struct cairn_shape shape = { 1, { 10 } };
-    struct cairn_job_spec_data spec = spec_of(&shape, 1);
+    const struct shape shape = { 1, { 10 } };
+    struct job_spec_data spec = spec_of(&shape, 1);
     struct world w = { .count = 2 };
     hold(&w, 1, 0, (struct cairn_box) { 1, { 0 }, { 5 } });
     ck_assert_int_eq(cover(&w, &spec, NULL), CAIRN_ERR_MISMATCH);
     hold(&w, 1, 0, (struct cairn_box) { 1, { 0 }, { 10 } });
     ck_assert_int_eq(cover(&w, &spec, NULL), CAIRN_OK);
     world_release(&w);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(a_pinwheel_that_no_straight_cut_separates_is_a_cover)
 {
-    const struct cairn_shape shape = { 2, { 3, 3 } };
-    struct cairn_job_spec_data spec = spec_of(&shape, 1);
+    const struct shape shape = { 2, { 3, 3 } };
+    struct job_spec_data spec = spec_of(&shape, 1);
     struct world w = { .count = 5 };
     hold(&w, 0, 0, (struct cairn_box) { 2, { 0, 0 }, { 1, 2 } });
     hold(&w, 1, 0, (struct cairn_box) { 2, { 0, 2 }, { 2, 1 } });
@@ -211,21 +210,20 @@ TEST(a_pinwheel_that_no_straight_cut_separates_is_a_cover)
     hold(&w, 4, 0, (struct cairn_box) { 2, { 1, 1 }, { 1, 1 } });
     ck_assert_int_eq(cover(&w, &spec, NULL), CAIRN_OK);
     hold(&w, 4, 0, (struct cairn_box) { 2, { 1, 1 }, { 0, 0 } });
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     ck_assert_int_eq(cover(&w, &spec, &why), CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(why.text, "no rank holds [1:2, 1:2]"));
     world_release(&w);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 /* A grid of 64 x 64 different boxes and 4 replicas each; quadratic it would take minutes. */
 TEST(many_ranks_are_checked_at_once)
 {
     enum { SIDE = 64, WORLD = 4 * SIDE * SIDE, TENSORS = 8 };
-    struct cairn_shape shapes[TENSORS];
-    for (size_t t = 0; t < TENSORS; t++)
-        shapes[t] = (struct cairn_shape) { 2, { SIDE * 3, SIDE * 5 } };
-    struct cairn_job_spec_data spec = spec_of(shapes, TENSORS);
+    struct shape shapes[TENSORS];
+    for (size_t t = 0; t < TENSORS; t++) shapes[t] = (struct shape) { 2, { SIDE * 3, SIDE * 5 } };
+    struct job_spec_data spec = spec_of(shapes, TENSORS);
     struct cairn_tiles *tiles = calloc(WORLD, sizeof *tiles);
     const struct cairn_tiles **of_rank = calloc(WORLD, sizeof *of_rank);
     for (uint32_t r = 0; r < WORLD; r++) {
@@ -233,14 +231,14 @@ TEST(many_ranks_are_checked_at_once)
         const struct cairn_box box = { 2, { i * 3, j * 5 }, { 3, 5 } };
         of_rank[r] = &tiles[r];
         for (uint32_t t = 0; t < TENSORS; t++)
-            ck_assert_int_eq(cairn_tiles_set(&tiles[r], t, &box), CAIRN_OK);
+            ck_assert_int_eq(tiles_set(&tiles[r], t, &box), CAIRN_OK);
     }
-    ck_assert_int_eq(cairn_tiles_cover(&spec, of_rank, WORLD, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_tiles_cover(&spec, of_rank, WORLD - 4, NULL), CAIRN_ERR_MISMATCH);
-    for (uint32_t r = 0; r < WORLD; r++) cairn_tiles_release(&tiles[r]);
+    ck_assert_int_eq(tiles_cover(&spec, of_rank, WORLD, NULL), CAIRN_OK);
+    ck_assert_int_eq(tiles_cover(&spec, of_rank, WORLD - 4, NULL), CAIRN_ERR_MISMATCH);
+    for (uint32_t r = 0; r < WORLD; r++) tiles_release(&tiles[r]);
     free(tiles);
     free(of_rank);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 /* ---- lists ---- */
@@ -253,70 +251,70 @@ TEST(a_list_is_sorted_has_one_box_a_tensor_and_finds_it)
     for (int i = 0; i < 300; i++) {
         const uint32_t tensor = (uint32_t)random_below(200);
         const struct cairn_box box = { 1, { tensor }, { 1 } };
-        ck_assert_int_eq(cairn_tiles_set(&tiles, tensor, &box), CAIRN_OK);
+        ck_assert_int_eq(tiles_set(&tiles, tensor, &box), CAIRN_OK);
         set[tensor] = true;
     }
     size_t count = 0;
     for (uint32_t t = 0; t < 200; t++) {
-        const struct cairn_box *box = cairn_tiles_find(&tiles, t);
+        const struct cairn_box *box = tiles_find(&tiles, t);
         ck_assert_int_eq(box != NULL, set[t]);
         if (box != NULL) ck_assert_uint_eq(box->start[0], t);
         count += set[t];
     }
     ck_assert_uint_eq(tiles.count, count);
-    cairn_tiles_release(&tiles);
+    tiles_release(&tiles);
 }
 
 TEST(a_list_survives_its_bytes_and_its_hash_names_it)
 {
-    const struct cairn_shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } }, { 0, { 0 } } };
-    struct cairn_job_spec_data spec = spec_of(shapes, 3);
+    const struct shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } }, { 0, { 0 } } };
+    struct job_spec_data spec = spec_of(shapes, 3);
     struct cairn_tiles tiles = { 0 }, back = { 0 };
-    ck_assert_uint_eq(cairn_tiles_hash(&tiles), CAIRN_TABLE_HASH_WHOLE);
-    ck_assert_int_eq(cairn_tiles_set(&tiles, 0, &(struct cairn_box) { 2, { 0, 3 }, { 8, 3 } }), 0);
-    ck_assert_int_eq(cairn_tiles_set(&tiles, 2, &(struct cairn_box) { .rank = 0 }), 0);
-    const uint64_t hash = cairn_tiles_hash(&tiles);
+    ck_assert_uint_eq(tiles_digest(&tiles), CAIRN_TABLE_HASH_WHOLE);
+    ck_assert_int_eq(tiles_set(&tiles, 0, &(struct cairn_box) { 2, { 0, 3 }, { 8, 3 } }), 0);
+    ck_assert_int_eq(tiles_set(&tiles, 2, &(struct cairn_box) { .rank = 0 }), 0);
+    const uint64_t hash = tiles_digest(&tiles);
     uint8_t *bytes = NULL;
     size_t bytes_len = 0;
-    ck_assert_int_eq(cairn_tiles_pack(&tiles, &bytes, &bytes_len), CAIRN_OK);
-    ck_assert_int_eq(cairn_tiles_unpack(bytes, bytes_len, &spec, &back, NULL), CAIRN_OK);
-    ck_assert(cairn_tiles_equal(&tiles, &back));
-    ck_assert_uint_eq(cairn_tiles_hash(&back), hash);
-    ck_assert_int_eq(cairn_tiles_set(&back, 0, &(struct cairn_box) { 2, { 0, 2 }, { 8, 3 } }), 0);
-    ck_assert(!cairn_tiles_equal(&tiles, &back));
-    ck_assert_uint_ne(cairn_tiles_hash(&back), hash);
+    ck_assert_int_eq(tiles_pack(&tiles, &bytes, &bytes_len), CAIRN_OK);
+    ck_assert_int_eq(tiles_unpack(bytes, bytes_len, &spec, &back, NULL), CAIRN_OK);
+    ck_assert(tiles_equal(&tiles, &back));
+    ck_assert_uint_eq(tiles_digest(&back), hash);
+    ck_assert_int_eq(tiles_set(&back, 0, &(struct cairn_box) { 2, { 0, 2 }, { 8, 3 } }), 0);
+    ck_assert(!tiles_equal(&tiles, &back));
+    ck_assert_uint_ne(tiles_digest(&back), hash);
     free(bytes);
-    cairn_tiles_release(&tiles);
-    cairn_tiles_release(&back);
-    cairn_spec_release(&spec);
+    tiles_release(&tiles);
+    tiles_release(&back);
+    spec_release(&spec);
 }
 
 /* Packs without judging. */
-static cairn_status unpack_of(const struct cairn_tile_box *boxes, size_t count,
-                              const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+static cairn_status unpack_of(const struct tile_box *boxes, size_t count,
+                              const struct job_spec_data *spec, struct sentence *why)
 {
-    struct cairn_tile_box list[4];
+    struct tile_box list[4];
     memcpy(list, boxes, count * sizeof *list);
     const struct cairn_tiles tiles = { list, count };
     uint8_t *bytes = NULL;
     size_t bytes_len = 0;
-    ck_assert_int_eq(cairn_tiles_pack(&tiles, &bytes, &bytes_len), CAIRN_OK);
+    ck_assert_int_eq(tiles_pack(&tiles, &bytes, &bytes_len), CAIRN_OK);
     struct cairn_tiles back = { 0 };
-    cairn_status status = cairn_tiles_unpack(bytes, bytes_len, spec, &back, why);
+    cairn_status status = tiles_unpack(bytes, bytes_len, spec, &back, why);
     if (status != CAIRN_OK) ck_assert_ptr_null(back.list);
-    cairn_tiles_release(&back);
+    tiles_release(&back);
     free(bytes);
     return status;
 }
 
 TEST(a_strangers_list_is_judged)
 {
-    const struct cairn_shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } } };
-    struct cairn_job_spec_data spec = spec_of(shapes, 2);
+    const struct shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } } };
+    struct job_spec_data spec = spec_of(shapes, 2);
     static const struct {
         const char *name;
         size_t count;
-        struct cairn_tile_box boxes[3];
+        struct tile_box boxes[3];
         cairn_status status;
     } rows[] = {
         { "none", 0, { { 0 } }, CAIRN_OK },
@@ -336,29 +334,29 @@ TEST(a_strangers_list_is_judged)
         { "other rank", 1, { { 1, { 2, { 5 }, { 4, 1 } } } }, CAIRN_ERR_INVALID },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct cairn_sentence why = { "" };
+        struct sentence why = { "" };
         const cairn_status status = unpack_of(rows[i].boxes, rows[i].count, &spec, &why);
         ck_assert_msg(status == rows[i].status, "%s: %s", rows[i].name, why.text);
         ck_assert_int_eq(why.text[0] != '\0', status != CAIRN_OK);
     }
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 TEST(any_bytes_at_all_are_refused_or_judged)
 {
-    const struct cairn_shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } } };
-    struct cairn_job_spec_data spec = spec_of(shapes, 2);
+    const struct shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } } };
+    struct job_spec_data spec = spec_of(shapes, 2);
     random_state = 11;
     for (int i = 0; i < 20000; i++) {
         uint8_t bytes[40];
         const size_t len = (size_t)random_below(sizeof bytes);
         for (size_t b = 0; b < len; b++) bytes[b] = (uint8_t)random_below(i % 2 ? 256 : 20);
         struct cairn_tiles back = { 0 };
-        if (cairn_tiles_unpack(bytes, len, &spec, &back, NULL) == CAIRN_OK)
+        if (tiles_unpack(bytes, len, &spec, &back, NULL) == CAIRN_OK)
             ck_assert_uint_le(back.count, 2);
-        cairn_tiles_release(&back);
+        tiles_release(&back);
     }
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 SUITE(60);

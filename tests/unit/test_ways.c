@@ -16,7 +16,7 @@ enum { ELEMS = 100000, SHARDS = 2, TURNS = 30, CUTS = 20, WAIT_MS = 20000 };
 static struct rooms rooms;
 static cairn *session;
 static cairn_job *job;
-static struct cairn_fabric *fabric; /* the worker's */
+static struct fabric *fabric; /* the worker's */
 static float *values, *copy;
 static char names[TURNS][8];
 
@@ -41,12 +41,12 @@ static void setup(void)
                                          .window = 4 };
     rooms_open(&rooms, SHARDS, &options);
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = rooms.address };
-    ck_assert_msg(cairn_client_open(&opts, rooms.hub, &session) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_msg(client_open(&opts, rooms.hub, &session) == CAIRN_OK, "%s", cairn_error());
     ck_assert_msg(cairn_job_open(session, "w", &spec, CAIRN_WORKER, WAIT_MS, &job) == CAIRN_OK,
                   "%s", cairn_error());
-    const struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
+    const struct session *s = handle_get(CAIRN_HANDLE_SESSION, session);
     fabric = s->path.fabric; // constant while the session is open
-    cairn_handle_put(session);
+    handle_put(session);
     values = calloc(ELEMS, sizeof *values);
     copy = calloc(ELEMS, sizeof *copy);
     for (int i = 0; i < ELEMS; i++) values[i] = (float)i;

@@ -15,8 +15,8 @@
 #include "tests/support/weights_sample.h"
 
 static char folder[CAIRN_SCRATCH_BYTES], root[CAIRN_SCRATCH_BYTES + 16], paths[4][256];
-static struct cairn_weights weights;
-static struct cairn_sentence why;
+static struct weights weights;
+static struct sentence why;
 
 /* FOLDER/models is allowed, FOLDER is not. */
 static void make_folder(void)
@@ -41,14 +41,13 @@ static const char *at(int buffer, const char *name)
 static void check_refused(const char *path, cairn_status status, const char *word)
 {
     why.text[0] = 0;
-    ck_assert_msg(cairn_weights_open(root, path, &weights, &why) == status, "%s: %s", path,
-                  why.text);
+    ck_assert_msg(weights_open(root, path, &weights, &why) == status, "%s: %s", path, why.text);
     ck_assert_msg(strstr(why.text, word) != NULL, "\"%s\" is not in: %s", word, why.text);
 }
 
 static void check_opens(const char *path, size_t weight_count)
 {
-    ck_assert_msg(cairn_weights_open(root, path, &weights, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(weights_open(root, path, &weights, &why) == CAIRN_OK, "%s", why.text);
     ck_assert_uint_eq(weights.weight_count, weight_count);
 }
 
@@ -63,14 +62,14 @@ TEST(a_file_in_an_allowed_folder_is_read)
     float values[8] = { 0 };
     sample_weights_write(at(0, "m.safetensors"), two, 2);
     check_opens(paths[0], 2);
-    const struct cairn_weight *a = cairn_weights_find(&weights, "a");
+    const struct weight *a = weights_find(&weights, "a");
     ck_assert_ptr_nonnull(a);
-    ck_assert_ptr_null(cairn_weights_find(&weights, "c"));
+    ck_assert_ptr_null(weights_find(&weights, "c"));
     for (uint64_t from = 0; from < 8; from++) {
-        ck_assert_int_eq(cairn_weights_read(&weights, a, from, 8 - from, values, &why), CAIRN_OK);
+        ck_assert_int_eq(weights_read(&weights, a, from, 8 - from, values, &why), CAIRN_OK);
         ck_assert_mem_eq(values, ramp + 4 + from, (8 - from) * sizeof *values);
     }
-    cairn_weights_close(&weights);
+    weights_close(&weights);
 }
 
 TEST(nothing_outside_the_allowed_folders_is_opened)
@@ -86,10 +85,10 @@ TEST(nothing_outside_the_allowed_folders_is_opened)
     check_refused(paths[0], CAIRN_ERR_REFUSED, "leads out");
     ck_assert_int_eq(symlink("/", at(0, "slash")), 0);
     check_refused(at(0, "slash/etc/passwd"), CAIRN_ERR_REFUSED, "leads out");
-    ck_assert_int_eq(cairn_weights_open("", outside, &weights, &why), CAIRN_ERR_REFUSED);
+    ck_assert_int_eq(weights_open("", outside, &weights, &why), CAIRN_ERR_REFUSED);
     snprintf(roots, sizeof roots, "/nowhere:relative:%s/:", folder);
-    ck_assert_int_eq(cairn_weights_open(roots, outside, &weights, &why), CAIRN_OK);
-    cairn_weights_close(&weights);
+    ck_assert_int_eq(weights_open(roots, outside, &weights, &why), CAIRN_OK);
+    weights_close(&weights);
 }
 
 TEST(a_link_that_stays_inside_is_followed_as_in_a_cache_of_the_hub)
@@ -99,7 +98,7 @@ TEST(a_link_that_stays_inside_is_followed_as_in_a_cache_of_the_hub)
     sample_weights_write(at(0, "blobs/0f"), two, 2);
     ck_assert_int_eq(symlink("../blobs/0f", at(0, "snapshot/model.safetensors")), 0);
     check_opens(at(0, "snapshot"), 2);
-    cairn_weights_close(&weights);
+    weights_close(&weights);
 }
 
 TEST(what_is_no_file_of_weights_is_refused_by_name)
@@ -137,9 +136,9 @@ TEST(a_file_that_changes_under_us_is_refused)
     check_opens(paths[0], 2);
     sample_weights_write(at(1, "other"), two, 1);
     ck_assert_int_eq(rename(paths[1], paths[0]), 0);
-    ck_assert_int_eq(cairn_weights_read(&weights, weights.weights, 0, 1, &value, &why),
+    ck_assert_int_eq(weights_read(&weights, weights.weights, 0, 1, &value, &why),
                      CAIRN_ERR_CORRUPT);
-    cairn_weights_close(&weights);
+    weights_close(&weights);
 }
 
 /* ---- a folder with an index ---- */
@@ -156,11 +155,11 @@ TEST(a_folder_with_an_index_is_one_model)
     sample_weights_write(at(0, "model-1.safetensors"), one, 2);
     sample_index_write(at(0, "model.safetensors.index.json"), keys, files, 3);
     check_opens(root, 3);
-    const struct cairn_weight *c = cairn_weights_find(&weights, "c");
-    ck_assert_uint_eq(cairn_weights_find(&weights, "a")->entry->box.rank, 2);
-    ck_assert_int_eq(cairn_weights_read(&weights, c, 0, 1, &value, &why), CAIRN_OK);
+    const struct weight *c = weights_find(&weights, "c");
+    ck_assert_uint_eq(weights_find(&weights, "a")->entry->box.rank, 2);
+    ck_assert_int_eq(weights_read(&weights, c, 0, 1, &value, &why), CAIRN_OK);
     ck_assert(value == 11);
-    cairn_weights_close(&weights);
+    weights_close(&weights);
 }
 
 TEST(an_index_that_promises_too_much_is_refused)
@@ -197,9 +196,9 @@ TEST(every_bad_index_is_refused)
         "{\"weight_map\":{\"a\":\"m\\u0000.safetensors\"}}",
         "{\"weight_map\":{\"a\":\"m.safetensors\"}} x",
     };
-    struct cairn_safetensors_index index;
+    struct safetensors_index index;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        ck_assert_msg(cairn_safetensors_index_parse(bad[i], strlen(bad[i]), &index, &why) ==
+        ck_assert_msg(safetensors_index_parse(bad[i], strlen(bad[i]), &index, &why) ==
                           CAIRN_ERR_MALFORMED,
                       "%s", bad[i]);
     }
@@ -225,16 +224,16 @@ TEST(every_dtype_becomes_fp32_exactly_and_f64_is_rounded)
     float got[8];
     sample_weights_write(at(0, "m.safetensors"), all, 3);
     check_opens(paths[0], 3);
-    const struct cairn_weight *w = cairn_weights_find(&weights, "bf16");
-    ck_assert_int_eq(cairn_weights_read(&weights, w, 0, 6, got, &why), CAIRN_OK);
+    const struct weight *w = weights_find(&weights, "bf16");
+    ck_assert_int_eq(weights_read(&weights, w, 0, 6, got, &why), CAIRN_OK);
     ck_assert_mem_eq(got, of_bf16, sizeof of_bf16);
-    w = cairn_weights_find(&weights, "f16");
-    ck_assert_int_eq(cairn_weights_read(&weights, w, 0, 8, got, &why), CAIRN_OK);
+    w = weights_find(&weights, "f16");
+    ck_assert_int_eq(weights_read(&weights, w, 0, 8, got, &why), CAIRN_OK);
     ck_assert_mem_eq(got, of_f16, sizeof of_f16);
-    w = cairn_weights_find(&weights, "f64");
-    ck_assert_int_eq(cairn_weights_read(&weights, w, 0, 6, got, &why), CAIRN_OK);
+    w = weights_find(&weights, "f64");
+    ck_assert_int_eq(weights_read(&weights, w, 0, 6, got, &why), CAIRN_OK);
     ck_assert_mem_eq(got, of_f64, sizeof of_f64);
-    cairn_weights_close(&weights);
+    weights_close(&weights);
 }
 
 TEST(every_f16_number_keeps_its_value)
@@ -245,7 +244,7 @@ TEST(every_f16_number_keeps_its_value)
     const struct sample_weight all = { "h", "F16", 1, { 65536 }, f16, sizeof f16 };
     sample_weights_write(at(0, "m.safetensors"), &all, 1);
     check_opens(paths[0], 1);
-    ck_assert_int_eq(cairn_weights_read(&weights, weights.weights, 0, 65536, got, &why), CAIRN_OK);
+    ck_assert_int_eq(weights_read(&weights, weights.weights, 0, 65536, got, &why), CAIRN_OK);
     for (uint32_t i = 0; i < 65536; i++) {
         const int exponent = (int)(i >> 10 & 31), fraction = (int)(i & 1023);
         if (exponent == 31 && fraction != 0) {
@@ -256,24 +255,24 @@ TEST(every_f16_number_keeps_its_value)
                        : exponent == 0 ? ldexp(fraction, -24)
                                        : ldexp(1024 + fraction, exponent - 25);
         if (i & 0x8000) value = -value;
-        ck_assert_uint_eq(cairn_f32_bits(got[i]), cairn_f32_bits((float)value));
+        ck_assert_uint_eq(f32_bits(got[i]), f32_bits((float)value));
     }
-    cairn_weights_close(&weights);
+    weights_close(&weights);
 }
 
 /* ---- matching ---- */
 
-static void add_tensor(struct cairn_job_spec_data *spec, const char *name, uint64_t rows,
+static void add_tensor(struct job_spec_data *spec, const char *name, uint64_t rows,
                        cairn_init_kind init)
 {
-    const struct cairn_tensor_spec tensor = { .name = (char *)(uintptr_t)name,
-                                              .kind = CAIRN_TRAINED,
-                                              .wire = CAIRN_F32,
-                                              .reduce = CAIRN_F32,
-                                              .master = CAIRN_F32,
-                                              .shape = { 1, { rows } },
-                                              .init = { .kind = init } };
-    ck_assert_int_eq(cairn_spec_add_tensor(spec, &tensor), CAIRN_OK);
+    const struct tensor_spec tensor = { .name = (char *)(uintptr_t)name,
+                                        .kind = CAIRN_TRAINED,
+                                        .wire = CAIRN_F32,
+                                        .reduce = CAIRN_F32,
+                                        .master = CAIRN_F32,
+                                        .shape = { 1, { rows } },
+                                        .init = { .kind = init } };
+    ck_assert_int_eq(spec_add_tensor(spec, &tensor), CAIRN_OK);
 }
 
 TEST(a_tensor_takes_its_own_name_then_the_prefixed_one_then_its_initializer)
@@ -282,68 +281,65 @@ TEST(a_tensor_takes_its_own_name_then_the_prefixed_one_then_its_initializer)
                                          { "model.bias", "F32", 1, { 4 }, ramp, 16 },
                                          { "model.weight", "F32", 1, { 4 }, ramp, 16 },
                                          { "model.spare", "I64", 1, { 2 }, ramp, 16 } };
-    const struct cairn_weight *from[3];
-    struct cairn_sentence extra;
-    struct cairn_job_spec_data spec;
-    cairn_spec_init(&spec);
+    const struct weight *from[3];
+    struct sentence extra;
+    struct job_spec_data spec;
+    spec_init(&spec);
     add_tensor(&spec, "bias", 4, CAIRN_INIT_NONE);
     add_tensor(&spec, "head", 9, CAIRN_INIT_ZEROS);
     add_tensor(&spec, "weight", 4, CAIRN_INIT_NONE);
     sample_weights_write(at(0, "m.safetensors"), all, 4);
     check_opens(paths[0], 4);
-    ck_assert_int_eq(cairn_weights_match(&weights, &spec, "model.", from, &extra, &why),
+    ck_assert_int_eq(weights_match(&weights, &spec, "model.", from, &extra, &why),
                      CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(why.text, "model.bias, model.spare. Is it of another model?"));
     spec.init_extra_ok = true;
-    ck_assert_msg(cairn_weights_match(&weights, &spec, "model.", from, &extra, &why) == CAIRN_OK,
-                  "%s", why.text);
+    ck_assert_msg(weights_match(&weights, &spec, "model.", from, &extra, &why) == CAIRN_OK, "%s",
+                  why.text);
     ck_assert_str_eq(from[0]->key, "bias");
     ck_assert_ptr_null(from[1]);
     ck_assert_str_eq(from[2]->key, "model.weight");
     ck_assert_str_eq(extra.text, "2 tensors that the job does not take: model.bias, model.spare");
-    ck_assert_int_eq(cairn_weights_match(&weights, &spec, NULL, from, &extra, &why),
-                     CAIRN_ERR_MISMATCH);
+    ck_assert_int_eq(weights_match(&weights, &spec, NULL, from, &extra, &why), CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(why.text, "weight is missing"));
-    cairn_weights_close(&weights);
-    cairn_spec_release(&spec);
+    weights_close(&weights);
+    spec_release(&spec);
 }
 
 TEST(every_tensor_that_does_not_fit_is_named_up_to_twenty)
 {
     const struct sample_weight all[] = { { "long", "F32", 1, { 4 }, ramp, 16 },
                                          { "whole", "I32", 1, { 4 }, ramp, 16 } };
-    const struct cairn_weight *from[27];
-    struct cairn_sentence extra;
-    struct cairn_job_spec_data spec;
+    const struct weight *from[27];
+    struct sentence extra;
+    struct job_spec_data spec;
     char name[32];
-    cairn_spec_init(&spec);
+    spec_init(&spec);
     add_tensor(&spec, "long", 5, CAIRN_INIT_ZEROS); // in the file, so the initializer does not help
     for (int i = 0; i < 25; i++) {
         snprintf(name, sizeof name, "layers.%02d.mlp.weight", i);
         add_tensor(&spec, name, 4, CAIRN_INIT_NONE);
     }
     add_tensor(&spec, "whole", 4, CAIRN_INIT_NONE);
-    cairn_spec_canonicalize(&spec);
+    spec_canonicalize(&spec);
     sample_weights_write(at(0, "m.safetensors"), all, 2);
     check_opens(paths[0], 2);
-    ck_assert_int_eq(cairn_weights_match(&weights, &spec, "", from, &extra, &why),
-                     CAIRN_ERR_MISMATCH);
+    ck_assert_int_eq(weights_match(&weights, &spec, "", from, &extra, &why), CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(why.text, "in 27 tensors"));
     ck_assert_ptr_nonnull(strstr(why.text, "layers.19.mlp.weight is missing"));
     ck_assert_ptr_null(strstr(why.text, "layers.20.mlp.weight"));
     ck_assert_ptr_nonnull(strstr(why.text, "and 7 more"));
-    cairn_weights_close(&weights);
-    cairn_spec_release(&spec);
-    cairn_spec_init(&spec);
+    weights_close(&weights);
+    spec_release(&spec);
+    spec_init(&spec);
     add_tensor(&spec, "long", 5, CAIRN_INIT_NONE);
     add_tensor(&spec, "whole", 4, CAIRN_INIT_NONE);
     check_opens(paths[0], 2);
-    ck_assert_int_eq(cairn_weights_match(&weights, &spec, "", from, &extra, &why),
-                     CAIRN_ERR_MISMATCH);
+    ck_assert_int_eq(weights_match(&weights, &spec, "", from, &extra, &why), CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(why.text, "long is [5] in the job, [4] there"));
     ck_assert_ptr_nonnull(strstr(why.text, "whole is I32 there"));
-    cairn_weights_close(&weights);
-    cairn_spec_release(&spec);
+    weights_close(&weights);
+    spec_release(&spec);
 }
 
 SUITE(30, make_folder, remove_folder);

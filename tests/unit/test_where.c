@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 static char folder[CAIRN_SCRATCH_BYTES];
-static const struct cairn_place local = { "127.0.0.1", "lo", "tcp" };
+static const struct fabric_place local = { "127.0.0.1", "lo", "tcp" };
 
 static void setup(void)
 {
@@ -25,19 +25,19 @@ static void teardown(void)
 }
 
 static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct cairn_fabric_message *message)
+                       struct fabric_message *message)
 {
     (void)arg, (void)header, (void)header_bytes, (void)payload_bytes, (void)message;
 }
 
-static struct cairn_fabric *open_fabric(const char *kind, const char *devices)
+static struct fabric *open_fabric(const char *kind, const char *devices)
 {
-    struct cairn_sentence why = { "" };
-    struct cairn_fabric *fabric;
-    const struct cairn_fabric_options options = { .on_message = on_nothing,
-                                                  .net_devices = devices,
-                                                  .host = "here" };
-    ck_assert_msg(cairn_fabric_open(kind, &options, &fabric, &why) == CAIRN_OK, "%s", why.text);
+    struct sentence why = { "" };
+    struct fabric *fabric;
+    const struct fabric_options options = { .on_message = on_nothing,
+                                            .net_devices = devices,
+                                            .host = "here" };
+    ck_assert_msg(fabric_open(kind, &options, &fabric, &why) == CAIRN_OK, "%s", why.text);
     return fabric;
 }
 
@@ -46,15 +46,15 @@ static struct cairn_fabric *open_fabric(const char *kind, const char *devices)
 TEST(a_place_is_read_as_it_was_written)
 {
     char text[CAIRN_PLACE_BYTES];
-    struct cairn_place place;
-    ck_assert(cairn_place_of("lo", "tcp", &place));
-    cairn_place_print(&place, text);
+    struct fabric_place place;
+    ck_assert(fabric_place_of("lo", "tcp", &place));
+    place_print(&place, text);
     ck_assert_str_eq(text, "127.0.0.1 lo tcp");
-    ck_assert(cairn_place_parse(text, &place));
+    ck_assert(place_parse(text, &place));
     ck_assert_str_eq(place.devices, "lo");
-    ck_assert(cairn_place_of("mlx5_0:1,lo", "rc,tcp", &place));
+    ck_assert(fabric_place_of("mlx5_0:1,lo", "rc,tcp", &place));
     ck_assert_str_eq(place.ip, "127.0.0.1");
-    ck_assert(cairn_place_of("no-such-device", "tcp", &place));
+    ck_assert(fabric_place_of("no-such-device", "tcp", &place));
     ck_assert_str_eq(place.ip, "-");
 }
 
@@ -62,53 +62,52 @@ TEST(what_is_no_place_is_refused)
 {
     static const char *const bad[] = { "", "1.2.3.4", "1.2.3.4 eth0", "1.2.3.4 eth0 tcp more",
                                        "1.2.3.4  tcp" };
-    struct cairn_place place;
+    struct fabric_place place;
     char long_one[200];
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        ck_assert(!cairn_place_parse(bad[i], &place));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) ck_assert(!place_parse(bad[i], &place));
     memset(long_one, 'x', sizeof long_one - 1);
     long_one[sizeof long_one - 1] = '\0';
-    ck_assert(!cairn_place_parse(long_one, &place));
-    ck_assert(!cairn_place_of(long_one, "tcp", &place));
+    ck_assert(!place_parse(long_one, &place));
+    ck_assert(!fabric_place_of(long_one, "tcp", &place));
 }
 
 TEST_EACH(an_address_says_where_it_is, 0, 2)
 {
     static const char *const kinds[] = { "ucx", "auto" };
-    struct cairn_fabric *fabric = open_fabric(kinds[_i], NULL);
-    struct cairn_place place;
+    struct fabric *fabric = open_fabric(kinds[_i], NULL);
+    struct fabric_place place;
     size_t bytes;
-    const uint8_t *address = cairn_fabric_address(fabric, &bytes);
-    ck_assert(cairn_fabric_address_place(address, bytes, 0, &place));
+    const uint8_t *address = fabric_own_address(fabric, &bytes);
+    ck_assert(fabric_address_place(address, bytes, 0, &place));
     ck_assert_str_eq(place.ip, "127.0.0.1");
     ck_assert_str_eq(place.devices, "lo");
     ck_assert_str_eq(place.transports, "tcp");
-    ck_assert(!cairn_fabric_address_place(address, bytes, 1, &place));
-    ck_assert(!cairn_fabric_address_place(address, bytes - 1, 0, &place));
-    ck_assert(!cairn_fabric_address_place("", 0, 0, &place));
-    cairn_fabric_close(fabric);
+    ck_assert(!fabric_address_place(address, bytes, 1, &place));
+    ck_assert(!fabric_address_place(address, bytes - 1, 0, &place));
+    ck_assert(!fabric_address_place("", 0, 0, &place));
+    fabric_close(fabric);
 }
 
 TEST(each_network_has_a_fabric_and_a_place)
 {
-    struct cairn_fabric *fabric = open_fabric("auto", "lo;lo");
+    struct fabric *fabric = open_fabric("auto", "lo;lo");
     char text[CAIRN_PLACE_BYTES];
     size_t bytes;
-    const void *address = cairn_fabric_address(fabric, &bytes);
-    cairn_fabric_address_print_places(address, bytes, text);
+    const void *address = fabric_own_address(fabric, &bytes);
+    fabric_address_print_places(address, bytes, text);
     ck_assert_str_eq(text, "127.0.0.1 lo tcp; 127.0.0.1 lo tcp");
-    struct cairn_fabric_peer *peer;
-    ck_assert_int_eq(cairn_fabric_connect(fabric, address, bytes, NULL, NULL, &peer), CAIRN_OK);
-    cairn_fabric_close(fabric);
+    struct fabric_peer *peer;
+    ck_assert_int_eq(fabric_connect_to(fabric, address, bytes, NULL, NULL, &peer), CAIRN_OK);
+    fabric_close(fabric);
 }
 
 TEST(too_many_networks_are_refused)
 {
-    struct cairn_sentence why = { "" };
-    struct cairn_fabric *fabric;
-    const struct cairn_fabric_options options = { .on_message = on_nothing,
-                                                  .net_devices = "lo;lo;lo;lo;lo" };
-    ck_assert_int_eq(cairn_fabric_open("auto", &options, &fabric, &why), CAIRN_ERR_INVALID);
+    struct sentence why = { "" };
+    struct fabric *fabric;
+    const struct fabric_options options = { .on_message = on_nothing,
+                                            .net_devices = "lo;lo;lo;lo;lo" };
+    ck_assert_int_eq(fabric_open("auto", &options, &fabric, &why), CAIRN_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(why.text, "at most 4 networks"));
 }
 
@@ -116,22 +115,22 @@ TEST(too_many_networks_are_refused)
 
 TEST(a_route_has_a_device_and_a_source)
 {
-    struct cairn_route route;
-    ck_assert(cairn_route_find("127.0.0.1", &route));
+    struct route route;
+    ck_assert(route_find("127.0.0.1", &route));
     ck_assert_str_eq(route.device, "lo");
     ck_assert_str_eq(route.source, "127.0.0.1");
-    ck_assert(!cairn_route_find("-", &route));
-    ck_assert(!cairn_route_find("nonsense", &route));
+    ck_assert(!route_find("-", &route));
+    ck_assert(!route_find("nonsense", &route));
 }
 
 TEST(the_device_of_each_route_is_taken_once)
 {
-    const struct cairn_place places[] = { local, { "-", "eth7", "tcp" }, local };
-    struct cairn_choice choice;
-    cairn_choose(places, 3, folder, &choice);
+    const struct fabric_place places[] = { local, { "-", "eth7", "tcp" }, local };
+    struct choice choice;
+    fabric_choose(places, 3, folder, &choice);
     ck_assert_str_eq(choice.devices, "lo");
     ck_assert_ptr_null(choice.transports);
-    cairn_choose(places + 1, 1, folder, &choice);
+    fabric_choose(places + 1, 1, folder, &choice);
     ck_assert_str_eq(choice.devices, "");
 }
 
@@ -148,41 +147,41 @@ static void make_port(const char *card, const char *state)
 
 TEST(active_cards_come_first_where_a_shard_takes_them)
 {
-    const struct cairn_place places[] = { local, { "127.0.0.1", "mlx5_9:1,lo", "rc,tcp" } };
-    struct cairn_choice choice;
+    const struct fabric_place places[] = { local, { "127.0.0.1", "mlx5_9:1,lo", "rc,tcp" } };
+    struct choice choice;
     make_port("mlx5_0", "1: DOWN\n");
-    cairn_choose(places, 2, folder, &choice); // no card here: it is reached by tcp
+    fabric_choose(places, 2, folder, &choice); // no card here: it is reached by tcp
     ck_assert_str_eq(choice.devices, "lo");
     ck_assert_ptr_null(choice.transports);
     make_port("mlx5_1", "4: ACTIVE\n");
-    cairn_choose(places, 2, folder, &choice);
+    fabric_choose(places, 2, folder, &choice);
     ck_assert_str_eq(choice.devices, "mlx5_1:1,lo");
     ck_assert_str_eq(choice.transports, "rc,tcp");
-    cairn_choose(places, 1, folder, &choice); // no shard takes them
+    fabric_choose(places, 1, folder, &choice); // no shard takes them
     ck_assert_str_eq(choice.devices, "lo");
 }
 
 /* In a network namespace of its own. */
 TEST(of_more_networks_than_a_fabric_takes_the_first_are_chosen)
 {
-    struct cairn_place places[CAIRN_NETWORKS_MAX + 1];
-    struct cairn_choice choice;
+    struct fabric_place places[CAIRN_NETWORKS_MAX + 1];
+    struct choice choice;
     if (geteuid() != 0 || unshare(CLONE_NEWNET) != 0 || !netns_ip("link set lo up")) return;
     for (int i = 0; i <= CAIRN_NETWORKS_MAX; i++) {
         if (!netns_ip("link add e%d type veth peer name f%d", i, i)) return;
         ck_assert(netns_ip("address add 10.8.%d.1/24 dev e%d", i, i));
         ck_assert(netns_ip("link set e%d up", i));
-        places[i] = (struct cairn_place) { .devices = "eth0", .transports = "tcp" };
+        places[i] = (struct fabric_place) { .devices = "eth0", .transports = "tcp" };
         snprintf(places[i].ip, sizeof places[i].ip, "10.8.%d.2", i);
     }
-    cairn_choose(places, CAIRN_NETWORKS_MAX + 1, folder, &choice);
+    fabric_choose(places, CAIRN_NETWORKS_MAX + 1, folder, &choice);
     ck_assert_str_eq(choice.devices, "e0;e1;e2;e3");
 }
 
 /* Hosts that are routed to have their address on loopback, or the same one on several devices. */
 TEST(the_device_is_that_of_the_route_and_not_of_its_source)
 {
-    struct cairn_route route;
+    struct route route;
     if (geteuid() != 0 || unshare(CLONE_NEWNET) != 0 || !netns_ip("link set lo up")) return;
     for (int i = 0; i < 2; i++) {
         if (!netns_ip("link add e%d type veth peer name f%d", i, i)) return;
@@ -194,15 +193,15 @@ TEST(the_device_is_that_of_the_route_and_not_of_its_source)
     ck_assert(netns_ip("route add 10.51.0.0/16 dev e1 src 10.8.0.1"));
     ck_assert(netns_ip("-6 address add fd00:9::1/128 dev lo nodad"));
     ck_assert(netns_ip("-6 route add fd00:50::/32 dev e1 src fd00:9::1"));
-    ck_assert(cairn_route_find("10.50.0.7", &route));
+    ck_assert(route_find("10.50.0.7", &route));
     ck_assert_str_eq(route.device, "e0");
     ck_assert_str_eq(route.source, "10.9.0.1");
-    ck_assert(cairn_route_find("10.51.0.7", &route));
+    ck_assert(route_find("10.51.0.7", &route));
     ck_assert_str_eq(route.device, "e1");
-    ck_assert(cairn_route_find("fd00:50::7", &route));
+    ck_assert(route_find("fd00:50::7", &route));
     ck_assert_str_eq(route.device, "e1");
-    ck_assert(!cairn_route_find("10.52.0.7", &route));
-    ck_assert(cairn_route_find("10.8.0.1", &route)); // our own: the kernel says loopback
+    ck_assert(!route_find("10.52.0.7", &route));
+    ck_assert(route_find("10.8.0.1", &route)); // our own: the kernel says loopback
     ck_assert_str_eq(route.device, "e0");
 }
 

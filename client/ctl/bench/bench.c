@@ -1,5 +1,6 @@
 #include "client/ctl/bench/bench.h"
 
+#include <inttypes.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -21,12 +22,12 @@
 /* In the process of its own; its exit status. */
 static int ask(const char *device, int answer_fd)
 {
-    struct cairn_home *home = NULL;
-    struct cairn_sentence why;
-    const cairn_status status = cairn_home_open_cuda(device, &home, &why);
+    struct home *home = NULL;
+    struct sentence why;
+    const cairn_status status = home_open_cuda(device, &home, &why);
     if (status != CAIRN_OK) return ctl_fail(status, "%s", why.text);
-    const uint64_t bytes = cairn_home_free_bytes(home);
-    cairn_home_close(home);
+    const uint64_t bytes = home_free_bytes(home);
+    home_close(home);
     return write(answer_fd, &bytes, sizeof bytes) == sizeof bytes ? 0 : 1;
 }
 
@@ -51,11 +52,11 @@ static uint64_t status_bytes(pid_t pid, const char *name)
 {
     const size_t length = strlen(name);
     char path[48], line[128];
-    unsigned long long kib = 0;
+    uint64_t kib = 0;
     snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
     FILE *file = fopen(path, "re");
     while (file != NULL && kib == 0 && fgets(line, sizeof line, file) != NULL)
-        if (strncmp(line, name, length) != 0 || sscanf(line + length, "%llu kB", &kib) != 1)
+        if (strncmp(line, name, length) != 0 || sscanf(line + length, "%" PRIu64 " kB", &kib) != 1)
             kib = 0;
     if (file != NULL) fclose(file);
     return (uint64_t)kib << 10;
@@ -256,10 +257,10 @@ uint32_t bench_core_count(void)
 uint64_t bench_memory_bytes(void)
 {
     char line[128];
-    unsigned long long kib = 0;
+    uint64_t kib = 0;
     FILE *file = fopen("/proc/meminfo", "re");
     while (file != NULL && kib == 0 && fgets(line, sizeof line, file) != NULL)
-        if (sscanf(line, "MemAvailable: %llu kB", &kib) != 1) kib = 0;
+        if (sscanf(line, "MemAvailable: %" PRIu64 " kB", &kib) != 1) kib = 0;
     if (file != NULL) fclose(file);
     return (uint64_t)kib << 10;
 }
@@ -301,7 +302,7 @@ static json_t *bench_machine(void)
         "l1d_ways", cache(_SC_LEVEL1_DCACHE_ASSOC), "l2_bytes", cache(_SC_LEVEL2_CACHE_SIZE),
         "l3_bytes", cache(_SC_LEVEL3_CACHE_SIZE), "cpu", cpu, "cores",
         (json_int_t)bench_core_count(), "memory_bytes", (json_int_t)pages * (json_int_t)page_bytes,
-        "kernel", name.release, "isa", cairn_backend_host()->isa);
+        "kernel", name.release, "isa", backend_host()->isa);
 }
 
 /* ==== model ==== */
@@ -414,8 +415,8 @@ struct bench_spread bench_spread_of(double *values, uint32_t count)
 }
 
 /* One of each. False: one of them failed. */
-static bool run_pair(bool less_is_better, cairn_bench_fn subject, cairn_bench_fn reference,
-                     void *context, struct runs *runs)
+static bool run_pair(bool less_is_better, bench_fn subject, bench_fn reference, void *context,
+                     struct runs *runs)
 {
     const double value = subject(context);
     const double other = value > 0 ? reference(context) : 0;
@@ -427,8 +428,8 @@ static bool run_pair(bool less_is_better, cairn_bench_fn subject, cairn_bench_fn
     return true;
 }
 
-int bench_alternate(struct bench_result *result, double seconds, cairn_bench_fn subject,
-                    cairn_bench_fn reference, void *context)
+int bench_alternate(struct bench_result *result, double seconds, bench_fn subject,
+                    bench_fn reference, void *context)
 {
     static struct runs runs;
     if (!(seconds > 0)) seconds = SECONDS_DEFAULT;

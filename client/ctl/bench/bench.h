@@ -186,7 +186,7 @@ bool bench_is_path(const char *name);
 
 /* Memory of a card and of processes, for benches. One thread. */
 
-/* Bytes of the card that nobody has taken now; its device as of cairn_home_open_cuda. A process of its own
+/* Bytes of the card that nobody has taken now; its device as of home_open_cuda. A process of its own
  * asks: a context is not inherited by those that a bench forks afterwards, and what it takes itself is the
  * same each time. False, and said on stderr: there is no such card. */
 bool bench_card_free(const char *device, uint64_t *bytes_out);
@@ -236,12 +236,12 @@ struct bench_result {
 };
 
 /* One run: its figure, in the result's unit, above 0. Anything else: it failed and has said why. */
-typedef double (*cairn_bench_fn)(void *context);
+typedef double (*bench_fn)(void *context);
 
 /* Calls subject and reference by turns, once each unmeasured, then for `seconds` (0: 5) but at least
  * CAIRN_BENCH_RUNS_MIN times. -1: go on; else the exit status: a run failed. */
-int bench_alternate(struct bench_result *result, double seconds, cairn_bench_fn subject,
-                    cairn_bench_fn reference, void *context);
+int bench_alternate(struct bench_result *result, double seconds, bench_fn subject,
+                    bench_fn reference, void *context);
 /* Median, least and greatest of values[count], count >= 1; puts them in order. */
 struct bench_spread bench_spread_of(double *values, uint32_t count);
 /* Prints it as ctl asks, releases what it owns, and returns 0. */
@@ -581,7 +581,7 @@ double snapshot_write_raw(void *context);
 
 /* The parts, in a cluster that is up. -1: go on; else the exit status. */
 int snapshot_write(struct snapshot_bench *b);
-int snapshot_read(struct snapshot_bench *b);
+int snapshot_bench_read(struct snapshot_bench *b);
 int snapshot_interval(struct snapshot_bench *b);
 int snapshot_export(struct snapshot_bench *b);
 int snapshot_import(struct snapshot_bench *b);

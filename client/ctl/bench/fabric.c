@@ -11,6 +11,7 @@
  * perftest sends one buffer, in the cache, again and again, and looks at no byte. So a run on the path "ucx"
  * has three turns more, which say what of the difference is whose: without checksums (and received as UCX
  * does it by itself), of one chunk, and both, which is what perftest does. */
+#include <inttypes.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -118,8 +119,9 @@ static int judge_fabric(const struct ctl *ctl, struct fabric_bench *bench)
     if (!bench->is_mapped && strcmp(path, "ucx") != 0 && strcmp(path, "one-sided") != 0)
         return ctl_usage_fail(ctl, "--path %s: ucx, one-sided and mapped are allowed", path);
     if (chunk > CHUNK_MAX || chunk % sizeof(float) != 0)
-        return ctl_usage_fail(ctl, "--chunk %llu: 4 to %llu bytes, in fours, are allowed",
-                              (unsigned long long)chunk, (unsigned long long)CHUNK_MAX);
+        return ctl_usage_fail(ctl,
+                              "--chunk %" PRIu64 ": 4 to %" PRIu64 " bytes, in fours, are allowed",
+                              chunk, CHUNK_MAX);
     bench->chunk_bytes = (size_t)chunk;
     bench->chunks = RUN_BYTES / chunk;
     if (bench->chunks > 65536) bench->chunks = 65536; // of small ones it is their number that costs
@@ -359,7 +361,7 @@ static void make_model(struct map_bench *bench)
     model->tensors = 1;
     model->rows = params / CAIRN_BENCH_COLUMNS + (params % CAIRN_BENCH_COLUMNS != 0);
     model->wire = asked->wire != NULL && strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
-    snprintf(model->job, sizeof model->job, "bench.map.%llu.%s", (unsigned long long)model->rows,
+    snprintf(model->job, sizeof model->job, "bench.map.%" PRIu64 ".%s", model->rows,
              model->wire == CAIRN_F32 ? "f32" : "bf16");
 }
 
@@ -412,7 +414,7 @@ int bench_map(struct ctl *ctl)
 /* A chunk under way: of the worker's end, or a slot or reply of the shard's. */
 struct flight {
     struct end *end;
-    struct cairn_chunk_header header;
+    struct chunk_header header;
     uint8_t *bytes; /* borrowed: of the landing area */
     uint64_t came;  /* the checksum of what did */
     bool lent;      /* the fabric has its memory */
@@ -423,10 +425,10 @@ struct flight {
 /* One process. */
 struct end {
     uv_loop_t loop;
-    struct cairn_fabric *fabric;
-    struct cairn_fabric_poll poll;
-    struct cairn_fabric_peer *peer;
-    struct cairn_fabric_region *region;
+    struct fabric *fabric;
+    struct fabric_poll poll;
+    struct fabric_peer *peer;
+    struct fabric_region *region;
     bool is_shard, is_mapped, is_lost, is_open;
     size_t chunk_bytes, area_chunks;
     /* owned: mapped */
@@ -463,19 +465,19 @@ static void give(struct flight *flight)
     flight->end->free = flight;
 }
 
-static bool send_header(struct flight *flight, const void *payload, cairn_fabric_done_fn *on_sent)
+static bool send_header(struct flight *flight, const void *payload, fabric_done_fn *on_sent)
 {
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
-    cairn_chunk_encode(&flight->header, bytes);
+    chunk_encode(&flight->header, bytes);
     flight->lent = payload != NULL;
     const size_t payload_bytes = payload != NULL ? (size_t)flight->header.payload_bytes : 0;
-    const cairn_status status = cairn_fabric_send(flight->end->peer, bytes, sizeof bytes, payload,
-                                                  payload_bytes, on_sent, flight);
+    const cairn_status status = fabric_send(flight->end->peer, bytes, sizeof bytes, payload,
+                                            payload_bytes, on_sent, flight);
     if (status != CAIRN_OK) flight->end->is_lost = true;
     return status == CAIRN_OK;
 }
 
-static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 {
     struct end *end = arg;
     (void)peer, (void)why;
@@ -497,7 +499,7 @@ static void judge_push(struct flight *flight, const void *bytes)
 {
     const size_t byte_count = (size_t)flight->header.payload_bytes;
     const bool whole = flight->header.checksum == 0 ||
-                       cairn_chunk_checksum(bytes, byte_count) == flight->header.checksum;
+                       chunk_checksum(bytes, byte_count) == flight->header.checksum;
     answer(flight, whole ? CAIRN_CHUNK_ACK : CAIRN_CHUNK_NAK);
     give(flight);
 }
@@ -505,7 +507,7 @@ static void judge_push(struct flight *flight, const void *bytes)
 /* Where it lies: a checksum is as quick a reader as the fold. */
 static void read_push(struct flight *flight, const void *bytes)
 {
-    flight->header.checksum = cairn_chunk_checksum(bytes, (size_t)flight->header.payload_bytes);
+    flight->header.checksum = chunk_checksum(bytes, (size_t)flight->header.payload_bytes);
     answer(flight, CAIRN_CHUNK_ACK);
     give(flight);
 }
@@ -519,14 +521,14 @@ static void on_landed(void *arg, cairn_status status)
         give(flight);
 }
 
-static void shard_on_push(struct flight *flight, struct cairn_fabric_message *message)
+static void shard_on_push(struct flight *flight, struct fabric_message *message)
 {
-    const void *view = cairn_fabric_message_view(message);
+    const void *view = fabric_message_view(message);
     if (view != NULL) {
         read_push(flight, view);
-        cairn_fabric_drop(message);
-    } else if (cairn_fabric_receive(message, flight->bytes, flight->end->chunk_bytes, on_landed,
-                                    flight) != CAIRN_OK) {
+        fabric_drop(message);
+    } else if (fabric_receive(message, flight->bytes, flight->end->chunk_bytes, on_landed,
+                              flight) != CAIRN_OK) {
         flight->end->is_lost = true;
     }
 }
@@ -542,8 +544,7 @@ static void shard_on_fetch(struct flight *flight)
     struct end *end = flight->end;
     const size_t chunk = (size_t)flight->header.step % end->area_chunks;
     const uint8_t *bytes = end->area + chunk * end->chunk_bytes; // right out of what is published
-    if (end->checksums[chunk] == 0)
-        end->checksums[chunk] = cairn_chunk_checksum(bytes, end->chunk_bytes);
+    if (end->checksums[chunk] == 0) end->checksums[chunk] = chunk_checksum(bytes, end->chunk_bytes);
     flight->header.kind = CAIRN_CHUNK_DATA;
     flight->header.dtype = CAIRN_F32;
     flight->header.payload_bytes = end->chunk_bytes;
@@ -579,7 +580,7 @@ static void ask(struct end *end, struct flight *flight)
     const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
     const uint8_t *bytes = NULL;
     flight->answered = false;
-    flight->header = (struct cairn_chunk_header) {
+    flight->header = (struct chunk_header) {
         .kind = end->kind,
         .plane = CAIRN_PLANE_WIRE,
         .job = JOB,
@@ -594,7 +595,7 @@ static void ask(struct end *end, struct flight *flight)
         flight->header.dtype = CAIRN_F32;
         flight->header.payload_bytes = end->chunk_bytes;
         if ((end->less & CAIRN_BENCH_UNCHECKED) == 0 && !end->is_mapped)
-            flight->header.checksum = cairn_chunk_checksum(bytes, end->chunk_bytes);
+            flight->header.checksum = chunk_checksum(bytes, end->chunk_bytes);
     }
     end->asked++;
     send_header(flight, bytes, bytes != NULL ? on_pushed : NULL);
@@ -617,13 +618,13 @@ static void on_received(void *arg, cairn_status status)
     finish(flight);
 }
 
-static void worker_on_answer(struct end *end, const struct cairn_chunk_header *header,
-                             struct cairn_fabric_message *message)
+static void worker_on_answer(struct end *end, const struct chunk_header *header,
+                             struct fabric_message *message)
 {
     if (header->request >= SLOTS || (header->kind == CAIRN_CHUNK_DATA) != (message != NULL) ||
         header->kind == CAIRN_CHUNK_NAK || header->payload_bytes > end->chunk_bytes) {
         end->is_lost = true; // nothing here is answered so, but by a fault
-        if (message != NULL) cairn_fabric_drop(message);
+        if (message != NULL) fabric_drop(message);
         return;
     }
     struct flight *flight = &end->flights[header->request];
@@ -636,22 +637,22 @@ static void worker_on_answer(struct end *end, const struct cairn_chunk_header *h
     uint8_t *bytes = end->landing + flight->header.step * end->chunk_bytes;
     flight->lent = true;
     const cairn_status status = (end->less & CAIRN_BENCH_UNCHECKED) != 0
-                                    ? cairn_fabric_receive(message, bytes, end->chunk_bytes,
-                                                           on_received, flight)
-                                    : cairn_fabric_receive_far(message, bytes, end->chunk_bytes,
-                                                               &flight->came, on_received, flight);
+                                    ? fabric_receive(message, bytes, end->chunk_bytes, on_received,
+                                                     flight)
+                                    : fabric_receive_far(message, bytes, end->chunk_bytes,
+                                                         &flight->came, on_received, flight);
     if (status != CAIRN_OK) end->is_lost = true;
 }
 
 /* ---- an end's life ---- */
 
 static void on_message(void *arg, const void *bytes, size_t size, size_t payload_bytes,
-                       struct cairn_fabric_message *message)
+                       struct fabric_message *message)
 {
     struct end *end = arg;
-    struct cairn_chunk_header header;
+    struct chunk_header header;
     struct flight *flight = NULL;
-    const bool is_ours = cairn_chunk_decode(bytes, size, payload_bytes, &header) == CAIRN_OK;
+    const bool is_ours = chunk_decode(bytes, size, payload_bytes, &header) == CAIRN_OK;
     if (is_ours && !end->is_shard) {
         worker_on_answer(end, &header, message);
         return;
@@ -660,7 +661,7 @@ static void on_message(void *arg, const void *bytes, size_t size, size_t payload
     if (flight == NULL) { // more is under way than the window explains
         end->is_lost = true;
         uv_stop(&end->loop); // its end is the other's
-        if (message != NULL) cairn_fabric_drop(message);
+        if (message != NULL) fabric_drop(message);
         return;
     }
     flight->header = header;
@@ -676,8 +677,8 @@ static uint8_t *map_area(struct end *end, size_t bytes)
     if (fd < 0) return NULL;
     void *area = MAP_FAILED;
     if (ftruncate(fd, (off_t)bytes) == 0)
-        area = cairn_pages_map(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
-    if (area != MAP_FAILED) cairn_pages_back(area, bytes); // as library and shard do
+        area = pages_map(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
+    if (area != MAP_FAILED) pages_back(area, bytes); // as library and shard do
     if (area != MAP_FAILED)
         for (size_t i = 0; i < bytes; i += sizeof(uint32_t)) {
             const uint32_t word = (uint32_t)(i * 2654435761u);
@@ -685,7 +686,7 @@ static uint8_t *map_area(struct end *end, size_t bytes)
         }
     // The descriptor is the region's; both end with the process.
     const bool ok = area != MAP_FAILED && fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0 &&
-                    cairn_fabric_region_add(end->fabric, area, bytes, fd, "", 0, &end->region) ==
+                    fabric_region_add(end->fabric, area, bytes, fd, "", 0, &end->region) ==
                         CAIRN_OK;
     return ok ? area : NULL;
 }
@@ -696,7 +697,7 @@ static bool make_memory(struct end *end)
     const size_t bytes = end->is_shard ? SLOTS * end->chunk_bytes : area_bytes;
     end->area = map_area(end, area_bytes);
     end->checksums = calloc(end->area_chunks, sizeof *end->checksums);
-    end->landing = cairn_pages_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    end->landing = pages_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     if (end->area == NULL || end->checksums == NULL || end->landing == MAP_FAILED) return false;
     madvise(end->landing, bytes, MADV_HUGEPAGE);
     madvise(end->landing, bytes, MADV_DONTFORK); // else each fork of a reference costs us faults
@@ -715,35 +716,35 @@ static bool exchange(struct end *end, int line)
 {
     uint8_t theirs[CAIRN_FABRIC_ADDRESS_MAX];
     size_t bytes;
-    const void *ours = cairn_fabric_address(end->fabric, &bytes);
+    const void *ours = fabric_own_address(end->fabric, &bytes);
     if (send(line, ours, bytes, MSG_NOSIGNAL) != (ssize_t)bytes) return false;
     const ssize_t got = recv(line, theirs, sizeof theirs, 0);
-    return got > 0 && cairn_fabric_connect(end->fabric, theirs, (size_t)got, on_down, end,
-                                           &end->peer) == CAIRN_OK;
+    return got > 0 && fabric_connect_to(end->fabric, theirs, (size_t)got, on_down, end,
+                                        &end->peer) == CAIRN_OK;
 }
 
 static bool end_open(struct end *end, const char *path, int line)
 {
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     const bool one_sided = strcmp(path, "one-sided") == 0;
-    const struct cairn_fabric_options options = {
+    const struct fabric_options options = {
         .on_message = on_message,
         .on_message_arg = end,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
         .one_sided = one_sided ? CAIRN_ONE_SIDED_ON : CAIRN_ONE_SIDED_OFF,
     };
-    cairn_status status = cairn_fabric_open(one_sided ? "ucx" : path, &options, &end->fabric, &why);
+    cairn_status status = fabric_open(one_sided ? "ucx" : path, &options, &end->fabric, &why);
     if (status != CAIRN_OK) {
         ctl_fail(status, "no fabric of kind %s: %s", path, why.text);
         return false;
     }
     if (uv_loop_init(&end->loop) != 0 ||
-        cairn_fabric_poll_init(&end->poll, &end->loop, end->fabric, 0) != CAIRN_OK ||
-        !make_memory(end) || !exchange(end, line)) {
+        fabric_poll_init(&end->poll, &end->loop, end->fabric, 0) != CAIRN_OK || !make_memory(end) ||
+        !exchange(end, line)) {
         ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory or no way to the other end of the bench");
         return false;
     }
-    end->is_mapped = strcmp(cairn_fabric_peer_path(end->peer), "mapped") == 0;
+    end->is_mapped = strcmp(fabric_peer_path(end->peer), "mapped") == 0;
     return true;
 }
 
@@ -764,7 +765,7 @@ static int shard_main(struct end *end, const char *path, int line)
     uv_poll_init(&end->loop, &watch, line);
     uv_poll_start(&watch, UV_READABLE | UV_DISCONNECT, on_line);
     uv_run(&end->loop, UV_RUN_DEFAULT);
-    cairn_fabric_close(end->fabric);
+    fabric_close(end->fabric);
     return 0; // the process is its memory's end
 }
 
@@ -816,12 +817,12 @@ static void bench_ends_close(struct bench_ends *ends)
     struct end *worker = &ends->worker;
     close(ends->line);
     if (worker->is_open) {
-        cairn_fabric_poll_close(&worker->poll, NULL, NULL);
+        fabric_poll_close(&worker->poll, NULL, NULL);
         uv_close((uv_handle_t *)&worker->stall, NULL);
         uv_run(&worker->loop, UV_RUN_DEFAULT);
         uv_loop_close(&worker->loop);
     }
-    if (worker->fabric != NULL) cairn_fabric_close(worker->fabric);
+    if (worker->fabric != NULL) fabric_close(worker->fabric);
     if (ends->shard > 0)
         while (waitpid(ends->shard, NULL, 0) < 0 && errno == EINTR) {}
     free(worker->checksums);
@@ -842,8 +843,8 @@ static double run(struct bench_ends *ends, uint8_t kind, uint64_t chunks, unsign
     while (worker->done < chunks && !worker->is_lost) uv_run(&worker->loop, UV_RUN_DEFAULT);
     uv_timer_stop(&worker->stall);
     if (worker->done == chunks && !worker->is_lost) return bench_now() - begin;
-    ctl_fail(CAIRN_ERR_CLOSED, "chunk %llu of %llu did not arrive whole",
-             (unsigned long long)worker->done + 1, (unsigned long long)chunks);
+    ctl_fail(CAIRN_ERR_CLOSED, "chunk %" PRIu64 " of %" PRIu64 " did not arrive whole",
+             worker->done + 1, chunks);
     return 0;
 }
 
@@ -874,8 +875,8 @@ static double bench_ends_cpu(const struct bench_ends *ends)
     return clock_getcpuclockid(ends->shard, &shard) == 0 ? ours + seconds_of(shard) : ours;
 }
 
-/* As cairn_fabric_describe; borrowed. */
+/* As fabric_describe; borrowed. */
 static const char *bench_ends_describe(const struct bench_ends *ends)
 {
-    return cairn_fabric_describe(ends->worker.fabric);
+    return fabric_describe(ends->worker.fabric);
 }

@@ -1,6 +1,7 @@
 /* References of the bench of the fabric: bench.h. */
 #include "client/ctl/bench/bench.h"
 
+#include <inttypes.h>
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -155,7 +156,7 @@ double bench_perftest(size_t chunk_bytes, uint64_t chunks)
     if (probe >= 0) close(probe); // free a moment ago: nobody else gets it so soon
     snprintf(port, sizeof port, "%u", number);
     snprintf(size, sizeof size, "%zu", chunk_bytes);
-    snprintf(count, sizeof count, "%llu", (unsigned long long)chunks);
+    snprintf(count, sizeof count, "%" PRIu64, chunks);
     snprintf(warm, sizeof warm, "%d", WARM_CHUNKS);
     snprintf(window, sizeof window, "%d", CAIRN_BENCH_WINDOW);
     char *const server_line[] = { PROGRAM, "-p", port, "-E", "sleep", "-e", NULL };

@@ -4,6 +4,7 @@
  * backward of 200 ms, that sleeps and that computes on every core: how much longer the longest step is than
  * the median before. And what a snapshot and its restore over the same shards take, and torch.save and load
  * where Python has it. */
+#include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -214,8 +215,8 @@ static double snapshot_and_restore(struct reshard_bench *b)
     const cairn_status called = ctl_call(&ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base,
                                          CAIRN_MSG_SNAPSHOT_STATUS, &restored);
     const double seconds = bench_now() - begin;
-    cairn_message_free(made);
-    if (called == CAIRN_OK) cairn_message_free(restored);
+    message_free(made);
+    if (called == CAIRN_OK) message_free(restored);
     return called == CAIRN_OK ? seconds : 0;
 }
 
@@ -228,10 +229,10 @@ static double torch_save_and_load(const struct reshard_bench *b)
     snprintf(
         command, sizeof command,
         "python3 -c \"import torch, time, os; p = '%s/torch.pt'; "
-        "s = {k: torch.zeros(%llu) for k in ('param', 'exp_avg', 'exp_avg_sq')}; t = "
+        "s = {k: torch.zeros(%" PRIu64 ") for k in ('param', 'exp_avg', 'exp_avg_sq')}; t = "
         "time.monotonic(); "
         "torch.save(s, p); torch.load(p); print(time.monotonic() - t); os.remove(p)\" 2>/dev/null",
-        b->local->folder, (unsigned long long)elems);
+        b->local->folder, elems);
     FILE *python = popen(command, "re");
     const bool is_there = python != NULL && fscanf(python, "%lf", &seconds) == 1;
     if (python != NULL) pclose(python);
@@ -325,7 +326,7 @@ static uint64_t params_that_fit(void)
 {
     const uint64_t fit = bench_memory_bytes() / 10 * 9 / SHARD_BYTES;
     if (fit >= RESHARD_PARAMS_DEFAULT) return RESHARD_PARAMS_DEFAULT;
-    fprintf(stderr, "memory is short: %llu params instead of %u\n", (unsigned long long)fit,
+    fprintf(stderr, "memory is short: %" PRIu64 " params instead of %u\n", fit,
             RESHARD_PARAMS_DEFAULT);
     return fit;
 }
@@ -514,36 +515,36 @@ static uint32_t large_count(uint32_t tensors)
 }
 
 /* Rows of 1024 elements; the parameters that norms and biases leave, spread over the large ones. */
-static struct cairn_shape shape_of(const struct layout_bench *bench, uint32_t tensor)
+static struct shape shape_of(const struct layout_bench *bench, uint32_t tensor)
 {
     const uint32_t large = large_count(bench->tensors);
     const uint64_t small = (uint64_t)(bench->tensors - large) * SMALL_ELEMS;
     const uint64_t left = bench->params > small ? bench->params - small : 0;
-    if (!is_large(tensor)) return (struct cairn_shape) { .rank = 1, .dim = { SMALL_ELEMS } };
+    if (!is_large(tensor)) return (struct shape) { .rank = 1, .dim = { SMALL_ELEMS } };
     const uint64_t rows = left / large / 1024 + (tensor % UNIT_TENSORS) * 7;
-    return (struct cairn_shape) { .rank = 2, .dim = { rows > 0 ? rows : 1, 1024 } };
+    return (struct shape) { .rank = 2, .dim = { rows > 0 ? rows : 1, 1024 } };
 }
 
 /* The child: 0 if the plan was made. */
 static int plan(const struct layout_bench *bench)
 {
     const size_t count = bench->tensors;
-    struct cairn_layout_tensor *tensors = calloc(count, sizeof *tensors);
+    struct layout_tensor *tensors = calloc(count, sizeof *tensors);
     char *names = malloc(count * 2 * NAME_BYTES);
     if (tensors == NULL || names == NULL) return 1;
     for (uint32_t t = 0; t < bench->tensors; t++) {
         char *name = names + (size_t)t * 2 * NAME_BYTES, *unit = name + NAME_BYTES;
         snprintf(name, NAME_BYTES, "layers.%u.tensor.%u", t / UNIT_TENSORS, t % UNIT_TENSORS);
         snprintf(unit, NAME_BYTES, "layers.%u", t / UNIT_TENSORS);
-        tensors[t] = (struct cairn_layout_tensor) {
+        tensors[t] = (struct layout_tensor) {
             .name = name, .unit = unit, .shape = shape_of(bench, t), .elem_bytes = 20
         };
     }
-    const struct cairn_plan_request request = { .tensors = tensors,
-                                                .tensor_count = bench->tensors,
-                                                .shard_count = bench->shards };
-    struct cairn_layout *layout = NULL;
-    return cairn_plan_make(&request, &layout, NULL) == CAIRN_OK ? 0 : 1;
+    const struct plan_request request = { .tensors = tensors,
+                                          .tensor_count = bench->tensors,
+                                          .shard_count = bench->shards };
+    struct layout *layout = NULL;
+    return plan_make(&request, &layout, NULL) == CAIRN_OK ? 0 : 1;
 }
 
 static double run_plan(void *context)
@@ -557,9 +558,9 @@ static double run_plan(void *context)
     int status = 1;
     if (child < 0 || wait4(child, &status, 0, &usage) != child || status != 0) {
         ctl_fail(CAIRN_ERR_INVALID,
-                 "there is no plan of %llu parameters in %u tensors on %u shards: too many "
+                 "there is no plan of %" PRIu64 " parameters in %u tensors on %u shards: too many "
                  "parameters, or too little memory",
-                 (unsigned long long)bench->params, bench->tensors, bench->shards);
+                 bench->params, bench->tensors, bench->shards);
         return 0;
     }
     const double rss_bytes = (double)usage.ru_maxrss * 1024;
@@ -603,11 +604,11 @@ int bench_layout(struct ctl *ctl)
 static uint64_t resident_bytes(pid_t pid)
 {
     char path[64];
-    unsigned long long all, resident = 0;
+    uint64_t all, resident = 0;
     snprintf(path, sizeof path, "/proc/%ld/statm", (long)pid);
     FILE *file = fopen(path, "re");
     if (file == NULL) return 0;
-    if (fscanf(file, "%llu %llu", &all, &resident) != 2) resident = 0;
+    if (fscanf(file, "%" PRIu64 " %" PRIu64, &all, &resident) != 2) resident = 0;
     fclose(file);
     return resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
@@ -667,7 +668,7 @@ static int step(struct bench_mover *m, uint32_t op)
     ProtobufCMessage *reply = ask(m, op);
     if (reply == NULL) return -1;
     const int goes_on = judge_move(m, (const Cairn__ReshardTold *)reply);
-    cairn_message_free(reply);
+    message_free(reply);
     return goes_on;
 }
 
@@ -679,7 +680,7 @@ static bool await_rest(struct bench_mover *m)
         if (reply == NULL) return false;
         const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
         rests = told->n_jobs == 1 && told->jobs[0]->rests;
-        cairn_message_free(reply);
+        message_free(reply);
         if (!rests) poll(NULL, 0, LOOK_EVERY_MS);
     }
     return true;

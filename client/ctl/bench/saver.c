@@ -1,5 +1,6 @@
 #include "client/ctl/bench/bench.h"
 
+#include <inttypes.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -46,7 +47,7 @@ static cairn_status look(struct bench_saver *s)
     const bool is_seen = list->n_running > 0 || list->n_snapshots > 0;
     if (is_seen && !(s->begin > 0)) s->begin = bench_now();
     if (list->n_snapshots > 0) take_reply(s, list->snapshots[0]);
-    cairn_message_free(reply);
+    message_free(reply);
     return CAIRN_OK;
 }
 
@@ -81,7 +82,7 @@ static cairn_status ask(struct bench_saver *s)
     s->end = bench_now();
     if (called != CAIRN_OK) return called;
     if (!s->restores) take_reply(s, (const Cairn__SnapshotStatus *)reply);
-    cairn_message_free(reply);
+    message_free(reply);
     return CAIRN_OK;
 }
 
@@ -139,7 +140,7 @@ bool bench_save_remove(struct bench_saver *s)
     if (ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base, CAIRN_MSG_SNAPSHOT_REMOVED,
                  &reply) != CAIRN_OK)
         return false;
-    cairn_message_free(reply);
+    message_free(reply);
     s->id[0] = '\0';
     return true;
 }
@@ -154,7 +155,7 @@ bool bench_save_drop_job(struct bench_saver *s)
     if (ctl_call(&s->ctl, CAIRN_MSG_JOB_REMOVE, &remove.base, CAIRN_MSG_JOB_REMOVED, &reply) !=
         CAIRN_OK)
         return false;
-    cairn_message_free(reply);
+    message_free(reply);
     return true;
 }
 
@@ -275,7 +276,7 @@ static int run_torch(struct local *local, const char *python, const char *script
     struct snake snakes[CAIRN_BENCH_WORKERS_MAX];
     char all[24], world[16];
     int is_there = 1;
-    snprintf(all, sizeof all, "%llu", (unsigned long long)elems);
+    snprintf(all, sizeof all, "%" PRIu64, elems);
     snprintf(world, sizeof world, "%u", count);
     const char *const arguments[3] = { local->folder, all, world };
     numbers_out[0] = numbers_out[1] = 0;

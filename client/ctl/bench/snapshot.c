@@ -37,7 +37,8 @@ static const struct part {
 } parts[] = {
     { "write", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
       snapshot_write },
-    { "read", "GB/s", "direct sequential reads of a file", false, REST_PARAMS, 1, snapshot_read },
+    { "read", "GB/s", "direct sequential reads of a file", false, REST_PARAMS, 1,
+      snapshot_bench_read },
     { "interval", "s", "the mean step without a snapshot", true, INTERVAL_PARAMS, 2,
       snapshot_interval },
     { "export", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
@@ -500,7 +501,7 @@ static int read_otherwise(struct snapshot_bench *b)
     return -1;
 }
 
-int snapshot_read(struct snapshot_bench *b)
+int snapshot_bench_read(struct snapshot_bench *b)
 {
     if (!snapshot_make(b)) return 1;
     const int done = bench_alternate(b->result, 0.001, read_once, read_raw, b);
@@ -787,7 +788,7 @@ bool bench_slowdown_of(const struct bench_interval (*pairs)[2], uint32_t pair_co
 
 struct manifest_bench {
     char folder[PATH_MAX + 32];
-    struct cairn_manifest manifest;
+    struct manifest manifest;
     uint32_t tensors, shards;
     double write_s, read_s; /* of the last run */
 };
@@ -797,27 +798,27 @@ static char *borrowed(const char *text)
     return (char *)(uintptr_t)text; // the spec copies it
 }
 
-static cairn_status add_tensors(struct cairn_job_spec_data *spec, uint32_t count)
+static cairn_status add_tensors(struct job_spec_data *spec, uint32_t count)
 {
-    struct cairn_group_spec group = cairn_group_default();
+    struct group_spec group = group_default();
     group.name = borrowed("all");
     group.optimizer = borrowed("adamw");
-    cairn_status status = cairn_spec_set_name(spec, "bench.manifest");
-    if (status == CAIRN_OK) status = cairn_spec_add_group(spec, &group);
+    cairn_status status = spec_set_name(spec, "bench.manifest");
+    if (status == CAIRN_OK) status = spec_add_group(spec, &group);
     for (uint32_t i = 0; i < count && status == CAIRN_OK; i++) {
         char name[64];
         snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u.up_proj.weight", i / 512,
                  i % 512);
-        const struct cairn_tensor_spec tensor = { .name = name,
-                                                  .group = borrowed("all"),
-                                                  .kind = CAIRN_TRAINED,
-                                                  .wire = CAIRN_BF16,
-                                                  .reduce = CAIRN_F32,
-                                                  .master = CAIRN_F32,
-                                                  .shape = { 2, { ROWS, CAIRN_BENCH_COLUMNS } } };
-        status = cairn_spec_add_tensor(spec, &tensor);
+        const struct tensor_spec tensor = { .name = name,
+                                            .group = borrowed("all"),
+                                            .kind = CAIRN_TRAINED,
+                                            .wire = CAIRN_BF16,
+                                            .reduce = CAIRN_F32,
+                                            .master = CAIRN_F32,
+                                            .shape = { 2, { ROWS, CAIRN_BENCH_COLUMNS } } };
+        status = spec_add_tensor(spec, &tensor);
     }
-    cairn_spec_canonicalize(spec);
+    spec_canonicalize(spec);
     return status;
 }
 
@@ -848,7 +849,7 @@ static bool add_files(struct manifest_bench *m)
 {
     static const char *const folders[] = { "model", "optim" };
     const uint64_t planes_bytes = (uint64_t)m->tensors * ROWS * CAIRN_BENCH_COLUMNS * 4;
-    uint8_t *sums = make_sums(cairn_snapshot_block_count(2 * planes_bytes / m->shards));
+    uint8_t *sums = make_sums(snapshot_block_count(2 * planes_bytes / m->shards));
     bool all_made = sums != NULL;
     for (uint32_t f = 0; f < 2 && all_made; f++) {
         char path[PATH_MAX + 64];
@@ -859,7 +860,7 @@ static bool add_files(struct manifest_bench *m)
             snprintf(path, sizeof path, "%s/shard-%05u-model-00001-of-00001.safetensors",
                      folders[f], s);
             is_made = make_file(m->folder, path, bytes) &&
-                      cairn_manifest_add_file(&m->manifest, path, bytes, sums, false) == CAIRN_OK;
+                      manifest_add_file(&m->manifest, path, bytes, sums, false) == CAIRN_OK;
         }
         all_made = all_made && is_made;
     }
@@ -870,7 +871,7 @@ static bool add_files(struct manifest_bench *m)
 static bool make(struct manifest_bench *m, const struct snapshot_bench *b)
 {
     snprintf(m->folder, sizeof m->folder, "%s/manifest", b->local->folder);
-    cairn_manifest_init(&m->manifest);
+    manifest_init(&m->manifest);
     m->manifest.generation = m->manifest.step = m->manifest.epoch = 1;
     m->manifest.created_unix_s = 1;
     m->manifest.loss_scale = 1;
@@ -886,22 +887,22 @@ static bool make(struct manifest_bench *m, const struct snapshot_bench *b)
 static double write_and_read(void *context)
 {
     struct manifest_bench *m = context;
-    struct cairn_manifest read;
-    struct cairn_sentence why;
+    struct manifest read;
+    struct sentence why;
     char path[sizeof m->folder + 32];
     snprintf(path, sizeof path, "%s/%s", m->folder, CAIRN_MANIFEST_NAME);
     unlink(path); // of the run before: no manifest takes another's place
     const double begin = bench_now();
-    cairn_status status = cairn_manifest_commit(m->folder, &m->manifest, &why);
+    cairn_status status = manifest_commit(m->folder, &m->manifest, &why);
     const double written = bench_now();
-    if (status == CAIRN_OK) status = cairn_manifest_load(m->folder, &read, &why);
+    if (status == CAIRN_OK) status = manifest_load(m->folder, &read, &why);
     m->write_s = written - begin;
     m->read_s = bench_now() - written;
     if (status != CAIRN_OK) {
         (void)ctl_fail(status, "%s", why.text);
         return 0;
     }
-    cairn_manifest_release(&read);
+    manifest_release(&read);
     return m->write_s + m->read_s;
 }
 
@@ -930,6 +931,6 @@ int snapshot_manifest(struct snapshot_bench *b)
     if (!make(&m, b)) return 1;
     const int done = bench_alternate(b->result, 0.001, write_and_read, limit, &m);
     if (done < 0) report_manifest(b, &m);
-    cairn_manifest_release(&m.manifest);
+    manifest_release(&m.manifest);
     return done;
 }

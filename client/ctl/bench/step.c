@@ -6,6 +6,7 @@
  * on a card; then it is also said what each phase took there, and how much of the card all took. With
  * --memory device workers have gradients and parameters there, too, and the reference copies on the card.
  * With --global-batch the reference is the same step with its micro-batches added up in the workers. */
+#include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -208,9 +209,8 @@ static void make_model(struct step_bench *bench)
     char batch[16] = "";
     model->batch = asked->global_batch;
     if (model->batch > 0) snprintf(batch, sizeof batch, ".k%u", model->batch);
-    snprintf(model->job, sizeof model->job, "bench.step.%llux%u.%s.w%u%s%s",
-             (unsigned long long)model->rows, model->tensors,
-             model->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers,
+    snprintf(model->job, sizeof model->job, "bench.step.%" PRIu64 "x%u.%s.w%u%s%s", model->rows,
+             model->tensors, model->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers,
              asked->has_device_memory ? ".device" : "", batch);
     bench->plan.backward_seconds = asked->backward_ms * 1e-3;
     bench->plan.is_traced = asked->timeline != NULL;
@@ -544,8 +544,7 @@ bool step_batch_open(struct step_worker *w, const struct bench_worker *worker)
     model.batch = 0;
     w->added.session = w->member.session;
     if (w->made != NULL)
-        cairn_backend_host()->convert(w->grads, CAIRN_BF16, w->made, CAIRN_F32,
-                                      model.tensors * w->elems);
+        backend_host()->convert(w->grads, CAIRN_BF16, w->made, CAIRN_F32, model.tensors * w->elems);
     return bench_member_join(&w->added, &model, worker);
 }
 
@@ -603,12 +602,12 @@ bool step_batch_run(struct step_worker *w, const struct bench_member *member,
 
 /* For the reference alone: what is copied on the card, and the stream that copies it. */
 struct step_card {
-    struct cairn_home *home;
-    struct cairn_home_stream *stream;
-    struct cairn_home_memory from, to; /* as many bytes as all gradients */
+    struct home *home;
+    struct home_stream *stream;
+    struct home_memory from, to; /* as many bytes as all gradients */
 };
 
-static bool is_ok(cairn_status status, const struct cairn_sentence *why)
+static bool is_ok(cairn_status status, const struct sentence *why)
 {
     if (status != CAIRN_OK) (void)ctl_fail(status, "a worker of the bench: %s", why->text);
     return status == CAIRN_OK;
@@ -617,15 +616,14 @@ static bool is_ok(cairn_status status, const struct cairn_sentence *why)
 /* The process ends with it: nothing is given back. */
 static bool open_reference(struct step_worker *w, size_t bytes)
 {
-    struct cairn_sentence why;
+    struct sentence why;
     struct step_card *card = calloc(1, sizeof *card);
     if (card == NULL) return bench_is_ok(CAIRN_ERR_NO_MEMORY);
-    cairn_status status = cairn_home_open_cuda(w->plan->device, &card->home, &why);
-    if (status == CAIRN_OK) status = cairn_home_stream_open(card->home, &card->stream, &why);
+    cairn_status status = home_open_cuda(w->plan->device, &card->home, &why);
+    if (status == CAIRN_OK) status = home_stream_open(card->home, &card->stream, &why);
     if (status == CAIRN_OK)
-        status = cairn_home_memory_open(card->home, "bench", bytes, &card->from, &why);
-    if (status == CAIRN_OK)
-        status = cairn_home_memory_open(card->home, "bench", bytes, &card->to, &why);
+        status = home_memory_open(card->home, "bench", bytes, &card->from, &why);
+    if (status == CAIRN_OK) status = home_memory_open(card->home, "bench", bytes, &card->to, &why);
     w->card = card;
     return is_ok(status, &why);
 }
@@ -662,15 +660,15 @@ bool step_card_take(struct step_worker *w)
 
 double step_card_copy(struct step_worker *w, int copies)
 {
-    struct cairn_sentence why;
-    struct cairn_work work = {
+    struct sentence why;
+    struct home_work work = {
         .kind = CAIRN_WORK_COPY,
         .copy = { .to = w->card->to.base, .from = w->card->from.base, .bytes = w->card->to.bytes }
     };
     cairn_status status = CAIRN_OK;
     const double begin = bench_now();
     for (int i = 0; i < copies && status == CAIRN_OK; i++)
-        status = cairn_home_run(w->card->stream, &work, 1, &why);
+        status = home_run(w->card->stream, &work, 1, &why);
     return is_ok(status, &why) ? bench_now() - begin : 0;
 }
 

@@ -8,6 +8,7 @@
  * The parts are of both steps, _many_ and _one_: what the worker waited for, and what the slowest shard
  * did with the round meanwhile, by its log (bench.h), in a cluster of the bench's own, and processor
  * time. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -344,9 +345,8 @@ static void make_models(struct tensors_bench *bench)
     bench_model_cut(many, asked->params > 0 ? asked->params
                                             : (uint64_t)many->tensors * CAIRN_BENCH_COLUMNS);
     many->wire = asked->wire != NULL && strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
-    snprintf(many->job, sizeof many->job, "bench.tensors.%llux%u.%s.w%u",
-             (unsigned long long)many->rows, many->tensors,
-             many->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers);
+    snprintf(many->job, sizeof many->job, "bench.tensors.%" PRIu64 "x%u.%s.w%u", many->rows,
+             many->tensors, many->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers);
     *one = *many;
     one->rows *= many->tensors;
     one->tensors = 1;

@@ -14,6 +14,7 @@
  * of rows that nobody uses; a device's square root and division have a slow way for zero. --only fold: the
  * first row above. --only hash: the leaf hashes of an fp32 plane, 4, against libsodium's. --only copy: such
  * a plane out of pinned host memory into a device, and back, 8. */
+#include <inttypes.h>
 #include <assert.h>
 #include <jansson.h>
 #include <pthread.h>
@@ -69,25 +70,25 @@ enum update_only {
 
 /* The data that the works of one chunk point to while they run. */
 struct update_slot {
-    struct cairn_source sources[CAIRN_UPDATE_SOURCES];
-    struct cairn_sums sums;
+    struct fold_source sources[CAIRN_UPDATE_SOURCES];
+    struct sums sums;
     uint64_t nonfinite;
-    struct cairn_hash hashes[CAIRN_UPDATE_CHUNK_LEAVES];
+    struct hash hashes[CAIRN_UPDATE_CHUNK_LEAVES];
 };
 
 /* A thread's own things, owned. */
 struct update_thread {
-    struct cairn_home_stream *stream;
+    struct home_stream *stream;
     struct update_slot *slots; /* [list_chunks] */
-    struct cairn_work *works;  /* [list_chunks], at least as many as a chunk is filled with */
+    struct home_work *works;   /* [list_chunks], at least as many as a chunk is filled with */
     float *values;             /* [chunk] host memory, to fill from */
 };
 
 struct update_arrays {
     /* set by the caller before opening */
-    struct cairn_home *home; /* borrowed */
-    struct cairn_geometry geometry;
-    struct cairn_group_scalars scalars;
+    struct home *home; /* borrowed */
+    struct geometry geometry;
+    struct group_scalars scalars;
     cairn_dtype wire_dtype;
     enum update_only only;
     size_t elems; /* whole chunks */
@@ -100,8 +101,8 @@ struct update_arrays {
     void *copies; /* a device's: room for all arrays once more; NULL for the host */
     struct bench_stream streams[CAIRN_BENCH_STREAMS_MAX]; /* the same arrays */
     struct update_map {
-        struct cairn_home_memory memory; /* a device's */
-        void *map;                       /* the host's, in large pages */
+        struct home_memory memory; /* a device's */
+        void *map;                 /* the host's, in large pages */
         size_t bytes;
     } maps[CAIRN_BENCH_STREAMS_MAX + 2]; /* of the same, of copies, of host */
     size_t stream_count, map_count;
@@ -113,23 +114,22 @@ struct update_arrays {
 /* Makes them, and fills them: gradients of about the size that a step has, or of CAIRN_UPDATE_ZEROS zeros;
  * parameters and moments have seen one update. False: `why` says it, and all is given back by
  * update_arrays_close. */
-bool update_arrays_open(struct update_arrays *arrays, struct cairn_sentence *why);
+bool update_arrays_open(struct update_arrays *arrays, struct sentence *why);
 void update_arrays_close(struct update_arrays *arrays);
 
 /* Fills the arrays; of opening. */
-bool update_pass_fill(struct update_arrays *arrays, struct cairn_sentence *why);
+bool update_pass_fill(struct update_arrays *arrays, struct sentence *why);
 /* One pass over all arrays that it needs. Each gives the seconds that it took, and adds those of all cores to
  * *cpu_sum. 0: it failed, and `why` says how. */
-typedef double cairn_update_pass_fn(struct update_arrays *arrays, double *cpu_sum,
-                                    struct cairn_sentence *why);
-cairn_update_pass_fn update_pass_fold, update_pass_update, update_pass_hash, update_pass_libsodium;
+typedef double update_pass_fn(struct update_arrays *arrays, double *cpu_sum, struct sentence *why);
+update_pass_fn update_pass_fold, update_pass_update, update_pass_hash, update_pass_libsodium;
 /* Measures on the host how fast one thread hashes by each instruction set (NAME_gbps), and how many
  * times libsodium's rate that is (NAME_ratio), and adds that to `parts`. */
 void update_hash_sets(const struct update_arrays *arrays, json_t *parts);
 /* The plane out of pinned host memory, and back. */
-cairn_update_pass_fn update_pass_in, update_pass_out;
+update_pass_fn update_pass_in, update_pass_out;
 /* Reads all arrays once and writes as many bytes: in place on the host, a copy on a device. */
-cairn_update_pass_fn update_pass_reference;
+update_pass_fn update_pass_reference;
 
 #define PARAMS_DEFAULT      ((uint64_t)64 << 20)
 #define THREADS_OF_DEVICE   2 /* while one waits for its list the other one's is at work */
@@ -143,7 +143,7 @@ struct update_bench {
     uint64_t launches;       /* of a device, for all of them once */
     /* processor time of all runs: their ratio stands on a machine whose cores others use, too */
     double subject_cpu, reference_cpu;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 /* ---- the two runs ---- */
@@ -154,7 +154,7 @@ static const struct subject {
     const char *name;
     struct {
         const char *part;
-        cairn_update_pass_fn *run;
+        update_pass_fn *run;
     } passes[PASSES_MAX];
     size_t bytes, wires;
 } subjects[CAIRN_UPDATE_ONLIES] = {
@@ -175,13 +175,13 @@ static const struct subject {
 static size_t counted_bytes(const struct update_arrays *arrays)
 {
     const struct subject *subject = &subjects[arrays->only];
-    return subject->bytes + subject->wires * cairn_dtype_bytes((int)arrays->wire_dtype);
+    return subject->bytes + subject->wires * dtype_size((int)arrays->wire_dtype);
 }
 
 /* Hashes of the host are measured against libsodium's, by the same threads; all else against memory. */
 static bool is_by_libsodium(const struct update_arrays *arrays)
 {
-    return arrays->only == CAIRN_UPDATE_HASH && cairn_home_info(arrays->home)->is_host;
+    return arrays->only == CAIRN_UPDATE_HASH && home_info(arrays->home)->is_host;
 }
 
 static size_t reference_bytes(const struct update_arrays *arrays)
@@ -206,22 +206,22 @@ static double run_subject(void *context)
     struct update_arrays *arrays = &bench->arrays;
     const struct subject *subject = &subjects[arrays->only];
     double all = 0;
-    const uint64_t launches = cairn_home_use(arrays->home).launches;
+    const uint64_t launches = home_use(arrays->home).launches;
     for (int p = 0; p < PASSES_MAX && subject->passes[p].run != NULL; p++) {
         const double seconds = subject->passes[p].run(arrays, &bench->subject_cpu, &bench->why);
         if (!(seconds > 0)) return fail_run(bench);
         if (bench->best[p] == 0 || seconds < bench->best[p]) bench->best[p] = seconds;
         all += seconds;
     }
-    bench->launches = cairn_home_use(arrays->home).launches - launches;
+    bench->launches = home_use(arrays->home).launches - launches;
     return rate(arrays, counted_bytes(arrays), all);
 }
 
 static double run_reference(void *context)
 {
     struct update_bench *bench = context;
-    cairn_update_pass_fn *pass = is_by_libsodium(&bench->arrays) ? update_pass_libsodium
-                                                                 : update_pass_reference;
+    update_pass_fn *pass = is_by_libsodium(&bench->arrays) ? update_pass_libsodium
+                                                           : update_pass_reference;
     const double seconds = pass(&bench->arrays, &bench->reference_cpu, &bench->why);
     return seconds > 0 ? rate(&bench->arrays, reference_bytes(&bench->arrays), seconds)
                        : fail_run(bench);
@@ -259,25 +259,23 @@ static int judge_words(const struct ctl *ctl, struct update_arrays *arrays)
 static int open_home(const struct ctl *ctl, struct update_bench *bench)
 {
     const char *backend = ctl->bench.backend;
-    bench->arrays.home = cairn_home_host();
+    bench->arrays.home = home_host();
     if (backend == NULL || strcmp(backend, "host") == 0) return -1;
-    const cairn_status status = cairn_home_open_cuda(ctl->bench.device, &bench->arrays.home,
-                                                     &bench->why);
+    const cairn_status status = home_open_cuda(ctl->bench.device, &bench->arrays.home, &bench->why);
     return status == CAIRN_OK ? -1 : ctl_fail(status, "%s", bench->why.text);
 }
 
 static int judge_size(const struct ctl *ctl, struct update_arrays *arrays)
 {
-    const bool is_host = cairn_home_info(arrays->home)->is_host;
-    const uint64_t room = is_host
-                              ? bench_memory_bytes() / 2 / BYTES_MAX
-                              : cairn_home_free_bytes(arrays->home) / 10 * 9 / BYTES_MAX_OF_DEVICE;
+    const bool is_host = home_info(arrays->home)->is_host;
+    const uint64_t room = is_host ? bench_memory_bytes() / 2 / BYTES_MAX
+                                  : home_free_bytes(arrays->home) / 10 * 9 / BYTES_MAX_OF_DEVICE;
     const uint64_t wanted = ctl->bench.params > 0 ? ctl->bench.params : PARAMS_DEFAULT;
     if (ctl->bench.params > room)
-        return ctl_usage_fail(ctl, "--params %llu: %s holds %llu", (unsigned long long)wanted,
+        return ctl_usage_fail(ctl, "--params %" PRIu64 ": %s holds %" PRIu64, wanted,
                               is_host ? "half of the memory that is free"
                                       : "what is free of the device, with room for a copy,",
-                              (unsigned long long)room);
+                              room);
     arrays->elems = (size_t)(wanted < room ? wanted : room) / CAIRN_UPDATE_CHUNK_ELEMS *
                     CAIRN_UPDATE_CHUNK_ELEMS;
     if (arrays->elems == 0) arrays->elems = CAIRN_UPDATE_CHUNK_ELEMS;
@@ -292,7 +290,7 @@ static int judge_size(const struct ctl *ctl, struct update_arrays *arrays)
 static void describe(const struct update_bench *bench, struct bench_result *result)
 {
     const struct update_arrays *arrays = &bench->arrays;
-    const struct cairn_home_info *home = cairn_home_info(arrays->home);
+    const struct home_info *home = home_info(arrays->home);
     result->params = json_pack(
         "{s:I, s:I, s:s, s:I, s:I, s:s, s:s}", "params", (json_int_t)arrays->elems, "threads",
         (json_int_t)arrays->threads, "wire", arrays->wire_dtype == CAIRN_F32 ? "f32" : "bf16",
@@ -321,7 +319,7 @@ static const char *reference_name(const struct update_arrays *arrays)
 {
     static char name[48];
     if (is_by_libsodium(arrays)) return "libsodium, a leaf after the other";
-    if (!cairn_home_info(arrays->home)->is_host) return "copy of the same arrays on the device";
+    if (!home_info(arrays->home)->is_host) return "copy of the same arrays on the device";
     snprintf(name, sizeof name, "in-place update of %zu stream%s", arrays->stream_count,
              arrays->stream_count == 1 ? "" : "s");
     return name;
@@ -329,21 +327,21 @@ static const char *reference_name(const struct update_arrays *arrays)
 
 static int run_bench(struct ctl *ctl, struct update_bench *bench)
 {
-    const struct cairn_group_hyper hyper = { .optimizer = CAIRN_OPTIMIZER_ADAMW,
-                                             .lr = 1e-3,
-                                             .beta1 = 0.9,
-                                             .beta2 = 0.999,
-                                             .eps = 1e-8,
-                                             .weight_decay = 0.01 };
+    const struct group_hyper hyper = { .optimizer = CAIRN_OPTIMIZER_ADAMW,
+                                       .lr = 1e-3,
+                                       .beta1 = 0.9,
+                                       .beta2 = 0.999,
+                                       .eps = 1e-8,
+                                       .weight_decay = 0.01 };
     struct update_arrays *arrays = &bench->arrays;
     char name[24];
     snprintf(name, sizeof name, "update%s%s", arrays->only != CAIRN_UPDATE_ALL ? "." : "",
              subjects[arrays->only].name);
     struct bench_result result = { .bench = name, .unit = "GB/s" };
-    const struct cairn_shape shape = { .rank = 1, .dim = { arrays->elems } };
-    arrays->geometry = cairn_geometry_of(&shape);
+    const struct shape shape = { .rank = 1, .dim = { arrays->elems } };
+    arrays->geometry = geometry_of(&shape);
     int done = -1;
-    if (cairn_group_scalars_of(&hyper, 1, cairn_f32_bits(0.5f), &arrays->scalars) != CAIRN_OK)
+    if (group_scalars_of(&hyper, 1, f32_bits(0.5f), &arrays->scalars) != CAIRN_OK)
         done = ctl_fail(CAIRN_ERR_INVALID, "no scalars of the first step");
     else if (!update_arrays_open(arrays, &bench->why))
         done = ctl_fail(CAIRN_ERR_NO_MEMORY, "%s", bench->why.text);
@@ -365,7 +363,7 @@ int bench_update(struct ctl *ctl)
     if (done >= 0) return done;
     done = judge_size(ctl, &bench.arrays);
     if (done < 0) done = run_bench(ctl, &bench);
-    cairn_home_close(bench.arrays.home);
+    home_close(bench.arrays.home);
     return done;
 }
 
@@ -378,7 +376,7 @@ int bench_update(struct ctl *ctl)
 
 static bool is_host(const struct update_arrays *arrays)
 {
-    return cairn_home_info(arrays->home)->is_host;
+    return home_info(arrays->home)->is_host;
 }
 
 /* ---- memory ---- */
@@ -386,7 +384,7 @@ static bool is_host(const struct update_arrays *arrays)
 /* In large pages, as a shard's arenas are. */
 static void *map_host(struct update_map *map, size_t bytes)
 {
-    char *at = cairn_pages_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    char *at = pages_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     if (at == MAP_FAILED) return NULL;
     madvise(at, bytes, MADV_HUGEPAGE);
     map->map = at;
@@ -394,15 +392,14 @@ static void *map_host(struct update_map *map, size_t bytes)
     return at;
 }
 
-static void *make_memory(struct update_arrays *arrays, size_t bytes, struct cairn_sentence *why)
+static void *make_memory(struct update_arrays *arrays, size_t bytes, struct sentence *why)
 {
     struct update_map *map = &arrays->maps[arrays->map_count];
     void *base = NULL;
     if (is_host(arrays)) {
         base = map_host(map, bytes);
-        if (base == NULL) cairn_sentence_set(why, "no memory for %zu parameters", arrays->elems);
-    } else if (cairn_home_memory_open(arrays->home, "bench", bytes, &map->memory, why) ==
-               CAIRN_OK) {
+        if (base == NULL) sentence_set(why, "no memory for %zu parameters", arrays->elems);
+    } else if (home_memory_open(arrays->home, "bench", bytes, &map->memory, why) == CAIRN_OK) {
         base = map->memory.base;
     }
     if (base != NULL) arrays->map_count++;
@@ -411,9 +408,9 @@ static void *make_memory(struct update_arrays *arrays, size_t bytes, struct cair
 
 /* `begin`: where a shard has it in a page, proto/fabric/backend.h. */
 static void *make_array(struct update_arrays *arrays, size_t stream, size_t bytes_per_elem,
-                        struct cairn_sentence *why)
+                        struct sentence *why)
 {
-    const size_t begin = is_host(arrays) ? cairn_stagger_begin(stream) : 0;
+    const size_t begin = is_host(arrays) ? stagger_begin(stream) : 0;
     char *base = make_memory(arrays, begin + arrays->elems * bytes_per_elem, why);
     if (base == NULL) return NULL;
     arrays->streams[arrays->stream_count++] = (struct bench_stream) { base + begin,
@@ -423,24 +420,24 @@ static void *make_array(struct update_arrays *arrays, size_t stream, size_t byte
 }
 
 /* Pinned as a shard's landing is; where that fails, copies are slower, and right. */
-static bool make_host(struct update_arrays *arrays, struct cairn_sentence *why)
+static bool make_host(struct update_arrays *arrays, struct sentence *why)
 {
     const size_t bytes = arrays->elems * sizeof *arrays->host;
-    struct cairn_sentence unpinned;
+    struct sentence unpinned;
     arrays->host = map_host(&arrays->maps[arrays->map_count], bytes);
     if (arrays->host == NULL) {
-        cairn_sentence_set(why, "no memory for %zu parameters", arrays->elems);
+        sentence_set(why, "no memory for %zu parameters", arrays->elems);
         return false;
     }
     arrays->map_count++;
     memset(arrays->host, 0, bytes);
-    arrays->is_pinned = cairn_home_pin(arrays->home, arrays->host, bytes, &unpinned) == CAIRN_OK;
+    arrays->is_pinned = home_pin(arrays->home, arrays->host, bytes, &unpinned) == CAIRN_OK;
     return true;
 }
 
-static bool make_arrays(struct update_arrays *a, struct cairn_sentence *why)
+static bool make_arrays(struct update_arrays *a, struct sentence *why)
 {
-    const size_t wire = cairn_dtype_bytes((int)a->wire_dtype);
+    const size_t wire = dtype_size((int)a->wire_dtype);
     const bool is_all = a->only == CAIRN_UPDATE_ALL;
     const bool updates = is_all || a->only == CAIRN_UPDATE_ADAMW || a->only == CAIRN_UPDATE_ZEROS;
     const bool folds = is_all || a->only == CAIRN_UPDATE_FOLD;
@@ -463,21 +460,21 @@ static bool make_arrays(struct update_arrays *a, struct cairn_sentence *why)
 /* ---- threads ---- */
 
 static bool make_thread(struct update_arrays *arrays, struct update_thread *thread,
-                        struct cairn_sentence *why)
+                        struct sentence *why)
 {
     const size_t works = arrays->list_chunks > FILL_WORKS ? arrays->list_chunks : FILL_WORKS;
-    if (cairn_home_stream_open(arrays->home, &thread->stream, why) != CAIRN_OK) return false;
+    if (home_stream_open(arrays->home, &thread->stream, why) != CAIRN_OK) return false;
     thread->slots = calloc(arrays->list_chunks, sizeof *thread->slots);
     thread->works = calloc(works, sizeof *thread->works);
     thread->values = calloc(CAIRN_UPDATE_CHUNK_ELEMS, sizeof *thread->values);
     if (thread->slots != NULL && thread->works != NULL && thread->values != NULL) return true;
-    cairn_sentence_set(why, "no memory for the works of a thread");
+    sentence_set(why, "no memory for the works of a thread");
     return false;
 }
 
-bool update_arrays_open(struct update_arrays *arrays, struct cairn_sentence *why)
+bool update_arrays_open(struct update_arrays *arrays, struct sentence *why)
 {
-    const uint32_t best = cairn_home_info(arrays->home)->works_best;
+    const uint32_t best = home_info(arrays->home)->works_best;
     arrays->list_chunks = best < 1 ? 1 : best < LIST_CHUNKS_MAX ? best : LIST_CHUNKS_MAX;
     if (!make_arrays(arrays, why)) return false;
     for (uint32_t i = 0; i < arrays->threads; i++)
@@ -488,15 +485,15 @@ bool update_arrays_open(struct update_arrays *arrays, struct cairn_sentence *why
 void update_arrays_close(struct update_arrays *arrays)
 {
     for (uint32_t i = 0; i < CAIRN_UPDATE_THREADS_MAX; i++) {
-        cairn_home_stream_close(arrays->thread[i].stream);
+        home_stream_close(arrays->thread[i].stream);
         free(arrays->thread[i].slots);
         free(arrays->thread[i].works);
         free(arrays->thread[i].values);
     }
     if (arrays->is_pinned)
-        cairn_home_unpin(arrays->home, arrays->host, arrays->elems * sizeof *arrays->host);
+        home_unpin(arrays->home, arrays->host, arrays->elems * sizeof *arrays->host);
     for (size_t m = 0; m < arrays->map_count; m++) {
-        cairn_home_memory_close(&arrays->maps[m].memory);
+        home_memory_close(&arrays->maps[m].memory);
         if (arrays->maps[m].map != NULL) munmap(arrays->maps[m].map, arrays->maps[m].bytes);
     }
 }
@@ -523,10 +520,9 @@ static double rate_of(size_t elems, double seconds)
     return (double)(elems * sizeof(float)) / seconds * 1e-9;
 }
 
-static double by_set(const struct update_arrays *arrays, size_t elems,
-                     const struct cairn_backend *host)
+static double by_set(const struct update_arrays *arrays, size_t elems, const struct backend *host)
 {
-    struct cairn_hash hashes[CAIRN_UPDATE_CHUNK_LEAVES];
+    struct hash hashes[CAIRN_UPDATE_CHUNK_LEAVES];
     const double start = processor_seconds();
     for (size_t i = 0; i < elems; i += CAIRN_UPDATE_CHUNK_ELEMS)
         host->hash_each(arrays->param + i, CAIRN_F32, &arrays->geometry, i / CAIRN_LEAF_ELEMS,
@@ -548,16 +544,16 @@ void update_hash_sets(const struct update_arrays *arrays, json_t *parts)
     const size_t elems = arrays->elems < ROUND_ELEMS ? arrays->elems : ROUND_ELEMS;
     for (uint32_t round = 0; round < ROUNDS; round++) {
         for (uint32_t isa = 0; isa < CAIRN_HOST_ISA_COUNT; isa++) {
-            const struct cairn_backend *host = cairn_backend_host_at(isa);
+            const struct backend *host = backend_host_at(isa);
             if (host == NULL) continue;
             rate[isa][round] = by_set(arrays, elems, host);
             ratio[isa][round] = rate[isa][round] / rate[0][round];
         }
     }
     for (uint32_t isa = 0; isa < CAIRN_HOST_ISA_COUNT; isa++) {
-        if (cairn_backend_host_at(isa) == NULL) continue;
-        set_median(parts, cairn_backend_host_isa(isa), "gbps", rate[isa]);
-        set_median(parts, cairn_backend_host_isa(isa), "ratio", ratio[isa]);
+        if (backend_host_at(isa) == NULL) continue;
+        set_median(parts, backend_host_isa(isa), "gbps", rate[isa]);
+        set_median(parts, backend_host_isa(isa), "ratio", ratio[isa]);
     }
 }
 
@@ -580,7 +576,7 @@ struct pass_thread {
     size_t list_chunks;
     double cpu; /* seconds of the core that it took */
     cairn_status status;
-    struct cairn_sentence why;
+    struct sentence why;
 };
 
 static char *at(void *array, size_t chunk, size_t bytes_per_elem)
@@ -590,31 +586,31 @@ static char *at(void *array, size_t chunk, size_t bytes_per_elem)
 
 /* ---- lists of works ---- */
 
-static struct cairn_work fold_of(const struct update_arrays *arrays, size_t chunk,
-                                 struct update_slot *slot)
+static struct home_work fold_of(const struct update_arrays *arrays, size_t chunk,
+                                struct update_slot *slot)
 {
-    const size_t wire = cairn_dtype_bytes((int)arrays->wire_dtype);
+    const size_t wire = dtype_size((int)arrays->wire_dtype);
     memset(&slot->sums, 0, sizeof slot->sums);
     for (int s = 0; s < CAIRN_UPDATE_SOURCES; s++)
-        slot->sources[s] = (struct cairn_source) { .data = at(arrays->sources[s], chunk, wire),
-                                                   .dtype = arrays->wire_dtype };
-    return (struct cairn_work) { .kind = CAIRN_WORK_FOLD_SUMS,
-                                 .fold_sums = { .acc = arrays->sum + chunk * CHUNK_ELEMS,
-                                                .sources = slot->sources,
-                                                .source_count = CAIRN_UPDATE_SOURCES,
-                                                .first = true,
-                                                .far = true,
-                                                .geometry = &arrays->geometry,
-                                                .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
-                                                .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
-                                                .sums = &slot->sums } };
+        slot->sources[s] = (struct fold_source) { .data = at(arrays->sources[s], chunk, wire),
+                                                  .dtype = arrays->wire_dtype };
+    return (struct home_work) { .kind = CAIRN_WORK_FOLD_SUMS,
+                                .fold_sums = { .acc = arrays->sum + chunk * CHUNK_ELEMS,
+                                               .sources = slot->sources,
+                                               .source_count = CAIRN_UPDATE_SOURCES,
+                                               .first = true,
+                                               .far = true,
+                                               .geometry = &arrays->geometry,
+                                               .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
+                                               .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
+                                               .sums = &slot->sums } };
 }
 
-static struct cairn_work update_of(const struct update_arrays *arrays, size_t chunk,
-                                   struct update_slot *slot)
+static struct home_work update_of(const struct update_arrays *arrays, size_t chunk,
+                                  struct update_slot *slot)
 {
-    const size_t first = chunk * CHUNK_ELEMS, wire = cairn_dtype_bytes((int)arrays->wire_dtype);
-    return (struct cairn_work) {
+    const size_t first = chunk * CHUNK_ELEMS, wire = dtype_size((int)arrays->wire_dtype);
+    return (struct home_work) {
         .kind = CAIRN_WORK_UPDATE,
         .update = { .planes = { .grad = arrays->sum + first,
                                 .param = arrays->param + first,
@@ -634,7 +630,7 @@ static cairn_status fold_list(struct pass_thread *thread, size_t first, size_t c
     struct update_thread *own = thread->own;
     for (size_t i = 0; i < count; i++)
         own->works[i] = fold_of(thread->arrays, first + i, &own->slots[i]);
-    return cairn_home_run(own->stream, own->works, count, &thread->why);
+    return home_run(own->stream, own->works, count, &thread->why);
 }
 
 static cairn_status update_list(struct pass_thread *thread, size_t first, size_t count)
@@ -642,19 +638,19 @@ static cairn_status update_list(struct pass_thread *thread, size_t first, size_t
     struct update_thread *own = thread->own;
     for (size_t i = 0; i < count; i++)
         own->works[i] = update_of(thread->arrays, first + i, &own->slots[i]);
-    return cairn_home_run(own->stream, own->works, count, &thread->why);
+    return home_run(own->stream, own->works, count, &thread->why);
 }
 
-static struct cairn_work hash_of(const struct update_arrays *arrays, size_t chunk,
-                                 struct update_slot *slot)
+static struct home_work hash_of(const struct update_arrays *arrays, size_t chunk,
+                                struct update_slot *slot)
 {
-    return (struct cairn_work) { .kind = CAIRN_WORK_HASH,
-                                 .hash = { .plane = arrays->param + chunk * CHUNK_ELEMS,
-                                           .dtype = CAIRN_F32,
-                                           .geometry = &arrays->geometry,
-                                           .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
-                                           .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
-                                           .hashes = slot->hashes } };
+    return (struct home_work) { .kind = CAIRN_WORK_HASH,
+                                .hash = { .plane = arrays->param + chunk * CHUNK_ELEMS,
+                                          .dtype = CAIRN_F32,
+                                          .geometry = &arrays->geometry,
+                                          .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
+                                          .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
+                                          .hashes = slot->hashes } };
 }
 
 static cairn_status hash_list(struct pass_thread *thread, size_t first, size_t count)
@@ -662,7 +658,7 @@ static cairn_status hash_list(struct pass_thread *thread, size_t first, size_t c
     struct update_thread *own = thread->own;
     for (size_t i = 0; i < count; i++)
         own->works[i] = hash_of(thread->arrays, first + i, &own->slots[i]);
-    return cairn_home_run(own->stream, own->works, count, &thread->why);
+    return home_run(own->stream, own->works, count, &thread->why);
 }
 
 /* A leaf after the other. */
@@ -670,10 +666,9 @@ static cairn_status libsodium_list(struct pass_thread *thread, size_t first, siz
 {
     struct update_thread *own = thread->own;
     for (size_t i = 0; i < count; i++) {
-        const struct cairn_work work = hash_of(thread->arrays, first + i, &own->slots[i]);
-        cairn_backend_host_at(0)->hash_each(work.hash.plane, work.hash.dtype, work.hash.geometry,
-                                            work.hash.first_leaf, work.hash.leaf_count,
-                                            work.hash.hashes);
+        const struct home_work work = hash_of(thread->arrays, first + i, &own->slots[i]);
+        backend_host_at(0)->hash_each(work.hash.plane, work.hash.dtype, work.hash.geometry,
+                                      work.hash.first_leaf, work.hash.leaf_count, work.hash.hashes);
     }
     return CAIRN_OK;
 }
@@ -684,12 +679,12 @@ static cairn_status copy_list(struct pass_thread *thread, float *to, const float
     struct update_thread *own = thread->own;
     for (size_t i = 0; i < count; i++) {
         const size_t at = (first + i) * CHUNK_ELEMS;
-        own->works[i] = (struct cairn_work) {
+        own->works[i] = (struct home_work) {
             .kind = CAIRN_WORK_COPY,
             .copy = { .to = to + at, .from = from + at, .bytes = CHUNK_ELEMS * sizeof(float) }
         };
     }
-    return cairn_home_run(own->stream, own->works, count, &thread->why);
+    return home_run(own->stream, own->works, count, &thread->why);
 }
 
 static cairn_status in_list(struct pass_thread *thread, size_t first, size_t count)
@@ -714,7 +709,7 @@ static cairn_status fill_list(struct pass_thread *thread, size_t first, size_t c
 {
     const struct update_arrays *arrays = thread->arrays;
     struct update_thread *own = thread->own;
-    const size_t wire = cairn_dtype_bytes((int)arrays->wire_dtype);
+    const size_t wire = dtype_size((int)arrays->wire_dtype);
     uint32_t state = (uint32_t)first * 2654435761u + 1;
     size_t works = 0;
     for (size_t i = 0; i < CHUNK_ELEMS; i++) {
@@ -724,19 +719,19 @@ static cairn_status fill_list(struct pass_thread *thread, size_t first, size_t c
                              : ((float)(state >> 8) - 8388608.0f) * 0x1p-30f;
     }
     float *plain = arrays->sum != NULL ? arrays->sum : arrays->param;
-    own->works[works++] = (struct cairn_work) { .kind = CAIRN_WORK_COPY,
-                                                .copy = { .to = plain + first * CHUNK_ELEMS,
-                                                          .from = own->values,
-                                                          .bytes = CHUNK_ELEMS * sizeof(float) } };
+    own->works[works++] = (struct home_work) { .kind = CAIRN_WORK_COPY,
+                                               .copy = { .to = plain + first * CHUNK_ELEMS,
+                                                         .from = own->values,
+                                                         .bytes = CHUNK_ELEMS * sizeof(float) } };
     for (int s = 0; s < CAIRN_UPDATE_SOURCES && arrays->sources[s] != NULL; s++)
         own->works[works++] =
-            (struct cairn_work) { .kind = CAIRN_WORK_CONVERT,
-                                  .convert = { .dst = at(arrays->sources[s], first, wire),
-                                               .dst_dtype = arrays->wire_dtype,
-                                               .src = own->values,
-                                               .src_dtype = CAIRN_F32,
-                                               .elems = CHUNK_ELEMS } };
-    const cairn_status status = cairn_home_run(own->stream, own->works, works, &thread->why);
+            (struct home_work) { .kind = CAIRN_WORK_CONVERT,
+                                 .convert = { .dst = at(arrays->sources[s], first, wire),
+                                              .dst_dtype = arrays->wire_dtype,
+                                              .src = own->values,
+                                              .src_dtype = CAIRN_F32,
+                                              .elems = CHUNK_ELEMS } };
+    const cairn_status status = home_run(own->stream, own->works, works, &thread->why);
     if (status != CAIRN_OK || arrays->exp_avg == NULL) return status;
     return update_list(thread, first, count);
 }
@@ -768,7 +763,7 @@ static void *pass_main(void *argument)
 
 /* The seconds it took, and of all cores in *cpu_sum; 0: it failed. */
 static double run_pass(struct update_arrays *arrays, list_fn run, size_t list_chunks,
-                       double *cpu_sum, struct cairn_sentence *why)
+                       double *cpu_sum, struct sentence *why)
 {
     static struct pass_thread threads[CAIRN_UPDATE_THREADS_MAX];
     pthread_t ids[CAIRN_UPDATE_THREADS_MAX];
@@ -792,69 +787,66 @@ static double run_pass(struct update_arrays *arrays, list_fn run, size_t list_ch
         return 0;
     }
     if (failed == 0) return seconds;
-    cairn_sentence_set(why, "cannot start thread %u of %u: %s", started + 1, arrays->threads,
-                       strerror(failed));
+    sentence_set(why, "cannot start thread %u of %u: %s", started + 1, arrays->threads,
+                 strerror(failed));
     return 0;
 }
 
 /* ---- the passes ---- */
 
-bool update_pass_fill(struct update_arrays *arrays, struct cairn_sentence *why)
+bool update_pass_fill(struct update_arrays *arrays, struct sentence *why)
 {
     double unused = 0;
     return run_pass(arrays, fill_list, 1, &unused, why) > 0;
 }
 
-double update_pass_fold(struct update_arrays *arrays, double *cpu_sum, struct cairn_sentence *why)
+double update_pass_fold(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
 {
     return run_pass(arrays, fold_list, arrays->list_chunks, cpu_sum, why);
 }
 
-double update_pass_update(struct update_arrays *arrays, double *cpu_sum, struct cairn_sentence *why)
+double update_pass_update(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
 {
     return run_pass(arrays, update_list, arrays->list_chunks, cpu_sum, why);
 }
 
-double update_pass_hash(struct update_arrays *arrays, double *cpu_sum, struct cairn_sentence *why)
+double update_pass_hash(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
 {
     return run_pass(arrays, hash_list, arrays->list_chunks, cpu_sum, why);
 }
 
-double update_pass_libsodium(struct update_arrays *arrays, double *cpu_sum,
-                             struct cairn_sentence *why)
+double update_pass_libsodium(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
 {
     return run_pass(arrays, libsodium_list, arrays->list_chunks, cpu_sum, why);
 }
 
-double update_pass_in(struct update_arrays *arrays, double *cpu_sum, struct cairn_sentence *why)
+double update_pass_in(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
 {
     return run_pass(arrays, in_list, arrays->list_chunks, cpu_sum, why);
 }
 
-double update_pass_out(struct update_arrays *arrays, double *cpu_sum, struct cairn_sentence *why)
+double update_pass_out(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
 {
     return run_pass(arrays, out_list, arrays->list_chunks, cpu_sum, why);
 }
 
 /* One list: the device has all of it at once. */
-static double copy_all(struct update_arrays *arrays, struct cairn_sentence *why)
+static double copy_all(struct update_arrays *arrays, struct sentence *why)
 {
-    struct cairn_work works[CAIRN_BENCH_STREAMS_MAX];
+    struct home_work works[CAIRN_BENCH_STREAMS_MAX];
     char *to = arrays->copies;
     for (size_t s = 0; s < arrays->stream_count; s++) {
         const size_t bytes = arrays->elems * arrays->streams[s].bytes_per_elem;
-        works[s] = (struct cairn_work) { .kind = CAIRN_WORK_COPY,
-                                         .copy = { to, arrays->streams[s].data, bytes } };
+        works[s] = (struct home_work) { .kind = CAIRN_WORK_COPY,
+                                        .copy = { to, arrays->streams[s].data, bytes } };
         to += bytes;
     }
     const double begin = bench_now();
-    if (cairn_home_run(arrays->thread[0].stream, works, arrays->stream_count, why) != CAIRN_OK)
-        return 0;
+    if (home_run(arrays->thread[0].stream, works, arrays->stream_count, why) != CAIRN_OK) return 0;
     return bench_now() - begin;
 }
 
-double update_pass_reference(struct update_arrays *arrays, double *cpu_sum,
-                             struct cairn_sentence *why)
+double update_pass_reference(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
 {
     if (arrays->copies != NULL) return copy_all(arrays, why);
     return run_pass(arrays, touch_list, 1, cpu_sum, why);

@@ -105,8 +105,7 @@ cairn_status step_push_one(struct step_worker *w, const struct cairn_round *roun
     struct cairn_mem grad = step_tensor_of(w, w->grads, i);
     double begin = bench_now();
     if (w->made != NULL) {
-        cairn_backend_host()->convert(grad.ptr, CAIRN_BF16, w->made + i * w->elems, CAIRN_F32,
-                                      w->elems);
+        backend_host()->convert(grad.ptr, CAIRN_BF16, w->made + i * w->elems, CAIRN_F32, w->elems);
         if (is_traced) step_add_span(w, CAIRN_BENCH_SPAN_CAST, i, begin);
         begin = bench_now();
     }

@@ -39,8 +39,7 @@ static uint64_t count_nonfinite(const float *g, size_t elems)
 /* Ends a leaf: the squares of its last elements, less than a round of lanes, then lane k += lane k + w for
  * w = 16, 8, 4, 2, 1. The squares of finite fp32 numbers cannot overflow, so the sum is infinite or NaN
  * exactly if an element is: `leaf` is looked through only then. */
-static void add_leaf(const struct lanes *lanes, const float *leaf, size_t elems,
-                     struct cairn_sums *sums)
+static void add_leaf(const struct lanes *lanes, const float *leaf, size_t elems, struct sums *sums)
 {
     double lane[LANES];
     memcpy(lane, lanes->of, sizeof lane);
@@ -48,16 +47,16 @@ static void add_leaf(const struct lanes *lanes, const float *leaf, size_t elems,
         lane[i % LANES] += (double)leaf[i] * (double)leaf[i];
     for (size_t w = LANES / 2; w > 0; w /= 2)
         for (size_t k = 0; k < w; k++) lane[k] += lane[k + w];
-    if ((cairn_f64_bits(lane[0]) >> 52 & 0x7ff) == 0x7ff) {
+    if ((f64_bits(lane[0]) >> 52 & 0x7ff) == 0x7ff) {
         sums->nonfinite += count_nonfinite(leaf, elems);
         return;
     }
-    cairn_status status = cairn_exact_add_double(&sums->sum_squares, lane[0]);
+    cairn_status status = exact_add_double(&sums->sum_squares, lane[0]);
     assert(status == CAIRN_OK); // 2^74 of the largest leaves fit
     (void)status;
 }
 
-static void sum_leaf(const float *leaf, size_t elems, struct cairn_sums *sums)
+static void sum_leaf(const float *leaf, size_t elems, struct sums *sums)
 {
     struct lanes lanes = { 0 };
     for (size_t i = 0; i + LANES <= elems; i += LANES) {
@@ -72,13 +71,13 @@ static void sum_leaf(const float *leaf, size_t elems, struct cairn_sums *sums)
     add_leaf(&lanes, leaf, elems, sums);
 }
 
-static void sum_leaves(const float *acc, const struct cairn_geometry *geometry, uint64_t first_leaf,
-                       uint64_t leaf_count, struct cairn_sums *sums)
+static void sum_leaves(const float *acc, const struct geometry *geometry, uint64_t first_leaf,
+                       uint64_t leaf_count, struct sums *sums)
 {
     assert(leaf_count <= geometry->leaf_count && first_leaf <= geometry->leaf_count - leaf_count);
-    uint64_t start = cairn_leaf_first_elem(geometry, first_leaf), origin = start;
+    uint64_t start = leaf_start(geometry, first_leaf), origin = start;
     for (uint64_t leaf = first_leaf; leaf < first_leaf + leaf_count; leaf++) {
-        const uint64_t end = cairn_leaf_first_elem(geometry, leaf + 1);
+        const uint64_t end = leaf_start(geometry, leaf + 1);
         sum_leaf(acc + (start - origin), (size_t)(end - start), sums);
         start = end;
     }
@@ -114,7 +113,7 @@ static inline __attribute__((always_inline)) float load_one(const char *source,
         return x;
     }
     memcpy(&half, source + i * sizeof half, sizeof half);
-    return cairn_f32_of_bits((uint32_t)half << 16);
+    return f32_from_bits((uint32_t)half << 16);
 }
 
 /* Everything but `elems` is known when it is compiled. */
@@ -187,19 +186,19 @@ static void fold_bf16(const struct fold_pass *pass, size_t elems, struct lanes *
     fold_of_size(pass, sizeof(uint16_t), elems, lanes);
 }
 
-static const char *source_at(const struct cairn_source *source, size_t elem)
+static const char *source_at(const struct fold_source *source, size_t elem)
 {
-    assert(cairn_wire_dtype_ok((int)source->dtype));
-    return (const char *)source->data + elem * cairn_dtype_bytes((int)source->dtype);
+    assert(wire_dtype_ok((int)source->dtype));
+    return (const char *)source->data + elem * dtype_size((int)source->dtype);
 }
 
 /* All sources into one block that begins at their element `start`. lanes NULL: no sums. */
-static void fold_sources(float *acc, const struct cairn_source *sources, size_t count, bool first,
+static void fold_sources(float *acc, const struct fold_source *sources, size_t count, bool first,
                          size_t start, size_t elems, bool around, struct lanes *lanes)
 {
     for (size_t i = 0; i < count;) {
-        const struct cairn_source *a = &sources[i];
-        const struct cairn_source *b = i + 1 < count && a[1].dtype == a->dtype ? a + 1 : NULL;
+        const struct fold_source *a = &sources[i];
+        const struct fold_source *b = i + 1 < count && a[1].dtype == a->dtype ? a + 1 : NULL;
         const size_t taken = b != NULL ? 2 : 1;
         const struct fold_pass pass = {
             .acc = acc,
@@ -217,7 +216,7 @@ static void fold_sources(float *acc, const struct cairn_source *sources, size_t 
     }
 }
 
-static void fold(float *acc, const struct cairn_source *sources, size_t source_count, bool first,
+static void fold(float *acc, const struct fold_source *sources, size_t source_count, bool first,
                  size_t elems)
 {
     if (source_count == 0) {
@@ -231,16 +230,16 @@ static void fold(float *acc, const struct cairn_source *sources, size_t source_c
     }
 }
 
-static void fold_leaves(const struct cairn_leaf_fold *f)
+static void fold_leaves(const struct leaf_fold *f)
 {
-    const struct cairn_geometry *geometry = f->geometry;
+    const struct geometry *geometry = f->geometry;
     assert(f->source_count > 0);
     assert(f->leaf_count <= geometry->leaf_count &&
            f->first_leaf <= geometry->leaf_count - f->leaf_count);
-    const uint64_t origin = cairn_leaf_first_elem(geometry, f->first_leaf);
+    const uint64_t origin = leaf_start(geometry, f->first_leaf);
     uint64_t start = origin;
     for (uint64_t leaf = f->first_leaf; leaf < f->first_leaf + f->leaf_count; leaf++) {
-        const uint64_t end = cairn_leaf_first_elem(geometry, leaf + 1);
+        const uint64_t end = leaf_start(geometry, leaf + 1);
         const size_t elems = (size_t)(end - start);
         float *acc = f->acc + (start - origin);
         struct lanes lanes;

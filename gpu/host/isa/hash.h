@@ -10,7 +10,7 @@
  *
  * The 0x00 shifts the message by a byte against the leaf: block b is the leaf's bytes [128 b - 1,
  * 128 b + 127), read where they lie; the first and the last are put together in a buffer of the
- * lane. A leaf with a NaN is hashed out of a copy that has the one pattern (cairn_host_canonical).
+ * lane. A leaf with a NaN is hashed out of a copy that has the one pattern (host_canonical).
  * Without AVX2 there would be only two lanes, and libsodium is faster. */
 #ifndef CAIRN_GPU_HOST_ISA_HASH_H
 #define CAIRN_GPU_HOST_ISA_HASH_H
@@ -23,10 +23,10 @@
 
 #if !defined(__AVX2__)
 
-static void hash_each(const void *plane, cairn_dtype dtype, const struct cairn_geometry *geometry,
-                      uint64_t first_leaf, uint64_t leaf_count, struct cairn_hash *hashes_out)
+static void hash_each(const void *plane, cairn_dtype dtype, const struct geometry *geometry,
+                      uint64_t first_leaf, uint64_t leaf_count, struct hash *hashes_out)
 {
-    cairn_host_hash_each(plane, dtype, geometry, first_leaf, leaf_count, hashes_out);
+    host_hash_each(plane, dtype, geometry, first_leaf, leaf_count, hashes_out);
 }
 
 #else
@@ -189,7 +189,7 @@ static __attribute__((noinline)) void hash_many(u64_lanes *state, const uint8_t 
 struct hash_lane {
     const uint8_t *next;      /* the first block that begins in the leaf and is not hashed yet */
     uint64_t left;            /* bytes of the message that are not hashed yet */
-    struct cairn_hash *out;   /* NULL: it has no leaf */
+    struct hash *out;         /* NULL: it has no leaf */
     bool is_first;            /* its block is the edge */
     uint8_t edge[HASH_BLOCK]; /* the first block, and the last */
     uint8_t *copy;            /* of a leaf with a NaN; borrowed: [CAIRN_LEAF_ELEMS * 8] */
@@ -198,10 +198,10 @@ struct hash_lane {
 /* The leaves that no lane has taken yet. */
 struct hash_queue {
     const uint8_t *at; /* the next leaf's first byte */
-    const struct cairn_geometry *geometry;
+    const struct geometry *geometry;
     cairn_dtype dtype;
     uint64_t leaf, end;
-    struct cairn_hash *out; /* of the next leaf */
+    struct hash *out; /* of the next leaf */
 };
 
 /* The largest of the elements as numbers without their sign: a NaN is above infinity. */
@@ -245,12 +245,12 @@ static void make_last(struct hash_lane *lane, const uint8_t *from)
 static bool take_leaf(struct hash_queue *queue, struct hash_lane *lane)
 {
     if (queue->leaf == queue->end) return false;
-    const size_t elems = (size_t)(cairn_leaf_first_elem(queue->geometry, queue->leaf + 1) -
-                                  cairn_leaf_first_elem(queue->geometry, queue->leaf));
-    const size_t size = elems * cairn_dtype_bytes((int)queue->dtype);
+    const size_t elems = (size_t)(leaf_start(queue->geometry, queue->leaf + 1) -
+                                  leaf_start(queue->geometry, queue->leaf));
+    const size_t size = elems * dtype_size((int)queue->dtype);
     const uint8_t *leaf = queue->at;
     if (has_nan(leaf, queue->dtype, elems)) {
-        cairn_host_canonical(lane->copy, leaf, queue->dtype, elems);
+        host_canonical(lane->copy, leaf, queue->dtype, elems);
         leaf = lane->copy;
     }
     const size_t first = size < HASH_BLOCK - 1 ? size : HASH_BLOCK - 1;
@@ -350,14 +350,13 @@ static void hash_inside(struct hash_run *run, uint64_t count)
     }
 }
 
-static void hash_each(const void *plane, cairn_dtype dtype, const struct cairn_geometry *geometry,
-                      uint64_t first_leaf, uint64_t leaf_count, struct cairn_hash *hashes_out)
+static void hash_each(const void *plane, cairn_dtype dtype, const struct geometry *geometry,
+                      uint64_t first_leaf, uint64_t leaf_count, struct hash *hashes_out)
 {
     uint8_t copies[HASH_LANES][CAIRN_LEAF_ELEMS * sizeof(double)];
     struct hash_queue queue = { plane,     geometry, dtype, first_leaf, first_leaf + leaf_count,
                                 hashes_out };
-    struct hash_run run = { .ahead_bytes = HASH_LANES * CAIRN_LEAF_ELEMS *
-                                           cairn_dtype_bytes((int)dtype) };
+    struct hash_run run = { .ahead_bytes = HASH_LANES * CAIRN_LEAF_ELEMS * dtype_size((int)dtype) };
     assert(leaf_count <= geometry->leaf_count && first_leaf <= geometry->leaf_count - leaf_count);
     for (size_t i = 0; i < HASH_LANES; i++) {
         run.lane[i].copy = copies[i];

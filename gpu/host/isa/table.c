@@ -6,7 +6,7 @@
 #include "gpu/host/isa/update.h"
 #include "gpu/host/isa/vector.h"
 
-const struct cairn_backend CAIRN_HOST_TABLE = {
+const struct backend CAIRN_HOST_TABLE = {
     .name = "host",
     .isa = CAIRN_HOST_ISA_NAME,
     .fold = fold,

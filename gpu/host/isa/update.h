@@ -12,7 +12,7 @@ struct constants {
     bool decays, first_step, nesterov;
 };
 
-static inline struct constants constants_of(const struct cairn_group_scalars *s)
+static inline struct constants constants_of(const struct group_scalars *s)
 {
     return (struct constants) {
         .grad_scale = spread(s->grad_scale),
@@ -60,8 +60,8 @@ static inline f32_vector add_results(f32_vector seen, f32_vector p, f32_vector v
     return plus_twice(seen + v, p);
 }
 
-/* Counts the elements with a result that is not finite, as cairn_update_fn returns them. */
-static uint64_t count_results(const struct cairn_update *u)
+/* Counts the elements with a result that is not finite, as update_fn returns them. */
+static uint64_t count_results(const struct update *u)
 {
     const bool narrows = u->wire != NULL && u->wire_dtype == CAIRN_BF16;
     uint64_t count = 0;
@@ -76,7 +76,7 @@ static uint64_t count_results(const struct cairn_update *u)
 }
 
 /* The elements after the last whole step, a vector or less at a time. Returns add_results of all. */
-static inline __attribute__((always_inline)) f32_vector update_rest(const struct cairn_update *u,
+static inline __attribute__((always_inline)) f32_vector update_rest(const struct update *u,
                                                                     size_t i, rule_fn rule,
                                                                     const struct constants *k,
                                                                     f32_vector seen)
@@ -95,15 +95,15 @@ static inline __attribute__((always_inline)) f32_vector update_rest(const struct
         if (u->exp_avg != NULL) memcpy(u->exp_avg + i, &m, n * sizeof(float));
         if (u->exp_avg_sq != NULL) memcpy(u->exp_avg_sq + i, &v, n * sizeof(float));
         if (u->wire == NULL) continue;
-        convert((char *)u->wire + i * cairn_dtype_bytes((int)u->wire_dtype), u->wire_dtype,
-                u->param + i, CAIRN_F32, n);
+        convert((char *)u->wire + i * dtype_size((int)u->wire_dtype), u->wire_dtype, u->param + i,
+                CAIRN_F32, n);
     }
     return seen;
 }
 
 /* has_m, has_v: the planes that the rule keeps; known when it is compiled, as the rule is. */
 static inline __attribute__((always_inline)) f32_vector
-update_steps(const struct cairn_update *u, const struct constants *k, rule_fn rule, bool has_m,
+update_steps(const struct update *u, const struct constants *k, rule_fn rule, bool has_m,
              bool has_v, cairn_dtype dtype, bool publishes, bool around)
 {
     f32_vector seen = { 0 };
@@ -130,14 +130,14 @@ update_steps(const struct cairn_update *u, const struct constants *k, rule_fn ru
 }
 
 static inline __attribute__((always_inline)) uint64_t
-update_run(const struct cairn_update *update, const struct cairn_group_scalars *scalars,
-           rule_fn rule, bool has_m, bool has_v)
+update_run(const struct update *update, const struct group_scalars *scalars, rule_fn rule,
+           bool has_m, bool has_v)
 {
-    struct cairn_update u = *update;
+    struct update u = *update;
     if (!has_m) u.exp_avg = NULL; // a buffer that this optimizer does not keep is left alone
     if (!has_v) u.exp_avg_sq = NULL;
     const struct constants k = constants_of(scalars);
-    assert(u.wire == NULL || cairn_wire_dtype_ok((int)u.wire_dtype));
+    assert(u.wire == NULL || wire_dtype_ok((int)u.wire_dtype));
     assert((!has_m || u.exp_avg != NULL) && (!has_v || u.exp_avg_sq != NULL));
     const bool around = u.far && is_aligned(u.wire);
     f32_vector seen;
@@ -177,7 +177,7 @@ static inline f32_vector adam_rule(f32_vector p, f32_vector *m, f32_vector *v, f
     return p + (k->neg_step_size * *m) / d;
 }
 
-static uint64_t adam(const struct cairn_update *update, const struct cairn_group_scalars *scalars)
+static uint64_t adam(const struct update *update, const struct group_scalars *scalars)
 {
     assert(scalars->optimizer == CAIRN_OPTIMIZER_ADAM);
     return update_run(update, scalars, adam_rule, true, true);
@@ -206,7 +206,7 @@ static inline f32_vector adamw_rule(f32_vector p, f32_vector *m, f32_vector *v, 
     return param + (k->neg_step_size * *m) / d;
 }
 
-static uint64_t adamw(const struct cairn_update *update, const struct cairn_group_scalars *scalars)
+static uint64_t adamw(const struct update *update, const struct group_scalars *scalars)
 {
     assert(scalars->optimizer == CAIRN_OPTIMIZER_ADAMW);
     return update_run(update, scalars, adamw_rule, true, true);
@@ -244,7 +244,7 @@ static inline f32_vector sgd_momentum_rule(f32_vector p, f32_vector *b, f32_vect
     return p + k->neg_step_size * (k->nesterov ? grad + k->momentum * *b : *b);
 }
 
-static uint64_t sgd(const struct cairn_update *update, const struct cairn_group_scalars *scalars)
+static uint64_t sgd(const struct update *update, const struct group_scalars *scalars)
 {
     assert(scalars->optimizer == CAIRN_OPTIMIZER_SGD);
     if ((scalars->flags & CAIRN_SCALAR_MOMENTUM) != 0)

@@ -150,7 +150,7 @@ static inline f32_vector plus_twice(f32_vector x, f32_vector y)
 static inline bool is_finite(f32_vector x)
 {
     uint32_t any = 0;
-    for (size_t i = 0; i < VECTOR_ELEMS; i++) any |= cairn_f32_bits(x[i] - x[i]); // +0, or NaN
+    for (size_t i = 0; i < VECTOR_ELEMS; i++) any |= f32_bits(x[i] - x[i]); // +0, or NaN
     return any == 0;
 }
 
@@ -182,7 +182,7 @@ static inline f64_lanes to_double(f32_half x)
 
 static inline bool is_nonfinite(float x)
 {
-    return (cairn_f32_bits(x) & 0x7f800000u) == 0x7f800000u;
+    return (f32_bits(x) & 0x7f800000u) == 0x7f800000u;
 }
 
 /* A group's scalar in every element. */
@@ -202,14 +202,14 @@ static inline f32_half widen_half(const uint16_t *at)
 
 static void widen(float *restrict dst, const uint16_t *restrict src, size_t elems)
 {
-    for (size_t i = 0; i < elems; i++) dst[i] = cairn_f32_of_bits((uint32_t)src[i] << 16);
+    for (size_t i = 0; i < elems; i++) dst[i] = f32_from_bits((uint32_t)src[i] << 16);
 }
 
 /* To nearest even: adding 0x7fff carries when the lower half is above one half, and the kept part's
  * last bit makes the tie even. FLT_MAX goes to infinity, as it is nearer to the next step up. */
 static inline uint16_t narrow_one(float x)
 {
-    uint32_t u = cairn_f32_bits(x);
+    uint32_t u = f32_bits(x);
     uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
 }
@@ -250,10 +250,10 @@ static void convert(void *dst, cairn_dtype dst_dtype, const void *src, cairn_dty
 {
     if (elems == 0) return; // the pointers may be NULL
     if (dst_dtype == src_dtype) {
-        memcpy(dst, src, elems * cairn_dtype_bytes((int)dst_dtype));
+        memcpy(dst, src, elems * dtype_size((int)dst_dtype));
         return;
     }
-    assert(cairn_wire_dtype_ok((int)dst_dtype) && cairn_wire_dtype_ok((int)src_dtype));
+    assert(wire_dtype_ok((int)dst_dtype) && wire_dtype_ok((int)src_dtype));
     if (dst_dtype == CAIRN_F32) {
         widen(dst, src, elems);
     } else {

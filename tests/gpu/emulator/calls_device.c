@@ -155,7 +155,7 @@ int cuDeviceGetName(char *name, int bytes, int device)
 }
 
 /* GPU-e0e0e0e0-e0e0-e0e0-e0e0-e0e0e0e0e0NN */
-static enum emulator_result tell_uuid(struct cairn_cu_uuid *uuid_out, int device)
+static enum emulator_result tell_uuid(struct cu_uuid *uuid_out, int device)
 {
     if (known(device) != EMULATOR_OK) return EMULATOR_INVALID_DEVICE;
     memset(uuid_out, 0xE0, sizeof *uuid_out);
@@ -163,7 +163,7 @@ static enum emulator_result tell_uuid(struct cairn_cu_uuid *uuid_out, int device
     return EMULATOR_OK;
 }
 
-int cuDeviceGetUuid_v2(struct cairn_cu_uuid *uuid_out, int device)
+int cuDeviceGetUuid_v2(struct cu_uuid *uuid_out, int device)
 {
     EMULATOR_CALL(EMULATOR_NEEDS_INIT, tell_uuid(uuid_out, device));
 }

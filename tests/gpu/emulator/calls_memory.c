@@ -21,7 +21,7 @@ int cuMemGetInfo_v2(size_t *free_out, size_t *total_out)
     EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, tell_info(free_out, total_out));
 }
 
-static bool sound(const struct cairn_cu_allocation *how)
+static bool sound(const struct cu_allocation *how)
 {
     return how->type == CAIRN_CU_ALLOCATION_PINNED &&
            how->location.type == CAIRN_CU_LOCATION_DEVICE && how->location.id >= 0 &&
@@ -31,8 +31,7 @@ static bool sound(const struct cairn_cu_allocation *how)
            how->flags.gpu_direct_rdma <= (emulator_options.no_reach == 0);
 }
 
-int cuMemGetAllocationGranularity(size_t *bytes_out, const struct cairn_cu_allocation *how,
-                                  int option)
+int cuMemGetAllocationGranularity(size_t *bytes_out, const struct cu_allocation *how, int option)
 {
     EMULATOR_CALL(EMULATOR_NEEDS_INIT, !sound(how) || option < 0 || option > 1
                                            ? EMULATOR_INVALID_VALUE
@@ -54,7 +53,7 @@ int cuMemAddressFree(uint64_t at, size_t bytes)
 }
 
 static enum emulator_result create(unsigned long long *handle_out, size_t bytes,
-                                   const struct cairn_cu_allocation *how, unsigned long long flags)
+                                   const struct cu_allocation *how, unsigned long long flags)
 {
     uint64_t handle;
     if (flags != 0 || !sound(how)) return EMULATOR_INVALID_VALUE;
@@ -65,7 +64,7 @@ static enum emulator_result create(unsigned long long *handle_out, size_t bytes,
     return result;
 }
 
-int cuMemCreate(unsigned long long *handle_out, size_t bytes, const struct cairn_cu_allocation *how,
+int cuMemCreate(unsigned long long *handle_out, size_t bytes, const struct cu_allocation *how,
                 unsigned long long flags)
 {
     CHANGING_CALL(EMULATOR_NEEDS_CONTEXT, create(handle_out, bytes, how, flags));
@@ -89,8 +88,8 @@ int cuMemUnmap(uint64_t at, size_t bytes)
     CHANGING_CALL(EMULATOR_NEEDS_INIT, emulator_memory_unmap(at, bytes));
 }
 
-static enum emulator_result set_access(uint64_t at, size_t bytes,
-                                       const struct cairn_cu_access *access, size_t count)
+static enum emulator_result set_access(uint64_t at, size_t bytes, const struct cu_access *access,
+                                       size_t count)
 {
     enum emulator_result result = count == 0 ? EMULATOR_INVALID_VALUE : EMULATOR_OK;
     for (size_t i = 0; i < count && result == EMULATOR_OK; i++) {
@@ -104,7 +103,7 @@ static enum emulator_result set_access(uint64_t at, size_t bytes,
     return result;
 }
 
-int cuMemSetAccess(uint64_t at, size_t bytes, const struct cairn_cu_access *access, size_t count)
+int cuMemSetAccess(uint64_t at, size_t bytes, const struct cu_access *access, size_t count)
 {
     CHANGING_CALL(EMULATOR_NEEDS_CONTEXT, set_access(at, bytes, access, count));
 }
@@ -134,12 +133,12 @@ int cuMemImportFromShareableHandle(unsigned long long *handle_out, void *fd_as_p
     CHANGING_CALL(EMULATOR_NEEDS_INIT, import(handle_out, fd_as_pointer, handle_type));
 }
 
-static enum emulator_result describe(struct cairn_cu_allocation *how_out, uint64_t handle)
+static enum emulator_result describe(struct cu_allocation *how_out, uint64_t handle)
 {
     uint32_t device;
     const enum emulator_result result = emulator_memory_device(handle, &device);
     if (result != EMULATOR_OK) return result;
-    *how_out = (struct cairn_cu_allocation) {
+    *how_out = (struct cu_allocation) {
         .type = CAIRN_CU_ALLOCATION_PINNED,
         .handle_types = CAIRN_CU_HANDLE_POSIX,
         .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = (int)device },
@@ -147,8 +146,7 @@ static enum emulator_result describe(struct cairn_cu_allocation *how_out, uint64
     return EMULATOR_OK;
 }
 
-int cuMemGetAllocationPropertiesFromHandle(struct cairn_cu_allocation *how_out,
-                                           unsigned long long handle)
+int cuMemGetAllocationPropertiesFromHandle(struct cu_allocation *how_out, unsigned long long handle)
 {
     EMULATOR_CALL(EMULATOR_NEEDS_INIT, describe(how_out, handle));
 }

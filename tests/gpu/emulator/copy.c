@@ -7,6 +7,7 @@
 #include "tests/gpu/emulator/emulator.h"
 #include "gpu/kernel/host.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -41,22 +42,21 @@ static void be_slow(uint64_t bytes)
 
 static void complain_of(const struct copy_op *copy, const char *of, uint64_t address)
 {
-    emulator_complain("race: %s (operation %llu) and the host, which wrote to the copy's %s, %llu "
-                      "bytes at %#llx, "
+    emulator_complain("race: %s (operation %" PRIu64
+                      ") and the host, which wrote to the copy's %s, %" PRIu64 " "
+                      "bytes at %#" PRIx64 ", "
                       "before it was over",
-                      copy->op.name, (unsigned long long)copy->op.number, of,
-                      (unsigned long long)copy->bytes, (unsigned long long)address);
+                      copy->op.name, copy->op.number, of, copy->bytes, address);
 }
 
 static enum emulator_result run_copy(struct emulator_op *op)
 {
     const struct copy_op *copy = (const struct copy_op *)op;
-    const void *from = copy->staged != NULL ? copy->staged : cairn_kernel_memory_at(copy->from);
+    const void *from = copy->staged != NULL ? copy->staged : kernel_memory_at(copy->from);
     be_slow(copy->bytes);
     const bool changed = copy->hashed && XXH3_64bits(from, copy->bytes) != copy->hash;
-    const bool touched = copy->poisoned &&
-                         !all_poison(cairn_kernel_memory_at(copy->to), copy->bytes);
-    memmove(cairn_kernel_memory_at(copy->to), from, copy->bytes);
+    const bool touched = copy->poisoned && !all_poison(kernel_memory_at(copy->to), copy->bytes);
+    memmove(kernel_memory_at(copy->to), from, copy->bytes);
     if (!changed && !touched) return EMULATOR_OK;
     pthread_mutex_lock(&emulator_lock);
     if (changed && !emulator_order_written(copy->from, copy->bytes))
@@ -78,14 +78,14 @@ static enum emulator_result judge(uint64_t to, uint64_t from, uint64_t bytes, en
 {
     const bool to_device = emulator_memory_has(to), from_device = emulator_memory_has(from);
     if (to_device != (way != EMULATOR_TO_HOST) || from_device != (way != EMULATOR_TO_DEVICE)) {
-        emulator_say("a copy from %#llx to %#llx: one of them is not what the call says",
-                     (unsigned long long)from, (unsigned long long)to);
+        emulator_say("a copy from %#" PRIx64 " to %#" PRIx64
+                     ": one of them is not what the call says",
+                     from, to);
         return EMULATOR_INVALID_VALUE;
     }
     if ((!to_device && emulator_host_pinned(to, bytes) == EMULATOR_PARTLY_PINNED) ||
         (!from_device && emulator_host_pinned(from, bytes) == EMULATOR_PARTLY_PINNED)) {
-        emulator_say("a copy from %#llx to %#llx: a part of it is pinned", (unsigned long long)from,
-                     (unsigned long long)to);
+        emulator_say("a copy from %#" PRIx64 " to %#" PRIx64 ": a part of it is pinned", from, to);
         return EMULATOR_INVALID_VALUE;
     }
     return EMULATOR_OK;
@@ -97,15 +97,15 @@ static enum emulator_result prepare(struct copy_op *copy, bool from_pageable)
     if (from_pageable) {
         copy->staged = malloc(copy->bytes);
         if (copy->staged == NULL) return EMULATOR_OUT_OF_MEMORY;
-        memcpy(copy->staged, cairn_kernel_memory_at(copy->from), copy->bytes);
+        memcpy(copy->staged, kernel_memory_at(copy->from), copy->bytes);
     } else if (!emulator_memory_has(copy->from) &&
                !emulator_order_pending(copy->from, copy->bytes, false)) {
         copy->hashed = true;
-        copy->hash = XXH3_64bits(cairn_kernel_memory_at(copy->from), copy->bytes);
+        copy->hash = XXH3_64bits(kernel_memory_at(copy->from), copy->bytes);
     }
     if (!emulator_memory_has(copy->to) && !emulator_order_pending(copy->to, copy->bytes, true)) {
         copy->poisoned = true;
-        memset(cairn_kernel_memory_at(copy->to), EMULATOR_POISON, copy->bytes);
+        memset(kernel_memory_at(copy->to), EMULATOR_POISON, copy->bytes);
     }
     return EMULATOR_OK;
 }
@@ -159,7 +159,7 @@ enum emulator_result emulator_copy(uint64_t to, uint64_t from, uint64_t bytes,
 static enum emulator_result run_fill(struct emulator_op *op)
 {
     const struct fill_op *fill = (const struct fill_op *)op;
-    memset(cairn_kernel_memory_at(fill->to), fill->value, fill->bytes);
+    memset(kernel_memory_at(fill->to), fill->value, fill->bytes);
     return EMULATOR_OK;
 }
 

@@ -4,10 +4,10 @@
 
 #include "gpu/kernel/host.h"
 
-/* Ends with one without a name. They read other things into struct cairn_kernel_list than its names say:
+/* Ends with one without a name. They read other things into struct kernel_list than its names say:
  *
  *   emulator_add      u32 at `items` += u32 at `pieces`, [count]
  *   emulator_ticket   u32 at `items`, [count = blocks]: how many blocks of it this process had run before */
-extern const struct cairn_kernel emulator_own_kernels[];
+extern const struct kernel emulator_own_kernels[];
 
 #endif

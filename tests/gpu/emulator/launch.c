@@ -5,6 +5,7 @@
 #include "tests/gpu/emulator/emulator.h"
 #include "tests/gpu/emulator/kernels.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,9 +15,9 @@
 
 struct launch_op {
     struct emulator_op op;
-    const struct cairn_kernel *kernel;
+    const struct kernel *kernel;
     /* a copy: the caller's is its own again when the launch returns */
-    struct cairn_kernel_list list;
+    struct kernel_list list;
     uint32_t blocks, first, stride; /* block i is (first + i * stride) mod blocks */
     enum emulator_result fails;     /* with this, when it runs */
 };
@@ -29,9 +30,9 @@ struct sink {
 };
 
 /* Cairn's, then the emulator's own. */
-static const struct cairn_kernel *kernel_at(uint32_t i)
+static const struct kernel *kernel_at(uint32_t i)
 {
-    return i < CAIRN_KERNEL_COUNT ? &cairn_kernels[i]
+    return i < CAIRN_KERNEL_COUNT ? &kernel_table[i]
                                   : &emulator_own_kernels[i - CAIRN_KERNEL_COUNT];
 }
 
@@ -46,7 +47,7 @@ enum emulator_result emulator_kernel_find(const char *name, uint64_t *kernel_out
     return EMULATOR_NOT_FOUND;
 }
 
-static const struct cairn_kernel *find(uint64_t kernel)
+static const struct kernel *find(uint64_t kernel)
 {
     for (uint32_t i = 0; kernel_at(i)->name != NULL; i++)
         if (kernel == emulator_handle(EMULATOR_KERNEL, 1, i)) return kernel_at(i);
@@ -63,8 +64,7 @@ static void add_range(void *context, uint64_t address, uint64_t bytes, bool writ
     struct sink *sink = context;
     if (sink->result != EMULATOR_OK || bytes == 0) return;
     if (!emulator_memory_has(address) && emulator_host_pinned(address, bytes) != EMULATOR_PINNED) {
-        emulator_say("%s: host memory that is not pinned, at %#llx", sink->name,
-                     (unsigned long long)address);
+        emulator_say("%s: host memory that is not pinned, at %#" PRIx64, sink->name, address);
         sink->result = EMULATOR_ILLEGAL_ADDRESS;
         return;
     }
@@ -75,19 +75,19 @@ static void add_range(void *context, uint64_t address, uint64_t bytes, bool writ
 /* With the lock: of the kernel that this thread has just run, or asked for its ranges. */
 static enum emulator_result judge_alignment(const struct emulator_op *op)
 {
-    if (cairn_kernel_misaligned == 0) return EMULATOR_OK;
-    emulator_say("%s: address %#llx is not aligned to what is accessed there", op->name,
-                 (unsigned long long)cairn_kernel_misaligned);
+    if (kernel_misaligned == 0) return EMULATOR_OK;
+    emulator_say("%s: address %#" PRIx64 " is not aligned to what is accessed there", op->name,
+                 kernel_misaligned);
     return EMULATOR_MISALIGNED_ADDRESS;
 }
 
 static enum emulator_result touch_launch(struct emulator_op *op, struct emulator_touch *touch)
 {
     const struct launch_op *launch = (const struct launch_op *)op;
-    const struct cairn_kernel_list *list = &launch->list;
+    const struct kernel_list *list = &launch->list;
     struct sink sink = { touch, op->name, op->device, EMULATOR_OK };
     if (launch->fails != EMULATOR_OK) return launch->fails;
-    cairn_kernel_misaligned = 0;
+    kernel_misaligned = 0;
     add_range(&sink, list->items, list->count * launch->kernel->item_bytes, false);
     if (sink.result == EMULATOR_OK) launch->kernel->ranges(list, add_range, &sink);
     const enum emulator_result result = judge_alignment(op);
@@ -98,8 +98,8 @@ static enum emulator_result run_launch(struct emulator_op *op)
 {
     const struct launch_op *launch = (const struct launch_op *)op;
     uint64_t block = launch->first;
-    cairn_kernel_misaligned = 0;
-    for (uint32_t i = 0; i < launch->blocks && cairn_kernel_misaligned == 0; i++) {
+    kernel_misaligned = 0;
+    for (uint32_t i = 0; i < launch->blocks && kernel_misaligned == 0; i++) {
         launch->kernel->run(&launch->list, (uint32_t)block, launch->blocks);
         block = (block + launch->stride) % launch->blocks;
     }
@@ -159,7 +159,7 @@ static enum emulator_result judge(const struct emulator_grid *grid)
 enum emulator_result emulator_launch(uint64_t handle, const struct emulator_grid *grid,
                                      uint32_t slot, uint32_t device, void **parameters)
 {
-    const struct cairn_kernel *kernel = find(handle);
+    const struct kernel *kernel = find(handle);
     if (kernel == NULL) return EMULATOR_INVALID_HANDLE;
     enum emulator_result result = judge(grid);
     if (result == EMULATOR_OK && (parameters == NULL || parameters[0] == NULL))

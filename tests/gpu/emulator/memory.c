@@ -10,6 +10,7 @@
 
 #include "gpu/kernel/host.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -78,7 +79,7 @@ static enum emulator_result open_arena(void)
     span_bytes = span;
     arena = ((uint64_t)(uintptr_t)at + EMULATOR_PAGE - 1) / EMULATOR_PAGE * EMULATOR_PAGE;
     emulator_distance = span;
-    cairn_kernel_memory = (struct cairn_kernel_memory) { arena, span, emulator_distance };
+    kernel_memory = (struct kernel_memory) { arena, span, emulator_distance };
     return EMULATOR_OK;
 }
 
@@ -337,7 +338,7 @@ enum emulator_result emulator_memory_map(uint64_t address, uint64_t bytes, uint6
     struct allocation *a = find(handle);
     if (a == NULL || offset != 0 || bytes != a->bytes) return EMULATOR_INVALID_VALUE;
     if (!pages_of(address, bytes, &first, &end)) {
-        emulator_say("no reserved addresses to map to at %#llx", (unsigned long long)address);
+        emulator_say("no reserved addresses to map to at %#" PRIx64, address);
         return EMULATOR_INVALID_VALUE;
     }
     for (size_t i = first; i < end; i++)
@@ -397,7 +398,7 @@ enum emulator_result emulator_memory_access(uint64_t address, uint64_t bytes, ui
 {
     size_t first, end;
     if (!pages_of(address, bytes, &first, &end) || !whole_mappings(first, end)) {
-        emulator_say("access to what is not mapped, at %#llx", (unsigned long long)address);
+        emulator_say("access to what is not mapped, at %#" PRIx64, address);
         return EMULATOR_INVALID_VALUE;
     }
     if (device >= emulator_options.devices) return EMULATOR_INVALID_DEVICE;
@@ -431,7 +432,7 @@ uint64_t emulator_memory_left(void)
 
 static enum emulator_result refuse(const char *who, const char *why, uint64_t address)
 {
-    emulator_say("%s: %s at %#llx", who, why, (unsigned long long)address);
+    emulator_say("%s: %s at %#" PRIx64, who, why, address);
     return EMULATOR_ILLEGAL_ADDRESS;
 }
 
@@ -467,7 +468,7 @@ enum emulator_result emulator_memory_touch(struct emulator_touch *touch, uint32_
 void emulator_memory_name(uint64_t number, char *text, size_t text_bytes)
 {
     if (number < PHYSICAL) {
-        snprintf(text, text_bytes, "%#llx (host)", (unsigned long long)number);
+        snprintf(text, text_bytes, "%#" PRIx64 " (host)", number);
         return;
     }
     for (size_t i = 0; i < pages_end; i++) {
@@ -475,8 +476,8 @@ void emulator_memory_name(uint64_t number, char *text, size_t text_bytes)
         const uint64_t begin_number = allocations[pages[i].allocation - 1].physical +
                                       pages[i].offset * EMULATOR_PAGE;
         if (number - begin_number >= EMULATOR_PAGE) continue;
-        snprintf(text, text_bytes, "%#llx",
-                 (unsigned long long)(arena + i * EMULATOR_PAGE + (number - begin_number)));
+        snprintf(text, text_bytes, "%#" PRIx64,
+                 (arena + i * EMULATOR_PAGE + (number - begin_number)));
         return;
     }
     snprintf(text, text_bytes, "an address that is no longer mapped");

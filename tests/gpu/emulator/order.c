@@ -12,6 +12,7 @@
 #include "tests/gpu/emulator/emulator.h"
 #include "gpu/kernel/host.h"
 
+#include <inttypes.h>
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -120,8 +121,7 @@ static void name_common(struct emulator_range common, char *text, size_t text_by
 {
     char address[64];
     emulator_memory_name(common.from, address, sizeof address);
-    snprintf(text, text_bytes, "%llu bytes at %s", (unsigned long long)(common.to - common.from),
-             address);
+    snprintf(text, text_bytes, "%" PRIu64 " bytes at %s", (common.to - common.from), address);
 }
 
 static void complain_of(const struct record *a, const struct record *b, const char *how,
@@ -129,11 +129,11 @@ static void complain_of(const struct record *a, const struct record *b, const ch
 {
     char where[128];
     name_common(common, where, sizeof where);
-    emulator_complain("race: %s (stream %u, operation %llu) and %s (stream %u, operation %llu): %s "
+    emulator_complain("race: %s (stream %u, operation %" PRIu64
+                      ") and %s (stream %u, operation %" PRIu64 "): %s "
                       "%s, and no event "
                       "orders them",
-                      a->name, a->slot, (unsigned long long)a->number, b->name, b->slot,
-                      (unsigned long long)b->number, how, where);
+                      a->name, a->slot, a->number, b->name, b->slot, b->number, how, where);
 }
 
 /* What a peek has brought, if the host may not have looked at it yet. */
@@ -142,8 +142,7 @@ static void poison(const struct record *peek)
     if (!peek->ran || emulator_host.at[peek->slot] >= peek->number) return;
     const struct emulator_ranges *to = &peek->touch.writes;
     for (size_t i = 0; i < to->count; i++)
-        memset(cairn_kernel_memory_at(to->at[i].from), EMULATOR_POISON,
-               to->at[i].to - to->at[i].from);
+        memset(kernel_memory_at(to->at[i].from), EMULATOR_POISON, to->at[i].to - to->at[i].from);
 }
 
 /* False: `peek` is none, or clashes with `writer` in what it writes. */
@@ -220,9 +219,10 @@ void emulator_order_host(const struct emulator_touch *touch, const char *what)
             continue;
         char where[128];
         name_common(common, where, sizeof where);
-        emulator_complain("race: %s (stream %u, operation %llu) and the host, which %s: %s, and "
+        emulator_complain("race: %s (stream %u, operation %" PRIu64
+                          ") and the host, which %s: %s, and "
                           "the host has not waited",
-                          r->name, r->slot, (unsigned long long)r->number, what, where);
+                          r->name, r->slot, r->number, what, where);
     }
 }
 

@@ -33,7 +33,7 @@ static int launch(struct CUkern_st *kernel, unsigned grid_x, unsigned grid_y, un
                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                   struct CUstream_st *stream, void **parameters, void **extra)
 {
-    struct cairn_kernel_list list;
+    struct kernel_list list;
     void *bad[] = { &list };
     if (atomic_fetch_add(&launches, 1) + 1 == bad_launch) {
         memcpy(&list, parameters[0], sizeof list);
@@ -44,12 +44,12 @@ static int launch(struct CUkern_st *kernel, unsigned grid_x, unsigned grid_y, un
                        stream, parameters, extra);
 }
 
-static cairn_driver_find_fn real_find(void)
+static driver_find_fn real_find(void)
 {
     const char *named = getenv("CAIRN_ILLEGAL_DRIVER");
     void *library = dlopen(named != NULL ? named : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     void *at = library != NULL ? dlsym(library, "cuGetProcAddress_v2") : NULL;
-    cairn_driver_find_fn find;
+    driver_find_fn find;
     if (at == NULL) fprintf(stderr, "illegal.c: no driver to pass calls on to: %s\n", dlerror());
     memcpy(&find, &at, sizeof find);
     return find;
@@ -59,7 +59,7 @@ static cairn_driver_find_fn real_find(void)
 int cuGetProcAddress_v2(const char *name, void **at_out, int version, uint64_t flags,
                         int *state_out)
 {
-    static cairn_driver_find_fn find;
+    static driver_find_fn find;
     const char *number = getenv("CAIRN_ILLEGAL_LAUNCH");
     if (find == NULL) find = real_find();
     if (find == NULL) return NO_SUCH_ENTRY;

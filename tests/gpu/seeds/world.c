@@ -24,22 +24,22 @@ enum { CARD, HOST, SIDES };
 
 static struct tensor {
     size_t elems;
-    struct cairn_geometry geometry;
+    struct geometry geometry;
     uint8_t *base[SIDES]; /* of the planes; follow only HOST's */
     /* of the host, read by works of both sides; sources 0 and 1 are pinned */
     uint8_t *in[SOURCES];
     /* of the host, written by each side */
     uint8_t *out[SIDES]; /* the card's of even tensors is pinned */
-    struct cairn_sums sums[SIDES];
-    struct cairn_hash hashes[SIDES][LEAVES_MAX];
+    struct sums sums[SIDES];
+    struct hash hashes[SIDES][LEAVES_MAX];
     uint64_t nonfinite[SIDES];
-    struct cairn_source sources[SIDES][SOURCES];
-    struct cairn_group_scalars scalars;
+    struct fold_source sources[SIDES][SOURCES];
+    struct group_scalars scalars;
 } tensors[TENSORS];
 
-static struct cairn_home *homes[SIDES];
-static struct cairn_home_stream *streams[SIDES][2];
-static struct cairn_sentence why;
+static struct home *homes[SIDES];
+static struct home_stream *streams[SIDES][2];
+static struct sentence why;
 
 static const char *complain(const char *doing)
 {
@@ -58,8 +58,7 @@ static void fill(uint8_t *bytes)
 {
     for (size_t i = 0; i < ELEMS_MAX; i++) {
         const float value = (float)((int64_t)random_below(2000001) - 1000000) * 1e-6f;
-        const uint32_t bits = cairn_f32_bits(value) &
-                              ~0x4000u; // the lower half, too, is below 2 as bf16
+        const uint32_t bits = f32_bits(value) & ~0x4000u; // the lower half, too, is below 2 as bf16
         memcpy(bytes + i * sizeof bits, &bits, sizeof bits);
     }
 }
@@ -73,13 +72,13 @@ static void choose_sources(struct tensor *t, size_t count)
         const bool from_home = random_below(4) == 0;
         const cairn_dtype dtype = random_below(2) == 0 ? CAIRN_F32 : CAIRN_BF16;
         for (int side = 0; side < SIDES; side++)
-            t->sources[side][i] = (struct cairn_source) { from_home ? plane(t, side, SOURCE)
-                                                                    : (void *)t->in[i],
-                                                          from_home ? CAIRN_F32 : dtype };
+            t->sources[side][i] = (struct fold_source) { from_home ? plane(t, side, SOURCE)
+                                                                   : (void *)t->in[i],
+                                                         from_home ? CAIRN_F32 : dtype };
     }
 }
 
-static void make_fold_of(struct tensor *t, struct cairn_work works[SIDES], size_t count)
+static void make_fold_of(struct tensor *t, struct home_work works[SIDES], size_t count)
 {
     const bool first = random_below(2) == 0;
     choose_sources(t, count);
@@ -93,44 +92,44 @@ static void make_fold_of(struct tensor *t, struct cairn_work works[SIDES], size_
     }
 }
 
-static void make_fold(struct tensor *t, struct cairn_work works[SIDES])
+static void make_fold(struct tensor *t, struct home_work works[SIDES])
 {
     make_fold_of(t, works, random_below(SOURCES + 1));
 }
 
-static void make_fold_sums(struct tensor *t, struct cairn_work works[SIDES])
+static void make_fold_sums(struct tensor *t, struct home_work works[SIDES])
 {
     const size_t count = random_below(SOURCES + 1);
     choose_sources(t, count);
     for (int side = 0; side < SIDES; side++) {
-        t->sums[side] = (struct cairn_sums) { 0 };
+        t->sums[side] = (struct sums) { 0 };
         works[side].kind = CAIRN_WORK_FOLD_SUMS;
-        works[side].fold_sums = (struct cairn_leaf_fold) { .acc = plane(t, side, ACC),
-                                                           .sources = t->sources[side],
-                                                           .source_count = count,
-                                                           .geometry = &t->geometry,
-                                                           .leaf_count = t->geometry.leaf_count,
-                                                           .sums = &t->sums[side] };
+        works[side].fold_sums = (struct leaf_fold) { .acc = plane(t, side, ACC),
+                                                     .sources = t->sources[side],
+                                                     .source_count = count,
+                                                     .geometry = &t->geometry,
+                                                     .leaf_count = t->geometry.leaf_count,
+                                                     .sums = &t->sums[side] };
     }
 }
 
-static void make_update(struct tensor *t, struct cairn_work works[SIDES])
+static void make_update(struct tensor *t, struct home_work works[SIDES])
 {
     const uint64_t wire = random_below(3);
     const cairn_dtype dtype = random_below(2) == 0 ? CAIRN_F32 : CAIRN_BF16;
-    const struct cairn_group_hyper hyper = cairn_hyper_default(CAIRN_OPTIMIZER_ADAMW);
+    const struct group_hyper hyper = cairn_hyper_default(CAIRN_OPTIMIZER_ADAMW);
     const float scale = 0.25f;
     uint32_t scale_bits;
     memcpy(&scale_bits, &scale, sizeof scale_bits);
-    const cairn_status status = cairn_group_scalars_of(&hyper, 1 + random_below(9), scale_bits,
-                                                       &t->scalars);
+    const cairn_status status = group_scalars_of(&hyper, 1 + random_below(9), scale_bits,
+                                                 &t->scalars);
     assert(status == CAIRN_OK);
     for (int side = 0; side < SIDES; side++) {
         t->nonfinite[side] = 77;
         works[side].kind = CAIRN_WORK_UPDATE;
         works[side].update.scalars = &t->scalars;
         works[side].update.nonfinite = &t->nonfinite[side];
-        works[side].update.planes = (struct cairn_update) {
+        works[side].update.planes = (struct update) {
             .grad = plane(t, side, ACC),
             .param = plane(t, side, PARAM),
             .exp_avg = plane(t, side, EXP_AVG),
@@ -144,7 +143,7 @@ static void make_update(struct tensor *t, struct cairn_work works[SIDES])
     }
 }
 
-static void make_convert(struct tensor *t, struct cairn_work works[SIDES])
+static void make_convert(struct tensor *t, struct home_work works[SIDES])
 {
     const bool out = random_below(2) == 0;
     for (int side = 0; side < SIDES; side++) {
@@ -159,7 +158,7 @@ static void make_convert(struct tensor *t, struct cairn_work works[SIDES])
 
 enum { OUT_OF_HOME, IN_HOME, INTO_HOME, COPY_WAYS };
 
-static void make_copy_of(struct tensor *t, struct cairn_work works[SIDES], uint64_t way)
+static void make_copy_of(struct tensor *t, struct home_work works[SIDES], uint64_t way)
 {
     const uint64_t in = random_below(SOURCES);
     for (int side = 0; side < SIDES; side++) {
@@ -170,12 +169,12 @@ static void make_copy_of(struct tensor *t, struct cairn_work works[SIDES], uint6
     }
 }
 
-static void make_copy(struct tensor *t, struct cairn_work works[SIDES])
+static void make_copy(struct tensor *t, struct home_work works[SIDES])
 {
     make_copy_of(t, works, random_below(COPY_WAYS));
 }
 
-static void make_zero(struct tensor *t, struct cairn_work works[SIDES])
+static void make_zero(struct tensor *t, struct home_work works[SIDES])
 {
     for (int side = 0; side < SIDES; side++) {
         works[side].kind = CAIRN_WORK_ZERO;
@@ -184,7 +183,7 @@ static void make_zero(struct tensor *t, struct cairn_work works[SIDES])
     }
 }
 
-static void make_hash(struct tensor *t, struct cairn_work works[SIDES])
+static void make_hash(struct tensor *t, struct home_work works[SIDES])
 {
     for (int side = 0; side < SIDES; side++) {
         works[side].kind = CAIRN_WORK_HASH;
@@ -197,7 +196,7 @@ static void make_hash(struct tensor *t, struct cairn_work works[SIDES])
     }
 }
 
-static void make_init(struct tensor *t, struct cairn_work works[SIDES])
+static void make_init(struct tensor *t, struct home_work works[SIDES])
 {
     const struct cairn_init init = { random_below(2) == 0 ? CAIRN_INIT_NORMAL : CAIRN_INIT_CONSTANT,
                                      0.5, 0.25, random_next() };
@@ -205,14 +204,14 @@ static void make_init(struct tensor *t, struct cairn_work works[SIDES])
     for (int side = 0; side < SIDES; side++) {
         works[side].kind = CAIRN_WORK_INIT;
         works[side].init.out = plane(t, side, PARAM);
-        works[side].init.source = cairn_init_source_of(&init, "w");
+        works[side].init.source = init_source_of(&init, "w");
         works[side].init.first_elem = first;
         works[side].init.elems = t->elems;
     }
 }
 
 /* Every other 64 bytes of a plane, to or from packed memory. */
-static void make_runs(struct tensor *t, struct cairn_work works[SIDES])
+static void make_runs(struct tensor *t, struct home_work works[SIDES])
 {
     const bool packs = random_below(2) == 0;
     for (int side = 0; side < SIDES; side++) {
@@ -226,9 +225,9 @@ static void make_runs(struct tensor *t, struct cairn_work works[SIDES])
     }
 }
 
-static void make_work(struct tensor *t, struct cairn_work works[SIDES])
+static void make_work(struct tensor *t, struct home_work works[SIDES])
 {
-    static void (*const makes[])(struct tensor *, struct cairn_work[SIDES]) = {
+    static void (*const makes[])(struct tensor *, struct home_work[SIDES]) = {
         make_fold, make_fold_sums, make_update, make_convert, make_copy,
         make_zero, make_hash,      make_init,   make_runs
     };
@@ -253,12 +252,11 @@ static const char *move_planes(bool back)
     for (size_t i = 0; i < TENSORS; i++) {
         for (int p = 0; p < PLANES; p++) {
             struct tensor *t = &tensors[i];
-            struct cairn_work work = { .kind = CAIRN_WORK_COPY };
+            struct home_work work = { .kind = CAIRN_WORK_COPY };
             work.copy.to = back ? (void *)t->out[CARD] : plane(t, CARD, p);
             work.copy.from = plane(t, back ? CARD : HOST, p);
             work.copy.bytes = PLANE_BYTES;
-            if (cairn_home_run(streams[CARD][0], &work, 1, &why) != CAIRN_OK)
-                return complain("a copy");
+            if (home_run(streams[CARD][0], &work, 1, &why) != CAIRN_OK) return complain("a copy");
             if (back && memcmp(t->out[CARD], plane(t, HOST, p), PLANE_BYTES) != 0)
                 return "a plane differs at the end";
         }
@@ -267,16 +265,16 @@ static const char *move_planes(bool back)
 }
 
 /* The card's works as lists that follow each other, at most two of them under way at a time. */
-static const char *run_lists(struct cairn_home_stream *stream, struct cairn_work works[TENSORS])
+static const char *run_lists(struct home_stream *stream, struct home_work works[TENSORS])
 {
     size_t begun = 0, under_way = 0;
     while (begun < TENSORS || under_way > 0) {
         const bool begins = begun < TENSORS && under_way < 2 &&
                             (under_way == 0 || random_below(4) > 0);
         const size_t left = TENSORS - begun, count = begins ? 1 + random_below(left) : 0;
-        if (begins && cairn_home_run_begin(stream, works + begun, count, &why) != CAIRN_OK)
+        if (begins && home_run_begin(stream, works + begun, count, &why) != CAIRN_OK)
             return complain("a list");
-        if (!begins && cairn_home_run_finish(stream, &why) != CAIRN_OK)
+        if (!begins && home_run_finish(stream, &why) != CAIRN_OK)
             return complain("the end of a list");
         begun += count;
         if (begins)
@@ -288,19 +286,19 @@ static const char *run_lists(struct cairn_home_stream *stream, struct cairn_work
 }
 
 /* One that is begun on the card before the list that is refused; it is not concerned. */
-static const char *begin_ahead(struct tensor *t, struct cairn_work works[SIDES])
+static const char *begin_ahead(struct tensor *t, struct home_work works[SIDES])
 {
     for (size_t j = 0; j < SOURCES; j++) fill(t->in[j]);
     make_work(t, works);
-    if (cairn_home_run(streams[HOST][1], &works[HOST], 1, &why) != CAIRN_OK ||
-        cairn_home_run_begin(streams[CARD][1], &works[CARD], 1, &why) != CAIRN_OK)
+    if (home_run(streams[HOST][1], &works[HOST], 1, &why) != CAIRN_OK ||
+        home_run_begin(streams[CARD][1], &works[CARD], 1, &why) != CAIRN_OK)
         return complain("a list ahead");
     return NULL;
 }
 
 static const char *finish_ahead(const struct tensor *t)
 {
-    if (cairn_home_run_finish(streams[CARD][1], &why) != CAIRN_OK)
+    if (home_run_finish(streams[CARD][1], &why) != CAIRN_OK)
         return complain("the end of a list ahead");
     return compare(t);
 }
@@ -310,9 +308,9 @@ static const char *finish_ahead(const struct tensor *t)
 static const char *begin_refused(int (*emulator_set)(const char *options), size_t count,
                                  bool *is_begun_out)
 {
-    struct cairn_work works[TENSORS] = { 0 };
+    struct home_work works[TENSORS] = { 0 };
     for (size_t i = 0; i < count; i++) {
-        struct cairn_work work[SIDES] = { 0 };
+        struct home_work work[SIDES] = { 0 };
         if (i == 0)
             make_copy_of(&tensors[i], work, OUT_OF_HOME);
         else
@@ -320,7 +318,7 @@ static const char *begin_refused(int (*emulator_set)(const char *options), size_
         works[i] = work[CARD];
     }
     emulator_set("result=1,call_fails=2");
-    const cairn_status status = cairn_home_run_begin(streams[CARD][1], works, count, &why);
+    const cairn_status status = home_run_begin(streams[CARD][1], works, count, &why);
     emulator_set("call_fails=0");
     *is_begun_out = status == CAIRN_OK;
     const bool is_refused = status != CAIRN_OK && strstr(why.text, "INVALID_VALUE") != NULL;
@@ -331,13 +329,13 @@ static const char *begin_refused(int (*emulator_set)(const char *options), size_
 static const char *run_refused(int (*emulator_set)(const char *options))
 {
     struct tensor *last = &tensors[TENSORS - 1];
-    struct cairn_work ahead[SIDES] = { 0 };
+    struct home_work ahead[SIDES] = { 0 };
     const bool is_behind = random_below(2) == 0;
     bool is_begun = false;
     const char *wrong = is_behind ? begin_ahead(last, ahead) : NULL;
     if (wrong == NULL) wrong = begin_refused(emulator_set, TENSORS - is_behind, &is_begun);
     if (wrong == NULL && is_behind) wrong = finish_ahead(last);
-    if (wrong == NULL && is_begun && cairn_home_run_finish(streams[CARD][1], &why) != CAIRN_OK)
+    if (wrong == NULL && is_begun && home_run_finish(streams[CARD][1], &why) != CAIRN_OK)
         wrong = complain("the end of a list that was not refused");
     if (wrong != NULL) return wrong;
     for (size_t i = 0; i < TENSORS; i++) {
@@ -351,15 +349,15 @@ static const char *run_refused(int (*emulator_set)(const char *options))
 
 static const char *run(void)
 {
-    struct cairn_work works[SIDES][TENSORS] = { 0 };
+    struct home_work works[SIDES][TENSORS] = { 0 };
     const uint64_t stream = random_below(2);
     for (size_t i = 0; i < TENSORS; i++) {
-        struct cairn_work work[SIDES] = { 0 };
+        struct home_work work[SIDES] = { 0 };
         for (size_t j = 0; j < SOURCES; j++) fill(tensors[i].in[j]);
         make_work(&tensors[i], work);
         for (int side = 0; side < SIDES; side++) works[side][i] = work[side];
     }
-    if (cairn_home_run(streams[HOST][stream], works[HOST], TENSORS, &why) != CAIRN_OK)
+    if (home_run(streams[HOST][stream], works[HOST], TENSORS, &why) != CAIRN_OK)
         return complain("a run");
     const char *failed = run_lists(streams[CARD][stream], works[CARD]);
     if (failed != NULL) return failed;
@@ -376,10 +374,10 @@ static const char *run(void)
 static void set_up_tensor(struct tensor *t, size_t number, uint8_t *card, uint8_t *host,
                           uint8_t *buffers)
 {
-    const struct cairn_shape shape = { .rank = 1, .dim = { 1 + random_below(ELEMS_MAX) } };
+    const struct shape shape = { .rank = 1, .dim = { 1 + random_below(ELEMS_MAX) } };
     memset(t, 0, sizeof *t);
     t->elems = shape.dim[0];
-    t->geometry = cairn_geometry_of(&shape);
+    t->geometry = geometry_of(&shape);
     assert(t->geometry.leaf_count <= LEAVES_MAX);
     t->base[CARD] = card + number * PLANES * PLANE_BYTES;
     t->base[HOST] = host + number * PLANES * PLANE_BYTES;
@@ -412,27 +410,27 @@ static const char *with_streams(int (*emulator_set)(const char *options))
 {
     for (int side = 0; side < SIDES; side++)
         for (size_t i = 0; i < 2; i++)
-            if (cairn_home_stream_open(homes[side], &streams[side][i], &why) != CAIRN_OK)
+            if (home_stream_open(homes[side], &streams[side][i], &why) != CAIRN_OK)
                 return complain("a stream");
     const char *wrong = work_through(emulator_set);
     for (int side = 0; side < SIDES; side++)
-        for (size_t i = 0; i < 2; i++) cairn_home_stream_close(streams[side][i]);
+        for (size_t i = 0; i < 2; i++) home_stream_close(streams[side][i]);
     return wrong;
 }
 
 static const char *with_memory(uint8_t *host, uint8_t *buffers,
                                int (*emulator_set)(const char *options))
 {
-    struct cairn_home_memory memory;
-    if (cairn_home_memory_open(homes[CARD], "planes", TENSORS * PLANES * PLANE_BYTES, &memory,
-                               &why) != CAIRN_OK)
+    struct home_memory memory;
+    if (home_memory_open(homes[CARD], "planes", TENSORS * PLANES * PLANE_BYTES, &memory, &why) !=
+        CAIRN_OK)
         return complain("memory");
-    if (cairn_home_pin(homes[CARD], buffers, TENSORS * 3 * PLANE_BYTES, &why) != CAIRN_OK)
+    if (home_pin(homes[CARD], buffers, TENSORS * 3 * PLANE_BYTES, &why) != CAIRN_OK)
         return complain("pinning");
     for (size_t i = 0; i < TENSORS; i++) set_up_tensor(&tensors[i], i, memory.base, host, buffers);
     const char *wrong = with_streams(emulator_set);
-    cairn_home_unpin(homes[CARD], buffers, TENSORS * 3 * PLANE_BYTES);
-    cairn_home_memory_close(&memory);
+    home_unpin(homes[CARD], buffers, TENSORS * 3 * PLANE_BYTES);
+    home_memory_close(&memory);
     return wrong;
 }
 
@@ -442,11 +440,11 @@ const char *world_run(uint64_t seed, int (*emulator_set)(const char *options))
     uint8_t *buffers = aligned_alloc(4096, TENSORS * 6 * PLANE_BYTES);
     assert(host != NULL && buffers != NULL);
     random_state = seed;
-    homes[HOST] = cairn_home_host();
-    const char *wrong = cairn_home_open_cuda(NULL, &homes[CARD], &why) == CAIRN_OK
+    homes[HOST] = home_host();
+    const char *wrong = home_open_cuda(NULL, &homes[CARD], &why) == CAIRN_OK
                             ? with_memory(host, buffers, emulator_set)
                             : complain("opening");
-    if (homes[CARD] != NULL) cairn_home_close(homes[CARD]);
+    if (homes[CARD] != NULL) home_close(homes[CARD]);
     homes[CARD] = NULL;
     free(host);
     free(buffers);

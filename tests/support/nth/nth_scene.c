@@ -6,6 +6,7 @@
  * OF is a part of the file name of who asks ("libcairn.so"), "": anybody. It begins with the FIRST, and ends
  * when nothing fails any more. Without a STAGE, 1 and 2 by turns.
  * exit 0; 1: something was wrong, and a line says what; 77: it is not preloaded. */
+#include <inttypes.h>
 #include <cairn.h>
 
 #include <dlfcn.h>
@@ -340,7 +341,7 @@ int main(int argc, char **argv)
                    (unsigned long)((char *)by - (char *)where.dli_fbase));
         }
     }
-    printf("%s of \"%s\": %lu scenes of %llu, %d wrong\n", argv[2], argv[3], scenes,
-           (unsigned long long)asked, now.wrong);
+    printf("%s of \"%s\": %lu scenes of %" PRIu64 ", %d wrong\n", argv[2], argv[3], scenes, asked,
+           now.wrong);
     return now.wrong == 0 ? 0 : 1;
 }

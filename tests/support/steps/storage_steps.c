@@ -15,15 +15,14 @@
 #define ELEMS \
     ((uint64_t)1300000) /* of a tensor that two shards share: the optimizer's file has three blocks */
 
-static int fail(const struct cairn_sentence *why)
+static int fail(const struct sentence *why)
 {
     fprintf(stderr, "storage_steps: %s\n", why->text);
     return 1;
 }
 
-static cairn_status fill(void *context, const struct cairn_safetensors_entry *entry,
-                         uint64_t first_elem, uint64_t elem_count, void *to,
-                         struct cairn_sentence *why)
+static cairn_status fill(void *context, const struct safetensors_entry *entry, uint64_t first_elem,
+                         uint64_t elem_count, void *to, struct sentence *why)
 {
     float *out = to;
     (void)context;
@@ -32,97 +31,96 @@ static cairn_status fill(void *context, const struct cairn_safetensors_entry *en
     return CAIRN_OK;
 }
 
-static cairn_status make_spec(struct cairn_job_spec_data *spec)
+static cairn_status make_spec(struct job_spec_data *spec)
 {
     char name[] = "w", group[] = "all", optimizer[] = "adamw";
-    struct cairn_group_spec g = cairn_group_default();
-    const struct cairn_tensor_spec t = { .name = name,
-                                         .group = group,
-                                         .kind = CAIRN_TRAINED,
-                                         .wire = CAIRN_F32,
-                                         .reduce = CAIRN_F32,
-                                         .master = CAIRN_F32,
-                                         .shape = { 1, { ELEMS } } };
+    struct group_spec g = group_default();
+    const struct tensor_spec t = { .name = name,
+                                   .group = group,
+                                   .kind = CAIRN_TRAINED,
+                                   .wire = CAIRN_F32,
+                                   .reduce = CAIRN_F32,
+                                   .master = CAIRN_F32,
+                                   .shape = { 1, { ELEMS } } };
     g.name = group;
     g.optimizer = optimizer;
-    cairn_spec_init(spec);
-    cairn_status status = cairn_spec_set_name(spec, "job");
-    if (status == CAIRN_OK) status = cairn_spec_add_group(spec, &g);
-    return status == CAIRN_OK ? cairn_spec_add_tensor(spec, &t) : status;
+    spec_init(spec);
+    cairn_status status = spec_set_name(spec, "job");
+    if (status == CAIRN_OK) status = spec_add_group(spec, &g);
+    return status == CAIRN_OK ? spec_add_tensor(spec, &t) : status;
 }
 
-static cairn_status write_file(struct cairn_snapshot_writer *writer, const char *folder,
-                               const struct cairn_snapshot_file *file, struct cairn_manifest *m,
-                               struct cairn_sentence *why)
+static cairn_status write_file(struct snapshot_writer *writer, const char *folder,
+                               const struct snapshot_file *file, struct manifest *m,
+                               struct sentence *why)
 {
-    const struct cairn_snapshot_source source = { .fill = fill };
-    const uint64_t blocks = cairn_snapshot_block_count(file->file_bytes);
+    const struct snapshot_input source = { .fill = fill };
+    const uint64_t blocks = snapshot_block_count(file->file_bytes);
     uint8_t *sums = malloc((size_t)blocks * CAIRN_SNAPSHOT_SUM_BYTES);
     if (sums == NULL) return CAIRN_ERR_NO_MEMORY;
-    cairn_status status = cairn_snapshot_writer_put(writer, folder, file, &source, sums, why);
+    cairn_status status = snapshot_writer_put(writer, folder, file, &source, sums, why);
     if (status == CAIRN_OK)
-        status = cairn_manifest_add_file(m, file->path, file->file_bytes, sums, false);
+        status = manifest_add_file(m, file->path, file->file_bytes, sums, false);
     free(sums);
     return status;
 }
 
-static cairn_status write_shard(const char *folder, uint32_t shard, struct cairn_manifest *m,
-                                struct cairn_sentence *why)
+static cairn_status write_shard(const char *folder, uint32_t shard, struct manifest *m,
+                                struct sentence *why)
 {
-    const struct cairn_snapshot_range half = { 0, shard * ELEMS / 2, ELEMS / 2 };
-    struct cairn_snapshot_plan plan;
-    struct cairn_snapshot_writer *writer;
-    cairn_status status = cairn_snapshot_plan_make(&m->spec, shard, &half, 1, &plan);
+    const struct snapshot_range half = { 0, shard * ELEMS / 2, ELEMS / 2 };
+    struct snapshot_plan plan;
+    struct snapshot_writer *writer;
+    cairn_status status = snapshot_plan_make(&m->spec, shard, &half, 1, &plan);
     if (status != CAIRN_OK) return status;
-    status = cairn_snapshot_writer_open(2, &writer, why);
+    status = snapshot_writer_open(2, &writer, why);
     if (status == CAIRN_OK) {
         for (size_t i = 0; i < plan.file_count && status == CAIRN_OK; i++)
             status = write_file(writer, folder, &plan.files[i], m, why);
-        cairn_snapshot_writer_close(writer);
+        snapshot_writer_close(writer);
     }
-    cairn_snapshot_plan_release(&plan);
+    snapshot_plan_release(&plan);
     return status;
 }
 
 static int create(const char *root, uint64_t step)
 {
-    struct cairn_manifest m;
-    struct cairn_sentence why = { "no memory" };
+    struct manifest m;
+    struct sentence why = { "no memory" };
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
-    cairn_manifest_init(&m);
+    manifest_init(&m);
     m.generation = 1;
     m.step = step;
     m.shard_count = 2;
     cairn_status status = make_spec(&m.spec);
-    if (status == CAIRN_OK)
-        status = cairn_snapshot_folder_make(root, "job", 1, step, id, &folder, &why);
+    if (status == CAIRN_OK) status = snapshot_folder_make(root, "job", 1, step, id, &folder, &why);
     for (uint32_t shard = 0; shard < 2 && status == CAIRN_OK; shard++)
         status = write_shard(folder, shard, &m, &why);
-    if (status == CAIRN_OK) status = cairn_manifest_commit(folder, &m, &why);
-    cairn_manifest_release(&m);
+    if (status == CAIRN_OK) status = manifest_commit(folder, &m, &why);
+    manifest_release(&m);
     free(folder);
     return status == CAIRN_OK ? 0 : fail(&why);
 }
 
 static int remove_one(const char *root, uint64_t step)
 {
-    struct cairn_snapshot_removed removed;
-    struct cairn_sentence why = { "no memory" };
+    struct snapshot_removed removed;
+    struct sentence why = { "no memory" };
     char id[CAIRN_SNAPSHOT_ID_BYTES];
-    cairn_snapshot_id_make(1, step, 1, id);
-    const cairn_status status = cairn_snapshot_remove(root, "job", id, &removed, &why);
+    snapshot_id_make(1, step, 1, id);
+    const cairn_status status = snapshot_remove(root, "job", id, &removed, &why);
     return status == CAIRN_OK ? 0 : fail(&why);
 }
 
 static void verify(void *context, const char *job, const char *id, const char *folder)
 {
     struct cairn_snapshot snapshot;
-    struct cairn_sentence why = { "" };
-    cairn_status status = cairn_snapshot_open(folder, &snapshot, &why);
+    struct sentence why = { "" };
+    cairn_status status = snapshot_open(folder, &snapshot, &why);
     (void)job;
     if (status == CAIRN_OK) {
-        status = cairn_snapshot_verify(&snapshot, NULL, &why);
-        cairn_snapshot_close(&snapshot);
+        status = snapshot_verify(&snapshot, NULL, &why);
+        snapshot_close(&snapshot);
     }
     if (status != CAIRN_OK) *(int *)context = 5;
     printf("%s%s%s\n", id, status == CAIRN_OK ? "" : " ", why.text);
@@ -130,9 +128,9 @@ static void verify(void *context, const char *job, const char *id, const char *f
 
 static int check(const char *root)
 {
-    struct cairn_sentence why = { "" };
+    struct sentence why = { "" };
     int found = 0;
-    const cairn_status status = cairn_snapshot_list(root, NULL, verify, &found, &why);
+    const cairn_status status = snapshot_list(root, NULL, verify, &found, &why);
     return status == CAIRN_OK ? found : fail(&why);
 }
 

@@ -107,14 +107,14 @@ static void open_scene(void)
 /* The snapshots are committed, and were read once more. */
 static void until_checked(size_t count)
 {
-    struct cairn_snapshot_words words = { .latest = "" };
+    struct snapshot_words words = { .latest = "" };
     const uint64_t end_ms = uv_hrtime() / 1000000 + 25000;
     for (size_t checked = 0; checked < count;) {
         if (uv_hrtime() / 1000000 > end_ms) ck_abort_msg("the snapshots are not read");
         fake_pump(&fake);
-        const cairn_status status = cairn_snapshot_words_load(fake.snapshots, "toy", &words, NULL);
+        const cairn_status status = snapshot_words_load(fake.snapshots, "toy", &words, NULL);
         checked = status == CAIRN_OK ? words.check_count : 0;
-        cairn_snapshot_words_release(&words);
+        snapshot_words_release(&words);
     }
 }
 

@@ -116,7 +116,7 @@ static void ask_tag(struct question *q, bool is_second)
 static void ask_scrub(struct question *q, bool is_second)
 {
     (void)is_second;
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     q->peer = &admin;
     q->is_answered = true;
 }
@@ -245,10 +245,10 @@ static void hold_join(void)
 
 static void join(struct question *q, struct fake_peer *peer, uint32_t rank)
 {
-    struct cairn_job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     q->peer = peer;
     q->request = fake_job_open(peer, &spec, 50 + rank, rank);
-    cairn_spec_release(&spec);
+    spec_release(&spec);
 }
 
 static void ask_join(struct question *q, bool is_second)
@@ -310,10 +310,10 @@ static void ask_adopt(struct question *q, bool is_second)
 static void ask_key(struct question *q, bool is_second)
 {
     Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
-    struct cairn_secret_key key;
+    struct secret_key key;
     char line[CAIRN_KEY_LINE_BYTES];
-    cairn_secret_key_make(&key);
-    cairn_public_key_line(&key.public_key, line);
+    secret_key_make(&key);
+    public_key_line(&key.public_key, line);
     trust.key = line;
     put(q, operator(is_second), CAIRN_MSG_KEY_TRUST, &trust.base);
 }

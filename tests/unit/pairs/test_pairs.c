@@ -51,11 +51,11 @@ static void note_unasked(const struct fake_peer *peer, uint16_t type,
     fclose(out);
 }
 
-static void take(struct fake_peer *peer, const struct cairn_frame *frame)
+static void take(struct fake_peer *peer, const struct wire_frame *frame)
 {
     struct question *const questions[] = { &pairs_running, &pairs_asked };
-    ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame->type),
-                                                     frame->payload, frame->payload_bytes);
+    ProtobufCMessage *message = message_unpack(message_type(frame->type), frame->payload,
+                                               frame->payload_bytes);
     ck_assert_ptr_nonnull(message);
     note_round(frame->type, message);
     if (frame->request == 0) note_unasked(peer, frame->type, message);
@@ -66,7 +66,7 @@ static void take(struct fake_peer *peer, const struct cairn_frame *frame)
         q->is_answered = true;
         pairs_tell(frame->type, message, q->answer);
     }
-    cairn_message_free(message);
+    message_free(message);
 }
 
 bool pairs_read(void)
@@ -74,7 +74,7 @@ bool pairs_read(void)
     struct fake_peer *const peers[] = { &w, &admin, &second, &reader, &joining[0], &joining[1] };
     bool any = false;
     for (size_t i = 0; i < sizeof peers / sizeof *peers; i++) {
-        struct cairn_frame frame;
+        struct wire_frame frame;
         if (peers[i]->fd < 0) continue;
         fake_peer_read(peers[i]);
         while (fake_peer_next(peers[i], &frame)) {
@@ -93,7 +93,7 @@ bool pairs_read(void)
 static void save(void)
 {
     const uint64_t before = pairs_works_begun();
-    cairn_message_free(&take_snapshot()->base);
+    message_free(&take_snapshot()->base);
     fake_until(&fake, pairs_works_begun() >= before + 3);
     pairs_settle(NULL);
 }
@@ -106,7 +106,7 @@ static void come_as_reader(void)
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = 70;
     const uint32_t request = fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base);
-    cairn_message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED, request));
+    message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED, request));
 }
 
 static void park(void)
@@ -114,8 +114,8 @@ static void park(void)
     Cairn__JobPark message = CAIRN__JOB_PARK__INIT;
     message.name = (char *)(uintptr_t) "toy";
     message.parked = true;
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_PARKED,
-                                   fake_request(&admin, CAIRN_MSG_JOB_PARK, &message.base)));
+    message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_PARKED,
+                             fake_request(&admin, CAIRN_MSG_JOB_PARK, &message.base)));
 }
 
 /* As if nobody had made a step for long: what goes by the time that steps take would be answered otherwise
@@ -190,7 +190,7 @@ static void note_awaited(char out[PAIRS_TEXT_BYTES])
     Cairn__Awaited *awaited = fake_awaited(&fake, &asker, toy_job->id);
     snprintf(out, PAIRS_TEXT_BYTES, "%s", awaited->text);
     pairs_mend(out);
-    cairn_message_free(&awaited->base);
+    message_free(&awaited->base);
     fake_peer_close(&asker);
 }
 
@@ -270,7 +270,7 @@ static void show(FILE *out)
     print_shown(out, "moving", status->moving);
     print_shown(out, "lost", status->loss);
     fprintf(out, "\n");
-    cairn_message_free(&status->base);
+    message_free(&status->base);
     fake_peer_close(&asker);
 }
 

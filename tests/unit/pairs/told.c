@@ -78,14 +78,14 @@ void pairs_tell(uint16_t type, const ProtobufCMessage *message, char out[PAIRS_T
     FILE *file = fmemopen(out, PAIRS_TEXT_BYTES, "w");
     if (type == CAIRN_MSG_ERROR) {
         const Cairn__Error *error = (const Cairn__Error *)message;
-        fprintf(file, "%s: %s", cairn_status_code_name(error->status), error->text);
+        fprintf(file, "%s: %s", status_code_name(error->status), error->text);
     } else if (type == CAIRN_MSG_ROUND_RESULT) {
         const Cairn__RoundResult *result = (const Cairn__RoundResult *)message;
-        fprintf(file, "RoundResult %s%s%s%s", cairn_status_code_name(result->status),
+        fprintf(file, "RoundResult %s%s%s%s", status_code_name(result->status),
                 result->applied ? " applied" : "", result->text[0] != '\0' ? ": " : "",
                 result->text);
     } else {
-        fprintf(file, "%s", cairn_message_name(type));
+        fprintf(file, "%s", message_name(type));
         tell_fields(file, message);
     }
     fclose(file);
