@@ -38,8 +38,7 @@ static cairn_status await(const struct admin *admin, short events, uint64_t unti
 static cairn_status send_all(const struct admin *admin, const uint8_t *bytes, size_t count)
 {
     while (count > 0) {
-        cairn_status status = await(admin, POLLOUT, admin->deadline_ms);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(await(admin, POLLOUT, admin->deadline_ms));
         const ssize_t sent = send(admin->fd, bytes, count, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0 && (errno == EAGAIN || errno == EINTR)) continue;
         if (sent < 0) return CAIRN_ERR_UNREACHABLE;
@@ -55,10 +54,9 @@ static cairn_status send_message(const struct admin *admin, uint16_t type, uint3
     struct sentence why;
     uint8_t *frame;
     size_t frame_bytes;
-    cairn_status status = frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame,
-                                     &frame_bytes, &why);
-    if (status != CAIRN_OK) return status;
-    status = send_all(admin, frame, frame_bytes);
+    CAIRN_TRY(
+        frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame, &frame_bytes, &why));
+    cairn_status status = send_all(admin, frame, frame_bytes);
     free(frame);
     return status;
 }
@@ -228,10 +226,9 @@ static cairn_status converse(struct admin *admin, struct frame_decoder *decoder,
     hello.name = (char *)(uintptr_t)admin->name;
     hello.version = (char *)(uintptr_t)(admin->build != NULL ? admin->build : CAIRN_VERSION);
     ProtobufCMessage *welcome = NULL;
-    cairn_status status = connect_to(admin, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(connect_to(admin, why));
     sentence_set(why, "sending to the coordinator at %s failed", admin->endpoint);
-    status = send_message(admin, CAIRN_MSG_HELLO, 1, &hello.base);
+    cairn_status status = send_message(admin, CAIRN_MSG_HELLO, 1, &hello.base);
     if (status == CAIRN_ERR_TIMEOUT) return say_late(admin, why);
     if (status == CAIRN_OK)
         status = await_reply(admin, decoder, admin->deadline_ms, 1, CAIRN_MSG_WELCOME, &welcome,

@@ -84,9 +84,7 @@ static cairn_status list_inside(struct session *s, struct cairn_job_entry *entri
     if (room > 0 && !struct_fits(entries, sizeof entry))
         return client_fail(CAIRN_ERR_INVALID, "entries[0].struct_size must be %zu at least",
                            sizeof entry);
-    const cairn_status status = ask(s, deadline_ms, CAIRN_MSG_JOB_LIST_GET, &get.base,
-                                    CAIRN_MSG_JOB_LIST, &reply);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(ask(s, deadline_ms, CAIRN_MSG_JOB_LIST_GET, &get.base, CAIRN_MSG_JOB_LIST, &reply));
     const Cairn__JobList *list = (const Cairn__JobList *)reply;
     const size_t size = room > 0 ? entries->struct_size : 0, found = list->n_jobs;
     for (size_t i = 0; i < found && found <= room; i++) {
@@ -289,8 +287,7 @@ static cairn_status add_groups(struct words *words, const struct cairn_amend *am
     if (words->groups == NULL || words->packed == NULL || words->list == NULL)
         return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
     for (size_t i = 0; i < count; i++) {
-        const cairn_status status = client_group_take(amend->groups, i, &words->groups[i]);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(client_group_take(amend->groups, i, &words->groups[i]));
         const struct group_spec group = client_group_of(&words->groups[i]);
         if (words->groups[i].pattern != NULL || group.optimizer == NULL)
             return client_fail(CAIRN_ERR_INVALID,
@@ -311,8 +308,7 @@ static cairn_status add_tensors(struct words *words, const struct cairn_amend *a
     if (count == 0) return CAIRN_OK;
     if (amend->add == NULL)
         return client_fail(CAIRN_ERR_INVALID, "add is NULL, but add_count is %zu", count);
-    const cairn_status status = client_added_fill(amend->add, count, &words->added);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(client_added_fill(amend->add, count, &words->added));
     words->tensors = calloc(count, sizeof *words->tensors);
     words->tensor_list = calloc(count, sizeof *words->tensor_list);
     if (words->tensors == NULL || words->tensor_list == NULL)

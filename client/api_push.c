@@ -32,8 +32,7 @@ cairn_status api_judge_begun(const struct job *job, const struct cairn_round *ro
 cairn_status api_judge_round(const struct job *job, const struct cairn_round *round)
 {
     const uint64_t number = round->round, step = round->step;
-    const cairn_status status = api_judge_begun(job, round);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_begun(job, round));
     if (number == job->filling.refused_round)
         return client_fail(job->filling.refused_status, "%s", job->filling.refused_why.text);
     if (number == job->filling.void_round && job->filling.void_why.text[0] != '\0')
@@ -94,8 +93,7 @@ static cairn_status refuse_after_sums(const char *tensor)
  * of the micro-batch. Under the lock. */
 static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
 {
-    const cairn_status status = judge_micro(job, micro);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_micro(job, micro));
     if (tensor == CAIRN_API_NO_TENSOR) {
         job->filling.micro++, job->filling.any = false;
         memset(job->filling.tensors, 0, job->spec.tensor_count);
@@ -257,9 +255,8 @@ static cairn_status push_brought(struct job *job, const struct cairn_round *roun
 {
     struct assembly *assembly;
     bool whole = false;
-    cairn_status status = fill_part(job, round, portion, &assembly);
-    if (status != CAIRN_OK) return status;
-    status = assemble_copy(assembly, portion, &whole);
+    CAIRN_TRY(fill_part(job, round, portion, &assembly));
+    cairn_status status = assemble_copy(assembly, portion, &whole);
     if (status == CAIRN_OK && whole) {
         status = send_assembly(job, round, portion->micro, assembly);
         if (status != CAIRN_OK) assemble_undo(assembly, portion); // it may be tried again
@@ -313,9 +310,8 @@ static cairn_status push_sum(struct job *job, struct push *push, cairn_op **op_o
 {
     void *copy;
     struct op *op;
-    cairn_status status = op_reserve(job, CAIRN_CHUNK_PUSH, op_out, &op);
-    if (status != CAIRN_OK) return status;
-    status = api_bring(&push->mem, &push->piece, &copy);
+    CAIRN_TRY(op_reserve(job, CAIRN_CHUNK_PUSH, op_out, &op));
+    cairn_status status = api_bring(&push->mem, &push->piece, &copy);
     if (status == CAIRN_OK) {
         status = api_judge_fill(job, push->round, push->micro, push->tensor);
         if (status == CAIRN_OK)
@@ -329,10 +325,9 @@ static cairn_status push_sum(struct job *job, struct push *push, cairn_op **op_o
 static cairn_status send_piece(struct job *job, const struct push *push, struct command *pattern,
                                cairn_op **op_out)
 {
-    cairn_status status = api_judge_fill(job, push->round, push->micro, push->tensor);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_fill(job, push->round, push->micro, push->tensor));
     pattern->round = push->round->round;
-    status = op_begin(job, CAIRN_CHUNK_PUSH, pushes_run, pattern, op_out);
+    cairn_status status = op_begin(job, CAIRN_CHUNK_PUSH, pushes_run, pattern, op_out);
     if (status == CAIRN_OK) return CAIRN_OK;
     pthread_mutex_lock(&job->session->lock); // it may be tried again
     job->filling.tensors[push->tensor] = NOT_PUSHED;
@@ -401,8 +396,7 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
     cairn_status status = api_judge_data(job, tensor, given, &mem, &index, &part);
     if (status == CAIRN_OK) status = api_batch_place(job, round, &micro);
     if (status != CAIRN_OK) return status;
-    status = judge_gradient(job, index, tensor, &mem);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_gradient(job, index, tensor, &mem));
     if (part != NULL) {
         struct portion portion = { .name = tensor,
                                    .kind = CAIRN_CHUNK_PUSH,
@@ -441,8 +435,7 @@ static cairn_status take_mem(const struct cairn_mem *given, struct cairn_mem *ou
         return client_fail(CAIRN_ERR_INVALID, "mem.struct_size is %zu, this library's is %zu",
                            given->struct_size, sizeof mem);
     struct card *card;
-    const cairn_status status = api_card(&mem, &card);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_card(&mem, &card));
     if (card == NULL && mem.stream != NULL)
         return client_fail(CAIRN_ERR_INVALID,
                            "mem.stream is %p, and mem.device %d, the host: only what a GPU "
@@ -463,8 +456,7 @@ cairn_status api_judge_data(const struct job *job, const char *name, const struc
 {
     if (name == NULL || given == NULL)
         return client_fail(CAIRN_ERR_INVALID, "tensor and mem must be given");
-    const cairn_status status = take_mem(given, mem_out);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(take_mem(given, mem_out));
     const size_t tensor = spec_find_tensor(&job->spec, name);
     if (tensor == SIZE_MAX)
         return client_fail(
@@ -568,15 +560,14 @@ cairn_status api_judge_own(struct job *job, size_t tensor, const struct cairn_bo
     const struct tensor_spec *spec = &job->spec.tensors[tensor];
     struct piece piece = client_tiles_own(job, tensor);
     char given[CAIRN_BOX_TEXT_BYTES], own[CAIRN_BOX_TEXT_BYTES];
-    cairn_status status = box != NULL ? judge_within(spec, box) : CAIRN_OK;
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(box != NULL ? judge_within(spec, box) : CAIRN_OK);
     if (holds_nothing(&piece)) return refuse_nothing(spec->name);
     if (box != NULL && !box_equal(box, &piece.box))
         return client_fail(CAIRN_ERR_INVALID,
                            "tensor %s: the box given is %s, what this worker holds is %s%s",
                            spec->name, box_text(box, given), box_text(&piece.box, own),
                            piece.whole ? "; declare what it holds by cairn_tiles" : "");
-    status = judge_place(job, tensor, mem, &piece);
+    cairn_status status = judge_place(job, tensor, mem, &piece);
     if (status == CAIRN_OK) *piece_out = piece;
     return status;
 }
@@ -602,12 +593,11 @@ cairn_status api_judge_box(struct job *job, size_t tensor, const struct cairn_bo
 {
     const struct tensor_spec *spec = &job->spec.tensors[tensor];
     struct piece piece = client_tiles_own(job, tensor);
-    cairn_status status = box != NULL ? judge_within(spec, box) : judge_held(spec, &piece, mem);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(box != NULL ? judge_within(spec, box) : judge_held(spec, &piece, mem));
     if (box != NULL) piece.box = *box;
     piece.whole = box_is_whole(&piece.box, &spec->shape);
     piece.tile = piece.whole ? CAIRN_TILE_WHOLE : CAIRN_TILE_BOX;
-    status = judge_place(job, tensor, mem, &piece);
+    cairn_status status = judge_place(job, tensor, mem, &piece);
     if (status == CAIRN_OK) *piece_out = piece;
     return status;
 }
@@ -627,8 +617,7 @@ cairn_status api_judge_portion(struct job *job, const struct cairn_box *part,
 {
     const char *target = job->spec.tensors[portion->tensor].name;
     struct cairn_box given;
-    cairn_status status = judge_part(portion->name, part, box, &given);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_part(portion->name, part, box, &given));
     if (!box_equal(&given, part))
         return client_fail(CAIRN_ERR_INVALID,
                            "tensor %s is a box of %s, and goes whole: give NULL for its box",
@@ -728,18 +717,16 @@ static cairn_status add_tile(const struct job *job, const void *from, struct cai
     size_t index = spec_find_tensor(&job->spec, tile.tensor);
     if (index == SIZE_MAX)
         return client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no tensor %s", job->name, tile.tensor);
-    cairn_status status = judge_pair(CAIRN_COMBINATION_OF_TILED, &job->spec.tensors[index]);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_pair(CAIRN_COMBINATION_OF_TILED, &job->spec.tensors[index]));
     index = spec_target(&job->spec, index);
     const struct shape *shape = &job->spec.tensors[index].shape;
-    status = box_check(&tile.box, shape, &why);
+    cairn_status status = box_check(&tile.box, shape, &why);
     if (status != CAIRN_OK) return client_fail(status, "tensor %s: %s", tile.tensor, why.text);
     if (tiles_find(tiles, (uint32_t)index) != NULL)
         return client_fail(CAIRN_ERR_EXISTS, "tensor %s has a tile already; one box a tensor",
                            tile.tensor);
     if (box_is_whole(&tile.box, shape)) return CAIRN_OK;
-    status = judge_pair(CAIRN_COMBINATION_OF_CUT, &job->spec.tensors[index]);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_pair(CAIRN_COMBINATION_OF_CUT, &job->spec.tensors[index]));
     status = tiles_set(tiles, (uint32_t)index, &tile.box);
     return status == CAIRN_OK ? status : client_fail(status, "out of memory for the tiles");
 }
@@ -822,10 +809,9 @@ static bool withdraw(struct job *job)
 static cairn_status declare(struct job *job, struct declared *declared, uint64_t deadline_ms)
 {
     Cairn__TilesDeclare message = client_tiles_message(declared);
-    cairn_status status = offer(job, declared);
-    if (status != CAIRN_OK) return status;
-    status = cairn_ask(job, CAIRN_MSG_TILES_DECLARE, &message.base, CAIRN_MSG_TILES_SET,
-                       deadline_ms, NULL);
+    CAIRN_TRY(offer(job, declared));
+    cairn_status status = cairn_ask(job, CAIRN_MSG_TILES_DECLARE, &message.base,
+                                    CAIRN_MSG_TILES_SET, deadline_ms, NULL);
     return withdraw(job) ? CAIRN_OK : status; // it may hold just when the time was up
 }
 

@@ -226,8 +226,7 @@ static cairn_status find_unit(struct job *job, const char *name, size_t *unit_ou
     pthread_mutex_lock(&job->session->lock);
     const bool has_cache = job->cache != NULL;
     pthread_mutex_unlock(&job->session->lock);
-    cairn_status status = has_cache ? CAIRN_OK : cache_open(job);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(has_cache ? CAIRN_OK : cache_open(job));
     if (name == NULL) return client_fail(CAIRN_ERR_INVALID, "a unit's name is NULL");
     *unit_out = units_find(job->cache->units, name);
     return *unit_out != SIZE_MAX
@@ -250,10 +249,7 @@ static cairn_status prefetch_inside(struct job *job, struct cairn_version versio
 {
     size_t unit;
     if (names == NULL && name_count > 0) return client_fail(CAIRN_ERR_INVALID, "units is NULL");
-    for (size_t i = 0; i < name_count; i++) {
-        const cairn_status status = find_unit(job, names[i], &unit);
-        if (status != CAIRN_OK) return status;
-    }
+    for (size_t i = 0; i < name_count; i++) CAIRN_TRY(find_unit(job, names[i], &unit));
     if (name_count == 0) return CAIRN_OK;
     const uint64_t call = cache_new_call(job, version);
     for (size_t i = 0; i < name_count; i++)
@@ -369,10 +365,9 @@ static cairn_status unmap_inside(struct job *job, const struct cairn_view *view,
     pthread_mutex_lock(&job->session->lock);
     struct card *card = cache_card(job, view->loan);
     pthread_mutex_unlock(&job->session->lock);
-    cairn_status status = await_stream(card, stream);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(await_stream(card, stream));
     pthread_mutex_lock(&job->session->lock);
-    status = cache_give_back(job, view->loan);
+    cairn_status status = cache_give_back(job, view->loan);
     pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_ERR_VERSION_GONE)
         return client_fail(
@@ -481,8 +476,7 @@ cairn_status layout_of_pages(const struct job_spec_data *spec, const struct page
                              struct layout **layout_out)
 {
     struct layout *layout;
-    const cairn_status status = plan_job_decode(spec, pages->bytes, pages->have_bytes, &layout);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(plan_job_decode(spec, pages->bytes, pages->have_bytes, &layout));
     if (layout->shard_count > CAIRN_CLIENT_SHARDS_MAX) {
         layout_close(layout);
         return CAIRN_ERR_PROTOCOL;

@@ -535,8 +535,7 @@ cairn_status strides_judge(const int64_t stride[8], const struct cairn_box *box,
     struct strides s = { .given = false };
     bool any = false;
     for (uint32_t d = 0; d < 8; d++) {
-        const cairn_status status = judge_number(stride[d], d, box->rank, why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(judge_number(stride[d], d, box->rank, why));
         any = any || stride[d] != 0;
     }
     if (any && box_element_count(box) > 0) {

@@ -634,8 +634,7 @@ static struct body *find_layout(struct job *job, const struct layout *layout)
 /* The first body, which was read with its layout. Takes it if it can. */
 static cairn_status take_first(struct job *job, struct reading *reading, struct body **body_out)
 {
-    const cairn_status status = links_add(job, reading->body->layout->shard_count);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(links_add(job, reading->body->layout->shard_count));
     *body_out = reading->body;
     reading->body = NULL;
     bodies_add(job, *body_out);

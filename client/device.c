@@ -128,8 +128,7 @@ static cairn_status open_context(struct card *card, struct sentence *why)
     if (result != CAIRN_CU_OK)
         return card_fail(result, CAIRN_ERR_IO, "its context does not open", why);
     const struct cu_allocation how = vmm_allocation(card->device, true, card->is_reached);
-    cairn_status status = card_enter(card, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(card_enter(card, why));
     if (card->exports)
         result = driver->cuMemGetAllocationGranularity(&granularity, &how,
                                                        CAIRN_CU_GRANULARITY_MINIMUM);
@@ -704,8 +703,7 @@ cairn_status card_copy_begin(struct card *card, void *to, const void *from, size
 {
     *copy_out = 0;
     if (bytes == 0) return CAIRN_OK;
-    const cairn_status status = card_enter(card, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(card_enter(card, why));
     const int result = begin_numbered(card, to, from, bytes, way, copy_out);
     card_leave(card);
     return result == CAIRN_CU_OK
@@ -722,8 +720,7 @@ cairn_status card_copy_wait(struct card *card, uint64_t copy, struct sentence *w
     const bool is_done = copy <= card->copies_done;
     pthread_mutex_unlock(&card->copies_lock);
     if (is_done) return CAIRN_OK;
-    const cairn_status status = card_enter(card, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(card_enter(card, why));
     const int result = card->driver->cuEventSynchronize(card->copied);
     card_leave(card);
     if (result != CAIRN_CU_OK) return card_fail(result, CAIRN_ERR_IO, "a copy from or to it", why);
@@ -749,8 +746,7 @@ bool card_lands(const struct card *card)
 cairn_status card_landed(const struct card *card, struct sentence *why)
 {
     if (card->order == CAIRN_VMM_ORDERED) return CAIRN_OK;
-    const cairn_status status = card_enter(card, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(card_enter(card, why));
     const int result = card->driver->cuFlushGPUDirectRDMAWrites(CAIRN_CU_FLUSH_CONTEXT,
                                                                 CAIRN_CU_FLUSH_TO_OWNER);
     card_leave(card);

@@ -289,14 +289,12 @@ static cairn_status find_rank(const struct env_input *input, struct env_report *
                               struct sentence *why)
 {
     size_t launcher;
-    cairn_status status = find_launcher(input, &launcher, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(find_launcher(input, &launcher, why));
     report->launcher = launcher == LAUNCHERS ? "single" : launchers[launcher].name;
     for (enum env_key key = CAIRN_ENV_RANK; key <= CAIRN_ENV_WORLD; key++) {
         const bool is_default = launcher == LAUNCHERS;
-        status = take(key, is_default ? defaults[key] : variable_of(input, launcher, key),
-                      is_default ? NULL : launchers[launcher].variables[key], report, why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(take(key, is_default ? defaults[key] : variable_of(input, launcher, key),
+                       is_default ? NULL : launchers[launcher].variables[key], report, why));
     }
     const struct env_value *rank = &report->values[CAIRN_ENV_RANK];
     const struct env_value *world = &report->values[CAIRN_ENV_WORLD];

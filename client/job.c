@@ -238,8 +238,7 @@ static bool is_open(struct session *s, const char *name)
 cairn_status cairn_job_open(cairn *session, const char *name, const struct cairn_job_spec *spec,
                             cairn_role role, int timeout_ms, cairn_job **out)
 {
-    cairn_status status = api_judge_call("out", out, timeout_ms);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_call("out", out, timeout_ms));
     if (!job_name_ok(name))
         return client_fail(CAIRN_ERR_INVALID,
                            "the job's name is \"%.300s\"; allowed: 1 to 255 bytes of "
@@ -261,8 +260,8 @@ cairn_status cairn_job_open(cairn *session, const char *name, const struct cairn
                            name);
     }
     struct job *job = new_job(s, name, role);
-    status = job != NULL ? open_inside(job, spec, timeout_ms)
-                         : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    cairn_status status = job != NULL ? open_inside(job, spec, timeout_ms)
+                                      : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) *out = job->handle;
     job_unref(job);
     handle_put(session);
@@ -305,9 +304,8 @@ static cairn_status bring(struct card *card, const struct cairn_mem *mem, size_t
 {
     struct card_event *event;
     struct sentence why;
-    cairn_status status = card_mark(card, mem->stream, &event);
-    if (status != CAIRN_OK) return status;
-    status = card_event_wait(event);
+    CAIRN_TRY(card_mark(card, mem->stream, &event));
+    cairn_status status = card_event_wait(event);
     card_event_free(event);
     if (status != CAIRN_OK) return status;
     status = card_copy(card, copy, mem->ptr, bytes, CARD_TO_HOST, &why);

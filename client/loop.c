@@ -186,9 +186,8 @@ static cairn_status start_thread(struct session *s)
 
 static cairn_status open_inside(struct session *s)
 {
-    cairn_status status = open_fabric(s);
-    if (status != CAIRN_OK) return status;
-    status = init_loop(s);
+    CAIRN_TRY(open_fabric(s));
+    cairn_status status = init_loop(s);
     if (status == CAIRN_OK) {
         status = start_thread(s);
         if (status == CAIRN_OK) return CAIRN_OK;

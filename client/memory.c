@@ -455,11 +455,10 @@ cairn_status cairn_unregister(cairn *handle, void *ptr)
 
 static cairn_status detach_or_attach(cairn *handle, bool wants_off, int timeout_ms)
 {
-    cairn_status status = api_judge_call(NULL, NULL, timeout_ms);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
     struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
     if (s == NULL) return handle_fail(handle, "session");
-    status = detach_ask(s, wants_off, api_deadline(timeout_ms));
+    cairn_status status = detach_ask(s, wants_off, api_deadline(timeout_ms));
     handle_put(handle);
     return status;
 }

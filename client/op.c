@@ -274,9 +274,8 @@ static cairn_status make(struct job *job, uint8_t kind, bool (*run)(struct comma
     const void *lent;
     struct target target;
     op_describe_target(pattern, &target);
-    cairn_status status = lend(job, &target, &lent);
-    if (status != CAIRN_OK) return status;
-    status = open_command(job, kind, run, pattern, with_handle, out);
+    CAIRN_TRY(lend(job, &target, &lent));
+    cairn_status status = open_command(job, kind, run, pattern, with_handle, out);
     if (status != CAIRN_OK) {
         memory_return(job->session, lent);
         return status;
@@ -292,8 +291,7 @@ cairn_status op_begin(struct job *job, uint8_t kind, bool (*run)(struct command 
                       const struct command *pattern, cairn_op **op_out)
 {
     struct command *command;
-    const cairn_status status = make(job, kind, run, pattern, op_out != NULL, &command);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(make(job, kind, run, pattern, op_out != NULL, &command));
     void *handle = command->op->handle;
     session_command(job->session, command);
     if (op_out != NULL) *op_out = handle;
@@ -353,8 +351,7 @@ cairn_status op_chain(struct job *job, uint8_t kind, bool (*run)(struct command 
                       const struct command *pattern, struct command_chain *chain)
 {
     struct command *command;
-    const cairn_status status = make(job, kind, run, pattern, false, &command);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(make(job, kind, run, pattern, false, &command));
     command->op->of = chain->of;
     // The first one has the hold with which it was made: nothing of it is under way yet.
     if (chain->of != NULL && chain->first != NULL) op_hold(chain->of);

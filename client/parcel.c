@@ -113,9 +113,8 @@ static void parcel_count_packed(struct job *job, size_t more, size_t less)
 
 static cairn_status open_landing(struct parcel *parcel)
 {
-    const cairn_status status = pieces_take(parcel->job->session, parcel->target->card, false,
-                                            parcel->byte_count, &parcel->staged);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(pieces_take(parcel->job->session, parcel->target->card, false, parcel->byte_count,
+                          &parcel->staged));
     parcel_count_packed(parcel->job, parcel->byte_count, 0);
     parcel->bytes = parcel->staged.at;
     return CAIRN_OK;
@@ -290,9 +289,8 @@ cairn_status parcel_send(struct parcel *parcel, uint32_t via, struct chunk_heade
     if (is_fetch || parcel->is_unsummed) header->value |= CAIRN_CHUNK_UNSUMMED;
     header->generation = parcel->version.generation;
     header->step = parcel->version.step;
-    cairn_status status = chunk_link_send(&link->conn, header, has_payload ? payload : NULL,
-                                          payload_bytes, has_payload ? on_sent : NULL, parcel);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(chunk_link_send(&link->conn, header, has_payload ? payload : NULL, payload_bytes,
+                              has_payload ? on_sent : NULL, parcel));
     if (has_payload) parcel->on_loan++; // the link has counted it
     count_parcel(parcel, chunk_link_shares(&link->conn));
     return CAIRN_OK;
@@ -450,9 +448,8 @@ static cairn_status stage(struct parcel *parcel, const struct shard_link *via, s
         return CAIRN_OK;
     }
     unstage(parcel);
-    const cairn_status status = pieces_take(parcel->job->session, target->card, on_card,
-                                            parcel->byte_count, &parcel->staged);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(pieces_take(parcel->job->session, target->card, on_card, parcel->byte_count,
+                          &parcel->staged));
     parcel_count_packed(parcel->job, parcel->byte_count, 0);
     parcel->bytes = parcel->staged.at;
     parcel->on_card = parcel->staged.on_card;
@@ -689,8 +686,7 @@ static cairn_status add_inside(struct job *job, const struct cairn_round *round,
                            "tensor %s: out of memory to add up micro-batches (stage %u)",
                            job->spec.tensors[tensor].name, (unsigned)job->spec.stage);
     const size_t bytes = strides_span(&piece->strides, elems, dtype_size((int)mem->dtype));
-    cairn_status status = memory_lend(job->session, mem->ptr, bytes, NULL, &lent);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(memory_lend(job->session, mem->ptr, bytes, NULL, &lent));
     add_piece(sum, piece, mem);
     memory_return(job->session, lent);
     sum->piece = *piece;
@@ -891,8 +887,7 @@ cairn_status assemble_claim(struct job *job, const struct portion *portion, stru
     struct assembly *assembly = *find_for(job, portion);
     const bool fresh = assembly == NULL;
     if (fresh) assembly = open_assembly(job, portion);
-    cairn_status status = assembly != NULL ? judge_claim(assembly, portion) : CAIRN_OK;
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(assembly != NULL ? judge_claim(assembly, portion) : CAIRN_OK);
     if (assembly == NULL || !add_box(assembly, &portion->piece.box)) {
         if (assembly != NULL && fresh) drop(find_for(job, portion));
         return client_fail(CAIRN_ERR_NO_MEMORY,

@@ -204,8 +204,7 @@ cairn_status pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
         pushes_release(job);
         return CAIRN_OK;
     }
-    cairn_status status = open_pusher(job);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(open_pusher(job));
     pusher_begin(&job->pushing.pusher, opened->epoch, opened->round);
     for (uint32_t i = 0; i < job->pushing.body->layout->shard_count; i++)
         if (job->pushing.body->parts[i].absent) pusher_absent(&job->pushing.pusher, i);

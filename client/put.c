@@ -157,8 +157,7 @@ static cairn_status puts_hash(struct job *job, size_t tensor, const struct piece
     const size_t bytes = strides_span(&piece->strides, elems, dtype_size((int)mem->dtype));
     uint8_t digest[DIGEST_BYTES];
     const void *lent;
-    const cairn_status status = memory_lend(job->session, mem->ptr, bytes, NULL, &lent);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(memory_lend(job->session, mem->ptr, bytes, NULL, &lent));
     hash_tensor(spec, &piece->strides, mem, elems, digest);
     memory_return(job->session, lent);
     pthread_mutex_lock(&job->session->lock);
@@ -284,9 +283,8 @@ static cairn_status claim_part(struct job *job, const struct portion *portion,
                                struct assembly **out)
 {
     const bool begun = assemble_begun(job, portion);
-    cairn_status status = begun ? CAIRN_OK : puts_claim(job, portion->tensor, CAIRN_PLANE_PARAM);
-    if (status != CAIRN_OK) return status;
-    status = assemble_claim(job, portion, out);
+    CAIRN_TRY(begun ? CAIRN_OK : puts_claim(job, portion->tensor, CAIRN_PLANE_PARAM));
+    cairn_status status = assemble_claim(job, portion, out);
     if (status != CAIRN_OK && !begun) puts_unclaim(job, portion->tensor, CAIRN_PLANE_PARAM);
     return status;
 }
@@ -398,10 +396,9 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
         return client_fail(CAIRN_ERR_REFUSED, "a reader cannot put");
     const uint64_t write = api_write_round(job);
     if (write != 0) return api_write_put(job, write, tensor, plane, box, given, op_out);
-    cairn_status status = api_judge_data(job, tensor, given, &mem, &index, &part);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_data(job, tensor, given, &mem, &index, &part));
     int number;
-    status = api_judge_state(job, index, plane, &number);
+    cairn_status status = api_judge_state(job, index, plane, &number);
     if (status == CAIRN_OK) status = judge_momentum(job, index, number);
     if (status == CAIRN_OK) status = judge_source(job, index, number);
     if (status == CAIRN_OK) status = api_judge_dtype(job, index, number, &mem);
@@ -582,9 +579,8 @@ static cairn_status judge_begin(struct job *job)
 static cairn_status begin_inside(struct job *job, uint64_t deadline_ms)
 {
     struct cairn_round round = { .struct_size = sizeof round };
-    cairn_status status = judge_begin(job);
-    if (status != CAIRN_OK) return status;
-    status = api_round_begin(job, CAIRN_MSG_WRITE_BEGIN, deadline_ms, &round);
+    CAIRN_TRY(judge_begin(job));
+    cairn_status status = api_round_begin(job, CAIRN_MSG_WRITE_BEGIN, deadline_ms, &round);
     if (status == CAIRN_ERR_TIMEOUT) cancel(job, 0);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
@@ -676,21 +672,18 @@ static cairn_status api_write_put(struct job *job, uint64_t round, const char *t
     size_t index;
     struct cairn_mem mem;
     struct cairn_box of_target;
-    cairn_status status = api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target));
     int number;
-    status = api_judge_state(job, index, plane, &number);
+    cairn_status status = api_judge_state(job, index, plane, &number);
     if (status == CAIRN_OK) status = api_batch_judge_buffer(job, index);
     if (status != CAIRN_OK) return status;
-    status = api_judge_dtype(job, index, number, &mem);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_dtype(job, index, number, &mem));
     struct command pattern = { .tensor = (uint32_t)index,
                                .plane = (uint8_t)number,
                                .dtype = (uint8_t)mem.dtype,
                                .ptr = mem.ptr,
                                .round = round };
-    status = api_judge_box(job, index, box, &mem, &pattern.piece);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_box(job, index, box, &mem, &pattern.piece));
     if (job->spec.tensors[index].kind == CAIRN_BLOB && !pattern.piece.whole)
         return client_fail(
             CAIRN_ERR_INVALID,
@@ -730,9 +723,8 @@ static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cai
     struct cairn_result result = { .struct_size = sizeof result };
     if (round.round == 0)
         return client_fail(CAIRN_ERR_INVALID, "no write is open: begin one with cairn_write_begin");
-    cairn_status status = api_await_none(job, &job->puts.open, "puts", deadline_ms);
-    if (status != CAIRN_OK) return status;
-    status = judge_puts(job);
+    CAIRN_TRY(api_await_none(job, &job->puts.open, "puts", deadline_ms));
+    cairn_status status = judge_puts(job);
     if (status != CAIRN_OK) {
         give_up(job, round.round);
         return status;

@@ -196,8 +196,7 @@ static cairn_status send_sums(struct job *job, const struct cairn_round *round)
 /* Sends what a micro-batch's end brings with it. The end itself has been noted before. */
 static cairn_status send_micro_end(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
-    const cairn_status status = api_push_incomplete(job, round, micro);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_push_incomplete(job, round, micro));
     if (!accumulate_wanted(job)) return send_word(job, pushes_micro_end_run, round, micro, 0);
     return micro + 1 == job->spec.micro_batches ? send_sums(job, round) : CAIRN_OK;
 }
@@ -218,11 +217,10 @@ static bool claim_end(struct job *job, const struct cairn_round *round, uint32_t
  * call that is made again. */
 static cairn_status end_micro(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
-    cairn_status status = claim_end(job, round, micro)
-                              ? CAIRN_OK
-                              : api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
-    if (status != CAIRN_OK) return status;
-    status = send_micro_end(job, round, micro);
+    CAIRN_TRY(claim_end(job, round, micro)
+                  ? CAIRN_OK
+                  : api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR));
+    cairn_status status = send_micro_end(job, round, micro);
     if (status == CAIRN_OK) return CAIRN_OK;
     pthread_mutex_lock(&job->session->lock);
     if (job->filling.round == round->round) job->filling.end_unsent = true;
@@ -466,9 +464,8 @@ static cairn_status abandon_inside(struct job *job, const struct cairn_round *ro
         message.round = round->round;
         message.abandon = true;
         ProtobufCMessage *reply;
-        status = cairn_ask(job, CAIRN_MSG_ROUND_COMMIT, &message.base, CAIRN_MSG_ROUND_RESULT,
-                           deadline_ms, &reply);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(cairn_ask(job, CAIRN_MSG_ROUND_COMMIT, &message.base, CAIRN_MSG_ROUND_RESULT,
+                            deadline_ms, &reply));
         status = take_void((const Cairn__RoundResult *)reply);
         message_free(reply);
     }

@@ -252,9 +252,7 @@ cairn_status client_added_fill(const struct cairn_tensor *first, size_t count,
     const struct cairn_job_spec from = { .tensors = first, .tensor_count = count };
     for (size_t i = 0; i < count; i++) {
         struct cairn_tensor t;
-        const cairn_status status = take(&t, sizeof t, TENSOR_LEAST, struct_at(first, i),
-                                         "a tensor");
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(take(&t, sizeof t, TENSOR_LEAST, struct_at(first, i), "a tensor"));
         if (t.alias_of != NULL)
             return client_fail(
                 CAIRN_ERR_INVALID,
@@ -342,8 +340,7 @@ cairn_status client_spec_launch(const struct cairn_job_spec *from, uint32_t *wor
                                 uint32_t *start_wait_ms_out)
 {
     struct cairn_job_spec own;
-    const cairn_status status = take(&own, sizeof own, SPEC_LEAST, from, "the job's spec");
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(take(&own, sizeof own, SPEC_LEAST, from, "the job's spec"));
     if (own.start_wait_ms > START_WAIT_MAX_MS)
         return client_fail(CAIRN_ERR_INVALID,
                            "start_wait_ms is %" PRIu64 "; allowed: 0 (30000) to %d",

@@ -729,9 +729,7 @@ static cairn_status ask(struct ctl *ctl, struct ctl_table *table, json_t *list, 
     for (bool more = true; more;) {
         ProtobufCMessage *reply;
         get.after = seen->after;
-        const cairn_status called = ctl_call(ctl, CAIRN_MSG_EVENTS_GET, &get.base, CAIRN_MSG_EVENTS,
-                                             &reply);
-        if (called != CAIRN_OK) return called;
+        CAIRN_TRY(ctl_call(ctl, CAIRN_MSG_EVENTS_GET, &get.base, CAIRN_MSG_EVENTS, &reply));
         const Cairn__Events *page = (const Cairn__Events *)reply;
         const bool anew = goes_back(seen, page);
         if (!anew) take_page(table, list, page, seen);

@@ -73,13 +73,11 @@ static cairn_status on_piece(void *context, unsigned thread, const struct ctl_pi
                              struct sentence *why)
 {
     struct diff *d = context;
-    cairn_status status = open_thread(d, thread, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(open_thread(d, thread, why));
     const size_t at = (size_t)piece->tensor * CAIRN_PLANE_COUNT + piece->plane;
     void *b = d->threads[thread].piece;
-    status = snapshot_read(&d->threads[thread].b, d->pairs[at].b, piece->plane, piece->first_elem,
-                           piece->elem_count, b, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(snapshot_read(&d->threads[thread].b, d->pairs[at].b, piece->plane, piece->first_elem,
+                            piece->elem_count, b, why));
     struct ctl_difference *found = &d->threads[thread].found[at];
     if (spec_a(d)->tensors[piece->tensor].kind == CAIRN_BLOB)
         difference_add_bytes(found, piece->first_elem, piece->elems, b, piece->elem_count);

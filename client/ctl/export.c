@@ -716,8 +716,7 @@ static cairn_status make_temp(struct ctl_made_folder *f, struct sentence *why)
 {
     if (mkdir(f->temp, CAIRN_SNAPSHOT_FOLDER_MODE) != 0) {
         if (errno != EEXIST) return failed(why, "mkdir", f->temp);
-        const cairn_status status = take_over(f, why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(take_over(f, why));
         if (mkdir(f->temp, CAIRN_SNAPSHOT_FOLDER_MODE) != 0) return failed(why, "mkdir", f->temp);
     }
     f->fd = open(f->temp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

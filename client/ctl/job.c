@@ -750,9 +750,7 @@ cairn_status ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend, uint64_t *revisi
     ProtobufCMessage *reply;
     randombytes_buf(&amend->key, sizeof amend->key);
     amend->key |= 1; // not 0
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_AMEND, &amend->base,
-                                         CAIRN_MSG_JOB_AMENDED, &reply);
-    if (called != CAIRN_OK) return called;
+    CAIRN_TRY(ctl_call(ctl, CAIRN_MSG_JOB_AMEND, &amend->base, CAIRN_MSG_JOB_AMENDED, &reply));
     *revision_out = ((const Cairn__JobAmended *)reply)->revision;
     message_free(reply);
     return CAIRN_OK;

@@ -40,14 +40,14 @@ static cairn_status ask_spec(struct ctl *ctl, struct plan *plan)
     struct sentence why;
     struct paged pages = { 0 };
     get.name = ctl->argv[0];
-    cairn_status status = ctl_call_paged(ctl, CAIRN_MSG_JOB_SPEC_GET, &get.base,
-                                         CAIRN_MSG_JOB_SPEC_TOLD, &reply, &pages);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(ctl_call_paged(ctl, CAIRN_MSG_JOB_SPEC_GET, &get.base, CAIRN_MSG_JOB_SPEC_TOLD,
+                             &reply, &pages));
     const Cairn__JobSpecTold *told = (const Cairn__JobSpecTold *)reply;
     plan->workers_max = told->workers_max;
     if (plan->shards == 0) plan->shards = told->shards;
     message_free(reply);
-    status = spec_unpack(pages.bytes, pages.have_bytes, optimizer_names(), &plan->spec, &why);
+    cairn_status status = spec_unpack(pages.bytes, pages.have_bytes, optimizer_names(), &plan->spec,
+                                      &why);
     paged_release(&pages);
     if (status != CAIRN_OK) ctl_fail(status, "the spec of job %s: %s", get.name, why.text);
     return status;
@@ -266,13 +266,12 @@ static cairn_status of_weights(const char *path, struct job_spec_data *out, stru
     struct group_spec group = group_default();
     if (realpath(path, absolute) == NULL)
         return fail_with(why, CAIRN_ERR_IO, "cannot be read: %s", strerror(errno));
-    cairn_status status = weights_open("/", absolute, &weights, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(weights_open("/", absolute, &weights, why));
     group.name = (char *)(uintptr_t) "default";
     group.optimizer = (char *)(uintptr_t) "adamw";
     spec_init(&spec);
     sentence_set(why, "more tensors than a job may have, or out of memory");
-    status = spec_set_name(&spec, "weights");
+    cairn_status status = spec_set_name(&spec, "weights");
     if (status == CAIRN_OK) status = spec_add_group(&spec, &group);
     if (status == CAIRN_OK) status = add_weights(&spec, &weights);
     weights_close(&weights);

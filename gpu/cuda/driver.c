@@ -76,8 +76,7 @@ static cairn_status check_version(struct driver *driver, void *library, driver_f
 static cairn_status find_all(struct driver *driver, void *library, struct sentence *why)
 {
     const driver_find_fn get_proc = find_get_proc(library);
-    const cairn_status status = check_version(driver, library, get_proc, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(check_version(driver, library, get_proc, why));
 #define CAIRN_CALL(name, suffix, parameters)                                                  \
     find_driver(library, get_proc, #name, #name #suffix, &driver->name);                      \
     if (driver->name == NULL)                                                                 \

@@ -446,8 +446,7 @@ static cairn_status cuda_memory_open(struct home *home, const char *label,
                                      struct home_memory *memory_out, struct sentence *why)
 {
     struct cuda *cuda = home_cuda(home);
-    cairn_status status = cuda_enter(cuda, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(cuda_enter(cuda, why));
     if (memory_out->bytes > home->info.total_bytes)
         return is_full(cuda, label, memory_out->bytes, why);
     struct taken taken = { .bytes = round_up(memory_out->bytes, cuda->granularity),
@@ -455,9 +454,9 @@ static cairn_status cuda_memory_open(struct home *home, const char *label,
     taken.at = cuda_take_addresses(cuda, cuda->planes, taken.bytes);
     if (taken.at == 0) return is_full(cuda, label, taken.bytes, why);
     taken.segments = calloc((size_t)memory_segments(taken.bytes), sizeof *taken.segments);
-    status = taken.segments == NULL
-                 ? fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a plane's segments")
-                 : fill(cuda, label, &taken, why);
+    cairn_status status = taken.segments == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY,
+                                                             "no memory for a plane's segments")
+                                                 : fill(cuda, label, &taken, why);
     if (status != CAIRN_OK) goto err_addresses;
     memory_out->base = (void *)(uintptr_t)taken.at;
     memory_out->segments = taken.segments;
@@ -473,8 +472,7 @@ static cairn_status cuda_memory_export(const struct home_memory *memory, uint64_
 {
     struct cuda *cuda = home_cuda(memory->home);
     int fd = -1;
-    const cairn_status status = cuda_enter(cuda, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(cuda_enter(cuda, why));
     const int result = cuda->driver.cuMemExportToShareableHandle(
         &fd, memory->segments[segment].handle, CAIRN_CU_HANDLE_POSIX, 0);
     if (result != CAIRN_CU_OK) return cuda_check(cuda, result, "exporting memory", why);
@@ -770,8 +768,7 @@ static cairn_status cuda_find(struct cuda *cuda, const char *wanted, struct sent
             why, CAIRN_ERR_NOT_FOUND,
             "this process sees no CUDA device: look at nvidia-smi, and at the environment's "
             "CUDA_VISIBLE_DEVICES");
-    const cairn_status status = find_number(cuda, wanted, count, &number, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(find_number(cuda, wanted, count, &number, why));
     if (cuda->driver.cuDeviceGet(&cuda->device, number) != CAIRN_CU_OK)
         return fail_with(why, CAIRN_ERR_NOT_FOUND, "the driver does not open device %d", number);
     struct cu_uuid bytes;
@@ -885,8 +882,7 @@ static cairn_status import(struct cuda *cuda, int fd, uint64_t bytes, uint64_t *
                            struct sentence *why)
 {
     unsigned long long handle;
-    cairn_status status = cuda_enter(cuda, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(cuda_enter(cuda, why));
     if (bytes == 0 || bytes % cuda->granularity != 0 || bytes > cuda->home.info.total_bytes)
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "%" PRIu64 " bytes are no size of memory of a card: multiples of %" PRIu64,
@@ -895,7 +891,7 @@ static cairn_status import(struct cuda *cuda, int fd, uint64_t bytes, uint64_t *
         &handle, (void *)(uintptr_t)(unsigned)fd, CAIRN_CU_HANDLE_POSIX);
     if (result != CAIRN_CU_OK)
         return refuse_import(cuda, result, "the driver does not import it", why);
-    status = judge(cuda, handle, why);
+    cairn_status status = judge(cuda, handle, why);
     if (status == CAIRN_OK) status = map(cuda, handle, bytes, at_out, why);
     (void)cuda->driver.cuMemRelease(handle); // the mapping keeps the memory
     return status;

@@ -253,8 +253,7 @@ static cairn_status cuda_slice_finish(struct cuda_stream *stream, struct cuda_sl
     struct cuda *cuda = cuda_of(stream);
     if (!slice->is_under_way) return CAIRN_OK;
     const int result = MUTANT(6) ? CAIRN_CU_OK : cuda->driver.cuEventSynchronize(slice->done);
-    const cairn_status status = cuda_check(cuda, result, "a list of work", why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(cuda_check(cuda, result, "a list of work", why));
     cuda_plan_end(&slice->plan);
     cuda_plan_clear(&slice->plan);
     slice->is_under_way = false;
@@ -314,8 +313,7 @@ cairn_status cuda_spans_add(struct cuda_spans *spans, struct cuda_span span)
     if (index < spans->count && spans->list[index].at - span.at < span.bytes)
         return CAIRN_ERR_EXISTS;
     if (index < spans->count && spans->list[index].at <= span.at) return CAIRN_ERR_EXISTS;
-    const cairn_status status = make_room(spans);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(make_room(spans));
     memmove(&spans->list[index + 1], &spans->list[index], (spans->count - index) * sizeof span);
     spans->list[index] = span;
     spans->count++;
@@ -438,8 +436,7 @@ static void close_staging(struct cuda_stream *stream)
 static cairn_status open_all(struct cuda_stream *stream, struct sentence *why)
 {
     struct cuda *cuda = home_cuda(stream->stream.home);
-    cairn_status status = cuda_enter(cuda, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(cuda_enter(cuda, why));
     int result = open_streams(stream, &cuda->driver);
     for (int i = 0; i < CAIRN_CUDA_SLICES && result == CAIRN_CU_OK; i++)
         result = open_events(&stream->slices[i], &cuda->driver);

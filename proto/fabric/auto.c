@@ -116,8 +116,7 @@ static cairn_status open_ucx(struct auto_fabric *fabric, const struct fabric_opt
         memcpy(devices, at, length);
         devices[length] = '\0';
         if (options->net_devices != NULL) one.net_devices = devices;
-        const cairn_status status = fabric_open("ucx", &one, &fabric->insides[fabric->count], why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(fabric_open("ucx", &one, &fabric->insides[fabric->count], why));
         fabric->count++;
         at += length + (at[length] == ';');
     } while (*at != '\0');

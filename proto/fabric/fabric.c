@@ -777,10 +777,7 @@ static cairn_status grow(struct fabric_flights *flights)
 /* Bounded by sends_max and by the pages of the staging area: there are never more at a time. */
 cairn_status fabric_flight_begin(struct fabric_flights *flights, uint64_t *serial_out)
 {
-    if (flights->capacity == 0 || flights->first_free == NONE) {
-        cairn_status status = grow(flights);
-        if (status != CAIRN_OK) return status;
-    }
+    if (flights->capacity == 0 || flights->first_free == NONE) CAIRN_TRY(grow(flights));
     const uint32_t index = flights->first_free;
     struct fabric_flight *flight = &flights->all[index];
     flights->first_free = flight->next_free;

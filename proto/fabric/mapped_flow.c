@@ -224,10 +224,8 @@ static cairn_status send_inline(struct mapped_out *out, struct mapped_frame *fra
 static cairn_status send_reference(struct mapped_out *out, struct mapped_frame *frame,
                                    const struct mapped_region *region)
 {
-    cairn_status status = show(out, region->share);
-    if (status != CAIRN_OK) return status;
-    status = fabric_flight_begin(&out->flights, &frame->message.serial);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(show(out, region->share));
+    CAIRN_TRY(fabric_flight_begin(&out->flights, &frame->message.serial));
     frame->message.slot = region->share->frame.slot;
     frame->message.offset = (uint64_t)((const uint8_t *)frame->payload - region->common.base);
     enqueue(out, frame);
@@ -240,9 +238,8 @@ static cairn_status send_copy(struct mapped_out *out, struct mapped_frame *frame
     struct mapped_fabric *fabric = out->fabric;
     struct fabric_pages pages;
     const size_t bytes = frame->message.payload_bytes;
-    cairn_status status = mapped_stage(fabric, out->staged_pages, bytes, &pages);
-    if (status != CAIRN_OK) return status;
-    status = show(out, fabric->shares[pages.arena]);
+    CAIRN_TRY(mapped_stage(fabric, out->staged_pages, bytes, &pages));
+    cairn_status status = show(out, fabric->shares[pages.arena]);
     if (status == CAIRN_OK) status = fabric_flight_begin(&out->flights, &frame->message.serial);
     if (status != CAIRN_OK) {
         mapped_unstage(fabric, pages);

@@ -119,8 +119,7 @@ static cairn_status connect_link(struct ucx_link *link, const void *address, siz
         .err_handler = { .cb = on_ucx_down, .arg = link },
     };
     struct ucx_fabric *ucx = link->ucx;
-    const cairn_status reached = ucx_reach(ucx, address, bytes);
-    if (reached != CAIRN_OK) return reached;
+    CAIRN_TRY(ucx_reach(ucx, address, bytes));
     const uint64_t begin_ms = ucx_now_ms();
     const int socket = ucx_socket_next();
     const ucs_status_t status = ucp_ep_create(ucx->worker, &params, &link->ep);
@@ -165,8 +164,7 @@ cairn_status ucx_connect(struct fabric_peer *peer, const void *address, size_t b
 {
     struct ucx_fabric *ucx = ucx_of(peer->fabric);
     struct ucx_link *link = ucx_link_find(ucx, fabric_hash(address, bytes));
-    const cairn_status status = link != NULL ? CAIRN_OK : open_link(ucx, address, bytes, &link);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(link != NULL ? CAIRN_OK : open_link(ucx, address, bytes, &link));
     ucx_peer_of(peer)->link = link;
     LIST_INSERT_HEAD(&link->handles, ucx_peer_of(peer), of_link);
     return CAIRN_OK;

@@ -356,9 +356,9 @@ static cairn_status send_reference(struct ucx_link *link, struct fabric_op *op, 
         .slot = share->slot,
         .header_bytes = (uint16_t)op->header_bytes,
     };
-    cairn_status status = fabric_flight_begin(&link->flights, &frame.serial);
-    if (status != CAIRN_OK) return status;
-    status = ucx_control_send(link, &frame, sizeof frame, op->header, op->header_bytes);
+    CAIRN_TRY(fabric_flight_begin(&link->flights, &frame.serial));
+    cairn_status status = ucx_control_send(link, &frame, sizeof frame, op->header,
+                                           op->header_bytes);
     struct fabric_flight *flight = fabric_flight_find(&link->flights, frame.serial);
     if (status != CAIRN_OK) {
         fabric_flight_end(&link->flights, flight);

@@ -43,8 +43,7 @@ static cairn_status measure_tensors(struct layout *layout, const struct layout_t
     for (uint32_t t = 0; t < layout->tensor_count; t++) {
         const size_t length = strnlen(tensors[t].name, CAIRN_NAME_MAX + 1);
         if (length == 0 || length > CAIRN_NAME_MAX) return CAIRN_ERR_INVALID;
-        cairn_status status = shape_check(&tensors[t].shape);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(shape_check(&tensors[t].shape));
         layout->geometry[t] = geometry_of(&tensors[t].shape);
     }
     return CAIRN_OK;
@@ -73,8 +72,7 @@ static cairn_status index_tensors(struct layout *layout)
     size_t at = 0;
     for (uint32_t t = 0; t < layout->tensor_count; t++) {
         layout->tensor_extents[t] = at;
-        cairn_status status = judge_tensor(layout, t, at, &at);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(judge_tensor(layout, t, at, &at));
     }
     layout->tensor_extents[layout->tensor_count] = at;
     return at == layout->extent_count ? CAIRN_OK : CAIRN_ERR_INVALID;

@@ -282,8 +282,7 @@ cairn_status push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
                         struct push_chunk chunk, struct push_actions *actions)
 {
     if (!has_shard(push, shard)) return CAIRN_ERR_INVALID;
-    const cairn_status status = judge(push, micro, 1);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge(push, micro, 1));
     struct entry *e = append(push, shard, CHUNK);
     e->chunk = chunk.chunk;
     e->is_small = chunk.is_small;
@@ -296,8 +295,7 @@ cairn_status push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
 
 cairn_status push_micro_end(struct cairn_push *push, uint32_t micro, struct push_actions *actions)
 {
-    const cairn_status status = judge(push, micro, push->present);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge(push, micro, push->present));
     for (uint32_t s = 0; s < push->shard_count; s++) {
         if (!has_shard(push, s)) continue;
         append(push, s, MICRO_END)->chunk = push->shards[s].filled;
@@ -317,8 +315,7 @@ static bool filling(const struct cairn_push *push)
 
 cairn_status push_commit(struct cairn_push *push, uint64_t weight, struct push_actions *actions)
 {
-    const cairn_status status = judge(push, push->micro, push->present);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge(push, push->micro, push->present));
     if (push->micro == 0 || filling(push)) return CAIRN_ERR_INVALID;
     push->committed = true;
     for (uint32_t s = 0; s < push->shard_count; s++) {

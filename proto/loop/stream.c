@@ -317,10 +317,9 @@ static cairn_status judge_send(struct stream *stream, uint64_t queued, uint64_t 
 static cairn_status queue_frame(struct stream *stream, const uint8_t *head, size_t head_bytes,
                                 const uint8_t *tail, size_t tail_bytes, struct sentence *why)
 {
-    cairn_status status = judge_send(stream, stream_queued_bytes(stream), head_bytes + tail_bytes,
-                                     stream->send_queue_bytes, why);
-    if (status != CAIRN_OK) return status;
-    status = outbox_add(&stream->pending, head, head_bytes, tail, tail_bytes);
+    CAIRN_TRY(judge_send(stream, stream_queued_bytes(stream), head_bytes + tail_bytes,
+                         stream->send_queue_bytes, why));
+    cairn_status status = outbox_add(&stream->pending, head, head_bytes, tail, tail_bytes);
     if (status != CAIRN_OK)
         return fail_with(why, status, "no memory to queue %zu bytes for %s",
                          head_bytes + tail_bytes, stream->peer);
@@ -344,10 +343,8 @@ cairn_status stream_send(struct stream *stream, uint16_t type, uint32_t request,
 {
     uint8_t *frame = NULL;
     size_t frame_bytes = 0;
-    cairn_status status = frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame,
-                                     &frame_bytes, why);
-    if (status != CAIRN_OK) return status;
-    status = queue_frame(stream, frame, frame_bytes, NULL, 0, why);
+    CAIRN_TRY(frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame, &frame_bytes, why));
+    cairn_status status = queue_frame(stream, frame, frame_bytes, NULL, 0, why);
     free(frame);
     return status;
 }
@@ -355,10 +352,9 @@ cairn_status stream_send(struct stream *stream, uint16_t type, uint32_t request,
 cairn_status stream_send_pages(struct stream *stream, uint32_t request, enum page_what what,
                                struct packed *packed, struct sentence *why)
 {
-    cairn_status status = judge_send(stream, stream->pending.paged_bytes, packed->size,
-                                     CAIRN_STREAM_PAGED_BYTES, why);
-    if (status != CAIRN_OK) return status;
-    status = outbox_add_pages(&stream->pending, request, what, packed);
+    CAIRN_TRY(judge_send(stream, stream->pending.paged_bytes, packed->size,
+                         CAIRN_STREAM_PAGED_BYTES, why));
+    cairn_status status = outbox_add_pages(&stream->pending, request, what, packed);
     if (status != CAIRN_OK)
         return fail_with(why, status, "no memory to queue pages for %s", stream->peer);
     if (stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
@@ -619,8 +615,7 @@ static cairn_status outbox_add(struct outbox *box, const uint8_t *head, size_t h
                                const uint8_t *tail, size_t tail_bytes)
 {
     struct outbox_frames *frames = box->last != NULL ? &box->last->behind : &box->frames;
-    const cairn_status status = reserve(frames, head_bytes + tail_bytes);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(reserve(frames, head_bytes + tail_bytes));
     append(frames, head, head_bytes);
     append(frames, tail, tail_bytes);
     box->frame_bytes += head_bytes + tail_bytes;
@@ -667,9 +662,8 @@ static cairn_status take_page(struct outbox *box, struct outbox_frames *out)
     uint8_t *frame;
     size_t frame_bytes;
     const size_t cut = page_cut(pages->what, packed->bytes, packed->size, pages->offset, &page);
-    cairn_status status = frame_pack(CAIRN_MSG_PAGE, pages->request, &page.base,
-                                     CAIRN_FRAME_BYTES_MAX, &frame, &frame_bytes, NULL);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(frame_pack(CAIRN_MSG_PAGE, pages->request, &page.base, CAIRN_FRAME_BYTES_MAX, &frame,
+                         &frame_bytes, NULL));
     outbox_frames_release(out);
     *out = (struct outbox_frames) { frame, frame_bytes, frame_bytes };
     pages->offset += cut;

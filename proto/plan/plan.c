@@ -248,9 +248,8 @@ static cairn_status free_everything(struct plan_cut *cut)
 {
     for (uint32_t t = 0; t < cut->request->tensor_count; t++) {
         if (cut->geometry[t].elems == 0) continue;
-        cairn_status status = plan_append(
-            &cut->free_runs, (struct extent) { t, 0, 0, cut->geometry[t].quantum_count });
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(plan_append(&cut->free_runs,
+                              (struct extent) { t, 0, 0, cut->geometry[t].quantum_count }));
     }
     cut->free_bytes = cut->total_bytes;
     for (uint32_t s = 0; s < cut->request->shard_count; s++)
@@ -304,11 +303,10 @@ cairn_status plan_make_once(const struct plan_request *request, const uint8_t *a
 cairn_status plan_make(const struct plan_request *request, struct layout **layout_out,
                        struct plan_report *report_out)
 {
-    cairn_status status = judge_request(request);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_request(request));
     struct plan_report report;
     struct layout *layout = NULL;
-    status = plan_make_once(request, NULL, &layout, &report);
+    cairn_status status = plan_make_once(request, NULL, &layout, &report);
     if (status == CAIRN_OK && request->previous != NULL && !request->compact && !request->least)
         status = plan_gather(request, &layout, &report);
     if (status != CAIRN_OK) {

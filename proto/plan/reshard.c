@@ -289,8 +289,7 @@ static cairn_status open_aiming(struct aiming *a, const struct reshard_request *
                                 struct sentence *why)
 {
     *a = (struct aiming) { .request = request, .why = why };
-    cairn_status status = judge_request(a);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_request(a));
     a->before = calloc(request->shard_count, sizeof *a->before);
     a->after = calloc(request->shard_count, sizeof *a->after);
     a->shares = calloc(request->shard_count, sizeof *a->shares);

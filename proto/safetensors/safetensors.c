@@ -157,8 +157,7 @@ static cairn_status judge_offsets(struct safetensors *s, uint64_t data_bytes, st
             return wrong(why, e->key,
                          "its data_offsets do not begin where the tensor before it ends");
         }
-        cairn_status status = judge_size(e, why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(judge_size(e, why));
         end = e->end;
     }
     if (end != data_bytes) {
@@ -246,10 +245,9 @@ cairn_status safetensors_parse(const uint8_t *json, size_t json_bytes, uint64_t 
 {
     assert(file_bytes >= 8 && json_bytes <= file_bytes - 8);
     json_t *root = NULL;
-    cairn_status status = load_json(json, json_bytes, &root, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(load_json(json, json_bytes, &root, why));
     struct safetensors s = { NULL, 0, false };
-    status = read_root(root, file_bytes - 8 - json_bytes, &s, why);
+    cairn_status status = read_root(root, file_bytes - 8 - json_bytes, &s, why);
     json_decref(root);
     if (status != CAIRN_OK) {
         safetensors_release(&s);
@@ -439,8 +437,7 @@ static cairn_status use_file(struct weights *w, uint32_t number, struct sentence
     struct stat info;
     int fd;
     if (w->file_fd >= 0 && w->file == number) return CAIRN_OK;
-    cairn_status status = weights_open_beneath(w, file->path, &fd, &info, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(weights_open_beneath(w, file->path, &fd, &info, why));
     if (info.st_dev != file->judged.st_dev || info.st_ino != file->judged.st_ino ||
         info.st_size != file->judged.st_size ||
         info.st_mtim.tv_sec != file->judged.st_mtim.tv_sec ||

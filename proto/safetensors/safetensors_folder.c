@@ -113,8 +113,7 @@ static cairn_status add_file(struct weights *w, const char *folder, const char *
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
     }
     w->file_count++;
-    cairn_status status = weights_open_beneath(w, file->path, &fd, &file->judged, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(weights_open_beneath(w, file->path, &fd, &file->judged, why));
     if (S_ISREG(file->judged.st_mode)) return load_file(w, file, fd, budget, why);
     close(fd);
     return fail_with(why, CAIRN_ERR_REFUSED, "%s: %s is a folder, not a file", w->path, file->path);
@@ -262,11 +261,10 @@ static cairn_status load(const char *roots, struct weights *w, struct sentence *
     struct stat info;
     const char *rest = weights_enter_root(roots, w, why);
     if (rest == NULL) return CAIRN_ERR_REFUSED;
-    cairn_status status = weights_open_beneath(w, rest[0] != '\0' ? rest : ".", &fd, &info, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(weights_open_beneath(w, rest[0] != '\0' ? rest : ".", &fd, &info, why));
     close(fd);
     if (S_ISDIR(info.st_mode)) return load_folder(w, rest, &budget, why);
-    status = add_file(w, "", rest, &budget, why);
+    cairn_status status = add_file(w, "", rest, &budget, why);
     if (status == CAIRN_OK && list_weights(w, NULL) != CAIRN_OK)
         status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors");
     return status;

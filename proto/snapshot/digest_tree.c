@@ -137,10 +137,7 @@ cairn_status tree_combine(struct tree_node *nodes, size_t node_count, uint64_t l
     struct hash_tree tree;
     tree_init(&tree, 0);
     if (node_count > 0) qsort(nodes, node_count, sizeof *nodes, by_first_leaf);
-    for (size_t i = 0; i < node_count; i++) {
-        cairn_status status = tree_push_node(&tree, &nodes[i]);
-        if (status != CAIRN_OK) return status;
-    }
+    for (size_t i = 0; i < node_count; i++) CAIRN_TRY(tree_push_node(&tree, &nodes[i]));
     return digest_tree_root(&tree, leaf_count, out);
 }
 

@@ -63,8 +63,7 @@ static cairn_status make_room(struct manifest *m)
 static cairn_status begin_file(struct manifest *m, const char *path, uint64_t bytes)
 {
     if (!snapshot_path_ok(path) || bytes > INT64_MAX) return CAIRN_ERR_INVALID;
-    cairn_status status = make_room(m);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(make_room(m));
     struct manifest_file file = { .path = strdup(path), .bytes = bytes };
     if (file.path == NULL) return CAIRN_ERR_NO_MEMORY;
     m->files[m->file_count++] = file;
@@ -92,8 +91,7 @@ static cairn_status append_sums(struct manifest_file *f, const uint8_t *sums, ui
 cairn_status manifest_add_blocks(struct manifest *m, const char *path, uint64_t bytes,
                                  uint64_t first_block, const uint8_t *sums, uint64_t count)
 {
-    cairn_status status = first_block == 0 ? begin_file(m, path, bytes) : CAIRN_OK;
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(first_block == 0 ? begin_file(m, path, bytes) : CAIRN_OK);
     struct manifest_file *f = NULL; // mostly the last: other shards' may have come between
     for (size_t i = m->file_count; i > 0 && f == NULL; i--)
         if (strcmp(m->files[i - 1].path, path) == 0) f = &m->files[i - 1];
@@ -106,8 +104,7 @@ cairn_status manifest_add_blocks(struct manifest *m, const char *path, uint64_t 
 cairn_status manifest_add_file(struct manifest *m, const char *path, uint64_t bytes,
                                const uint8_t *sums, bool is_whole)
 {
-    cairn_status status = begin_file(m, path, bytes);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(begin_file(m, path, bytes));
     m->files[m->file_count - 1].is_whole = is_whole;
     return append_sums(&m->files[m->file_count - 1], sums,
                        is_whole ? 1 : snapshot_block_count(bytes));
@@ -378,8 +375,7 @@ cairn_status manifest_encode(struct manifest *m, char **text_out, size_t *text_b
 {
     if (m->file_count > 1) qsort(m->files, m->file_count, sizeof *m->files, path_order);
     spec_canonicalize(&m->spec);
-    cairn_status status = judge(m, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge(m, why));
     json_t *root = root_json(m);
     char *json = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);

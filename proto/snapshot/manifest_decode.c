@@ -131,8 +131,7 @@ static cairn_status read_schedule(json_t *json, struct schedule *s,
     const char *kind;
     json_t *list;
     json_error_t error;
-    const cairn_status status = spec_fields_of_json(json, &schedule_fields, "a schedule", s, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(spec_fields_of_json(json, &schedule_fields, "a schedule", s, why));
     if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:o}", "kind", &kind, "points", &list) !=
         0) {
         return corrupt(why, "a schedule", error.text);
@@ -241,8 +240,7 @@ cairn_status manifest_read_spec(json_t *json, struct job_spec_data *spec, struct
     json_int_t revision;
     json_t *groups, *tensors, *former = NULL, *made = NULL;
     json_error_t error;
-    cairn_status status = spec_fields_of_json(json, &spec_fields, "spec", spec, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(spec_fields_of_json(json, &spec_fields, "spec", spec, why));
     if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:I, s:o, s:o, s?o, s?o, s?s, s?s}",
                        "name", &name, "revision", &revision, "groups", &groups, "tensors", &tensors,
                        "former", &former, "made", &made, "init_from", &init_from, "init_prefix",
@@ -251,7 +249,7 @@ cairn_status manifest_read_spec(json_t *json, struct job_spec_data *spec, struct
     }
     if (revision < 0) return corrupt(why, "spec", "revision is out of range");
     spec->revision = (uint64_t)revision;
-    status = spec_set_name(spec, name);
+    cairn_status status = spec_set_name(spec, name);
     if (status == CAIRN_OK && former != NULL) status = read_former(former, spec, why);
     if (status == CAIRN_OK && made != NULL) status = read_made(made, spec, why);
     if (status == CAIRN_OK) status = spec_set_init_from(spec, init_from, init_prefix);

@@ -174,8 +174,7 @@ cairn_status snapshot_index_add(struct snapshot_index *index, const struct manif
     if (header->entry_count > 0 && !header->has_boxes) {
         return fail_with(why, CAIRN_ERR_CORRUPT, "%s has no DCP_SHARDING_INFO", path);
     }
-    cairn_status status = make_room(index, header->entry_count);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(make_room(index, header->entry_count));
     for (size_t i = 0; i < header->entry_count; i++) {
         const struct safetensors_entry *e = &header->entries[i];
         struct snapshot_piece piece = { .file = file, .file_byte = data_byte + e->begin };
@@ -255,8 +254,7 @@ cairn_status snapshot_index_close(struct snapshot_index *index, const struct man
         const uint32_t stored = spec_planes(&manifest->spec, tensor);
         for (uint32_t plane = 0; plane < CAIRN_PLANE_COUNT; plane++) {
             if ((stored & 1u << plane) == 0) continue;
-            cairn_status status = judge_plane(index, manifest, tensor, plane, &next, why);
-            if (status != CAIRN_OK) return status;
+            CAIRN_TRY(judge_plane(index, manifest, tensor, plane, &next, why));
         }
     }
     return CAIRN_OK;
@@ -424,8 +422,7 @@ static cairn_status fill_folder(struct folder *folder, const struct snapshot_ran
     for (size_t i = 0; i < range_count; i++) {
         const struct snapshot_range range = join_ranges(ranges, range_count, &i);
         if (snapshot_folder_planes(folder->spec, range.tensor, folder->which) == 0) continue;
-        cairn_status status = add_range(folder, &range, &box_count);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(add_range(folder, &range, &box_count));
         if (i + 1 < range_count && ranges[i + 1].tensor == range.tensor) continue;
         move_band_behind_full_files(folder, box_count);
         box_count = 0;
@@ -442,9 +439,8 @@ static cairn_status finish_folder(const struct folder *folder, uint32_t shard)
         snprintf(file->path, sizeof file->path, "%s/shard-%05u-model-%05zu-of-%05zu.safetensors",
                  snapshot_folder_name(folder->which), shard + 1, i + 1, count);
         uint64_t data_bytes = 0;
-        cairn_status status = safetensors_build(file->entries, file->entry_count, &file->header,
-                                                &file->header_bytes, &data_bytes);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(safetensors_build(file->entries, file->entry_count, &file->header,
+                                    &file->header_bytes, &data_bytes));
         file->file_bytes = file->header_bytes + data_bytes;
     }
     return CAIRN_OK;

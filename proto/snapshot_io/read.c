@@ -144,13 +144,11 @@ static cairn_status index_open_file(struct cairn_snapshot *s, size_t number,
     uint8_t prefix[8] = { 0 };
     uint64_t json_bytes = 0;
     const size_t have = listed->bytes < 8 ? (size_t)listed->bytes : 8;
-    cairn_status status = read_file_part(file, prefix, have, 0, listed->path, why);
-    if (status != CAIRN_OK) return status;
-    status = safetensors_header_bytes(prefix, have, listed->bytes, &json_bytes, why);
+    CAIRN_TRY(read_file_part(file, prefix, have, 0, listed->path, why));
+    cairn_status status = safetensors_header_bytes(prefix, have, listed->bytes, &json_bytes, why);
     if (status != CAIRN_OK) return in_file(why, listed->path, status);
     struct safetensors header;
-    status = parse_header(s, number, file, json_bytes, &header, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(parse_header(s, number, file, json_bytes, &header, why));
     status = snapshot_index_add(&s->index, &s->manifest, number, &header, 8 + json_bytes, why);
     safetensors_release(&header);
     return status;
@@ -835,10 +833,9 @@ cairn_status snapshot_weights_open(const char *roots, const char *path, struct w
                                    struct sentence *why)
 {
     char *folder;
-    cairn_status status = weights_folder_with(roots, path, CAIRN_MANIFEST_NAME, &folder, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(weights_folder_with(roots, path, CAIRN_MANIFEST_NAME, &folder, why));
     if (folder == NULL) return weights_open(roots, path, out, why);
-    status = open_snapshot(path, folder, out, why);
+    cairn_status status = open_snapshot(path, folder, out, why);
     free(folder);
     return status;
 }

@@ -163,10 +163,9 @@ static cairn_status read_room(struct hand *hand, const struct spot *spot, const 
     const size_t wanted = (size_t)(skip + spot->bytes);
     struct sentence said = { "" };
     size_t got = 0;
-    cairn_status status = use_file(hand, spot->file, why);
-    if (status != CAIRN_OK) return status;
-    status = hand->open->storage->read(hand->open, spot->first - skip, hand->room, wanted, &got,
-                                       &said);
+    CAIRN_TRY(use_file(hand, spot->file, why));
+    cairn_status status = hand->open->storage->read(hand->open, spot->first - skip, hand->room,
+                                                    wanted, &got, &said);
     if (status != CAIRN_OK) return fail_with(why, status, "%s: %s", path, said.text);
     if (got < wanted)
         return fail_with(why, CAIRN_ERR_CORRUPT,
@@ -285,8 +284,7 @@ cairn_status snapshot_sweep(const struct sweep *sweep, struct sweep_ranges *rang
                             struct sentence *why)
 {
     struct hand hands[CAIRN_SWEEP_THREADS];
-    cairn_status status = sort_ranges(sweep->snapshot, ranges, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(sort_ranges(sweep->snapshot, ranges, why));
     struct crew crew = { .sweep = sweep, .ranges = ranges->list, .count = ranges->count };
     uint32_t started = 0;
     pthread_mutex_init(&crew.mutex, NULL);

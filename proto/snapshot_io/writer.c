@@ -277,8 +277,7 @@ cairn_status snapshot_writer_put(struct snapshot_writer *w, const char *folder,
                                  struct sentence *why)
 {
     assert(snapshot_path_ok(file->path));
-    const cairn_status status = make_part(folder, file->path, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(make_part(folder, file->path, why));
     return snapshot_writer_put_other(w, folder, file, source, sums_out, why);
 }
 
@@ -288,12 +287,11 @@ cairn_status snapshot_writer_put_other(struct snapshot_writer *w, const char *at
                                        struct sentence *why)
 {
     const struct storage *storage = storage_of(at);
-    cairn_status status = storage->put_begin(at, file->path, file->file_bytes, &w->put, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(storage->put_begin(at, file->path, file->file_bytes, &w->put, why));
     if (file->file_bytes > CAIRN_SNAPSHOT_BLOCK_BYTES) start_threads(w);
     w->status = CAIRN_OK;
     write_contents(w, file, source, sums_out);
-    status = wait_for_all(w);
+    cairn_status status = wait_for_all(w);
     if (status != CAIRN_OK && why != NULL) *why = w->why;
     w->is_buffered |= w->put->is_buffered;
     return storage->put_end(w->put, status, why);
@@ -305,9 +303,8 @@ cairn_status snapshot_write_file(const char *folder, const struct snapshot_file 
 {
     const struct snapshot_input source = { .fill = fill, .context = context };
     struct snapshot_writer *writer;
-    cairn_status status = snapshot_writer_open(1, &writer, why);
-    if (status != CAIRN_OK) return status;
-    status = snapshot_writer_put(writer, folder, file, &source, sums_out, why);
+    CAIRN_TRY(snapshot_writer_open(1, &writer, why));
+    cairn_status status = snapshot_writer_put(writer, folder, file, &source, sums_out, why);
     snapshot_writer_close(writer);
     return status;
 }
@@ -417,9 +414,8 @@ cairn_status manifest_commit_signed(const char *folder, struct manifest *manifes
 {
     char *text = NULL;
     size_t text_bytes = 0;
-    cairn_status status = manifest_encode(manifest, &text, &text_bytes, why);
-    if (status != CAIRN_OK) return status;
-    status = check_files(folder, manifest, why);
+    CAIRN_TRY(manifest_encode(manifest, &text, &text_bytes, why));
+    cairn_status status = check_files(folder, manifest, why);
     if (status == CAIRN_OK && signer != NULL)
         status = commit_signature(folder, manifest, signer, text, text_bytes, why);
     if (status == CAIRN_OK)
@@ -702,9 +698,8 @@ static cairn_status give_block(void *context, const struct safetensors_entry *en
     (void)entry;
     if (c->copy->progress != NULL && !c->copy->progress(c->copy->context, c->done_bytes))
         return fail_with(why, CAIRN_ERR_CANCELED, "the copy was given up");
-    const cairn_status status = block_reader_get(
-        c->reader, c->file, first_byte / CAIRN_SNAPSHOT_BLOCK_BYTES, &bytes, &count, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(block_reader_get(c->reader, c->file, first_byte / CAIRN_SNAPSHOT_BLOCK_BYTES, &bytes,
+                               &count, why));
     assert(first_byte % CAIRN_SNAPSHOT_BLOCK_BYTES == 0 && count == byte_count);
     memcpy(to, bytes, count);
     c->done_bytes += count;
@@ -760,9 +755,8 @@ static cairn_status commit_copy(struct copying *c, struct sentence *why)
     struct manifest again;
     char *text = NULL;
     size_t bytes = 0;
-    cairn_status status = read_manifest(c->from->folder, &text, &bytes, why);
-    if (status != CAIRN_OK) return status;
-    status = manifest_decode(text, bytes, &again, why);
+    CAIRN_TRY(read_manifest(c->from->folder, &text, &bytes, why));
+    cairn_status status = manifest_decode(text, bytes, &again, why);
     if (status == CAIRN_OK) {
         if (memcmp(again.content_root, m->content_root, sizeof again.content_root) != 0 ||
             again.file_count != m->file_count)
@@ -849,12 +843,11 @@ cairn_status snapshot_copy(struct cairn_snapshot *snapshot, const char *root,
     if (!snapshot_id_parse(id, &generation, &step) || !job_name_ok(snapshot->manifest.spec.name))
         return fail_with(why, CAIRN_ERR_INVALID, "the folder %.200s has not the name of a snapshot",
                          id);
-    cairn_status status = judge_whole(snapshot, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_whole(snapshot, why));
     if (asprintf(&folder, "%s/%s/%s", root, snapshot->manifest.spec.name, id) < 0)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to copy a snapshot");
     struct copying c = { .from = snapshot, .copy = copy, .root = root, .folder = folder, .id = id };
-    status = copy_all(&c, why);
+    cairn_status status = copy_all(&c, why);
     snapshot_writer_close(c.writer);
     block_reader_close(c.reader);
     if (status == CAIRN_OK)

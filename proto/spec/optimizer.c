@@ -545,8 +545,7 @@ static bool all_finite(const struct group_scalars *s)
 cairn_status group_scalars_of(const struct group_hyper *hyper, uint64_t step, uint32_t grad_scale,
                               struct group_scalars *out)
 {
-    cairn_status status = group_hyper_check(hyper, NULL);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(group_hyper_check(hyper, NULL));
     if (step == 0) return CAIRN_ERR_INVALID;
     struct group_scalars scalars = { .optimizer = hyper->optimizer };
     optimizer_by_id(hyper->optimizer)->scalars(hyper, step, &scalars);

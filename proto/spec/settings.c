@@ -115,8 +115,7 @@ static cairn_status set_scalar(struct job_spec_data *spec, const struct spec_fie
                                struct sentence *why)
 {
     const uint64_t was = spec_field_bits(field, spec);
-    const cairn_status status = set_field(field, spec, "", value, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(set_field(field, spec, "", value, why));
     const uint64_t bits = spec_field_bits(field, spec);
     if (bits != was) *change_out = spec_change_of(field, was, bits);
     if (field->capability == CAIRN_CAPABILITY_LOSS_SCALE &&
@@ -132,9 +131,7 @@ static cairn_status set_schedule(struct schedule *schedule, const char *subject,
                                  struct sentence *why)
 {
     int chosen;
-    const cairn_status status = choose(CAIRN_CAPABILITY_SCHEDULE, subject, "schedule", value,
-                                       &chosen, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(choose(CAIRN_CAPABILITY_SCHEDULE, subject, "schedule", value, &chosen, why));
     const cairn_schedule_kind kind = (cairn_schedule_kind)chosen;
     const bool decays = kind == CAIRN_SCHEDULE_LINEAR || kind == CAIRN_SCHEDULE_COSINE ||
                         kind == CAIRN_SCHEDULE_WSD;
@@ -216,8 +213,7 @@ static cairn_status set_wire(struct job_spec_data *spec, const char *tensor, con
                              enum spec_change *change_out, struct sentence *why)
 {
     int wire;
-    const cairn_status status = choose(CAIRN_CAPABILITY_WIRE, "", "wire", value, &wire, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(choose(CAIRN_CAPABILITY_WIRE, "", "wire", value, &wire, why));
     bool found = false;
     *change_out = CAIRN_SPEC_NEXT_ROUND; // nothing, if it is that already
     for (size_t i = 0; i < spec->tensor_count; i++) {

@@ -112,9 +112,8 @@ cairn_status spec_add_tensor(struct job_spec_data *spec, const struct tensor_spe
         return CAIRN_ERR_INVALID;
     }
     void *array = spec->tensors;
-    cairn_status status = make_room(&array, spec->tensor_count, &spec->tensor_capacity,
-                                    CAIRN_SPEC_TENSORS_MAX, sizeof *tensor);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(make_room(&array, spec->tensor_count, &spec->tensor_capacity, CAIRN_SPEC_TENSORS_MAX,
+                        sizeof *tensor));
     spec->tensors = array;
     struct tensor_spec copy = *tensor;
     copy.name = strdup(tensor->name);
@@ -138,9 +137,8 @@ cairn_status spec_add_group(struct job_spec_data *spec, const struct group_spec 
     if (!short_enough(group->name) || !short_enough(group->optimizer)) return CAIRN_ERR_INVALID;
     if (points > CAIRN_SCHEDULE_POINTS_MAX) return CAIRN_ERR_INVALID;
     void *array = spec->groups;
-    cairn_status status = make_room(&array, spec->group_count, &spec->group_capacity,
-                                    CAIRN_SPEC_GROUPS_MAX, sizeof *group);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(make_room(&array, spec->group_count, &spec->group_capacity, CAIRN_SPEC_GROUPS_MAX,
+                        sizeof *group));
     spec->groups = array;
     struct group_spec copy = *group;
     copy.name = strdup(group->name);

@@ -34,9 +34,8 @@ static cairn_status check_loss_scale(const struct job_spec_data *spec, struct se
     const double start = spec->loss_scale, min = spec->loss_scale_min, max = spec->loss_scale_max;
     if (spec->loss_scale_policy != CAIRN_LOSS_SCALE_DYNAMIC) {
         if (spec->loss_scale_policy != CAIRN_LOSS_SCALE_DEFAULT) {
-            const cairn_status status = capability_check(CAIRN_CAPABILITY_LOSS_SCALE,
-                                                         (int)spec->loss_scale_policy, "", why);
-            if (status != CAIRN_OK) return status;
+            CAIRN_TRY(capability_check(CAIRN_CAPABILITY_LOSS_SCALE, (int)spec->loss_scale_policy,
+                                       "", why));
         }
         if (min == 0 && max == 0 && spec->loss_scale_growth_steps == 0) return CAIRN_OK;
         if (spec->loss_scale_policy == CAIRN_LOSS_SCALE_DEFAULT && start > 1) return CAIRN_OK;
@@ -90,8 +89,7 @@ static cairn_status check_snapshots(const struct policy *p, struct sentence *why
 /* Refuses fields that would have no effect. */
 static cairn_status check_policy(const struct policy *p, struct sentence *why)
 {
-    const cairn_status status = check_snapshots(p, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(check_snapshots(p, why));
     if (p->shard_loss_wait_s != CAIRN_SPEC_LOSS_WAIT_S && p->on_shard_loss == CAIRN_SHARD_LOSS_WAIT)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "shard_loss_wait_s is %u, and with on_shard_loss wait it has no effect; "
@@ -185,8 +183,7 @@ static void join(const char *const *names, char text[static 200])
 static cairn_status check_group(const struct group_spec *g, const char *const *optimizers,
                                 struct sentence *why)
 {
-    cairn_status status = text_check("a group's name", g->name, CAIRN_NAME_MAX, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(text_check("a group's name", g->name, CAIRN_NAME_MAX, why));
     if (g->optimizer == NULL || !listed(optimizers, g->optimizer)) {
         char known[200];
         join(optimizers, known);
@@ -196,8 +193,7 @@ static cairn_status check_group(const struct group_spec *g, const char *const *o
     }
     char subject[CAIRN_NAME_MAX + 16];
     snprintf(subject, sizeof subject, "group \"%s\": ", g->name);
-    status = spec_fields_check(&group_fields, g, subject, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(spec_fields_check(&group_fields, g, subject, why));
     if (g->nesterov && g->momentum <= 0) {
         return fail_with(why, CAIRN_ERR_INVALID, "group \"%s\": nesterov needs a momentum above 0",
                          g->name);
@@ -340,8 +336,7 @@ static cairn_status check_tensor_names(const struct job_spec_data *spec, size_t 
     const struct tensor_spec *t = &spec->tensors[i];
     char what[CAIRN_NAME_MAX + 32];
     snprintf(what, sizeof what, "the name of tensor number %zu", i);
-    cairn_status status = text_check(what, t->name, CAIRN_NAME_MAX, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(text_check(what, t->name, CAIRN_NAME_MAX, why));
     if (strcmp(t->name, "__metadata__") == 0)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "%s is reserved: safetensors files keep \"__metadata__\" for themselves; "
@@ -638,8 +633,7 @@ void rank_groups_release(struct rank_groups *groups)
 cairn_status rank_groups_copy(const struct rank_groups *groups, struct rank_groups *copy_out)
 {
     struct rank_groups copy;
-    const cairn_status status = rank_groups_init(&copy, groups->rank_count, groups->group_count);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(rank_groups_init(&copy, groups->rank_count, groups->group_count));
     if (copy.rank_count > 0)
         memcpy(copy.ranks, groups->ranks, copy.rank_count * sizeof *copy.ranks);
     if (copy.group_count > 0) memcpy(copy.ends, groups->ends, copy.group_count * sizeof *copy.ends);

@@ -135,8 +135,7 @@ static void hash_canonical(const struct job_spec_data *spec, uint8_t hash_out[32
 cairn_status spec_hash(const struct job_spec_data *spec, uint8_t hash_out[32])
 {
     struct job_spec_data sorted;
-    cairn_status status = spec_copy(spec, &sorted);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(spec_copy(spec, &sorted));
     spec_canonicalize(&sorted);
     hash_canonical(&sorted, hash_out);
     spec_release(&sorted);

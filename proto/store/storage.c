@@ -162,9 +162,8 @@ cairn_status storage_mark(const char *root, const struct storage_owner *owner, u
 {
     struct marker marker = { 0 };
     int fd;
-    cairn_status status = open_root(root, &fd, why);
-    if (status != CAIRN_OK) return status;
-    status = read_marker(fd, &marker);
+    CAIRN_TRY(open_root(root, &fd, why));
+    cairn_status status = read_marker(fd, &marker);
     if (status == CAIRN_ERR_NOT_FOUND) {
         marker = marker_of(0, owner);
         while (marker.token == 0) randombytes_buf(&marker.token, sizeof marker.token);
@@ -228,9 +227,8 @@ static cairn_status judge_user(const char *root, int fd, const struct marker *fo
 static cairn_status open_own(const char *root, uint64_t token, int *fd_out,
                              struct marker *found_out, struct sentence *why)
 {
-    cairn_status status = open_root(root, fd_out, why);
-    if (status != CAIRN_OK) return status;
-    status = judge_token(root, *fd_out, token, found_out, why);
+    CAIRN_TRY(open_root(root, fd_out, why));
+    cairn_status status = judge_token(root, *fd_out, token, found_out, why);
     if (status != CAIRN_OK) close(*fd_out);
     return status;
 }
@@ -240,8 +238,7 @@ cairn_status storage_seen(const char *root, uint64_t token, const struct storage
 {
     struct marker found;
     int fd;
-    const cairn_status status = open_own(root, token, &fd, &found, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(open_own(root, token, &fd, &found, why));
     close(fd);
     return judge_owner(root, &found, owner, why);
 }
@@ -250,9 +247,8 @@ cairn_status storage_check(const char *root, uint64_t token, struct sentence *wh
 {
     struct marker found;
     int fd;
-    cairn_status status = open_own(root, token, &fd, &found, why);
-    if (status != CAIRN_OK) return status;
-    status = judge_user(root, fd, &found, why);
+    CAIRN_TRY(open_own(root, token, &fd, &found, why));
+    cairn_status status = judge_user(root, fd, &found, why);
     close(fd);
     return status;
 }
@@ -343,8 +339,7 @@ cairn_status names_list(const char *at, const char *path, struct stored_names *o
                         struct sentence *why)
 {
     *out = (struct stored_names) { .list = NULL };
-    const cairn_status status = storage_of(at)->list(at, path, add, out, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(storage_of(at)->list(at, path, add, out, why));
     if (out->status != CAIRN_OK)
         return fail_with(why, out->status, "no memory for the names in %s/%s", at, path);
     if (out->count > 0) qsort(out->list, out->count, sizeof *out->list, name_order);

@@ -435,8 +435,7 @@ static cairn_status take_apart(const struct cover *c, struct held *group, size_t
     uint64_t reach = 0;
     for (size_t i = 0; i < count; i++) {
         if (i > first && group[i].box.start[dim] >= reach) {
-            cairn_status status = take_apart(c, group + first, i - first, next_dim, 1, depth + 1);
-            if (status != CAIRN_OK) return status;
+            CAIRN_TRY(take_apart(c, group + first, i - first, next_dim, 1, depth + 1));
             first = i;
         }
         const uint64_t end = group[i].box.start[dim] + group[i].box.extent[dim];
@@ -508,8 +507,7 @@ static struct cairn_box find_hole(struct cover *c, size_t count)
 static cairn_status cover_tensor(struct cover *c, size_t count)
 {
     const struct cairn_box whole = box_of_shape(&c->tensor->shape);
-    cairn_status status = take_apart(c, c->held, count, 0, 0, 0);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(take_apart(c, c->held, count, 0, 0, 0));
     uint64_t elems = 0;
     for (size_t i = 0; i < count; i++) elems += box_element_count(&c->held[i].box);
     if (elems == box_element_count(&whole)) return CAIRN_OK;

@@ -132,8 +132,7 @@ cairn_status paged_add(struct paged *paged, const Cairn__Page *page)
     if (page->offset != paged->have_bytes) return CAIRN_ERR_PROTOCOL;
     if (page->bytes.len == 0) return CAIRN_ERR_PROTOCOL;
     if (page->bytes.len > paged->total_bytes - paged->have_bytes) return CAIRN_ERR_PROTOCOL;
-    cairn_status status = paged_reserve(paged, page->bytes.len);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(paged_reserve(paged, page->bytes.len));
     memcpy(paged->bytes + paged->have_bytes, page->bytes.data, page->bytes.len);
     paged->have_bytes += page->bytes.len;
     return CAIRN_OK;
@@ -347,8 +346,7 @@ static void pack_job(struct packing *p, const struct job_spec_data *spec)
 cairn_status spec_pack(const struct job_spec_data *spec, uint8_t **bytes_out, size_t *bytes_len_out)
 {
     struct packing p = { .message = CAIRN__JOB_SPEC__INIT };
-    cairn_status status = packing_alloc(&p, spec);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(packing_alloc(&p, spec));
     for (size_t i = 0; i < spec->tensor_count; i++) pack_tensor(&p, &spec->tensors[i], i);
     for (size_t i = 0; i < spec->group_count; i++) pack_group(&p, &spec->groups[i], i);
     pack_job(&p, spec);

@@ -269,8 +269,7 @@ cairn_status daemon_ready(struct daemon *daemon, const char *address, struct sen
     const uint64_t watchdog_ms = notify_watchdog_ms();
     if (daemon->ready_file != NULL) {
         const int length = snprintf(text, sizeof text, "%s\n", address);
-        const cairn_status status = durable_write(daemon->ready_file, text, (size_t)length, why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(durable_write(daemon->ready_file, text, (size_t)length, why));
         daemon->is_announced = true;
     }
     log_fields(CAIRN_LOG_INFO,

@@ -156,8 +156,7 @@ cairn_status durable_folder(const char *path, mode_t mode, struct sentence *why)
     for (size_t i = 1; i <= length; i++) {
         if (i < length && (path[i] != '/' || path[i - 1] == '/')) continue;
         snprintf(part, sizeof part, "%.*s", (int)i, path);
-        const cairn_status status = make_one(part, mode, why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(make_one(part, mode, why));
     }
     return CAIRN_OK;
 }
@@ -191,8 +190,7 @@ static cairn_status lock_open(int fd, const char *folder, struct sentence *why)
 cairn_status durable_lock(const char *folder, int *lock_fd_out, struct sentence *why)
 {
     char path[PATH_MAX];
-    cairn_status status = durable_folder(folder, 0700, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(durable_folder(folder, 0700, why));
     if (snprintf(path, sizeof path, "%s/lock", folder) >= (int)sizeof path)
         return fail_with(why, CAIRN_ERR_INVALID, "the path %.100s... is too long", folder);
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -201,7 +199,7 @@ cairn_status durable_lock(const char *folder, int *lock_fd_out, struct sentence 
                          "the data folder %.300s cannot be written: %s; give it to the user that "
                          "runs the daemon, or set another one",
                          folder, strerror(errno));
-    status = lock_open(fd, folder, why);
+    cairn_status status = lock_open(fd, folder, why);
     if (status != CAIRN_OK) {
         close(fd);
         return status;

@@ -197,8 +197,7 @@ cairn_status listener_judge(const struct listener_options *options, struct sente
         if (++count > CAIRN_LISTEN_MAX)
             return fail_with(why, CAIRN_ERR_CONFIG,
                              "listen in [network] has more than %d addresses", CAIRN_LISTEN_MAX);
-        const cairn_status status = door_judge(one, options, why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(door_judge(one, options, why));
     }
     return CAIRN_OK;
 }
@@ -224,12 +223,11 @@ static cairn_status open_all(struct listener *listener, const struct listener_op
                              struct sentence *why)
 {
     char place[CAIRN_ADDRESS_TEXT_BYTES];
-    cairn_status status = listener_judge(options, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(listener_judge(options, why));
     if (options->listen[strspn(options->listen, " ")] != '\0')
         return open_doors(listener, options->listen, options, why);
     address_default(getenv("XDG_RUNTIME_DIR"), place);
-    status = control_socket_folder(place, why);
+    cairn_status status = control_socket_folder(place, why);
     return status == CAIRN_OK ? open_doors(listener, place, options, why) : status;
 }
 
@@ -320,9 +318,8 @@ static cairn_status find_place(const char *text, const struct listener_options *
                                struct place *place, struct sentence *why)
 {
     socklen_t addr_bytes;
-    cairn_status status = address_parse_listen(text, &place->address, why);
-    if (status != CAIRN_OK) return status;
-    status = address_resolve(&place->address, &place->addr, &addr_bytes, why);
+    CAIRN_TRY(address_parse_listen(text, &place->address, why));
+    cairn_status status = address_resolve(&place->address, &place->addr, &addr_bytes, why);
     if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
     place->is_loopback = place->address.is_unix || address_is_loopback(&place->addr);
     if (!place->is_loopback && !options->insecure_network)
@@ -400,8 +397,7 @@ static void unlink_made(struct door *door)
 
 static cairn_status open_unix(struct door *door, struct sentence *why)
 {
-    const cairn_status status = control_socket_open(door->address, BACKLOG, &door->made, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(control_socket_open(door->address, BACKLOG, &door->made, why));
     door->is_made = true;
     int error = uv_pipe_open(&door->io.pipe, door->made.fd);
     if (error != 0) {
@@ -421,8 +417,7 @@ static cairn_status door_open(struct door *door, const char *text,
 {
     struct place place;
     uv_loop_t *loop = door->listener->timer.loop;
-    const cairn_status status = find_place(text, options, &place, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(find_place(text, options, &place, why));
     say_who_may_come(&place, text);
     address_print(&place.address, door->address);
     if (place.address.is_unix)
@@ -774,9 +769,8 @@ cairn_status control_socket_open(const char *path, int backlog, struct control_s
                                  struct sentence *why)
 {
     int lock_fd = -1;
-    cairn_status status = lock_folder(path, &lock_fd, why);
-    if (status != CAIRN_OK) return status;
-    status = judge_place(path, why);
+    CAIRN_TRY(lock_folder(path, &lock_fd, why));
+    cairn_status status = judge_place(path, why);
     if (status == CAIRN_OK) status = make(path, backlog, socket_out, why);
     close(lock_fd);
     return status;

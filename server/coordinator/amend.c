@@ -95,8 +95,7 @@ static cairn_status set_group(struct job_spec_data *spec, const Cairn__GroupSpec
     cairn_status status = group_of_message(message, &from);
     if (status != CAIRN_OK)
         return fail_with(why, status, "group \"%.128s\": too many points", message->name);
-    status = find_group(spec, message->name, &group, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(find_group(spec, message->name, &group, why));
     if (strcmp(from.optimizer, spec->groups[group].optimizer) != 0) {
         return fail_with(
             why, CAIRN_ERR_UNSUPPORTED,
@@ -111,8 +110,7 @@ static cairn_status set_frozen(struct job_spec_data *spec, char *const *names, s
 {
     for (size_t i = 0; i < count; i++) {
         size_t group;
-        const cairn_status status = find_group(spec, names[i], &group, why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(find_group(spec, names[i], &group, why));
         spec->groups[group].frozen = frozen;
     }
     return CAIRN_OK;
@@ -124,13 +122,12 @@ static cairn_status add_plain_former(struct job_spec_data *next, const Cairn__Jo
     struct job_spec_data plain;
     uint8_t hash[32];
     if (amend->n_add == 0) return CAIRN_OK;
-    cairn_status status = spec_copy(next, &plain);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(spec_copy(next, &plain));
     for (size_t i = 0; i < amend->n_add; i++) {
         const size_t tensor = spec_find_tensor(&plain, amend->add[i]->name);
         plain.tensors[tensor].init = (struct cairn_init) { .kind = CAIRN_INIT_NONE };
     }
-    status = spec_hash(&plain, hash);
+    cairn_status status = spec_hash(&plain, hash);
     spec_release(&plain);
     return status == CAIRN_OK ? spec_add_former(next, hash) : status;
 }
@@ -319,9 +316,8 @@ static cairn_status amend_job(struct coord_job *job, struct coord_member *member
 {
     struct job_spec_data next;
     bool extends = false;
-    cairn_status status = judge_state(job, amend, why);
-    if (status != CAIRN_OK) return status;
-    status = spec_copy(&job->spec, &next);
+    CAIRN_TRY(judge_state(job, amend, why));
+    cairn_status status = spec_copy(&job->spec, &next);
     if (status != CAIRN_OK) return fail_with(why, status, "no memory for the amended spec");
     status = change(&next, amend, &extends, why);
     if (status == CAIRN_OK) status = coord_settings_judge_planes(&job->spec, &next, why);
@@ -529,8 +525,7 @@ static cairn_status add_one(struct job_spec_data *next, const Cairn__TensorSpec 
 {
     struct tensor_spec tensor;
     struct cairn_box box;
-    cairn_status status = tensor_of_message(message, &tensor, &box, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(tensor_of_message(message, &tensor, &box, why));
     if (tensor.alias_of != NULL)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "tensor \"%.128s\": what is added is no alias; add it, and tie it",
@@ -547,7 +542,7 @@ static cairn_status add_one(struct job_spec_data *next, const Cairn__TensorSpec 
             tensor.name);
     tensor.frozen = false;
     tensor.order = 0; // of this list, not of the job's
-    status = spec_add_tensor(next, &tensor);
+    cairn_status status = spec_add_tensor(next, &tensor);
     if (status == CAIRN_OK) return CAIRN_OK;
     return fail_with(why, status, "tensor \"%.128s\": %s", tensor.name, status_text((int)status));
 }
@@ -633,8 +628,7 @@ static cairn_status freeze(struct job_spec_data *next, const Cairn__JobAmend *am
 {
     for (size_t i = 0; i < amend->n_freeze_tensors; i++) {
         size_t tensor;
-        const cairn_status status = find_tensor(next, amend->freeze_tensors[i], &tensor, why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(find_tensor(next, amend->freeze_tensors[i], &tensor, why));
         struct tensor_spec *t = &next->tensors[tensor];
         if (t->alias_of != NULL)
             return fail_with(why, CAIRN_ERR_INVALID,
@@ -671,8 +665,7 @@ static cairn_status thaw(struct job_spec_data *next, struct tensor_spec *t, cons
     if (t->alias_of != NULL || t->kind != CAIRN_FROZEN)
         return fail_with(why, CAIRN_ERR_INVALID, "tensor %s is %s: there is nothing to unfreeze",
                          t->name, t->alias_of != NULL ? "an alias" : "a buffer");
-    const cairn_status status = choose_group(next, t, named, &group, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(choose_group(next, t, named, &group, why));
     free(t->group);
     t->group = group;
     t->kind = CAIRN_TRAINED;
@@ -684,13 +677,12 @@ static cairn_status unfreeze(struct job_spec_data *next, const Cairn__JobAmend *
 {
     for (size_t i = 0; i < amend->n_unfreeze_tensors; i++) {
         size_t tensor;
-        cairn_status status = find_tensor(next, amend->unfreeze_tensors[i], &tensor, why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(find_tensor(next, amend->unfreeze_tensors[i], &tensor, why));
         struct tensor_spec *t = &next->tensors[tensor];
         t->frozen = false;
         if (t->kind == CAIRN_TRAINED) continue;
-        status = thaw(next, t, i < amend->n_unfreeze_groups ? amend->unfreeze_groups[i] : "", why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(
+            thaw(next, t, i < amend->n_unfreeze_groups ? amend->unfreeze_groups[i] : "", why));
         *thaws_out = true;
     }
     return CAIRN_OK;

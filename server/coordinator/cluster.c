@@ -221,8 +221,7 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
 {
     static const struct listener_events events = { .on_frame = coord_session_on_frame,
                                                    .on_gone = coord_session_on_gone };
-    cairn_status status = coord_options_judge(options, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(coord_options_judge(options, why));
     struct coord *cluster = calloc(1, sizeof *cluster);
     if (cluster == NULL || sodium_init() < 0) {
         free(cluster);
@@ -232,7 +231,7 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     cluster->loop = loop;
     cluster->lock_fd = -1;
     cluster->clock.started_ms = cluster->clock.last_tick_ms = uv_now(loop);
-    status = open_folders(cluster, why);
+    cairn_status status = open_folders(cluster, why);
     if (status == CAIRN_OK) clock_open(cluster);
     if (status == CAIRN_OK) status = coord_jobs_load(cluster, why);
     if (status == CAIRN_OK) status = coord_drains_load(cluster, why);

@@ -400,9 +400,7 @@ static cairn_status find_signer(const struct cairn_store *store, bool *there_out
                                 struct sentence *why)
 {
     sqlite3_stmt *s;
-    const cairn_status status = store_prepare(
-        store, "SELECT 1 FROM sqlite_master WHERE name = 'signer'", &s, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(store_prepare(store, "SELECT 1 FROM sqlite_master WHERE name = 'signer'", &s, why));
     *there_out = sqlite3_step(s) == SQLITE_ROW;
     sqlite3_finalize(s);
     return CAIRN_OK;

@@ -389,12 +389,12 @@ static void give_round_up(struct coord_job *job, const struct coord_member *memb
 cairn_status coord_extend_begin(struct coord_job *job, struct coord_member *member,
                                 struct job_spec_data *next, struct sentence *why)
 {
-    cairn_status status = judge_begin(job, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_begin(job, why));
     coord_cut_unprepare(job); // the body needs the memory
     struct coord_job *body = calloc(1, sizeof *body);
-    status = body == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory")
-                          : make_body(job, next, body, why);
+    cairn_status status = body == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY,
+                                                   "the coordinator is out of memory")
+                                       : make_body(job, next, body, why);
     if (status != CAIRN_OK) {
         if (body != NULL) coord_job_free(body);
         return status;

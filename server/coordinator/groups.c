@@ -222,8 +222,7 @@ static cairn_status list_ranks(const struct formed *formed, struct rank_groups *
 {
     const struct groups_plan *plan = &formed->plan;
     if (plan->relay_count == 0) return rank_groups_init(out, 0, 0);
-    cairn_status status = rank_groups_init(out, plan->worker_count, plan->group_count);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(rank_groups_init(out, plan->worker_count, plan->group_count));
     for (uint32_t w = 0; w < plan->worker_count; w++) out->ends[plan->group_of[w]]++;
     for (uint32_t g = 1; g < plan->group_count; g++) out->ends[g] += out->ends[g - 1];
     // From the last on, each behind the place of its group is taken, so that every end becomes a beginning.

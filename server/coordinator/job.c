@@ -767,8 +767,7 @@ static cairn_status apply_one(struct job_spec_data *next, const Cairn__Setting *
                               enum settings_way way, bool *reopens_out, struct sentence *why)
 {
     enum spec_change change;
-    const cairn_status status = spec_set(next, setting->key, setting->value, &change, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(spec_set(next, setting->key, setting->value, &change, why));
     const bool is_refused = change == CAIRN_SPEC_NEVER ||
                             (change == CAIRN_SPEC_CREATED && way == CAIRN_SETTINGS_AMEND);
     if (is_refused) return refuse_setting(next, setting, change, why);
@@ -784,10 +783,8 @@ cairn_status coord_settings_apply(struct job_spec_data *next, Cairn__Setting *co
     if (count > CAIRN_SETTINGS_MAX)
         return fail_with(why, CAIRN_ERR_INVALID, "%zu settings; allowed: at most %d", count,
                          CAIRN_SETTINGS_MAX);
-    for (size_t i = 0; i < count; i++) {
-        const cairn_status status = apply_one(next, settings[i], way, reopens_out, why);
-        if (status != CAIRN_OK) return status;
-    }
+    for (size_t i = 0; i < count; i++)
+        CAIRN_TRY(apply_one(next, settings[i], way, reopens_out, why));
     spec_canonicalize(next);
     return CAIRN_OK;
 }
@@ -810,9 +807,8 @@ static cairn_status judge_group(const struct group_spec *was, const struct group
 {
     struct group_hyper a, b;
     const char *field = "";
-    cairn_status status = judge_unused(was, now, why);
-    if (status != CAIRN_OK) return status;
-    status = group_hyper_of_spec(was, &a, &field);
+    CAIRN_TRY(judge_unused(was, now, why));
+    cairn_status status = group_hyper_of_spec(was, &a, &field);
     if (status == CAIRN_OK) status = group_hyper_of_spec(now, &b, &field);
     if (status != CAIRN_OK)
         return fail_with(why, status, "group %s: %s is not valid", now->name, field);

@@ -146,8 +146,7 @@ static cairn_status choose_shards(struct coord_job *job, uint32_t shard_count, b
 static cairn_status plan_layout(struct coord_job *job, uint32_t shard_count)
 {
     struct plan_report report;
-    const cairn_status status = plan_job(&job->spec, shard_count, &job->layout, &report);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(plan_job(&job->spec, shard_count, &job->layout, &report));
     job->planned.heaviest_over_mean = report.heaviest_over_mean;
     job->planned.layout = packed_layout(job->layout);
     return job->planned.layout != NULL && count_shard_bytes(job) != NULL ? CAIRN_OK
@@ -205,10 +204,8 @@ static struct coord_job *new_job(struct coord *cluster)
  * run on any thread. */
 static cairn_status plan_body(struct coord_job *job, uint32_t shard_count, struct sentence *why)
 {
-    cairn_status status = coord_missed_begin(&job->spec, &job->init.payload,
-                                             &job->init.payload_bytes, why);
-    if (status != CAIRN_OK) return status;
-    status = begin_at_first_step(job);
+    CAIRN_TRY(coord_missed_begin(&job->spec, &job->init.payload, &job->init.payload_bytes, why));
+    cairn_status status = begin_at_first_step(job);
     if (status == CAIRN_OK) {
         job->planned.spec = packed_spec(&job->spec);
         if (job->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
@@ -264,8 +261,7 @@ cairn_status coord_draft_plan(struct coord_draft *draft, const struct job_spec_d
 cairn_status coord_draft_take(struct coord_draft *draft, struct coord_job **job_out,
                               struct sentence *why)
 {
-    const cairn_status status = seat_body(draft->job, draft->shard_count, true, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(seat_body(draft->job, draft->shard_count, true, why));
     *job_out = draft->job;
     draft->job = NULL;
     return CAIRN_OK;
@@ -495,8 +491,7 @@ cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data 
                               uint64_t generation, struct packed *packed, const char *maker,
                               struct sentence *why)
 {
-    const cairn_status usable = spec_check_usable(spec, why);
-    if (usable != CAIRN_OK) return usable;
+    CAIRN_TRY(spec_check_usable(spec, why));
     size_t count = 0;
     for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) count++;
     for (const struct coord_plan *p = cluster->openings.plans; p != NULL; p = p->next) count++;

@@ -942,9 +942,9 @@ cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, 
     *out = (struct coord_found) { .count = 0 };
     out->list = calloc(CAIRN_FOUND_MAX + 1, sizeof *out->list);
     if (out->list == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    cairn_status status = coord_storage_seen(cluster, why);
-    if (status != CAIRN_OK) return status;
-    status = snapshot_list(cluster->storage.path, job, on_snapshot, &finding, &list_why);
+    CAIRN_TRY(coord_storage_seen(cluster, why));
+    cairn_status status = snapshot_list(cluster->storage.path, job, on_snapshot, &finding,
+                                        &list_why);
     qsort(out->list, out->count, sizeof *out->list, job != NULL ? newer_first : by_job);
     if (job != NULL) find_line(out, NULL);
     if (status == CAIRN_OK) out->unread = list_why;

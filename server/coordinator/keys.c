@@ -116,8 +116,7 @@ static cairn_status load(void *context, const void *row, struct sentence *why)
     if (keys->count == CAIRN_KEYS_MAX)
         return fail_with(why, CAIRN_ERR_CORRUPT, "the store has more than %d keys", CAIRN_KEYS_MAX);
     struct trusted_key *key = &keys->list[keys->count];
-    const cairn_status status = public_key_parse(stored->line, &key->key, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(public_key_parse(stored->line, &key->key, why));
     key->is_own = stored->is_own;
     key->since_unix_s = stored->since_unix_s;
     keys->count++;
@@ -367,8 +366,7 @@ static cairn_status judge_untrust(struct coord_keys *keys, const char *text, str
 static cairn_status judge_trust(struct coord_keys *keys, const char *text, struct sentence *why)
 {
     struct public_key key;
-    const cairn_status status = public_key_parse(text, &key, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(public_key_parse(text, &key, why));
     const struct trusted_key *there = find(keys, &key);
     if (there == NULL && keys->count == CAIRN_KEYS_MAX)
         return fail_with(why, CAIRN_ERR_INVALID,

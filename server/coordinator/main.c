@@ -19,8 +19,7 @@ static void on_stop(struct daemon *daemon, void *context)
 
 static cairn_status start(struct daemon *daemon, struct sentence *why)
 {
-    cairn_status status = coord_open(&options, &daemon->loop, &cluster, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(coord_open(&options, &daemon->loop, &cluster, why));
     return daemon_ready(daemon, coord_address(cluster), why);
 }
 

@@ -597,9 +597,7 @@ void coord_relapses_release(struct coord_job *job)
 cairn_status coord_layouts_load(struct coord_job *job, const struct stored_job *row)
 {
     struct layout *before;
-    const cairn_status status = plan_job_decode(&job->spec, row->layout_before,
-                                                row->layout_before_bytes, &before);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(plan_job_decode(&job->spec, row->layout_before, row->layout_before_bytes, &before));
     job->layouts.before = packed_copy(row->layout_before, row->layout_before_bytes);
     job->layouts.before_shards = before->shard_count;
     // It may be older than the layout that the slice under way began with: then there is no way back to that.

@@ -231,10 +231,9 @@ cairn_status coord_restore_replace(struct coord_restore *restore, struct coord_j
                              .payload = m->payload,
                              .payload_bytes = m->payload_bytes };
     uint8_t *payload;
-    cairn_status status = coord_settings_payload(&m->spec, spec, &last, &payload, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(coord_settings_payload(&m->spec, spec, &last, &payload, why));
     struct coord_job *body;
-    status = coord_draft_take(&restore->draft, &body, why);
+    cairn_status status = coord_draft_take(&restore->draft, &body, why);
     if (status != CAIRN_OK) {
         free(payload);
         return CAIRN_ERR_NOT_READY;

@@ -240,8 +240,7 @@ cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_
 {
     struct asked asked;
     struct coord_reshard_target target = { NULL, NULL, 0 };
-    cairn_status status = judge(job, wish, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge(job, wish, why));
     struct layout_tensor *tensors = plan_tensors(&job->spec);
     target.report = calloc(1, sizeof *target.report);
     if (tensors == NULL || target.report == NULL || !asked_init(&asked, job, wish)) {
@@ -262,7 +261,7 @@ cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_
         .spread = job->spec.spread,
     };
     struct sentence reason = { "" };
-    status = plan_reshard(&request, &target.layout, target.report, &reason);
+    cairn_status status = plan_reshard(&request, &target.layout, target.report, &reason);
     if (status == CAIRN_OK) status = count_slices(job, tensors, &target);
     free(tensors);
     asked_release(&asked);
@@ -475,9 +474,8 @@ static cairn_status plan(struct coord_job *job, const Cairn__ReshardAsk *ask, st
 {
     struct coord_reshard_wish wish;
     struct coord_reshard_target target;
-    cairn_status status = reshard_wish_asked(job, ask, &wish, why);
-    if (status != CAIRN_OK) return status;
-    status = coord_reshard_plan(job, &wish, &target, why);
+    CAIRN_TRY(reshard_wish_asked(job, ask, &wish, why));
+    cairn_status status = coord_reshard_plan(job, &wish, &target, why);
     if (status == CAIRN_OK) {
         if (!view_plan(job, &wish, &target, view))
             status = fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
@@ -1012,8 +1010,7 @@ static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_r
                                      struct sentence *why)
 {
     struct coord_reshard_target target;
-    const cairn_status status = coord_reshard_plan(job, wish, &target, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(coord_reshard_plan(job, wish, &target, why));
     const double above = (double)job->cluster->options->rebalance_above / 1000;
     const bool uneven = target.report->heaviest_before > above && target.report->moved_bytes > 0;
     coord_reshard_target_release(&target);

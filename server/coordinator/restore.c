@@ -672,9 +672,7 @@ static cairn_status compare(struct coord_restore *restore, const char *what)
     struct hash root;
     double loss_scale;
     char has[2 * CAIRN_HASH_BYTES + 1], says[2 * CAIRN_HASH_BYTES + 1];
-    const cairn_status status = coord_content_root(m, &restore->digests, &root, &loss_scale,
-                                                   &restore->why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(coord_content_root(m, &restore->digests, &root, &loss_scale, &restore->why));
     if (memcmp(root.byte, m->content_root, sizeof root.byte) == 0) return CAIRN_OK;
     sodium_bin2hex(has, sizeof has, root.byte, sizeof root.byte);
     sodium_bin2hex(says, sizeof says, m->content_root, sizeof m->content_root);
@@ -788,8 +786,7 @@ static void restore_prove_loaded(struct coord_work *work)
 static cairn_status take_part(struct coord_restore *restore, const Cairn__SnapshotPart *part,
                               struct sentence *why)
 {
-    const cairn_status status = coord_part_failed(part, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(coord_part_failed(part, why));
     return coord_digests_take(&restore->digests, restore->manifest.spec.tensor_count, part, why);
 }
 

@@ -252,8 +252,7 @@ cairn_status coord_cut_begin(struct coord_job *job, bool is_snapshot, struct coo
     const bool inherits = job->snapshots.cut != NULL && is_abandoned(job->snapshots.cut);
     const bool follows = job->snapshots.cut != NULL &&
                          job->snapshots.cut->cause == CAIRN_CUT_PERIODIC && is_snapshot;
-    const cairn_status status = cut_judge(job, is_snapshot, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(cut_judge(job, is_snapshot, why));
     if (!inherits && !follows && job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
     struct coord_cut *cut = inherits || follows ? job->snapshots.cut : new_cut(job);
     if (cut == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
@@ -269,8 +268,7 @@ cairn_status coord_cut_begin(struct coord_job *job, bool is_snapshot, struct coo
 cairn_status coord_cut_begin_unasked(struct coord_job *job, enum cut_cause cause,
                                      struct sentence *why)
 {
-    const cairn_status status = cut_judge(job, true, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(cut_judge(job, true, why));
     if (job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
     struct coord_cut *cut = new_cut(job);
     if (cut == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");

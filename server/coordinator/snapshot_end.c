@@ -336,8 +336,7 @@ static cairn_status make_room(struct coord_digests *digests, size_t more, struct
 cairn_status coord_digests_take(struct coord_digests *digests, size_t tensor_count,
                                 const Cairn__SnapshotPart *part, struct sentence *why)
 {
-    const cairn_status status = make_room(digests, part->n_digests, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(make_room(digests, part->n_digests, why));
     for (size_t i = 0; i < part->n_digests; i++) {
         const Cairn__DigestNode *d = part->digests[i];
         if (d->tensor >= tensor_count || d->plane >= CAIRN_PLANE_COUNT ||
@@ -383,8 +382,7 @@ static cairn_status plane_root(const struct job_spec_data *spec,
         room[count++] = digests->list[(*at)++].node;
     }
     struct hash root;
-    const cairn_status status = tree_combine(room, count, g.leaf_count, &root);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(tree_combine(room, count, g.leaf_count, &root));
     out->tensor = t->name;
     out->plane = (enum plane)plane;
     digest_plane_root(t->name, out->plane, spec_plane_dtype(spec, tensor, (uint32_t)plane),
@@ -481,8 +479,7 @@ static cairn_status join(const struct manifest *m, const struct parts *parts, si
     struct payload head = { .loss_scale = spec->loss_scale, .state_bytes = 0 };
     if (m->payload_bytes > 0 && payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK)
         return fail_with(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
-    cairn_status status = fill_groups(m, &head, parts->groups, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(fill_groups(m, &head, parts->groups, why));
     struct content content = { .step = m->step,
                                .groups = parts->groups,
                                .group_count = spec->group_count,
@@ -496,7 +493,7 @@ static cairn_status join(const struct manifest *m, const struct parts *parts, si
     }
     bytes_hash(head.state_bytes > 0 ? head.state : (const uint8_t *)"", head.state_bytes,
                &content.client_state);
-    status = digest_content_root(parts->planes, plane_count, &content, root_out);
+    cairn_status status = digest_content_root(parts->planes, plane_count, &content, root_out);
     *loss_scale_out = head.loss_scale;
     if (status == CAIRN_OK) return CAIRN_OK;
     return fail_with(why, status, "the content root: %s", status_text((int)status));

@@ -487,8 +487,7 @@ static cairn_status judge_file(struct cairn_store *store, bool *is_new_out, stru
     }
     if (version != SCHEMA_VERSION) return refuse_version(store, version, "", why);
     sqlite3_stmt *s;
-    status = store_prepare(store, "PRAGMA quick_check(1)", &s, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(store_prepare(store, "PRAGMA quick_check(1)", &s, why));
     if (sqlite3_step(s) != SQLITE_ROW) {
         status = store_fail(store, "checking", why);
     } else if (strcmp((const char *)sqlite3_column_text(s, 0), "ok") != 0) {
@@ -546,16 +545,13 @@ static cairn_status begin(struct cairn_store *store, bool is_new, struct sentenc
 static cairn_status set_up(struct cairn_store *store, struct sentence *why)
 {
     bool is_new;
-    cairn_status status = judge_file(store, &is_new, why);
-    if (status != CAIRN_OK) return status;
-    status = store_run(
-        store,
-        "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;PRAGMA synchronous = "
-        "FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
-        why);
-    if (status != CAIRN_OK) return status;
-    status = end_transaction(store, begin(store, is_new, why), why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_file(store, &is_new, why));
+    CAIRN_TRY(
+        store_run(store,
+                  "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;PRAGMA synchronous = "
+                  "FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
+                  why));
+    CAIRN_TRY(end_transaction(store, begin(store, is_new, why), why));
     store->opening_changes = (uint64_t)sqlite3_total_changes(store->db);
     return CAIRN_OK;
 }
@@ -678,9 +674,8 @@ cairn_status store_adopt(struct cairn_store *store, const struct store_adoptees 
     if (meta.incarnation < adoptees->incarnation) meta.incarnation = adoptees->incarnation;
     meta.incarnation++;
     meta.identity = random_identity();
-    cairn_status status = store_run(store, "BEGIN IMMEDIATE", why);
-    if (status != CAIRN_OK) return status;
-    status = apply(store, CAIRN_STORE_JOB, adoptees->jobs, adoptees->job_count, why);
+    CAIRN_TRY(store_run(store, "BEGIN IMMEDIATE", why));
+    cairn_status status = apply(store, CAIRN_STORE_JOB, adoptees->jobs, adoptees->job_count, why);
     if (status == CAIRN_OK)
         status = apply(store, CAIRN_STORE_KEY, adoptees->keys, adoptees->key_count, why);
     if (status == CAIRN_OK) status = apply(store, CAIRN_STORE_START, &meta, 1, why);

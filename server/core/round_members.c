@@ -128,8 +128,7 @@ static cairn_status take_job_state(struct cairn_round *core)
         return none == CAIRN_OK ? take_driven(core, NULL) : none;
     }
     struct payload head;
-    const cairn_status status = payload_decode(core->last.payload, core->last.payload_bytes, &head);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(payload_decode(core->last.payload, core->last.payload_bytes, &head));
     if (head.state_bytes > core->config.client_state_max) return CAIRN_ERR_MALFORMED;
     core->loss_scale = head.loss_scale;
     core->good_rounds = head.good_rounds;

@@ -88,8 +88,7 @@ cairn_status collector_open(struct collector *collector, const struct collector_
         .slots = calloc(slots, sizeof *collector->slots),
     };
     if (collector->slots == NULL) return CAIRN_ERR_NO_MEMORY;
-    cairn_status status = collector_tables_open(collector, options->step, options->table, &tables);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(collector_tables_open(collector, options->step, options->table, &tables));
     collector->slot_count = slots;
     for (uint32_t i = 0; i < slots; i++) collector->slots[i].collector = collector;
     collector->step = step_init(tables.step, options->step, options->version, options->last);
@@ -190,8 +189,7 @@ cairn_status collector_judge(const struct collector *collector, const struct cai
 {
     const struct shard_job *job = collector->job;
     const struct shard_map *map = &collector->table->map;
-    cairn_status status = judge_tensor(job, header, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_tensor(job, header, why));
     const struct tensor_spec *tensor = &job->spec.tensors[header->tensor];
     uint64_t chunk;
     if (shard_map_chunk_number(map, header->tensor, header->first_leaf, header->leaf_count,
@@ -204,15 +202,13 @@ cairn_status collector_judge(const struct collector *collector, const struct cai
     const uint32_t *first = &collector->table->first[extent - map->extents];
     if (first[0] == first[1]) return refuse_untrained(tensor, why);
     const struct chunk_place place = shard_map_chunk(map, chunk);
-    status = collector->hands->judge_piece(collector, member, header, &place, piece_out, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(collector->hands->judge_piece(collector, member, header, &place, piece_out, why));
     const uint64_t bytes = piece_out->count * dtype_size(header->dtype);
     if (header->payload_bytes != bytes)
         return fail_with(why, CAIRN_ERR_MALFORMED,
                          "tensor %s: a payload of %" PRIu64 " bytes, not %" PRIu64, tensor->name,
                          header->payload_bytes, bytes);
-    status = frozen_judge(&job->frozen, &job->spec, header->tensor, header->round, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(frozen_judge(&job->frozen, &job->spec, header->tensor, header->round, why));
     *chunk_out = first[0] + (uint32_t)(chunk - extent->first_chunk);
     return CAIRN_OK;
 }

@@ -152,8 +152,7 @@ static cairn_status judge_fetch(const struct cairn_member *member,
                                 const struct chunk_header *header, struct source *source_out)
 {
     struct place place;
-    const cairn_status status = find_place(member, header, &place);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(find_place(member, header, &place));
     return place.published != NULL ? judge_wire(member->job, &place, source_out)
                                    : judge_state(member, header, &place, source_out);
 }

@@ -197,8 +197,7 @@ static bool is_here(struct shard_job *job, const Cairn__MemberJoin *message)
 cairn_status cairn_member_join(struct shard_job *job, const Cairn__MemberJoin *message,
                                struct sentence *why)
 {
-    cairn_status status = judge_join(job, message, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_join(job, message, why));
     if (is_here(job, message)) return CAIRN_OK;
     const size_t bytes = message->fabric_address.len;
     struct cairn_member *member = calloc(1, sizeof *member + bytes);

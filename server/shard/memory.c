@@ -32,9 +32,7 @@ static cairn_status open_room(const char *label, uint64_t bytes, uint64_t room_b
                               struct arena *arena_out, struct sentence *why)
 {
     struct arena arena = CAIRN_ARENA_NONE;
-    const cairn_status status = home_memory_open_room(label, bytes, room_bytes, shared,
-                                                      &arena.memory, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(home_memory_open_room(label, bytes, room_bytes, shared, &arena.memory, why));
     is_of_home(&arena);
     *arena_out = arena;
     return CAIRN_OK;
@@ -104,8 +102,7 @@ cairn_status arena_open_home(struct home *home, const char *label, uint64_t byte
                              struct arena *arena_out, struct sentence *why)
 {
     struct arena arena = CAIRN_ARENA_NONE;
-    const cairn_status status = home_memory_open(home, label, bytes, &arena.memory, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(home_memory_open(home, label, bytes, &arena.memory, why));
     is_of_home(&arena);
     *arena_out = arena;
     return CAIRN_OK;
@@ -115,8 +112,7 @@ cairn_status arena_open_shared(struct home *home, const char *label, uint64_t by
                                struct arena *arena_out, struct sentence *why)
 {
     struct arena arena = CAIRN_ARENA_NONE;
-    const cairn_status status = home_memory_open_exportable(home, label, bytes, &arena.memory, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(home_memory_open_exportable(home, label, bytes, &arena.memory, why));
     is_of_home(&arena);
     *arena_out = arena;
     return CAIRN_OK;

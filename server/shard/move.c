@@ -117,9 +117,8 @@ static cairn_status take_budget(struct shard_job *job, struct move_part *part, u
     snprintf(what, sizeof what, "what comes of job %s with layout %" PRIu64, job->spec.name,
              part->view->layout->version);
     const uint64_t shifted = shift_bytes(job, part->view, move_kept(job));
-    const cairn_status status = budget_take(
-        &job->shard->memory.budget, room + shifted + staging + published + tables, what, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(budget_take(&job->shard->memory.budget, room + shifted + staging + published + tables,
+                          what, why));
     job->memory.state += (part->room = room) + (part->shifted = shifted);
     job->memory.staging += part->staging = staging;
     job->memory.published += part->published = published;
@@ -174,8 +173,7 @@ static cairn_status let_in(struct shard_job *job, struct move_part *part, const 
     join.role = CAIRN_ROLE_WIRE_READER;
     join.name = mover->name;
     join.fabric_address = mover->fabric_address;
-    cairn_status status = cairn_member_join(job, &join, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(cairn_member_join(job, &join, why));
     part->movers[part->mover_count++] = mover->member;
     struct cairn_member *member = member_find(job, mover->member);
     member->is_mover = true;
@@ -275,9 +273,8 @@ static cairn_status fill(struct shard_job *job, struct move_part *part,
         .job = job, .what = "what comes with a layout", .prepare = add_room, .done = on_room
     };
     struct layout *layout;
-    cairn_status status = shard_job_layout(job, &arriving->paged[0], &layout, why);
-    if (status != CAIRN_OK) return status;
-    status = judge_table(job, message->layout, layout, why);
+    CAIRN_TRY(shard_job_layout(job, &arriving->paged[0], &layout, why));
+    cairn_status status = judge_table(job, message->layout, layout, why);
     if (status != CAIRN_OK) {
         layout_close(layout);
         return status;

@@ -183,8 +183,7 @@ cairn_status need_of(const struct job_spec_data *spec, const struct shard_map *m
     };
     for (size_t i = 0; i < map->extent_count; i++) {
         struct form one, *form = forms_out != NULL ? &forms_out[i] : &one;
-        cairn_status status = judge_form(spec, map->extents[i].tensor, form, why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(judge_form(spec, map->extents[i].tensor, form, why));
         add_extent(map, i, form, &need, device_bytes);
     }
     if (step_bytes(&need.step) == 0 || member_max > CAIRN_SPEC_WORKERS_MAX) {

@@ -44,12 +44,9 @@ static cairn_status decode(struct shard_job *job, const Cairn__JobCreate *messag
                            struct sentence *why)
 {
     struct layout *decoded = NULL;
-    cairn_status status = spec_unpack(spec->bytes, spec->have_bytes, optimizer_names(), &job->spec,
-                                      why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(spec_unpack(spec->bytes, spec->have_bytes, optimizer_names(), &job->spec, why));
     job->terms.revision = job->spec.revision;
-    status = shard_job_layout(job, layout, &decoded, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(shard_job_layout(job, layout, &decoded, why));
     return shard_view_open(job, decoded, message->shard_index, message->member_max, &job->view,
                            need, why);
 }
@@ -205,9 +202,8 @@ static cairn_status open_arenas(struct shard_job *job, const struct need *need,
                                       need->host_from, need->room_elems, why);
     job->versions.room_bytes = need->room_wire_bytes;
     if (status != CAIRN_OK) return status;
-    status = arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes, &job->puts.arena,
-                                why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
+                                 &job->puts.arena, why));
     return arena_open_scratch("landing", landing_at(&job->landing, need->slot_count),
                               &job->landing.arena, why);
 }

@@ -263,9 +263,8 @@ static cairn_status take_staging(struct pin *pin)
 {
     struct shard_job *job = pin->job;
     const uint64_t bytes = staging_bytes(job, job->spec.policy.snapshot_staging);
-    cairn_status status = shard_job_take(job, &job->memory.staging, bytes,
-                                         "the staging of a snapshot", &pin->why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(
+        shard_job_take(job, &job->memory.staging, bytes, "the staging of a snapshot", &pin->why));
     pin->staging_budget = bytes;
     return staging_open(&pin->staging, job, bytes, &pin->why);
 }
@@ -657,8 +656,7 @@ static cairn_status give_of_extent(struct writing *w, const struct safetensors_e
     const bool begins = first_elem == extent->first_elem;
     const uint64_t left = extent->first_elem + extent->elem_count - first_elem;
     if (begins || number != w->at.extent || plane != w->at.plane) {
-        const cairn_status status = put_aside(w, why);
-        if (status != CAIRN_OK) return status;
+        CAIRN_TRY(put_aside(w, why));
         if (begins)
             begin_plane(w, number, plane);
         else

@@ -848,10 +848,9 @@ static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sent
     struct cairn_published *copy = &job->versions.copies[index];
     const uint64_t wire_bytes = job->view->wire_bytes;
     *copy = NO_COPY;
-    cairn_status status = open_chunks(job, copy, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(open_chunks(job, copy, why));
     copy->view = shard_view_ref(job->view);
-    status = open_head(job, copy, why);
+    cairn_status status = open_head(job, copy, why);
     if (status == CAIRN_OK) status = size_wire(job, copy, why);
     if (status == CAIRN_OK && !job->planes.parked && !job->park.is_under_way)
         status = open_side(job, copy, copy_count(job), wire_bytes, why);
@@ -911,8 +910,7 @@ static cairn_status copy_follow(struct shard_job *job, struct cairn_published *c
         copy->settled++;
         if (!is_too_large(copy)) return CAIRN_OK;
     }
-    cairn_status status = open_chunks(job, copy, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(open_chunks(job, copy, why));
     copy->readable = copy->holds_params = false;
     copy->stale = true;
     // Whoever has it mapped keeps the old head, which says for good that it is no version.
@@ -920,7 +918,7 @@ static cairn_status copy_follow(struct shard_job *job, struct cairn_published *c
     arena_unshare(&copy->head, false);
     arena_unshare(&copy->wire, false);
     arena_close(&copy->head);
-    status = size_wire(job, copy, why);
+    cairn_status status = size_wire(job, copy, why);
     if (status == CAIRN_OK) status = follow_device(job, copy, why);
     if (status == CAIRN_OK) status = open_head(job, copy, why);
     if (status != CAIRN_OK) return status;

@@ -97,10 +97,8 @@ static cairn_status judge_put(const struct cairn_member *member, const struct ch
     }
     if (header->tile == CAIRN_TILE_BOX)
         return fail_with(why, CAIRN_ERR_MALFORMED, "a box of an initial state");
-    cairn_status status = put_judge_chunk(job, header, out, why);
-    if (status != CAIRN_OK) return status;
-    status = put_judge_plane(job, header, out, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(put_judge_chunk(job, header, out, why));
+    CAIRN_TRY(put_judge_plane(job, header, out, why));
     if (header->plane != CAIRN_PLANE_PARAM && header->tile != CAIRN_TILE_WHOLE)
         return fail_with(why, CAIRN_ERR_MALFORMED, "a part of moments of an initial state");
     if (!may_put(member, header->plane))
@@ -111,7 +109,7 @@ static cairn_status judge_put(const struct cairn_member *member, const struct ch
                          "tensor %s has its initial state from the job's spec",
                          job->spec.tensors[header->tensor].name);
     }
-    status = tiles_piece(member, header, &out->place, &out->piece, why);
+    cairn_status status = tiles_piece(member, header, &out->place, &out->piece, why);
     return status == CAIRN_OK ? put_judge_payload(header, out, why) : status;
 }
 
@@ -400,10 +398,8 @@ static cairn_status write_judge(const struct cairn_member *member,
     // A chunk of which a box is put begins as the state is, and that state is not here yet.
     if (header->tile == CAIRN_TILE_BOX && job->move.now != NULL && job->move.now->take != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "state comes to this shard: wait for it");
-    cairn_status status = put_judge_chunk(job, header, out, why);
-    if (status != CAIRN_OK) return status;
-    status = put_judge_plane(job, header, out, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(put_judge_chunk(job, header, out, why));
+    CAIRN_TRY(put_judge_plane(job, header, out, why));
     out->piece = (struct cairn_piece) { .count = out->place.elem_count };
     if (header->tile == CAIRN_TILE_BOX) return CAIRN_OK; // the box says how long it is
     return put_judge_payload(header, out, why);

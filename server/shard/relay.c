@@ -170,8 +170,7 @@ cairn_status cairn_relay_set(struct shard_job *job, const Cairn__RelaySet *messa
 {
     relay_leave(job);
     if (message->n_members == 0) return CAIRN_OK;
-    cairn_status status = judge_set(job, message, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_set(job, message, why));
     struct relay *relay = calloc(1, sizeof *relay);
     if (relay == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
     relay->job = job;
@@ -183,7 +182,7 @@ cairn_status cairn_relay_set(struct shard_job *job, const Cairn__RelaySet *messa
     relay->sums.arena = CAIRN_ARENA_NONE;
     relay->next = job->relays;
     job->relays = relay;
-    status = fill(relay, message, why);
+    cairn_status status = fill(relay, message, why);
     if (status != CAIRN_OK) {
         relay_free(relay);
         return status;
@@ -577,14 +576,13 @@ static cairn_status relay_sums_open(struct relay *relay, struct sentence *why)
 {
     struct shard_job *job = relay->job;
     struct relay_sums *sums = &relay->sums;
-    cairn_status status = open_pool(relay, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(open_pool(relay, why));
     sums->buffer_bytes = (size_t)(job->spec.chunk_leaves * (uint64_t)CAIRN_LEAF_ELEMS *
                                   sizeof(float));
     const uint64_t chunks = sums->pool.count;
     const uint32_t reserved = clamp(chunks, 0, BUFFERS_WANTED_MIN);
-    status = arena_open_shared(home_host(), "cairn-relay", chunks * sums->buffer_bytes,
-                               &sums->arena, why);
+    cairn_status status = arena_open_shared(home_host(), "cairn-relay", chunks * sums->buffer_bytes,
+                                            &sums->arena, why);
     if (status == CAIRN_OK)
         status = shard_job_take(job, &job->memory.staging, (uint64_t)reserved * sums->buffer_bytes,
                                 "a relay", why);

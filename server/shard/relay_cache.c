@@ -234,8 +234,7 @@ static uint64_t table_bytes(const struct relay_cache *cache)
 
 static cairn_status open_tables(struct relay_cache *cache, struct sentence *why)
 {
-    cairn_status status = take_budget(cache, table_bytes(cache), why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(take_budget(cache, table_bytes(cache), why));
     cache->entries = calloc(cache->entry_max, sizeof *cache->entries);
     cache->buckets = calloc(cache->bucket_count, sizeof *cache->buckets);
     cache->had_by = calloc(cache->entry_max, cache->member_words * sizeof *cache->had_by);

@@ -84,12 +84,12 @@ static cairn_status hash_range(struct restore *restore, struct works *works,
     const uint32_t tensor = job->view->table.map.extents[number].tensor;
     struct hash_tree tree;
     tree_init(&tree, range->first_leaf);
-    cairn_status status = report_leaves(
-        works, at, form_dtype(&job->view->forms[number], (enum plane)range->plane),
-        &job->view->layout->geometry[tensor], range->leaf_count, &tree, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(report_leaves(works, at,
+                            form_dtype(&job->view->forms[number], (enum plane)range->plane),
+                            &job->view->layout->geometry[tensor], range->leaf_count, &tree, why));
     pthread_mutex_lock(&restore->mutex);
-    status = report_add_tree(restore->report, tensor, (enum plane)range->plane, &tree, why);
+    cairn_status status = report_add_tree(restore->report, tensor, (enum plane)range->plane, &tree,
+                                          why);
     pthread_mutex_unlock(&restore->mutex);
     return status;
 }

@@ -156,9 +156,8 @@ static cairn_status open_fabric(struct cairn_shard *shard, const struct shard_op
         .device = shard->imports.uuid_count > 0 ? &shard->imports : NULL,
         .hub = options->hub,
     };
-    cairn_status status = fabric_open(options->fabric_kind, &fabric_options, &shard->fabric, why);
-    if (status != CAIRN_OK) return status;
-    status = fabric_poll_init(&shard->poll, shard->loop, shard->fabric, 0);
+    CAIRN_TRY(fabric_open(options->fabric_kind, &fabric_options, &shard->fabric, why));
+    cairn_status status = fabric_poll_init(&shard->poll, shard->loop, shard->fabric, 0);
     if (status != CAIRN_OK) {
         shard->poll.fabric = NULL;
         return fail_with(why, status, "cannot watch the fabric: %s", status_text((int)status));
@@ -326,9 +325,9 @@ static cairn_status open_home(struct cairn_shard *shard, const char *device, str
 {
     struct home *home;
     const bool is_named = device != NULL && device[0] != '\0';
-    cairn_status status = home_open_cuda(is_named ? device : NULL, &home, why);
-    if (status != CAIRN_OK) return status;
-    status = compute_open(&shard->device, shard->loop, home, "cairn-device", DEVICE_THREADS, why);
+    CAIRN_TRY(home_open_cuda(is_named ? device : NULL, &home, why));
+    cairn_status status = compute_open(&shard->device, shard->loop, home, "cairn-device",
+                                       DEVICE_THREADS, why);
     // No thread of it runs: they are opened last. Jobs go to what is there, so nothing may stay.
     if (status != CAIRN_OK) compute_close(&shard->device);
     return status;

@@ -51,9 +51,8 @@ static cairn_status make_forms(const struct shard_job *job, uint32_t member_max,
 {
     view->forms = calloc(view->table.map.extent_count + 1, sizeof *view->forms);
     if (view->forms == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
-    const cairn_status status = need_of(&job->spec, &view->table.map, member_max,
-                                        job->shard->device.home != NULL, view->forms, need, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(need_of(&job->spec, &view->table.map, member_max, job->shard->device.home != NULL,
+                      view->forms, need, why));
     view->wire_bytes = need->wire_bytes;
     view->published_bytes = need->memory.published;
     view->table_bytes = need->memory.tables;
@@ -139,8 +138,7 @@ static cairn_status make_whole(struct shard_job *job, struct shard_view *view,
                          " elements, and "
                          "there are addresses for %" PRIu64 "; restore a snapshot to join it",
                          job->spec.name, job->shard->name, end, job->planes.room_elems);
-    const cairn_status status = shard_view_number(view, &job->spec, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(shard_view_number(view, &job->spec, why));
     return on_host ? planes_grow(&job->planes, &view->table.map, view->forms, why)
                    : shard_view_place(job, view, before, why);
 }

@@ -407,8 +407,7 @@ cairn_status tiles_piece(const struct cairn_member *member, const struct chunk_h
     const struct shard_job *job = member->job;
     struct cairn_piece piece = { .count = place->elem_count };
     const struct tiled *tiled = job->tiling.of[place->tensor];
-    cairn_status status = judge_tile(member, header, tiled, &piece.held, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_tile(member, header, tiled, &piece.held, why));
     if (piece.held != NULL) piece.count = tiles_common(job, &piece.held->box, place, &piece.first);
     if (piece.count == 0)
         return fail_with(why, CAIRN_ERR_MALFORMED, "tensor %.80s: its tile has no element there",
@@ -607,9 +606,8 @@ static cairn_status judge_tiling(const struct shard_job *job, const struct arriv
 {
     const Cairn__MemberTiles *message = (const Cairn__MemberTiles *)tiling->message;
     struct cairn_tiles tiles;
-    cairn_status status = tiles_unpack(tiling->paged[0].bytes, tiling->paged[0].have_bytes,
-                                       &job->spec, &tiles, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(
+        tiles_unpack(tiling->paged[0].bytes, tiling->paged[0].have_bytes, &job->spec, &tiles, why));
     if (tiles_digest(&tiles) != message->tiles_hash) {
         tiles_release(&tiles);
         return fail_with(why, CAIRN_ERR_MALFORMED, "the tiles have another hash than is said");
@@ -630,9 +628,8 @@ static cairn_status take_tiling(struct cairn_shard *shard, const struct arriving
         return fail_with(why, CAIRN_ERR_NOT_FOUND, "shard %s knows no such member of that job",
                          shard->name);
     struct cairn_tiles tiles;
-    cairn_status status = judge_tiling(job, tiling, &tiles, why);
-    if (status != CAIRN_OK) return status;
-    status = tiles_set_member(member, &tiles, why);
+    CAIRN_TRY(judge_tiling(job, tiling, &tiles, why));
+    cairn_status status = tiles_set_member(member, &tiles, why);
     if (status == CAIRN_OK) {
         job->tiling.world = message->world;
         log_debug("%s of job %s holds tiles of %zu tensors", member->name, job->spec.name,

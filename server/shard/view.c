@@ -286,8 +286,7 @@ cairn_status shard_view_area_add(struct shard_view *view, struct cairn_planes *p
 {
     struct area *area;
     if (bytes == 0) return CAIRN_OK;
-    const cairn_status status = area_add(planes, device, bytes, &area, why);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(area_add(planes, device, bytes, &area, why));
     for (size_t i = 0; i < view->table.map.extent_count; i++) {
         if (view->places[i].area != NULL) continue;
         view->places[i].area = area;

@@ -40,9 +40,8 @@ static cairn_status look(struct bench_saver *s)
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     ProtobufCMessage *reply;
     get.job = (char *)(uintptr_t)s->job;
-    const cairn_status status = ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
-                                         CAIRN_MSG_SNAPSHOT_LIST, &reply);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(
+        ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base, CAIRN_MSG_SNAPSHOT_LIST, &reply));
     const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
     const bool is_seen = list->n_running > 0 || list->n_snapshots > 0;
     if (is_seen && !(s->begin > 0)) s->begin = bench_now();
