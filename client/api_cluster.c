@@ -689,7 +689,7 @@ static cairn_status judge_entries(struct list *list, const struct cairn_part *pa
 {
     cairn_status status = CAIRN_OK;
     uint8_t *seen = calloc(list->job->spec.tensor_count + 1, 1);
-    if (seen == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
+    if (seen == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for a list");
     for (size_t i = 0; i < list->count && status == CAIRN_OK; i++) {
         status = judge_entry(list, &parts[i], i);
         if (status == CAIRN_OK) status = note_twice(list, seen, i);
@@ -708,12 +708,12 @@ static cairn_status open_list(struct job *job, int plane, const struct cairn_par
         return client_fail(CAIRN_ERR_INVALID, "%zu parts, and job %s has %zu tensors", count,
                            job->name, job->spec.tensor_count);
     struct list *list = calloc(1, sizeof *list + count * sizeof *list->mems);
-    if (list == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
+    if (list == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for a list");
     *list = (struct list) { .job = job, .plane = plane, .count = count };
     list->targets = calloc(count, sizeof *list->targets);
     const cairn_status status = list->targets != NULL
                                     ? judge_entries(list, parts)
-                                    : client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
+                                    : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for a list");
     void *handle = NULL;
     if (status == CAIRN_OK) handle = handle_open(CAIRN_HANDLE_LIST, list, on_handle_free);
     if (handle == NULL) {
@@ -867,7 +867,7 @@ static cairn_status fill_list(const struct list *list, const struct cairn_round 
     size_t wrong;
     const size_t count = list->count;
     size_t *tensors = malloc(count * sizeof *tensors);
-    if (tensors == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a push");
+    if (tensors == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for a push");
     for (size_t i = 0; i < count; i++) tensors[i] = list->targets[i].tensor;
     cairn_status status = api_fill_many(list->job, round, micro, tensors, count, &wrong);
     if (status != CAIRN_OK && wrong < count)

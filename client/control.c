@@ -292,7 +292,7 @@ void control_starve(struct session *s, const char *of)
 {
     if (s->control.stream == NULL) return;
     stream_close(s->control.stream, CAIRN_ERR_NO_MEMORY,
-                 "no memory for what the coordinator sent (%s)", of);
+                 "out of memory for what the coordinator sent (%s)", of);
 }
 
 /* Applies a reply or notice to this session, before the thread that asked hears of it.

@@ -602,7 +602,7 @@ cairn_status card_memory_open(struct card *card, size_t bytes, struct card_memor
     if (status == CAIRN_OK) {
         const int result = take(&memory);
         card_leave(card);
-        if (result != CAIRN_CU_OK) status = card_fail(result, CAIRN_ERR_IO, "no memory", &why);
+        if (result != CAIRN_CU_OK) status = card_fail(result, CAIRN_ERR_IO, "out of memory", &why);
     }
     if (status != CAIRN_OK)
         return client_fail(status, "%zu bytes of GPU %d: %s", bytes, card->number, why.text);

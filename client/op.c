@@ -321,7 +321,7 @@ cairn_status op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct com
     struct command *command;
     *wrong_out = list->count;
     const void **lents = calloc(list->count, sizeof *lents);
-    if (lents == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
+    if (lents == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for a list");
     cairn_status status = lend_all(job, list, lents, wrong_out);
     if (status == CAIRN_OK) {
         status = open_command(job, kind, run, pattern, op_out != NULL, &command);
@@ -888,7 +888,7 @@ cairn_status cairn_wait_any(cairn_op *const *handles, size_t count, int timeout_
     if (handles == NULL || count == 0)
         return client_fail(CAIRN_ERR_INVALID, "there is no operation to wait for");
     struct op *first = NULL, **ops = calloc(count, sizeof *ops);
-    if (ops == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+    if (ops == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     status = get_all(handles, count, ops, &first);
     if (status == CAIRN_OK) {
         status = await_any(ops, count, first, api_deadline(timeout_ms), index_out, user_out);

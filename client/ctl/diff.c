@@ -63,7 +63,7 @@ static cairn_status open_thread(struct diff *d, unsigned thread, struct sentence
     d->threads[thread].found = calloc(spec_a(d)->tensor_count * CAIRN_PLANE_COUNT,
                                       sizeof *d->threads[thread].found);
     if (d->threads[thread].piece == NULL || d->threads[thread].found == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     const cairn_status status = snapshot_open(d->folder_b, &d->threads[thread].b, why);
     d->threads[thread].is_open = status == CAIRN_OK;
     return status;
@@ -250,7 +250,7 @@ static int run_diff(const struct ctl *ctl, struct diff *d, const char *folder_a)
     d->scalars = json_array();
     d->only = json_array();
     if (d->pairs == NULL || d->spec == NULL || d->scalars == NULL || d->only == NULL)
-        return ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+        return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     const size_t found = spec_diff(a, &d->b->manifest.spec, SPEC_LINES, on_difference, d->spec);
     if (found > SPEC_LINES) note_diff(d->spec, "and %zu more differences", found - SPEC_LINES);
     compare_scalars(d);
@@ -645,7 +645,7 @@ static cairn_status read_list(struct cairn_snapshot *snapshot, json_t **out, str
         return CAIRN_OK;
     const size_t bytes = (size_t)spec->tensors[at].shape.dim[0];
     char *text = malloc(bytes + 1);
-    if (text == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (text == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     const cairn_status status = snapshot_read(snapshot, (uint32_t)at, CAIRN_PLANE_PARAM, 0, bytes,
                                               text, why);
     if (status == CAIRN_OK) *out = json_loadb(text, bytes, 0, NULL);
@@ -659,7 +659,7 @@ cairn_status ctl_buffers_read(struct cairn_snapshot *snapshot, struct ctl_buffer
     const struct job_spec_data *spec = &snapshot->manifest.spec;
     json_t *list = NULL;
     struct ctl_buffer *buffers = calloc(spec->tensor_count + 1, sizeof *buffers);
-    if (buffers == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (buffers == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     const cairn_status status = read_list(snapshot, &list, why);
     for (size_t i = 0; i < spec->tensor_count && list != NULL; i++)
         if (spec->tensors[i].kind == CAIRN_BLOB)

@@ -163,7 +163,7 @@ static cairn_status export_to(struct ctl *ctl, struct exporting *x, const char *
                               struct ctl_made_folder *folder, struct sentence *why)
 {
     x->rounded = malloc(CAIRN_SNAPSHOT_BLOCK_BYTES / 2 * sizeof *x->rounded);
-    if (x->rounded == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (x->rounded == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     catch_signals();
     cairn_status status = ctl_made_folder_begin(to, folder, why);
     if (status == CAIRN_OK) {
@@ -273,7 +273,7 @@ int ctl_snapshot_export(struct ctl *ctl)
     } else {
         sentence_set(&why, "%s",
                      status == CAIRN_ERR_NOT_FOUND ? "the job has no tensors of numbers"
-                                                   : "no memory");
+                                                   : "out of memory");
     }
     free(buffers);
     snapshot_close(&snapshot);

@@ -60,7 +60,7 @@ static cairn_status add_shard(struct plan *plan, const struct layout *layout, ui
     struct need need;
     Cairn__MemoryTold *told = plan->list[shard] = &plan->told[shard];
     cairn_status status = shard_map_init(&map, layout, shard, plan->spec.chunk_leaves);
-    if (status != CAIRN_OK) return fail_with(why, status, "no memory for a map of the job");
+    if (status != CAIRN_OK) return fail_with(why, status, "out of memory for a map of the job");
     status = need_of(&plan->spec, &map, plan->workers_max, plan->has_device, NULL, &need, why);
     shard_map_release(&map);
     if (status != CAIRN_OK) return status;

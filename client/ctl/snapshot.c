@@ -289,7 +289,7 @@ static cairn_status on_piece(void *context, unsigned thread, const struct ctl_pi
     const size_t count = show->spec->tensor_count * CAIRN_PLANE_COUNT;
     if (show->stats[thread] == NULL)
         show->stats[thread] = calloc(count, sizeof *show->stats[thread]);
-    if (show->stats[thread] == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (show->stats[thread] == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     ctl_stats_add(stats_at(show, thread, piece->tensor, (int)piece->plane), piece->elems,
                   piece->elem_count);
     return CAIRN_OK;

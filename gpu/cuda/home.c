@@ -304,7 +304,7 @@ cairn_status home_open_cuda(const char *device, struct home **home_out, struct s
             why, CAIRN_ERR_UNSUPPORTED,
             "this daemon was built without kernels for CUDA devices: build it where nvcc is");
     struct cuda *cuda = calloc(1, sizeof *cuda);
-    if (cuda == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a home");
+    if (cuda == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a home");
     cuda->home = (struct home) {
         .kind = &kind,
         .info = { .backend = "cuda",
@@ -422,7 +422,7 @@ static cairn_status is_full(struct cuda *cuda, const char *label, uint64_t bytes
                             struct sentence *why)
 {
     return fail_with(why, CAIRN_ERR_NO_MEMORY,
-                     "%s: no memory for %" PRIu64 " MiB: %" PRIu64 " of the %" PRIu64
+                     "%s: out of memory for %" PRIu64 " MiB: %" PRIu64 " of the %" PRIu64
                      " MiB of %s are free",
                      label, (bytes + (1 << 20) - 1) >> 20, home_free_bytes(&cuda->home) >> 20,
                      cuda->home.info.total_bytes >> 20, cuda->home.info.device);
@@ -455,7 +455,7 @@ static cairn_status cuda_memory_open(struct home *home, const char *label,
     if (taken.at == 0) return is_full(cuda, label, taken.bytes, why);
     taken.segments = calloc((size_t)memory_segments(taken.bytes), sizeof *taken.segments);
     cairn_status status = taken.segments == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY,
-                                                             "no memory for a plane's segments")
+                                                             "out of memory for a plane's segments")
                                                  : fill(cuda, label, &taken, why);
     if (status != CAIRN_OK) goto err_addresses;
     memory_out->base = (void *)(uintptr_t)taken.at;
@@ -563,7 +563,7 @@ static cairn_status pin_span(struct cuda *cuda, struct cuda_span span, struct se
         return refuse_pin(cuda, span.bytes,
                           status == CAIRN_ERR_EXISTS
                               ? "parts in the middle of it are pinned already"
-                              : "no memory for the list of what is",
+                              : "out of memory for the list of what is",
                           "", why);
     if (span.bytes == 0) return CAIRN_OK;
     numa_move((void *)(uintptr_t)span.at, (size_t)span.bytes, cuda->home.info.numa_node);

@@ -420,7 +420,7 @@ static cairn_status open_plan(struct cuda_stream *stream, int index, struct sent
     plan->in = (struct cuda_plan_side) { .host = stream->pinned + in, .device = device + in };
     plan->out = (struct cuda_plan_side) { .host = stream->pinned + out, .device = device + out };
     if (cuda_plan_init(plan) == CAIRN_OK) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a stream's plans");
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a stream's plans");
 }
 
 static void close_staging(struct cuda_stream *stream)
@@ -497,7 +497,7 @@ cairn_status cuda_stream_open(struct home *home, struct home_stream **stream_out
                               struct sentence *why)
 {
     struct cuda_stream *stream = calloc(1, sizeof *stream);
-    if (stream == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a stream");
+    if (stream == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a stream");
     stream->stream.home = home;
     const cairn_status status = open_all(stream, why);
     if (status == CAIRN_OK)

@@ -127,11 +127,12 @@ cairn_status fabric_open(const char *kind, const struct fabric_options *options,
                          kind, resolved.host, CAIRN_FABRIC_HOST_BYTES - 1);
 
     struct fabric *fabric = calloc(1, backend->fabric_bytes);
-    if (fabric == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric %s: no memory", kind);
+    if (fabric == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric %s: out of memory", kind);
     fabric->spare_message = calloc(1, backend->message_bytes + 1); // auto has none of its own
     if (fabric->spare_message == NULL) {
         free(fabric);
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric %s: no memory", kind);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric %s: out of memory", kind);
     }
     fabric->backend = backend;
     fabric->options = resolved;

@@ -331,7 +331,7 @@ static cairn_status mapped_start(struct fabric *common, const struct fabric_opti
     if (status != CAIRN_OK) goto err_close;
     fabric->sum = checksum_new();
     if (fabric->sum == NULL) {
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric mapped: no memory");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric mapped: out of memory");
         goto err_close;
     }
     common->event_fd = epoll_create1(EPOLL_CLOEXEC);

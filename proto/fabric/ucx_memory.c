@@ -99,7 +99,7 @@ struct ucx_share *ucx_share_of(struct ucx_region *region)
     const bool has_slot = find_slot(ucx, &slot);
     struct ucx_share *share = has_slot ? calloc(1, sizeof *share) : NULL;
     if (share == NULL) {
-        tell_unregistered(ucx, bytes, has_slot ? "no memory" : "too many regions are");
+        tell_unregistered(ucx, bytes, has_slot ? "out of memory" : "too many regions are");
         return NULL;
     }
     share->references = 1;

@@ -37,7 +37,7 @@ static struct stream *stream_new(uv_loop_t *loop, bool is_unix,
 {
     struct stream *stream = calloc(1, sizeof *stream);
     if (stream == NULL) {
-        sentence_set(why, "no memory for a connection");
+        sentence_set(why, "out of memory for a connection");
         return NULL;
     }
     const int error = is_unix ? uv_pipe_init(loop, &stream->io.pipe, 0)
@@ -213,7 +213,7 @@ static void on_turn(uv_idle_t *turn)
 static void on_end_of_input(struct stream *stream, ssize_t error)
 {
     if (error == UV_ENOBUFS) {
-        stream_close(stream, CAIRN_ERR_NO_MEMORY, "no memory to receive from %s", stream->peer);
+        stream_close(stream, CAIRN_ERR_NO_MEMORY, "out of memory to receive from %s", stream->peer);
     } else if (stream->state == CAIRN_STREAM_FINISHING && error == UV_EOF && !stream->is_shut) {
         stream->peer_shut = true; // it still reads what we have for it
         uv_read_stop(&stream->io.stream);
@@ -273,7 +273,7 @@ static void write_pending(struct stream *stream)
     const cairn_status status = outbox_take(&stream->pending, &stream->writing);
     if (status == CAIRN_ERR_NOT_FOUND) return;
     if (status != CAIRN_OK) {
-        stream_close(stream, status, "no memory for a page to %s", stream->peer);
+        stream_close(stream, status, "out of memory for a page to %s", stream->peer);
         return;
     }
     uv_buf_t buf = uv_buf_init((char *)stream->writing.bytes, (unsigned)stream->writing.used_bytes);
@@ -321,7 +321,7 @@ static cairn_status queue_frame(struct stream *stream, const uint8_t *head, size
                          stream->send_queue_bytes, why));
     cairn_status status = outbox_add(&stream->pending, head, head_bytes, tail, tail_bytes);
     if (status != CAIRN_OK)
-        return fail_with(why, status, "no memory to queue %zu bytes for %s",
+        return fail_with(why, status, "out of memory to queue %zu bytes for %s",
                          head_bytes + tail_bytes, stream->peer);
     if (stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
     return CAIRN_OK;
@@ -356,7 +356,7 @@ cairn_status stream_send_pages(struct stream *stream, uint32_t request, enum pag
                          CAIRN_STREAM_PAGED_BYTES, why));
     cairn_status status = outbox_add_pages(&stream->pending, request, what, packed);
     if (status != CAIRN_OK)
-        return fail_with(why, status, "no memory to queue pages for %s", stream->peer);
+        return fail_with(why, status, "out of memory to queue pages for %s", stream->peer);
     if (stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
     return CAIRN_OK;
 }

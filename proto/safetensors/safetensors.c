@@ -387,7 +387,7 @@ cairn_status weights_match(const struct weights *w, const struct job_spec_data *
     }
     size_t refused;
     if (note_extra(&m, spec, from_out, extra, &refused) != CAIRN_OK)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     if (refused == 0 || spec->init_extra_ok) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_MISMATCH,
                      "%s has %s. Is it of another model? To leave them out, say init_extra_ok",

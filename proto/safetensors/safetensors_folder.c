@@ -85,7 +85,7 @@ static cairn_status in_file(cairn_status status, const struct weights *w, const 
                             struct sentence *why)
 {
     if (status == CAIRN_ERR_NO_MEMORY)
-        return fail_with(why, status, "%s: no memory for the header of %s", w->path, path);
+        return fail_with(why, status, "%s: out of memory for the header of %s", w->path, path);
     if (status != CAIRN_OK && why != NULL) {
         const struct sentence said = *why;
         sentence_set(why, "%s: %s: %s", w->path, path, said.text);
@@ -110,7 +110,7 @@ static cairn_status add_file(struct weights *w, const char *folder, const char *
     int fd;
     if (asprintf(&file->path, "%s%s%s", folder, folder[0] != '\0' ? "/" : "", name) < 0) {
         file->path = NULL;
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     }
     w->file_count++;
     CAIRN_TRY(weights_open_beneath(w, file->path, &fd, &file->judged, why));
@@ -221,12 +221,12 @@ static cairn_status load_indexed(struct weights *w, const char *folder,
 {
     free(w->files);
     w->files = calloc(index->file_count, sizeof *w->files);
-    if (w->files == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (w->files == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < index->file_count; i++)
         status = add_file(w, folder, index->files[i], budget, why);
     if (status == CAIRN_OK && list_weights(w, index) != CAIRN_OK)
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for %zu tensors",
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for %zu tensors",
                            index->entry_count);
     return status == CAIRN_OK ? judge_index(w, index, why) : status;
 }
@@ -236,14 +236,14 @@ static cairn_status load_folder(struct weights *w, const char *folder, uint64_t 
 {
     cairn_status status = add_file(w, folder, CAIRN_WEIGHTS_WHOLE, budget, why);
     if (status == CAIRN_OK && list_weights(w, NULL) != CAIRN_OK)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the tensors");
     if (status != CAIRN_ERR_NOT_FOUND) return status;
     free(w->files[0].path);
     w->file_count = 0;
     struct safetensors_index index;
     char *path;
     if (asprintf(&path, "%s%s" CAIRN_WEIGHTS_INDEX, folder, folder[0] != '\0' ? "/" : "") < 0)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     status = read_index(w, path, &index, why);
     free(path);
     if (status != CAIRN_OK) return status;
@@ -266,7 +266,7 @@ static cairn_status load(const char *roots, struct weights *w, struct sentence *
     if (S_ISDIR(info.st_mode)) return load_folder(w, rest, &budget, why);
     cairn_status status = add_file(w, "", rest, &budget, why);
     if (status == CAIRN_OK && list_weights(w, NULL) != CAIRN_OK)
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the tensors");
     return status;
 }
 
@@ -278,7 +278,7 @@ cairn_status weights_open(const char *roots, const char *path, struct weights *o
     w.files = calloc(1, sizeof *w.files);
     cairn_status status = w.path != NULL && w.files != NULL
                               ? load(roots, &w, why)
-                              : fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+                              : fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status != CAIRN_OK) {
         weights_close(&w);
         return status;
@@ -304,7 +304,7 @@ cairn_status weights_of(const char *path, struct weights_source *source, struct 
         return CAIRN_OK;
     }
     weights_close(&w);
-    return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors of %s", path);
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the tensors of %s", path);
 }
 
 void weights_close(struct weights *w)

@@ -116,7 +116,7 @@ static int path_order(const void *a, const void *b)
     return strcmp(x->path, y->path);
 }
 
-/* ---- into JSON; NULL is "no memory", since all values were judged before ---- */
+/* ---- into JSON; NULL is "out of memory", since all values were judged before ---- */
 
 static json_t *hex_json(const uint8_t *bytes, size_t count)
 {
@@ -380,7 +380,7 @@ cairn_status manifest_encode(struct manifest *m, char **text_out, size_t *text_b
     char *json = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);
     if (json == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest's JSON");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the manifest's JSON");
     const size_t sealed = strlen(json) - strlen("\n}") + strlen(",\n");
     char *text = realloc(json, sealed + CAIRN_MANIFEST_SEAL_BYTES + 1);
     if (text == NULL) {

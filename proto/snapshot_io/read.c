@@ -48,7 +48,7 @@ static cairn_status decode_file(struct storage_file *file, const char *folder, s
     if (file->bytes > CAIRN_MANIFEST_BYTES_MAX)
         return fail_with(why, CAIRN_ERR_CORRUPT, "%s/manifest.json is too large", folder);
     char *text = malloc((size_t)file->bytes + 1);
-    if (text == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a manifest");
+    if (text == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a manifest");
     cairn_status status = read_file_part(file, text, (size_t)file->bytes, 0, CAIRN_MANIFEST_NAME,
                                          why);
     if (status == CAIRN_OK) {
@@ -69,9 +69,9 @@ static cairn_status load_signature(const char *folder, struct manifest *out, str
                                               &said);
     if (opened == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
     out->signature = calloc(1, CAIRN_MINISIG_MAX + 1);
-    cairn_status status = out->signature != NULL
-                              ? CAIRN_OK
-                              : fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a signature");
+    cairn_status status = out->signature != NULL ? CAIRN_OK
+                                                 : fail_with(why, CAIRN_ERR_NO_MEMORY,
+                                                             "out of memory for a signature");
     if (status == CAIRN_OK && opened == CAIRN_OK && file->bytes <= CAIRN_MINISIG_MAX) {
         out->signature_bytes = (size_t)file->bytes;
         status = read_file_part(file, out->signature, out->signature_bytes, 0,
@@ -124,7 +124,7 @@ static cairn_status parse_header(struct cairn_snapshot *s, size_t number, struct
 {
     const struct manifest_file *listed = &s->manifest.files[number];
     uint8_t *bytes = malloc(8 + (size_t)json_bytes + 1);
-    if (bytes == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a header");
+    if (bytes == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a header");
     cairn_status status = read_file_part(file, bytes, 8 + (size_t)json_bytes, 0, listed->path, why);
     if (status == CAIRN_OK) {
         s->headers[number] = (struct snapshot_header) {
@@ -171,13 +171,13 @@ cairn_status snapshot_open(const char *folder, struct cairn_snapshot *snapshot_o
 {
     struct cairn_snapshot s = { .folder = strdup(folder) };
     manifest_init(&s.manifest);
-    cairn_status status = s.folder == NULL
-                              ? fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot")
-                              : manifest_load(folder, &s.manifest, why);
+    cairn_status status = s.folder == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY,
+                                                       "out of memory to read a snapshot")
+                                           : manifest_load(folder, &s.manifest, why);
     if (status == CAIRN_OK) {
         s.headers = calloc(s.manifest.file_count + 1, sizeof *s.headers);
         if (s.headers == NULL)
-            status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+            status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read a snapshot");
     }
     for (size_t i = 0; status == CAIRN_OK && i < s.manifest.file_count; i++)
         status = index_file(&s, i, why);
@@ -224,7 +224,8 @@ static cairn_status judge_header(struct cairn_snapshot *s, size_t file, struct s
     struct snapshot_header *header = &s->headers[file];
     if (header->is_judged || s->manifest.files[file].is_whole) return CAIRN_OK;
     XXH3_state_t *hash = XXH3_createState();
-    if (hash == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+    if (hash == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read a snapshot");
     XXH3_64bits_reset(hash);
     cairn_status status = CAIRN_OK;
     uint64_t done = 0;
@@ -643,7 +644,7 @@ cairn_status block_reader_open(const char *folder, const struct manifest *manife
                                struct block_reader **out, struct sentence *why)
 {
     struct block_reader *r = calloc(1, sizeof *r);
-    if (r == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+    if (r == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read a snapshot");
     if (ahead == 0) ahead = CAIRN_READ_AHEAD;
     r->folder = folder;
     r->manifest = manifest;
@@ -654,7 +655,7 @@ cairn_status block_reader_open(const char *folder, const struct manifest *manife
         r->slots[i].at = io_block_new(CAIRN_SNAPSHOT_BLOCK_BYTES);
         if (r->slots[i].at != NULL) continue;
         block_reader_close(r);
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read a snapshot");
     }
     *out = r;
     return CAIRN_OK;
@@ -814,7 +815,7 @@ static cairn_status open_snapshot(const char *path, const char *folder, struct w
                                   struct sentence *why)
 {
     struct snapshot_source *s = calloc(1, sizeof *s);
-    if (s == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (s == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     s->source = (struct weights_source) { read_source, close_source };
     const cairn_status status = snapshot_open(folder, &s->snapshot, why);
     if (status != CAIRN_OK) {
@@ -826,7 +827,7 @@ static cairn_status open_snapshot(const char *path, const char *folder, struct w
         return weights_of(path, &s->source, &header, out, why);
     safetensors_release(&header);
     close_source(&s->source);
-    return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors of %s", path);
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the tensors of %s", path);
 }
 
 cairn_status snapshot_weights_open(const char *roots, const char *path, struct weights *out,

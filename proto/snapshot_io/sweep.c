@@ -65,7 +65,7 @@ cairn_status sweep_ranges_add(struct sweep_ranges *ranges, const struct geometry
         const uint64_t cut = (leaf / most + 1) * most, to = cut < end ? cut : end;
         struct sweep_range *range = add_one(ranges);
         if (range == NULL)
-            return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+            return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read a snapshot");
         *range = *whole;
         range->first_leaf = leaf;
         range->leaf_count = to - leaf;
@@ -120,7 +120,7 @@ static cairn_status sort_ranges(const struct cairn_snapshot *s, struct sweep_ran
                                 struct sentence *why)
 {
     struct placed *all = calloc(ranges->count + 1, sizeof *all);
-    if (all == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+    if (all == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read a snapshot");
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < ranges->count && status == CAIRN_OK; i++) {
         all[i].range = ranges->list[i];
@@ -193,7 +193,7 @@ static cairn_status take_joined(struct hand *hand, const struct sweep_range *ran
     cairn_status status = CAIRN_OK;
     if (hand->joined == NULL) hand->joined = io_block_new(CAIRN_SNAPSHOT_BLOCK_BYTES);
     if (hand->joined == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read a snapshot");
     for (uint64_t done = 0; done < range->elem_count * size && status == CAIRN_OK;) {
         struct spot spot;
         const uint8_t *at;
@@ -254,7 +254,7 @@ static void work(struct hand *hand)
     cairn_status status = CAIRN_OK;
     if (hand->room == NULL) hand->room = io_block_new(ROOM_BYTES);
     if (hand->room == NULL)
-        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory to read a snapshot");
     pthread_mutex_lock(&crew->mutex);
     while (status == CAIRN_OK && crew->status == CAIRN_OK && crew->next < crew->count) {
         struct spot spot;
@@ -423,7 +423,7 @@ cairn_status snapshot_verify(struct cairn_snapshot *s, const struct verify *veri
     if (v.asked->quick) return CAIRN_OK;
     for (size_t i = 0; i < s->manifest.file_count; i++) v.total += s->manifest.files[i].bytes;
     v.whole = XXH3_createState();
-    if (v.whole == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to verify");
+    if (v.whole == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to verify");
     v.status = block_reader_open(s->folder, &s->manifest, v.asked->ahead, &v.reader, why);
     if (v.status == CAIRN_OK) verify_all(&v);
     block_reader_close(v.reader);
@@ -518,7 +518,7 @@ static cairn_status remove_file(const struct removal *r, const char *part, const
     char *path;
     uint64_t bytes = 0;
     if (asprintf(&path, "%s/%s%s%s", r->place, part, part[0] != '\0' ? "/" : "", name) < 0)
-        return fail_with(r->why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return fail_with(r->why, CAIRN_ERR_NO_MEMORY, "out of memory");
     const cairn_status status = r->storage->remove(r->root, path, false, &bytes, r->why);
     free(path);
     if (status == CAIRN_OK) {

@@ -104,7 +104,7 @@ cairn_status snapshot_writer_open(uint32_t in_flight, struct snapshot_writer **o
                                   struct sentence *why)
 {
     struct snapshot_writer *w = calloc(1, sizeof *w);
-    if (w == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to write a snapshot");
+    if (w == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to write a snapshot");
     if (in_flight == 0) in_flight = CAIRN_SNAPSHOT_IN_FLIGHT;
     w->block_count = (in_flight < IN_FLIGHT_MAX ? in_flight : IN_FLIGHT_MAX) + 1;
     pthread_mutex_init(&w->mutex, NULL);
@@ -113,7 +113,7 @@ cairn_status snapshot_writer_open(uint32_t in_flight, struct snapshot_writer **o
         w->blocks[i].at = io_block_new(CAIRN_SNAPSHOT_BLOCK_BYTES);
         if (w->blocks[i].at != NULL) continue;
         snapshot_writer_close(w);
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to write a snapshot");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to write a snapshot");
     }
     *out = w;
     return CAIRN_OK;
@@ -616,7 +616,7 @@ static cairn_status load_kind(const char *root, const char *job, const struct ki
                            CAIRN_SNAPSHOT_WORDS_MAX);
     char *list = status == CAIRN_OK ? calloc(names.count + 1, kind->bytes) : NULL;
     if (status == CAIRN_OK && list == NULL)
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     *list_out = list;
     for (size_t i = 0; status == CAIRN_OK && i < names.count; i++) {
         struct sentence said = { "it is no id of a snapshot" };
@@ -732,7 +732,7 @@ static cairn_status read_manifest(const char *folder, char **text_out, size_t *b
     char *text = file->bytes <= CAIRN_MANIFEST_BYTES_MAX ? malloc(bytes + 1) : NULL;
     size_t got = 0;
     if (text == NULL)
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a manifest");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a manifest");
     else
         status = storage->read(file, 0, text, bytes, &got, why);
     storage->close(file);
@@ -845,7 +845,7 @@ cairn_status snapshot_copy(struct cairn_snapshot *snapshot, const char *root,
                          id);
     CAIRN_TRY(judge_whole(snapshot, why));
     if (asprintf(&folder, "%s/%s/%s", root, snapshot->manifest.spec.name, id) < 0)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to copy a snapshot");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to copy a snapshot");
     struct copying c = { .from = snapshot, .copy = copy, .root = root, .folder = folder, .id = id };
     cairn_status status = copy_all(&c, why);
     snapshot_writer_close(c.writer);

@@ -178,7 +178,7 @@ static cairn_status set_points(struct job_spec_data *spec, size_t group, const c
     if (status == CAIRN_OK) return CAIRN_OK;
     return status == CAIRN_ERR_INVALID
                ? no_value(subject, "points", value, "STEP:FACTOR,…, at most 1024 of them", why)
-               : fail_with(why, status, "no memory for the points of a schedule");
+               : fail_with(why, status, "out of memory for the points of a schedule");
 }
 
 static cairn_status set_in_group(struct job_spec_data *spec, size_t index, const char *name,

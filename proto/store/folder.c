@@ -324,7 +324,7 @@ static cairn_status folder_put_begin(const char *at, const char *path, uint64_t 
                                      struct storage_put **put_out, struct sentence *why)
 {
     struct draft *d = malloc(sizeof *d);
-    if (d == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to write %s", path);
+    if (d == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to write %s", path);
     cairn_status status = begin_draft(d, at, path, false, why);
     d->bytes = bytes;
     if (status == CAIRN_OK) status = make_room(d, why);
@@ -426,7 +426,7 @@ static cairn_status folder_open(const char *at, const char *path, bool is_direct
         status = fail_with(why, CAIRN_ERR_CORRUPT, "%s is no regular file", path);
     struct open_file *file = status == CAIRN_OK ? calloc(1, sizeof *file) : NULL;
     if (status == CAIRN_OK && file == NULL)
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read %s", path);
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read %s", path);
     if (status != CAIRN_OK) {
         if (fd >= 0) close(fd);
         return status;

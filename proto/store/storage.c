@@ -341,7 +341,7 @@ cairn_status names_list(const char *at, const char *path, struct stored_names *o
     *out = (struct stored_names) { .list = NULL };
     CAIRN_TRY(storage_of(at)->list(at, path, add, out, why));
     if (out->status != CAIRN_OK)
-        return fail_with(why, out->status, "no memory for the names in %s/%s", at, path);
+        return fail_with(why, out->status, "out of memory for the names in %s/%s", at, path);
     if (out->count > 0) qsort(out->list, out->count, sizeof *out->list, name_order);
     return CAIRN_OK;
 }

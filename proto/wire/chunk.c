@@ -293,7 +293,8 @@ cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct j
     Cairn__TileList *in = (Cairn__TileList *)message_unpack(&cairn__tile_list__descriptor, bytes,
                                                             bytes_len);
     if (in == NULL && errno == ENOMEM)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for tiles of %zu bytes", bytes_len);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for tiles of %zu bytes",
+                         bytes_len);
     if (in == NULL)
         return fail_with(why, CAIRN_ERR_MALFORMED,
                          "the tiles are not a valid TileList message of %zu bytes", bytes_len);

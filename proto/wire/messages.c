@@ -463,7 +463,7 @@ cairn_status spec_unpack(const uint8_t *bytes, size_t bytes_len, const char *con
     Cairn__JobSpec *in = (Cairn__JobSpec *)message_unpack(&cairn__job_spec__descriptor, bytes,
                                                           bytes_len);
     if (in == NULL && errno == ENOMEM)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a job spec of %zu bytes",
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a job spec of %zu bytes",
                          bytes_len);
     if (in == NULL) {
         sentence_set(why, "the job spec is not a valid JobSpec message of %zu bytes", bytes_len);
@@ -661,7 +661,7 @@ cairn_status frame_pack(uint16_t type, uint32_t request, const ProtobufCMessage 
                          frame_bytes_max - CAIRN_FRAME_HEADER_BYTES);
     uint8_t *frame = malloc(CAIRN_FRAME_HEADER_BYTES + payload_bytes);
     if (frame == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a frame of %zu bytes",
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a frame of %zu bytes",
                          payload_bytes);
     frame_header_write(frame, type, request, (uint32_t)payload_bytes);
     protobuf_c_message_pack(message, frame + CAIRN_FRAME_HEADER_BYTES);

@@ -408,7 +408,7 @@ static cairn_status store_string(const struct cairn_option *option, const char *
     const char *what = judge_string(option, text, &sentence);
     if (what != NULL) return refuse(option, text, what, why);
     char *copy = strdup(text);
-    if (copy == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a value");
+    if (copy == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a value");
     free(*place);
     *place = copy;
     return CAIRN_OK;

@@ -257,7 +257,8 @@ cairn_status listener_open(uv_loop_t *loop, const struct listener_options *optio
                            struct listener **listener_out, struct sentence *why)
 {
     struct listener *listener = calloc(1, sizeof *listener);
-    if (listener == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a listener");
+    if (listener == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a listener");
     take_options(listener, options, hello_type, type_max);
     listener->events = *events;
     listener->context = context;
@@ -557,7 +558,7 @@ static cairn_status peer_accept(struct door *door, struct sentence *why)
     const struct stream_events events = { .on_frame = on_stream_frame,
                                           .on_close = on_stream_close };
     struct cairn_peer *peer = calloc(1, sizeof *peer);
-    if (peer == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a peer");
+    if (peer == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a peer");
     const cairn_status status = stream_accept(&door->io.stream, &options, &events, peer,
                                               &peer->stream, why);
     if (status != CAIRN_OK) {

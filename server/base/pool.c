@@ -136,7 +136,7 @@ cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
 {
     assert(thread_count >= 1 && thread_count <= CAIRN_POOL_THREADS_MAX);
     struct pool *pool = calloc(1, sizeof *pool);
-    if (pool == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for threads");
+    if (pool == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for threads");
     strncpy(pool->name, name, sizeof pool->name - 1);
     pool->begin = begin;
     if (uv_async_init(loop, &pool->wake, on_wake) != 0) {

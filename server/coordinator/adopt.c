@@ -58,7 +58,7 @@ static void adoption_answer(struct coord_adoption *adoption)
     if (jobs == NULL || list == NULL) {
         free(jobs);
         free(list);
-        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
+        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "out of memory");
         return;
     }
     for (size_t i = 0; i < adoption->job_count; i++) {
@@ -199,7 +199,7 @@ static void get_next(struct coord_adoption *adoption)
         return;
     }
     if (!open_question(adoption, on_part)) {
-        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
+        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "out of memory");
         return;
     }
     struct coord_adoptee *job = &adoption->jobs[i];
@@ -213,7 +213,7 @@ static void go_on(struct coord_adoption *adoption, cairn_status status, const ch
     size_t whole = 0;
     for (struct coord_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
         if (adoption_knows(s)) status = CAIRN_OK;
-    if (status == CAIRN_OK && (status = adoption_plan(adoption)) != CAIRN_OK) why = "no memory";
+    if (status == CAIRN_OK && (status = adoption_plan(adoption)) != CAIRN_OK) why = "out of memory";
     if (status != CAIRN_OK) {
         adoption_fail(adoption, status, why);
         return;
@@ -266,7 +266,7 @@ void coord_adopt(struct coord_session *session, uint32_t request,
         return;
     }
     if (!open_question(adoption, on_held)) {
-        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
+        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "out of memory");
         return;
     }
     for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
@@ -741,12 +741,12 @@ static void adoption_write(struct coord_adoption *adoption)
     }
     adoption->rows = calloc(adoption->job_count + 1, sizeof *adoption->rows);
     if (adoption->rows == NULL) {
-        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
+        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "out of memory");
         return;
     }
     for (size_t i = 0; i < adoption->job_count; i++) {
         struct coord_adoptee *job = &adoption->jobs[i];
-        struct sentence why = { "no memory" };
+        struct sentence why = { "out of memory" };
         if (job->refused.text[0] != '\0') continue;
         if (judge_pages(adoption, job, &why) != CAIRN_OK) {
             job->refused = why;

@@ -163,7 +163,7 @@ static cairn_status change(struct job_spec_data *next, const Cairn__JobAmend *am
                            bool *extends_out, struct sentence *why)
 {
     cairn_status status = spec_note_former(next);
-    if (status != CAIRN_OK) return fail_with(why, status, "no memory for the amended spec");
+    if (status != CAIRN_OK) return fail_with(why, status, "out of memory for the amended spec");
     for (size_t i = 0; i < amend->n_groups && status == CAIRN_OK; i++)
         status = set_group(next, amend->groups[i], why);
     if (status == CAIRN_OK) status = set_frozen(next, amend->freeze, amend->n_freeze, true, why);
@@ -183,7 +183,7 @@ static cairn_status change(struct job_spec_data *next, const Cairn__JobAmend *am
     next->revision++;
     next->amend_key = amend->key;
     status = add_plain_former(next, amend);
-    if (status != CAIRN_OK) return fail_with(why, status, "no memory for the amended spec");
+    if (status != CAIRN_OK) return fail_with(why, status, "out of memory for the amended spec");
     status = spec_check(next, optimizer_names(), why);
     return status == CAIRN_OK ? spec_check_usable(next, why) : status;
 }
@@ -273,11 +273,11 @@ static void on_stored(const struct coord_saved *saved)
 static cairn_status store(struct coord_job *job, struct job_spec_data *next, struct sentence *why)
 {
     struct coord_amending *amending = calloc(1, sizeof *amending);
-    if (amending == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to amend it");
+    if (amending == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to amend it");
     spec_init(&amending->next);
     cairn_status status = coord_terms_make(next, &amending->terms, why);
     if (status == CAIRN_OK) {
-        sentence_set(why, "no memory for the amended spec");
+        sentence_set(why, "out of memory for the amended spec");
         amending->spec_packed = packed_spec(next);
         if (amending->spec_packed == NULL) status = CAIRN_ERR_NO_MEMORY;
     }
@@ -318,7 +318,7 @@ static cairn_status amend_job(struct coord_job *job, struct coord_member *member
     bool extends = false;
     CAIRN_TRY(judge_state(job, amend, why));
     cairn_status status = spec_copy(&job->spec, &next);
-    if (status != CAIRN_OK) return fail_with(why, status, "no memory for the amended spec");
+    if (status != CAIRN_OK) return fail_with(why, status, "out of memory for the amended spec");
     status = change(&next, amend, &extends, why);
     if (status == CAIRN_OK) status = coord_settings_judge_planes(&job->spec, &next, why);
     if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
@@ -348,7 +348,7 @@ void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn_
 {
     struct coord_job *job = member->job;
     const struct coord_amending *amending = job->amends.amending;
-    struct sentence why = { "no memory to amend it" };
+    struct sentence why = { "out of memory to amend it" };
     const bool again = amend->key != 0 && amend->key == job->spec.amend_key;
     member->amend.request = request;
     member->amend.revision = 0;
@@ -487,7 +487,8 @@ void coord_terms_tell(struct coord_job *job, uint32_t shard, bool settled)
     const struct telling telling = { job->generation, job->spec.revision, shard };
     struct coord_gather *gather = coord_gather_open_job(job, on_told, &telling, sizeof telling);
     if (gather == NULL) {
-        log_error("job %s: no memory to tell shard %s of the spec", job->spec.name, s->seat->name);
+        log_error("job %s: out of memory to tell shard %s of the spec", job->spec.name,
+                  s->seat->name);
         return;
     }
     Cairn__JobTerms terms = CAIRN__JOB_TERMS__INIT;
@@ -595,7 +596,7 @@ static cairn_status judge_tie(const struct tensor_spec *t, const struct tensor_s
 static cairn_status make_alias(struct tensor_spec *t, const char *target, struct sentence *why)
 {
     char *alias_of = strdup(target);
-    if (alias_of == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for an alias");
+    if (alias_of == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for an alias");
     t->alias_of = alias_of;
     t->group[0] = '\0';
     t->kind = CAIRN_FROZEN;
@@ -655,7 +656,7 @@ static cairn_status choose_group(const struct job_spec_data *next, const struct 
                          next->name, name);
     *group_out = strdup(name);
     return *group_out != NULL ? CAIRN_OK
-                              : fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a group");
+                              : fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a group");
 }
 
 static cairn_status thaw(struct job_spec_data *next, struct tensor_spec *t, const char *named,

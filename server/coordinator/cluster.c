@@ -225,7 +225,7 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     struct coord *cluster = calloc(1, sizeof *cluster);
     if (cluster == NULL || sodium_init() < 0) {
         free(cluster);
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     }
     cluster->options = options;
     cluster->loop = loop;
@@ -368,7 +368,7 @@ void coord_status_answer(struct coord_session *session, uint32_t request)
         free(members);
         free(list);
         free(places);
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
         return;
     }
     Cairn__ClusterStatus status = CAIRN__CLUSTER_STATUS__INIT;

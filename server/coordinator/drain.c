@@ -64,7 +64,7 @@ static cairn_status load(void *context, const void *row, struct sentence *why)
     const char *shard = ((const struct stored_leaving *)row)->shard;
     struct coord *cluster = context;
     struct coord_seat *seat = coord_seat_get(cluster, shard);
-    if (seat == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
+    if (seat == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a shard");
     seat->leaving = true;
     seat->drain.stored = coord_request_new(cluster);
     log_info("shard %s is to be drained still", shard);

@@ -81,7 +81,7 @@ static cairn_status load(void *context, const void *row, struct sentence *why)
 {
     struct coord_events *events = context;
     struct stored_event *event = store_copy(CAIRN_STORE_EVENTS, row, 1);
-    if (event == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
+    if (event == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for events");
     if (events->next == 0) events->first = event->number;
     keep(events, event);
     return CAIRN_OK;
@@ -91,7 +91,8 @@ cairn_status coord_events_open(struct coord *cluster, struct sentence *why)
 {
     struct coord_events *events = &cluster->events;
     events->ring = calloc(CAIRN_STORE_EVENTS_MAX, sizeof(struct stored_event *));
-    if (events->ring == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
+    if (events->ring == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for events");
     const cairn_status status = store_each(cluster->store, CAIRN_STORED_EVENTS, load, events, why);
     if (events->next == 0) events->first = events->next = 1;
     events->saved = events->began = events->next;
@@ -331,7 +332,7 @@ static cairn_status begin(struct coord_session *session, uint32_t request, const
 {
     struct coord *cluster = session->cluster;
     struct coord_backup *backup = calloc(1, sizeof *backup);
-    if (backup == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (backup == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     backup->cluster = cluster;
     cluster->backup = backup;
     backup->path = strdup(path);
@@ -375,7 +376,7 @@ void coord_backup_close(struct coord *cluster)
 static cairn_status fail(const struct cairn_store *store, sqlite3 *copy, struct sentence *why)
 {
     const cairn_status status = fail_with(why, CAIRN_ERR_IO, "%s: copying: %s", store->path,
-                                          copy == NULL ? "no memory" : sqlite3_errmsg(copy));
+                                          copy == NULL ? "out of memory" : sqlite3_errmsg(copy));
     sqlite3_close(copy);
     return status;
 }
@@ -449,7 +450,7 @@ cairn_status store_picture(const struct cairn_store *store, uint8_t **bytes_out,
     sqlite3_free(image);
     sqlite3_close(copy);
     if (bytes == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a copy of %s", store->path);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a copy of %s", store->path);
     *bytes_out = bytes;
     *byte_count_out = (size_t)size;
     return CAIRN_OK;

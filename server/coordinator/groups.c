@@ -360,7 +360,7 @@ bool coord_groups_open(struct coord_job *job, uint64_t round, const uint64_t *me
     if (job->spec.reduce_groups != CAIRN_GROUPS_HOST) return false;
     struct coord_groups *groups = groups_of(job);
     if (groups == NULL) {
-        log_error("job %s: no memory for its reduce groups; round %" PRIu64 " has none",
+        log_error("job %s: out of memory for its reduce groups; round %" PRIu64 " has none",
                   job->spec.name, round);
         return false;
     }

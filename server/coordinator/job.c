@@ -857,7 +857,8 @@ cairn_status coord_settings_payload(const struct job_spec_data *was,
                          next->client_state_max, head.state_bytes);
     if (same_loss_scale(was, next)) return CAIRN_OK;
     uint8_t *copy = malloc(last->payload_bytes);
-    if (copy == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the job's state");
+    if (copy == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the job's state");
     memcpy(copy, last->payload, last->payload_bytes);
     payload_set_loss_scale(copy, next->loss_scale);
     last->payload = *owned_out = copy;

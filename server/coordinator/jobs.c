@@ -237,7 +237,7 @@ static cairn_status seat_body(struct coord_job *job, uint32_t shard_count, bool 
                          fit);
         return status;
     }
-    return status == CAIRN_OK ? status : fail_with(why, status, "no memory to plan a job");
+    return status == CAIRN_OK ? status : fail_with(why, status, "out of memory to plan a job");
 }
 
 bool coord_draft_open(struct coord_draft *draft, struct coord *cluster,
@@ -515,13 +515,13 @@ static cairn_status fill_seats(struct coord_job *job, const struct stored_job *r
     coord_reshard_pace_begin(&reshard->pace, row->pause, 0);
     reshard->told.state = reshard->running ? CAIRN_RESHARD_MOVING : CAIRN_RESHARD_NONE;
     reshard->joiners = calloc((size_t)row->shard_count + 1, sizeof *reshard->joiners);
-    if (reshard->joiners == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (reshard->joiners == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     for (uint32_t i = 0; i < row->shard_count; i++) {
         const bool is_hole = row->shards[i].name[0] == '\0';
         const double weight = row->shards[i].weight;
         struct coord_seat *seat = is_hole ? NULL
                                           : coord_seat_get(job->cluster, row->shards[i].name);
-        if (seat == NULL && !is_hole) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        if (seat == NULL && !is_hole) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
         if (i >= job->layout->shard_count) {
             if (seat != NULL && reshard->running)
                 reshard->joiners[reshard->joiner_count++] = (struct coord_joiner) { seat, weight };
@@ -565,7 +565,7 @@ cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
                             struct sentence *why)
 {
     struct coord_job *job = calloc(1, sizeof *job);
-    if (job == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (job == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     spec_init(&job->spec);
     job->cluster = cluster;
     job->id = row->id;
@@ -747,7 +747,7 @@ static void on_saved(const struct coord_saved *saved)
     if (saved->status == CAIRN_OK || saved->status == CAIRN_ERR_NOT_FOUND)
         gather = coord_gather_open(cluster, on_job_dropped, drop);
     if (gather == NULL) {
-        const char *text = saved->status == CAIRN_OK ? "no memory" : saved->why;
+        const char *text = saved->status == CAIRN_OK ? "out of memory" : saved->why;
         job->dropping = false;
         coord_waiters_fail(&drop->waiter, CAIRN_ERR_IO, text);
         coord_job_lose(job, false, "dropping it failed (%s); drop it again", text);
@@ -796,7 +796,7 @@ void coord_job_remove(struct coord_session *session, uint32_t request,
                                           "there is no job %.128s; `cairn job list`", message->name)
                               : judge(job, message->force, &why);
     if (status == CAIRN_OK && (drop = new_drop(job)) == NULL)
-        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK && !coord_waiters_add(&drop->waiter, session, request))
         status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status == CAIRN_OK) {

@@ -87,7 +87,7 @@ static void run_sweep(struct coord_work *work)
     if (k->number != 0) find_line(&k->found, &k->origin);
     k->items = calloc(k->found.count + 1, sizeof *k->items);
     if (k->items == NULL) {
-        k->status = fail_with(&k->why, CAIRN_ERR_NO_MEMORY, "no memory");
+        k->status = fail_with(&k->why, CAIRN_ERR_NO_MEMORY, "out of memory");
         return;
     }
     for (size_t i = 0; i < k->found.count; i++) k->items[i] = item_of(k, &k->found.list[i]);
@@ -153,7 +153,7 @@ static void answer(const struct keeping *k)
         coord_session_send(k->work.session, CAIRN_MSG_SNAPSHOT_PRUNED, k->work.request,
                            &message.base);
     else
-        coord_session_error(k->work.session, k->work.request, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(k->work.session, k->work.request, CAIRN_ERR_NO_MEMORY, "out of memory");
     free(fates);
     free(list);
 }
@@ -662,7 +662,7 @@ static cairn_status begin(struct coord *cluster, struct coord_session *session, 
     struct coord_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
     char *name = status == CAIRN_OK ? strdup(job) : NULL;
     if (status == CAIRN_OK && (removal == NULL || name == NULL))
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status != CAIRN_OK) {
         free(removal);
         free(name);
@@ -698,7 +698,7 @@ void coord_snapshot_remove(struct coord_session *session, uint32_t request,
                            message->job, message->id);
     else if (asprintf(&folder, "%s/%s/%s", session->cluster->storage.path, message->job,
                       message->id) < 0)
-        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
     else
         status = begin(session->cluster, session, request, message->job, message->id,
                        message->force ? CAIRN_REMOVAL_FORCED : CAIRN_REMOVAL_ASKED, folder, &why);
@@ -710,7 +710,7 @@ void coord_snapshot_remove(struct coord_session *session, uint32_t request,
 static void snapshot_retire(struct coord *cluster, const char *job, const char *id,
                             enum removal_cause cause)
 {
-    struct sentence why = { "no memory" };
+    struct sentence why = { "out of memory" };
     char *folder;
     if (asprintf(&folder, "%s/%s/%s", cluster->storage.path, job, id) >= 0 &&
         begin(cluster, NULL, 0, job, id, cause, folder, &why) == CAIRN_OK)
@@ -821,7 +821,8 @@ void coord_snapshot_tag(struct coord_session *session, uint32_t request,
     struct sentence why;
     cairn_status status = judge_tag(message, &why);
     struct tagging *t = status == CAIRN_OK ? calloc(1, sizeof *t) : NULL;
-    if (status == CAIRN_OK && t == NULL) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (status == CAIRN_OK && t == NULL)
+        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) {
         t->work.run = run_tag;
         t->work.done = on_done;
@@ -928,7 +929,7 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
     f->folder = strdup(folder);
     if (f->folder == NULL) {
         release_one(f);
-        finding->status = fail_with(finding->why, CAIRN_ERR_NO_MEMORY, "no memory");
+        finding->status = fail_with(finding->why, CAIRN_ERR_NO_MEMORY, "out of memory");
         return;
     }
     if (++found->count > CAIRN_FOUND_MAX) drop_oldest(found);
@@ -941,7 +942,7 @@ cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, 
     struct sentence list_why;
     *out = (struct coord_found) { .count = 0 };
     out->list = calloc(CAIRN_FOUND_MAX + 1, sizeof *out->list);
-    if (out->list == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (out->list == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     CAIRN_TRY(coord_storage_seen(cluster, why));
     cairn_status status = snapshot_list(cluster->storage.path, job, on_snapshot, &finding,
                                         &list_why);

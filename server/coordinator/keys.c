@@ -182,7 +182,7 @@ cairn_status coord_keys_open(struct coord *cluster, struct sentence *why)
 {
     char path[PATH_MAX];
     struct coord_keys *keys = calloc(1, sizeof *keys);
-    if (keys == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for keys");
+    if (keys == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for keys");
     cluster->keys = keys;
     const int length = snprintf(path, sizeof path - 8, "%s/" CAIRN_KEY_FILE,
                                 cluster->options->store_path);

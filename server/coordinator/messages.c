@@ -251,7 +251,7 @@ static void on_job_list(struct coord_session *session, uint32_t request)
         for (size_t i = 0; is_large && i < count; i++) shorten(&views[i]);
         coord_session_send(session, CAIRN_MSG_JOB_LIST, request, &jobs.base);
     } else {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
     }
     for (size_t i = 0; views != NULL && i < count; i++) view_release(&views[i]);
     free(views);
@@ -279,7 +279,7 @@ static void on_job_show(struct coord_session *session, uint32_t request, const C
         (!show->times || coord_times_show(job, &view.times, &view.status))) {
         coord_session_send(session, CAIRN_MSG_JOB_STATUS, request, &view.status.base);
     } else {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
     }
     view_release(&view);
 }

@@ -308,7 +308,7 @@ static void refuse_resuming(struct coord_member *m, struct coord_verdict *verdic
                             struct sentence *why)
 {
     if (verdict == NULL) {
-        opening_refuse(m, CAIRN_ERR_NO_MEMORY, "no memory to read the spec");
+        opening_refuse(m, CAIRN_ERR_NO_MEMORY, "out of memory to read the spec");
         return;
     }
     *why = verdict->why;
@@ -399,7 +399,7 @@ void coord_member_open(struct coord_session *session, uint32_t request, const Ca
         member = NULL;
     }
     if (member == NULL) {
-        if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+        if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
         coord_session_error(session, request, status, why.text);
         return;
     }
@@ -558,7 +558,7 @@ static void begin_judging(struct coord_member *member, struct packed *job)
     if (judging != NULL) judging->job_name = strdup(member->job_name);
     if (judging == NULL || judging->job_name == NULL) {
         free(judging);
-        opening_refuse(member, CAIRN_ERR_NO_MEMORY, "no memory to read the spec");
+        opening_refuse(member, CAIRN_ERR_NO_MEMORY, "out of memory to read the spec");
         return;
     }
     judging->work.run = run_judging;
@@ -608,7 +608,7 @@ void coord_member_page(struct coord_session *session, uint32_t request, const Ca
     if (opening->packed != NULL)
         begin_judging(member, NULL);
     else
-        opening_refuse(member, CAIRN_ERR_NO_MEMORY, "no memory for the spec");
+        opening_refuse(member, CAIRN_ERR_NO_MEMORY, "out of memory for the spec");
 }
 
 /* ==== join ==== */

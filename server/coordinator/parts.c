@@ -682,7 +682,7 @@ cairn_status coord_missed_judge(const struct coord_job *job, const struct job_sp
     if (job->core == NULL || next->tensor_count <= CAIRN_MISSED_RUNS_MAX) return CAIRN_OK;
     struct missed missed;
     uint8_t *room = malloc(CAIRN_MISSED_BYTES(next->tensor_count));
-    if (room == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to amend it");
+    if (room == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to amend it");
     const cairn_status status = list(job, next, true, room, &missed, why);
     free(room);
     return status;
@@ -776,7 +776,7 @@ cairn_status coord_missed_begin(struct job_spec_data *spec, uint8_t **payload_ou
             *bytes_out = payload_encode(&head, NULL, payload);
         }
     } else {
-        (void)fail_with(why, status, "no memory for what tensors have missed");
+        (void)fail_with(why, status, "out of memory for what tensors have missed");
     }
     free(room);
     if (status == CAIRN_OK)

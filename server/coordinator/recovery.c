@@ -215,7 +215,7 @@ static cairn_status await_parts(struct coord_restore *restore, const struct coor
                                 struct sentence *why)
 {
     restore->parts = malloc(body->layout->shard_count);
-    if (restore->parts == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (restore->parts == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     memset(restore->parts, CAIRN_PART_AWAITED, body->layout->shard_count);
     restore->number = coord_cut_number();
     return CAIRN_OK;
@@ -261,8 +261,8 @@ cairn_status coord_restore_replace(struct coord_restore *restore, struct coord_j
     struct coord_gather *gather = coord_gather_open(body->cluster, on_made, restore);
     if (gather == NULL) {
         free(payload);
-        coord_job_lose(body, false, "no memory to restore it");
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_job_lose(body, false, "out of memory to restore it");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     }
     coord_job_send_create(body, &load, gather);
     free(payload);

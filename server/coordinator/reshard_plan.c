@@ -638,7 +638,7 @@ static void answer_all(struct coord_session *session, uint32_t request,
     struct coord_job *next;
     size_t count = 0;
     if (views == NULL || list == NULL) {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
     } else {
         for (struct coord_job *j = session->cluster->jobs; j != NULL; j = next) {
             struct view *view = &views[count];

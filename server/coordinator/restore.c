@@ -267,7 +267,7 @@ static bool plans(struct coord_restore *restore)
     if ((restore->draft.job != NULL || coord_draft_open(&restore->draft, restore->cluster, spec)) &&
         coord_work_do(&restore->work, restore->cluster, NULL, 0, spec->tensor_count * TENSOR_BYTES))
         return true;
-    end_restore(restore, CAIRN_ERR_NO_MEMORY, "no memory to plan the job");
+    end_restore(restore, CAIRN_ERR_NO_MEMORY, "out of memory to plan the job");
     return true;
 }
 
@@ -324,13 +324,13 @@ static cairn_status apply_settings(struct coord_restore *restore, struct sentenc
     spec_release(&restore->spec);
     cairn_status status = spec_copy(was, &restore->spec);
     if (status == CAIRN_OK) status = spec_note_former(&restore->spec);
-    if (status != CAIRN_OK) return fail_with(why, status, "no memory for the job's spec");
+    if (status != CAIRN_OK) return fail_with(why, status, "out of memory for the job's spec");
     restore->spec.revision++;
     status = coord_settings_apply(&restore->spec, asked->settings, asked->n_settings,
                                   CAIRN_SETTINGS_CREATE, &reopens, why);
     if (status == CAIRN_OK) status = coord_settings_judge_planes(was, &restore->spec, why);
     if (status == CAIRN_OK && spec_note_made(&restore->spec, was) != CAIRN_OK)
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the job's spec");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
     if (status == CAIRN_OK) status = spec_check(&restore->spec, optimizer_names(), why);
     return status == CAIRN_OK ? spec_check_usable(&restore->spec, why) : status;
 }
@@ -346,7 +346,8 @@ static void begin_load(struct coord_work *work)
     cairn_status status = restore->status;
     if (status == CAIRN_OK && restore->job_name != NULL)
         status = spec_set_name(&restore->manifest.spec, restore->job_name);
-    if (status != CAIRN_OK && restore->status == CAIRN_OK) sentence_set(&restore->why, "no memory");
+    if (status != CAIRN_OK && restore->status == CAIRN_OK)
+        sentence_set(&restore->why, "out of memory");
     if (status == CAIRN_OK) status = apply_settings(restore, &restore->why);
     const struct sentence why = restore->why;
     if (status == CAIRN_OK)
@@ -474,7 +475,7 @@ static cairn_status judge_ask(struct coord_restore *restore, const Cairn__Snapsh
             restore->settings = cairn__snapshot_restore__unpack(
                 NULL, cairn__snapshot_restore__pack(message, bytes), bytes);
         free(bytes);
-        if (restore->settings == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        if (restore->settings == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     }
     restore->is_stored = by_id;
     restore->folder = strdup(resolved);
@@ -483,7 +484,7 @@ static cairn_status judge_ask(struct coord_restore *restore, const Cairn__Snapsh
     return restore->folder != NULL && restore->asked != NULL &&
                    (!renamed || restore->job_name != NULL)
                ? CAIRN_OK
-               : fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+               : fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
 }
 
 void coord_restore_begin(struct coord_session *session, uint32_t request,
@@ -492,7 +493,7 @@ void coord_restore_begin(struct coord_session *session, uint32_t request,
     struct sentence why;
     struct coord_restore *restore = restore_new(session->cluster);
     if (restore == NULL) {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
         return;
     }
     restore->plan = message->plan;

@@ -109,7 +109,7 @@ static cairn_status make_core(struct coord_job *job, const uint8_t *gone, struct
                                       sizeof *job->rounds.actions.list);
     job->rounds.core_memory = malloc(bytes);
     if (job->rounds.actions.list == NULL || job->rounds.core_memory == NULL) {
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of job %s",
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the rounds of job %s",
                          job->spec.name);
     }
     job->core = round_init(job->rounds.core_memory, &config);
@@ -259,7 +259,7 @@ static cairn_status fill(struct coord_terms *terms, const struct job_spec_data *
         if (status != CAIRN_OK)
             return fail_with(why, status, "group %s: %s is not valid", spec->groups[i].name, field);
         status = spec_add_group(&terms->own, &spec->groups[i]);
-        if (status != CAIRN_OK) return fail_with(why, status, "no memory for the groups");
+        if (status != CAIRN_OK) return fail_with(why, status, "out of memory for the groups");
     }
     for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
         arrays->schedules[i] = terms->own.groups[i].schedule;
@@ -303,7 +303,7 @@ cairn_status coord_terms_make(const struct job_spec_data *spec, struct coord_ter
     const size_t count = spec->group_count + 1; // calloc of 0 may give NULL
     const struct policy *policy = &spec->policy;
     struct coord_terms *terms = calloc(1, sizeof *terms);
-    if (terms == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the groups");
+    if (terms == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the groups");
     spec_init(&terms->own);
     const struct arrays arrays = { calloc(count, sizeof *arrays.groups),
                                    calloc(count, sizeof *arrays.schedules),
@@ -328,7 +328,7 @@ cairn_status coord_terms_make(const struct job_spec_data *spec, struct coord_ter
         list_frozen_tensors(terms, spec) == CAIRN_OK)
         status = fill(terms, spec, &arrays, why);
     else
-        sentence_set(why, "no memory for the groups");
+        sentence_set(why, "out of memory for the groups");
     if (status == CAIRN_OK) fill_tensors(terms, spec, arrays.tensors);
     if (status != CAIRN_OK) {
         coord_terms_free(terms);

@@ -250,7 +250,7 @@ void coord_scrub_want(struct coord *cluster, const char *job, const char *id)
 cairn_status coord_scrub_open(struct coord *cluster, struct sentence *why)
 {
     struct coord_scrub *scrub = calloc(1, sizeof *scrub);
-    if (scrub == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (scrub == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     scrub->cluster = cluster;
     scrub->task = (struct task) { .run = run, .done = on_run, .item_count = 1 };
     cluster->scrub = scrub;
@@ -536,7 +536,7 @@ static void send_list(struct listing *listing)
                            &message.base);
     } else {
         coord_session_error(listing->work.session, listing->work.request, CAIRN_ERR_NO_MEMORY,
-                            "no memory");
+                            "out of memory");
     }
     free(running);
     free(message.running);

@@ -195,7 +195,7 @@ static void on_first_hello(struct coord *cluster, struct cairn_peer *peer, Cairn
     cairn_status status = judge_hello(cluster, hello, &why);
     if (status == CAIRN_OK) {
         session = make_session(cluster, peer, hello);
-        if (session == NULL) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+        if (session == NULL) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
     }
     if (status != CAIRN_OK) {
         refuse_hello(peer, request, status, why.text);

@@ -255,7 +255,7 @@ cairn_status coord_cut_begin(struct coord_job *job, bool is_snapshot, struct coo
     CAIRN_TRY(cut_judge(job, is_snapshot, why));
     if (!inherits && !follows && job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
     struct coord_cut *cut = inherits || follows ? job->snapshots.cut : new_cut(job);
-    if (cut == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (cut == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     struct coord_cut_waiters *waiters = follows ? &cut->next : &cut->now;
     if (!coord_waiters_add(wait ? &waiters->at_end : &waiters->at_begin, session, request)) {
         if (cut != job->snapshots.cut) coord_cut_free(cut);
@@ -271,7 +271,7 @@ cairn_status coord_cut_begin_unasked(struct coord_job *job, enum cut_cause cause
     CAIRN_TRY(cut_judge(job, true, why));
     if (job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
     struct coord_cut *cut = new_cut(job);
-    if (cut == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (cut == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     cut->cause = cause;
     start(job, cut, true);
     return CAIRN_OK;
@@ -288,7 +288,7 @@ void coord_cut_follow(struct coord_job *job, struct coord_cut_waiters waiters)
         start(job, cut, true);
         return;
     }
-    if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
     coord_waiters_fail(&waiters.at_begin, status, why.text);
     coord_waiters_fail(&waiters.at_end, status, why.text);
 }
@@ -320,7 +320,7 @@ static cairn_status fill_manifest(struct coord_cut *cut)
     cairn_status status = spec_copy(&job->spec, &m->spec);
     if (status == CAIRN_OK) status = coord_groups_record(job, &m->reduce_groups);
     if (m->cluster != NULL && status == CAIRN_OK) return CAIRN_OK;
-    return fail_with(&cut->why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest");
+    return fail_with(&cut->why, CAIRN_ERR_NO_MEMORY, "out of memory for the manifest");
 }
 
 static void send_pins(struct coord_cut *cut)
@@ -656,7 +656,7 @@ void coord_cut_work(struct coord_work *work)
         cut->status = coord_content_root(m, &cut->digests, &root, &m->loss_scale, &cut->why);
     if (cut->status == CAIRN_OK) memcpy(m->content_root, root.byte, sizeof m->content_root);
     if (cut->status == CAIRN_OK && coord_note_missed(m) != CAIRN_OK)
-        cut->status = fail_with(&cut->why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest");
+        cut->status = fail_with(&cut->why, CAIRN_ERR_NO_MEMORY, "out of memory for the manifest");
     if (cut->status == CAIRN_OK && cut->is_snapshot)
         cut->status = manifest_commit_signed(cut->folder, m, coord_keys_signer(work->cluster),
                                              &cut->why);

@@ -327,7 +327,7 @@ static cairn_status make_room(struct coord_digests *digests, size_t more, struct
     if (need <= digests->capacity) return CAIRN_OK;
     const size_t capacity = 2 * digests->capacity > need ? 2 * digests->capacity : need;
     struct coord_digest *grown = realloc(digests->list, capacity * sizeof *grown);
-    if (grown == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for digests");
+    if (grown == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for digests");
     digests->list = grown;
     digests->capacity = capacity;
     return CAIRN_OK;
@@ -513,7 +513,7 @@ cairn_status coord_content_root(const struct manifest *manifest, struct coord_di
         if (status == CAIRN_OK)
             status = join(manifest, &parts, count, root_out, loss_scale_out, why);
     } else {
-        sentence_set(why, "no memory for the content root");
+        sentence_set(why, "out of memory for the content root");
     }
     parts_close(&parts);
     return status;

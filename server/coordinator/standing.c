@@ -43,7 +43,8 @@ cairn_status coord_standing_open(struct coord *cluster, struct sentence *why)
     };
     randombytes_buf(&cluster->identity.id.process, sizeof cluster->identity.id.process);
     cluster->identity.dropped = calloc(CAIRN_STORE_DROPPED_MAX, sizeof *cluster->identity.dropped);
-    if (cluster->identity.dropped == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (cluster->identity.dropped == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     return store_each(cluster->store, CAIRN_STORED_DROPPED, load_dropped, cluster, why);
 }
 
@@ -301,7 +302,7 @@ void coord_forget(struct coord_session *session, uint32_t request,
     struct coord_strangers strangers;
     struct sentence why;
     if (!coord_strangers_init(&strangers, cluster)) {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
         return;
     }
     Cairn__ClusterForgotten forgotten = CAIRN__CLUSTER_FORGOTTEN__INIT;

@@ -293,9 +293,9 @@ static cairn_status prepare_made(const struct cairn_store *store, sqlite3_str *s
                                  sqlite3_stmt **out, struct sentence *why)
 {
     char *text = sqlite3_str_finish(sql);
-    const cairn_status status = text == NULL
-                                    ? fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the store")
-                                    : store_prepare(store, text, out, why);
+    const cairn_status status = text == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY,
+                                                         "out of memory for the store")
+                                             : store_prepare(store, text, out, why);
     sqlite3_free(text);
     return status;
 }
@@ -571,11 +571,11 @@ static cairn_status open_private(const char *path, struct sentence *why)
 cairn_status store_open(const char *folder, struct cairn_store **store_out, struct sentence *why)
 {
     struct cairn_store *store = calloc(1, sizeof *store);
-    if (store == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the store");
+    if (store == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the store");
     cairn_status status = CAIRN_OK;
     if (asprintf(&store->path, "%s/coordinator.db", folder) < 0) {
         store->path = NULL;
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the store");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the store");
     }
     if (status == CAIRN_OK) status = open_private(store->path, why);
     if (status == CAIRN_OK &&
@@ -631,7 +631,8 @@ static cairn_status gather(void *context, const void *row, struct sentence *why)
     struct stored_shard *list = realloc(g->list, (g->count + 1) * sizeof *list);
     if (list != NULL) g->list = list;
     char *name = list != NULL ? strdup(shard->name) : NULL;
-    if (name == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a job's shards");
+    if (name == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a job's shards");
     const bool weighed = !isnan(shard->weight);
     list[g->count++] = (struct stored_shard) { shard->job, shard->place, name,
                                                weighed ? shard->weight : 0 };

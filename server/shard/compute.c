@@ -52,7 +52,7 @@ static cairn_status open_lane(struct compute_lane *lane, struct home *home, uint
         list->items = calloc(items, sizeof *list->items);
         list->more = calloc(items, sizeof *list->more);
         if (list->items == NULL || list->more == NULL)
-            return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
+            return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for lists of work");
     }
     return works_open(&lane->works, home, items, lists, why);
 }
@@ -96,7 +96,8 @@ cairn_status compute_open(struct compute *compute, uv_loop_t *loop, struct home 
     *compute = (struct compute) { .home = home, .lane_count = threads + LANES_BESIDE };
     pthread_mutex_init(&compute->lock, NULL);
     compute->lanes = calloc(compute->lane_count, sizeof *compute->lanes);
-    if (compute->lanes == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for threads");
+    if (compute->lanes == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for threads");
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < compute->lane_count && status == CAIRN_OK; i++)
         status = open_lane(&compute->lanes[i], home, i < threads ? lists_max(home) : 1, why);
@@ -332,7 +333,7 @@ cairn_status works_open(struct works *works, struct home *home, uint32_t items, 
                               .list_count = lists,
                               .capacity = WORKS_OF_AN_ITEM * items };
     for (uint32_t i = 0; i < lists; i++) ok = open_list(works, &works->lists[i]) && ok;
-    if (!ok) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
+    if (!ok) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for lists of work");
     return home_stream_open(home, &works->stream, why);
 }
 
@@ -946,7 +947,7 @@ void arriving_begin(struct cairn_shard *shard, const struct arriving_kind *kind,
     cairn_status status = judge(shard, kind, &why);
     struct arriving *arriving = status == CAIRN_OK ? calloc(1, sizeof *arriving) : NULL;
     if (arriving == NULL) {
-        if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+        if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
         answer(shard, kind, request, status, &why);
         message_free(message);
         return;

@@ -50,7 +50,7 @@ static void say_unreachable(struct cairn_member *member, cairn_status status)
     if (status == CAIRN_ERR_NO_MEMORY) {
         log_limited(
             &member->refusals, CAIRN_LOG_WARN,
-            "no memory to connect to %s of job %s: raise the limits of this process (ulimit "
+            "out of memory to connect to %s of job %s: raise the limits of this process (ulimit "
             "-v, memory.max, vm.max_map_count); tried again when it speaks",
             member->name, member->job->spec.name);
         return;
@@ -203,7 +203,7 @@ cairn_status cairn_member_join(struct shard_job *job, const Cairn__MemberJoin *m
     struct cairn_member *member = calloc(1, sizeof *member + bytes);
     if (member == NULL || members_make_room(job) != CAIRN_OK) {
         free(member);
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a member");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a member");
     }
     member->job = job;
     member->tiles_hash = CAIRN_TABLE_HASH_WHOLE;
@@ -435,7 +435,7 @@ static void send_part(struct cairn_shard *shard, uint32_t request, const struct 
                               : packed_spec(&job->spec);
     struct packed *layout = packed_layout(job->view->layout);
     if (spec == NULL || layout == NULL) {
-        refuse(shard, request, CAIRN_ERR_NO_MEMORY, "no memory to send the spec of a job");
+        refuse(shard, request, CAIRN_ERR_NO_MEMORY, "out of memory to send the spec of a job");
     } else {
         Cairn__Part part = CAIRN__PART__INIT;
         part.spec_bytes = spec->size;
@@ -823,7 +823,7 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
                              .actions = &job->pass.actions,
                          });
     if (status == CAIRN_OK) return CAIRN_OK;
-    return fail_with(why, status, "no memory for the round machine of a job");
+    return fail_with(why, status, "out of memory for the round machine of a job");
 }
 
 /* ---- what follows ---- */

@@ -555,13 +555,14 @@ cairn_status area_add(struct cairn_planes *planes, struct home *device, uint64_t
                       struct area **area_out, struct sentence *why)
 {
     struct area *area = calloc(1, sizeof *area);
-    if (area == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a list of memory");
+    if (area == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a list of memory");
     area->refs = 1;
     area->arena = area->to = CAIRN_ARENA_NONE;
     area->segments = calloc((size_t)(bytes / CAIRN_SEGMENT_BYTES) + 1, sizeof *area->segments);
     const cairn_status status = area->segments == NULL
                                     ? fail_with(why, CAIRN_ERR_NO_MEMORY,
-                                                "no memory for a list of memory")
+                                                "out of memory for a list of memory")
                                     : arena_open_home(device, "planes", bytes, &area->arena, why);
     if (status != CAIRN_OK) {
         area_unref(area);

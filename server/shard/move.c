@@ -140,7 +140,7 @@ static cairn_status open_take(struct shard_job *job, struct move_part *part,
     const Cairn__Mover *mover = mover_of(message);
     struct lots lots;
     if (lots_list(job->view, part->view, move_kept(job), &lots) != CAIRN_OK)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to take state");
     part->comes = lots.bytes;
     if (lots.count == 0) return take_budget(job, part, 0, 0, why);
     if (mover == NULL) {
@@ -187,7 +187,7 @@ static cairn_status let_all_in(struct shard_job *job, struct move_part *part,
     if (message->n_movers == 0) return CAIRN_OK;
     part->movers = calloc(message->n_movers, sizeof *part->movers);
     if (part->movers == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for those who take state");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for those who take state");
     for (size_t i = 0; i < message->n_movers && status == CAIRN_OK; i++)
         if (message->movers[i]->shard != message->shard_index)
             status = let_in(job, part, message->movers[i], why);
@@ -291,7 +291,7 @@ static cairn_status begin(struct shard_job *job, const struct arriving *arriving
                           struct sentence *why)
 {
     struct move_part *part = calloc(1, sizeof *part);
-    if (part == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
+    if (part == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a layout");
     log_debug("job %s: layout %" PRIu64 " is to be prepared", job->spec.name,
               message_of(arriving)->layout);
     part->session = job->shard->session.serial;

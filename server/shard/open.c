@@ -83,7 +83,7 @@ static cairn_status make_tables(struct shard_job *job, struct sentence *why)
 {
     job->puts.have = calloc((size_t)job->view->table.map.chunk_count + 1, 1);
     if (job->puts.have == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the chunks of a job");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the chunks of a job");
     return shard_view_number(job->view, &job->spec, why);
 }
 
@@ -241,7 +241,7 @@ static cairn_status make_round(struct shard_job *job, struct sentence *why)
     if (status == CAIRN_OK) status = tiles_open(job, &job->view->table);
     if (status == CAIRN_OK) status = frozen_init(&job->frozen, &job->spec);
     if (status == CAIRN_OK) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the rounds of a job");
 }
 
 /* ---- freed ---- */
@@ -313,7 +313,7 @@ static cairn_status draft_open(struct cairn_shard *shard, const Cairn__JobCreate
     struct shard_job *job = draft != NULL ? new_job(shard, message) : NULL;
     if (job == NULL) {
         free(draft);
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a job");
     }
     leaf_hash(spec->bytes, spec->have_bytes, &job->terms.digest);
     const cairn_status status = decode(job, message, spec, layout, &draft->need, why);

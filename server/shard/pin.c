@@ -387,7 +387,7 @@ static struct pin *pin_new(struct shard_job *job, uint64_t snapshot, struct sent
     if (pin == NULL || told == NULL) {
         free(pin);
         report_free(told);
-        (void)fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
+        (void)fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a snapshot");
         return NULL;
     }
     pin->job = job;
@@ -497,7 +497,7 @@ static cairn_status put_aside(struct writing *w, struct sentence *why)
     if (w->at.elem == 0 || w->at.elem == extent_of(w)->elem_count) return CAIRN_OK;
     const size_t bytes = (size_t)w->at.carry_elems * elem_bytes(w);
     struct plane_later *later = malloc(sizeof *later + bytes);
-    if (later == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+    if (later == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to write");
     *later = (struct plane_later) { .next = w->later, .at = w->at };
     memcpy(later->carry, w->carry, bytes);
     w->later = later;
@@ -701,7 +701,7 @@ static cairn_status write_file(struct writing *w, struct snapshot_writer *writer
     const struct snapshot_input source = { .fill = give_bytes, .context = w };
     uint8_t *sums = malloc((size_t)snapshot_block_count(file->file_bytes) *
                            CAIRN_SNAPSHOT_SUM_BYTES);
-    if (sums == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+    if (sums == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to write");
     const cairn_status status = snapshot_writer_put(writer, w->of->path, file, &source, sums, why);
     if (status == CAIRN_OK)
         return report_add_file(w->of->report, file->path, file->file_bytes, sums, why);
@@ -740,7 +740,7 @@ static cairn_status write_files(struct writing *w, struct sentence *why)
     if (ranges != NULL)
         status = snapshot_plan_make(&w->job->spec, map->shard, ranges, map->extent_count, &plan);
     free(ranges);
-    if (status != CAIRN_OK) return fail_with(why, status, "no memory to plan the files");
+    if (status != CAIRN_OK) return fail_with(why, status, "out of memory to plan the files");
     status = write_planned(w, &plan, why);
     snapshot_plan_release(&plan);
     return status;
@@ -766,7 +766,8 @@ static cairn_status digest_all(struct writing *w, struct sentence *why)
     const struct shard_map *map = &w->view->table.map;
     uint8_t *buffer = malloc(PIECE_ELEMS * sizeof(float));
     cairn_status status = CAIRN_OK;
-    if (buffer == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read the state");
+    if (buffer == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read the state");
     for (size_t i = 0; i < map->extent_count; i++)
         for (enum plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
             if (form_stores(&w->view->forms[i], (int)p))
@@ -778,7 +779,7 @@ static cairn_status digest_all(struct writing *w, struct sentence *why)
 cairn_status pin_write(const struct pin_write *write, struct sentence *why)
 {
     struct writing *w = calloc(1, sizeof *w);
-    if (w == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to read the state");
+    if (w == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read the state");
     w->of = write;
     w->job = write->staging->job;
     w->view = write->staging->view;

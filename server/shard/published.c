@@ -483,7 +483,7 @@ static struct reply *reply_new(struct shard_job *job, struct sentence *why)
     struct reply *reply = malloc(bytes);
     if (reply == NULL) {
         shard_job_give(job, &job->memory.staging, bytes);
-        sentence_set(why, "no memory for a reply");
+        sentence_set(why, "out of memory for a reply");
         return NULL;
     }
     reply->job = job;
@@ -734,7 +734,7 @@ static cairn_status open_head(const struct shard_job *job, struct cairn_publishe
                                                   CAIRN_PUBLISHED_PAGE_BYTES, &copy->head, why);
     if (status != CAIRN_OK || cairn_arena_take(&copy->head, 0, copy->head.bytes) == CAIRN_OK)
         return status;
-    return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the head of a version");
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the head of a version");
 }
 
 /* The last segment of a copy keeps the pages of the largest view that the copy had (gpu/home.h), so
@@ -833,7 +833,7 @@ static cairn_status open_chunks(const struct shard_job *job, struct cairn_publis
     if (checksums == NULL || brought == NULL) {
         free(checksums);
         free(brought);
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the checksums of a version");
     }
     free(copy->checksums);
     free(copy->brought);

@@ -291,7 +291,8 @@ void put_on_message(struct cairn_member *member, const struct chunk_header *head
         status = fail_with(&why, CAIRN_ERR_BUSY, "%u puts are being received", job->puts.max);
     if (status == CAIRN_OK) {
         status = fabric_receive(message, buffer_of(job, put), job->puts.bytes, on_received, put);
-        if (status != CAIRN_OK) status = fail_with(&why, CAIRN_ERR_BUSY, "no memory to receive it");
+        if (status != CAIRN_OK)
+            status = fail_with(&why, CAIRN_ERR_BUSY, "out of memory to receive it");
     }
     if (status != CAIRN_OK) {
         refuse(member, header, status, &why);
@@ -437,7 +438,7 @@ static cairn_status stage(struct shard_job *job, const struct cairn_put *put, ui
         cairn_status status = shard_job_take(job, &job->memory.staging, byte_count, "a write", why);
         if (status != CAIRN_OK) return status;
         uint8_t *bytes = malloc(byte_count + 1);
-        status = bytes == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a write")
+        status = bytes == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a write")
                  : is_whole    ? CAIRN_OK
                                : copy_state(job, put, extent, bytes, byte_count, why);
         if (status != CAIRN_OK) {
@@ -654,7 +655,7 @@ static cairn_status read_weights(struct weights_loader *origin, struct weights *
 {
     const struct shard_job *job = origin->loader.job;
     const struct weight **from = calloc(job->spec.tensor_count + 1, sizeof *from);
-    if (from == NULL) return fail_with(&origin->loader.why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (from == NULL) return fail_with(&origin->loader.why, CAIRN_ERR_NO_MEMORY, "out of memory");
     cairn_status status = weights_match(weights, &job->spec, job->spec.init_prefix, from,
                                         &origin->extra, &origin->loader.why);
     for (size_t i = 0; status == CAIRN_OK && i < job->view->table.map.extent_count; i++) {
@@ -721,7 +722,7 @@ cairn_status origin_begin(struct shard_job *job, struct sentence *why)
 {
     struct weights_loader *origin = calloc(1, sizeof *origin);
     if (origin == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to make initial state");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to make initial state");
     origin->loader.puts_follow = true;
     loader_begin(&origin->loader, job);
     if (job->spec.init_from == NULL) {

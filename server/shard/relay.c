@@ -142,7 +142,7 @@ static cairn_status fill(struct relay *relay, const Cairn__RelaySet *message, st
     relay->members = calloc(message->n_members, sizeof *relay->members);
     relay->owners = calloc(message->n_owners, sizeof *relay->owners);
     if (relay->members == NULL || relay->owners == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a relay");
     memcpy(relay->members, message->members, message->n_members * sizeof *relay->members);
     relay->member_count = (uint32_t)message->n_members;
     relay->owner_count = (uint32_t)message->n_owners;
@@ -172,7 +172,7 @@ cairn_status cairn_relay_set(struct shard_job *job, const Cairn__RelaySet *messa
     if (message->n_members == 0) return CAIRN_OK;
     CAIRN_TRY(judge_set(job, message, why));
     struct relay *relay = calloc(1, sizeof *relay);
-    if (relay == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
+    if (relay == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a relay");
     relay->job = job;
     relay->view = shard_view_ref(job->view);
     relay->shard = job->view->table.map.shard;
@@ -387,7 +387,7 @@ void relay_wake(struct cairn_shard *shard)
 
 static cairn_status fail_memory(const struct cairn_relay_owner *owner, struct sentence *why)
 {
-    return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to relay to shard %s", owner->name);
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to relay to shard %s", owner->name);
 }
 
 static cairn_status make_tables(struct cairn_relay_owner *owner)
@@ -566,7 +566,7 @@ static cairn_status open_pool(struct relay *relay, struct sentence *why)
         .touch = touch_another,
     };
     if (pool->buffers == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the folds of a relay");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the folds of a relay");
     for (uint32_t i = 0; i < relay->owner_count; i++)
         buffer_pool_add(pool, &relay->owners[i].buffers);
     return CAIRN_OK;

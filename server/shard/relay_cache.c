@@ -239,7 +239,8 @@ static cairn_status open_tables(struct relay_cache *cache, struct sentence *why)
     cache->buckets = calloc(cache->bucket_count, sizeof *cache->buckets);
     cache->had_by = calloc(cache->entry_max, cache->member_words * sizeof *cache->had_by);
     if (cache->entries == NULL || cache->buckets == NULL || cache->had_by == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for what is fetched for this host");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                         "out of memory for what is fetched for this host");
     return arena_open_shared(home_host(), "cairn-relay-cache",
                              (uint64_t)cache->entry_max * cache->place_bytes, &cache->memory, why);
 }
@@ -719,7 +720,7 @@ static void refuse_waiting(struct relay_fetches *fetches)
 cairn_status relay_fetch_open(struct relay *relay, struct sentence *why)
 {
     struct relay_fetches *fetches = calloc(1, sizeof *fetches);
-    if (fetches == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
+    if (fetches == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a relay");
     const cairn_status status = relay_cache_open(relay, &fetches->cache, why);
     if (status != CAIRN_OK) {
         free(fetches);
@@ -734,7 +735,7 @@ cairn_status relay_fetch_open(struct relay *relay, struct sentence *why)
     if (fetches->wants == NULL) {
         fetches->want_count = 0;
         relay_fetch_close(relay);
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a relay");
     }
     for (uint32_t i = 0; i < relay->owner_count; i++)
         asker_open(&relay->owners[i].asker, relay_ask_send);

@@ -128,7 +128,8 @@ static void list_pieces(struct reserve *reserve)
 {
     if (atomic_load(&reserve->canceled)) return;
     reserve->status = reserve->request.prepare(reserve, reserve->request.job);
-    if (reserve->status != CAIRN_OK) sentence_set(&reserve->why, "no memory for a list of memory");
+    if (reserve->status != CAIRN_OK)
+        sentence_set(&reserve->why, "out of memory for a list of memory");
 }
 
 static void run_judge(struct task *task, uint32_t item, uint32_t thread)
@@ -263,7 +264,7 @@ void reserve_give(struct shard_job *job, struct cairn_span *spans, size_t span_c
 cairn_status reserve_begin(const struct reserve_request *request, struct sentence *why)
 {
     struct reserve *reserve = calloc(1, sizeof *reserve);
-    if (reserve == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a list");
+    if (reserve == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a list");
     reserve->request = *request;
     reserve->lock_fd = -1;
     add_last(request->job->shard, reserve);
@@ -497,7 +498,7 @@ cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create, st
     job->load.digest = create->digest;
     job->load.joins = create->joins;
     job->load.path = strdup(create->snapshot_path);
-    if (job->load.path == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (job->load.path == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     job->state = CAIRN_JOB_LOADING;
     const struct reserve_request request = { .job = job,
                                              .what = "the state",

@@ -264,7 +264,7 @@ cairn_status restore_begin(struct shard_job *job, struct sentence *why)
     if (restore == NULL || (digest != 0 && report == NULL)) {
         free(restore);
         report_free(report);
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to load a snapshot");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to load a snapshot");
     }
     restore->report = report;
     pthread_mutex_init(&restore->mutex, NULL);
@@ -334,7 +334,7 @@ cairn_status report_add_tree(struct report *report, uint32_t tensor, enum plane 
     if (report->digest_count + tree->node_count > report->digest_capacity) {
         const size_t capacity = 2 * report->digest_capacity + CAIRN_TREE_NODES_MAX + 2;
         struct report_digest *grown = realloc(report->digests, capacity * sizeof *grown);
-        if (grown == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to hash");
+        if (grown == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to hash");
         report->digests = grown;
         report->digest_capacity = capacity;
     }
@@ -371,7 +371,7 @@ cairn_status report_add_file(struct report *report, const char *path, uint64_t b
         struct report_file *grown = realloc(report->files, capacity * sizeof *grown);
         if (grown == NULL) {
             free(sums);
-            return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+            return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to write");
         }
         report->files = grown;
         report->file_capacity = capacity;
@@ -393,7 +393,7 @@ cairn_status report_keep_payload(struct report *report, struct sentence *why)
 {
     const struct decision *last = step_last(report->job->collector.step);
     report->payload = malloc(last->payload_bytes + 1);
-    if (report->payload == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (report->payload == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     if (last->payload_bytes > 0) memcpy(report->payload, last->payload, last->payload_bytes);
     report->payload_bytes = last->payload_bytes;
     return CAIRN_OK;
@@ -524,7 +524,7 @@ static void send_some(struct report *report)
 {
     struct report **link = &report->job->pins.reports;
     const bool sent = send_batch(report);
-    if (!sent) send_failure(report, CAIRN_ERR_NO_MEMORY, "no memory for the list of digests");
+    if (!sent) send_failure(report, CAIRN_ERR_NO_MEMORY, "out of memory for the list of digests");
     if (sent && !is_told(report)) return;
     while (*link != report) link = &(*link)->next;
     *link = report->next;
@@ -675,7 +675,7 @@ cairn_status extend_begin(struct shard_job *job, struct shard_job *from, struct 
                          job->shard->name, job->spec.name);
     struct extend *extend = calloc(1, sizeof *extend + job->view->table.map.extent_count *
                                                            sizeof extend->source[0]);
-    if (extend == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to extend a job");
+    if (extend == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to extend a job");
     extend->loader.job = job;
     extend->from = from;
     extend->version = step_version(from->collector.step);

@@ -217,7 +217,7 @@ cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
                         struct cairn_shard **shard_out, struct sentence *why)
 {
     struct cairn_shard *shard = calloc(1, sizeof *shard);
-    if (shard == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
+    if (shard == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a shard");
     shard->loop = loop;
     shard->up = &up;
     uv_timer_init(loop, &shard->connects.again);
@@ -252,7 +252,7 @@ cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
     ssize_t got = getrandom(&shard->incarnation, sizeof shard->incarnation, 0);
     if (shard->name == NULL || shard->import_folders == NULL || shard->memory.lock == NULL ||
         shard->memory.host_root == NULL || got != (ssize_t)sizeof shard->incarnation) {
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory or no random numbers");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory or no random numbers");
     }
     if (status == CAIRN_OK) status = open_parts(shard, options, why);
     if (status != CAIRN_OK) {

@@ -94,7 +94,7 @@ cairn_status staging_open(struct staging *staging, struct shard_job *job, uint64
     staging->pieces = calloc(pieces + 1, sizeof *staging->pieces);
     staging->saved = calloc(pieces + 1, sizeof *staging->saved);
     if (staging->pieces == NULL || staging->saved == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a snapshot");
     return arena_open_scratch("staging", bytes, &staging->room, why);
 }
 

@@ -38,7 +38,7 @@ static cairn_status make_map(const struct shard_job *job, uint32_t index,
                          " joins what lies apart on shard %s, or cannot be cut in "
                          "chunks of %u leaves",
                          view->layout->version, job->shard->name, leaves);
-    if (status != CAIRN_OK) return fail_with(why, status, "no memory for the map of a job");
+    if (status != CAIRN_OK) return fail_with(why, status, "out of memory for the map of a job");
     if (map->chunk_count >= UINT32_MAX)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "%" PRIu64 " chunks on one shard: raise chunk_leaves or add shards",
@@ -50,7 +50,7 @@ static cairn_status make_forms(const struct shard_job *job, uint32_t member_max,
                                struct shard_view *view, struct need *need, struct sentence *why)
 {
     view->forms = calloc(view->table.map.extent_count + 1, sizeof *view->forms);
-    if (view->forms == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
+    if (view->forms == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a job");
     CAIRN_TRY(need_of(&job->spec, &view->table.map, member_max, job->shard->device.home != NULL,
                       view->forms, need, why));
     view->wire_bytes = need->wire_bytes;
@@ -67,7 +67,7 @@ static cairn_status open_view(const struct shard_job *job, struct layout *layout
     struct shard_view *view = calloc(1, sizeof *view);
     if (view == NULL) {
         layout_close(layout);
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a layout");
     }
     view->refs = 1;
     view->layout = layout;
@@ -93,7 +93,7 @@ cairn_status shard_view_number(struct shard_view *view, const struct job_spec_da
 {
     const cairn_status status = chunk_table_number(&view->table, spec);
     if (status == CAIRN_OK) return CAIRN_OK;
-    return fail_with(why, status, "no memory for the chunks of a job");
+    return fail_with(why, status, "out of memory for the chunks of a job");
 }
 
 /* ---- the next one ---- */
@@ -118,7 +118,7 @@ cairn_status shard_view_place(struct shard_job *job, struct shard_view *view,
 {
     uint64_t bytes;
     if (shard_view_places_open(view, before, job->planes.host_from, &bytes) != CAIRN_OK)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the places of planes");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the places of planes");
     cairn_status status = CAIRN_OK;
     if (before != NULL && bytes > 0) status = judge_area(job, view, bytes, why);
     if (status == CAIRN_OK)
@@ -169,7 +169,7 @@ cairn_status shard_view_next(struct shard_job *job, struct layout *layout, uint3
     bool *dense = list_dense(&job->spec);
     if (dense == NULL) {
         layout_close(layout);
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a layout");
     }
     const struct places places = { &before->table.map, &job->view->table.map, dense };
     cairn_status status = open_view(job, layout, index, member_max_of(job), &places, &view, &need,
@@ -238,7 +238,7 @@ static cairn_status make_ready(struct shard_job *job, const struct shard_view *v
         status = collector_tables_open(&job->collector, &ready->step, table, &ready->collector);
     if (status == CAIRN_OK) status = pass_tables_open(table, &ready->pass);
     if (status == CAIRN_OK) return tiles_ready(job, table, &ready->holds, why);
-    return fail_with(why, status, "no memory for the chunks of layout %" PRIu64 " of job %s",
+    return fail_with(why, status, "out of memory for the chunks of layout %" PRIu64 " of job %s",
                      view->layout->version, job->spec.name);
 }
 

@@ -92,7 +92,7 @@ static cairn_status open_givers(struct take *take, Cairn__ShardInfo *const *shar
     arena_pins_for(&take->staging, take->job->compute->home);
     take->givers = calloc((size_t)take->lots.giver_count + 1, sizeof *take->givers);
     if (status == CAIRN_OK && take->givers == NULL)
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to take state");
     if (status != CAIRN_OK) return status;
     take->giver_count = take->lots.giver_count;
     for (uint32_t i = 0; i < take->giver_count && status == CAIRN_OK; i++)
@@ -107,7 +107,7 @@ cairn_status take_open(struct shard_job *job, struct shard_view *view, struct lo
     struct take *take = calloc(1, sizeof *take);
     if (take == NULL) {
         lots_release(lots);
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to take state");
     }
     take->job = job;
     take->view = shard_view_ref(view);
@@ -386,9 +386,10 @@ static void down(struct chunk_link *link, cairn_status why)
 static void starved(struct chunk_link *link)
 {
     const struct giver *giver = giver_of(link);
-    log_warn("job %s: no memory to ask shard %s, whose state comes here: raise the limits of this "
-             "process (ulimit -v, memory.max, vm.max_map_count)",
-             giver->take->job->spec.name, giver->name);
+    log_warn(
+        "job %s: out of memory to ask shard %s, whose state comes here: raise the limits of this "
+        "process (ulimit -v, memory.max, vm.max_map_count)",
+        giver->take->job->spec.name, giver->name);
 }
 
 static void loan(struct chunk_link *link)
@@ -605,7 +606,7 @@ static cairn_status giver_open(struct take *take, struct giver *giver, const Cai
     giver->address_bytes = info->fabric_address.len;
     giver->address = malloc(giver->address_bytes + 1);
     if (giver->address == NULL || open_slots(giver) != CAIRN_OK)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory to take state from shard %s",
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to take state from shard %s",
                          info->name);
     if (giver->address_bytes > 0)
         memcpy(giver->address, info->fabric_address.data, giver->address_bytes);

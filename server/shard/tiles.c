@@ -64,7 +64,7 @@ static void *take(struct shard_job *job, size_t bytes, struct sentence *why)
     void *memory = calloc(1, bytes);
     if (memory == NULL) {
         shard_job_give(job, &job->memory.tables, bytes);
-        sentence_set(why, "no memory for tiles");
+        sentence_set(why, "out of memory for tiles");
         return NULL;
     }
     return memory;
@@ -535,7 +535,7 @@ cairn_status tiles_ready(struct shard_job *job, const struct chunk_table *table,
         return fail_with(why, CAIRN_ERR_BUSY, "chunks of job %s are on their way", job->spec.name);
     uint8_t *holds = tiles_holds_open(job, table);
     if (holds == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for the tiles of job %s",
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the tiles of job %s",
                          job->spec.name);
     cairn_status status = CAIRN_OK;
     for (struct tiled *tiled = job->tiling.list; tiled != NULL && status == CAIRN_OK;

@@ -756,7 +756,7 @@ static cairn_status terms_prepare(struct arriving *terms, void **made_out, struc
     const struct paged *spec = &terms->paged[0];
     if (spec->have_bytes == 0) return CAIRN_OK;
     struct job_spec_data *next = malloc(sizeof *next);
-    if (next == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "no memory for a spec");
+    if (next == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a spec");
     const cairn_status status = spec_unpack(spec->bytes, spec->have_bytes, optimizer_names(), next,
                                             why);
     if (status == CAIRN_OK)

@@ -16,12 +16,12 @@
 static char folder[CAIRN_SCRATCH_BYTES];
 static char output[16 * 1024];
 
-static void setup(void)
+static void set_up(void)
 {
     cairn_scratch_make(folder);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     cairn_scratch_remove(folder);
 }
@@ -517,4 +517,4 @@ TEST(what_it_prints_as_json_is_json_with_its_schema_version)
     cluster_stop(&cluster);
 }
 
-SUITE(40, setup, teardown);
+SUITE(40, set_up, tear_down);

@@ -38,7 +38,7 @@ static struct cluster cluster;
 static cairn *session;
 static cairn_job *job;
 
-static void setup(void)
+static void set_up(void)
 {
     const struct cairn_job_spec spec = abuse_spec(0);
     cluster_start(&cluster, 2, &options);
@@ -47,7 +47,7 @@ static void setup(void)
     abuse_train(job, 5);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     cairn_close(session);
     cluster_stop(&cluster);
@@ -300,4 +300,4 @@ TEST(an_empty_step_writes_nothing_to_disk)
         ck_assert_uint_eq(abuse_proc_number(pids[i], "io", "write_bytes"), before[i]);
 }
 
-SUITE(40, setup, teardown);
+SUITE(40, set_up, tear_down);

@@ -16,14 +16,14 @@ static struct cluster cluster;
 static cairn *session;
 static cairn_job *job;
 
-static void setup(void)
+static void set_up(void)
 {
     cluster_start(&cluster, 2, &options);
     session = abuse_session(&cluster, "worker zero");
 }
 
 /* After all the mischief the cluster stops cleanly. */
-static void teardown(void)
+static void tear_down(void)
 {
     cairn_close(session);
     cluster_stop(&cluster);
@@ -318,4 +318,4 @@ TEST(a_session_closed_with_operations_in_flight_is_closed_within_two_seconds)
     kill(cluster.shards[1], SIGCONT);
 }
 
-SUITE(40, setup, teardown);
+SUITE(40, set_up, tear_down);

@@ -21,7 +21,7 @@ static struct cluster_said said;
 static cairn *session;
 static cairn_job *job;
 
-static void setup(void)
+static void set_up(void)
 {
     float values[ELEMS] = { 0 };
     static const char *const quick[] = { "lease.heartbeat=100ms",
@@ -38,7 +38,7 @@ static void setup(void)
     good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     if (session != NULL) cairn_close(session);
     cluster_stop(&cluster);
@@ -194,4 +194,4 @@ TEST(events_are_watched_past_a_coordinator_with_another_store)
     ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 130);
 }
 
-SUITE(60, setup, teardown);
+SUITE(60, set_up, tear_down);

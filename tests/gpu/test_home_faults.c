@@ -84,7 +84,7 @@ TEST(a_full_card_refuses_memory_and_goes_on)
     const uint64_t before = home_free_bytes(home);
     ck_assert_int_eq(home_memory_open(home, "moments", (uint64_t)300 << 20, &large, &why),
                      CAIRN_ERR_NO_MEMORY);
-    ck_assert_msg(strstr(why.text, "moments: no memory for 300 MiB") != NULL, "%s", why.text);
+    ck_assert_msg(strstr(why.text, "moments: out of memory for 300 MiB") != NULL, "%s", why.text);
     ck_assert_uint_eq(home_free_bytes(home), before);
     ck_assert_int_eq(home_memory_open(home, "moments", 1, &small, &why), CAIRN_OK);
     home_memory_close(&small);

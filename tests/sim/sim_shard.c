@@ -232,7 +232,7 @@ static void receive(struct sim *sim, uint32_t shard, const struct step_action *a
     landing->in_place = action->slot % config.window >= config.window - config.in_place;
     if (landing->in_place != (message->in_place && !message->unreadable))
         sim_fail(sim, "shard %u has %s for chunk %u", shard,
-                 landing->in_place ? "no memory" : "memory too many", landing->chunk);
+                 landing->in_place ? "out of memory" : "memory too many", landing->chunk);
     if (landing->in_place) landing_view(sim, shard, landing, s->slots[action->slot]);
     sim_at(sim, landing->in_place ? 0 : rng_exponential(&sim->schedule, delay), E_LANDED, shard,
            action->slot, 0);

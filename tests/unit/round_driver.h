@@ -50,7 +50,7 @@ static inline void make(uint64_t epoch, uint64_t reserved)
     out = (struct round_actions) { list, 0, sizeof list / sizeof *list };
 }
 
-static inline void setup(void)
+static inline void set_up(void)
 {
     group = cairn_hyper_default(CAIRN_OPTIMIZER_ADAMW);
     config = (struct round_config) { .shard_count = SHARDS,
@@ -63,7 +63,7 @@ static inline void setup(void)
     make(0, 0);
 }
 
-static inline void teardown(void)
+static inline void tear_down(void)
 {
     free(core);
 }

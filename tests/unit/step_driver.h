@@ -37,13 +37,13 @@ static inline void make(uint32_t chunks, uint32_t window, uint32_t members)
         .chunk_count = chunks, .window = window, .member_max = members, .payload_bytes_max = 64 });
 }
 
-static inline void setup(void)
+static inline void set_up(void)
 {
     step = NULL;
     make(CHUNKS, WINDOW, 4);
 }
 
-static inline void teardown(void)
+static inline void tear_down(void)
 {
     free(step);
 }

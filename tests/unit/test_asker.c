@@ -19,7 +19,7 @@ static cairn_status send_one(struct chunk_request *request)
     return CAIRN_OK;
 }
 
-static void setup(void)
+static void set_up(void)
 {
     asker_open(&asker, send_one);
     for (uint32_t i = 0; i < REQUESTS; i++)
@@ -233,4 +233,4 @@ TEST(what_is_dropped_is_neither_sent_nor_in_the_window)
     ck_assert_uint_eq(asker.sent, WINDOW);
 }
 
-SUITE(30, setup);
+SUITE(30, set_up);

@@ -44,7 +44,7 @@ static cairn_job *open_job(const char *name)
     return job;
 }
 
-static void setup(void)
+static void set_up(void)
 {
     const struct cairn_fabric_mem_options options = { .seed = 9 };
     rooms_open(&rooms, SHARDS, &options);
@@ -55,7 +55,7 @@ static void setup(void)
     for (int i = 0; i < ELEMS; i++) values[i] = (float)i;
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     cairn_close(session);
     rooms_close(&rooms);
@@ -185,4 +185,4 @@ TEST(a_name_with_control_characters_is_refused_at_once)
     check_refused(cairn_open(&opts, &another), CAIRN_ERR_INVALID, "opts.name");
 }
 
-SUITE(60, setup, teardown);
+SUITE(60, set_up, tear_down);

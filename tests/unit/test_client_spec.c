@@ -14,7 +14,7 @@ static struct cairn_job_spec spec;
 static struct job_spec_data data;
 static uint64_t open_flags;
 
-static void setup(void)
+static void set_up(void)
 {
     const struct cairn_group model = CAIRN_GROUP_INIT;
     tensor = (struct cairn_tensor) { sizeof tensor, .name = "w", .rank = 1, .shape = { 4 } };
@@ -28,7 +28,7 @@ static void setup(void)
     ck_assert_int_eq(spec_set_name(&data, "job"), CAIRN_OK);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     spec_release(&data);
 }
@@ -97,8 +97,8 @@ TEST(a_group_that_says_only_its_optimizer_is_sent_to_CAIRN_GROUP_INIT)
     group = (struct cairn_group) { .struct_size = sizeof group, .optimizer = "adamw" };
     check_refused("eps is 0, and adamw divides by it");
     ck_assert_ptr_nonnull(strstr(cairn_error(), "CAIRN_GROUP_INIT"));
-    teardown();
-    setup();
+    tear_down();
+    set_up();
     group = (struct cairn_group) { .struct_size = sizeof group, .optimizer = "sgd", .lr = 0.1 };
     ck_assert_int_eq(client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
 }
@@ -107,8 +107,8 @@ TEST(betas_of_sgd_are_refused_but_for_the_defaults)
 {
     group.optimizer = "sgd";
     ck_assert_int_eq(client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
-    teardown();
-    setup();
+    tear_down();
+    set_up();
     group.optimizer = "sgd";
     group.beta2 = 0.5;
     check_refused("beta2");
@@ -183,8 +183,8 @@ TEST(a_group_of_what_is_not_trained_is_refused)
     spec.tensors = two;
     spec.tensor_count = 2;
     check_refused("mean");
-    teardown();
-    setup();
+    tear_down();
+    set_up();
     two[1].group = "nobody";
     two[1].kind = CAIRN_FROZEN;
     spec.tensors = two;
@@ -192,4 +192,4 @@ TEST(a_group_of_what_is_not_trained_is_refused)
     check_refused("nobody");
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

@@ -47,14 +47,14 @@ static struct values values;
 static struct config config;
 static struct sentence why;
 
-static void setup(void)
+static void set_up(void)
 {
     cairn_scratch_make(folder);
     memset(&values, 0, sizeof values);
     config_init(&config, options, OPTION_COUNT, &values);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     config_release(&config);
     cairn_scratch_remove(folder);
@@ -234,4 +234,4 @@ TEST(the_printed_sample_is_read_back)
     for (size_t i = 0; i < OPTION_COUNT; i++) ck_assert_int_gt(config.given[i], 0);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

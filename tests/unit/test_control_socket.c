@@ -19,14 +19,14 @@
 static char folder[CAIRN_SCRATCH_BYTES], path[CAIRN_SCRATCH_BYTES + 16];
 static struct sentence why;
 
-static void setup(void)
+static void set_up(void)
 {
     signal(SIGPIPE, SIG_IGN);
     cairn_scratch_make(folder);
     snprintf(path, sizeof path, "%s/sock", folder);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     cairn_scratch_remove(folder);
 }
@@ -289,4 +289,4 @@ TEST(one_bad_address_of_several_leaves_nothing_behind)
     ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
 
-SUITE(60, setup, teardown);
+SUITE(60, set_up, tear_down);

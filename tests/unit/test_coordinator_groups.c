@@ -327,13 +327,13 @@ TEST(an_owner_that_refuses_a_relay_ends_the_groups)
 
 TEST(a_shard_that_cannot_relay_ends_the_groups)
 {
-    fake.shards[2].refuse_relay_set = "no memory for sums";
-    expect_given_up(false, "relay s2 failed: s2: no memory for sums");
+    fake.shards[2].refuse_relay_set = "out of memory for sums";
+    expect_given_up(false, "relay s2 failed: s2: out of memory for sums");
 }
 
 TEST(a_relay_that_gives_up_in_a_round_ends_the_groups)
 {
-    expect_given_up(true, "no memory for sums");
+    expect_given_up(true, "out of memory for sums");
 }
 
 TEST(a_relay_that_gives_up_because_a_shard_is_away_relays_when_it_is_back)

@@ -34,7 +34,7 @@ static void on_stop(struct daemon *daemon, void *context)
     daemon_stop(daemon, 0);
 }
 
-static void setup(void)
+static void set_up(void)
 {
     cairn_scratch_make(folder);
     unsetenv("NOTIFY_SOCKET");
@@ -42,7 +42,7 @@ static void setup(void)
     unsetenv("WATCHDOG_PID");
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     cairn_scratch_remove(folder);
 }
@@ -223,4 +223,4 @@ TEST(without_a_supervisor_nothing_is_told)
     ck_assert_uint_eq(notify_watchdog_ms(), 0);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

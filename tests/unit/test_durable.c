@@ -18,13 +18,13 @@ static char folder[CAIRN_SCRATCH_BYTES];
 static char path[256];
 static struct sentence why;
 
-static void setup(void)
+static void set_up(void)
 {
     cairn_scratch_make(folder);
     snprintf(path, sizeof path, "%s/state", folder);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     cairn_scratch_remove(folder);
 }
@@ -231,4 +231,4 @@ TEST(a_data_folder_that_cannot_be_written_says_what_to_do)
     ck_assert_int_eq(chmod(folder, 0700), 0);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

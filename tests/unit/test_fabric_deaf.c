@@ -57,7 +57,7 @@ static void make_hear(int listener)
 
 static int listener; /* of `deaf` */
 
-static void setup(void)
+static void set_up(void)
 {
     node_open(&deaf, "ucx", NULL);
     listener = find_listener();
@@ -65,7 +65,7 @@ static void setup(void)
     make_deaf(listener);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     node_close(&here);
     node_close(&deaf);
@@ -134,7 +134,7 @@ TEST(a_peer_that_is_gone_costs_no_descriptor)
     const unsigned before = descriptors_here();
     for (int i = 0; i < 3; i++) ck_assert_ptr_null(try_address(address, bytes, &took_ms));
     ck_assert_uint_eq(descriptors_here(), before);
-    node_open(&deaf, "ucx", NULL); // for teardown
+    node_open(&deaf, "ucx", NULL); // for tear_down
 }
 
 /* As of a node that does not find its port: without what stands before the place. */
@@ -167,4 +167,4 @@ TEST(what_ucx_waited_for_in_vain_is_left_alone)
     ck_assert_double_lt(took_ms, first_ms / 2);
 }
 
-SUITE(60, setup, teardown);
+SUITE(60, set_up, tear_down);

@@ -76,7 +76,7 @@ static void on_closed(void *context)
     closed_count++;
 }
 
-static void setup(void)
+static void set_up(void)
 {
     const struct rlimit files = { 4096, 4096 };
     setrlimit(RLIMIT_NOFILE, &files);
@@ -100,7 +100,7 @@ static void open_listener(void)
                   "%s", why.text);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     if (listener != NULL) {
         listener_close(listener, on_closed);
@@ -430,4 +430,4 @@ TEST(a_port_in_use_is_named)
     ck_assert_ptr_null(second);
 }
 
-SUITE(60, setup, teardown);
+SUITE(60, set_up, tear_down);

@@ -23,14 +23,14 @@ static void make(void)
 }
 
 /* Two shards, layout 1. */
-static void setup(void)
+static void set_up(void)
 {
     move = NULL;
     config = (struct move_config) { .shard_max = MAX, .shard_count = 2, .layout = 1 };
     make();
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     free(move);
 }
@@ -292,4 +292,4 @@ TEST(a_configuration_that_cannot_work_has_no_size)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) ck_assert_uint_eq(move_bytes(&bad[i]), 0);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

@@ -13,7 +13,7 @@ static struct cairn_push *push;
 static struct push_action list[64];
 static struct push_actions out;
 
-static void setup(void)
+static void set_up(void)
 {
     const struct push_config config = { .shard_count = SHARDS, .queue_max = QUEUE };
     void *memory = malloc(push_bytes(&config));
@@ -23,7 +23,7 @@ static void setup(void)
     ck_assert_uint_le(out.capacity, sizeof list / sizeof *list);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     free(push);
 }
@@ -552,4 +552,4 @@ TEST(a_configuration_that_cannot_work_has_no_size)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) ck_assert_uint_eq(push_bytes(&bad[i]), 0);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

@@ -49,7 +49,7 @@ static cairn_job *open_job(cairn *by, uint32_t rank)
     return open_job_of(by, rank, "w", (struct cairn_group)CAIRN_GROUP_INIT, FIRST_STEP);
 }
 
-static void setup(void)
+static void set_up(void)
 {
     const struct cairn_fabric_mem_options options = { .seed = 7 };
     rooms_open(&rooms, SHARDS, &options);
@@ -61,7 +61,7 @@ static void setup(void)
     }
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     cairn_close(session);
     rooms_close(&rooms);
@@ -290,4 +290,4 @@ TEST(with_tiles_rank_0_puts_moments_whole)
     cairn_close(beside);
 }
 
-SUITE(60, setup, teardown);
+SUITE(60, set_up, tear_down);

@@ -12,7 +12,7 @@ static char names[TENSORS][256];
 static struct tensor_spec tensors[TENSORS];
 static const struct job_spec_data spec = { .tensors = tensors, .tensor_count = TENSORS };
 
-static void setup(void)
+static void set_up(void)
 {
     for (int i = 0; i < TENSORS; i++) {
         snprintf(names[i], sizeof names[i], "t%d", i);
@@ -99,4 +99,4 @@ TEST(a_gradient_is_told_by_its_tensors_as_far_as_they_are_known)
                      "the gradient of t3 (4), t7 (1) and others is not finite (7 elements)");
 }
 
-SUITE(30, setup, NULL);
+SUITE(30, set_up, NULL);

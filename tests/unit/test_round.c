@@ -447,4 +447,4 @@ TEST(no_round_opens_while_the_gate_is_shut_and_the_open_one_goes_on)
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->member_count, 2);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

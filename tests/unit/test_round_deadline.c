@@ -249,4 +249,4 @@ TEST(a_writer_that_pauses_goes_on_with_its_write)
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_FENCE)->member, A);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

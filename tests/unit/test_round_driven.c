@@ -6,7 +6,7 @@ static const struct schedule driven_schedule = { .kind = CAIRN_SCHEDULE_DRIVEN }
 
 static void setup_driven(void)
 {
-    setup();
+    set_up();
     config.terms.schedules = &driven_schedule;
     make(0, 0);
 }
@@ -136,4 +136,4 @@ TEST(a_payload_carries_rates_between_skips_and_state_and_none_that_is_no_rate)
     ck_assert_int_eq(payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
 }
 
-SUITE(30, setup_driven, teardown);
+SUITE(30, setup_driven, tear_down);

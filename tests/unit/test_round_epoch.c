@@ -306,4 +306,4 @@ TEST(it_says_whom_it_waits_for)
     ck_assert_str_eq(waiting.text, "");
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

@@ -190,4 +190,4 @@ TEST(what_the_incarnation_before_decided_last_is_known_after_later_rounds)
     expect_applied(A, 77, 41);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

@@ -18,7 +18,7 @@ static void layout(uint64_t number, uint32_t shards, uint8_t gone)
 
 static void setup_layouts(void)
 {
-    setup();
+    set_up();
     config.shard_max = 4;
     config.layout = 1;
     make(0, 0);
@@ -266,4 +266,4 @@ TEST(the_next_incarnation_begins_with_the_layout_that_is_durable)
     ck_assert_uint_eq(expect(CAIRN_ROUND_FENCE)->layout, 7);
 }
 
-SUITE(30, setup_layouts, teardown);
+SUITE(30, setup_layouts, tear_down);

@@ -171,4 +171,4 @@ TEST(who_is_put_out_at_the_deadline_is_lost_and_who_is_replaced_is_not)
     ck_assert(round_halted_of_loss(core));
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

@@ -12,7 +12,7 @@ static struct round_terms terms;
 
 static void setup_tensors(void)
 {
-    setup();
+    set_up();
     groups[0] = cairn_hyper_default(CAIRN_OPTIMIZER_ADAMW);
     groups[1] = cairn_hyper_default(CAIRN_OPTIMIZER_SGD);
     groups[1].momentum = 0.9;
@@ -308,4 +308,4 @@ TEST(a_payload_gets_another_list_and_keeps_all_else)
     ck_assert_mem_eq(again, bytes, plain);
 }
 
-SUITE(30, setup_tensors, teardown);
+SUITE(30, setup_tensors, tear_down);

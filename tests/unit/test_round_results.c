@@ -4,7 +4,7 @@
 
 static void setup_halting(void)
 {
-    setup();
+    set_up();
     config.halt_nonfinite = true;
     make(0, 0);
 }
@@ -97,4 +97,4 @@ TEST(without_the_policy_rounds_go_on)
     ck_assert(opens());
 }
 
-SUITE(30, setup_halting, teardown);
+SUITE(30, setup_halting, tear_down);

@@ -9,7 +9,7 @@ static uint8_t kept[KEPT_BYTES];
 
 static void setup_skips(void)
 {
-    setup();
+    set_up();
     config.skips_max = MAX;
     config.terms.revision = REVISION;
     make(0, 0);
@@ -225,4 +225,4 @@ TEST(a_payload_without_skips_is_what_it_was_before_there_were_any)
     ck_assert_int_eq(payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
 }
 
-SUITE(30, setup_skips, teardown);
+SUITE(30, setup_skips, tear_down);

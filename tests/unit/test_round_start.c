@@ -94,4 +94,4 @@ TEST(who_waits_for_workers_min_goes_on_when_it_is_lowered)
     ck_assert(is_open());
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

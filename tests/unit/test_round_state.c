@@ -5,7 +5,7 @@ enum { STATE_MAX = 8 };
 
 static void setup_state(void)
 {
-    setup();
+    set_up();
     config.client_state_max = STATE_MAX;
     make(0, 0);
 }
@@ -165,4 +165,4 @@ TEST(a_payload_carries_the_state_behind_its_groups_also_within_itself)
     ck_assert_int_eq(payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
 }
 
-SUITE(30, setup_state, teardown);
+SUITE(30, setup_state, tear_down);

@@ -6,7 +6,7 @@ static const struct decision none = { .kind = CAIRN_DECISION_NONE, .version_afte
 
 static void setup_surplus(void)
 {
-    setup();
+    set_up();
     config.contributors_max = 2;
     make(0, 0);
 }
@@ -134,4 +134,4 @@ TEST(nobody_waits_for_it_nor_drops_it_at_the_deadline)
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 1));
 }
 
-SUITE(30, setup_surplus, teardown);
+SUITE(30, setup_surplus, tear_down);

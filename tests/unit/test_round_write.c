@@ -238,4 +238,4 @@ TEST(both_threads_that_ask_amid_a_change_of_epoch_are_answered_after_it)
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_RESULT, 2));
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

@@ -40,7 +40,7 @@ static void on_done(struct task *task)
     order[done_count++] = (unsigned)(c - counted);
 }
 
-static void setup(void)
+static void set_up(void)
 {
     struct sentence why;
     memset(counted, 0, sizeof counted);
@@ -49,7 +49,7 @@ static void setup(void)
     ck_assert_int_eq(pool_open(&loop, "test", THREADS, NULL, &pool, &why), CAIRN_OK);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     if (pool != NULL) pool_close(pool, NULL, NULL);
     uv_run(&loop, UV_RUN_DEFAULT);
@@ -234,7 +234,7 @@ TEST(a_thread_that_ends_in_time_is_not)
     ck_assert(closed);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);
 
 TEST(an_arena_is_zero_and_backed_as_it_is_touched)
 {

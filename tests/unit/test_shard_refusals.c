@@ -12,7 +12,7 @@ static struct model model;
 static float payload[SCENE_CHUNK_LEAVES * 4096];
 
 /* A job in round 5 of epoch 3: members 1 and 2 contribute, 3 is a reader. */
-static void setup(void)
+static void set_up(void)
 {
     scene_open(&scene, "mem", 1, 0);
     scene_serve(&scene, 2, 3);
@@ -21,7 +21,7 @@ static void setup(void)
 }
 
 /* After all the mischief the round goes on to the right end. */
-static void teardown(void)
+static void tear_down(void)
 {
     scene_settle(&scene);
     for (size_t i = 0; i < scene.note_count; i++) scene.notes[i].taken = true;
@@ -396,4 +396,4 @@ TEST(a_shard_that_lost_its_endpoint_alone_says_so_by_the_next_one)
     ck_assert_uint_eq((uint32_t)after, 1);
 }
 
-SUITE(60, setup, teardown);
+SUITE(60, set_up, tear_down);

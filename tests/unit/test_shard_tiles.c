@@ -165,7 +165,7 @@ static void begin_epoch(uint64_t epoch)
 }
 
 /* A job that serves, with the pieces told. */
-static void setup(void)
+static void set_up(void)
 {
     join_all();
     hold_pieces();
@@ -177,7 +177,7 @@ static void setup(void)
     begin_epoch(3);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     scene_close(&scene);
     for (uint64_t m = 1; m <= WORKERS; m++) tiles_release(&tiles[m]);
@@ -633,7 +633,7 @@ TEST(a_box_that_is_not_one_of_the_chunk_is_refused)
     ck_assert_uint_eq(member->replies, 0);
 }
 
-SUITE(60, setup, teardown);
+SUITE(60, set_up, tear_down);
 
 /* ---- puts ---- */
 
@@ -667,7 +667,7 @@ TEST(moments_before_there_is_a_state_are_whole_and_of_rank_0)
     ck_assert_int_eq(refusal_of(&put, size), CAIRN_ERR_MALFORMED);
     put = moments_header(T_FROZEN); // it keeps none
     ck_assert_int_eq(refusal_of(&put, sizeof(float) * put.leaf_count), CAIRN_ERR_NOT_FOUND);
-    teardown();
+    tear_down();
 }
 
 TEST(a_chunk_is_put_when_all_its_boxes_are_put)
@@ -695,7 +695,7 @@ TEST(a_chunk_is_put_when_all_its_boxes_are_put)
             ck_assert_float_eq(param[extent->local_elem + e],
                                scene_initial(extent->tensor, extent->first_elem + e));
     }
-    teardown();
+    tear_down();
 }
 
 TEST(one_worker_may_put_whole_tensors_of_a_tiled_job)
@@ -705,7 +705,7 @@ TEST(one_worker_may_put_whole_tensors_of_a_tiled_job)
     for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
     scene_put_all(&scene, 1);
     scene_seal(&scene);
-    teardown();
+    tear_down();
 }
 
 SUITE(60);

@@ -23,7 +23,7 @@ static char *folder;
 static struct weights weights;
 static struct sentence why;
 
-static void setup(void)
+static void set_up(void)
 {
     cairn_scratch_make(scratch);
     snprintf(root, sizeof root, "%s/models", scratch);
@@ -36,7 +36,7 @@ static void setup(void)
     folder = cairn_sample_snapshot(root, &spec, 7);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     free(folder);
     spec_release(&spec);
@@ -152,4 +152,4 @@ TEST(a_folder_of_others_is_theirs_whatever_else_is_in_it)
     weights_close(&weights);
 }
 
-SUITE(60, setup, teardown);
+SUITE(60, set_up, tear_down);

@@ -597,4 +597,4 @@ TEST(a_configuration_that_cannot_work_has_no_size)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) ck_assert_uint_eq(step_bytes(&bad[i]), 0);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

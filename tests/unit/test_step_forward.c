@@ -410,4 +410,4 @@ TEST(who_may_still_contribute_has_a_slot_and_something_left_of_this_micro_batch)
     ck_assert(!step_may_receive(step));
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

@@ -185,4 +185,4 @@ TEST(a_round_that_waits_for_state_is_void_on_a_fence)
     ck_assert_uint_eq(expect(0, CAIRN_STEP_REDUCED_REPORT)->round, 101);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

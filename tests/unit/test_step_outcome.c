@@ -206,4 +206,4 @@ TEST(the_initial_state_is_ready_at_the_version_it_is_told)
     ck_assert_uint_eq(expect(0, CAIRN_STEP_ANSWER)->decision->version_after.generation, 3);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

@@ -50,4 +50,4 @@ TEST(a_write_that_skips_a_version_or_was_not_prepared_is_a_fault)
     expect_fault();
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

@@ -18,7 +18,7 @@ static uint64_t token;
 static const struct storage_owner ours = { .store = 7, .who = "cluster ours, coordinator at a" },
                                   theirs = { .store = 8, .who = "cluster theirs" };
 
-static void setup(void)
+static void set_up(void)
 {
     cairn_scratch_make(folder);
     snprintf(path, sizeof path, "%s/%s", folder, CAIRN_STORAGE_FILE);
@@ -26,7 +26,7 @@ static void setup(void)
     ck_assert_int_eq(storage_mark(folder, &ours, &token, &why), CAIRN_OK);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     cairn_scratch_remove(folder);
 }
@@ -140,4 +140,4 @@ TEST(who_looks_leaves_nothing_behind)
     ck_assert_int_eq(mkdir(folder, 0700), 0);
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

@@ -59,7 +59,7 @@ int __wrap_fsync(int fd)
     return -1;
 }
 
-static void setup(void)
+static void set_up(void)
 {
     cairn_scratch_make(folder);
     folders_fail = false;
@@ -67,7 +67,7 @@ static void setup(void)
     ck_assert_int_eq(pthread_barrier_init(&refused, NULL, THREADS), 0);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     pthread_barrier_destroy(&refused);
     cairn_scratch_remove(folder);
@@ -175,4 +175,4 @@ TEST(of_an_export_whose_name_cannot_be_synced_nothing_is_left)
     ck_assert_int_ne(access(made.temp, F_OK), 0);
 }
 
-SUITE(10, setup, teardown);
+SUITE(10, set_up, tear_down);

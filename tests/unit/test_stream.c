@@ -103,7 +103,7 @@ static void on_patience_end(uv_timer_t *timer)
     ck_abort_msg("it took too long");
 }
 
-static void setup(void)
+static void set_up(void)
 {
     struct sockaddr_in addr;
     int addr_bytes = sizeof addr;
@@ -124,7 +124,7 @@ static void setup(void)
 }
 
 // The last line of each test: everything is closed, the loop is empty.
-static void teardown(void)
+static void tear_down(void)
 {
     if (near.stream != NULL) stream_close(near.stream, CAIRN_OK, "end of test");
     if (far.stream != NULL) stream_close(far.stream, CAIRN_OK, "end of test");
@@ -590,4 +590,4 @@ TEST(an_address_has_one_written_form)
     }
 }
 
-SUITE(60, setup, teardown);
+SUITE(60, set_up, tear_down);

@@ -20,7 +20,7 @@ static struct fabric *fabric; /* the worker's */
 static float *values, *copy;
 static char names[TURNS][8];
 
-static void setup(void)
+static void set_up(void)
 {
     const struct cairn_fabric_mem_options options = { .seed = 5, .delay_max_ticks = 4 };
     static struct cairn_tensor tensors[TURNS]; // a tensor is put once: one for each turn
@@ -52,7 +52,7 @@ static void setup(void)
     for (int i = 0; i < ELEMS; i++) values[i] = (float)i;
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     cairn_close(session);
     rooms_close(&rooms);
@@ -119,4 +119,4 @@ TEST(pushes_are_sent_again)
     }
 }
 
-SUITE(60, setup, teardown);
+SUITE(60, set_up, tear_down);

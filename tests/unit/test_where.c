@@ -14,12 +14,12 @@
 static char folder[CAIRN_SCRATCH_BYTES];
 static const struct fabric_place local = { "127.0.0.1", "lo", "tcp" };
 
-static void setup(void)
+static void set_up(void)
 {
     cairn_scratch_make(folder);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     cairn_scratch_remove(folder);
 }
@@ -205,4 +205,4 @@ TEST(the_device_is_that_of_the_route_and_not_of_its_source)
     ck_assert_str_eq(route.device, "e0");
 }
 
-SUITE(30, setup, teardown);
+SUITE(30, set_up, tear_down);

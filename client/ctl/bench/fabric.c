@@ -209,7 +209,7 @@ static bool take_memory(struct map_worker *w)
     w->memory = mmap(NULL, 2 * w->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
                      0);
     if (w->memory == MAP_FAILED) {
-        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory for twice %s", ctl_bytes(w->bytes));
+        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory for twice %s", ctl_bytes(w->bytes));
         return false;
     }
     madvise(w->memory, 2 * w->bytes, MADV_HUGEPAGE);
@@ -741,7 +741,7 @@ static bool end_open(struct end *end, const char *path, int line)
     if (uv_loop_init(&end->loop) != 0 ||
         fabric_poll_init(&end->poll, &end->loop, end->fabric, 0) != CAIRN_OK || !make_memory(end) ||
         !exchange(end, line)) {
-        ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory or no way to the other end of the bench");
+        ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory or no way to the other end of the bench");
         return false;
     }
     end->is_mapped = strcmp(fabric_peer_path(end->peer), "mapped") == 0;
@@ -786,7 +786,7 @@ static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
     struct bench_ends *ends = calloc(1, sizeof *ends);
     int line[2];
     if (ends == NULL || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, line) != 0) {
-        ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory or no descriptors for the bench");
+        ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory or no descriptors for the bench");
         free(ends);
         return NULL;
     }

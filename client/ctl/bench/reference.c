@@ -257,7 +257,7 @@ double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunks)
     if (from == NULL) from = make_bytes(area_bytes);
     if (to == NULL) to = make_bytes(area_bytes);
     if (from == NULL || to == NULL) {
-        ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory for the copies of the reference");
+        ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the copies of the reference");
         return 0;
     }
     const double begin = bench_now();

@@ -449,7 +449,7 @@ static bool make_areas(struct bench_copier *copier, size_t bytes, bool is_fresh)
         if (!is_fresh && copier->to != NULL) memset(copier->to, 1, bytes);
     }
     if (copier->from != NULL && copier->to != NULL) return true;
-    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory to copy %s", ctl_bytes(2 * bytes));
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory to copy %s", ctl_bytes(2 * bytes));
     return false;
 }
 

@@ -546,7 +546,7 @@ static bool add_step(struct snapshot_bench *b, uint32_t word, struct bench_inter
     const double seconds = snapshot_step(b, word);
     if (!(seconds > 0)) return false;
     if (bench_interval_add(interval, seconds)) return true;
-    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     return false;
 }
 
@@ -653,7 +653,7 @@ static bool measure(struct snapshot_bench *b, const struct kind *kind, struct be
         snapshot_s += (pairs[i][1].snapshot_end - pairs[i][1].snapshot_begin) / PAIRS;
     }
     if (is_ok && !bench_slowdown_of((const struct bench_interval(*)[2])pairs, PAIRS, out)) {
-        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
         is_ok = false;
     }
     if (is_ok) report_interval(b, kind->how, out, snapshot_s);

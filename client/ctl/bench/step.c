@@ -522,7 +522,8 @@ int bench_open(struct ctl *ctl)
     bench.tensors = ctl->bench.tensors > 0 ? ctl->bench.tensors : OPEN_TENSORS_DEFAULT;
     bench.shared = mmap(NULL, sizeof *bench.shared, PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (bench.shared == MAP_FAILED) return ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory for the bench");
+    if (bench.shared == MAP_FAILED)
+        return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the bench");
     const int done = local_run(&local, run_there_open, &bench);
     if (done >= 0) return done;
     result.params = json_pack("{s:I, s:I}", "tensors", (json_int_t)bench.tensors, "shards",
@@ -691,7 +692,7 @@ bool bench_step_plan_share(struct step_plan *plan, uint32_t workers)
     void *shared = mmap(NULL, shared_bytes(plan, workers), PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
-        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
         return false;
     }
     plan->spans = shared;

@@ -398,7 +398,7 @@ static void *make_memory(struct update_arrays *arrays, size_t bytes, struct sent
     void *base = NULL;
     if (is_host(arrays)) {
         base = map_host(map, bytes);
-        if (base == NULL) sentence_set(why, "no memory for %zu parameters", arrays->elems);
+        if (base == NULL) sentence_set(why, "out of memory for %zu parameters", arrays->elems);
     } else if (home_memory_open(arrays->home, "bench", bytes, &map->memory, why) == CAIRN_OK) {
         base = map->memory.base;
     }
@@ -426,7 +426,7 @@ static bool make_host(struct update_arrays *arrays, struct sentence *why)
     struct sentence unpinned;
     arrays->host = map_host(&arrays->maps[arrays->map_count], bytes);
     if (arrays->host == NULL) {
-        sentence_set(why, "no memory for %zu parameters", arrays->elems);
+        sentence_set(why, "out of memory for %zu parameters", arrays->elems);
         return false;
     }
     arrays->map_count++;
@@ -468,7 +468,7 @@ static bool make_thread(struct update_arrays *arrays, struct update_thread *thre
     thread->works = calloc(works, sizeof *thread->works);
     thread->values = calloc(CAIRN_UPDATE_CHUNK_ELEMS, sizeof *thread->values);
     if (thread->slots != NULL && thread->works != NULL && thread->values != NULL) return true;
-    sentence_set(why, "no memory for the works of a thread");
+    sentence_set(why, "out of memory for the works of a thread");
     return false;
 }
 

@@ -660,7 +660,7 @@ int bench_latency(struct ctl *ctl)
     snprintf(bench.model.job, sizeof bench.model.job, "bench.latency.w%u", bench.workers);
     const size_t bytes = (size_t)bench.workers * PART_ROUNDS * sizeof *bench.stamps;
     bench.stamps = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (bench.stamps == MAP_FAILED) return ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+    if (bench.stamps == MAP_FAILED) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     int done = local_run(&local, run_there, &bench);
     local.is_debug = true;
     if (done < 0 && ctl->endpoint == NULL) done = local_run(&local, run_parts, &bench);

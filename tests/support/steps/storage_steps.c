@@ -86,7 +86,7 @@ static cairn_status write_shard(const char *folder, uint32_t shard, struct manif
 static int create(const char *root, uint64_t step)
 {
     struct manifest m;
-    struct sentence why = { "no memory" };
+    struct sentence why = { "out of memory" };
     char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
     manifest_init(&m);
     m.generation = 1;
@@ -105,7 +105,7 @@ static int create(const char *root, uint64_t step)
 static int remove_one(const char *root, uint64_t step)
 {
     struct snapshot_removed removed;
-    struct sentence why = { "no memory" };
+    struct sentence why = { "out of memory" };
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     snapshot_id_make(1, step, 1, id);
     const cairn_status status = snapshot_remove(root, "job", id, &removed, &why);
