@@ -73,7 +73,8 @@ int status_known(int status);
 /* Every function whose status matters carries this. */
 #define CAIRN_MUST_CHECK __attribute__((warn_unused_result))
 
-/* Returns the status of `expression` from this function unless it is CAIRN_OK: for functions that hold nothing yet. */
+/* Returns the status of `expression` from this function unless it is CAIRN_OK: for functions that hold
+ * nothing yet. */
 #define CAIRN_TRY(expression)                     \
     do {                                          \
         const cairn_status tried_ = (expression); \

@@ -28,7 +28,7 @@ enum {
 static char log_name[64];
 static atomic_int log_level = CAIRN_LOG_INFO;
 static atomic_int level_before = CAIRN_LOG_INFO; // what a second toggle goes back to
-static enum cairn_log_format log_format = CAIRN_LOG_LOGFMT;
+static enum log_format line_format = CAIRN_LOG_LOGFMT;
 static bool is_journal; // stderr is
 
 static size_t log_words(struct log_field fields[CAIRN_LOG_FIELDS_MAX], size_t count,
@@ -67,17 +67,17 @@ bool log_level_parse(const char *text, enum log_level *level_out)
     return i < LEVELS;
 }
 
-static bool parse_format(const char *text, enum cairn_log_format *format_out)
+static bool parse_format(const char *text, enum log_format *format_out)
 {
     const size_t i = find_name(format_names, FORMATS, text);
-    if (i < FORMATS) *format_out = (enum cairn_log_format)i;
+    if (i < FORMATS) *format_out = (enum log_format)i;
     return i < FORMATS;
 }
 
 cairn_status log_judge(const struct log_options *options, struct sentence *why)
 {
     enum log_level level;
-    enum cairn_log_format format;
+    enum log_format format;
     if (options->level[0] != '\0' && !log_level_parse(options->level, &level))
         return fail_with(why, CAIRN_ERR_CONFIG,
                          "log.level is \"%.100s\": give error, warn, info or debug",
@@ -92,7 +92,7 @@ void log_set(const char *name, const struct log_options *options)
 {
     enum log_level level = (enum log_level)atomic_load(&log_level);
     (void)log_level_parse(options->level, &level);
-    (void)parse_format(options->format, &log_format);
+    (void)parse_format(options->format, &line_format);
     log_init(name, level);
 }
 
@@ -138,8 +138,8 @@ static size_t make_line(char line[LINE_BYTES], enum log_level level, const char 
     char now[32];
     time_now(now);
     memcpy(line, head, sizeof head);
-    return before + cairn_log_format(log_format, line + before, LINE_BYTES - before, now,
-                                     level_names[level], log_name, message, fields, field_count);
+    return before + log_format_line(line_format, line + before, LINE_BYTES - before, now,
+                                    level_names[level], log_name, message, fields, field_count);
 }
 
 // One write a line, so that lines of threads do not mix. A log that cannot be written is nobody's
@@ -171,7 +171,7 @@ static void emit(enum log_level level, const struct log_field *fields, size_t fi
     put_out(line, make_line(line, level, message, all, count));
 }
 
-void cairn_log(enum log_level level, const char *format, ...)
+void log_write(enum log_level level, const char *format, ...)
 {
     if (!log_enabled(level)) return;
     va_list args;
@@ -241,7 +241,7 @@ static bool is_plain(const char *value)
 
 /* Writes one character, escaped; for JSON as RFC 8259, section 7 has it. Bytes that are not
  * printable ASCII are escaped one by one. */
-static void put_escaped(struct line *line, char c, enum cairn_log_format format)
+static void put_escaped(struct line *line, char c, enum log_format format)
 {
     const bool json = format == CAIRN_LOG_JSON;
     char text[8];
@@ -259,7 +259,7 @@ static void put_escaped(struct line *line, char c, enum cairn_log_format format)
     if (length <= line->capacity - line->used) put(line, text, length); // no half escape
 }
 
-static void put_quoted(struct line *line, const char *value, enum cairn_log_format format)
+static void put_quoted(struct line *line, const char *value, enum log_format format)
 {
     if (line->capacity - line->used < 2) return;
     put(line, "\"", 1);
@@ -298,9 +298,9 @@ static void put_json_field(struct line *line, const char *key, const char *value
         put_quoted(line, value, CAIRN_LOG_JSON);
 }
 
-size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t line_bytes,
-                        const char *time_text, const char *level, const char *name,
-                        const char *message, const struct log_field *fields, size_t field_count)
+size_t log_format_line(enum log_format format, char *line_out, size_t line_bytes,
+                       const char *time_text, const char *level, const char *name,
+                       const char *message, const struct log_field *fields, size_t field_count)
 {
     const bool json = format == CAIRN_LOG_JSON;
     const char *const heads[][2] = {

@@ -7,8 +7,8 @@
  * line begins with its priority, as sd-daemon(3) has it ("<4>"), which the journal takes off.
  *
  * Tools find what a line is about in fields: the words of a sentence make them. Where a format has "job %s",
- * "shard %s" or "snapshot %s", or "step %" PRIu64, "round %u", "epoch %u" or "rank %u" (of any width), the line
- * has job=, shard=, ... of the first of each kind. A string from outside is a value, and makes no field.
+ * "shard %s" or "snapshot %s", or "step %" PRIu64, "round %u", "epoch %u" or "rank %u" (of any width), the
+ * line has job=, shard=, ... of the first of each kind. A string from outside is a value, and makes no field.
  *
  * Values with spaces, quotes, control or non-ASCII bytes are quoted and escaped, so a stranger's
  * text cannot forge a line. A line is at most 2,048 bytes; longer ones are cut. Volume: error and
@@ -32,7 +32,7 @@ enum log_level {
     CAIRN_LOG_DEBUG,
 };
 
-enum cairn_log_format { CAIRN_LOG_LOGFMT, CAIRN_LOG_JSON };
+enum log_format { CAIRN_LOG_LOGFMT, CAIRN_LOG_JSON };
 
 /* From the configuration. The strings are the configuration's. */
 struct log_options {
@@ -70,11 +70,11 @@ bool log_level_parse(const char *text, enum log_level *level_out);
 bool log_enabled(enum log_level level);
 
 /* A sentence. Lower case, exact cause, with the numbers. */
-void cairn_log(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-#define log_error(...) cairn_log(CAIRN_LOG_ERROR, __VA_ARGS__)
-#define log_warn(...)  cairn_log(CAIRN_LOG_WARN, __VA_ARGS__)
-#define log_info(...)  cairn_log(CAIRN_LOG_INFO, __VA_ARGS__)
-#define log_debug(...) cairn_log(CAIRN_LOG_DEBUG, __VA_ARGS__)
+void log_write(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#define log_error(...) log_write(CAIRN_LOG_ERROR, __VA_ARGS__)
+#define log_warn(...)  log_write(CAIRN_LOG_WARN, __VA_ARGS__)
+#define log_info(...)  log_write(CAIRN_LOG_INFO, __VA_ARGS__)
+#define log_debug(...) log_write(CAIRN_LOG_DEBUG, __VA_ARGS__)
 
 /* A sentence with more fields than its words make; of a key that is given here the words make none:
  *   log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "port", NULL, port }, { "job", name, 0 }),
@@ -106,9 +106,9 @@ void log_limited(struct log_limit *limit, enum log_level level, const char *form
 #define CAIRN_LOG_FIELDS_MAX 32 /* of a line */
 
 /* Writes at most line_bytes with a newline, no NUL, and returns its length. */
-size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t line_bytes,
-                        const char *time, const char *level, const char *name, const char *message,
-                        const struct log_field *fields, size_t field_count);
+size_t log_format_line(enum log_format format, char *line_out, size_t line_bytes, const char *time,
+                       const char *level, const char *name, const char *message,
+                       const struct log_field *fields, size_t field_count);
 
 /* ==== wall ==== */
 

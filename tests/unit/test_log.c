@@ -14,8 +14,8 @@ static char line[4096];
 
 static const char *format(const char *message, const struct log_field *fields, size_t count)
 {
-    const size_t length = cairn_log_format(CAIRN_LOG_LOGFMT, line, sizeof line - 1, "T", "info",
-                                           "s0", message, fields, count);
+    const size_t length = log_format_line(CAIRN_LOG_LOGFMT, line, sizeof line - 1, "T", "info",
+                                          "s0", message, fields, count);
     line[length] = '\0';
     return line;
 }
@@ -45,8 +45,8 @@ TEST(a_long_line_is_cut_within_its_quotes)
     char cut[100];
     memset(message, '"', sizeof message - 1);
     message[sizeof message - 1] = '\0';
-    const size_t length = cairn_log_format(CAIRN_LOG_LOGFMT, cut, sizeof cut, "T", "info", "",
-                                           message, NULL, 0);
+    const size_t length = log_format_line(CAIRN_LOG_LOGFMT, cut, sizeof cut, "T", "info", "",
+                                          message, NULL, 0);
     ck_assert_uint_le(length, sizeof cut);
     ck_assert_int_eq(cut[length - 1], '\n');
     ck_assert_int_eq(cut[length - 2], '"');
@@ -57,8 +57,8 @@ TEST(a_long_line_is_cut_within_its_quotes)
 TEST(a_line_is_an_object_of_json)
 {
     const struct log_field fields[] = { { "peer", "a \"b\"\n", 0 }, { "step", NULL, 41 } };
-    size_t length = cairn_log_format(CAIRN_LOG_JSON, line, sizeof line - 1, "T", "info", "s0",
-                                     "it\xc3\xa9\x7f\xc3", fields, 2); // a name, and a cut one
+    size_t length = log_format_line(CAIRN_LOG_JSON, line, sizeof line - 1, "T", "info", "s0",
+                                    "it\xc3\xa9\x7f\xc3", fields, 2); // a name, and a cut one
     line[length] = '\0';
     ck_assert_str_eq(line, "{\"ts\":\"T\",\"level\":\"info\",\"name\":\"s0\","
                            "\"msg\":\"it\xc3\xa9\\u007f\\u00c3\","
@@ -68,7 +68,7 @@ TEST(a_line_is_an_object_of_json)
     message[sizeof message - 1] = '\0';
     for (size_t bytes = 60; bytes < 120; bytes++) {
         for (size_t i = 0; i < sizeof message - 1; i++) message[i] = "\"\xc3\xa9"[i % 3];
-        length = cairn_log_format(CAIRN_LOG_JSON, line, bytes, "T", "info", "", message, fields, 2);
+        length = log_format_line(CAIRN_LOG_JSON, line, bytes, "T", "info", "", message, fields, 2);
         ck_assert_uint_le(length, bytes);
         line[length] = '\0';
         json_t *object = json_loads(line, 0, NULL);
