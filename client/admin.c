@@ -182,7 +182,7 @@ static cairn_status await_answer(struct admin *admin, struct frame_decoder *deco
     if (admin->cut_of == NULL)
         return await_reply(admin, decoder, admin->deadline_ms, REQUEST, type, reply_out, why);
     Cairn__WhoIsAwaited question = CAIRN__WHO_IS_AWAITED__INIT;
-    question.name = (char *)(uintptr_t)admin->cut_of;
+    question.name = wire_text(admin->cut_of);
     question.cut = true;
     for (uint32_t number = FIRST_QUESTION;; number++) {
         cairn_status status = send_message(admin, CAIRN_MSG_WHO_IS_AWAITED, number, &question.base);
@@ -223,8 +223,8 @@ static cairn_status converse(struct admin *admin, struct frame_decoder *decoder,
     Cairn__Hello hello = CAIRN__HELLO__INIT;
     hello.protocol = CAIRN_CONTROL_PROTOCOL;
     hello.role = CAIRN_ROLE_WIRE_ADMIN;
-    hello.name = (char *)(uintptr_t)admin->name;
-    hello.version = (char *)(uintptr_t)(admin->build != NULL ? admin->build : CAIRN_VERSION);
+    hello.name = wire_text(admin->name);
+    hello.version = wire_text(admin->build != NULL ? admin->build : CAIRN_VERSION);
     ProtobufCMessage *welcome = NULL;
     CAIRN_TRY(connect_to(admin, why));
     sentence_set(why, "sending to the coordinator at %s failed", admin->endpoint);

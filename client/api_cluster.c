@@ -132,7 +132,7 @@ cairn_status cairn_job_drop(cairn_session *handle, const char *name, uint32_t fl
     Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
     ProtobufCMessage *reply = NULL;
     cairn_status status = judge_change("name", name, flags, CAIRN_DROP_FORCE, timeout_ms);
-    remove.name = (char *)(uintptr_t)name;
+    remove.name = wire_text(name);
     remove.force = (flags & CAIRN_DROP_FORCE) != 0;
     if (status == CAIRN_OK)
         status = ask(s, api_deadline(timeout_ms), CAIRN_MSG_JOB_REMOVE, &remove.base,
@@ -149,7 +149,7 @@ static cairn_status find_latest(struct session *s, const char *job, uint64_t dea
 {
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     ProtobufCMessage *reply;
-    get.job = (char *)(uintptr_t)job;
+    get.job = wire_text(job);
     cairn_status status = ask(s, deadline_ms, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
                               CAIRN_MSG_SNAPSHOT_LIST, &reply);
     if (status != CAIRN_OK) return status;
@@ -226,8 +226,8 @@ cairn_status cairn_job_restore(cairn_session *handle, const char *name, const ch
     const bool by_path = status == CAIRN_OK && snapshot[0] == '/';
     if (status == CAIRN_OK && !by_path) status = judge_change("name", name, 0, 0, timeout_ms);
     if (status == CAIRN_OK) {
-        if (name != NULL) restore.job = (char *)(uintptr_t)name;
-        *(by_path ? &restore.path : &restore.id) = (char *)(uintptr_t)snapshot;
+        if (name != NULL) restore.job = wire_text(name);
+        *(by_path ? &restore.path : &restore.id) = wire_text(snapshot);
         restore.fallback = (flags & CAIRN_RESTORE_FALLBACK) != 0;
         restore.allow_unsigned = (flags & CAIRN_RESTORE_UNSIGNED) != 0;
         restore.allow_untrusted = (flags & CAIRN_RESTORE_UNTRUSTED) != 0;
@@ -334,8 +334,8 @@ static cairn_status add_ties(struct words *words, const struct cairn_amend *amen
         if (amend->ties == NULL || amend->ties[i].name == NULL || amend->ties[i].alias_of == NULL)
             return client_fail(CAIRN_ERR_INVALID, "a name of a tensor to tie is NULL");
         cairn__tensor_tie__init(&words->ties[i]);
-        words->ties[i].name = (char *)(uintptr_t)amend->ties[i].name;
-        words->ties[i].alias_of = (char *)(uintptr_t)amend->ties[i].alias_of;
+        words->ties[i].name = wire_text(amend->ties[i].name);
+        words->ties[i].alias_of = wire_text(amend->ties[i].alias_of);
         words->tie_list[i] = &words->ties[i];
     }
     words->message.ties = words->tie_list;
@@ -353,7 +353,7 @@ static cairn_status add_thaw_groups(struct words *words, const struct cairn_amen
         return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
     for (size_t i = 0; i < count; i++) {
         const char *group = amend->unfreeze_tensor_groups[i];
-        words->thaw_groups[i] = group != NULL ? (char *)(uintptr_t)group : none;
+        words->thaw_groups[i] = group != NULL ? wire_text(group) : none;
     }
     words->message.unfreeze_groups = words->thaw_groups;
     words->message.n_unfreeze_groups = count;
@@ -373,8 +373,8 @@ static cairn_status add_settings(struct words *words, const struct cairn_amend *
         if (from == NULL || from->key == NULL || from->value == NULL)
             return client_fail(CAIRN_ERR_INVALID, "a key or a value of a setting is NULL");
         cairn__setting__init(&words->settings[i]);
-        words->settings[i].key = (char *)(uintptr_t)from->key;
-        words->settings[i].value = (char *)(uintptr_t)from->value;
+        words->settings[i].key = wire_text(from->key);
+        words->settings[i].value = wire_text(from->value);
         words->setting_list[i] = &words->settings[i];
     }
     words->message.settings = words->setting_list;

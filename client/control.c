@@ -105,7 +105,7 @@ static void on_open(struct stream *stream, void *context)
     hello.role = CAIRN_ROLE_WIRE_WORKER; // what a job's member may do is said by JobOpen
     hello.name = s->name;
     hello.incarnation = s->incarnation;
-    hello.version = (char *)(uintptr_t)CAIRN_BUILD;
+    hello.version = wire_text(CAIRN_BUILD);
     if (s->path.fabric != NULL)
         hello.fabric_address.data = (uint8_t *)(uintptr_t)fabric_own_address(
             s->path.fabric, &hello.fabric_address.len);

@@ -1020,7 +1020,7 @@ static cairn_status tell(struct job *job, const char *what, int at_most_ms, uint
 {
     Cairn__Pause message = CAIRN__PAUSE__INIT;
     message.at_most_ms = (uint32_t)at_most_ms;
-    message.what = (char *)(uintptr_t)what;
+    message.what = wire_text(what);
     note(job, what, at_most_ms > 0 ? client_now_ms() + (uint64_t)at_most_ms : 0);
     const cairn_status status = cairn_ask(job, CAIRN_MSG_PAUSE, &message.base, CAIRN_MSG_DONE,
                                           deadline_ms, NULL);

@@ -24,11 +24,6 @@
 #define START_WAIT_MS     30000
 #define START_WAIT_MAX_MS 86400000
 
-static char *borrowed(const char *text)
-{
-    return (char *)(uintptr_t)text; // whoever adds it copies it
-}
-
 static cairn_status take(void *to, size_t bytes, size_t least_bytes, const void *from,
                          const char *what)
 {
@@ -65,8 +60,8 @@ cairn_status client_group_take(const struct cairn_group *first, size_t i, struct
 struct group_spec client_group_of(const struct cairn_group *g)
 {
     struct group_spec out = {
-        .name = borrowed(g->name != NULL ? g->name : "default"),
-        .optimizer = borrowed(g->optimizer),
+        .name = wire_text(g->name != NULL ? g->name : "default"),
+        .optimizer = wire_text(g->optimizer),
         .schedule = { .kind = g->schedule,
                       .points = g->points,
                       .point_count = g->points != NULL ? g->point_count : 0 },
@@ -194,16 +189,16 @@ static cairn_status add_tensor(struct job_spec_data *spec, struct groups *groups
     if (group == NULL && kind == CAIRN_TRAINED && !is_alias)
         group = group_by_pattern(groups, t->name);
     struct tensor_spec tensor = {
-        .name = borrowed(t->name),
-        .unit = borrowed(t->unit),
-        .group = borrowed(group),
+        .name = wire_text(t->name),
+        .unit = wire_text(t->unit),
+        .group = wire_text(group),
         .kind = kind,
         .wire = t->wire != 0 || is_alias ? t->wire : dtype,
         .reduce = t->reduce != 0 ? t->reduce : CAIRN_F32,
         .master = t->master != 0 ? t->master : dtype,
         .shape = { .rank = t->rank },
         .whole = t->place == CAIRN_WHOLE,
-        .alias_of = borrowed(t->alias_of),
+        .alias_of = wire_text(t->alias_of),
         .alias_box = (struct cairn_box *)(uintptr_t)t->alias_box,
         .init = t->init,
         .steps_missed = t->steps_missed,

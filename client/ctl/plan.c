@@ -222,7 +222,7 @@ static cairn_status of_json(const char *path, struct job_spec_data *out, struct 
 /* Trained by AdamW, on the wire as it is stored, where that is possible. */
 static cairn_status add_weight(struct job_spec_data *spec, const struct weight *weight)
 {
-    char *name = (char *)(uintptr_t)weight->key, *group = (char *)(uintptr_t) "default";
+    char *name = wire_text(weight->key), *group = wire_text("default");
     const struct cairn_box *box = &weight->entry->box;
     struct tensor_spec tensor = {
         .name = name,
@@ -267,8 +267,8 @@ static cairn_status of_weights(const char *path, struct job_spec_data *out, stru
     if (realpath(path, absolute) == NULL)
         return fail_with(why, CAIRN_ERR_IO, "cannot be read: %s", strerror(errno));
     CAIRN_TRY(weights_open("/", absolute, &weights, why));
-    group.name = (char *)(uintptr_t) "default";
-    group.optimizer = (char *)(uintptr_t) "adamw";
+    group.name = wire_text("default");
+    group.optimizer = wire_text("adamw");
     spec_init(&spec);
     sentence_set(why, "more tensors than a job may have, or out of memory");
     cairn_status status = spec_set_name(&spec, "weights");

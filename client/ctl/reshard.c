@@ -24,7 +24,7 @@ static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufC
 
 static void copy_names(const struct ctl_names *names, char **out)
 {
-    for (size_t i = 0; i < names->count; i++) out[i] = (char *)(uintptr_t)names->names[i];
+    for (size_t i = 0; i < names->count; i++) out[i] = wire_text(names->names[i]);
 }
 
 /* -1: go on; else the exit status. */
@@ -54,7 +54,7 @@ static int fill(const struct ctl *ctl, struct question *q, uint32_t op)
     q->ask.n_drain = r->drain.count;
     for (size_t i = 0; i < r->weight.count; i++) {
         cairn__shard_weight__init(&q->weights[i]);
-        q->weights[i].name = (char *)(uintptr_t)r->weight.names[i];
+        q->weights[i].name = wire_text(r->weight.names[i]);
         q->weights[i].weight = r->weight.weights[i];
         q->weight_list[i] = &q->weights[i];
     }

@@ -80,7 +80,7 @@ static void print_restore(const Cairn__SnapshotStatus *s)
 int ctl_snapshot_latest(struct ctl *ctl, const char *job, char id_out[CAIRN_SNAPSHOT_ID_BYTES])
 {
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
-    get.job = (char *)(uintptr_t)job;
+    get.job = wire_text(job);
     ProtobufCMessage *reply;
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
                                          CAIRN_MSG_SNAPSHOT_LIST, &reply);
@@ -142,7 +142,7 @@ int ctl_snapshot_restore(struct ctl *ctl)
         restore.id = ctl->argv[1];
     } else {
         restore.path = path;
-        if (ctl->job != NULL) restore.job = (char *)(uintptr_t)ctl->job;
+        if (ctl->job != NULL) restore.job = wire_text(ctl->job);
     }
     if (by_id && strcmp(restore.id, "latest") == 0) {
         restore.id = latest;
@@ -180,7 +180,7 @@ int ctl_job_create(struct ctl *ctl)
     const int found = find_from(ctl, folder);
     if (found >= 0) return found;
     restore.path = folder;
-    if (name != NULL) restore.job = (char *)(uintptr_t)name;
+    if (name != NULL) restore.job = wire_text(name);
     restore.settings = ctl->set.list;
     restore.n_settings = ctl->set.count;
     if (!ctl->rules.dry_run) return restore_it(ctl, &restore);

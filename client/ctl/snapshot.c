@@ -446,10 +446,10 @@ static void status_of(const struct manifest *m, const char *folder,
     results_list(&m->nonfinite, &m->spec, nonfinite);
     out->nonfinite = m->nonfinite.nonfinite;
     out->nonfinite_tensors = nonfinite;
-    out->id = (char *)(uintptr_t)(slash != NULL ? slash + 1 : folder);
-    out->path = (char *)(uintptr_t)folder;
+    out->id = wire_text(slash != NULL ? slash + 1 : folder);
+    out->path = wire_text(folder);
     out->job = m->spec.name;
-    out->state = (char *)(uintptr_t) "committed";
+    out->state = wire_text("committed");
     out->generation = m->generation;
     out->step = m->step;
     out->files = (uint32_t)m->file_count;
@@ -557,8 +557,8 @@ int ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
         if (done >= 0) return done;
         id = latest;
     }
-    show.job = (char *)(uintptr_t)job;
-    show.id = (char *)(uintptr_t)id;
+    show.job = wire_text(job);
+    show.id = wire_text(id);
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_SHOW, &show.base,
                                          CAIRN_MSG_SNAPSHOT_STATUS, &reply);
     if (called != CAIRN_OK) return status_exit((int)called);

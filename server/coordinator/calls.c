@@ -307,7 +307,7 @@ void coord_waiters_fail(struct coord_waiter **list, cairn_status status, const c
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
+    error.text = wire_text(text);
     coord_waiters_answer(list, CAIRN_MSG_ERROR, &error.base);
 }
 

@@ -269,7 +269,7 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
 /* For a field of a message, which nobody writes. */
 static char *path_of(const uint8_t *address, size_t bytes)
 {
-    return (char *)(uintptr_t)fabric_address_ways(address, bytes);
+    return wire_text(fabric_address_ways(address, bytes));
 }
 
 /* As path_of; written into `text`. */
@@ -285,21 +285,21 @@ static void fill_shard(Cairn__MemberStatus *out, struct coord_seat *seat,
     cairn__member_status__init(out);
     out->name = seat->name;
     out->role = CAIRN_ROLE_WIRE_SHARD;
-    out->state = (char *)(uintptr_t)(seat->session == NULL    ? "away"
-                                     : coord_seat_obeys(seat) ? "up"
-                                                              : "not ours");
+    out->state = wire_text(seat->session == NULL    ? "away"
+                           : coord_seat_obeys(seat) ? "up"
+                                                    : "not ours");
     if (seat->session != NULL) {
-        out->address = (char *)(uintptr_t)peer_name(seat->session->peer);
+        out->address = wire_text(peer_name(seat->session->peer));
         out->path = path_of(seat->fabric_address, seat->fabric_address_bytes);
         out->place = place_of(seat->fabric_address, seat->fabric_address_bytes, place);
         out->without = seat->session->without;
         out->version = seat->session->version;
-        if (coord_seat_apart(seat)) out->apart = (char *)(uintptr_t)CAIRN_SEAT_APART_TEXT;
+        if (coord_seat_apart(seat)) out->apart = wire_text(CAIRN_SEAT_APART_TEXT);
         out->home = seat->session->home;
         out->stats = seat->has_stats ? &seat->stats : NULL;
-        out->storage = (char *)(uintptr_t)seat->storage.text;
-        out->unfit = (char *)(uintptr_t)(coord_seat_unfit(seat) ? seat->unfit.text : "");
-        out->unheard = (char *)(uintptr_t)coord_unheard_text(seat->session);
+        out->storage = wire_text(seat->storage.text);
+        out->unfit = wire_text(coord_seat_unfit(seat) ? seat->unfit.text : "");
+        out->unheard = wire_text(coord_unheard_text(seat->session));
     }
     out->since_ms = now_ms - seat->since_ms;
     out->state_bytes = seat->stats.state_bytes;
@@ -312,13 +312,13 @@ static void fill_session(Cairn__MemberStatus *out, const struct coord_session *s
     cairn__member_status__init(out);
     out->name = session->name;
     out->role = session->role;
-    out->state = (char *)(uintptr_t) "up";
+    out->state = wire_text("up");
     out->version = session->version;
-    out->address = (char *)(uintptr_t)peer_name(session->peer);
+    out->address = wire_text(peer_name(session->peer));
     out->path = path_of(session->fabric_address, session->fabric_address_bytes);
     out->place = place_of(session->fabric_address, session->fabric_address_bytes, place);
     out->since_ms = now_ms - session->since_ms;
-    out->unheard = (char *)(uintptr_t)coord_unheard_text(session);
+    out->unheard = wire_text(coord_unheard_text(session));
 }
 
 #define MEMBERS_MAX 4096 /* so that a frame holds them */
@@ -375,7 +375,7 @@ void coord_status_answer(struct coord_session *session, uint32_t request)
     status.cluster = cluster->options->name;
     status.coordinator_incarnation = cluster->identity.id.incarnation;
     const char *build = cluster->options->build;
-    status.version = (char *)(uintptr_t)(build != NULL ? build : CAIRN_VERSION);
+    status.version = wire_text(build != NULL ? build : CAIRN_VERSION);
     status.uptime_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
     status.shards_expected = (uint32_t)cluster->options->shards;
     status.members = list;
@@ -383,7 +383,7 @@ void coord_status_answer(struct coord_session *session, uint32_t request)
     for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
     for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) status.job_count++;
     status.store = cluster->identity.id.store;
-    status.storage = (char *)(uintptr_t)cluster->storage.watch.said.text;
+    status.storage = wire_text(cluster->storage.watch.said.text);
     status.strangers = strangers.list;
     status.n_strangers = strangers.count;
     coord_session_send(session, CAIRN_MSG_CLUSTER_STATUS, request, &status.base);

@@ -183,7 +183,7 @@ static void finish(struct coord *cluster, struct coord_seat *seat)
     seat->drain.saves_ms = seat->drain.ends_ms = 0;
     seat->drain.is_over = true;
     if (seat->session == NULL || seat->session->closing) return;
-    end.why = (char *)(uintptr_t) "all that it held is on other shards";
+    end.why = wire_text("all that it held is on other shards");
     coord_session_send(seat->session, CAIRN_MSG_MEMBER_END, 0, &end.base);
 }
 
@@ -617,7 +617,7 @@ static void answer(struct coord_job *job)
     parked.parked = job->park.wanted;
     parked.shards = job->seat_count;
     if (!coord_job_has_device(job))
-        parked.note = (char *)(uintptr_t) "all of its state lies in host memory: nothing was moved";
+        parked.note = wire_text("all of its state lies in host memory: nothing was moved");
     coord_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
 }
 

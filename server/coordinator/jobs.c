@@ -292,8 +292,7 @@ void coord_job_ask_create(const struct coord_job *job, const struct coord_job_lo
     create.joins = load->joins;
     create.digest = load->digest;
     create.member_max = (uint32_t)job->cluster->options->workers_max;
-    create.snapshot_path = (char *)(uintptr_t)(load->snapshot_path != NULL ? load->snapshot_path
-                                                                           : "");
+    create.snapshot_path = wire_text(load->snapshot_path != NULL ? load->snapshot_path : "");
     if (load->last != NULL) {
         coord_decision_to_message(load->last, &last);
         create.last = &last;
@@ -653,7 +652,7 @@ static void on_job_dropped(void *context, cairn_status status, const char *text)
     struct coord_drop *drop = context;
     if (!drop->cluster->closing) {
         if (status != CAIRN_OK) log_warn("job %s was dropped, but: %s", drop->name, text);
-        drop->removed.note = (char *)(uintptr_t)(status == CAIRN_OK ? "" : text);
+        drop->removed.note = wire_text(status == CAIRN_OK ? "" : text);
         coord_waiters_answer(&drop->waiter, CAIRN_MSG_JOB_REMOVED, &drop->removed.base);
     }
     free_drop(drop);

@@ -161,18 +161,18 @@ static bool view_init(struct job_view *view, const struct coord_job *job)
         s->blobs += is_blob;
     }
     s->name = spec->name;
-    s->state = (char *)(uintptr_t)coord_job_state_name(job);
+    s->state = wire_text(coord_job_state_name(job));
     s->generation = version.generation;
     s->step = version.step;
     s->version_unknown = job->version_unknown;
     s->awaited = view->awaited.text;
-    if (job->state == CAIRN_CLUSTER_JOB_LOST) s->loss = (char *)(uintptr_t)job->loss.why.text;
-    s->put_out = (char *)(uintptr_t)job->rounds.put_out.text;
+    if (job->state == CAIRN_CLUSTER_JOB_LOST) s->loss = wire_text(job->loss.why.text);
+    s->put_out = wire_text(job->rounds.put_out.text);
     s->stepped = job->rounds.has_stepped;
     if (s->stepped) s->stepped_ms_ago = coord_now_ms(job->cluster) - job->rounds.stepped_ms;
     s->still_ms = coord_job_still_ms(job);
-    s->snapshot_failed = (char *)(uintptr_t)job->snapshots.failed.text;
-    s->passed_over = (char *)(uintptr_t)job->snapshots.passed_over.text;
+    s->snapshot_failed = wire_text(job->snapshots.failed.text);
+    s->passed_over = wire_text(job->snapshots.passed_over.text);
     coord_cut_show(job, &view->saving);
     s->saving = view->saving.text;
     coord_reshard_show(job, &view->moving);
@@ -221,9 +221,8 @@ static void shorten(struct job_view *view)
     s->loss = view->loss.text;
     view->path_cut = sentence_brief(view->path_cut.text, BRIEF_CHARS);
     view->saving.text[0] = view->moving.text[0] = '\0';
-    if (s->snapshot_failed[0] != '\0')
-        s->snapshot_failed = (char *)(uintptr_t) "`cairn job show` has why";
-    s->put_out = s->passed_over = s->nonfinite_tensors = s->gradient = (char *)(uintptr_t) "";
+    if (s->snapshot_failed[0] != '\0') s->snapshot_failed = wire_text("`cairn job show` has why");
+    s->put_out = s->passed_over = s->nonfinite_tensors = s->gradient = wire_text("");
     s->straggler = NULL;
 }
 

@@ -378,8 +378,7 @@ static void view_run(const struct coord_job *job, struct view *view)
     cairn__reshard_job__init(out);
     say_waiting(job, &view->text);
     out->name = job->spec.name;
-    out->state = (char *)(uintptr_t)state_name(job->reshard.running ? CAIRN_RESHARD_MOVING
-                                                                    : told->state);
+    out->state = wire_text(state_name(job->reshard.running ? CAIRN_RESHARD_MOVING : told->state));
     out->text = view->text.text;
     out->layout_hash = layout_number(job->layout);
     out->least_bytes = told->least_bytes;
@@ -420,7 +419,7 @@ static bool view_plan(const struct coord_job *job, const struct coord_reshard_wi
         view->list[i] = &view->pairs[i];
     }
     view->text.text[0] = '\0';
-    out->state = (char *)(uintptr_t) "planned";
+    out->state = wire_text("planned");
     out->pairs = view->list;
     out->n_pairs = report->pair_count;
     out->least_bytes = report->least_bytes;
@@ -447,7 +446,7 @@ static void view_refused(const struct coord_job *job, const struct sentence *why
     cairn__reshard_job__init(&view->told);
     view->text = *why;
     view->told.name = job->spec.name;
-    view->told.state = (char *)(uintptr_t) "refused";
+    view->told.state = wire_text("refused");
     view->told.text = view->text.text;
     view->told.layout_hash = layout_number(job->layout);
 }

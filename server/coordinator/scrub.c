@@ -525,7 +525,7 @@ static void send_list(struct listing *listing)
         for (size_t i = 0; i < listing->found.count; i++) {
             const struct found_snapshot *f = &listing->found.list[i];
             coord_manifest_to_view(&f->manifest, f->place.id, f->folder, &views[i]);
-            views[i].status.signature = (char *)(uintptr_t)f->signature;
+            views[i].status.signature = wire_text(f->signature);
             fill_words(listing, i, &views[i].status);
             list[i] = &views[i].status;
         }
@@ -557,7 +557,7 @@ static void send_one(struct listing *listing)
     }
     const struct found_snapshot *f = listing->found.list;
     coord_manifest_to_view(&f->manifest, f->place.id, f->folder, &view);
-    view.status.signature = (char *)(uintptr_t)f->signature;
+    view.status.signature = wire_text(f->signature);
     fill_words(listing, 0, &view.status);
     coord_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_STATUS, listing->work.request,
                        &view.status.base);

@@ -126,7 +126,7 @@ static void refuse_hello(struct cairn_peer *peer, uint32_t request, cairn_status
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)why;
+    error.text = wire_text(why);
     if (cairn_peer_send(peer, CAIRN_MSG_ERROR, request, &error.base) == CAIRN_OK)
         peer_finish(peer, status, "%s", why);
 }
@@ -704,7 +704,7 @@ void coord_session_error(struct coord_session *session, uint32_t request, cairn_
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
+    error.text = wire_text(text);
     coord_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
 }
 
@@ -713,7 +713,7 @@ void coord_session_expelled(struct coord_session *session, uint64_t job, cairn_s
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
+    error.text = wire_text(text);
     error.job = job;
     coord_session_send(session, CAIRN_MSG_ERROR, 0, &error.base);
 }

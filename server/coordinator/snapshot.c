@@ -487,7 +487,7 @@ void coord_cut_unprepare(struct coord_job *job)
     if (job->snapshots.ahead == 0) return;
     message.job = job->id;
     message.snapshot = job->snapshots.ahead;
-    message.path = (char *)(uintptr_t) "";
+    message.path = wire_text("");
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_seat *seat = job->shards[i].seat;
         if (seat->session != NULL)
@@ -565,7 +565,7 @@ static void cut_to_view(const struct coord_cut *cut, const char *state, struct s
     Cairn__SnapshotStatus *out = &view->status;
     cairn__snapshot_status__init(out);
     out->job = cut->job->spec.name;
-    out->state = (char *)(uintptr_t)state;
+    out->state = wire_text(state);
     out->shards = cut->job->seat_count;
     out->periodic = cut->cause == CAIRN_CUT_PERIODIC;
     if (cut->stage == CAIRN_CUT_PINNING) return; // neither version nor manifest
@@ -574,7 +574,7 @@ static void cut_to_view(const struct coord_cut *cut, const char *state, struct s
     out->created_unix_ms = cut->manifest.created_unix_s * 1000;
     if (cut->status == CAIRN_OK) snapshot_nonfinite(&cut->manifest, view);
     if (coord_cut_id(cut)[0] == '\0') return; // another thread makes the folder
-    out->id = (char *)(uintptr_t)cut->id;
+    out->id = wire_text(cut->id);
     out->path = cut->folder;
 }
 
@@ -679,10 +679,10 @@ void coord_manifest_to_view(const struct manifest *manifest, const char *id, con
     Cairn__SnapshotStatus *out = &view->status;
     cairn__snapshot_status__init(out);
     snapshot_nonfinite(manifest, view);
-    out->id = (char *)(uintptr_t)id;
-    out->path = (char *)(uintptr_t)folder;
+    out->id = wire_text(id);
+    out->path = wire_text(folder);
     out->job = manifest->spec.name;
-    out->state = (char *)(uintptr_t) "committed";
+    out->state = wire_text("committed");
     out->generation = manifest->generation;
     out->step = manifest->step;
     out->files = (uint32_t)manifest->file_count;

@@ -56,7 +56,7 @@ void coord_cut_tell_folder(const struct coord_cut *cut, const char *path)
     Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
     message.job = cut->job->id;
     message.snapshot = cut->number;
-    message.path = (char *)(uintptr_t)path;
+    message.path = wire_text(path);
     CAIRN_EACH_SHARD (cut->job, i) {
         const struct coord_seat *seat = cut->job->shards[i].seat;
         const bool is_prepared = cut->stage == CAIRN_CUT_PINNING && seat->session != NULL;

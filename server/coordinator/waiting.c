@@ -682,7 +682,7 @@ void coord_straggler_show(const struct coord_job *job, struct straggler_view *vi
     say(s, m, &view->text);
     view->told.name = m->session->name;
     view->told.rank = m->rank;
-    view->told.phase = (char *)(uintptr_t)phase_names[s->phase];
+    view->told.phase = wire_text(phase_names[s->phase]);
     view->told.us = s->us;
     view->told.others_us = s->others_us != UINT32_MAX ? s->others_us : 0;
     view->told.waited_ms = s->waited_ms;

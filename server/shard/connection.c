@@ -65,7 +65,7 @@ static void send_hello(struct cairn_shard *shard)
     hello.incarnation = shard->incarnation;
     hello.fabric_address.data = (uint8_t *)fabric_own_address(shard->fabric,
                                                               &hello.fabric_address.len);
-    hello.version = (char *)(uintptr_t)shard->build;
+    hello.version = wire_text(shard->build);
     hello.memory_bytes = shard->memory.budget.limit_bytes;
     hello.without = shard->without;
     Cairn__Home home;

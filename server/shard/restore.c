@@ -425,7 +425,7 @@ static void send_failure(const struct report *report, cairn_status status, const
 {
     Cairn__SnapshotPart part = message_of(report);
     part.status = (int32_t)status;
-    part.text = (char *)(uintptr_t)why;
+    part.text = wire_text(why);
     session_send(report->job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
 }
 

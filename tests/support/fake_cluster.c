@@ -68,7 +68,7 @@ void fake_open(struct fake_cluster *fake, uint32_t shards)
     snprintf(fake->listen, sizeof fake->listen, "127.0.0.1:0");
     uv_loop_init(&fake->loop);
     fake->options = (struct coord_options) {
-        .name = (char *)(uintptr_t) "test",
+        .name = wire_text("test"),
         .shards = shards,
         .store_path = fake->store,
         .snapshots_path = fake->snapshots,
@@ -202,7 +202,7 @@ static void say_hello(struct fake_cluster *fake, struct fake_peer *peer, Cairn__
 {
     *peer = fake_dial(fake);
     hello->protocol = CAIRN_CONTROL_PROTOCOL;
-    hello->version = (char *)(uintptr_t) "test";
+    hello->version = wire_text("test");
     fake_request(peer, CAIRN_MSG_HELLO, &hello->base);
 }
 
@@ -243,7 +243,7 @@ struct fake_peer fake_connect_at(struct fake_cluster *fake, uint32_t role, const
     Cairn__Hello hello = CAIRN__HELLO__INIT;
     if (host[0] != '\0') hello.fabric_address = address_on(host);
     hello.role = role;
-    hello.name = (char *)(uintptr_t)name;
+    hello.name = wire_text(name);
     hello.incarnation = 1;
     say_hello(fake, &peer, &hello);
     free(hello.fabric_address.data);
@@ -276,8 +276,8 @@ void fake_shard_hello(struct fake_cluster *fake, uint32_t i)
         hello.coordinator_process = shard->coordinator_process;
     }
     Cairn__Home home = CAIRN__HOME__INIT;
-    home.backend = (char *)(uintptr_t) "cuda";
-    home.failed = (char *)(uintptr_t)shard->failed;
+    home.backend = wire_text("cuda");
+    home.failed = wire_text(shard->failed);
     if (shard->failed != NULL) hello.home = &home;
     shard->dead = false;
     fake_peer_close(&shard->peer);
@@ -413,7 +413,7 @@ struct job_spec_data fake_spec(uint32_t workers_min)
 {
     struct job_spec_data spec;
     struct group_spec group = group_default();
-    struct tensor_spec t = { .group = (char *)(uintptr_t) "all",
+    struct tensor_spec t = { .group = wire_text("all"),
                              .kind = CAIRN_TRAINED,
                              .wire = CAIRN_F32,
                              .reduce = CAIRN_F32,
@@ -421,12 +421,12 @@ struct job_spec_data fake_spec(uint32_t workers_min)
                              .shape = { .rank = 2, .dim = { 128, 1024 } } };
     spec_init(&spec);
     ck_assert_int_eq(spec_set_name(&spec, "toy"), CAIRN_OK);
-    group.name = (char *)(uintptr_t) "all";
-    group.optimizer = (char *)(uintptr_t) "adamw";
+    group.name = wire_text("all");
+    group.optimizer = wire_text("adamw");
     ck_assert_int_eq(spec_add_group(&spec, &group), CAIRN_OK);
-    t.name = (char *)(uintptr_t) "fc.weight";
+    t.name = wire_text("fc.weight");
     ck_assert_int_eq(spec_add_tensor(&spec, &t), CAIRN_OK);
-    t.name = (char *)(uintptr_t) "fc.bias";
+    t.name = wire_text("fc.bias");
     t.shape = (struct shape) { .rank = 1, .dim = { 10 } };
     ck_assert_int_eq(spec_add_tensor(&spec, &t), CAIRN_OK);
     spec.workers_min = workers_min;
@@ -540,7 +540,7 @@ uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key)
     struct job_spec_data spec = fake_spec(1);
     uint64_t shape[2] = { 300, 1000 };
     tensor_to_message(&spec.tensors[0], &tensor);
-    tensor.name = (char *)(uintptr_t) "late";
+    tensor.name = wire_text("late");
     tensor.unit = tensor.name;
     tensor.shape = shape;
     tensor.n_shape = 2;
@@ -556,7 +556,7 @@ uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key)
 
 uint32_t fake_amend_freeze(struct fake_peer *peer, uint64_t job, uint64_t key)
 {
-    char *freeze[] = { (char *)(uintptr_t) "all" };
+    char *freeze[] = { wire_text("all") };
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     amend.job = job;
     amend.key = key;

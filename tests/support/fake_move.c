@@ -62,7 +62,7 @@ static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Pag
         Cairn__Error error = CAIRN__ERROR__INIT;
         error.status = shard->move.refuse_status != 0 ? (int32_t)shard->move.refuse_status
                                                       : CAIRN_ERR_NO_MEMORY;
-        error.text = (char *)(uintptr_t)shard->move.refuse;
+        error.text = wire_text(shard->move.refuse);
         forget_next(shard);
         fake_send(&shard->peer, CAIRN_MSG_ERROR, request, &error.base);
         return;

@@ -55,7 +55,7 @@ static void refuse(struct fake_shard *shard, uint32_t request, cairn_status stat
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
+    error.text = wire_text(text);
     fake_send(&shard->peer, CAIRN_MSG_ERROR, request, &error.base);
 }
 
@@ -244,7 +244,7 @@ void fake_shard_give_up(struct fake_shard *shard, const char *why)
     Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
     fault.job = shard->job;
     fault.member = shard->relay.number;
-    fault.text = (char *)(uintptr_t)why;
+    fault.text = wire_text(why);
     fake_send(&shard->peer, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
 }
 
@@ -595,7 +595,7 @@ void fake_shard_answer_pin(struct fake_shard *shard, uint64_t snapshot, const ch
     m->payload = (ProtobufCBinaryData) { shard->last.payload_bytes, shard->payload };
     if (shard->fail_part != NULL) {
         m->status = CAIRN_ERR_NO_SPACE;
-        m->text = (char *)(uintptr_t)shard->fail_part;
+        m->text = wire_text(shard->fail_part);
     } else {
         fill_part(shard, part, folder);
     }
@@ -799,7 +799,7 @@ static void answer_stop(struct fake_shard *shard, uint64_t snapshot)
     part.job = shard->job;
     part.snapshot = snapshot;
     part.status = CAIRN_ERR_CANCELED;
-    part.text = (char *)(uintptr_t) "it was given up";
+    part.text = wire_text("it was given up");
     fake_send(&shard->peer, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
 }
 
@@ -824,9 +824,9 @@ static void beat(struct fake_shard *shard)
     Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
     if (shard->storage != NULL) {
         heartbeat.stats = &stats;
-        heartbeat.storage = (char *)(uintptr_t)shard->storage;
+        heartbeat.storage = wire_text(shard->storage);
     }
-    char *unheard = (char *)(uintptr_t)shard->unheard;
+    char *unheard = wire_text(shard->unheard);
     heartbeat.unheard = &unheard;
     heartbeat.n_unheard = unheard != NULL;
     fake_send(&shard->peer, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);

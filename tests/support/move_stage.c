@@ -115,15 +115,15 @@ void stage_open_more(const struct stage_run *table)
     open_shards("mem");
     for (uint32_t i = 0; i < stage.count; i++) {
         struct job_spec_data *spec = &stage.shard[i].spec;
-        const struct tensor_spec buffer = { .name = (char *)(uintptr_t) "x_buffer",
-                                            .group = (char *)(uintptr_t) "",
+        const struct tensor_spec buffer = { .name = wire_text("x_buffer"),
+                                            .group = wire_text(""),
                                             .kind = CAIRN_BUFFER,
                                             .wire = CAIRN_F32,
                                             .reduce = CAIRN_F32,
                                             .master = CAIRN_F32,
                                             .shape = { 1, { 20000 } } };
         struct tensor_spec blob = buffer;
-        blob.name = (char *)(uintptr_t) "y_blob";
+        blob.name = wire_text("y_blob");
         blob.kind = CAIRN_BLOB;
         blob.wire = blob.master = CAIRN_U8;
         blob.shape.dim[0] = 30000;

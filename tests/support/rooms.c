@@ -51,11 +51,11 @@ static void *rooms_thread(void *arg)
 static struct coord_options options_of(struct rooms *rooms)
 {
     return (struct coord_options) {
-        .name = (char *)(uintptr_t) "rooms",
+        .name = wire_text("rooms"),
         .shards = rooms->shard_count,
         .store_path = rooms->store,
         .snapshots_path = rooms->snapshots,
-        .network = { .listen = (char *)(uintptr_t) "127.0.0.1:0",
+        .network = { .listen = wire_text("127.0.0.1:0"),
                      .connections_max = 32 + rooms->workers_max,
                      .half_open_max = 32,
                      .hello_timeout_ms = 5000,

@@ -117,7 +117,7 @@ void drain_shard(uint32_t shard)
 uint32_t ask_snapshot(struct fake_peer *peer, bool wait)
 {
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    create.job = (char *)(uintptr_t) "toy";
+    create.job = wire_text("toy");
     create.wait = wait;
     return fake_request(peer, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
 }
@@ -135,7 +135,7 @@ Cairn__SnapshotStatus *take_snapshot(void)
 Cairn__SnapshotList *list_snapshots(void)
 {
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
-    get.job = (char *)(uintptr_t) "toy";
+    get.job = wire_text("toy");
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base);
     return fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_LIST, request);
 }
@@ -143,16 +143,16 @@ Cairn__SnapshotList *list_snapshots(void)
 uint32_t ask_digest(struct fake_peer *peer)
 {
     Cairn__JobDigestGet get = CAIRN__JOB_DIGEST_GET__INIT;
-    get.name = (char *)(uintptr_t) "toy";
+    get.name = wire_text("toy");
     return fake_request(peer, CAIRN_MSG_JOB_DIGEST_GET, &get.base);
 }
 
 uint32_t ask_restore(const char *name, const char *id, const char *path)
 {
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    restore.job = (char *)(uintptr_t)name;
-    restore.id = (char *)(uintptr_t)id;
-    restore.path = (char *)(uintptr_t)path;
+    restore.job = wire_text(name);
+    restore.id = wire_text(id);
+    restore.path = wire_text(path);
     return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
 }
 
@@ -172,7 +172,7 @@ size_t snapshot_folders(void)
 uint32_t ask_show(const char *name)
 {
     Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
-    show.name = (char *)(uintptr_t)name;
+    show.name = wire_text(name);
     return fake_request(&admin, CAIRN_MSG_JOB_SHOW, &show.base);
 }
 
@@ -184,7 +184,7 @@ Cairn__JobStatus *show_job(const char *name)
 uint32_t ask_drop(const char *name, bool force)
 {
     Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
-    remove.name = (char *)(uintptr_t)name;
+    remove.name = wire_text(name);
     remove.force = force;
     return fake_request(&admin, CAIRN_MSG_JOB_REMOVE, &remove.base);
 }

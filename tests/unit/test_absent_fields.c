@@ -197,8 +197,8 @@ static void say_hello(int fd, uint32_t as)
     Cairn__Hello hello = CAIRN__HELLO__INIT;
     hello.protocol = CAIRN_CONTROL_PROTOCOL;
     hello.role = as;
-    hello.name = (char *)(uintptr_t) "stranger";
-    hello.version = (char *)(uintptr_t)CAIRN_VERSION;
+    hello.name = wire_text("stranger");
+    hello.version = wire_text(CAIRN_VERSION);
     hello.incarnation = ++incarnation;
     say(fd, CAIRN_MSG_HELLO, &hello.base);
 }

@@ -107,7 +107,7 @@ SUITE(30, make, NULL);
 static Cairn__SnapshotAdvice *advise(uint64_t mtbf_s)
 {
     Cairn__SnapshotAdvise ask = CAIRN__SNAPSHOT_ADVISE__INIT;
-    ask.job = (char *)(uintptr_t) "toy";
+    ask.job = wire_text("toy");
     ask.mtbf_s = mtbf_s;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_ADVISE, &ask.base);
     return fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_ADVICE, request);
@@ -143,7 +143,7 @@ TEST(advice_needs_a_measured_snapshot_and_faults_or_a_word_how_often_they_come)
 TEST(of_a_job_that_is_not_there_nothing_is_advised)
 {
     Cairn__SnapshotAdvise ask = CAIRN__SNAPSHOT_ADVISE__INIT;
-    ask.job = (char *)(uintptr_t) "nobody";
+    ask.job = wire_text("nobody");
     fake_expect_error(&fake, &admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_ADVISE, &ask.base),
                       CAIRN_ERR_NOT_FOUND, "there is no job nobody; `cairn job list`");
 }

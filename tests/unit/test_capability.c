@@ -15,16 +15,11 @@
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
-static char *borrowed(const char *text)
-{
-    return (char *)(uintptr_t)text; // the spec copies it
-}
-
 static void add_tensor(struct job_spec_data *spec, const char *name, const char *group)
 {
-    const struct tensor_spec t = { .name = borrowed(name),
-                                   .unit = borrowed("block"),
-                                   .group = borrowed(group),
+    const struct tensor_spec t = { .name = wire_text(name),
+                                   .unit = wire_text("block"),
+                                   .group = wire_text(group),
                                    .kind = group[0] != '\0' ? CAIRN_TRAINED : CAIRN_FROZEN,
                                    .wire = CAIRN_F32,
                                    .reduce = CAIRN_F32,
@@ -41,19 +36,19 @@ static struct job_spec_data a_spec(void)
     struct cairn_box box = { 2, { 1, 0 }, { 2, 4 } };
     spec_init(&spec);
     ck_assert_int_eq(spec_set_name(&spec, "job"), CAIRN_OK);
-    g.name = borrowed("a");
-    g.optimizer = borrowed("sgd");
+    g.name = wire_text("a");
+    g.optimizer = wire_text("sgd");
     g.momentum = 0.5;
     g.schedule = (struct schedule) { CAIRN_SCHEDULE_WSD, 2, 20, 3, 1e-4, NULL, 0 };
     ck_assert_int_eq(spec_add_group(&spec, &g), CAIRN_OK);
-    g.name = borrowed("b");
+    g.name = wire_text("b");
     g.schedule = (struct schedule) { CAIRN_SCHEDULE_TABLE, 0, 0, 0, 0, points, 2 };
     ck_assert_int_eq(spec_add_group(&spec, &g), CAIRN_OK);
     add_tensor(&spec, "fixed", "");
     add_tensor(&spec, "one", "a");
     add_tensor(&spec, "two", "b");
-    struct tensor_spec alias = { .name = borrowed("other"),
-                                 .alias_of = borrowed("one"),
+    struct tensor_spec alias = { .name = wire_text("other"),
+                                 .alias_of = wire_text("one"),
                                  .alias_box = &box,
                                  .kind = CAIRN_FROZEN,
                                  .wire = CAIRN_F32,

@@ -40,7 +40,7 @@ static void fail_it(int fd)
     uint8_t *frame;
     size_t bytes;
     message.status = CAIRN_ERR_CLOSED;
-    message.text = (char *)(uintptr_t) "s1: it restarted without its part";
+    message.text = wire_text("s1: it restarted without its part");
     ck_assert_int_eq(
         frame_pack(CAIRN_MSG_ERROR, 2, &message.base, CAIRN_FRAME_BYTES_MAX, &frame, &bytes, NULL),
         CAIRN_OK);

@@ -202,7 +202,7 @@ static void say_hello(uv_loop_t *loop, const char *where)
 
 static cairn_status listen_at(uv_loop_t *loop, const char *where, struct listener **out)
 {
-    const struct listener_options options = { .listen = (char *)(uintptr_t)where,
+    const struct listener_options options = { .listen = wire_text(where),
                                               .connections_max = 16,
                                               .half_open_max = 4,
                                               .hello_timeout_ms = 5000,

@@ -68,7 +68,7 @@ TEST(a_reader_of_no_job_hears_that_there_is_none)
 {
     struct fake_peer r = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = (char *)(uintptr_t) "toy";
+    open.name = wire_text("toy");
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = 5;
     const uint32_t request = fake_request(&r, CAIRN_MSG_JOB_OPEN, &open.base);
@@ -80,7 +80,7 @@ TEST(a_reader_of_no_job_hears_that_there_is_none)
 static void open_reader(struct fake_peer *r)
 {
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = (char *)(uintptr_t) "toy";
+    open.name = wire_text("toy");
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = 5;
     const uint32_t request = fake_request(r, CAIRN_MSG_JOB_OPEN, &open.base);
@@ -213,7 +213,7 @@ TEST(a_worker_whose_memory_a_shard_cannot_read_is_put_out)
     Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
     fault.job = job;
     fault.member = 11;
-    fault.text = (char *)(uintptr_t) "the memory of w1 cannot be read";
+    fault.text = wire_text("the memory of w1 cannot be read");
     fake_send(&fake.shards[1].peer, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
     Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, request);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
@@ -521,7 +521,7 @@ TEST(a_second_coordinator_on_the_folder_is_refused)
     struct coord *second;
     struct sentence why = { "" };
     struct coord_options options = fake.options;
-    options.network.listen = (char *)(uintptr_t) "127.0.0.1:0";
+    options.network.listen = wire_text("127.0.0.1:0");
     ck_assert_int_eq(coord_open(&options, &fake.loop, &second, &why), CAIRN_ERR_BUSY);
 }
 
@@ -541,7 +541,7 @@ TEST(a_name_that_is_no_text_is_refused_and_says_which_byte)
         Cairn__Hello hello = CAIRN__HELLO__INIT;
         hello.protocol = CAIRN_CONTROL_PROTOCOL;
         hello.role = CAIRN_ROLE_WIRE_WORKER;
-        hello.name = (char *)(uintptr_t)bad[i].name;
+        hello.name = wire_text(bad[i].name);
         const uint32_t request = fake_request(&peer, CAIRN_MSG_HELLO, &hello.base);
         fake_expect_error(&fake, &peer, request, CAIRN_ERR_INVALID, bad[i].says);
         fake_peer_close(&peer);
@@ -563,7 +563,7 @@ static void say_part_of_hello(struct fake_peer *peer, const char *name, uint32_t
     }
     hello.protocol = CAIRN_CONTROL_PROTOCOL;
     hello.role = CAIRN_ROLE_WIRE_SHARD;
-    hello.name = (char *)(uintptr_t)name;
+    hello.name = wire_text(name);
     hello.incarnation = 77;
     hello.held = list;
     hello.n_held = count;
@@ -644,7 +644,7 @@ TEST(a_peer_of_another_protocol_is_told_so)
     Cairn__Hello hello = CAIRN__HELLO__INIT;
     hello.protocol = 99;
     hello.role = CAIRN_ROLE_WIRE_WORKER;
-    hello.name = (char *)(uintptr_t) "w0";
+    hello.name = wire_text("w0");
     const uint32_t request = fake_request(&peer, CAIRN_MSG_HELLO, &hello.base);
     fake_expect_error(&fake, &peer, request, CAIRN_ERR_VERSION, "protocol 2, not 99");
     fake_peer_close(&peer);
@@ -670,7 +670,7 @@ TEST(a_session_number_of_another_is_refused)
     start_job();
     struct fake_peer thief = worker("thief");
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = (char *)(uintptr_t) "toy";
+    open.name = wire_text("toy");
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = 10;
     open.token = 4711;
@@ -685,7 +685,7 @@ TEST(pages_that_do_not_follow_each_other_are_refused)
     w = worker("w0");
     uint8_t bytes[8] = { 0 };
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = (char *)(uintptr_t) "toy";
+    open.name = wire_text("toy");
     open.role = CAIRN_ROLE_WIRE_WORKER;
     open.session = 10;
     open.spec_bytes = 100;

@@ -19,7 +19,7 @@ TEST(all_shards_make_it_then_it_is_stored_then_they_switch_and_all_open_the_job_
     start_trained();
     struct fake_peer reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = (char *)(uintptr_t) "toy";
+    open.name = wire_text("toy");
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = 5;
     message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED,
@@ -159,7 +159,7 @@ TEST(meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_answere
     start_trained();
     struct fake_peer late = worker("late");
     Cairn__SnapshotCreate save = CAIRN__SNAPSHOT_CREATE__INIT;
-    save.job = (char *)(uintptr_t) "toy";
+    save.job = wire_text("toy");
     fake.shards[1].holds_create = true;
     (void)fake_amend_more(&w, job, 3);
     fake_until(&fake, both_staged());
@@ -194,7 +194,7 @@ TEST(an_admin_who_waits_for_the_shards_of_a_job_that_is_lost_hears_of_it)
     start_trained();
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    amend.name = (char *)(uintptr_t) "toy";
+    amend.name = wire_text("toy");
     amend.key = 9;
     amend.set_clip_norm = true;
     amend.clip_norm = 2;
@@ -214,12 +214,12 @@ static uint32_t ask_terms(struct fake_peer *peer, uint64_t of_job, uint64_t key)
     Cairn__Setting stage = CAIRN__SETTING__INIT, micro = CAIRN__SETTING__INIT;
     Cairn__Setting *list[] = { &stage, &micro };
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    stage.key = (char *)(uintptr_t) "stage";
-    stage.value = (char *)(uintptr_t) "3";
-    micro.key = (char *)(uintptr_t) "micro_batches";
-    micro.value = (char *)(uintptr_t) "1";
+    stage.key = wire_text("stage");
+    stage.value = wire_text("3");
+    micro.key = wire_text("micro_batches");
+    micro.value = wire_text("1");
     amend.job = of_job;
-    amend.name = (char *)(uintptr_t) "toy";
+    amend.name = wire_text("toy");
     amend.key = key;
     amend.settings = list;
     amend.n_settings = 2;

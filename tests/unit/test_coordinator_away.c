@@ -63,7 +63,7 @@ TEST(a_drain_that_is_asked_of_a_coordinator_that_has_just_started_waits_for_the_
 static uint32_t ask_forget(const char *name)
 {
     Cairn__ShardForget forget = CAIRN__SHARD_FORGET__INIT;
-    forget.name = (char *)(uintptr_t)name;
+    forget.name = wire_text(name);
     return fake_request(&admin, CAIRN_MSG_SHARD_FORGET, &forget.base);
 }
 

@@ -25,7 +25,7 @@ static void set_up(void)
 static uint32_t ask_backup(struct fake_peer *peer, const char *path)
 {
     Cairn__ClusterBackup backup = CAIRN__CLUSTER_BACKUP__INIT;
-    backup.path = (char *)(uintptr_t)path;
+    backup.path = wire_text(path);
     return fake_request(peer, CAIRN_MSG_CLUSTER_BACKUP, &backup.base);
 }
 

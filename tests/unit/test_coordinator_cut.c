@@ -10,8 +10,8 @@
 static uint32_t ask_cancel(const char *id)
 {
     Cairn__SnapshotCancel cancel = CAIRN__SNAPSHOT_CANCEL__INIT;
-    cancel.job = (char *)(uintptr_t) "toy";
-    cancel.id = (char *)(uintptr_t)id;
+    cancel.job = wire_text("toy");
+    cancel.id = wire_text(id);
     return fake_request(&admin, CAIRN_MSG_SNAPSHOT_CANCEL, &cancel.base);
 }
 

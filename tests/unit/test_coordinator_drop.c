@@ -30,8 +30,8 @@ static size_t job_count(void)
 static uint32_t ask_remove(const char *name, const char *id)
 {
     Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
-    remove.job = (char *)(uintptr_t)name;
-    remove.id = (char *)(uintptr_t)id;
+    remove.job = wire_text(name);
+    remove.id = wire_text(id);
     remove.force = true; // it may have been verified meanwhile, or not
     return fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base);
 }
@@ -129,7 +129,7 @@ TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
 static size_t prune(void)
 {
     Cairn__SnapshotPrune message = CAIRN__SNAPSHOT_PRUNE__INIT;
-    message.job = (char *)(uintptr_t) "toy";
+    message.job = wire_text("toy");
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_PRUNE, &message.base);
     Cairn__SnapshotPruned *pruned = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_PRUNED, request);
     size_t going = 0;
@@ -145,7 +145,7 @@ TEST(one_with_something_strange_in_it_stays_whole_with_its_tags_and_the_word_lat
     snprintf(foreign, sizeof foreign, "%s/optim/foreign", s->path);
     ck_assert_int_eq(mkdir(foreign, 0750), 0);
     Cairn__SnapshotRemove message = CAIRN__SNAPSHOT_REMOVE__INIT;
-    message.job = (char *)(uintptr_t) "toy";
+    message.job = wire_text("toy");
     message.id = s->id;
     message.force = true;
     fake_expect_error(&fake, &admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &message.base),
@@ -191,7 +191,7 @@ TEST(one_that_a_restore_may_fall_back_on_is_not_removed)
 {
     Cairn__SnapshotStatus *older = take_snapshot(), *s = take_snapshot();
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    restore.job = (char *)(uintptr_t) "toy";
+    restore.job = wire_text("toy");
     restore.id = s->id;
     restore.fallback = true;
     const uint32_t restored = fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);

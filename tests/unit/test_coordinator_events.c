@@ -155,10 +155,10 @@ TEST(what_an_operator_asked_for_is_noted_with_every_value_that_was_given)
 {
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     Cairn__GroupSpec group = CAIRN__GROUP_SPEC__INIT, *groups[] = { &group };
-    char *freeze[] = { (char *)(uintptr_t) "a", (char *)(uintptr_t) "b" };
-    group.name = (char *)(uintptr_t) "default";
+    char *freeze[] = { wire_text("a"), wire_text("b") };
+    group.name = wire_text("default");
     group.lr = 0.125;
-    amend.name = (char *)(uintptr_t) "toy";
+    amend.name = wire_text("toy");
     amend.key = 7;
     amend.groups = groups;
     amend.n_groups = 1;
@@ -181,11 +181,11 @@ TEST(of_many_settings_it_is_noted_how_many_more_there_are)
         cairn__setting__init(&settings[i]);
         snprintf(keys[i], sizeof keys[i], "group-%03d.weight_decay", i);
         settings[i].key = keys[i];
-        settings[i].value = (char *)(uintptr_t) "0.25";
+        settings[i].value = wire_text("0.25");
         list[i] = &settings[i];
     }
-    restore.job = (char *)(uintptr_t) "toy";
-    restore.id = (char *)(uintptr_t) "newest";
+    restore.job = wire_text("toy");
+    restore.id = wire_text("newest");
     restore.settings = list;
     restore.n_settings = 2;
     fake_expect_error(&fake, &admin,
@@ -226,7 +226,7 @@ TEST(a_cut_data_path_is_an_event_said_once_and_shown_by_the_job_while_it_lasts)
     fake.shards[1].unheard = "s0";
     fake_until(&fake, shows_cut("shard s1 hears nothing from s0"));
     ck_assert_uint_eq(count_of("path-cut"), 1);
-    char *name = (char *)(uintptr_t) "s1";
+    char *name = wire_text("s1");
     Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
     beat.unheard = &name;
     beat.n_unheard = 1;

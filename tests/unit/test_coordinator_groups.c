@@ -291,7 +291,7 @@ TEST(a_write_is_opened_for_its_writer_alone)
 static Cairn__JobStatus *show(struct fake_peer *admin)
 {
     Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
-    message.name = (char *)(uintptr_t) "toy";
+    message.name = wire_text("toy");
     const uint32_t request = fake_request(admin, CAIRN_MSG_JOB_SHOW, &message.base);
     return fake_expect(&fake, admin, CAIRN_MSG_JOB_STATUS, request);
 }
@@ -400,7 +400,7 @@ TEST(a_job_shows_the_groups_of_its_last_round)
 static char *save(struct fake_peer *admin)
 {
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    create.job = (char *)(uintptr_t) "toy";
+    create.job = wire_text("toy");
     create.wait = true;
     const uint32_t request = fake_request(admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
     Cairn__SnapshotStatus *status = fake_expect(&fake, admin, CAIRN_MSG_SNAPSHOT_STATUS, request);

@@ -29,7 +29,7 @@ static Cairn__Keys *list_keys(void)
 static uint32_t ask_trust(const char *key, bool untrust)
 {
     Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
-    trust.key = (char *)(uintptr_t)key;
+    trust.key = wire_text(key);
     trust.untrust = untrust;
     return fake_request(&admin, CAIRN_MSG_KEY_TRUST, &trust.base);
 }
@@ -181,8 +181,8 @@ static void sign_anew(const char *folder, const struct secret_key *signer)
 static uint32_t ask_waived(const char *path, bool is_unsigned, bool is_strange)
 {
     Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
-    message.job = (char *)(uintptr_t) "other";
-    message.path = (char *)(uintptr_t)path;
+    message.job = wire_text("other");
+    message.path = wire_text(path);
     message.allow_unsigned = is_unsigned;
     message.allow_untrusted = is_strange;
     return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base);

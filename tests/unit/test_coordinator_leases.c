@@ -25,7 +25,7 @@ static struct fake_peer reader(uint64_t session)
 {
     struct fake_peer peer = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = (char *)(uintptr_t) "toy";
+    open.name = wire_text("toy");
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = session;
     const uint32_t request = fake_request(&peer, CAIRN_MSG_JOB_OPEN, &open.base);

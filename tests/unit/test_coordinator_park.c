@@ -9,7 +9,7 @@
 static uint32_t ask_park(bool parked)
 {
     Cairn__JobPark park = CAIRN__JOB_PARK__INIT;
-    park.name = (char *)(uintptr_t) "toy";
+    park.name = wire_text("toy");
     park.parked = parked;
     return fake_request(&admin, CAIRN_MSG_JOB_PARK, &park.base);
 }

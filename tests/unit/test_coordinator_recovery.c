@@ -280,7 +280,7 @@ TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
     ck_assert(toy()->loss.recovery.running);
     fake_until(&fake, !toy()->loss.recovery.running);
     Cairn__SnapshotRemove message = CAIRN__SNAPSHOT_REMOVE__INIT; // as its operator does
-    message.job = (char *)(uintptr_t) "toy";
+    message.job = wire_text("toy");
     message.id = strrchr(folders[2], '/') + 1;
     message.force = true; // it may have been verified meanwhile, or not
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &message.base);
@@ -295,9 +295,9 @@ static uint32_t ask_restore_with_lr(const char *folder)
 {
     Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
     Cairn__Setting lr = CAIRN__SETTING__INIT, *settings[] = { &lr };
-    lr.key = (char *)(uintptr_t) "all.lr";
-    lr.value = (char *)(uintptr_t) "0.25";
-    message.path = (char *)(uintptr_t)folder;
+    lr.key = wire_text("all.lr");
+    lr.value = wire_text("0.25");
+    message.path = wire_text(folder);
     message.settings = settings;
     message.n_settings = 1;
     return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base);
@@ -430,7 +430,7 @@ TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
     Cairn__Pause pause = CAIRN__PAUSE__INIT;
     pause.job = job;
     pause.at_most_ms = 60000;
-    pause.what = (char *)(uintptr_t) "evaluating";
+    pause.what = wire_text("evaluating");
     message_free(fake_expect(&fake, &other, CAIRN_MSG_DONE,
                              fake_request(&other, CAIRN_MSG_PAUSE, &pause.base)));
     lose_part(1);

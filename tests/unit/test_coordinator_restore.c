@@ -12,8 +12,8 @@
 static Cairn__SnapshotStatus *restore(const char *name, const char *path, bool plan)
 {
     Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
-    message.job = (char *)(uintptr_t)name;
-    message.path = (char *)(uintptr_t)path;
+    message.job = wire_text(name);
+    message.path = wire_text(path);
     message.plan = plan;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base);
     return fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
@@ -103,8 +103,8 @@ static void damage(const char *folder)
 static uint32_t ask_fallback(const char *id, bool fallback)
 {
     Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
-    message.job = (char *)(uintptr_t) "toy";
-    message.id = (char *)(uintptr_t)id;
+    message.job = wire_text("toy");
+    message.id = wire_text(id);
     message.fallback = fallback;
     return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base);
 }

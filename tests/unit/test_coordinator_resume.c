@@ -75,7 +75,7 @@ TEST(a_reader_has_nothing_restored)
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
     struct fake_peer reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "reader");
     lose();
-    open.name = (char *)(uintptr_t) "toy";
+    open.name = wire_text("toy");
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = 40;
     open.resume_latest = true;
@@ -128,7 +128,7 @@ TEST_EACH(a_snapshot_that_nobody_signed_is_passed_over_unless_the_setting_says_o
     snprintf(path, sizeof path, "%s/manifest.json.minisig", taken->path);
     ck_assert_int_eq(unlink(path), 0);
     message_free(&taken->base);
-    fake.options.snapshots_trust = (char *)(uintptr_t)(takes_any ? "any" : "signed");
+    fake.options.snapshots_trust = wire_text(takes_any ? "any" : "signed");
     drop();
     come_again("again");
     Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, ask_open(&w, &spec));

@@ -37,7 +37,7 @@ static void tell_storage(uint32_t shard, const char *why)
     Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
     const struct coord_seat *seat = coord_seat_find(fake.cluster, fake.shards[shard].name);
     beat.stats = &stats;
-    beat.storage = (char *)(uintptr_t)why;
+    beat.storage = wire_text(why);
     fake_send(&fake.shards[shard].peer, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
     fake_until(&fake, strcmp(seat->storage.text, why) == 0);
 }
@@ -113,7 +113,7 @@ TEST(a_snapshot_is_committed_listed_and_shown)
     digest(root, &step);
     ck_assert_mem_eq(root, s->content_root.data, 32);
     Cairn__SnapshotShow show = CAIRN__SNAPSHOT_SHOW__INIT;
-    show.job = (char *)(uintptr_t) "toy";
+    show.job = wire_text("toy");
     show.id = s->id;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_SHOW, &show.base);
     Cairn__SnapshotStatus *again = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
@@ -224,7 +224,7 @@ TEST(a_digest_whose_asker_is_gone_gives_way_to_a_snapshot)
 TEST(a_snapshot_of_no_job_is_refused)
 {
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    create.job = (char *)(uintptr_t) "nothing";
+    create.job = wire_text("nothing");
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_NOT_FOUND, "nothing");
 }
@@ -411,7 +411,7 @@ static uint32_t ask_wide_job(const char *name, uint64_t session)
     struct tensor_spec tensor = spec.tensors[0];
     char text[CAIRN_NAME_MAX + 1];
     group.name = tensor.name = tensor.group = text;
-    group.optimizer = (char *)(uintptr_t) "adamw";
+    group.optimizer = wire_text("adamw");
     tensor.shape = (struct shape) { .rank = 1, .dim = { 1 } };
     for (int i = 1; i < CAIRN_SPEC_GROUPS_MAX; i++) {
         snprintf(text, sizeof text, "%0*d", CAIRN_NAME_MAX, i);

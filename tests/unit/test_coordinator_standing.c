@@ -175,7 +175,7 @@ TEST(what_a_member_has_seen_shows_that_the_store_is_older)
 {
     start_trained();
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = (char *)(uintptr_t) "toy";
+    open.name = wire_text("toy");
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = 20;
     open.token = 21;

@@ -120,8 +120,8 @@ TEST(storage_that_is_not_mounted_is_written_to_by_nobody_and_no_job_begins_anew)
     restart_without_storage();
     expect_status(OTHER);
     fake_expect_error(&fake, &admin, ask_snapshot(&admin, true), CAIRN_ERR_IO, OTHER);
-    removal.job = restore.job = (char *)(uintptr_t) "toy";
-    removal.id = restore.id = (char *)(uintptr_t) "step-000000000001-g1";
+    removal.job = restore.job = wire_text("toy");
+    removal.id = restore.id = wire_text("step-000000000001-g1");
     fake_expect_error(&fake, &admin,
                       fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base), CAIRN_ERR_IO,
                       OTHER);
@@ -200,7 +200,7 @@ static void another_cluster(bool takes)
     fake_coordinator_stop(&fake);
     ck_assert_int_eq(rename(fake.store, kept), 0);
     fake.options.snapshots_foreign = takes;
-    fake.options.snapshots_trust = (char *)(uintptr_t) "any"; // it has a key of its own
+    fake.options.snapshots_trust = wire_text("any"); // it has a key of its own
     fake_coordinator_start(&fake);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w");

@@ -37,7 +37,7 @@ static uint32_t amend(const char *name, uint32_t min, uint32_t max)
 {
     static uint64_t key = 100;
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
-    message.name = (char *)(uintptr_t)name;
+    message.name = wire_text(name);
     message.key = ++key;
     message.workers_min = min;
     message.workers_max = max;

@@ -29,14 +29,14 @@ enum { BLOB, EMBED, EMPTY, HEAD, SCALAR, WEIGHT };
 
 static void add_alias(const char *name, const char *of)
 {
-    const struct tensor_spec t = { .name = (char *)(uintptr_t)name,
-                                   .group = (char *)(uintptr_t) "",
+    const struct tensor_spec t = { .name = wire_text(name),
+                                   .group = wire_text(""),
                                    .kind = CAIRN_FROZEN,
                                    .wire = CAIRN_F32,
                                    .reduce = CAIRN_F32,
                                    .master = CAIRN_F32,
                                    .shape = { 1, { 0 } },
-                                   .alias_of = (char *)(uintptr_t)of };
+                                   .alias_of = wire_text(of) };
     ck_assert_int_eq(spec_add_tensor(&spec, &t), CAIRN_OK);
 }
 

@@ -74,7 +74,7 @@ static void tell(struct coordinator *c, int fd, uint32_t request)
     if (a->refused != CAIRN_OK) {
         Cairn__Error error = CAIRN__ERROR__INIT;
         error.status = (int32_t)a->refused;
-        error.text = (char *)(uintptr_t)a->text;
+        error.text = wire_text(a->text);
         send_to(fd, CAIRN_MSG_ERROR, request, &error.base);
         return;
     }
@@ -85,8 +85,8 @@ static void tell(struct coordinator *c, int fd, uint32_t request)
     pair.to = "s3";
     pair.bytes = 4 << 20;
     job.name = "gpt";
-    job.state = (char *)(uintptr_t)a->state;
-    job.text = (char *)(uintptr_t)a->text;
+    job.state = wire_text(a->state);
+    job.text = wire_text(a->text);
     job.layout_hash = 0xabcdef;
     job.pairs = pairs;
     job.n_pairs = 1;

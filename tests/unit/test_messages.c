@@ -17,8 +17,8 @@ static struct job_spec_data a_spec(size_t tensor_count)
     struct job_spec_data spec;
     struct group_spec group = group_default();
     spec_init(&spec);
-    group.name = (char *)(uintptr_t) "g";
-    group.optimizer = (char *)(uintptr_t) "adamw";
+    group.name = wire_text("g");
+    group.optimizer = wire_text("adamw");
     ck_assert_int_eq(spec_set_name(&spec, "job"), CAIRN_OK);
     ck_assert_int_eq(spec_add_group(&spec, &group), CAIRN_OK);
     for (size_t i = 0; i < tensor_count; i++) {

@@ -390,7 +390,7 @@ static void say_folder(const char *path)
     Cairn__PinFolder folder = CAIRN__PIN_FOLDER__INIT;
     folder.job = SCENE_JOB;
     folder.snapshot = 4;
-    folder.path = (char *)(uintptr_t)path;
+    folder.path = wire_text(path);
     scene_say(&scene, CAIRN_MSG_PIN_FOLDER, 0, &folder.base);
 }
 

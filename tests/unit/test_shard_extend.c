@@ -45,8 +45,8 @@ static void amend_scene(cairn_init_kind init)
     struct layout_tensor tensors[TENSORS + 1];
     struct layout *layout;
     uint32_t was[TENSORS + 1];
-    const struct tensor_spec late = { .name = (char *)(uintptr_t) "late",
-                                      .group = (char *)(uintptr_t) "a",
+    const struct tensor_spec late = { .name = wire_text("late"),
+                                      .group = wire_text("a"),
                                       .kind = CAIRN_TRAINED,
                                       .wire = CAIRN_BF16,
                                       .reduce = CAIRN_F32,

@@ -182,7 +182,7 @@ TEST(a_relay_ends_as_the_layout_changes)
     stage_open("mem");
     stage_round();
     owner.index = 1;
-    owner.name = (char *)(uintptr_t) "s1";
+    owner.name = wire_text("s1");
     owner.fabric_address.data = (uint8_t *)fabric_own_address(stage.shard[1].shard->fabric,
                                                               &owner.fabric_address.len);
     set.job = SCENE_JOB;

@@ -45,7 +45,7 @@ static void say_folder(uint64_t number, const char *path)
     Cairn__PinFolder folder = CAIRN__PIN_FOLDER__INIT;
     folder.job = SCENE_JOB;
     folder.snapshot = number;
-    folder.path = (char *)(uintptr_t)path;
+    folder.path = wire_text(path);
     scene_say(&scene, CAIRN_MSG_PIN_FOLDER, 0, &folder.base);
 }
 

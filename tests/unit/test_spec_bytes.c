@@ -11,11 +11,6 @@
 #include "proto/wire/messages.h"
 #include "tests/support/suite.h"
 
-static char *borrowed(const char *text)
-{
-    return (char *)(uintptr_t)text; // the spec copies it
-}
-
 static void good(cairn_status status)
 {
     ck_assert_int_eq(status, CAIRN_OK);
@@ -26,8 +21,8 @@ static struct job_spec_data a_plain_spec(void)
 {
     struct job_spec_data spec;
     struct group_spec g = group_default();
-    const struct tensor_spec t = { .name = borrowed("w"),
-                                   .group = borrowed("all"),
+    const struct tensor_spec t = { .name = wire_text("w"),
+                                   .group = wire_text("all"),
                                    .kind = CAIRN_TRAINED,
                                    .wire = CAIRN_F32,
                                    .reduce = CAIRN_F32,
@@ -35,8 +30,8 @@ static struct job_spec_data a_plain_spec(void)
                                    .shape = { 2, { 3, 5 } } };
     spec_init(&spec);
     good(spec_set_name(&spec, "plain"));
-    g.name = borrowed("all");
-    g.optimizer = borrowed("adamw");
+    g.name = wire_text("all");
+    g.optimizer = wire_text("adamw");
     good(spec_add_group(&spec, &g));
     good(spec_add_tensor(&spec, &t));
     spec_canonicalize(&spec);
@@ -46,8 +41,8 @@ static struct job_spec_data a_plain_spec(void)
 static void add_full_groups(struct job_spec_data *spec)
 {
     static const struct cairn_schedule_point points[] = { { 3, 0.125 }, { 9, 2.0 / 3 } };
-    struct group_spec g = { .name = borrowed("wsd"),
-                            .optimizer = borrowed("sgd"),
+    struct group_spec g = { .name = wire_text("wsd"),
+                            .optimizer = wire_text("sgd"),
                             .lr = 0.0625,
                             .beta1 = 0.85,
                             .beta2 = 0.995,
@@ -58,11 +53,11 @@ static void add_full_groups(struct job_spec_data *spec)
                             .frozen = true,
                             .schedule = { CAIRN_SCHEDULE_WSD, 21, 220, 23, 1e-4, NULL, 0 } };
     good(spec_add_group(spec, &g));
-    g.name = borrowed("table");
+    g.name = wire_text("table");
     g.nesterov = g.frozen = false;
     g.schedule = (struct schedule) { CAIRN_SCHEDULE_TABLE, 24, 0, 0, 0, points, 2 };
     good(spec_add_group(spec, &g));
-    g.name = borrowed("driven"); // its lr is not in the hash
+    g.name = wire_text("driven"); // its lr is not in the hash
     g.schedule = (struct schedule) { .kind = CAIRN_SCHEDULE_DRIVEN };
     good(spec_add_group(spec, &g));
 }
@@ -72,9 +67,9 @@ static void add_full_tensors(struct job_spec_data *spec)
     static const char *const groups[] = { "wsd", "table", "driven" };
     struct cairn_box box = { 2, { 1, 2 }, { 3, 2 } };
     for (size_t i = 0; i < 3; i++) {
-        struct tensor_spec t = { .name = borrowed(groups[i]),
-                                 .unit = borrowed("block"),
-                                 .group = borrowed(groups[i]),
+        struct tensor_spec t = { .name = wire_text(groups[i]),
+                                 .unit = wire_text("block"),
+                                 .group = wire_text(groups[i]),
                                  .kind = CAIRN_TRAINED,
                                  .wire = CAIRN_BF16,
                                  .reduce = CAIRN_F32,
@@ -84,20 +79,20 @@ static void add_full_tensors(struct job_spec_data *spec)
                                  .init = { CAIRN_INIT_UNIFORM, -0.3, 0.4, 31 + i } };
         good(spec_add_tensor(spec, &t));
     }
-    struct tensor_spec t = { .name = borrowed("matrix"),
+    struct tensor_spec t = { .name = wire_text("matrix"),
                              .kind = CAIRN_BUFFER,
                              .wire = CAIRN_F32,
                              .reduce = CAIRN_F32,
                              .master = CAIRN_F32,
                              .shape = { 2, { 7, 8 } } };
     good(spec_add_tensor(spec, &t));
-    t.name = borrowed("part");
+    t.name = wire_text("part");
     t.kind = CAIRN_FROZEN;
-    t.alias_of = borrowed("matrix");
+    t.alias_of = wire_text("matrix");
     t.alias_box = &box;
     t.shape = (struct shape) { 1, { 0 } };
     good(spec_add_tensor(spec, &t));
-    const struct tensor_spec blob = { .name = borrowed("blob"),
+    const struct tensor_spec blob = { .name = wire_text("blob"),
                                       .kind = CAIRN_BLOB,
                                       .wire = CAIRN_U8,
                                       .reduce = CAIRN_F32,

@@ -28,7 +28,7 @@ static cairn_status set_every(struct bench_saver *s, uint64_t every)
 {
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     uint64_t revision;
-    amend.name = (char *)(uintptr_t)s->job;
+    amend.name = wire_text(s->job);
     amend.set_snapshots = true;
     amend.snapshot_every = every;
     return ctl_amend(&s->ctl, &amend, &revision);
@@ -39,7 +39,7 @@ static cairn_status look(struct bench_saver *s)
 {
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     ProtobufCMessage *reply;
-    get.job = (char *)(uintptr_t)s->job;
+    get.job = wire_text(s->job);
     CAIRN_TRY(
         ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base, CAIRN_MSG_SNAPSHOT_LIST, &reply));
     const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
@@ -69,7 +69,7 @@ static cairn_status ask(struct bench_saver *s)
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
     ProtobufCMessage *reply = NULL;
-    create.job = restore.job = (char *)(uintptr_t)s->job;
+    create.job = restore.job = wire_text(s->job);
     create.wait = true;
     restore.id = s->id;
     s->begin = bench_now();
@@ -133,7 +133,7 @@ bool bench_save_remove(struct bench_saver *s)
     ProtobufCMessage *reply;
     if (s->id[0] == '\0') return true;
     prepare_call(s);
-    remove.job = (char *)(uintptr_t)s->job;
+    remove.job = wire_text(s->job);
     remove.id = s->id;
     remove.force = true; // it is the only one that there is
     if (ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base, CAIRN_MSG_SNAPSHOT_REMOVED,
@@ -149,7 +149,7 @@ bool bench_save_drop_job(struct bench_saver *s)
     Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
     ProtobufCMessage *reply;
     prepare_call(s);
-    remove.name = (char *)(uintptr_t)s->job;
+    remove.name = wire_text(s->job);
     remove.force = true;
     if (ctl_call(&s->ctl, CAIRN_MSG_JOB_REMOVE, &remove.base, CAIRN_MSG_JOB_REMOVED, &reply) !=
         CAIRN_OK)

@@ -793,16 +793,11 @@ struct manifest_bench {
     double write_s, read_s; /* of the last run */
 };
 
-static char *borrowed(const char *text)
-{
-    return (char *)(uintptr_t)text; // the spec copies it
-}
-
 static cairn_status add_tensors(struct job_spec_data *spec, uint32_t count)
 {
     struct group_spec group = group_default();
-    group.name = borrowed("all");
-    group.optimizer = borrowed("adamw");
+    group.name = wire_text("all");
+    group.optimizer = wire_text("adamw");
     cairn_status status = spec_set_name(spec, "bench.manifest");
     if (status == CAIRN_OK) status = spec_add_group(spec, &group);
     for (uint32_t i = 0; i < count && status == CAIRN_OK; i++) {
@@ -810,7 +805,7 @@ static cairn_status add_tensors(struct job_spec_data *spec, uint32_t count)
         snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u.up_proj.weight", i / 512,
                  i % 512);
         const struct tensor_spec tensor = { .name = name,
-                                            .group = borrowed("all"),
+                                            .group = wire_text("all"),
                                             .kind = CAIRN_TRAINED,
                                             .wire = CAIRN_BF16,
                                             .reduce = CAIRN_F32,

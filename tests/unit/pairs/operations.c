@@ -8,7 +8,7 @@
 #include "tests/support/reshard_toy.h"
 #include "tests/unit/pairs/pairs.h"
 
-#define TOY ((char *)(uintptr_t) "toy")
+#define TOY (wire_text("toy"))
 
 static struct fake_shard *held(void)
 {
@@ -89,7 +89,7 @@ static void ask_rm(struct question *q, bool is_second)
 {
     Cairn__SnapshotRemove rm = CAIRN__SNAPSHOT_REMOVE__INIT;
     rm.job = TOY;
-    rm.id = (char *)(uintptr_t)first_id;
+    rm.id = wire_text(first_id);
     rm.force = true;
     put(q, operator(is_second), CAIRN_MSG_SNAPSHOT_REMOVE, &rm.base);
 }
@@ -107,8 +107,8 @@ static void ask_tag(struct question *q, bool is_second)
 {
     Cairn__SnapshotTag tag = CAIRN__SNAPSHOT_TAG__INIT;
     tag.job = TOY;
-    tag.id = (char *)(uintptr_t)first_id;
-    tag.name = (char *)(uintptr_t) "best";
+    tag.id = wire_text(first_id);
+    tag.name = wire_text("best");
     put(q, operator(is_second), CAIRN_MSG_SNAPSHOT_TAG, &tag.base);
 }
 
@@ -125,7 +125,7 @@ static void ask_restore_of(struct question *q, bool is_second)
 {
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
     restore.job = TOY;
-    restore.id = (char *)(uintptr_t)first_id;
+    restore.id = wire_text(first_id);
     put(q, operator(is_second), CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
 }
 

@@ -102,7 +102,7 @@ static void come_as_reader(void)
 {
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
     reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
-    open.name = (char *)(uintptr_t) "toy";
+    open.name = wire_text("toy");
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = 70;
     const uint32_t request = fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base);
@@ -112,7 +112,7 @@ static void come_as_reader(void)
 static void park(void)
 {
     Cairn__JobPark message = CAIRN__JOB_PARK__INIT;
-    message.name = (char *)(uintptr_t) "toy";
+    message.name = wire_text("toy");
     message.parked = true;
     message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_PARKED,
                              fake_request(&admin, CAIRN_MSG_JOB_PARK, &message.base)));
@@ -261,7 +261,7 @@ static void show(FILE *out)
     }
     struct fake_peer asker = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "asker");
     Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
-    message.name = (char *)(uintptr_t) "toy";
+    message.name = wire_text("toy");
     Cairn__JobStatus *status = fake_expect(&fake, &asker, CAIRN_MSG_JOB_STATUS,
                                            fake_request(&asker, CAIRN_MSG_JOB_SHOW, &message.base));
     fprintf(out, "(shown): %s", status->state);
