@@ -308,7 +308,7 @@ TEST(a_relay_without_room_for_what_is_pushed_to_it_is_given_up)
     relay()->sums.pool.stuck_max_ms = 60;
     budget->limit_bytes = budget->used_bytes;
     push_until_given_up();
-    hear_given_up("out of memory for what workers push by another way");
+    hear_given_up("no memory for what workers push by another way");
     budget->limit_bytes = limit;
     close_host();
 }
