@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "server/shard/jobs.h"
+#include "server/shard/read.h"
 #include "server/shard/state.h"
 #include "tests/support/memory_storage.h"
 #include "tests/support/scratch.h"
@@ -435,6 +436,38 @@ TEST(a_pass_waits_for_room_no_longer_than_that_and_then_the_reader_is_told)
     staging_close(&staging);
     works_close(&pass.works);
     leave();
+}
+
+/* ---- a version that is being sent ---- */
+
+/* Its DATA stays on its way, as the worker takes no payload. */
+static void begin_fetch(uint64_t step)
+{
+    const struct shard_job *job = scene.shard->jobs;
+    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 0);
+    scene.deaf = true;
+    fetch.plane = CAIRN_PLANE_WIRE;
+    fetch.generation = 1;
+    fetch.step = step;
+    scene_send(&scene, &fetch, NULL, 0);
+    while (published_find(job, (struct cairn_version) { 1, step })->sends == 0)
+        uv_run(&scene.loop, UV_RUN_ONCE);
+}
+
+TEST(a_shard_that_closes_while_an_update_waits_for_a_send_never_begins_that_update)
+{
+    struct group_scalars scalars[2];
+    serve(1);
+    const struct shard_job *job = scene.shard->jobs;
+    model_round(&model, &scene, 1, 0);
+    model_push_round(&scene, 2, 1);
+    (void)scene_hear(&scene, CAIRN_MSG_REDUCED);
+    begin_fetch(0); // of the copy that the next version is written to
+    model_update(&model, 2, 1, scalars);
+    model_say_apply(&scene, 2, 1, CAIRN_MSG_DECIDE, scalars);
+    while (!job->pass.updating) uv_run(&scene.loop, UV_RUN_ONCE);
+    ck_assert(job->pass.update_waits);
+    leave(); // which ends the send
 }
 
 SUITE(30);
