@@ -211,6 +211,18 @@ TEST(a_copy_that_fails_is_told_and_not_served_and_the_job_is_stopped)
     close_scene();
 }
 
+TEST(a_copy_that_finds_no_memory_is_to_be_asked_for_again_and_the_job_goes_on)
+{
+    open_scene("mem", 1);
+    const uint64_t chunk = chunk_of(T_WEIGHT);
+    emulated_set(&card, "result=2,copy_fails=1"); // CUDA_ERROR_OUT_OF_MEMORY
+    ask(READER, chunk, 1);
+    ck_assert_int_eq((int)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value, CAIRN_ERR_BUSY);
+    ck_assert_uint_eq(fetch(READER, chunk, 1), bytes_of(chunk));
+    ck_assert_int_eq(the_job()->state, CAIRN_JOB_SERVING);
+    close_scene();
+}
+
 static const uint64_t leaving[] = { READER, 2 };
 
 TEST_EACH(a_member_that_leaves_meanwhile_gives_its_reply_back, 0, 2)

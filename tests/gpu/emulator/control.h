@@ -12,7 +12,7 @@
  *   launch_fails=N  the n-th launch fails when it runs; then all calls of that card do
  *   result=N        what it fails with, instead; and so of those that follow, which break nothing:
  *   init_fails=1    cuInit; open_fails=N: the n-th context; load_fails=1: the kernels; call_fails=N: the n-th
- *                   call of a launch, which does not begin
+ *                   call of a launch, which does not begin; copy_fails=N: likewise of a copy to the host
  *   ecc_at=N        the n-th copy, fill or launch to run meets an ECC error; then all calls of that card fail
  *   lost_at=N       that one loses the card: a new context does not bring it back
  *   copy_rate=N     bytes a second; 0: as fast as it goes

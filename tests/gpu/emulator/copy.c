@@ -135,6 +135,8 @@ enum emulator_result emulator_copy(uint64_t to, uint64_t from, uint64_t bytes,
     };
     if (bytes == 0) return EMULATOR_OK;
     enum emulator_result result = judge(to, from, bytes, way);
+    if (result == EMULATOR_OK && way == EMULATOR_TO_HOST)
+        result = emulator_fault_call(&emulator_options.copy_fails);
     if (result != EMULATOR_OK) return result;
     const bool from_pageable = way == EMULATOR_TO_DEVICE &&
                                emulator_host_pinned(from, bytes) == EMULATOR_PAGEABLE;

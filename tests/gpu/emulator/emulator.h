@@ -74,7 +74,7 @@ struct emulator_options {
     uint64_t seed, total, others; /* total, others: bytes */
     uint64_t alloc_fails, launch_fails, ecc_at,
         lost_at; /* the n-th from now on, 1 is the next; 0: none */
-    uint64_t result, init_fails, open_fails, load_fails, call_fails; /* control.h */
+    uint64_t result, init_fails, open_fails, load_fails, call_fails, copy_fails; /* control.h */
     uint64_t copy_rate;       /* bytes a second; 0: as fast as it goes */
     uint64_t driver, devices; /* 13000: 13.0 */
     uint64_t no_pinning, no_export, no_reach, unordered, peers, mps, mode;

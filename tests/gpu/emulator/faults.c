@@ -45,6 +45,7 @@ static uint64_t *option(const char *name, size_t length)
         { "open_fails", &o->open_fails },
         { "load_fails", &o->load_fails },
         { "call_fails", &o->call_fails },
+        { "copy_fails", &o->copy_fails },
         { "copy_rate", &o->copy_rate },
         { "driver", &o->driver },
         { "devices", &o->devices },
