@@ -12,12 +12,17 @@ static struct model model;
 static float payload[SCENE_CHUNK_LEAVES * 4096];
 
 /* A job in round 5 of epoch 3: members 1 and 2 contribute, 3 is a reader. */
-static void set_up(void)
+static void open_job(const char *kind)
 {
-    scene_open(&scene, "mem", 1, 0);
+    scene_open(&scene, kind, 1, 0);
     scene_serve(&scene, 2, 3);
     scene_join(&scene, 3, CAIRN_ROLE_WIRE_READER);
     model_open(&model, &scene);
+}
+
+static void set_up(void)
+{
+    open_job("mem");
 }
 
 /* After all the mischief the round goes on to the right end. */
@@ -397,3 +402,33 @@ TEST(a_shard_that_lost_its_endpoint_alone_says_so_by_the_next_one)
 }
 
 SUITE(60, set_up, tear_down);
+
+/* ---- where the host's memory is shared ---- */
+
+static void set_up_shared(void)
+{
+    open_job("mapped");
+}
+
+static uint8_t push_in_place(uint64_t chunk)
+{
+    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    push.value = CAIRN_CHUNK_IN_PLACE;
+    scene_send(&scene, &push, payload, bytes_of(chunk));
+    scene_settle(&scene);
+    return scene_waiting(&scene, CAIRN_CHUNK_ACK) > 0 ? CAIRN_CHUNK_ACK : CAIRN_CHUNK_NAK;
+}
+
+/* The fabric copies a small payload, so that there is nothing to be read in place. */
+TEST(a_small_chunk_takes_no_slot_of_those_that_are_read_in_place)
+{
+    open_round();
+    ck_assert_uint_eq(push_in_place(chunk_of(T_WEIGHT)), CAIRN_CHUNK_ACK); // a large one does
+    scene_note(&scene, CAIRN_CHUNK_ACK);
+    const uint64_t small = chunk_of(T_BIAS);
+    ck_assert_uint_le(bytes_of(small), CAIRN_CHUNK_SMALL);
+    ck_assert_uint_eq(push_in_place(small), CAIRN_CHUNK_NAK);
+    ck_assert_int_eq((int)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value, CAIRN_ERR_BUSY);
+}
+
+SUITE(60, set_up_shared, tear_down);
