@@ -208,6 +208,6 @@ SUITE(60);
 int main(void)
 {
     if (CAIRN_SHIFTED_CLOCK[0] != '\0') return suite_main();
-    printf("skipped: a sanitizer wants to be the first library, and so does the shifted clock\n");
+    printf("skip: a sanitizer wants to be the first library, and so does the shifted clock\n");
     return SUITE_SKIPPED;
 }

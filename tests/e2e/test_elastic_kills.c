@@ -260,6 +260,6 @@ SUITE(120);
 int main(void)
 {
     if (CAIRN_POINT_STOP[0] != '\0') return suite_main();
-    printf("skipped: a sanitizer wants to be the first library, and so does what stops daemons\n");
+    printf("skip: a sanitizer wants to be the first library, and so does what stops daemons\n");
     return SUITE_SKIPPED;
 }

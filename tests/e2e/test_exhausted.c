@@ -209,6 +209,6 @@ SUITE(getenv("CAIRN_TEST_LONG") != NULL ? 300 : 60, set_up, tear_down);
 int main(void)
 {
     if (CAIRN_NTH_FAIL[0] != '\0') return suite_main();
-    printf("skipped: a sanitizer has the allocator\n");
+    printf("skip: a sanitizer has the allocator\n");
     return SUITE_SKIPPED;
 }

@@ -127,7 +127,7 @@ SUITE(60);
 int main(void)
 {
     if (!make_any_group()) {
-        printf("skipped: this user or kernel makes no control group with a limit of memory\n");
+        printf("skip: this user or kernel makes no control group with a limit of memory\n");
         return SUITE_SKIPPED;
     }
     const int failed = suite_main();

@@ -189,6 +189,6 @@ int main(void)
 {
     if (geteuid() == 0 && system("unshare --mount mount -t tmpfs none /mnt 2>/dev/null") == 0)
         return suite_main();
-    printf("skipped: a mount namespace needs root\n");
+    printf("skip: a mount namespace needs root\n");
     return SUITE_SKIPPED;
 }

@@ -317,6 +317,6 @@ SUITE(60);
 int main(void)
 {
     if (CAIRN_SLOW_FILES[0] != '\0') return suite_main();
-    printf("skipped: a sanitizer wants to be the first library, and so does the slow disk\n");
+    printf("skip: a sanitizer wants to be the first library, and so does the slow disk\n");
     return 77;
 }

@@ -55,7 +55,7 @@ int netns_suite_main(bool (*make)(void), void (*drop)(void))
 {
     if (geteuid() != 0 || !make()) {
         if (geteuid() == 0) drop();
-        printf("skipped: network namespaces need root, iproute2 and a kernel with veth\n");
+        printf("skip: network namespaces need root, iproute2 and a kernel with veth\n");
         return SUITE_SKIPPED;
     }
     const int failed = suite_main();

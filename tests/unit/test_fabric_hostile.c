@@ -534,7 +534,7 @@ TEST(a_crowd_of_another_user_pushes_out_its_own_and_delays_nobody)
     enum { CROWD = MAPPED_STRANGERS_MAX + 20, CROWDS_USER = 65534, USER = 65533 };
     int fds[CROWD];
     if (geteuid() != 0) {
-        printf("skipped: needs root, to connect as two users\n");
+        printf("skip: needs root, to connect as two users\n");
         return;
     }
     node_open(&here, "mapped", NULL);
@@ -567,7 +567,7 @@ TEST(a_user_that_has_proved_itself_once_is_known)
     enum { CROWD = MAPPED_STRANGERS_MAX + 20, USER = 65533 };
     int fds[CROWD];
     if (geteuid() != 0) {
-        printf("skipped: needs root, to connect as another user\n");
+        printf("skip: needs root, to connect as another user\n");
         return;
     }
     node_open(&here, "mapped", NULL);
