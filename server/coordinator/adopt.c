@@ -522,7 +522,7 @@ static void judge_known(struct coord_adoptee *job, const struct coord_job *known
     marks_add(&job->marks, &ours);
     if (known->generation > job->generation)
         refuse(job, "the store has a newer generation of it", job->name);
-    if (known->snapshots.cut != NULL || known->extension.body != NULL ||
+    if (known->snapshots.running != NULL || known->extension.body != NULL ||
         known->amends.amending != NULL || known->state == CAIRN_CLUSTER_JOB_CREATING)
         refuse(job, "it is being saved, amended or made: adopt again when that has ended",
                job->name);
@@ -643,7 +643,7 @@ static void reload(struct coord *cluster, const struct stored_job *row)
         peer_finish(session->peer, CAIRN_ERR_CLOSED, "job %s was adopted", row->name);
     }
     if (old != NULL) {
-        coord_cut_orphan(old, "it was adopted");
+        coord_snapshot_orphan(old, "it was adopted");
         coord_job_unlink(old);
         coord_job_free(old);
     }

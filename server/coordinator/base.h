@@ -178,7 +178,7 @@ void coord_session_pages(struct coord_session *session, uint32_t request, enum p
 
 #define CAIRN_SESSION_WAITS_MAX 16 /* answers that one connection waits for */
 
-/* A request that waits for a cut, a restore, an amendment ...; forgotten when its session goes. */
+/* A request that waits for a snapshot, a restore, an amendment ...; forgotten when its session goes. */
 struct coord_waiter {
     struct coord_waiter *next;
     struct coord_session *session;

@@ -98,7 +98,7 @@ static void on_tick(uv_timer_t *timer)
         coord_job_parts_tick(job);
         coord_park_advance(job);
         coord_reshard_tick(job);
-        coord_cut_tick(job);
+        coord_snapshot_tick(job);
         coord_recovery_tick(job);
         coord_straggler_tick(job);
     }
@@ -118,7 +118,7 @@ static void free_cluster(struct coord *cluster)
     while (cluster->jobs != NULL) {
         struct coord_job *job = cluster->jobs;
         cluster->jobs = job->next;
-        coord_cut_close(job);
+        coord_snapshot_close(job);
         coord_job_free(job);
     }
     while (cluster->seats != NULL) {

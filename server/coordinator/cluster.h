@@ -2,7 +2,7 @@
  *
  *   cluster ── seats      the shards by name, there or away (members.h)
  *     │  └──── sessions   the connections that said Hello; each has the members it opened (base.h)
- *     └─────── jobs       each with its core, its shards, its members, at most one cut (a snapshot or a
+ *     └─────── jobs       each with its core, its shards, its members, at most one snapshot (or
  *                         digest) and at most one restore (job.h)
  *
  * The headers, from the ground up; none includes one behind it (tests/tree/tidy.py holds that):

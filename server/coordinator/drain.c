@@ -712,7 +712,7 @@ static cairn_status judge_park(const struct coord_job *job, bool parked, struct 
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized)
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
                          job->spec.name, coord_job_state_name(job));
-    if (job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
+    if (job->snapshots.running != NULL) return coord_snapshot_refuse(job, why);
     if (job->extension.body != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again", job->spec.name);
     // A request that agrees with the change under way joins its waiters. A change that another

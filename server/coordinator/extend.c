@@ -366,7 +366,8 @@ static cairn_status judge_begin(const struct coord_job *job, struct sentence *wh
         return fail_with(why, CAIRN_ERR_NOT_READY,
                          "job %s is parked: `cairn job unpark %s`, and amend it then",
                          job->spec.name, job->spec.name);
-    if (job->extension.body != NULL || job->snapshots.cut != NULL || round_pin_pending(job->core))
+    if (job->extension.body != NULL || job->snapshots.running != NULL ||
+        round_pin_pending(job->core))
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s; amend it when that is over",
                          job->spec.name, job->extension.body != NULL ? "amended" : "saved");
     return CAIRN_OK;
@@ -390,7 +391,7 @@ cairn_status coord_extend_begin(struct coord_job *job, struct coord_member *memb
                                 struct job_spec_data *next, struct sentence *why)
 {
     CAIRN_TRY(judge_begin(job, why));
-    coord_cut_unprepare(job); // the body needs the memory
+    coord_snapshot_unprepare(job); // the body needs the memory
     struct coord_job *body = calloc(1, sizeof *body);
     cairn_status status = body == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY,
                                                    "the coordinator is out of memory")

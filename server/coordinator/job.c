@@ -545,7 +545,7 @@ static void stop(struct coord_job *job)
     log_error("job %s is %s", job->spec.name, job->loss.why.text);
     coord_event_note(job->cluster, CAIRN_EVENT_JOB_LOST, job->spec.name, NULL, "%s",
                      job->loss.why.text);
-    coord_cut_abort(job, job->loss.why.text);
+    coord_snapshot_abort(job, job->loss.why.text);
     coord_amenders_lost(job);
     coord_extend_lost(job);
     if (!job->loss.may_return) coord_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is lost");

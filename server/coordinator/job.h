@@ -1,4 +1,4 @@
-/* A job: its shards, its members, its core (server/core/round.h), at most one cut and at most one
+/* A job: its shards, its members, its core (server/core/round.h), at most one snapshot and at most one
  * restore.
  *
  * State that one module alone reads and writes is a struct of that module's header. A job is the

@@ -676,8 +676,9 @@ static cairn_status refuse_members(const struct coord_job *job, struct sentence 
 
 static cairn_status judge(struct coord_job *job, bool force, struct sentence *why)
 {
-    if (force && job->snapshots.cut != NULL) coord_cut_abort(job, "the job is to be dropped");
-    if (job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
+    if (force && job->snapshots.running != NULL)
+        coord_snapshot_abort(job, "the job is to be dropped");
+    if (job->snapshots.running != NULL) return coord_snapshot_refuse(job, why);
     if (job->extension.body != NULL || job->amends.amending != NULL ||
         job->state == CAIRN_CLUSTER_JOB_CREATING)
         return fail_with(why, CAIRN_ERR_BUSY,

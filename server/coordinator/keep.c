@@ -107,7 +107,7 @@ static bool is_committed(const struct keeping *k, const char *id)
 static bool is_left(const struct keeping *k, const struct snapshot_begun *begun)
 {
     const struct coord_job *job = coord_job_by_id(k->work.cluster, k->number);
-    return job != NULL && job->snapshots.cut == NULL && begun->job == k->number &&
+    return job != NULL && job->snapshots.running == NULL && begun->job == k->number &&
            !is_committed(k, begun->id) && k->found.count < CAIRN_FOUND_MAX;
 }
 
@@ -637,7 +637,7 @@ static cairn_status judge_removal(const struct coord *cluster, const char *job, 
                                   const char *folder, struct sentence *why)
 {
     for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
-        if (strcmp(j->spec.name, job) == 0 && coord_cut_takes(j, id))
+        if (strcmp(j->spec.name, job) == 0 && coord_snapshot_takes(j, id))
             return fail_with(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
                              job);
     }

@@ -173,7 +173,7 @@ static bool view_init(struct job_view *view, const struct coord_job *job)
     s->still_ms = coord_job_still_ms(job);
     s->snapshot_failed = wire_text(job->snapshots.failed.text);
     s->passed_over = wire_text(job->snapshots.passed_over.text);
-    coord_cut_show(job, &view->saving);
+    coord_snapshot_show(job, &view->saving);
     s->saving = view->saving.text;
     coord_reshard_show(job, &view->moving);
     s->moving = view->moving.text;
@@ -295,23 +295,23 @@ static void on_job_spec(struct coord_session *session, uint32_t request, const c
     coord_session_pages(session, request, CAIRN_PAGE_SPEC, job->planned.spec);
 }
 
-static void begin_cut(struct coord_session *session, uint32_t request, const char *name,
-                      bool is_snapshot, bool wait)
+static void begin_snapshot(struct coord_session *session, uint32_t request, const char *name,
+                           bool has_files, bool wait)
 {
     struct coord_job *job = job_or_error(session, request, name);
     struct sentence why;
     if (job == NULL) return;
-    const cairn_status status = coord_cut_begin(job, is_snapshot, session, request, wait, &why);
+    const cairn_status status = coord_snapshot_begin(job, has_files, session, request, wait, &why);
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-static void cancel_cut(struct coord_session *session, uint32_t request,
-                       const Cairn__SnapshotCancel *cancel)
+static void cancel_snapshot(struct coord_session *session, uint32_t request,
+                            const Cairn__SnapshotCancel *cancel)
 {
     struct coord_job *job = job_or_error(session, request, cancel->job);
     struct sentence why;
     if (job == NULL) return;
-    const cairn_status status = coord_cut_cancel(job, cancel->id, session, request, &why);
+    const cairn_status status = coord_snapshot_cancel(job, cancel->id, session, request, &why);
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
@@ -324,7 +324,7 @@ static void on_admin_asks_who_is_awaited(struct coord_session *session, uint32_t
     struct sentence text = { "" };
     Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
     if (job != NULL && message->cut)
-        awaited.away = coord_cut_waiting(job, &text);
+        awaited.away = coord_snapshot_waiting(job, &text);
     else if (job != NULL)
         coord_job_waiting(job, &text);
     awaited.text = text.text;
@@ -339,11 +339,11 @@ static bool handle_snapshot(struct coord_session *session, const struct wire_fra
     switch (frame->type) {
     case CAIRN_MSG_SNAPSHOT_CREATE: {
         const Cairn__SnapshotCreate *create = (const Cairn__SnapshotCreate *)message;
-        begin_cut(session, request, create->job, true, create->wait);
+        begin_snapshot(session, request, create->job, true, create->wait);
         return true;
     }
     case CAIRN_MSG_SNAPSHOT_CANCEL:
-        cancel_cut(session, request, (const Cairn__SnapshotCancel *)message);
+        cancel_snapshot(session, request, (const Cairn__SnapshotCancel *)message);
         return true;
     case CAIRN_MSG_SNAPSHOT_LIST_GET:
         coord_snapshots_list(session, request, ((const Cairn__SnapshotListGet *)message)->job);
@@ -423,7 +423,7 @@ bool coord_handle_admin(struct coord_session *session, const struct wire_frame *
         coord_job_park(session, request, (const Cairn__JobPark *)message);
         return true;
     case CAIRN_MSG_JOB_DIGEST_GET:
-        begin_cut(session, request, ((const Cairn__JobDigestGet *)message)->name, false, true);
+        begin_snapshot(session, request, ((const Cairn__JobDigestGet *)message)->name, false, true);
         return true;
     case CAIRN_MSG_WHO_IS_AWAITED:
         on_admin_asks_who_is_awaited(session, request, (const Cairn__WhoIsAwaited *)message);
@@ -596,7 +596,7 @@ static void on_snapshot_part(struct coord_session *session, const Cairn__Snapsho
     uint32_t shard;
     if (coord_restore_on_part(session, message)) return;
     struct coord_job *job = place_of(session, message->job, &shard);
-    if (job != NULL) coord_cut_on_part(job, shard, message);
+    if (job != NULL) coord_snapshot_on_part(job, shard, message);
 }
 
 /* A sentence of a shard goes into our log and to operators: one line. */
@@ -622,7 +622,7 @@ static void on_shard_heartbeat(struct coord_session *session, const Cairn__Heart
     session->seat->has_stats = true;
     take_storage(session->seat, message->storage);
     coord_bytes_take(session->seat, message);
-    coord_cut_on_progress(session->cluster, session->seat, message);
+    coord_snapshot_on_progress(session->cluster, session->seat, message);
 }
 
 bool coord_handle_shard(struct coord_session *session, const struct wire_frame *frame,
@@ -924,7 +924,7 @@ static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_
     }
     const struct coord_member *member = job != NULL ? coord_member_find(session, job->id) : NULL;
     if (job != NULL && message->cut) {
-        (void)coord_cut_waiting(job, &text);
+        (void)coord_snapshot_waiting(job, &text);
     } else if (member != NULL && message->lease && coord_leases_waiting(member, &text)) {
         // it says for whom
     } else if (job != NULL) {
@@ -946,7 +946,8 @@ static void on_snapshot_create(struct coord_session *session, uint32_t request,
     struct sentence why;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     sentence_set(&why, "there is no job %s; `cairn job list` shows those there are", message->job);
-    if (job != NULL) status = coord_cut_begin(job, true, session, request, message->wait, &why);
+    if (job != NULL)
+        status = coord_snapshot_begin(job, true, session, request, message->wait, &why);
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 

@@ -117,7 +117,7 @@ static void miss_part(struct coord_job *job, uint32_t shard)
     s->patience_ms = patience_ms(job->cluster, s->seat);
     log_warn("job %s waits: shard %s restarted without its part of it", job->spec.name,
              s->seat->name);
-    coord_cut_part_missed(job, shard);
+    coord_snapshot_part_missed(job, shard);
 }
 
 /* A shard that had nothing before the slice, and stays away or came without its part while the layout was on
@@ -265,7 +265,7 @@ static void shard_down(struct coord_job *job, uint32_t shard)
     if (!s->up) return;
     s->up = false;
     sentence_set(&job->rounds.epoch_reason, "shard %s was away", s->seat->name);
-    coord_cut_shard_gone(job, shard);
+    coord_snapshot_shard_gone(job, shard);
     if (job->core == NULL) return;
     const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
     coord_job_event(job, &down);
@@ -285,7 +285,7 @@ void coord_jobs_seat_down(struct coord *cluster, struct coord_seat *seat)
 
 /* ==== act ==== */
 
-/* Carries out the actions of a job's core, in their order: tells shards and workers, pins cuts,
+/* Carries out the actions of a job's core, in their order: tells shards and workers, pins snapshots,
  * fences workers. */
 
 /* ---- to the shards ---- */
@@ -585,7 +585,7 @@ static void act(struct coord_job *job, const struct round_action *action)
     case CAIRN_ROUND_RESOLVE: send_resolve(job, action); break;
     case CAIRN_ROUND_OPEN_SEND: send_open(job, action); break;
     case CAIRN_ROUND_DECIDE: send_decide(job, action); break;
-    case CAIRN_ROUND_PIN_SEND: coord_cut_on_pin(job, action->snapshot, action->version); break;
+    case CAIRN_ROUND_PIN_SEND: coord_snapshot_on_pin(job, action->snapshot, action->version); break;
     case CAIRN_ROUND_ASK_LACKS: ask_lacks(job, action); break;
     case CAIRN_ROUND_SHARD_LATE: say_late_shard(job, action); break;
     case CAIRN_ROUND_WORKER_OPENED: send_opened(job, action); break;
@@ -618,7 +618,7 @@ static void after(struct coord_job *job)
     if (coord_pace_advance(job)) {
         coord_reshard_note_step(job);
         coord_cost_note_step(job);
-        coord_cut_resume(job, false);
+        coord_snapshot_resume(job, false);
     }
     coord_reshard_advance(job);
     coord_periodic_advance(job);

@@ -93,7 +93,7 @@ static void begin_restore(struct coord_job *job)
 {
     struct coord_recovery *r = &job->loss.recovery;
     const uint64_t now_ms = coord_now_ms(job->cluster);
-    if (r->running || job->snapshots.cut != NULL || now_ms < r->retry_ms ||
+    if (r->running || job->snapshots.running != NULL || now_ms < r->retry_ms ||
         coord_seats_staying(job->cluster, &job->spec, r->unseen) < coord_recovery_shards(job))
         return;
     r->running = coord_restore_latest(job->cluster, job->spec.name, job->id, &r->behind,
@@ -195,7 +195,7 @@ cairn_status coord_restore_judge_replace(const struct coord_restore *restore,
     if (restore->latest.ended != NULL && restore->latest.of_job == 0 && old != NULL &&
         old->state != CAIRN_CLUSTER_JOB_LOST)
         return fail_with(why, CAIRN_ERR_EXISTS, "job %s is there again", old->spec.name);
-    if (old != NULL && old->snapshots.cut != NULL) return coord_cut_refuse(old, why);
+    if (old != NULL && old->snapshots.running != NULL) return coord_snapshot_refuse(old, why);
     if (old != NULL && (old->extension.body != NULL || old->amends.amending != NULL ||
                         old->state == CAIRN_CLUSTER_JOB_CREATING)) {
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being made, amended or restored",
@@ -217,7 +217,7 @@ static cairn_status await_parts(struct coord_restore *restore, const struct coor
     restore->parts = malloc(body->layout->shard_count);
     if (restore->parts == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     memset(restore->parts, CAIRN_PART_AWAITED, body->layout->shard_count);
-    restore->number = coord_cut_number();
+    restore->number = coord_snapshot_number();
     return CAIRN_OK;
 }
 

@@ -96,7 +96,7 @@ static void reshard_slice_ended(struct coord_job *job, cairn_status status, cons
     } else if (status != CAIRN_ERR_CANCELED) {
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, text);
     }
-    coord_cut_resume(job, false);
+    coord_snapshot_resume(job, false);
 }
 
 /* ---- the last steps ---- */
@@ -227,7 +227,7 @@ static bool may_step(const struct coord_job *job)
         job->rounds.persist_waits || job->state != CAIRN_CLUSTER_JOB_RUNNING ||
         !job->rounds.heard || move_stage_of(r->move) != CAIRN_MOVE_REST)
         return false;
-    if (coord_cut_holds_layout(job) || round_pin_pending(job->core) ||
+    if (coord_snapshot_holds_layout(job) || round_pin_pending(job->core) ||
         job->extension.body != NULL || job->amends.amending != NULL || job->park.shut ||
         !coord_job_shards_up(job))
         return false;

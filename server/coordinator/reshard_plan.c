@@ -345,7 +345,7 @@ static void say_waiting(const struct coord_job *job, struct sentence *out)
     const struct coord_reshard *r = &job->reshard;
     *out = r->told.text;
     if (!r->running) return;
-    if (job->snapshots.cut != NULL)
+    if (job->snapshots.running != NULL)
         sentence_set(out, "it waits for a snapshot or digest that is being taken");
     else if (job->park.shut)
         sentence_set(out, "it waits until the job is not parked any more");

@@ -500,7 +500,7 @@ static bool list_running(const struct listing *listing, struct snapshot_view **v
     for (const struct coord_job *j = jobs; j != NULL; j = j->next) {
         struct snapshot_view *view = *views + message->n_running;
         if (listing->job != NULL && strcmp(listing->job, j->spec.name) != 0) continue;
-        if (!coord_cut_running(j, view) || is_found(listing, &view->status)) continue;
+        if (!coord_snapshot_running(j, view) || is_found(listing, &view->status)) continue;
         message->running[message->n_running++] = &view->status;
     }
     return true;

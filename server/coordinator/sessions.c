@@ -291,7 +291,7 @@ void coord_session_on_frame(struct cairn_peer *peer, const struct wire_frame *fr
 static void forget_waits(struct coord_session *session)
 {
     for (struct coord_job *job = session->cluster->jobs; job != NULL; job = job->next) {
-        coord_cut_forget(job, session);
+        coord_snapshot_forget(job, session);
     }
     coord_restores_forget(session->cluster, session);
     coord_adopt_forget(session->cluster, session);

@@ -14,44 +14,45 @@
 #include "server/coordinator/round.h"
 #include "server/coordinator/store.h"
 
-/* ==== cut ==== */
+/* ==== snapshot ==== */
 
 /* Cuts on the loop: begun, pinned by the core, gathered from the shards. See snapshot.h. */
 
-static void cut_add_progress(const struct coord_job *job, struct sentence *out);
-static bool cut_prepare(struct coord_cut *cut);
-static void cut_to_view(const struct coord_cut *cut, const char *state, struct snapshot_view *view);
-static void cut_make_folder(struct coord_work *work);
+static void add_snapshot_progress(const struct coord_job *job, struct sentence *out);
+static bool prepare_snapshot(struct coord_snapshot *snapshot);
+static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *state,
+                             struct snapshot_view *view);
+static void make_snapshot_folder(struct coord_work *work);
 static void snapshot_nonfinite(const struct manifest *manifest, struct snapshot_view *view);
 
 /* ---- parts ---- */
 
-static cairn_status take_files(struct coord_cut *cut, const Cairn__SnapshotPart *part,
+static cairn_status take_files(struct coord_snapshot *snapshot, const Cairn__SnapshotPart *part,
                                struct sentence *why)
 {
     for (size_t i = 0; i < part->n_files; i++) {
         const Cairn__SnapshotFile *f = part->files[i];
-        if (!cut->is_snapshot || f->sums.len % CAIRN_SNAPSHOT_SUM_BYTES != 0) {
+        if (!snapshot->has_files || f->sums.len % CAIRN_SNAPSHOT_SUM_BYTES != 0) {
             return fail_with(why, CAIRN_ERR_PROTOCOL, "a file that was not asked for");
         }
-        const cairn_status status = manifest_add_blocks(&cut->manifest, f->path, f->bytes,
+        const cairn_status status = manifest_add_blocks(&snapshot->manifest, f->path, f->bytes,
                                                         f->first_block, f->sums.data,
                                                         f->sums.len / CAIRN_SNAPSHOT_SUM_BYTES);
         if (status != CAIRN_OK)
             return fail_with(why, status, "file %s: not a name of ours, or not its blocks in order",
                              f->path);
-        if (f->first_block == 0) cut->bytes += f->bytes;
+        if (f->first_block == 0) snapshot->bytes += f->bytes;
     }
     return CAIRN_OK;
 }
 
 /* Shards keep the same last decision, so their payloads are the same bytes. */
-static cairn_status take_payload(struct coord_cut *cut, const Cairn__SnapshotPart *part,
+static cairn_status take_payload(struct coord_snapshot *snapshot, const Cairn__SnapshotPart *part,
                                  struct sentence *why)
 {
-    struct manifest *m = &cut->manifest;
-    if (!cut->has_payload) {
-        cut->has_payload = true;
+    struct manifest *m = &snapshot->manifest;
+    if (!snapshot->has_payload) {
+        snapshot->has_payload = true;
         const cairn_status status = manifest_set_payload(m, part->payload.data, part->payload.len);
         return status == CAIRN_OK ? status : fail_with(why, status, "the payload is too long");
     }
@@ -70,21 +71,23 @@ cairn_status coord_part_failed(const Cairn__SnapshotPart *part, struct sentence 
                      part->text);
 }
 
-static cairn_status take_part(struct coord_cut *cut, const Cairn__SnapshotPart *part, bool is_first,
-                              struct sentence *why)
+static cairn_status take_part(struct coord_snapshot *snapshot, const Cairn__SnapshotPart *part,
+                              bool is_first, struct sentence *why)
 {
     cairn_status status = coord_part_failed(part, why);
     if (status != CAIRN_OK) return status;
-    if (part->generation != cut->version.generation || part->step != cut->version.step) {
+    if (part->generation != snapshot->version.generation || part->step != snapshot->version.step) {
         return fail_with(why, CAIRN_ERR_PROTOCOL,
                          "it is of step %" PRIu64 " (generation %" PRIu64
                          "), the set of step %" PRIu64 " (%" PRIu64 ")",
-                         part->step, part->generation, cut->version.step, cut->version.generation);
+                         part->step, part->generation, snapshot->version.step,
+                         snapshot->version.generation);
     }
-    if (is_first) status = take_payload(cut, part, why);
-    if (status == CAIRN_OK) status = take_files(cut, part, why);
+    if (is_first) status = take_payload(snapshot, part, why);
+    if (status == CAIRN_OK) status = take_files(snapshot, part, why);
     if (status == CAIRN_OK)
-        status = coord_digests_take(&cut->digests, cut->manifest.spec.tensor_count, part, why);
+        status = coord_digests_take(&snapshot->digests, snapshot->manifest.spec.tensor_count, part,
+                                    why);
     return status;
 }
 
@@ -96,67 +99,72 @@ void coord_part_next(const struct coord_seat *seat, const Cairn__SnapshotPart *p
     coord_session_send(seat->session, CAIRN_MSG_SNAPSHOT_PART_NEXT, 0, &next.base);
 }
 
-void coord_cut_on_part(struct coord_job *job, uint32_t shard, const Cairn__SnapshotPart *part)
+void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__SnapshotPart *part)
 {
-    struct coord_cut *cut = job->snapshots.cut;
+    struct coord_snapshot *snapshot = job->snapshots.running;
     struct sentence why;
-    if (cut == NULL || cut->number != part->snapshot || cut->stage != CAIRN_CUT_PINNED) return;
-    if (!part_is_open(cut->parts[shard])) return;
+    if (snapshot == NULL || snapshot->number != part->snapshot ||
+        snapshot->stage != CAIRN_SNAPSHOT_PINNED)
+        return;
+    if (!part_is_open(snapshot->parts[shard])) return;
     const struct coord_seat *seat = job->shards[shard].seat;
-    const cairn_status status = take_part(cut, part, cut->parts[shard] == CAIRN_PART_AWAITED, &why);
-    if (status == CAIRN_OK && part->more && cut->status == CAIRN_OK) {
-        cut->parts[shard] = CAIRN_PART_BEGUN;
+    const cairn_status status = take_part(snapshot, part,
+                                          snapshot->parts[shard] == CAIRN_PART_AWAITED, &why);
+    if (status == CAIRN_OK && part->more && snapshot->status == CAIRN_OK) {
+        snapshot->parts[shard] = CAIRN_PART_BEGUN;
         coord_part_next(seat, part);
         return;
     }
-    cut->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
-    if (status != CAIRN_OK) coord_cut_fail(cut, status, seat->name, why.text);
-    coord_cut_advance(cut);
+    snapshot->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
+    if (status != CAIRN_OK) coord_snapshot_fail(snapshot, status, seat->name, why.text);
+    coord_snapshot_advance(snapshot);
 }
 
 /* ---- the beginning ---- */
 
 /* A digest whose asker is gone before anything was pinned: whoever comes next has its place. */
-static bool is_abandoned(const struct coord_cut *cut)
+static bool is_abandoned(const struct coord_snapshot *snapshot)
 {
-    return cut->stage == CAIRN_CUT_PINNING && !cut->is_snapshot && cut->now.at_begin == NULL &&
-           cut->now.at_end == NULL;
+    return snapshot->stage == CAIRN_SNAPSHOT_PINNING && !snapshot->has_files &&
+           snapshot->now.at_begin == NULL && snapshot->now.at_end == NULL;
 }
 
-bool coord_cut_waiting(const struct coord_job *job, struct sentence *out)
+bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out)
 {
-    const struct coord_cut *cut = job->snapshots.cut;
+    const struct coord_snapshot *snapshot = job->snapshots.running;
     bool is_away = false;
     out->text[0] = '\0';
-    if (cut == NULL || cut->stage == CAIRN_CUT_PINNING) coord_job_waiting(job, out);
-    if (cut != NULL && cut->making_folder) sentence_set(out, "the disk of snapshots.path");
+    if (snapshot == NULL || snapshot->stage == CAIRN_SNAPSHOT_PINNING) coord_job_waiting(job, out);
+    if (snapshot != NULL && snapshot->making_folder)
+        sentence_set(out, "the disk of snapshots.path");
     CAIRN_EACH_SHARD (job, i) {
         is_away |= job->shards[i].seat->session == NULL;
-        if (cut == NULL || !part_is_open(cut->parts[i])) continue;
+        if (snapshot == NULL || !part_is_open(snapshot->parts[i])) continue;
         sentence_add(out, "%sshard %s", out->text[0] != '\0' ? ", " : "",
                      job->shards[i].seat->name);
     }
     return is_away && out->text[0] != '\0';
 }
 
-void coord_cut_show(const struct coord_job *job, struct sentence *out)
+void coord_snapshot_show(const struct coord_job *job, struct sentence *out)
 {
-    const struct coord_cut *cut = job->snapshots.cut;
+    const struct coord_snapshot *snapshot = job->snapshots.running;
     struct sentence awaited;
     out->text[0] = '\0';
-    if (cut == NULL) return;
-    const char *id = coord_cut_id(cut);
-    coord_cut_waiting(job, &awaited);
-    sentence_set(out, "a %s%s%s, for %" PRIu64 " s", cut->is_snapshot ? "snapshot" : "digest",
-                 id[0] != '\0' ? " " : "", id, (uv_now(job->cluster->loop) - cut->begun_ms) / 1000);
-    cut_add_progress(job, out);
+    if (snapshot == NULL) return;
+    const char *id = coord_snapshot_id(snapshot);
+    coord_snapshot_waiting(job, &awaited);
+    sentence_set(out, "a %s%s%s, for %" PRIu64 " s", snapshot->has_files ? "snapshot" : "digest",
+                 id[0] != '\0' ? " " : "", id,
+                 (uv_now(job->cluster->loop) - snapshot->begun_ms) / 1000);
+    add_snapshot_progress(job, out);
     if (awaited.text[0] != '\0') sentence_add(out, "; it waits for %s", awaited.text);
 }
 
-cairn_status coord_cut_refuse(const struct coord_job *job, struct sentence *why)
+cairn_status coord_snapshot_refuse(const struct coord_job *job, struct sentence *why)
 {
     struct sentence awaited;
-    coord_cut_waiting(job, &awaited);
+    coord_snapshot_waiting(job, &awaited);
     return fail_with(why, CAIRN_ERR_BUSY,
                      "a snapshot or digest of job %s is being taken%s%.300s; try again when it is "
                      "done, or give it up: `cairn snapshot cancel %s`",
@@ -164,18 +172,18 @@ cairn_status coord_cut_refuse(const struct coord_job *job, struct sentence *why)
                      job->spec.name);
 }
 
-static struct coord_cut *new_cut(struct coord_job *job)
+static struct coord_snapshot *new_snapshot(struct coord_job *job)
 {
-    struct coord_cut *cut = calloc(1, sizeof *cut);
-    if (cut == NULL) return NULL;
-    manifest_init(&cut->manifest);
-    cut->job = job;
-    cut->job_id = job->id;
-    cut->work.cluster = job->cluster;
-    cut->parts = calloc(job->shard_room, 1);
-    cut->progress = calloc(job->shard_room, sizeof *cut->progress);
-    if (cut->parts != NULL && cut->progress != NULL) return cut;
-    coord_cut_free(cut);
+    struct coord_snapshot *snapshot = calloc(1, sizeof *snapshot);
+    if (snapshot == NULL) return NULL;
+    manifest_init(&snapshot->manifest);
+    snapshot->job = job;
+    snapshot->job_id = job->id;
+    snapshot->work.cluster = job->cluster;
+    snapshot->parts = calloc(job->shard_room, 1);
+    snapshot->progress = calloc(job->shard_room, sizeof *snapshot->progress);
+    if (snapshot->parts != NULL && snapshot->progress != NULL) return snapshot;
+    coord_snapshot_free(snapshot);
     return NULL;
 }
 
@@ -193,8 +201,9 @@ static cairn_status judge_storage(const struct coord_job *job, struct sentence *
     return CAIRN_OK;
 }
 
-/* May one be begun, but for a cut that runs? */
-static cairn_status cut_judge(const struct coord_job *job, bool is_snapshot, struct sentence *why)
+/* May one be begun, but for a snapshot that runs? */
+static cairn_status judge_snapshot(const struct coord_job *job, bool has_files,
+                                   struct sentence *why)
 {
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
         return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
@@ -208,84 +217,87 @@ static cairn_status cut_judge(const struct coord_job *job, bool is_snapshot, str
     if (job->park.shut && !(job->park.settled && job->park.wanted))
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being parked, or taken back; ask again",
                          job->spec.name);
-    return is_snapshot ? judge_storage(job, why) : CAIRN_OK;
+    return has_files ? judge_storage(job, why) : CAIRN_OK;
 }
 
-static void start(struct coord_job *job, struct coord_cut *cut, bool is_snapshot)
+static void start(struct coord_job *job, struct coord_snapshot *snapshot, bool has_files)
 {
-    const bool inherits = job->snapshots.cut == cut;
-    cut->is_snapshot = is_snapshot;
-    cut->begun_ms = uv_now(job->cluster->loop);
-    cut->stuck_ms = 0;
+    const bool inherits = job->snapshots.running == snapshot;
+    snapshot->has_files = has_files;
+    snapshot->begun_ms = uv_now(job->cluster->loop);
+    snapshot->stuck_ms = 0;
     if (inherits) return; // the core knows of it
-    job->snapshots.cut = cut;
-    if (!cut_prepare(cut)) cut->is_ready = true;
-    coord_cut_resume(job, false);
+    job->snapshots.running = snapshot;
+    if (!prepare_snapshot(snapshot)) snapshot->is_ready = true;
+    coord_snapshot_resume(job, false);
 }
 
-void coord_cut_resume(struct coord_job *job, bool awaits_step)
+void coord_snapshot_resume(struct coord_job *job, bool awaits_step)
 {
-    struct coord_cut *cut = job->snapshots.cut;
-    if (awaits_step || cut == NULL || !cut->is_ready || cut->is_asked || job->core == NULL ||
-        coord_job_moves(job))
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (awaits_step || snapshot == NULL || !snapshot->is_ready || snapshot->is_asked ||
+        job->core == NULL || coord_job_moves(job))
         return;
-    cut->is_asked = true;
-    const struct round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = cut->number };
+    snapshot->is_asked = true;
+    const struct round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = snapshot->number };
     coord_job_event(job, &pin);
 }
 
 /* Something waits for the end of the one that stands, if any: that waits for no memory any more. */
-static void cut_hurry(struct coord_job *job)
+static void hurry_snapshot(struct coord_job *job)
 {
-    if (job->snapshots.cut != NULL) job->snapshots.cut->is_ready = true;
-    coord_cut_resume(job, false);
+    if (job->snapshots.running != NULL) job->snapshots.running->is_ready = true;
+    coord_snapshot_resume(job, false);
 }
 
-bool coord_cut_holds_layout(const struct coord_job *job)
+bool coord_snapshot_holds_layout(const struct coord_job *job)
 {
-    return job->snapshots.cut != NULL && job->snapshots.cut->is_asked;
+    return job->snapshots.running != NULL && job->snapshots.running->is_asked;
 }
 
-cairn_status coord_cut_begin(struct coord_job *job, bool is_snapshot, struct coord_session *session,
-                             uint32_t request, bool wait, struct sentence *why)
+cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
+                                  struct coord_session *session, uint32_t request, bool wait,
+                                  struct sentence *why)
 {
-    const bool inherits = job->snapshots.cut != NULL && is_abandoned(job->snapshots.cut);
-    const bool follows = job->snapshots.cut != NULL &&
-                         job->snapshots.cut->cause == CAIRN_CUT_PERIODIC && is_snapshot;
-    CAIRN_TRY(cut_judge(job, is_snapshot, why));
-    if (!inherits && !follows && job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
-    struct coord_cut *cut = inherits || follows ? job->snapshots.cut : new_cut(job);
-    if (cut == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    struct coord_cut_waiters *waiters = follows ? &cut->next : &cut->now;
+    const bool inherits = job->snapshots.running != NULL && is_abandoned(job->snapshots.running);
+    const bool follows = job->snapshots.running != NULL &&
+                         job->snapshots.running->cause == CAIRN_SNAPSHOT_PERIODIC && has_files;
+    CAIRN_TRY(judge_snapshot(job, has_files, why));
+    if (!inherits && !follows && job->snapshots.running != NULL)
+        return coord_snapshot_refuse(job, why);
+    struct coord_snapshot *snapshot = inherits || follows ? job->snapshots.running
+                                                          : new_snapshot(job);
+    if (snapshot == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    struct coord_snapshot_waiters *waiters = follows ? &snapshot->next : &snapshot->now;
     if (!coord_waiters_add(wait ? &waiters->at_end : &waiters->at_begin, session, request)) {
-        if (cut != job->snapshots.cut) coord_cut_free(cut);
+        if (snapshot != job->snapshots.running) coord_snapshot_free(snapshot);
         return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
-    if (!follows) start(job, cut, is_snapshot);
+    if (!follows) start(job, snapshot, has_files);
     return CAIRN_OK;
 }
 
-cairn_status coord_cut_begin_unasked(struct coord_job *job, enum cut_cause cause,
-                                     struct sentence *why)
+cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_cause cause,
+                                          struct sentence *why)
 {
-    CAIRN_TRY(cut_judge(job, true, why));
-    if (job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
-    struct coord_cut *cut = new_cut(job);
-    if (cut == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    cut->cause = cause;
-    start(job, cut, true);
+    CAIRN_TRY(judge_snapshot(job, true, why));
+    if (job->snapshots.running != NULL) return coord_snapshot_refuse(job, why);
+    struct coord_snapshot *snapshot = new_snapshot(job);
+    if (snapshot == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    snapshot->cause = cause;
+    start(job, snapshot, true);
     return CAIRN_OK;
 }
 
-void coord_cut_follow(struct coord_job *job, struct coord_cut_waiters waiters)
+void coord_snapshot_follow(struct coord_job *job, struct coord_snapshot_waiters waiters)
 {
     struct sentence why;
     if (waiters.at_begin == NULL && waiters.at_end == NULL) return;
-    cairn_status status = cut_judge(job, true, &why);
-    struct coord_cut *cut = status == CAIRN_OK ? new_cut(job) : NULL;
-    if (cut != NULL) {
-        cut->now = waiters;
-        start(job, cut, true);
+    cairn_status status = judge_snapshot(job, true, &why);
+    struct coord_snapshot *snapshot = status == CAIRN_OK ? new_snapshot(job) : NULL;
+    if (snapshot != NULL) {
+        snapshot->now = waiters;
+        start(job, snapshot, true);
         return;
     }
     if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
@@ -293,107 +305,110 @@ void coord_cut_follow(struct coord_job *job, struct coord_cut_waiters waiters)
     coord_waiters_fail(&waiters.at_end, status, why.text);
 }
 
-static void answer_begun(struct coord_cut *cut)
+static void answer_begun(struct coord_snapshot *snapshot)
 {
     struct snapshot_view view;
-    cut_to_view(cut, "writing", &view);
-    coord_waiters_answer(&cut->now.at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &view.status.base);
+    snapshot_to_view(snapshot, "writing", &view);
+    coord_waiters_answer(&snapshot->now.at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &view.status.base);
 }
 
-static cairn_status fill_manifest(struct coord_cut *cut)
+static cairn_status fill_manifest(struct coord_snapshot *snapshot)
 {
-    const struct coord_job *job = cut->job;
-    struct manifest *m = &cut->manifest;
+    const struct coord_job *job = snapshot->job;
+    struct manifest *m = &snapshot->manifest;
     m->cluster = strdup(job->cluster->options->name);
-    m->generation = cut->version.generation;
-    m->step = cut->version.step;
+    m->generation = snapshot->version.generation;
+    m->step = snapshot->version.step;
     m->epoch = cairn_round_epoch(job->core);
     m->origin = job->origin;
     m->created_unix_s = wall_unix_s();
-    m->periodic = cut->cause == CAIRN_CUT_PERIODIC ? job->id : 0;
+    m->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC ? job->id : 0;
     m->shard_count = job->seat_count;
     m->nonfinite = coord_halts_damage(job);
-    if (cut->cause == CAIRN_CUT_PERIODIC &&
-        m->nonfinite.nonfinite > 0) // it was not when the cut began
-        return fail_with(&cut->why, CAIRN_ERR_NONFINITE, "the job is damaged");
+    if (snapshot->cause == CAIRN_SNAPSHOT_PERIODIC &&
+        m->nonfinite.nonfinite > 0) // it was not when the snapshot began
+        return fail_with(&snapshot->why, CAIRN_ERR_NONFINITE, "the job is damaged");
     // As it is at the pinned step: an amendment may come while the shards write.
     cairn_status status = spec_copy(&job->spec, &m->spec);
     if (status == CAIRN_OK) status = coord_groups_record(job, &m->reduce_groups);
     if (m->cluster != NULL && status == CAIRN_OK) return CAIRN_OK;
-    return fail_with(&cut->why, CAIRN_ERR_NO_MEMORY, "out of memory for the manifest");
+    return fail_with(&snapshot->why, CAIRN_ERR_NO_MEMORY, "out of memory for the manifest");
 }
 
-static void send_pins(struct coord_cut *cut)
+static void send_pins(struct coord_snapshot *snapshot)
 {
     Cairn__Pin pin = CAIRN__PIN__INIT;
-    pin.job = cut->job->id;
-    pin.snapshot = cut->number;
-    pin.files = cut->is_snapshot;
-    CAIRN_EACH_SHARD (cut->job, i) {
-        const struct coord_job_shard *s = &cut->job->shards[i];
+    pin.job = snapshot->job->id;
+    pin.snapshot = snapshot->number;
+    pin.files = snapshot->has_files;
+    CAIRN_EACH_SHARD (snapshot->job, i) {
+        const struct coord_job_shard *s = &snapshot->job->shards[i];
         if (!s->up) {
-            coord_cut_fail(cut, CAIRN_ERR_CLOSED, s->seat->name, "it is away");
+            coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, s->seat->name, "it is away");
             continue;
         }
-        cut->parts[i] = CAIRN_PART_AWAITED;
+        snapshot->parts[i] = CAIRN_PART_AWAITED;
         coord_session_send(s->seat->session, CAIRN_MSG_PIN, 0, &pin.base);
     }
 }
 
 static void on_folder(struct coord_work *work)
 {
-    struct coord_cut *cut = (struct coord_cut *)work;
-    if (work->cluster->closing || cut->job == NULL) { // a folder without a manifest is no snapshot
-        coord_cut_free(cut);
+    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
+    if (work->cluster->closing ||
+        snapshot->job == NULL) { // a folder without a manifest is no snapshot
+        coord_snapshot_free(snapshot);
         return;
     }
-    cut->making_folder = false;
-    if (cut->folder_status == CAIRN_OK) {
+    snapshot->making_folder = false;
+    if (snapshot->folder_status == CAIRN_OK) {
         coord_storage_used(work->cluster);
     } else {
-        coord_cut_fail(cut, cut->folder_status, "", cut->folder_why.text);
+        coord_snapshot_fail(snapshot, snapshot->folder_status, "", snapshot->folder_why.text);
         storage_watch_doubt(&work->cluster->storage.watch);
     }
-    coord_cut_tell_folder(cut, cut->status == CAIRN_OK ? cut->folder : "");
-    if (cut->status == CAIRN_OK) {
-        log_info("snapshot %s of job %s begins", cut->id, cut->job->spec.name);
-        answer_begun(cut);
+    coord_snapshot_tell_folder(snapshot, snapshot->status == CAIRN_OK ? snapshot->folder : "");
+    if (snapshot->status == CAIRN_OK) {
+        log_info("snapshot %s of job %s begins", snapshot->id, snapshot->job->spec.name);
+        answer_begun(snapshot);
     }
-    coord_cut_advance(cut);
+    coord_snapshot_advance(snapshot);
 }
 
 /* The folder's name has the step, and the shards need the folder: it is made while they copy. */
-static void begin_folder(struct coord_cut *cut)
+static void begin_folder(struct coord_snapshot *snapshot)
 {
-    cut->work.run = cut_make_folder;
-    cut->work.done = on_folder;
-    cut->making_folder = coord_work_start(&cut->work, cut->job->cluster, NULL, 0);
-    if (cut->making_folder) return;
-    coord_cut_fail(cut, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
+    snapshot->work.run = make_snapshot_folder;
+    snapshot->work.done = on_folder;
+    snapshot->making_folder = coord_work_start(&snapshot->work, snapshot->job->cluster, NULL, 0);
+    if (snapshot->making_folder) return;
+    coord_snapshot_fail(snapshot, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
 }
 
-void coord_cut_on_pin(struct coord_job *job, uint64_t number, struct cairn_version version)
+void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_version version)
 {
-    struct coord_cut *cut = job->snapshots.cut;
-    if (cut == NULL || cut->number != number || cut->stage != CAIRN_CUT_PINNING) return;
-    cut->version = version;
-    cut->status = fill_manifest(cut);
-    if (cut->status != CAIRN_OK) coord_cut_tell_folder(cut, ""); // who has prepared it
-    cut->stage = CAIRN_CUT_PINNED;
-    if (cut->status == CAIRN_OK) {
-        send_pins(cut);
-        if (cut->is_snapshot)
-            begin_folder(cut);
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL || snapshot->number != number || snapshot->stage != CAIRN_SNAPSHOT_PINNING)
+        return;
+    snapshot->version = version;
+    snapshot->status = fill_manifest(snapshot);
+    if (snapshot->status != CAIRN_OK)
+        coord_snapshot_tell_folder(snapshot, ""); // who has prepared it
+    snapshot->stage = CAIRN_SNAPSHOT_PINNED;
+    if (snapshot->status == CAIRN_OK) {
+        send_pins(snapshot);
+        if (snapshot->has_files)
+            begin_folder(snapshot);
         else
-            answer_begun(cut);
+            answer_begun(snapshot);
     }
-    coord_cut_advance(cut);
+    coord_snapshot_advance(snapshot);
 }
 
 /* ==== prepare ==== */
 
 /* Shards make memory for what updates overwrite before a version is pinned, and no update has to. One that is
- * due at a step is prepared for some steps ahead; whichever cut comes next has what was made. */
+ * due at a step is prepared for some steps ahead; whichever snapshot comes next has what was made. */
 
 /* Whoever could not make its memory makes do without. */
 static void on_prepared(struct coord_job *job, const void *about, cairn_status status,
@@ -402,10 +417,10 @@ static void on_prepared(struct coord_job *job, const void *about, cairn_status s
     uint64_t number;
     memcpy(&number, about, sizeof number);
     if (status != CAIRN_OK) log_debug("job %s: a snapshot: %s", job->spec.name, why);
-    if (status != CAIRN_OK && job->snapshots.ahead == number) coord_cut_unprepare(job);
-    if (job->snapshots.cut == NULL || job->snapshots.cut->number != number) return;
-    job->snapshots.cut->is_ready = true;
-    coord_cut_resume(job, coord_pace_nears_step(job));
+    if (status != CAIRN_OK && job->snapshots.ahead == number) coord_snapshot_unprepare(job);
+    if (job->snapshots.running == NULL || job->snapshots.running->number != number) return;
+    job->snapshots.running->is_ready = true;
+    coord_snapshot_resume(job, coord_pace_nears_step(job));
 }
 
 /* False: no memory. */
@@ -423,28 +438,29 @@ static bool ask_all(struct coord_job *job, uint64_t number)
     return true;
 }
 
-uint64_t coord_cut_number(void)
+uint64_t coord_snapshot_number(void)
 {
     uint64_t number;
     randombytes_buf(&number, sizeof number);
     return number | 1;
 }
 
-/* The cut gets the number of one that was prepared ahead, if there is one; else a new one, and the
- * shards are asked for memory. False: nobody waits for memory. A cut by steps is of the version
+/* The snapshot gets the number of one that was prepared ahead, if there is one; else a new one, and the
+ * shards are asked for memory. False: nobody waits for memory. A snapshot by steps is of the version
  * that there is now, as the last before a parting is, so neither asks; and nobody needs the memory
  * where nobody trains. */
-static bool cut_prepare(struct coord_cut *cut)
+static bool prepare_snapshot(struct coord_snapshot *snapshot)
 {
-    struct coord_job *job = cut->job;
-    const bool by_steps = cut->cause == CAIRN_CUT_PERIODIC &&
+    struct coord_job *job = snapshot->job;
+    const bool by_steps = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC &&
                           job->spec.policy.snapshot_every_s == 0;
     const uint64_t ahead = job->snapshots.ahead;
     job->snapshots.ahead = 0;
-    cut->number = ahead != 0 ? ahead : coord_cut_number();
-    if (by_steps || ahead != 0 || cut->cause == CAIRN_CUT_PARTING || coord_pace_rests(job))
+    snapshot->number = ahead != 0 ? ahead : coord_snapshot_number();
+    if (by_steps || ahead != 0 || snapshot->cause == CAIRN_SNAPSHOT_PARTING ||
+        coord_pace_rests(job))
         return false;
-    return ask_all(job, cut->number);
+    return ask_all(job, snapshot->number);
 }
 
 /* ---- ahead ---- */
@@ -456,7 +472,7 @@ static bool is_of_use(const struct coord_job *job)
     struct sentence unsaid;
     return policy->snapshot_every > 0 && policy->snapshot_every_s == 0 &&
            coord_halts_damage(job).nonfinite == 0 && !coord_job_moves(job) &&
-           !coord_pace_rests(job) && cut_judge(job, true, &unsaid) == CAIRN_OK;
+           !coord_pace_rests(job) && judge_snapshot(job, true, &unsaid) == CAIRN_OK;
 }
 
 /* In a half of the time that making memory may take at most; or with the next step. */
@@ -467,21 +483,21 @@ static bool is_soon(const struct coord_job *job, uint64_t steps)
     return steps == 1 || (median_us > 0 && steps * median_us <= within_us);
 }
 
-void coord_cut_prepare_ahead(struct coord_job *job, uint64_t steps)
+void coord_snapshot_prepare_ahead(struct coord_job *job, uint64_t steps)
 {
-    if (job->snapshots.ahead != 0 || job->snapshots.cut != NULL || !is_soon(job, steps) ||
+    if (job->snapshots.ahead != 0 || job->snapshots.running != NULL || !is_soon(job, steps) ||
         !is_of_use(job))
         return;
-    const uint64_t number = coord_cut_number();
+    const uint64_t number = coord_snapshot_number();
     if (ask_all(job, number)) job->snapshots.ahead = number;
 }
 
-void coord_cut_look_behind(struct coord_job *job)
+void coord_snapshot_look_behind(struct coord_job *job)
 {
-    if (job->snapshots.ahead != 0 && !is_of_use(job)) coord_cut_unprepare(job);
+    if (job->snapshots.ahead != 0 && !is_of_use(job)) coord_snapshot_unprepare(job);
 }
 
-void coord_cut_unprepare(struct coord_job *job)
+void coord_snapshot_unprepare(struct coord_job *job)
 {
     Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
     if (job->snapshots.ahead == 0) return;
@@ -498,17 +514,17 @@ void coord_cut_unprepare(struct coord_job *job)
 
 /* ==== progress ==== */
 
-/* How far a cut is: what shards tell of it with their heartbeats. */
+/* How far a snapshot is: what shards tell of it with their heartbeats. */
 
 static void take(struct coord_job *job, const struct coord_seat *seat, const Cairn__PinTold *told)
 {
-    struct coord_cut *cut = job->snapshots.cut;
-    if (cut == NULL || cut->number != told->snapshot) return;
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL || snapshot->number != told->snapshot) return;
     CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].seat != seat) continue;
         // A shard that says more than can be is shown as one that is done.
         const uint64_t total = told->total_bytes < UINT64_MAX / 65536 ? told->total_bytes : 0;
-        cut->progress[i] = (struct cut_progress) {
+        snapshot->progress[i] = (struct snapshot_progress) {
             .done_bytes = told->done_bytes < total ? told->done_bytes : total,
             .total_bytes = total,
             .waited_ms = told->waited_ms,
@@ -516,8 +532,8 @@ static void take(struct coord_job *job, const struct coord_seat *seat, const Cai
     }
 }
 
-void coord_cut_on_progress(struct coord *cluster, const struct coord_seat *seat,
-                           const Cairn__Heartbeat *message)
+void coord_snapshot_on_progress(struct coord *cluster, const struct coord_seat *seat,
+                                const Cairn__Heartbeat *message)
 {
     for (size_t i = 0; i < message->n_pins; i++) {
         struct coord_job *job = coord_job_by_id(cluster, message->pins[i]->job);
@@ -525,20 +541,20 @@ void coord_cut_on_progress(struct coord *cluster, const struct coord_seat *seat,
     }
 }
 
-bool coord_cut_progress(const struct coord_job *job, struct cut_progress *out)
+bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progress *out)
 {
-    const struct coord_cut *cut = job->snapshots.cut;
-    *out = (struct cut_progress) { 0 };
-    if (cut == NULL) return false;
+    const struct coord_snapshot *snapshot = job->snapshots.running;
+    *out = (struct snapshot_progress) { 0 };
+    if (snapshot == NULL) return false;
     CAIRN_EACH_SHARD (job, i) {
-        const struct cut_progress *of = &cut->progress[i];
+        const struct snapshot_progress *of = &snapshot->progress[i];
         // Its part is in: it told last a little before that.
-        out->done_bytes += cut->parts[i] == CAIRN_PART_IN ? of->total_bytes : of->done_bytes;
+        out->done_bytes += snapshot->parts[i] == CAIRN_PART_IN ? of->total_bytes : of->done_bytes;
         out->total_bytes += of->total_bytes;
         if (of->waited_ms > out->waited_ms) out->waited_ms = of->waited_ms;
     }
     if (out->total_bytes == 0) return false;
-    const uint64_t ms = uv_now(job->cluster->loop) - cut->begun_ms;
+    const uint64_t ms = uv_now(job->cluster->loop) - snapshot->begun_ms;
     out->bytes_per_s = (uint64_t)((double)out->done_bytes * 1000 / (double)(ms > 0 ? ms : 1));
     if (out->bytes_per_s > 0)
         out->left_s = (out->total_bytes - out->done_bytes + out->bytes_per_s - 1) /
@@ -547,10 +563,10 @@ bool coord_cut_progress(const struct coord_job *job, struct cut_progress *out)
 }
 
 /* For people, behind what the sentence says: bytes, rate, seconds left; nothing if nobody has told. */
-static void cut_add_progress(const struct coord_job *job, struct sentence *out)
+static void add_snapshot_progress(const struct coord_job *job, struct sentence *out)
 {
-    struct cut_progress progress;
-    if (!coord_cut_progress(job, &progress)) return;
+    struct snapshot_progress progress;
+    if (!coord_snapshot_progress(job, &progress)) return;
     sentence_add(out, "; %.1f of %.1f MB, %.1f MB/s", (double)progress.done_bytes / 1e6,
                  (double)progress.total_bytes / 1e6, (double)progress.bytes_per_s / 1e6);
     if (progress.bytes_per_s > 0) sentence_add(out, ", %" PRIu64 " s left", progress.left_s);
@@ -558,33 +574,34 @@ static void cut_add_progress(const struct coord_job *job, struct sentence *out)
         sentence_add(out, ", updates waited %" PRIu64 " ms for its staging", progress.waited_ms);
 }
 
-/* Describes a snapshot that is being taken, without its progress. `view` borrows from `cut` and
+/* Describes a snapshot that is being taken, without its progress. `view` borrows from `snapshot` and
  * `state`. */
-static void cut_to_view(const struct coord_cut *cut, const char *state, struct snapshot_view *view)
+static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *state,
+                             struct snapshot_view *view)
 {
     Cairn__SnapshotStatus *out = &view->status;
     cairn__snapshot_status__init(out);
-    out->job = cut->job->spec.name;
+    out->job = snapshot->job->spec.name;
     out->state = wire_text(state);
-    out->shards = cut->job->seat_count;
-    out->periodic = cut->cause == CAIRN_CUT_PERIODIC;
-    if (cut->stage == CAIRN_CUT_PINNING) return; // neither version nor manifest
-    out->generation = cut->version.generation;
-    out->step = cut->version.step;
-    out->created_unix_ms = cut->manifest.created_unix_s * 1000;
-    if (cut->status == CAIRN_OK) snapshot_nonfinite(&cut->manifest, view);
-    if (coord_cut_id(cut)[0] == '\0') return; // another thread makes the folder
-    out->id = wire_text(cut->id);
-    out->path = cut->folder;
+    out->shards = snapshot->job->seat_count;
+    out->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC;
+    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) return; // neither version nor manifest
+    out->generation = snapshot->version.generation;
+    out->step = snapshot->version.step;
+    out->created_unix_ms = snapshot->manifest.created_unix_s * 1000;
+    if (snapshot->status == CAIRN_OK) snapshot_nonfinite(&snapshot->manifest, view);
+    if (coord_snapshot_id(snapshot)[0] == '\0') return; // another thread makes the folder
+    out->id = wire_text(snapshot->id);
+    out->path = snapshot->folder;
 }
 
-bool coord_cut_running(const struct coord_job *job, struct snapshot_view *view)
+bool coord_snapshot_running(const struct coord_job *job, struct snapshot_view *view)
 {
-    const struct coord_cut *cut = job->snapshots.cut;
-    struct cut_progress progress;
-    if (cut == NULL || !cut->is_snapshot) return false;
-    cut_to_view(cut, "running", view);
-    if (!coord_cut_progress(job, &progress)) return true;
+    const struct coord_snapshot *snapshot = job->snapshots.running;
+    struct snapshot_progress progress;
+    if (snapshot == NULL || !snapshot->has_files) return false;
+    snapshot_to_view(snapshot, "running", view);
+    if (!coord_snapshot_progress(job, &progress)) return true;
     view->status.done_bytes = progress.done_bytes;
     view->status.total_bytes = progress.total_bytes;
     view->status.bytes_per_s = progress.bytes_per_s;
@@ -594,75 +611,78 @@ bool coord_cut_running(const struct coord_job *job, struct snapshot_view *view)
 
 /* ==== work ==== */
 
-/* The work of a cut that another thread does: the content root from the digests, and the
+/* The work of a snapshot that another thread does: the content root from the digests, and the
  * manifest. */
 
 /* Removes the files of a snapshot that was begun. If some cannot be removed, they have no
  * manifest, so nobody lists them, and the snapshot stays noted as begun until they are gone
  * (snapshot.h). */
-static cairn_status remove_begun(const struct coord_cut *cut)
+static cairn_status remove_begun(const struct coord_snapshot *snapshot)
 {
     struct snapshot_removed removed;
     struct sentence why;
-    const char *root = cut->work.cluster->storage.path, *job = cut->manifest.spec.name;
-    const cairn_status status = snapshot_remove(root, job, cut->id, &removed, &why);
+    const char *root = snapshot->work.cluster->storage.path, *job = snapshot->manifest.spec.name;
+    const cairn_status status = snapshot_remove(root, job, snapshot->id, &removed, &why);
     if (status != CAIRN_OK && status != CAIRN_ERR_NOT_FOUND)
-        log_warn("what snapshot %s of job %s has written stays for now: %s", cut->id, job,
+        log_warn("what snapshot %s of job %s has written stays for now: %s", snapshot->id, job,
                  why.text);
     return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
 
 /* Makes the folder, and the id. Any thread, as the next one; touches, too, what is constant of the cluster.
  * */
-static void cut_make_folder(struct coord_work *work)
+static void make_snapshot_folder(struct coord_work *work)
 {
-    struct coord_cut *cut = (struct coord_cut *)work;
-    cut->folder_status = coord_storage_seen(work->cluster, &cut->folder_why);
-    if (cut->folder_status != CAIRN_OK) return;
-    cut->folder_status = snapshot_folder_make(work->cluster->storage.path, cut->manifest.spec.name,
-                                              cut->version.generation, cut->version.step, cut->id,
-                                              &cut->folder, &cut->folder_why);
-    if (cut->folder_status == CAIRN_OK)
-        cut->folder_status = snapshot_begun_set(work->cluster->storage.path,
-                                                cut->manifest.spec.name, cut->id, cut->job_id,
-                                                &cut->folder_why);
+    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
+    snapshot->folder_status = coord_storage_seen(work->cluster, &snapshot->folder_why);
+    if (snapshot->folder_status != CAIRN_OK) return;
+    snapshot->folder_status = snapshot_folder_make(
+        work->cluster->storage.path, snapshot->manifest.spec.name, snapshot->version.generation,
+        snapshot->version.step, snapshot->id, &snapshot->folder, &snapshot->folder_why);
+    if (snapshot->folder_status == CAIRN_OK)
+        snapshot->folder_status = snapshot_begun_set(work->cluster->storage.path,
+                                                     snapshot->manifest.spec.name, snapshot->id,
+                                                     snapshot->job_id, &snapshot->folder_why);
 }
 
 /* Whoever waits for the snapshot finds that `latest` names it: files and headers are as the
  * manifest has them, read back from the storage. The scrub reads all of it later, and takes
  * `latest` off a damaged one. If `latest` cannot be set, the log says so, and the next snapshot
  * that is verified sets it. */
-static void note(const struct coord_cut *cut)
+static void note(const struct coord_snapshot *snapshot)
 {
-    struct cairn_snapshot snapshot;
+    struct cairn_snapshot opened;
     struct sentence why;
-    cairn_status status = snapshot_open(cut->folder, &snapshot, &why);
+    cairn_status status = snapshot_open(snapshot->folder, &opened, &why);
     if (status == CAIRN_OK) {
-        snapshot_close(&snapshot);
-        status = coord_snapshot_note_latest(cut->work.cluster, cut->manifest.spec.name, cut->id,
-                                            &why);
+        snapshot_close(&opened);
+        status = coord_snapshot_note_latest(snapshot->work.cluster, snapshot->manifest.spec.name,
+                                            snapshot->id, &why);
     }
     if (status != CAIRN_OK)
-        log_warn("snapshot %s of job %s is committed, and `latest` does not name it: %s", cut->id,
-                 cut->manifest.spec.name, why.text);
+        log_warn("snapshot %s of job %s is committed, and `latest` does not name it: %s",
+                 snapshot->id, snapshot->manifest.spec.name, why.text);
 }
 
-void coord_cut_work(struct coord_work *work)
+void coord_snapshot_work(struct coord_work *work)
 {
-    struct coord_cut *cut = (struct coord_cut *)work;
-    struct manifest *m = &cut->manifest;
+    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
+    struct manifest *m = &snapshot->manifest;
     struct hash root;
-    if (cut->status == CAIRN_OK)
-        cut->status = coord_content_root(m, &cut->digests, &root, &m->loss_scale, &cut->why);
-    if (cut->status == CAIRN_OK) memcpy(m->content_root, root.byte, sizeof m->content_root);
-    if (cut->status == CAIRN_OK && coord_note_missed(m) != CAIRN_OK)
-        cut->status = fail_with(&cut->why, CAIRN_ERR_NO_MEMORY, "out of memory for the manifest");
-    if (cut->status == CAIRN_OK && cut->is_snapshot)
-        cut->status = manifest_commit_signed(cut->folder, m, coord_keys_signer(work->cluster),
-                                             &cut->why);
-    if (cut->status == CAIRN_OK && cut->is_snapshot) note(cut);
-    if (cut->folder != NULL && (cut->status == CAIRN_OK || remove_begun(cut) == CAIRN_OK))
-        snapshot_begun_forget(work->cluster->storage.path, m->spec.name, cut->id);
+    if (snapshot->status == CAIRN_OK)
+        snapshot->status = coord_content_root(m, &snapshot->digests, &root, &m->loss_scale,
+                                              &snapshot->why);
+    if (snapshot->status == CAIRN_OK) memcpy(m->content_root, root.byte, sizeof m->content_root);
+    if (snapshot->status == CAIRN_OK && coord_note_missed(m) != CAIRN_OK)
+        snapshot->status = fail_with(&snapshot->why, CAIRN_ERR_NO_MEMORY,
+                                     "out of memory for the manifest");
+    if (snapshot->status == CAIRN_OK && snapshot->has_files)
+        snapshot->status = manifest_commit_signed(snapshot->folder, m,
+                                                  coord_keys_signer(work->cluster), &snapshot->why);
+    if (snapshot->status == CAIRN_OK && snapshot->has_files) note(snapshot);
+    if (snapshot->folder != NULL &&
+        (snapshot->status == CAIRN_OK || remove_begun(snapshot) == CAIRN_OK))
+        snapshot_begun_forget(work->cluster->storage.path, m->spec.name, snapshot->id);
 }
 
 /* Says what of the saved version is not finite. */
@@ -721,35 +741,35 @@ bool coord_parting_advance(struct coord_job *job)
     if (p->state != CAIRN_PARTING_WANTED) return p->state != CAIRN_PARTING_TAKEN;
     p->state = CAIRN_PARTING_TAKEN;
     say_unsaved(job, "its snapshot was not done in time");
-    const cairn_status status = coord_cut_begin_unasked(job, CAIRN_CUT_PARTING, &why);
+    const cairn_status status = coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PARTING, &why);
     if (status == CAIRN_OK) return p->state == CAIRN_PARTING_ENDED;
-    if (status == CAIRN_ERR_BUSY) cut_hurry(job); // it is behind that one
+    if (status == CAIRN_ERR_BUSY) hurry_snapshot(job); // it is behind that one
     p->state = status == CAIRN_ERR_BUSY ? CAIRN_PARTING_WANTED : CAIRN_PARTING_ENDED;
     say_unsaved(job, why.text);
     return p->state == CAIRN_PARTING_ENDED;
 }
 
-void coord_parting_cut_ended(const struct coord_cut *cut)
+void coord_parting_snapshot_ended(const struct coord_snapshot *snapshot)
 {
-    struct coord_parting *p = &cut->job->parting;
+    struct coord_parting *p = &snapshot->job->parting;
     p->state = CAIRN_PARTING_ENDED;
-    p->is_saved = cut->status == CAIRN_OK;
-    p->version = cut->version;
+    p->is_saved = snapshot->status == CAIRN_OK;
+    p->version = snapshot->version;
     if (p->is_saved)
         sentence_set(&p->outcome, "job %s is saved as snapshot %s of step %" PRIu64,
-                     cut->job->spec.name, cut->id, cut->version.step);
+                     snapshot->job->spec.name, snapshot->id, snapshot->version.step);
     else
-        say_unsaved(cut->job, cut->why.text);
+        say_unsaved(snapshot->job, snapshot->why.text);
 }
 
 /* ==== cost ==== */
 
-static void begin(struct coord_cost *cost, const struct coord_cut *cut)
+static void begin(struct coord_cost *cost, const struct coord_snapshot *snapshot)
 {
     const bool comparable = cost->plain.count >= CAIRN_COST_STEPS;
     cost->is_counting = true;
     cost->has_ended = cost->is_committed = false;
-    cost->number = cut->number;
+    cost->number = snapshot->number;
     cost->extra_us = 0;
     cost->usual_us = comparable ? coord_pace_median(&cost->plain) : 0;
 }
@@ -773,23 +793,24 @@ static void conclude(struct coord_cost *cost)
 void coord_cost_note_step(struct coord_job *job)
 {
     struct coord_cost *cost = &job->snapshots.cost;
-    const struct coord_cut *cut = job->snapshots.cut;
+    const struct coord_snapshot *snapshot = job->snapshots.running;
     const uint32_t us = job->pace.last_us;
-    if (!cost->is_counting && cut != NULL && cut->is_snapshot) begin(cost, cut);
+    if (!cost->is_counting && snapshot != NULL && snapshot->has_files) begin(cost, snapshot);
     if (cost->is_counting) {
         cost->extra_us += (int64_t)us - cost->usual_us;
         if (cost->has_ended) conclude(cost);
-    } else if (cut == NULL) { // a digest is neither
+    } else if (snapshot == NULL) { // a digest is neither
         coord_pace_note(&cost->plain, us);
     }
 }
 
-void coord_cost_ended(const struct coord_cut *cut)
+void coord_cost_ended(const struct coord_snapshot *snapshot)
 {
-    struct coord_cost *cost = &cut->job->snapshots.cost;
-    if (!cut->is_snapshot) return;
-    if (!cost->is_counting || cost->number != cut->number) begin(cost, cut); // within one step
+    struct coord_cost *cost = &snapshot->job->snapshots.cost;
+    if (!snapshot->has_files) return;
+    if (!cost->is_counting || cost->number != snapshot->number)
+        begin(cost, snapshot); // within one step
     cost->has_ended = true;
-    cost->is_committed = cut->status == CAIRN_OK;
-    cost->write_us = 1000 * (uv_now(cut->job->cluster->loop) - cut->begun_ms);
+    cost->is_committed = snapshot->status == CAIRN_OK;
+    cost->write_us = 1000 * (uv_now(snapshot->job->cluster->loop) - snapshot->begun_ms);
 }

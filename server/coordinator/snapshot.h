@@ -66,19 +66,19 @@ bool coord_snapshot_removing(const struct coord *cluster, const char *folder);
  * It is counted with each step, in memory alone: a new incarnation of the coordinator begins
  * anew. Loop thread only. */
 
-struct coord_cut;
+struct coord_snapshot;
 
 enum {
     CAIRN_COST_SNAPSHOTS = 8, /* the last so many count */
-    CAIRN_COST_STEPS = 8      /* without a cut, before one can be compared with them */
+    CAIRN_COST_STEPS = 8      /* without a snapshot, before one can be compared with them */
 };
 
 /* A job's costs. Zero: nothing was measured. */
 struct coord_cost {
-    struct coord_pace plain; /* steps without a cut; seen stays unused */
+    struct coord_pace plain; /* steps without a snapshot; seen stays unused */
     /* of the snapshot that is being taken, or ended within the open step */
     bool is_counting, has_ended, is_committed;
-    uint64_t number;            /* the cut's */
+    uint64_t number;            /* the snapshot's */
     int64_t extra_us, usual_us; /* usual_us 0: there was nothing to compare with */
     uint64_t write_us;
     /* of the last that were committed */
@@ -86,84 +86,87 @@ struct coord_cost {
     uint32_t next, count;
 };
 
-/* A step of the job has ended, and took job->pace.last_us; before anybody begins a cut at its version. */
+/* A step of the job has ended, and took job->pace.last_us; before anybody begins a snapshot at its version. */
 void coord_cost_note_step(struct coord_job *job);
-/* The cut has ended, well or not. */
-void coord_cost_ended(const struct coord_cut *cut);
+/* The snapshot has ended, well or not. */
+void coord_cost_ended(const struct coord_snapshot *snapshot);
 
-/* ==== cuts ==== */
+/* ==== snapshots that are taken ==== */
 
 /* Cuts of jobs, for those who ask for one and those who tell of its shards. The section
- * cut (below) says what one is. */
+ * "a snapshot" (below) says what one is. */
 
-enum cut_cause {
-    CAIRN_CUT_ASKED,
-    CAIRN_CUT_PERIODIC /* below */,
-    CAIRN_CUT_PARTING /* below */
+enum snapshot_cause {
+    CAIRN_SNAPSHOT_ASKED,
+    CAIRN_SNAPSHOT_PERIODIC /* below */,
+    CAIRN_SNAPSHOT_PARTING /* below */
 };
 
-/* Begins one; `is_snapshot` false: a digest. The session is answered later. A snapshot that is asked for
+/* Begins one; `has_files` false: a digest. The session is answered later. A snapshot that is asked for
  * while a periodic one is being taken begins behind it. */
-cairn_status coord_cut_begin(struct coord_job *job, bool is_snapshot, struct coord_session *session,
-                             uint32_t request, bool wait, struct sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
+                                  struct coord_session *session, uint32_t request, bool wait,
+                                  struct sentence *why) CAIRN_MUST_CHECK;
 /* A snapshot that nobody waits for. CAIRN_ERR_BUSY: one is being taken. */
-cairn_status coord_cut_begin_unasked(struct coord_job *job, enum cut_cause cause,
-                                     struct sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_cause cause,
+                                          struct sentence *why) CAIRN_MUST_CHECK;
 /* The snapshot of that id is being taken. */
-bool coord_cut_takes(const struct coord_job *job, const char *id);
-/* For whom the job's cut waits; empty: for nobody. True: for somebody who is not there. */
-bool coord_cut_waiting(const struct coord_job *job, struct sentence *out);
+bool coord_snapshot_takes(const struct coord_job *job, const char *id);
+/* For whom the job's snapshot waits; empty: for nobody. True: for somebody who is not there. */
+bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out);
 /* Which is being taken, for how long, and for whom it waits; empty: none is. */
-void coord_cut_show(const struct coord_job *job, struct sentence *out);
+void coord_snapshot_show(const struct coord_job *job, struct sentence *out);
 /* One is there, and waits for whom: CAIRN_ERR_BUSY. */
-cairn_status coord_cut_refuse(const struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_snapshot_refuse(const struct coord_job *job,
+                                   struct sentence *why) CAIRN_MUST_CHECK;
 /* Gives up the one of that id, or with "" whichever there is; answered when it has ended.
  * CAIRN_ERR_NOT_FOUND, CAIRN_ERR_BUSY. */
-cairn_status coord_cut_cancel(struct coord_job *job, const char *id, struct coord_session *session,
-                              uint32_t request, struct sentence *why) CAIRN_MUST_CHECK;
-void coord_cut_on_pin(struct coord_job *job, uint64_t number, struct cairn_version version);
-void coord_cut_on_part(struct coord_job *job, uint32_t shard, const Cairn__SnapshotPart *part);
-/* Takes note of what a shard's heartbeat says about cuts. */
-void coord_cut_on_progress(struct coord *cluster, const struct coord_seat *seat,
-                           const Cairn__Heartbeat *message);
-/* How far the shards of the job's cut are together, as they told last. */
-struct cut_progress {
+cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
+                                   struct coord_session *session, uint32_t request,
+                                   struct sentence *why) CAIRN_MUST_CHECK;
+void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_version version);
+void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__SnapshotPart *part);
+/* Takes note of what a shard's heartbeat says about snapshots. */
+void coord_snapshot_on_progress(struct coord *cluster, const struct coord_seat *seat,
+                                const Cairn__Heartbeat *message);
+/* How far the shards of the job's snapshot are together, as they told last. */
+struct snapshot_progress {
     uint64_t done_bytes, total_bytes;
     /* the longest that updates of a shard waited for its staging, threads added up */
     uint64_t waited_ms;
     uint64_t bytes_per_s;
     uint64_t left_s; /* if it goes on like that */
 };
-/* False: there is no cut, or nobody has told yet. */
-bool coord_cut_progress(const struct coord_job *job, struct cut_progress *out);
-void coord_cut_shard_gone(struct coord_job *job, uint32_t shard);
+/* False: there is no snapshot, or nobody has told yet. */
+bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progress *out);
+void coord_snapshot_shard_gone(struct coord_job *job, uint32_t shard);
 /* The shard came without its part of the job: nothing will be pinned. */
-void coord_cut_part_missed(struct coord_job *job, uint32_t shard);
+void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard);
 
-/* The layout may stand still again, or a step has ended: a cut that waited for that is pinned; not if it
+/* The layout may stand still again, or a step has ended: a snapshot that waited for that is pinned; not if it
  * awaits the next step. One that is pinned between two steps gives shards the longest time to copy what the
  * next update overwrites. */
-void coord_cut_resume(struct coord_job *job, bool awaits_step);
-/* It stands still for a cut; one that waits for that holds nothing up, or both would wait for ever. */
-bool coord_cut_holds_layout(const struct coord_job *job);
+void coord_snapshot_resume(struct coord_job *job, bool awaits_step);
+/* It stands still for a snapshot; one that waits for that holds nothing up, or both would wait for ever. */
+bool coord_snapshot_holds_layout(const struct coord_job *job);
 /* One by steps is due in so many: shards prepare it, if that is soon. */
-void coord_cut_prepare_ahead(struct coord_job *job, uint64_t steps);
+void coord_snapshot_prepare_ahead(struct coord_job *job, uint64_t steps);
 /* None is due any more: what was prepared goes. */
-void coord_cut_unprepare(struct coord_job *job);
+void coord_snapshot_unprepare(struct coord_job *job);
 /* One that waits for a shard in vain for longer than a lease is given up. */
-void coord_cut_tick(struct coord_job *job);
+void coord_snapshot_tick(struct coord_job *job);
 /* The job is lost or to be dropped: it ends as soon as its thread has ended. */
-void coord_cut_abort(struct coord_job *job, const char *reason);
-/* The job is freed now: it has no cut after this, and who waited for one has heard why. */
-void coord_cut_orphan(struct coord_job *job, const char *reason);
+void coord_snapshot_abort(struct coord_job *job, const char *reason);
+/* The job is freed now: it has no snapshot after this, and who waited for one has heard why. */
+void coord_snapshot_orphan(struct coord_job *job, const char *reason);
 /* A session went: nobody waits with it any more. */
-void coord_cut_forget(struct coord_job *job, const struct coord_session *session);
+void coord_snapshot_forget(struct coord_job *job, const struct coord_session *session);
 /* With the cluster. */
-void coord_cut_close(struct coord_job *job);
+void coord_snapshot_close(struct coord_job *job);
 
 /* ==== digests ==== */
 
-/* The digests that shards send of a job's state, and the content root that they come to: of a cut, and of
+/* The digests that shards send of a job's state, and the content root that they come to: of a snapshot, and of
  * what a restore has loaded. */
 
 #define CAIRN_DIGESTS_MAX ((size_t)16 << 20)
@@ -199,9 +202,10 @@ cairn_status coord_content_root(const struct manifest *manifest, struct coord_di
                                 struct hash *root_out, double *loss_scale_out,
                                 struct sentence *why) CAIRN_MUST_CHECK;
 
-/* ==== cut ==== */
+/* ==== a snapshot ==== */
 
-/* A cut: every shard's state of a job at one version, as digests and, for a snapshot, as files.
+/* A snapshot: every shard's state of a job at one version, as digests and as files. One without files
+ * (`has_files`) is a digest, in all else the same.
  *
  *   begin → the core's PIN → PINNED: Pin to all shards, between the same two decisions on each
  *         → another thread makes the folder, whose name has the step; PinFolder to all shards
@@ -210,7 +214,7 @@ cairn_status coord_content_root(const struct manifest *manifest, struct coord_di
  * One a job at a time. A part that fails, a shard that goes away, or an operator's word fails the set: the
  * others are told to stop, the folder is removed when they have, and training never notices. */
 
-enum coord_cut_stage { CAIRN_CUT_PINNING, CAIRN_CUT_PINNED, CAIRN_CUT_WORKING };
+enum coord_snapshot_stage { CAIRN_SNAPSHOT_PINNING, CAIRN_SNAPSHOT_PINNED, CAIRN_SNAPSHOT_WORKING };
 
 /* The state of a shard's part; BEGUN when its first message is in and more are to come. */
 enum part_state { CAIRN_PART_NONE, CAIRN_PART_AWAITED, CAIRN_PART_BEGUN, CAIRN_PART_IN };
@@ -220,18 +224,18 @@ static inline bool part_is_open(uint8_t part)
 }
 
 /* Who hears of it when it has begun, and when it has ended. */
-struct coord_cut_waiters {
+struct coord_snapshot_waiters {
     struct coord_waiter *at_begin, *at_end;
 };
 
-struct coord_cut {
+struct coord_snapshot {
     struct coord_work work;
-    struct coord_job *job; /* borrowed: not restored while a cut runs; NULL: it was freed */
+    struct coord_job *job; /* borrowed: not restored while a snapshot runs; NULL: it was freed */
     uint64_t number;
     uint64_t job_id; /* the job's own number */
-    bool is_snapshot;
-    enum cut_cause cause;
-    enum coord_cut_stage stage;
+    bool has_files;
+    enum snapshot_cause cause;
+    enum coord_snapshot_stage stage;
     bool is_ready; /* the shards have made memory for it, or it is not awaited */
     bool is_asked; /* the core has been told to pin it */
     bool making_folder;
@@ -248,53 +252,55 @@ struct coord_cut {
     bool has_payload; /* the manifest has one: of the first part that came */
 
     /* owned */
-    char *folder;                  /* NULL in a digest */
-    uint8_t *parts;                /* [shard_count], enum part_state */
-    struct cut_progress *progress; /* [shard_count], of each the bytes and the wait; 0: untold */
+    char *folder;   /* NULL in a digest */
+    uint8_t *parts; /* [shard_count], enum part_state */
+    struct snapshot_progress
+        *progress; /* [shard_count], of each the bytes and the wait; 0: untold */
     struct coord_digests digests;
     struct manifest manifest; /* of a digest too: content root, version, payload */
-    struct coord_cut_waiters now;
+    struct coord_snapshot_waiters now;
     /* of a periodic one: they want one of their own, behind it */
-    struct coord_cut_waiters next;
+    struct coord_snapshot_waiters next;
     struct coord_waiter *at_cancel;
 };
 
 /* ---- snapshot.c ---- */
 /* Returns a new number, never 0, by which shards refer to a snapshot when they report hashes. */
-uint64_t coord_cut_number(void);
+uint64_t coord_snapshot_number(void);
 
 /* At a tick: what was prepared ahead goes where no step comes, or the memory has another use. */
-void coord_cut_look_behind(struct coord_job *job);
+void coord_snapshot_look_behind(struct coord_job *job);
 
 /* ---- snapshot.c ---- */
 
 /* One has ended: takes those who wait for the next. */
-void coord_cut_follow(struct coord_job *job, struct coord_cut_waiters waiters);
+void coord_snapshot_follow(struct coord_job *job, struct coord_snapshot_waiters waiters);
 
 /* ---- snapshot.c ---- */
 
 struct snapshot_view;
 
 /* The same for a list, with how far it is. False: the job has no snapshot under way. */
-bool coord_cut_running(const struct coord_job *job, struct snapshot_view *view);
+bool coord_snapshot_running(const struct coord_job *job, struct snapshot_view *view);
 
 /* ---- snapshot_end.c ---- */
 /* The first failure counts; the shards that are at work are told to stop. */
-void coord_cut_fail(struct coord_cut *cut, cairn_status status, const char *name, const char *text);
+void coord_snapshot_fail(struct coord_snapshot *snapshot, cairn_status status, const char *name,
+                         const char *text);
 /* To the other thread, if all parts are in or will never come. */
-void coord_cut_advance(struct coord_cut *cut);
+void coord_snapshot_advance(struct coord_snapshot *snapshot);
 /* The id of the snapshot; empty while it has none. */
-const char *coord_cut_id(const struct coord_cut *cut);
+const char *coord_snapshot_id(const struct coord_snapshot *snapshot);
 /* PinFolder to the shards that are at work; path "": what they do is of no use. */
-void coord_cut_tell_folder(const struct coord_cut *cut, const char *path);
+void coord_snapshot_tell_folder(const struct coord_snapshot *snapshot, const char *path);
 /* Answers nobody. */
-void coord_cut_free(struct coord_cut *cut);
+void coord_snapshot_free(struct coord_snapshot *snapshot);
 
 /* ---- snapshot.c ---- */
 
 /* The content root of what the parts said, into the manifest, and for a snapshot the manifest onto
- * storage; on failure the folder is removed. Any thread: touches the cut alone, and its copy of the spec. */
-void coord_cut_work(struct coord_work *work);
+ * storage; on failure the folder is removed. Any thread: touches the snapshot alone, and its copy of the spec. */
+void coord_snapshot_work(struct coord_work *work);
 /* A shard's SnapshotPart was taken: it is asked for the next one of it. */
 void coord_part_next(const struct coord_seat *seat, const Cairn__SnapshotPart *part);
 /* Its own failure, as a status. */
@@ -328,7 +334,7 @@ struct coord_parting {
     enum {
         CAIRN_PARTING_NONE,
         CAIRN_PARTING_WANTED, /* what stands in its way passes by itself */
-        CAIRN_PARTING_TAKEN,  /* the cut is under way */
+        CAIRN_PARTING_TAKEN,  /* the snapshot is under way */
         CAIRN_PARTING_ENDED,
     } state;
     bool is_saved;                /* ENDED, and well: */
@@ -341,8 +347,8 @@ struct coord_parting {
 void coord_parting_want(struct coord_job *job);
 /* The next step. True: it has ended. */
 bool coord_parting_advance(struct coord_job *job);
-/* The cut is of one, and has ended, well or not. */
-void coord_parting_cut_ended(const struct coord_cut *cut);
+/* The snapshot is of one, and has ended, well or not. */
+void coord_parting_snapshot_ended(const struct coord_snapshot *snapshot);
 
 /* ==== periodic ==== */
 
@@ -352,15 +358,15 @@ void coord_parting_cut_ended(const struct coord_cut *cut);
  *
  * Which are periodic is in their manifests, with the number of the job, so that the count goes on after a
  * restart, and neither what somebody asked for nor what another job of the name has left is ever removed. Old
- * ones go when a newer one is committed, never before. One that fails, or is due while another cut runs, is
+ * ones go when a newer one is committed, never before. One that fails, or is due while another snapshot runs, is
  * said, and the next is tried at its step. While results of the job are not finite (round.h) none is
  * taken. Training waits for none of it. */
 
 /* A job's snapshots: the one under way, and when the next is due. */
 struct coord_snapshots {
-    struct coord_cut *cut;        /* a snapshot or a digest on its way; NULL: none is (above) */
-    struct cairn_version stepped; /* the version at the last event */
-    /* the number of the next cut, which shards were asked to prepare; 0: they were not */
+    struct coord_snapshot *running; /* a snapshot or a digest on its way; NULL: none is (above) */
+    struct cairn_version stepped;   /* the version at the last event */
+    /* the number of the next snapshot, which shards were asked to prepare; 0: they were not */
     uint64_t ahead;
     bool awaits_write; /* buffers_every: a step was due, and the write after it is still to come */
     uint64_t due_ms;   /* snapshot_every_s: coord_now_ms + 1 when one was due; 0: not yet */

@@ -16,213 +16,216 @@
 
 /* ==== end ==== */
 
-/* How cuts end: answered; failed; given up, by themselves or by an operator's word. See snapshot.h.
+/* How snapshots end: answered; failed; given up, by themselves or by an operator's word. See snapshot.h.
  *
  * One that fails is given up on every shard, and ends when they have said so. Nobody is waited for without
- * an end: a shard that is away before anything is pinned, or that does not answer once the cut has failed
- * (its disk hangs), has a lease to come back; for a cut that cannot end holds up restores and amendments. */
+ * an end: a shard that is away before anything is pinned, or that does not answer once the snapshot has failed
+ * (its disk hangs), has a lease to come back; for a snapshot that cannot end holds up restores and amendments. */
 
-static void periodic_ended(const struct coord_cut *cut);
+static void periodic_ended(const struct coord_snapshot *snapshot);
 
-void coord_cut_free(struct coord_cut *cut)
+void coord_snapshot_free(struct coord_snapshot *snapshot)
 {
-    if (cut->job != NULL && cut->job->snapshots.cut == cut) cut->job->snapshots.cut = NULL;
-    coord_waiters_release(&cut->now.at_begin);
-    coord_waiters_release(&cut->now.at_end);
-    coord_waiters_release(&cut->next.at_begin);
-    coord_waiters_release(&cut->next.at_end);
-    coord_waiters_release(&cut->at_cancel);
-    manifest_release(&cut->manifest);
-    free(cut->folder);
-    free(cut->parts);
-    free(cut->progress);
-    coord_digests_release(&cut->digests);
-    free(cut);
+    if (snapshot->job != NULL && snapshot->job->snapshots.running == snapshot)
+        snapshot->job->snapshots.running = NULL;
+    coord_waiters_release(&snapshot->now.at_begin);
+    coord_waiters_release(&snapshot->now.at_end);
+    coord_waiters_release(&snapshot->next.at_begin);
+    coord_waiters_release(&snapshot->next.at_end);
+    coord_waiters_release(&snapshot->at_cancel);
+    manifest_release(&snapshot->manifest);
+    free(snapshot->folder);
+    free(snapshot->parts);
+    free(snapshot->progress);
+    coord_digests_release(&snapshot->digests);
+    free(snapshot);
 }
 
-const char *coord_cut_id(const struct coord_cut *cut)
+const char *coord_snapshot_id(const struct coord_snapshot *snapshot)
 {
-    return cut->making_folder ? "" : cut->id; // the other thread writes it
+    return snapshot->making_folder ? "" : snapshot->id; // the other thread writes it
 }
 
-bool coord_cut_takes(const struct coord_job *job, const char *id)
+bool coord_snapshot_takes(const struct coord_job *job, const char *id)
 {
-    const struct coord_cut *cut = job->snapshots.cut;
-    return cut != NULL && strcmp(coord_cut_id(cut), id) == 0;
+    const struct coord_snapshot *snapshot = job->snapshots.running;
+    return snapshot != NULL && strcmp(coord_snapshot_id(snapshot), id) == 0;
 }
 
-void coord_cut_tell_folder(const struct coord_cut *cut, const char *path)
+void coord_snapshot_tell_folder(const struct coord_snapshot *snapshot, const char *path)
 {
     Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
-    message.job = cut->job->id;
-    message.snapshot = cut->number;
+    message.job = snapshot->job->id;
+    message.snapshot = snapshot->number;
     message.path = wire_text(path);
-    CAIRN_EACH_SHARD (cut->job, i) {
-        const struct coord_seat *seat = cut->job->shards[i].seat;
-        const bool is_prepared = cut->stage == CAIRN_CUT_PINNING && seat->session != NULL;
-        if (part_is_open(cut->parts[i]) || is_prepared)
+    CAIRN_EACH_SHARD (snapshot->job, i) {
+        const struct coord_seat *seat = snapshot->job->shards[i].seat;
+        const bool is_prepared = snapshot->stage == CAIRN_SNAPSHOT_PINNING && seat->session != NULL;
+        if (part_is_open(snapshot->parts[i]) || is_prepared)
             coord_session_send(seat->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
     }
 }
 
-void coord_cut_fail(struct coord_cut *cut, cairn_status status, const char *name, const char *text)
+void coord_snapshot_fail(struct coord_snapshot *snapshot, cairn_status status, const char *name,
+                         const char *text)
 {
-    if (cut->status != CAIRN_OK) return;
-    cut->status = status == CAIRN_OK ? CAIRN_ERR_INTERNAL : status;
-    sentence_set(&cut->why, "%s%s%s", name, *name == '\0' ? "" : ": ", text);
-    if (cut->stage != CAIRN_CUT_WORKING) coord_cut_tell_folder(cut, ""); // of no use now
+    if (snapshot->status != CAIRN_OK) return;
+    snapshot->status = status == CAIRN_OK ? CAIRN_ERR_INTERNAL : status;
+    sentence_set(&snapshot->why, "%s%s%s", name, *name == '\0' ? "" : ": ", text);
+    if (snapshot->stage != CAIRN_SNAPSHOT_WORKING)
+        coord_snapshot_tell_folder(snapshot, ""); // of no use now
 }
 
 /* ---- the end ---- */
 
-static void answer(struct coord_cut *cut)
+static void answer(struct coord_snapshot *snapshot)
 {
-    struct manifest *m = &cut->manifest;
-    if (!cut->is_snapshot) {
+    struct manifest *m = &snapshot->manifest;
+    if (!snapshot->has_files) {
         Cairn__JobDigest digest = CAIRN__JOB_DIGEST__INIT;
-        digest.generation = cut->version.generation;
-        digest.step = cut->version.step;
+        digest.generation = snapshot->version.generation;
+        digest.step = snapshot->version.step;
         digest.root.data = m->content_root;
         digest.root.len = sizeof m->content_root;
-        coord_waiters_answer(&cut->now.at_end, CAIRN_MSG_JOB_DIGEST, &digest.base);
+        coord_waiters_answer(&snapshot->now.at_end, CAIRN_MSG_JOB_DIGEST, &digest.base);
         return;
     }
     struct snapshot_view view;
     const Cairn__SnapshotStatus *status = &view.status;
-    coord_manifest_to_view(m, cut->id, cut->folder, &view);
-    cut->job->snapshots.passed_over.text[0] = '\0';
+    coord_manifest_to_view(m, snapshot->id, snapshot->folder, &view);
+    snapshot->job->snapshots.passed_over.text[0] = '\0';
     log_info("snapshot %s of job %s committed: %" PRIu32 " files, %" PRIu64 " bytes, %" PRIu64
              " ms",
-             cut->id, cut->job->spec.name, status->files, status->bytes,
-             uv_now(cut->work.cluster->loop) - cut->begun_ms);
-    coord_scrub_want(cut->work.cluster, cut->job->spec.name, cut->id);
-    coord_event_note(cut->work.cluster, CAIRN_EVENT_SNAPSHOT, cut->job->spec.name, NULL,
-                     "%s of step %" PRIu64, cut->id, cut->version.step);
-    coord_waiters_answer(&cut->now.at_end, CAIRN_MSG_SNAPSHOT_STATUS, &status->base);
+             snapshot->id, snapshot->job->spec.name, status->files, status->bytes,
+             uv_now(snapshot->work.cluster->loop) - snapshot->begun_ms);
+    coord_scrub_want(snapshot->work.cluster, snapshot->job->spec.name, snapshot->id);
+    coord_event_note(snapshot->work.cluster, CAIRN_EVENT_SNAPSHOT, snapshot->job->spec.name, NULL,
+                     "%s of step %" PRIu64, snapshot->id, snapshot->version.step);
+    coord_waiters_answer(&snapshot->now.at_end, CAIRN_MSG_SNAPSHOT_STATUS, &status->base);
 }
 
-static void answer_failed(struct coord_cut *cut)
+static void answer_failed(struct coord_snapshot *snapshot)
 {
     Cairn__SnapshotCanceled canceled = CAIRN__SNAPSHOT_CANCELED__INIT;
-    log_warn("%s of job %s failed: %s", cut->is_snapshot ? "snapshot" : "digest",
-             cut->job->spec.name, cut->why.text);
-    if (cut->is_snapshot)
-        coord_event_note(cut->work.cluster, CAIRN_EVENT_SNAPSHOT_FAILED, cut->job->spec.name, NULL,
-                         "%s", cut->why.text);
-    coord_waiters_fail(&cut->now.at_begin, cut->status, cut->why.text);
-    coord_waiters_fail(&cut->now.at_end, cut->status, cut->why.text);
-    canceled.job = cut->job->spec.name;
-    canceled.id = cut->id;
-    canceled.digest = !cut->is_snapshot;
-    coord_waiters_answer(&cut->at_cancel, CAIRN_MSG_SNAPSHOT_CANCELED, &canceled.base);
+    log_warn("%s of job %s failed: %s", snapshot->has_files ? "snapshot" : "digest",
+             snapshot->job->spec.name, snapshot->why.text);
+    if (snapshot->has_files)
+        coord_event_note(snapshot->work.cluster, CAIRN_EVENT_SNAPSHOT_FAILED,
+                         snapshot->job->spec.name, NULL, "%s", snapshot->why.text);
+    coord_waiters_fail(&snapshot->now.at_begin, snapshot->status, snapshot->why.text);
+    coord_waiters_fail(&snapshot->now.at_end, snapshot->status, snapshot->why.text);
+    canceled.job = snapshot->job->spec.name;
+    canceled.id = snapshot->id;
+    canceled.digest = !snapshot->has_files;
+    coord_waiters_answer(&snapshot->at_cancel, CAIRN_MSG_SNAPSHOT_CANCELED, &canceled.base);
 }
 
-static void finish(struct coord_cut *cut)
+static void finish(struct coord_snapshot *snapshot)
 {
-    if (cut->status == CAIRN_OK)
-        answer(cut);
+    if (snapshot->status == CAIRN_OK)
+        answer(snapshot);
     else
-        answer_failed(cut);
-    struct coord_job *job = cut->job;
-    const struct coord_cut_waiters next = cut->next;
-    cut->next = (struct coord_cut_waiters) { NULL, NULL };
-    coord_cost_ended(cut);
-    if (cut->cause == CAIRN_CUT_PERIODIC) periodic_ended(cut);
-    if (cut->cause == CAIRN_CUT_PARTING) coord_parting_cut_ended(cut);
-    coord_cut_free(cut);
-    coord_cut_follow(job, next);
+        answer_failed(snapshot);
+    struct coord_job *job = snapshot->job;
+    const struct coord_snapshot_waiters next = snapshot->next;
+    snapshot->next = (struct coord_snapshot_waiters) { NULL, NULL };
+    coord_cost_ended(snapshot);
+    if (snapshot->cause == CAIRN_SNAPSHOT_PERIODIC) periodic_ended(snapshot);
+    if (snapshot->cause == CAIRN_SNAPSHOT_PARTING) coord_parting_snapshot_ended(snapshot);
+    coord_snapshot_free(snapshot);
+    coord_snapshot_follow(job, next);
 }
 
 static void on_worked(struct coord_work *work)
 {
-    struct coord_cut *cut = (struct coord_cut *)work;
-    if (work->cluster->closing || cut->job == NULL)
-        coord_cut_free(cut);
+    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
+    if (work->cluster->closing || snapshot->job == NULL)
+        coord_snapshot_free(snapshot);
     else
-        finish(cut);
+        finish(snapshot);
 }
 
-void coord_cut_advance(struct coord_cut *cut)
+void coord_snapshot_advance(struct coord_snapshot *snapshot)
 {
-    if (cut->stage != CAIRN_CUT_PINNED || cut->making_folder) return;
-    CAIRN_EACH_SHARD (cut->job, i) {
-        if (part_is_open(cut->parts[i])) return;
+    if (snapshot->stage != CAIRN_SNAPSHOT_PINNED || snapshot->making_folder) return;
+    CAIRN_EACH_SHARD (snapshot->job, i) {
+        if (part_is_open(snapshot->parts[i])) return;
     }
-    cut->stage = CAIRN_CUT_WORKING;
-    cut->work.run = coord_cut_work;
-    cut->work.done = on_worked;
-    if (coord_work_start(&cut->work, cut->job->cluster, NULL, 0)) return;
-    coord_cut_fail(cut, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
-    finish(cut);
+    snapshot->stage = CAIRN_SNAPSHOT_WORKING;
+    snapshot->work.run = coord_snapshot_work;
+    snapshot->work.done = on_worked;
+    if (coord_work_start(&snapshot->work, snapshot->job->cluster, NULL, 0)) return;
+    coord_snapshot_fail(snapshot, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
+    finish(snapshot);
 }
 
 /* ---- given up ---- */
 
-void coord_cut_shard_gone(struct coord_job *job, uint32_t shard)
+void coord_snapshot_shard_gone(struct coord_job *job, uint32_t shard)
 {
-    struct coord_cut *cut = job->snapshots.cut;
-    coord_cut_unprepare(job); // it has no memory any more
-    if (cut == NULL || cut->stage != CAIRN_CUT_PINNED) return;
-    if (!part_is_open(cut->parts[shard])) return;
-    cut->parts[shard] = CAIRN_PART_NONE;
-    coord_cut_fail(cut, CAIRN_ERR_CLOSED, job->shards[shard].seat->name,
-                   "it went away while writing");
-    coord_cut_advance(cut);
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    coord_snapshot_unprepare(job); // it has no memory any more
+    if (snapshot == NULL || snapshot->stage != CAIRN_SNAPSHOT_PINNED) return;
+    if (!part_is_open(snapshot->parts[shard])) return;
+    snapshot->parts[shard] = CAIRN_PART_NONE;
+    coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, job->shards[shard].seat->name,
+                        "it went away while writing");
+    coord_snapshot_advance(snapshot);
 }
 
 /* It has failed, and ends now, whoever has not answered: what these have written is in no manifest. */
-static void end_now(struct coord_cut *cut)
+static void end_now(struct coord_snapshot *snapshot)
 {
-    if (cut->stage == CAIRN_CUT_PINNING) {
-        finish(cut);
+    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) {
+        finish(snapshot);
         return;
     }
-    memset(cut->parts, CAIRN_PART_NONE, cut->job->shard_count);
-    coord_cut_advance(cut);
+    memset(snapshot->parts, CAIRN_PART_NONE, snapshot->job->shard_count);
+    coord_snapshot_advance(snapshot);
 }
 
-void coord_cut_abort(struct coord_job *job, const char *reason)
+void coord_snapshot_abort(struct coord_job *job, const char *reason)
 {
-    struct coord_cut *cut = job->snapshots.cut;
-    if (cut == NULL) return;
-    coord_waiters_fail(&cut->next.at_begin, CAIRN_ERR_CANCELED, reason);
-    coord_waiters_fail(&cut->next.at_end, CAIRN_ERR_CANCELED, reason);
-    if (cut->stage == CAIRN_CUT_WORKING) return;
-    coord_cut_fail(cut, CAIRN_ERR_CANCELED, "", reason);
-    end_now(cut);
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL) return;
+    coord_waiters_fail(&snapshot->next.at_begin, CAIRN_ERR_CANCELED, reason);
+    coord_waiters_fail(&snapshot->next.at_end, CAIRN_ERR_CANCELED, reason);
+    if (snapshot->stage == CAIRN_SNAPSHOT_WORKING) return;
+    coord_snapshot_fail(snapshot, CAIRN_ERR_CANCELED, "", reason);
+    end_now(snapshot);
 }
 
 /* Its thread may be at work on it: that ends it, then, alone. */
-void coord_cut_orphan(struct coord_job *job, const char *reason)
+void coord_snapshot_orphan(struct coord_job *job, const char *reason)
 {
-    coord_cut_abort(job, reason);
-    struct coord_cut *cut = job->snapshots.cut;
-    if (cut == NULL) return;
-    struct coord_waiter **const waiters[] = { &cut->now.at_begin, &cut->now.at_end,
-                                              &cut->at_cancel };
+    coord_snapshot_abort(job, reason);
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL) return;
+    struct coord_waiter **const waiters[] = { &snapshot->now.at_begin, &snapshot->now.at_end,
+                                              &snapshot->at_cancel };
     for (size_t i = 0; i < sizeof waiters / sizeof *waiters; i++)
         coord_waiters_fail(waiters[i], CAIRN_ERR_CANCELED, reason);
-    cut->job = NULL;
-    job->snapshots.cut = NULL;
+    snapshot->job = NULL;
+    job->snapshots.running = NULL;
 }
 
-void coord_cut_part_missed(struct coord_job *job, uint32_t shard)
+void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard)
 {
-    struct coord_cut *cut = job->snapshots.cut;
-    if (cut == NULL || cut->stage != CAIRN_CUT_PINNING) return;
-    coord_cut_fail(cut, CAIRN_ERR_CLOSED, job->shards[shard].seat->name,
-                   "it restarted without its part");
-    end_now(cut);
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL || snapshot->stage != CAIRN_SNAPSHOT_PINNING) return;
+    coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, job->shards[shard].seat->name,
+                        "it restarted without its part");
+    end_now(snapshot);
 }
 
-/* The first shard that may never do what the cut waits for; NULL: all is as it should be. */
-static const struct coord_seat *stuck_at(const struct coord_cut *cut)
+/* The first shard that may never do what the snapshot waits for; NULL: all is as it should be. */
+static const struct coord_seat *stuck_at(const struct coord_snapshot *snapshot)
 {
-    CAIRN_EACH_SHARD (cut->job, i) {
-        const struct coord_job_shard *s = &cut->job->shards[i];
-        const bool stuck = cut->stage == CAIRN_CUT_PINNING
+    CAIRN_EACH_SHARD (snapshot->job, i) {
+        const struct coord_job_shard *s = &snapshot->job->shards[i];
+        const bool stuck = snapshot->stage == CAIRN_SNAPSHOT_PINNING
                                ? !s->up
-                               : cut->status != CAIRN_OK && part_is_open(cut->parts[i]);
+                               : snapshot->status != CAIRN_OK && part_is_open(snapshot->parts[i]);
         if (stuck) return s->seat;
     }
     return NULL;
@@ -243,72 +246,75 @@ static bool is_any_silent(const struct coord_job *job)
 /* Shards that make memory beside training are waited for, one that is silent is not: the others begin. */
 static void end_preparing(struct coord_job *job)
 {
-    struct coord_cut *cut = job->snapshots.cut;
-    if (cut == NULL || cut->is_ready) return;
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL || snapshot->is_ready) return;
     const uint64_t most_ms = 1000 * (uint64_t)policy_prepare_within_s(&job->spec.policy);
-    cut->is_ready = is_any_silent(job) || uv_now(job->cluster->loop) - cut->begun_ms >= most_ms;
+    snapshot->is_ready = is_any_silent(job) ||
+                         uv_now(job->cluster->loop) - snapshot->begun_ms >= most_ms;
 }
 
-void coord_cut_tick(struct coord_job *job)
+void coord_snapshot_tick(struct coord_job *job)
 {
-    coord_cut_look_behind(job);
+    coord_snapshot_look_behind(job);
     end_preparing(job);
-    coord_cut_resume(job, coord_pace_nears_step(job));
-    struct coord_cut *cut = job->snapshots.cut;
-    if (cut == NULL || cut->stage == CAIRN_CUT_WORKING) return;
-    const struct coord_seat *seat = stuck_at(cut);
+    coord_snapshot_resume(job, coord_pace_nears_step(job));
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL || snapshot->stage == CAIRN_SNAPSHOT_WORKING) return;
+    const struct coord_seat *seat = stuck_at(snapshot);
     const uint64_t now_ms = coord_now_ms(job->cluster);
     const uint64_t patience_ms = (uint64_t)job->cluster->options->lease_timeout_ms;
-    if (seat == NULL || cut->stuck_ms == 0) {
-        cut->stuck_ms = seat != NULL ? now_ms + 1 : 0; // not 0
+    if (seat == NULL || snapshot->stuck_ms == 0) {
+        snapshot->stuck_ms = seat != NULL ? now_ms + 1 : 0; // not 0
         return;
     }
-    if (now_ms < cut->stuck_ms + patience_ms) return;
+    if (now_ms < snapshot->stuck_ms + patience_ms) return;
     struct sentence text;
     sentence_set(&text, "it is away for longer than lease.timeout, %" PRIu64 " ms", patience_ms);
-    coord_cut_fail(cut, CAIRN_ERR_CLOSED, seat->name, text.text);
-    end_now(cut);
+    coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, seat->name, text.text);
+    end_now(snapshot);
 }
 
 /* ---- by an operator's word ---- */
 
-cairn_status coord_cut_cancel(struct coord_job *job, const char *id, struct coord_session *session,
-                              uint32_t request, struct sentence *why)
+cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
+                                   struct coord_session *session, uint32_t request,
+                                   struct sentence *why)
 {
-    struct coord_cut *cut = job->snapshots.cut;
-    if (cut == NULL)
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL)
         return fail_with(why, CAIRN_ERR_NOT_FOUND, "no snapshot or digest of job %s is being taken",
                          job->spec.name);
-    if (*id != '\0' && strcmp(coord_cut_id(cut), id) != 0)
+    if (*id != '\0' && strcmp(coord_snapshot_id(snapshot), id) != 0)
         return fail_with(why, CAIRN_ERR_NOT_FOUND, "no snapshot %.100s of job %s is being taken",
                          id, job->spec.name);
-    if (cut->stage == CAIRN_CUT_WORKING)
+    if (snapshot->stage == CAIRN_SNAPSHOT_WORKING)
         return fail_with(why, CAIRN_ERR_BUSY,
                          "no shard is at work any more: it waits for the disk of snapshots.path "
                          "alone, and then ends");
-    if (!coord_waiters_add(&cut->at_cancel, session, request))
+    if (!coord_waiters_add(&snapshot->at_cancel, session, request))
         return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
-    coord_cut_fail(cut, CAIRN_ERR_CANCELED, "", "an operator gave it up (`cairn snapshot cancel`)");
-    if (cut->stage == CAIRN_CUT_PINNING) finish(cut);
+    coord_snapshot_fail(snapshot, CAIRN_ERR_CANCELED, "",
+                        "an operator gave it up (`cairn snapshot cancel`)");
+    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) finish(snapshot);
     return CAIRN_OK;
 }
 
 /* ---- nobody waits any more ---- */
 
-void coord_cut_forget(struct coord_job *job, const struct coord_session *session)
+void coord_snapshot_forget(struct coord_job *job, const struct coord_session *session)
 {
-    if (job->snapshots.cut == NULL) return;
-    coord_waiters_forget(&job->snapshots.cut->now.at_begin, session);
-    coord_waiters_forget(&job->snapshots.cut->now.at_end, session);
-    coord_waiters_forget(&job->snapshots.cut->next.at_begin, session);
-    coord_waiters_forget(&job->snapshots.cut->next.at_end, session);
-    coord_waiters_forget(&job->snapshots.cut->at_cancel, session);
+    if (job->snapshots.running == NULL) return;
+    coord_waiters_forget(&job->snapshots.running->now.at_begin, session);
+    coord_waiters_forget(&job->snapshots.running->now.at_end, session);
+    coord_waiters_forget(&job->snapshots.running->next.at_begin, session);
+    coord_waiters_forget(&job->snapshots.running->next.at_end, session);
+    coord_waiters_forget(&job->snapshots.running->at_cancel, session);
 }
 
 /* With the cluster: nobody is told, a folder without a manifest is no snapshot. */
-void coord_cut_close(struct coord_job *job)
+void coord_snapshot_close(struct coord_job *job)
 {
-    if (job->snapshots.cut != NULL) coord_cut_free(job->snapshots.cut);
+    if (job->snapshots.running != NULL) coord_snapshot_free(job->snapshots.running);
 }
 
 /* ==== digests ==== */
@@ -596,7 +602,7 @@ static bool is_to_be_saved(struct coord_job *job, struct cairn_version was,
     if (is_written) return was_due;
     const uint64_t every = job->spec.policy.snapshot_every;
     const bool due = is_due(job, now.step);
-    if (!due && !was_due && every > 0) coord_cut_prepare_ahead(job, every - now.step % every);
+    if (!due && !was_due && every > 0) coord_snapshot_prepare_ahead(job, every - now.step % every);
     if (due && !was_due && job->spec.buffers_every > 0) job->snapshots.awaits_write = true;
     return was_due || (due && job->spec.buffers_every == 0);
 }
@@ -615,21 +621,22 @@ void coord_periodic_advance(struct coord_job *job)
     if (!is_to_be_saved(job, was, now)) return;
     if (is_damaged)
         say_damaged(job);
-    else if (coord_cut_begin_unasked(job, CAIRN_CUT_PERIODIC, &why) != CAIRN_OK)
+    else if (coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PERIODIC, &why) != CAIRN_OK)
         say_failed(job, now.step, why.text);
 }
 
-/* The cut is one, and has ended, well or not. */
-static void periodic_ended(const struct coord_cut *cut)
+/* The snapshot is one, and has ended, well or not. */
+static void periodic_ended(const struct coord_snapshot *snapshot)
 {
-    struct coord_job *job = cut->job;
-    if (cut->status == CAIRN_ERR_NONFINITE) {
+    struct coord_job *job = snapshot->job;
+    if (snapshot->status == CAIRN_ERR_NONFINITE) {
         say_damaged(job);
         return;
     }
-    if (cut->status != CAIRN_OK) {
-        const bool is_pinned = cut->stage != CAIRN_CUT_PINNING;
-        say_failed(job, is_pinned ? cut->version.step : coord_job_version(job).step, cut->why.text);
+    if (snapshot->status != CAIRN_OK) {
+        const bool is_pinned = snapshot->stage != CAIRN_SNAPSHOT_PINNING;
+        say_failed(job, is_pinned ? snapshot->version.step : coord_job_version(job).step,
+                   snapshot->why.text);
         return;
     }
     job->snapshots.failed.text[0] = '\0';

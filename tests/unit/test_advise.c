@@ -34,11 +34,11 @@ TEST_EACH(the_interval_is_youngs_but_no_shorter_than_a_snapshot_takes, 0,
 
 SUITE(30);
 
-/* ---- what is measured, of a job and a cut that are made up ---- */
+/* ---- what is measured, of a job and a snapshot that are made up ---- */
 
 static struct coord made_cluster;
 static struct coord_job made = { .cluster = &made_cluster };
-static struct coord_cut cut = { .job = &made, .number = 7, .is_snapshot = true };
+static struct coord_snapshot snapshot = { .job = &made, .number = 7, .has_files = true };
 
 static void make(void)
 {
@@ -53,15 +53,15 @@ static void step(uint32_t us)
 
 static void end_cut(cairn_status status)
 {
-    cut.status = status;
-    coord_cost_ended(&cut);
-    made.snapshots.cut = NULL;
+    snapshot.status = status;
+    coord_cost_ended(&snapshot);
+    made.snapshots.running = NULL;
 }
 
 TEST(a_snapshot_costs_what_steps_were_longer_until_the_one_in_which_it_ended)
 {
     for (int i = 0; i < 9; i++) step(1000);
-    made.snapshots.cut = &cut;
+    made.snapshots.running = &snapshot;
     step(1500);
     step(900);
     end_cut(CAIRN_OK);
@@ -75,7 +75,7 @@ TEST(a_snapshot_costs_what_steps_were_longer_until_the_one_in_which_it_ended)
 TEST(one_that_begins_and_ends_within_a_step_costs_that_steps_more)
 {
     for (int i = 0; i < 9; i++) step(1000);
-    made.snapshots.cut = &cut;
+    made.snapshots.running = &snapshot;
     end_cut(CAIRN_OK);
     step(1700);
     ck_assert_uint_eq(made.snapshots.cost.extras_us[0], 700);
@@ -83,16 +83,16 @@ TEST(one_that_begins_and_ends_within_a_step_costs_that_steps_more)
 
 TEST(one_that_failed_or_came_before_there_were_steps_or_is_a_digest_is_not_counted)
 {
-    made.snapshots.cut = &cut;
+    made.snapshots.running = &snapshot;
     end_cut(CAIRN_OK);
     step(1000);
     for (int i = 0; i < 9; i++) step(1000);
-    made.snapshots.cut = &cut;
+    made.snapshots.running = &snapshot;
     step(9000);
     end_cut(CAIRN_ERR_NO_SPACE);
     step(9000);
-    cut.is_snapshot = false;
-    made.snapshots.cut = &cut;
+    snapshot.has_files = false;
+    made.snapshots.running = &snapshot;
     step(9000);
     end_cut(CAIRN_OK);
     step(1000);

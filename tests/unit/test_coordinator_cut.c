@@ -28,8 +28,8 @@ static void expect_canceled(uint32_t request, const char *id, bool digest)
 /* The cut has noticed for whom it waits; and that is a lease ago. */
 static void let_a_lease_pass(void)
 {
-    fake_until(&fake, toy()->snapshots.cut != NULL && toy()->snapshots.cut->stuck_ms != 0);
-    toy()->snapshots.cut->stuck_ms -= (uint64_t)fake.options.lease_timeout_ms;
+    fake_until(&fake, toy()->snapshots.running != NULL && toy()->snapshots.running->stuck_ms != 0);
+    toy()->snapshots.running->stuck_ms -= (uint64_t)fake.options.lease_timeout_ms;
 }
 
 /* ---- by itself ---- */
@@ -53,7 +53,7 @@ TEST(a_shard_that_comes_back_within_the_lease_is_waited_for)
 {
     fake_shard_away(&fake, 1);
     const uint32_t request = ask_snapshot(&admin, true);
-    fake_until(&fake, toy()->snapshots.cut != NULL && toy()->snapshots.cut->stuck_ms != 0);
+    fake_until(&fake, toy()->snapshots.running != NULL && toy()->snapshots.running->stuck_ms != 0);
     fake_shard_up(&fake, 1);
     message_free(&expect_snapshot(request)->base);
 }
@@ -74,7 +74,7 @@ TEST(a_shard_that_comes_back_as_another_process_ends_the_cut_at_once)
 {
     fake_shard_away(&fake, 1);
     const uint32_t request = ask_digest(&admin);
-    fake_until(&fake, toy()->snapshots.cut != NULL); // before what comes on another connection
+    fake_until(&fake, toy()->snapshots.running != NULL); // before what comes on another connection
     fake_shard_forget(&fake, 1);
     fake_shard_hello(&fake, 1);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_CLOSED,
@@ -96,7 +96,7 @@ TEST(a_part_that_fails_stops_the_other_shards)
 /* A heartbeat of a shard, of the cut that there is. */
 static void tell_progress(uint32_t shard, uint64_t done, uint64_t total)
 {
-    const struct coord_cut *cut = coord_job_find(fake.cluster, "toy")->snapshots.cut;
+    const struct coord_snapshot *cut = coord_job_find(fake.cluster, "toy")->snapshots.running;
     Cairn__ShardStats stats = CAIRN__SHARD_STATS__INIT;
     Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
     Cairn__PinTold pin = CAIRN__PIN_TOLD__INIT, *pins = &pin;
@@ -114,14 +114,14 @@ static void tell_progress(uint32_t shard, uint64_t done, uint64_t total)
 
 TEST(how_far_a_snapshot_is_is_what_its_shards_told_last)
 {
-    struct cut_progress progress;
+    struct snapshot_progress progress;
     fake.shards[0].holds_part = fake.shards[1].holds_part = true;
     Cairn__SnapshotStatus *s = expect_snapshot(ask_snapshot(&admin, false));
     const struct coord_job *toy = coord_job_find(fake.cluster, "toy");
-    ck_assert(!coord_cut_progress(toy, &progress)); // nobody has told
+    ck_assert(!coord_snapshot_progress(toy, &progress)); // nobody has told
     tell_progress(0, 3000000, 4000000);
     tell_progress(1, UINT64_MAX, 6000000); // more than can be
-    ck_assert(coord_cut_progress(toy, &progress));
+    ck_assert(coord_snapshot_progress(toy, &progress));
     ck_assert_uint_eq(progress.done_bytes, 9000000);
     ck_assert_uint_eq(progress.total_bytes, 10000000);
     Cairn__JobStatus *now = show_job("toy");
@@ -130,7 +130,7 @@ TEST(how_far_a_snapshot_is_is_what_its_shards_told_last)
                   "%s", now->saving);
     message_free(&now->base);
     expect_canceled(ask_cancel(s->id), s->id, false);
-    ck_assert(!coord_cut_progress(toy, &progress));
+    ck_assert(!coord_snapshot_progress(toy, &progress));
     message_free(&s->base);
 }
 
@@ -213,7 +213,7 @@ TEST(a_shard_that_says_nothing_holds_the_end_up_for_a_lease_at_most)
 static void free_job(void)
 {
     struct coord_job *freed = toy();
-    coord_cut_orphan(freed, "it was adopted");
+    coord_snapshot_orphan(freed, "it was adopted");
     coord_job_unlink(freed);
     coord_job_free(freed);
 }
@@ -221,8 +221,8 @@ static void free_job(void)
 TEST(a_job_that_is_freed_leaves_a_cut_at_work_to_its_thread)
 {
     const uint32_t request = ask_snapshot(&admin, true);
-    fake_until(&fake,
-               toy()->snapshots.cut != NULL && toy()->snapshots.cut->stage == CAIRN_CUT_WORKING);
+    fake_until(&fake, toy()->snapshots.running != NULL &&
+                          toy()->snapshots.running->stage == CAIRN_SNAPSHOT_WORKING);
     free_job();
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_CANCELED, "it was adopted");
     fake_until(&fake, fake.cluster->works == NULL);
@@ -234,7 +234,7 @@ TEST(a_job_that_is_freed_leaves_a_cut_that_makes_its_folder_to_the_thread)
     // Else a tick may pin it, and the folder be there in the same turn of the loop.
     fake_until(&fake, !coord_pace_nears_step(toy()));
     const uint32_t request = ask_snapshot(&admin, false);
-    fake_until(&fake, toy()->snapshots.cut != NULL && toy()->snapshots.cut->making_folder);
+    fake_until(&fake, toy()->snapshots.running != NULL && toy()->snapshots.running->making_folder);
     free_job();
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_CANCELED, "it was adopted");
     fake_until(&fake, fake.cluster->works == NULL);

@@ -127,7 +127,7 @@ TEST(old_periodic_ones_are_pruned)
     fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &amend.base), 1);
     for (int i = 0; i < 4; i++) {
         train();
-        fake_until(&fake, toy()->snapshots.cut == NULL);
+        fake_until(&fake, toy()->snapshots.running == NULL);
     }
     fake_until(&fake, committed() == 1);
 }

@@ -114,8 +114,8 @@ TEST(one_that_is_being_taken_is_awaited_and_another_one_follows)
     fake_until(&fake, toy()->parting.state == CAIRN_PARTING_WANTED);
     ck_assert_uint_eq(fake.shards[0].error, 0);
     fake.shards[0].holds_part = false;
-    fake_shard_answer_pin(&fake.shards[0], toy()->snapshots.cut->number,
-                          toy()->snapshots.cut->folder);
+    fake_shard_answer_pin(&fake.shards[0], toy()->snapshots.running->number,
+                          toy()->snapshots.running->folder);
     message_free(&expect_snapshot(asked)->base);
     expect_told(0, "", saved);
     expect_snapshots(2);

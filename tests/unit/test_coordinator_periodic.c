@@ -55,7 +55,7 @@ static void train_to(uint64_t until)
 {
     do {
         train();
-        fake_until(&fake, toy()->snapshots.cut == NULL);
+        fake_until(&fake, toy()->snapshots.running == NULL);
     } while (coord_job_version(toy()).step < until);
 }
 
@@ -102,12 +102,12 @@ TEST(one_by_steps_is_prepared_ahead_and_what_is_prepared_in_vain_goes)
     for (int i = 0; i < 2; i++) fake.shards[i].holds_part = true;
     train();
     fake_until(&fake,
-               toy()->snapshots.cut != NULL && fake.shards[1].seen[CAIRN_MSG_PIN_FOLDER] > 0);
-    ck_assert_uint_eq(toy()->snapshots.cut->number, number);
+               toy()->snapshots.running != NULL && fake.shards[1].seen[CAIRN_MSG_PIN_FOLDER] > 0);
+    ck_assert_uint_eq(toy()->snapshots.running->number, number);
     for (int i = 0; i < 2; i++) {
         ck_assert_uint_eq(fake.shards[i].seen[CAIRN_MSG_PIN_PREPARE], 1);
         fake.shards[i].holds_part = false;
-        fake_shard_answer_pin(&fake.shards[i], number, toy()->snapshots.cut->folder);
+        fake_shard_answer_pin(&fake.shards[i], number, toy()->snapshots.running->folder);
     }
     train_to(5);
     expect_listed("3p");
@@ -167,7 +167,7 @@ static void write_buffers(void)
     Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, ending);
     ck_assert_int_eq(result->status, CAIRN_OK);
     message_free(&result->base);
-    fake_until(&fake, toy()->snapshots.cut == NULL);
+    fake_until(&fake, toy()->snapshots.running == NULL);
     ck_assert_uint_eq(coord_job_version(toy()).generation, before.generation + 1);
 }
 
@@ -296,8 +296,8 @@ static void step_and_hold(void)
     fake.shards[0].holds_part = true;
     train();
     fake_until(&fake, // the folder is the other thread's while it is made
-               toy()->snapshots.cut != NULL && !toy()->snapshots.cut->making_folder &&
-                   toy()->snapshots.cut->folder != NULL);
+               toy()->snapshots.running != NULL && !toy()->snapshots.running->making_folder &&
+                   toy()->snapshots.running->folder != NULL);
     fake_pump(&fake);
     pinned = fake.shards[0];
 }
@@ -309,7 +309,7 @@ static void let_go(void)
     s->version = pinned.version;
     s->last = pinned.last;
     memcpy(s->payload, pinned.payload, sizeof s->payload);
-    fake_shard_answer_pin(s, toy()->snapshots.cut->number, toy()->snapshots.cut->folder);
+    fake_shard_answer_pin(s, toy()->snapshots.running->number, toy()->snapshots.running->folder);
     s->version = now.version;
     s->last = now.last;
     memcpy(s->payload, now.payload, sizeof s->payload);
@@ -324,7 +324,7 @@ TEST(none_begins_while_one_is_being_written)
     expect_shown("of step 4: a snapshot or digest of job toy is being taken");
     expect_listed("");
     let_go();
-    fake_until(&fake, toy()->snapshots.cut == NULL);
+    fake_until(&fake, toy()->snapshots.running == NULL);
     expect_shown("");
     train_to(6);
     expect_listed("6p 2p");
@@ -336,8 +336,8 @@ TEST(whoever_asks_for_one_meanwhile_gets_one_behind_it)
     step_and_hold();
     train();
     const uint32_t begun = ask_snapshot(&admin, false), done = ask_snapshot(&admin, true);
-    fake_until(&fake, toy()->snapshots.cut->next.at_end != NULL &&
-                          toy()->snapshots.cut->next.at_begin != NULL);
+    fake_until(&fake, toy()->snapshots.running->next.at_end != NULL &&
+                          toy()->snapshots.running->next.at_begin != NULL);
     let_go();
     Cairn__SnapshotStatus *s = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, begun);
     ck_assert_uint_eq(s->step, 3);
@@ -353,11 +353,11 @@ TEST(whoever_waits_behind_one_begins_none_of_a_job_that_is_dropped)
     amend(2, 1, 1);
     step_and_hold();
     const uint32_t asked = ask_snapshot(&admin, true);
-    fake_until(&fake, toy()->snapshots.cut->next.at_end != NULL);
+    fake_until(&fake, toy()->snapshots.running->next.at_end != NULL);
     const uint32_t request = ask_drop("toy", true);
     fake_expect_error(&fake, &admin, asked, CAIRN_ERR_CANCELED, "is to be dropped");
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_BUSY, "is being taken");
-    fake_until(&fake, toy()->snapshots.cut == NULL);
+    fake_until(&fake, toy()->snapshots.running == NULL);
     drop();
 }
 

@@ -281,7 +281,7 @@ TEST(a_snapshot_waits_for_the_slice_and_the_next_slice_for_the_snapshot)
     apply_shards(3);
     fake_until(&fake, toy()->layout->version == 2);
     const uint32_t request = ask_snapshot(&admin, true);
-    fake_until(&fake, toy()->snapshots.cut != NULL);
+    fake_until(&fake, toy()->snapshots.running != NULL);
     for (int i = 0; i < 50; i++) fake_pump(&fake);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_PIN], 0);
     fake.shards[2].move.holds_moved = false;
