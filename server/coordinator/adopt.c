@@ -22,7 +22,7 @@
 #define ADOPT_TIMEOUT_MS 20000 /* without a word from whom is asked; cairn(1) waits much longer */
 
 static void adoption_write(struct coord_adoption *adoption);
-static bool adoption_knows(const struct coord_seat *seat);
+static bool adoption_knows(const struct coord_shard_entry *entry);
 static cairn_status adoption_plan(struct coord_adoption *adoption);
 
 static void free_adoption(struct coord_adoption *adoption)
@@ -118,13 +118,13 @@ static struct coord_adoption *close_question(void *context)
     return adoption;
 }
 
-static uint32_t ask(struct coord_adoption *adoption, struct coord_seat *seat, uint64_t job,
+static uint32_t ask(struct coord_adoption *adoption, struct coord_shard_entry *entry, uint64_t job,
                     uint64_t generation)
 {
     Cairn__PartGet get = CAIRN__PART_GET__INIT;
     get.job = job;
     get.generation = generation;
-    return coord_gather_send(adoption->gather, seat, CAIRN_MSG_PART_GET, &get.base);
+    return coord_gather_send(adoption->gather, entry, CAIRN_MSG_PART_GET, &get.base);
 }
 
 /* ---- their specs and layouts ---- */
@@ -134,7 +134,7 @@ static struct coord_adoptee *find_request(struct coord_session *session, uint32_
     struct coord_adoption *adoption = session->cluster->adoption;
     for (size_t i = 0; adoption != NULL && i < adoption->job_count; i++) {
         struct coord_adoptee *job = &adoption->jobs[i];
-        if (job->request == request && request != 0 && job->from == session->seat) return job;
+        if (job->request == request && request != 0 && job->from == session->entry) return job;
     }
     return NULL;
 }
@@ -211,7 +211,7 @@ static void get_next(struct coord_adoption *adoption)
 static void go_on(struct coord_adoption *adoption, cairn_status status, const char *why)
 {
     size_t whole = 0;
-    for (struct coord_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
+    for (struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next)
         if (adoption_knows(s)) status = CAIRN_OK;
     if (status == CAIRN_OK && (status = adoption_plan(adoption)) != CAIRN_OK) why = "out of memory";
     if (status != CAIRN_OK) {
@@ -269,7 +269,7 @@ void coord_adopt(struct coord_session *session, uint32_t request,
         adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "out of memory");
         return;
     }
-    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
         s->parts_asked = s->session != NULL ? ask(adoption, s, 0, 0) : 0; // everything
     coord_gather_start(adoption->gather);
 }
@@ -284,7 +284,7 @@ void coord_adopt_forget(struct coord *cluster, const struct coord_session *sessi
 static void refuse_silent(struct coord_adoption *adoption)
 {
     const size_t asked = adoption->asked_count - 1;
-    const struct coord_seat *silent = adoption->jobs[asked].from;
+    const struct coord_shard_entry *silent = adoption->jobs[asked].from;
     for (size_t i = asked; i < adoption->job_count; i++) {
         struct coord_adoptee *job = &adoption->jobs[i];
         job->request = 0;
@@ -323,24 +323,25 @@ void coord_adopt_close(struct coord *cluster)
  * is on a shard that is here, and all agree; the newest generation that is whole is the job. */
 
 /* It has answered this adoption. */
-static bool adoption_knows(const struct coord_seat *seat)
+static bool adoption_knows(const struct coord_shard_entry *entry)
 {
-    return seat->session != NULL && seat->parts_asked != 0 && seat->parts_told == seat->parts_asked;
+    return entry->session != NULL && entry->parts_asked != 0 &&
+           entry->parts_told == entry->parts_asked;
 }
 
-static bool is_silent(const struct coord_seat *seat)
+static bool is_silent(const struct coord_shard_entry *entry)
 {
-    return seat->parts_asked != 0 && !adoption_knows(seat);
+    return entry->parts_asked != 0 && !adoption_knows(entry);
 }
 
 static cairn_status list_silent(struct coord_adoption *adoption)
 {
     size_t count = 0;
-    for (struct coord_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
+    for (struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next)
         count += is_silent(s);
     adoption->silent = calloc(count + 1, sizeof *adoption->silent);
     if (adoption->silent == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (struct coord_seat *s = adoption->cluster->seats; s != NULL; s = s->next) {
+    for (struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next) {
         if (!is_silent(s)) continue;
         adoption->silent[adoption->silent_count++] = s->name;
         s->parts_asked = 0; // what it says from now on is too late for this adoption
@@ -365,18 +366,20 @@ static void adoption_missing(const struct coord_adoption *adoption, const struct
 }
 
 /* Parts of one job on all shards that are here, and say what they hold. */
-typedef void (*part_fn)(struct coord_adoptee *job, struct coord_seat *seat, Cairn__HeldJob *part);
+typedef void (*part_fn)(struct coord_adoptee *job, struct coord_shard_entry *entry,
+                        Cairn__HeldJob *part);
 static void each_part(struct coord *cluster, struct coord_adoptee *job, part_fn take)
 {
-    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
         for (size_t i = 0; adoption_knows(s) && i < s->parts->n_held; i++)
             if (s->parts->held[i]->job == job->id) take(job, s, s->parts->held[i]);
 }
 
-static void take_marks(struct coord_adoptee *job, struct coord_seat *seat, Cairn__HeldJob *part)
+static void take_marks(struct coord_adoptee *job, struct coord_shard_entry *entry,
+                       Cairn__HeldJob *part)
 {
     const struct marks seen = coord_held_marks(part);
-    (void)seat;
+    (void)entry;
     marks_add(&job->marks, &seen);
     if (part->version_generation > job->marks.generation)
         job->marks.generation = part->version_generation;
@@ -389,26 +392,29 @@ static void refuse(struct coord_adoptee *job, const char *text, const char *shar
 
 /* ---- one generation ---- */
 
-static void begin_with(struct coord_adoptee *job, struct coord_seat *seat, Cairn__HeldJob *part)
+static void begin_with(struct coord_adoptee *job, struct coord_shard_entry *entry,
+                       Cairn__HeldJob *part)
 {
     job->best = part;
-    job->from = seat;
+    job->from = entry;
     job->base_step = part->base_step;
     job->version_generation = part->version_generation;
     job->step = job->lowest_step = part->version_step;
-    job->shard_count = part->shard_count < CAIRN_SEATS_MAX ? part->shard_count : CAIRN_SEATS_MAX;
+    job->shard_count = part->shard_count < CAIRN_SHARD_ENTRIES_MAX ? part->shard_count
+                                                                   : CAIRN_SHARD_ENTRIES_MAX;
 }
 
 /* Chooses the newest layout that is in force anywhere: a fence went out with it, so that all of
  * its shards had it. Among the shards that go by it, the one with the newest spec is asked for
  * both layout and spec. */
-static void take_layout(struct coord_adoptee *job, struct coord_seat *seat, Cairn__HeldJob *part)
+static void take_layout(struct coord_adoptee *job, struct coord_shard_entry *entry,
+                        Cairn__HeldJob *part)
 {
     const Cairn__HeldJob *best = job->best;
     if (part->generation != job->generation) return;
     if (best == NULL || part->layout_version > best->layout_version ||
         (part->layout_version == best->layout_version && part->revision > best->revision))
-        begin_with(job, seat, part);
+        begin_with(job, entry, part);
 }
 
 /* It goes by the layout that was chosen, or will when it is fenced with it. */
@@ -421,7 +427,8 @@ static bool has_layout(const struct coord_adoptee *job, const Cairn__HeldJob *pa
            part->next_layout_hash == best->layout_hash;
 }
 
-static void take_part(struct coord_adoptee *job, struct coord_seat *seat, Cairn__HeldJob *part)
+static void take_part(struct coord_adoptee *job, struct coord_shard_entry *entry,
+                      Cairn__HeldJob *part)
 {
     if (part->generation != job->generation) return;
     const Cairn__HeldJob *best = job->best;
@@ -433,18 +440,18 @@ static void take_part(struct coord_adoptee *job, struct coord_seat *seat, Cairn_
     if (part->version_step > job->step) job->step = part->version_step;
     if (part->version_step < job->lowest_step) job->lowest_step = part->version_step;
     if (!part->serving)
-        refuse(job, "its part was never complete", seat->name);
+        refuse(job, "its part was never complete", entry->name);
     else if (!has_layout(job, part) || part->shard_index >= job->shard_count ||
              part->base_step != job->base_step)
-        refuse(job, "its part is of another layout", seat->name);
+        refuse(job, "its part is of another layout", entry->name);
     else if (part->revision == best->revision && !same_spec)
-        refuse(job, "it has another spec of the same revision", seat->name);
+        refuse(job, "it has another spec of the same revision", entry->name);
     else if (job->step - job->lowest_step > 1)
-        refuse(job, "its part is more than one step apart from the others", seat->name);
+        refuse(job, "its part is more than one step apart from the others", entry->name);
     else if (job->shards[part->shard_index].name != NULL)
-        refuse(job, "another shard holds the same part", seat->name);
+        refuse(job, "another shard holds the same part", entry->name);
     else
-        job->shards[part->shard_index].name = seat->name;
+        job->shards[part->shard_index].name = entry->name;
     if (part->version_generation > job->version_generation)
         job->version_generation = part->version_generation;
 }
@@ -470,9 +477,10 @@ static void judge_generation(struct coord_adoption *adoption, struct coord_adopt
             adoption_missing(adoption, job, i, &job->refused);
 }
 
-static void take_newer(struct coord_adoptee *job, struct coord_seat *seat, Cairn__HeldJob *part)
+static void take_newer(struct coord_adoptee *job, struct coord_shard_entry *entry,
+                       Cairn__HeldJob *part)
 {
-    (void)seat;
+    (void)entry;
     if (part->generation < job->below && part->generation > job->generation)
         job->generation = part->generation;
 }
@@ -542,7 +550,7 @@ static void judge_job(struct coord_adoption *adoption, struct coord_adoptee *job
 static void take_incarnations(struct coord_adoption *adoption)
 {
     adoption->incarnation = store_meta(adoption->cluster->store)->incarnation;
-    for (const struct coord_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
+    for (const struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next)
         if (s->seen.incarnation > adoption->incarnation)
             adoption->incarnation = s->seen.incarnation;
 }
@@ -561,7 +569,7 @@ static void take_heritage(struct coord_adoption *adoption)
 {
     const uint64_t own = adoption->cluster->identity.id.store;
     bool is_one = true;
-    for (struct coord_seat *s = adoption->cluster->seats; s != NULL; s = s->next) {
+    for (struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next) {
         bool holds = false;
         for (size_t i = 0; adoption_knows(s) && i < s->parts->n_held; i++)
             holds = holds || is_part_of(adoption, s->parts->held[i]->job);
@@ -591,7 +599,8 @@ static cairn_status adoption_plan(struct coord_adoption *adoption)
         if (at < adoption->job_count) continue;
         adoption->jobs[at].id = part->job;
         adoption->jobs[at].name = strdup(part->name);
-        adoption->jobs[at].shards = calloc(CAIRN_SEATS_MAX, sizeof *adoption->jobs[at].shards);
+        adoption->jobs[at].shards = calloc(CAIRN_SHARD_ENTRIES_MAX,
+                                           sizeof *adoption->jobs[at].shards);
         adoption->job_count++;
         if (adoption->jobs[at].name == NULL || adoption->jobs[at].shards == NULL)
             status = CAIRN_ERR_NO_MEMORY;
@@ -661,7 +670,7 @@ static void tell_shards(struct coord *cluster)
     Cairn__StoreAdopted adopted = CAIRN__STORE_ADOPTED__INIT;
     adopted.store = cluster->identity.id.store;
     adopted.incarnation = cluster->identity.id.incarnation;
-    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
+    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
         if (s->session == NULL || s->session->closing) continue;
         if (adoption_knows(s))
             coord_session_send(s->session, CAIRN_MSG_STORE_ADOPTED, 0, &adopted.base);

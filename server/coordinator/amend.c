@@ -488,7 +488,7 @@ void coord_terms_tell(struct coord_job *job, uint32_t shard, bool settled)
     struct coord_gather *gather = coord_gather_open_job(job, on_told, &telling, sizeof telling);
     if (gather == NULL) {
         log_error("job %s: out of memory to tell shard %s of the spec", job->spec.name,
-                  s->seat->name);
+                  s->entry->name);
         return;
     }
     Cairn__JobTerms terms = CAIRN__JOB_TERMS__INIT;
@@ -496,9 +496,9 @@ void coord_terms_tell(struct coord_job *job, uint32_t shard, bool settled)
     terms.generation = job->generation;
     terms.revision = job->spec.revision;
     terms.spec_bytes = newer ? job->planned.spec->size : 0;
-    const uint32_t request = coord_gather_send(gather, s->seat, CAIRN_MSG_JOB_TERMS, &terms.base);
+    const uint32_t request = coord_gather_send(gather, s->entry, CAIRN_MSG_JOB_TERMS, &terms.base);
     if (request != 0 && newer)
-        coord_session_pages(s->seat->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+        coord_session_pages(s->entry->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
     coord_gather_start(gather);
 }
 

@@ -16,12 +16,12 @@
 
 /* Every header of the coordinator needs these: its structs by name, messages, and sentences. */
 
-struct coord;         /* cluster.h */
-struct coord_session; /* below */
-struct coord_seat;    /* below */
-struct coord_job;     /* job.h */
-struct coord_member;  /* job.h */
-struct coord_gather;  /* below */
+struct coord;             /* cluster.h */
+struct coord_session;     /* below */
+struct coord_shard_entry; /* below */
+struct coord_job;         /* job.h */
+struct coord_member;      /* job.h */
+struct coord_gather;      /* below */
 struct packed;
 struct cairn_peer;
 struct wire_frame;
@@ -46,34 +46,34 @@ typedef void (*cluster_job_gather_fn)(struct coord_job *job, const void *about, 
 struct coord_gather *coord_gather_open_job(const struct coord_job *job,
                                            cluster_job_gather_fn on_done, const void *about,
                                            size_t about_bytes);
-/* The id with which the caller sends the request to that seat. 0: no memory, or the seat is away; the gather
- * fails then. */
-uint32_t coord_gather_ask(struct coord_gather *gather, struct coord_seat *seat);
+/* The id with which the caller sends the request to that entry. 0: no memory, or the entry is away; the
+ * gather fails then. */
+uint32_t coord_gather_ask(struct coord_gather *gather, struct coord_shard_entry *entry);
 /* The same, and sends it: a message whose frames are this one alone. */
-uint32_t coord_gather_send(struct coord_gather *gather, struct coord_seat *seat, uint16_t type,
-                           const ProtobufCMessage *message);
+uint32_t coord_gather_send(struct coord_gather *gather, struct coord_shard_entry *entry,
+                           uint16_t type, const ProtobufCMessage *message);
 /* All were asked: on_done comes when all have answered, and at once if nobody is left to answer. */
 void coord_gather_start(struct coord_gather *gather);
 /* Adds the names of those that have not answered: "s1, s3". */
 void coord_gather_awaited(const struct coord_gather *gather, struct sentence *out);
 /* A shard answers a request of ours. */
-void coord_calls_reply(struct coord_seat *seat, uint32_t request, cairn_status status,
+void coord_calls_reply(struct coord_shard_entry *entry, uint32_t request, cairn_status status,
                        const char *text);
 /* The shard is gone: its calls fail. Nobody asks it anything in here. */
-void coord_calls_seat_gone(struct coord_seat *seat);
+void coord_calls_shard_gone(struct coord_shard_entry *entry);
 
-/* ==== seat ==== */
+/* ==== entry ==== */
 
-/* The seat of a shard. */
+/* The entry of a shard. */
 
 TAILQ_HEAD(cluster_calls, coord_call); /* of calls.c */
 
 /* A shard, known by its name. */
-struct coord_seat {
-    struct coord_seat *next;       /* of the cluster's list, by name */
-    char *name;                    /* owned */
-    struct coord_session *session; /* NULL = away */
-    struct cluster_calls calls;    /* what it was asked and has not answered, oldest first */
+struct coord_shard_entry {
+    struct coord_shard_entry *next; /* of the cluster's list, by name */
+    char *name;                     /* owned */
+    struct coord_session *session;  /* NULL = away */
+    struct cluster_calls calls;     /* what it was asked and has not answered, oldest first */
     uint64_t incarnation;
     struct seat_part *held; /* owned, [held_count]: what it came with, in force and prepared */
     size_t held_count;
@@ -89,7 +89,7 @@ struct coord_seat {
     size_t fabric_address_bytes;
     /* by that address: other hosts reach it; or its own host alone, by memory. Neither: it does not say */
     bool is_networked, is_mapped;
-    bool apart_said;                    /* coord_seat_apart, in the log */
+    bool apart_said;                    /* coord_shard_apart, in the log */
     char host[CAIRN_FABRIC_HOST_BYTES]; /* where it is; empty: it does not say */
     Cairn__ShardStats stats;            /* of its last Heartbeat, if has_stats */
     bool has_stats;
@@ -149,7 +149,7 @@ struct coord_session {
     uint64_t last_frame_ms, since_ms; /* of the loop's clock */
     struct coord_member *members;     /* by next_of_session */
     Cairn__Hello *hello;              /* owned: of a shard that has not said all of it; or NULL */
-    struct coord_seat *seat;          /* of a shard, while it holds it */
+    struct coord_shard_entry *entry;  /* of a shard, while it holds it */
     uint32_t member_count;            /* jobs that it has open */
     uint32_t wait_count;              /* answers that it waits for (above) */
     uint32_t unanswered;              /* of an admin: requests without an answer so far */
@@ -227,18 +227,18 @@ void coord_session_on_gone(struct cairn_peer *peer, cairn_status status, const c
 void coord_sessions_take_early(struct coord *cluster);
 void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_ms);
 
-/* ==== seating ==== */
+/* ==== arrivals ==== */
 
-/* Shards come and go: who has which seat (members.h), and who hears of it. */
+/* Shards come and go: who has which entry (members.h), and who hears of it. */
 
 /* The session is gone, for that reason. */
-void coord_seat_leave(struct coord_session *session, cairn_status status, const char *why);
+void coord_shard_leave(struct coord_session *session, cairn_status status, const char *why);
 /* Forgets a shard that is gone for good, because an operator says so. CAIRN_ERR_BUSY: it is
  * here, or a job has a part on it. */
-cairn_status coord_seat_forget(struct coord *cluster, const char *name,
-                               struct sentence *why) CAIRN_MUST_CHECK;
-/* Who was asked and is silent loses its seat. */
-void coord_seats_tick(struct coord *cluster);
+cairn_status coord_shard_forget(struct coord *cluster, const char *name,
+                                struct sentence *why) CAIRN_MUST_CHECK;
+/* Who was asked and is silent loses its entry. */
+void coord_shards_tick(struct coord *cluster);
 
 /* ==== handlers ==== */
 

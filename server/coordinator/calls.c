@@ -1,7 +1,7 @@
 /* Questions to shards: one to several, one answer when all have answered.
  *
- * A call stands in two lists, that of its question and that of its seat. A shard answers in the order in
- * which it was asked, but for what takes it long, so the call of an answer is near the head of its seat's
+ * A call stands in two lists, that of its question and that of its entry. A shard answers in the order in
+ * which it was asked, but for what takes it long, so the call of an answer is near the head of its entry's
  * list: a thousand workers that join at hundreds of shards cost no more than their messages. */
 #include <inttypes.h>
 #include <stddef.h>
@@ -16,9 +16,9 @@
 #include "server/coordinator/store.h"
 
 struct coord_call {
-    TAILQ_ENTRY(coord_call) of_gather, of_seat;
+    TAILQ_ENTRY(coord_call) of_gather, of_entry;
     struct coord_gather *gather;
-    struct coord_seat *seat;
+    struct coord_shard_entry *entry;
     uint32_t request;
 };
 
@@ -90,27 +90,27 @@ uint32_t coord_request_new(struct coord *cluster)
     return cluster->next_request;
 }
 
-uint32_t coord_gather_ask(struct coord_gather *gather, struct coord_seat *seat)
+uint32_t coord_gather_ask(struct coord_gather *gather, struct coord_shard_entry *entry)
 {
     struct coord_call *call = calloc(1, sizeof *call);
-    if (call == NULL || seat->session == NULL) {
+    if (call == NULL || entry->session == NULL) {
         free(call);
-        fail_gather(gather, CAIRN_ERR_CLOSED, seat->name, "it is away");
+        fail_gather(gather, CAIRN_ERR_CLOSED, entry->name, "it is away");
         return 0;
     }
     call->gather = gather;
-    call->seat = seat;
+    call->entry = entry;
     call->request = coord_request_new(gather->cluster);
     TAILQ_INSERT_TAIL(&gather->calls, call, of_gather);
-    TAILQ_INSERT_TAIL(&seat->calls, call, of_seat);
+    TAILQ_INSERT_TAIL(&entry->calls, call, of_entry);
     return call->request;
 }
 
-uint32_t coord_gather_send(struct coord_gather *gather, struct coord_seat *seat, uint16_t type,
-                           const ProtobufCMessage *message)
+uint32_t coord_gather_send(struct coord_gather *gather, struct coord_shard_entry *entry,
+                           uint16_t type, const ProtobufCMessage *message)
 {
-    const uint32_t request = coord_gather_ask(gather, seat);
-    if (request != 0) coord_session_send(seat->session, type, request, message);
+    const uint32_t request = coord_gather_ask(gather, entry);
+    if (request != 0) coord_session_send(entry->session, type, request, message);
     return request;
 }
 
@@ -137,32 +137,32 @@ void coord_gather_awaited(const struct coord_gather *gather, struct sentence *ou
     const struct coord_call *call;
     TAILQ_FOREACH (call, &gather->calls, of_gather)
         sentence_add(out, "%s%s", call == TAILQ_FIRST(&gather->calls) ? "" : ", ",
-                     call->seat->name);
+                     call->entry->name);
 }
 
 static void end_call(struct coord_call *call, cairn_status status, const char *text)
 {
     struct coord_gather *gather = call->gather;
-    if (status != CAIRN_OK) fail_gather(gather, status, call->seat->name, text);
+    if (status != CAIRN_OK) fail_gather(gather, status, call->entry->name, text);
     TAILQ_REMOVE(&gather->calls, call, of_gather);
-    TAILQ_REMOVE(&call->seat->calls, call, of_seat);
+    TAILQ_REMOVE(&call->entry->calls, call, of_entry);
     free(call);
     finish_if_answered(gather);
 }
 
-void coord_calls_reply(struct coord_seat *seat, uint32_t request, cairn_status status,
+void coord_calls_reply(struct coord_shard_entry *entry, uint32_t request, cairn_status status,
                        const char *text)
 {
     struct coord_call *call;
-    TAILQ_FOREACH (call, &seat->calls, of_seat)
+    TAILQ_FOREACH (call, &entry->calls, of_entry)
         if (call->request == request) break;
     if (call != NULL) end_call(call, status, text);
 }
 
-void coord_calls_seat_gone(struct coord_seat *seat)
+void coord_calls_shard_gone(struct coord_shard_entry *entry)
 {
     struct coord_call *call;
-    while ((call = TAILQ_FIRST(&seat->calls)) != NULL)
+    while ((call = TAILQ_FIRST(&entry->calls)) != NULL)
         end_call(call, CAIRN_ERR_CLOSED, "the connection was lost");
 }
 

@@ -85,7 +85,7 @@ static void on_tick(uv_timer_t *timer)
     if (late) cluster->clock.stopped_ms += passed_ms - late_ms(cluster);
     coord_clock_look(cluster);
     coord_sessions_tick(cluster, now_ms, late ? passed_ms : 0);
-    coord_seats_tick(cluster);
+    coord_shards_tick(cluster);
     storage_watch_tick(&cluster->storage.watch);
     coord_adopt_tick(cluster);
     coord_events_tick(cluster);
@@ -121,10 +121,10 @@ static void free_cluster(struct coord *cluster)
         coord_snapshot_close(job);
         coord_job_free(job);
     }
-    while (cluster->seats != NULL) {
-        struct coord_seat *seat = cluster->seats;
-        cluster->seats = seat->next;
-        coord_seat_free(seat);
+    while (cluster->shards != NULL) {
+        struct coord_shard_entry *entry = cluster->shards;
+        cluster->shards = entry->next;
+        coord_shard_free(entry);
     }
     coord_events_close(cluster);
     coord_keys_close(cluster);
@@ -279,31 +279,31 @@ static char *place_of(const uint8_t *address, size_t bytes, char text[CAIRN_PLAC
     return text;
 }
 
-static void fill_shard(Cairn__MemberStatus *out, struct coord_seat *seat,
+static void fill_shard(Cairn__MemberStatus *out, struct coord_shard_entry *entry,
                        char place[CAIRN_PLACE_BYTES], uint64_t now_ms)
 {
     cairn__member_status__init(out);
-    out->name = seat->name;
+    out->name = entry->name;
     out->role = CAIRN_ROLE_WIRE_SHARD;
-    out->state = wire_text(seat->session == NULL    ? "away"
-                           : coord_seat_obeys(seat) ? "up"
-                                                    : "not ours");
-    if (seat->session != NULL) {
-        out->address = wire_text(peer_name(seat->session->peer));
-        out->path = path_of(seat->fabric_address, seat->fabric_address_bytes);
-        out->place = place_of(seat->fabric_address, seat->fabric_address_bytes, place);
-        out->without = seat->session->without;
-        out->version = seat->session->version;
-        if (coord_seat_apart(seat)) out->apart = wire_text(CAIRN_SEAT_APART_TEXT);
-        out->home = seat->session->home;
-        out->stats = seat->has_stats ? &seat->stats : NULL;
-        out->storage = wire_text(seat->storage.text);
-        out->unfit = wire_text(coord_seat_unfit(seat) ? seat->unfit.text : "");
-        out->unheard = wire_text(coord_unheard_text(seat->session));
+    out->state = wire_text((entry->session == NULL     ? "away"
+                                     : coord_shard_obeys(entry) ? "up"
+                                                                : "not ours"));
+    if (entry->session != NULL) {
+        out->address = wire_text(peer_name(entry->session->peer));
+        out->path = path_of(entry->fabric_address, entry->fabric_address_bytes);
+        out->place = place_of(entry->fabric_address, entry->fabric_address_bytes, place);
+        out->without = entry->session->without;
+        out->version = entry->session->version;
+        if (coord_shard_apart(entry)) out->apart = wire_text(CAIRN_SHARD_APART_TEXT);
+        out->home = entry->session->home;
+        out->stats = entry->has_stats ? &entry->stats : NULL;
+        out->storage = wire_text(entry->storage.text);
+        out->unfit = wire_text((coord_shard_unfit(entry) ? entry->unfit.text : ""));
+        out->unheard = wire_text(coord_unheard_text(entry->session));
     }
-    out->since_ms = now_ms - seat->since_ms;
-    out->state_bytes = seat->stats.state_bytes;
-    out->memory_bytes = seat->memory_bytes;
+    out->since_ms = now_ms - entry->since_ms;
+    out->state_bytes = entry->stats.state_bytes;
+    out->memory_bytes = entry->memory_bytes;
 }
 
 static void fill_session(Cairn__MemberStatus *out, const struct coord_session *session,
@@ -331,7 +331,7 @@ static bool is_shown(const struct coord_session *session)
 static size_t count_members(const struct coord *cluster)
 {
     size_t n = 0;
-    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next) n++;
+    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) n++;
     for (const struct coord_session *s = cluster->sessions; s != NULL; s = s->next)
         n += is_shown(s);
     return n < MEMBERS_MAX ? n : MEMBERS_MAX;
@@ -343,7 +343,7 @@ static size_t fill_members(const struct coord *cluster, Cairn__MemberStatus *out
 {
     const uint64_t now_ms = uv_now(cluster->loop);
     size_t n = 0;
-    for (struct coord_seat *s = cluster->seats; s != NULL && n < max; s = s->next) {
+    for (struct coord_shard_entry *s = cluster->shards; s != NULL && n < max; s = s->next) {
         fill_shard(&out[n], s, places[n], now_ms);
         n++;
     }
@@ -419,7 +419,7 @@ static bool is_told(const struct coord *cluster)
         if (job->version_unknown && job->state == CAIRN_CLUSTER_JOB_RUNNING) return false;
         if (job->park.shut && !job->park.settled) return false; // taken over, and asked once more
         CAIRN_EACH_SHARD (job, i)
-            if (job->stored && job->shards[i].seat->incarnation == 0) return false;
+            if (job->stored && job->shards[i].entry->incarnation == 0) return false;
     }
     return true;
 }
@@ -428,7 +428,7 @@ static bool is_told(const struct coord *cluster)
 static bool are_all_here(const struct coord *cluster)
 {
     uint64_t here = 0;
-    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
         here += s->session != NULL;
     return here >= (uint64_t)cluster->options->shards;
 }

@@ -1,13 +1,13 @@
 /* The coordinator: the struct to read first.
  *
- *   cluster ── seats      the shards by name, there or away (members.h)
+ *   cluster ── entries      the shards by name, there or away (members.h)
  *     │  └──── sessions   the connections that said Hello; each has the members it opened (base.h)
  *     └─────── jobs       each with its core, its shards, its members, at most one snapshot (or
  *                         digest) and at most one restore (job.h)
  *
  * The headers, from the ground up; none includes one behind it (tests/tree/tidy.py holds that):
  *
- *   base.h      what all stand on: names, seats, sessions, questions to shards, work on other threads
+ *   base.h      what all stand on: names, entries, sessions, questions to shards, work on other threads
  *   store.h     what is durable: SQLite, and the one thread that writes it; events, backups, trusted keys
  *   round.h     the core of a job and what it goes by: terms, reduce groups, what halts it
  *   reshard.h   changes of a running job: re-sharding, amendments, parking, drains
@@ -127,7 +127,7 @@ struct coord {
     int lock_fd;               /* of the store's folder */
     struct coord_keys *keys;   /* store.h */
     struct coord_scrub *scrub; /* snapshot.h */
-    struct coord_seat *seats;
+    struct coord_shard_entry *shards;
     struct coord_session *sessions;
     struct coord_job *jobs;
     /* owned: what is under way; NULL: nothing is */
@@ -148,7 +148,7 @@ struct coord {
     struct coord_openings openings;
     struct coord_earlies earlies;
     uint32_t next_request; /* calls.c */
-    uint64_t seats_taken;  /* how often a shard sat down */
+    uint64_t arrivals;     /* how often a shard came */
     struct {               /* processes that were told to end (drain.c): the newest ones */
         uint64_t incarnations[CAIRN_DRAINED_MAX];
         size_t count; /* ever */

@@ -20,7 +20,7 @@
 #define TRIES_AGAIN_MS 30000
 #define CANCELED_MS    600000
 
-static void fail(struct coord *cluster, struct coord_seat *seat, cairn_status status,
+static void fail(struct coord *cluster, struct coord_shard_entry *entry, cairn_status status,
                  const char *text);
 
 /* ---- the store ---- */
@@ -28,33 +28,34 @@ static void fail(struct coord *cluster, struct coord_seat *seat, cairn_status st
 static void on_stored(const struct coord_saved *saved)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;
-    struct coord_seat *seat = saved->cluster->seats;
+    struct coord_shard_entry *entry = saved->cluster->shards;
     if (saved->number == 0) {
         if (saved->status != CAIRN_OK)
             log_error("the end of a drain is not in the store: %s", saved->why);
         return;
     }
-    while (seat != NULL && seat->drain.stored != saved->number) seat = seat->next;
-    if (seat == NULL) return; // it has ended
+    while (entry != NULL && entry->drain.stored != saved->number) entry = entry->next;
+    if (entry == NULL) return; // it has ended
     if (saved->status == CAIRN_OK)
-        coord_waiters_answer(&seat->drain.begun, CAIRN_MSG_DONE, &done.base);
+        coord_waiters_answer(&entry->drain.begun, CAIRN_MSG_DONE, &done.base);
     else
-        fail(saved->cluster, seat, saved->status, saved->why);
+        fail(saved->cluster, entry, saved->status, saved->why);
 }
 
-static cairn_status store(struct coord *cluster, struct coord_seat *seat, struct sentence *why)
+static cairn_status store(struct coord *cluster, struct coord_shard_entry *entry,
+                          struct sentence *why)
 {
-    seat->drain.stored = coord_request_new(cluster);
-    return coord_save(cluster, CAIRN_STORE_LEAVE, &(struct stored_leaving) { seat->name }, 1,
-                      seat->drain.stored, on_stored, why);
+    entry->drain.stored = coord_request_new(cluster);
+    return coord_save(cluster, CAIRN_STORE_LEAVE, &(struct stored_leaving) { entry->name }, 1,
+                      entry->drain.stored, on_stored, why);
 }
 
-static void unstore(struct coord *cluster, struct coord_seat *seat)
+static void unstore(struct coord *cluster, struct coord_shard_entry *entry)
 {
     struct sentence why;
-    if (seat->drain.stored == 0) return;
-    seat->drain.stored = 0;
-    if (coord_save(cluster, CAIRN_STORE_STAY, &(struct stored_leaving) { seat->name }, 1, 0,
+    if (entry->drain.stored == 0) return;
+    entry->drain.stored = 0;
+    if (coord_save(cluster, CAIRN_STORE_STAY, &(struct stored_leaving) { entry->name }, 1, 0,
                    on_stored, &why) != CAIRN_OK)
         log_error("the end of a drain is not in the store: %s", why.text);
 }
@@ -63,10 +64,10 @@ static cairn_status load(void *context, const void *row, struct sentence *why)
 {
     const char *shard = ((const struct stored_leaving *)row)->shard;
     struct coord *cluster = context;
-    struct coord_seat *seat = coord_seat_get(cluster, shard);
-    if (seat == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a shard");
-    seat->leaving = true;
-    seat->drain.stored = coord_request_new(cluster);
+    struct coord_shard_entry *entry = coord_shard_get(cluster, shard);
+    if (entry == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a shard");
+    entry->leaving = true;
+    entry->drain.stored = coord_request_new(cluster);
     log_info("shard %s is to be drained still", shard);
     return CAIRN_OK;
 }
@@ -78,50 +79,51 @@ cairn_status coord_drains_load(struct coord *cluster, struct sentence *why)
 
 /* ---- the end of a drain ---- */
 
-static uint32_t index_of(const struct coord_job *job, const struct coord_seat *seat)
+static uint32_t index_of(const struct coord_job *job, const struct coord_shard_entry *entry)
 {
     CAIRN_EACH_SHARD (job, i)
-        if (job->shards[i].seat == seat) return i;
+        if (job->shards[i].entry == entry) return i;
     return job->shard_count;
 }
 
 /* Cancels re-shardings that take state off this shard: the state stays where it is. */
-static void stop_runs(struct coord_job *job, const struct coord_seat *seat)
+static void stop_runs(struct coord_job *job, const struct coord_shard_entry *entry)
 {
     struct sentence why;
     for (; job != NULL; job = job->next) {
-        const uint32_t shard = index_of(job, seat);
+        const uint32_t shard = index_of(job, entry);
         if (job->reshard.running && shard < job->shard_count && job->shards[shard].weight <= 0)
             (void)!coord_reshard_cancel(job, &why);
     }
 }
 
-static void fail(struct coord *cluster, struct coord_seat *seat, cairn_status status,
+static void fail(struct coord *cluster, struct coord_shard_entry *entry, cairn_status status,
                  const char *text)
 {
     struct sentence why, event;
-    sentence_set(&why, "shard %s is not drained: %s", seat->name, text);
-    log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "shard", seat->name, 0 }), "%s", why.text);
+    sentence_set(&why, "shard %s is not drained: %s", entry->name, text);
+    log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "shard", entry->name, 0 }), "%s", why.text);
     sentence_set(&event, "given up: %s", text);
-    coord_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, event.text);
-    seat->leaving = seat->drain.is_saving = seat->drain.is_unfit = false;
-    unstore(cluster, seat);
-    coord_waiters_fail(&seat->drain.begun, status, why.text);
-    coord_waiters_fail(&seat->drain.waiters, status, why.text);
-    if (seat->drain.request != 0)
-        coord_session_error(seat->session, seat->drain.request, status, why.text);
-    seat->drain.request = 0;
-    seat->drain.saves_ms = seat->drain.ends_ms = 0;
-    stop_runs(cluster->jobs, seat);
+    coord_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, entry->name, event.text);
+    entry->leaving = entry->drain.is_saving = entry->drain.is_unfit = false;
+    unstore(cluster, entry);
+    coord_waiters_fail(&entry->drain.begun, status, why.text);
+    coord_waiters_fail(&entry->drain.waiters, status, why.text);
+    if (entry->drain.request != 0)
+        coord_session_error(entry->session, entry->drain.request, status, why.text);
+    entry->drain.request = 0;
+    entry->drain.saves_ms = entry->drain.ends_ms = 0;
+    stop_runs(cluster->jobs, entry);
 }
 
 /* True: what came of the snapshots of all that it holds is known. */
-static bool advance_saving(struct coord *cluster, struct coord_seat *seat, struct sentence *out)
+static bool advance_saving(struct coord *cluster, struct coord_shard_entry *entry,
+                           struct sentence *out)
 {
     bool ended = true;
-    *out = seat->drain.why;
+    *out = entry->drain.why;
     for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
-        if (!coord_job_has_seat(j, seat)) continue;
+        if (!coord_job_has_shard(j, entry)) continue;
         ended &= coord_parting_advance(j);
         sentence_add(out, "; %s", sentence_brief(j->parting.outcome.text, 300).text);
     }
@@ -130,22 +132,22 @@ static bool advance_saving(struct coord *cluster, struct coord_seat *seat, struc
 
 /* Gives up draining: the shard keeps what it holds. A shard that is being stopped ends all the
  * same, so its jobs are saved first, if there is time. */
-static void give_up(struct coord *cluster, struct coord_seat *seat, cairn_status status,
+static void give_up(struct coord *cluster, struct coord_shard_entry *entry, cairn_status status,
                     const char *text)
 {
-    if (seat->drain.request == 0) {
-        fail(cluster, seat, status, text);
+    if (entry->drain.request == 0) {
+        fail(cluster, entry, status, text);
         return;
     }
-    if (seat->drain.is_saving) return;
-    log_warn("shard %s ends, and cannot be drained first: %s; its jobs are saved", seat->name,
+    if (entry->drain.is_saving) return;
+    log_warn("shard %s ends, and cannot be drained first: %s; its jobs are saved", entry->name,
              text);
-    seat->drain.is_saving = true;
-    seat->drain.status = status;
-    sentence_set(&seat->drain.why, "%s", text);
-    stop_runs(cluster->jobs, seat);
+    entry->drain.is_saving = true;
+    entry->drain.status = status;
+    sentence_set(&entry->drain.why, "%s", text);
+    stop_runs(cluster->jobs, entry);
     for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next)
-        if (coord_job_has_seat(j, seat)) coord_parting_want(j);
+        if (coord_job_has_shard(j, entry)) coord_parting_want(j);
 }
 
 /* This process has been drained: if it comes again, it has not heard that it is to end. */
@@ -156,43 +158,45 @@ static bool was_drained(const struct coord *cluster, uint64_t incarnation)
     return false;
 }
 
-static void note_drained(struct coord *cluster, const struct coord_seat *seat)
+static void note_drained(struct coord *cluster, const struct coord_shard_entry *entry)
 {
-    if (was_drained(cluster, seat->incarnation)) return;
-    log_info("shard %s is drained", seat->name);
-    coord_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, "it holds nothing");
-    cluster->drained.incarnations[cluster->drained.count++ % CAIRN_DRAINED_MAX] = seat->incarnation;
+    if (was_drained(cluster, entry->incarnation)) return;
+    log_info("shard %s is drained", entry->name);
+    coord_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, entry->name, "it holds nothing");
+    cluster->drained.incarnations[cluster->drained.count++ % CAIRN_DRAINED_MAX] =
+        entry->incarnation;
 }
 
-void coord_drain_come(struct coord *cluster, struct coord_seat *seat)
+void coord_drain_come(struct coord *cluster, struct coord_shard_entry *entry)
 {
-    const bool of_store = seat->drain.stored != 0 && !seat->drain.is_over;
-    seat->leaving = of_store || was_drained(cluster, seat->incarnation);
-    seat->drain.is_over = false;
+    const bool of_store = entry->drain.stored != 0 && !entry->drain.is_over;
+    entry->leaving = of_store || was_drained(cluster, entry->incarnation);
+    entry->drain.is_over = false;
 }
 
 /* It holds nothing: it ends, and is forgotten with its connection. */
-static void finish(struct coord *cluster, struct coord_seat *seat)
+static void finish(struct coord *cluster, struct coord_shard_entry *entry)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;
     Cairn__MemberEnd end = CAIRN__MEMBER_END__INIT;
-    note_drained(cluster, seat);
-    coord_waiters_answer(&seat->drain.waiters, CAIRN_MSG_DONE, &done.base);
-    if (seat->drain.request != 0) coord_session_done(seat->session, seat->drain.request);
-    seat->drain.request = 0;
-    seat->drain.saves_ms = seat->drain.ends_ms = 0;
-    seat->drain.is_over = true;
-    if (seat->session == NULL || seat->session->closing) return;
-    end.why = wire_text("all that it held is on other shards");
-    coord_session_send(seat->session, CAIRN_MSG_MEMBER_END, 0, &end.base);
+    note_drained(cluster, entry);
+    coord_waiters_answer(&entry->drain.waiters, CAIRN_MSG_DONE, &done.base);
+    if (entry->drain.request != 0) coord_session_done(entry->session, entry->drain.request);
+    entry->drain.request = 0;
+    entry->drain.saves_ms = entry->drain.ends_ms = 0;
+    entry->drain.is_over = true;
+    if (entry->session == NULL || entry->session->closing) return;
+    end.why = wire_text( "all that it held is on other shards");
+    coord_session_send(entry->session, CAIRN_MSG_MEMBER_END, 0, &end.base);
 }
 
 bool coord_drains_cancel(struct coord_job *job)
 {
     bool any = false;
-    for (struct coord_seat *s = job->cluster->seats; s != NULL; s = s->next) {
+    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) {
         // One that is being stopped ends in any case: what it has is lost if it does not go on.
-        if (!s->leaving || s->drain.is_over || s->drain.request != 0 || !coord_job_has_seat(job, s))
+        if (!s->leaving || s->drain.is_over || s->drain.request != 0 ||
+            !coord_job_has_shard(job, s))
             continue;
         fail(job->cluster, s, CAIRN_ERR_CANCELED, "it was canceled");
         s->drain.again_ms = coord_now_ms(job->cluster) + CANCELED_MS;
@@ -201,27 +205,27 @@ bool coord_drains_cancel(struct coord_job *job)
     return any;
 }
 
-void coord_drain_gone(struct coord *cluster, struct coord_seat *seat)
+void coord_drain_gone(struct coord *cluster, struct coord_shard_entry *entry)
 {
-    if (!seat->leaving || cluster->closing) return;
-    if (seat->drain.is_unfit) { // as it was to
-        seat->leaving = seat->drain.is_unfit = false;
-        stop_runs(cluster->jobs, seat);
+    if (!entry->leaving || cluster->closing) return;
+    if (entry->drain.is_unfit) { // as it was to
+        entry->leaving = entry->drain.is_unfit = false;
+        stop_runs(cluster->jobs, entry);
         return;
     }
-    if (seat->drain.is_over || was_drained(cluster, seat->incarnation)) {
+    if (entry->drain.is_over || was_drained(cluster, entry->incarnation)) {
         const Cairn__Done done = CAIRN__DONE__INIT;
-        unstore(cluster, seat);
-        coord_waiters_answer(&seat->drain.begun, CAIRN_MSG_DONE, &done.base);
+        unstore(cluster, entry);
+        coord_waiters_answer(&entry->drain.begun, CAIRN_MSG_DONE, &done.base);
         return;
     }
-    seat->drain.request = 0; // of the connection that is gone
-    fail(cluster, seat, CAIRN_ERR_NOT_READY, "it went away");
+    entry->drain.request = 0; // of the connection that is gone
+    fail(cluster, entry, CAIRN_ERR_NOT_READY, "it went away");
 }
 
 void coord_drains_forget(struct coord *cluster, const struct coord_session *session)
 {
-    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
+    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
         coord_waiters_forget(&s->drain.waiters, session);
         coord_waiters_forget(&s->drain.begun, session);
     }
@@ -232,59 +236,59 @@ void coord_drains_forget(struct coord *cluster, const struct coord_session *sess
 /* True if the unfit shard has nothing of the job that could be moved: its device failed with the
  * state on it, or the job is lost for good. A job that waits for a part, or for a newer store to
  * be adopted, is not lost for good and still needs what the shard holds. */
-static bool has_fallen(const struct coord_job *job, const struct coord_seat *seat)
+static bool has_fallen(const struct coord_job *job, const struct coord_shard_entry *entry)
 {
     const bool is_lost = job->state == CAIRN_CLUSTER_JOB_LOST && !job->loss.may_return &&
                          !job->loss.behind;
-    return coord_seat_unfit(seat) &&
+    return coord_shard_unfit(entry) &&
            (is_lost || (job->spec.offload_fraction < 1 && !job->park.shut));
 }
 
-static bool is_other_well(const struct coord *cluster, const struct coord_seat *seat)
+static bool is_other_well(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
-    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
-        if (s != seat && coord_seat_fits(s, NULL)) return true;
+    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
+        if (s != entry && coord_shard_fits(s, NULL)) return true;
     return false;
 }
 
-static bool holds_whole(const struct coord *cluster, const struct coord_seat *seat)
+static bool holds_whole(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next)
-        if (coord_job_has_seat(j, seat) && !has_fallen(j, seat)) return true;
+        if (coord_job_has_shard(j, entry) && !has_fallen(j, entry)) return true;
     return false;
 }
 
 /* Nobody asked for it, so that it ends in silence when nobody is left to take anything. */
-static void look_unfit(struct coord *cluster, struct coord_seat *seat)
+static void look_unfit(struct coord *cluster, struct coord_shard_entry *entry)
 {
-    const bool is_wanted = coord_seat_unfit(seat) && coord_seat_obeys(seat) &&
-                           is_other_well(cluster, seat);
-    if (seat->drain.is_unfit && !is_wanted) {
-        seat->leaving = seat->drain.is_unfit = false;
-        stop_runs(cluster->jobs, seat);
+    const bool is_wanted = coord_shard_unfit(entry) && coord_shard_obeys(entry) &&
+                           is_other_well(cluster, entry);
+    if (entry->drain.is_unfit && !is_wanted) {
+        entry->leaving = entry->drain.is_unfit = false;
+        stop_runs(cluster->jobs, entry);
     }
-    if (!is_wanted || seat->leaving || coord_now_ms(cluster) < seat->drain.again_ms) return;
-    seat->leaving = seat->drain.is_unfit = true;
-    seat->drain.why.text[0] = '\0';
-    if (!holds_whole(cluster, seat)) return; // it ends, and gets nothing until then
-    log_warn("shard %s is unfit: what it holds in host memory goes to other shards", seat->name);
-    coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name, "its device failed");
+    if (!is_wanted || entry->leaving || coord_now_ms(cluster) < entry->drain.again_ms) return;
+    entry->leaving = entry->drain.is_unfit = true;
+    entry->drain.why.text[0] = '\0';
+    if (!holds_whole(cluster, entry)) return; // it ends, and gets nothing until then
+    log_warn("shard %s is unfit: what it holds in host memory goes to other shards", entry->name);
+    coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, entry->name, "its device failed");
 }
 
 /* For an operator. */
-static void say_unfit(const struct coord *cluster, struct coord_seat *seat)
+static void say_unfit(const struct coord *cluster, struct coord_shard_entry *entry)
 {
-    struct sentence *out = &seat->unfit;
-    if (!holds_whole(cluster, seat))
+    struct sentence *out = &entry->unfit;
+    if (!holds_whole(cluster, entry))
         sentence_set(out, "it holds nothing that is whole, and ends");
-    else if (!seat->leaving && is_other_well(cluster, seat))
+    else if (!entry->leaving && is_other_well(cluster, entry))
         sentence_set(out, "`cairn member drain %s` brings what else it holds to others",
-                     seat->name);
-    else if (!seat->leaving)
+                     entry->name);
+    else if (!entry->leaving)
         sentence_set(out, "start another shard: what it holds in host memory goes there by "
                           "itself, and then it ends");
-    else if (seat->drain.why.text[0] != '\0')
-        sentence_set(out, "this stays there, and is tried again: %s", seat->drain.why.text);
+    else if (entry->drain.why.text[0] != '\0')
+        sentence_set(out, "this stays there, and is tried again: %s", entry->drain.why.text);
     else
         sentence_set(out, "what it holds in host memory goes to other shards, and then it "
                           "ends");
@@ -307,10 +311,10 @@ static cairn_status begin(struct coord_job *job, struct sentence *why)
     return status;
 }
 
-static cairn_status begin_off(struct coord_job *job, const struct coord_seat *seat,
+static cairn_status begin_off(struct coord_job *job, const struct coord_shard_entry *entry,
                               struct sentence *why)
 {
-    if (!coord_seat_unfit(seat) || job->spec.offload_fraction >= 1) return begin(job, why);
+    if (!coord_shard_unfit(entry) || job->spec.offload_fraction >= 1) return begin(job, why);
     return fail_with(why, CAIRN_ERR_UNSUPPORTED,
                      "job %s is parked, and its device failed: save it, and restore it over other "
                      "shards (`cairn snapshot create %s`, `cairn snapshot restore %s latest`)",
@@ -319,11 +323,11 @@ static cairn_status begin_off(struct coord_job *job, const struct coord_seat *se
 
 /* True: the shard still has something of the job. If one job cannot move off an unfit shard, it
  * stays there, and the other jobs still move. */
-static bool drain_job(struct coord_job *job, struct coord_seat *seat, bool tries)
+static bool drain_job(struct coord_job *job, struct coord_shard_entry *entry, bool tries)
 {
     struct sentence why;
-    const uint32_t shard = index_of(job, seat);
-    if (!coord_job_has_seat(job, seat) || has_fallen(job, seat)) return false;
+    const uint32_t shard = index_of(job, entry);
+    if (!coord_job_has_shard(job, entry) || has_fallen(job, entry)) return false;
     if (job->reshard.running) {
         // One that is under way and puts something here is of no use.
         const bool takes = shard < job->shard_count && job->shards[shard].weight > 0;
@@ -332,75 +336,75 @@ static bool drain_job(struct coord_job *job, struct coord_seat *seat, bool tries
         return true;
     }
     if (!tries) return true;
-    const cairn_status status = begin_off(job, seat, &why);
+    const cairn_status status = begin_off(job, entry, &why);
     // A cause that passes by itself is waited for.
     if (status == CAIRN_OK || status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY)
         return true;
-    if (seat->drain.is_unfit)
-        seat->drain.why = why;
+    if (entry->drain.is_unfit)
+        entry->drain.why = why;
     else
-        give_up(job->cluster, seat, status, why.text);
+        give_up(job->cluster, entry, status, why.text);
     return true;
 }
 
 /* It ends by itself, when it holds nothing that is whole. */
-static void note_unfit(const struct coord *cluster, struct coord_seat *seat, bool tried,
+static void note_unfit(const struct coord *cluster, struct coord_shard_entry *entry, bool tried,
                        const struct sentence *before)
 {
-    const char *why = seat->drain.why.text;
+    const char *why = entry->drain.why.text;
     if (!tried || why[0] == '\0') return;
-    seat->drain.again_ms = coord_now_ms(cluster) + TRIES_AGAIN_MS;
+    entry->drain.again_ms = coord_now_ms(cluster) + TRIES_AGAIN_MS;
     if (strcmp(why, before->text) != 0)
-        log_warn("shard %s is unfit, and this stays there: %s", seat->name, why);
+        log_warn("shard %s is unfit, and this stays there: %s", entry->name, why);
 }
 
-static void advance(struct coord_seat *seat, struct coord *cluster)
+static void advance(struct coord_shard_entry *entry, struct coord *cluster)
 {
     bool holds = false;
     struct sentence said;
     const uint64_t now_ms = coord_now_ms(cluster);
-    const bool is_late = seat->drain.ends_ms != 0 && now_ms >= seat->drain.ends_ms;
-    if (!seat->drain.is_saving && seat->drain.saves_ms != 0 && now_ms >= seat->drain.saves_ms)
-        give_up(cluster, seat, CAIRN_ERR_TIMEOUT,
+    const bool is_late = entry->drain.ends_ms != 0 && now_ms >= entry->drain.ends_ms;
+    if (!entry->drain.is_saving && entry->drain.saves_ms != 0 && now_ms >= entry->drain.saves_ms)
+        give_up(cluster, entry, CAIRN_ERR_TIMEOUT,
                 "its time is nearly over, and something is there still");
-    if (seat->drain.is_saving) {
-        if (advance_saving(cluster, seat, &said) || is_late)
-            fail(cluster, seat, seat->drain.status, said.text);
+    if (entry->drain.is_saving) {
+        if (advance_saving(cluster, entry, &said) || is_late)
+            fail(cluster, entry, entry->drain.status, said.text);
         return;
     }
-    const struct sentence before = seat->drain.why;
-    const bool tries = !seat->drain.is_unfit || now_ms >= seat->drain.again_ms;
-    if (seat->drain.is_unfit && tries) seat->drain.why.text[0] = '\0';
+    const struct sentence before = entry->drain.why;
+    const bool tries = !entry->drain.is_unfit || now_ms >= entry->drain.again_ms;
+    if (entry->drain.is_unfit && tries) entry->drain.why.text[0] = '\0';
     for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
-        if (!seat->leaving || seat->drain.is_saving) return;
-        holds |= drain_job(j, seat, tries);
+        if (!entry->leaving || entry->drain.is_saving) return;
+        holds |= drain_job(j, entry, tries);
     }
-    if (seat->drain.is_unfit)
-        note_unfit(cluster, seat, tries, &before);
-    else if (!holds && seat->leaving)
-        finish(cluster, seat);
+    if (entry->drain.is_unfit)
+        note_unfit(cluster, entry, tries, &before);
+    else if (!holds && entry->leaving)
+        finish(cluster, entry);
 }
 
 /* ---- asked ---- */
 
-static bool holds_any(const struct coord *cluster, const struct coord_seat *seat)
+static bool holds_any(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     const struct coord_job *job = cluster->jobs;
-    while (job != NULL && !coord_job_has_seat(job, seat)) job = job->next;
+    while (job != NULL && !coord_job_has_shard(job, entry)) job = job->next;
     return job != NULL;
 }
 
-static cairn_status judge_drain(const struct coord *cluster, const struct coord_seat *seat,
+static cairn_status judge_drain(const struct coord *cluster, const struct coord_shard_entry *entry,
                                 struct sentence *why)
 {
-    if (!coord_seat_obeys(seat))
+    if (!coord_shard_obeys(entry))
         return fail_with(why, CAIRN_ERR_NOT_READY,
-                         "shard %s is not here: what it holds cannot move", seat->name);
-    if (holds_any(cluster, seat) && !is_other_well(cluster, seat))
+                         "shard %s is not here: what it holds cannot move", entry->name);
+    if (holds_any(cluster, entry) && !is_other_well(cluster, entry))
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "no shard that stays is here to take what shard %s holds: start another "
                          "one first, or save the jobs and end it",
-                         seat->name);
+                         entry->name);
     return CAIRN_OK;
 }
 
@@ -408,87 +412,87 @@ void coord_member_drain(struct coord_session *session, uint32_t request,
                         const Cairn__MemberDrain *message)
 {
     struct coord *cluster = session->cluster;
-    struct coord_seat *seat = coord_seat_find(cluster, message->name);
+    struct coord_shard_entry *entry = coord_shard_find(cluster, message->name);
     struct sentence why;
     cairn_status status =
-        seat == NULL ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
-                                 "there is no shard \"%.128s\"; `cairn cluster status` lists them",
-                                 message->name)
-                     : judge_drain(cluster, seat, &why);
+        entry == NULL ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
+                                  "there is no shard \"%.128s\"; `cairn cluster status` lists them",
+                                  message->name)
+                      : judge_drain(cluster, entry, &why);
     if (status == CAIRN_OK &&
-        !coord_waiters_add(message->wait ? &seat->drain.waiters : &seat->drain.begun, session,
+        !coord_waiters_add(message->wait ? &entry->drain.waiters : &entry->drain.begun, session,
                            request))
         status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status != CAIRN_OK) {
         coord_session_error(session, request, status, why.text);
         return;
     }
-    log_info("shard %s is to be drained, by an operator's word", seat->name);
-    coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name, "by an operator's word");
-    seat->leaving = true;
-    seat->drain.is_unfit = false;
-    status = store(cluster, seat, &why);
+    log_info("shard %s is to be drained, by an operator's word", entry->name);
+    coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, entry->name, "by an operator's word");
+    entry->leaving = true;
+    entry->drain.is_unfit = false;
+    status = store(cluster, entry, &why);
     if (status != CAIRN_OK)
-        fail(cluster, seat, status, why.text);
+        fail(cluster, entry, status, why.text);
     else
-        advance(seat, cluster);
+        advance(entry, cluster);
 }
 
 /* The cluster is being stopped: nothing is moved for that. */
 static void refuse_all(struct coord *cluster)
 {
-    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
         if (s->drain.request != 0)
             give_up(cluster, s, CAIRN_ERR_REFUSED, "all shards are being stopped: nothing moves");
 }
 
 void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn__DrainMe *message)
 {
-    struct coord_seat *seat = session->seat;
+    struct coord_shard_entry *entry = session->entry;
     struct coord *cluster = session->cluster;
     struct sentence why;
-    if (seat == NULL) return;
-    const cairn_status status = judge_drain(cluster, seat, &why);
+    if (entry == NULL) return;
+    const cairn_status status = judge_drain(cluster, entry, &why);
     if (status == CAIRN_ERR_NOT_READY) {
         coord_session_error(session, request, status, why.text);
         return;
     }
-    coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name, "it is being stopped");
-    seat->leaving = true;
-    seat->drain.is_unfit = false;
-    seat->drain.request = request;
+    coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, entry->name, "it is being stopped");
+    entry->leaving = true;
+    entry->drain.is_unfit = false;
+    entry->drain.request = request;
     const uint64_t now_ms = coord_now_ms(cluster), given_ms = message->seconds * UINT64_C(1000);
-    seat->drain.saves_ms = given_ms == 0 ? 0 : now_ms + given_ms / 4 * 3;
-    seat->drain.ends_ms = given_ms == 0 ? 0 : now_ms + given_ms;
+    entry->drain.saves_ms = given_ms == 0 ? 0 : now_ms + given_ms / 4 * 3;
+    entry->drain.ends_ms = given_ms == 0 ? 0 : now_ms + given_ms;
     if (status != CAIRN_OK) {
-        give_up(cluster, seat, status, why.text);
+        give_up(cluster, entry, status, why.text);
         refuse_all(cluster);
     } else {
-        log_info("shard %s is being stopped: what it holds goes to others first", seat->name);
+        log_info("shard %s is being stopped: what it holds goes to others first", entry->name);
     }
-    advance(seat, cluster);
+    advance(entry, cluster);
 }
 
 /* ---- time ---- */
 
 /* It holds nothing, and has not come since the coordinator started: it had ended. */
-static bool has_ended(const struct coord *cluster, const struct coord_seat *seat)
+static bool has_ended(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
-    return seat->session == NULL && !holds_any(cluster, seat) &&
-           uv_now(cluster->loop) - seat->since_ms >=
+    return entry->session == NULL && !holds_any(cluster, entry) &&
+           uv_now(cluster->loop) - entry->since_ms >=
                (uint64_t)cluster->options->lease_timeout_ms + COMES_AGAIN_MS;
 }
 
 void coord_drains_tick(struct coord *cluster)
 {
-    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
+    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
         look_unfit(cluster, s);
         const bool leaves = s->leaving && !s->drain.is_over;
         if (leaves && s->session != NULL)
             advance(s, cluster);
         else if (leaves && has_ended(cluster, s))
             fail(cluster, s, CAIRN_ERR_NOT_READY, "it is gone");
-        if (coord_seat_unfit(s)) say_unfit(cluster, s);
+        if (coord_shard_unfit(s)) say_unfit(cluster, s);
     }
 }
 
@@ -602,7 +606,7 @@ void coord_park_forget(struct coord *cluster, const struct coord_session *sessio
 bool coord_job_has_device(const struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
-        const struct coord_session *session = job->shards[i].seat->session;
+        const struct coord_session *session = job->shards[i].entry->session;
         if (session != NULL && session->home != NULL && session->home->backend != NULL &&
             strcmp(session->home->backend, "host") != 0)
             return job->spec.offload_fraction < 1;
@@ -615,7 +619,7 @@ static void answer(struct coord_job *job)
     Cairn__JobParked parked = CAIRN__JOB_PARKED__INIT;
     parked.name = job->spec.name;
     parked.parked = job->park.wanted;
-    parked.shards = job->seat_count;
+    parked.shards = job->entry_count;
     if (!coord_job_has_device(job))
         parked.note = wire_text("all of its state lies in host memory: nothing was moved");
     coord_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
@@ -673,7 +677,7 @@ static void on_moved(struct coord_job *job, const void *about, cairn_status stat
 static bool all_up(const struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i)
-        if (!job->shards[i].up || job->shards[i].seat->session == NULL) return false;
+        if (!job->shards[i].up || job->shards[i].entry->session == NULL) return false;
     return true;
 }
 
@@ -690,7 +694,7 @@ void coord_park_advance(struct coord_job *job)
     message.parked = park->wanted;
     job->park.asking = true;
     CAIRN_EACH_SHARD (job, i) {
-        (void)coord_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PART_PARK, &message.base);
+        (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_PART_PARK, &message.base);
     }
     coord_gather_start(gather);
 }

@@ -39,19 +39,19 @@ void coord_extend_shard_gone(struct coord_job *job)
     job->extension.broken = job->extension.making;
 }
 
-void coord_job_send_switch(const struct coord_job *job, const struct coord_seat *seat,
+void coord_job_send_switch(const struct coord_job *job, const struct coord_shard_entry *entry,
                            uint64_t generation)
 {
     Cairn__JobSwitch message = CAIRN__JOB_SWITCH__INIT;
-    if (seat->session == NULL || seat->session->closing) return; // told when it is back
+    if (entry->session == NULL || entry->session->closing) return; // told when it is back
     message.job = job->id;
     message.generation = generation;
-    coord_session_send(seat->session, CAIRN_MSG_JOB_SWITCH, 0, &message.base);
+    coord_session_send(entry->session, CAIRN_MSG_JOB_SWITCH, 0, &message.base);
 }
 
 static void switch_all(const struct coord_job *job, uint64_t generation)
 {
-    CAIRN_EACH_SHARD (job, i) coord_job_send_switch(job, job->shards[i].seat, generation);
+    CAIRN_EACH_SHARD (job, i) coord_job_send_switch(job, job->shards[i].entry, generation);
 }
 
 /* ---- the end ---- */
@@ -237,8 +237,8 @@ static cairn_status plan_layout(const struct coord_job *job, struct coord_job *b
     cairn_status status = tensors == NULL || was == NULL || closed == NULL ? CAIRN_ERR_NO_MEMORY
                                                                            : CAIRN_OK;
     for (uint32_t i = 0; i < job->layout->shard_count && status == CAIRN_OK; i++)
-        closed[i] = job->shards[i].seat == NULL || job->shards[i].seat->leaving ||
-                    (coord_seat_unfit(job->shards[i].seat) && job->spec.offload_fraction < 1);
+        closed[i] = job->shards[i].entry == NULL || job->shards[i].entry->leaving ||
+                    (coord_shard_unfit(job->shards[i].entry) && job->spec.offload_fraction < 1);
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {
         const size_t from = spec_find_tensor(&job->spec, body->spec.tensors[t].name);
         const bool kept = from != SIZE_MAX && stays(&job->spec, from, &body->spec, t);
@@ -256,13 +256,13 @@ static cairn_status plan_layout(const struct coord_job *job, struct coord_job *b
 }
 
 /* The shards of the job as they are now. */
-static cairn_status take_seats(const struct coord_job *job, struct coord_job *body)
+static cairn_status take_entries(const struct coord_job *job, struct coord_job *body)
 {
     free(body->shards);
-    body->shard_count = body->seat_count = 0;
+    body->shard_count = body->entry_count = 0;
     if (!coord_job_shards_init(body, job->shard_room)) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < job->shard_count; i++) {
-        coord_job_set_seat(body, i, job->shards[i].seat);
+        coord_job_set_shard(body, i, job->shards[i].entry);
         body->shards[i].weight = job->shards[i].weight;
     }
     return CAIRN_OK;
@@ -276,7 +276,7 @@ static cairn_status plan_anew(const struct coord_job *job, struct coord_job *bod
     packed_release(body->planned.layout);
     body->layout = NULL;
     body->planned.layout = NULL;
-    const cairn_status status = take_seats(job, body);
+    const cairn_status status = take_entries(job, body);
     return status == CAIRN_OK ? plan_layout(job, body) : status;
 }
 
@@ -289,7 +289,7 @@ static cairn_status make_body(const struct coord_job *job, struct job_spec_data 
     body->state = CAIRN_CLUSTER_JOB_CREATING;
     body->initialized = true;
     body->spec = *next; // borrowed until the end
-    cairn_status status = take_seats(job, body);
+    cairn_status status = take_entries(job, body);
     if (status == CAIRN_OK) body->planned.spec = packed_spec(&body->spec);
     if (body->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK) status = plan_layout(job, body);
@@ -352,7 +352,7 @@ void coord_extend_advance(struct coord_job *job)
         round_stage_of(job->core) != CAIRN_ROUND_STEADY)
         return;
     CAIRN_EACH_SHARD (job, i)
-        if (!job->shards[i].up || job->shards[i].seat->session == NULL) return;
+        if (!job->shards[i].up || job->shards[i].entry->session == NULL) return;
     make(job);
 }
 

@@ -203,10 +203,10 @@ static cairn_status form(struct coord_job *job, const uint64_t *members, uint32_
         look_up(job, members, count, &workers, ranks)) {
         set_off(job, &off);
         CAIRN_EACH_SHARD (job, i) {
-            const struct coord_seat *seat = job->shards[i].seat;
+            const struct coord_shard_entry *entry = job->shards[i].entry;
             if (i >= shard_count) break;
             if (job->shards[i].up && off.text[0] == '\0')
-                find_host(&shards, i, seat->fabric_address, seat->fabric_address_bytes);
+                find_host(&shards, i, entry->fabric_address, entry->fabric_address_bytes);
         }
         status = groups_plan_make(workers.list, count, shards.list, shard_count, &out->plan);
     }
@@ -238,7 +238,7 @@ static char *name_group(const struct coord_job *job, const struct groups_plan *p
     struct sentence name = { "" };
     for (uint32_t r = group == 0 ? 0 : plan->ends[group - 1]; r < plan->ends[group]; r++)
         sentence_add(&name, "%s%s", name.text[0] != '\0' ? ", " : "",
-                     job->shards[plan->relays[r]].seat->name);
+                     job->shards[plan->relays[r]].entry->name);
     return name.text[0] != '\0' ? strdup(name.text) : NULL;
 }
 
@@ -468,9 +468,9 @@ bool coord_groups_fault(struct coord_job *job, uint64_t member, const char *text
         if (relay->number != member) continue;
         if (!all_know(job)) return true; // a shard is or was away: all is told anew
         log_warn("job %s: no reduce groups until somebody comes or goes: relay %s: %s",
-                 job->spec.name, job->shards[relay->shard].seat->name, text);
+                 job->spec.name, job->shards[relay->shard].entry->name, text);
         sentence_set(&groups->refused, "relay %s failed: %.900s",
-                     job->shards[relay->shard].seat->name, text);
+                     job->shards[relay->shard].entry->name, text);
         groups->stale = true;
         abandon_round(job, text);
         return true;
@@ -661,8 +661,8 @@ uint32_t groups_relay_of(const struct groups_plan *plan, uint32_t group, uint32_
 static struct coord_session *session_of(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_job_shard *s = &job->shards[shard];
-    return s->up && s->seat->session != NULL && !s->seat->session->closing ? s->seat->session
-                                                                           : NULL;
+    return s->up && s->entry->session != NULL && !s->entry->session->closing ? s->entry->session
+                                                                             : NULL;
 }
 
 static bool serves(const struct coord_groups *groups, uint32_t relay, uint32_t owner)
@@ -689,7 +689,7 @@ static uint32_t ask(struct coord_job *job, uint32_t shard, uint64_t number,
         return 0;
     }
     *gather_out = gather;
-    return coord_gather_ask(gather, job->shards[shard].seat);
+    return coord_gather_ask(gather, job->shards[shard].entry);
 }
 
 /* ---- members of the owners ---- */
@@ -700,7 +700,7 @@ static void name_relay(const struct coord_job *job, const struct group_relay *re
 {
     uint32_t count;
     const uint32_t *ranks = rank_groups_at(&job->groups->now, relay->group, &count);
-    sentence_set(out, "relay %s (ranks ", job->shards[relay->shard].seat->name);
+    sentence_set(out, "relay %s (ranks ", job->shards[relay->shard].entry->name);
     ranks_add_text(ranks, count, out);
     sentence_add(out, ")");
 }
@@ -709,7 +709,7 @@ static void join_at(struct coord_job *job, const struct group_relay *relay, uint
                     char *name)
 {
     struct coord_session *session = session_of(job, owner);
-    const struct coord_seat *seat = job->shards[relay->shard].seat;
+    const struct coord_shard_entry *entry = job->shards[relay->shard].entry;
     if (session == NULL) return;
     struct coord_gather *gather = NULL;
     const uint32_t request = ask(job, owner, relay->number, &gather);
@@ -722,8 +722,8 @@ static void join_at(struct coord_job *job, const struct group_relay *relay, uint
     join.role = CAIRN_ROLE_WIRE_WORKER;
     join.relay = true;
     join.name = name;
-    join.fabric_address = (ProtobufCBinaryData) { seat->fabric_address_bytes,
-                                                  seat->fabric_address };
+    join.fabric_address = (ProtobufCBinaryData) { entry->fabric_address_bytes,
+                                                  entry->fabric_address };
     coord_session_send(session, CAIRN_MSG_MEMBER_JOIN, request, &join.base);
     coord_gather_start(gather);
 }

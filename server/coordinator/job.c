@@ -95,24 +95,24 @@ bool coord_job_shards_init(struct coord_job *job, uint32_t shard_room)
     return job->shards != NULL;
 }
 
-void coord_job_set_seat(struct coord_job *job, uint32_t shard, struct coord_seat *seat)
+void coord_job_set_shard(struct coord_job *job, uint32_t shard, struct coord_shard_entry *entry)
 {
     struct coord_job_shard *s = &job->shards[shard];
-    if (seat != NULL) job->seat_count++;
-    if (s->seat != NULL) job->seat_count--;
+    if (entry != NULL) job->entry_count++;
+    if (s->entry != NULL) job->entry_count--;
     if (shard >= job->shard_count) job->shard_count = shard + 1;
-    *s = (struct coord_job_shard) { .seat = seat };
+    *s = (struct coord_job_shard) { .entry = entry };
 }
 
 uint32_t coord_job_shard_from(const struct coord_job *job, uint32_t index)
 {
-    while (index < job->shard_count && job->shards[index].seat == NULL) index++;
+    while (index < job->shard_count && job->shards[index].entry == NULL) index++;
     return index;
 }
 
 bool coord_job_in_force(const struct coord_job *job, uint32_t shard)
 {
-    return shard < job->layout->shard_count && job->shards[shard].seat != NULL;
+    return shard < job->layout->shard_count && job->shards[shard].entry != NULL;
 }
 
 uint8_t *coord_holes(const struct coord_job *job, uint32_t shard_count)
@@ -120,16 +120,16 @@ uint8_t *coord_holes(const struct coord_job *job, uint32_t shard_count)
     uint8_t *gone = calloc(shard_count / 8 + 1, 1);
     if (gone == NULL) return NULL;
     for (uint32_t i = 0; i < shard_count && i < job->shard_count; i++)
-        if (job->shards[i].seat == NULL) gone[i / 8] = (uint8_t)(gone[i / 8] | 1u << i % 8);
+        if (job->shards[i].entry == NULL) gone[i / 8] = (uint8_t)(gone[i / 8] | 1u << i % 8);
     return gone;
 }
 
-bool coord_job_has_seat(const struct coord_job *job, const struct coord_seat *seat)
+bool coord_job_has_shard(const struct coord_job *job, const struct coord_shard_entry *entry)
 {
     CAIRN_EACH_SHARD (job, i)
-        if (job->shards[i].seat == seat) return true;
+        if (job->shards[i].entry == entry) return true;
     for (uint32_t i = 0; i < job->reshard.joiner_count; i++)
-        if (job->reshard.joiners[i].seat == seat) return true;
+        if (job->reshard.joiners[i].entry == entry) return true;
     return false;
 }
 
@@ -162,17 +162,17 @@ struct packed *coord_job_before_next(const struct coord_job *job, struct cairn_v
 /* ---- where its shards are ---- */
 
 /* Not 0. */
-static uint64_t address_hash(const struct coord_seat *seat)
+static uint64_t address_hash(const struct coord_shard_entry *entry)
 {
     uint64_t hash[2];
-    crypto_generichash((unsigned char *)hash, sizeof hash, seat->fabric_address,
-                       seat->fabric_address_bytes, NULL, 0);
+    crypto_generichash((unsigned char *)hash, sizeof hash, entry->fabric_address,
+                       entry->fabric_address_bytes, NULL, 0);
     return hash[0] | 1;
 }
 
 bool coord_job_shard_moved(struct coord_job_shard *shard)
 {
-    const uint64_t hash = address_hash(shard->seat);
+    const uint64_t hash = address_hash(shard->entry);
     const bool moved = shard->address_told != 0 && shard->address_told != hash;
     shard->address_told = hash;
     return moved;
@@ -189,15 +189,15 @@ bool coord_shard_infos_init(struct coord_shard_infos *infos, const struct coord_
         return false;
     }
     CAIRN_EACH_SHARD (job, i) {
-        const struct coord_seat *seat = job->shards[i].seat;
+        const struct coord_shard_entry *entry = job->shards[i].entry;
         if (i >= shard_count) break;
         Cairn__ShardInfo *info = &infos->infos[i];
         cairn__shard_info__init(info);
         info->index = i;
-        info->name = seat->name;
-        if (seat->session != NULL) {
-            info->fabric_address.data = seat->fabric_address;
-            info->fabric_address.len = seat->fabric_address_bytes;
+        info->name = entry->name;
+        if (entry->session != NULL) {
+            info->fabric_address.data = entry->fabric_address;
+            info->fabric_address.len = entry->fabric_address_bytes;
         }
         infos->list[infos->count++] = info;
     }
@@ -214,16 +214,16 @@ void coord_job_send_all(struct coord_job *job, uint16_t type, const ProtobufCMes
 {
     CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].up && coord_job_in_force(job, i))
-            coord_session_send(job->shards[i].seat->session, type, 0, message);
+            coord_session_send(job->shards[i].entry->session, type, 0, message);
     }
 }
 
-void coord_job_send_drop(struct coord *cluster, struct coord_seat *seat, uint64_t job_id)
+void coord_job_send_drop(struct coord *cluster, struct coord_shard_entry *entry, uint64_t job_id)
 {
     Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
     drop.job = job_id;
     // Its Done is nobody's: what could not be dropped is known as our own leftover at the next Hello.
-    coord_session_send(seat->session, CAIRN_MSG_JOB_DROP, coord_request_new(cluster), &drop.base);
+    coord_session_send(entry->session, CAIRN_MSG_JOB_DROP, coord_request_new(cluster), &drop.base);
 }
 
 /* ==== init ==== */
@@ -405,7 +405,7 @@ void coord_job_try_seal(struct coord_job *job)
         job->state != CAIRN_CLUSTER_JOB_INITIALIZING)
         return;
     CAIRN_EACH_SHARD (job, i) {
-        if (!job->shards[i].up || !coord_seat_obeys(job->shards[i].seat)) return;
+        if (!job->shards[i].up || !coord_shard_obeys(job->shards[i].entry)) return;
     }
     struct coord_gather *gather = coord_gather_open_job(job, on_sealed, NULL, 0);
     if (gather == NULL) return;
@@ -414,7 +414,7 @@ void coord_job_try_seal(struct coord_job *job)
     seal.job = job->id;
     seal.moments_of = job->init.moments_of;
     CAIRN_EACH_SHARD (job, i) {
-        (void)coord_gather_send(gather, job->shards[i].seat, CAIRN_MSG_JOB_SEAL, &seal.base);
+        (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_JOB_SEAL, &seal.base);
     }
     coord_gather_start(gather);
 }
@@ -467,10 +467,10 @@ uint32_t coord_recovery_shards(const struct coord_job *job)
     const struct coord_options *options = job->cluster->options;
     const uint32_t wanted = (uint32_t)options->shards, least = (uint32_t)options->shards_min;
     uint32_t staying = 0;
-    CAIRN_EACH_SHARD (job, i) staying += !job->shards[i].seat->leaving;
+    CAIRN_EACH_SHARD (job, i) staying += !job->shards[i].entry->leaving;
     if (staying == 0 || staying > wanted) staying = wanted;
     if (takes_fewer(job)) {
-        const uint32_t here = coord_seats_staying(job->cluster, &job->spec, false);
+        const uint32_t here = coord_shards_staying(job->cluster, &job->spec, false);
         if (here < staying) staying = here > least ? here : least < staying ? least : staying;
     }
     return plan_job_shards(&job->spec, staying);
@@ -493,7 +493,7 @@ static void advise_to_wait(const struct coord_job *job, struct sentence *out)
 {
     const uint32_t count = coord_recovery_shards(job);
     sentence_set(out, "its newest snapshot is restored by itself (on_shard_loss)");
-    if (coord_seats_staying(job->cluster, &job->spec, false) < count) {
+    if (coord_shards_staying(job->cluster, &job->spec, false) < count) {
         sentence_add(out, ", once %" PRIu32 " shard%s here", count, count == 1 ? " is" : "s are");
         advise_fewer(job, out);
     } else if (job->loss.recovery.unseen)
@@ -591,14 +591,14 @@ void coord_job_lose(struct coord_job *job, bool may_return, const char *format, 
 
 /* ==== bytes ==== */
 
-static void take_memory(struct coord_seat *seat, const Cairn__Heartbeat *message)
+static void take_memory(struct coord_shard_entry *entry, const Cairn__Heartbeat *message)
 {
     const size_t count = message->n_memory < CAIRN_MEMORY_TOLD_MAX ? message->n_memory
                                                                    : CAIRN_MEMORY_TOLD_MAX;
-    seat->memory_count = 0;
-    Cairn__MemoryTold *memory = realloc(seat->memory, (count + 1) * sizeof *memory);
+    entry->memory_count = 0;
+    Cairn__MemoryTold *memory = realloc(entry->memory, (count + 1) * sizeof *memory);
     if (memory == NULL) return;
-    seat->memory = memory;
+    entry->memory = memory;
     for (size_t i = 0; i < count; i++) {
         memory[i] = *message->memory[i];
         // The message's, which is freed; the rest are numbers.
@@ -607,20 +607,20 @@ static void take_memory(struct coord_seat *seat, const Cairn__Heartbeat *message
         memory[i].base.unknown_fields = NULL;
         memory[i].base.n_unknown_fields = 0;
     }
-    seat->memory_count = count;
+    entry->memory_count = count;
 }
 
-void coord_bytes_take(struct coord_seat *seat, const Cairn__Heartbeat *message)
+void coord_bytes_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *message)
 {
-    take_memory(seat, message);
+    take_memory(entry, message);
     const size_t count = message->n_bytes < CAIRN_BYTES_TOLD_MAX ? message->n_bytes
                                                                  : CAIRN_BYTES_TOLD_MAX;
-    seat->bytes_count = 0;
-    Cairn__BytesTold *bytes = realloc(seat->bytes, (count + 1) * sizeof *bytes);
+    entry->bytes_count = 0;
+    Cairn__BytesTold *bytes = realloc(entry->bytes, (count + 1) * sizeof *bytes);
     if (bytes == NULL) return;
-    seat->bytes = bytes;
+    entry->bytes = bytes;
     for (size_t i = 0; i < count; i++) bytes[i] = *message->bytes[i]; // numbers only
-    seat->bytes_count = count;
+    entry->bytes_count = count;
 }
 
 void coord_bytes_read(struct coord_member *member, uint64_t bytes)
@@ -696,9 +696,9 @@ const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes
     out->count = 1;
     cairn__bytes_told__init(&out->told[0]);
     CAIRN_EACH_SHARD (job, s) {
-        const struct coord_seat *seat = job->shards[s].seat;
-        for (size_t i = 0; i < seat->bytes_count; i++) {
-            const Cairn__BytesTold *told = &seat->bytes[i];
+        const struct coord_shard_entry *entry = job->shards[s].entry;
+        for (size_t i = 0; i < entry->bytes_count; i++) {
+            const Cairn__BytesTold *told = &entry->bytes[i];
             if (told->job != job->id) continue;
             Cairn__BytesTold *to = told->of_worker ? worker(out, job, told->rank) : &out->told[0];
             if (to != NULL) add(to, told);
@@ -716,20 +716,20 @@ const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes
 
 static void fill_memory(const struct coord_job *job, uint32_t shard, Cairn__MemoryTold *out)
 {
-    const struct coord_seat *seat = job->shards[shard].seat;
+    const struct coord_shard_entry *entry = job->shards[shard].entry;
     cairn__memory_told__init(out);
     out->untold = true;
-    for (size_t i = 0; i < seat->memory_count; i++)
-        if (seat->memory[i].job == job->id) *out = seat->memory[i];
+    for (size_t i = 0; i < entry->memory_count; i++)
+        if (entry->memory[i].job == job->id) *out = entry->memory[i];
     out->job = job->id;
     out->shard_index = shard;
-    out->shard = seat->name;
+    out->shard = entry->name;
 }
 
 void coord_memory_of(const struct coord_job *job, struct memory_view *out)
 {
-    *out = (struct memory_view) { .told = calloc(job->seat_count + 1, sizeof *out->told),
-                                  .list = calloc(job->seat_count + 1, sizeof *out->list) };
+    *out = (struct memory_view) { .told = calloc(job->entry_count + 1, sizeof *out->told),
+                                  .list = calloc(job->entry_count + 1, sizeof *out->list) };
     if (out->told == NULL || out->list == NULL) return;
     CAIRN_EACH_SHARD (job, s) {
         Cairn__MemoryTold *told = out->list[out->count] = &out->told[out->count];

@@ -192,12 +192,12 @@ enum coord_job_state {
 
 /* A shard's part of a job. */
 struct coord_job_shard {
-    struct coord_seat *seat; /* NULL: a hole, see CAIRN_EACH_SHARD */
-    bool up;                 /* as the core knows it */
-    uint64_t incarnation;    /* of the shard when JobCreate was sent */
-    uint64_t address_told;   /* hash of the fabric address that members know; 0: none yet */
-    uint64_t missed_ms;      /* coord_now_ms: its shard came without the part; 0: it did not */
-    uint64_t patience_ms;    /* the part may be missed for so long; then the job is LOST */
+    struct coord_shard_entry *entry; /* NULL: a hole, see CAIRN_EACH_SHARD */
+    bool up;                         /* as the core knows it */
+    uint64_t incarnation;            /* of the shard when JobCreate was sent */
+    uint64_t address_told;           /* hash of the fabric address that members know; 0: none yet */
+    uint64_t missed_ms;   /* coord_now_ms: its shard came without the part; 0: it did not */
+    uint64_t patience_ms; /* the part may be missed for so long; then the job is LOST */
     /* coord_now_ms: since then recovery.c sees it away; 0: it is not */
     uint64_t away_ms;
     bool newer;        /* the shard has a staged generation beside ours */
@@ -249,8 +249,8 @@ struct coord_job {
     /* owned: [shard_room], by index in the layout; behind those of the layout stand the ones that join */
     struct coord_job_shard *shards;
     uint32_t shard_count,
-        shard_room;      /* that there are, and may ever be: nobody's index is given anew */
-    uint32_t seat_count; /* without holes */
+        shard_room;       /* that there are, and may ever be: nobody's index is given anew */
+    uint32_t entry_count; /* without holes */
     struct coord_planned planned;
 
     struct cairn_round *core; /* NULL in CREATING; dead in LOST, unless loss.may_return */
@@ -279,13 +279,13 @@ struct coord_job {
 /* Room for so many shards in all. False: no memory. */
 bool coord_job_shards_init(struct coord_job *job, uint32_t shard_room);
 /* A shard takes its place in the job, or (NULL) leaves a hole. */
-void coord_job_set_seat(struct coord_job *job, uint32_t shard, struct coord_seat *seat);
+void coord_job_set_shard(struct coord_job *job, uint32_t shard, struct coord_shard_entry *entry);
 /* Each shard of the job by its index: those of the layout in force and those that join. A shard that was
- * drained leaves a hole, which owns nothing and has no seat; it is passed over. */
+ * drained leaves a hole, which owns nothing and has no entry; it is passed over. */
 #define CAIRN_EACH_SHARD(job, i)                                              \
     for (uint32_t i = coord_job_shard_from((job), 0); i < (job)->shard_count; \
          i = coord_job_shard_from((job), i + 1))
-/* The first that has a seat, from `index` on; shard_count: there is none. */
+/* The first that has an entry, from `index` on; shard_count: there is none. */
 uint32_t coord_job_shard_from(const struct coord_job *job, uint32_t index);
 /* A bit for each hole among the first shard_count shards (server/core/holes.h), malloc'ed. NULL: no
  * memory. */
@@ -304,8 +304,8 @@ struct cairn_version coord_job_version(const struct coord_job *job);
 /* LOST, and a restore alone ends it. */
 bool coord_job_dead(const struct coord_job *job);
 struct coord_member *coord_job_member(struct coord_job *job, uint64_t id);
-/* The job has a part on that seat, or is to have one. */
-bool coord_job_has_seat(const struct coord_job *job, const struct coord_seat *seat);
+/* The job has a part on that entry, or is to have one. */
+bool coord_job_has_shard(const struct coord_job *job, const struct coord_shard_entry *entry);
 /* A layout is on its way or not settled: what needs one that stands still waits. */
 bool coord_job_moves(const struct coord_job *job);
 /* In what the newest version is published when the next layout is in force, which it is to be at `now`:
@@ -319,8 +319,8 @@ bool coord_job_shard_moved(struct coord_job_shard *shard);
 /* To all shards of the layout in force that are up. */
 void coord_job_send_all(struct coord_job *job, uint16_t type, const ProtobufCMessage *message);
 /* JobDrop, whose Done nobody waits for. */
-void coord_job_send_drop(struct coord *cluster, struct coord_seat *seat, uint64_t job_id);
-/* Where the shards are, as messages; the addresses are borrowed from the seats. */
+void coord_job_send_drop(struct coord *cluster, struct coord_shard_entry *entry, uint64_t job_id);
+/* Where the shards are, as messages; the addresses are borrowed from the entries. */
 struct coord_shard_infos {
     Cairn__ShardInfo *infos; /* owned, [shard_count], by index */
     Cairn__ShardInfo **list; /* owned, [count], without holes */
@@ -432,7 +432,7 @@ void coord_job_send_create(struct coord_job *job, const struct coord_job_load *l
                            struct coord_gather *gather);
 /* The same to one shard, of that index and in that layout. */
 void coord_job_ask_create(const struct coord_job *job, const struct coord_job_load *load,
-                          uint32_t shard, struct coord_seat *seat, struct packed *layout,
+                          uint32_t shard, struct coord_shard_entry *entry, struct packed *layout,
                           struct coord_gather *gather);
 /* All shards have made their part: is each still the process that did? CAIRN_ERR_CLOSED: `why` says which is
  * not. */
@@ -456,8 +456,8 @@ struct bytes_view {
     Cairn__BytesTold *list[1 + CAIRN_BYTES_WORKERS_SHOWN];
 };
 
-/* Keeps what the seat's shard told, instead of what it told before; without memory nothing. */
-void coord_bytes_take(struct coord_seat *seat, const Cairn__Heartbeat *message);
+/* Keeps what the entry's shard told, instead of what it told before; without memory nothing. */
+void coord_bytes_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *message);
 /* Notes how much a worker or reader says that it has read by itself. The count never goes down. */
 void coord_bytes_read(struct coord_member *member, uint64_t bytes);
 /* Adds up what the job's shards and members told last; of all members is returned. Borrows itself: do not
@@ -465,8 +465,8 @@ void coord_bytes_read(struct coord_member *member, uint64_t bytes);
 const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes_view *out);
 
 struct memory_view {
-    Cairn__MemoryTold *told;  /* owned: [seat_count] of the job, by index */
-    Cairn__MemoryTold **list; /* owned: [seat_count], to these */
+    Cairn__MemoryTold *told;  /* owned: [entry_count] of the job, by index */
+    Cairn__MemoryTold **list; /* owned: [entry_count], to these */
     size_t count;             /* 0: no memory */
     uint64_t sum;
 };
@@ -503,9 +503,9 @@ cairn_status coord_missed_judge(const struct coord_job *job, const struct job_sp
 /* The parts of jobs, while shards come and go. */
 
 /* The shard is there and says what it holds (held), or it is gone. */
-void coord_jobs_seat_up(struct coord *cluster, struct coord_seat *seat, Cairn__HeldJob *const *held,
-                        size_t held_count);
-void coord_jobs_seat_down(struct coord *cluster, struct coord_seat *seat);
+void coord_jobs_shard_up(struct coord *cluster, struct coord_shard_entry *entry,
+                         Cairn__HeldJob *const *held, size_t held_count);
+void coord_jobs_shard_down(struct coord *cluster, struct coord_shard_entry *entry);
 /* A shard, or a member ("worker"), has seen that epoch of the job. If our store does not know of it, that is
  * an older copy, and nothing is done with the job. */
 void coord_job_seen(struct coord_job *job, const char *kind, const char *name, uint64_t epoch);

@@ -49,7 +49,7 @@ void coord_job_free(struct coord_job *job)
 static void forget(struct coord_job *job)
 {
     struct coord *cluster = job->cluster;
-    CAIRN_EACH_SHARD (job, i) coord_job_send_drop(cluster, job->shards[i].seat, job->id);
+    CAIRN_EACH_SHARD (job, i) coord_job_send_drop(cluster, job->shards[i].entry, job->id);
     coord_job_unlink(job);
     coord_job_free(job);
     coord_openings_advance(cluster);
@@ -94,25 +94,26 @@ static const uint64_t *count_shard_bytes(struct coord_job *job)
     return bytes;
 }
 
-/* Bytes of state that other jobs have planned onto each seat, whether they are there yet or not. */
-static bool weigh_seats(const struct coord_job *body)
+/* Bytes of state that other jobs have planned onto each entry, whether they are there yet or not. */
+static bool weigh_entries(const struct coord_job *body)
 {
-    for (struct coord_seat *s = body->cluster->seats; s != NULL; s = s->next) s->planned_bytes = 0;
+    for (struct coord_shard_entry *s = body->cluster->shards; s != NULL; s = s->next)
+        s->planned_bytes = 0;
     for (struct coord_job *j = body->cluster->jobs; j != NULL; j = j->next) {
         if (strcmp(j->spec.name, body->spec.name) == 0) continue; // it is replaced by a restore
         const uint64_t *bytes = count_shard_bytes(j);
         if (bytes == NULL) return false;
         for (uint32_t i = 0; i < j->layout->shard_count; i++)
-            if (bytes[i] > 0) j->shards[i].seat->planned_bytes += bytes[i];
+            if (bytes[i] > 0) j->shards[i].entry->planned_bytes += bytes[i];
     }
     return true;
 }
 
 /* The one that the job can lie on, then the one that can save and load snapshots, then the less loaded. */
-static bool is_better(const struct coord_seat *a, const struct coord_seat *b,
+static bool is_better(const struct coord_shard_entry *a, const struct coord_shard_entry *b,
                       const struct job_spec_data *spec)
 {
-    const bool a_fits = coord_seat_fits(a, spec), b_fits = coord_seat_fits(b, spec);
+    const bool a_fits = coord_shard_fits(a, spec), b_fits = coord_shard_fits(b, spec);
     if (a_fits != b_fits) return a_fits;
     const bool a_sees = a->storage.text[0] == '\0', b_sees = b->storage.text[0] == '\0';
     return a_sees != b_sees ? a_sees : a->planned_bytes < b->planned_bytes;
@@ -124,20 +125,20 @@ static bool is_better(const struct coord_seat *a, const struct coord_seat *b,
  * CAIRN_ERR_NOT_READY: there are not so many. CAIRN_ERR_NO_MEMORY. */
 static cairn_status choose_shards(struct coord_job *job, uint32_t shard_count, bool restores)
 {
-    struct coord_seat *seats[CAIRN_SEATS_MAX];
+    struct coord_shard_entry *entries[CAIRN_SHARD_ENTRIES_MAX];
     uint32_t count = 0;
-    if (!coord_job_shards_init(job, shard_count + CAIRN_JOB_JOINS_MAX) || !weigh_seats(job))
+    if (!coord_job_shards_init(job, shard_count + CAIRN_JOB_JOINS_MAX) || !weigh_entries(job))
         return CAIRN_ERR_NO_MEMORY;
-    for (struct coord_seat *s = job->cluster->seats; s != NULL; s = s->next) {
-        const bool takes = restores ? coord_seat_fits(s, &job->spec)
-                                    : coord_seat_stays(s) && !coord_seat_apart(s);
-        if (!takes || count == CAIRN_SEATS_MAX) continue;
+    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) {
+        const bool takes = restores ? coord_shard_fits(s, &job->spec)
+                                    : coord_shard_stays(s) && !coord_shard_apart(s);
+        if (!takes || count == CAIRN_SHARD_ENTRIES_MAX) continue;
         uint32_t place = count++;
-        for (; place > 0 && is_better(s, seats[place - 1], &job->spec); place--)
-            seats[place] = seats[place - 1];
-        seats[place] = s;
+        for (; place > 0 && is_better(s, entries[place - 1], &job->spec); place--)
+            entries[place] = entries[place - 1];
+        entries[place] = s;
     }
-    for (uint32_t i = 0; i < shard_count && i < count; i++) coord_job_set_seat(job, i, seats[i]);
+    for (uint32_t i = 0; i < shard_count && i < count; i++) coord_job_set_shard(job, i, entries[i]);
     return count >= shard_count ? CAIRN_OK : CAIRN_ERR_NOT_READY;
 }
 
@@ -169,7 +170,7 @@ static uint32_t count_wanted(struct coord *cluster, const struct job_spec_data *
     const struct coord_job *before = coord_job_find(cluster, name);
     const uint32_t least = before == NULL ? (uint32_t)cluster->options->shards
                                           : coord_recovery_shards(before);
-    const uint32_t here = coord_seats_staying(cluster, spec, true);
+    const uint32_t here = coord_shards_staying(cluster, spec, true);
     return all && here > least ? here : least;
 }
 
@@ -202,7 +203,7 @@ static struct coord_job *new_job(struct coord *cluster)
 
 /* Makes all of a job but its shards, from its spec. This takes long for many tensors, so it may
  * run on any thread. */
-static cairn_status plan_body(struct coord_job *job, uint32_t shard_count, struct sentence *why)
+static cairn_status plan_job(struct coord_job *job, uint32_t shard_count, struct sentence *why)
 {
     CAIRN_TRY(coord_missed_begin(&job->spec, &job->init.payload, &job->init.payload_bytes, why));
     cairn_status status = begin_at_first_step(job);
@@ -222,13 +223,13 @@ static cairn_status plan_body(struct coord_job *job, uint32_t shard_count, struc
 }
 
 /* CAIRN_ERR_NOT_READY: shards went meanwhile. */
-static cairn_status seat_body(struct coord_job *job, uint32_t shard_count, bool restores,
+static cairn_status place_job(struct coord_job *job, uint32_t shard_count, bool restores,
                               struct sentence *why)
 {
     const cairn_status status = choose_shards(job, shard_count, restores);
     if (status == CAIRN_ERR_NOT_READY) {
-        const uint32_t up = coord_seats_up(job->cluster),
-                       fit = coord_seats_staying(job->cluster, &job->spec, false);
+        const uint32_t up = coord_shards_up(job->cluster),
+                       fit = coord_shards_staying(job->cluster, &job->spec, false);
         sentence_set(why, "%" PRIu32 " shards are needed, %" PRIu32 " are up", shard_count, up);
         if (fit < up)
             sentence_add(why,
@@ -255,13 +256,13 @@ cairn_status coord_draft_plan(struct coord_draft *draft, const struct job_spec_d
     if (status != CAIRN_OK)
         return fail_with(why, status, "planning job %s: %s", spec->name, status_text((int)status));
     draft->shard_count = plan_job_shards(spec, draft->shard_count);
-    return plan_body(draft->job, draft->shard_count, why);
+    return plan_job(draft->job, draft->shard_count, why);
 }
 
 cairn_status coord_draft_take(struct coord_draft *draft, struct coord_job **job_out,
                               struct sentence *why)
 {
-    CAIRN_TRY(seat_body(draft->job, draft->shard_count, true, why));
+    CAIRN_TRY(place_job(draft->job, draft->shard_count, true, why));
     *job_out = draft->job;
     draft->job = NULL;
     return CAIRN_OK;
@@ -274,10 +275,10 @@ void coord_draft_close(struct coord_draft *draft)
 }
 
 void coord_job_ask_create(const struct coord_job *job, const struct coord_job_load *load,
-                          uint32_t shard, struct coord_seat *seat, struct packed *layout,
+                          uint32_t shard, struct coord_shard_entry *entry, struct packed *layout,
                           struct coord_gather *gather)
 {
-    const uint32_t request = coord_gather_ask(gather, seat);
+    const uint32_t request = coord_gather_ask(gather, entry);
     if (request == 0) return;
     Cairn__Decision last = CAIRN__DECISION__INIT;
     Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
@@ -297,9 +298,9 @@ void coord_job_ask_create(const struct coord_job *job, const struct coord_job_lo
         coord_decision_to_message(load->last, &last);
         create.last = &last;
     }
-    coord_session_send(seat->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
-    coord_session_pages(seat->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
-    coord_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT, layout);
+    coord_session_send(entry->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
+    coord_session_pages(entry->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    coord_session_pages(entry->session, request, CAIRN_PAGE_LAYOUT, layout);
 }
 
 void coord_job_send_create(struct coord_job *job, const struct coord_job_load *load,
@@ -307,11 +308,11 @@ void coord_job_send_create(struct coord_job *job, const struct coord_job_load *l
 {
     CAIRN_EACH_SHARD (job, i) {
         struct coord_job_shard *s = &job->shards[i];
-        if (s->seat->session != NULL) {
-            s->incarnation = s->seat->incarnation;
+        if (s->entry->session != NULL) {
+            s->incarnation = s->entry->incarnation;
             s->revision = job->spec.revision;
         }
-        coord_job_ask_create(job, load, i, s->seat, job->planned.layout, gather);
+        coord_job_ask_create(job, load, i, s->entry, job->planned.layout, gather);
     }
 }
 
@@ -319,8 +320,9 @@ cairn_status coord_job_judge_shards(const struct coord_job *job, struct sentence
 {
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_job_shard *s = &job->shards[i];
-        if (s->seat->incarnation == s->incarnation) continue;
-        return fail_with(why, CAIRN_ERR_CLOSED, "%s: it restarted without its part", s->seat->name);
+        if (s->entry->incarnation == s->incarnation) continue;
+        return fail_with(why, CAIRN_ERR_CLOSED, "%s: it restarted without its part",
+                         s->entry->name);
     }
     return CAIRN_OK;
 }
@@ -428,7 +430,7 @@ static void run_plan(struct coord_work *work)
     if (plan->status != CAIRN_OK) return;
     plan->job->spec = spec;
     plan->shard_count = plan_job_shards(&spec, plan->shard_count);
-    plan->status = plan_body(plan->job, plan->shard_count, &plan->why);
+    plan->status = plan_job(plan->job, plan->shard_count, &plan->why);
 }
 
 static void plan_free(struct coord_plan *plan)
@@ -449,11 +451,11 @@ static void done_plan(struct coord_work *work)
     while (*at != plan) at = &(*at)->next;
     *at = plan->next;
     if (!cluster->closing && coord_job_find(cluster, plan->name) == NULL) {
-        if (status == CAIRN_OK) status = seat_body(plan->job, plan->shard_count, false, &why);
+        if (status == CAIRN_OK) status = place_job(plan->job, plan->shard_count, false, &why);
         if (status == CAIRN_OK) status = begin_creation(plan->job, &why);
         if (status == CAIRN_OK) plan->job = NULL; // it is the cluster's
         // A shard went meanwhile: the openers wait for the next one.
-        if (status != CAIRN_OK && coord_seats_up(cluster) >= plan->shard_count)
+        if (status != CAIRN_OK && coord_shards_up(cluster) >= plan->shard_count)
             coord_job_openers_fail(cluster, plan->name, status, why.text);
     }
     plan_free(plan);
@@ -506,8 +508,8 @@ cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data 
 /* ---- what the store knows ---- */
 
 /* The shards of the layout, and behind them those that a re-sharding is to bring. */
-static cairn_status fill_seats(struct coord_job *job, const struct stored_job *row,
-                               struct sentence *why)
+static cairn_status fill_entries(struct coord_job *job, const struct stored_job *row,
+                                 struct sentence *why)
 {
     struct coord_reshard *reshard = &job->reshard;
     reshard->running = row->weighed;
@@ -518,15 +520,16 @@ static cairn_status fill_seats(struct coord_job *job, const struct stored_job *r
     for (uint32_t i = 0; i < row->shard_count; i++) {
         const bool is_hole = row->shards[i].name[0] == '\0';
         const double weight = row->shards[i].weight;
-        struct coord_seat *seat = is_hole ? NULL
-                                          : coord_seat_get(job->cluster, row->shards[i].name);
-        if (seat == NULL && !is_hole) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+        struct coord_shard_entry *entry = is_hole
+                                              ? NULL
+                                              : coord_shard_get(job->cluster, row->shards[i].name);
+        if (entry == NULL && !is_hole) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
         if (i >= job->layout->shard_count) {
-            if (seat != NULL && reshard->running)
-                reshard->joiners[reshard->joiner_count++] = (struct coord_joiner) { seat, weight };
+            if (entry != NULL && reshard->running)
+                reshard->joiners[reshard->joiner_count++] = (struct coord_joiner) { entry, weight };
             continue;
         }
-        coord_job_set_seat(job, i, seat);
+        coord_job_set_shard(job, i, entry);
         job->shards[i].weight = weight;
     }
     return CAIRN_OK;
@@ -557,7 +560,7 @@ static cairn_status fill_job(struct coord_job *job, const struct stored_job *row
                          "job %s is stored with %" PRIu32 " shards and a layout of %" PRIu32,
                          row->name, row->shard_count, job->layout->shard_count);
     }
-    return fill_seats(job, row, why);
+    return fill_entries(job, row, why);
 }
 
 cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
@@ -589,8 +592,8 @@ cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
     job->init.seal_wanted = !job->initialized && spec_initializes_itself(&job->spec);
     coord_job_link(job);
     log_info("job %s: generation %" PRIu64 ", epoch %" PRIu64 ", waiting for %" PRIu32 " shard%s",
-             job->spec.name, job->generation, job->epoch, job->seat_count,
-             job->seat_count == 1 ? "" : "s");
+             job->spec.name, job->generation, job->epoch, job->entry_count,
+             job->entry_count == 1 ? "" : "s");
     return CAIRN_OK;
 }
 
@@ -704,7 +707,7 @@ static struct coord_drop *new_drop(const struct coord_job *job)
     job->cluster->drops = drop;
     cairn__job_removed__init(&drop->removed);
     drop->name = strdup(job->spec.name);
-    drop->away = calloc(job->seat_count + 1, sizeof *drop->away);
+    drop->away = calloc(job->entry_count + 1, sizeof *drop->away);
     if (drop->name == NULL || drop->away == NULL) {
         free_drop(drop);
         return NULL;
@@ -723,13 +726,13 @@ static void ask_shards(struct coord_drop *drop, const struct coord_job *job,
     Cairn__JobDrop message = CAIRN__JOB_DROP__INIT;
     message.job = job->id;
     CAIRN_EACH_SHARD (job, i) {
-        struct coord_seat *seat = job->shards[i].seat;
-        if (!coord_seat_obeys(seat)) {
-            char *name = strdup(seat->name);
+        struct coord_shard_entry *entry = job->shards[i].entry;
+        if (!coord_shard_obeys(entry)) {
+            char *name = strdup(entry->name);
             if (name != NULL) drop->away[drop->removed.n_away++] = name;
             continue;
         }
-        if (coord_gather_send(gather, seat, CAIRN_MSG_JOB_DROP, &message.base) != 0)
+        if (coord_gather_send(gather, entry, CAIRN_MSG_JOB_DROP, &message.base) != 0)
             drop->removed.shards++;
     }
 }

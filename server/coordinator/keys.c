@@ -297,7 +297,7 @@ static void tell_shards(struct coord *cluster, struct keys_message *message)
 {
     Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
     beat.keys = &message->keys;
-    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
         if (s->session != NULL && !s->session->closing)
             coord_session_send(s->session, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
 }

@@ -66,7 +66,7 @@ static void end_kept(struct coord_job *job, struct coord_kept *kept)
     end.lease = kept->number;
     CAIRN_EACH_SHARD (job, i) {
         if (job->cluster->closing) break;
-        coord_session_send(job->shards[i].seat->session, CAIRN_MSG_LEASE_END, 0, &end.base);
+        coord_session_send(job->shards[i].entry->session, CAIRN_MSG_LEASE_END, 0, &end.base);
     }
     free(kept);
 }
@@ -190,7 +190,7 @@ static void ask_shards(struct coord_job *job, struct coord_kept *kept)
     keep.ttl_ms = longest_ms(job, kept);
     CAIRN_EACH_SHARD (job, i) {
         if (may_have(job, i, kept->version))
-            (void)coord_gather_send(gather, job->shards[i].seat, CAIRN_MSG_LEASE_KEEP, &keep.base);
+            (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_LEASE_KEEP, &keep.base);
     }
     coord_gather_start(gather);
 }

@@ -140,7 +140,7 @@ static void tell_shards_gone(struct coord_job *job, const struct coord_member *m
     leave.member = member->id;
     CAIRN_EACH_SHARD (job, i) {
         if (member->known_to[i] == UNKNOWN) continue;
-        coord_session_send(job->shards[i].seat->session, CAIRN_MSG_MEMBER_LEAVE, 0, &leave.base);
+        coord_session_send(job->shards[i].entry->session, CAIRN_MSG_MEMBER_LEAVE, 0, &leave.base);
     }
 }
 
@@ -340,12 +340,12 @@ static void on_joined(struct coord_job *job, const void *about, cairn_status sta
 static void tell_shard(struct coord_member *member, uint32_t shard)
 {
     struct coord_job *job = member->job;
-    struct coord_seat *seat = job->shards[shard].seat;
-    if (!job->shards[shard].up || seat->session == NULL || seat->session->closing) return;
+    struct coord_shard_entry *entry = job->shards[shard].entry;
+    if (!job->shards[shard].up || entry->session == NULL || entry->session->closing) return;
     const struct joining joining = { member->id, shard };
     struct coord_gather *gather = coord_gather_open_job(job, on_joined, &joining, sizeof joining);
     if (gather == NULL) return;
-    const uint32_t request = coord_gather_ask(gather, seat);
+    const uint32_t request = coord_gather_ask(gather, entry);
     member->known_to[shard] = TOLD;
     Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
     join.job = job->id;
@@ -356,7 +356,7 @@ static void tell_shard(struct coord_member *member, uint32_t shard)
     join.name = member->session->name;
     join.fabric_address.data = member->session->fabric_address;
     join.fabric_address.len = member->session->fabric_address_bytes;
-    coord_session_send(seat->session, CAIRN_MSG_MEMBER_JOIN, request, &join.base);
+    coord_session_send(entry->session, CAIRN_MSG_MEMBER_JOIN, request, &join.base);
     coord_gather_start(gather);
 }
 
@@ -653,7 +653,7 @@ static void make_holes(struct coord_job *job)
         if (i >= l->next->shard_count || !cairn_is_hole(l->next_gone, l->next->shard_count, i))
             continue;
         coord_members_forget_shard(job, i);
-        coord_job_set_seat(job, i, NULL);
+        coord_job_set_shard(job, i, NULL);
     }
 }
 

@@ -81,24 +81,24 @@ void coord_members_forget_shard(struct coord_job *job, uint32_t shard);
 /* ShardsChanged to all who are attached. */
 void coord_members_shards_changed(struct coord_job *job);
 
-/* ==== seats ==== */
+/* ==== entries ==== */
 
 /* Shards by name: who sits there, and who may (server/core/standing.h). */
 
-#define CAIRN_SEATS_MAX 4096 /* shards that are known by name */
+#define CAIRN_SHARD_ENTRIES_MAX 4096 /* shards that are known by name */
 
-uint32_t coord_seats_up(const struct coord *cluster);
+uint32_t coord_shards_up(const struct coord *cluster);
 /* Counts the shards that may be given part of a job of this spec (NULL: of any job). With `storing`, only
  * those without a storage complaint. */
-uint32_t coord_seats_staying(const struct coord *cluster, const struct job_spec_data *spec,
-                             bool storing);
+uint32_t coord_shards_staying(const struct coord *cluster, const struct job_spec_data *spec,
+                              bool storing);
 /* NULL: there is none of that name. */
-struct coord_seat *coord_seat_find(const struct coord *cluster, const char *name);
-/* Makes it if need be; NULL: no memory, or CAIRN_SEATS_MAX. */
-struct coord_seat *coord_seat_get(struct coord *cluster, const char *name);
-void coord_seat_free(struct coord_seat *seat);
+struct coord_shard_entry *coord_shard_find(const struct coord *cluster, const char *name);
+/* Makes it if need be; NULL: no memory, or CAIRN_SHARD_ENTRIES_MAX. */
+struct coord_shard_entry *coord_shard_get(struct coord *cluster, const char *name);
+void coord_shard_free(struct coord_shard_entry *entry);
 /* Another process, which holds parts, asked for it within the last lease. */
-bool coord_seat_claimed(const struct coord *cluster, const struct coord_seat *seat);
+bool coord_shard_claimed(const struct coord *cluster, const struct coord_shard_entry *entry);
 
 /* ==== places ==== */
 
@@ -260,36 +260,38 @@ cairn_status coord_standing_open(struct coord *cluster, struct sentence *why) CA
 /* The job is in the store no more. */
 void coord_dropped_add(struct coord *cluster, uint64_t job);
 /* It is here, and what it holds is ours to act on. */
-bool coord_seat_obeys(const struct coord_seat *seat);
+bool coord_shard_obeys(const struct coord_shard_entry *entry);
 /* Its device has failed, and nothing may come to that (server/shard/shard.h). */
-bool coord_seat_unfit(const struct coord_seat *seat);
+bool coord_shard_unfit(const struct coord_shard_entry *entry);
 /* It listens on no network, so that of other hosts nobody reaches it, and shards of other hosts are here: a
  * part of a job there would stop whoever trains elsewhere. */
-bool coord_seat_apart(const struct coord_seat *seat);
-#define CAIRN_SEAT_APART_TEXT                                                                     \
+bool coord_shard_apart(const struct coord_shard_entry *entry);
+#define CAIRN_SHARD_APART_TEXT                                                                    \
     "listens on no network, and shards of other hosts are here: it gets no part of a job before " \
     "fabric.device is set there"
 /* And it does not leave: it may get a part of a job. */
-bool coord_seat_stays(const struct coord_seat *seat);
+bool coord_shard_stays(const struct coord_shard_entry *entry);
 /* One of this spec: it is not apart, and nothing would lie on a device that has failed. NULL: of any job. */
-bool coord_seat_fits(const struct coord_seat *seat, const struct job_spec_data *spec);
+bool coord_shard_fits(const struct coord_shard_entry *entry, const struct job_spec_data *spec);
 /* Notes what the Hello says; false, and logged: we must not act on what it holds. */
-bool coord_seat_judge(struct coord *cluster, struct coord_seat *seat, const Cairn__Hello *hello);
+bool coord_shard_judge_hello(struct coord *cluster, struct coord_shard_entry *entry,
+                             const Cairn__Hello *hello);
 /* "it holds state of another store": of one that does not obey. */
-const char *coord_seat_standing_text(const struct coord_seat *seat);
-void coord_seat_forget_parts(struct coord_seat *seat);
+const char *coord_shard_standing_text(const struct coord_shard_entry *entry);
+void coord_shard_forget_parts(struct coord_shard_entry *entry);
 /* A frame of HeldJobs, the answer to a question if it has a request. False: not as it should be. */
-bool coord_seat_held(struct coord_session *session,
-                     const struct wire_frame *frame) CAIRN_MUST_CHECK;
+bool coord_shard_take_held(struct coord_session *session,
+                           const struct wire_frame *frame) CAIRN_MUST_CHECK;
 /* Leftovers of our own on it: of jobs that were never finished here, or were dropped, or restored onto other
  * shards, while it was away. */
-void coord_seat_clean(struct coord *cluster, struct coord_seat *seat, const Cairn__Hello *hello);
+void coord_shard_clean(struct coord *cluster, struct coord_shard_entry *entry,
+                       const Cairn__Hello *hello);
 /* The marks of a job that a shard has seen, and those that our store knows, to be compared. */
 struct marks coord_held_marks(const Cairn__HeldJob *held);
 struct marks coord_job_marks(const struct coord_job *job);
 /* A job of that name, which is not ours, is held by somebody, or may be: `why` says what to do. */
 bool coord_job_is_strange(const struct coord *cluster, const char *name, struct sentence *why);
-/* Parts that we do not act on; they borrow from the seats. */
+/* Parts that we do not act on; they borrow from the entries. */
 struct coord_strangers {
     Cairn__StrangePart **list; /* [count] */
     size_t count;

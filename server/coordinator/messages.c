@@ -27,7 +27,7 @@ static void on_shard_forget(struct coord_session *session, uint32_t request,
                             const Cairn__ShardForget *forget)
 {
     struct sentence why;
-    const cairn_status status = coord_seat_forget(session->cluster, forget->name, &why);
+    const cairn_status status = coord_shard_forget(session->cluster, forget->name, &why);
     if (status == CAIRN_OK)
         coord_session_done(session, request);
     else
@@ -97,8 +97,8 @@ static void fill_shards(struct job_view *view, const struct coord_job *job)
     s->n_bytes = view->bytes.count;
     s->pushed_bytes = all->pushed_shared + all->pushed_carried + all->put;
     s->fetched_bytes = all->fetched_shared + all->fetched_carried;
-    s->shards = job->seat_count;
-    CAIRN_EACH_SHARD (job, i) s->shards_told += job->shards[i].seat->has_stats;
+    s->shards = job->entry_count;
+    CAIRN_EACH_SHARD (job, i) s->shards_told += job->shards[i].entry->has_stats;
     coord_memory_of(job, &view->memory);
     s->memory = view->memory.list;
     s->n_memory = view->memory.count;
@@ -290,7 +290,7 @@ static void on_job_spec(struct coord_session *session, uint32_t request, const c
     Cairn__JobSpecTold told = CAIRN__JOB_SPEC_TOLD__INIT;
     told.spec_bytes = job->planned.spec->size;
     told.workers_max = (uint32_t)session->cluster->options->workers_max;
-    told.shards = job->seat_count;
+    told.shards = job->entry_count;
     coord_session_send(session, CAIRN_MSG_JOB_SPEC_TOLD, request, &told.base);
     coord_session_pages(session, request, CAIRN_PAGE_SPEC, job->planned.spec);
 }
@@ -442,9 +442,9 @@ static struct coord_job *place_of(struct coord_session *session, uint64_t job_id
                                   uint32_t *shard_out)
 {
     struct coord_job *job = coord_job_by_id(session->cluster, job_id);
-    if (job == NULL || session->seat == NULL) return NULL;
+    if (job == NULL || session->entry == NULL) return NULL;
     CAIRN_EACH_SHARD (job, i) {
-        if (job->shards[i].seat != session->seat || !job->shards[i].up) continue;
+        if (job->shards[i].entry != session->entry || !job->shards[i].up) continue;
         *shard_out = i;
         return job;
     }
@@ -600,29 +600,29 @@ static void on_snapshot_part(struct coord_session *session, const Cairn__Snapsho
 }
 
 /* A sentence of a shard goes into our log and to operators: one line. */
-static void take_storage(struct coord_seat *seat, const char *why)
+static void take_storage(struct coord_shard_entry *entry, const char *why)
 {
     struct sentence said;
     sentence_set(&said, "%s", why);
     text_mend(said.text, "");
-    if (strcmp(seat->storage.text, said.text) == 0) return;
-    seat->storage = said;
+    if (strcmp(entry->storage.text, said.text) == 0) return;
+    entry->storage = said;
     if (said.text[0] != '\0')
-        log_warn("no snapshot can be saved: shard %s: %s", seat->name, said.text);
+        log_warn("no snapshot can be saved: shard %s: %s", entry->name, said.text);
     else
-        log_info("shard %s can save snapshots again", seat->name);
+        log_info("shard %s can save snapshots again", entry->name);
 }
 
 static void on_shard_heartbeat(struct coord_session *session, const Cairn__Heartbeat *message)
 {
-    if (session->seat == NULL) return;
+    if (session->entry == NULL) return;
     coord_unheard_told(session, message->unheard, message->n_unheard);
     if (message->stats == NULL) return;
-    session->seat->stats = *message->stats; // numbers only
-    session->seat->has_stats = true;
-    take_storage(session->seat, message->storage);
-    coord_bytes_take(session->seat, message);
-    coord_snapshot_on_progress(session->cluster, session->seat, message);
+    session->entry->stats = *message->stats; // numbers only
+    session->entry->has_stats = true;
+    take_storage(session->entry, message->storage);
+    coord_bytes_take(session->entry, message);
+    coord_snapshot_on_progress(session->cluster, session->entry, message);
 }
 
 bool coord_handle_shard(struct coord_session *session, const struct wire_frame *frame,
@@ -634,10 +634,10 @@ bool coord_handle_shard(struct coord_session *session, const struct wire_frame *
         on_shard_heartbeat(session, (const Cairn__Heartbeat *)message);
         return true;
     case CAIRN_MSG_DONE:
-        coord_calls_reply(session->seat, frame->request, CAIRN_OK, "");
+        coord_calls_reply(session->entry, frame->request, CAIRN_OK, "");
         return true;
     case CAIRN_MSG_ERROR:
-        coord_calls_reply(session->seat, frame->request,
+        coord_calls_reply(session->entry, frame->request,
                           status_known(error->status) && error->status != CAIRN_OK
                               ? (cairn_status)error->status
                               : CAIRN_ERR_INTERNAL,
@@ -666,7 +666,7 @@ bool coord_handle_shard(struct coord_session *session, const struct wire_frame *
         coord_adopt_on_page(session, frame->request, (const Cairn__Page *)message);
         return true;
     case CAIRN_MSG_HELD_JOBS:
-        if (!coord_seat_held(session, frame)) return false;
+        if (!coord_shard_take_held(session, frame)) return false;
         coord_openings_advance(session->cluster);
         return true;
     default: return false;
@@ -877,7 +877,7 @@ static bool is_put_off(const struct coord_member *member)
 static void describe_opening(const struct coord_session *session, struct sentence *out)
 {
     const struct coord *cluster = session->cluster;
-    const uint32_t up = coord_seats_up(cluster);
+    const uint32_t up = coord_shards_up(cluster);
     for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
         if (m->phase == CAIRN_MEMBER_WAITING && coord_job_is_strange(cluster, m->job_name, out))
             return;

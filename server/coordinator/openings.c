@@ -110,7 +110,7 @@ static bool advance(struct coord_member *member)
             return false;
         const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST; // also if its parts may return
         if (lost && wants_restore(member))
-            return coord_seats_staying(cluster, &job->spec, false) >= coord_recovery_shards(job) &&
+            return coord_shards_staying(cluster, &job->spec, false) >= coord_recovery_shards(job) &&
                    begin_resume(member);
         if (member->opening.attached_id != 0 && member->opening.attached_id != job->id) {
             refuse_another(member);
@@ -141,7 +141,7 @@ static bool advance(struct coord_member *member)
         opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
         return true;
     }
-    if (coord_seats_up(cluster) < (uint64_t)cluster->options->shards) return false;
+    if (coord_shards_up(cluster) < (uint64_t)cluster->options->shards) return false;
     if (member->opening.attached_id != 0) {
         refuse_another(member);
         return true;

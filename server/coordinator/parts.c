@@ -67,19 +67,19 @@ static void settle_generations(const struct coord_job *job, uint32_t shard, cons
         older |= held->list[i]->generation < job->generation;
         s->newer |= held->list[i]->generation > job->generation;
     }
-    if (older && !s->newer) coord_job_send_switch(job, s->seat, job->generation);
+    if (older && !s->newer) coord_job_send_switch(job, s->entry, job->generation);
 }
 
 /* An uninitialized job has nothing to lose: it is made anew when a worker opens it again. */
-static void start_over(struct coord_job *job, const struct coord_seat *seat)
+static void start_over(struct coord_job *job, const struct coord_shard_entry *entry)
 {
     struct sentence why;
     sentence_set(&why,
                  "shard %s restarted before job %s was initialized; open the job and put the "
                  "initial state again",
-                 seat->name, job->spec.name);
+                 entry->name, job->spec.name);
     log_fields(CAIRN_LOG_WARN,
-               CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "shard", seat->name, 0 }), "%s",
+               CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "shard", entry->name, 0 }), "%s",
                why.text);
     while (job->members.list != NULL)
         coord_member_expel(job->members.list, CAIRN_ERR_REOPEN, why.text);
@@ -90,7 +90,7 @@ static void start_over(struct coord_job *job, const struct coord_seat *seat)
 static bool all_here(const struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i)
-        if (!coord_seat_obeys(job->shards[i].seat)) return false;
+        if (!coord_shard_obeys(job->shards[i].entry)) return false;
     return true;
 }
 
@@ -103,10 +103,10 @@ static bool all_here(const struct coord_job *job)
 
 /* A process whose connection was closed is gone or connects again at once; of one that fell silent
  * nothing is known for a lease. */
-static uint64_t patience_ms(const struct coord *cluster, const struct coord_seat *seat)
+static uint64_t patience_ms(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     const struct coord_options *options = cluster->options;
-    return (uint64_t)(seat->ended ? options->heartbeat_ms : options->lease_timeout_ms);
+    return (uint64_t)(entry->ended ? options->heartbeat_ms : options->lease_timeout_ms);
 }
 
 static void miss_part(struct coord_job *job, uint32_t shard)
@@ -114,9 +114,9 @@ static void miss_part(struct coord_job *job, uint32_t shard)
     struct coord_job_shard *s = &job->shards[shard];
     if (s->missed_ms != 0) return;
     s->missed_ms = coord_now_ms(job->cluster) + 1; // not 0
-    s->patience_ms = patience_ms(job->cluster, s->seat);
+    s->patience_ms = patience_ms(job->cluster, s->entry);
     log_warn("job %s waits: shard %s restarted without its part of it", job->spec.name,
-             s->seat->name);
+             s->entry->name);
     coord_snapshot_part_missed(job, shard);
 }
 
@@ -125,10 +125,10 @@ static void miss_part(struct coord_job *job, uint32_t shard)
 static bool give_up_fresh(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
-        const struct coord_seat *seat = job->shards[i].seat;
+        const struct coord_shard_entry *entry = job->shards[i].entry;
         if (job->shards[i].up || job->shards[i].lost) continue;
-        const uint64_t away_ms = coord_now_ms(job->cluster) - seat->gone_ms;
-        const bool is_gone = seat->session == NULL && away_ms >= patience_ms(job->cluster, seat);
+        const uint64_t away_ms = coord_now_ms(job->cluster) - entry->gone_ms;
+        const bool is_gone = entry->session == NULL && away_ms >= patience_ms(job->cluster, entry);
         if (!is_gone && job->shards[i].missed_ms == 0) continue;
         if (coord_slice_shard_lost(job, i)) return true;
     }
@@ -149,7 +149,7 @@ void coord_job_parts_tick(struct coord_job *job)
             job, true,
             "%s restarted without its part, and the process that had it is not back (if it still "
             "runs, stopped or cut off, the job goes on when it is)",
-            s->seat->name);
+            s->entry->name);
         return;
     }
 }
@@ -160,7 +160,7 @@ static void find_part(struct coord_job *job, uint32_t shard)
     if (job->shards[shard].missed_ms == 0) return;
     job->shards[shard].missed_ms = 0;
     log_info("job %s: shard %s is back with its part", job->spec.name,
-             job->shards[shard].seat->name);
+             job->shards[shard].entry->name);
     CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].missed_ms != 0 && !coord_slice_left_out(job, i)) return;
     }
@@ -174,10 +174,10 @@ static bool settle_all(struct coord_job *job)
     CAIRN_EACH_SHARD (job, i) {
         struct coord_job_shard *s = &job->shards[i];
         if (s->missed_ms != 0 && !job->initialized) {
-            start_over(job, s->seat);
+            start_over(job, s->entry);
             return true;
         }
-        if (s->newer) coord_job_send_switch(job, s->seat, job->generation);
+        if (s->newer) coord_job_send_switch(job, s->entry, job->generation);
         s->newer = false;
     }
     return false;
@@ -188,7 +188,7 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     struct coord_job_shard *s = &job->shards[shard];
     if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->loss.behind) return;
     const char *behind = behind_in(job, held);
-    if (behind != NULL) coord_job_behind(job, "shard", s->seat->name, behind);
+    if (behind != NULL) coord_job_behind(job, "shard", s->entry->name, behind);
     if (coord_job_dead(job)) return;
     const Cairn__HeldJob *part = part_of(job, held);
     if (part == NULL && coord_slice_shard_lost(job, shard)) return;
@@ -224,7 +224,7 @@ void coord_job_seen(struct coord_job *job, const char *kind, const char *name, u
 
 /* The job is not on it as far as our store knows. If it has seen a later epoch all the same, what is
  * missing on the shards that our store names has moved, and is not lost. */
-static void judge_stranger(struct coord_job *job, const struct coord_seat *seat,
+static void judge_stranger(struct coord_job *job, const struct coord_shard_entry *entry,
                            const struct held *held)
 {
     for (size_t i = 0; i < held->count; i++) {
@@ -232,20 +232,20 @@ static void judge_stranger(struct coord_job *job, const struct coord_seat *seat,
         // If a generation was never finished, nobody knows whether its epoch was ever durable.
         const bool is_begun = part->unsettled && part->generation > job->generation;
         if (part->job == job->id && !part->staged && !is_begun)
-            coord_job_seen(job, "shard", seat->name, part->epoch);
+            coord_job_seen(job, "shard", entry->name, part->epoch);
     }
 }
 
-void coord_jobs_seat_up(struct coord *cluster, struct coord_seat *seat, Cairn__HeldJob *const *held,
-                        size_t held_count)
+void coord_jobs_shard_up(struct coord *cluster, struct coord_shard_entry *entry,
+                         Cairn__HeldJob *const *held, size_t held_count)
 {
     const struct held list = { held, held_count };
     struct coord_job *job = cluster->jobs;
     while (job != NULL) {
         struct coord_job *next = job->next;
-        if (!coord_job_has_seat(job, seat)) judge_stranger(job, seat, &list);
+        if (!coord_job_has_shard(job, entry)) judge_stranger(job, entry, &list);
         CAIRN_EACH_SHARD (job, i) {
-            if (job->shards[i].seat != seat) continue;
+            if (job->shards[i].entry != entry) continue;
             shard_up(job, i, &list);
             break; // a shard stands in a layout once
         }
@@ -264,7 +264,7 @@ static void shard_down(struct coord_job *job, uint32_t shard)
     coord_tiles_advance(job);
     if (!s->up) return;
     s->up = false;
-    sentence_set(&job->rounds.epoch_reason, "shard %s was away", s->seat->name);
+    sentence_set(&job->rounds.epoch_reason, "shard %s was away", s->entry->name);
     coord_snapshot_shard_gone(job, shard);
     if (job->core == NULL) return;
     const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
@@ -272,11 +272,11 @@ static void shard_down(struct coord_job *job, uint32_t shard)
     coord_slice_shard_down(job, shard);
 }
 
-void coord_jobs_seat_down(struct coord *cluster, struct coord_seat *seat)
+void coord_jobs_shard_down(struct coord *cluster, struct coord_shard_entry *entry)
 {
     for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
         CAIRN_EACH_SHARD (job, i) {
-            if (job->shards[i].seat != seat) continue;
+            if (job->shards[i].entry != entry) continue;
             shard_down(job, i);
             break; // a shard stands in a layout once, and may be out of it now
         }
@@ -351,7 +351,7 @@ static void send_open(struct coord_job *job, const struct round_action *action)
     CAIRN_EACH_SHARD (job, i) {
         if (!job->shards[i].up || !coord_job_in_force(job, i)) continue;
         coord_groups_fill(job, i, &open);
-        coord_session_send(job->shards[i].seat->session, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
+        coord_session_send(job->shards[i].entry->session, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
     }
 }
 
@@ -517,7 +517,7 @@ static void say_late(const struct coord_job *job, const struct round_action *act
     if (action->world == 0) {
         sentence_set(out, "round %" PRIu64 " was not ended", action->round);
     } else {
-        sentence_set(out, "shard %s", job->shards[action->shard].seat->name);
+        sentence_set(out, "shard %s", job->shards[action->shard].entry->name);
         if (action->world > 1) sentence_add(out, " and %" PRIu32 " more", action->world - 1);
         sentence_add(out, " did not get all that it contributes to round %" PRIu64, action->round);
     }
@@ -532,7 +532,7 @@ static void say_late_shard(const struct coord_job *job, const struct round_actio
     log_warn("job %s: shard %s holds round %" PRIu64 " up: after round.step_deadline (%" PRId64
              " ms) it lacks something of %" PRIu32
              " workers, of which the other shards have all; look at it, and at its network",
-             job->spec.name, job->shards[action->shard].seat->name, action->round,
+             job->spec.name, job->shards[action->shard].entry->name, action->round,
              job->cluster->options->step_deadline_ms, action->world);
 }
 
@@ -593,10 +593,10 @@ static void act(struct coord_job *job, const struct round_action *action)
     case CAIRN_ROUND_WORKER_FENCE: fence_worker(job, action); break;
     case CAIRN_ROUND_WORKER_REFUSED: refuse_begin(job, action); break;
     case CAIRN_ROUND_BEHIND:
-        coord_job_behind(job, "shard", job->shards[action->shard].seat->name, "epoch");
+        coord_job_behind(job, "shard", job->shards[action->shard].entry->name, "epoch");
         break;
     case CAIRN_ROUND_FAIL:
-        coord_job_lose(job, false, "%s: %s", job->shards[action->shard].seat->name, action->why);
+        coord_job_lose(job, false, "%s: %s", job->shards[action->shard].entry->name, action->why);
         break;
     }
 }

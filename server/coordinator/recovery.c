@@ -15,21 +15,21 @@
 /* ---- a shard that stays away ---- */
 
 /* Its part counts as missed, and is found if it comes back. */
-static void lose_away(struct coord_job *job, const struct coord_seat *seat)
+static void lose_away(struct coord_job *job, const struct coord_shard_entry *entry)
 {
     CAIRN_EACH_SHARD (job, i) {
         struct coord_job_shard *s = &job->shards[i];
         if (s->away_ms != 0) s->missed_ms = s->away_ms;
     }
     coord_job_lose(job, true, "%s is away for longer than shard_loss_wait_s, %" PRIu32 " s",
-                   seat->name, job->spec.policy.shard_loss_wait_s);
+                   entry->name, job->spec.policy.shard_loss_wait_s);
 }
 
 static void watch_away(struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
     const uint64_t wait_ms = (uint64_t)job->spec.policy.shard_loss_wait_s * 1000;
-    const struct coord_seat *gone = NULL;
+    const struct coord_shard_entry *gone = NULL;
     CAIRN_EACH_SHARD (job, i) {
         struct coord_job_shard *s = &job->shards[i];
         if (s->up || s->missed_ms != 0)
@@ -37,7 +37,7 @@ static void watch_away(struct coord_job *job)
         else if (s->away_ms == 0)
             s->away_ms = now_ms + 1; // not 0
         else if (now_ms >= s->away_ms + wait_ms)
-            gone = s->seat;
+            gone = s->entry;
     }
     job->loss.recovery.lost_ms = 0;
     job->loss.recovery.gave_up = false; // there may be other snapshots the next time
@@ -94,7 +94,7 @@ static void begin_restore(struct coord_job *job)
     struct coord_recovery *r = &job->loss.recovery;
     const uint64_t now_ms = coord_now_ms(job->cluster);
     if (r->running || job->snapshots.running != NULL || now_ms < r->retry_ms ||
-        coord_seats_staying(job->cluster, &job->spec, r->unseen) < coord_recovery_shards(job))
+        coord_shards_staying(job->cluster, &job->spec, r->unseen) < coord_recovery_shards(job))
         return;
     r->running = coord_restore_latest(job->cluster, job->spec.name, job->id, &r->behind,
                                       on_recovered);
@@ -177,8 +177,8 @@ static void remove_old(struct coord_job *old, const struct coord_job *body, cons
     while (old->members.list != NULL)
         coord_member_expel(old->members.list, CAIRN_ERR_ROLLED_BACK, text.text);
     CAIRN_EACH_SHARD (old, i) {
-        struct coord_seat *seat = old->shards[i].seat;
-        if (!coord_job_has_seat(body, seat)) coord_job_send_drop(old->cluster, seat, old->id);
+        struct coord_shard_entry *entry = old->shards[i].entry;
+        if (!coord_job_has_shard(body, entry)) coord_job_send_drop(old->cluster, entry, old->id);
     }
     coord_job_unlink(old);
     coord_job_free(old);

@@ -72,7 +72,7 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
     r->asking = NULL;
     r->told.state = state;
     r->told.ended_ms = coord_now_ms(job->cluster);
-    r->told.shards_after = job->seat_count;
+    r->told.shards_after = job->entry_count;
     sentence_set(&r->told.text, "%s", text);
     forget_weights(job);
 }
@@ -155,7 +155,7 @@ static void republish(struct coord_job *job)
     message.layout = job->layout->version;
     CAIRN_EACH_SHARD (job, i) {
         if (coord_job_in_force(job, i))
-            (void)coord_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PART_PUBLISH,
+            (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_PART_PUBLISH,
                                     &message.base);
     }
     coord_gather_start(gather);
@@ -210,7 +210,7 @@ static void finish(struct coord_job *job)
     if (!is_published(job)) return;
     if (leave(job)) return;
     sentence_set(&text, "%" PRIu64 " bytes have moved, over %" PRIu32 " shards now",
-                 job->reshard.told.moved_bytes, job->seat_count);
+                 job->reshard.told.moved_bytes, job->entry_count);
     coord_reshard_end(job, canceled ? CAIRN_RESHARD_CANCELED : CAIRN_RESHARD_DONE, text.text);
 }
 
@@ -232,7 +232,7 @@ static bool may_step(const struct coord_job *job)
         !coord_job_shards_up(job))
         return false;
     for (uint32_t i = 0; i < r->joiner_count; i++)
-        if (!coord_seat_obeys(r->joiners[i].seat)) return false;
+        if (!coord_shard_obeys(r->joiners[i].entry)) return false;
     const enum round_stage stage = round_stage_of(job->core);
     return stage >= CAIRN_ROUND_STEADY && stage != CAIRN_ROUND_FAILED;
 }
@@ -359,7 +359,7 @@ static void note_begin(struct coord_job *job, const struct coord_reshard_wish *w
         .heaviest_before = target->report->heaviest_before,
         .heaviest_after = target->report->heaviest_after,
         .slices = target->slices,
-        .shards_before = job->seat_count,
+        .shards_before = job->entry_count,
         .begun_ms = coord_now_ms(job->cluster),
         .median_us = coord_pace_median(&job->pace),
         .shards_after = coord_reshard_wish_owners(wish),
@@ -471,7 +471,7 @@ void coord_reshard_release(struct coord_job *job)
 static bool has_next(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_layouts *l = &job->layouts;
-    return job->shards[shard].seat != NULL &&
+    return job->shards[shard].entry != NULL &&
            !cairn_is_hole(l->next_gone, l->next->shard_count, shard);
 }
 
@@ -507,16 +507,16 @@ static bool mark_takers(const struct coord_job *job, bool *takes)
 
 static void fill_mover(const struct coord_job *job, uint32_t shard, Cairn__Mover *mover)
 {
-    const struct coord_seat *seat = job->shards[shard].seat;
+    const struct coord_shard_entry *entry = job->shards[shard].entry;
     cairn__mover__init(mover);
     mover->shard = shard;
     // Drawn, not counted: a coordinator before this one may have given any.
     randombytes_buf(&mover->member, sizeof mover->member);
     randombytes_buf(&mover->token, sizeof mover->token);
     mover->member |= 1; // never 0
-    mover->name = seat->name;
-    mover->fabric_address = (ProtobufCBinaryData) { seat->fabric_address_bytes,
-                                                    seat->fabric_address };
+    mover->name = entry->name;
+    mover->fabric_address = (ProtobufCBinaryData) { entry->fabric_address_bytes,
+                                                    entry->fabric_address };
 }
 
 static bool movers_init(struct movers *movers, const struct coord_job *job)
@@ -564,7 +564,7 @@ static void on_prepared(struct coord_job *job, const void *about, cairn_status s
 /* In the order of the shards, each by itself: which one refuses is known. */
 static void ask_shard(struct coord_job *job, uint32_t shard, Cairn__PartPrepare *message)
 {
-    struct coord_seat *seat = job->shards[shard].seat;
+    struct coord_shard_entry *entry = job->shards[shard].entry;
     const struct preparing preparing = { message->layout, shard, job->reshard.slice_serial };
     struct coord_gather *gather = coord_gather_open_job(job, on_prepared, &preparing,
                                                         sizeof preparing);
@@ -573,10 +573,10 @@ static void ask_shard(struct coord_job *job, uint32_t shard, Cairn__PartPrepare 
         return;
     }
     message->shard_index = shard;
-    const uint32_t request = coord_gather_send(gather, seat, CAIRN_MSG_PART_PREPARE,
+    const uint32_t request = coord_gather_send(gather, entry, CAIRN_MSG_PART_PREPARE,
                                                &message->base);
     if (request != 0)
-        coord_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT, job->layouts.next_packed);
+        coord_session_pages(entry->session, request, CAIRN_PAGE_LAYOUT, job->layouts.next_packed);
     coord_gather_start(gather);
 }
 
@@ -623,7 +623,7 @@ static void unprepare_at(const struct coord_job *job, uint32_t shard, uint64_t l
     Cairn__PartUnprepare message = CAIRN__PART_UNPREPARE__INIT;
     message.job = job->id;
     message.layout = layout;
-    coord_session_send(job->shards[shard].seat->session, CAIRN_MSG_PART_UNPREPARE, 0,
+    coord_session_send(job->shards[shard].entry->session, CAIRN_MSG_PART_UNPREPARE, 0,
                        &message.base);
 }
 
@@ -647,7 +647,7 @@ static void settle(struct coord_job *job, const struct move_action *action)
     message.layout = action->layout;
     CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].up && (action->shard == CAIRN_MOVE_ALL || action->shard == i))
-            coord_session_send(job->shards[i].seat->session, CAIRN_MSG_PART_SETTLED, 0,
+            coord_session_send(job->shards[i].entry->session, CAIRN_MSG_PART_SETTLED, 0,
                                &message.base);
 }
 
@@ -739,7 +739,7 @@ static void go_back(struct coord_job *job, uint32_t lost)
     struct layout *next = gone == NULL ? NULL : layout_back(job);
     if (next != NULL && !is_owned_by_holes(next, gone)) {
         log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
-                 job->spec.name, job->shards[lost].seat->name);
+                 job->spec.name, job->shards[lost].entry->name);
         if (r->lost_empty)
             settle_without(job); // it had nothing to say, and the others have said it
         slice_begin(job, next, gone, 0, true);
@@ -749,7 +749,7 @@ static void go_back(struct coord_job *job, uint32_t lost)
     layout_close(next);
     CAIRN_EACH_SHARD (job, i) job->shards[i].lost = false; // it may be back with what it has
     coord_job_lose(job, true, "%s was lost while its share of the job came to it",
-                   job->shards[lost].seat->name);
+                   job->shards[lost].entry->name);
 }
 
 static void ended(struct coord_job *job, const struct move_action *action, const char *text)
@@ -860,10 +860,10 @@ static void drop_parts(struct coord_job *job)
     CAIRN_EACH_SHARD (job, i) {
         if (i >= job->layouts.next->shard_count || has_next(job, i)) continue;
         log_info("job %s: shard %s is not one of its shards any more", job->spec.name,
-                 job->shards[i].seat->name);
+                 job->shards[i].entry->name);
         coord_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_LEFT, job->spec.name,
-                               job->shards[i].seat->name, "it has no part of the job any more");
-        coord_job_send_drop(job->cluster, job->shards[i].seat, job->id);
+                               job->shards[i].entry->name, "it has no part of the job any more");
+        coord_job_send_drop(job->cluster, job->shards[i].entry, job->id);
     }
 }
 
@@ -927,7 +927,7 @@ void coord_slice_shard_down(struct coord_job *job, uint32_t shard)
 {
     struct move_event event = { .kind = CAIRN_MOVE_SHARD_DOWN, .shard = shard };
     struct sentence text;
-    sentence_set(&text, "shard %s went away", job->shards[shard].seat->name);
+    sentence_set(&text, "shard %s went away", job->shards[shard].entry->name);
     if (job->reshard.move != NULL) happened(job, &event, text.text);
     // It was to join, and a layout that has it is not on its way to the store.
     if (shard < job->shard_count && shard >= job->layout->shard_count && !job->layouts.storing)
@@ -940,7 +940,7 @@ bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard)
     struct sentence text;
     if (!is_fresh(job, shard)) return false;
     job->shards[shard].lost = true;
-    sentence_set(&text, "shard %s was lost", job->shards[shard].seat->name);
+    sentence_set(&text, "shard %s was lost", job->shards[shard].entry->name);
     happened(job, &event, text.text);
     return true;
 }

@@ -23,13 +23,13 @@ struct coord_saved;
 
 /* A shard of the job as it is to be, by what it gets in proportion; 0: all goes off it. */
 struct coord_joiner {
-    struct coord_seat *seat;
+    struct coord_shard_entry *entry;
     double weight;
 };
 
 /* The wish that a run is to fulfil: the shards, and their weights. */
 struct coord_reshard_wish {
-    /* [count]: one of each shard of the job, by index, then those that join; holes have no seat */
+    /* [count]: one of each shard of the job, by index, then those that join; holes have no entry */
     struct coord_joiner *shards; /* owned */
     uint32_t count;
     double pause; /* a step may become longer by this part; 0: the default */
@@ -80,8 +80,8 @@ struct coord_reshard {
     bool publishing;       /* no round opens */
     bool busy;             /* an event of it is at work: no step begins in the middle of that */
     bool is_refused;       /* what was asked for was refused, and is asked for with the next tick */
-    /* cluster->seats_taken when it was last spread over the shards there are, and when that was refused */
-    uint64_t seats_seen, seats_refused;
+    /* cluster->arrivals when it was last spread over the shards there are, and when that was refused */
+    uint64_t arrivals_seen, arrivals_refused;
 
     struct move *move;       /* owned; NULL: no core */
     struct layout *prior;    /* owned: the layout before the slice; NULL: not known */
@@ -277,7 +277,7 @@ bool coord_extend_is(const struct coord_job *job, uint64_t key);
 /* The job is freed, or the extension given up. */
 void coord_extension_release(struct coord_job *job);
 /* JobSwitch: only the part of that generation stays on the shard. */
-void coord_job_send_switch(const struct coord_job *job, const struct coord_seat *seat,
+void coord_job_send_switch(const struct coord_job *job, const struct coord_shard_entry *entry,
                            uint64_t generation);
 
 /* ==== park ==== */
@@ -329,8 +329,8 @@ void coord_drains_forget(struct coord *cluster, const struct coord_session *sess
  * other jobs off them. True: there was one. */
 bool coord_drains_cancel(struct coord_job *job);
 /* The shard is here: does it leave? A process that was drained does still; another one of its name is new. */
-void coord_drain_come(struct coord *cluster, struct coord_seat *seat);
+void coord_drain_come(struct coord *cluster, struct coord_shard_entry *entry);
 /* The shard is gone: it does not leave any more. */
-void coord_drain_gone(struct coord *cluster, struct coord_seat *seat);
+void coord_drain_gone(struct coord *cluster, struct coord_shard_entry *entry);
 
 #endif

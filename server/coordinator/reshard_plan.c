@@ -56,10 +56,10 @@ static cairn_status judge(const struct coord_job *job, const struct coord_reshar
                          "the most: start the coordinator again, or restore a snapshot of the job",
                          CAIRN_JOB_JOINS_MAX, job->spec.name);
     for (uint32_t i = 0; i < wish->count; i++) {
-        if (wish->shards[i].seat == NULL || coord_seat_obeys(wish->shards[i].seat)) continue;
+        if (wish->shards[i].entry == NULL || coord_shard_obeys(wish->shards[i].entry)) continue;
         return fail_with(why, CAIRN_ERR_NOT_READY,
                          "shard %s is away: a re-sharding begins when all shards of it are here",
-                         wish->shards[i].seat->name);
+                         wish->shards[i].entry->name);
     }
     return judge_stage_0(job, wish, why);
 }
@@ -80,42 +80,42 @@ static uint64_t beside_state_max(const struct coord_job *job)
 {
     uint64_t most = 0;
     CAIRN_EACH_SHARD (job, s) {
-        const struct coord_seat *seat = job->shards[s].seat;
-        for (size_t i = 0; seat != NULL && i < seat->memory_count; i++)
-            if (is_of(&seat->memory[i], job) && beside_state(&seat->memory[i]) > most)
-                most = beside_state(&seat->memory[i]);
+        const struct coord_shard_entry *entry = job->shards[s].entry;
+        for (size_t i = 0; entry != NULL && i < entry->memory_count; i++)
+            if (is_of(&entry->memory[i], job) && beside_state(&entry->memory[i]) > most)
+                most = beside_state(&entry->memory[i]);
     }
     return most;
 }
 
 /* The bytes of its device that a shard may use for state of the job, if room for a slice stays
  * free; 0: it keeps none there. */
-static uint64_t device_capacity_of(const struct coord_job *job, const struct coord_seat *seat,
-                                   uint64_t slice_bytes)
+static uint64_t device_capacity_of(const struct coord_job *job,
+                                   const struct coord_shard_entry *entry, uint64_t slice_bytes)
 {
-    const struct coord_session *session = seat != NULL ? seat->session : NULL;
+    const struct coord_session *session = entry != NULL ? entry->session : NULL;
     if (session == NULL || session->home == NULL || session->home->total_bytes == 0 ||
         job->spec.offload_fraction > 0)
         return 0;
     uint64_t taken = session->home->taken_bytes + slice_bytes;
-    for (size_t i = 0; i < seat->memory_count; i++)
-        if (!is_of(&seat->memory[i], job)) taken += seat->memory[i].device;
+    for (size_t i = 0; i < entry->memory_count; i++)
+        if (!is_of(&entry->memory[i], job)) taken += entry->memory[i].device;
     return taken < session->home->total_bytes ? session->home->total_bytes - taken : 1;
 }
 
 /* The bytes of its memory that a shard may use for state of the job, if room for a slice stays
  * free; 0: not known. A shard that has just come has not yet said what is taken, so all of its
  * memory counts. */
-static uint64_t capacity_of(const struct coord_job *job, const struct coord_seat *seat,
+static uint64_t capacity_of(const struct coord_job *job, const struct coord_shard_entry *entry,
                             uint64_t slice_bytes)
 {
     uint64_t taken = slice_bytes;
     bool has_part = false;
-    const uint64_t device = device_capacity_of(job, seat, slice_bytes);
+    const uint64_t device = device_capacity_of(job, entry, slice_bytes);
     if (device > 0) return device;
-    if (seat == NULL || seat->memory_bytes == 0) return 0;
-    for (size_t i = 0; i < seat->memory_count; i++) {
-        const Cairn__MemoryTold *told = &seat->memory[i];
+    if (entry == NULL || entry->memory_bytes == 0) return 0;
+    for (size_t i = 0; i < entry->memory_count; i++) {
+        const Cairn__MemoryTold *told = &entry->memory[i];
         taken += beside_state(told);
         if (is_of(told, job))
             has_part = true;
@@ -123,7 +123,7 @@ static uint64_t capacity_of(const struct coord_job *job, const struct coord_seat
             taken += told->state + told->published;
     }
     if (!has_part) taken += beside_state_max(job);
-    return taken < seat->memory_bytes ? seat->memory_bytes - taken : 1;
+    return taken < entry->memory_bytes ? entry->memory_bytes - taken : 1;
 }
 
 /* ---- the target ---- */
@@ -140,7 +140,7 @@ static uint64_t bytes_of(const struct coord_job *job)
 static int is_in_haste(const struct coord_reshard_wish *wish)
 {
     for (uint32_t i = 0; i < wish->count; i++)
-        if (wish->shards[i].seat != NULL && wish->shards[i].seat->drain.request != 0) return 1;
+        if (wish->shards[i].entry != NULL && wish->shards[i].entry->drain.request != 0) return 1;
     return 0;
 }
 
@@ -171,10 +171,10 @@ static bool asked_init(struct asked *asked, const struct coord_job *job,
     const uint64_t all = bytes_of(job);
     const uint64_t slice_bytes = all < SLICE_BYTES_MAX ? all : SLICE_BYTES_MAX;
     for (uint32_t i = 0; i < wish->count; i++) {
-        const struct coord_seat *seat = wish->shards[i].seat;
-        asked->weights[i] = seat != NULL ? wish->shards[i].weight : 0;
-        asked->capacities[i] = capacity_of(job, seat, slice_bytes);
-        asked->names[i] = seat != NULL ? seat->name : "";
+        const struct coord_shard_entry *entry = wish->shards[i].entry;
+        asked->weights[i] = entry != NULL ? wish->shards[i].weight : 0;
+        asked->capacities[i] = capacity_of(job, entry, slice_bytes);
+        asked->names[i] = entry != NULL ? entry->name : "";
     }
     return true;
 }
@@ -352,10 +352,11 @@ static void say_waiting(const struct coord_job *job, struct sentence *out)
     else if (r->asking != NULL)
         sentence_set(out, "it waits for %s", r->asking);
     for (uint32_t i = 0; i < r->joiner_count; i++)
-        if (!coord_seat_obeys(r->joiners[i].seat))
-            sentence_set(out, "it waits for shard %s, which is not here", r->joiners[i].seat->name);
+        if (!coord_shard_obeys(r->joiners[i].entry))
+            sentence_set(out, "it waits for shard %s, which is not here",
+                         r->joiners[i].entry->name);
     CAIRN_EACH_SHARD (job, i) {
-        const char *name = job->shards[i].seat->name;
+        const char *name = job->shards[i].entry->name;
         say_slice_waiting(r, i, name, out);
         if (!job->shards[i].up) sentence_set(out, "it waits for shard %s", name);
     }
@@ -413,8 +414,8 @@ static bool view_plan(const struct coord_job *job, const struct coord_reshard_wi
     if (view->pairs == NULL || view->list == NULL) return false;
     for (size_t i = 0; i < report->pair_count; i++) {
         cairn__reshard_pair__init(&view->pairs[i]);
-        view->pairs[i].from = wish->shards[report->pairs[i].from].seat->name;
-        view->pairs[i].to = wish->shards[report->pairs[i].to].seat->name;
+        view->pairs[i].from = wish->shards[report->pairs[i].from].entry->name;
+        view->pairs[i].to = wish->shards[report->pairs[i].to].entry->name;
         view->pairs[i].bytes = report->pairs[i].bytes;
         view->list[i] = &view->pairs[i];
     }
@@ -432,7 +433,7 @@ static bool view_plan(const struct coord_job *job, const struct coord_reshard_wi
     out->pieces_fresh = report->pieces_fresh;
     out->afresh = report->afresh_count;
     out->slices = target->slices;
-    out->shards_before = job->seat_count;
+    out->shards_before = job->entry_count;
     out->shards_after = coord_reshard_wish_owners(wish);
     out->worst_step = 0;
     out->expected_s = coord_reshard_expected_s(job, target);
@@ -698,7 +699,7 @@ cairn_status coord_reshard_wish_of(const struct coord_job *job, struct coord_res
                               sizeof *wish_out->shards);
     if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < job->shard_count; i++)
-        wish_out->shards[wish_out->count++] = (struct coord_joiner) { job->shards[i].seat,
+        wish_out->shards[wish_out->count++] = (struct coord_joiner) { job->shards[i].entry,
                                                                       job->shards[i].weight };
     for (uint32_t i = 0; i < r->joiner_count; i++)
         wish_out->shards[wish_out->count++] = r->joiners[i];
@@ -714,41 +715,42 @@ uint32_t coord_reshard_wish_owners(const struct coord_reshard_wish *wish)
 
 /* ---- of what there is ---- */
 
-static struct coord_joiner *find(struct coord_reshard_wish *wish, const struct coord_seat *seat)
+static struct coord_joiner *find(struct coord_reshard_wish *wish,
+                                 const struct coord_shard_entry *entry)
 {
     for (uint32_t i = 0; i < wish->count; i++)
-        if (wish->shards[i].seat == seat) return &wish->shards[i];
+        if (wish->shards[i].entry == entry) return &wish->shards[i];
     return NULL;
 }
 
-static bool is_named(char *const *names, size_t count, const struct coord_seat *seat)
+static bool is_named(char *const *names, size_t count, const struct coord_shard_entry *entry)
 {
     size_t i = 0;
-    while (i < count && strcmp(names[i], seat->name) != 0) i++;
+    while (i < count && strcmp(names[i], entry->name) != 0) i++;
     return i < count;
 }
 
-static void add(struct coord_reshard_wish *wish, struct coord_seat *seat)
+static void add(struct coord_reshard_wish *wish, struct coord_shard_entry *entry)
 {
-    struct coord_joiner *there = find(wish, seat);
+    struct coord_joiner *there = find(wish, entry);
     if (there == NULL) there = &wish->shards[wish->count++];
-    *there = (struct coord_joiner) { seat, 1 };
+    *there = (struct coord_joiner) { entry, 1 };
 }
 
 cairn_status coord_reshard_wish_present(const struct coord_job *job,
                                         struct coord_reshard_wish *wish_out)
 {
     size_t room = job->shard_count + 1;
-    for (const struct coord_seat *s = job->cluster->seats; s != NULL; s = s->next) room++;
+    for (const struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) room++;
     *wish_out = (struct coord_reshard_wish) { .shards = calloc(room, sizeof *wish_out->shards) };
     if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < job->shard_count; i++) {
-        struct coord_seat *seat = job->shards[i].seat;
-        const bool unfit = seat != NULL && coord_seat_stays(seat) && coord_seat_unfit(seat) &&
-                           !coord_seat_fits(seat, &job->spec);
-        const bool goes = seat == NULL || seat->leaving || unfit;
+        struct coord_shard_entry *entry = job->shards[i].entry;
+        const bool unfit = entry != NULL && coord_shard_stays(entry) && coord_shard_unfit(entry) &&
+                           !coord_shard_fits(entry, &job->spec);
+        const bool goes = entry == NULL || entry->leaving || unfit;
         const double weight = goes ? 0 : 1;
-        wish_out->shards[wish_out->count++] = (struct coord_joiner) { seat, weight };
+        wish_out->shards[wish_out->count++] = (struct coord_joiner) { entry, weight };
     }
     return CAIRN_OK;
 }
@@ -756,53 +758,53 @@ cairn_status coord_reshard_wish_present(const struct coord_job *job,
 void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wish *wish)
 {
     if (job->spec.stage == 0 && coord_reshard_wish_owners(wish) > 0) return;
-    for (struct coord_seat *s = job->cluster->seats; s != NULL; s = s->next)
-        if (coord_seat_fits(s, &job->spec) &&
+    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next)
+        if (coord_shard_fits(s, &job->spec) &&
             (job->spec.stage != 0 || coord_reshard_wish_owners(wish) == 0))
             add(wish, s);
 }
 
 /* ---- of what operators say ---- */
 
-static struct coord_seat *seat_named(const struct coord *cluster, const char *name,
-                                     struct sentence *why)
+static struct coord_shard_entry *entry_named(const struct coord *cluster, const char *name,
+                                             struct sentence *why)
 {
-    struct coord_seat *seat = coord_seat_find(cluster, name);
-    if (seat == NULL)
+    struct coord_shard_entry *entry = coord_shard_find(cluster, name);
+    if (entry == NULL)
         sentence_set(why, "there is no shard \"%.128s\"; `cairn cluster status` lists them", name);
-    return seat;
+    return entry;
 }
 
-static const char *why_not(const struct coord_seat *seat)
+static const char *why_not(const struct coord_shard_entry *entry)
 {
-    if (seat->leaving) return "is being drained";
-    if (!coord_seat_stays(seat)) return "is not here";
-    return coord_seat_apart(seat) ? CAIRN_SEAT_APART_TEXT : "is unfit, since its device failed";
+    if (entry->leaving) return "is being drained";
+    if (!coord_shard_stays(entry)) return "is not here";
+    return coord_shard_apart(entry) ? CAIRN_SHARD_APART_TEXT : "is unfit, since its device failed";
 }
 
 static cairn_status take_names(const struct coord_job *job, const Cairn__ReshardAsk *ask,
                                struct coord_reshard_wish *wish, struct sentence *why)
 {
     for (size_t i = 0; i < ask->n_add; i++) {
-        struct coord_seat *seat = seat_named(job->cluster, ask->add[i], why);
-        if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
-        if (!coord_seat_fits(seat, &job->spec))
+        struct coord_shard_entry *entry = entry_named(job->cluster, ask->add[i], why);
+        if (entry == NULL) return CAIRN_ERR_NOT_FOUND;
+        if (!coord_shard_fits(entry, &job->spec))
             return fail_with(why, CAIRN_ERR_NOT_READY, "nothing can go to shard %s, which %s",
-                             seat->name, why_not(seat));
-        add(wish, seat);
+                             entry->name, why_not(entry));
+        add(wish, entry);
     }
     for (size_t i = 0; i < ask->n_drain; i++) {
-        const struct coord_seat *seat = seat_named(job->cluster, ask->drain[i], why);
-        if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
-        if (is_named(ask->add, ask->n_add, seat))
+        const struct coord_shard_entry *entry = entry_named(job->cluster, ask->drain[i], why);
+        if (entry == NULL) return CAIRN_ERR_NOT_FOUND;
+        if (is_named(ask->add, ask->n_add, entry))
             return fail_with(why, CAIRN_ERR_INVALID,
-                             "shard %s is to be added and drained: one of them", seat->name);
-        struct coord_joiner *there = find(wish, seat);
+                             "shard %s is to be added and drained: one of them", entry->name);
+        struct coord_joiner *there = find(wish, entry);
         if (there == NULL && ask->all) continue;
         if (there == NULL)
             return fail_with(why, CAIRN_ERR_INVALID,
                              "job %s has no part on shard %s: there is nothing to drain",
-                             job->spec.name, seat->name);
+                             job->spec.name, entry->name);
         there->weight = 0;
     }
     if (coord_reshard_wish_owners(wish) > 0) return CAIRN_OK;
@@ -817,7 +819,7 @@ static cairn_status take_count(const struct coord_job *job, const Cairn__Reshard
     uint32_t owners = coord_reshard_wish_owners(wish), here = 0;
     for (uint32_t i = wish->count; i-- > 0 && owners > ask->shards;) {
         struct coord_joiner *shard = &wish->shards[i];
-        if (shard->weight <= 0 || is_named(ask->add, ask->n_add, shard->seat)) continue;
+        if (shard->weight <= 0 || is_named(ask->add, ask->n_add, shard->entry)) continue;
         shard->weight = 0;
         owners--;
     }
@@ -826,10 +828,10 @@ static cairn_status take_count(const struct coord_job *job, const Cairn__Reshard
                          "%zu shards are to be added, and %" PRIu32
                          " are to have job %s in all: give a higher number",
                          ask->n_add, ask->shards, job->spec.name);
-    for (struct coord_seat *s = job->cluster->seats; s != NULL; s = s->next) {
-        here += coord_seat_fits(s, &job->spec);
+    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) {
+        here += coord_shard_fits(s, &job->spec);
         const struct coord_joiner *there = find(wish, s);
-        if (owners >= ask->shards || !coord_seat_fits(s, &job->spec) ||
+        if (owners >= ask->shards || !coord_shard_fits(s, &job->spec) ||
             is_named(ask->drain, ask->n_drain, s) || (there != NULL && there->weight > 0))
             continue;
         add(wish, s);
@@ -852,13 +854,13 @@ static cairn_status take_weights(const struct coord_job *job, const Cairn__Resha
                              "the weight of shard %.128s is %g: give a number above 0, at most "
                              "1000000; --drain takes everything off a shard",
                              w->name, w->weight);
-        const struct coord_seat *seat = seat_named(job->cluster, w->name, why);
-        if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
-        struct coord_joiner *there = find(wish, seat);
+        const struct coord_shard_entry *entry = entry_named(job->cluster, w->name, why);
+        if (entry == NULL) return CAIRN_ERR_NOT_FOUND;
+        struct coord_joiner *there = find(wish, entry);
         if (there == NULL || there->weight <= 0)
             return fail_with(why, CAIRN_ERR_INVALID,
                              "shard %s has a weight, and job %s is not to be on it: add it, too",
-                             seat->name, job->spec.name);
+                             entry->name, job->spec.name);
         there->weight = w->weight;
     }
     return CAIRN_OK;
@@ -895,15 +897,15 @@ static void take_in(struct coord_job *job)
     struct coord_reshard *r = &job->reshard;
     const uint32_t first = job->shard_count;
     for (uint32_t i = 0; i < r->joiner_count; i++) {
-        struct coord_seat *seat = r->joiners[i].seat;
-        coord_job_set_seat(job, first + i, seat);
+        struct coord_shard_entry *entry = r->joiners[i].entry;
+        coord_job_set_shard(job, first + i, entry);
         job->shards[first + i].weight = r->joiners[i].weight;
-        job->shards[first + i].incarnation = seat->incarnation;
+        job->shards[first + i].incarnation = entry->incarnation;
         job->shards[first + i].revision = job->spec.revision;
         job->shards[first + i].up = true;
         (void)coord_job_shard_moved(&job->shards[first + i]);
-        log_info("job %s: shard %s joins", job->spec.name, seat->name);
-        coord_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name, seat->name,
+        log_info("job %s: shard %s joins", job->spec.name, entry->name);
+        coord_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name, entry->name,
                                "it has a part of the job");
     }
     r->joiner_count = 0;
@@ -924,9 +926,9 @@ static void on_joined(struct coord_job *job, const void *about, cairn_status sta
     if (r->asking == NULL || r->serial != *(const uint32_t *)about) return;
     r->asking = NULL;
     for (uint32_t i = 0; i < r->joiner_count && status == CAIRN_OK; i++)
-        if (r->joiners[i].seat->session == NULL || r->joiners[i].seat->session->closing)
+        if (r->joiners[i].entry->session == NULL || r->joiners[i].entry->session->closing)
             status = fail_with(&why, CAIRN_ERR_CLOSED, "shard %s went away",
-                               r->joiners[i].seat->name);
+                               r->joiners[i].entry->name);
         else
             sentence_set(&why, "%s", text);
     if (status != CAIRN_OK) {
@@ -960,10 +962,10 @@ static void ask_all(struct coord_job *job, struct packed *layout, struct coord_g
                                          .version = last.version_after,
                                          .last = &last };
     for (uint32_t i = 0; i < job->reshard.joiner_count; i++) {
-        struct coord_seat *seat = job->reshard.joiners[i].seat;
+        struct coord_shard_entry *entry = job->reshard.joiners[i].entry;
         // Drop the part that an earlier run may have left on this shard: it is of no use.
-        coord_job_send_drop(job->cluster, seat, job->id);
-        coord_job_ask_create(job, &load, job->shard_count + i, seat, layout, gather);
+        coord_job_send_drop(job->cluster, entry, job->id);
+        coord_job_ask_create(job, &load, job->shard_count + i, entry, layout, gather);
     }
 }
 
@@ -989,12 +991,12 @@ void coord_reshard_unjoin(struct coord_job *job)
     while (job->shard_count > job->layout->shard_count && !job->layouts.storing) {
         const uint32_t shard = job->shard_count - 1;
         const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
-        struct coord_seat *seat = job->shards[shard].seat;
+        struct coord_shard_entry *entry = job->shards[shard].entry;
         const bool was_up = job->shards[shard].up;
         coord_members_forget_shard(job, shard);
-        coord_job_set_seat(job, shard, NULL);
+        coord_job_set_shard(job, shard, NULL);
         job->shard_count = shard;
-        coord_job_send_drop(job->cluster, seat, job->id);
+        coord_job_send_drop(job->cluster, entry, job->id);
         if (was_up && job->core != NULL) coord_job_event(job, &down);
     }
     coord_tiles_advance(job);
@@ -1020,21 +1022,21 @@ static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_r
 static void spread(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
-    const uint64_t seats = job->cluster->seats_taken;
+    const uint64_t entries = job->cluster->arrivals;
     struct coord_reshard_wish wish;
     struct sentence why;
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || r->running || !coord_job_shards_up(job) ||
-        !job->rounds.heard || r->seats_seen == seats ||
+        !job->rounds.heard || r->arrivals_seen == entries ||
         coord_reshard_wish_present(job, &wish) != CAIRN_OK)
         return;
     coord_reshard_wish_all(job, &wish);
     const cairn_status status = spread_if_uneven(job, &wish, &why);
     coord_reshard_wish_release(&wish);
     if (status == CAIRN_OK)
-        r->seats_seen = seats;
-    else if (r->seats_refused != seats)
+        r->arrivals_seen = entries;
+    else if (r->arrivals_refused != entries)
         log_warn("job %s is not spread over the shards that came: %s", job->spec.name, why.text);
-    if (status != CAIRN_OK) r->seats_refused = seats;
+    if (status != CAIRN_OK) r->arrivals_refused = entries;
 }
 
 void coord_reshard_spread(struct coord *cluster)

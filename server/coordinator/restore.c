@@ -808,26 +808,26 @@ bool coord_restore_on_part(struct coord_session *session, const Cairn__SnapshotP
     if (job == NULL) return r != NULL;
     CAIRN_EACH_SHARD (job, i) {
         struct sentence why = { "" };
-        if (job->shards[i].seat != session->seat || !part_is_open(r->parts[i])) continue;
+        if (job->shards[i].entry != session->entry || !part_is_open(r->parts[i])) continue;
         const cairn_status status = take_part(r, part, &why);
         if (status == CAIRN_OK && part->more) {
             r->parts[i] = CAIRN_PART_BEGUN;
-            coord_part_next(session->seat, part);
+            coord_part_next(session->entry, part);
         } else {
-            end_part(r, i, status, session->seat->name, why.text);
+            end_part(r, i, status, session->entry->name, why.text);
         }
         break;
     }
     return true;
 }
 
-void coord_restores_seat_gone(struct coord *cluster, const struct coord_seat *seat)
+void coord_restores_shard_gone(struct coord *cluster, const struct coord_shard_entry *entry)
 {
     for (struct coord_restore *r = cluster->restores; r != NULL; r = r->next) {
         const struct coord_job *job = coord_job_by_id(cluster, r->job_id);
         for (uint32_t i = 0; r->parts != NULL && job != NULL && i < job->shard_count; i++)
-            if (job->shards[i].seat == seat && part_is_open(r->parts[i]))
-                end_part(r, i, CAIRN_ERR_CLOSED, seat->name,
+            if (job->shards[i].entry == entry && part_is_open(r->parts[i]))
+                end_part(r, i, CAIRN_ERR_CLOSED, entry->name,
                          "it went away before it told what it had loaded");
     }
 }

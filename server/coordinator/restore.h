@@ -101,7 +101,7 @@ void coord_restores_close(struct coord *cluster);
 /* True: it is of what a restore has loaded. */
 bool coord_restore_on_part(struct coord_session *session, const Cairn__SnapshotPart *part);
 /* The shard is gone: what it was loading will not come. */
-void coord_restores_seat_gone(struct coord *cluster, const struct coord_seat *seat);
+void coord_restores_shard_gone(struct coord *cluster, const struct coord_shard_entry *entry);
 
 /* ---- for its own files ---- */
 
@@ -194,16 +194,16 @@ void coord_adopt_close(struct coord *cluster);
 
 /* A job that is to be adopted; what points into parts is good until the next HeldJobs. */
 struct coord_adoptee {
-    Cairn__HeldJob *best;       /* borrowed: of the newest spec */
-    struct coord_seat *from;    /* who has it */
-    struct marks marks;         /* the highest of all */
-    uint64_t generation, below; /* the one that is judged; it is older than that */
+    Cairn__HeldJob *best;           /* borrowed: of the newest spec */
+    struct coord_shard_entry *from; /* who has it */
+    struct marks marks;             /* the highest of all */
+    uint64_t generation, below;     /* the one that is judged; it is older than that */
     uint64_t version_generation, step, lowest_step;
     struct sentence refused; /* empty: it is whole */
     /* owned */
     char *name;
     struct stored_shard
-        *shards; /* [CAIRN_SEATS_MAX], shard_count of them; names borrowed of the seats */
+        *shards; /* [CAIRN_SHARD_ENTRIES_MAX], shard_count of them; names borrowed of the entries */
     uint32_t shard_count;
     struct paged spec, layout;
     uint64_t id, base_step;
@@ -222,7 +222,7 @@ struct coord_adoption {
     size_t job_count;
     size_t asked_count; /* of the jobs: their parts were asked for, or they are refused */
     char **
-        silent; /* owned: [silent_count], names borrowed of the seats: they did not say what they hold */
+        silent; /* owned: [silent_count], names borrowed of the entries: they did not say what they hold */
     size_t silent_count;
     struct stored_job *rows; /* owned: [row_count] */
     size_t row_count;

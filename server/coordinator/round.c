@@ -84,8 +84,8 @@ static void announce_shards(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
         struct coord_job_shard *s = &job->shards[i];
-        if (s->incarnation == 0 || s->seat->session == NULL) continue;
-        if (s->seat->incarnation != s->incarnation) continue;
+        if (s->incarnation == 0 || s->entry->session == NULL) continue;
+        if (s->entry->incarnation != s->incarnation) continue;
         s->up = true;
         (void)coord_job_shard_moved(s);
         const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = i };
@@ -780,7 +780,7 @@ static size_t list_shards(const struct coord_job *job, struct times_entry *entri
         step_ring_medians(&job->shards[s].times, &entry->told, entry->us);
         entry->told.of_shard = true;
         entry->told.number = s;
-        entry->told.name = job->shards[s].seat->name;
+        entry->told.name = job->shards[s].entry->name;
     }
     return count;
 }
@@ -811,7 +811,7 @@ static void mark_slowest(struct times_entry *entries, size_t count, uint32_t *va
 bool coord_times_show(const struct coord_job *job, struct times_view *view,
                       Cairn__JobStatus *status)
 {
-    const size_t most = job->members.count + (size_t)job->seat_count + 1;
+    const size_t most = job->members.count + (size_t)job->entry_count + 1;
     uint32_t *values = calloc(most, sizeof *values);
     view->entries = calloc(most, sizeof *view->entries);
     view->list = calloc(most, sizeof *view->list);

@@ -20,9 +20,9 @@
 
 #define ADMIN_IDLE_MS (10 * 60 * 1000)
 
-static cairn_status seat_claim(struct coord *cluster, struct cairn_peer *peer,
-                               const Cairn__Hello *hello, struct sentence *why);
-static bool seat_take(struct coord_session *session, const Cairn__Hello *hello);
+static cairn_status claim_entry(struct coord *cluster, struct cairn_peer *peer,
+                                const Cairn__Hello *hello, struct sentence *why);
+static bool take_entry(struct coord_session *session, const Cairn__Hello *hello);
 
 /* ---- Hello ---- */
 
@@ -138,7 +138,7 @@ static void admit(struct coord_session *session, Cairn__Hello *hello, uint32_t r
     struct cairn_peer *peer = session->peer;
     struct sentence why;
     cairn_status status = CAIRN_OK;
-    if (hello->role == CAIRN_ROLE_WIRE_SHARD) status = seat_claim(cluster, peer, hello, &why);
+    if (hello->role == CAIRN_ROLE_WIRE_SHARD) status = claim_entry(cluster, peer, hello, &why);
     if (status != CAIRN_OK) {
         peer_set_context(peer, NULL);
         free_session(session);
@@ -150,7 +150,7 @@ static void admit(struct coord_session *session, Cairn__Hello *hello, uint32_t r
     cluster->sessions = session;
     welcome(session, request);
     log_debug("%s %s connected from %s", role_name(session->role), session->name, peer_name(peer));
-    if (session->role == CAIRN_ROLE_WIRE_SHARD && !seat_take(session, hello)) {
+    if (session->role == CAIRN_ROLE_WIRE_SHARD && !take_entry(session, hello)) {
         session->closing = true;
         peer_finish(peer, CAIRN_ERR_NO_MEMORY, "no place for another shard");
     }
@@ -322,7 +322,7 @@ void coord_session_on_gone(struct cairn_peer *peer, cairn_status status, const c
     session->closing = true;
     forget_waits(session);
     while (session->members != NULL) coord_member_lost(session->members, why);
-    coord_seat_leave(session, status, why);
+    coord_shard_leave(session, status, why);
     free_session(session);
     if (!cluster->closing) coord_openings_advance(cluster);
 }
@@ -352,50 +352,51 @@ void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_m
     }
 }
 
-/* ==== seating ==== */
+/* ==== arrivals ==== */
 
 /* A shard comes, two come with one name, one goes for good: who sits where, and who hears of it. */
 
 /* A job that has a part there; NULL: none. */
-static const struct coord_job *user_of(const struct coord *cluster, const struct coord_seat *seat)
+static const struct coord_job *user_of(const struct coord *cluster,
+                                       const struct coord_shard_entry *entry)
 {
     const struct coord_job *job = cluster->jobs;
-    while (job != NULL && !coord_job_has_seat(job, seat)) job = job->next;
+    while (job != NULL && !coord_job_has_shard(job, entry)) job = job->next;
     return job;
 }
 
-/* A body that is not linked yet may hold a seat; an adoption has its name. */
+/* A body that is not linked yet may hold an entry; an adoption has its name. */
 static bool unknown_uses(const struct coord *cluster)
 {
     return cluster->restores != NULL || cluster->adoption != NULL;
 }
 
-static void remove_seat(struct coord *cluster, struct coord_seat *seat)
+static void remove_entry(struct coord *cluster, struct coord_shard_entry *entry)
 {
-    struct coord_seat **at = &cluster->seats;
-    while (*at != seat) at = &(*at)->next;
-    *at = seat->next;
-    coord_seat_free(seat);
+    struct coord_shard_entry **at = &cluster->shards;
+    while (*at != entry) at = &(*at)->next;
+    *at = entry->next;
+    coord_shard_free(entry);
 }
 
 /* One that went and that nobody needs is forgotten, so that passing strangers leave nothing. */
-static void drop_unused_seat(struct coord *cluster, struct coord_seat *seat)
+static void drop_unused_entry(struct coord *cluster, struct coord_shard_entry *entry)
 {
-    if (seat->session != NULL || user_of(cluster, seat) != NULL || unknown_uses(cluster)) return;
-    remove_seat(cluster, seat);
+    if (entry->session != NULL || user_of(cluster, entry) != NULL || unknown_uses(cluster)) return;
+    remove_entry(cluster, entry);
 }
 
-cairn_status coord_seat_forget(struct coord *cluster, const char *name, struct sentence *why)
+cairn_status coord_shard_forget(struct coord *cluster, const char *name, struct sentence *why)
 {
-    struct coord_seat *seat = coord_seat_find(cluster, name);
-    if (seat == NULL)
+    struct coord_shard_entry *entry = coord_shard_find(cluster, name);
+    if (entry == NULL)
         return fail_with(why, CAIRN_ERR_NOT_FOUND,
                          "there is no shard %.128s; `cairn cluster status`", name);
-    if (seat->session != NULL)
+    if (entry->session != NULL)
         return fail_with(why, CAIRN_ERR_BUSY,
                          "shard %s is connected from %s: end its process first", name,
-                         peer_name(seat->session->peer));
-    const struct coord_job *job = user_of(cluster, seat);
+                         peer_name(entry->session->peer));
+    const struct coord_job *job = user_of(cluster, entry);
     if (job != NULL)
         return fail_with(why, CAIRN_ERR_BUSY,
                          "job %s has a part on shard %s: restore it over other shards (`cairn "
@@ -407,49 +408,49 @@ cairn_status coord_seat_forget(struct coord *cluster, const char *name, struct s
                          "when that has ended");
     log_info("shard %s was forgotten by an operator", name);
     coord_event_note_shard(cluster, CAIRN_EVENT_FORGOTTEN, NULL, name, "by an operator");
-    remove_seat(cluster, seat);
+    remove_entry(cluster, entry);
     return CAIRN_OK;
 }
 
 static void tell_supervisor(const struct coord *cluster)
 {
     char text[96];
-    snprintf(text, sizeof text, "%" PRIu32 " of %" PRId64 " shards up", coord_seats_up(cluster),
+    snprintf(text, sizeof text, "%" PRIu32 " of %" PRId64 " shards up", coord_shards_up(cluster),
              cluster->options->shards);
     notify_status(text);
 }
 
-/* The seat stays, whoever sits there next. */
-static void unseat(struct coord_seat *seat)
+/* The entry stays, whoever sits there next. */
+static void vacate_entry(struct coord_shard_entry *entry)
 {
-    struct coord_session *session = seat->session;
-    session->seat = NULL;
-    seat->session = NULL;
+    struct coord_session *session = entry->session;
+    session->entry = NULL;
+    entry->session = NULL;
     uv_update_time(session->cluster->loop); // it may have been a while since that looked
-    seat->since_ms = uv_now(session->cluster->loop);
-    seat->gone_ms = coord_now_ms(session->cluster);
-    seat->probe = CAIRN_SEAT_UNASKED;
-    cairn__shard_stats__init(&seat->stats);
-    seat->has_stats = false;
-    seat->storage.text[0] = '\0';
-    seat->bytes_count = seat->memory_count = 0;
-    coord_seat_forget_parts(seat);
-    coord_drain_gone(session->cluster, seat);
-    coord_calls_seat_gone(seat);
+    entry->since_ms = uv_now(session->cluster->loop);
+    entry->gone_ms = coord_now_ms(session->cluster);
+    entry->probe = CAIRN_SEAT_UNASKED;
+    cairn__shard_stats__init(&entry->stats);
+    entry->has_stats = false;
+    entry->storage.text[0] = '\0';
+    entry->bytes_count = entry->memory_count = 0;
+    coord_shard_forget_parts(entry);
+    coord_drain_gone(session->cluster, entry);
+    coord_calls_shard_gone(entry);
     if (session->cluster->closing) return;
-    coord_jobs_seat_down(session->cluster, seat);
-    coord_restores_seat_gone(session->cluster, seat);
+    coord_jobs_shard_down(session->cluster, entry);
+    coord_restores_shard_gone(session->cluster, entry);
 }
 
-void coord_seat_leave(struct coord_session *session, cairn_status status, const char *why)
+void coord_shard_leave(struct coord_session *session, cairn_status status, const char *why)
 {
-    struct coord_seat *seat = session->seat;
-    if (seat == NULL) return;
-    seat->ended = status == CAIRN_ERR_CLOSED;
-    log_info("shard %s is away (%s)", seat->name, why);
-    coord_event_note_shard(session->cluster, CAIRN_EVENT_AWAY, NULL, seat->name, why);
-    unseat(seat);
-    drop_unused_seat(session->cluster, seat);
+    struct coord_shard_entry *entry = session->entry;
+    if (entry == NULL) return;
+    entry->ended = status == CAIRN_ERR_CLOSED;
+    log_info("shard %s is away (%s)", entry->name, why);
+    coord_event_note_shard(session->cluster, CAIRN_EVENT_AWAY, NULL, entry->name, why);
+    vacate_entry(entry);
+    drop_unused_entry(session->cluster, entry);
     tell_supervisor(session->cluster);
 }
 
@@ -470,17 +471,18 @@ static bool newcomer_holds(const struct coord *cluster, const Cairn__Hello *hell
     return false;
 }
 
-/* True if the shard on this seat holds something that may be wanted: what it came with, or a
+/* True if the shard on this entry holds something that may be wanted: what it came with, or a
  * part that it was given since. */
-static bool sitter_holds(const struct coord *cluster, const struct coord_seat *seat)
+static bool sitter_holds(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
-    for (size_t i = 0; i < seat->held_count; i++) {
-        if (may_want(cluster, seat->held[i].job, seat->held[i].generation)) return true;
+    for (size_t i = 0; i < entry->held_count; i++) {
+        if (may_want(cluster, entry->held[i].job, entry->held[i].generation)) return true;
     }
     for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
         CAIRN_EACH_SHARD (job, i) {
             const struct coord_job_shard *s = &job->shards[i];
-            if (s->seat == seat && (s->up || job->state == CAIRN_CLUSTER_JOB_CREATING)) return true;
+            if (s->entry == entry && (s->up || job->state == CAIRN_CLUSTER_JOB_CREATING))
+                return true;
         }
     }
     return false;
@@ -488,148 +490,148 @@ static bool sitter_holds(const struct coord *cluster, const struct coord_seat *s
 
 static void on_probed(void *context, cairn_status status, const char *why)
 {
-    struct coord_seat *seat = context;
+    struct coord_shard_entry *entry = context;
     (void)why; // any answer is one
-    if (status == CAIRN_ERR_CLOSED || seat->probe != CAIRN_SEAT_ASKED) return;
-    seat->probe = CAIRN_SEAT_ANSWERED;
+    if (status == CAIRN_ERR_CLOSED || entry->probe != CAIRN_SEAT_ASKED) return;
+    entry->probe = CAIRN_SEAT_ANSWERED;
 }
 
 /* Does it live? Its next frame alone would not say so: that may have been on its way for long. */
-static void ask_sitter(struct coord *cluster, struct coord_seat *seat)
+static void ask_sitter(struct coord *cluster, struct coord_shard_entry *entry)
 {
-    struct coord_gather *gather = coord_gather_open(cluster, on_probed, seat);
+    struct coord_gather *gather = coord_gather_open(cluster, on_probed, entry);
     if (gather == NULL) return; // the newcomer comes again
-    const uint32_t request = coord_gather_ask(gather, seat);
+    const uint32_t request = coord_gather_ask(gather, entry);
     const Cairn__Probe probe = CAIRN__PROBE__INIT;
-    seat->probe = CAIRN_SEAT_ASKED;
-    seat->asked_ms = coord_now_ms(cluster);
-    coord_session_send(seat->session, CAIRN_MSG_PROBE, request, &probe.base);
+    entry->probe = CAIRN_SEAT_ASKED;
+    entry->asked_ms = coord_now_ms(cluster);
+    coord_session_send(entry->session, CAIRN_MSG_PROBE, request, &probe.base);
     coord_gather_start(gather);
 }
 
-void coord_seats_tick(struct coord *cluster)
+void coord_shards_tick(struct coord *cluster)
 {
     const uint64_t now_ms = coord_now_ms(cluster);
     const uint64_t lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
-    for (struct coord_seat *seat = cluster->seats; seat != NULL; seat = seat->next) {
-        if (now_ms - seat->asked_ms < lease_ms) continue;
-        if (seat->probe == CAIRN_SEAT_ANSWERED) seat->probe = CAIRN_SEAT_UNASKED; // that was then
-        if (seat->probe != CAIRN_SEAT_ASKED) continue;
-        seat->probe = CAIRN_SEAT_SILENT;
-        seat->session->closing = true;
-        peer_close(seat->session->peer, CAIRN_ERR_TIMEOUT,
+    for (struct coord_shard_entry *entry = cluster->shards; entry != NULL; entry = entry->next) {
+        if (now_ms - entry->asked_ms < lease_ms) continue;
+        if (entry->probe == CAIRN_SEAT_ANSWERED) entry->probe = CAIRN_SEAT_UNASKED; // that was then
+        if (entry->probe != CAIRN_SEAT_ASKED) continue;
+        entry->probe = CAIRN_SEAT_SILENT;
+        entry->session->closing = true;
+        peer_close(entry->session->peer, CAIRN_ERR_TIMEOUT,
                    "it did not answer for %" PRIu64 " ms, and another shard of its name came",
-                   now_ms - seat->asked_ms);
+                   now_ms - entry->asked_ms);
     }
 }
 
 /* Who sits there leaves. It is told to end, or nothing: it may hold what is wanted, and come back. */
-static void replace_sitter(struct coord_seat *seat, const char *newcomer, bool ends)
+static void replace_sitter(struct coord_shard_entry *entry, const char *newcomer, bool ends)
 {
-    struct coord_session *sitter = seat->session;
+    struct coord_session *sitter = entry->session;
     struct sentence why;
     sentence_set(&why,
                  "the shard %s at %s holds parts of jobs and this process none: it ends, for "
                  "names must be unique",
-                 seat->name, newcomer);
+                 entry->name, newcomer);
     if (ends) coord_session_error(sitter, 0, CAIRN_ERR_FENCED, why.text);
     sitter->closing = true;
     peer_finish(sitter->peer, ends ? CAIRN_ERR_FENCED : CAIRN_ERR_CLOSED,
-                "shard %s connected from %s", seat->name, newcomer);
+                "shard %s connected from %s", entry->name, newcomer);
     sentence_set(&why, "a process of its name came from %s", newcomer);
-    coord_event_note_shard(sitter->cluster, CAIRN_EVENT_AWAY, NULL, seat->name, why.text);
-    unseat(seat);
+    coord_event_note_shard(sitter->cluster, CAIRN_EVENT_AWAY, NULL, entry->name, why.text);
+    vacate_entry(entry);
 }
 
-static cairn_status refuse_newcomer(struct coord_seat *seat, const char *newcomer,
+static cairn_status refuse_newcomer(struct coord_shard_entry *entry, const char *newcomer,
                                     enum seat_verdict verdict, struct sentence *why)
 {
-    const char *sitter = peer_name(seat->session->peer);
+    const char *sitter = peer_name(entry->session->peer);
     if (verdict == CAIRN_SEAT_WAITS) {
         return fail_with(why, CAIRN_ERR_BUSY,
                          "a shard %s is connected from %s: it is asked whether it lives",
-                         seat->name, sitter);
+                         entry->name, sitter);
     }
-    seat->probe = CAIRN_SEAT_UNASKED;
+    entry->probe = CAIRN_SEAT_UNASKED;
     if (verdict == CAIRN_SEAT_ENDS) {
-        log_warn("a second shard %s came from %s, the one at %s lives: refused", seat->name,
+        log_warn("a second shard %s came from %s, the one at %s lives: refused", entry->name,
                  newcomer, sitter);
         return fail_with(why, CAIRN_ERR_FENCED,
                          "the shard %s at %s lives, and names must be unique: end that one first, "
                          "or give this one another name (shard.name)",
-                         seat->name, sitter);
+                         entry->name, sitter);
     }
     sentence_set(why, "the one at %s serves, the one at %s waits for its place", sitter, newcomer);
-    if (seat->claimed_ms == 0) // it comes again and again
-        coord_event_note_shard(seat->session->cluster, CAIRN_EVENT_CLAIMED, NULL, seat->name,
+    if (entry->claimed_ms == 0) // it comes again and again
+        coord_event_note_shard(entry->session->cluster, CAIRN_EVENT_CLAIMED, NULL, entry->name,
                                why->text);
-    snprintf(seat->claimant, sizeof seat->claimant, "%s", newcomer);
-    seat->claimed_ms = coord_now_ms(seat->session->cluster);
-    log_limited(&seat->claims, CAIRN_LOG_WARN,
+    snprintf(entry->claimant, sizeof entry->claimant, "%s", newcomer);
+    entry->claimed_ms = coord_now_ms(entry->session->cluster);
+    log_limited(&entry->claims, CAIRN_LOG_WARN,
                 "two shards are named %s and both hold parts of jobs: the one at %s serves, "
                 "the one at %s waits for its place",
-                seat->name, sitter, newcomer);
+                entry->name, sitter, newcomer);
     return fail_with(why, CAIRN_ERR_BUSY,
                      "the shard %s at %s lives and holds parts of jobs, as this process does: end "
                      "the one whose jobs you can do without",
-                     seat->name, sitter);
+                     entry->name, sitter);
 }
 
-/* May the shard that says this Hello have its seat? CAIRN_OK: nobody has it now. CAIRN_ERR_BUSY: it is to
+/* May the shard that says this Hello have its entry? CAIRN_OK: nobody has it now. CAIRN_ERR_BUSY: it is to
  * come again. CAIRN_ERR_FENCED: its process is to end. */
-static cairn_status seat_claim(struct coord *cluster, struct cairn_peer *peer,
-                               const Cairn__Hello *hello, struct sentence *why)
+static cairn_status claim_entry(struct coord *cluster, struct cairn_peer *peer,
+                                const Cairn__Hello *hello, struct sentence *why)
 {
-    struct coord_seat *seat = coord_seat_find(cluster, hello->name);
-    if (seat == NULL || seat->session == NULL) return CAIRN_OK;
+    struct coord_shard_entry *entry = coord_shard_find(cluster, hello->name);
+    if (entry == NULL || entry->session == NULL) return CAIRN_OK;
     const struct seat_claim claim = { .taken = true,
-                                      .same = seat->incarnation == hello->incarnation,
+                                      .same = entry->incarnation == hello->incarnation,
                                       .newcomer_holds = newcomer_holds(cluster, hello),
-                                      .sitter_holds = sitter_holds(cluster, seat),
-                                      .probe = seat->probe };
+                                      .sitter_holds = sitter_holds(cluster, entry),
+                                      .probe = entry->probe };
     enum seat_verdict verdict = seat_judge(&claim);
     if (verdict == CAIRN_SEAT_TAKES || verdict == CAIRN_SEAT_RELIEVES) {
-        replace_sitter(seat, peer_name(peer), verdict == CAIRN_SEAT_RELIEVES);
+        replace_sitter(entry, peer_name(peer), verdict == CAIRN_SEAT_RELIEVES);
         return CAIRN_OK;
     }
     if (verdict == CAIRN_SEAT_PROBES) {
-        ask_sitter(cluster, seat);
+        ask_sitter(cluster, entry);
         verdict = CAIRN_SEAT_WAITS;
     }
-    return refuse_newcomer(seat, peer_name(peer), verdict, why);
+    return refuse_newcomer(entry, peer_name(peer), verdict, why);
 }
 
 /* ---- it sits down ---- */
 
-static void note_reach(struct coord_seat *seat)
+static void note_reach(struct coord_shard_entry *entry)
 {
-    const char *kind = fabric_address_kind(seat->fabric_address, seat->fabric_address_bytes);
-    seat->is_networked = strcmp(kind, "auto") == 0 || strcmp(kind, "ucx") == 0;
-    seat->is_mapped = strcmp(kind, "mapped") == 0;
-    seat->apart_said = false;
-    if (!fabric_address_host(seat->fabric_address, seat->fabric_address_bytes, seat->host,
-                             sizeof seat->host))
-        seat->host[0] = '\0';
+    const char *kind = fabric_address_kind(entry->fabric_address, entry->fabric_address_bytes);
+    entry->is_networked = strcmp(kind, "auto") == 0 || strcmp(kind, "ucx") == 0;
+    entry->is_mapped = strcmp(kind, "mapped") == 0;
+    entry->apart_said = false;
+    if (!fabric_address_host(entry->fabric_address, entry->fabric_address_bytes, entry->host,
+                             sizeof entry->host))
+        entry->host[0] = '\0';
 }
 
 /* One that came may be apart, or make others so. */
 static void say_apart(struct coord *cluster)
 {
-    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
-        const bool is_apart = coord_seat_apart(s);
-        if (is_apart && !s->apart_said) log_warn("shard %s " CAIRN_SEAT_APART_TEXT, s->name);
+    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
+        const bool is_apart = coord_shard_apart(s);
+        if (is_apart && !s->apart_said) log_warn("shard %s " CAIRN_SHARD_APART_TEXT, s->name);
         s->apart_said = is_apart;
     }
 }
 
 /* It has it: the jobs hear of it. False: no place, or no memory. */
-static bool seat_take(struct coord_session *session, const Cairn__Hello *hello)
+static bool take_entry(struct coord_session *session, const Cairn__Hello *hello)
 {
     struct coord *cluster = session->cluster;
-    struct coord_seat *seat = coord_seat_get(cluster, session->name);
+    struct coord_shard_entry *entry = coord_shard_get(cluster, session->name);
     uint8_t *address = malloc(session->fabric_address_bytes + 1);
     struct seat_part *held = calloc(2 * hello->n_held + 1, sizeof *held);
-    if (seat == NULL || address == NULL || held == NULL) {
+    if (entry == NULL || address == NULL || held == NULL) {
         free(address);
         free(held);
         return false;
@@ -641,32 +643,32 @@ static bool seat_take(struct coord_session *session, const Cairn__Hello *hello)
                                                part->next_layout_hash };
     }
     memcpy(address, session->fabric_address, session->fabric_address_bytes);
-    free(seat->fabric_address);
-    free(seat->held);
-    seat->fabric_address = address;
-    seat->fabric_address_bytes = session->fabric_address_bytes;
-    note_reach(seat);
-    seat->held = held;
-    seat->held_count = 2 * hello->n_held;
+    free(entry->fabric_address);
+    free(entry->held);
+    entry->fabric_address = address;
+    entry->fabric_address_bytes = session->fabric_address_bytes;
+    note_reach(entry);
+    entry->held = held;
+    entry->held_count = 2 * hello->n_held;
     coord_event_note_shard(
-        cluster, seat->incarnation == session->incarnation ? CAIRN_EVENT_BACK : CAIRN_EVENT_UP,
-        NULL, seat->name, peer_name(session->peer));
-    seat->incarnation = session->incarnation;
-    seat->since_ms = session->since_ms;
-    seat->session = session;
-    seat->memory_bytes = hello->memory_bytes;
-    coord_drain_come(cluster, seat);
-    cluster->seats_taken++;
-    seat->claimed_ms = 0;
-    session->seat = seat;
-    const bool obeys = coord_seat_judge(cluster, seat, hello);
-    log_info("shard %s is up at %s (%" PRIu32 " of %" PRId64 ")", seat->name,
-             peer_name(session->peer), coord_seats_up(cluster), cluster->options->shards);
+        cluster, entry->incarnation == session->incarnation ? CAIRN_EVENT_BACK : CAIRN_EVENT_UP,
+        NULL, entry->name, peer_name(session->peer));
+    entry->incarnation = session->incarnation;
+    entry->since_ms = session->since_ms;
+    entry->session = session;
+    entry->memory_bytes = hello->memory_bytes;
+    coord_drain_come(cluster, entry);
+    cluster->arrivals++;
+    entry->claimed_ms = 0;
+    session->entry = entry;
+    const bool obeys = coord_shard_judge_hello(cluster, entry, hello);
+    log_info("shard %s is up at %s (%" PRIu32 " of %" PRId64 ")", entry->name,
+             peer_name(session->peer), coord_shards_up(cluster), cluster->options->shards);
     tell_supervisor(cluster);
     say_apart(cluster);
     if (!obeys) return true;
-    coord_seat_clean(cluster, seat, hello);
-    coord_jobs_seat_up(cluster, seat, hello->held, hello->n_held);
+    coord_shard_clean(cluster, entry, hello);
+    coord_jobs_shard_up(cluster, entry, hello->held, hello->n_held);
     return true;
 }
 

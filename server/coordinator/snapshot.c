@@ -91,12 +91,12 @@ static cairn_status take_part(struct coord_snapshot *snapshot, const Cairn__Snap
     return status;
 }
 
-void coord_part_next(const struct coord_seat *seat, const Cairn__SnapshotPart *part)
+void coord_part_next(const struct coord_shard_entry *entry, const Cairn__SnapshotPart *part)
 {
     Cairn__SnapshotPartNext next = CAIRN__SNAPSHOT_PART_NEXT__INIT;
     next.job = part->job;
     next.snapshot = part->snapshot;
-    coord_session_send(seat->session, CAIRN_MSG_SNAPSHOT_PART_NEXT, 0, &next.base);
+    coord_session_send(entry->session, CAIRN_MSG_SNAPSHOT_PART_NEXT, 0, &next.base);
 }
 
 void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__SnapshotPart *part)
@@ -107,16 +107,16 @@ void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__
         snapshot->stage != CAIRN_SNAPSHOT_PINNED)
         return;
     if (!part_is_open(snapshot->parts[shard])) return;
-    const struct coord_seat *seat = job->shards[shard].seat;
+    const struct coord_shard_entry *entry = job->shards[shard].entry;
     const cairn_status status = take_part(snapshot, part,
                                           snapshot->parts[shard] == CAIRN_PART_AWAITED, &why);
     if (status == CAIRN_OK && part->more && snapshot->status == CAIRN_OK) {
         snapshot->parts[shard] = CAIRN_PART_BEGUN;
-        coord_part_next(seat, part);
+        coord_part_next(entry, part);
         return;
     }
     snapshot->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
-    if (status != CAIRN_OK) coord_snapshot_fail(snapshot, status, seat->name, why.text);
+    if (status != CAIRN_OK) coord_snapshot_fail(snapshot, status, entry->name, why.text);
     coord_snapshot_advance(snapshot);
 }
 
@@ -138,10 +138,10 @@ bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out)
     if (snapshot != NULL && snapshot->making_folder)
         sentence_set(out, "the disk of snapshots.path");
     CAIRN_EACH_SHARD (job, i) {
-        is_away |= job->shards[i].seat->session == NULL;
+        is_away |= job->shards[i].entry->session == NULL;
         if (snapshot == NULL || !part_is_open(snapshot->parts[i])) continue;
         sentence_add(out, "%sshard %s", out->text[0] != '\0' ? ", " : "",
-                     job->shards[i].seat->name);
+                     job->shards[i].entry->name);
     }
     return is_away && out->text[0] != '\0';
 }
@@ -193,10 +193,10 @@ static cairn_status judge_storage(const struct coord_job *job, struct sentence *
     const char *said = job->cluster->storage.watch.said.text;
     if (said[0] != '\0') return fail_with(why, CAIRN_ERR_IO, "%s", said);
     CAIRN_EACH_SHARD (job, i) {
-        const struct coord_seat *seat = job->shards[i].seat;
-        if (seat->storage.text[0] != '\0')
-            return fail_with(why, CAIRN_ERR_IO, "shard %s cannot save: %s", seat->name,
-                             seat->storage.text);
+        const struct coord_shard_entry *entry = job->shards[i].entry;
+        if (entry->storage.text[0] != '\0')
+            return fail_with(why, CAIRN_ERR_IO, "shard %s cannot save: %s", entry->name,
+                             entry->storage.text);
     }
     return CAIRN_OK;
 }
@@ -323,7 +323,7 @@ static cairn_status fill_manifest(struct coord_snapshot *snapshot)
     m->origin = job->origin;
     m->created_unix_s = wall_unix_s();
     m->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC ? job->id : 0;
-    m->shard_count = job->seat_count;
+    m->shard_count = job->entry_count;
     m->nonfinite = coord_halts_damage(job);
     if (snapshot->cause == CAIRN_SNAPSHOT_PERIODIC &&
         m->nonfinite.nonfinite > 0) // it was not when the snapshot began
@@ -344,11 +344,11 @@ static void send_pins(struct coord_snapshot *snapshot)
     CAIRN_EACH_SHARD (snapshot->job, i) {
         const struct coord_job_shard *s = &snapshot->job->shards[i];
         if (!s->up) {
-            coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, s->seat->name, "it is away");
+            coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, s->entry->name, "it is away");
             continue;
         }
         snapshot->parts[i] = CAIRN_PART_AWAITED;
-        coord_session_send(s->seat->session, CAIRN_MSG_PIN, 0, &pin.base);
+        coord_session_send(s->entry->session, CAIRN_MSG_PIN, 0, &pin.base);
     }
 }
 
@@ -432,7 +432,7 @@ static bool ask_all(struct coord_job *job, uint64_t number)
     message.job = job->id;
     message.snapshot = number;
     CAIRN_EACH_SHARD (job, i) {
-        (void)coord_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PIN_PREPARE, &message.base);
+        (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_PIN_PREPARE, &message.base);
     }
     coord_gather_start(gather);
     return true;
@@ -505,9 +505,9 @@ void coord_snapshot_unprepare(struct coord_job *job)
     message.snapshot = job->snapshots.ahead;
     message.path = wire_text("");
     CAIRN_EACH_SHARD (job, i) {
-        const struct coord_seat *seat = job->shards[i].seat;
-        if (seat->session != NULL)
-            coord_session_send(seat->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
+        const struct coord_shard_entry *entry = job->shards[i].entry;
+        if (entry->session != NULL)
+            coord_session_send(entry->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
     }
     job->snapshots.ahead = 0;
 }
@@ -516,12 +516,13 @@ void coord_snapshot_unprepare(struct coord_job *job)
 
 /* How far a snapshot is: what shards tell of it with their heartbeats. */
 
-static void take(struct coord_job *job, const struct coord_seat *seat, const Cairn__PinTold *told)
+static void take(struct coord_job *job, const struct coord_shard_entry *entry,
+                 const Cairn__PinTold *told)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
     if (snapshot == NULL || snapshot->number != told->snapshot) return;
     CAIRN_EACH_SHARD (job, i) {
-        if (job->shards[i].seat != seat) continue;
+        if (job->shards[i].entry != entry) continue;
         // A shard that says more than can be is shown as one that is done.
         const uint64_t total = told->total_bytes < UINT64_MAX / 65536 ? told->total_bytes : 0;
         snapshot->progress[i] = (struct snapshot_progress) {
@@ -532,12 +533,12 @@ static void take(struct coord_job *job, const struct coord_seat *seat, const Cai
     }
 }
 
-void coord_snapshot_on_progress(struct coord *cluster, const struct coord_seat *seat,
+void coord_snapshot_on_progress(struct coord *cluster, const struct coord_shard_entry *entry,
                                 const Cairn__Heartbeat *message)
 {
     for (size_t i = 0; i < message->n_pins; i++) {
         struct coord_job *job = coord_job_by_id(cluster, message->pins[i]->job);
-        if (job != NULL) take(job, seat, message->pins[i]);
+        if (job != NULL) take(job, entry, message->pins[i]);
     }
 }
 
@@ -583,7 +584,7 @@ static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *
     cairn__snapshot_status__init(out);
     out->job = snapshot->job->spec.name;
     out->state = wire_text(state);
-    out->shards = snapshot->job->seat_count;
+    out->shards = snapshot->job->entry_count;
     out->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC;
     if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) return; // neither version nor manifest
     out->generation = snapshot->version.generation;

@@ -86,7 +86,8 @@ struct coord_cost {
     uint32_t next, count;
 };
 
-/* A step of the job has ended, and took job->pace.last_us; before anybody begins a snapshot at its version. */
+/* A step of the job has ended, and took job->pace.last_us; before anybody begins a snapshot at its
+ * version. */
 void coord_cost_note_step(struct coord_job *job);
 /* The snapshot has ended, well or not. */
 void coord_cost_ended(const struct coord_snapshot *snapshot);
@@ -127,7 +128,7 @@ cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
 void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_version version);
 void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__SnapshotPart *part);
 /* Takes note of what a shard's heartbeat says about snapshots. */
-void coord_snapshot_on_progress(struct coord *cluster, const struct coord_seat *seat,
+void coord_snapshot_on_progress(struct coord *cluster, const struct coord_shard_entry *entry,
                                 const Cairn__Heartbeat *message);
 /* How far the shards of the job's snapshot are together, as they told last. */
 struct snapshot_progress {
@@ -166,8 +167,8 @@ void coord_snapshot_close(struct coord_job *job);
 
 /* ==== digests ==== */
 
-/* The digests that shards send of a job's state, and the content root that they come to: of a snapshot, and of
- * what a restore has loaded. */
+/* The digests that shards send of a job's state, and the content root that they come to: of a snapshot, and
+ * of what a restore has loaded. */
 
 #define CAIRN_DIGESTS_MAX ((size_t)16 << 20)
 
@@ -298,11 +299,11 @@ void coord_snapshot_free(struct coord_snapshot *snapshot);
 
 /* ---- snapshot.c ---- */
 
-/* The content root of what the parts said, into the manifest, and for a snapshot the manifest onto
- * storage; on failure the folder is removed. Any thread: touches the snapshot alone, and its copy of the spec. */
+/* The content root of what the parts said, into the manifest, and for a snapshot the manifest onto storage;
+ * on failure the folder is removed. Any thread: touches the snapshot alone, and its copy of the spec. */
 void coord_snapshot_work(struct coord_work *work);
 /* A shard's SnapshotPart was taken: it is asked for the next one of it. */
-void coord_part_next(const struct coord_seat *seat, const Cairn__SnapshotPart *part);
+void coord_part_next(const struct coord_shard_entry *entry, const Cairn__SnapshotPart *part);
 /* Its own failure, as a status. */
 cairn_status coord_part_failed(const Cairn__SnapshotPart *part, struct sentence *why);
 /* A status message with the texts that are made for it; the others are borrowed. */
@@ -357,10 +358,10 @@ void coord_parting_snapshot_ended(const struct coord_snapshot *snapshot);
  * buffers_every the version is the one that a write makes after the step, which has the buffers, too.
  *
  * Which are periodic is in their manifests, with the number of the job, so that the count goes on after a
- * restart, and neither what somebody asked for nor what another job of the name has left is ever removed. Old
- * ones go when a newer one is committed, never before. One that fails, or is due while another snapshot runs, is
- * said, and the next is tried at its step. While results of the job are not finite (round.h) none is
- * taken. Training waits for none of it. */
+ * restart, and neither what somebody asked for nor what another job of the name has left is ever removed.
+ * Old ones go when a newer one is committed, never before. One that fails, or is due while another snapshot
+ * runs, is said, and the next is tried at its step. While results of the job are not finite (round.h) none
+ * is taken. Training waits for none of it. */
 
 /* A job's snapshots: the one under way, and when the next is due. */
 struct coord_snapshots {

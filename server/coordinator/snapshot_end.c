@@ -19,8 +19,9 @@
 /* How snapshots end: answered; failed; given up, by themselves or by an operator's word. See snapshot.h.
  *
  * One that fails is given up on every shard, and ends when they have said so. Nobody is waited for without
- * an end: a shard that is away before anything is pinned, or that does not answer once the snapshot has failed
- * (its disk hangs), has a lease to come back; for a snapshot that cannot end holds up restores and amendments. */
+ * an end: a shard that is away before anything is pinned, or that does not answer once the snapshot has
+ * failed (its disk hangs), has a lease to come back; for a snapshot that cannot end holds up restores and
+ * amendments. */
 
 static void periodic_ended(const struct coord_snapshot *snapshot);
 
@@ -59,10 +60,11 @@ void coord_snapshot_tell_folder(const struct coord_snapshot *snapshot, const cha
     message.snapshot = snapshot->number;
     message.path = wire_text(path);
     CAIRN_EACH_SHARD (snapshot->job, i) {
-        const struct coord_seat *seat = snapshot->job->shards[i].seat;
-        const bool is_prepared = snapshot->stage == CAIRN_SNAPSHOT_PINNING && seat->session != NULL;
+        const struct coord_shard_entry *entry = snapshot->job->shards[i].entry;
+        const bool is_prepared = snapshot->stage == CAIRN_SNAPSHOT_PINNING &&
+                                 entry->session != NULL;
         if (part_is_open(snapshot->parts[i]) || is_prepared)
-            coord_session_send(seat->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
+            coord_session_send(entry->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
     }
 }
 
@@ -168,7 +170,7 @@ void coord_snapshot_shard_gone(struct coord_job *job, uint32_t shard)
     if (snapshot == NULL || snapshot->stage != CAIRN_SNAPSHOT_PINNED) return;
     if (!part_is_open(snapshot->parts[shard])) return;
     snapshot->parts[shard] = CAIRN_PART_NONE;
-    coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, job->shards[shard].seat->name,
+    coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, job->shards[shard].entry->name,
                         "it went away while writing");
     coord_snapshot_advance(snapshot);
 }
@@ -213,20 +215,20 @@ void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
     if (snapshot == NULL || snapshot->stage != CAIRN_SNAPSHOT_PINNING) return;
-    coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, job->shards[shard].seat->name,
+    coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, job->shards[shard].entry->name,
                         "it restarted without its part");
     end_now(snapshot);
 }
 
 /* The first shard that may never do what the snapshot waits for; NULL: all is as it should be. */
-static const struct coord_seat *stuck_at(const struct coord_snapshot *snapshot)
+static const struct coord_shard_entry *stuck_at(const struct coord_snapshot *snapshot)
 {
     CAIRN_EACH_SHARD (snapshot->job, i) {
         const struct coord_job_shard *s = &snapshot->job->shards[i];
         const bool stuck = snapshot->stage == CAIRN_SNAPSHOT_PINNING
                                ? !s->up
                                : snapshot->status != CAIRN_OK && part_is_open(snapshot->parts[i]);
-        if (stuck) return s->seat;
+        if (stuck) return s->entry;
     }
     return NULL;
 }
@@ -237,7 +239,7 @@ static bool is_any_silent(const struct coord_job *job)
     const uint64_t now_ms = coord_now_ms(job->cluster);
     const uint64_t most_ms = (uint64_t)job->cluster->options->lease_timeout_ms / 2;
     CAIRN_EACH_SHARD (job, i) {
-        const struct coord_session *session = job->shards[i].seat->session;
+        const struct coord_session *session = job->shards[i].entry->session;
         if (session == NULL || now_ms - session->last_frame_ms >= most_ms) return true;
     }
     return false;
@@ -260,17 +262,17 @@ void coord_snapshot_tick(struct coord_job *job)
     coord_snapshot_resume(job, coord_pace_nears_step(job));
     struct coord_snapshot *snapshot = job->snapshots.running;
     if (snapshot == NULL || snapshot->stage == CAIRN_SNAPSHOT_WORKING) return;
-    const struct coord_seat *seat = stuck_at(snapshot);
+    const struct coord_shard_entry *entry = stuck_at(snapshot);
     const uint64_t now_ms = coord_now_ms(job->cluster);
     const uint64_t patience_ms = (uint64_t)job->cluster->options->lease_timeout_ms;
-    if (seat == NULL || snapshot->stuck_ms == 0) {
-        snapshot->stuck_ms = seat != NULL ? now_ms + 1 : 0; // not 0
+    if (entry == NULL || snapshot->stuck_ms == 0) {
+        snapshot->stuck_ms = entry != NULL ? now_ms + 1 : 0; // not 0
         return;
     }
     if (now_ms < snapshot->stuck_ms + patience_ms) return;
     struct sentence text;
     sentence_set(&text, "it is away for longer than lease.timeout, %" PRIu64 " ms", patience_ms);
-    coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, seat->name, text.text);
+    coord_snapshot_fail(snapshot, CAIRN_ERR_CLOSED, entry->name, text.text);
     end_now(snapshot);
 }
 

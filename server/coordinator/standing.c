@@ -55,75 +55,78 @@ static bool was_dropped(const struct coord *cluster, uint64_t job)
     return false;
 }
 
-bool coord_seat_obeys(const struct coord_seat *seat)
+bool coord_shard_obeys(const struct coord_shard_entry *entry)
 {
-    return seat->session != NULL && seat->standing == CAIRN_STANDING_GOOD;
+    return entry->session != NULL && entry->standing == CAIRN_STANDING_GOOD;
 }
 
-bool coord_seat_unfit(const struct coord_seat *seat)
+bool coord_shard_unfit(const struct coord_shard_entry *entry)
 {
-    const struct coord_session *session = seat->session;
+    const struct coord_session *session = entry->session;
     return session != NULL && session->home != NULL && session->home->failed[0] != '\0';
 }
 
-bool coord_seat_stays(const struct coord_seat *seat)
+bool coord_shard_stays(const struct coord_shard_entry *entry)
 {
-    return coord_seat_obeys(seat) && !seat->leaving;
+    return coord_shard_obeys(entry) && !entry->leaving;
 }
 
-bool coord_seat_apart(const struct coord_seat *seat)
+bool coord_shard_apart(const struct coord_shard_entry *entry)
 {
-    if (seat->session == NULL || !seat->is_mapped) return false;
-    for (const struct coord_seat *s = seat->session->cluster->seats; s != NULL; s = s->next)
-        if (s->is_networked && coord_seat_stays(s) && strcmp(s->host, seat->host) != 0) return true;
+    if (entry->session == NULL || !entry->is_mapped) return false;
+    for (const struct coord_shard_entry *s = entry->session->cluster->shards; s != NULL;
+         s = s->next)
+        if (s->is_networked && coord_shard_stays(s) && strcmp(s->host, entry->host) != 0)
+            return true;
     return false;
 }
 
-bool coord_seat_fits(const struct coord_seat *seat, const struct job_spec_data *spec)
+bool coord_shard_fits(const struct coord_shard_entry *entry, const struct job_spec_data *spec)
 {
     const bool uses_device = spec == NULL || spec->offload_fraction < 1;
-    return coord_seat_stays(seat) && !(uses_device && coord_seat_unfit(seat)) &&
-           !coord_seat_apart(seat);
+    return coord_shard_stays(entry) && !(uses_device && coord_shard_unfit(entry)) &&
+           !coord_shard_apart(entry);
 }
 
-const char *coord_seat_standing_text(const struct coord_seat *seat)
+const char *coord_shard_standing_text(const struct coord_shard_entry *entry)
 {
-    return seat->standing == CAIRN_STANDING_FOREIGN
+    return entry->standing == CAIRN_STANDING_FOREIGN
                ? "it holds state of another store; `cairn cluster status` lists it, `cairn cluster "
                  "adopt` takes it"
                : "it has obeyed a newer coordinator: this one's store is an older copy; `cairn "
                  "cluster adopt` takes what the shards hold";
 }
 
-bool coord_seat_judge(struct coord *cluster, struct coord_seat *seat, const Cairn__Hello *hello)
+bool coord_shard_judge_hello(struct coord *cluster, struct coord_shard_entry *entry,
+                             const Cairn__Hello *hello)
 {
     const struct coordinator_id ours = cluster->identity.id;
-    seat->seen = (struct coordinator_id) { hello->store, hello->coordinator_incarnation,
-                                           hello->coordinator_process };
-    seat->standing = standing_of(&ours, &seat->seen);
-    if (hello->store == 0 && hello->n_held > 0) seat->standing = CAIRN_STANDING_FOREIGN;
+    entry->seen = (struct coordinator_id) { hello->store, hello->coordinator_incarnation,
+                                            hello->coordinator_process };
+    entry->standing = standing_of(&ours, &entry->seen);
+    if (hello->store == 0 && hello->n_held > 0) entry->standing = CAIRN_STANDING_FOREIGN;
     for (size_t i = 0; i < hello->n_held; i++)
-        seat->parts_awaited |= coord_job_by_id(cluster, hello->held[i]->job) == NULL;
-    if (seat->standing == CAIRN_STANDING_GOOD) return true;
+        entry->parts_awaited |= coord_job_by_id(cluster, hello->held[i]->job) == NULL;
+    if (entry->standing == CAIRN_STANDING_GOOD) return true;
     log_warn("shard %s is not used: %s (store %016" PRIx64 ", start %" PRIu64
              "; here it is store %016" PRIx64 ", start %" PRIu64 ")",
-             seat->name, coord_seat_standing_text(seat), seat->seen.store, seat->seen.incarnation,
-             ours.store, ours.incarnation);
+             entry->name, coord_shard_standing_text(entry), entry->seen.store,
+             entry->seen.incarnation, ours.store, ours.incarnation);
     return false;
 }
 
-void coord_seat_forget_parts(struct coord_seat *seat)
+void coord_shard_forget_parts(struct coord_shard_entry *entry)
 {
-    if (seat->parts != NULL) message_free(&seat->parts->base);
-    seat->parts = NULL;
-    seat->parts_awaited = false;
-    seat->parts_told = 0;
+    if (entry->parts != NULL) message_free(&entry->parts->base);
+    entry->parts = NULL;
+    entry->parts_awaited = false;
+    entry->parts_told = 0;
 }
 
-bool coord_seat_held(struct coord_session *session, const struct wire_frame *frame)
+bool coord_shard_take_held(struct coord_session *session, const struct wire_frame *frame)
 {
-    struct coord_seat *seat = session->seat;
-    if (seat == NULL) return true;
+    struct coord_shard_entry *entry = session->entry;
+    if (entry == NULL) return true;
     Cairn__HeldJobs *held = (Cairn__HeldJobs *)message_unpack(&cairn__held_jobs__descriptor,
                                                               frame->payload, frame->payload_bytes);
     if (held == NULL) return false;
@@ -133,45 +136,46 @@ bool coord_seat_held(struct coord_session *session, const struct wire_frame *fra
         return false;
     }
     // A list that nobody asked for is newer than the one that was: what was asked stays answered.
-    const uint32_t told = frame->request != 0 ? frame->request : seat->parts_told;
-    coord_seat_forget_parts(seat);
-    seat->parts = held;
-    seat->parts_told = told;
-    coord_calls_reply(seat, frame->request, CAIRN_OK, "");
+    const uint32_t told = frame->request != 0 ? frame->request : entry->parts_told;
+    coord_shard_forget_parts(entry);
+    entry->parts = held;
+    entry->parts_told = told;
+    coord_calls_reply(entry, frame->request, CAIRN_OK, "");
     return true;
 }
 
 /* True if the shard's part is of no use any more: the job was restored onto other shards while
  * this one was away, or the part went off it. If our store is behind the shard's layout, the
  * shard has seen a higher epoch, so this is false. */
-static bool was_left_behind(const struct coord_job *job, const struct coord_seat *seat,
+static bool was_left_behind(const struct coord_job *job, const struct coord_shard_entry *entry,
                             const Cairn__HeldJob *held)
 {
     const bool is_older = held->generation <= job->generation && held->epoch <= job->epoch;
-    return job->state == CAIRN_CLUSTER_JOB_RUNNING && is_older && !coord_job_has_seat(job, seat);
+    return job->state == CAIRN_CLUSTER_JOB_RUNNING && is_older && !coord_job_has_shard(job, entry);
 }
 
-void coord_seat_clean(struct coord *cluster, struct coord_seat *seat, const Cairn__Hello *hello)
+void coord_shard_clean(struct coord *cluster, struct coord_shard_entry *entry,
+                       const Cairn__Hello *hello)
 {
     for (size_t i = 0; i < hello->n_held; i++) {
         const Cairn__HeldJob *held = hello->held[i];
         const struct coord_job *job = coord_job_by_id(cluster, held->job);
-        if (job != NULL && was_left_behind(job, seat, held)) {
+        if (job != NULL && was_left_behind(job, entry, held)) {
             log_info("shard %s holds generation %" PRIu64
                      " of job %s, which is on other shards now: dropped",
-                     seat->name, held->generation, job->spec.name);
-            coord_job_send_drop(cluster, seat, held->job);
+                     entry->name, held->generation, job->spec.name);
+            coord_job_send_drop(cluster, entry, held->job);
         }
         if (job != NULL) continue;
         const bool dropped = was_dropped(cluster, held->job);
         if (dropped || held->unsettled) {
-            log_info("shard %s holds job %016" PRIx64 ", which %s here: dropped", seat->name,
+            log_info("shard %s holds job %016" PRIx64 ", which %s here: dropped", entry->name,
                      held->job, dropped ? "was dropped" : "was never finished");
-            coord_job_send_drop(cluster, seat, held->job);
+            coord_job_send_drop(cluster, entry, held->job);
         } else {
             log_warn("shard %s holds job %016" PRIx64
                      ", which this store does not know; `cairn cluster status` lists it",
-                     seat->name, held->job);
+                     entry->name, held->job);
         }
     }
 }
@@ -189,13 +193,13 @@ struct marks coord_job_marks(const struct coord_job *job)
 /* ---- strangers ---- */
 
 /* The part is one that we do not act on: `why` says so. */
-static bool is_strange(const struct coord_seat *seat, const Cairn__HeldJob *part,
+static bool is_strange(const struct coord_shard_entry *entry, const Cairn__HeldJob *part,
                        struct sentence *why)
 {
-    const struct coord *cluster = seat->session->cluster;
-    if (seat->standing != CAIRN_STANDING_GOOD) {
+    const struct coord *cluster = entry->session->cluster;
+    if (entry->standing != CAIRN_STANDING_GOOD) {
         sentence_set(why, "%s",
-                     seat->standing == CAIRN_STANDING_FOREIGN
+                     entry->standing == CAIRN_STANDING_FOREIGN
                          ? "of another store"
                          : "of this store, by a newer coordinator");
         return true;
@@ -215,7 +219,7 @@ bool coord_job_is_strange(const struct coord *cluster, const char *name, struct 
 {
     struct sentence strange;
     size_t count = 0;
-    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
+    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
         if (s->session == NULL) continue;
         if (s->parts_awaited) {
             sentence_set(why, "waiting to hear what shard %s holds", s->name);
@@ -237,16 +241,16 @@ bool coord_job_is_strange(const struct coord *cluster, const char *name, struct 
     return true;
 }
 
-static void add_strangers(struct coord_strangers *strangers, const struct coord_seat *seat)
+static void add_strangers(struct coord_strangers *strangers, const struct coord_shard_entry *entry)
 {
-    for (size_t i = 0; seat->session != NULL && seat->parts != NULL && i < seat->parts->n_held;
+    for (size_t i = 0; entry->session != NULL && entry->parts != NULL && i < entry->parts->n_held;
          i++) {
         struct sentence *text = &strangers->texts[strangers->count];
         Cairn__StrangePart *out = &strangers->parts[strangers->count];
-        Cairn__HeldJob *part = seat->parts->held[i];
-        if (strangers->count == PARTS_MAX || !is_strange(seat, part, text)) continue;
+        Cairn__HeldJob *part = entry->parts->held[i];
+        if (strangers->count == PARTS_MAX || !is_strange(entry, part, text)) continue;
         cairn__strange_part__init(out);
-        out->shard = seat->name;
+        out->shard = entry->name;
         out->part = part;
         out->why = text->text;
         strangers->list[strangers->count++] = out;
@@ -263,7 +267,7 @@ bool coord_strangers_init(struct coord_strangers *strangers, const struct coord 
         coord_strangers_release(strangers);
         return false;
     }
-    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
         add_strangers(strangers, s);
     return true;
 }
@@ -284,15 +288,16 @@ static bool is_named(const Cairn__HeldJob *part, const char *job)
     return strcmp(part->name, job) == 0 || strcmp(number, job) == 0;
 }
 
-/* Tells the shard to drop a part. The shard answers with what it holds still, the seat's new list. */
-static void forget_part(struct coord *cluster, struct coord_seat *seat, const Cairn__HeldJob *part)
+/* Tells the shard to drop a part. The shard answers with what it holds still, the entry's new list. */
+static void forget_part(struct coord *cluster, struct coord_shard_entry *entry,
+                        const Cairn__HeldJob *part)
 {
     Cairn__PartDrop drop = CAIRN__PART_DROP__INIT;
     drop.job = part->job;
     drop.generation = part->generation;
-    log_info("shard %s drops generation %" PRIu64 " of job %s, by the operator's word", seat->name,
+    log_info("shard %s drops generation %" PRIu64 " of job %s, by the operator's word", entry->name,
              part->generation, part->name);
-    coord_session_send(seat->session, CAIRN_MSG_PART_DROP, coord_request_new(cluster), &drop.base);
+    coord_session_send(entry->session, CAIRN_MSG_PART_DROP, coord_request_new(cluster), &drop.base);
 }
 
 void coord_forget(struct coord_session *session, uint32_t request,
@@ -320,79 +325,79 @@ void coord_forget(struct coord_session *session, uint32_t request,
         coord_session_send(session, CAIRN_MSG_CLUSTER_FORGOTTEN, request, &forgotten.base);
     }
     for (size_t i = 0; i < forgotten.n_parts && !message->plan; i++)
-        forget_part(cluster, coord_seat_find(cluster, forgotten.parts[i]->shard),
+        forget_part(cluster, coord_shard_find(cluster, forgotten.parts[i]->shard),
                     forgotten.parts[i]->part);
     coord_strangers_release(&strangers);
 }
 
-/* ==== seats ==== */
+/* ==== entries ==== */
 
 /* Shards by name, there or away. */
 
-uint32_t coord_seats_up(const struct coord *cluster)
+uint32_t coord_shards_up(const struct coord *cluster)
 {
     uint32_t count = 0;
-    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
-        count += coord_seat_obeys(s);
+    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
+        count += coord_shard_obeys(s);
     }
     return count;
 }
 
-uint32_t coord_seats_staying(const struct coord *cluster, const struct job_spec_data *spec,
-                             bool storing)
+uint32_t coord_shards_staying(const struct coord *cluster, const struct job_spec_data *spec,
+                              bool storing)
 {
     uint32_t count = 0;
-    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
-        count += coord_seat_fits(s, spec) && (!storing || s->storage.text[0] == '\0');
+    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
+        count += coord_shard_fits(s, spec) && (!storing || s->storage.text[0] == '\0');
     return count;
 }
 
-struct coord_seat *coord_seat_find(const struct coord *cluster, const char *name)
+struct coord_shard_entry *coord_shard_find(const struct coord *cluster, const char *name)
 {
-    struct coord_seat *seat = cluster->seats;
-    while (seat != NULL && strcmp(seat->name, name) != 0) seat = seat->next;
-    return seat;
+    struct coord_shard_entry *entry = cluster->shards;
+    while (entry != NULL && strcmp(entry->name, name) != 0) entry = entry->next;
+    return entry;
 }
 
-struct coord_seat *coord_seat_get(struct coord *cluster, const char *name)
+struct coord_shard_entry *coord_shard_get(struct coord *cluster, const char *name)
 {
     size_t count = 0;
-    struct coord_seat **at = &cluster->seats;
+    struct coord_shard_entry **at = &cluster->shards;
     for (; *at != NULL && strcmp((*at)->name, name) < 0; at = &(*at)->next) count++;
     if (*at != NULL && strcmp((*at)->name, name) == 0) return *at;
-    for (const struct coord_seat *s = *at; s != NULL; s = s->next) count++;
-    if (count >= CAIRN_SEATS_MAX) return NULL;
-    struct coord_seat *seat = calloc(1, sizeof *seat);
-    if (seat == NULL || (seat->name = strdup(name)) == NULL) {
-        free(seat);
+    for (const struct coord_shard_entry *s = *at; s != NULL; s = s->next) count++;
+    if (count >= CAIRN_SHARD_ENTRIES_MAX) return NULL;
+    struct coord_shard_entry *entry = calloc(1, sizeof *entry);
+    if (entry == NULL || (entry->name = strdup(name)) == NULL) {
+        free(entry);
         return NULL;
     }
-    cairn__shard_stats__init(&seat->stats);
-    TAILQ_INIT(&seat->calls);
-    seat->since_ms = uv_now(cluster->loop);
-    seat->gone_ms = coord_now_ms(cluster);
-    seat->next = *at;
-    *at = seat;
-    return seat;
+    cairn__shard_stats__init(&entry->stats);
+    TAILQ_INIT(&entry->calls);
+    entry->since_ms = uv_now(cluster->loop);
+    entry->gone_ms = coord_now_ms(cluster);
+    entry->next = *at;
+    *at = entry;
+    return entry;
 }
 
-void coord_seat_free(struct coord_seat *seat)
+void coord_shard_free(struct coord_shard_entry *entry)
 {
-    coord_seat_forget_parts(seat);
-    coord_waiters_release(&seat->drain.waiters);
-    coord_waiters_release(&seat->drain.begun);
-    free(seat->fabric_address);
-    free(seat->bytes);
-    free(seat->memory);
-    free(seat->held);
-    free(seat->name);
-    free(seat);
+    coord_shard_forget_parts(entry);
+    coord_waiters_release(&entry->drain.waiters);
+    coord_waiters_release(&entry->drain.begun);
+    free(entry->fabric_address);
+    free(entry->bytes);
+    free(entry->memory);
+    free(entry->held);
+    free(entry->name);
+    free(entry);
 }
 
-bool coord_seat_claimed(const struct coord *cluster, const struct coord_seat *seat)
+bool coord_shard_claimed(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     const uint64_t recent_ms = (uint64_t)cluster->options->lease_timeout_ms;
-    return seat->claimed_ms != 0 && coord_now_ms(cluster) - seat->claimed_ms < recent_ms;
+    return entry->claimed_ms != 0 && coord_now_ms(cluster) - entry->claimed_ms < recent_ms;
 }
 
 /* ==== places ==== */
@@ -408,15 +413,15 @@ static void add_place(struct coord_places *places, const struct fabric_place *pl
 
 /* Adds where a shard listens. If it listens on no network, loopback is added, so that workers
  * know that they need no network for it. */
-static void add_places(struct coord_places *places, const struct coord_seat *seat)
+static void add_places(struct coord_places *places, const struct coord_shard_entry *entry)
 {
     struct fabric_place place;
     int i = 0;
     for (; places->count < CAIRN_CLUSTER_PLACES_MAX &&
-           fabric_address_place(seat->fabric_address, seat->fabric_address_bytes, i, &place);
+           fabric_address_place(entry->fabric_address, entry->fabric_address_bytes, i, &place);
          i++)
         add_place(places, &place);
-    const char *kind = fabric_address_kind(seat->fabric_address, seat->fabric_address_bytes);
+    const char *kind = fabric_address_kind(entry->fabric_address, entry->fabric_address_bytes);
     if (strcmp(kind, "mapped") == 0 && places->count < CAIRN_CLUSTER_PLACES_MAX &&
         fabric_place_of("lo", CAIRN_PLACE_MAPPED, &place))
         add_place(places, &place);
@@ -425,8 +430,8 @@ static void add_places(struct coord_places *places, const struct coord_seat *sea
 void coord_places_find(const struct coord *cluster, struct coord_places *out)
 {
     out->count = 0;
-    const bool any = coord_seats_up(cluster) > 0;
-    for (const struct coord_seat *seat = cluster->seats;
-         seat != NULL && out->count < CAIRN_CLUSTER_PLACES_MAX; seat = seat->next)
-        if (!any || seat->session != NULL) add_places(out, seat);
+    const bool any = coord_shards_up(cluster) > 0;
+    for (const struct coord_shard_entry *entry = cluster->shards;
+         entry != NULL && out->count < CAIRN_CLUSTER_PLACES_MAX; entry = entry->next)
+        if (!any || entry->session != NULL) add_places(out, entry);
 }

@@ -783,11 +783,12 @@ static struct stored_shard *copy_shards(const struct coord_job *job, uint32_t co
         const struct coord_joiner *joiner = i < job->shard_count
                                                 ? NULL
                                                 : &job->reshard.joiners[i - job->shard_count];
-        const struct coord_seat *seat = joiner != NULL ? joiner->seat : job->shards[i].seat;
-        const bool is_hole = seat == NULL ||
+        const struct coord_shard_entry *entry = joiner != NULL ? joiner->entry
+                                                               : job->shards[i].entry;
+        const bool is_hole = entry == NULL ||
                              (next != NULL && i < next->shard_count &&
                               cairn_is_hole(job->layouts.next_gone, next->shard_count, i));
-        shards[i].name = is_hole ? "" : seat->name;
+        shards[i].name = is_hole ? "" : entry->name;
         shards[i].weight = joiner != NULL ? joiner->weight : job->shards[i].weight;
     }
     struct stored_shard *copies = store_copy(CAIRN_STORE_SHARDS, shards, count);

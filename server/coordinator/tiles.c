@@ -236,7 +236,7 @@ static const struct coord_tile_list *list_of(const struct coord_member *m)
 
 static bool all_know(const struct coord_member *m)
 {
-    return m->tiles.knowing == m->job->seat_count;
+    return m->tiles.knowing == m->job->entry_count;
 }
 
 /* A MemberTiles on its way. */
@@ -270,7 +270,7 @@ static void settle(struct coord_job *job);
 static void on_told(struct coord_job *job, const void *about, cairn_status status, const char *why)
 {
     const struct telling telling = *(const struct telling *)about;
-    if (telling.shard >= job->shard_count || job->shards[telling.shard].seat == NULL) return;
+    if (telling.shard >= job->shard_count || job->shards[telling.shard].entry == NULL) return;
     size_t *told_bytes = &job->shards[telling.shard].tiles.told_bytes;
     *told_bytes -= telling.bytes < *told_bytes ? telling.bytes
                                                : *told_bytes; // another may join there
@@ -298,7 +298,7 @@ static size_t told_bytes(const struct coord_tile_list *list)
 static void tell(struct coord_member *member, uint32_t shard, const struct coord_tile_list *list)
 {
     struct coord_job *job = member->job;
-    struct coord_seat *seat = job->shards[shard].seat;
+    struct coord_shard_entry *entry = job->shards[shard].entry;
     const size_t bytes = told_bytes(list);
     const struct telling telling = { member->id, bytes, shard, member->tiles.serial };
     struct coord_gather *gather = coord_gather_open_job(job, on_told, &telling, sizeof telling);
@@ -311,10 +311,10 @@ static void tell(struct coord_member *member, uint32_t shard, const struct coord
     message.tiles_hash = list->hash;
     message.tiles_bytes = list->packed != NULL ? list->packed->size : 0;
     message.world = job->tiles.world;
-    const uint32_t request = coord_gather_ask(gather, seat);
-    coord_session_send(seat->session, CAIRN_MSG_MEMBER_TILES, request, &message.base);
+    const uint32_t request = coord_gather_ask(gather, entry);
+    coord_session_send(entry->session, CAIRN_MSG_MEMBER_TILES, request, &message.base);
     if (list->packed != NULL)
-        coord_session_pages(seat->session, request, CAIRN_PAGE_TILES, list->packed);
+        coord_session_pages(entry->session, request, CAIRN_PAGE_TILES, list->packed);
     coord_gather_start(gather);
 }
 
@@ -326,7 +326,7 @@ static void tell_more(struct coord_job *job, uint32_t shard)
     for (; s->tiles.next != NULL; s->tiles.next = s->tiles.next->next_of_job) {
         const struct coord_tile_list *list = list_of(s->tiles.next);
         if (list == NULL || s->tiles.next->tiles.known_to[shard] != UNKNOWN) continue;
-        if (s->seat->session == NULL || s->seat->session->closing) return;
+        if (s->entry->session == NULL || s->entry->session->closing) return;
         if (s->tiles.told_bytes > 0 && s->tiles.told_bytes + told_bytes(list) > TELL_AHEAD_BYTES)
             return;
         tell(s->tiles.next, shard, list);

@@ -116,7 +116,7 @@ static bool add_name(const void *context, bool is_shard, uint32_t number, struct
     const struct coord_job *job = context;
     const struct coord_member *worker = NULL;
     if (is_shard) {
-        sentence_add(out, "shard %s", job->shards[number].seat->name);
+        sentence_add(out, "shard %s", job->shards[number].entry->name);
         return true;
     }
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
@@ -132,15 +132,15 @@ static bool add_name(const void *context, bool is_shard, uint32_t number, struct
 /* Says what the job waits for when a shard came back without its part. */
 static void say_part(const struct coord_job *job, uint32_t shard, struct sentence *out)
 {
-    const struct coord_seat *seat = job->shards[shard].seat;
-    const char *sitter = peer_name(seat->session->peer);
-    sentence_set(out, "the part of shard %s: the one at %s came without it", seat->name, sitter);
-    if (!coord_seat_claimed(job->cluster, seat)) return;
+    const struct coord_shard_entry *entry = job->shards[shard].entry;
+    const char *sitter = peer_name(entry->session->peer);
+    sentence_set(out, "the part of shard %s: the one at %s came without it", entry->name, sitter);
+    if (!coord_shard_claimed(job->cluster, entry)) return;
     sentence_add(
         out,
         ", and holds parts of other jobs; the one at %s has it and waits for the name: end the one "
         "at %s and this job goes on, or restore a snapshot of this job and end the other",
-        seat->claimant, sitter);
+        entry->claimant, sitter);
 }
 
 void coord_job_waiting(const struct coord_job *job, struct sentence *out)
@@ -153,11 +153,11 @@ void coord_job_waiting(const struct coord_job *job, struct sentence *out)
     }
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_job_shard *s = &job->shards[i];
-        if (coord_seat_obeys(s->seat) && s->missed_ms == 0) continue;
-        if (!coord_seat_obeys(s->seat))
-            sentence_set(out, "shard %s (%s)", s->seat->name,
-                         s->seat->session == NULL ? "it is away"
-                                                  : coord_seat_standing_text(s->seat));
+        if (coord_shard_obeys(s->entry) && s->missed_ms == 0) continue;
+        if (!coord_shard_obeys(s->entry))
+            sentence_set(out, "shard %s (%s)", s->entry->name,
+                         s->entry->session == NULL ? "it is away"
+                                                   : coord_shard_standing_text(s->entry));
         else
             say_part(job, i, out);
         return;
@@ -216,8 +216,8 @@ static bool has(const struct coord_unheard *unheard, const char *name)
 /* NULL: the shard is away. Then it is known that nothing comes from it, and nobody need say so. */
 static const struct coord_session *session_of(const struct coord *cluster, const char *name)
 {
-    const struct coord_seat *seat = coord_seat_find(cluster, name);
-    return seat != NULL ? seat->session : NULL;
+    const struct coord_shard_entry *entry = coord_shard_find(cluster, name);
+    return entry != NULL ? entry->session : NULL;
 }
 
 /* NULL: there is none of them to be named. */
@@ -329,8 +329,8 @@ static void add(const struct coord_job *job, const struct coord_session *session
     size_t named = 0;
     for (size_t i = 0; unheard != NULL && i < unheard->count; i++) {
         const char *name = unheard->list[i].name;
-        const struct coord_seat *seat = coord_seat_find(job->cluster, name);
-        if (seat == NULL || seat->session == NULL || !coord_job_has_seat(job, seat)) continue;
+        const struct coord_shard_entry *entry = coord_shard_find(job->cluster, name);
+        if (entry == NULL || entry->session == NULL || !coord_job_has_shard(job, entry)) continue;
         if (named++ > 0)
             sentence_add(out, ", %s", name);
         else
@@ -344,7 +344,7 @@ void coord_unheard_of_job(const struct coord_job *job, struct sentence *out)
     out->text[0] = '\0';
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         add(job, m->session, out);
-    CAIRN_EACH_SHARD (job, i) add(job, job->shards[i].seat->session, out);
+    CAIRN_EACH_SHARD (job, i) add(job, job->shards[i].entry->session, out);
 }
 
 /* ==== straggler ==== */

@@ -300,7 +300,7 @@ void fake_shards_up(struct fake_cluster *fake, uint32_t count)
 
 static bool is_seated(const struct fake_cluster *fake, const char *name)
 {
-    const struct coord_seat *seat = coord_seat_find(fake->cluster, name);
+    const struct coord_shard_entry *seat = coord_shard_find(fake->cluster, name);
     return seat != NULL && seat->session != NULL;
 }
 

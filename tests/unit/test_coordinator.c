@@ -577,7 +577,7 @@ TEST(a_shard_says_what_it_holds_in_as_many_hellos_as_that_takes)
     for (uint32_t said = 0; said < 1000; said += 100)
         say_part_of_hello(&peer, "many", said, 100, 900 - said);
     message_free(fake_expect(&fake, &peer, CAIRN_MSG_WELCOME, peer.last_request));
-    const struct coord_seat *seat = coord_seat_find(fake.cluster, "many");
+    const struct coord_shard_entry *seat = coord_shard_find(fake.cluster, "many");
     ck_assert_ptr_nonnull(seat);
     ck_assert_uint_eq(seat->held_count, 2 * 1000);
     ck_assert_uint_eq(seat->held[2 * 999].job, 1000);
@@ -605,7 +605,7 @@ TEST(a_hello_that_does_not_go_on_as_it_began_ends_the_connection)
             fake_peer_read(&peer);
             while (fake_peer_next(&peer, &frame)) ck_abort_msg("an answer");
         }
-        ck_assert_ptr_null(coord_seat_find(fake.cluster, "many"));
+        ck_assert_ptr_null(coord_shard_find(fake.cluster, "many"));
         fake_peer_close(&peer);
     }
 }

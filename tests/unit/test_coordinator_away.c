@@ -55,7 +55,7 @@ TEST(a_drain_that_is_asked_of_a_coordinator_that_has_just_started_waits_for_the_
     fake_expect_silence(&fake, &admin, 0);
     fake_shard_up(&fake, 1);
     message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
-    ck_assert(coord_seat_find(fake.cluster, "s1")->leaving);
+    ck_assert(coord_shard_find(fake.cluster, "s1")->leaving);
 }
 
 /* ---- forgotten ---- */
@@ -81,12 +81,12 @@ TEST(a_shard_whose_jobs_were_dropped_is_forgotten_and_comes_back_as_a_new_one)
 {
     fake_shard_away(&fake, 1);
     drop();
-    ck_assert_ptr_nonnull(coord_seat_find(fake.cluster, "s1")); // status says: away
+    ck_assert_ptr_nonnull(coord_shard_find(fake.cluster, "s1")); // status says: away
     message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, ask_forget("s1")));
-    ck_assert_ptr_null(coord_seat_find(fake.cluster, "s1"));
+    ck_assert_ptr_null(coord_shard_find(fake.cluster, "s1"));
     fake_shard_up(&fake, 1);
     fake_until(&fake, !fake.shards[1].has_job); // what was dropped stays so
-    ck_assert_ptr_nonnull(coord_seat_find(fake.cluster, "s1"));
+    ck_assert_ptr_nonnull(coord_shard_find(fake.cluster, "s1"));
 }
 
 SUITE(30, open_trained, close_fake);

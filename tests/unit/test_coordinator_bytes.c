@@ -8,12 +8,12 @@
 
 enum { SHARDS = 2, JOB = 7 };
 
-static struct coord_seat seats[SHARDS] = { { .name = (char[]) { "s0" } },
-                                           { .name = (char[]) { "s1" } } };
-static struct coord_job_shard shards[SHARDS] = { { .seat = &seats[0] }, { .seat = &seats[1] } };
+static struct coord_shard_entry seats[SHARDS] = { { .name = (char[]) { "s0" } },
+                                                  { .name = (char[]) { "s1" } } };
+static struct coord_job_shard shards[SHARDS] = { { .entry = &seats[0] }, { .entry = &seats[1] } };
 static struct layout layout = { .shard_count = SHARDS };
 static struct coord_job job = {
-    .id = JOB, .layout = &layout, .shards = shards, .shard_count = SHARDS, .seat_count = SHARDS
+    .id = JOB, .layout = &layout, .shards = shards, .shard_count = SHARDS, .entry_count = SHARDS
 };
 static struct bytes_view view;
 

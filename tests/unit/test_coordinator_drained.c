@@ -10,9 +10,9 @@
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
-static struct coord_seat *seat_of_s0(void)
+static struct coord_shard_entry *seat_of_s0(void)
 {
-    return coord_seat_find(fake.cluster, "s0");
+    return coord_shard_find(fake.cluster, "s0");
 }
 
 static uint32_t times_drained(void)
@@ -97,7 +97,7 @@ TEST(a_restore_does_not_wait_for_a_drained_shard)
     fake_expect_error(&fake, &w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
     come_again("w0");
     ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
-    ck_assert_uint_eq(toy()->seat_count, 1);
+    ck_assert_uint_eq(toy()->entry_count, 1);
     train();
 }
 
@@ -116,7 +116,7 @@ TEST(a_shard_that_is_being_drained_is_not_waited_for)
     fake_expect_error(&fake, &w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
     come_again("w0");
     ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
-    ck_assert_uint_eq(toy()->seat_count, 1);
+    ck_assert_uint_eq(toy()->entry_count, 1);
     train();
     fake_until(&fake, fake.shards[0].move.is_ended);
 }
@@ -134,12 +134,12 @@ static void break_device(uint32_t shard)
 
 static void expect_moved_off(const char *name)
 {
-    struct coord_seat *seat = coord_seat_find(fake.cluster, name);
-    for (int i = 0; i < 50 && coord_job_has_seat(toy(), seat); i++) {
+    struct coord_shard_entry *seat = coord_shard_find(fake.cluster, name);
+    for (int i = 0; i < 50 && coord_job_has_shard(toy(), seat); i++) {
         train();
         for (int k = 0; k < 20; k++) fake_pump(&fake);
     }
-    ck_assert(!coord_job_has_seat(toy(), seat));
+    ck_assert(!coord_job_has_shard(toy(), seat));
     fake_until(&fake, strstr(seat->unfit.text, "holds nothing that is whole, and ends") != NULL);
 }
 
@@ -153,20 +153,20 @@ TEST(what_an_unfit_shard_holds_in_host_memory_goes_to_others_by_itself)
     fake_shard_forget(&fake, 0); // it ends, and another process of the name comes
     fake.shards[0].failed = NULL;
     fake_shard_up(&fake, 0);
-    fake_until(&fake, coord_seat_obeys(seat_of_s0()));
+    fake_until(&fake, coord_shard_obeys(seat_of_s0()));
     ck_assert(!seat_of_s0()->leaving);
     train();
 }
 
 TEST(what_cannot_move_off_an_unfit_shard_stays_is_said_and_is_tried_again)
 {
-    coord_seat_find(fake.cluster, "s1")->memory_bytes = 1;
+    coord_shard_find(fake.cluster, "s1")->memory_bytes = 1;
     break_device(0);
     fake_until(&fake, strstr(seat_of_s0()->unfit.text, "this stays there, and is tried again: job "
                                                        "toy cannot be spread so") != NULL);
     train();
-    ck_assert(coord_job_has_seat(toy(), seat_of_s0()) && seat_of_s0()->leaving);
-    coord_seat_find(fake.cluster, "s1")->memory_bytes = 0;
+    ck_assert(coord_job_has_shard(toy(), seat_of_s0()) && seat_of_s0()->leaving);
+    coord_shard_find(fake.cluster, "s1")->memory_bytes = 0;
     seat_of_s0()->drain.again_ms = 0;
     expect_moved_off("s0");
 }
@@ -177,7 +177,7 @@ TEST(unfit_shards_give_what_they_hold_to_the_first_that_is_well)
     break_device(1);
     fake_until(&fake, strstr(seat_of_s0()->unfit.text, "start another shard") != NULL);
     train();
-    ck_assert_uint_eq(toy()->seat_count, 2);
+    ck_assert_uint_eq(toy()->entry_count, 2);
     fake_shard_up(&fake, 2);
     expect_moved_off("s0");
     expect_moved_off("s1");

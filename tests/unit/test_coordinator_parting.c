@@ -85,7 +85,7 @@ TEST(a_snapshot_that_takes_too_long_is_told_in_time)
 TEST(where_no_shard_can_save_nothing_is_begun)
 {
     fake.shards[1].storage = "/snapshots: there is no such folder";
-    fake_until(&fake, coord_seat_find(fake.cluster, "s1")->storage.text[0] != '\0');
+    fake_until(&fake, coord_shard_find(fake.cluster, "s1")->storage.text[0] != '\0');
     drain(0, 100);
     drain(1, 100);
     expect_told(0, lost, "shard s1 cannot save: /snapshots: there is no such folder");

@@ -116,7 +116,7 @@ TEST(fewer_shards_than_the_cluster_has_are_taken_when_it_has_waited_for_so_long)
                                           "waited for cluster.shards_wait") != NULL,
                       "%s", advice.text);
     expect_attached(request, 2, 1);
-    ck_assert_uint_eq(toy()->seat_count, 1);
+    ck_assert_uint_eq(toy()->entry_count, 1);
     train();
     fake_shard_up(&fake, 1); // with a part that is of no use now
     fake_until(&fake, !fake.shards[1].has_job);
@@ -241,7 +241,7 @@ TEST(a_shard_that_sees_the_snapshots_is_taken_before_one_that_does_not)
     amend(0);
     unmount_at(1);
     fake_shard_up(&fake, 2);
-    fake_until(&fake, coord_seat_find(fake.cluster, "s1")->storage.text[0] != '\0');
+    fake_until(&fake, coord_shard_find(fake.cluster, "s1")->storage.text[0] != '\0');
     lose_part(1);
     expect_rolled_back();
     expect_attached(ask_open(), 2, 1);

@@ -57,8 +57,8 @@ TEST(a_shard_is_drained_leaves_a_hole_and_is_told_to_end)
         for (int k = 0; k < 20; k++) fake_pump(&fake);
     }
     message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
-    ck_assert(!fake.shards[0].has_job && toy()->shards[0].seat == NULL);
-    ck_assert_uint_eq(toy()->seat_count, 1);
+    ck_assert(!fake.shards[0].has_job && toy()->shards[0].entry == NULL);
+    ck_assert_uint_eq(toy()->entry_count, 1);
     train();
     fake_shard_away(&fake, 0);
     train();
@@ -67,7 +67,7 @@ TEST(a_shard_is_drained_leaves_a_hole_and_is_told_to_end)
     come_again("w0");
     ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
     train();
-    ck_assert_uint_eq(toy()->seat_count, 1);
+    ck_assert_uint_eq(toy()->entry_count, 1);
 }
 
 TEST(at_rest_the_newest_version_is_published_anew)
@@ -172,7 +172,7 @@ TEST(a_cancel_ends_the_drain_that_began_it)
     expect_state("canceled");
     fake_until(&fake, fake.cluster->saves.list == NULL);
     restart_coordinator();
-    ck_assert(!coord_seat_find(fake.cluster, s0)->leaving);
+    ck_assert(!coord_shard_find(fake.cluster, s0)->leaving);
 }
 
 TEST(an_answer_of_a_slice_that_was_taken_back_is_none_to_the_next_of_that_number)
@@ -207,7 +207,7 @@ TEST(what_is_only_prepared_is_taken_back_by_a_cancel)
     fake_until(&fake, ended());
     expect_state("canceled");
     ck_assert_uint_eq(toy()->layout->version, 1);
-    ck_assert_uint_eq(toy()->seat_count, 2);
+    ck_assert_uint_eq(toy()->entry_count, 2);
     fake_until(&fake, fake.shards[0].move.next == NULL && !fake.shards[2].has_job);
     train();
 }
@@ -305,7 +305,7 @@ TEST(an_amendment_of_tensors_waits_for_the_slice_and_the_run_goes_on_after_it)
     fake_move_release(&fake.shards[2]);
     fake_expect_amended(&fake, &w, request, 1);
     ck_assert_uint_eq(toy()->spec.tensor_count, 3);
-    ck_assert_uint_eq(toy()->seat_count, 3);
+    ck_assert_uint_eq(toy()->entry_count, 3);
     fake_until(&fake, ended());
 }
 
@@ -318,7 +318,7 @@ TEST(a_restore_ends_it_and_takes_all_shards)
     message_free(&expect_snapshot(ask_restore("toy", taken->id, ""))->base);
     message_free(&taken->base);
     ck_assert(!toy()->reshard.running);
-    ck_assert_uint_eq(toy()->seat_count, 3);
+    ck_assert_uint_eq(toy()->entry_count, 3);
     ck_assert_uint_eq(toy()->layout->version, 1);
 }
 

@@ -113,7 +113,7 @@ TEST(a_plan_says_what_would_move_and_changes_nothing)
 
 static Cairn__Home *give_device(char *name, uint64_t bytes)
 {
-    struct coord_seat *seat = coord_seat_find(toy()->cluster, name);
+    struct coord_shard_entry *seat = coord_shard_find(toy()->cluster, name);
     Cairn__Home *home = calloc(1, sizeof *home);
     cairn__home__init(home);
     home->backend = strdup("cuda");
@@ -152,7 +152,7 @@ TEST(nothing_is_planned_for_memory_that_a_shard_does_not_have)
     Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
     const uint64_t all_bytes = told->jobs[0]->all_bytes;
     message_free(&told->base);
-    struct coord_seat *seat = coord_seat_find(toy()->cluster, s2);
+    struct coord_shard_entry *seat = coord_shard_find(toy()->cluster, s2);
     seat->memory_bytes = 64; // nothing is taken of it yet
     expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
     seat->memory_bytes = 3 * all_bytes / 2;
@@ -199,7 +199,7 @@ static void sit_again(uint32_t shard)
 {
     fake_shard_away(&fake, shard);
     fake_shard_up(&fake, shard);
-    fake_until(&fake, coord_seats_up(fake.cluster) == 3);
+    fake_until(&fake, coord_shards_up(fake.cluster) == 3);
 }
 
 TEST(a_shard_on_no_network_gets_nothing_beside_shards_of_other_hosts)
@@ -305,16 +305,16 @@ TEST(what_the_policy_could_not_do_at_first_is_done_when_it_can_be)
 {
     static char on_join[] = "on_join";
     fake_until(&fake, toy()->rounds.heard);
-    struct coord_seat *seat = coord_seat_find(toy()->cluster, s2);
+    struct coord_shard_entry *seat = coord_shard_find(toy()->cluster, s2);
     const uint64_t bytes = seat->memory_bytes;
     seat->memory_bytes = 64;
-    CAIRN_EACH_SHARD (toy(), i) toy()->shards[i].seat->memory_bytes = 64;
+    CAIRN_EACH_SHARD (toy(), i) toy()->shards[i].entry->memory_bytes = 64;
     fake.options.rebalance_above = 1100;
     fake.options.reshard = on_join;
-    fake_until(&fake, toy()->reshard.seats_refused == toy()->cluster->seats_taken);
+    fake_until(&fake, toy()->reshard.arrivals_refused == toy()->cluster->arrivals);
     ck_assert(!toy()->reshard.running);
     seat->memory_bytes = bytes;
-    CAIRN_EACH_SHARD (toy(), i) toy()->shards[i].seat->memory_bytes = bytes;
+    CAIRN_EACH_SHARD (toy(), i) toy()->shards[i].entry->memory_bytes = bytes;
     fake_until(&fake, toy()->reshard.running);
     train_until_ended();
     ck_assert(owns(2));

@@ -49,7 +49,7 @@ TEST(a_fresh_taker_that_dies_is_left_out_again)
     train_until_ended();
     expect_state("done");
     ck_assert(owns(0) && owns(1) && !owns(2)); // what was planned is not what follows
-    ck_assert_uint_eq(toy()->seat_count, 2);
+    ck_assert_uint_eq(toy()->entry_count, 2);
 }
 
 TEST(a_fresh_taker_that_was_given_up_is_left_out_though_it_comes_back)
@@ -88,8 +88,8 @@ TEST(a_shard_that_owns_nothing_and_dies_loses_nothing)
     for (int i = 0; i < 50; i++) fake_pump(&fake);
     (void)request;
     train(); // nobody fetches from it any more
-    if (toy()->seat_count == 3) fake_shard_forget(&fake, 2);
-    fake_until(&fake, toy()->seat_count == 2);
+    if (toy()->entry_count == 3) fake_shard_forget(&fake, 2);
+    fake_until(&fake, toy()->entry_count == 2);
     train();
 }
 
@@ -108,7 +108,7 @@ TEST(a_cancel_that_takes_a_joiner_back_ends_the_run_and_does_no_more)
     fake.shards[0].move.holds_moved = false;
     fake_move_release(&fake.shards[0]);
     train_until_ended();
-    ck_assert_uint_eq(toy()->seat_count, 2);
+    ck_assert_uint_eq(toy()->entry_count, 2);
     fake.shards[0].move.holds_prepare = true;
     message = question(CAIRN_RESHARD_APPLY);
     message.add = added;
@@ -119,7 +119,7 @@ TEST(a_cancel_that_takes_a_joiner_back_ends_the_run_and_does_no_more)
     message_free(&expect_told(ask_reshard(&cancel))->base);
     fake_until(&fake, ended());
     for (int i = 0; i < 3; i++) train();
-    ck_assert_uint_eq(toy()->seat_count, 2);
+    ck_assert_uint_eq(toy()->entry_count, 2);
 }
 
 TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
@@ -151,7 +151,7 @@ TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
         message.n_drain = 1;
         message_free(&expect_told(ask_reshard(&message))->base);
         train_until_ended();
-        ck_assert_uint_eq(toy()->seat_count, 2);
+        ck_assert_uint_eq(toy()->entry_count, 2);
     }
 }
 
@@ -183,7 +183,7 @@ TEST(a_coordinator_that_starts_again_goes_on_with_a_drain)
     train();
     fake_until(&fake, fake.cluster->saves.list == NULL);
     restart_coordinator(); // it does not leave any more
-    ck_assert_ptr_null(coord_seat_find(fake.cluster, s0));
+    ck_assert_ptr_null(coord_shard_find(fake.cluster, s0));
 }
 
 /* A member that came meanwhile knows no older layout, and who had the version by that may have ended. */
@@ -240,14 +240,14 @@ TEST(a_fresh_taker_that_dies_while_the_layout_is_being_stored_is_left_out_again)
 {
     apply_shards(3);
     fake_until(&fake, toy()->layouts.storing);
-    coord_seat_leave(toy()->shards[2].seat->session, CAIRN_ERR_CLOSED, "it dies");
+    coord_shard_leave(toy()->shards[2].entry->session, CAIRN_ERR_CLOSED, "it dies");
     fake_until(&fake, toy()->layout->version == 2);
     ck_assert_uint_eq(fake.shards[0].layout->version, 1);
     fake_shard_forget(&fake, 2);
     fake_until(&fake, toy()->layout->version == 3);
     ck_assert(owns(0) && owns(1) && !owns(2));
     fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
-    ck_assert_uint_eq(toy()->seat_count, 2);
+    ck_assert_uint_eq(toy()->entry_count, 2);
     train();
 }
 
@@ -272,7 +272,7 @@ TEST(a_fresh_taker_that_is_back_while_the_layout_is_being_stored_is_left_out_aga
     lose_taker_while_storing(false);
     fake_until(&fake, toy()->layout->version == 3);
     fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
-    ck_assert_uint_eq(toy()->seat_count, 2);
+    ck_assert_uint_eq(toy()->entry_count, 2);
     train();
 }
 
@@ -287,7 +287,7 @@ TEST(a_job_whose_fresh_taker_is_left_out_is_not_lost_while_the_way_back_takes_it
     fake.shards[0].move.holds_prepare = false;
     fake_move_prepared(&fake.shards[0]);
     fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
-    ck_assert_uint_eq(toy()->seat_count, 2);
+    ck_assert_uint_eq(toy()->entry_count, 2);
     train();
 }
 
@@ -317,7 +317,7 @@ TEST(two_fresh_takers_that_die_in_one_slice_are_left_out_again)
     fake_until(&fake, toy()->layout->version == 2 && fake.shards[0].move.is_told);
     fake_shard_forget(&fake, 2);
     fake_shard_forget(&fake, 3);
-    fake_until(&fake, toy()->seat_count == 2);
+    fake_until(&fake, toy()->entry_count == 2);
     fake_until(&fake, fake.shards[0].move.settled == toy()->layout->version);
     ck_assert(owns(0) && owns(1));
     train();
@@ -333,7 +333,7 @@ TEST(a_second_fresh_taker_that_dies_on_the_way_back_is_left_out_too)
     fake_shard_forget(&fake, 2);
     fake_until(&fake, toy()->layout->version == 3 && fake.shards[0].layout->version == 3);
     fake_shard_forget(&fake, 3);
-    fake_until(&fake, toy()->seat_count == 2 && fake.shards[0].layout->version == 4);
+    fake_until(&fake, toy()->entry_count == 2 && fake.shards[0].layout->version == 4);
     fake_until(&fake, fake.shards[1].layout->version == 4);
     for (int i = 0; i < 2; i++) {
         fake.shards[i].move.holds_moved = false;
@@ -401,7 +401,7 @@ TEST(a_store_that_is_rebuilt_in_mid_change_has_the_layout_that_all_shards_have)
     ck_assert_str_eq(adopted->jobs[0]->refused, "");
     message_free(&adopted->base);
     ck_assert_uint_eq(toy()->layout->version, 2);
-    ck_assert_uint_eq(toy()->seat_count, 3);
+    ck_assert_uint_eq(toy()->entry_count, 3);
 }
 
 SUITE(60, open_three, close_fake);

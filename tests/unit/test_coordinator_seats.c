@@ -70,7 +70,7 @@ TEST(a_silent_shard_loses_its_seat_after_a_lease_and_not_before)
 {
     fake_peer_close(&w);
     fake.options.lease_timeout_ms = 400;
-    const struct coord_seat *s1 = coord_seat_find(fake.cluster, "s1");
+    const struct coord_shard_entry *s1 = coord_shard_find(fake.cluster, "s1");
     stop_s1();
     const uint64_t heard_ms = s1->session->last_frame_ms; // it only speaks when it is asked
     while (fake.shards[2].seen[CAIRN_MSG_WELCOME] == 0) {
@@ -98,7 +98,7 @@ TEST(a_silent_shard_loses_its_seat_after_a_lease_and_not_before)
 /* Between two ticks, and then this process is stopped: the next tick comes late. */
 TEST(a_shard_that_was_asked_just_before_the_coordinator_stood_still_keeps_its_seat)
 {
-    const struct coord_seat *s1 = coord_seat_find(fake.cluster, "s1");
+    const struct coord_shard_entry *s1 = coord_shard_find(fake.cluster, "s1");
     stop_s1();
     fake_pump(&fake);
     uv_timer_stop(&fake.cluster->clock.tick);

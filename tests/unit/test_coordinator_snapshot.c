@@ -35,7 +35,7 @@ static void tell_storage(uint32_t shard, const char *why)
 {
     Cairn__ShardStats stats = CAIRN__SHARD_STATS__INIT;
     Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
-    const struct coord_seat *seat = coord_seat_find(fake.cluster, fake.shards[shard].name);
+    const struct coord_shard_entry *seat = coord_shard_find(fake.cluster, fake.shards[shard].name);
     beat.stats = &stats;
     beat.storage = wire_text(why);
     fake_send(&fake.shards[shard].peer, CAIRN_MSG_HEARTBEAT, 0, &beat.base);

@@ -93,12 +93,12 @@ TEST(memory_is_what_was_told_last_or_nothing)
 
 static struct coord_session session = { .name = (char[]) { "t" } };
 static struct coord_member members[WORKERS];
-static struct coord_seat seats[SHARDS] = { { .name = (char[]) { "s0" } },
-                                           { .name = (char[]) { "s1" } } };
-static struct coord_job_shard shards[SHARDS] = { { .seat = &seats[0] }, { .seat = &seats[1] } };
+static struct coord_shard_entry seats[SHARDS] = { { .name = (char[]) { "s0" } },
+                                                  { .name = (char[]) { "s1" } } };
+static struct coord_job_shard shards[SHARDS] = { { .entry = &seats[0] }, { .entry = &seats[1] } };
 static struct layout layout = { .shard_count = SHARDS };
 static struct coord_job job = {
-    .layout = &layout, .shards = shards, .shard_count = SHARDS, .seat_count = SHARDS
+    .layout = &layout, .shards = shards, .shard_count = SHARDS, .entry_count = SHARDS
 };
 
 /* Ranks descend along the list. */

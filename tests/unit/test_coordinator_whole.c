@@ -48,7 +48,7 @@ static const char *owner(void)
     for (uint32_t i = 0; i < l->shard_count; i++) {
         if (!layout_owns(l, i)) continue;
         ck_assert_ptr_null(name);
-        name = toy()->shards[i].seat->name;
+        name = toy()->shards[i].entry->name;
     }
     ck_assert_ptr_nonnull(name);
     return name;
@@ -79,7 +79,7 @@ TEST(a_job_of_stage_0_moves_whole_to_another_shard)
     expect_begun(ask(to, from, 0));
     train_until_ended();
     ck_assert_str_eq(owner(), to);
-    ck_assert_uint_eq(toy()->seat_count, 1);
+    ck_assert_uint_eq(toy()->entry_count, 1);
     train();
     expect_begun(ask(from, to, 0));
     train_until_ended();
