@@ -530,7 +530,7 @@ static void judge_known(struct coord_adoptee *job, const struct coord_job *known
     marks_add(&job->marks, &ours);
     if (known->generation > job->generation)
         refuse(job, "the store has a newer generation of it", job->name);
-    if (known->snapshots.running != NULL || known->extension.body != NULL ||
+    if (known->snapshots.running != NULL || known->extension.staged_job != NULL ||
         known->amends.amending != NULL || known->state == CAIRN_CLUSTER_JOB_CREATING)
         refuse(job, "it is being saved, amended or made: adopt again when that has ended",
                job->name);

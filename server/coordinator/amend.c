@@ -50,7 +50,7 @@ static bool changes_tensors(const Cairn__JobAmend *amend)
 static cairn_status judge_state(const struct coord_job *job, const Cairn__JobAmend *amend,
                                 struct sentence *why)
 {
-    if (job->extension.body != NULL) {
+    if (job->extension.staged_job != NULL) {
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; amend it when that is over",
                          job->spec.name);
     }

@@ -717,7 +717,7 @@ static cairn_status judge_park(const struct coord_job *job, bool parked, struct 
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
                          job->spec.name, coord_job_state_name(job));
     if (job->snapshots.running != NULL) return coord_snapshot_refuse(job, why);
-    if (job->extension.body != NULL)
+    if (job->extension.staged_job != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again", job->spec.name);
     // A request that agrees with the change under way joins its waiters. A change that another
     // coordinator began has no waiters, so it gives way.

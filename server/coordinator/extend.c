@@ -24,14 +24,14 @@
 
 void coord_extension_release(struct coord_job *job)
 {
-    struct coord_job *body = job->extension.body;
-    job->extension = (struct coord_extension) { .body = NULL };
-    if (body != NULL) coord_job_free(body);
+    struct coord_job *staged = job->extension.staged_job;
+    job->extension = (struct coord_extension) { .staged_job = NULL };
+    if (staged != NULL) coord_job_free(staged);
 }
 
 bool coord_extend_is(const struct coord_job *job, uint64_t key)
 {
-    return job->extension.body != NULL && job->extension.body->spec.amend_key == key;
+    return job->extension.staged_job != NULL && job->extension.staged_job->spec.amend_key == key;
 }
 
 void coord_extend_shard_gone(struct coord_job *job)
@@ -66,7 +66,7 @@ static void fail_waiting(struct coord_job *job, cairn_status status, const char 
 void coord_extend_lost(struct coord_job *job)
 {
     struct sentence why;
-    if (job->extension.body == NULL) return;
+    if (job->extension.staged_job == NULL) return;
     sentence_set(&why, "job %s was not amended, and is %s", job->spec.name, job->loss.why.text);
     fail_waiting(job, CAIRN_ERR_JOB_LOST, why.text);
     coord_extension_release(job);
@@ -103,35 +103,35 @@ static void expel_all(struct coord_job *job, uint64_t revision)
     }
 }
 
-/* Spec, layout and shards change places with those of the body. */
-static void become(struct coord_job *job, struct coord_job *body)
+/* Spec, layout and shards change places with those of the staged job. */
+static void swap_in_staged_job(struct coord_job *job, struct coord_job *staged)
 {
     const struct coord_job was = *job;
-    job->spec = body->spec;
-    job->planned = body->planned;
-    job->layout = body->layout;
-    job->shards = body->shards;
-    job->shard_count = body->shard_count;
-    job->generation = body->generation;
-    job->reserved.generation = body->reserved.generation;
-    job->base_step = body->base_step;
+    job->spec = staged->spec;
+    job->planned = staged->planned;
+    job->layout = staged->layout;
+    job->shards = staged->shards;
+    job->shard_count = staged->shard_count;
+    job->generation = staged->generation;
+    job->reserved.generation = staged->reserved.generation;
+    job->base_step = staged->base_step;
     job->members.read_bytes = 0;
-    body->spec = was.spec;
-    body->planned = was.planned;
-    body->layout = was.layout;
-    body->shards = was.shards;
+    staged->spec = was.spec;
+    staged->planned = was.planned;
+    staged->layout = was.layout;
+    staged->shards = was.shards;
 }
 
 /* It is durable. */
 static void switch_over(struct coord_job *job)
 {
-    struct coord_job *body = job->extension.body;
+    struct coord_job *staged = job->extension.staged_job;
     struct sentence why;
-    job->extension = (struct coord_extension) { .body = NULL };
+    job->extension = (struct coord_extension) { .staged_job = NULL };
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
-        coord_amend_done(m, body->spec.revision);
-    expel_all(job, body->spec.revision);
-    switch_all(job, body->generation);
+        coord_amend_done(m, staged->spec.revision);
+    expel_all(job, staged->spec.revision);
+    switch_all(job, staged->generation);
     coord_groups_forget(job);
     coord_job_core_close(job);
     coord_reshard_close(job);
@@ -139,8 +139,8 @@ static void switch_over(struct coord_job *job)
     job->layouts = (struct coord_layouts) { .before = NULL };
     coord_tiles_release(job);
     job->tiles = (struct coord_tiles) { 0 };
-    become(job, body);
-    coord_job_free(body);
+    swap_in_staged_job(job, staged);
+    coord_job_free(staged);
     log_info("job %s: amended, revision %" PRIu64 ", version %" PRIu64 ".%" PRIu64 ": %zu tensors",
              job->spec.name, job->spec.revision, job->generation, job->base_step,
              job->spec.tensor_count);
@@ -158,15 +158,15 @@ static void switch_over(struct coord_job *job)
 
 static cairn_status judge_made(const struct coord_job *job, struct sentence *why)
 {
-    const struct coord_job *body = job->extension.body;
+    const struct coord_job *staged = job->extension.staged_job;
     const struct cairn_version now = coord_job_version(job);
     if (job->extension.broken)
         return fail_with(why, CAIRN_ERR_CLOSED, "a shard went away; amend it again");
     // The gate is shut and the shards were there: nothing can have happened.
-    if (round_stage_of(job->core) != CAIRN_ROUND_STEADY || now.step != body->base_step ||
-        now.generation >= body->generation)
+    if (round_stage_of(job->core) != CAIRN_ROUND_STEADY || now.step != staged->base_step ||
+        now.generation >= staged->generation)
         return fail_with(why, CAIRN_ERR_NOT_READY, "the job changed meanwhile; amend it again");
-    return coord_job_judge_shards(body, why);
+    return coord_job_judge_shards(staged, why);
 }
 
 static void on_put_back(const struct coord_saved *saved)
@@ -190,8 +190,8 @@ static void on_stored(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
     if (job == NULL) return;
-    const bool ours = job->extension.body != NULL &&
-                      job->extension.body->generation == saved->number;
+    const bool ours = job->extension.staged_job != NULL &&
+                      job->extension.staged_job->generation == saved->number;
     if (!ours && saved->status == CAIRN_OK) put_back(job, saved->number);
     if (ours && saved->status == CAIRN_OK) switch_over(job);
     if (ours && saved->status != CAIRN_OK) give_up(job, saved->status, saved->why);
@@ -199,13 +199,13 @@ static void on_stored(const struct coord_saved *saved)
 
 static cairn_status store(struct coord_job *job, struct sentence *why)
 {
-    struct coord_job *body = job->extension.body;
-    body->epoch = job->epoch;
-    body->reserved.round = job->reserved.round;
-    body->reserved.generation = job->reserved.generation > body->generation
-                                    ? job->reserved.generation
-                                    : body->generation;
-    return coord_save_job(body, CAIRN_STORE_JOB, NULL, body->generation, on_stored, why);
+    struct coord_job *staged = job->extension.staged_job;
+    staged->epoch = job->epoch;
+    staged->reserved.round = job->reserved.round;
+    staged->reserved.generation = job->reserved.generation > staged->generation
+                                      ? job->reserved.generation
+                                      : staged->generation;
+    return coord_save_job(staged, CAIRN_STORE_JOB, NULL, staged->generation, on_stored, why);
 }
 
 /* About the amendment's key: the job may be under another one by then. */
@@ -228,10 +228,10 @@ static bool stays(const struct job_spec_data *was, size_t from, const struct job
     return was->tensors[from].alias_of == NULL && next->tensors[to].alias_of == NULL;
 }
 
-static cairn_status plan_layout(const struct coord_job *job, struct coord_job *body)
+static cairn_status plan_layout(const struct coord_job *job, struct coord_job *staged)
 {
-    const uint32_t count = (uint32_t)body->spec.tensor_count;
-    struct layout_tensor *tensors = plan_tensors(&body->spec);
+    const uint32_t count = (uint32_t)staged->spec.tensor_count;
+    struct layout_tensor *tensors = plan_tensors(&staged->spec);
     uint32_t *was = calloc((size_t)count + 1, sizeof *was);
     uint8_t *closed = calloc((size_t)job->layout->shard_count + 1, sizeof *closed);
     cairn_status status = tensors == NULL || was == NULL || closed == NULL ? CAIRN_ERR_NO_MEMORY
@@ -240,80 +240,81 @@ static cairn_status plan_layout(const struct coord_job *job, struct coord_job *b
         closed[i] = job->shards[i].entry == NULL || job->shards[i].entry->leaving ||
                     (coord_shard_unfit(job->shards[i].entry) && job->spec.offload_fraction < 1);
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {
-        const size_t from = spec_find_tensor(&job->spec, body->spec.tensors[t].name);
-        const bool kept = from != SIZE_MAX && stays(&job->spec, from, &body->spec, t);
+        const size_t from = spec_find_tensor(&job->spec, staged->spec.tensors[t].name);
+        const bool kept = from != SIZE_MAX && stays(&job->spec, from, &staged->spec, t);
         was[t] = kept ? (uint32_t)from : CAIRN_TENSOR_NEW;
     }
     if (status == CAIRN_OK)
-        status = plan_extend(tensors, count, job->layout, was, closed, body->spec.spread,
-                             &body->layout);
+        status = plan_extend(tensors, count, job->layout, was, closed, staged->spec.spread,
+                             &staged->layout);
     free(tensors);
     free(was);
     free(closed);
     if (status != CAIRN_OK) return status;
-    body->planned.layout = packed_layout(body->layout);
-    return body->planned.layout != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    staged->planned.layout = packed_layout(staged->layout);
+    return staged->planned.layout != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
 /* The shards of the job as they are now. */
-static cairn_status take_entries(const struct coord_job *job, struct coord_job *body)
+static cairn_status take_entries(const struct coord_job *job, struct coord_job *staged)
 {
-    free(body->shards);
-    body->shard_count = body->entry_count = 0;
-    if (!coord_job_shards_init(body, job->shard_room)) return CAIRN_ERR_NO_MEMORY;
+    free(staged->shards);
+    staged->shard_count = staged->entry_count = 0;
+    if (!coord_job_shards_init(staged, job->shard_room)) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < job->shard_count; i++) {
-        coord_job_set_shard(body, i, job->shards[i].entry);
-        body->shards[i].weight = job->shards[i].weight;
+        coord_job_set_shard(staged, i, job->shards[i].entry);
+        staged->shards[i].weight = job->shards[i].weight;
     }
     return CAIRN_OK;
 }
 
 /* A slice of a re-sharding went before it: it is planned on what that came to. */
-static cairn_status plan_anew(const struct coord_job *job, struct coord_job *body)
+static cairn_status plan_anew(const struct coord_job *job, struct coord_job *staged)
 {
-    if (body->layout->version == job->layout->version + 1) return CAIRN_OK;
-    layout_close(body->layout);
-    packed_release(body->planned.layout);
-    body->layout = NULL;
-    body->planned.layout = NULL;
-    const cairn_status status = take_entries(job, body);
-    return status == CAIRN_OK ? plan_layout(job, body) : status;
+    if (staged->layout->version == job->layout->version + 1) return CAIRN_OK;
+    layout_close(staged->layout);
+    packed_release(staged->planned.layout);
+    staged->layout = NULL;
+    staged->planned.layout = NULL;
+    const cairn_status status = take_entries(job, staged);
+    return status == CAIRN_OK ? plan_layout(job, staged) : status;
 }
 
 /* Takes `next` if it can. */
-static cairn_status make_body(const struct coord_job *job, struct job_spec_data *next,
-                              struct coord_job *body, struct sentence *why)
+static cairn_status make_staged_job(const struct coord_job *job, struct job_spec_data *next,
+                                    struct coord_job *staged, struct sentence *why)
 {
-    body->cluster = job->cluster;
-    body->id = job->id;
-    body->state = CAIRN_CLUSTER_JOB_CREATING;
-    body->initialized = true;
-    body->spec = *next; // borrowed until the end
-    cairn_status status = take_entries(job, body);
-    if (status == CAIRN_OK) body->planned.spec = packed_spec(&body->spec);
-    if (body->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
-    if (status == CAIRN_OK) status = plan_layout(job, body);
+    staged->cluster = job->cluster;
+    staged->id = job->id;
+    staged->state = CAIRN_CLUSTER_JOB_CREATING;
+    staged->initialized = true;
+    staged->spec = *next; // borrowed until the end
+    cairn_status status = take_entries(job, staged);
+    if (status == CAIRN_OK) staged->planned.spec = packed_spec(&staged->spec);
+    if (staged->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
+    if (status == CAIRN_OK) status = plan_layout(job, staged);
     sentence_set(why, "planning job %s: %s", job->spec.name, status_text((int)status));
-    if (status == CAIRN_OK) status = coord_judge_packed(job->spec.name, body->planned.spec, why);
-    if (status == CAIRN_OK) status = coord_judge_packed(job->spec.name, body->planned.layout, why);
-    if (status != CAIRN_OK) spec_init(&body->spec);
+    if (status == CAIRN_OK) status = coord_judge_packed(job->spec.name, staged->planned.spec, why);
+    if (status == CAIRN_OK)
+        status = coord_judge_packed(job->spec.name, staged->planned.layout, why);
+    if (status != CAIRN_OK) spec_init(&staged->spec);
     return status;
 }
 
 /* ---- make ---- */
 
-/* Asks all shards for their part of the body. */
-static cairn_status send_make(struct coord_job *job, struct coord_job *body,
+/* Asks all shards for their part of the staged job. */
+static cairn_status send_make(struct coord_job *job, struct coord_job *staged,
                               const struct decision *last, struct sentence *why)
 {
     const struct coord_job_load load = { .extend = true,
                                          .version = last->version_after,
                                          .last = last };
-    const uint64_t key = body->spec.amend_key;
+    const uint64_t key = staged->spec.amend_key;
     struct coord_gather *gather = coord_gather_open_job(job, on_made, &key, sizeof key);
     if (gather == NULL)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-    coord_job_send_create(body, &load, gather);
+    coord_job_send_create(staged, &load, gather);
     job->extension.making = true;
     coord_gather_start(gather);
     return CAIRN_OK;
@@ -321,25 +322,25 @@ static cairn_status send_make(struct coord_job *job, struct coord_job *body,
 
 static void make(struct coord_job *job)
 {
-    struct coord_job *body = job->extension.body;
+    struct coord_job *staged = job->extension.staged_job;
     const struct cairn_version now = coord_job_version(job);
-    const cairn_status planned = plan_anew(job, body);
+    const cairn_status planned = plan_anew(job, staged);
     if (planned != CAIRN_OK) {
         give_up(job, planned, status_text((int)planned));
         return;
     }
-    body->generation = now.generation + 1;
-    body->base_step = now.step;
-    body->origin = job->origin;                    // it goes on, with no step back
+    staged->generation = now.generation + 1;
+    staged->base_step = now.step;
+    staged->origin = job->origin;                  // it goes on, with no step back
     struct decision last = *round_last(job->core); // schedule and loss scale go on
     last.kind = CAIRN_DECISION_NONE;
-    last.version_after = (struct cairn_version) { body->generation, body->base_step };
+    last.version_after = (struct cairn_version) { staged->generation, staged->base_step };
     struct sentence why;
     uint8_t *with_missed = NULL, *with_terms = NULL;
-    cairn_status told = coord_missed_extend(job, &body->spec, &last, &with_missed, &why);
+    cairn_status told = coord_missed_extend(job, &staged->spec, &last, &with_missed, &why);
     if (told == CAIRN_OK)
-        told = coord_settings_payload(&job->spec, &body->spec, &last, &with_terms, &why);
-    if (told == CAIRN_OK) told = send_make(job, body, &last, &why);
+        told = coord_settings_payload(&job->spec, &staged->spec, &last, &with_terms, &why);
+    if (told == CAIRN_OK) told = send_make(job, staged, &last, &why);
     free(with_missed);
     free(with_terms);
     if (told != CAIRN_OK) give_up(job, told, why.text);
@@ -347,7 +348,7 @@ static void make(struct coord_job *job)
 
 void coord_extend_advance(struct coord_job *job)
 {
-    if (job->extension.body == NULL || job->extension.making || job->rounds.in_event ||
+    if (job->extension.staged_job == NULL || job->extension.making || job->rounds.in_event ||
         coord_job_moves(job) || job->core == NULL ||
         round_stage_of(job->core) != CAIRN_ROUND_STEADY)
         return;
@@ -366,10 +367,10 @@ static cairn_status judge_begin(const struct coord_job *job, struct sentence *wh
         return fail_with(why, CAIRN_ERR_NOT_READY,
                          "job %s is parked: `cairn job unpark %s`, and amend it then",
                          job->spec.name, job->spec.name);
-    if (job->extension.body != NULL || job->snapshots.running != NULL ||
+    if (job->extension.staged_job != NULL || job->snapshots.running != NULL ||
         round_pin_pending(job->core))
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s; amend it when that is over",
-                         job->spec.name, job->extension.body != NULL ? "amended" : "saved");
+                         job->spec.name, job->extension.staged_job != NULL ? "amended" : "saved");
     return CAIRN_OK;
 }
 
@@ -391,16 +392,16 @@ cairn_status coord_extend_begin(struct coord_job *job, struct coord_member *memb
                                 struct job_spec_data *next, struct sentence *why)
 {
     CAIRN_TRY(judge_begin(job, why));
-    coord_snapshot_unprepare(job); // the body needs the memory
-    struct coord_job *body = calloc(1, sizeof *body);
-    cairn_status status = body == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY,
-                                                   "the coordinator is out of memory")
-                                       : make_body(job, next, body, why);
+    coord_snapshot_unprepare(job); // the staged job needs the memory
+    struct coord_job *staged = calloc(1, sizeof *staged);
+    cairn_status status = staged == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY,
+                                                     "the coordinator is out of memory")
+                                         : make_staged_job(job, next, staged, why);
     if (status != CAIRN_OK) {
-        if (body != NULL) coord_job_free(body);
+        if (staged != NULL) coord_job_free(staged);
         return status;
     }
-    job->extension.body = body;
+    job->extension.staged_job = staged;
     if (member != NULL)
         log_info("job %s: %s (rank %" PRIu32 ") amends it, in a new generation", job->spec.name,
                  member->session->name, member->rank);

@@ -95,12 +95,12 @@ static const uint64_t *count_shard_bytes(struct coord_job *job)
 }
 
 /* Bytes of state that other jobs have planned onto each entry, whether they are there yet or not. */
-static bool weigh_entries(const struct coord_job *body)
+static bool weigh_entries(const struct coord_job *job)
 {
-    for (struct coord_shard_entry *s = body->cluster->shards; s != NULL; s = s->next)
+    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next)
         s->planned_bytes = 0;
-    for (struct coord_job *j = body->cluster->jobs; j != NULL; j = j->next) {
-        if (strcmp(j->spec.name, body->spec.name) == 0) continue; // it is replaced by a restore
+    for (struct coord_job *j = job->cluster->jobs; j != NULL; j = j->next) {
+        if (strcmp(j->spec.name, job->spec.name) == 0) continue; // it is replaced by a restore
         const uint64_t *bytes = count_shard_bytes(j);
         if (bytes == NULL) return false;
         for (uint32_t i = 0; i < j->layout->shard_count; i++)
@@ -119,7 +119,7 @@ static bool is_better(const struct coord_shard_entry *a, const struct coord_shar
     return a_sees != b_sees ? a_sees : a->planned_bytes < b->planned_bytes;
 }
 
-/* Seats that are up for a job that is being planned: those that have the snapshots' storage, of these the
+/* Shards that are up for a job that is being planned: those that have the snapshots' storage, of these the
  * least loaded ones, by name where they are equal. A new job comes to an unfit one, too, where there is no
  * other, and is refused there with what is wrong; one that is restored waits.
  * CAIRN_ERR_NOT_READY: there are not so many. CAIRN_ERR_NO_MEMORY. */
@@ -203,7 +203,7 @@ static struct coord_job *new_job(struct coord *cluster)
 
 /* Makes all of a job but its shards, from its spec. This takes long for many tensors, so it may
  * run on any thread. */
-static cairn_status plan_job(struct coord_job *job, uint32_t shard_count, struct sentence *why)
+static cairn_status plan_draft(struct coord_job *job, uint32_t shard_count, struct sentence *why)
 {
     CAIRN_TRY(coord_missed_begin(&job->spec, &job->init.payload, &job->init.payload_bytes, why));
     cairn_status status = begin_at_first_step(job);
@@ -256,7 +256,7 @@ cairn_status coord_draft_plan(struct coord_draft *draft, const struct job_spec_d
     if (status != CAIRN_OK)
         return fail_with(why, status, "planning job %s: %s", spec->name, status_text((int)status));
     draft->shard_count = plan_job_shards(spec, draft->shard_count);
-    return plan_job(draft->job, draft->shard_count, why);
+    return plan_draft(draft->job, draft->shard_count, why);
 }
 
 cairn_status coord_draft_take(struct coord_draft *draft, struct coord_job **job_out,
@@ -430,7 +430,7 @@ static void run_plan(struct coord_work *work)
     if (plan->status != CAIRN_OK) return;
     plan->job->spec = spec;
     plan->shard_count = plan_job_shards(&spec, plan->shard_count);
-    plan->status = plan_job(plan->job, plan->shard_count, &plan->why);
+    plan->status = plan_draft(plan->job, plan->shard_count, &plan->why);
 }
 
 static void plan_free(struct coord_plan *plan)
@@ -682,7 +682,7 @@ static cairn_status judge(struct coord_job *job, bool force, struct sentence *wh
     if (force && job->snapshots.running != NULL)
         coord_snapshot_abort(job, "the job is to be dropped");
     if (job->snapshots.running != NULL) return coord_snapshot_refuse(job, why);
-    if (job->extension.body != NULL || job->amends.amending != NULL ||
+    if (job->extension.staged_job != NULL || job->amends.amending != NULL ||
         job->state == CAIRN_CLUSTER_JOB_CREATING)
         return fail_with(why, CAIRN_ERR_BUSY,
                          "job %s is being made, amended or restored: ask again when that has ended",

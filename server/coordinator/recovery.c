@@ -145,40 +145,42 @@ uint64_t coord_restore_next_generation(const struct coord_restore *restore,
 
 /* Keeps what outlives the former job: its number, its epochs and rounds, and that no generation
  * comes twice. */
-static void inherit(struct coord_job *body, const struct coord_job *old,
+static void inherit(struct coord_job *restored, const struct coord_job *old,
                     const struct coord_restore *restore)
 {
-    body->generation = restore->generation;
-    body->base_step = restore->manifest.step;
-    body->origin.generation = restore->generation;
+    restored->generation = restore->generation;
+    restored->base_step = restore->manifest.step;
+    restored->origin.generation = restore->generation;
     if (restore->is_its_own)
-        body->origin.from = (struct cairn_version) { restore->manifest.generation,
-                                                     restore->manifest.step };
-    body->restoring = true;
+        restored->origin.from = (struct cairn_version) { restore->manifest.generation,
+                                                         restore->manifest.step };
+    restored->restoring = true;
     if (old == NULL) return;
-    body->id = old->id;
-    body->epoch = old->epoch;
-    body->reserved.round = old->reserved.round;
-    body->reserved.generation = body->generation;
-    body->stored = old->stored;
-    body->members.pause.ends_ms = old->members.pause.ends_ms;
-    memcpy(body->members.pause.what, old->members.pause.what, sizeof body->members.pause.what);
+    restored->id = old->id;
+    restored->epoch = old->epoch;
+    restored->reserved.round = old->reserved.round;
+    restored->reserved.generation = restored->generation;
+    restored->stored = old->stored;
+    restored->members.pause.ends_ms = old->members.pause.ends_ms;
+    memcpy(restored->members.pause.what, old->members.pause.what,
+           sizeof restored->members.pause.what);
     if (restore->latest.of_job == 0) return;
-    body->loss.recovery = old->loss.recovery;
-    body->loss.recovery.waited = true;
+    restored->loss.recovery = old->loss.recovery;
+    restored->loss.recovery.waited = true;
 }
 
-static void remove_old(struct coord_job *old, const struct coord_job *body, const char *folder)
+static void remove_old(struct coord_job *old, const struct coord_job *restored, const char *folder)
 {
     struct sentence text;
     sentence_set(&text,
                  "job %s was restored from %s, of step %" PRIu64 ": close it and open it again",
-                 old->spec.name, folder, body->base_step);
+                 old->spec.name, folder, restored->base_step);
     while (old->members.list != NULL)
         coord_member_expel(old->members.list, CAIRN_ERR_ROLLED_BACK, text.text);
     CAIRN_EACH_SHARD (old, i) {
         struct coord_shard_entry *entry = old->shards[i].entry;
-        if (!coord_job_has_shard(body, entry)) coord_job_send_drop(old->cluster, entry, old->id);
+        if (!coord_job_has_shard(restored, entry))
+            coord_job_send_drop(old->cluster, entry, old->id);
     }
     coord_job_unlink(old);
     coord_job_free(old);
@@ -196,7 +198,7 @@ cairn_status coord_restore_judge_replace(const struct coord_restore *restore,
         old->state != CAIRN_CLUSTER_JOB_LOST)
         return fail_with(why, CAIRN_ERR_EXISTS, "job %s is there again", old->spec.name);
     if (old != NULL && old->snapshots.running != NULL) return coord_snapshot_refuse(old, why);
-    if (old != NULL && (old->extension.body != NULL || old->amends.amending != NULL ||
+    if (old != NULL && (old->extension.staged_job != NULL || old->amends.amending != NULL ||
                         old->state == CAIRN_CLUSTER_JOB_CREATING)) {
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being made, amended or restored",
                          m->spec.name);
@@ -211,12 +213,12 @@ cairn_status coord_restore_judge_replace(const struct coord_restore *restore,
 }
 
 /* Every shard will tell of what it has loaded. */
-static cairn_status await_parts(struct coord_restore *restore, const struct coord_job *body,
+static cairn_status await_parts(struct coord_restore *restore, const struct coord_job *restored,
                                 struct sentence *why)
 {
-    restore->parts = malloc(body->layout->shard_count);
+    restore->parts = malloc(restored->layout->shard_count);
     if (restore->parts == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    memset(restore->parts, CAIRN_PART_AWAITED, body->layout->shard_count);
+    memset(restore->parts, CAIRN_PART_AWAITED, restored->layout->shard_count);
     restore->number = coord_snapshot_number();
     return CAIRN_OK;
 }
@@ -232,39 +234,39 @@ cairn_status coord_restore_replace(struct coord_restore *restore, struct coord_j
                              .payload_bytes = m->payload_bytes };
     uint8_t *payload;
     CAIRN_TRY(coord_settings_payload(&m->spec, spec, &last, &payload, why));
-    struct coord_job *body;
-    cairn_status status = coord_draft_take(&restore->draft, &body, why);
+    struct coord_job *restored;
+    cairn_status status = coord_draft_take(&restore->draft, &restored, why);
     if (status != CAIRN_OK) {
         free(payload);
         return CAIRN_ERR_NOT_READY;
     }
     if (old != NULL) coord_job_keep_pauses(old);
-    inherit(body, old, restore);
-    status = coord_groups_restored(body, &m->reduce_groups);
-    if (status == CAIRN_OK) status = await_parts(restore, body, why);
+    inherit(restored, old, restore);
+    status = coord_groups_restored(restored, &m->reduce_groups);
+    if (status == CAIRN_OK) status = await_parts(restore, restored, why);
     if (status != CAIRN_OK) {
         free(payload);
-        coord_job_free(body);
+        coord_job_free(restored);
         return status;
     }
     const struct coord_job_load load = { .snapshot_path = restore->folder,
                                          .digest = restore->number,
-                                         .version = { body->generation, m->step },
+                                         .version = { restored->generation, m->step },
                                          .last = &last };
     if (old != NULL) {
         coord_restore_replaces(restore, old);
-        remove_old(old, body, restore->folder);
+        remove_old(old, restored, restore->folder);
     }
-    coord_halts_restored(body, &m->nonfinite);
-    coord_job_link(body);
-    restore->job_id = body->id;
-    struct coord_gather *gather = coord_gather_open(body->cluster, on_made, restore);
+    coord_halts_restored(restored, &m->nonfinite);
+    coord_job_link(restored);
+    restore->job_id = restored->id;
+    struct coord_gather *gather = coord_gather_open(restored->cluster, on_made, restore);
     if (gather == NULL) {
         free(payload);
-        coord_job_lose(body, false, "out of memory to restore it");
+        coord_job_lose(restored, false, "out of memory to restore it");
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     }
-    coord_job_send_create(body, &load, gather);
+    coord_job_send_create(restored, &load, gather);
     free(payload);
     coord_gather_start(gather);
     return CAIRN_OK;

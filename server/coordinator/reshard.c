@@ -228,7 +228,7 @@ static bool may_step(const struct coord_job *job)
         !job->rounds.heard || move_stage_of(r->move) != CAIRN_MOVE_REST)
         return false;
     if (coord_snapshot_holds_layout(job) || round_pin_pending(job->core) ||
-        job->extension.body != NULL || job->amends.amending != NULL || job->park.shut ||
+        job->extension.staged_job != NULL || job->amends.amending != NULL || job->park.shut ||
         !coord_job_shards_up(job))
         return false;
     for (uint32_t i = 0; i < r->joiner_count; i++)

@@ -255,7 +255,7 @@ void coord_amend_failed(struct coord_member *member, cairn_status status, const 
 /* A job's change to a new generation, if one is under way. */
 struct coord_extension {
     /* owned: spec, layout, shards and generation as they will be; NULL: the tensors stay what they are */
-    struct coord_job *body;
+    struct coord_job *staged_job;
     bool making; /* the shards are at work: nobody joins */
     bool broken; /* one went away meanwhile, and may have dropped what it made */
 };

@@ -3,7 +3,7 @@
  *   check    manifest, files, cover; where a job would be given up for it, checksums and the content root of
  *            the files, too; nothing is touched, a failure changes nothing
  *   reserve  a generation that the job has not used becomes durable, while the job goes on
- *   replace  the job's members are expelled, its body is planned anew over the shards there are, and
+ *   replace  the job's members are expelled, the new one is planned over the shards there are, and
  *            JobCreate names the folder; from here on a failure leaves the job lost, and says so
  *   prove    the shards have told the digests of what they loaded, and these come to the manifest's root
  *   store    the new job becomes durable

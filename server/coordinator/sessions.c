@@ -365,7 +365,7 @@ static const struct coord_job *user_of(const struct coord *cluster,
     return job;
 }
 
-/* A body that is not linked yet may hold an entry; an adoption has its name. */
+/* A job that is not linked yet may hold an entry; an adoption has its name. */
 static bool unknown_uses(const struct coord *cluster)
 {
     return cluster->restores != NULL || cluster->adoption != NULL;

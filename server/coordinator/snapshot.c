@@ -212,7 +212,7 @@ static cairn_status judge_snapshot(const struct coord_job *job, bool has_files,
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: there is nothing to save yet",
                          job->spec.name, coord_job_state_name(job));
     }
-    if (job->extension.body != NULL)
+    if (job->extension.staged_job != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again", job->spec.name);
     if (job->park.shut && !(job->park.settled && job->park.wanted))
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being parked, or taken back; ask again",

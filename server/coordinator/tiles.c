@@ -424,7 +424,7 @@ static void settle(struct coord_job *job)
         else if (!all_know(m))
             known = false;
     }
-    set_gate(job, !known || !all_declared || job->extension.body != NULL || job->park.shut ||
+    set_gate(job, !known || !all_declared || job->extension.staged_job != NULL || job->park.shut ||
                       job->reshard.publishing);
     if (known) answer(job);
 }

@@ -298,7 +298,7 @@ TEST(an_amendment_of_tensors_waits_for_the_slice_and_the_run_goes_on_after_it)
     apply_shards(3);
     fake_until(&fake, toy()->layout->version == 2);
     const uint32_t request = fake_amend_more(&w, job, 5);
-    fake_until(&fake, toy()->extension.body != NULL);
+    fake_until(&fake, toy()->extension.staged_job != NULL);
     for (int i = 0; i < 50; i++) fake_pump(&fake);
     ck_assert(!toy()->extension.making);
     fake.shards[2].move.holds_moved = false;
