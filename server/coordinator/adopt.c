@@ -118,8 +118,8 @@ static struct coord_adoption *close_question(void *context)
     return adoption;
 }
 
-static uint32_t ask(struct coord_adoption *adoption, struct coord_shard_entry *entry, uint64_t job,
-                    uint64_t generation)
+static uint32_t ask_for_parts(struct coord_adoption *adoption, struct coord_shard_entry *entry,
+                              uint64_t job, uint64_t generation)
 {
     Cairn__PartGet get = CAIRN__PART_GET__INIT;
     get.job = job;
@@ -203,7 +203,7 @@ static void get_next(struct coord_adoption *adoption)
         return;
     }
     struct coord_adoptee *job = &adoption->jobs[i];
-    job->request = ask(adoption, job->from, job->id, job->generation);
+    job->request = ask_for_parts(adoption, job->from, job->id, job->generation);
     coord_gather_start(adoption->gather);
 }
 
@@ -270,7 +270,7 @@ void coord_adopt(struct coord_session *session, uint32_t request,
         return;
     }
     for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
-        s->parts_asked = s->session != NULL ? ask(adoption, s, 0, 0) : 0; // everything
+        s->parts_asked = s->session != NULL ? ask_for_parts(adoption, s, 0, 0) : 0; // everything
     coord_gather_start(adoption->gather);
 }
 
@@ -326,7 +326,7 @@ void coord_adopt_close(struct coord *cluster)
 static bool adoption_knows(const struct coord_shard_entry *entry)
 {
     return entry->session != NULL && entry->parts_asked != 0 &&
-           entry->parts_told == entry->parts_asked;
+           entry->parts_answered == entry->parts_asked;
 }
 
 static bool is_silent(const struct coord_shard_entry *entry)
@@ -385,7 +385,7 @@ static void take_marks(struct coord_adoptee *job, struct coord_shard_entry *entr
         job->marks.generation = part->version_generation;
 }
 
-static void refuse(struct coord_adoptee *job, const char *text, const char *shard)
+static void refuse_adoptee(struct coord_adoptee *job, const char *text, const char *shard)
 {
     if (job->refused.text[0] == '\0') sentence_set(&job->refused, "%s: %s", shard, text);
 }
@@ -440,16 +440,16 @@ static void take_part(struct coord_adoptee *job, struct coord_shard_entry *entry
     if (part->version_step > job->step) job->step = part->version_step;
     if (part->version_step < job->lowest_step) job->lowest_step = part->version_step;
     if (!part->serving)
-        refuse(job, "its part was never complete", entry->name);
+        refuse_adoptee(job, "its part was never complete", entry->name);
     else if (!has_layout(job, part) || part->shard_index >= job->shard_count ||
              part->base_step != job->base_step)
-        refuse(job, "its part is of another layout", entry->name);
+        refuse_adoptee(job, "its part is of another layout", entry->name);
     else if (part->revision == best->revision && !same_spec)
-        refuse(job, "it has another spec of the same revision", entry->name);
+        refuse_adoptee(job, "it has another spec of the same revision", entry->name);
     else if (job->step - job->lowest_step > 1)
-        refuse(job, "its part is more than one step apart from the others", entry->name);
+        refuse_adoptee(job, "its part is more than one step apart from the others", entry->name);
     else if (job->shards[part->shard_index].name != NULL)
-        refuse(job, "another shard holds the same part", entry->name);
+        refuse_adoptee(job, "another shard holds the same part", entry->name);
     else
         job->shards[part->shard_index].name = entry->name;
     if (part->version_generation > job->version_generation)
@@ -467,7 +467,7 @@ static void judge_generation(struct coord_adoption *adoption, struct coord_adopt
     each_part(cluster, job, take_layout);
     if (job->best != NULL) each_part(cluster, job, take_part);
     if (job->shard_count == 0) {
-        refuse(job, "no part of it was ever finished", job->name);
+        refuse_adoptee(job, "no part of it was ever finished", job->name);
         add_silent(adoption, &job->refused);
     }
     // A layout that followed others may have holes; they are judged when the layout is here.
@@ -520,7 +520,7 @@ static void judge_name(struct coord_adoption *adoption, struct coord_adoptee *jo
     bool twice = other != NULL && other->id != job->id;
     for (const struct coord_adoptee *j = adoption->jobs; j < job; j++)
         twice |= j->refused.text[0] == '\0' && strcmp(j->name, job->name) == 0;
-    if (twice) refuse(job, "there is another job of that name", job->name);
+    if (twice) refuse_adoptee(job, "there is another job of that name", job->name);
 }
 
 /* Our store knows it, too. */
@@ -529,11 +529,11 @@ static void judge_known(struct coord_adoptee *job, const struct coord_job *known
     const struct marks ours = coord_job_marks(known);
     marks_add(&job->marks, &ours);
     if (known->generation > job->generation)
-        refuse(job, "the store has a newer generation of it", job->name);
+        refuse_adoptee(job, "the store has a newer generation of it", job->name);
     if (known->snapshots.running != NULL || known->extension.staged_job != NULL ||
         known->amends.amending != NULL || known->state == CAIRN_CLUSTER_JOB_CREATING)
-        refuse(job, "it is being saved, amended or made: adopt again when that has ended",
-               job->name);
+        refuse_adoptee(job, "it is being saved, amended or made: adopt again when that has ended",
+                       job->name);
 }
 
 static void judge_job(struct coord_adoption *adoption, struct coord_adoptee *job)
@@ -640,7 +640,7 @@ static void run_write(struct task *task, uint32_t item, uint32_t thread)
 
 /* Replaces what was known of the job, which was older, by its row in the store. Its members
  * connect again. */
-static void reload(struct coord *cluster, const struct stored_job *row)
+static void reload_job(struct coord *cluster, const struct stored_job *row)
 {
     struct coord_job *old = coord_job_by_id(cluster, row->id);
     struct sentence why;
@@ -696,7 +696,7 @@ static void on_written(struct task *task)
              adoption->row_count, cluster->identity.id.store, cluster->identity.id.incarnation);
     coord_keys_adopted(cluster, adoption->keys, adoption->key_count);
     coord_storage_adopted(cluster, adoption->former);
-    for (size_t i = 0; i < adoption->row_count; i++) reload(cluster, &adoption->rows[i]);
+    for (size_t i = 0; i < adoption->row_count; i++) reload_job(cluster, &adoption->rows[i]);
     tell_shards(cluster);
     adoption_answer(adoption);
     coord_openings_advance(cluster);

@@ -159,8 +159,8 @@ static void set_policy(struct policy *policy, const Cairn__JobAmend *amend)
 }
 
 /* `next` is a copy of the job's spec. */
-static cairn_status change(struct job_spec_data *next, const Cairn__JobAmend *amend,
-                           bool *extends_out, struct sentence *why)
+static cairn_status change_spec(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                                bool *extends_out, struct sentence *why)
 {
     cairn_status status = spec_note_former(next);
     if (status != CAIRN_OK) return fail_with(why, status, "out of memory for the amended spec");
@@ -191,7 +191,7 @@ static cairn_status change(struct job_spec_data *next, const Cairn__JobAmend *am
 /* ---- to the store ---- */
 
 /* At once, or when all shards have what is in the store. */
-static void answer(struct coord_member *member, cairn_status status, const char *text)
+static void answer_amender(struct coord_member *member, cairn_status status, const char *text)
 {
     struct coord_job *job = member->job;
     member->amend.revision = job->spec.revision;
@@ -264,13 +264,14 @@ static void on_stored(const struct coord_saved *saved)
     }
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->amend.request != 0 && m->amend.revision == 0 && m->amend.later == NULL)
-            answer(m, saved->status, saved->why);
+            answer_amender(m, saved->status, saved->why);
     answer_admins(job, saved);
     take_waiting(job);
 }
 
 /* Nothing but the terms is another: takes `next`. */
-static cairn_status store(struct coord_job *job, struct job_spec_data *next, struct sentence *why)
+static cairn_status store_terms(struct coord_job *job, struct job_spec_data *next,
+                                struct sentence *why)
 {
     struct coord_amending *amending = calloc(1, sizeof *amending);
     if (amending == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to amend it");
@@ -319,14 +320,15 @@ static cairn_status amend_job(struct coord_job *job, struct coord_member *member
     CAIRN_TRY(judge_state(job, amend, why));
     cairn_status status = spec_copy(&job->spec, &next);
     if (status != CAIRN_OK) return fail_with(why, status, "out of memory for the amended spec");
-    status = change(&next, amend, &extends, why);
+    status = change_spec(&next, amend, &extends, why);
     if (status == CAIRN_OK) status = coord_settings_judge_planes(&job->spec, &next, why);
     if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
     if (status == CAIRN_OK) status = coord_missed_judge(job, &next, why);
     if (status == CAIRN_OK && changes_tensors(amend) && member == NULL)
         status = fail_with(why, CAIRN_ERR_REFUSED, "tensors are amended by a worker");
     if (status == CAIRN_OK)
-        status = extends ? coord_extend_begin(job, member, &next, why) : store(job, &next, why);
+        status = extends ? coord_extend_begin(job, member, &next, why)
+                         : store_terms(job, &next, why);
     if (status != CAIRN_OK) spec_release(&next);
     return status;
 }
@@ -358,7 +360,7 @@ void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn_
                                 : amending != NULL ? wait_for_another(member, amend)
                                                    : amend_job(job, member, amend, &why);
     // Else it is answered when it is done.
-    if (again || status != CAIRN_OK) answer(member, status, why.text);
+    if (again || status != CAIRN_OK) answer_amender(member, status, why.text);
     if (again && member->amend.request != 0) coord_terms_tell_all(job); // one had no room
 }
 
@@ -451,7 +453,8 @@ static void terms_advance(struct coord_job *job)
 }
 
 /* It stands in the store and is gone by: that one shard cannot keep it is said, and does not hold it up. */
-static void fail(struct coord_job *job, uint64_t revision, cairn_status status, const char *text)
+static void fail_revision(struct coord_job *job, uint64_t revision, cairn_status status,
+                          const char *text)
 {
     struct sentence why;
     sentence_set(
@@ -465,13 +468,14 @@ static void fail(struct coord_job *job, uint64_t revision, cairn_status status, 
     }
 }
 
-static void on_told(struct coord_job *job, const void *about, cairn_status status, const char *text)
+static void on_terms_answered(struct coord_job *job, const void *about, cairn_status status,
+                              const char *text)
 {
     const struct telling *told = about;
     if (job->generation != told->generation) return;
     if (status == CAIRN_ERR_CLOSED) return; // told again when the shard is back
     if (status != CAIRN_OK) {
-        fail(job, told->revision, status, text);
+        fail_revision(job, told->revision, status, text);
         return;
     }
     struct coord_job_shard *s = &job->shards[told->shard];
@@ -485,7 +489,8 @@ void coord_terms_tell(struct coord_job *job, uint32_t shard, bool settled)
     const bool newer = s->revision < job->spec.revision;
     if (!s->up || (settled && !newer)) return;
     const struct telling telling = { job->generation, job->spec.revision, shard };
-    struct coord_gather *gather = coord_gather_open_job(job, on_told, &telling, sizeof telling);
+    struct coord_gather *gather = coord_gather_open_job(job, on_terms_answered, &telling,
+                                                        sizeof telling);
     if (gather == NULL) {
         log_error("job %s: out of memory to tell shard %s of the spec", job->spec.name,
                   s->entry->name);
@@ -548,8 +553,8 @@ static cairn_status add_one(struct job_spec_data *next, const Cairn__TensorSpec 
     return fail_with(why, status, "tensor \"%.128s\": %s", tensor.name, status_text((int)status));
 }
 
-static cairn_status add(struct job_spec_data *next, const Cairn__JobAmend *amend,
-                        struct sentence *why)
+static cairn_status add_tensors(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                                struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < amend->n_add && status == CAIRN_OK; i++)
@@ -606,8 +611,8 @@ static cairn_status make_alias(struct tensor_spec *t, const char *target, struct
     return CAIRN_OK;
 }
 
-static cairn_status tie(struct job_spec_data *next, const Cairn__JobAmend *amend,
-                        struct sentence *why)
+static cairn_status tie_tensors(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                                struct sentence *why)
 {
     for (size_t i = 0; i < amend->n_ties; i++) {
         size_t tensor, target;
@@ -624,8 +629,8 @@ static cairn_status tie(struct job_spec_data *next, const Cairn__JobAmend *amend
 
 /* ---- freeze, unfreeze ---- */
 
-static cairn_status freeze(struct job_spec_data *next, const Cairn__JobAmend *amend,
-                           struct sentence *why)
+static cairn_status freeze_tensors(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                                   struct sentence *why)
 {
     for (size_t i = 0; i < amend->n_freeze_tensors; i++) {
         size_t tensor;
@@ -659,8 +664,8 @@ static cairn_status choose_group(const struct job_spec_data *next, const struct 
                               : fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a group");
 }
 
-static cairn_status thaw(struct job_spec_data *next, struct tensor_spec *t, const char *named,
-                         struct sentence *why)
+static cairn_status thaw_tensor(struct job_spec_data *next, struct tensor_spec *t,
+                                const char *named, struct sentence *why)
 {
     char *group;
     if (t->alias_of != NULL || t->kind != CAIRN_FROZEN)
@@ -673,8 +678,8 @@ static cairn_status thaw(struct job_spec_data *next, struct tensor_spec *t, cons
     return CAIRN_OK;
 }
 
-static cairn_status unfreeze(struct job_spec_data *next, const Cairn__JobAmend *amend,
-                             bool *thaws_out, struct sentence *why)
+static cairn_status unfreeze_tensors(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                                     bool *thaws_out, struct sentence *why)
 {
     for (size_t i = 0; i < amend->n_unfreeze_tensors; i++) {
         size_t tensor;
@@ -682,8 +687,8 @@ static cairn_status unfreeze(struct job_spec_data *next, const Cairn__JobAmend *
         struct tensor_spec *t = &next->tensors[tensor];
         t->frozen = false;
         if (t->kind == CAIRN_TRAINED) continue;
-        CAIRN_TRY(
-            thaw(next, t, i < amend->n_unfreeze_groups ? amend->unfreeze_groups[i] : "", why));
+        CAIRN_TRY(thaw_tensor(next, t,
+                              i < amend->n_unfreeze_groups ? amend->unfreeze_groups[i] : "", why));
         *thaws_out = true;
     }
     return CAIRN_OK;
@@ -695,9 +700,9 @@ static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAm
                                   bool *extends_out, struct sentence *why)
 {
     *extends_out = amend->n_add > 0 || amend->n_ties > 0;
-    cairn_status status = add(next, amend, why);
-    if (status == CAIRN_OK) status = tie(next, amend, why);
-    if (status == CAIRN_OK) status = freeze(next, amend, why);
-    if (status == CAIRN_OK) status = unfreeze(next, amend, extends_out, why);
+    cairn_status status = add_tensors(next, amend, why);
+    if (status == CAIRN_OK) status = tie_tensors(next, amend, why);
+    if (status == CAIRN_OK) status = freeze_tensors(next, amend, why);
+    if (status == CAIRN_OK) status = unfreeze_tensors(next, amend, extends_out, why);
     return status;
 }

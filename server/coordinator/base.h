@@ -105,7 +105,7 @@ struct coord_shard_entry {
     Cairn__HeldJobs *parts; /* owned; NULL: it has not told yet, or holds nothing */
     bool parts_awaited; /* it holds jobs that are not known here, and has not told their names */
     /* the question of an adoption for them (0: it was away then), and the one that they answer (0: none) */
-    uint32_t parts_asked, parts_told;
+    uint32_t parts_asked, parts_answered;
     uint64_t memory_bytes; /* that it may use for state; 0: it does not say */
     bool leaving;          /* its jobs go to others, and it gets no part of any */
     struct sentence unfit; /* its device failed: what becomes of what else it holds */

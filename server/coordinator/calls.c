@@ -457,7 +457,8 @@ static void add_fields(const ProtobufCMessage *message, unsigned depth, struct s
 }
 
 /* The field of that name, if it is of that type; NULL: it has none. */
-static const void *named(const ProtobufCMessage *message, const char *name, ProtobufCType type)
+static const void *field_named(const ProtobufCMessage *message, const char *name,
+                               ProtobufCType type)
 {
     const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
         message->descriptor, name);
@@ -468,8 +469,8 @@ static const void *named(const ProtobufCMessage *message, const char *name, Prot
 static const char *job_of(const ProtobufCMessage *message)
 {
     const bool is_of_job = strncmp(message->descriptor->short_name, "Job", 3) == 0;
-    char *const *job = named(message, "job", PROTOBUF_C_TYPE_STRING);
-    if (job == NULL && is_of_job) job = named(message, "name", PROTOBUF_C_TYPE_STRING);
+    char *const *job = field_named(message, "job", PROTOBUF_C_TYPE_STRING);
+    if (job == NULL && is_of_job) job = field_named(message, "name", PROTOBUF_C_TYPE_STRING);
     return job != NULL ? *job : "";
 }
 
@@ -479,7 +480,7 @@ void coord_asked_note(const struct coord_session *session, const struct wire_fra
     const char *verb = verb_of(frame, message);
     struct sentence who, what;
     if (verb == NULL) return;
-    const protobuf_c_boolean *plan = named(message, "plan", PROTOBUF_C_TYPE_BOOL);
+    const protobuf_c_boolean *plan = field_named(message, "plan", PROTOBUF_C_TYPE_BOOL);
     if (plan != NULL && *plan) return; // it only asks what would be
     const char *job = job_of(message);
     sentence_set(&what, "%s", verb);

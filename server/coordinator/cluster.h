@@ -79,7 +79,7 @@ struct coord_adoption;
 struct coord_backup;
 struct coord_keys;
 struct coord_scrub;
-struct cairn_store;
+struct coord_store;
 struct listener;
 struct cairn_option;
 
@@ -123,7 +123,7 @@ struct coord {
     uv_loop_t *loop;
     /* owned */
     struct listener *listener;
-    struct cairn_store *store;
+    struct coord_store *store;
     int lock_fd;               /* of the store's folder */
     struct coord_keys *keys;   /* store.h */
     struct coord_scrub *scrub; /* snapshot.h */

@@ -20,8 +20,8 @@
 #define TRIES_AGAIN_MS 30000
 #define CANCELED_MS    600000
 
-static void fail(struct coord *cluster, struct coord_shard_entry *entry, cairn_status status,
-                 const char *text);
+static void fail_drain(struct coord *cluster, struct coord_shard_entry *entry, cairn_status status,
+                       const char *text);
 
 /* ---- the store ---- */
 
@@ -39,18 +39,18 @@ static void on_stored(const struct coord_saved *saved)
     if (saved->status == CAIRN_OK)
         coord_waiters_answer(&entry->drain.begun, CAIRN_MSG_DONE, &done.base);
     else
-        fail(saved->cluster, entry, saved->status, saved->why);
+        fail_drain(saved->cluster, entry, saved->status, saved->why);
 }
 
-static cairn_status store(struct coord *cluster, struct coord_shard_entry *entry,
-                          struct sentence *why)
+static cairn_status store_drain(struct coord *cluster, struct coord_shard_entry *entry,
+                                struct sentence *why)
 {
     entry->drain.stored = coord_request_new(cluster);
     return coord_save(cluster, CAIRN_STORE_LEAVE, &(struct stored_leaving) { entry->name }, 1,
                       entry->drain.stored, on_stored, why);
 }
 
-static void unstore(struct coord *cluster, struct coord_shard_entry *entry)
+static void unstore_drain(struct coord *cluster, struct coord_shard_entry *entry)
 {
     struct sentence why;
     if (entry->drain.stored == 0) return;
@@ -60,7 +60,7 @@ static void unstore(struct coord *cluster, struct coord_shard_entry *entry)
         log_error("the end of a drain is not in the store: %s", why.text);
 }
 
-static cairn_status load(void *context, const void *row, struct sentence *why)
+static cairn_status load_drain(void *context, const void *row, struct sentence *why)
 {
     const char *shard = ((const struct stored_leaving *)row)->shard;
     struct coord *cluster = context;
@@ -74,7 +74,7 @@ static cairn_status load(void *context, const void *row, struct sentence *why)
 
 cairn_status coord_drains_load(struct coord *cluster, struct sentence *why)
 {
-    return store_each(cluster->store, CAIRN_STORED_LEAVING, load, cluster, why);
+    return store_each(cluster->store, CAIRN_STORED_LEAVING, load_drain, cluster, why);
 }
 
 /* ---- the end of a drain ---- */
@@ -97,8 +97,8 @@ static void stop_runs(struct coord_job *job, const struct coord_shard_entry *ent
     }
 }
 
-static void fail(struct coord *cluster, struct coord_shard_entry *entry, cairn_status status,
-                 const char *text)
+static void fail_drain(struct coord *cluster, struct coord_shard_entry *entry, cairn_status status,
+                       const char *text)
 {
     struct sentence why, event;
     sentence_set(&why, "shard %s is not drained: %s", entry->name, text);
@@ -106,7 +106,7 @@ static void fail(struct coord *cluster, struct coord_shard_entry *entry, cairn_s
     sentence_set(&event, "given up: %s", text);
     coord_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, entry->name, event.text);
     entry->leaving = entry->drain.is_saving = entry->drain.is_unfit = false;
-    unstore(cluster, entry);
+    unstore_drain(cluster, entry);
     coord_waiters_fail(&entry->drain.begun, status, why.text);
     coord_waiters_fail(&entry->drain.waiters, status, why.text);
     if (entry->drain.request != 0)
@@ -136,7 +136,7 @@ static void give_up(struct coord *cluster, struct coord_shard_entry *entry, cair
                     const char *text)
 {
     if (entry->drain.request == 0) {
-        fail(cluster, entry, status, text);
+        fail_drain(cluster, entry, status, text);
         return;
     }
     if (entry->drain.is_saving) return;
@@ -175,7 +175,7 @@ void coord_drain_come(struct coord *cluster, struct coord_shard_entry *entry)
 }
 
 /* It holds nothing: it ends, and is forgotten with its connection. */
-static void finish(struct coord *cluster, struct coord_shard_entry *entry)
+static void finish_drain(struct coord *cluster, struct coord_shard_entry *entry)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;
     Cairn__MemberEnd end = CAIRN__MEMBER_END__INIT;
@@ -198,7 +198,7 @@ bool coord_drains_cancel(struct coord_job *job)
         if (!s->leaving || s->drain.is_over || s->drain.request != 0 ||
             !coord_job_has_shard(job, s))
             continue;
-        fail(job->cluster, s, CAIRN_ERR_CANCELED, "it was canceled");
+        fail_drain(job->cluster, s, CAIRN_ERR_CANCELED, "it was canceled");
         s->drain.again_ms = coord_now_ms(job->cluster) + CANCELED_MS;
         any = true;
     }
@@ -215,12 +215,12 @@ void coord_drain_gone(struct coord *cluster, struct coord_shard_entry *entry)
     }
     if (entry->drain.is_over || was_drained(cluster, entry->incarnation)) {
         const Cairn__Done done = CAIRN__DONE__INIT;
-        unstore(cluster, entry);
+        unstore_drain(cluster, entry);
         coord_waiters_answer(&entry->drain.begun, CAIRN_MSG_DONE, &done.base);
         return;
     }
     entry->drain.request = 0; // of the connection that is gone
-    fail(cluster, entry, CAIRN_ERR_NOT_READY, "it went away");
+    fail_drain(cluster, entry, CAIRN_ERR_NOT_READY, "it went away");
 }
 
 void coord_drains_forget(struct coord *cluster, const struct coord_session *session)
@@ -298,7 +298,7 @@ static void say_unfit(const struct coord *cluster, struct coord_shard_entry *ent
 
 /* Moves the job's state to its shards that stay; if none of them stays, to all shards that are
  * here. */
-static cairn_status begin(struct coord_job *job, struct sentence *why)
+static cairn_status begin_move_off(struct coord_job *job, struct sentence *why)
 {
     struct coord_reshard_wish wish;
     cairn_status status = coord_reshard_wish_present(job, &wish);
@@ -314,7 +314,8 @@ static cairn_status begin(struct coord_job *job, struct sentence *why)
 static cairn_status begin_off(struct coord_job *job, const struct coord_shard_entry *entry,
                               struct sentence *why)
 {
-    if (!coord_shard_unfit(entry) || job->spec.offload_fraction >= 1) return begin(job, why);
+    if (!coord_shard_unfit(entry) || job->spec.offload_fraction >= 1)
+        return begin_move_off(job, why);
     return fail_with(why, CAIRN_ERR_UNSUPPORTED,
                      "job %s is parked, and its device failed: save it, and restore it over other "
                      "shards (`cairn snapshot create %s`, `cairn snapshot restore %s latest`)",
@@ -358,7 +359,7 @@ static void note_unfit(const struct coord *cluster, struct coord_shard_entry *en
         log_warn("shard %s is unfit, and this stays there: %s", entry->name, why);
 }
 
-static void advance(struct coord_shard_entry *entry, struct coord *cluster)
+static void advance_drain(struct coord_shard_entry *entry, struct coord *cluster)
 {
     bool holds = false;
     struct sentence said;
@@ -369,7 +370,7 @@ static void advance(struct coord_shard_entry *entry, struct coord *cluster)
                 "its time is nearly over, and something is there still");
     if (entry->drain.is_saving) {
         if (advance_saving(cluster, entry, &said) || is_late)
-            fail(cluster, entry, entry->drain.status, said.text);
+            fail_drain(cluster, entry, entry->drain.status, said.text);
         return;
     }
     const struct sentence before = entry->drain.why;
@@ -382,7 +383,7 @@ static void advance(struct coord_shard_entry *entry, struct coord *cluster)
     if (entry->drain.is_unfit)
         note_unfit(cluster, entry, tries, &before);
     else if (!holds && entry->leaving)
-        finish(cluster, entry);
+        finish_drain(cluster, entry);
 }
 
 /* ---- asked ---- */
@@ -431,11 +432,11 @@ void coord_member_drain(struct coord_session *session, uint32_t request,
     coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, entry->name, "by an operator's word");
     entry->leaving = true;
     entry->drain.is_unfit = false;
-    status = store(cluster, entry, &why);
+    status = store_drain(cluster, entry, &why);
     if (status != CAIRN_OK)
-        fail(cluster, entry, status, why.text);
+        fail_drain(cluster, entry, status, why.text);
     else
-        advance(entry, cluster);
+        advance_drain(entry, cluster);
 }
 
 /* The cluster is being stopped: nothing is moved for that. */
@@ -470,7 +471,7 @@ void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn
     } else {
         log_info("shard %s is being stopped: what it holds goes to others first", entry->name);
     }
-    advance(entry, cluster);
+    advance_drain(entry, cluster);
 }
 
 /* ---- time ---- */
@@ -489,9 +490,9 @@ void coord_drains_tick(struct coord *cluster)
         look_unfit(cluster, s);
         const bool leaves = s->leaving && !s->drain.is_over;
         if (leaves && s->session != NULL)
-            advance(s, cluster);
+            advance_drain(s, cluster);
         else if (leaves && has_ended(cluster, s))
-            fail(cluster, s, CAIRN_ERR_NOT_READY, "it is gone");
+            fail_drain(cluster, s, CAIRN_ERR_NOT_READY, "it is gone");
         if (coord_shard_unfit(s)) say_unfit(cluster, s);
     }
 }
@@ -523,7 +524,7 @@ struct entry {
 };
 
 /* Orders entries by box, then by rank, so that replicas of a box stand together. */
-static int compare(const void *left, const void *right)
+static int compare_replicas(const void *left, const void *right)
 {
     const struct entry *a = left, *b = right;
     for (uint32_t d = 0; d < a->box.rank; d++) {
@@ -550,8 +551,8 @@ static size_t list_entries(const struct coord_job *job, uint32_t tensor, struct 
     return count;
 }
 
-static void say(const struct coord_job *job, uint32_t tensor, const struct entry *a,
-                const struct entry *b, struct sentence *why)
+static void say_replicas_differ(const struct coord_job *job, uint32_t tensor, const struct entry *a,
+                                const struct entry *b, struct sentence *why)
 {
     char box[CAIRN_BOX_TEXT_BYTES];
     sentence_set(why,
@@ -573,11 +574,11 @@ bool coord_replicas_agree(const struct coord_job *job, struct sentence *why)
     }
     for (uint32_t t = 0; agree && t < job->spec.tensor_count; t++) {
         const size_t count = list_entries(job, t, entries);
-        qsort(entries, count, sizeof *entries, compare);
+        qsort(entries, count, sizeof *entries, compare_replicas);
         for (size_t i = 1; agree && i < count; i++) {
             agree = !box_equal(&entries[i - 1].box, &entries[i].box) ||
                     memcmp(entries[i - 1].digest, entries[i].digest, HELD) == 0;
-            if (!agree) say(job, t, &entries[i - 1], &entries[i], why);
+            if (!agree) say_replicas_differ(job, t, &entries[i - 1], &entries[i], why);
         }
     }
     free(entries);
@@ -614,7 +615,7 @@ bool coord_job_has_device(const struct coord_job *job)
     return false;
 }
 
-static void answer(struct coord_job *job)
+static void answer_park(struct coord_job *job)
 {
     Cairn__JobParked parked = CAIRN__JOB_PARKED__INIT;
     parked.name = job->spec.name;
@@ -629,11 +630,11 @@ static void open_gate(struct coord_job *job)
 {
     job->park = (struct coord_park) { .waiters = job->park.waiters,
                                       .opened_ms = coord_now_ms(job->cluster) };
-    coord_tiles_advance(job);
+    coord_gate_update(job);
 }
 
 /* Back to what it was; who asked is told. If that fails, too, it stays as it is, and shut. */
-static void undo(struct coord_job *job, cairn_status status, const char *text)
+static void undo_park(struct coord_job *job, cairn_status status, const char *text)
 {
     struct sentence why;
     sentence_set(&why, "job %s was not %s: %s", job->spec.name,
@@ -660,7 +661,7 @@ static void on_moved(struct coord_job *job, const void *about, cairn_status stat
     // It ends what it does, or another move; or the way back waits for it: with a tick, when all are there.
     if (status == CAIRN_ERR_BUSY || (status == CAIRN_ERR_CLOSED && job->park.undoes)) return;
     if (status != CAIRN_OK) {
-        undo(job, status, why);
+        undo_park(job, status, why);
         return;
     }
     job->park.settled = true;
@@ -668,7 +669,7 @@ static void on_moved(struct coord_job *job, const void *about, cairn_status stat
     log_info("job %s is %s", job->spec.name, job->park.wanted ? "parked" : "not parked");
     coord_event_note(job->cluster, job->park.wanted ? CAIRN_EVENT_PARKED : CAIRN_EVENT_UNPARKED,
                      job->spec.name, NULL, "by an operator");
-    answer(job);
+    answer_park(job);
     if (!job->park.wanted) open_gate(job);
 }
 
@@ -745,12 +746,12 @@ void coord_job_park(struct coord_session *session, uint32_t request, const Cairn
     // Before all parts have told, another coordinator's word may stand: it is taken back where it does.
     const bool is_so = !job->park.shut && !message->parked && job->rounds.heard;
     if (is_so) {
-        answer(job);
+        answer_park(job);
         return;
     }
     job->park.shut = true;
     job->park.settled = false;
     job->park.wanted = message->parked;
-    coord_tiles_advance(job); // shuts the gate
+    coord_gate_update(job); // shuts the gate
     coord_park_advance(job);
 }

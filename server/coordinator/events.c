@@ -30,7 +30,7 @@ static struct stored_event **place_of(const struct coord_events *events, uint64_
 }
 
 /* In place of the oldest, when there are as many as are kept. */
-static void keep(struct coord_events *events, struct stored_event *event)
+static void keep_event(struct coord_events *events, struct stored_event *event)
 {
     struct stored_event **place = place_of(events, event->number);
     free(*place);
@@ -47,7 +47,7 @@ static uint64_t now_unix_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-void coord_event_note(struct coord *cluster, enum cairn_event_kind kind, const char *job,
+void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const char *job,
                       const char *who, const char *format, ...)
 {
     struct coord_events *events = &cluster->events;
@@ -64,10 +64,10 @@ void coord_event_note(struct coord *cluster, enum cairn_event_kind kind, const c
                                       .who = who != NULL ? who : "",
                                       .text = text };
     struct stored_event *event = store_copy(CAIRN_STORE_EVENTS, &row, 1);
-    if (event != NULL) keep(events, event); // else the log has it
+    if (event != NULL) keep_event(events, event); // else the log has it
 }
 
-void coord_event_note_shard(struct coord *cluster, enum cairn_event_kind kind, const char *job,
+void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, const char *job,
                             const char *name, const char *text)
 {
     char who[CAIRN_NAME_MAX + 16];
@@ -77,13 +77,13 @@ void coord_event_note_shard(struct coord *cluster, enum cairn_event_kind kind, c
 
 /* ---- the store ---- */
 
-static cairn_status load(void *context, const void *row, struct sentence *why)
+static cairn_status load_event(void *context, const void *row, struct sentence *why)
 {
     struct coord_events *events = context;
     struct stored_event *event = store_copy(CAIRN_STORE_EVENTS, row, 1);
     if (event == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for events");
     if (events->next == 0) events->first = event->number;
-    keep(events, event);
+    keep_event(events, event);
     return CAIRN_OK;
 }
 
@@ -93,7 +93,8 @@ cairn_status coord_events_open(struct coord *cluster, struct sentence *why)
     events->ring = calloc(CAIRN_STORE_EVENTS_MAX, sizeof(struct stored_event *));
     if (events->ring == NULL)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for events");
-    const cairn_status status = store_each(cluster->store, CAIRN_STORED_EVENTS, load, events, why);
+    const cairn_status status = store_each(cluster->store, CAIRN_STORED_EVENTS, load_event, events,
+                                           why);
     if (events->next == 0) events->first = events->next = 1;
     events->saved = events->began = events->next;
     return status;
@@ -159,7 +160,7 @@ uint64_t coord_events_last_ms(const struct coord *cluster)
     return last != NULL ? last->unix_ms : 0;
 }
 
-static bool is_of(const struct stored_event *event, enum cairn_event_kind kind)
+static bool is_of(const struct stored_event *event, enum coord_event_kind kind)
 {
     return strcmp(event->kind, kind_names[kind]) == 0;
 }
@@ -198,7 +199,7 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
 }
 
 /* Fills in a message that borrows the event's texts; nobody writes to them through it. */
-static void fill(Cairn__Event *out, const struct stored_event *event)
+static void fill_event(Cairn__Event *out, const struct stored_event *event)
 {
     cairn__event__init(out);
     out->number = event->number;
@@ -228,7 +229,7 @@ void coord_events_answer(struct coord_session *session, uint32_t request,
             break;
         }
         list[page.n_events] = &filled[page.n_events];
-        fill(&filled[page.n_events++], event);
+        fill_event(&filled[page.n_events++], event);
     }
     coord_session_send(session, CAIRN_MSG_EVENTS, request, &page.base);
 }
@@ -265,7 +266,7 @@ static void free_backup(struct coord_backup *backup)
     free(backup);
 }
 
-static void end(struct coord_backup *backup)
+static void end_backup(struct coord_backup *backup)
 {
     Cairn__ClusterBackedUp message = CAIRN__CLUSTER_BACKED_UP__INIT;
     if (backup->status == CAIRN_OK) {
@@ -288,7 +289,7 @@ static void write_file(struct coord_work *work)
 
 static void on_written(struct coord_work *work)
 {
-    if (!work->cluster->closing) end((struct coord_backup *)work); // else: with the cluster
+    if (!work->cluster->closing) end_backup((struct coord_backup *)work); // else: with the cluster
 }
 
 static void take_picture(struct task *task, uint32_t item, uint32_t thread)
@@ -310,7 +311,7 @@ static void on_picture(struct task *task)
         if (coord_work_start(&backup->work, backup->cluster, NULL, 0)) return;
         backup->status = fail_with(&backup->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
     }
-    end(backup);
+    end_backup(backup);
 }
 
 /* ---- the request ---- */
@@ -327,8 +328,8 @@ static cairn_status judge_backup(const struct coord *cluster, const char *path,
     return CAIRN_OK;
 }
 
-static cairn_status begin(struct coord_session *session, uint32_t request, const char *path,
-                          struct sentence *why)
+static cairn_status begin_backup(struct coord_session *session, uint32_t request, const char *path,
+                                 struct sentence *why)
 {
     struct coord *cluster = session->cluster;
     struct coord_backup *backup = calloc(1, sizeof *backup);
@@ -352,7 +353,7 @@ void coord_backup_begin(struct coord_session *session, uint32_t request,
 {
     struct sentence why;
     cairn_status status = judge_backup(session->cluster, message->path, &why);
-    if (status == CAIRN_OK) status = begin(session, request, message->path, &why);
+    if (status == CAIRN_OK) status = begin_backup(session, request, message->path, &why);
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
@@ -373,7 +374,7 @@ void coord_backup_close(struct coord *cluster)
  * picture has the secret key, too, which a store in use has in a file beside it: one file is all there is to
  * save. */
 
-static cairn_status fail(const struct cairn_store *store, sqlite3 *copy, struct sentence *why)
+static cairn_status fail_copy(const struct coord_store *store, sqlite3 *copy, struct sentence *why)
 {
     const cairn_status status = fail_with(why, CAIRN_ERR_IO, "%s: copying: %s", store->path,
                                           copy == NULL ? "out of memory" : sqlite3_errmsg(copy));
@@ -397,7 +398,7 @@ static bool put_signer(sqlite3 *copy, const char *signer)
 }
 
 /* *there_out: the table is. */
-static cairn_status find_signer(const struct cairn_store *store, bool *there_out,
+static cairn_status find_signer(const struct coord_store *store, bool *there_out,
                                 struct sentence *why)
 {
     sqlite3_stmt *s;
@@ -407,7 +408,7 @@ static cairn_status find_signer(const struct cairn_store *store, bool *there_out
     return CAIRN_OK;
 }
 
-cairn_status store_signer(const struct cairn_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
+cairn_status store_signer(const struct coord_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
                           struct sentence *why)
 {
     sqlite3_stmt *s;
@@ -424,7 +425,7 @@ cairn_status store_signer(const struct cairn_store *store, char text_out[CAIRN_K
     return status;
 }
 
-cairn_status store_set_signer(struct cairn_store *store, const char *text, struct sentence *why)
+cairn_status store_set_signer(struct coord_store *store, const char *text, struct sentence *why)
 {
     bool there;
     snprintf(store->signer, sizeof store->signer, "%s", text);
@@ -432,17 +433,18 @@ cairn_status store_set_signer(struct cairn_store *store, const char *text, struc
     return status == CAIRN_OK && there ? store_run(store, "DROP TABLE signer", why) : status;
 }
 
-cairn_status store_picture(const struct cairn_store *store, uint8_t **bytes_out,
+cairn_status store_picture(const struct coord_store *store, uint8_t **bytes_out,
                            size_t *byte_count_out, struct sentence *why)
 {
     sqlite3 *copy = NULL;
-    if (sqlite3_open(":memory:", &copy) != SQLITE_OK) return fail(store, copy, why);
+    if (sqlite3_open(":memory:", &copy) != SQLITE_OK) return fail_copy(store, copy, why);
     sqlite3_backup *backup = sqlite3_backup_init(copy, "main", store->db, "main");
-    if (backup == NULL) return fail(store, copy, why);
+    if (backup == NULL) return fail_copy(store, copy, why);
     (void)sqlite3_backup_step(backup, -1); // all of it, in one read
     if (sqlite3_backup_finish(backup) != SQLITE_OK)
-        return fail(store, copy, why); // its failure, too
-    if (store->signer[0] != '\0' && !put_signer(copy, store->signer)) return fail(store, copy, why);
+        return fail_copy(store, copy, why); // its failure, too
+    if (store->signer[0] != '\0' && !put_signer(copy, store->signer))
+        return fail_copy(store, copy, why);
     sqlite3_int64 size = 0;
     unsigned char *image = sqlite3_serialize(copy, "main", &size, 0);
     uint8_t *bytes = image == NULL ? NULL : malloc((size_t)size);
@@ -470,8 +472,8 @@ static cairn_status fail_other(const char *path, uint64_t token, struct sentence
         path, path, token, path);
 }
 
-static cairn_status explain(cairn_status status, const char *path, uint64_t token,
-                            struct sentence *why)
+static cairn_status explain_storage(cairn_status status, const char *path, uint64_t token,
+                                    struct sentence *why)
 {
     if (status == CAIRN_ERR_NOT_FOUND) return fail_other(path, token, why);
     if (status != CAIRN_ERR_EXISTS) return status;
@@ -485,7 +487,7 @@ static cairn_status explain(cairn_status status, const char *path, uint64_t toke
 static cairn_status judge_storage(const char *path, uint64_t token,
                                   const struct storage_owner *owner, struct sentence *why)
 {
-    return explain(storage_own(path, token, owner, why), path, token, why);
+    return explain_storage(storage_own(path, token, owner, why), path, token, why);
 }
 
 cairn_status coord_storage_seen(const struct coord *cluster, struct sentence *why)
@@ -497,7 +499,7 @@ cairn_status coord_storage_seen(const struct coord *cluster, struct sentence *wh
     if (token != 0) {
         const struct storage_owner owner = { .store = cluster->storage.store,
                                              .former = cluster->storage.former };
-        return explain(storage_seen(path, token, &owner, why), path, token, why);
+        return explain_storage(storage_seen(path, token, &owner, why), path, token, why);
     }
     if (storage_of(path)->stat(path, "", &bytes, &said) == CAIRN_OK) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_IO, "snapshots.path %s: %s", path, said.text);

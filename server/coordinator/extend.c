@@ -83,7 +83,7 @@ static void give_up(struct coord_job *job, cairn_status status, const char *text
     fail_waiting(job, status, why.text);
     switch_all(job, job->generation);
     coord_extension_release(job);
-    coord_tiles_advance(job); // opens the gate
+    coord_gate_update(job); // opens the gate
     coord_openings_advance(job->cluster);
 }
 
@@ -139,6 +139,7 @@ static void switch_over(struct coord_job *job)
     job->layouts = (struct coord_layouts) { .before = NULL };
     coord_tiles_release(job);
     job->tiles = (struct coord_tiles) { 0 };
+    job->gate = (struct coord_gate) { 0 };
     swap_in_staged_job(job, staged);
     coord_job_free(staged);
     log_info("job %s: amended, revision %" PRIu64 ", version %" PRIu64 ".%" PRIu64 ": %zu tensors",
@@ -197,7 +198,7 @@ static void on_stored(const struct coord_saved *saved)
     if (ours && saved->status != CAIRN_OK) give_up(job, saved->status, saved->why);
 }
 
-static cairn_status store(struct coord_job *job, struct sentence *why)
+static cairn_status store_staged_job(struct coord_job *job, struct sentence *why)
 {
     struct coord_job *staged = job->extension.staged_job;
     staged->epoch = job->epoch;
@@ -215,15 +216,15 @@ static void on_made(struct coord_job *job, const void *about, cairn_status statu
     if (!coord_extend_is(job, *(const uint64_t *)about)) return;
     sentence_set(&why, "%s", text);
     if (status == CAIRN_OK) status = judge_made(job, &why);
-    if (status == CAIRN_OK) status = store(job, &why);
+    if (status == CAIRN_OK) status = store_staged_job(job, &why);
     if (status != CAIRN_OK) give_up(job, status, why.text);
 }
 
 /* ---- the beginning ---- */
 
 /* Aliases have no elements and no extents: what becomes one is as if it was gone. */
-static bool stays(const struct job_spec_data *was, size_t from, const struct job_spec_data *next,
-                  size_t to)
+static bool stays_tensor(const struct job_spec_data *was, size_t from,
+                         const struct job_spec_data *next, size_t to)
 {
     return was->tensors[from].alias_of == NULL && next->tensors[to].alias_of == NULL;
 }
@@ -241,7 +242,7 @@ static cairn_status plan_layout(const struct coord_job *job, struct coord_job *s
                     (coord_shard_unfit(job->shards[i].entry) && job->spec.offload_fraction < 1);
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {
         const size_t from = spec_find_tensor(&job->spec, staged->spec.tensors[t].name);
-        const bool kept = from != SIZE_MAX && stays(&job->spec, from, &staged->spec, t);
+        const bool kept = from != SIZE_MAX && stays_tensor(&job->spec, from, &staged->spec, t);
         was[t] = kept ? (uint32_t)from : CAIRN_TENSOR_NEW;
     }
     if (status == CAIRN_OK)
@@ -320,7 +321,7 @@ static cairn_status send_make(struct coord_job *job, struct coord_job *staged,
     return CAIRN_OK;
 }
 
-static void make(struct coord_job *job)
+static void make_parts(struct coord_job *job)
 {
     struct coord_job *staged = job->extension.staged_job;
     const struct cairn_version now = coord_job_version(job);
@@ -354,7 +355,7 @@ void coord_extend_advance(struct coord_job *job)
         return;
     CAIRN_EACH_SHARD (job, i)
         if (!job->shards[i].up || job->shards[i].entry->session == NULL) return;
-    make(job);
+    make_parts(job);
 }
 
 static cairn_status judge_begin(const struct coord_job *job, struct sentence *why)
@@ -405,7 +406,7 @@ cairn_status coord_extend_begin(struct coord_job *job, struct coord_member *memb
     if (member != NULL)
         log_info("job %s: %s (rank %" PRIu32 ") amends it, in a new generation", job->spec.name,
                  member->session->name, member->rank);
-    coord_tiles_advance(job); // shuts the gate
+    coord_gate_update(job); // shuts the gate
     give_round_up(job, member);
     coord_extend_advance(job);
     return CAIRN_OK;

@@ -71,7 +71,7 @@ cairn_status coord_groups_doubt(struct coord_job *job)
 
 /* "2 (ranks 0-3 by s0; ranks 4,6 by s1, s2; ranks 5,7 alone)"; without relays "... (ranks 0-3; ranks
  * 4-7)". */
-static void describe(const struct coord_groups *groups, struct sentence *out)
+static void describe_groups(const struct coord_groups *groups, struct sentence *out)
 {
     const struct rank_groups *now = &groups->now;
     if (now->group_count == 0) {
@@ -96,7 +96,7 @@ static void log_change(struct coord_job *job, uint64_t round, bool same)
 {
     struct coord_groups *groups = job->groups;
     struct sentence now = { "" };
-    describe(groups, &now);
+    describe_groups(groups, &now);
     if (strcmp(now.text, groups->told.text) == 0) return;
     if (groups->told.text[0] == '\0')
         log_info("job %s: reduce groups of round %" PRIu64 ": %s", job->spec.name, round, now.text);
@@ -191,8 +191,8 @@ static void set_off(struct coord_job *job, struct sentence *off)
         sentence_set(off, "%s", job->groups->refused.text);
 }
 
-static cairn_status form(struct coord_job *job, const uint64_t *members, uint32_t count,
-                         struct formed *out)
+static cairn_status form_groups(struct coord_job *job, const uint64_t *members, uint32_t count,
+                                struct formed *out)
 {
     const uint32_t shard_count = job->layout->shard_count;
     struct hosts workers = { NULL, NULL }, shards = { NULL, NULL };
@@ -279,8 +279,8 @@ static void keep_before(struct coord_groups *groups)
 }
 
 /* Makes the groups that were formed the job's; the job takes all that `formed` and `room` own. */
-static void take(struct coord_job *job, uint64_t round, struct formed *formed,
-                 struct coord_groups *room)
+static void take_groups(struct coord_job *job, uint64_t round, struct formed *formed,
+                        struct coord_groups *room)
 {
     struct coord_groups *groups = job->groups;
     const bool same = rank_groups_equal(&groups->now, &room->now);
@@ -334,7 +334,7 @@ static void form_anew(struct coord_job *job, uint64_t round, const uint64_t *mem
     struct coord_groups *groups = job->groups;
     struct coord_groups room = { .members = NULL };
     struct formed formed = { .ranks = NULL };
-    if (form(job, members, count, &formed) != CAIRN_OK) {
+    if (form_groups(job, members, count, &formed) != CAIRN_OK) {
         give_up(job, round);
         return;
     }
@@ -343,7 +343,7 @@ static void form_anew(struct coord_job *job, uint64_t round, const uint64_t *mem
         groups_plan_release(&formed.plan);
     } else if (make_room(job, &formed, members, &room)) {
         groups_take_back(job);
-        take(job, round, &formed, &room);
+        take_groups(job, round, &formed, &room);
         groups_tell(job);
     } else {
         release_formed(&room);
@@ -429,7 +429,7 @@ void coord_groups_forget(struct coord_job *job)
     memset(groups->may_relay, 0, job->shard_room * sizeof *groups->may_relay);
 }
 
-void coord_groups_forget_told(struct coord_job *job)
+void coord_groups_forget_sent(struct coord_job *job)
 {
     if (job->groups == NULL) return;
     groups_take_back(job);
@@ -443,7 +443,7 @@ cairn_status coord_groups_restored(struct coord_job *job, const struct rank_grou
     if (groups == NULL) return CAIRN_ERR_NO_MEMORY;
     const cairn_status status = rank_groups_copy(recorded, &groups->now);
     groups->made_step = true;
-    if (status == CAIRN_OK) describe(groups, &groups->told);
+    if (status == CAIRN_OK) describe_groups(groups, &groups->told);
     return status;
 }
 
@@ -631,7 +631,7 @@ void groups_plan_release(struct groups_plan *plan)
     *plan = (struct groups_plan) { .group_of = NULL };
 }
 
-static bool same(const uint32_t *a, const uint32_t *b, uint32_t count)
+static bool same_numbers(const uint32_t *a, const uint32_t *b, uint32_t count)
 {
     return count == 0 || memcmp(a, b, count * sizeof *a) == 0;
 }
@@ -639,8 +639,10 @@ static bool same(const uint32_t *a, const uint32_t *b, uint32_t count)
 static bool groups_plan_equal(const struct groups_plan *a, const struct groups_plan *b)
 {
     return a->worker_count == b->worker_count && a->group_count == b->group_count &&
-           a->relay_count == b->relay_count && same(a->group_of, b->group_of, a->worker_count) &&
-           same(a->relays, b->relays, a->relay_count) && same(a->ends, b->ends, a->group_count);
+           a->relay_count == b->relay_count &&
+           same_numbers(a->group_of, b->group_of, a->worker_count) &&
+           same_numbers(a->relays, b->relays, a->relay_count) &&
+           same_numbers(a->ends, b->ends, a->group_count);
 }
 
 uint32_t groups_relay_of(const struct groups_plan *plan, uint32_t group, uint32_t owner)
@@ -665,7 +667,7 @@ static struct coord_session *session_of(const struct coord_job *job, uint32_t sh
                                                                              : NULL;
 }
 
-static bool serves(const struct coord_groups *groups, uint32_t relay, uint32_t owner)
+static bool relay_serves(const struct coord_groups *groups, uint32_t relay, uint32_t owner)
 {
     return groups_relay_of(&groups->plan, groups->relays[relay].group, owner) == relay;
 }
@@ -673,17 +675,19 @@ static bool serves(const struct coord_groups *groups, uint32_t relay, uint32_t o
 /* ---- what a shard answers ---- */
 
 /* A MemberJoin or a RelaySet; about the relay's number. Told anew when a shard that went away is back. */
-static void on_told(struct coord_job *job, const void *about, cairn_status status, const char *why)
+static void on_groups_answered(struct coord_job *job, const void *about, cairn_status status,
+                               const char *why)
 {
     if (status != CAIRN_OK && status != CAIRN_ERR_CLOSED)
         (void)coord_groups_fault(job, *(const uint64_t *)about, why);
 }
 
 /* A question to the shard, of that relay. The request to ask it with; 0: it cannot be asked. */
-static uint32_t ask(struct coord_job *job, uint32_t shard, uint64_t number,
-                    struct coord_gather **gather_out)
+static uint32_t ask_relay(struct coord_job *job, uint32_t shard, uint64_t number,
+                          struct coord_gather **gather_out)
 {
-    struct coord_gather *gather = coord_gather_open_job(job, on_told, &number, sizeof number);
+    struct coord_gather *gather = coord_gather_open_job(job, on_groups_answered, &number,
+                                                        sizeof number);
     if (gather == NULL) {
         (void)coord_groups_fault(job, number, "the coordinator is out of memory");
         return 0;
@@ -712,7 +716,7 @@ static void join_at(struct coord_job *job, const struct group_relay *relay, uint
     const struct coord_shard_entry *entry = job->shards[relay->shard].entry;
     if (session == NULL) return;
     struct coord_gather *gather = NULL;
-    const uint32_t request = ask(job, owner, relay->number, &gather);
+    const uint32_t request = ask_relay(job, owner, relay->number, &gather);
     if (gather == NULL) return;
     Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
     join.job = job->id;
@@ -765,14 +769,14 @@ static size_t list_owners(const struct coord_job *job, uint32_t relay,
 {
     size_t count = 0;
     CAIRN_EACH_SHARD (job, i)
-        if (serves(job->groups, relay, i)) out[count++] = &infos->infos[i];
+        if (relay_serves(job->groups, relay, i)) out[count++] = &infos->infos[i];
     return count;
 }
 
 static void send_relay(struct coord_job *job, uint32_t shard, const Cairn__RelaySet *set)
 {
     struct coord_gather *gather = NULL;
-    const uint32_t request = ask(job, shard, set->relay, &gather);
+    const uint32_t request = ask_relay(job, shard, set->relay, &gather);
     if (gather == NULL) return;
     coord_session_send(session_of(job, shard), CAIRN_MSG_RELAY_SET, request, &set->base);
     coord_gather_start(gather);
@@ -811,7 +815,7 @@ static void groups_take_back(struct coord_job *job)
     struct coord_groups *groups = job->groups;
     for (uint32_t r = 0; r < groups->plan.relay_count; r++)
         CAIRN_EACH_SHARD (job, i)
-            if (serves(groups, r, i)) leave_at(job, groups->relays[r].number, i);
+            if (relay_serves(groups, r, i)) leave_at(job, groups->relays[r].number, i);
 }
 
 static void tell_owners(struct coord_job *job, uint32_t relay)
@@ -820,7 +824,8 @@ static void tell_owners(struct coord_job *job, uint32_t relay)
     name_relay(job, &job->groups->relays[relay], &name);
     name.text[CAIRN_NAME_MAX] = '\0';
     CAIRN_EACH_SHARD (job, i)
-        if (serves(job->groups, relay, i)) join_at(job, &job->groups->relays[relay], i, name.text);
+        if (relay_serves(job->groups, relay, i))
+            join_at(job, &job->groups->relays[relay], i, name.text);
 }
 
 /* Gives the relays numbers, and tells owners and relays; whoever may relay and is none is told that. */

@@ -173,8 +173,8 @@ static uint64_t address_hash(const struct coord_shard_entry *entry)
 bool coord_job_shard_moved(struct coord_job_shard *shard)
 {
     const uint64_t hash = address_hash(shard->entry);
-    const bool moved = shard->address_told != 0 && shard->address_told != hash;
-    shard->address_told = hash;
+    const bool moved = shard->address_sent != 0 && shard->address_sent != hash;
+    shard->address_sent = hash;
     return moved;
 }
 
@@ -247,7 +247,7 @@ static void take_digest(struct init_digest *digest, const ProtobufCBinaryData *b
     memcpy(digest->bytes, bytes->data, CAIRN_INIT_DIGEST_BYTES);
 }
 
-static bool same(const struct init_digest *a, const struct init_digest *b)
+static bool same_digest(const struct init_digest *a, const struct init_digest *b)
 {
     return !a->known || !b->known || memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
 }
@@ -276,11 +276,11 @@ static void refuse_init(struct coord_member *member, uint32_t request,
     coord_session_error(member->session, request, CAIRN_ERR_MISMATCH, why.text);
 }
 
-static void answer(struct coord_member *member)
+static void answer_init(struct coord_member *member)
 {
     const uint32_t request = member->init.request;
     member->init.request = 0;
-    if (same(&member->init.digest, &member->job->init.source))
+    if (same_digest(&member->init.digest, &member->job->init.source))
         coord_session_done(member->session, request);
     else
         refuse_init(member, request, &member->init.digest, &member->job->init.source);
@@ -307,7 +307,7 @@ void coord_member_init_done(struct coord_member *member, uint32_t request,
         return;
     }
     take_digest(&given, &message->given, member->rank);
-    if (!same(&given, &job->init.given)) {
+    if (!same_digest(&given, &job->init.given)) {
         refuse_init(member, request, &given, &job->init.given);
         return;
     }
@@ -323,7 +323,7 @@ void coord_member_init_done(struct coord_member *member, uint32_t request,
     }
     member->init.request = request;
     if (job->initialized) {
-        answer(member);
+        answer_init(member);
         return;
     }
     if (message->source) job->init.sourced = true;
@@ -344,7 +344,7 @@ static void answer_all(struct coord_job *job)
 {
     if (!job->initialized) return;
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
-        if (m->init.request != 0) answer(m);
+        if (m->init.request != 0) answer_init(m);
 }
 
 /* ---- the seal ---- */
@@ -539,7 +539,7 @@ void coord_recovery_advise(const struct coord_job *job, struct sentence *out)
 /* ---- the loss ---- */
 
 /* job->loss.why is set. */
-static void stop(struct coord_job *job)
+static void stop_lost_job(struct coord_job *job)
 {
     job->state = CAIRN_CLUSTER_JOB_LOST;
     log_error("job %s is %s", job->spec.name, job->loss.why.text);
@@ -562,7 +562,7 @@ void coord_job_behind(struct coord_job *job, const char *kind, const char *name,
         kind, name, what);
     job->loss.behind = true;
     job->loss.may_return = false;
-    stop(job);
+    stop_lost_job(job);
 }
 
 void coord_job_lose(struct coord_job *job, bool may_return, const char *format, ...)
@@ -580,7 +580,7 @@ void coord_job_lose(struct coord_job *job, bool may_return, const char *format, 
     coord_recovery_advise(job, &advice);
     sentence_set(&job->loss.why, "lost: %s; %s", what, advice.text);
     const bool pending = coord_recovery_pending(job);
-    stop(job);
+    stop_lost_job(job);
     if (pending) coord_job_keep_pauses(job);
     struct sentence why;
     sentence_set(&why, "job %s is %s", job->spec.name, job->loss.why.text);
@@ -637,7 +637,8 @@ static bool is_attached(const struct coord_job *job, uint32_t rank)
 }
 
 /* The entry of the rank, made in its place; NULL: so many are not shown, or it has left. */
-static Cairn__BytesTold *worker(struct bytes_view *out, const struct coord_job *job, uint32_t rank)
+static Cairn__BytesTold *worker_bytes(struct bytes_view *out, const struct coord_job *job,
+                                      uint32_t rank)
 {
     size_t at = 1;
     while (at < out->count && out->told[at].rank < rank) at++;
@@ -652,7 +653,7 @@ static Cairn__BytesTold *worker(struct bytes_view *out, const struct coord_job *
 }
 
 /* Shards tell at different times, so each is divided by its own steps. */
-static void add(Cairn__BytesTold *to, const Cairn__BytesTold *more)
+static void add_bytes(Cairn__BytesTold *to, const Cairn__BytesTold *more)
 {
     to->pushed_shared += more->pushed_shared;
     to->pushed_carried += more->pushed_carried;
@@ -685,7 +686,7 @@ static void add_members(struct bytes_view *out, const struct coord_job *job)
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         read += m->read_bytes;
         if (m->read_bytes == 0 || m->role != CAIRN_ROLE_WIRE_WORKER) continue;
-        Cairn__BytesTold *to = worker(out, job, m->rank);
+        Cairn__BytesTold *to = worker_bytes(out, job, m->rank);
         if (to != NULL) add_read(to, m->read_bytes);
     }
     add_read(&out->told[0], read);
@@ -700,8 +701,9 @@ const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes
         for (size_t i = 0; i < entry->bytes_count; i++) {
             const Cairn__BytesTold *told = &entry->bytes[i];
             if (told->job != job->id) continue;
-            Cairn__BytesTold *to = told->of_worker ? worker(out, job, told->rank) : &out->told[0];
-            if (to != NULL) add(to, told);
+            Cairn__BytesTold *to = told->of_worker ? worker_bytes(out, job, told->rank)
+                                                   : &out->told[0];
+            if (to != NULL) add_bytes(to, told);
         }
     }
     add_members(out, job);
@@ -764,19 +766,20 @@ static cairn_status refuse_setting(const struct job_spec_data *spec, const Cairn
 }
 
 static cairn_status apply_one(struct job_spec_data *next, const Cairn__Setting *setting,
-                              enum settings_way way, bool *reopens_out, struct sentence *why)
+                              enum settings_purpose purpose, bool *reopens_out,
+                              struct sentence *why)
 {
     enum spec_change change;
     CAIRN_TRY(spec_set(next, setting->key, setting->value, &change, why));
     const bool is_refused = change == CAIRN_SPEC_NEVER ||
-                            (change == CAIRN_SPEC_CREATED && way == CAIRN_SETTINGS_AMEND);
+                            (change == CAIRN_SPEC_CREATED && purpose == CAIRN_SETTINGS_AMEND);
     if (is_refused) return refuse_setting(next, setting, change, why);
     *reopens_out |= change != CAIRN_SPEC_NEXT_ROUND;
     return CAIRN_OK;
 }
 
 cairn_status coord_settings_apply(struct job_spec_data *next, Cairn__Setting *const *settings,
-                                  size_t count, enum settings_way way, bool *reopens_out,
+                                  size_t count, enum settings_purpose purpose, bool *reopens_out,
                                   struct sentence *why)
 {
     if (count == 0) return CAIRN_OK;
@@ -784,7 +787,7 @@ cairn_status coord_settings_apply(struct job_spec_data *next, Cairn__Setting *co
         return fail_with(why, CAIRN_ERR_INVALID, "%zu settings; allowed: at most %d", count,
                          CAIRN_SETTINGS_MAX);
     for (size_t i = 0; i < count; i++)
-        CAIRN_TRY(apply_one(next, settings[i], way, reopens_out, why));
+        CAIRN_TRY(apply_one(next, settings[i], purpose, reopens_out, why));
     spec_canonicalize(next);
     return CAIRN_OK;
 }

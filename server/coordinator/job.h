@@ -195,7 +195,7 @@ struct coord_job_shard {
     struct coord_shard_entry *entry; /* NULL: a hole, see CAIRN_EACH_SHARD */
     bool up;                         /* as the core knows it */
     uint64_t incarnation;            /* of the shard when JobCreate was sent */
-    uint64_t address_told;           /* hash of the fabric address that members know; 0: none yet */
+    uint64_t address_sent;           /* hash of the fabric address that members know; 0: none yet */
     uint64_t missed_ms;   /* coord_now_ms: its shard came without the part; 0: it did not */
     uint64_t patience_ms; /* the part may be missed for so long; then the job is LOST */
     /* coord_now_ms: since then recovery.c sees it away; 0: it is not */
@@ -262,6 +262,7 @@ struct coord_job {
     struct coord_groups *groups; /* owned; NULL: there were none */
     struct coord_job_members members;
     struct coord_tiles tiles;
+    struct coord_gate gate;
     struct coord_leases leases;
     struct coord_snapshots snapshots;
     struct coord_parting parting;
@@ -528,14 +529,14 @@ void coord_first_tick(struct coord *cluster);
 /* Settings of an amendment, or of a job that is made of a snapshot (proto/spec/settings.h). */
 
 /* Who asks: it says which ways are open. */
-enum settings_way {
+enum settings_purpose {
     CAIRN_SETTINGS_AMEND, /* the job goes on: what takes a new job is refused, with its command */
     CAIRN_SETTINGS_CREATE
 };
 /* Does to `next`, a copy of what the job is or of what the snapshot says, what the settings say; canonical
  * after it. Not judged as a whole. *reopens_out is set if a new generation is needed, else left. */
 cairn_status coord_settings_apply(struct job_spec_data *next, Cairn__Setting *const *settings,
-                                  size_t count, enum settings_way way, bool *reopens_out,
+                                  size_t count, enum settings_purpose purpose, bool *reopens_out,
                                   struct sentence *why) CAIRN_MUST_CHECK;
 /* The planes of the groups' tensors stand on the shards, or in the snapshot: they are the same. */
 cairn_status coord_settings_judge_planes(const struct job_spec_data *was,

@@ -46,7 +46,7 @@ void coord_job_free(struct coord_job *job)
                   job->planned.spec != NULL ? job->planned.spec->size : 0);
 }
 
-static void forget(struct coord_job *job)
+static void forget_job(struct coord_job *job)
 {
     struct coord *cluster = job->cluster;
     CAIRN_EACH_SHARD (job, i) coord_job_send_drop(cluster, job->shards[i].entry, job->id);
@@ -62,7 +62,7 @@ static void on_part_dropped(const struct coord_saved *saved)
         log_error("job %s: %s", job->spec.name, saved->why);
     else
         coord_dropped_add(job->cluster, job->id);
-    forget(job);
+    forget_job(job);
 }
 
 void coord_job_drop(struct coord_job *job)
@@ -74,7 +74,7 @@ void coord_job_drop(struct coord_job *job)
     coord_reshard_close(job);
     if (!job->stored ||
         coord_save_job(job, CAIRN_STORE_JOB_DROP, NULL, 0, on_part_dropped, &why) != CAIRN_OK)
-        forget(job);
+        forget_job(job);
 }
 
 /* ---- the shards of a new one ---- */
@@ -514,7 +514,7 @@ static cairn_status fill_entries(struct coord_job *job, const struct stored_job 
     struct coord_reshard *reshard = &job->reshard;
     reshard->running = row->weighed;
     coord_reshard_pace_begin(&reshard->pace, row->pause, 0);
-    reshard->told.state = reshard->running ? CAIRN_RESHARD_MOVING : CAIRN_RESHARD_NONE;
+    reshard->progress.state = reshard->running ? CAIRN_RESHARD_MOVING : CAIRN_RESHARD_NONE;
     reshard->joiners = calloc((size_t)row->shard_count + 1, sizeof *reshard->joiners);
     if (reshard->joiners == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     for (uint32_t i = 0; i < row->shard_count; i++) {
@@ -677,7 +677,7 @@ static cairn_status refuse_members(const struct coord_job *job, struct sentence 
     return CAIRN_ERR_BUSY;
 }
 
-static cairn_status judge(struct coord_job *job, bool force, struct sentence *why)
+static cairn_status judge_drop(struct coord_job *job, bool force, struct sentence *why)
 {
     if (force && job->snapshots.running != NULL)
         coord_snapshot_abort(job, "the job is to be dropped");
@@ -769,7 +769,7 @@ static void on_saved(const struct coord_saved *saved)
 }
 
 /* Nobody has it open, and nobody comes. */
-static void stop(struct coord_job *job)
+static void stop_dropped_job(struct coord_job *job)
 {
     struct sentence text, why = { "" };
     sentence_set(&text, "job %s was dropped by an operator", job->spec.name);
@@ -797,13 +797,13 @@ void coord_job_remove(struct coord_session *session, uint32_t request,
     cairn_status status = job == NULL
                               ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
                                           "there is no job %.128s; `cairn job list`", message->name)
-                              : judge(job, message->force, &why);
+                              : judge_drop(job, message->force, &why);
     if (status == CAIRN_OK && (drop = new_drop(job)) == NULL)
         status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK && !coord_waiters_add(&drop->waiter, session, request))
         status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status == CAIRN_OK) {
-        stop(job);
+        stop_dropped_job(job);
         return;
     }
     if (drop != NULL) free_drop(drop);
@@ -827,7 +827,7 @@ struct coord_first {
     struct sentence why;
 };
 
-static void run(struct coord_work *work)
+static void look_for_generation(struct coord_work *work)
 {
     struct coord_first *first = (struct coord_first *)work;
     first->status = coord_storage_seen(work->cluster, &first->why);
@@ -851,7 +851,7 @@ static void unlink_first(struct coord_first *first)
 }
 
 /* Whoever wants the job takes the number now; later another may lie there. */
-static void done(struct coord_work *work)
+static void on_generation_found(struct coord_work *work)
 {
     struct coord_first *first = (struct coord_first *)work;
     if (!work->cluster->closing && !first->given_up) {
@@ -864,13 +864,13 @@ static void done(struct coord_work *work)
     free(first);
 }
 
-static void begin(struct coord *cluster, const char *job)
+static void begin_look(struct coord *cluster, const char *job)
 {
     struct coord_first *first = calloc(1, sizeof *first);
     if (first == NULL) return;
     snprintf(first->job, sizeof first->job, "%s", job);
-    first->work.run = run;
-    first->work.done = done;
+    first->work.run = look_for_generation;
+    first->work.done = on_generation_found;
     first->begun_ms = coord_now_ms(cluster);
     if (!coord_work_start(&first->work, cluster, NULL, 0)) {
         free(first);
@@ -885,7 +885,7 @@ bool coord_first_generation(struct coord *cluster, const char *job, uint64_t *ou
     const struct coord_first *first = cluster->firsts;
     while (first != NULL && strcmp(first->job, job) != 0) first = first->next;
     if (first == NULL) {
-        begin(cluster, job); // without memory: when they are looked at next
+        begin_look(cluster, job); // without memory: when they are looked at next
         return false;
     }
     if (!first->ended && !first->given_up) return false;

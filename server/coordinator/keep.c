@@ -122,7 +122,7 @@ static void remove_them(const struct keeping *k)
             snapshot_retire(cluster, k->job, k->words.begun[i].id, CAIRN_REMOVAL_LEFT);
 }
 
-static void answer(const struct keeping *k)
+static void answer_keeping(const struct keeping *k)
 {
     Cairn__SnapshotPruned message = CAIRN__SNAPSHOT_PRUNED__INIT;
     const size_t most = k->found.count + k->words.begun_count + 1;
@@ -166,7 +166,7 @@ static void on_judged(struct coord_work *work)
         if (work->session != NULL)
             coord_session_error(work->session, work->request, k->status, k->why.text);
     } else {
-        if (work->session != NULL) answer(k);
+        if (work->session != NULL) answer_keeping(k);
         if (!k->is_plan && !work->cluster->closing) remove_them(k);
     }
     free_keeping(k);
@@ -250,7 +250,7 @@ static bool is_finite(const struct found_snapshot *found)
 }
 
 /* It was read and found good, and its results are finite. */
-static bool stands(const struct found_snapshot *found, const struct snapshot_words *words)
+static bool is_sound(const struct found_snapshot *found, const struct snapshot_words *words)
 {
     const struct snapshot_check *check = snapshot_words_check(words, found->place.id);
     return check != NULL && check->is_good && is_finite(found);
@@ -276,8 +276,9 @@ newest(const struct coord_found *found, const struct snapshot_words *words, cons
 }
 
 /* Both are to be released, whatever it returned. */
-static cairn_status look(const struct coord *cluster, const char *job, struct coord_found *found,
-                         struct snapshot_words *words, struct sentence *why)
+static cairn_status look_at_snapshots(const struct coord *cluster, const char *job,
+                                      struct coord_found *found, struct snapshot_words *words,
+                                      struct sentence *why)
 {
     *words = (struct snapshot_words) { .latest = "" };
     cairn_status status = coord_find_snapshots(cluster, job, NULL, found, why);
@@ -285,7 +286,7 @@ static cairn_status look(const struct coord *cluster, const char *job, struct co
     return status;
 }
 
-static const struct found_snapshot *listed(const struct coord_found *found, const char *id)
+static const struct found_snapshot *is_listed(const struct coord_found *found, const char *id)
 {
     for (size_t i = 0; i < found->count; i++)
         if (strcmp(found->list[i].place.id, id) == 0) return &found->list[i];
@@ -298,8 +299,9 @@ static cairn_status move_latest(const struct coord *cluster, const char *job, co
 {
     struct coord_found found = { .list = NULL };
     struct snapshot_words words;
-    cairn_status status = look(cluster, job, &found, &words, why);
-    const struct found_snapshot *mine = listed(&found, id), *latest = listed(&found, words.latest);
+    cairn_status status = look_at_snapshots(cluster, job, &found, &words, why);
+    const struct found_snapshot *mine = is_listed(&found, id),
+                                *latest = is_listed(&found, words.latest);
     const bool may = mine != NULL && !mine->is_left && is_finite(mine);
     const bool stays = may && latest != NULL && !latest->is_left &&
                        !snapshot_place_behind(&latest->place, &mine->place);
@@ -318,9 +320,9 @@ static cairn_status leave_damaged(const struct coord *cluster, const char *job, 
     const char *root = cluster->storage.path;
     struct coord_found found = { .list = NULL };
     struct snapshot_words words;
-    cairn_status status = look(cluster, job, &found, &words, why);
+    cairn_status status = look_at_snapshots(cluster, job, &found, &words, why);
     if (status == CAIRN_OK && strcmp(words.latest, id) == 0) {
-        const char *next = newest(&found, &words, id, stands);
+        const char *next = newest(&found, &words, id, is_sound);
         if (next == NULL) next = newest(&found, &words, id, is_unread);
         status = next != NULL ? snapshot_latest_set(root, job, next, why)
                               : snapshot_latest_remove(root, job, why);
@@ -365,15 +367,15 @@ static cairn_status judge_release(const struct coord_found *found,
                                   const struct snapshot_words *words, const char *job,
                                   const char *id, enum removal_cause cause, struct sentence *why)
 {
-    const struct found_snapshot *it = listed(found, id);
+    const struct found_snapshot *it = is_listed(found, id);
     for (size_t i = 0; i < words->tag_count; i++)
         if (strcmp(words->tags[i].id, id) == 0)
             return fail_with(why, CAIRN_ERR_REFUSED,
                              "snapshot %s of job %s has the tag %s: `cairn snapshot tag %s %s %s "
                              "--delete` takes it off, --force removes it all the same",
                              id, job, words->tags[i].name, job, id, words->tags[i].name);
-    if (it == NULL || newest(found, words, id, stands) != NULL) return CAIRN_OK;
-    if (stands(it, words))
+    if (it == NULL || newest(found, words, id, is_sound) != NULL) return CAIRN_OK;
+    if (is_sound(it, words))
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "snapshot %s is the only verified one of job %s: --force removes it "
                          "all the same",
@@ -402,14 +404,14 @@ cairn_status coord_snapshot_release(const struct coord *cluster, const char *job
     struct coord_found found = { .list = NULL };
     struct snapshot_words words = { .latest = "" };
     pthread_mutex_lock(&one_writer);
-    cairn_status status = look(cluster, job, &found, &words, why);
+    cairn_status status = look_at_snapshots(cluster, job, &found, &words, why);
     if (status == CAIRN_OK && cause == CAIRN_REMOVAL_LEFT)
         status = judge_left(root, job, id, why);
     else if (status == CAIRN_OK && cause != CAIRN_REMOVAL_FORCED)
         status = judge_release(&found, &words, job, id, cause, why);
-    if (status == CAIRN_OK && listed(&found, id) != NULL) // before its words go
+    if (status == CAIRN_OK && is_listed(&found, id) != NULL) // before its words go
         status = snapshot_removable(root, job, id, why);
-    const char *latest = status == CAIRN_OK ? newest(&found, &words, id, stands) : NULL;
+    const char *latest = status == CAIRN_OK ? newest(&found, &words, id, is_sound) : NULL;
     if (latest != NULL && strcmp(words.latest, id) == 0)
         status = snapshot_latest_set(root, job, latest, why);
     for (size_t i = 0; i < words.tag_count && status == CAIRN_OK; i++)
@@ -446,7 +448,7 @@ const char *retention_reason(enum retention_fate fate)
 
 /* True if the snapshot counts for keep_last and keep_every: a periodic one of the job that is
  * not damaged. */
-static bool counts(const struct retention_item *item)
+static bool counts_for_rules(const struct retention_item *item)
 {
     return item->is_periodic && !item->is_others && !item->is_damaged;
 }
@@ -455,9 +457,9 @@ static bool is_first_of_steps(const struct retention_rules *rules,
                               const struct retention_item *items, size_t count, size_t i)
 {
     const uint64_t every = rules->keep_every, bucket = every > 0 ? items[i].step / every : 0;
-    if (bucket == 0 || !counts(&items[i])) return false;
+    if (bucket == 0 || !counts_for_rules(&items[i])) return false;
     for (size_t k = 0; k < count; k++) {
-        if (k == i || !counts(&items[k]) || items[k].step / every != bucket) continue;
+        if (k == i || !counts_for_rules(&items[k]) || items[k].step / every != bucket) continue;
         // After a restore a step may come twice: the older one stays.
         if (items[k].step < items[i].step || (items[k].step == items[i].step && k > i))
             return false;
@@ -495,7 +497,7 @@ static enum retention_fate by_rules(const struct retention_rules *rules,
     if (is_first_of_steps(rules, items, count, i)) return CAIRN_RETENTION_EVERY;
     if (rules->keep_last == 0 && rules->keep_every == 0 && rules->keep_within_s == 0)
         return CAIRN_RETENTION_NO_RULE;
-    if (counts(&items[i]) && newer < rules->keep_last) return CAIRN_RETENTION_LAST;
+    if (counts_for_rules(&items[i]) && newer < rules->keep_last) return CAIRN_RETENTION_LAST;
     if (age_s(clock, items, count, i) < rules->keep_within_s) return CAIRN_RETENTION_WITHIN;
     return clock->sound_s < rules->keep_within_s ? CAIRN_RETENTION_CLOCK : CAIRN_RETENTION_GOES;
 }
@@ -512,7 +514,8 @@ static enum retention_fate by_right(const struct retention_item *item, bool has_
 }
 
 /* The oldest first, but for those of keep_every, and what is kept by right. */
-static void fit(const struct retention_rules *rules, struct retention_item *items, size_t count)
+static void fit_into_max_bytes(const struct retention_rules *rules, struct retention_item *items,
+                               size_t count)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < count; i++)
@@ -536,13 +539,13 @@ void retention_judge(const struct retention_rules *rules, const struct retention
         item->fate = by_right(item, item->is_left ? any_verified : has_verified);
         if (item->fate == CAIRN_RETENTION_GOES)
             item->fate = by_rules(rules, clock, items, count, i, item->is_left ? any_newer : newer);
-        any_newer += counts(item);
-        newer += counts(item) && !item->is_left;
+        any_newer += counts_for_rules(item);
+        newer += counts_for_rules(item) && !item->is_left;
         const bool stands = item->is_verified && !item->is_others && !item->is_damaged;
         any_verified = any_verified || stands;
         has_verified = has_verified || (stands && !item->is_left);
     }
-    fit(rules, items, count);
+    fit_into_max_bytes(rules, items, count);
 }
 
 /* ==== remove ==== */
@@ -653,9 +656,9 @@ static cairn_status judge_removal(const struct coord *cluster, const char *job, 
 }
 
 /* Takes `folder`; nobody is answered if session is NULL. */
-static cairn_status begin(struct coord *cluster, struct coord_session *session, uint32_t request,
-                          const char *job, const char *id, enum removal_cause cause, char *folder,
-                          struct sentence *why)
+static cairn_status begin_removal(struct coord *cluster, struct coord_session *session,
+                                  uint32_t request, const char *job, const char *id,
+                                  enum removal_cause cause, char *folder, struct sentence *why)
 {
     const struct coord_job *known = coord_job_find(cluster, job);
     cairn_status status = judge_removal(cluster, job, id, folder, why);
@@ -700,8 +703,9 @@ void coord_snapshot_remove(struct coord_session *session, uint32_t request,
                       message->id) < 0)
         status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
     else
-        status = begin(session->cluster, session, request, message->job, message->id,
-                       message->force ? CAIRN_REMOVAL_FORCED : CAIRN_REMOVAL_ASKED, folder, &why);
+        status = begin_removal(session->cluster, session, request, message->job, message->id,
+                               message->force ? CAIRN_REMOVAL_FORCED : CAIRN_REMOVAL_ASKED, folder,
+                               &why);
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
@@ -713,7 +717,7 @@ static void snapshot_retire(struct coord *cluster, const char *job, const char *
     struct sentence why = { "out of memory" };
     char *folder;
     if (asprintf(&folder, "%s/%s/%s", cluster->storage.path, job, id) >= 0 &&
-        begin(cluster, NULL, 0, job, id, cause, folder, &why) == CAIRN_OK)
+        begin_removal(cluster, NULL, 0, job, id, cause, folder, &why) == CAIRN_OK)
         return;
     log_info("the old periodic snapshot %s of job %s stays until the next one: %s", id, job,
              why.text);
@@ -732,7 +736,7 @@ struct tagging {
 };
 
 /* The one that has it; NULL: nobody. */
-static const struct snapshot_tag *find(const struct snapshot_words *words, const char *name)
+static const struct snapshot_tag *find_tag(const struct snapshot_words *words, const char *name)
 {
     for (size_t i = 0; i < words->tag_count; i++)
         if (strcmp(words->tags[i].name, name) == 0) return &words->tags[i];
@@ -742,7 +746,7 @@ static const struct snapshot_tag *find(const struct snapshot_words *words, const
 static cairn_status take_off(const struct tagging *t, const struct snapshot_words *words,
                              struct sentence *why)
 {
-    const struct snapshot_tag *tag = find(words, t->name);
+    const struct snapshot_tag *tag = find_tag(words, t->name);
     if (tag == NULL || strcmp(tag->id, t->id) != 0)
         return fail_with(why, CAIRN_ERR_NOT_FOUND, "snapshot %s of job %s has no tag %s", t->id,
                          t->job, t->name);
@@ -754,7 +758,7 @@ static cairn_status put_on(const struct tagging *t, const struct snapshot_words 
                            struct sentence *why)
 {
     struct coord_found found = { .list = NULL };
-    const struct snapshot_tag *tag = find(words, t->name);
+    const struct snapshot_tag *tag = find_tag(words, t->name);
     if (tag == NULL && words->tag_count >= CAIRN_SNAPSHOT_WORDS_MAX)
         return fail_with(why, CAIRN_ERR_REFUSED, "job %s has %d tags, which is all there may be",
                          t->job, CAIRN_SNAPSHOT_WORDS_MAX);

@@ -27,7 +27,7 @@ struct coord_keys {
 };
 
 /* Finds a trusted key by the key itself, not by its id. */
-static struct trusted_key *find(struct coord_keys *keys, const struct public_key *key)
+static struct trusted_key *find_key(struct coord_keys *keys, const struct public_key *key)
 {
     for (size_t i = 0; i < keys->count; i++)
         if (memcmp(&keys->list[i].key, key, sizeof *key) == 0) return &keys->list[i];
@@ -95,7 +95,7 @@ static cairn_status write_file(const char *path, const struct secret_key *key, s
 }
 
 /* A copy of the store that was put back has the key. CAIRN_ERR_NOT_FOUND: this store has none. */
-static cairn_status take_from_store(struct cairn_store *store, const char *path,
+static cairn_status take_from_store(struct coord_store *store, const char *path,
                                     struct secret_key *out, struct sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
@@ -109,7 +109,7 @@ static cairn_status take_from_store(struct cairn_store *store, const char *path,
 
 /* ---- opening ---- */
 
-static cairn_status load(void *context, const void *row, struct sentence *why)
+static cairn_status load_key(void *context, const void *row, struct sentence *why)
 {
     const struct stored_key *stored = row;
     struct coord_keys *keys = context;
@@ -123,8 +123,8 @@ static cairn_status load(void *context, const void *row, struct sentence *why)
     return CAIRN_OK;
 }
 
-static cairn_status put(struct cairn_store *store, const struct trusted_key *key,
-                        struct sentence *why)
+static cairn_status put_key(struct coord_store *store, const struct trusted_key *key,
+                            struct sentence *why)
 {
     char line[CAIRN_KEY_LINE_BYTES];
     public_key_line(&key->key, line);
@@ -156,7 +156,7 @@ static void say_missing(struct coord *cluster, const char *path)
 static cairn_status trust_own(struct coord *cluster, struct sentence *why)
 {
     struct coord_keys *keys = cluster->keys;
-    struct trusted_key *there = find(keys, &keys->signer.public_key);
+    struct trusted_key *there = find_key(keys, &keys->signer.public_key);
     if (there != NULL && there->is_own) return CAIRN_OK;
     if (there == NULL && keys->count == CAIRN_KEYS_MAX)
         return fail_with(why, CAIRN_ERR_CONFIG,
@@ -165,7 +165,7 @@ static cairn_status trust_own(struct coord *cluster, struct sentence *why)
                          CAIRN_KEYS_MAX);
     if (there == NULL) there = &keys->list[keys->count++];
     *there = (struct trusted_key) { keys->signer.public_key, true, wall_unix_s() };
-    return put(cluster->store, there, why);
+    return put_key(cluster->store, there, why);
 }
 
 /* Its copies have the key. */
@@ -188,7 +188,7 @@ cairn_status coord_keys_open(struct coord *cluster, struct sentence *why)
                                 cluster->options->store_path);
     if (length < 0 || (size_t)length >= sizeof path - 8)
         return fail_with(why, CAIRN_ERR_CONFIG, "store.path is too long");
-    cairn_status status = store_each(cluster->store, CAIRN_STORED_KEYS, load, keys, why);
+    cairn_status status = store_each(cluster->store, CAIRN_STORED_KEYS, load_key, keys, why);
     if (status != CAIRN_OK) return status;
     status = read_file(path, &keys->signer, why);
     if (status == CAIRN_ERR_NOT_FOUND)
@@ -267,7 +267,7 @@ size_t coord_keys_unknown(struct coord *cluster, const Cairn__Keys *kept,
         struct trusted_key key = { .is_own = kept->keys[i]->own,
                                    .since_unix_s = kept->keys[i]->since_unix_ms / 1000 };
         bool known = public_key_parse(kept->keys[i]->line, &key.key, NULL) != CAIRN_OK ||
-                     find(cluster->keys, &key.key) != NULL;
+                     find_key(cluster->keys, &key.key) != NULL;
         for (size_t k = 0; k < count; k++)
             known = known || memcmp(&list[k].key, &key.key, sizeof key.key) == 0;
         if (!known && cluster->keys->count + count < CAIRN_KEYS_MAX) list[count++] = key;
@@ -304,9 +304,9 @@ static void tell_shards(struct coord *cluster, struct keys_message *message)
 
 /* ---- a change ---- */
 
-static void apply(struct coord_keys *keys)
+static void apply_key_change(struct coord_keys *keys)
 {
-    struct trusted_key *there = find(keys, &keys->changing.key);
+    struct trusted_key *there = find_key(keys, &keys->changing.key);
     if (keys->is_untrust && there != NULL)
         *there = keys->list[--keys->count];
     else if (!keys->is_untrust && there == NULL)
@@ -323,7 +323,7 @@ static void on_saved(const struct coord_saved *saved)
     }
     char id[CAIRN_KEY_NAME_BYTES];
     struct keys_message message;
-    apply(keys);
+    apply_key_change(keys);
     key_name(keys->changing.key.id, id);
     log_info("key %s is %s", id, keys->is_untrust ? "not trusted any more" : "trusted");
     coord_event_note(saved->cluster, CAIRN_EVENT_KEY, NULL, NULL,
@@ -335,11 +335,11 @@ static void on_saved(const struct coord_saved *saved)
 }
 
 /* The key of the list that has the id "0123456789ABCDEF", or is that line. */
-static struct trusted_key *named(struct coord_keys *keys, const char *text)
+static struct trusted_key *key_named(struct coord_keys *keys, const char *text)
 {
     struct public_key key;
     char id[CAIRN_KEY_NAME_BYTES];
-    if (public_key_parse(text, &key, NULL) == CAIRN_OK) return find(keys, &key);
+    if (public_key_parse(text, &key, NULL) == CAIRN_OK) return find_key(keys, &key);
     for (size_t i = 0; i < keys->count; i++) {
         key_name(keys->list[i].key.id, id);
         if (strcmp(id, text) == 0) return &keys->list[i];
@@ -349,7 +349,7 @@ static struct trusted_key *named(struct coord_keys *keys, const char *text)
 
 static cairn_status judge_untrust(struct coord_keys *keys, const char *text, struct sentence *why)
 {
-    const struct trusted_key *key = named(keys, text);
+    const struct trusted_key *key = key_named(keys, text);
     if (key == NULL)
         return fail_with(why, CAIRN_ERR_NOT_FOUND,
                          "no key \"%.100s\" is trusted; `cairn key list` shows those that are",
@@ -367,7 +367,7 @@ static cairn_status judge_trust(struct coord_keys *keys, const char *text, struc
 {
     struct public_key key;
     CAIRN_TRY(public_key_parse(text, &key, why));
-    const struct trusted_key *there = find(keys, &key);
+    const struct trusted_key *there = find_key(keys, &key);
     if (there == NULL && keys->count == CAIRN_KEYS_MAX)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "%d keys are trusted already; `cairn key untrust` takes one off",

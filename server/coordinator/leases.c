@@ -23,18 +23,20 @@ static uint64_t now_ms(const struct coord_job *job)
 
 /* ---- what there is ---- */
 
-static struct coord_kept *find_kept(const struct coord_job *job, struct cairn_version version)
+static struct coord_held_version *find_held_version(const struct coord_job *job,
+                                                    struct cairn_version version)
 {
-    struct coord_kept *kept = job->leases.kept;
-    while (kept != NULL && version_compare(kept->version, version) != 0) kept = kept->next;
-    return kept;
+    struct coord_held_version *held = job->leases.held;
+    while (held != NULL && version_compare(held->version, version) != 0) held = held->next;
+    return held;
 }
 
-static struct coord_kept *kept_of_number(const struct coord_job *job, uint64_t number)
+static struct coord_held_version *held_version_of_number(const struct coord_job *job,
+                                                         uint64_t number)
 {
-    struct coord_kept *kept = job->leases.kept;
-    while (kept != NULL && kept->number != number) kept = kept->next;
-    return kept;
+    struct coord_held_version *held = job->leases.held;
+    while (held != NULL && held->number != number) held = held->next;
+    return held;
 }
 
 /* The member's lease of a version; of {0, 0}: the one that waits for the newest. */
@@ -48,38 +50,38 @@ static struct coord_lease *find_lease(const struct coord_member *member,
     return lease;
 }
 
-static bool is_wanted(const struct coord_job *job, const struct coord_kept *kept)
+static bool is_wanted(const struct coord_job *job, const struct coord_held_version *held)
 {
     for (const struct coord_lease *l = job->leases.list; l != NULL; l = l->next)
-        if (l->kept == kept) return true;
+        if (l->held == held) return true;
     return false;
 }
 
 /* The shards forget it; an answer that is on its way finds nothing. */
-static void end_kept(struct coord_job *job, struct coord_kept *kept)
+static void end_held_version(struct coord_job *job, struct coord_held_version *held)
 {
-    struct coord_kept **at = &job->leases.kept;
-    while (*at != kept) at = &(*at)->next;
-    *at = kept->next;
+    struct coord_held_version **at = &job->leases.held;
+    while (*at != held) at = &(*at)->next;
+    *at = held->next;
     Cairn__LeaseEnd end = CAIRN__LEASE_END__INIT;
     end.job = job->id;
-    end.lease = kept->number;
+    end.lease = held->number;
     CAIRN_EACH_SHARD (job, i) {
         if (job->cluster->closing) break;
         coord_session_send(job->shards[i].entry->session, CAIRN_MSG_LEASE_END, 0, &end.base);
     }
-    free(kept);
+    free(held);
 }
 
-/* Its version is kept no longer, if it was the last one of it. */
+/* Its version is held no longer, if it was the last one of it. */
 static void end_lease(struct coord_job *job, struct coord_lease *lease)
 {
     struct coord_lease **at = &job->leases.list;
     while (*at != lease) at = &(*at)->next;
     *at = lease->next;
-    struct coord_kept *kept = lease->kept;
+    struct coord_held_version *held = lease->held;
     free(lease);
-    if (kept != NULL && !is_wanted(job, kept)) end_kept(job, kept);
+    if (held != NULL && !is_wanted(job, held)) end_held_version(job, held);
 }
 
 static void fail_request(struct coord_lease *lease, cairn_status status, const char *text)
@@ -91,68 +93,69 @@ static void fail_request(struct coord_lease *lease, cairn_status status, const c
 
 /* ---- asking the shards ---- */
 
-static void grant(struct coord_job *job, struct coord_lease *lease)
+static void grant_lease(struct coord_job *job, struct coord_lease *lease)
 {
-    const struct coord_kept *kept = lease->kept;
+    const struct coord_held_version *held = lease->held;
     if (lease->ends_ms == 0)
         log_info("%s %s leases version %" PRIu64 ".%" PRIu64 " of job %s for %" PRIu64 " ms",
                  role_name(lease->member->role), lease->member->session->name,
-                 kept->version.generation, kept->version.step, job->spec.name, lease->ttl_ms);
-    const uint64_t ends_ms = kept->asked_ms + lease->ttl_ms;
+                 held->version.generation, held->version.step, job->spec.name, lease->ttl_ms);
+    const uint64_t ends_ms = held->asked_ms + lease->ttl_ms;
     if (ends_ms > lease->ends_ms) lease->ends_ms = ends_ms; // renewing makes it no shorter
     if (lease->request == 0) return;
     Cairn__Leased leased = CAIRN__LEASED__INIT;
-    leased.generation = kept->version.generation;
-    leased.step = kept->version.step;
+    leased.generation = held->version.generation;
+    leased.step = held->version.step;
     leased.ttl_ms = (uint32_t)lease->ttl_ms;
     coord_session_send(lease->member->session, CAIRN_MSG_LEASED, lease->request, &leased.base);
     lease->request = 0;
 }
 
-static void ask_shards(struct coord_job *job, struct coord_kept *kept);
+static void ask_shards(struct coord_job *job, struct coord_held_version *held);
 
 /* Keeping a version failed: a request for it gets no lease, and a lease that was to be renewed
- * stays as it was, unless the version is gone. May free `kept`. */
-static void refuse(struct coord_job *job, const struct coord_kept *kept, cairn_status status,
-                   const char *why)
+ * stays as it was, unless the version is gone. May free `held`. */
+static void refuse_leases(struct coord_job *job, const struct coord_held_version *held,
+                          cairn_status status, const char *why)
 {
     const bool gone = status == CAIRN_ERR_VERSION_GONE;
-    const uint64_t number = kept->number;
+    const uint64_t number = held->number;
     struct coord_lease *next;
     for (struct coord_lease *l = job->leases.list; l != NULL; l = next) {
         next = l->next;
-        if (l->kept == NULL || l->kept->number != number || (!l->asked && !gone)) continue;
+        if (l->held == NULL || l->held->number != number || (!l->asked && !gone)) continue;
         l->asked = false;
         fail_request(l, status, why);
         if (l->ends_ms == 0 || gone) end_lease(job, l);
     }
 }
 
-static void on_kept(struct coord_job *job, const void *about, cairn_status status, const char *why)
+static void on_version_held(struct coord_job *job, const void *about, cairn_status status,
+                            const char *why)
 {
     const uint64_t number = *(const uint64_t *)about;
-    struct coord_kept *kept = kept_of_number(job, number);
-    if (kept == NULL) return; // ended meanwhile
-    kept->asking = false;
+    struct coord_held_version *held = held_version_of_number(job, number);
+    if (held == NULL) return; // ended meanwhile
+    held->asking = false;
     if (status != CAIRN_OK) {
-        refuse(job, kept, status, why);
+        refuse_leases(job, held, status, why);
     } else {
         for (struct coord_lease *l = job->leases.list; l != NULL; l = l->next) {
-            if (l->kept != kept || !l->asked) continue;
+            if (l->held != held || !l->asked) continue;
             l->asked = false;
-            grant(job, l);
+            grant_lease(job, l);
         }
     }
-    kept = kept_of_number(job, number);
-    if (kept != NULL && kept->again) ask_shards(job, kept);
+    held = held_version_of_number(job, number);
+    if (held != NULL && held->again) ask_shards(job, held);
 }
 
 /* For the longest of its leases. */
-static uint32_t longest_ms(const struct coord_job *job, const struct coord_kept *kept)
+static uint32_t longest_ms(const struct coord_job *job, const struct coord_held_version *held)
 {
     uint64_t longest = 1;
     for (const struct coord_lease *l = job->leases.list; l != NULL; l = l->next) {
-        if (l->kept != kept) continue;
+        if (l->held != held) continue;
         uint64_t left = l->request != 0 ? l->ttl_ms : 0;
         if (l->ends_ms > now_ms(job) && l->ends_ms - now_ms(job) > left)
             left = l->ends_ms - now_ms(job);
@@ -168,28 +171,28 @@ static bool may_have(const struct coord_job *job, uint32_t shard, struct cairn_v
            version_compare(version, job->shards[shard].joined_at) > 0;
 }
 
-static void ask_shards(struct coord_job *job, struct coord_kept *kept)
+static void ask_shards(struct coord_job *job, struct coord_held_version *held)
 {
-    struct coord_gather *gather = coord_gather_open_job(job, on_kept, &kept->number,
-                                                        sizeof kept->number);
+    struct coord_gather *gather = coord_gather_open_job(job, on_version_held, &held->number,
+                                                        sizeof held->number);
     for (struct coord_lease *l = job->leases.list; l != NULL; l = l->next)
-        if (l->kept == kept && l->request != 0) l->asked = true;
+        if (l->held == held && l->request != 0) l->asked = true;
     if (gather == NULL) {
-        refuse(job, kept, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        refuse_leases(job, held, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         return;
     }
-    kept->asking = true;
-    kept->gather = gather;
-    kept->again = false;
-    kept->asked_ms = now_ms(job);
+    held->asking = true;
+    held->gather = gather;
+    held->again = false;
+    held->asked_ms = now_ms(job);
     Cairn__LeaseKeep keep = CAIRN__LEASE_KEEP__INIT;
     keep.job = job->id;
-    keep.lease = kept->number;
-    keep.generation = kept->version.generation;
-    keep.step = kept->version.step;
-    keep.ttl_ms = longest_ms(job, kept);
+    keep.lease = held->number;
+    keep.generation = held->version.generation;
+    keep.step = held->version.step;
+    keep.ttl_ms = longest_ms(job, held);
     CAIRN_EACH_SHARD (job, i) {
-        if (may_have(job, i, kept->version))
+        if (may_have(job, i, held->version))
             (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_LEASE_KEEP, &keep.base);
     }
     coord_gather_start(gather);
@@ -198,49 +201,49 @@ static void ask_shards(struct coord_job *job, struct coord_kept *kept)
 void coord_leases_republished(struct coord_job *job)
 {
     const struct cairn_version newest = coord_job_version(job);
-    struct coord_kept *kept = find_kept(job, newest);
+    struct coord_held_version *held = find_held_version(job, newest);
     CAIRN_EACH_SHARD (job, i) {
         struct cairn_version *joined_at = &job->shards[i].joined_at;
         if (!coord_job_in_force(job, i) || may_have(job, i, newest)) continue;
         *joined_at = newest.step > 0 ? (struct cairn_version) { newest.generation, newest.step - 1 }
                                      : (struct cairn_version) { newest.generation - 1, UINT64_MAX };
     }
-    if (kept == NULL) return;
-    if (kept->asking)
-        kept->again = true;
+    if (held == NULL) return;
+    if (held->asking)
+        held->again = true;
     else
-        ask_shards(job, kept);
+        ask_shards(job, held);
 }
 
 /* ---- taking ---- */
 
 /* NULL: refused, and the lease has ended. */
-static struct coord_kept *keep(struct coord_job *job, struct coord_lease *lease)
+static struct coord_held_version *keep_version(struct coord_job *job, struct coord_lease *lease)
 {
     const int64_t most = job->cluster->options->lease_versions_max;
-    struct coord_kept *kept = find_kept(job, lease->version);
+    struct coord_held_version *held = find_held_version(job, lease->version);
     int64_t count = 0;
     struct sentence why;
-    if (kept != NULL) return kept;
-    for (const struct coord_kept *k = job->leases.kept; k != NULL; k = k->next) count++;
+    if (held != NULL) return held;
+    for (const struct coord_held_version *k = job->leases.held; k != NULL; k = k->next) count++;
     sentence_set(
         &why,
         "%" PRId64
         " versions of job %s are leased, and leases.versions_max of the coordinator is %" PRId64
         ": wait until a lease ends (`cairn job show` has them), or share a version",
         count, job->spec.name, most);
-    if (count < most) kept = calloc(1, sizeof *kept);
-    if (kept == NULL) {
+    if (count < most) held = calloc(1, sizeof *held);
+    if (held == NULL) {
         fail_request(lease, CAIRN_ERR_BUSY, why.text);
         end_lease(job, lease);
         return NULL;
     }
-    kept->version = lease->version;
-    randombytes_buf(&kept->number, sizeof kept->number);
-    kept->number |= 1; // never 0
-    kept->next = job->leases.kept;
-    job->leases.kept = kept;
-    return kept;
+    held->version = lease->version;
+    randombytes_buf(&held->number, sizeof held->number);
+    held->number |= 1; // never 0
+    held->next = job->leases.held;
+    job->leases.held = held;
+    return held;
 }
 
 /* Its version is known now; a lease of it that the member has is renewed instead. */
@@ -257,18 +260,18 @@ static struct coord_lease *choose_newest(struct coord_job *job, struct coord_lea
     return held;
 }
 
-static void take(struct coord_job *job, struct coord_lease *lease)
+static void take_lease(struct coord_job *job, struct coord_lease *lease)
 {
     if (is_newest(lease->version)) lease = choose_newest(job, lease);
-    if (lease->kept == NULL) {
-        struct coord_kept *kept = keep(job, lease);
-        if (kept == NULL) return;
-        lease->kept = kept;
+    if (lease->held == NULL) {
+        struct coord_held_version *held = keep_version(job, lease);
+        if (held == NULL) return;
+        lease->held = held;
     }
-    if (lease->kept->asking)
-        lease->kept->again = true;
+    if (lease->held->asking)
+        lease->held->again = true;
     else
-        ask_shards(job, lease->kept);
+        ask_shards(job, lease->held);
 }
 
 /* Before, a new coordinator does not know the newest version, and a shard that is away would not hear it. */
@@ -285,11 +288,11 @@ void coord_leases_advance(struct coord_job *job)
 {
     struct coord_lease *lease = job->leases.list;
     while (lease != NULL && may_take(job)) {
-        if (lease->kept != NULL) {
+        if (lease->held != NULL) {
             lease = lease->next;
             continue;
         }
-        take(job, lease);
+        take_lease(job, lease);
         lease = job->leases.list; // the list may be another one; what was taken waits no more
     }
 }
@@ -340,8 +343,8 @@ void coord_lease_take(struct coord_member *member, uint32_t request,
         lease->next = job->leases.list;
         job->leases.list = lease;
         coord_leases_advance(job);
-    } else if (lease->kept != NULL) {
-        take(job, lease);
+    } else if (lease->held != NULL) {
+        take_lease(job, lease);
     }
 }
 
@@ -376,12 +379,12 @@ void coord_leases_tick(struct coord_job *job)
 bool coord_leases_waiting(const struct coord_member *member, struct sentence *out)
 {
     for (const struct coord_lease *l = member->job->leases.list; l != NULL; l = l->next) {
-        if (l->member != member || l->request == 0 || l->kept == NULL || !l->kept->asking) continue;
+        if (l->member != member || l->request == 0 || l->held == NULL || !l->held->asking) continue;
         sentence_set(out,
                      "the shards that have not said yet that they keep version %" PRIu64 ".%" PRIu64
                      ": ",
                      l->version.generation, l->version.step);
-        coord_gather_awaited(l->kept->gather, out);
+        coord_gather_awaited(l->held->gather, out);
         return true;
     }
     return false;
@@ -420,7 +423,7 @@ static uint64_t generations_needed(const struct coord_job *job)
     return now + 1 + job->members.count;
 }
 
-static void begin(struct coord_member *member)
+static void begin_write(struct coord_member *member)
 {
     struct coord_job *job = member->job;
     member->write.reserves = false;
@@ -432,7 +435,7 @@ static void begin(struct coord_member *member)
     coord_job_event(job, &write);
 }
 
-static void fail(struct coord_member *member, cairn_status status, const char *text)
+static void fail_write(struct coord_member *member, cairn_status status, const char *text)
 {
     coord_session_error(member->session, member->write.request, status, text);
     member->write.request = 0;
@@ -458,9 +461,9 @@ static void on_reserved(const struct coord_saved *saved)
     // An event may expel others: from the first again.
     while ((member = find_reserving(job)) != NULL) {
         if (saved->status == CAIRN_OK)
-            begin(member);
+            begin_write(member);
         else
-            fail(member, saved->status, saved->why);
+            fail_write(member, saved->status, saved->why);
     }
 }
 
@@ -472,12 +475,12 @@ void coord_member_write(struct coord_member *member, uint32_t request)
     if (!job->initialized) {
         sentence_set(&why, "job %s has no initial state yet: it is put, not written",
                      job->spec.name);
-        fail(member, CAIRN_ERR_NOT_READY, why.text);
+        fail_write(member, CAIRN_ERR_NOT_READY, why.text);
         return;
     }
     const uint64_t needed = generations_needed(job);
     if (job->reserved.generation >= needed) {
-        begin(member);
+        begin_write(member);
         return;
     }
     member->write.reserves = true;
@@ -487,7 +490,7 @@ void coord_member_write(struct coord_member *member, uint32_t request)
     if (status == CAIRN_OK)
         job->reserved.asked = needed + GENERATION_BLOCK;
     else
-        fail(member, status, why.text);
+        fail_write(member, status, why.text);
 }
 
 void coord_member_unwrite(struct coord_member *member, uint64_t round)

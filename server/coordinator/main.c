@@ -17,13 +17,13 @@ static void on_stop(struct daemon *daemon, void *context)
     daemon_stop(daemon, 0);
 }
 
-static cairn_status start(struct daemon *daemon, struct sentence *why)
+static cairn_status start_coordinator(struct daemon *daemon, struct sentence *why)
 {
     CAIRN_TRY(coord_open(&options, &daemon->loop, &cluster, why));
     return daemon_ready(daemon, coord_address(cluster), why);
 }
 
-static cairn_status judge(const void *values, struct sentence *why)
+static cairn_status judge_options(const void *values, struct sentence *why)
 {
     const cairn_status status = log_judge(&options.log, why);
     return status == CAIRN_OK ? coord_options_judge(values, why) : status;
@@ -37,7 +37,7 @@ int main(int argc, char **argv)
             "Keeps the members, epochs, rounds, layouts and snapshots of a cluster of cairn-shard.",
         .build = CAIRN_BUILD,
         .values = &options,
-        .judge = judge,
+        .judge = judge_options,
         .on_stop = on_stop
     };
     struct daemon daemon;
@@ -47,7 +47,7 @@ int main(int argc, char **argv)
     if (!daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;
     options.build = CAIRN_BUILD;
     daemon_log(&daemon, spec.name, &options.log);
-    const cairn_status status = start(&daemon, &why);
+    const cairn_status status = start_coordinator(&daemon, &why);
     if (status != CAIRN_OK) {
         daemon_fail(&daemon, status, &why);
         if (cluster != NULL) coord_close(cluster, NULL, NULL);

@@ -103,7 +103,8 @@ void coord_member_free(struct coord_member *member)
     free(member);
 }
 
-static void note(const struct coord_member *member, enum cairn_event_kind kind, const char *text)
+static void note_member(const struct coord_member *member, enum coord_event_kind kind,
+                        const char *text)
 {
     struct sentence who;
     sentence_set(&who, "%s %s (rank %" PRIu32 ")", role_name(member->role), member->session->name,
@@ -145,7 +146,7 @@ static void tell_shards_gone(struct coord_job *job, const struct coord_member *m
 }
 
 /* The member is gone; lost: not by itself. */
-static void go(struct coord_member *member, bool lost, const char *reason)
+static void let_member_go(struct coord_member *member, bool lost, const char *reason)
 {
     struct coord_job *job = member->job;
     if (job == NULL || job->cluster->closing) {
@@ -159,7 +160,7 @@ static void go(struct coord_member *member, bool lost, const char *reason)
                                        .lost = lost };
     log_info("%s %s (rank %" PRIu32 ") left job %s: %s", role_name(member->role),
              member->session->name, member->rank, job->spec.name, reason);
-    note(member, lost ? CAIRN_EVENT_LOST : CAIRN_EVENT_LEFT, reason);
+    note_member(member, lost ? CAIRN_EVENT_LOST : CAIRN_EVENT_LEFT, reason);
     tell_shards_gone(job, member);
     if (contributes) {
         sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") left: %s",
@@ -169,17 +170,17 @@ static void go(struct coord_member *member, bool lost, const char *reason)
     }
     coord_member_free(member);
     if (contributes && job->core != NULL) coord_job_event(job, &event);
-    coord_tiles_advance(job);
+    coord_gate_update(job);
 }
 
 void coord_member_leave(struct coord_member *member, const char *reason)
 {
-    go(member, false, reason);
+    let_member_go(member, false, reason);
 }
 
 void coord_member_lost(struct coord_member *member, const char *reason)
 {
-    go(member, true, reason);
+    let_member_go(member, true, reason);
 }
 
 void coord_member_expel(struct coord_member *member, cairn_status status, const char *text)
@@ -189,7 +190,8 @@ void coord_member_expel(struct coord_member *member, cairn_status status, const 
     const uint64_t job_id = member->job_id;
     log_info("%s %s expelled from job %s: %s", role_name(member->role), session->name,
              member->job_name, text);
-    note(member, status == CAIRN_ERR_FENCED ? CAIRN_EVENT_FENCED : CAIRN_EVENT_PUT_OUT, text);
+    note_member(member, status == CAIRN_ERR_FENCED ? CAIRN_EVENT_FENCED : CAIRN_EVENT_PUT_OUT,
+                text);
     if (member->job != NULL) tell_shards_gone(member->job, member);
     fail_requests(member, status, text);
     coord_member_free(member);
@@ -223,7 +225,7 @@ void coord_member_fault(struct coord_job *job, uint64_t id, const char *text)
     struct coord_member *member = coord_job_member(job, id);
     if (coord_groups_fault(job, id, text) || member == NULL) return;
     coord_member_put_out(member, CAIRN_ERR_NO_MEMORY, text);
-    coord_tiles_advance(job);
+    coord_gate_update(job);
 }
 
 /* ---- joining ---- */
@@ -276,7 +278,7 @@ static bool may_attach(const struct coord_member *member)
     return true;
 }
 
-static void attach(struct coord_member *member)
+static void attach_member(struct coord_member *member)
 {
     struct coord_job *job = member->job;
     member->phase = CAIRN_MEMBER_ATTACHED;
@@ -293,14 +295,14 @@ static void attach(struct coord_member *member)
                                            .rank = member->rank,
                                            .world = is_over ? most : member->opening.launch,
                                            .wait_ms = member->opening.start_wait_ms };
-        coord_tiles_advance(job); // no round of it before it has declared its tiles
+        coord_gate_update(job); // no round of it before it has declared its tiles
         coord_job_event(job, &event);
     }
     member = coord_job_member(job, id); // the core may have expelled it
     if (member == NULL || job->state == CAIRN_CLUSTER_JOB_LOST) return;
     log_info("%s %s (rank %" PRIu32 ") joined job %s at step %" PRIu64, role_name(member->role),
              member->session->name, member->rank, job->spec.name, coord_job_version(job).step);
-    note(member, CAIRN_EVENT_ATTACHED, peer_name(member->session->peer));
+    note_member(member, CAIRN_EVENT_ATTACHED, peer_name(member->session->peer));
     send_attached(member);
 }
 
@@ -309,7 +311,7 @@ void coord_members_attach(struct coord_job *job)
     struct coord_member *member = job->members.list;
     while (member != NULL) {
         const bool attaches = may_attach(member);
-        if (attaches) attach(member);
+        if (attaches) attach_member(member);
         member = attaches ? job->members.list : member->next_of_job; // it may have expelled others
     }
 }
@@ -329,7 +331,7 @@ static void on_joined(struct coord_job *job, const void *about, cairn_status sta
     if (member == NULL || member->known_to[joining->shard] != TOLD) return;
     if (status == CAIRN_OK) {
         member->known_to[joining->shard] = KNOWN;
-        if (may_attach(member)) attach(member);
+        if (may_attach(member)) attach_member(member);
         return;
     }
     member->known_to[joining->shard] = UNKNOWN;
@@ -423,7 +425,7 @@ static void host_of(const struct coord_member *member, char host[CAIRN_FABRIC_HO
 }
 
 /* `host` NULL: of the rank. */
-static struct coord_relapse **find(struct coord_job *job, const char *host, uint32_t rank)
+static struct coord_relapse **find_relapse(struct coord_job *job, const char *host, uint32_t rank)
 {
     struct coord_relapse **at = &job->members.relapses;
     for (; *at != NULL; at = &(*at)->next)
@@ -433,7 +435,7 @@ static struct coord_relapse **find(struct coord_job *job, const char *host, uint
     return at;
 }
 
-static void forget(struct coord_job *job, struct coord_relapse **at)
+static void forget_relapse(struct coord_job *job, struct coord_relapse **at)
 {
     struct coord_relapse *relapse = *at;
     if (relapse == NULL) return;
@@ -450,16 +452,16 @@ static void forget_old(struct coord_job *job)
     struct coord_relapse **at = &job->members.relapses;
     while (*at != NULL) {
         if (now_ms - (*at)->lost_ms > FORGET_MS)
-            forget(job, at);
+            forget_relapse(job, at);
         else
             at = &(*at)->next;
     }
 }
 
-static struct coord_relapse *get(struct coord_job *job, bool is_rank, const char *host,
-                                 uint32_t rank)
+static struct coord_relapse *get_relapse(struct coord_job *job, bool is_rank, const char *host,
+                                         uint32_t rank)
 {
-    struct coord_relapse *relapse = *find(job, is_rank ? NULL : host, rank);
+    struct coord_relapse *relapse = *find_relapse(job, is_rank ? NULL : host, rank);
     if (relapse == NULL && job->members.relapse_count == RECORDS_MAX) forget_old(job);
     if (relapse != NULL || job->members.relapse_count == RECORDS_MAX ||
         (relapse = calloc(1, sizeof *relapse)) == NULL)
@@ -492,18 +494,19 @@ static uint64_t left_ms(const struct coord_job *job, const struct coord_relapse 
 
 /* The record that puts the member off for longest: its rank's or its host's. NULL: neither
  * counts. */
-static const struct coord_relapse *worst(struct coord_job *job, const struct coord_member *member)
+static const struct coord_relapse *worst_relapse(struct coord_job *job,
+                                                 const struct coord_member *member)
 {
     char host[CAIRN_FABRIC_HOST_BYTES];
     host_of(member, host);
-    const struct coord_relapse *of_rank = *find(job, NULL, member->rank);
-    const struct coord_relapse *of_host = host[0] != '\0' ? *find(job, host, 0) : NULL;
+    const struct coord_relapse *of_rank = *find_relapse(job, NULL, member->rank);
+    const struct coord_relapse *of_host = host[0] != '\0' ? *find_relapse(job, host, 0) : NULL;
     if (of_rank != NULL && !of_rank->is_wide && strcmp(of_rank->host, host) != 0) of_rank = NULL;
     return left_ms(job, of_rank) >= left_ms(job, of_host) && of_rank != NULL ? of_rank : of_host;
 }
 
-static void who(const struct coord_job *job, const struct coord_relapse *relapse,
-                struct sentence *out)
+static void name_relapsed(const struct coord_job *job, const struct coord_relapse *relapse,
+                          struct sentence *out)
 {
     if (relapse->is_rank)
         sentence_set(out,
@@ -517,7 +520,7 @@ static void who(const struct coord_job *job, const struct coord_relapse *relapse
                      relapse->host, job->spec.name, relapse->count);
 }
 
-static void count(struct coord_job *job, struct coord_relapse *relapse)
+static void count_relapse(struct coord_job *job, struct coord_relapse *relapse)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
     if (now_ms - relapse->lost_ms >= FORGET_MS) relapse->count = 0;
@@ -533,19 +536,19 @@ static void relapse_lost(const struct coord_member *member)
     char host[CAIRN_FABRIC_HOST_BYTES];
     if (member->has_ended_round || job->state != CAIRN_CLUSTER_JOB_RUNNING) return;
     host_of(member, host);
-    struct coord_relapse *of_rank = get(job, true, host, member->rank);
-    struct coord_relapse *of_host = host[0] != '\0' ? get(job, false, host, 0) : NULL;
+    struct coord_relapse *of_rank = get_relapse(job, true, host, member->rank);
+    struct coord_relapse *of_host = host[0] != '\0' ? get_relapse(job, false, host, 0) : NULL;
     if (of_rank != NULL) {
         of_rank->is_wide |= strcmp(of_rank->host, host) != 0;
-        count(job, of_rank);
+        count_relapse(job, of_rank);
     }
     // Workers of a host that are lost together count once: one that attached before the host's last
     // loss belongs to that loss.
-    if (of_host != NULL && member->attach > of_host->attaches) count(job, of_host);
-    const struct coord_relapse *relapse = worst(job, member);
+    if (of_host != NULL && member->attach > of_host->attaches) count_relapse(job, of_host);
+    const struct coord_relapse *relapse = worst_relapse(job, member);
     if (delay_ms(relapse) == 0) return;
     struct sentence text;
-    who(job, relapse, &text);
+    name_relapsed(job, relapse, &text);
     log_warn("%s (the last was %s, rank %" PRIu32 "): the next attach is put off for %" PRIu64
              " s, while others train",
              text.text, member->session->name, member->rank, delay_ms(relapse) / 1000);
@@ -557,8 +560,8 @@ void coord_relapse_over(struct coord_member *member)
     if (member->has_ended_round) return;
     member->has_ended_round = true;
     host_of(member, host);
-    forget(member->job, find(member->job, NULL, member->rank));
-    forget(member->job, find(member->job, host, 0));
+    forget_relapse(member->job, find_relapse(member->job, NULL, member->rank));
+    forget_relapse(member->job, find_relapse(member->job, host, 0));
 }
 
 /* Somebody's rounds would be void. */
@@ -574,22 +577,22 @@ uint64_t coord_relapse_wait_ms(struct coord_job *job, const struct coord_member 
     if (member->role != CAIRN_ROLE_WIRE_WORKER || !do_others_train(job) ||
         coord_job_member(job, member->id) != NULL) // it was not lost
         return 0;
-    return left_ms(job, worst(job, member));
+    return left_ms(job, worst_relapse(job, member));
 }
 
 void coord_relapse_waiting(struct coord_job *job, const struct coord_member *member,
                            struct sentence *out)
 {
-    const struct coord_relapse *relapse = worst(job, member);
+    const struct coord_relapse *relapse = worst_relapse(job, member);
     struct sentence text = { "" };
-    if (relapse != NULL) who(job, relapse, &text);
+    if (relapse != NULL) name_relapsed(job, relapse, &text);
     sentence_set(out, "its turn in %" PRIu64 " s: %s, each time with the round of the others",
                  (left_ms(job, relapse) + 999) / 1000, text.text);
 }
 
 void coord_relapses_release(struct coord_job *job)
 {
-    while (job->members.relapses != NULL) forget(job, &job->members.relapses);
+    while (job->members.relapses != NULL) forget_relapse(job, &job->members.relapses);
 }
 
 /* ==== layouts ==== */
@@ -788,7 +791,8 @@ static void take_out_wait(struct coord_member *member, uint32_t at)
 }
 
 /* Answers those of `state` that can be. */
-static void answer(struct coord_job *job, bool state, const Cairn__VersionReady *ready)
+static void answer_version_waits(struct coord_job *job, bool state,
+                                 const Cairn__VersionReady *ready)
 {
     const struct cairn_version now = { ready->generation, ready->step };
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
@@ -848,7 +852,7 @@ void coord_members_answer_states(struct coord_job *job)
     ready.generation = now.generation;
     ready.step = now.step;
     ready.client_state = (ProtobufCBinaryData) { bytes, (uint8_t *)(uintptr_t)state };
-    answer(job, true, &ready);
+    answer_version_waits(job, true, &ready);
 }
 
 void coord_members_answer_versions(struct coord_job *job)
@@ -859,13 +863,13 @@ void coord_members_answer_versions(struct coord_job *job)
     ready.job = job->id;
     ready.generation = now.generation;
     ready.step = now.step;
-    answer(job, false, &ready);
+    answer_version_waits(job, false, &ready);
 }
 
 void coord_members_tell_version(struct coord_job *job)
 {
     const struct cairn_version now = coord_job_version(job);
-    if (version_compare(now, job->members.version_told) == 0) return;
-    job->members.version_told = now;
+    if (version_compare(now, job->members.version_sent) == 0) return;
+    job->members.version_sent = now;
     coord_members_answer_versions(job);
 }

@@ -43,7 +43,7 @@ struct coord_job_members {
     struct coord_member *by_id[CAIRN_MEMBER_BUCKETS]; /* by next_of_bucket */
     uint32_t count;
     uint64_t read_bytes;               /* of members that have left, in this generation */
-    struct cairn_version version_told; /* readers were told that it is there */
+    struct cairn_version version_sent; /* readers were told that it is there */
     /* the longest of those who were put out for a restore, and come back */
     struct coord_pause pause;
     struct coord_relapse *relapses; /* owned: [relapse_count] */
@@ -321,16 +321,20 @@ struct coord_tiles {
     struct coord_tile_list **of_rank; /* owned: [world]; NULL: not declared */
     struct coord_tile_list *lists;    /* owned: the different ones */
     bool known;                       /* this incarnation was told, by a worker or a shard */
-    bool telling;   /* shards may know of tiles: every worker's are told, also that it has none */
-    bool covered;   /* the lists of all ranks make up the tensors */
-    bool changed;   /* members came or went in an event of the core */
-    bool gate_shut; /* as the core knows it */
-    uint32_t gate_world;
+    bool telling; /* shards may know of tiles: every worker's are told, also that it has none */
+    bool covered; /* the lists of all ranks make up the tensors */
+    bool changed; /* members came or went in an event of the core */
+};
+
+/* The gate of a job's rounds, as the core knows it (tiles.c). */
+struct coord_gate {
+    bool shut;
+    uint32_t world;
 };
 
 /* The tiles that a shard's part of a job is told. */
 struct coord_part_tiles {
-    size_t told_bytes; /* of MemberTiles on their way to the shard */
+    size_t unanswered_bytes; /* of MemberTiles on their way to the shard */
     /* the shard is told of this member's tiles next, unless it knows them */
     struct coord_member *next;
 };
@@ -354,9 +358,9 @@ void coord_tiles_page(struct coord_session *session, uint32_t request, const Cai
 void coord_tiles_begins(struct coord_member *member);
 /* A shard says that it knows tiles of so many ranks; 0: of none. */
 void coord_tiles_heard(struct coord_job *job, uint32_t world);
-/* Something changed: tells shards, judges the cover, answers, sets the core's gate. During an event of the
- * core: after it. */
-void coord_tiles_advance(struct coord_job *job);
+/* Something changed: tells shards of tiles, judges the cover, then opens or shuts the core's gate. During an
+ * event of the core: after it. */
+void coord_gate_update(struct coord_job *job);
 /* A shard, or a member that leaves the job's list, is not told of any more. */
 void coord_tiles_shard_gone(struct coord_member *m, uint32_t shard);
 void coord_tiles_member_gone(struct coord_job *job, const struct coord_member *m);
@@ -387,8 +391,8 @@ void coord_tiles_release(struct coord_job *job);
 #define CAIRN_MEMBER_LEASES_MAX 16
 
 /* A version that shards keep, or are asked to. */
-struct coord_kept {
-    struct coord_kept *next; /* of the job's */
+struct coord_held_version {
+    struct coord_held_version *next; /* of the job's */
     struct cairn_version version;
     uint64_t number;             /* for the shards */
     uint64_t asked_ms;           /* when they were asked last; while `asking` */
@@ -397,21 +401,21 @@ struct coord_kept {
 };
 
 struct coord_lease {
-    struct coord_lease *next;     /* of the job's */
-    struct coord_member *member;  /* borrowed: goes before it */
-    struct coord_kept *kept;      /* borrowed of the job; NULL: WAITS */
-    struct cairn_version version; /* while it WAITS, {0, 0}: the newest */
-    uint32_t request;             /* LeaseTake; 0: answered */
-    uint64_t key;                 /* of the LeaseTake that began it */
-    uint64_t ttl_ms;              /* that was asked for last */
-    uint64_t ends_ms;             /* of coord_now_ms; 0: not granted yet */
-    bool asked;                   /* the shards are being asked for it */
+    struct coord_lease *next;        /* of the job's */
+    struct coord_member *member;     /* borrowed: goes before it */
+    struct coord_held_version *held; /* borrowed of the job; NULL: WAITS */
+    struct cairn_version version;    /* while it WAITS, {0, 0}: the newest */
+    uint32_t request;                /* LeaseTake; 0: answered */
+    uint64_t key;                    /* of the LeaseTake that began it */
+    uint64_t ttl_ms;                 /* that was asked for last */
+    uint64_t ends_ms;                /* of coord_now_ms; 0: not granted yet */
+    bool asked;                      /* the shards are being asked for it */
 };
 
 /* A job's leases. */
 struct coord_leases {
-    struct coord_lease *list; /* owned */
-    struct coord_kept *kept;  /* owned; the versions of them */
+    struct coord_lease *list;        /* owned */
+    struct coord_held_version *held; /* owned; the versions of them */
 };
 
 /* A request; answered here or later. */
@@ -464,7 +468,7 @@ struct coord_unheard {
 };
 
 /* The session's heartbeat names these shards. */
-void coord_unheard_told(struct coord_session *session, char *const *names, size_t count);
+void coord_unheard_take(struct coord_session *session, char *const *names, size_t count);
 /* Their names; "": it hears all of whom it awaits something. */
 const char *coord_unheard_text(const struct coord_session *session);
 /* Who of the job does not hear which of its shards; empty: nobody says so. */

@@ -212,7 +212,7 @@ static void view_release(struct job_view *view)
 
 /* Keeps what a job is and whom it waits for; `job show` has the rest. So the list fits a frame
  * even with the most jobs that there may be. */
-static void shorten(struct job_view *view)
+static void shorten_job_status(struct job_view *view)
 {
     Cairn__JobStatus *s = &view->status;
     s->n_groups = s->n_memory = s->n_leases = s->n_frozen_tensors = 0;
@@ -247,7 +247,7 @@ static void on_job_list(struct coord_session *session, uint32_t request)
         jobs.n_jobs = count;
         const bool is_large = cairn__job_list__get_packed_size(&jobs) >
                               CAIRN_FRAME_BYTES_MAX - CAIRN_FRAME_HEADER_BYTES;
-        for (size_t i = 0; is_large && i < count; i++) shorten(&views[i]);
+        for (size_t i = 0; is_large && i < count; i++) shorten_job_status(&views[i]);
         coord_session_send(session, CAIRN_MSG_JOB_LIST, request, &jobs.base);
     } else {
         coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
@@ -616,7 +616,7 @@ static void take_storage(struct coord_shard_entry *entry, const char *why)
 static void on_shard_heartbeat(struct coord_session *session, const Cairn__Heartbeat *message)
 {
     if (session->entry == NULL) return;
-    coord_unheard_told(session, message->unheard, message->n_unheard);
+    coord_unheard_take(session, message->unheard, message->n_unheard);
     if (message->stats == NULL) return;
     session->entry->stats = *message->stats; // numbers only
     session->entry->has_stats = true;
@@ -678,8 +678,8 @@ bool coord_handle_shard(struct coord_session *session, const struct wire_frame *
 /* Handles what workers and readers send. */
 
 /* The member that a request is of; without one it is answered here. */
-static struct coord_member *attached(struct coord_session *session, uint32_t request,
-                                     uint64_t job_id)
+static struct coord_member *attached_member(struct coord_session *session, uint32_t request,
+                                            uint64_t job_id)
 {
     struct coord_member *member = coord_member_find(session, job_id);
     if (member == NULL || member->phase != CAIRN_MEMBER_ATTACHED) {
@@ -693,7 +693,7 @@ static struct coord_member *attached(struct coord_session *session, uint32_t req
 static struct coord_member *attached_worker(struct coord_session *session, uint32_t request,
                                             uint64_t job_id)
 {
-    struct coord_member *member = attached(session, request, job_id);
+    struct coord_member *member = attached_member(session, request, job_id);
     if (member == NULL || member->role == CAIRN_ROLE_WIRE_WORKER) return member;
     coord_session_error(session, request, CAIRN_ERR_REFUSED, "a reader contributes to no round");
     return NULL;
@@ -795,21 +795,21 @@ static void on_write_cancel(struct coord_session *session, uint32_t request,
 static void on_version_wait(struct coord_session *session, uint32_t request,
                             const Cairn__VersionWait *message)
 {
-    struct coord_member *member = attached(session, request, message->job);
+    struct coord_member *member = attached_member(session, request, message->job);
     if (member != NULL) coord_member_version_wait(member, request, message);
 }
 
 static void on_lease_take(struct coord_session *session, uint32_t request,
                           const Cairn__LeaseTake *message)
 {
-    struct coord_member *member = attached(session, request, message->job);
+    struct coord_member *member = attached_member(session, request, message->job);
     if (member != NULL) coord_lease_take(member, request, message);
 }
 
 static void on_lease_drop(struct coord_session *session, uint32_t request,
                           const Cairn__LeaseDrop *message)
 {
-    struct coord_member *member = attached(session, request, message->job);
+    struct coord_member *member = attached_member(session, request, message->job);
     if (member == NULL) return;
     coord_lease_drop(member, message);
     coord_session_done(session, request);
@@ -830,7 +830,7 @@ static void on_worker_heartbeat(struct coord_session *session, const Cairn__Hear
         struct coord_member *member = coord_member_find(session, told->job);
         if (member != NULL) coord_bytes_read(member, told->fetched_shared);
     }
-    coord_unheard_told(session, message->unheard, message->n_unheard);
+    coord_unheard_take(session, message->unheard, message->n_unheard);
     for (struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
         m->in_flight = 0;
     for (size_t i = 0; i < message->n_in_flight && i < CAIRN_SESSION_MEMBERS_MAX; i++) {

@@ -96,7 +96,7 @@ static bool is_contested(struct coord_member *member, const struct coord_job *jo
 }
 
 /* True if the member moved on (or is gone). */
-static bool advance(struct coord_member *member)
+static bool advance_opening(struct coord_member *member)
 {
     struct coord *cluster = member->session->cluster;
     struct coord_job *job = coord_job_find(cluster, member->job_name);
@@ -170,7 +170,7 @@ static bool advance_any(struct coord *cluster)
     for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
         if (s->closing) continue;
         for (struct coord_member *m = s->members; m != NULL; m = m->next_of_session) {
-            if (m->phase == CAIRN_MEMBER_WAITING && advance(m)) return true;
+            if (m->phase == CAIRN_MEMBER_WAITING && advance_opening(m)) return true;
         }
     }
     return false;
@@ -471,7 +471,7 @@ static void judging_free(void *arg)
     free(judging);
 }
 
-static void compare(struct judging *judging)
+static void compare_specs(struct judging *judging)
 {
     struct job_spec_data job;
     const struct packed *a = judging->packed, *b = judging->job;
@@ -503,7 +503,7 @@ static void run_judging(struct coord_work *work)
 {
     struct judging *judging = (struct judging *)work;
     if (judging->spec.name == NULL) read_spec(judging);
-    if (judging->status == CAIRN_OK && judging->job != NULL) compare(judging);
+    if (judging->status == CAIRN_OK && judging->job != NULL) compare_specs(judging);
     if (judging->status == CAIRN_OK && !judging->joins) return;
     spec_release(&judging->spec); // here: it takes long, too, and nobody needs it any more
     spec_init(&judging->spec);
@@ -798,7 +798,7 @@ static bool is_told(const Cairn__Error *error, size_t row)
 }
 
 /* " --set stage=3 --set 'a b.lr=1'". False: too many to be spelled. */
-static bool spell(const Cairn__Error *error, struct sentence *out)
+static bool spell_settings(const Cairn__Error *error, struct sentence *out)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                 "._:,+-/";
@@ -817,7 +817,7 @@ static bool spell(const Cairn__Error *error, struct sentence *out)
 }
 
 /* The way that each row can go: the hardest of them does all. */
-static enum spec_change hardest(const Cairn__Error *error)
+static enum spec_change hardest_change(const Cairn__Error *error)
 {
     enum spec_change most = CAIRN_SPEC_NEXT_ROUND;
     for (size_t i = 0; i < error->n_differences; i++)
@@ -831,14 +831,14 @@ static void add_way(const char *job, const struct rows *rows)
     struct sentence settings;
     struct sentence *why = rows->why;
     if (rows->error == NULL || rows->error->n_differences == 0) return;
-    const enum spec_change change = hardest(rows->error);
+    const enum spec_change change = hardest_change(rows->error);
     if (change == CAIRN_SPEC_NEVER) {
         sentence_add(why, "\nno setting makes it so: %s",
                      "an optimizer and how a job began stay as they are; tensors are added, "
                      "frozen and thawed by cairn_job_amend");
         return;
     }
-    if (!rows->whole || !spell(rows->error, &settings)) {
+    if (!rows->whole || !spell_settings(rows->error, &settings)) {
         sentence_add(why, "\nan amendment makes it so: cairn_job_amend, or m.amend(...)");
         return;
     }

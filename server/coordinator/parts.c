@@ -207,7 +207,7 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     coord_slice_prepared(job, shard, part->next_layout_version);
     coord_terms_tell(job, shard, !part->unsettled);
     coord_members_tell_shard(job, shard);
-    coord_tiles_advance(job); // behind the members, on the same connection
+    coord_gate_update(job); // behind the members, on the same connection
     const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = shard };
     coord_job_event(job, &up);
     if (coord_job_shard_moved(s)) coord_members_shards_changed(job);
@@ -261,7 +261,7 @@ static void shard_down(struct coord_job *job, uint32_t shard)
     coord_members_forget_shard(job, shard);
     coord_groups_shard_gone(job, shard);
     coord_extend_shard_gone(job);
-    coord_tiles_advance(job);
+    coord_gate_update(job);
     if (!s->up) return;
     s->up = false;
     sentence_set(&job->rounds.epoch_reason, "shard %s was away", s->entry->name);
@@ -577,7 +577,7 @@ static void fence_worker(struct coord_job *job, const struct round_action *actio
 
 /* ---- one event ---- */
 
-static void act(struct coord_job *job, const struct round_action *action)
+static void act_on_core(struct coord_job *job, const struct round_action *action)
 {
     switch (action->kind) {
     case CAIRN_ROUND_PERSIST: break; // the core's own
@@ -601,9 +601,9 @@ static void act(struct coord_job *job, const struct round_action *action)
     }
 }
 
-static void after(struct coord_job *job)
+static void after_core_event(struct coord_job *job)
 {
-    if (job->tiles.changed) coord_tiles_advance(job);
+    if (job->tiles.changed) coord_gate_update(job);
     if (!job->rounds.heard && round_stage_of(job->core) >= CAIRN_ROUND_STEADY) {
         job->rounds.heard = true;
         job->version_unknown = false;
@@ -626,14 +626,14 @@ static void after(struct coord_job *job)
 
 cairn_status coord_job_core_open(struct coord_job *job, struct sentence *why)
 {
-    static const struct coord_hands hands = { .act = act,
-                                              .in_force = coord_slice_in_force,
-                                              .after = after };
+    static const struct coord_callbacks callbacks = { .act = act_on_core,
+                                                      .in_force = coord_slice_in_force,
+                                                      .after = after_core_event };
     // A layout of a former coordinator's: nobody has said here that all have what they own in it.
     const bool unsettled = job->version_unknown && job->layouts.at.generation != 0;
     if (coord_reshard_open(job, unsettled) != CAIRN_OK)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-    return coord_core_open(job, &hands, why);
+    return coord_core_open(job, &callbacks, why);
 }
 
 /* ==== missed ==== */
@@ -658,9 +658,9 @@ static uint64_t steps_missed(const struct coord_job *job, const struct tensor_sp
 
 /* Lists what all tensors have missed. `with_next` counts the next step, too, for tensors that
  * are frozen. */
-static cairn_status list(const struct coord_job *job, const struct job_spec_data *spec,
-                         bool with_next, uint8_t *room, struct missed *missed_out,
-                         struct sentence *why)
+static cairn_status list_missed(const struct coord_job *job, const struct job_spec_data *spec,
+                                bool with_next, uint8_t *room, struct missed *missed_out,
+                                struct sentence *why)
 {
     struct missed_writer writer;
     missed_begin(&writer, room, spec->tensor_count);
@@ -683,7 +683,7 @@ cairn_status coord_missed_judge(const struct coord_job *job, const struct job_sp
     struct missed missed;
     uint8_t *room = malloc(CAIRN_MISSED_BYTES(next->tensor_count));
     if (room == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to amend it");
-    const cairn_status status = list(job, next, true, room, &missed, why);
+    const cairn_status status = list_missed(job, next, true, room, &missed, why);
     free(room);
     return status;
 }
@@ -714,7 +714,7 @@ cairn_status coord_missed_extend(const struct coord_job *job, const struct job_s
     uint8_t *payload = malloc(last->payload_bytes + CAIRN_PAYLOAD_MAX(0, next->tensor_count, 0));
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     sentence_set(why, "the coordinator is out of memory");
-    if (room != NULL && payload != NULL) status = list(job, next, false, room, &missed, why);
+    if (room != NULL && payload != NULL) status = list_missed(job, next, false, room, &missed, why);
     if (status == CAIRN_OK) {
         status = put_in(job, &missed, last, payload);
         if (status != CAIRN_OK) sentence_set(why, "the payload of the last decision is malformed");

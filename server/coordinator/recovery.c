@@ -145,8 +145,8 @@ uint64_t coord_restore_next_generation(const struct coord_restore *restore,
 
 /* Keeps what outlives the former job: its number, its epochs and rounds, and that no generation
  * comes twice. */
-static void inherit(struct coord_job *restored, const struct coord_job *old,
-                    const struct coord_restore *restore)
+static void inherit_former(struct coord_job *restored, const struct coord_job *old,
+                           const struct coord_restore *restore)
 {
     restored->generation = restore->generation;
     restored->base_step = restore->manifest.step;
@@ -241,7 +241,7 @@ cairn_status coord_restore_replace(struct coord_restore *restore, struct coord_j
         return CAIRN_ERR_NOT_READY;
     }
     if (old != NULL) coord_job_keep_pauses(old);
-    inherit(restored, old, restore);
+    inherit_former(restored, old, restore);
     status = coord_groups_restored(restored, &m->reduce_groups);
     if (status == CAIRN_OK) status = await_parts(restore, restored, why);
     if (status != CAIRN_OK) {
@@ -291,7 +291,7 @@ struct coord_resume {
     struct sentence damaged;      /* the newest of these, and how */
 };
 
-static struct coord_resume *find(const struct coord *cluster, const char *job)
+static struct coord_resume *find_resume(const struct coord *cluster, const char *job)
 {
     struct coord_resume *r = cluster->resumes;
     while (r != NULL && strcmp(r->job, job) != 0) r = r->next;
@@ -308,7 +308,7 @@ static void free_resume(struct coord_resume *resume)
 }
 
 /* CAIRN_OK: there is the job, or nothing to restore it from; they go on as if they had wished nothing. */
-static void end(struct coord_resume *resume, cairn_status status, const char *text)
+static void end_resume(struct coord_resume *resume, cairn_status status, const char *text)
 {
     struct coord *cluster = resume->cluster;
     struct sentence why;
@@ -326,7 +326,7 @@ static void end_damaged(struct coord_resume *resume)
     struct sentence why;
     sentence_set(&why, "none of the %zu snapshots of job %s could be restored; the newest, %s",
                  resume->damaged_count, resume->job, resume->damaged.text);
-    end(resume, CAIRN_ERR_CORRUPT, why.text);
+    end_resume(resume, CAIRN_ERR_CORRUPT, why.text);
 }
 
 static void on_resumed(const struct coord_restore *restore, cairn_status status, const char *text);
@@ -339,17 +339,18 @@ static bool restore_next(struct coord_resume *resume)
 
 static void on_resumed(const struct coord_restore *restore, cairn_status status, const char *text)
 {
-    struct coord_resume *resume = find(restore->cluster, restore->job_name);
+    struct coord_resume *resume = find_resume(restore->cluster, restore->job_name);
     if (resume == NULL) return;
     if (restore->latest.none_found && resume->damaged_count > 0) {
         end_damaged(resume);
     } else if (restore->latest.none_found && restore->latest.passed.text[0] != '\0') {
-        end(resume, CAIRN_ERR_CORRUPT, text); // it was trained: it does not begin anew
+        end_resume(resume, CAIRN_ERR_CORRUPT, text); // it was trained: it does not begin anew
     } else if (!restore->latest.none_found && coord_restore_is_damage(status)) {
         resume->behind = restore->latest.behind;
         if (resume->damaged_count++ == 0)
             coord_restore_say_damaged(restore, text, &resume->damaged);
-        if (!restore_next(resume)) end(resume, CAIRN_ERR_NO_MEMORY, "no thread to restore it");
+        if (!restore_next(resume))
+            end_resume(resume, CAIRN_ERR_NO_MEMORY, "no thread to restore it");
     } else { // EXISTS: somebody has made the job meanwhile
         const bool fine = restore->latest.none_found || status == CAIRN_ERR_EXISTS;
         if (restore->latest.none_found)
@@ -359,13 +360,13 @@ static void on_resumed(const struct coord_restore *restore, cairn_status status,
         if (status == CAIRN_OK)
             coord_restore_passed_over(restore,
                                       is_first ? &restore->latest.passed : &resume->damaged);
-        end(resume, fine ? CAIRN_OK : status, text);
+        end_resume(resume, fine ? CAIRN_OK : status, text);
     }
 }
 
 bool coord_resume_begin(struct coord *cluster, const char *job)
 {
-    if (find(cluster, job) != NULL) return true;
+    if (find_resume(cluster, job) != NULL) return true;
     struct coord_resume *resume = calloc(1, sizeof *resume);
     if (resume == NULL) return false;
     resume->cluster = cluster;
@@ -379,7 +380,7 @@ bool coord_resume_begin(struct coord *cluster, const char *job)
 
 bool coord_resuming(const struct coord *cluster, const char *job)
 {
-    return find(cluster, job) != NULL;
+    return find_resume(cluster, job) != NULL;
 }
 
 void coord_resumes_close(struct coord *cluster)

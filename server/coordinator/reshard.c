@@ -32,7 +32,7 @@ static void on_saved(const struct coord_saved *saved)
                   saved->job, saved->why);
 }
 
-static void save(struct coord_job *job)
+static void save_run(struct coord_job *job)
 {
     struct sentence why;
     if (coord_save_job(job, CAIRN_STORE_LAYOUT, NULL, 0, on_saved, &why) != CAIRN_OK)
@@ -45,7 +45,7 @@ static void forget_weights(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) job->shards[i].weight = 0;
     if (job->state == CAIRN_CLUSTER_JOB_CREATING || !job->stored) return;
-    save(job);
+    save_run(job);
 }
 
 void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, const char *text)
@@ -70,10 +70,10 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
     r->target = NULL;
     r->running = r->canceled = r->publishing = r->is_refused = false;
     r->asking = NULL;
-    r->told.state = state;
-    r->told.ended_ms = coord_now_ms(job->cluster);
-    r->told.shards_after = job->entry_count;
-    sentence_set(&r->told.text, "%s", text);
+    r->progress.state = state;
+    r->progress.ended_ms = coord_now_ms(job->cluster);
+    r->progress.shards_after = job->entry_count;
+    sentence_set(&r->progress.text, "%s", text);
     forget_weights(job);
 }
 
@@ -82,17 +82,17 @@ static void reshard_slice_ended(struct coord_job *job, cairn_status status, cons
 {
     struct coord_reshard *r = &job->reshard;
     // It was none, and may be asked for again.
-    if (status != CAIRN_OK && !r->back && r->told.slice > 0) r->told.slice--;
+    if (status != CAIRN_OK && !r->back && r->progress.slice > 0) r->progress.slice--;
     if (status == CAIRN_OK) {
-        r->told.moved_bytes += r->slice_bytes;
-        r->told.state_bytes += r->came_bytes;
-        r->told.state_us += r->came_us;
+        r->progress.moved_bytes += r->slice_bytes;
+        r->progress.state_bytes += r->came_bytes;
+        r->progress.state_us += r->came_us;
     } else if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) {
-        sentence_set(&r->told.text, "%s", text);
+        sentence_set(&r->progress.text, "%s", text);
         r->is_refused = true; // what passes by itself is waited for
     } else if (status == CAIRN_ERR_UNREACHABLE && r->joiner_count == 0 &&
                job->shard_count == job->layout->shard_count) {
-        sentence_set(&r->told.text, "%s", text); // again, when all are there
+        sentence_set(&r->progress.text, "%s", text); // again, when all are there
     } else if (status != CAIRN_ERR_CANCELED) {
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, text);
     }
@@ -104,14 +104,14 @@ static void reshard_slice_ended(struct coord_job *job, cairn_status status, cons
 /* A version that is leased is read where its layout has it. */
 static bool is_leased(const struct coord_job *job)
 {
-    for (const struct coord_kept *k = job->leases.kept; k != NULL; k = k->next)
+    for (const struct coord_held_version *k = job->leases.held; k != NULL; k = k->next)
         if (version_compare(k->version, job->layouts.at) <= 0) return true;
     return false;
 }
 
 /* The run that asked is the one that hears. */
-static struct coord_gather *ask(struct coord_job *job, const char *what,
-                                cluster_job_gather_fn on_done)
+static struct coord_gather *ask_shards(struct coord_job *job, const char *what,
+                                       cluster_job_gather_fn on_done)
 {
     struct coord_reshard *r = &job->reshard;
     r->serial = coord_request_new(job->cluster);
@@ -129,26 +129,28 @@ static void on_republished(struct coord_job *job, const void *about, cairn_statu
     r->publishing = false;
     if (status == CAIRN_OK) {
         coord_layouts_published(job);
-        save(job); // else a new coordinator names the layout before, which later members never had
+        save_run(
+            job); // else a new coordinator names the layout before, which later members never had
         coord_leases_republished(job);
         coord_members_layout_changed(job);
     } else {
-        sentence_set(&r->told.text, "publishing it in the new layout: %s",
+        sentence_set(&r->progress.text, "publishing it in the new layout: %s",
                      sentence_brief(text, 600).text);
         r->is_refused = true;
     }
-    coord_tiles_advance(job); // opens the gate
+    coord_gate_update(job); // opens the gate
     coord_reshard_advance(job);
 }
 
 /* At rest nothing publishes the newest version in the layout in force but this. */
-static void republish(struct coord_job *job)
+static void republish_version(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
     r->publishing = true;
-    coord_tiles_advance(job); // shuts the gate
+    coord_gate_update(job); // shuts the gate
     if (r->asking != NULL || round_stage_of(job->core) != CAIRN_ROUND_STEADY) return;
-    struct coord_gather *gather = ask(job, "to publish it in the new layout", on_republished);
+    struct coord_gather *gather = ask_shards(job, "to publish it in the new layout",
+                                             on_republished);
     if (gather == NULL) return; // with the next event, or tick
     Cairn__PartPublish message = CAIRN__PART_PUBLISH__INIT;
     message.job = job->id;
@@ -168,23 +170,23 @@ static bool is_published(struct coord_job *job)
         const bool was_shut = job->reshard.publishing;
         job->reshard.publishing = false;
         coord_layouts_published(job);
-        if (was_shut) coord_tiles_advance(job); // a round published it: opens the gate
+        if (was_shut) coord_gate_update(job); // a round published it: opens the gate
         return !was_shut; // the round that opens comes here by itself; else the next tick does
     }
-    if (coord_pace_rests(job) || job->reshard.publishing) republish(job);
+    if (coord_pace_rests(job) || job->reshard.publishing) republish_version(job);
     return false;
 }
 
 /* Begins a slice without the shards that own nothing any more: they leave the job. True: that
  * slice has begun, or is waited for. */
-static bool leave(struct coord_job *job)
+static bool begin_leaving(struct coord_job *job)
 {
     const uint32_t count = job->layout->shard_count;
     uint32_t leaving = 0;
     CAIRN_EACH_SHARD (job, i) leaving += job->shards[i].weight <= 0 && !layout_owns(job->layout, i);
     if (leaving == 0 || job->reshard.canceled) return false;
     if (is_leased(job)) {
-        sentence_set(&job->reshard.told.text,
+        sentence_set(&job->reshard.progress.text,
                      "it waits for the leases of versions that the shards that leave still "
                      "have; `cairn job show %s`",
                      job->spec.name);
@@ -203,14 +205,14 @@ static bool leave(struct coord_job *job)
     return true;
 }
 
-static void finish(struct coord_job *job)
+static void finish_run(struct coord_job *job)
 {
     const bool canceled = job->reshard.canceled;
     struct sentence text;
     if (!is_published(job)) return;
-    if (leave(job)) return;
+    if (begin_leaving(job)) return;
     sentence_set(&text, "%" PRIu64 " bytes have moved, over %" PRIu32 " shards now",
-                 job->reshard.told.moved_bytes, job->entry_count);
+                 job->reshard.progress.moved_bytes, job->entry_count);
     coord_reshard_end(job, canceled ? CAIRN_RESHARD_CANCELED : CAIRN_RESHARD_DONE, text.text);
 }
 
@@ -247,19 +249,19 @@ static cairn_status plan_anew(struct coord_job *job, struct sentence *why)
     status = coord_reshard_plan(job, &wish, &target, why);
     coord_reshard_wish_release(&wish);
     if (status != CAIRN_OK) return status;
-    struct coord_reshard_told *told = &job->reshard.told;
+    struct coord_reshard_progress *progress = &job->reshard.progress;
     job->reshard.target = target.layout;
     target.layout = NULL;
-    told->least_bytes = told->moved_bytes + target.report->least_bytes;
-    told->all_bytes = told->moved_bytes + target.report->moved_bytes;
-    told->slices = told->slice + target.slices;
-    told->heaviest_after = target.report->heaviest_after;
-    if (told->heaviest_before <= 0) told->heaviest_before = target.report->heaviest_before;
+    progress->least_bytes = progress->moved_bytes + target.report->least_bytes;
+    progress->all_bytes = progress->moved_bytes + target.report->moved_bytes;
+    progress->slices = progress->slice + target.slices;
+    progress->heaviest_after = target.report->heaviest_after;
+    if (progress->heaviest_before <= 0) progress->heaviest_before = target.report->heaviest_before;
     coord_reshard_target_release(&target);
     return CAIRN_OK;
 }
 
-static void slice(struct coord_job *job)
+static void begin_slice(struct coord_job *job)
 {
     struct layout *next;
     uint64_t bytes;
@@ -271,7 +273,7 @@ static void slice(struct coord_job *job)
     }
     const bool joins = job->shard_count > job->layout->shard_count;
     if (next == NULL && !joins) {
-        finish(job);
+        finish_run(job);
         return;
     }
     uint8_t *gone = coord_holes(job, job->shard_count);
@@ -291,8 +293,8 @@ void coord_reshard_note_step(struct coord_job *job)
     struct coord_reshard *r = &job->reshard;
     if (!r->running) return;
     coord_reshard_pace_step(&r->pace, job->pace.last_us);
-    if (r->told.slice > 0 && job->pace.last_us > r->told.worst_us)
-        r->told.worst_us = job->pace.last_us;
+    if (r->progress.slice > 0 && job->pace.last_us > r->progress.worst_us)
+        r->progress.worst_us = job->pace.last_us;
 }
 
 void coord_reshard_advance(struct coord_job *job)
@@ -302,13 +304,13 @@ void coord_reshard_advance(struct coord_job *job)
     if (!may_step(job)) return;
     if (r->canceled) {
         if (job->shard_count > job->layout->shard_count) coord_reshard_unjoin(job);
-        finish(job);
+        finish_run(job);
     } else if (r->joiner_count > 0) {
         coord_reshard_join(job);
     } else if (r->target == NULL && plan_anew(job, &why) != CAIRN_OK) {
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
     } else if (reshard_is_paced(job)) {
-        slice(job);
+        begin_slice(job);
     }
 }
 
@@ -351,8 +353,8 @@ static bool take_wish(struct coord_job *job, const struct coord_reshard_wish *wi
 static void note_begin(struct coord_job *job, const struct coord_reshard_wish *wish,
                        const struct coord_reshard_target *target)
 {
-    struct coord_reshard_told *told = &job->reshard.told;
-    *told = (struct coord_reshard_told) {
+    struct coord_reshard_progress *progress = &job->reshard.progress;
+    *progress = (struct coord_reshard_progress) {
         .state = CAIRN_RESHARD_MOVING,
         .least_bytes = target->report->least_bytes,
         .all_bytes = target->report->moved_bytes,
@@ -396,20 +398,20 @@ cairn_status coord_reshard_begin(struct coord_job *job, const struct coord_resha
     }
     log_info("job %s: a re-sharding begins, over %" PRIu32 " shards: %" PRIu64 " bytes in %" PRIu32
              " slices",
-             job->spec.name, r->told.shards_after, r->told.all_bytes, r->told.slices);
+             job->spec.name, r->progress.shards_after, r->progress.all_bytes, r->progress.slices);
     coord_event_note(job->cluster, CAIRN_EVENT_RESHARD, job->spec.name, NULL,
                      "over %" PRIu32 " shards: %" PRIu64 " bytes in %" PRIu32 " slices",
-                     r->told.shards_after, r->told.all_bytes, r->told.slices);
+                     r->progress.shards_after, r->progress.all_bytes, r->progress.slices);
     if (afresh > 0)
         log_info("job %s: the least that levels the shards is %" PRIu64 " bytes; %" PRIu32
                  " tensors would lie in too many pieces then",
-                 job->spec.name, r->told.least_bytes, afresh);
+                 job->spec.name, r->progress.least_bytes, afresh);
     return CAIRN_OK;
 }
 
 void coord_reshard_go_on(struct coord_job *job)
 {
-    if (job->reshard.running) save(job);
+    if (job->reshard.running) save_run(job);
 }
 
 cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why)
@@ -539,7 +541,7 @@ static bool movers_init(struct movers *movers, const struct coord_job *job)
     return whole;
 }
 
-static void happened(struct coord_job *job, struct move_event *event, const char *text);
+static void move_happened(struct coord_job *job, struct move_event *event, const char *text);
 
 /* A PartPrepare on its way. A slice that was taken back may have had the same number as the one after it. */
 struct preparing {
@@ -558,7 +560,7 @@ static void on_prepared(struct coord_job *job, const void *about, cairn_status s
     // Its connection was lost: the machine hears of that by itself, or the slice is another one.
     if (status == CAIRN_ERR_CLOSED) event.status = CAIRN_ERR_UNREACHABLE;
     if (job->reshard.move != NULL && preparing->slice == job->reshard.slice_serial)
-        happened(job, &event, text);
+        move_happened(job, &event, text);
 }
 
 /* In the order of the shards, each by itself: which one refuses is known. */
@@ -580,7 +582,7 @@ static void ask_shard(struct coord_job *job, uint32_t shard, Cairn__PartPrepare 
     coord_gather_start(gather);
 }
 
-static void prepare(struct coord_job *job, uint64_t layout)
+static void prepare_slice(struct coord_job *job, uint64_t layout)
 {
     struct coord_shard_infos infos;
     struct movers movers;
@@ -627,7 +629,7 @@ static void unprepare_at(const struct coord_job *job, uint32_t shard, uint64_t l
                        &message.base);
 }
 
-static void unprepare(const struct coord_job *job, uint64_t layout)
+static void unprepare_slice(const struct coord_job *job, uint64_t layout)
 {
     CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].up) unprepare_at(job, i, layout);
@@ -640,7 +642,7 @@ void coord_slice_prepared(const struct coord_job *job, uint32_t shard, uint64_t 
         unprepare_at(job, shard, layout);
 }
 
-static void settle(struct coord_job *job, const struct move_action *action)
+static void settle_slice(struct coord_job *job, const struct move_action *action)
 {
     Cairn__PartSettled message = CAIRN__PART_SETTLED__INIT;
     message.job = job->id;
@@ -671,7 +673,7 @@ static void cut_over(struct coord_job *job, uint64_t layout, bool back)
 static void settle_without(struct coord_job *job)
 {
     const struct move_action all = { .layout = job->layout->version, .shard = CAIRN_MOVE_ALL };
-    settle(job, &all);
+    settle_slice(job, &all);
 }
 
 /* All but that shard have what they own in the layout in force, or own nothing. */
@@ -752,7 +754,7 @@ static void go_back(struct coord_job *job, uint32_t lost)
                    job->shards[lost].entry->name);
 }
 
-static void ended(struct coord_job *job, const struct move_action *action, const char *text)
+static void slice_ended(struct coord_job *job, const struct move_action *action, const char *text)
 {
     struct coord_reshard *r = &job->reshard;
     if (action->status == CAIRN_ERR_JOB_LOST) {
@@ -771,12 +773,12 @@ static void ended(struct coord_job *job, const struct move_action *action, const
 static void do_action(struct coord_job *job, const struct move_action *action, const char *text)
 {
     switch (action->kind) {
-    case CAIRN_MOVE_PREPARE: prepare(job, action->layout); break;
-    case CAIRN_MOVE_UNPREPARE: unprepare(job, action->layout); break;
+    case CAIRN_MOVE_PREPARE: prepare_slice(job, action->layout); break;
+    case CAIRN_MOVE_UNPREPARE: unprepare_slice(job, action->layout); break;
     case CAIRN_MOVE_CUT_OVER: cut_over(job, action->layout, action->back); break;
     case CAIRN_MOVE_WITHDRAW: cut_over(job, 0, false); break;
-    case CAIRN_MOVE_SETTLE: settle(job, action); break;
-    case CAIRN_MOVE_ENDED: ended(job, action, text); break;
+    case CAIRN_MOVE_SETTLE: settle_slice(job, action); break;
+    case CAIRN_MOVE_ENDED: slice_ended(job, action, text); break;
     }
 }
 
@@ -784,11 +786,11 @@ static void count_stage(struct coord_reshard *r, enum move_stage was)
 {
     const uint64_t now_us = uv_hrtime() / 1000;
     if (move_stage_of(r->move) == was) return;
-    r->told.stage_us[was] += now_us - r->stage_since_us;
+    r->progress.stage_us[was] += now_us - r->stage_since_us;
     r->stage_since_us = now_us;
 }
 
-static void happened(struct coord_job *job, struct move_event *event, const char *text)
+static void move_happened(struct coord_job *job, struct move_event *event, const char *text)
 {
     const enum move_stage was = move_stage_of(job->reshard.move);
     struct move_action list[CAIRN_MOVE_ACTIONS_MAX];
@@ -823,13 +825,13 @@ static void slice_begin(struct coord_job *job, struct layout *next, uint8_t *gon
     job->reshard.came_bytes = job->reshard.came_us = 0;
     job->reshard.slice_serial++;
     job->reshard.back = back;
-    if (!back) job->reshard.told.slice++;
+    if (!back) job->reshard.progress.slice++;
     struct move_event event = { .kind = CAIRN_MOVE_BEGIN,
                                 .layout = next->version,
                                 .shard_count = next->shard_count,
                                 .gone = gone,
                                 .back = back };
-    happened(job, &event, "");
+    move_happened(job, &event, "");
 }
 
 void coord_slice_tick(struct coord_job *job)
@@ -849,7 +851,7 @@ void coord_slice_tick(struct coord_job *job)
 static void slice_cancel(struct coord_job *job)
 {
     struct move_event event = { .kind = CAIRN_MOVE_CANCEL };
-    if (job->reshard.move != NULL) happened(job, &event, "it was canceled");
+    if (job->reshard.move != NULL) move_happened(job, &event, "it was canceled");
 }
 
 /* ---- it is in force ---- */
@@ -872,7 +874,7 @@ void coord_slice_in_force(struct coord_job *job)
     struct move_event event = { .kind = CAIRN_MOVE_IN_FORCE,
                                 .layout = cairn_round_layout(job->core) };
     assert(job->layouts.next != NULL && job->layouts.next->version == event.layout);
-    coord_groups_forget_told(job);
+    coord_groups_forget_sent(job);
     drop_parts(job);
     struct layout *was = coord_layouts_take_next(job, round_version(job->core));
     if (job->reshard.back && !job->reshard.lost_empty) {
@@ -884,7 +886,7 @@ void coord_slice_in_force(struct coord_job *job)
     coord_members_layout_changed(job);
     log_info("job %s: layout %" PRIu64 " is in force from epoch %" PRIu64, job->spec.name,
              event.layout, job->epoch);
-    happened(job, &event, "");
+    move_happened(job, &event, "");
 }
 
 /* ---- from shards ---- */
@@ -903,7 +905,7 @@ void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartM
         r->came_bytes += message->bytes;
         if (message->us > r->came_us) r->came_us = message->us;
     }
-    happened(job, &event, "");
+    move_happened(job, &event, "");
     coord_reshard_advance(job);
 }
 
@@ -928,7 +930,7 @@ void coord_slice_shard_down(struct coord_job *job, uint32_t shard)
     struct move_event event = { .kind = CAIRN_MOVE_SHARD_DOWN, .shard = shard };
     struct sentence text;
     sentence_set(&text, "shard %s went away", job->shards[shard].entry->name);
-    if (job->reshard.move != NULL) happened(job, &event, text.text);
+    if (job->reshard.move != NULL) move_happened(job, &event, text.text);
     // It was to join, and a layout that has it is not on its way to the store.
     if (shard < job->shard_count && shard >= job->layout->shard_count && !job->layouts.storing)
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, text.text);
@@ -941,7 +943,7 @@ bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard)
     if (!is_fresh(job, shard)) return false;
     job->shards[shard].lost = true;
     sentence_set(&text, "shard %s was lost", job->shards[shard].entry->name);
-    happened(job, &event, text.text);
+    move_happened(job, &event, text.text);
     return true;
 }
 

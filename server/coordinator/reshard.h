@@ -44,7 +44,7 @@ enum coord_reshard_state {
 };
 
 /* The state and the numbers of a run, as operators are told them. */
-struct coord_reshard_told {
+struct coord_reshard_progress {
     enum coord_reshard_state state;
     struct sentence text; /* why it ended, or waits */
     uint64_t least_bytes, all_bytes, moved_bytes;
@@ -93,7 +93,7 @@ struct coord_reshard {
     bool back;               /* that slice takes the one before it back */
     bool lost_empty; /* who was lost has nothing in the layout in force, and all others are whole */
     double rate;     /* bytes a microsecond of the slowest of the last slice; 0: not known */
-    struct coord_reshard_told told;
+    struct coord_reshard_progress progress;
 };
 
 /* ---- the run ---- */

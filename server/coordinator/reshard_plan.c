@@ -34,8 +34,8 @@ static cairn_status judge_stage_0(const struct coord_job *job,
                      job->spec.name, owners);
 }
 
-static cairn_status judge(const struct coord_job *job, const struct coord_reshard_wish *wish,
-                          struct sentence *why)
+static cairn_status judge_wish(const struct coord_job *job, const struct coord_reshard_wish *wish,
+                               struct sentence *why)
 {
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
         return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
@@ -240,7 +240,7 @@ cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_
 {
     struct asked asked;
     struct coord_reshard_target target = { NULL, NULL, 0 };
-    CAIRN_TRY(judge(job, wish, why));
+    CAIRN_TRY(judge_wish(job, wish, why));
     struct layout_tensor *tensors = plan_tensors(&job->spec);
     target.report = calloc(1, sizeof *target.report);
     if (tensors == NULL || target.report == NULL || !asked_init(&asked, job, wish)) {
@@ -307,7 +307,7 @@ cairn_status coord_reshard_slice(const struct coord_job *job, struct layout **ne
 
 /* A job's answer with what it owns. */
 struct view {
-    Cairn__ReshardJob told;
+    Cairn__ReshardJob message;
     struct sentence text;
     Cairn__ReshardPair *pairs; /* owned */
     Cairn__ReshardPair **list; /* owned */
@@ -322,11 +322,11 @@ static const char *state_name(enum coord_reshard_state state)
 
 void coord_reshard_show(const struct coord_job *job, struct sentence *out)
 {
-    const struct coord_reshard_told *told = &job->reshard.told;
+    const struct coord_reshard_progress *progress = &job->reshard.progress;
     out->text[0] = '\0';
     if (!job->reshard.running) return;
     sentence_set(out, "slice %" PRIu32 " of %" PRIu32 ", %" PRIu64 " of %" PRIu64 " bytes%s",
-                 told->slice, told->slices, told->moved_bytes, told->all_bytes,
+                 progress->slice, progress->slices, progress->moved_bytes, progress->all_bytes,
                  job->reshard.canceled ? "; it ends after this slice" : "");
 }
 
@@ -343,7 +343,7 @@ static void say_slice_waiting(const struct coord_reshard *r, uint32_t shard, con
 static void say_waiting(const struct coord_job *job, struct sentence *out)
 {
     const struct coord_reshard *r = &job->reshard;
-    *out = r->told.text;
+    *out = r->progress.text;
     if (!r->running) return;
     if (job->snapshots.running != NULL)
         sentence_set(out, "it waits for a snapshot or digest that is being taken");
@@ -374,32 +374,33 @@ static uint32_t count_staying(const struct coord_job *job)
 
 static void view_run(const struct coord_job *job, struct view *view)
 {
-    const struct coord_reshard_told *told = &job->reshard.told;
-    Cairn__ReshardJob *out = &view->told;
+    const struct coord_reshard_progress *progress = &job->reshard.progress;
+    Cairn__ReshardJob *out = &view->message;
     cairn__reshard_job__init(out);
     say_waiting(job, &view->text);
     out->name = job->spec.name;
-    out->state = wire_text(state_name(job->reshard.running ? CAIRN_RESHARD_MOVING : told->state));
+    out->state = wire_text(state_name(job->reshard.running ? CAIRN_RESHARD_MOVING
+                                                                    : progress->state));
     out->text = view->text.text;
     out->layout_hash = layout_number(job->layout);
-    out->least_bytes = told->least_bytes;
-    out->all_bytes = told->all_bytes;
-    out->moved_bytes = told->moved_bytes;
-    out->heaviest_before = told->heaviest_before;
-    out->heaviest_after = told->heaviest_after;
-    out->slices = told->slices > told->slice ? told->slices : told->slice;
-    out->slice = told->slice;
-    out->shards_before = told->shards_before;
-    out->shards_after = job->reshard.running ? count_staying(job) : told->shards_after;
-    if (told->begun_ms != 0)
-        out->elapsed_ms = (job->reshard.running ? coord_now_ms(job->cluster) : told->ended_ms) -
-                          told->begun_ms;
-    if (told->median_us > 0) out->worst_step = (double)told->worst_us / told->median_us;
-    out->state_bytes = told->state_bytes;
-    out->state_us = told->state_us;
-    out->prepare_us = told->stage_us[CAIRN_MOVE_PREPARING];
-    out->cut_us = told->stage_us[CAIRN_MOVE_CUTTING];
-    out->move_us = told->stage_us[CAIRN_MOVE_MOVING];
+    out->least_bytes = progress->least_bytes;
+    out->all_bytes = progress->all_bytes;
+    out->moved_bytes = progress->moved_bytes;
+    out->heaviest_before = progress->heaviest_before;
+    out->heaviest_after = progress->heaviest_after;
+    out->slices = progress->slices > progress->slice ? progress->slices : progress->slice;
+    out->slice = progress->slice;
+    out->shards_before = progress->shards_before;
+    out->shards_after = job->reshard.running ? count_staying(job) : progress->shards_after;
+    if (progress->begun_ms != 0)
+        out->elapsed_ms = (job->reshard.running ? coord_now_ms(job->cluster) : progress->ended_ms) -
+                          progress->begun_ms;
+    if (progress->median_us > 0) out->worst_step = (double)progress->worst_us / progress->median_us;
+    out->state_bytes = progress->state_bytes;
+    out->state_us = progress->state_us;
+    out->prepare_us = progress->stage_us[CAIRN_MOVE_PREPARING];
+    out->cut_us = progress->stage_us[CAIRN_MOVE_CUTTING];
+    out->move_us = progress->stage_us[CAIRN_MOVE_MOVING];
     out->rests = coord_pace_rests(job);
 }
 
@@ -407,7 +408,7 @@ static bool view_plan(const struct coord_job *job, const struct coord_reshard_wi
                       const struct coord_reshard_target *target, struct view *view)
 {
     const struct reshard_report *report = target->report;
-    Cairn__ReshardJob *out = &view->told;
+    Cairn__ReshardJob *out = &view->message;
     view_run(job, view);
     view->pairs = calloc(report->pair_count + 1, sizeof *view->pairs);
     view->list = calloc(report->pair_count + 1, sizeof *view->list);
@@ -444,12 +445,12 @@ static bool view_plan(const struct coord_job *job, const struct coord_reshard_wi
 /* Shows why a wish is refused. The run that the job may have under way is not shown with it. */
 static void view_refused(const struct coord_job *job, const struct sentence *why, struct view *view)
 {
-    cairn__reshard_job__init(&view->told);
+    cairn__reshard_job__init(&view->message);
     view->text = *why;
-    view->told.name = job->spec.name;
-    view->told.state = wire_text("refused");
-    view->told.text = view->text.text;
-    view->told.layout_hash = layout_number(job->layout);
+    view->message.name = job->spec.name;
+    view->message.state = wire_text( "refused");
+    view->message.text = view->text.text;
+    view->message.layout_hash = layout_number(job->layout);
 }
 
 static void view_release(struct view *view)
@@ -469,8 +470,8 @@ static cairn_status judge_hash(const struct coord_job *job, const Cairn__Reshard
                      job->spec.name);
 }
 
-static cairn_status plan(struct coord_job *job, const Cairn__ReshardAsk *ask, struct view *view,
-                         struct sentence *why)
+static cairn_status plan_asked(struct coord_job *job, const Cairn__ReshardAsk *ask,
+                               struct view *view, struct sentence *why)
 {
     struct coord_reshard_wish wish;
     struct coord_reshard_target target;
@@ -485,8 +486,8 @@ static cairn_status plan(struct coord_job *job, const Cairn__ReshardAsk *ask, st
     return status;
 }
 
-static cairn_status apply(struct coord_job *job, const Cairn__ReshardAsk *ask, struct view *view,
-                          struct sentence *why)
+static cairn_status apply_asked(struct coord_job *job, const Cairn__ReshardAsk *ask,
+                                struct view *view, struct sentence *why)
 {
     struct coord_reshard_wish wish;
     cairn_status status = judge_hash(job, ask, why);
@@ -500,7 +501,7 @@ static cairn_status apply(struct coord_job *job, const Cairn__ReshardAsk *ask, s
 }
 
 /* A drain, too, which would begin it again. */
-static cairn_status cancel(struct coord_job *job, struct sentence *why)
+static cairn_status cancel_asked(struct coord_job *job, struct sentence *why)
 {
     const bool was_drain = coord_drains_cancel(job);
     const cairn_status status = coord_reshard_cancel(job, why);
@@ -512,9 +513,9 @@ static cairn_status answer_job(struct coord_job *job, const Cairn__ReshardAsk *a
 {
     cairn_status status = CAIRN_OK;
     switch (ask->op) {
-    case CAIRN_RESHARD_PLAN: return plan(job, ask, view, why);
-    case CAIRN_RESHARD_APPLY: return apply(job, ask, view, why);
-    case CAIRN_RESHARD_CANCEL: status = cancel(job, why); break;
+    case CAIRN_RESHARD_PLAN: return plan_asked(job, ask, view, why);
+    case CAIRN_RESHARD_APPLY: return apply_asked(job, ask, view, why);
+    case CAIRN_RESHARD_CANCEL: status = cancel_asked(job, why); break;
     case CAIRN_RESHARD_STATUS: break;
     default:
         return fail_with(why, CAIRN_ERR_INVALID, "%" PRIu32 " is no request of a re-sharding",
@@ -578,7 +579,7 @@ void coord_reshard_asked_close(struct coord *cluster)
     }
 }
 
-static ProtobufCMessage *copy_told(const Cairn__ReshardTold *told)
+static ProtobufCMessage *copy_progress(const Cairn__ReshardTold *told)
 {
     const size_t size = protobuf_c_message_get_packed_size(&told->base);
     uint8_t *packed = malloc(size + 1);
@@ -596,7 +597,7 @@ static bool tell_later(struct coord_session *session, uint32_t request,
     if (asked == NULL) return false;
     asked->first = first;
     asked->last = last;
-    asked->told = copy_told(told);
+    asked->told = copy_progress(told);
     if (asked->told == NULL || !coord_waiters_add(&asked->waiter, session, request)) {
         asked_free(asked);
         return false;
@@ -609,8 +610,8 @@ static bool tell_later(struct coord_session *session, uint32_t request,
 /* ---- asked ---- */
 
 /* At once, or when the runs that begin with it are in the store. */
-static void answer(struct coord_session *session, uint32_t request, Cairn__ReshardJob **list,
-                   const struct view *views, size_t count)
+static void answer_asked(struct coord_session *session, uint32_t request, Cairn__ReshardJob **list,
+                         const struct view *views, size_t count)
 {
     Cairn__ReshardTold told = CAIRN__RESHARD_TOLD__INIT;
     uint32_t first = 0, last = 0;
@@ -645,9 +646,9 @@ static void answer_all(struct coord_session *session, uint32_t request,
             struct sentence why;
             next = j->next;
             if (answer_job(j, ask, view, &why) != CAIRN_OK) view_refused(j, &why, view);
-            list[count++] = &view->told;
+            list[count++] = &view->message;
         }
-        answer(session, request, list, views, count);
+        answer_asked(session, request, list, views, count);
         for (size_t i = 0; i < count; i++) view_release(&views[i]);
     }
     free(views);
@@ -671,8 +672,8 @@ void coord_reshard_ask(struct coord_session *session, uint32_t request,
                         ask->job)
             : answer_job(job, ask, &view, &why);
     if (status == CAIRN_OK) {
-        Cairn__ReshardJob *one = &view.told;
-        answer(session, request, &one, &view, 1);
+        Cairn__ReshardJob *one = &view.message;
+        answer_asked(session, request, &one, &view, 1);
     } else {
         coord_session_error(session, request, status, why.text);
     }
@@ -715,8 +716,8 @@ uint32_t coord_reshard_wish_owners(const struct coord_reshard_wish *wish)
 
 /* ---- of what there is ---- */
 
-static struct coord_joiner *find(struct coord_reshard_wish *wish,
-                                 const struct coord_shard_entry *entry)
+static struct coord_joiner *find_wished(struct coord_reshard_wish *wish,
+                                        const struct coord_shard_entry *entry)
 {
     for (uint32_t i = 0; i < wish->count; i++)
         if (wish->shards[i].entry == entry) return &wish->shards[i];
@@ -730,9 +731,9 @@ static bool is_named(char *const *names, size_t count, const struct coord_shard_
     return i < count;
 }
 
-static void add(struct coord_reshard_wish *wish, struct coord_shard_entry *entry)
+static void add_wished(struct coord_reshard_wish *wish, struct coord_shard_entry *entry)
 {
-    struct coord_joiner *there = find(wish, entry);
+    struct coord_joiner *there = find_wished(wish, entry);
     if (there == NULL) there = &wish->shards[wish->count++];
     *there = (struct coord_joiner) { entry, 1 };
 }
@@ -761,7 +762,7 @@ void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wi
     for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next)
         if (coord_shard_fits(s, &job->spec) &&
             (job->spec.stage != 0 || coord_reshard_wish_owners(wish) == 0))
-            add(wish, s);
+            add_wished(wish, s);
 }
 
 /* ---- of what operators say ---- */
@@ -791,7 +792,7 @@ static cairn_status take_names(const struct coord_job *job, const Cairn__Reshard
         if (!coord_shard_fits(entry, &job->spec))
             return fail_with(why, CAIRN_ERR_NOT_READY, "nothing can go to shard %s, which %s",
                              entry->name, why_not(entry));
-        add(wish, entry);
+        add_wished(wish, entry);
     }
     for (size_t i = 0; i < ask->n_drain; i++) {
         const struct coord_shard_entry *entry = entry_named(job->cluster, ask->drain[i], why);
@@ -799,7 +800,7 @@ static cairn_status take_names(const struct coord_job *job, const Cairn__Reshard
         if (is_named(ask->add, ask->n_add, entry))
             return fail_with(why, CAIRN_ERR_INVALID,
                              "shard %s is to be added and drained: one of them", entry->name);
-        struct coord_joiner *there = find(wish, entry);
+        struct coord_joiner *there = find_wished(wish, entry);
         if (there == NULL && ask->all) continue;
         if (there == NULL)
             return fail_with(why, CAIRN_ERR_INVALID,
@@ -830,11 +831,11 @@ static cairn_status take_count(const struct coord_job *job, const Cairn__Reshard
                          ask->n_add, ask->shards, job->spec.name);
     for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) {
         here += coord_shard_fits(s, &job->spec);
-        const struct coord_joiner *there = find(wish, s);
+        const struct coord_joiner *there = find_wished(wish, s);
         if (owners >= ask->shards || !coord_shard_fits(s, &job->spec) ||
             is_named(ask->drain, ask->n_drain, s) || (there != NULL && there->weight > 0))
             continue;
-        add(wish, s);
+        add_wished(wish, s);
         owners++;
     }
     if (owners == ask->shards) return CAIRN_OK;
@@ -856,7 +857,7 @@ static cairn_status take_weights(const struct coord_job *job, const Cairn__Resha
                              w->name, w->weight);
         const struct coord_shard_entry *entry = entry_named(job->cluster, w->name, why);
         if (entry == NULL) return CAIRN_ERR_NOT_FOUND;
-        struct coord_joiner *there = find(wish, entry);
+        struct coord_joiner *there = find_wished(wish, entry);
         if (there == NULL || there->weight <= 0)
             return fail_with(why, CAIRN_ERR_INVALID,
                              "shard %s has a weight, and job %s is not to be on it: add it, too",
@@ -915,7 +916,7 @@ static void take_in(struct coord_job *job)
         coord_members_tell_shard(job, i);
         coord_job_event(job, &up);
     }
-    coord_tiles_advance(job);
+    coord_gate_update(job);
 }
 
 static void on_joined(struct coord_job *job, const void *about, cairn_status status,
@@ -999,7 +1000,7 @@ void coord_reshard_unjoin(struct coord_job *job)
         coord_job_send_drop(job->cluster, entry, job->id);
         if (was_up && job->core != NULL) coord_job_event(job, &down);
     }
-    coord_tiles_advance(job);
+    coord_gate_update(job);
     coord_members_attach(job);
     job->reshard.busy = was_busy;
 }
@@ -1019,7 +1020,7 @@ static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_r
 }
 
 /* Once for the shards that came; what was refused, with each tick, and said once. */
-static void spread(struct coord_job *job)
+static void spread_job(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
     const uint64_t entries = job->cluster->arrivals;
@@ -1043,5 +1044,5 @@ void coord_reshard_spread(struct coord *cluster)
 {
     const char *policy = cluster->options->reshard;
     if (policy == NULL || strcmp(policy, "on_join") != 0) return;
-    for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) spread(j);
+    for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) spread_job(j);
 }

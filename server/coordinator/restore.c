@@ -212,7 +212,7 @@ static void on_made(void *context, cairn_status status, const char *text)
 }
 
 static void on_reserved(const struct coord_saved *saved);
-static void advance(struct coord_restore *restore);
+static void advance_restore(struct coord_restore *restore);
 
 /* Gives the restored spec what the lost job may have otherwise than its snapshot (restore.h).
  * If the lost job came from a restore of this snapshot that did not end, all settings of that
@@ -245,7 +245,7 @@ static void on_planned(struct coord_work *work)
     if (work->cluster->closing)
         restore_free(restore);
     else if (restore->status == CAIRN_OK)
-        advance(restore);
+        advance_restore(restore);
     else
         end_restore(restore, restore->status, why.text);
 }
@@ -256,7 +256,7 @@ static bool is_for_openers(const struct coord_restore *restore)
 }
 
 /* True: a thread is at it, and the restore goes on when that is through; or it has ended. */
-static bool plans(struct coord_restore *restore)
+static bool plans_on_thread(struct coord_restore *restore)
 {
     const struct job_spec_data *spec = coord_restore_spec(restore);
     const bool has_new = is_for_openers(restore) &&
@@ -274,7 +274,7 @@ static bool plans(struct coord_restore *restore)
 /* Plans the job, reserves a generation of the one that is there, and replaces that one when all is durable.
  * It goes on meanwhile, and each time is judged anew: if it has come to that generation by itself, a newer
  * one is reserved. */
-static void advance(struct coord_restore *restore)
+static void advance_restore(struct coord_restore *restore)
 {
     struct manifest *m = &restore->manifest;
     struct coord_job *old = coord_job_find(restore->cluster, m->spec.name);
@@ -282,7 +282,7 @@ static void advance(struct coord_restore *restore)
     cairn_status status = coord_restore_judge_replace(restore, old, &why);
     if (status == CAIRN_OK && restore->latest.ended != NULL && old != NULL)
         status = take_over(restore, old);
-    if (status == CAIRN_OK && plans(restore)) return;
+    if (status == CAIRN_OK && plans_on_thread(restore)) return;
     if (status == CAIRN_OK && is_for_openers(restore))
         status = coord_openers_judge(restore->cluster, m->spec.name, restore->verdicts, &why);
     const uint64_t next = coord_restore_next_generation(restore, old),
@@ -309,7 +309,7 @@ static void on_reserved(const struct coord_saved *saved)
     restore->reserving = false;
     if (saved->status == CAIRN_OK ||
         saved->status == CAIRN_ERR_NOT_FOUND) // dropped, or never stored
-        advance(restore);
+        advance_restore(restore);
     else
         end_restore(restore, saved->status, saved->why);
 }
@@ -351,7 +351,7 @@ static void begin_load(struct coord_work *work)
     if (status == CAIRN_OK) status = apply_settings(restore, &restore->why);
     const struct sentence why = restore->why;
     if (status == CAIRN_OK)
-        advance(restore);
+        advance_restore(restore);
     else
         end_restore(restore, status, why.text);
 }
@@ -667,7 +667,7 @@ static void restore_warn(const struct coord_restore *restore)
 
 /* ---- on another thread ---- */
 
-static cairn_status compare(struct coord_restore *restore, const char *what)
+static cairn_status compare_roots(struct coord_restore *restore, const char *what)
 {
     const struct manifest *m = &restore->manifest;
     struct hash root;
@@ -757,7 +757,7 @@ static void find_damage(struct coord_restore *restore)
 static void judge_proof(struct coord_restore *restore, const char *what)
 {
     if (restore->status != CAIRN_OK) return;
-    restore->status = compare(restore, what);
+    restore->status = compare_roots(restore, what);
     if (restore->status == CAIRN_ERR_CHECKSUM) find_damage(restore);
 }
 
@@ -869,7 +869,8 @@ static void pass_left(struct coord_restore *restore, const struct found_snapshot
     log_info("job %s: passed over: %s", f->manifest.spec.name, restore->latest.passed.text);
 }
 
-static struct found_snapshot *choose(struct coord_restore *restore, const struct coord_found *found)
+static struct found_snapshot *choose_latest(struct coord_restore *restore,
+                                            const struct coord_found *found)
 {
     for (size_t i = 0; i < found->count; i++) {
         struct found_snapshot *f = &found->list[i];
@@ -889,7 +890,7 @@ static void restore_find_latest(struct coord_restore *restore)
     const char *job = restore->job_name;
     restore->status = coord_find_snapshots(restore->cluster, job, NULL, &found, &restore->why);
     if (restore->latest.has_origin) find_line(&found, &restore->latest.origin);
-    struct found_snapshot *chosen = choose(restore, &found);
+    struct found_snapshot *chosen = choose_latest(restore, &found);
     if (restore->status == CAIRN_OK && chosen == NULL) {
         restore->latest.none_found = true;
         restore->status = fail_with(&restore->why, CAIRN_ERR_NOT_FOUND,

@@ -116,7 +116,7 @@ static cairn_status make_core(struct coord_job *job, const uint8_t *gone, struct
     return CAIRN_OK;
 }
 
-cairn_status coord_core_open(struct coord_job *job, const struct coord_hands *hands,
+cairn_status coord_core_open(struct coord_job *job, const struct coord_callbacks *callbacks,
                              struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
@@ -128,7 +128,7 @@ cairn_status coord_core_open(struct coord_job *job, const struct coord_hands *ha
     status = make_core(job, gone, why);
     free(gone);
     if (status != CAIRN_OK) return status;
-    job->rounds.hands = hands;
+    job->rounds.callbacks = callbacks;
     job->rounds.heard = false;
     // The core's clock starts here: a deadline set before its first tick would have passed at once.
     coord_job_tick(job, coord_now_ms(job->cluster));
@@ -178,7 +178,7 @@ static void on_persisted(const struct coord_saved *saved)
     coord_job_event(job, &done);
 }
 
-static void persist(struct coord_job *job)
+static void persist_epoch(struct coord_job *job)
 {
     struct sentence why;
     job->rounds.persist_waits = true;
@@ -203,7 +203,7 @@ static void begin_epoch(struct coord_job *job, const struct round_action *action
     job->epoch = action->epoch;
     job->reserved.round = action->round_reserved;
     job->layouts.storing = action->layout != job->layout->version;
-    persist(job);
+    persist_epoch(job);
 }
 
 /* ---- one event ---- */
@@ -216,23 +216,23 @@ void coord_job_event(struct coord_job *job, const struct round_event *event)
     job->rounds.actions.count = 0;
     round_on_event(job->core, event, &job->rounds.actions);
     // No fence may follow at once: a shard that went away meanwhile may never be back.
-    if (cairn_round_layout(job->core) != job->layout->version) job->rounds.hands->in_force(job);
+    if (cairn_round_layout(job->core) != job->layout->version) job->rounds.callbacks->in_force(job);
     for (size_t i = 0; i < job->rounds.actions.count && !coord_job_dead(job); i++) {
         const struct round_action *action = &job->rounds.actions.list[i];
         if (action->kind == CAIRN_ROUND_PERSIST)
             begin_epoch(job, action);
         else
-            job->rounds.hands->act(job, action);
+            job->rounds.callbacks->act(job, action);
     }
     job->rounds.in_event = false;
-    job->rounds.hands->after(job);
+    job->rounds.callbacks->after(job);
 }
 
 void coord_job_tick(struct coord_job *job, uint64_t now_ms)
 {
     const struct round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = now_ms };
     coord_job_event(job, &tick);
-    if (job->core != NULL && !coord_job_dead(job) && job->rounds.persist_failed) persist(job);
+    if (job->core != NULL && !coord_job_dead(job) && job->rounds.persist_failed) persist_epoch(job);
 }
 
 /* ==== terms ==== */
@@ -249,8 +249,8 @@ struct arrays {
     struct round_tensor *tensors;
 };
 
-static cairn_status fill(struct coord_terms *terms, const struct job_spec_data *spec,
-                         const struct arrays *arrays, struct sentence *why)
+static cairn_status fill_terms(struct coord_terms *terms, const struct job_spec_data *spec,
+                               const struct arrays *arrays, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
@@ -326,7 +326,7 @@ cairn_status coord_terms_make(const struct job_spec_data *spec, struct coord_ter
     if (arrays.groups != NULL && arrays.schedules != NULL && arrays.frozen != NULL &&
         arrays.tensors != NULL && terms->still != NULL &&
         list_frozen_tensors(terms, spec) == CAIRN_OK)
-        status = fill(terms, spec, &arrays, why);
+        status = fill_terms(terms, spec, &arrays, why);
     else
         sentence_set(why, "out of memory for the groups");
     if (status == CAIRN_OK) fill_tensors(terms, spec, arrays.tensors);
@@ -641,7 +641,7 @@ bool coord_pace_advance(struct coord_job *job)
     return true;
 }
 
-static int compare(const void *left, const void *right)
+static int compare_us(const void *left, const void *right)
 {
     const uint32_t a = *(const uint32_t *)left, b = *(const uint32_t *)right;
     return (a > b) - (a < b);
@@ -652,7 +652,7 @@ uint32_t coord_pace_median(const struct coord_pace *pace)
     uint32_t sorted[CAIRN_PACE_STEPS];
     if (pace->count == 0) return 0;
     for (uint32_t i = 0; i < pace->count; i++) sorted[i] = pace->us[i];
-    qsort(sorted, pace->count, sizeof *sorted, compare);
+    qsort(sorted, pace->count, sizeof *sorted, compare_us);
     return sorted[pace->count / 2];
 }
 
@@ -698,7 +698,7 @@ void step_ring_take(struct step_ring *ring, const Cairn__StepTimes *told)
 
 uint32_t times_median(uint32_t *values, size_t count)
 {
-    qsort(values, count, sizeof *values, compare);
+    qsort(values, count, sizeof *values, compare_us);
     return values[count / 2];
 }
 

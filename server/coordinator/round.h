@@ -16,7 +16,7 @@ struct coord_terms;
 struct decision;
 
 /* Who does what a core says: parts.c. */
-struct coord_hands {
+struct coord_callbacks {
     void (*act)(struct coord_job *job, const struct round_action *action);
     /* The core goes by the next layout: it is durable. Before what the event asks for is done. */
     void (*in_force)(struct coord_job *job);
@@ -32,7 +32,7 @@ struct coord_rounds {
     /* of the spec, the newest first; made with the plan, or with the core. NULL: neither is there */
     struct coord_terms *terms;
     /* borrowed */
-    const struct coord_hands *hands;
+    const struct coord_callbacks *callbacks;
 
     bool in_event;       /* the core is not entered twice */
     bool heard;          /* the shards have told this core the job's version */
@@ -48,7 +48,7 @@ struct coord_rounds {
 };
 
 /* Makes the job's core, and tells it which of its shards are up. */
-cairn_status coord_core_open(struct coord_job *job, const struct coord_hands *hands,
+cairn_status coord_core_open(struct coord_job *job, const struct coord_callbacks *callbacks,
                              struct sentence *why) CAIRN_MUST_CHECK;
 void coord_job_core_close(struct coord_job *job);
 /* Not from within an event. */
@@ -356,7 +356,7 @@ void coord_groups_free(struct coord_job *job);
 /* The shards have dropped what they were told: another generation of the job. */
 void coord_groups_forget(struct coord_job *job);
 /* Another layout comes: relays end, and owners forget them; the next round forms the groups anew. */
-void coord_groups_forget_told(struct coord_job *job);
+void coord_groups_forget_sent(struct coord_job *job);
 /* A member left: the next round looks again. */
 void coord_groups_member_gone(struct coord_job *job);
 /* The shard's connection ended: it forgets members that it is not told of again. */

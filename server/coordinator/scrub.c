@@ -64,7 +64,7 @@ static uint64_t now_ns(void)
 }
 
 /* As long as the block took. */
-static bool pace(void *context, uint64_t done, uint64_t total, const char *file)
+static bool pace_reading(void *context, uint64_t done, uint64_t total, const char *file)
 {
     struct coord_scrub *scrub = context;
     const uint64_t took_ns = now_ns() - scrub->block_began_ns;
@@ -113,10 +113,10 @@ static cairn_status find_due(struct coord_scrub *scrub, struct sentence *why)
     return status == CAIRN_OK && scrub->at.id[0] == '\0' ? CAIRN_ERR_NOT_READY : status;
 }
 
-static cairn_status verify(struct coord_scrub *scrub, struct sentence *why)
+static cairn_status verify_snapshot(struct coord_scrub *scrub, struct sentence *why)
 {
     struct cairn_snapshot snapshot;
-    const struct verify asked = { .ahead = 1, .progress = pace, .context = scrub };
+    const struct verify asked = { .ahead = 1, .progress = pace_reading, .context = scrub };
     char *folder;
     if (asprintf(&folder, "%s/%s/%s", scrub->cluster->storage.path, scrub->at.job, scrub->at.id) <
         0)
@@ -148,7 +148,7 @@ static void put_off(struct coord_scrub *scrub)
     last->until_ns = now_ns() + PUT_OFF_S * UINT64_C(1000000000);
 }
 
-static void run(struct task *task, uint32_t item, uint32_t thread)
+static void run_scrub(struct task *task, uint32_t item, uint32_t thread)
 {
     struct coord_scrub *scrub = (struct coord_scrub *)task;
     struct sentence said;
@@ -158,7 +158,7 @@ static void run(struct task *task, uint32_t item, uint32_t thread)
     scrub->status = coord_storage_seen(scrub->cluster, &scrub->why);
     if (scrub->status == CAIRN_OK && scrub->at.id[0] == '\0')
         scrub->status = find_due(scrub, &scrub->why);
-    if (scrub->status == CAIRN_OK) scrub->status = verify(scrub, &scrub->why);
+    if (scrub->status == CAIRN_OK) scrub->status = verify_snapshot(scrub, &scrub->why);
     if (scrub->status != CAIRN_OK && !is_damage(scrub->status)) {
         put_off(scrub);
         return;
@@ -209,7 +209,7 @@ static const struct coord_job *next_job(struct coord_scrub *scrub)
     return chosen;
 }
 
-static void start(struct coord_scrub *scrub)
+static void start_scrub(struct coord_scrub *scrub)
 {
     scrub->running = true;
     pool_submit(scrub->pool, &scrub->task);
@@ -222,7 +222,7 @@ void coord_scrub_tick(struct coord *cluster)
     if (scrub->wanted_count > 0) {
         scrub->at = scrub->wanted[0];
         memmove(scrub->wanted, scrub->wanted + 1, --scrub->wanted_count * sizeof *scrub->wanted);
-        start(scrub);
+        start_scrub(scrub);
         return;
     }
     const uint64_t now_ms = coord_now_ms(cluster);
@@ -234,7 +234,7 @@ void coord_scrub_tick(struct coord *cluster)
     scrub->at.id[0] = '\0';
     snprintf(scrub->at.job, sizeof scrub->at.job, "%s", job->spec.name);
     scrub->every_s = job->spec.policy.snapshot_scrub_every_s;
-    start(scrub);
+    start_scrub(scrub);
 }
 
 void coord_scrub_want(struct coord *cluster, const char *job, const char *id)
@@ -252,7 +252,7 @@ cairn_status coord_scrub_open(struct coord *cluster, struct sentence *why)
     struct coord_scrub *scrub = calloc(1, sizeof *scrub);
     if (scrub == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     scrub->cluster = cluster;
-    scrub->task = (struct task) { .run = run, .done = on_run, .item_count = 1 };
+    scrub->task = (struct task) { .run = run_scrub, .done = on_run, .item_count = 1 };
     cluster->scrub = scrub;
     return pool_open(cluster->loop, "cairn-scrub", 1, thread_yield, &scrub->pool, why);
 }
@@ -283,7 +283,7 @@ bool coord_scrub_free(struct coord *cluster)
 
 /* ==== advise ==== */
 
-struct advise_found cairn_advise(const struct advise_given *given)
+struct advise_found coord_advise(const struct advise_given *given)
 {
     const double young_s = sqrt(2 * given->mtbf_s * given->cost_s);
     const bool by_write = !(young_s >= given->write_s);
@@ -326,7 +326,7 @@ static void fill_faults(struct coord_job *job, uint64_t given_s, Cairn__Snapshot
         out->mtbf_s = out->observed_s > count ? out->observed_s / count : 1;
 }
 
-static void judge(Cairn__SnapshotAdvice *out, struct sentence *note)
+static void judge_advice(Cairn__SnapshotAdvice *out, struct sentence *note)
 {
     note->text[0] = '\0';
     if (out->measured == 0)
@@ -341,7 +341,7 @@ static void judge(Cairn__SnapshotAdvice *out, struct sentence *note)
                                         .cost_s = (double)out->cost_us * 1e-6,
                                         .write_s = (double)out->write_us * 1e-6,
                                         .step_s = (double)out->step_us * 1e-6 };
-    const struct advise_found found = cairn_advise(&given);
+    const struct advise_found found = coord_advise(&given);
     out->interval_s = found.interval_s;
     out->interval_steps = found.interval_steps;
     if (found.by_write)
@@ -364,7 +364,7 @@ void coord_snapshot_advise(struct coord_session *session, uint32_t request,
     advice.every_s = job->spec.policy.snapshot_every_s;
     fill_measured(job, &advice);
     fill_faults(job, message->mtbf_s, &advice);
-    judge(&advice, &text);
+    judge_advice(&advice, &text);
     advice.note = text.text;
     coord_session_send(session, CAIRN_MSG_SNAPSHOT_ADVICE, request, &advice.base);
 }
@@ -578,7 +578,8 @@ static void on_read(struct coord_work *work)
     free_listing(listing);
 }
 
-static void begin(struct coord_session *session, uint32_t request, const char *job, const char *id)
+static void begin_list(struct coord_session *session, uint32_t request, const char *job,
+                       const char *id)
 {
     struct listing *listing = calloc(1, sizeof *listing);
     bool whole = listing != NULL;
@@ -604,7 +605,7 @@ void coord_snapshots_list(struct coord_session *session, uint32_t request, const
         coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }
-    begin(session, request, *job == '\0' ? NULL : job, NULL);
+    begin_list(session, request, *job == '\0' ? NULL : job, NULL);
 }
 
 void coord_snapshots_show(struct coord_session *session, uint32_t request, const char *job,
@@ -619,5 +620,5 @@ void coord_snapshots_show(struct coord_session *session, uint32_t request, const
         coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }
-    begin(session, request, job, id);
+    begin_list(session, request, job, id);
 }

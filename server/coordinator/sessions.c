@@ -96,7 +96,7 @@ static struct coord_session *make_session(struct coord *cluster, struct cairn_pe
     return session;
 }
 
-static void welcome(struct coord_session *session, uint32_t request)
+static void welcome_session(struct coord_session *session, uint32_t request)
 {
     const struct coord *cluster = session->cluster;
     Cairn__Welcome message = CAIRN__WELCOME__INIT;
@@ -132,7 +132,7 @@ static void refuse_hello(struct cairn_peer *peer, uint32_t request, cairn_status
 }
 
 /* The Hello is whole: the session is one of the cluster's, or refused. */
-static void admit(struct coord_session *session, Cairn__Hello *hello, uint32_t request)
+static void admit_session(struct coord_session *session, Cairn__Hello *hello, uint32_t request)
 {
     struct coord *cluster = session->cluster;
     struct cairn_peer *peer = session->peer;
@@ -148,7 +148,7 @@ static void admit(struct coord_session *session, Cairn__Hello *hello, uint32_t r
     peer_admit(peer);
     session->next = cluster->sessions;
     cluster->sessions = session;
-    welcome(session, request);
+    welcome_session(session, request);
     log_debug("%s %s connected from %s", role_name(session->role), session->name, peer_name(peer));
     if (session->role == CAIRN_ROLE_WIRE_SHARD && !take_entry(session, hello)) {
         session->closing = true;
@@ -183,7 +183,7 @@ static void on_more_hello(struct coord_session *session, Cairn__Hello *more, uin
     }
     if (hello->held_after > 0) return;
     session->hello = NULL;
-    admit(session, hello, request);
+    admit_session(session, hello, request);
     message_free(&hello->base);
 }
 
@@ -207,7 +207,7 @@ static void on_first_hello(struct coord *cluster, struct cairn_peer *peer, Cairn
         session->hello = hello;
         return;
     }
-    admit(session, hello, request);
+    admit_session(session, hello, request);
     message_free(&hello->base);
 }
 
@@ -228,8 +228,8 @@ static void on_hello(struct coord *cluster, struct cairn_peer *peer, const struc
 
 /* ---- frames ---- */
 
-static void handle(struct coord_session *session, const struct wire_frame *frame,
-                   const ProtobufCMessage *message)
+static void handle_message(struct coord_session *session, const struct wire_frame *frame,
+                           const ProtobufCMessage *message)
 {
     bool known = false;
     switch (session->role) {
@@ -258,7 +258,7 @@ static void take_frame(struct coord_session *session, const struct wire_frame *f
                    message_name(frame->type), session->name);
         return;
     }
-    handle(session, frame, message);
+    handle_message(session, frame, message);
     message_free(message);
 }
 

@@ -220,7 +220,7 @@ static cairn_status judge_snapshot(const struct coord_job *job, bool has_files,
     return has_files ? judge_storage(job, why) : CAIRN_OK;
 }
 
-static void start(struct coord_job *job, struct coord_snapshot *snapshot, bool has_files)
+static void start_snapshot(struct coord_job *job, struct coord_snapshot *snapshot, bool has_files)
 {
     const bool inherits = job->snapshots.running == snapshot;
     snapshot->has_files = has_files;
@@ -273,7 +273,7 @@ cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
         if (snapshot != job->snapshots.running) coord_snapshot_free(snapshot);
         return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
-    if (!follows) start(job, snapshot, has_files);
+    if (!follows) start_snapshot(job, snapshot, has_files);
     return CAIRN_OK;
 }
 
@@ -285,7 +285,7 @@ cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_c
     struct coord_snapshot *snapshot = new_snapshot(job);
     if (snapshot == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     snapshot->cause = cause;
-    start(job, snapshot, true);
+    start_snapshot(job, snapshot, true);
     return CAIRN_OK;
 }
 
@@ -297,7 +297,7 @@ void coord_snapshot_follow(struct coord_job *job, struct coord_snapshot_waiters 
     struct coord_snapshot *snapshot = status == CAIRN_OK ? new_snapshot(job) : NULL;
     if (snapshot != NULL) {
         snapshot->now = waiters;
-        start(job, snapshot, true);
+        start_snapshot(job, snapshot, true);
         return;
     }
     if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
@@ -516,8 +516,8 @@ void coord_snapshot_unprepare(struct coord_job *job)
 
 /* How far a snapshot is: what shards tell of it with their heartbeats. */
 
-static void take(struct coord_job *job, const struct coord_shard_entry *entry,
-                 const Cairn__PinTold *told)
+static void take_progress(struct coord_job *job, const struct coord_shard_entry *entry,
+                          const Cairn__PinTold *told)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
     if (snapshot == NULL || snapshot->number != told->snapshot) return;
@@ -538,7 +538,7 @@ void coord_snapshot_on_progress(struct coord *cluster, const struct coord_shard_
 {
     for (size_t i = 0; i < message->n_pins; i++) {
         struct coord_job *job = coord_job_by_id(cluster, message->pins[i]->job);
-        if (job != NULL) take(job, entry, message->pins[i]);
+        if (job != NULL) take_progress(job, entry, message->pins[i]);
     }
 }
 
@@ -650,7 +650,7 @@ static void make_snapshot_folder(struct coord_work *work)
  * manifest has them, read back from the storage. The scrub reads all of it later, and takes
  * `latest` off a damaged one. If `latest` cannot be set, the log says so, and the next snapshot
  * that is verified sets it. */
-static void note(const struct coord_snapshot *snapshot)
+static void note_latest(const struct coord_snapshot *snapshot)
 {
     struct cairn_snapshot opened;
     struct sentence why;
@@ -680,7 +680,7 @@ void coord_snapshot_work(struct coord_work *work)
     if (snapshot->status == CAIRN_OK && snapshot->has_files)
         snapshot->status = manifest_commit_signed(snapshot->folder, m,
                                                   coord_keys_signer(work->cluster), &snapshot->why);
-    if (snapshot->status == CAIRN_OK && snapshot->has_files) note(snapshot);
+    if (snapshot->status == CAIRN_OK && snapshot->has_files) note_latest(snapshot);
     if (snapshot->folder != NULL &&
         (snapshot->status == CAIRN_OK || remove_begun(snapshot) == CAIRN_OK))
         snapshot_begun_forget(work->cluster->storage.path, m->spec.name, snapshot->id);
@@ -765,7 +765,7 @@ void coord_parting_snapshot_ended(const struct coord_snapshot *snapshot)
 
 /* ==== cost ==== */
 
-static void begin(struct coord_cost *cost, const struct coord_snapshot *snapshot)
+static void begin_cost(struct coord_cost *cost, const struct coord_snapshot *snapshot)
 {
     const bool comparable = cost->plain.count >= CAIRN_COST_STEPS;
     cost->is_counting = true;
@@ -775,18 +775,18 @@ static void begin(struct coord_cost *cost, const struct coord_snapshot *snapshot
     cost->usual_us = comparable ? coord_pace_median(&cost->plain) : 0;
 }
 
-static uint32_t bounded(int64_t us)
+static uint32_t bounded_us(int64_t us)
 {
     return us < 0 ? 0 : us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
 }
 
 /* One that failed, or had nothing to be compared with, says nothing. */
-static void conclude(struct coord_cost *cost)
+static void conclude_cost(struct coord_cost *cost)
 {
     cost->is_counting = false;
     if (!cost->is_committed || cost->usual_us == 0) return;
-    cost->extras_us[cost->next] = bounded(cost->extra_us);
-    cost->writes_us[cost->next] = bounded((int64_t)cost->write_us);
+    cost->extras_us[cost->next] = bounded_us(cost->extra_us);
+    cost->writes_us[cost->next] = bounded_us((int64_t)cost->write_us);
     cost->next = (cost->next + 1) % CAIRN_COST_SNAPSHOTS;
     if (cost->count < CAIRN_COST_SNAPSHOTS) cost->count++;
 }
@@ -796,10 +796,10 @@ void coord_cost_note_step(struct coord_job *job)
     struct coord_cost *cost = &job->snapshots.cost;
     const struct coord_snapshot *snapshot = job->snapshots.running;
     const uint32_t us = job->pace.last_us;
-    if (!cost->is_counting && snapshot != NULL && snapshot->has_files) begin(cost, snapshot);
+    if (!cost->is_counting && snapshot != NULL && snapshot->has_files) begin_cost(cost, snapshot);
     if (cost->is_counting) {
         cost->extra_us += (int64_t)us - cost->usual_us;
-        if (cost->has_ended) conclude(cost);
+        if (cost->has_ended) conclude_cost(cost);
     } else if (snapshot == NULL) { // a digest is neither
         coord_pace_note(&cost->plain, us);
     }
@@ -810,7 +810,7 @@ void coord_cost_ended(const struct coord_snapshot *snapshot)
     struct coord_cost *cost = &snapshot->job->snapshots.cost;
     if (!snapshot->has_files) return;
     if (!cost->is_counting || cost->number != snapshot->number)
-        begin(cost, snapshot); // within one step
+        begin_cost(cost, snapshot); // within one step
     cost->has_ended = true;
     cost->is_committed = snapshot->status == CAIRN_OK;
     cost->write_us = 1000 * (uv_now(snapshot->job->cluster->loop) - snapshot->begun_ms);

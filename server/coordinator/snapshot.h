@@ -542,7 +542,7 @@ struct advise_found {
     bool by_write;           /* Young's would be shorter than a snapshot takes */
 };
 /* Pure. */
-struct advise_found cairn_advise(const struct advise_given *given);
+struct advise_found coord_advise(const struct advise_given *given);
 
 /* CAIRN_ERR_NOT_FOUND: there is no such job. Loop thread. */
 void coord_snapshot_advise(struct coord_session *session, uint32_t request,

@@ -80,7 +80,7 @@ void coord_snapshot_fail(struct coord_snapshot *snapshot, cairn_status status, c
 
 /* ---- the end ---- */
 
-static void answer(struct coord_snapshot *snapshot)
+static void answer_snapshot(struct coord_snapshot *snapshot)
 {
     struct manifest *m = &snapshot->manifest;
     if (!snapshot->has_files) {
@@ -122,10 +122,10 @@ static void answer_failed(struct coord_snapshot *snapshot)
     coord_waiters_answer(&snapshot->at_cancel, CAIRN_MSG_SNAPSHOT_CANCELED, &canceled.base);
 }
 
-static void finish(struct coord_snapshot *snapshot)
+static void finish_snapshot(struct coord_snapshot *snapshot)
 {
     if (snapshot->status == CAIRN_OK)
-        answer(snapshot);
+        answer_snapshot(snapshot);
     else
         answer_failed(snapshot);
     struct coord_job *job = snapshot->job;
@@ -144,7 +144,7 @@ static void on_worked(struct coord_work *work)
     if (work->cluster->closing || snapshot->job == NULL)
         coord_snapshot_free(snapshot);
     else
-        finish(snapshot);
+        finish_snapshot(snapshot);
 }
 
 void coord_snapshot_advance(struct coord_snapshot *snapshot)
@@ -158,7 +158,7 @@ void coord_snapshot_advance(struct coord_snapshot *snapshot)
     snapshot->work.done = on_worked;
     if (coord_work_start(&snapshot->work, snapshot->job->cluster, NULL, 0)) return;
     coord_snapshot_fail(snapshot, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
-    finish(snapshot);
+    finish_snapshot(snapshot);
 }
 
 /* ---- given up ---- */
@@ -179,7 +179,7 @@ void coord_snapshot_shard_gone(struct coord_job *job, uint32_t shard)
 static void end_now(struct coord_snapshot *snapshot)
 {
     if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) {
-        finish(snapshot);
+        finish_snapshot(snapshot);
         return;
     }
     memset(snapshot->parts, CAIRN_PART_NONE, snapshot->job->shard_count);
@@ -297,7 +297,7 @@ cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
         return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     coord_snapshot_fail(snapshot, CAIRN_ERR_CANCELED, "",
                         "an operator gave it up (`cairn snapshot cancel`)");
-    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) finish(snapshot);
+    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) finish_snapshot(snapshot);
     return CAIRN_OK;
 }
 
@@ -480,8 +480,9 @@ static size_t fill_missed(const struct job_spec_data *spec, const struct missed 
 
 /* Group names and the hyper-parameters the core uses; loss scale, client state and what tensors have missed
  * as in the payload. */
-static cairn_status join(const struct manifest *m, const struct parts *parts, size_t plane_count,
-                         struct hash *root_out, double *loss_scale_out, struct sentence *why)
+static cairn_status join_digests(const struct manifest *m, const struct parts *parts,
+                                 size_t plane_count, struct hash *root_out, double *loss_scale_out,
+                                 struct sentence *why)
 {
     const struct job_spec_data *spec = &m->spec;
     struct payload head = { .loss_scale = spec->loss_scale, .state_bytes = 0 };
@@ -519,7 +520,7 @@ cairn_status coord_content_root(const struct manifest *manifest, struct coord_di
             qsort(digests->list, digests->count, sizeof *digests->list, by_place);
         status = all_planes(spec, digests, parts.planes, parts.room, &count, why);
         if (status == CAIRN_OK)
-            status = join(manifest, &parts, count, root_out, loss_scale_out, why);
+            status = join_digests(manifest, &parts, count, root_out, loss_scale_out, why);
     } else {
         sentence_set(why, "out of memory for the content root");
     }

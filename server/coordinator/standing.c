@@ -120,7 +120,7 @@ void coord_shard_forget_parts(struct coord_shard_entry *entry)
     if (entry->parts != NULL) message_free(&entry->parts->base);
     entry->parts = NULL;
     entry->parts_awaited = false;
-    entry->parts_told = 0;
+    entry->parts_answered = 0;
 }
 
 bool coord_shard_take_held(struct coord_session *session, const struct wire_frame *frame)
@@ -136,10 +136,10 @@ bool coord_shard_take_held(struct coord_session *session, const struct wire_fram
         return false;
     }
     // A list that nobody asked for is newer than the one that was: what was asked stays answered.
-    const uint32_t told = frame->request != 0 ? frame->request : entry->parts_told;
+    const uint32_t told = frame->request != 0 ? frame->request : entry->parts_answered;
     coord_shard_forget_parts(entry);
     entry->parts = held;
-    entry->parts_told = told;
+    entry->parts_answered = told;
     coord_calls_reply(entry, frame->request, CAIRN_OK, "");
     return true;
 }

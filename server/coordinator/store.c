@@ -158,7 +158,7 @@ static const char schema_end[] =
 /* ---- statements ---- */
 
 /* The library's last error becomes a status, and a sentence that says what to do. */
-static cairn_status store_fail(const struct cairn_store *store, const char *doing,
+static cairn_status store_fail(const struct coord_store *store, const char *doing,
                                struct sentence *why)
 {
     const int code = sqlite3_errcode(store->db) & 0xff;
@@ -180,13 +180,13 @@ static cairn_status store_fail(const struct cairn_store *store, const char *doin
     return fail_with(why, CAIRN_ERR_IO, "%s: %s: %s", store->path, doing, text);
 }
 
-cairn_status store_run(const struct cairn_store *store, const char *sql, struct sentence *why)
+cairn_status store_run(const struct coord_store *store, const char *sql, struct sentence *why)
 {
     if (sqlite3_exec(store->db, sql, NULL, NULL, NULL) == SQLITE_OK) return CAIRN_OK;
     return store_fail(store, "writing", why);
 }
 
-cairn_status store_prepare(const struct cairn_store *store, const char *sql, sqlite3_stmt **out,
+cairn_status store_prepare(const struct coord_store *store, const char *sql, sqlite3_stmt **out,
                            struct sentence *why)
 {
     if (sqlite3_prepare_v2(store->db, sql, -1, out, NULL) == SQLITE_OK) return CAIRN_OK;
@@ -194,8 +194,8 @@ cairn_status store_prepare(const struct cairn_store *store, const char *sql, sql
 }
 
 /* One number of a one-row question. */
-static cairn_status ask(const struct cairn_store *store, const char *sql, int64_t *out,
-                        struct sentence *why)
+static cairn_status ask_number(const struct coord_store *store, const char *sql, int64_t *out,
+                               struct sentence *why)
 {
     sqlite3_stmt *s;
     cairn_status status = store_prepare(store, sql, &s, why);
@@ -210,7 +210,7 @@ static cairn_status ask(const struct cairn_store *store, const char *sql, int64_
 }
 
 /* COMMIT, or ROLLBACK of what failed. */
-static cairn_status end_transaction(struct cairn_store *store, cairn_status status,
+static cairn_status end_transaction(struct coord_store *store, cairn_status status,
                                     struct sentence *why)
 {
     if (status == CAIRN_OK) status = store_run(store, "COMMIT", why);
@@ -222,14 +222,14 @@ static cairn_status end_transaction(struct cairn_store *store, cairn_status stat
 
 /* ---- rows ---- */
 
-static const void *field(const void *row, size_t at)
+static const void *field_at(const void *row, size_t at)
 {
     return (const char *)row + at;
 }
 
 static void bind_column(sqlite3_stmt *s, int at, const struct column *column, const void *row)
 {
-    const void *value = field(row, column->at);
+    const void *value = field_at(row, column->at);
     switch (column->type) {
     case NUMBER: store_bind_u64(s, at, *(const uint64_t *)value); break;
     case FLAG: sqlite3_bind_int(s, at, *(const bool *)value); break;
@@ -237,12 +237,12 @@ static void bind_column(sqlite3_stmt *s, int at, const struct column *column, co
     case TEXT: sqlite3_bind_text(s, at, *(const char *const *)value, -1, SQLITE_STATIC); break;
     default:
         sqlite3_bind_blob64(s, at, *(const void *const *)value,
-                            *(const size_t *)field(row, column->count_at), SQLITE_STATIC);
+                            *(const size_t *)field_at(row, column->count_at), SQLITE_STATIC);
     }
 }
 
 /* Texts and bytes live until the statement's next step. */
-static void fill(char *row, const struct column *column, sqlite3_stmt *s, int at)
+static void fill_column(char *row, const struct column *column, sqlite3_stmt *s, int at)
 {
     void *value = row + column->at;
     switch (column->type) {
@@ -279,7 +279,7 @@ void *store_copy(enum store_change change, const void *rows, size_t count)
     const struct table *table = &tables[changes[change].kind];
     size_t bytes = count * table->row_bytes;
     for (size_t i = 0; i < count; i++)
-        bytes += copy_texts(table, (char *)(uintptr_t)field(rows, i * table->row_bytes), NULL);
+        bytes += copy_texts(table, (char *)(uintptr_t)field_at(rows, i * table->row_bytes), NULL);
     char *copies = malloc(bytes + 1);
     if (copies == NULL) return NULL;
     memcpy(copies, rows, count * table->row_bytes);
@@ -289,7 +289,7 @@ void *store_copy(enum store_change change, const void *rows, size_t count)
 }
 
 /* Prepares the statement that `sql` makes, and ends that. */
-static cairn_status prepare_made(const struct cairn_store *store, sqlite3_str *sql,
+static cairn_status prepare_made(const struct coord_store *store, sqlite3_str *sql,
                                  sqlite3_stmt **out, struct sentence *why)
 {
     char *text = sqlite3_str_finish(sql);
@@ -301,7 +301,7 @@ static cairn_status prepare_made(const struct cairn_store *store, sqlite3_str *s
 }
 
 /* Column I is parameter I + 1. */
-static cairn_status prepare_change(const struct cairn_store *store, enum store_change change,
+static cairn_status prepare_change(const struct coord_store *store, enum store_change change,
                                    sqlite3_stmt **out, struct sentence *why)
 {
     const struct change *how = &changes[change];
@@ -331,7 +331,7 @@ static cairn_status prepare_change(const struct cairn_store *store, enum store_c
 }
 
 /* A job that is not there has no row to change. */
-static cairn_status run_change(const struct cairn_store *store, enum store_change change,
+static cairn_status run_change(const struct coord_store *store, enum store_change change,
                                sqlite3_stmt *s, const void *row, struct sentence *why)
 {
     const bool is_job = changes[change].kind == CAIRN_STORED_JOBS;
@@ -351,16 +351,16 @@ static cairn_status run_change(const struct cairn_store *store, enum store_chang
     return status;
 }
 
-static cairn_status apply(struct cairn_store *store, enum store_change change, const void *rows,
-                          size_t count, struct sentence *why);
+static cairn_status apply_change(struct coord_store *store, enum store_change change,
+                                 const void *rows, size_t count, struct sentence *why);
 
 /* In place of those that the job had. */
-static cairn_status put_shards(struct cairn_store *store, const struct stored_job *job,
+static cairn_status put_shards(struct coord_store *store, const struct stored_job *job,
                                struct sentence *why)
 {
     struct stored_shard row = { .job = job->id };
     sqlite3_stmt *s;
-    cairn_status status = apply(store, CAIRN_STORE_SHARDS_DROP, &row, 1, why);
+    cairn_status status = apply_change(store, CAIRN_STORE_SHARDS_DROP, &row, 1, why);
     if (status == CAIRN_OK) status = prepare_change(store, CAIRN_STORE_SHARDS, &s, why);
     if (status != CAIRN_OK) return status;
     for (; row.place < job->shard_count && status == CAIRN_OK; row.place++) {
@@ -373,15 +373,15 @@ static cairn_status put_shards(struct cairn_store *store, const struct stored_jo
 }
 
 /* In a transaction. */
-static cairn_status apply(struct cairn_store *store, enum store_change change, const void *rows,
-                          size_t count, struct sentence *why)
+static cairn_status apply_change(struct coord_store *store, enum store_change change,
+                                 const void *rows, size_t count, struct sentence *why)
 {
     const bool has_shards = change == CAIRN_STORE_JOB || change == CAIRN_STORE_LAYOUT;
     sqlite3_stmt *s;
     cairn_status status = prepare_change(store, change, &s, why);
     if (status != CAIRN_OK) return status;
     for (size_t i = 0; i < count && status == CAIRN_OK; i++) {
-        const void *row = field(rows, i * tables[changes[change].kind].row_bytes);
+        const void *row = field_at(rows, i * tables[changes[change].kind].row_bytes);
         status = run_change(store, change, s, row, why);
         if (status == CAIRN_OK && has_shards) status = put_shards(store, row, why);
     }
@@ -389,7 +389,7 @@ static cairn_status apply(struct cairn_store *store, enum store_change change, c
     return status;
 }
 
-cairn_status store_write(struct cairn_store *store, enum store_change change, const void *rows,
+cairn_status store_write(struct coord_store *store, enum store_change change, const void *rows,
                          size_t count, struct sentence *why)
 {
     // Events are no part of what a job needs: the next epoch is not to wait for the disk behind them.
@@ -398,7 +398,7 @@ cairn_status store_write(struct cairn_store *store, enum store_change change, co
     cairn_status status = store_run(
         store, is_lazy ? "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE" : "BEGIN IMMEDIATE", why);
     if (status == CAIRN_OK)
-        status = end_transaction(store, apply(store, change, rows, count, why), why);
+        status = end_transaction(store, apply_change(store, change, rows, count, why), why);
     if (!is_lazy) return status;
     struct sentence ignored;
     const cairn_status again = store_run(store, "PRAGMA synchronous = FULL", &ignored);
@@ -407,7 +407,7 @@ cairn_status store_write(struct cairn_store *store, enum store_change change, co
 }
 
 /* `of`: those whose first column is that number; NULL: all. */
-static cairn_status prepare_load(const struct cairn_store *store, enum store_kind kind,
+static cairn_status prepare_load(const struct coord_store *store, enum store_kind kind,
                                  const uint64_t *of, sqlite3_stmt **out, struct sentence *why)
 {
     const struct table *table = &tables[kind];
@@ -422,8 +422,9 @@ static cairn_status prepare_load(const struct cairn_store *store, enum store_kin
     return status;
 }
 
-static cairn_status load(const struct cairn_store *store, enum store_kind kind, const uint64_t *of,
-                         stored_fn take, void *context, struct sentence *why)
+static cairn_status load_rows(const struct coord_store *store, enum store_kind kind,
+                              const uint64_t *of, stored_fn take, void *context,
+                              struct sentence *why)
 {
     const struct table *table = &tables[kind];
     sqlite3_stmt *s;
@@ -432,7 +433,7 @@ static cairn_status load(const struct cairn_store *store, enum store_kind kind, 
     int code = SQLITE_DONE;
     while (status == CAIRN_OK && (code = sqlite3_step(s)) == SQLITE_ROW) {
         _Alignas(max_align_t) char row[sizeof(struct stored_job)] = { 0 };
-        for (int i = 0; i < table->column_count; i++) fill(row, &table->columns[i], s, i);
+        for (int i = 0; i < table->column_count; i++) fill_column(row, &table->columns[i], s, i);
         status = take(context, row, why);
     }
     if (status == CAIRN_OK && code != SQLITE_DONE) status = store_fail(store, "reading", why);
@@ -442,7 +443,7 @@ static cairn_status load(const struct cairn_store *store, enum store_kind kind, 
 
 /* ---- open ---- */
 
-static cairn_status refuse_version(const struct cairn_store *store, int64_t version,
+static cairn_status refuse_version(const struct coord_store *store, int64_t version,
                                    const char *but, struct sentence *why)
 {
     return fail_with(why, CAIRN_ERR_VERSION,
@@ -454,7 +455,7 @@ static cairn_status refuse_version(const struct cairn_store *store, int64_t vers
 }
 
 /* A file may say that it is of this version and have the tables of another program's. */
-static cairn_status judge_columns(const struct cairn_store *store, struct sentence *why)
+static cairn_status judge_columns(const struct coord_store *store, struct sentence *why)
 {
     for (int kind = 0; kind < CAIRN_STORED_KINDS; kind++) {
         sqlite3_stmt *s;
@@ -469,13 +470,13 @@ static cairn_status judge_columns(const struct cairn_store *store, struct senten
 
 /* The file is of this program and its version, and whole. A new one is empty: application_id 0, no tables,
  * version 0. */
-static cairn_status judge_file(struct cairn_store *store, bool *is_new_out, struct sentence *why)
+static cairn_status judge_file(struct coord_store *store, bool *is_new_out, struct sentence *why)
 {
     int64_t id, version, table_count;
-    cairn_status status = ask(store, "PRAGMA application_id", &id, why);
-    if (status == CAIRN_OK) status = ask(store, "PRAGMA user_version", &version, why);
+    cairn_status status = ask_number(store, "PRAGMA application_id", &id, why);
+    if (status == CAIRN_OK) status = ask_number(store, "PRAGMA user_version", &version, why);
     if (status == CAIRN_OK)
-        status = ask(store, "SELECT count(*) FROM sqlite_master", &table_count, why);
+        status = ask_number(store, "SELECT count(*) FROM sqlite_master", &table_count, why);
     if (status != CAIRN_OK) return status;
     *is_new_out = id == 0 && version == 0 && table_count == 0;
     if (*is_new_out) return CAIRN_OK;
@@ -507,7 +508,7 @@ static uint64_t random_identity(void)
     return identity;
 }
 
-static cairn_status create(struct cairn_store *store, struct sentence *why)
+static cairn_status create_tables(struct coord_store *store, struct sentence *why)
 {
     struct sentence sql = { "" };
     cairn_status status = CAIRN_OK;
@@ -533,16 +534,17 @@ static cairn_status take_meta(void *context, const void *row, struct sentence *w
 }
 
 /* Makes the tables of a new file, and counts the incarnation up. */
-static cairn_status begin(struct cairn_store *store, bool is_new, struct sentence *why)
+static cairn_status begin_incarnation(struct coord_store *store, bool is_new, struct sentence *why)
 {
-    cairn_status status = is_new
-                              ? create(store, why)
-                              : load(store, CAIRN_STORED_META, NULL, take_meta, &store->meta, why);
+    cairn_status status = is_new ? create_tables(store, why)
+                                 : load_rows(store, CAIRN_STORED_META, NULL, take_meta,
+                                             &store->meta, why);
     store->meta.incarnation++;
-    return status == CAIRN_OK ? apply(store, CAIRN_STORE_START, &store->meta, 1, why) : status;
+    return status == CAIRN_OK ? apply_change(store, CAIRN_STORE_START, &store->meta, 1, why)
+                              : status;
 }
 
-static cairn_status set_up(struct cairn_store *store, struct sentence *why)
+static cairn_status set_up(struct coord_store *store, struct sentence *why)
 {
     bool is_new;
     CAIRN_TRY(judge_file(store, &is_new, why));
@@ -551,7 +553,7 @@ static cairn_status set_up(struct cairn_store *store, struct sentence *why)
                   "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;PRAGMA synchronous = "
                   "FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
                   why));
-    CAIRN_TRY(end_transaction(store, begin(store, is_new, why), why));
+    CAIRN_TRY(end_transaction(store, begin_incarnation(store, is_new, why), why));
     store->opening_changes = (uint64_t)sqlite3_total_changes(store->db);
     return CAIRN_OK;
 }
@@ -568,9 +570,9 @@ static cairn_status open_private(const char *path, struct sentence *why)
                      path, strerror(number));
 }
 
-cairn_status store_open(const char *folder, struct cairn_store **store_out, struct sentence *why)
+cairn_status store_open(const char *folder, struct coord_store **store_out, struct sentence *why)
 {
-    struct cairn_store *store = calloc(1, sizeof *store);
+    struct coord_store *store = calloc(1, sizeof *store);
     if (store == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the store");
     cairn_status status = CAIRN_OK;
     if (asprintf(&store->path, "%s/coordinator.db", folder) < 0) {
@@ -591,7 +593,7 @@ cairn_status store_open(const char *folder, struct cairn_store **store_out, stru
     return CAIRN_OK;
 }
 
-void store_close(struct cairn_store *store)
+void store_close(struct coord_store *store)
 {
     if (store == NULL) return;
     sqlite3_close(store->db);
@@ -600,12 +602,12 @@ void store_close(struct cairn_store *store)
     free(store);
 }
 
-const struct stored_meta *store_meta(const struct cairn_store *store)
+const struct stored_meta *store_meta(const struct coord_store *store)
 {
     return &store->meta;
 }
 
-uint64_t cairn_store_writes(const struct cairn_store *store)
+uint64_t store_rows_written(const struct coord_store *store)
 {
     return (uint64_t)sqlite3_total_changes(store->db) - store->opening_changes -
            store->event_changes;
@@ -615,13 +617,13 @@ uint64_t cairn_store_writes(const struct cairn_store *store)
 
 /* The shards of one job. */
 struct gathered {
-    const struct cairn_store *store;
+    const struct coord_store *store;
     struct stored_shard *list; /* owned, with their names */
     uint32_t count;
     bool weighed;
 };
 
-static cairn_status gather(void *context, const void *row, struct sentence *why)
+static cairn_status gather_shards(void *context, const void *row, struct sentence *why)
 {
     struct gathered *g = context;
     const struct stored_shard *shard = row;
@@ -641,7 +643,7 @@ static cairn_status gather(void *context, const void *row, struct sentence *why)
 }
 
 struct giving {
-    const struct cairn_store *store;
+    const struct coord_store *store;
     stored_fn take;
     void *context;
 };
@@ -651,7 +653,7 @@ static cairn_status give_job(void *context, const void *row, struct sentence *wh
     const struct giving *giving = context;
     struct gathered g = { .store = giving->store };
     struct stored_job job = *(const struct stored_job *)row;
-    cairn_status status = load(g.store, CAIRN_STORED_SHARDS, &job.id, gather, &g, why);
+    cairn_status status = load_rows(g.store, CAIRN_STORED_SHARDS, &job.id, gather_shards, &g, why);
     job.shards = g.list;
     job.shard_count = g.count;
     job.weighed = g.weighed;
@@ -661,14 +663,14 @@ static cairn_status give_job(void *context, const void *row, struct sentence *wh
     return status;
 }
 
-cairn_status store_each(struct cairn_store *store, enum store_kind kind, stored_fn take,
+cairn_status store_each(struct coord_store *store, enum store_kind kind, stored_fn take,
                         void *context, struct sentence *why)
 {
-    if (kind != CAIRN_STORED_JOBS) return load(store, kind, NULL, take, context, why);
-    return load(store, kind, NULL, give_job, &(struct giving) { store, take, context }, why);
+    if (kind != CAIRN_STORED_JOBS) return load_rows(store, kind, NULL, take, context, why);
+    return load_rows(store, kind, NULL, give_job, &(struct giving) { store, take, context }, why);
 }
 
-cairn_status store_adopt(struct cairn_store *store, const struct store_adoptees *adoptees,
+cairn_status store_adopt(struct coord_store *store, const struct store_adoptees *adoptees,
                          struct sentence *why)
 {
     struct stored_meta meta = store->meta;
@@ -676,10 +678,11 @@ cairn_status store_adopt(struct cairn_store *store, const struct store_adoptees 
     meta.incarnation++;
     meta.identity = random_identity();
     CAIRN_TRY(store_run(store, "BEGIN IMMEDIATE", why));
-    cairn_status status = apply(store, CAIRN_STORE_JOB, adoptees->jobs, adoptees->job_count, why);
+    cairn_status status = apply_change(store, CAIRN_STORE_JOB, adoptees->jobs, adoptees->job_count,
+                                       why);
     if (status == CAIRN_OK)
-        status = apply(store, CAIRN_STORE_KEY, adoptees->keys, adoptees->key_count, why);
-    if (status == CAIRN_OK) status = apply(store, CAIRN_STORE_START, &meta, 1, why);
+        status = apply_change(store, CAIRN_STORE_KEY, adoptees->keys, adoptees->key_count, why);
+    if (status == CAIRN_OK) status = apply_change(store, CAIRN_STORE_START, &meta, 1, why);
     status = end_transaction(store, status, why);
     if (status == CAIRN_OK) store->meta = meta;
     return status;
@@ -707,11 +710,11 @@ struct coord_save {
 static void run_save(struct task *task, uint32_t item, uint32_t thread)
 {
     struct coord_save *save = (struct coord_save *)task;
-    struct cairn_store *store = save->saved.cluster->store;
+    struct coord_store *store = save->saved.cluster->store;
     (void)item;
     (void)thread;
     save->saved.status = store_write(store, save->change, save->rows, save->row_count, &save->why);
-    save->store_writes = cairn_store_writes(store);
+    save->store_writes = store_rows_written(store);
 }
 
 /* ---- on the loop ---- */
@@ -796,7 +799,7 @@ static struct stored_shard *copy_shards(const struct coord_job *job, uint32_t co
     return copies;
 }
 
-static const uint8_t *hold(struct packed **held, struct packed *packed, size_t *bytes_out)
+static const uint8_t *hold_packed(struct packed **held, struct packed *packed, size_t *bytes_out)
 {
     if (packed == NULL) return NULL;
     *held = packed_hold(packed);
@@ -818,8 +821,8 @@ static bool fill_layout(const struct coord_job *job, struct coord_save *save)
         layout = l->next_packed;
         before = coord_job_before_next(job, at, &before_shards);
     }
-    row->layout = hold(&save->held[0], layout, &row->layout_bytes);
-    row->layout_before = hold(&save->held[1], before, &row->layout_before_bytes);
+    row->layout = hold_packed(&save->held[0], layout, &row->layout_bytes);
+    row->layout_before = hold_packed(&save->held[1], before, &row->layout_before_bytes);
     row->layout_at_generation = at.generation;
     row->layout_at_step = at.step;
     row->shard_count = job->shard_count + job->reshard.joiner_count;
@@ -848,7 +851,8 @@ cairn_status coord_save_job(struct coord_job *job, enum store_change change, str
     if (change == CAIRN_STORE_INITIALIZED) row->initialized = true;
     if (change == CAIRN_STORE_GENERATION) row->generation_reserved = number;
     if (change == CAIRN_STORE_JOB)
-        row->spec = hold(&save->held[2], spec != NULL ? spec : job->planned.spec, &row->spec_bytes);
+        row->spec = hold_packed(&save->held[2], spec != NULL ? spec : job->planned.spec,
+                                &row->spec_bytes);
     if ((change == CAIRN_STORE_JOB || change == CAIRN_STORE_LAYOUT) && !fill_layout(job, save)) {
         free_save(save);
         return save_start(NULL, why);

@@ -84,7 +84,7 @@ void coord_keys_forget(struct coord *cluster, const struct coord_session *sessio
 
 /* ==== store ==== */
 
-struct cairn_store;
+struct coord_store;
 
 #define CAIRN_STORE_DROPPED_MAX 4096 /* the last that were */
 #define CAIRN_STORE_EVENTS_MAX  4096 /* the newest, by their numbers */
@@ -154,14 +154,14 @@ struct stored_event { /* see events, below */
 /* Opens or makes FOLDER/coordinator.db and counts the incarnation up. The folder exists and is
  * locked (server/base/daemon.h). CAIRN_ERR_CORRUPT: damaged, or not a database of Cairn;
  * CAIRN_ERR_VERSION: of another version, which is not read. */
-cairn_status store_open(const char *folder, struct cairn_store **store_out,
+cairn_status store_open(const char *folder, struct coord_store **store_out,
                         struct sentence *why) CAIRN_MUST_CHECK;
-void store_close(struct cairn_store *store); /* NULL is fine */
+void store_close(struct coord_store *store); /* NULL is fine */
 
 /* As it was at the start, or at the last adoption. */
-const struct stored_meta *store_meta(const struct cairn_store *store);
+const struct stored_meta *store_meta(const struct coord_store *store);
 /* Rows written since open, but for events: for the test that rounds write none. */
-uint64_t cairn_store_writes(const struct cairn_store *store);
+uint64_t store_rows_written(const struct coord_store *store);
 
 /* ---- rows ----
  * A table says of each kind which columns there are and where they lie in the row's struct (store.c): it is
@@ -203,7 +203,7 @@ enum store_change {
 };
 
 /* Writes `count` rows, in one transaction. A job's shards are written with it. */
-cairn_status store_write(struct cairn_store *store, enum store_change change, const void *rows,
+cairn_status store_write(struct coord_store *store, enum store_change change, const void *rows,
                          size_t count, struct sentence *why) CAIRN_MUST_CHECK;
 /* A copy of rows for such a change, with their texts, but for the bytes and shards that jobs point to: one
  * block, the caller's to free. NULL: no memory. */
@@ -211,7 +211,7 @@ void *store_copy(enum store_change change, const void *rows, size_t count);
 /* Gives every row of a kind to `take`, which borrows it; stops at the first that it refuses and returns that
  * status. */
 typedef cairn_status (*stored_fn)(void *context, const void *row, struct sentence *why);
-cairn_status store_each(struct cairn_store *store, enum store_kind kind, stored_fn take,
+cairn_status store_each(struct coord_store *store, enum store_kind kind, stored_fn take,
                         void *context, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- what shards hold, in place of a store that is lost ---- */
@@ -225,28 +225,28 @@ struct store_adoptees { /* borrowed for the length of a call */
 };
 /* All at once: adds or replaces the jobs and keys, takes a new identity and an incarnation that is above
  * theirs and the present one. CAIRN_ERR_EXISTS: as CAIRN_STORE_JOB. */
-cairn_status store_adopt(struct cairn_store *store, const struct store_adoptees *adoptees,
+cairn_status store_adopt(struct coord_store *store, const struct store_adoptees *adoptees,
                          struct sentence *why) CAIRN_MUST_CHECK;
 
 /* The bytes of a file (malloc'd, the caller's) that opens as a store with everything that is in this one now,
  * and with the signer. CAIRN_ERR_NO_MEMORY. */
-cairn_status store_picture(const struct cairn_store *store, uint8_t **bytes_out,
+cairn_status store_picture(const struct coord_store *store, uint8_t **bytes_out,
                            size_t *byte_count_out, struct sentence *why) CAIRN_MUST_CHECK;
 /* The text of the key that signs snapshots, which is in pictures and, while a store is in use, in a file
  * beside it. This store was put back from a picture, and has one since then. CAIRN_ERR_NOT_FOUND: it has
  * none. */
-cairn_status store_signer(const struct cairn_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
+cairn_status store_signer(const struct coord_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
                           struct sentence *why) CAIRN_MUST_CHECK;
 /* Puts this signer into pictures. A signer that the store itself has is removed: it is in its
  * own file now. */
-cairn_status store_set_signer(struct cairn_store *store, const char *text,
+cairn_status store_set_signer(struct coord_store *store, const char *text,
                               struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== private ==== */
 
 /* The open database, for the files of the store alone. */
 
-struct cairn_store {
+struct coord_store {
     /* owned */
     sqlite3 *db;
     char *path;
@@ -256,8 +256,8 @@ struct cairn_store {
     uint64_t event_changes;   /* rows of events, written or deleted */
 };
 
-cairn_status store_run(const struct cairn_store *store, const char *sql, struct sentence *why);
-cairn_status store_prepare(const struct cairn_store *store, const char *sql, sqlite3_stmt **out,
+cairn_status store_run(const struct coord_store *store, const char *sql, struct sentence *why);
+cairn_status store_prepare(const struct coord_store *store, const char *sql, sqlite3_stmt **out,
                            struct sentence *why);
 /* SQLite's numbers are signed; ours are stored as the same 64 bits. */
 static inline void store_bind_u64(sqlite3_stmt *s, int at, uint64_t value)
@@ -354,7 +354,7 @@ void coord_saves_close(struct coord *cluster, void (*on_closed)(void *context), 
     X(STORAGE, "storage-taken") /* the snapshots' folder, from another cluster */ \
     X(CLOCK, "clock-jumped")    /* of the coordinator's host */
 
-enum cairn_event_kind {
+enum coord_event_kind {
 #define X(kind, name) CAIRN_EVENT_##kind,
     CAIRN_EVENTS(X)
 #undef X
@@ -375,12 +375,12 @@ struct coord_events {
 
 /* Notes that it happened, now. job: its name; who: "worker w3 (rank 2)", "shard s1"; NULL: of none. The
  * sentence says the cause. Copies all. */
-void coord_event_note(struct coord *cluster, enum cairn_event_kind kind, const char *job,
+void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const char *job,
                       const char *who, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
 /* Notes an event of the shard of that name. */
-void coord_event_note_shard(struct coord *cluster, enum cairn_event_kind kind, const char *job,
+void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, const char *job,
                             const char *name, const char *text);
 /* Reads those of former incarnations; before the store's thread begins. */
 cairn_status coord_events_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;

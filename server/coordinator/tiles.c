@@ -20,7 +20,7 @@
 #include "server/coordinator/job.h"
 #include "server/coordinator/round.h"
 
-enum { UNKNOWN, TOLD, KNOWN }; /* of a member's tiles, at a shard */
+enum { UNKNOWN, SENT, KNOWN }; /* of a member's tiles, at a shard */
 
 #define TELL_AHEAD_BYTES   (64u << 10) /* lists on their way to a shard, or one that is larger */
 #define MEMBER_TILES_BYTES 64          /* what goes before a list, about */
@@ -91,7 +91,7 @@ static bool is_halted(const struct coord_job *job)
 }
 
 /* It has declared all, and waits for the answer. */
-static bool waits(const struct coord_member *m)
+static bool waits_for_answer(const struct coord_member *m)
 {
     return m->tiles.request != 0 && !m->tiles.arriving;
 }
@@ -103,7 +103,7 @@ static void tiles_fail(struct coord_member *m, cairn_status status, const char *
     m->tiles.request = 0;
 }
 
-static void forget_told(struct coord_member *m)
+static void forget_sent(struct coord_member *m)
 {
     memset(m->tiles.known_to, UNKNOWN, m->job->shard_count);
     m->tiles.knowing = 0;
@@ -138,9 +138,9 @@ static void tiles_clear(struct coord_job *job, const struct coord_member *by)
                  by->rank, by->tiles.world, job->tiles.world);
     if (job->tiles.world != 0) log_info("job %s: tiles forgotten: %s", job->spec.name, why.text);
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        if (m != by && waits(m)) tiles_fail(m, CAIRN_ERR_MISMATCH, why.text);
+        if (m != by && waits_for_answer(m)) tiles_fail(m, CAIRN_ERR_MISMATCH, why.text);
         m->tiles.declared = false;
-        forget_told(m);
+        forget_sent(m);
     }
     free_table(&job->tiles);
 }
@@ -161,7 +161,7 @@ void coord_tiles_heard(struct coord_job *job, uint32_t world)
              job->spec.name, world);
     if (!table_open(t, world)) return; // the next Answer
     t->known = t->telling = true;
-    coord_tiles_advance(job);
+    coord_gate_update(job);
 }
 
 /* Another list where those of all ranks hold. Either all ranks begin anew, or it is of a newcomer among
@@ -210,7 +210,7 @@ static cairn_status member_tiles_set(struct coord_member *member, struct cairn_t
         list_put(t, before);
         t->of_rank[member->rank] = list;
         t->covered = false;
-        forget_told(member);
+        forget_sent(member);
     }
     member->tiles.declared = world > 0;
     return CAIRN_OK;
@@ -247,11 +247,11 @@ struct telling {
 };
 
 /* A shard that cannot hold them: the declaration fails, or the worker must go. */
-static void refused(struct coord_member *member, cairn_status status, const char *why)
+static void refuse_tiles(struct coord_member *member, cairn_status status, const char *why)
 {
     struct coord_job *job = member->job;
     log_warn("job %s: tiles of rank %" PRIu32 ": %s", job->spec.name, member->rank, why);
-    if (waits(member)) {
+    if (waits_for_answer(member)) {
         member->tiles.declared = false;
         tiles_fail(member, status, why);
         return;
@@ -265,46 +265,50 @@ static void refused(struct coord_member *member, cairn_status status, const char
 }
 
 static void tell_more(struct coord_job *job, uint32_t shard);
-static void settle(struct coord_job *job);
+static void gate_open_if_ready(struct coord_job *job);
 
-static void on_told(struct coord_job *job, const void *about, cairn_status status, const char *why)
+static void on_tiles_answered(struct coord_job *job, const void *about, cairn_status status,
+                              const char *why)
 {
     const struct telling telling = *(const struct telling *)about;
     if (telling.shard >= job->shard_count || job->shards[telling.shard].entry == NULL) return;
-    size_t *told_bytes = &job->shards[telling.shard].tiles.told_bytes;
-    *told_bytes -= telling.bytes < *told_bytes ? telling.bytes
-                                               : *told_bytes; // another may join there
+    size_t *unanswered_bytes = &job->shards[telling.shard].tiles.unanswered_bytes;
+    *unanswered_bytes -= telling.bytes < *unanswered_bytes
+                             ? telling.bytes
+                             : *unanswered_bytes; // another may join there
     struct coord_member *member = coord_job_member(job, telling.member);
     const bool awaited = member != NULL && member->tiles.serial == telling.serial &&
-                         member->tiles.known_to[telling.shard] == TOLD;
+                         member->tiles.known_to[telling.shard] == SENT;
     if (awaited && status == CAIRN_OK) {
         member->tiles.known_to[telling.shard] = KNOWN;
         member->tiles.knowing++;
         if (is_halted(job)) return;
         tell_more(job, telling.shard);
-        if (all_know(member)) settle(job);
+        if (all_know(member)) gate_open_if_ready(job);
         return;
     }
     if (awaited) member->tiles.known_to[telling.shard] = UNKNOWN;
-    if (awaited && status != CAIRN_ERR_CLOSED) refused(member, status, why);
-    coord_tiles_advance(job);
+    if (awaited && status != CAIRN_ERR_CLOSED) refuse_tiles(member, status, why);
+    coord_gate_update(job);
 }
 
-static size_t told_bytes(const struct coord_tile_list *list)
+static size_t unanswered_bytes(const struct coord_tile_list *list)
 {
     return MEMBER_TILES_BYTES + (list->packed != NULL ? list->packed->size : 0);
 }
 
-static void tell(struct coord_member *member, uint32_t shard, const struct coord_tile_list *list)
+static void tell_tiles(struct coord_member *member, uint32_t shard,
+                       const struct coord_tile_list *list)
 {
     struct coord_job *job = member->job;
     struct coord_shard_entry *entry = job->shards[shard].entry;
-    const size_t bytes = told_bytes(list);
+    const size_t bytes = unanswered_bytes(list);
     const struct telling telling = { member->id, bytes, shard, member->tiles.serial };
-    struct coord_gather *gather = coord_gather_open_job(job, on_told, &telling, sizeof telling);
+    struct coord_gather *gather = coord_gather_open_job(job, on_tiles_answered, &telling,
+                                                        sizeof telling);
     if (gather == NULL) return; // with the next advance
-    member->tiles.known_to[shard] = TOLD;
-    job->shards[shard].tiles.told_bytes += bytes;
+    member->tiles.known_to[shard] = SENT;
+    job->shards[shard].tiles.unanswered_bytes += bytes;
     Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
     message.job = job->id;
     message.member = member->id;
@@ -327,9 +331,10 @@ static void tell_more(struct coord_job *job, uint32_t shard)
         const struct coord_tile_list *list = list_of(s->tiles.next);
         if (list == NULL || s->tiles.next->tiles.known_to[shard] != UNKNOWN) continue;
         if (s->entry->session == NULL || s->entry->session->closing) return;
-        if (s->tiles.told_bytes > 0 && s->tiles.told_bytes + told_bytes(list) > TELL_AHEAD_BYTES)
+        if (s->tiles.unanswered_bytes > 0 &&
+            s->tiles.unanswered_bytes + unanswered_bytes(list) > TELL_AHEAD_BYTES)
             return;
-        tell(s->tiles.next, shard, list);
+        tell_tiles(s->tiles.next, shard, list);
     }
 }
 
@@ -381,7 +386,7 @@ static void judge_cover(struct coord_job *job)
     }
     log_warn("job %s: %s", job->spec.name, why.text);
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        if (!waits(m)) continue;
+        if (!waits_for_answer(m)) continue;
         if (m->tiles.declared) {
             list_put(t, t->of_rank[m->rank]);
             t->of_rank[m->rank] = NULL;
@@ -391,29 +396,35 @@ static void judge_cover(struct coord_job *job)
     }
 }
 
-static void set_gate(struct coord_job *job, bool shut)
-{
-    struct coord_tiles *t = &job->tiles;
-    if (t->gate_world == t->world && t->gate_shut == shut) return;
-    t->gate_world = t->world;
-    t->gate_shut = shut;
-    const struct round_event gate = { .kind = CAIRN_ROUND_GATE, .world = t->world, .shut = shut };
-    coord_job_event(job, &gate);
-}
-
-static void answer(struct coord_job *job)
+static void answer_declared(struct coord_job *job)
 {
     Cairn__TilesSet set = CAIRN__TILES_SET__INIT;
     set.job = job->id;
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        if (!waits(m)) continue;
+        if (!waits_for_answer(m)) continue;
         coord_session_send(m->session, CAIRN_MSG_TILES_SET, m->tiles.request, &set.base);
         m->tiles.request = 0;
     }
 }
 
+/* ==== gate ====
+ *
+ * The gate of the core, which alone opens and shuts rounds. It is shut while tiles are declared or told, while
+ * another generation is made (extend.c), while the job is parked (drain.c), and while its newest version is
+ * published in another layout (reshard.c). */
+
+static void gate_set(struct coord_job *job, bool shut)
+{
+    struct coord_gate *gate = &job->gate;
+    const uint32_t world = job->tiles.world;
+    if (gate->world == world && gate->shut == shut) return;
+    *gate = (struct coord_gate) { .shut = shut, .world = world };
+    const struct round_event event = { .kind = CAIRN_ROUND_GATE, .world = world, .shut = shut };
+    coord_job_event(job, &event);
+}
+
 /* Rounds may begin when all have declared and all shards know. */
-static void settle(struct coord_job *job)
+static void gate_open_if_ready(struct coord_job *job)
 {
     const struct coord_tiles *t = &job->tiles;
     bool known = t->world == 0 || t->covered, all_declared = true;
@@ -424,12 +435,12 @@ static void settle(struct coord_job *job)
         else if (!all_know(m))
             known = false;
     }
-    set_gate(job, !known || !all_declared || job->extension.staged_job != NULL || job->park.shut ||
+    gate_set(job, !known || !all_declared || job->extension.staged_job != NULL || job->park.shut ||
                       job->reshard.publishing);
-    if (known) answer(job);
+    if (known) answer_declared(job);
 }
 
-void coord_tiles_advance(struct coord_job *job)
+void coord_gate_update(struct coord_job *job)
 {
     if (is_halted(job)) return;
     if (job->rounds.in_event) {
@@ -439,7 +450,7 @@ void coord_tiles_advance(struct coord_job *job)
     job->tiles.changed = false;
     judge_cover(job);
     tell_all(job);
-    settle(job);
+    gate_open_if_ready(job);
 }
 
 /* ==== tiles declare ==== */
@@ -448,8 +459,8 @@ void coord_tiles_advance(struct coord_job *job)
 
 #define NAMES_MAX 5 /* in a sentence */
 
-static cairn_status judge(const struct coord_member *member, uint32_t world, uint64_t bytes,
-                          struct sentence *why)
+static cairn_status judge_declare(const struct coord_member *member, uint32_t world, uint64_t bytes,
+                                  struct sentence *why)
 {
     const struct coord_options *options = member->session->cluster->options;
     uint32_t arriving = 0;
@@ -471,7 +482,7 @@ static cairn_status judge(const struct coord_member *member, uint32_t world, uin
     return CAIRN_OK;
 }
 
-static void take(struct coord_member *member)
+static void take_declared(struct coord_member *member)
 {
     struct cairn_tiles tiles = { 0 };
     struct sentence why = { "" };
@@ -483,14 +494,14 @@ static void take(struct coord_member *member)
     tiles_release(&tiles);
     paged_release(&member->tiles.pages);
     if (status != CAIRN_OK) tiles_fail(member, status, why.text);
-    coord_tiles_advance(job);
+    coord_gate_update(job);
 }
 
 void coord_tiles_declare(struct coord_member *member, uint32_t request,
                          const Cairn__TilesDeclare *message)
 {
     struct sentence why;
-    cairn_status status = judge(member, message->world, message->tiles_bytes, &why);
+    cairn_status status = judge_declare(member, message->world, message->tiles_bytes, &why);
     if (status != CAIRN_OK) {
         coord_session_error(member->session, request, status, why.text);
         return;
@@ -504,7 +515,7 @@ void coord_tiles_declare(struct coord_member *member, uint32_t request,
         member->tiles.arriving = false;
         tiles_fail(member, status, "a list of tiles is larger than a coordinator takes (64 MiB)");
     } else if (paged_whole(&member->tiles.pages)) {
-        take(member);
+        take_declared(member);
     }
 }
 
@@ -520,7 +531,7 @@ void coord_tiles_page(struct coord_session *session, uint32_t request, const Cai
         tiles_fail(member, CAIRN_ERR_PROTOCOL, "the pages of the tiles do not follow each other");
         return;
     }
-    if (paged_whole(&member->tiles.pages)) take(member);
+    if (paged_whole(&member->tiles.pages)) take_declared(member);
 }
 
 void coord_tiles_begins(struct coord_member *member)
@@ -532,7 +543,7 @@ void coord_tiles_begins(struct coord_member *member)
     // Nobody is left of those who held parts: the job goes on with whole tensors.
     member->tiles.world = 0;
     tiles_clear(job, member);
-    coord_tiles_advance(job);
+    coord_gate_update(job);
 }
 
 /* ---- whom it waits for ---- */
@@ -586,8 +597,7 @@ bool coord_tiles_waiting(const struct coord_job *job, struct sentence *out)
     out->text[0] = '\0';
     if (job->tiles.world > 0) add_ranks(job, &names);
     if (names.count > NAMES_MAX) sentence_add(out, " and %zu more", names.count - NAMES_MAX);
-    if (names.count == 0 && job->tiles.gate_shut)
-        sentence_set(out, "the shards to be told of the tiles");
+    if (names.count == 0 && job->gate.shut) sentence_set(out, "the shards to be told of the tiles");
     return out->text[0] != '\0';
 }
 

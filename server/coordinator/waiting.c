@@ -83,7 +83,7 @@ uint64_t coord_job_paused_ms(const struct coord_job *job)
     return most_ms;
 }
 
-static uint64_t least(uint64_t left, uint64_t right)
+static uint64_t least_ms(uint64_t left, uint64_t right)
 {
     return left < right ? left : right;
 }
@@ -97,8 +97,8 @@ uint64_t coord_job_still_ms(const struct coord_job *job)
         if (m->role == CAIRN_ROLE_WIRE_WORKER && m->phase == CAIRN_MEMBER_ATTACHED &&
             now_ms - m->attached_ms > still_ms)
             still_ms = now_ms - m->attached_ms;
-    if (job->rounds.has_stepped) still_ms = least(still_ms, now_ms - job->rounds.stepped_ms);
-    if (job->park.opened_ms > 0) still_ms = least(still_ms, now_ms - job->park.opened_ms);
+    if (job->rounds.has_stepped) still_ms = least_ms(still_ms, now_ms - job->rounds.stepped_ms);
+    if (job->park.opened_ms > 0) still_ms = least_ms(still_ms, now_ms - job->park.opened_ms);
     return still_ms;
 }
 
@@ -201,16 +201,16 @@ void coord_job_waiting(const struct coord_job *job, struct sentence *out)
 /* ==== unheard ==== */
 
 /* The place of that name in the list; its count: it is not in it. NULL is an empty list. */
-static size_t find(const struct coord_unheard *unheard, const char *name)
+static size_t find_unheard(const struct coord_unheard *unheard, const char *name)
 {
     size_t i = 0;
     while (unheard != NULL && i < unheard->count && strcmp(unheard->list[i].name, name) != 0) i++;
     return i;
 }
 
-static bool has(const struct coord_unheard *unheard, const char *name)
+static bool hears_not(const struct coord_unheard *unheard, const char *name)
 {
-    return unheard != NULL && find(unheard, name) < unheard->count;
+    return unheard != NULL && find_unheard(unheard, name) < unheard->count;
 }
 
 /* NULL: the shard is away. Then it is known that nothing comes from it, and nobody need say so. */
@@ -221,17 +221,17 @@ static const struct coord_session *session_of(const struct coord *cluster, const
 }
 
 /* NULL: there is none of them to be named. */
-static struct coord_unheard *make(const struct coord_session *session, char *const *names,
-                                  size_t count)
+static struct coord_unheard *make_unheard(const struct coord_session *session, char *const *names,
+                                          size_t count)
 {
     const struct coord_unheard *was = session->unheard;
     struct coord_unheard *now = calloc(1, sizeof *now);
     size_t length = 0;
     for (size_t i = 0; now != NULL && i < count && now->count < CAIRN_CLUSTER_UNHEARD_MAX; i++) {
-        if (session_of(session->cluster, names[i]) == NULL || has(now, names[i])) continue;
+        if (session_of(session->cluster, names[i]) == NULL || hears_not(now, names[i])) continue;
         snprintf(now->list[now->count].name, sizeof now->list[now->count].name, "%s", names[i]);
-        now->list[now->count].since_ms = has(was, names[i])
-                                             ? was->list[find(was, names[i])].since_ms
+        now->list[now->count].since_ms = hears_not(was, names[i])
+                                             ? was->list[find_unheard(was, names[i])].since_ms
                                              : uv_now(session->cluster->loop);
         const int added = snprintf(now->text + length, sizeof now->text - length, "%s%s",
                                    now->count > 0 ? ", " : "", names[i]);
@@ -249,10 +249,11 @@ static bool is_said(const struct coord_session *session, const char *name)
 {
     const struct coord_session *other = session_of(session->cluster, name);
     return session->role == CAIRN_ROLE_WIRE_SHARD && other != NULL &&
-           has(other->unheard, session->name);
+           hears_not(other->unheard, session->name);
 }
 
-static void note(const struct coord_session *session, enum cairn_event_kind kind, const char *text)
+static void note_unheard(const struct coord_session *session, enum coord_event_kind kind,
+                         const char *text)
 {
     char who[CAIRN_NAME_MAX + 16];
     const char *job = session->member_count == 1 ? session->members->job_name : NULL;
@@ -272,7 +273,7 @@ static bool name_changed(const struct coord_session *session, const struct coord
     *since_ms_out = UINT64_MAX;
     for (size_t i = 0; list != NULL && i < list->count; i++) {
         const char *name = list->list[i].name;
-        if (has(other, name) || is_said(session, name) ||
+        if (hears_not(other, name) || is_said(session, name) ||
             session_of(session->cluster, name) == NULL)
             continue;
         sentence_add(out, "%s%s", named++ > 0 ? ", " : "", name);
@@ -291,7 +292,7 @@ static void note_begun(const struct coord_session *session, const struct coord_u
                  "look for a firewall or a cut between them, in both directions",
                  names.text);
     log_warn("%s %s", session->name, text.text);
-    note(session, CAIRN_EVENT_PATH_CUT, text.text);
+    note_unheard(session, CAIRN_EVENT_PATH_CUT, text.text);
 }
 
 static void note_ended(const struct coord_session *session, const struct coord_unheard *was)
@@ -304,14 +305,14 @@ static void note_ended(const struct coord_session *session, const struct coord_u
                  "%" PRIu64 " s",
                  names.text, (uv_now(session->cluster->loop) - since_ms) / 1000);
     log_info("%s %s", session->name, text.text);
-    note(session, CAIRN_EVENT_PATH_WHOLE, text.text);
+    note_unheard(session, CAIRN_EVENT_PATH_WHOLE, text.text);
 }
 
-void coord_unheard_told(struct coord_session *session, char *const *names, size_t count)
+void coord_unheard_take(struct coord_session *session, char *const *names, size_t count)
 {
     struct coord_unheard *was = session->unheard;
     if (count == 0 && was == NULL) return;
-    session->unheard = make(session, names, count);
+    session->unheard = make_unheard(session, names, count);
     note_begun(session, was);
     note_ended(session, was);
     free(was);
@@ -322,8 +323,8 @@ const char *coord_unheard_text(const struct coord_session *session)
     return session->unheard != NULL ? session->unheard->text : "";
 }
 
-static void add(const struct coord_job *job, const struct coord_session *session,
-                struct sentence *out)
+static void add_unheard(const struct coord_job *job, const struct coord_session *session,
+                        struct sentence *out)
 {
     const struct coord_unheard *unheard = session != NULL ? session->unheard : NULL;
     size_t named = 0;
@@ -343,8 +344,8 @@ void coord_unheard_of_job(const struct coord_job *job, struct sentence *out)
 {
     out->text[0] = '\0';
     for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
-        add(job, m->session, out);
-    CAIRN_EACH_SHARD (job, i) add(job, job->shards[i].entry->session, out);
+        add_unheard(job, m->session, out);
+    CAIRN_EACH_SHARD (job, i) add_unheard(job, job->shards[i].entry->session, out);
 }
 
 /* ==== straggler ==== */
@@ -393,8 +394,8 @@ static uint32_t sum_of(const struct straggler_sample *sample)
 }
 
 /* The middle of all that tell but one; phase CAIRN_TIMES_PHASES: of all phases together. */
-static uint32_t middle(const struct straggler_sample *samples, size_t count, size_t but,
-                       size_t phase, uint32_t *scratch)
+static uint32_t middle_of_others(const struct straggler_sample *samples, size_t count, size_t but,
+                                 size_t phase, uint32_t *scratch)
 {
     size_t others = 0;
     for (size_t i = 0; i < count; i++) {
@@ -414,8 +415,8 @@ static bool find_in(const struct straggler_sample *samples, size_t count, enum p
         if (most == count || samples[i].us[phase] > samples[most].us[phase]) most = i;
     }
     if (most == count) return false;
-    const uint32_t others_us = middle(samples, count, most, phase, scratch);
-    const uint32_t step_us = middle(samples, count, most, CAIRN_TIMES_PHASES, scratch);
+    const uint32_t others_us = middle_of_others(samples, count, most, phase, scratch);
+    const uint32_t step_us = middle_of_others(samples, count, most, CAIRN_TIMES_PHASES, scratch);
     const uint32_t us = samples[most].us[phase];
     if (us <= others_us || (uint64_t)us <= SLOWER_FACTOR * (uint64_t)others_us) return false;
     const uint64_t longer_us = in_step(&samples[most], phase, us - others_us);
@@ -429,7 +430,8 @@ static bool find_in_push(const struct straggler_sample *samples, size_t count, u
                          struct straggler_found *out)
 {
     if (!find_in(samples, count, CAIRN_PHASE_PUSH, scratch, out)) return false;
-    const uint32_t others_us = middle(samples, count, out->index, CAIRN_PHASE_WAIT, scratch);
+    const uint32_t others_us = middle_of_others(samples, count, out->index, CAIRN_PHASE_WAIT,
+                                                scratch);
     return 2 * (uint64_t)samples[out->index].us[CAIRN_PHASE_WAIT] < others_us;
 }
 
@@ -468,7 +470,7 @@ static void sampled_release(struct sampled *all)
 }
 
 /* False: no memory; release it in any case. */
-static bool sample(const struct coord_job *job, struct sampled *all)
+static bool sample_job(const struct coord_job *job, struct sampled *all)
 {
     const size_t most = (size_t)job->members.count + 1;
     *all = (struct sampled) { calloc(most, sizeof *all->members),
@@ -559,7 +561,7 @@ static bool is_late(const struct coord_job *job, const struct coord_member *m)
 
 /* True if the worker said that something of its own is on its way: it can do nothing before that
  * has come. */
-static bool flies(const struct coord_member *m, enum phase *phase_out)
+static bool is_in_flight(const struct coord_member *m, enum phase *phase_out)
 {
     *phase_out = (m->in_flight & CAIRN_FLIES_FETCH) != 0 ? CAIRN_PHASE_FETCH : CAIRN_PHASE_PUSH;
     return m->in_flight != 0;
@@ -571,7 +573,7 @@ static void find_phase(struct coord_straggler *s, const struct coord_member *m)
     s->flies = false;
     if (lack < s->lack_count && (s->lacks[lack].begun || has_committed(m, s->round)))
         s->phase = CAIRN_PHASE_PUSH;
-    else if (!(s->flies = flies(m, &s->phase)))
+    else if (!(s->flies = is_in_flight(m, &s->phase)))
         s->phase = m->opened_round == s->round ? CAIRN_PHASE_COMPUTE : CAIRN_PHASE_FETCH;
 }
 
@@ -591,8 +593,8 @@ static bool judge_open(struct coord_job *job, struct sampled *all)
         if (first == all->count || all->members[i]->rank < all->members[first]->rank) first = i;
     }
     if (2 * late > all->count) return false;
-    const uint32_t step_us = middle(all->samples, all->count, first, CAIRN_TIMES_PHASES,
-                                    all->scratch);
+    const uint32_t step_us = middle_of_others(all->samples, all->count, first, CAIRN_TIMES_PHASES,
+                                              all->scratch);
     if (step_us == UINT32_MAX || waited_ms * 1000 < SLOWER_FACTOR * (uint64_t)step_us) return false;
     const bool is_new = s->asked_ms == 0;
     ask_shards(job);
@@ -602,7 +604,7 @@ static bool judge_open(struct coord_job *job, struct sampled *all)
     s->others = (uint32_t)late - 1;
     s->waited_ms = waited_ms;
     s->us = all->samples[first].us[s->phase];
-    s->others_us = middle(all->samples, all->count, first, s->phase, all->scratch);
+    s->others_us = middle_of_others(all->samples, all->count, first, s->phase, all->scratch);
     return true;
 }
 
@@ -623,7 +625,8 @@ static bool judge_steps(struct coord_job *job, struct sampled *all)
 
 /* ---- what is said ---- */
 
-static void say(const struct coord_straggler *s, const struct coord_member *m, struct sentence *out)
+static void say_straggler(const struct coord_straggler *s, const struct coord_member *m,
+                          struct sentence *out)
 {
     const char *phase = phase_names[s->phase];
     const bool by_micro = m->job->spec.global_batch > 0 && is_by_micro(s->phase);
@@ -658,7 +661,7 @@ static void tell_log(struct coord_job *job)
     s->said_member = s->member;
     s->said_phase = s->phase;
     s->said_ms = now_ms;
-    say(s, m, &text);
+    say_straggler(s, m, &text);
     log_warn("job %s is held up by %s", job->spec.name, text.text);
 }
 
@@ -667,7 +670,7 @@ void coord_straggler_tick(struct coord_job *job)
     struct sampled all;
     job->straggler.member = 0;
     if (job->core == NULL || coord_job_dead(job) || job->members.count < 2) return;
-    if (sample(job, &all) && (judge_open(job, &all) || judge_steps(job, &all))) tell_log(job);
+    if (sample_job(job, &all) && (judge_open(job, &all) || judge_steps(job, &all))) tell_log(job);
     sampled_release(&all);
 }
 
@@ -679,7 +682,7 @@ void coord_straggler_show(const struct coord_job *job, struct straggler_view *vi
     while (m != NULL && m->id != s->member) m = m->next_of_job;
     if (s->member == 0 || m == NULL) return;
     cairn__straggler__init(&view->told);
-    say(s, m, &view->text);
+    say_straggler(s, m, &view->text);
     view->told.name = m->session->name;
     view->told.rank = m->rank;
     view->told.phase = wire_text(phase_names[s->phase]);

@@ -26,7 +26,7 @@ static const struct {
 TEST_EACH(the_interval_is_youngs_but_no_shorter_than_a_snapshot_takes, 0,
           sizeof cases / sizeof cases[0])
 {
-    const struct advise_found found = cairn_advise(&cases[_i].given);
+    const struct advise_found found = coord_advise(&cases[_i].given);
     ck_assert_uint_eq(found.interval_s, cases[_i].expected.interval_s);
     ck_assert_uint_eq(found.interval_steps, cases[_i].expected.interval_steps);
     ck_assert_int_eq(found.by_write, cases[_i].expected.by_write);

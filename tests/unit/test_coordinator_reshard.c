@@ -15,7 +15,7 @@ TEST(a_shard_joins_and_gets_its_share_while_steps_go_on)
 {
     apply_shards(3);
     train_until_ended();
-    ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
+    ck_assert_int_eq(toy()->reshard.progress.state, CAIRN_RESHARD_DONE);
     ck_assert(owns(0) && owns(1) && owns(2));
     ck_assert(fake.shards[2].has_job && fake.shards[2].move.movers > 0);
     for (int i = 0; i < 3; i++) {
@@ -79,7 +79,7 @@ TEST(at_rest_the_newest_version_is_published_anew)
     message.n_drain = 1;
     message_free(&expect_told(ask_reshard(&message))->base);
     fake_until(&fake, ended());
-    ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
+    ck_assert_int_eq(toy()->reshard.progress.state, CAIRN_RESHARD_DONE);
     ck_assert_uint_ne(fake.shards[0].move.published, 0);
     ck_assert(!fake.shards[1].has_job);
     w = worker("w0");
@@ -104,7 +104,7 @@ TEST(a_round_that_publishes_it_before_that_comes_to_it_lets_the_run_go_on_once)
     fake_until(&fake, toy()->reshard.publishing);
     fake_commit(&fake, &w, job, round);
     train_until_ended();
-    ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
+    ck_assert_int_eq(toy()->reshard.progress.state, CAIRN_RESHARD_DONE);
     ck_assert(!fake.shards[1].has_job);
     train();
 }
@@ -218,11 +218,11 @@ TEST(a_shard_that_is_busy_is_asked_again_with_the_next_tick)
     fake.shards[1].move.refuse_status = CAIRN_ERR_BUSY;
     apply_shards(3);
     fake_until(&fake, toy()->reshard.is_refused);
-    ck_assert_ptr_nonnull(strstr(toy()->reshard.told.text.text, "a round is at work"));
+    ck_assert_ptr_nonnull(strstr(toy()->reshard.progress.text.text, "a round is at work"));
     fake.shards[1].move.refuse = NULL;
     train_until_ended();
     expect_state("done");
-    ck_assert_uint_eq(toy()->reshard.told.slice, toy()->reshard.told.slices);
+    ck_assert_uint_eq(toy()->reshard.progress.slice, toy()->reshard.progress.slices);
 }
 
 TEST(who_asks_for_it_is_told_when_it_is_in_the_store)
@@ -268,7 +268,7 @@ TEST(a_shard_that_has_no_room_ends_it_and_the_job_goes_on)
     apply_shards(3);
     fake_until(&fake, ended());
     expect_state("failed");
-    ck_assert_ptr_nonnull(strstr(toy()->reshard.told.text.text, "it needs 5 bytes and has 4"));
+    ck_assert_ptr_nonnull(strstr(toy()->reshard.progress.text.text, "it needs 5 bytes and has 4"));
     fake_until(&fake, !fake.shards[2].has_job);
     train();
 }

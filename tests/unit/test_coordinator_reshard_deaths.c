@@ -142,8 +142,8 @@ TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
         come_again("w0");
         ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
         train_until_ended();
-        ck_assert_msg(owners() == 3, "at %d: %s", point, toy()->reshard.told.text.text);
-        ck_assert_uint_lt(toy()->reshard.told.stage_us[CAIRN_MOVE_MOVING], UINT64_C(100000000));
+        ck_assert_msg(owners() == 3, "at %d: %s", point, toy()->reshard.progress.text.text);
+        ck_assert_uint_lt(toy()->reshard.progress.stage_us[CAIRN_MOVE_MOVING], UINT64_C(100000000));
         // Back to two, for the next point.
         Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
         char *const drained[] = { s2 };
@@ -231,7 +231,7 @@ TEST(an_old_owner_that_is_away_for_a_while_is_waited_for)
     fake_shard_up(&fake, 0);
     fake.shards[2].move.holds_moved = false;
     train_until_ended();
-    ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
+    ck_assert_int_eq(toy()->reshard.progress.state, CAIRN_RESHARD_DONE);
     train();
 }
 

@@ -37,7 +37,7 @@ static void train_until_ended(void)
         for (int k = 0; k < 20; k++) fake_pump(&fake);
     }
     fake_until(&fake, !toy()->reshard.running);
-    ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
+    ck_assert_int_eq(toy()->reshard.progress.state, CAIRN_RESHARD_DONE);
 }
 
 /* The name of the one shard that has all of it. */

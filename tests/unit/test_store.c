@@ -23,9 +23,9 @@ static void tear_down(void)
     cairn_scratch_remove(folder);
 }
 
-static struct cairn_store *open_store(void)
+static struct coord_store *open_store(void)
 {
-    struct cairn_store *store;
+    struct coord_store *store;
     struct sentence why = { "" };
     ck_assert_msg(store_open(folder, &store, &why) == CAIRN_OK, "%s", why.text);
     return store;
@@ -71,26 +71,26 @@ static cairn_status see(void *context, const void *row, struct sentence *why)
     }
     return CAIRN_OK;
 }
-static struct seen read_all(struct cairn_store *store)
+static struct seen read_all(struct coord_store *store)
 {
     struct seen seen = { 0 };
     ck_assert_int_eq(store_each(store, CAIRN_STORED_JOBS, see, &seen, NULL), CAIRN_OK);
     return seen;
 }
 
-static cairn_status put(struct cairn_store *store, enum store_change change, const void *row,
+static cairn_status put(struct coord_store *store, enum store_change change, const void *row,
                         struct sentence *why)
 {
     return store_write(store, change, row, 1, why);
 }
-static void set_epoch(struct cairn_store *store, uint64_t epoch, uint64_t round)
+static void set_epoch(struct coord_store *store, uint64_t epoch, uint64_t round)
 {
     struct stored_job job = sample();
     job.epoch = epoch;
     job.round_reserved = round;
     ck_assert_int_eq(put(store, CAIRN_STORE_EPOCH, &job, NULL), CAIRN_OK);
 }
-static void reserve_generation(struct cairn_store *store, uint64_t generation)
+static void reserve_generation(struct coord_store *store, uint64_t generation)
 {
     struct stored_job job = sample();
     job.generation_reserved = generation;
@@ -100,16 +100,16 @@ static void reserve_generation(struct cairn_store *store, uint64_t generation)
 TEST(the_incarnation_grows_by_one_with_every_open)
 {
     for (uint64_t i = 1; i <= 3; i++) {
-        struct cairn_store *store = open_store();
+        struct coord_store *store = open_store();
         ck_assert_uint_eq(store_meta(store)->incarnation, i);
-        ck_assert_uint_eq(cairn_store_writes(store), 0);
+        ck_assert_uint_eq(store_rows_written(store), 0);
         store_close(store);
     }
 }
 
 TEST(a_job_comes_back_as_it_was)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     const struct stored_job job = sample();
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     set_epoch(store, 9, 8192);
@@ -190,7 +190,7 @@ static cairn_status expect_job(void *context, const void *row, struct sentence *
 #undef SAME
     return CAIRN_OK;
 }
-static void expect_stored(struct cairn_store *store, struct stored_job job)
+static void expect_stored(struct coord_store *store, struct stored_job job)
 {
     ck_assert_int_eq(store_each(store, CAIRN_STORED_JOBS, expect_job, &job, NULL), CAIRN_OK);
     ck_assert_uint_eq(read_all(store).count, 1);
@@ -198,7 +198,7 @@ static void expect_stored(struct cairn_store *store, struct stored_job job)
 
 TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     const struct stored_job full = full_job();
     struct stored_job want = sample(), other = full;
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &want, NULL), CAIRN_OK);
@@ -267,7 +267,7 @@ static cairn_status count_row(void *context, const void *row, struct sentence *w
 }
 
 /* Numbers from `from` on. */
-static void add_events(struct cairn_store *store, uint64_t from, size_t count)
+static void add_events(struct coord_store *store, uint64_t from, size_t count)
 {
     struct stored_event *events = calloc(count, sizeof *events);
     ck_assert_ptr_nonnull(events);
@@ -279,11 +279,11 @@ static void add_events(struct cairn_store *store, uint64_t from, size_t count)
 
 TEST(the_newest_events_and_the_last_dropped_jobs_are_kept_and_events_count_as_no_writes)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     size_t events = 0, dropped = 0;
     add_events(store, 1, CAIRN_STORE_EVENTS_MAX);
     add_events(store, CAIRN_STORE_EVENTS_MAX, 6); // the first of them is there already
-    ck_assert_uint_eq(cairn_store_writes(store), 0);
+    ck_assert_uint_eq(store_rows_written(store), 0);
     ck_assert_int_eq(store_each(store, CAIRN_STORED_EVENTS, count_row, &events, NULL), CAIRN_OK);
     ck_assert_uint_eq(events, CAIRN_STORE_EVENTS_MAX);
     struct stored_job *jobs = calloc(CAIRN_STORE_DROPPED_MAX + 1, sizeof *jobs);
@@ -310,7 +310,7 @@ TEST(the_newest_events_and_the_last_dropped_jobs_are_kept_and_events_count_as_no
 
 TEST(a_row_that_was_copied_earlier_takes_no_number_back)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     const struct stored_job job = sample();
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     set_epoch(store, 9, 8192);
@@ -327,7 +327,7 @@ TEST(a_row_that_was_copied_earlier_takes_no_number_back)
 
 TEST(a_job_put_again_replaces_itself_and_its_shards)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     struct stored_job job = sample();
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     job.shard_count = 1;
@@ -342,7 +342,7 @@ TEST(a_job_put_again_replaces_itself_and_its_shards)
 
 TEST(a_second_job_of_a_name_is_refused_and_changes_nothing)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     struct stored_job job = sample();
     struct sentence why = { "" };
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
@@ -355,7 +355,7 @@ TEST(a_second_job_of_a_name_is_refused_and_changes_nothing)
 
 TEST(a_dropped_job_is_gone_with_its_shards)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     struct stored_job job = sample();
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB_DROP, &job, NULL), CAIRN_OK);
@@ -383,7 +383,7 @@ TEST_EACH(it_is_for_this_user_only_whatever_the_umask, 0, 2)
     struct stat info;
     char path[300];
     umask(umasks[_i]);
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     snprintf(path, sizeof path, "%s/coordinator.db", folder);
     ck_assert_int_eq(stat(path, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
@@ -396,7 +396,7 @@ TEST_EACH(it_is_for_this_user_only_whatever_the_umask, 0, 2)
 
 TEST(a_file_that_is_no_database_is_refused)
 {
-    struct cairn_store *store;
+    struct coord_store *store;
     struct sentence why = { "" };
     char text[4096];
     memset(text, 'x', sizeof text);
@@ -407,7 +407,7 @@ TEST(a_file_that_is_no_database_is_refused)
 
 TEST(a_database_of_another_program_is_refused)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     struct sentence why = { "" };
     const uint8_t id[4] = { 0, 0, 0, 1 }; // SQLite's header has the application id at 68
     const struct stored_job job = sample();
@@ -436,7 +436,7 @@ static void change_store(const char *sql)
 /* Each time, and the file is all there is to move away then. */
 static void expect_version_refused(const char *version)
 {
-    struct cairn_store *store;
+    struct coord_store *store;
     struct sentence why = { "" };
     char journal[CAIRN_SCRATCH_BYTES + 32];
     snprintf(journal, sizeof journal, "%s/coordinator.db-wal", folder);
@@ -477,7 +477,7 @@ static cairn_status see_name(void *context, const void *row, struct sentence *wh
 
 TEST(shards_that_leave_are_known_until_they_do_not)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     struct sentence why;
     char seen[8] = "";
     ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct stored_leaving) { "s0" }, &why),
@@ -506,7 +506,7 @@ static cairn_status see_dropped(void *context, const void *row, struct sentence 
 
 TEST(the_identity_stays_and_a_dropped_job_is_known_after_a_start)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     const struct stored_job job = sample();
     const uint64_t identity = store_meta(store)->identity;
     uint64_t seen[2] = { 0 };
@@ -526,7 +526,7 @@ TEST(the_identity_stays_and_a_dropped_job_is_known_after_a_start)
 
 TEST(the_token_of_the_snapshots_folder_comes_back)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     ck_assert_uint_eq(store_meta(store)->storage, 0);
     const struct stored_meta meta = { .storage = UINT64_MAX - 1 };
     ck_assert_int_eq(put(store, CAIRN_STORE_STORAGE, &meta, NULL), CAIRN_OK);
@@ -538,7 +538,7 @@ TEST(the_token_of_the_snapshots_folder_comes_back)
 
 TEST(a_damaged_database_is_refused)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     struct sentence why = { "" };
     uint8_t noise[4096];
     const struct stored_job job = sample();
@@ -553,7 +553,7 @@ TEST(a_damaged_database_is_refused)
 
 TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
 {
-    struct cairn_store *store = open_store();
+    struct coord_store *store = open_store();
     struct stored_job job = sample();
     struct sentence why = { "" };
     uint8_t *bytes;
