@@ -66,7 +66,7 @@ void coord_calls_shard_gone(struct coord_shard_entry *entry);
 
 /* The entry of a shard. */
 
-TAILQ_HEAD(cluster_calls, coord_call); /* of calls.c */
+TAILQ_HEAD(cluster_calls, coord_call); /* of base.c */
 
 /* A shard, known by its name. */
 struct coord_shard_entry {
@@ -233,6 +233,8 @@ void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_m
 
 /* The session is gone, for that reason. */
 void coord_shard_leave(struct coord_session *session, cairn_status status, const char *why);
+/* One that went and that nobody needs is forgotten, so that passing strangers leave nothing. */
+void coord_shard_drop_unused(struct coord *cluster, struct coord_shard_entry *entry);
 /* Forgets a shard that is gone for good, because an operator says so. CAIRN_ERR_BUSY: it is
  * here, or a job has a part on it. */
 cairn_status coord_shard_forget(struct coord *cluster, const char *name,

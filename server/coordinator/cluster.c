@@ -31,34 +31,6 @@ uint64_t coord_store_writes(const struct coord *cluster)
 
 /* ---- time ---- */
 
-static uint64_t tick_ms(const struct coord *cluster)
-{
-    const uint64_t half = (uint64_t)cluster->options->heartbeat_ms / 2;
-    return half < 10 ? 10 : half;
-}
-
-/* A tick that comes later says that we were stopped. */
-static uint64_t late_ms(const struct coord *cluster)
-{
-    return 4 * tick_ms(cluster);
-}
-
-/* Not past the time at which the next tick is late: what is longer is taken away by that tick, and what was
- * told before must not be ahead of what is told after. */
-uint64_t coord_now_ms(const struct coord *cluster)
-{
-    const uint64_t now_ms = uv_now(cluster->loop);
-    const uint64_t last_ms = cluster->clock.last_tick_ms + late_ms(cluster);
-    return (now_ms < last_ms ? now_ms : last_ms) - cluster->clock.stopped_ms;
-}
-
-void coord_clock_look(struct coord *cluster)
-{
-    char jump[CAIRN_WALL_JUMP_BYTES];
-    if (wall_watch(&cluster->clock.wall, jump))
-        coord_event_note(cluster, CAIRN_EVENT_CLOCK, NULL, NULL, "%s", jump);
-}
-
 /* The last event was noted by another process, perhaps by another clock. */
 static void clock_open(struct coord *cluster)
 {
@@ -80,9 +52,10 @@ static void on_tick(uv_timer_t *timer)
     const uint64_t now_ms = uv_now(cluster->loop);
     // While we were stopped nobody's lease or deadline ran.
     const uint64_t passed_ms = now_ms - cluster->clock.last_tick_ms;
-    const bool late = passed_ms > late_ms(cluster);
+    const uint64_t late_ms = CAIRN_LATE_TICKS * coord_tick_ms(cluster);
+    const bool late = passed_ms > late_ms;
     cluster->clock.last_tick_ms = now_ms;
-    if (late) cluster->clock.stopped_ms += passed_ms - late_ms(cluster);
+    if (late) cluster->clock.stopped_ms += passed_ms - late_ms;
     coord_clock_look(cluster);
     coord_sessions_tick(cluster, now_ms, late ? passed_ms : 0);
     coord_shards_tick(cluster);
@@ -139,7 +112,7 @@ static void free_cluster(struct coord *cluster)
     if (is_unread) free(cluster);
 }
 
-void coord_close_step(struct coord *cluster)
+static void close_step(struct coord *cluster)
 {
     if (cluster->handles_open > 0 || cluster->works != NULL) return;
     void (*on_closed)(void *) = cluster->on_closed;
@@ -152,14 +125,14 @@ static void on_timer_closed(uv_handle_t *handle)
 {
     struct coord *cluster = handle->data;
     cluster->handles_open--;
-    coord_close_step(cluster);
+    close_step(cluster);
 }
 
 static void on_part_closed(void *context)
 {
     struct coord *cluster = context;
     cluster->handles_open--;
-    coord_close_step(cluster);
+    close_step(cluster);
 }
 
 void coord_close(struct coord *cluster, void (*on_closed)(void *context), void *context)
@@ -230,6 +203,7 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     cluster->options = options;
     cluster->loop = loop;
     cluster->lock_fd = -1;
+    cluster->close_step = close_step;
     cluster->clock.started_ms = cluster->clock.last_tick_ms = uv_now(loop);
     cairn_status status = open_folders(cluster, why);
     if (status == CAIRN_OK) clock_open(cluster);
@@ -250,7 +224,7 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     }
     uv_timer_init(loop, &cluster->clock.tick);
     cluster->clock.tick.data = cluster;
-    uv_timer_start(&cluster->clock.tick, on_tick, tick_ms(cluster), tick_ms(cluster));
+    uv_timer_start(&cluster->clock.tick, on_tick, coord_tick_ms(cluster), coord_tick_ms(cluster));
     cluster->handles_open = 5;
     log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shard%s", options->name,
              store_meta(cluster->store)->incarnation, options->shards,
@@ -391,108 +365,4 @@ void coord_status_answer(struct coord_session *session, uint32_t request)
     free(members);
     free(list);
     free(places);
-}
-
-/* ==== early ==== */
-
-#define HELD_MAX 64 /* in the cluster */
-
-/* Requests whose answer depends on what shards hold, or on which shards are there. */
-static const uint16_t depends[] = {
-    CAIRN_MSG_DRAIN_ME,        CAIRN_MSG_JOB_AMEND,        CAIRN_MSG_JOB_DIGEST_GET,
-    CAIRN_MSG_JOB_PARK,        CAIRN_MSG_JOB_REMOVE,       CAIRN_MSG_MEMBER_DRAIN,
-    CAIRN_MSG_RESHARD_ASK,     CAIRN_MSG_SHARD_FORGET,     CAIRN_MSG_SNAPSHOT_CANCEL,
-    CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_MSG_SNAPSHOT_RESTORE, CAIRN_MSG_CLUSTER_ADOPT,
-    CAIRN_MSG_CLUSTER_FORGET,
-};
-
-/* True if the answer depends on jobs that the store does not know: nobody knows which of their
- * shards have yet to come. */
-static bool is_of_strangers(uint16_t type)
-{
-    return type == CAIRN_MSG_CLUSTER_ADOPT || type == CAIRN_MSG_CLUSTER_FORGET;
-}
-
-static bool is_told(const struct coord *cluster)
-{
-    for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
-        if (job->version_unknown && job->state == CAIRN_CLUSTER_JOB_RUNNING) return false;
-        if (job->park.shut && !job->park.settled) return false; // taken over, and asked once more
-        CAIRN_EACH_SHARD (job, i)
-            if (job->stored && job->shards[i].entry->incarnation == 0) return false;
-    }
-    return true;
-}
-
-/* Also those that do not obey this coordinator. */
-static bool are_all_here(const struct coord *cluster)
-{
-    uint64_t here = 0;
-    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
-        here += s->session != NULL;
-    return here >= (uint64_t)cluster->options->shards;
-}
-
-/* Once it is over it stays so: who goes away later is missed, and the answers say that. */
-static bool is_early(struct coord *cluster, uint16_t type)
-{
-    struct coord_earlies *e = &cluster->earlies;
-    const uint64_t passed_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
-    const bool is_lease_over = passed_ms >= (uint64_t)cluster->options->lease_timeout_ms;
-    if (!e->over) e->over = is_lease_over || is_told(cluster);
-    return !e->over || (is_of_strangers(type) && !is_lease_over && !are_all_here(cluster));
-}
-
-bool coord_early_hold(struct coord_session *session, const struct wire_frame *frame)
-{
-    struct coord *cluster = session->cluster;
-    struct coord_earlies *e = &cluster->earlies;
-    size_t i = 0;
-    while (i < sizeof depends / sizeof *depends && depends[i] != frame->type) i++;
-    if (i == sizeof depends / sizeof *depends || frame->request == 0 ||
-        !is_early(cluster, frame->type))
-        return false;
-    struct coord_early *early = e->count < HELD_MAX ? malloc(sizeof *early + frame->payload_bytes)
-                                                    : NULL;
-    if (early == NULL) {
-        coord_session_error(session, frame->request, CAIRN_ERR_BUSY,
-                            "the coordinator has just started and waits for its shards; "
-                            "ask again");
-        return true;
-    }
-    *early = (struct coord_early) { .session = session, .frame = *frame };
-    if (frame->payload_bytes > 0) memcpy(early->bytes, frame->payload, frame->payload_bytes);
-    early->frame.payload = early->bytes;
-    struct coord_early **at = &e->list;
-    while (*at != NULL) at = &(*at)->next;
-    *at = early;
-    e->count++;
-    return true;
-}
-
-struct coord_early *coord_early_take(struct coord *cluster)
-{
-    struct coord_earlies *e = &cluster->earlies;
-    struct coord_early **at = &e->list;
-    while (*at != NULL && is_early(cluster, (*at)->frame.type)) at = &(*at)->next;
-    struct coord_early *early = *at;
-    if (early == NULL) return NULL;
-    *at = early->next;
-    e->count--;
-    return early;
-}
-
-void coord_early_forget(struct coord *cluster, const struct coord_session *session)
-{
-    struct coord_early **at = &cluster->earlies.list;
-    while (*at != NULL) {
-        struct coord_early *early = *at;
-        if (early->session != session) {
-            at = &early->next;
-            continue;
-        }
-        *at = early->next;
-        cluster->earlies.count--;
-        free(early);
-    }
 }

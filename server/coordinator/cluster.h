@@ -23,7 +23,7 @@
  * sessions.c decides whether a peer is alive: by the end of its connection, or a lease that ran out.
  *
  * Memory: every list hangs on a connection or on a job, and an option or a constant bounds it. Threads:
- * everything runs on the loop's thread, but for the store's writes (store.h) and what calls.c sends to
+ * everything runs on the loop's thread, but for the store's writes (store.h) and what base.c sends to
  * libuv's threads. The loop's thread touches no file once it runs. */
 #ifndef CAIRN_COORDINATOR_CLUSTER_H
 #define CAIRN_COORDINATOR_CLUSTER_H
@@ -46,12 +46,7 @@
  * are parked would be called unparked, a plan would leave out the shards that are a moment late, and after a
  * store was lost there would be nothing to adopt. */
 
-struct coord_early {
-    struct coord_early *next;
-    struct coord_session *session; /* borrowed: forgotten with it */
-    struct wire_frame frame;       /* its payload is `bytes` */
-    uint8_t bytes[];
-};
+struct coord_early; /* sessions.c */
 
 /* The cluster's early requests. */
 struct coord_earlies {
@@ -59,12 +54,6 @@ struct coord_earlies {
     uint32_t count;
     bool over; /* nothing is early any more */
 };
-
-/* True: the request waits, or was refused since too many do. */
-bool coord_early_hold(struct coord_session *session, const struct wire_frame *frame);
-/* The oldest that need not wait any more, the caller's to free; NULL: there is none. */
-struct coord_early *coord_early_take(struct coord *cluster);
-void coord_early_forget(struct coord *cluster, const struct coord_session *session);
 
 /* ==== cluster ==== */
 
@@ -147,7 +136,7 @@ struct coord {
     struct coord_identity identity;
     struct coord_openings openings;
     struct coord_earlies earlies;
-    uint32_t next_request; /* calls.c */
+    uint32_t next_request; /* base.c */
     uint64_t arrivals;     /* how often a shard came */
     struct {               /* processes that were told to end (drain.c): the newest ones */
         uint64_t incarnations[CAIRN_DRAINED_MAX];
@@ -157,6 +146,8 @@ struct coord {
     struct coord_clock clock;
     bool closing;
     int handles_open; /* they are closed before the cluster is freed */
+    /* One of its parts is closed, or its last work has ended: frees the cluster after the last. */
+    void (*close_step)(struct coord *cluster);
     void (*on_closed)(void *context);
     void *on_closed_context;
 };
@@ -174,11 +165,13 @@ uint64_t coord_store_writes(const struct coord *cluster);
 
 /* ---- for the files of this folder ---- */
 
+/* How often the timer ticks. A tick that comes later than CAIRN_LATE_TICKS of that says that we were
+ * stopped. */
+uint64_t coord_tick_ms(const struct coord *cluster);
+#define CAIRN_LATE_TICKS 4
 /* The clock of leases and deadlines. */
 uint64_t coord_now_ms(const struct coord *cluster);
 /* Whether the wall clock has jumped since the last look, which is said. */
 void coord_clock_look(struct coord *cluster);
-/* One of its parts is closed; frees the cluster after the last. */
-void coord_close_step(struct coord *cluster);
 
 #endif

@@ -20,35 +20,6 @@
 
 /* ---- of the cluster's jobs ---- */
 
-struct coord_job *coord_job_find(struct coord *cluster, const char *name)
-{
-    struct coord_job *job = cluster->jobs;
-    while (job != NULL && strcmp(job->spec.name, name) != 0) job = job->next;
-    return job;
-}
-
-struct coord_job *coord_job_by_id(const struct coord *cluster, uint64_t id)
-{
-    struct coord_job *job = cluster->jobs;
-    while (job != NULL && job->id != id) job = job->next;
-    return job;
-}
-
-void coord_job_link(struct coord_job *job)
-{
-    struct coord_job **at = &job->cluster->jobs;
-    while (*at != NULL && strcmp((*at)->spec.name, job->spec.name) < 0) at = &(*at)->next;
-    job->next = *at;
-    *at = job;
-}
-
-void coord_job_unlink(struct coord_job *job)
-{
-    struct coord_job **at = &job->cluster->jobs;
-    while (*at != NULL && *at != job) at = &(*at)->next;
-    if (*at == job) *at = job->next;
-}
-
 /* ---- what a job is at ---- */
 
 const char *coord_job_state_name(const struct coord_job *job)

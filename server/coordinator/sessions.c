@@ -226,6 +226,119 @@ static void on_hello(struct coord *cluster, struct cairn_peer *peer, const struc
     }
 }
 
+/* ==== early ==== */
+
+#define HELD_MAX 64 /* in the cluster */
+
+/* Requests whose answer depends on what shards hold, or on which shards are there. */
+static const uint16_t depends[] = {
+    CAIRN_MSG_DRAIN_ME,        CAIRN_MSG_JOB_AMEND,        CAIRN_MSG_JOB_DIGEST_GET,
+    CAIRN_MSG_JOB_PARK,        CAIRN_MSG_JOB_REMOVE,       CAIRN_MSG_MEMBER_DRAIN,
+    CAIRN_MSG_RESHARD_ASK,     CAIRN_MSG_SHARD_FORGET,     CAIRN_MSG_SNAPSHOT_CANCEL,
+    CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_MSG_SNAPSHOT_RESTORE, CAIRN_MSG_CLUSTER_ADOPT,
+    CAIRN_MSG_CLUSTER_FORGET,
+};
+
+/* True if the answer depends on jobs that the store does not know: nobody knows which of their
+ * shards have yet to come. */
+static bool is_of_strangers(uint16_t type)
+{
+    return type == CAIRN_MSG_CLUSTER_ADOPT || type == CAIRN_MSG_CLUSTER_FORGET;
+}
+
+static bool is_told(const struct coord *cluster)
+{
+    for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
+        if (job->version_unknown && job->state == CAIRN_CLUSTER_JOB_RUNNING) return false;
+        if (job->park.shut && !job->park.settled) return false; // taken over, and asked once more
+        CAIRN_EACH_SHARD (job, i)
+            if (job->stored && job->shards[i].entry->incarnation == 0) return false;
+    }
+    return true;
+}
+
+/* Also those that do not obey this coordinator. */
+static bool are_all_here(const struct coord *cluster)
+{
+    uint64_t here = 0;
+    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
+        here += s->session != NULL;
+    return here >= (uint64_t)cluster->options->shards;
+}
+
+/* Once it is over it stays so: who goes away later is missed, and the answers say that. */
+static bool is_early(struct coord *cluster, uint16_t type)
+{
+    struct coord_earlies *e = &cluster->earlies;
+    const uint64_t passed_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
+    const bool is_lease_over = passed_ms >= (uint64_t)cluster->options->lease_timeout_ms;
+    if (!e->over) e->over = is_lease_over || is_told(cluster);
+    return !e->over || (is_of_strangers(type) && !is_lease_over && !are_all_here(cluster));
+}
+
+struct coord_early {
+    struct coord_early *next;
+    struct coord_session *session; /* borrowed: forgotten with it */
+    struct wire_frame frame;       /* its payload is `bytes` */
+    uint8_t bytes[];
+};
+
+/* True: the request waits, or was refused since too many do. */
+static bool hold_early(struct coord_session *session, const struct wire_frame *frame)
+{
+    struct coord *cluster = session->cluster;
+    struct coord_earlies *e = &cluster->earlies;
+    size_t i = 0;
+    while (i < sizeof depends / sizeof *depends && depends[i] != frame->type) i++;
+    if (i == sizeof depends / sizeof *depends || frame->request == 0 ||
+        !is_early(cluster, frame->type))
+        return false;
+    struct coord_early *early = e->count < HELD_MAX ? malloc(sizeof *early + frame->payload_bytes)
+                                                    : NULL;
+    if (early == NULL) {
+        coord_session_error(session, frame->request, CAIRN_ERR_BUSY,
+                            "the coordinator has just started and waits for its shards; "
+                            "ask again");
+        return true;
+    }
+    *early = (struct coord_early) { .session = session, .frame = *frame };
+    if (frame->payload_bytes > 0) memcpy(early->bytes, frame->payload, frame->payload_bytes);
+    early->frame.payload = early->bytes;
+    struct coord_early **at = &e->list;
+    while (*at != NULL) at = &(*at)->next;
+    *at = early;
+    e->count++;
+    return true;
+}
+
+/* The oldest that need not wait any more, the caller's to free; NULL: there is none. */
+static struct coord_early *take_early(struct coord *cluster)
+{
+    struct coord_earlies *e = &cluster->earlies;
+    struct coord_early **at = &e->list;
+    while (*at != NULL && is_early(cluster, (*at)->frame.type)) at = &(*at)->next;
+    struct coord_early *early = *at;
+    if (early == NULL) return NULL;
+    *at = early->next;
+    e->count--;
+    return early;
+}
+
+static void forget_early(struct coord *cluster, const struct coord_session *session)
+{
+    struct coord_early **at = &cluster->earlies.list;
+    while (*at != NULL) {
+        struct coord_early *early = *at;
+        if (early->session != session) {
+            at = &early->next;
+            continue;
+        }
+        *at = early->next;
+        cluster->earlies.count--;
+        free(early);
+    }
+}
+
 /* ---- frames ---- */
 
 static void handle_message(struct coord_session *session, const struct wire_frame *frame,
@@ -265,7 +378,7 @@ static void take_frame(struct coord_session *session, const struct wire_frame *f
 void coord_sessions_take_early(struct coord *cluster)
 {
     struct coord_early *early;
-    while (!cluster->closing && (early = coord_early_take(cluster)) != NULL) {
+    while (!cluster->closing && (early = take_early(cluster)) != NULL) {
         if (!early->session->closing) take_frame(early->session, &early->frame);
         free(early);
     }
@@ -284,7 +397,7 @@ void coord_session_on_frame(struct cairn_peer *peer, const struct wire_frame *fr
     session->last_frame_ms = uv_now(cluster->loop);
     if (session->role == CAIRN_ROLE_WIRE_ADMIN && frame->type != CAIRN_MSG_HEARTBEAT)
         session->unanswered += frame->request != 0;
-    if (!coord_early_hold(session, frame)) take_frame(session, frame);
+    if (!hold_early(session, frame)) take_frame(session, frame);
     coord_sessions_take_early(cluster);
 }
 
@@ -303,7 +416,7 @@ static void forget_waits(struct coord_session *session)
     coord_park_forget(session->cluster, session);
     coord_amenders_forget(session->cluster, session);
     coord_works_forget(session->cluster, session);
-    coord_early_forget(session->cluster, session);
+    forget_early(session->cluster, session);
 }
 
 void coord_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
@@ -356,62 +469,6 @@ void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_m
 
 /* A shard comes, two come with one name, one goes for good: who sits where, and who hears of it. */
 
-/* A job that has a part there; NULL: none. */
-static const struct coord_job *user_of(const struct coord *cluster,
-                                       const struct coord_shard_entry *entry)
-{
-    const struct coord_job *job = cluster->jobs;
-    while (job != NULL && !coord_job_has_shard(job, entry)) job = job->next;
-    return job;
-}
-
-/* A job that is not linked yet may hold an entry; an adoption has its name. */
-static bool unknown_uses(const struct coord *cluster)
-{
-    return cluster->restores != NULL || cluster->adoption != NULL;
-}
-
-static void remove_entry(struct coord *cluster, struct coord_shard_entry *entry)
-{
-    struct coord_shard_entry **at = &cluster->shards;
-    while (*at != entry) at = &(*at)->next;
-    *at = entry->next;
-    coord_shard_free(entry);
-}
-
-/* One that went and that nobody needs is forgotten, so that passing strangers leave nothing. */
-static void drop_unused_entry(struct coord *cluster, struct coord_shard_entry *entry)
-{
-    if (entry->session != NULL || user_of(cluster, entry) != NULL || unknown_uses(cluster)) return;
-    remove_entry(cluster, entry);
-}
-
-cairn_status coord_shard_forget(struct coord *cluster, const char *name, struct sentence *why)
-{
-    struct coord_shard_entry *entry = coord_shard_find(cluster, name);
-    if (entry == NULL)
-        return fail_with(why, CAIRN_ERR_NOT_FOUND,
-                         "there is no shard %.128s; `cairn cluster status`", name);
-    if (entry->session != NULL)
-        return fail_with(why, CAIRN_ERR_BUSY,
-                         "shard %s is connected from %s: end its process first", name,
-                         peer_name(entry->session->peer));
-    const struct coord_job *job = user_of(cluster, entry);
-    if (job != NULL)
-        return fail_with(why, CAIRN_ERR_BUSY,
-                         "job %s has a part on shard %s: restore it over other shards (`cairn "
-                         "snapshot restore`) or drop it (`cairn job drop %s`) first",
-                         job->spec.name, name, job->spec.name);
-    if (unknown_uses(cluster))
-        return fail_with(why, CAIRN_ERR_BUSY,
-                         "a snapshot is being restored, or the shards' state adopted: ask again "
-                         "when that has ended");
-    log_info("shard %s was forgotten by an operator", name);
-    coord_event_note_shard(cluster, CAIRN_EVENT_FORGOTTEN, NULL, name, "by an operator");
-    remove_entry(cluster, entry);
-    return CAIRN_OK;
-}
-
 static void tell_supervisor(const struct coord *cluster)
 {
     char text[96];
@@ -450,7 +507,7 @@ void coord_shard_leave(struct coord_session *session, cairn_status status, const
     log_info("shard %s is away (%s)", entry->name, why);
     coord_event_note_shard(session->cluster, CAIRN_EVENT_AWAY, NULL, entry->name, why);
     vacate_entry(entry);
-    drop_unused_entry(session->cluster, entry);
+    coord_shard_drop_unused(session->cluster, entry);
     tell_supervisor(session->cluster);
 }
 
@@ -670,66 +727,4 @@ static bool take_entry(struct coord_session *session, const Cairn__Hello *hello)
     coord_shard_clean(cluster, entry, hello);
     coord_jobs_shard_up(cluster, entry, hello->held, hello->n_held);
     return true;
-}
-
-/* ==== session ==== */
-
-/* Sends messages to a session: see base.h. */
-
-/* Closes the peer, because a message left out would break the order that it relies on. on_gone
- * follows. */
-static void give_up(struct coord_session *session, cairn_status status, const char *what)
-{
-    session->closing = true;
-    peer_close(session->peer, status, "cannot send %s to %s: %s", what, session->name,
-               status_text((int)status));
-}
-
-void coord_session_send(struct coord_session *session, uint16_t type, uint32_t request,
-                        const ProtobufCMessage *message)
-{
-    if (session == NULL || session->closing) return;
-    const cairn_status status = cairn_peer_send(session->peer, type, request, message);
-    if (status == CAIRN_OK && request != 0 && session->unanswered > 0) session->unanswered--;
-    if (status == CAIRN_OK) return;
-    if (status == CAIRN_ERR_INVALID && request != 0 && type != CAIRN_MSG_ERROR) {
-        coord_session_error(session, request, CAIRN_ERR_UNSUPPORTED,
-                            "the answer is larger than a frame may be (1 MiB): ask for "
-                            "less, one job or one snapshot");
-        return;
-    }
-    give_up(session, status, message_name(type));
-}
-
-void coord_session_error(struct coord_session *session, uint32_t request, cairn_status status,
-                         const char *text)
-{
-    Cairn__Error error = CAIRN__ERROR__INIT;
-    error.status = (int32_t)status;
-    error.text = wire_text(text);
-    coord_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
-}
-
-void coord_session_expelled(struct coord_session *session, uint64_t job, cairn_status status,
-                            const char *text)
-{
-    Cairn__Error error = CAIRN__ERROR__INIT;
-    error.status = (int32_t)status;
-    error.text = wire_text(text);
-    error.job = job;
-    coord_session_send(session, CAIRN_MSG_ERROR, 0, &error.base);
-}
-
-void coord_session_done(struct coord_session *session, uint32_t request)
-{
-    const Cairn__Done done = CAIRN__DONE__INIT;
-    coord_session_send(session, CAIRN_MSG_DONE, request, &done.base);
-}
-
-void coord_session_pages(struct coord_session *session, uint32_t request, enum page_what what,
-                         struct packed *packed)
-{
-    if (session == NULL || session->closing) return;
-    const cairn_status status = peer_send_pages(session->peer, request, what, packed);
-    if (status != CAIRN_OK) give_up(session, status, "pages");
 }

@@ -8,12 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
+#include "server/base/daemon.h"
+#include "server/base/listener.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job.h"
 #include "server/coordinator/members.h"
+#include "server/coordinator/reshard.h"
+#include "server/coordinator/restore.h"
+#include "server/coordinator/snapshot.h"
 #include "server/coordinator/store.h"
 
 #define PARTS_MAX 1024 /* in a status */
@@ -434,4 +440,61 @@ void coord_places_find(const struct coord *cluster, struct coord_places *out)
     for (const struct coord_shard_entry *entry = cluster->shards;
          entry != NULL && out->count < CAIRN_CLUSTER_PLACES_MAX; entry = entry->next)
         if (!any || entry->session != NULL) add_places(out, entry);
+}
+
+/* ==== shards that are gone for good ==== */
+
+/* A job that has a part there; NULL: none. */
+static const struct coord_job *user_of(const struct coord *cluster,
+                                       const struct coord_shard_entry *entry)
+{
+    const struct coord_job *job = cluster->jobs;
+    while (job != NULL && !coord_job_has_shard(job, entry)) job = job->next;
+    return job;
+}
+
+/* A job that is not linked yet may hold an entry; an adoption has its name. */
+static bool unknown_uses(const struct coord *cluster)
+{
+    return cluster->restores != NULL || cluster->adoption != NULL;
+}
+
+static void remove_entry(struct coord *cluster, struct coord_shard_entry *entry)
+{
+    struct coord_shard_entry **at = &cluster->shards;
+    while (*at != entry) at = &(*at)->next;
+    *at = entry->next;
+    coord_shard_free(entry);
+}
+
+void coord_shard_drop_unused(struct coord *cluster, struct coord_shard_entry *entry)
+{
+    if (entry->session != NULL || user_of(cluster, entry) != NULL || unknown_uses(cluster)) return;
+    remove_entry(cluster, entry);
+}
+
+cairn_status coord_shard_forget(struct coord *cluster, const char *name, struct sentence *why)
+{
+    struct coord_shard_entry *entry = coord_shard_find(cluster, name);
+    if (entry == NULL)
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "there is no shard %.128s; `cairn cluster status`", name);
+    if (entry->session != NULL)
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "shard %s is connected from %s: end its process first", name,
+                         peer_name(entry->session->peer));
+    const struct coord_job *job = user_of(cluster, entry);
+    if (job != NULL)
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "job %s has a part on shard %s: restore it over other shards (`cairn "
+                         "snapshot restore`) or drop it (`cairn job drop %s`) first",
+                         job->spec.name, name, job->spec.name);
+    if (unknown_uses(cluster))
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "a snapshot is being restored, or the shards' state adopted: ask again "
+                         "when that has ended");
+    log_info("shard %s was forgotten by an operator", name);
+    coord_event_note_shard(cluster, CAIRN_EVENT_FORGOTTEN, NULL, name, "by an operator");
+    remove_entry(cluster, entry);
+    return CAIRN_OK;
 }

@@ -3,16 +3,26 @@
  * A call stands in two lists, that of its question and that of its entry. A shard answers in the order in
  * which it was asked, but for what takes it long, so the call of an answer is near the head of its entry's
  * list: a thousand workers that join at hundreds of shards cost no more than their messages. */
+#include "server/coordinator/base.h"
+
 #include <inttypes.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/text.h"
+#include "proto/fabric/fabric.h"
 #include "proto/wire/messages.h"
+#include "server/base/daemon.h"
+#include "server/base/listener.h"
 #include "server/base/log.h"
-#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/reshard.h"
+#include "server/coordinator/restore.h"
+#include "server/coordinator/snapshot.h"
 #include "server/coordinator/store.h"
 
 struct coord_call {
@@ -186,7 +196,7 @@ static void on_back(uv_work_t *req, int uv_status)
     *at = work->next;
     if (work->session != NULL) work->session->wait_count--;
     work->done(work); // frees it
-    if (cluster->closing) coord_close_step(cluster);
+    if (cluster->closing) cluster->close_step(cluster);
 }
 
 bool coord_work_start(struct coord_work *work, struct coord *cluster, struct coord_session *session,
@@ -311,182 +321,113 @@ void coord_waiters_fail(struct coord_waiter **list, cairn_status status, const c
     coord_waiters_answer(list, CAIRN_MSG_ERROR, &error.base);
 }
 
-/* ==== asked ==== */
+/* ==== session ==== */
 
-enum { WHAT_CHARS = 1200, DEPTH_MAX = 3 };
+/* Sends messages to a session: see base.h. */
 
-/* The requests that change something, each with its command line. All other requests only ask. */
-static const struct {
-    uint16_t type;
-    const char *verb;
-} actions[] = {
-    { CAIRN_MSG_CLUSTER_ADOPT, "cluster adopt" },
-    { CAIRN_MSG_CLUSTER_FORGET, "cluster forget" },
-    { CAIRN_MSG_CLUSTER_BACKUP, "cluster backup" },
-    { CAIRN_MSG_KEY_TRUST, "key trust" },
-    { CAIRN_MSG_SHARD_FORGET, "shard forget" },
-    { CAIRN_MSG_RESHARD_ASK, "reshard" },
-    { CAIRN_MSG_MEMBER_DRAIN, "member drain" },
-    { CAIRN_MSG_JOB_AMEND, "job amend" },
-    { CAIRN_MSG_JOB_REMOVE, "job drop" },
-    { CAIRN_MSG_JOB_PARK, "job park" },
-    { CAIRN_MSG_SNAPSHOT_CREATE, "snapshot create" },
-    { CAIRN_MSG_SNAPSHOT_CANCEL, "snapshot cancel" },
-    { CAIRN_MSG_SNAPSHOT_REMOVE, "snapshot rm" },
-    { CAIRN_MSG_SNAPSHOT_PRUNE, "snapshot prune" },
-    { CAIRN_MSG_SNAPSHOT_TAG, "snapshot tag" },
-    { CAIRN_MSG_SNAPSHOT_RESTORE, "snapshot restore" },
-};
-
-static const char *verb_of(const struct wire_frame *frame, const ProtobufCMessage *message)
+/* Closes the peer, because a message left out would break the order that it relies on. on_gone
+ * follows. */
+static void give_up(struct coord_session *session, cairn_status status, const char *what)
 {
-    const Cairn__ReshardAsk *reshard = (const Cairn__ReshardAsk *)message;
-    if (frame->type == CAIRN_MSG_RESHARD_ASK)
-        return reshard->op == CAIRN_RESHARD_APPLY    ? "reshard apply"
-               : reshard->op == CAIRN_RESHARD_CANCEL ? "reshard cancel"
-                                                     : NULL;
-    if (frame->type == CAIRN_MSG_JOB_PARK && !((const Cairn__JobPark *)message)->parked)
-        return "job unpark";
-    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
-        if (actions[i].type == frame->type) return actions[i].verb;
-    return NULL;
+    session->closing = true;
+    peer_close(session->peer, status, "cannot send %s to %s: %s", what, session->name,
+               status_text((int)status));
 }
 
-/* ---- what it was given ---- */
-
-/* The member of a message, by the name that control.proto has for it. */
-static const void *member_of(const ProtobufCMessage *message, const ProtobufCFieldDescriptor *field)
+void coord_session_send(struct coord_session *session, uint16_t type, uint32_t request,
+                        const ProtobufCMessage *message)
 {
-    return (const char *)message + field->offset;
-}
-
-static void add_fields(const ProtobufCMessage *message, unsigned depth, struct sentence *out);
-
-static void add_message(const char *name, const ProtobufCMessage *message, unsigned depth,
-                        struct sentence *out)
-{
-    const Cairn__Setting *setting = (const Cairn__Setting *)message;
-    if (message->descriptor == &cairn__setting__descriptor) {
-        sentence_add(out, " --set %.200s=%.200s", setting->key, setting->value);
+    if (session == NULL || session->closing) return;
+    const cairn_status status = cairn_peer_send(session->peer, type, request, message);
+    if (status == CAIRN_OK && request != 0 && session->unanswered > 0) session->unanswered--;
+    if (status == CAIRN_OK) return;
+    if (status == CAIRN_ERR_INVALID && request != 0 && type != CAIRN_MSG_ERROR) {
+        coord_session_error(session, request, CAIRN_ERR_UNSUPPORTED,
+                            "the answer is larger than a frame may be (1 MiB): ask for "
+                            "less, one job or one snapshot");
         return;
     }
-    sentence_add(out, " %s={", name);
-    if (depth < DEPTH_MAX) add_fields(message, depth + 1, out);
-    sentence_add(out, " }");
+    give_up(session, status, message_name(type));
 }
 
-/* " id=step-000000000002-g1", " force": what is given. Numbers that only programs read (fixed64), and bytes,
- * nobody gave by hand. */
-static void add_value(const ProtobufCFieldDescriptor *field, const void *value, unsigned depth,
-                      struct sentence *out)
+void coord_session_error(struct coord_session *session, uint32_t request, cairn_status status,
+                         const char *text)
 {
-    switch (field->type) {
-    case PROTOBUF_C_TYPE_BOOL:
-        if (*(const protobuf_c_boolean *)value) sentence_add(out, " %s", field->name);
-        break;
-    case PROTOBUF_C_TYPE_STRING:
-        if ((*(char *const *)value)[0] != '\0')
-            sentence_add(out, " %s=%.200s", field->name, *(char *const *)value);
-        break;
-    case PROTOBUF_C_TYPE_UINT32:
-        if (*(const uint32_t *)value != 0)
-            sentence_add(out, " %s=%" PRIu32, field->name, *(const uint32_t *)value);
-        break;
-    case PROTOBUF_C_TYPE_UINT64:
-        if (*(const uint64_t *)value != 0)
-            sentence_add(out, " %s=%" PRIu64, field->name, *(const uint64_t *)value);
-        break;
-    case PROTOBUF_C_TYPE_DOUBLE:
-        if (*(const double *)value != 0)
-            sentence_add(out, " %s=%g", field->name, *(const double *)value);
-        break;
-    case PROTOBUF_C_TYPE_MESSAGE:
-        if (*(ProtobufCMessage *const *)value != NULL)
-            add_message(field->name, *(ProtobufCMessage *const *)value, depth, out);
-        break;
-    default: break;
-    }
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = (char *)(uintptr_t)text;
+    coord_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
 }
 
-static size_t size_of(const ProtobufCFieldDescriptor *field)
+void coord_session_expelled(struct coord_session *session, uint64_t job, cairn_status status,
+                            const char *text)
 {
-    switch (field->type) {
-    case PROTOBUF_C_TYPE_BOOL: return sizeof(protobuf_c_boolean);
-    case PROTOBUF_C_TYPE_STRING: return sizeof(char *);
-    case PROTOBUF_C_TYPE_UINT32: return sizeof(uint32_t);
-    case PROTOBUF_C_TYPE_UINT64: return sizeof(uint64_t);
-    case PROTOBUF_C_TYPE_DOUBLE: return sizeof(double);
-    case PROTOBUF_C_TYPE_MESSAGE: return sizeof(ProtobufCMessage *);
-    default: return 0; // is not shown
-    }
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = (char *)(uintptr_t)text;
+    error.job = job;
+    coord_session_send(session, CAIRN_MSG_ERROR, 0, &error.base);
 }
 
-static void add_each(const ProtobufCMessage *message, const ProtobufCFieldDescriptor *field,
-                     unsigned depth, struct sentence *out)
+void coord_session_done(struct coord_session *session, uint32_t request)
 {
-    const size_t count = *(const size_t *)((const char *)message + field->quantifier_offset);
-    const char *values = *(const char *const *)member_of(message, field);
-    const size_t each = size_of(field);
-    size_t i = 0;
-    for (; each > 0 && i < count && strlen(out->text) < WHAT_CHARS; i++)
-        add_value(field, values + i * each, depth, out);
-    if (each > 0 && i < count) sentence_add(out, " ... and %zu more of %s", count - i, field->name);
+    const Cairn__Done done = CAIRN__DONE__INIT;
+    coord_session_send(session, CAIRN_MSG_DONE, request, &done.base);
 }
 
-static bool is_text(const ProtobufCFieldDescriptor *field)
+void coord_session_pages(struct coord_session *session, uint32_t request, enum page_what what,
+                         struct packed *packed)
 {
-    return field->type == PROTOBUF_C_TYPE_STRING && field->label != PROTOBUF_C_LABEL_REPEATED;
+    if (session == NULL || session->closing) return;
+    const cairn_status status = peer_send_pages(session->peer, request, what, packed);
+    if (status != CAIRN_OK) give_up(session, status, "pages");
 }
 
-/* Adds the texts first, since they are names and say what is meant; then the fields that say
- * how. */
-static void add_fields(const ProtobufCMessage *message, unsigned depth, struct sentence *out)
+/* ==== clock ==== */
+
+uint64_t coord_tick_ms(const struct coord *cluster)
 {
-    const ProtobufCFieldDescriptor *fields = message->descriptor->fields;
-    const unsigned count = message->descriptor->n_fields;
-    for (unsigned i = 0; i < count; i++)
-        if (is_text(&fields[i])) add_value(&fields[i], member_of(message, &fields[i]), depth, out);
-    for (unsigned i = 0; i < count; i++) {
-        const bool is_said = depth == 1 && strcmp(fields[i].name, "op") == 0; // by the verb
-        if (is_said || is_text(&fields[i])) continue;
-        if (fields[i].label == PROTOBUF_C_LABEL_REPEATED)
-            add_each(message, &fields[i], depth, out);
-        else
-            add_value(&fields[i], member_of(message, &fields[i]), depth, out);
-    }
+    const uint64_t half = (uint64_t)cluster->options->heartbeat_ms / 2;
+    return half < 10 ? 10 : half;
 }
 
-/* The field of that name, if it is of that type; NULL: it has none. */
-static const void *field_named(const ProtobufCMessage *message, const char *name,
-                               ProtobufCType type)
+/* Not past the time at which the next tick is late: what is longer is taken away by that tick, and what was
+ * told before must not be ahead of what is told after. */
+uint64_t coord_now_ms(const struct coord *cluster)
 {
-    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
-        message->descriptor, name);
-    return field != NULL && field->type == type ? member_of(message, field) : NULL;
+    const uint64_t now_ms = uv_now(cluster->loop);
+    const uint64_t last_ms = cluster->clock.last_tick_ms +
+                             CAIRN_LATE_TICKS * coord_tick_ms(cluster);
+    return (now_ms < last_ms ? now_ms : last_ms) - cluster->clock.stopped_ms;
 }
 
-/* The job that it is about, where it is about one: "job", or "name" of messages that begin with Job. */
-static const char *job_of(const ProtobufCMessage *message)
+/* ==== the cluster's jobs ==== */
+
+struct coord_job *coord_job_find(struct coord *cluster, const char *name)
 {
-    const bool is_of_job = strncmp(message->descriptor->short_name, "Job", 3) == 0;
-    char *const *job = field_named(message, "job", PROTOBUF_C_TYPE_STRING);
-    if (job == NULL && is_of_job) job = field_named(message, "name", PROTOBUF_C_TYPE_STRING);
-    return job != NULL ? *job : "";
+    struct coord_job *job = cluster->jobs;
+    while (job != NULL && strcmp(job->spec.name, name) != 0) job = job->next;
+    return job;
 }
 
-void coord_asked_note(const struct coord_session *session, const struct wire_frame *frame,
-                      const ProtobufCMessage *message)
+struct coord_job *coord_job_by_id(const struct coord *cluster, uint64_t id)
 {
-    const char *verb = verb_of(frame, message);
-    struct sentence who, what;
-    if (verb == NULL) return;
-    const protobuf_c_boolean *plan = field_named(message, "plan", PROTOBUF_C_TYPE_BOOL);
-    if (plan != NULL && *plan) return; // it only asks what would be
-    const char *job = job_of(message);
-    sentence_set(&what, "%s", verb);
-    add_fields(message, 1, &what);
-    sentence_set(&who, "admin %s at %s", session->name, peer_name(session->peer));
-    log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }), "asked: %s",
-               what.text);
-    coord_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what.text);
+    struct coord_job *job = cluster->jobs;
+    while (job != NULL && job->id != id) job = job->next;
+    return job;
+}
+
+void coord_job_link(struct coord_job *job)
+{
+    struct coord_job **at = &job->cluster->jobs;
+    while (*at != NULL && strcmp((*at)->spec.name, job->spec.name) < 0) at = &(*at)->next;
+    job->next = *at;
+    *at = job;
+}
+
+void coord_job_unlink(struct coord_job *job)
+{
+    struct coord_job **at = &job->cluster->jobs;
+    while (*at != NULL && *at != job) at = &(*at)->next;
+    if (*at == job) *at = job->next;
 }
