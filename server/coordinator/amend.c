@@ -30,7 +30,6 @@ struct coord_amending {
 
 static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAmend *amend,
                                   bool *extends_out, struct sentence *why);
-static void terms_advance(struct coord_job *job);
 
 void coord_amending_free(struct coord_amending *amending)
 {
@@ -196,7 +195,7 @@ static void answer_amender(struct coord_member *member, cairn_status status, con
     struct coord_job *job = member->job;
     member->amend.revision = job->spec.revision;
     if (status == CAIRN_OK) {
-        terms_advance(job);
+        coord_terms_advance(job);
         return;
     }
     coord_amend_failed(member, status, text);
@@ -228,7 +227,7 @@ static void answer_admins(struct coord_job *job, const struct coord_saved *saved
         return;
     }
     job->amends.revision = job->spec.revision;
-    terms_advance(job);
+    coord_terms_advance(job);
     if (job->state == CAIRN_CLUSTER_JOB_LOST) coord_amenders_lost(job);
 }
 
@@ -401,115 +400,6 @@ void coord_amenders_forget(struct coord *cluster, const struct coord_session *se
 {
     for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
         coord_waiters_forget(&job->amends.waiters, session);
-}
-
-/* ==== amend shards ==== */
-
-/* Brings the spec that is in the store to all shards. An amendment is answered only when all of
- * them have it, so that a lost store can be rebuilt from them. The store is written first: a
- * shard is never ahead of it. The spec goes over the ordered connection of the rounds, so no
- * round goes by terms that one of its shards does not have. */
-
-/* A JobTerms on its way. */
-struct telling {
-    uint64_t generation, revision;
-    uint32_t shard;
-};
-
-void coord_amend_done(struct coord_member *member, uint64_t revision)
-{
-    Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
-    amended.revision = revision;
-    if (member->amend.request != 0)
-        coord_session_send(member->session, CAIRN_MSG_JOB_AMENDED, member->amend.request,
-                           &amended.base);
-    member->amend.request = 0;
-    member->amend.revision = 0;
-}
-
-void coord_amend_failed(struct coord_member *member, cairn_status status, const char *text)
-{
-    if (member->amend.request != 0)
-        coord_session_error(member->session, member->amend.request, status, text);
-    member->amend.request = 0;
-    member->amend.revision = 0;
-}
-
-/* Answers the amendments that all shards have. */
-static void terms_advance(struct coord_job *job)
-{
-    uint64_t all = UINT64_MAX;
-    CAIRN_EACH_SHARD (job, i)
-        if (job->shards[i].revision < all) all = job->shards[i].revision;
-    if (job->amends.waiters != NULL && job->amends.revision != 0 && job->amends.revision <= all) {
-        Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
-        amended.revision = job->amends.revision;
-        coord_waiters_answer(&job->amends.waiters, CAIRN_MSG_JOB_AMENDED, &amended.base);
-    }
-    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        if (m->amend.revision != 0 && m->amend.revision <= all)
-            coord_amend_done(m, m->amend.revision);
-    }
-}
-
-/* It stands in the store and is gone by: that one shard cannot keep it is said, and does not hold it up. */
-static void fail_revision(struct coord_job *job, uint64_t revision, cairn_status status,
-                          const char *text)
-{
-    struct sentence why;
-    sentence_set(
-        &why, "job %s: the amended spec is in the coordinator's store, but not on all shards: %s",
-        job->spec.name, text);
-    log_fields(CAIRN_LOG_ERROR, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
-    if (job->amends.revision == revision)
-        coord_waiters_fail(&job->amends.waiters, status, why.text);
-    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        if (m->amend.revision == revision) coord_amend_failed(m, status, why.text);
-    }
-}
-
-static void on_terms_answered(struct coord_job *job, const void *about, cairn_status status,
-                              const char *text)
-{
-    const struct telling *told = about;
-    if (job->generation != told->generation) return;
-    if (status == CAIRN_ERR_CLOSED) return; // told again when the shard is back
-    if (status != CAIRN_OK) {
-        fail_revision(job, told->revision, status, text);
-        return;
-    }
-    struct coord_job_shard *s = &job->shards[told->shard];
-    if (s->revision < told->revision) s->revision = told->revision;
-    terms_advance(job);
-}
-
-void coord_terms_tell(struct coord_job *job, uint32_t shard, bool settled)
-{
-    const struct coord_job_shard *s = &job->shards[shard];
-    const bool newer = s->revision < job->spec.revision;
-    if (!s->up || (settled && !newer)) return;
-    const struct telling telling = { job->generation, job->spec.revision, shard };
-    struct coord_gather *gather = coord_gather_open_job(job, on_terms_answered, &telling,
-                                                        sizeof telling);
-    if (gather == NULL) {
-        log_error("job %s: out of memory to tell shard %s of the spec", job->spec.name,
-                  s->entry->name);
-        return;
-    }
-    Cairn__JobTerms terms = CAIRN__JOB_TERMS__INIT;
-    terms.job = job->id;
-    terms.generation = job->generation;
-    terms.revision = job->spec.revision;
-    terms.spec_bytes = newer ? job->planned.spec->size : 0;
-    const uint32_t request = coord_gather_send(gather, s->entry, CAIRN_MSG_JOB_TERMS, &terms.base);
-    if (request != 0 && newer)
-        coord_session_pages(s->entry->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
-    coord_gather_start(gather);
-}
-
-void coord_terms_tell_all(struct coord_job *job)
-{
-    CAIRN_EACH_SHARD (job, i) coord_terms_tell(job, i, false);
 }
 
 /* ==== amend tensors ==== */

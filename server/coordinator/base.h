@@ -252,8 +252,11 @@ bool coord_handle_shard(struct coord_session *session, const struct wire_frame *
                         const ProtobufCMessage *message);
 bool coord_handle_admin(struct coord_session *session, const struct wire_frame *frame,
                         const ProtobufCMessage *message);
-/* cluster.c: ClusterStatus, at once. */
+/* status.c */
 void coord_status_answer(struct coord_session *session, uint32_t request);
+void coord_job_list_answer(struct coord_session *session, uint32_t request);
+void coord_job_show_answer(struct coord_session *session, uint32_t request,
+                           const Cairn__JobShow *show);
 
 /* ==== asked ==== */
 

@@ -22,13 +22,6 @@
 #include "server/coordinator/snapshot.h"
 #include "server/coordinator/store.h"
 
-void coord_extension_release(struct coord_job *job)
-{
-    struct coord_job *staged = job->extension.staged_job;
-    job->extension = (struct coord_extension) { .staged_job = NULL };
-    if (staged != NULL) coord_job_free(staged);
-}
-
 bool coord_extend_is(const struct coord_job *job, uint64_t key)
 {
     return job->extension.staged_job != NULL && job->extension.staged_job->spec.amend_key == key;
@@ -37,16 +30,6 @@ bool coord_extend_is(const struct coord_job *job, uint64_t key)
 void coord_extend_shard_gone(struct coord_job *job)
 {
     job->extension.broken = job->extension.making;
-}
-
-void coord_job_send_switch(const struct coord_job *job, const struct coord_shard_entry *entry,
-                           uint64_t generation)
-{
-    Cairn__JobSwitch message = CAIRN__JOB_SWITCH__INIT;
-    if (entry->session == NULL || entry->session->closing) return; // told when it is back
-    message.job = job->id;
-    message.generation = generation;
-    coord_session_send(entry->session, CAIRN_MSG_JOB_SWITCH, 0, &message.base);
 }
 
 static void switch_all(const struct coord_job *job, uint64_t generation)

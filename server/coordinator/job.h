@@ -119,15 +119,6 @@ void coord_member_init_done(struct coord_member *member, uint32_t request,
 /* Seals it, if that is wanted and all shards are there. */
 void coord_job_try_seal(struct coord_job *job);
 
-/* ---- drain.c ---- */
-
-#define CAIRN_INIT_HELD_BYTES 8 /* a tensor */
-/* InitDone.held of a member. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status coord_replicas_take(struct coord_member *member,
-                                                  const ProtobufCBinaryData *held);
-/* Ranks that hold the same box of a tensor have put the same; else false, and why. */
-bool coord_replicas_agree(const struct coord_job *job, struct sentence *why);
-
 /* ==== loss ==== */
 
 /* A job is lost, or behind its shards: why, and what comes next. */
@@ -296,6 +287,9 @@ bool coord_job_in_force(const struct coord_job *job, uint32_t shard);
 
 /* NULL: there is none. */
 struct coord_job *coord_job_find(struct coord *cluster, const char *name);
+/* The same for a request, which is answered where there is none. */
+struct coord_job *coord_job_named(struct coord_session *session, uint32_t request,
+                                  const char *name);
 struct coord_job *coord_job_by_id(const struct coord *cluster, uint64_t id);
 /* Into the list of the cluster's jobs, and out of it. */
 void coord_job_link(struct coord_job *job);
@@ -388,7 +382,7 @@ cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
 cairn_status coord_jobs_load(struct coord *cluster, struct sentence *why);
 /* Begins to make the job that `packed` is the spec of: a thread plans it, the shards make room,
  * and it is stored. Members that wait for the job then hear of it. `generation` is explained at
- * coord_first_generation; `maker` is the session that wants the job. CAIRN_ERR_REFUSED,
+ * first_generation of openings.c; `maker` is the session that wants the job. CAIRN_ERR_REFUSED,
  * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: nothing was begun. */
 CAIRN_MUST_CHECK cairn_status coord_job_create(struct coord *cluster,
                                                const struct job_spec_data *spec,
@@ -512,17 +506,6 @@ void coord_jobs_shard_down(struct coord *cluster, struct coord_shard_entry *entr
 void coord_job_seen(struct coord_job *job, const char *kind, const char *name, uint64_t epoch);
 /* A part that is missing for too long makes its job LOST, until it is back. */
 void coord_job_parts_tick(struct coord_job *job);
-
-/* ==== first ==== */
-
-/* The generation that a new job begins with: above all that lie in the folder of its name, so that of any two
- * snapshots there the one of the higher version is the newer, and no two have the same. */
-
-/* False: the folder is being looked at, on another thread; the openers are looked at again then. A folder
- * that cannot be read, or hangs, does not hold a job up: it begins with generation 1, with a warning. */
-bool coord_first_generation(struct coord *cluster, const char *job, uint64_t *out);
-/* Looks that take too long end. */
-void coord_first_tick(struct coord *cluster);
 
 /* ==== settings ==== */
 

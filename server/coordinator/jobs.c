@@ -30,6 +30,13 @@ static void free_body(void *arg)
     free(job);
 }
 
+void coord_extension_release(struct coord_job *job)
+{
+    struct coord_job *staged = job->extension.staged_job;
+    job->extension = (struct coord_extension) { .staged_job = NULL };
+    if (staged != NULL) coord_job_free(staged);
+}
+
 void coord_job_free(struct coord_job *job)
 {
     while (job->members.list != NULL) coord_member_free(job->members.list);
@@ -808,98 +815,4 @@ void coord_job_remove(struct coord_session *session, uint32_t request,
     }
     if (drop != NULL) free_drop(drop);
     coord_session_error(session, request, status, why.text);
-}
-
-/* ==== first ==== */
-
-#define LOOK_MS 5000 /* a storage that takes longer hangs */
-
-struct coord_first {
-    struct coord_work work;   /* first */
-    struct coord_first *next; /* of the cluster's list */
-    char job[CAIRN_NAME_MAX + 1];
-    uint64_t begun_ms;
-    bool ended; /* `last` is known, or was given up */
-    bool given_up;
-    /* the thread's, until it has run */
-    uint64_t last;
-    cairn_status status;
-    struct sentence why;
-};
-
-static void look_for_generation(struct coord_work *work)
-{
-    struct coord_first *first = (struct coord_first *)work;
-    first->status = coord_storage_seen(work->cluster, &first->why);
-    if (first->status == CAIRN_OK)
-        first->status = snapshot_last_generation(work->cluster->storage.path, first->job,
-                                                 &first->last, &first->why);
-}
-
-static void say_unknown(const char *job, const char *why)
-{
-    log_warn("job %s begins with generation 1, and snapshots of an older job of that name may "
-             "lie there, which would count as its own: %s",
-             job, why);
-}
-
-static void unlink_first(struct coord_first *first)
-{
-    struct coord_first **at = &first->work.cluster->firsts;
-    while (*at != NULL && *at != first) at = &(*at)->next;
-    if (*at == first) *at = first->next;
-}
-
-/* Whoever wants the job takes the number now; later another may lie there. */
-static void on_generation_found(struct coord_work *work)
-{
-    struct coord_first *first = (struct coord_first *)work;
-    if (!work->cluster->closing && !first->given_up) {
-        first->ended = true;
-        if (first->status != CAIRN_OK) say_unknown(first->job, first->why.text);
-        if (first->status != CAIRN_OK) first->last = 0;
-        coord_openings_advance(work->cluster);
-    }
-    unlink_first(first);
-    free(first);
-}
-
-static void begin_look(struct coord *cluster, const char *job)
-{
-    struct coord_first *first = calloc(1, sizeof *first);
-    if (first == NULL) return;
-    snprintf(first->job, sizeof first->job, "%s", job);
-    first->work.run = look_for_generation;
-    first->work.done = on_generation_found;
-    first->begun_ms = coord_now_ms(cluster);
-    if (!coord_work_start(&first->work, cluster, NULL, 0)) {
-        free(first);
-        return;
-    }
-    first->next = cluster->firsts;
-    cluster->firsts = first;
-}
-
-bool coord_first_generation(struct coord *cluster, const char *job, uint64_t *out)
-{
-    const struct coord_first *first = cluster->firsts;
-    while (first != NULL && strcmp(first->job, job) != 0) first = first->next;
-    if (first == NULL) {
-        begin_look(cluster, job); // without memory: when they are looked at next
-        return false;
-    }
-    if (!first->ended && !first->given_up) return false;
-    *out = first->given_up ? 1 : first->last + 1;
-    return true;
-}
-
-void coord_first_tick(struct coord *cluster)
-{
-    bool advance = false;
-    for (struct coord_first *f = cluster->firsts; f != NULL; f = f->next) {
-        if (f->ended || f->given_up || coord_now_ms(cluster) - f->begun_ms < LOOK_MS) continue;
-        f->given_up = advance = true;
-        say_unknown(f->job, "the storage of the snapshots does not answer");
-    }
-    if (advance) coord_openings_advance(cluster);
 }

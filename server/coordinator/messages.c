@@ -36,256 +36,9 @@ static void on_shard_forget(struct coord_session *session, uint32_t request,
 
 /* ---- jobs ---- */
 
-#define FROZEN_SHOWN 16
-#define LEASES_SHOWN 64
-
-/* A status message with what it borrows. */
-struct job_view {
-    Cairn__JobStatus status;
-    Cairn__JobSpec spec;
-    struct sentence awaited, saving, gradient, moving, loss, path_cut;
-    char layout_hash[2 * CAIRN_LAYOUT_HASH_BYTES + 1];
-    Cairn__GroupSpec *groups; /* owned */
-    Cairn__GroupSpec **list;  /* owned */
-    char *frozen[FROZEN_SHOWN];
-    Cairn__LeaseStatus leases[LEASES_SHOWN];
-    Cairn__LeaseStatus *lease_list[LEASES_SHOWN];
-    struct bytes_view bytes;
-    struct memory_view memory;
-    struct times_view times;
-    struct groups_view reduce_groups;
-    struct straggler_view straggler;
-    char nonfinite[CAIRN_RESULTS_BYTES];
-};
-
-static void fill_rounds(struct job_view *view, const struct coord_job *job)
-{
-    Cairn__JobStatus *s = &view->status;
-    s->loss_scale = job->spec.loss_scale;
-    if (job->core == NULL) return;
-    struct payload head;
-    const struct round_counts counts = round_counts_of(job->core);
-    const struct decision *last = round_last(job->core);
-    s->epoch = cairn_round_epoch(job->core);
-    s->round = round_open_round(job->core);
-    s->workers = round_worker_count(job->core);
-    s->steps_applied = counts.applied;
-    s->rounds_skipped = counts.skipped;
-    s->skips = round_skips(job->core).all;
-    s->skips_in_row = round_skips(job->core).in_row;
-    s->rounds_abandoned = counts.abandoned;
-    s->loss_scale = round_loss_scale(job->core);
-    s->nonfinite = coord_halts_nonfinite(job, view->nonfinite);
-    s->nonfinite_tensors = view->nonfinite;
-    if (last->payload_bytes > 0 &&
-        payload_decode(last->payload, last->payload_bytes, &head) == CAIRN_OK) {
-        s->last_grad_norm = head.grad_norm;
-        if (!head.finite) {
-            const struct results gradients = coord_halts_gradients(job, last->round);
-            results_gradient(&gradients, &job->spec, &view->gradient);
-            s->gradient = view->gradient.text;
-        }
-        s->client_state_bytes = head.state_bytes;
-    }
-}
-
-static void fill_shards(struct job_view *view, const struct coord_job *job)
-{
-    Cairn__JobStatus *s = &view->status;
-    const Cairn__BytesTold *all = coord_bytes_of(job, &view->bytes);
-    s->bytes = view->bytes.list;
-    s->n_bytes = view->bytes.count;
-    s->pushed_bytes = all->pushed_shared + all->pushed_carried + all->put;
-    s->fetched_bytes = all->fetched_shared + all->fetched_carried;
-    s->shards = job->entry_count;
-    CAIRN_EACH_SHARD (job, i) s->shards_told += job->shards[i].entry->has_stats;
-    coord_memory_of(job, &view->memory);
-    s->memory = view->memory.list;
-    s->n_memory = view->memory.count;
-    s->state_bytes = view->memory.sum;
-}
-
-static void list_frozen(struct job_view *view, const struct job_spec_data *spec)
-{
-    Cairn__JobStatus *s = &view->status;
-    s->frozen_tensors = view->frozen;
-    for (size_t i = 0; i < spec->tensor_count; i++) {
-        if (!spec->tensors[i].frozen) continue;
-        s->frozen_tensor_count++;
-        if (s->n_frozen_tensors < FROZEN_SHOWN)
-            view->frozen[s->n_frozen_tensors++] = spec->tensors[i].name;
-    }
-}
-
-/* Shows the leases that are granted; others still wait. */
-static void fill_leases(struct job_view *view, const struct coord_job *job)
-{
-    Cairn__JobStatus *s = &view->status;
-    const uint64_t now_ms = coord_now_ms(job->cluster);
-    s->leases = view->lease_list;
-    for (const struct coord_lease *l = job->leases.list; l != NULL; l = l->next) {
-        if (l->ends_ms == 0 || s->n_leases == LEASES_SHOWN) continue;
-        Cairn__LeaseStatus *out = &view->leases[s->n_leases];
-        cairn__lease_status__init(out);
-        out->generation = l->version.generation;
-        out->step = l->version.step;
-        out->holder = l->member->session->name;
-        out->role = l->member->role;
-        out->left_ms = l->ends_ms > now_ms ? l->ends_ms - now_ms : 0;
-        view->lease_list[s->n_leases++] = out;
-    }
-}
-
-static bool view_init(struct job_view *view, const struct coord_job *job)
-{
-    const struct job_spec_data *spec = &job->spec;
-    Cairn__JobStatus *s = &view->status;
-    cairn__job_status__init(s);
-    view->groups = calloc(spec->group_count + 1, sizeof *view->groups);
-    view->list = calloc(spec->group_count + 1, sizeof *view->list);
-    if (view->groups == NULL || view->list == NULL) return false;
-    const struct cairn_version version = coord_job_version(job);
-    coord_job_waiting(job, &view->awaited);
-    for (int i = 0; i < CAIRN_LAYOUT_HASH_BYTES; i++) {
-        snprintf(&view->layout_hash[2 * i], 3, "%02x", job->layout->hash[i]);
-    }
-    for (size_t i = 0; i < spec->group_count; i++) {
-        group_to_message(&spec->groups[i], &view->groups[i]);
-        view->groups[i].lr_now = job->core != NULL ? round_lr(job->core, (uint32_t)i)
-                                                   : spec->groups[i].lr;
-        view->list[i] = &view->groups[i];
-    }
-    for (size_t i = 0; i < spec->tensor_count; i++) {
-        const bool is_blob = spec->tensors[i].kind == CAIRN_BLOB;
-        *(is_blob ? &s->blob_bytes : &s->elems) += job->layout->geometry[i].elems;
-        s->blobs += is_blob;
-    }
-    s->name = spec->name;
-    s->state = wire_text(coord_job_state_name(job));
-    s->generation = version.generation;
-    s->step = version.step;
-    s->version_unknown = job->version_unknown;
-    s->awaited = view->awaited.text;
-    if (job->state == CAIRN_CLUSTER_JOB_LOST) s->loss = wire_text(job->loss.why.text);
-    s->put_out = wire_text(job->rounds.put_out.text);
-    s->stepped = job->rounds.has_stepped;
-    if (s->stepped) s->stepped_ms_ago = coord_now_ms(job->cluster) - job->rounds.stepped_ms;
-    s->still_ms = coord_job_still_ms(job);
-    s->snapshot_failed = wire_text(job->snapshots.failed.text);
-    s->passed_over = wire_text(job->snapshots.passed_over.text);
-    coord_snapshot_show(job, &view->saving);
-    s->saving = view->saving.text;
-    coord_reshard_show(job, &view->moving);
-    s->moving = view->moving.text;
-    coord_unheard_of_job(job, &view->path_cut);
-    s->path_cut = view->path_cut.text;
-    s->restores = version.step > job->base_step ? 0 : job->loss.recovery.restores;
-    s->workers_min = spec->workers_min;
-    s->workers_max = spec->workers_max;
-    s->tensors = spec->tensor_count;
-    s->groups = view->list;
-    s->n_groups = spec->group_count;
-    s->layout_hash = view->layout_hash;
-    s->heaviest_over_mean = job->planned.heaviest_over_mean;
-    s->extents = job->layout != NULL ? job->layout->extent_count : 0;
-    s->pieces = job->layout != NULL ? layout_pieces(job->layout) : 0;
-    spec_to_message(spec, &view->spec);
-    s->spec = &view->spec;
-    list_frozen(view, spec);
-    fill_rounds(view, job);
-    fill_shards(view, job);
-    fill_leases(view, job);
-    coord_groups_show(job, &view->reduce_groups, s);
-    coord_straggler_show(job, &view->straggler, s);
-    return true;
-}
-
-static void view_release(struct job_view *view)
-{
-    free(view->groups);
-    free(view->list);
-    coord_memory_release(&view->memory);
-    coord_times_release(&view->times);
-}
-
-#define BRIEF_CHARS 160
-
-/* Keeps what a job is and whom it waits for; `job show` has the rest. So the list fits a frame
- * even with the most jobs that there may be. */
-static void shorten_job_status(struct job_view *view)
-{
-    Cairn__JobStatus *s = &view->status;
-    s->n_groups = s->n_memory = s->n_leases = s->n_frozen_tensors = 0;
-    view->awaited = sentence_brief(view->awaited.text, BRIEF_CHARS);
-    view->loss = sentence_brief(s->loss, BRIEF_CHARS);
-    s->loss = view->loss.text;
-    view->path_cut = sentence_brief(view->path_cut.text, BRIEF_CHARS);
-    view->saving.text[0] = view->moving.text[0] = '\0';
-    if (s->snapshot_failed[0] != '\0') s->snapshot_failed = wire_text("`cairn job show` has why");
-    s->put_out = s->passed_over = s->nonfinite_tensors = s->gradient = wire_text("");
-    s->straggler = NULL;
-}
-
-static void on_job_list(struct coord_session *session, uint32_t request)
-{
-    size_t count = 0;
-    for (struct coord_job *j = session->cluster->jobs; j != NULL; j = j->next) count++;
-    struct job_view *views = calloc(count + 1, sizeof *views);
-    Cairn__JobStatus **list = calloc(count + 1, sizeof *list);
-    bool whole = views != NULL && list != NULL;
-    size_t n = 0;
-    for (struct coord_job *j = session->cluster->jobs; whole && j != NULL; j = j->next, n++) {
-        whole = view_init(&views[n], j);
-        if (!whole) break;
-        views[n].status.n_bytes = 0; // `job show` has them
-        views[n].status.n_reduce_groups = 0;
-        list[n] = &views[n].status;
-    }
-    if (whole) {
-        Cairn__JobList jobs = CAIRN__JOB_LIST__INIT;
-        jobs.jobs = list;
-        jobs.n_jobs = count;
-        const bool is_large = cairn__job_list__get_packed_size(&jobs) >
-                              CAIRN_FRAME_BYTES_MAX - CAIRN_FRAME_HEADER_BYTES;
-        for (size_t i = 0; is_large && i < count; i++) shorten_job_status(&views[i]);
-        coord_session_send(session, CAIRN_MSG_JOB_LIST, request, &jobs.base);
-    } else {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
-    }
-    for (size_t i = 0; views != NULL && i < count; i++) view_release(&views[i]);
-    free(views);
-    free(list);
-}
-
-/* NULL: answered that there is none. */
-static struct coord_job *job_or_error(struct coord_session *session, uint32_t request,
-                                      const char *name)
-{
-    struct coord_job *job = coord_job_find(session->cluster, name);
-    struct sentence why;
-    if (job != NULL) return job;
-    sentence_set(&why, "there is no job \"%s\"; `cairn job list` shows those there are", name);
-    coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
-    return NULL;
-}
-
-static void on_job_show(struct coord_session *session, uint32_t request, const Cairn__JobShow *show)
-{
-    struct coord_job *job = job_or_error(session, request, show->name);
-    struct job_view view = { .groups = NULL };
-    if (job == NULL) return;
-    if (view_init(&view, job) &&
-        (!show->times || coord_times_show(job, &view.times, &view.status))) {
-        coord_session_send(session, CAIRN_MSG_JOB_STATUS, request, &view.status.base);
-    } else {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
-    }
-    view_release(&view);
-}
-
 static void on_job_spec(struct coord_session *session, uint32_t request, const char *name)
 {
-    const struct coord_job *job = job_or_error(session, request, name);
+    const struct coord_job *job = coord_job_named(session, request, name);
     if (job == NULL) return;
     Cairn__JobSpecTold told = CAIRN__JOB_SPEC_TOLD__INIT;
     told.spec_bytes = job->planned.spec->size;
@@ -298,7 +51,7 @@ static void on_job_spec(struct coord_session *session, uint32_t request, const c
 static void begin_snapshot(struct coord_session *session, uint32_t request, const char *name,
                            bool has_files, bool wait)
 {
-    struct coord_job *job = job_or_error(session, request, name);
+    struct coord_job *job = coord_job_named(session, request, name);
     struct sentence why;
     if (job == NULL) return;
     const cairn_status status = coord_snapshot_begin(job, has_files, session, request, wait, &why);
@@ -308,7 +61,7 @@ static void begin_snapshot(struct coord_session *session, uint32_t request, cons
 static void cancel_snapshot(struct coord_session *session, uint32_t request,
                             const Cairn__SnapshotCancel *cancel)
 {
-    struct coord_job *job = job_or_error(session, request, cancel->job);
+    struct coord_job *job = coord_job_named(session, request, cancel->job);
     struct sentence why;
     if (job == NULL) return;
     const cairn_status status = coord_snapshot_cancel(job, cancel->id, session, request, &why);
@@ -406,9 +159,9 @@ bool coord_handle_admin(struct coord_session *session, const struct wire_frame *
     case CAIRN_MSG_MEMBER_DRAIN:
         coord_member_drain(session, request, (const Cairn__MemberDrain *)message);
         return true;
-    case CAIRN_MSG_JOB_LIST_GET: on_job_list(session, request); return true;
+    case CAIRN_MSG_JOB_LIST_GET: coord_job_list_answer(session, request); return true;
     case CAIRN_MSG_JOB_SHOW:
-        on_job_show(session, request, (const Cairn__JobShow *)message);
+        coord_job_show_answer(session, request, (const Cairn__JobShow *)message);
         return true;
     case CAIRN_MSG_JOB_SPEC_GET:
         on_job_spec(session, request, ((const Cairn__JobSpecGet *)message)->name);

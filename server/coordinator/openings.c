@@ -1,9 +1,13 @@
 /* Workers and readers on their way into a job: the request, the pages of the spec, the wait for the job to be
  * made or restored; the section join is next. */
 #include <inttypes.h>
+#include <sodium.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/plan/plan.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
@@ -11,6 +15,109 @@
 #include "server/coordinator/job.h"
 #include "server/coordinator/members.h"
 #include "server/coordinator/restore.h"
+#include "server/coordinator/round.h"
+#include "server/coordinator/snapshot.h"
+#include "server/coordinator/store.h"
+
+/* ==== first ====
+ *
+ * The generation that a new job begins with: above all that lie in the folder of its name, so that of any two
+ * snapshots there the one of the higher version is the newer, and no two have the same. */
+
+#define LOOK_MS 5000 /* a storage that takes longer hangs */
+
+struct coord_first {
+    struct coord_work work;   /* first */
+    struct coord_first *next; /* of the cluster's list */
+    char job[CAIRN_NAME_MAX + 1];
+    uint64_t begun_ms;
+    bool ended; /* `last` is known, or was given up */
+    bool given_up;
+    /* the thread's, until it has run */
+    uint64_t last;
+    cairn_status status;
+    struct sentence why;
+};
+
+static void look_for_generation(struct coord_work *work)
+{
+    struct coord_first *first = (struct coord_first *)work;
+    first->status = coord_storage_seen(work->cluster, &first->why);
+    if (first->status == CAIRN_OK)
+        first->status = snapshot_last_generation(work->cluster->storage.path, first->job,
+                                                 &first->last, &first->why);
+}
+
+static void say_unknown(const char *job, const char *why)
+{
+    log_warn("job %s begins with generation 1, and snapshots of an older job of that name may "
+             "lie there, which would count as its own: %s",
+             job, why);
+}
+
+static void unlink_first(struct coord_first *first)
+{
+    struct coord_first **at = &first->work.cluster->firsts;
+    while (*at != NULL && *at != first) at = &(*at)->next;
+    if (*at == first) *at = first->next;
+}
+
+/* Whoever wants the job takes the number now; later another may lie there. */
+static void on_generation_found(struct coord_work *work)
+{
+    struct coord_first *first = (struct coord_first *)work;
+    if (!work->cluster->closing && !first->given_up) {
+        first->ended = true;
+        if (first->status != CAIRN_OK) say_unknown(first->job, first->why.text);
+        if (first->status != CAIRN_OK) first->last = 0;
+        coord_openings_advance(work->cluster);
+    }
+    unlink_first(first);
+    free(first);
+}
+
+static void begin_look(struct coord *cluster, const char *job)
+{
+    struct coord_first *first = calloc(1, sizeof *first);
+    if (first == NULL) return;
+    snprintf(first->job, sizeof first->job, "%s", job);
+    first->work.run = look_for_generation;
+    first->work.done = on_generation_found;
+    first->begun_ms = coord_now_ms(cluster);
+    if (!coord_work_start(&first->work, cluster, NULL, 0)) {
+        free(first);
+        return;
+    }
+    first->next = cluster->firsts;
+    cluster->firsts = first;
+}
+
+/* False: the folder is being looked at, on another thread; the openers are looked at again then. A folder
+ * that cannot be read, or hangs, does not hold a job up: it begins with generation 1, with a warning. */
+static bool first_generation(struct coord *cluster, const char *job, uint64_t *out)
+{
+    const struct coord_first *first = cluster->firsts;
+    while (first != NULL && strcmp(first->job, job) != 0) first = first->next;
+    if (first == NULL) {
+        begin_look(cluster, job); // without memory: when they are looked at next
+        return false;
+    }
+    if (!first->ended && !first->given_up) return false;
+    *out = first->given_up ? 1 : first->last + 1;
+    return true;
+}
+
+/* Looks that take too long end. */
+static void first_tick(struct coord *cluster)
+{
+    bool advance = false;
+    for (struct coord_first *f = cluster->firsts; f != NULL; f = f->next) {
+        if (f->ended || f->given_up || coord_now_ms(cluster) - f->begun_ms < LOOK_MS) continue;
+        f->given_up = advance = true;
+        say_unknown(f->job, "the storage of the snapshots does not answer");
+    }
+    if (advance) coord_openings_advance(cluster);
+}
 
 static void opening_refuse(struct coord_member *member, cairn_status status, const char *text);
 static const struct coord_member *opening_rival(const struct coord_member *member,
@@ -157,7 +264,7 @@ static bool advance_opening(struct coord_member *member)
         return true;
     }
     uint64_t generation;
-    if (!coord_first_generation(cluster, member->job_name, &generation)) return false;
+    if (!first_generation(cluster, member->job_name, &generation)) return false;
     const cairn_status status = coord_job_create(cluster, &member->opening.spec, generation,
                                                  member->opening.packed, member->session->name,
                                                  &why);
@@ -190,6 +297,7 @@ void coord_openings_advance(struct coord *cluster)
 
 void coord_openings_tick(struct coord *cluster)
 {
+    first_tick(cluster);
     if (!cluster->openings.contested) return;
     cluster->openings.contested = false; // unless one still waits
     coord_openings_advance(cluster);
@@ -431,18 +539,6 @@ void coord_member_open(struct coord_session *session, uint32_t request, const Ca
         return;
     }
     if (member->phase == CAIRN_MEMBER_WAITING) coord_openings_advance(session->cluster);
-}
-
-cairn_status coord_judge_workers(const struct coord *cluster, const struct job_spec_data *spec,
-                                 struct sentence *why)
-{
-    const int64_t most = cluster->options->workers_max;
-    const bool is_max = spec->workers_max > most;
-    if (spec->workers_min <= most && !is_max) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_INVALID,
-                     "workers_%s is %" PRIu32 ", this cluster allows %" PRId64
-                     " workers; raise round.workers_max",
-                     is_max ? "max" : "min", is_max ? spec->workers_max : spec->workers_min, most);
 }
 
 /* ---- the spec, on a thread: a million tensors take seconds ---- */

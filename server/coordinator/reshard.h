@@ -239,11 +239,13 @@ void coord_amenders_forget(struct coord *cluster, const struct coord_session *se
 /* With the job; NULL is fine. */
 void coord_amending_free(struct coord_amending *amending);
 
-/* ---- amend.c: what the shards know of the spec that is in the store ---- */
+/* ---- terms.c: what the shards know of the spec that is in the store ---- */
 
 /* Its generation is in the store, with this spec: to a shard that is up, if it does not know that yet. */
 void coord_terms_tell(struct coord_job *job, uint32_t shard, bool settled);
 void coord_terms_tell_all(struct coord_job *job);
+/* Answers the amendments that all shards have. */
+void coord_terms_advance(struct coord_job *job);
 /* The member's amendment, if it waits for one, is answered. */
 void coord_amend_done(struct coord_member *member, uint64_t revision);
 void coord_amend_failed(struct coord_member *member, cairn_status status, const char *text);

@@ -1,0 +1,556 @@
+/* What an operator sees: `cairn cluster status`, `cairn job list`, `cairn job show`. */
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/exact.h"
+#include "proto/base/text.h"
+#include "proto/fabric/fabric.h"
+#include "proto/fabric/where.h"
+#include "proto/plan/plan.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/settings.h"
+#include "proto/wire/messages.h"
+#include "server/base/daemon.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/reshard.h"
+#include "server/coordinator/restore.h"
+#include "server/coordinator/round.h"
+#include "server/coordinator/snapshot.h"
+#include "server/coordinator/store.h"
+
+/* ==== bytes ==== */
+
+static void take_memory(struct coord_shard_entry *entry, const Cairn__Heartbeat *message)
+{
+    const size_t count = message->n_memory < CAIRN_MEMORY_TOLD_MAX ? message->n_memory
+                                                                   : CAIRN_MEMORY_TOLD_MAX;
+    entry->memory_count = 0;
+    Cairn__MemoryTold *memory = realloc(entry->memory, (count + 1) * sizeof *memory);
+    if (memory == NULL) return;
+    entry->memory = memory;
+    for (size_t i = 0; i < count; i++) {
+        memory[i] = *message->memory[i];
+        // The message's, which is freed; the rest are numbers.
+        memory[i].shard = NULL;
+        memory[i].untold = false;
+        memory[i].base.unknown_fields = NULL;
+        memory[i].base.n_unknown_fields = 0;
+    }
+    entry->memory_count = count;
+}
+
+void coord_bytes_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *message)
+{
+    take_memory(entry, message);
+    const size_t count = message->n_bytes < CAIRN_BYTES_TOLD_MAX ? message->n_bytes
+                                                                 : CAIRN_BYTES_TOLD_MAX;
+    entry->bytes_count = 0;
+    Cairn__BytesTold *bytes = realloc(entry->bytes, (count + 1) * sizeof *bytes);
+    if (bytes == NULL) return;
+    entry->bytes = bytes;
+    for (size_t i = 0; i < count; i++) bytes[i] = *message->bytes[i]; // numbers only
+    entry->bytes_count = count;
+}
+
+void coord_bytes_read(struct coord_member *member, uint64_t bytes)
+{
+    if (bytes > member->read_bytes) member->read_bytes = bytes;
+}
+
+/* Shards tell of the workers that they have; one that is away has told of those that it had. */
+static bool is_attached(const struct coord_job *job, uint32_t rank)
+{
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        if (m->role == CAIRN_ROLE_WIRE_WORKER && m->rank == rank) return true;
+    return false;
+}
+
+/* The entry of the rank, made in its place; NULL: so many are not shown, or it has left. */
+static Cairn__BytesTold *worker_bytes(struct bytes_view *out, const struct coord_job *job,
+                                      uint32_t rank)
+{
+    size_t at = 1;
+    while (at < out->count && out->told[at].rank < rank) at++;
+    if (at < out->count && out->told[at].rank == rank) return &out->told[at];
+    if (at > CAIRN_BYTES_WORKERS_SHOWN || !is_attached(job, rank)) return NULL;
+    if (out->count <= CAIRN_BYTES_WORKERS_SHOWN) out->count++; // else the last one goes
+    memmove(&out->told[at + 1], &out->told[at], (out->count - 1 - at) * sizeof *out->told);
+    cairn__bytes_told__init(&out->told[at]);
+    out->told[at].of_worker = true;
+    out->told[at].rank = rank;
+    return &out->told[at];
+}
+
+/* Shards tell at different times, so each is divided by its own steps. */
+static void add_bytes(Cairn__BytesTold *to, const Cairn__BytesTold *more)
+{
+    to->pushed_shared += more->pushed_shared;
+    to->pushed_carried += more->pushed_carried;
+    to->fetched_shared += more->fetched_shared;
+    to->fetched_carried += more->fetched_carried;
+    to->put += more->put;
+    to->pushed_one_sided += more->pushed_one_sided;
+    to->fetched_one_sided += more->fetched_one_sided;
+    to->pushed_direct += more->pushed_direct;
+    to->fetched_direct += more->fetched_direct;
+    to->pushed_device += more->pushed_device;
+    to->fetched_device += more->fetched_device;
+    if (more->steps == 0) return;
+    const double steps = (double)more->steps;
+    to->pushed_a_step += (double)(more->pushed_shared + more->pushed_carried) / steps;
+    to->fetched_a_step += (double)(more->fetched_shared + more->fetched_carried) / steps;
+    if (more->steps > to->steps) to->steps = more->steps;
+}
+
+static void add_read(Cairn__BytesTold *to, uint64_t bytes)
+{
+    to->fetched_shared += bytes;
+    if (to->steps > 0) to->fetched_a_step += (double)bytes / (double)to->steps;
+}
+
+/* Behind what shards told, which says how many steps there were. */
+static void add_members(struct bytes_view *out, const struct coord_job *job)
+{
+    uint64_t read = job->members.read_bytes;
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        read += m->read_bytes;
+        if (m->read_bytes == 0 || m->role != CAIRN_ROLE_WIRE_WORKER) continue;
+        Cairn__BytesTold *to = worker_bytes(out, job, m->rank);
+        if (to != NULL) add_read(to, m->read_bytes);
+    }
+    add_read(&out->told[0], read);
+}
+
+const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes_view *out)
+{
+    out->count = 1;
+    cairn__bytes_told__init(&out->told[0]);
+    CAIRN_EACH_SHARD (job, s) {
+        const struct coord_shard_entry *entry = job->shards[s].entry;
+        for (size_t i = 0; i < entry->bytes_count; i++) {
+            const Cairn__BytesTold *told = &entry->bytes[i];
+            if (told->job != job->id) continue;
+            Cairn__BytesTold *to = told->of_worker ? worker_bytes(out, job, told->rank)
+                                                   : &out->told[0];
+            if (to != NULL) add_bytes(to, told);
+        }
+    }
+    add_members(out, job);
+    for (size_t i = 0; i < out->count; i++) {
+        out->told[i].job = job->id;
+        out->list[i] = &out->told[i];
+    }
+    return &out->told[0];
+}
+
+/* ---- memory ---- */
+
+static void fill_memory(const struct coord_job *job, uint32_t shard, Cairn__MemoryTold *out)
+{
+    const struct coord_shard_entry *entry = job->shards[shard].entry;
+    cairn__memory_told__init(out);
+    out->untold = true;
+    for (size_t i = 0; i < entry->memory_count; i++)
+        if (entry->memory[i].job == job->id) *out = entry->memory[i];
+    out->job = job->id;
+    out->shard_index = shard;
+    out->shard = entry->name;
+}
+
+void coord_memory_of(const struct coord_job *job, struct memory_view *out)
+{
+    *out = (struct memory_view) { .told = calloc(job->entry_count + 1, sizeof *out->told),
+                                  .list = calloc(job->entry_count + 1, sizeof *out->list) };
+    if (out->told == NULL || out->list == NULL) return;
+    CAIRN_EACH_SHARD (job, s) {
+        Cairn__MemoryTold *told = out->list[out->count] = &out->told[out->count];
+        out->count++;
+        fill_memory(job, s, told);
+        out->sum += told->state + told->published + told->landing + told->staging + told->tables;
+    }
+}
+
+void coord_memory_release(struct memory_view *view)
+{
+    free(view->told);
+    free(view->list);
+}
+
+/* ==== job status ==== */
+
+#define FROZEN_SHOWN 16
+
+#define LEASES_SHOWN 64
+
+/* A status message with what it borrows. */
+struct job_view {
+    Cairn__JobStatus status;
+    Cairn__JobSpec spec;
+    struct sentence awaited, saving, gradient, moving, loss, path_cut;
+    char layout_hash[2 * CAIRN_LAYOUT_HASH_BYTES + 1];
+    Cairn__GroupSpec *groups; /* owned */
+    Cairn__GroupSpec **list;  /* owned */
+    char *frozen[FROZEN_SHOWN];
+    Cairn__LeaseStatus leases[LEASES_SHOWN];
+    Cairn__LeaseStatus *lease_list[LEASES_SHOWN];
+    struct bytes_view bytes;
+    struct memory_view memory;
+    struct times_view times;
+    struct groups_view reduce_groups;
+    struct straggler_view straggler;
+    char nonfinite[CAIRN_RESULTS_BYTES];
+};
+
+static void fill_rounds(struct job_view *view, const struct coord_job *job)
+{
+    Cairn__JobStatus *s = &view->status;
+    s->loss_scale = job->spec.loss_scale;
+    if (job->core == NULL) return;
+    struct payload head;
+    const struct round_counts counts = round_counts_of(job->core);
+    const struct decision *last = round_last(job->core);
+    s->epoch = cairn_round_epoch(job->core);
+    s->round = round_open_round(job->core);
+    s->workers = round_worker_count(job->core);
+    s->steps_applied = counts.applied;
+    s->rounds_skipped = counts.skipped;
+    s->skips = round_skips(job->core).all;
+    s->skips_in_row = round_skips(job->core).in_row;
+    s->rounds_abandoned = counts.abandoned;
+    s->loss_scale = round_loss_scale(job->core);
+    s->nonfinite = coord_halts_nonfinite(job, view->nonfinite);
+    s->nonfinite_tensors = view->nonfinite;
+    if (last->payload_bytes > 0 &&
+        payload_decode(last->payload, last->payload_bytes, &head) == CAIRN_OK) {
+        s->last_grad_norm = head.grad_norm;
+        if (!head.finite) {
+            const struct results gradients = coord_halts_gradients(job, last->round);
+            results_gradient(&gradients, &job->spec, &view->gradient);
+            s->gradient = view->gradient.text;
+        }
+        s->client_state_bytes = head.state_bytes;
+    }
+}
+
+static void fill_shards(struct job_view *view, const struct coord_job *job)
+{
+    Cairn__JobStatus *s = &view->status;
+    const Cairn__BytesTold *all = coord_bytes_of(job, &view->bytes);
+    s->bytes = view->bytes.list;
+    s->n_bytes = view->bytes.count;
+    s->pushed_bytes = all->pushed_shared + all->pushed_carried + all->put;
+    s->fetched_bytes = all->fetched_shared + all->fetched_carried;
+    s->shards = job->entry_count;
+    CAIRN_EACH_SHARD (job, i) s->shards_told += job->shards[i].entry->has_stats;
+    coord_memory_of(job, &view->memory);
+    s->memory = view->memory.list;
+    s->n_memory = view->memory.count;
+    s->state_bytes = view->memory.sum;
+}
+
+static void list_frozen(struct job_view *view, const struct job_spec_data *spec)
+{
+    Cairn__JobStatus *s = &view->status;
+    s->frozen_tensors = view->frozen;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        if (!spec->tensors[i].frozen) continue;
+        s->frozen_tensor_count++;
+        if (s->n_frozen_tensors < FROZEN_SHOWN)
+            view->frozen[s->n_frozen_tensors++] = spec->tensors[i].name;
+    }
+}
+
+/* Shows the leases that are granted; others still wait. */
+static void fill_leases(struct job_view *view, const struct coord_job *job)
+{
+    Cairn__JobStatus *s = &view->status;
+    const uint64_t now_ms = coord_now_ms(job->cluster);
+    s->leases = view->lease_list;
+    for (const struct coord_lease *l = job->leases.list; l != NULL; l = l->next) {
+        if (l->ends_ms == 0 || s->n_leases == LEASES_SHOWN) continue;
+        Cairn__LeaseStatus *out = &view->leases[s->n_leases];
+        cairn__lease_status__init(out);
+        out->generation = l->version.generation;
+        out->step = l->version.step;
+        out->holder = l->member->session->name;
+        out->role = l->member->role;
+        out->left_ms = l->ends_ms > now_ms ? l->ends_ms - now_ms : 0;
+        view->lease_list[s->n_leases++] = out;
+    }
+}
+
+static bool view_init(struct job_view *view, const struct coord_job *job)
+{
+    const struct job_spec_data *spec = &job->spec;
+    Cairn__JobStatus *s = &view->status;
+    cairn__job_status__init(s);
+    view->groups = calloc(spec->group_count + 1, sizeof *view->groups);
+    view->list = calloc(spec->group_count + 1, sizeof *view->list);
+    if (view->groups == NULL || view->list == NULL) return false;
+    const struct cairn_version version = coord_job_version(job);
+    coord_job_waiting(job, &view->awaited);
+    for (int i = 0; i < CAIRN_LAYOUT_HASH_BYTES; i++) {
+        snprintf(&view->layout_hash[2 * i], 3, "%02x", job->layout->hash[i]);
+    }
+    for (size_t i = 0; i < spec->group_count; i++) {
+        group_to_message(&spec->groups[i], &view->groups[i]);
+        view->groups[i].lr_now = job->core != NULL ? round_lr(job->core, (uint32_t)i)
+                                                   : spec->groups[i].lr;
+        view->list[i] = &view->groups[i];
+    }
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        const bool is_blob = spec->tensors[i].kind == CAIRN_BLOB;
+        *(is_blob ? &s->blob_bytes : &s->elems) += job->layout->geometry[i].elems;
+        s->blobs += is_blob;
+    }
+    s->name = spec->name;
+    s->state = (char *)(uintptr_t)coord_job_state_name(job);
+    s->generation = version.generation;
+    s->step = version.step;
+    s->version_unknown = job->version_unknown;
+    s->awaited = view->awaited.text;
+    if (job->state == CAIRN_CLUSTER_JOB_LOST) s->loss = (char *)(uintptr_t)job->loss.why.text;
+    s->put_out = (char *)(uintptr_t)job->rounds.put_out.text;
+    s->stepped = job->rounds.has_stepped;
+    if (s->stepped) s->stepped_ms_ago = coord_now_ms(job->cluster) - job->rounds.stepped_ms;
+    s->still_ms = coord_job_still_ms(job);
+    s->snapshot_failed = (char *)(uintptr_t)job->snapshots.failed.text;
+    s->passed_over = (char *)(uintptr_t)job->snapshots.passed_over.text;
+    coord_snapshot_show(job, &view->saving);
+    s->saving = view->saving.text;
+    coord_reshard_show(job, &view->moving);
+    s->moving = view->moving.text;
+    coord_unheard_of_job(job, &view->path_cut);
+    s->path_cut = view->path_cut.text;
+    s->restores = version.step > job->base_step ? 0 : job->loss.recovery.restores;
+    s->workers_min = spec->workers_min;
+    s->workers_max = spec->workers_max;
+    s->tensors = spec->tensor_count;
+    s->groups = view->list;
+    s->n_groups = spec->group_count;
+    s->layout_hash = view->layout_hash;
+    s->heaviest_over_mean = job->planned.heaviest_over_mean;
+    s->extents = job->layout != NULL ? job->layout->extent_count : 0;
+    s->pieces = job->layout != NULL ? layout_pieces(job->layout) : 0;
+    spec_to_message(spec, &view->spec);
+    s->spec = &view->spec;
+    list_frozen(view, spec);
+    fill_rounds(view, job);
+    fill_shards(view, job);
+    fill_leases(view, job);
+    coord_groups_show(job, &view->reduce_groups, s);
+    coord_straggler_show(job, &view->straggler, s);
+    return true;
+}
+
+static void view_release(struct job_view *view)
+{
+    free(view->groups);
+    free(view->list);
+    coord_memory_release(&view->memory);
+    coord_times_release(&view->times);
+}
+
+#define BRIEF_CHARS 160
+
+/* Keeps what a job is and whom it waits for; `job show` has the rest. So the list fits a frame
+ * even with the most jobs that there may be. */
+static void shorten_job_status(struct job_view *view)
+{
+    Cairn__JobStatus *s = &view->status;
+    s->n_groups = s->n_memory = s->n_leases = s->n_frozen_tensors = 0;
+    view->awaited = sentence_brief(view->awaited.text, BRIEF_CHARS);
+    view->loss = sentence_brief(s->loss, BRIEF_CHARS);
+    s->loss = view->loss.text;
+    view->path_cut = sentence_brief(view->path_cut.text, BRIEF_CHARS);
+    view->saving.text[0] = view->moving.text[0] = '\0';
+    if (s->snapshot_failed[0] != '\0')
+        s->snapshot_failed = (char *)(uintptr_t) "`cairn job show` has why";
+    s->put_out = s->passed_over = s->nonfinite_tensors = s->gradient = (char *)(uintptr_t) "";
+    s->straggler = NULL;
+}
+
+void coord_job_list_answer(struct coord_session *session, uint32_t request)
+{
+    size_t count = 0;
+    for (struct coord_job *j = session->cluster->jobs; j != NULL; j = j->next) count++;
+    struct job_view *views = calloc(count + 1, sizeof *views);
+    Cairn__JobStatus **list = calloc(count + 1, sizeof *list);
+    bool whole = views != NULL && list != NULL;
+    size_t n = 0;
+    for (struct coord_job *j = session->cluster->jobs; whole && j != NULL; j = j->next, n++) {
+        whole = view_init(&views[n], j);
+        if (!whole) break;
+        views[n].status.n_bytes = 0; // `job show` has them
+        views[n].status.n_reduce_groups = 0;
+        list[n] = &views[n].status;
+    }
+    if (whole) {
+        Cairn__JobList jobs = CAIRN__JOB_LIST__INIT;
+        jobs.jobs = list;
+        jobs.n_jobs = count;
+        const bool is_large = cairn__job_list__get_packed_size(&jobs) >
+                              CAIRN_FRAME_BYTES_MAX - CAIRN_FRAME_HEADER_BYTES;
+        for (size_t i = 0; is_large && i < count; i++) shorten_job_status(&views[i]);
+        coord_session_send(session, CAIRN_MSG_JOB_LIST, request, &jobs.base);
+    } else {
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
+    }
+    for (size_t i = 0; views != NULL && i < count; i++) view_release(&views[i]);
+    free(views);
+    free(list);
+}
+
+void coord_job_show_answer(struct coord_session *session, uint32_t request,
+                           const Cairn__JobShow *show)
+{
+    struct coord_job *job = coord_job_named(session, request, show->name);
+    struct job_view view = { .groups = NULL };
+    if (job == NULL) return;
+    if (view_init(&view, job) &&
+        (!show->times || coord_times_show(job, &view.times, &view.status))) {
+        coord_session_send(session, CAIRN_MSG_JOB_STATUS, request, &view.status.base);
+    } else {
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
+    }
+    view_release(&view);
+}
+
+/* ==== cluster status ==== */
+
+/* Answers `cairn cluster status`: the coordinator, its shards, workers and readers. */
+
+/* For a field of a message, which nobody writes. */
+static char *path_of(const uint8_t *address, size_t bytes)
+{
+    return (char *)(uintptr_t)fabric_address_ways(address, bytes);
+}
+
+/* As path_of; written into `text`. */
+static char *place_of(const uint8_t *address, size_t bytes, char text[CAIRN_PLACE_BYTES])
+{
+    fabric_address_print_places(address, bytes, text);
+    return text;
+}
+
+static void fill_shard(Cairn__MemberStatus *out, struct coord_shard_entry *entry,
+                       char place[CAIRN_PLACE_BYTES], uint64_t now_ms)
+{
+    cairn__member_status__init(out);
+    out->name = entry->name;
+    out->role = CAIRN_ROLE_WIRE_SHARD;
+    out->state = (char *)(uintptr_t)(entry->session == NULL     ? "away"
+                                     : coord_shard_obeys(entry) ? "up"
+                                                                : "not ours");
+    if (entry->session != NULL) {
+        out->address = (char *)(uintptr_t)peer_name(entry->session->peer);
+        out->path = path_of(entry->fabric_address, entry->fabric_address_bytes);
+        out->place = place_of(entry->fabric_address, entry->fabric_address_bytes, place);
+        out->without = entry->session->without;
+        out->version = entry->session->version;
+        if (coord_shard_apart(entry)) out->apart = (char *)(uintptr_t)CAIRN_SHARD_APART_TEXT;
+        out->home = entry->session->home;
+        out->stats = entry->has_stats ? &entry->stats : NULL;
+        out->storage = (char *)(uintptr_t)entry->storage.text;
+        out->unfit = (char *)(uintptr_t)(coord_shard_unfit(entry) ? entry->unfit.text : "");
+        out->unheard = (char *)(uintptr_t)coord_unheard_text(entry->session);
+    }
+    out->since_ms = now_ms - entry->since_ms;
+    out->state_bytes = entry->stats.state_bytes;
+    out->memory_bytes = entry->memory_bytes;
+}
+
+static void fill_session(Cairn__MemberStatus *out, const struct coord_session *session,
+                         char place[CAIRN_PLACE_BYTES], uint64_t now_ms)
+{
+    cairn__member_status__init(out);
+    out->name = session->name;
+    out->role = session->role;
+    out->state = (char *)(uintptr_t) "up";
+    out->version = session->version;
+    out->address = (char *)(uintptr_t)peer_name(session->peer);
+    out->path = path_of(session->fabric_address, session->fabric_address_bytes);
+    out->place = place_of(session->fabric_address, session->fabric_address_bytes, place);
+    out->since_ms = now_ms - session->since_ms;
+    out->unheard = (char *)(uintptr_t)coord_unheard_text(session);
+}
+
+#define MEMBERS_MAX 4096 /* so that a frame holds them */
+
+static bool is_shown(const struct coord_session *session)
+{
+    return session->role == CAIRN_ROLE_WIRE_WORKER || session->role == CAIRN_ROLE_WIRE_READER;
+}
+
+static size_t count_members(const struct coord *cluster)
+{
+    size_t n = 0;
+    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) n++;
+    for (const struct coord_session *s = cluster->sessions; s != NULL; s = s->next)
+        n += is_shown(s);
+    return n < MEMBERS_MAX ? n : MEMBERS_MAX;
+}
+
+/* Shards first, then workers and readers; at most `max`. */
+static size_t fill_members(const struct coord *cluster, Cairn__MemberStatus *out,
+                           char (*places)[CAIRN_PLACE_BYTES], size_t max)
+{
+    const uint64_t now_ms = uv_now(cluster->loop);
+    size_t n = 0;
+    for (struct coord_shard_entry *s = cluster->shards; s != NULL && n < max; s = s->next) {
+        fill_shard(&out[n], s, places[n], now_ms);
+        n++;
+    }
+    for (const struct coord_session *s = cluster->sessions; s != NULL && n < max; s = s->next) {
+        if (!is_shown(s)) continue;
+        fill_session(&out[n], s, places[n], now_ms);
+        n++;
+    }
+    return n;
+}
+
+void coord_status_answer(struct coord_session *session, uint32_t request)
+{
+    const struct coord *cluster = session->cluster;
+    struct coord_strangers strangers;
+    const size_t max = count_members(cluster);
+    Cairn__MemberStatus *members = calloc(max + 1, sizeof *members);
+    Cairn__MemberStatus **list = calloc(max + 1, sizeof *list);
+    char(*places)[CAIRN_PLACE_BYTES] = calloc(max + 1, sizeof *places);
+    if (members == NULL || list == NULL || places == NULL ||
+        !coord_strangers_init(&strangers, cluster)) {
+        free(members);
+        free(list);
+        free(places);
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+    Cairn__ClusterStatus status = CAIRN__CLUSTER_STATUS__INIT;
+    status.cluster = cluster->options->name;
+    status.coordinator_incarnation = cluster->identity.id.incarnation;
+    const char *build = cluster->options->build;
+    status.version = (char *)(uintptr_t)(build != NULL ? build : CAIRN_VERSION);
+    status.uptime_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
+    status.shards_expected = (uint32_t)cluster->options->shards;
+    status.members = list;
+    status.n_members = fill_members(cluster, members, places, max);
+    for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
+    for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) status.job_count++;
+    status.store = cluster->identity.id.store;
+    status.storage = (char *)(uintptr_t)cluster->storage.watch.said.text;
+    status.strangers = strangers.list;
+    status.n_strangers = strangers.count;
+    coord_session_send(session, CAIRN_MSG_CLUSTER_STATUS, request, &status.base);
+    coord_strangers_release(&strangers);
+    free(members);
+    free(list);
+    free(places);
+}

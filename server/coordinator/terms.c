@@ -1,0 +1,580 @@
+/* What a job goes by: the terms of its spec, which amendments change; what the tensors have missed; and who
+ * of the shards knows the spec that is in the store. */
+#include <assert.h>
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#include "proto/plan/plan.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/settings.h"
+#include "proto/spec/spec.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/reshard.h"
+#include "server/coordinator/round.h"
+#include "server/coordinator/snapshot.h"
+#include "server/coordinator/store.h"
+
+/* ==== terms ==== */
+
+/* Terms: what an update goes by, made of the groups of a spec for the core to borrow. An amendment makes
+ * new ones; the older stay until the core has let them go, which is when the next round opens. */
+
+#define STILL_STEPS 100 // applied, one after the other
+
+struct arrays {
+    struct group_hyper *groups;
+    struct schedule *schedules;
+    bool *frozen;
+    struct round_tensor *tensors;
+};
+
+static cairn_status fill_terms(struct coord_terms *terms, const struct job_spec_data *spec,
+                               const struct arrays *arrays, struct sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
+        const char *field = "";
+        status = group_hyper_of_spec(&spec->groups[i], &arrays->groups[i], &field);
+        if (status != CAIRN_OK)
+            return fail_with(why, status, "group %s: %s is not valid", spec->groups[i].name, field);
+        status = spec_add_group(&terms->own, &spec->groups[i]);
+        if (status != CAIRN_OK) return fail_with(why, status, "out of memory for the groups");
+    }
+    for (size_t i = 0; i < spec->group_count && status == CAIRN_OK; i++) {
+        arrays->schedules[i] = terms->own.groups[i].schedule;
+        arrays->frozen[i] = terms->own.groups[i].frozen;
+    }
+    return status;
+}
+
+/* As the core sees them. */
+static void fill_tensors(struct coord_terms *terms, const struct job_spec_data *spec,
+                         struct round_tensor *tensors)
+{
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        const struct tensor_spec *t = &spec->tensors[i];
+        tensors[i] = (struct round_tensor) { .elems = geometry_of(&t->shape).elems,
+                                             .group = CAIRN_ROUND_UNTRAINED,
+                                             .frozen = t->frozen };
+        if (t->kind != CAIRN_TRAINED) continue;
+        tensors[i].group = (uint32_t)spec_find_group(spec, t->group);
+        terms->core.any_frozen = terms->core.any_frozen || t->frozen ||
+                                 spec->groups[tensors[i].group].frozen;
+    }
+}
+
+static cairn_status list_frozen_tensors(struct coord_terms *terms, const struct job_spec_data *spec)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < spec->tensor_count; i++) count += spec->tensors[i].frozen;
+    terms->frozen_tensors = calloc(count + 1, sizeof *terms->frozen_tensors);
+    if (terms->frozen_tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        if (spec->tensors[i].frozen)
+            terms->frozen_tensors[terms->frozen_tensor_count++] = (uint32_t)i;
+    }
+    return CAIRN_OK;
+}
+
+cairn_status coord_terms_make(const struct job_spec_data *spec, struct coord_terms **terms_out,
+                              struct sentence *why)
+{
+    const size_t count = spec->group_count + 1; // calloc of 0 may give NULL
+    const struct policy *policy = &spec->policy;
+    struct coord_terms *terms = calloc(1, sizeof *terms);
+    if (terms == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the groups");
+    spec_init(&terms->own);
+    const struct arrays arrays = { calloc(count, sizeof *arrays.groups),
+                                   calloc(count, sizeof *arrays.schedules),
+                                   calloc(count, sizeof *arrays.frozen),
+                                   calloc(spec->tensor_count + 1, sizeof *arrays.tensors) };
+    terms->still = calloc(count, sizeof *terms->still);
+    terms->core = (struct round_terms) { .groups = arrays.groups,
+                                         .schedules = arrays.schedules,
+                                         .frozen = arrays.frozen,
+                                         .tensors = arrays.tensors,
+                                         .clip_norm = spec->clip_norm,
+                                         .revision = spec->revision,
+                                         .workers_min = spec->workers_min,
+                                         .on_worker_loss = policy->on_worker_loss,
+                                         .worker_loss_wait_ms =
+                                             1000 * (uint64_t)(policy->worker_loss_wait_s > 0
+                                                                   ? policy->worker_loss_wait_s
+                                                                   : CAIRN_SPEC_LOSS_WAIT_S) };
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    if (arrays.groups != NULL && arrays.schedules != NULL && arrays.frozen != NULL &&
+        arrays.tensors != NULL && terms->still != NULL &&
+        list_frozen_tensors(terms, spec) == CAIRN_OK)
+        status = fill_terms(terms, spec, &arrays, why);
+    else
+        sentence_set(why, "out of memory for the groups");
+    if (status == CAIRN_OK) fill_tensors(terms, spec, arrays.tensors);
+    if (status != CAIRN_OK) {
+        coord_terms_free(terms);
+        return status;
+    }
+    *terms_out = terms;
+    return CAIRN_OK;
+}
+
+void coord_terms_free(struct coord_terms *terms)
+{
+    while (terms != NULL) {
+        struct coord_terms *older = terms->older;
+        free((void *)(uintptr_t)terms->core.groups);
+        free((void *)(uintptr_t)terms->core.schedules);
+        free((void *)(uintptr_t)terms->core.frozen);
+        free((void *)(uintptr_t)terms->core.tensors);
+        free(terms->frozen_tensors);
+        free(terms->still);
+        spec_release(&terms->own);
+        free(terms);
+        terms = older;
+    }
+}
+
+void coord_terms_applied(struct coord_job *job)
+{
+    const struct job_spec_data *own = &job->rounds.terms->own;
+    for (uint32_t g = 0; g < own->group_count; g++) {
+        uint32_t *still = &job->rounds.terms->still[g];
+        const bool learns = own->groups[g].frozen || round_lr(job->core, g) != 0;
+        *still = learns ? 0 : *still + 1;
+        if (*still != STILL_STEPS) continue;
+        const int kind = (int)own->groups[g].schedule.kind;
+        log_warn("job %s: group %s does not learn: its learning rate was 0 in each of the "
+                 "last %d steps (schedule %s); %s",
+                 job->spec.name, own->groups[g].name, STILL_STEPS, schedule_name(kind),
+                 kind == CAIRN_SCHEDULE_DRIVEN ? "look at the trainer's scheduler"
+                                               : "amend the job, or freeze the group");
+    }
+}
+
+const struct coord_terms *coord_terms_in_force(const struct coord_job *job)
+{
+    const struct coord_terms *terms = job->rounds.terms;
+    while (terms->core.groups != round_terms_of(job->core)->groups) terms = terms->older;
+    return terms;
+}
+
+void coord_terms_replace(struct coord_job *job, struct coord_terms *terms)
+{
+    // Two terms at most are read: those in force and the newest. No round goes by those between.
+    struct coord_terms **at = &job->rounds.terms;
+    while (*at != NULL && (*at)->core.groups != round_terms_of(job->core)->groups) {
+        struct coord_terms *gone = *at;
+        *at = gone->older;
+        gone->older = NULL;
+        coord_terms_free(gone);
+    }
+    if (job->rounds.terms != NULL) {
+        coord_terms_free(job->rounds.terms->older);
+        job->rounds.terms->older = NULL;
+    }
+    terms->older = job->rounds.terms;
+    job->rounds.terms = terms;
+    const struct round_event amend = { .kind = CAIRN_ROUND_AMEND, .terms = &terms->core };
+    coord_job_event(job, &amend);
+}
+
+/* ==== settings ==== */
+
+/* Refuses a setting that no amendment changes, and names the way that changes it, if there is
+ * one. */
+static cairn_status refuse_setting(const struct job_spec_data *spec, const Cairn__Setting *setting,
+                                   enum spec_change change, struct sentence *why)
+{
+    if (change == CAIRN_SPEC_NEVER)
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                         "%s says how job %s began, and does not change", setting->key, spec->name);
+    return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                     "%s of job %s changes with a job that is made of its snapshot, moments and "
+                     "step included: `cairn snapshot create %s --wait`, then `cairn job create %s "
+                     "--from %s/latest --set %s=%s` (under another name it begins beside this one)",
+                     setting->key, spec->name, spec->name, spec->name, spec->name, setting->key,
+                     setting->value);
+}
+
+static cairn_status apply_one(struct job_spec_data *next, const Cairn__Setting *setting,
+                              enum settings_purpose purpose, bool *reopens_out,
+                              struct sentence *why)
+{
+    enum spec_change change;
+    CAIRN_TRY(spec_set(next, setting->key, setting->value, &change, why));
+    const bool is_refused = change == CAIRN_SPEC_NEVER ||
+                            (change == CAIRN_SPEC_CREATED && purpose == CAIRN_SETTINGS_AMEND);
+    if (is_refused) return refuse_setting(next, setting, change, why);
+    *reopens_out |= change != CAIRN_SPEC_NEXT_ROUND;
+    return CAIRN_OK;
+}
+
+cairn_status coord_settings_apply(struct job_spec_data *next, Cairn__Setting *const *settings,
+                                  size_t count, enum settings_purpose purpose, bool *reopens_out,
+                                  struct sentence *why)
+{
+    if (count == 0) return CAIRN_OK;
+    if (count > CAIRN_SETTINGS_MAX)
+        return fail_with(why, CAIRN_ERR_INVALID, "%zu settings; allowed: at most %d", count,
+                         CAIRN_SETTINGS_MAX);
+    for (size_t i = 0; i < count; i++)
+        CAIRN_TRY(apply_one(next, settings[i], purpose, reopens_out, why));
+    spec_canonicalize(next);
+    return CAIRN_OK;
+}
+
+/* Refuses a setting that the optimizer would ignore, as it is refused in a worker's spec. */
+static cairn_status judge_unused(const struct group_spec *was, const struct group_spec *now,
+                                 struct sentence *why)
+{
+    const char *field = "";
+    if (group_spec_unused(now, &field) == CAIRN_OK) return CAIRN_OK;
+    const struct spec_field *row = spec_field_find(&group_fields, field, strlen(field));
+    if (row == NULL || spec_field_number(row, was) == spec_field_number(row, now)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "group %s: %s has no effect with optimizer %s; allowed: what it is", now->name,
+                     field, now->optimizer);
+}
+
+static cairn_status judge_group(const struct group_spec *was, const struct group_spec *now,
+                                struct sentence *why)
+{
+    struct group_hyper a, b;
+    const char *field = "";
+    CAIRN_TRY(judge_unused(was, now, why));
+    cairn_status status = group_hyper_of_spec(was, &a, &field);
+    if (status == CAIRN_OK) status = group_hyper_of_spec(now, &b, &field);
+    if (status != CAIRN_OK)
+        return fail_with(why, status, "group %s: %s is not valid", now->name, field);
+    const bool was_driven = was->schedule.kind == CAIRN_SCHEDULE_DRIVEN;
+    if (was_driven != (now->schedule.kind == CAIRN_SCHEDULE_DRIVEN))
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED, "group %s %s; an amendment cannot change that",
+                         now->name,
+                         was_driven ? "is driven: its learning rate comes with the commits"
+                                    : "is not driven: its schedule is the servers'");
+    if (optimizer_planes(&a) == optimizer_planes(&b)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                     "group %s: with these hyper-parameters %s keeps other state than before "
+                     "(momentum 0 keeps none); an amendment cannot change that",
+                     now->name, now->optimizer);
+}
+
+cairn_status coord_settings_judge_planes(const struct job_spec_data *was,
+                                         const struct job_spec_data *next, struct sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < next->group_count && status == CAIRN_OK; i++)
+        status = judge_group(&was->groups[i], &next->groups[i], why);
+    return status;
+}
+
+static bool same_loss_scale(const struct job_spec_data *a, const struct job_spec_data *b)
+{
+    return a->loss_scale == b->loss_scale && a->loss_scale_policy == b->loss_scale_policy &&
+           a->loss_scale_growth_steps == b->loss_scale_growth_steps &&
+           a->loss_scale_min == b->loss_scale_min && a->loss_scale_max == b->loss_scale_max;
+}
+
+cairn_status coord_settings_payload(const struct job_spec_data *was,
+                                    const struct job_spec_data *next, struct decision *last,
+                                    uint8_t **owned_out, struct sentence *why)
+{
+    struct payload head;
+    *owned_out = NULL;
+    if (last->payload_bytes == 0) return CAIRN_OK;
+    if (payload_decode(last->payload, last->payload_bytes, &head) != CAIRN_OK)
+        return fail_with(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
+    if (head.state_bytes > next->client_state_max)
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "client_state_max is %u, and the trainer's state that belongs to this "
+                         "version has %zu bytes; allowed: that or more",
+                         next->client_state_max, head.state_bytes);
+    if (same_loss_scale(was, next)) return CAIRN_OK;
+    uint8_t *copy = malloc(last->payload_bytes);
+    if (copy == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the job's state");
+    memcpy(copy, last->payload, last->payload_bytes);
+    payload_set_loss_scale(copy, next->loss_scale);
+    last->payload = *owned_out = copy;
+    return CAIRN_OK;
+}
+
+/* ==== missed ==== */
+
+static cairn_status too_many(const struct job_spec_data *spec, struct sentence *why)
+{
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "too many tensors of job %s would have missed other steps than their "
+                     "neighbours: at most %d runs of them can be told; freeze whole groups, or "
+                     "tensors whose names are next to each other",
+                     spec->name, CAIRN_MISSED_RUNS_MAX);
+}
+
+/* The steps that a tensor of the next generation has missed: all steps, if it was not trained so
+ * far. */
+static uint64_t steps_missed(const struct coord_job *job, const struct tensor_spec *tensor)
+{
+    const size_t from = spec_find_tensor(&job->spec, tensor->name);
+    const bool trained = from != SIZE_MAX && job->spec.tensors[from].kind == CAIRN_TRAINED;
+    return trained ? round_missed(job->core, (uint32_t)from) : coord_job_version(job).step;
+}
+
+/* Lists what all tensors have missed. `with_next` counts the next step, too, for tensors that
+ * are frozen. */
+static cairn_status list_missed(const struct coord_job *job, const struct job_spec_data *spec,
+                                bool with_next, uint8_t *room, struct missed *missed_out,
+                                struct sentence *why)
+{
+    struct missed_writer writer;
+    missed_begin(&writer, room, spec->tensor_count);
+    for (size_t t = 0; t < spec->tensor_count; t++) {
+        const struct tensor_spec *tensor = &spec->tensors[t];
+        if (tensor->kind != CAIRN_TRAINED) continue;
+        const size_t group = spec_find_group(spec, tensor->group);
+        const bool next = with_next && (tensor->frozen || spec->groups[group].frozen);
+        missed_put(&writer, (uint32_t)t, steps_missed(job, tensor) + next, (uint32_t)group, next);
+    }
+    if (writer.is_full) return too_many(spec, why);
+    *missed_out = missed_end(&writer);
+    return CAIRN_OK;
+}
+
+cairn_status coord_missed_judge(const struct coord_job *job, const struct job_spec_data *next,
+                                struct sentence *why)
+{
+    if (job->core == NULL || next->tensor_count <= CAIRN_MISSED_RUNS_MAX) return CAIRN_OK;
+    struct missed missed;
+    uint8_t *room = malloc(CAIRN_MISSED_BYTES(next->tensor_count));
+    if (room == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to amend it");
+    const cairn_status status = list_missed(job, next, true, room, &missed, why);
+    free(room);
+    return status;
+}
+
+/* `missed` in the place of what the last decision's payload tells of it. */
+static cairn_status put_in(const struct coord_job *job, const struct missed *missed,
+                           struct decision *last, uint8_t *payload)
+{
+    struct payload head = { .clip_scale = 1, .loss_scale = round_loss_scale(job->core) };
+    if (last->payload_bytes == 0 && missed->size == 0) return CAIRN_OK;
+    if (last->payload_bytes == 0) {
+        head.missed = *missed;
+        last->payload_bytes = payload_encode(&head, NULL, payload);
+    } else if (payload_decode(last->payload, last->payload_bytes, &head) == CAIRN_OK) {
+        last->payload_bytes = payload_with_missed(last->payload, &head, missed, payload);
+    } else {
+        return CAIRN_ERR_INTERNAL;
+    }
+    last->payload = payload;
+    return CAIRN_OK;
+}
+
+cairn_status coord_missed_extend(const struct coord_job *job, const struct job_spec_data *next,
+                                 struct decision *last, uint8_t **payload_out, struct sentence *why)
+{
+    struct missed missed;
+    uint8_t *room = malloc(CAIRN_MISSED_BYTES(next->tensor_count));
+    uint8_t *payload = malloc(last->payload_bytes + CAIRN_PAYLOAD_MAX(0, next->tensor_count, 0));
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    sentence_set(why, "the coordinator is out of memory");
+    if (room != NULL && payload != NULL) status = list_missed(job, next, false, room, &missed, why);
+    if (status == CAIRN_OK) {
+        status = put_in(job, &missed, last, payload);
+        if (status != CAIRN_OK) sentence_set(why, "the payload of the last decision is malformed");
+    }
+    free(room);
+    if (status == CAIRN_OK)
+        *payload_out = payload;
+    else
+        free(payload);
+    return status;
+}
+
+/* ---- a job that is to begin ---- */
+
+static bool any_missed(const struct job_spec_data *spec)
+{
+    for (size_t t = 0; t < spec->tensor_count; t++)
+        if (spec->tensors[t].steps_missed > 0) return true;
+    return false;
+}
+
+static void take_out(struct job_spec_data *spec, struct missed_writer *writer)
+{
+    for (size_t t = 0; t < spec->tensor_count; t++) {
+        struct tensor_spec *tensor = &spec->tensors[t];
+        if (tensor->kind != CAIRN_TRAINED) continue;
+        const size_t group = spec_find_group(spec, tensor->group);
+        missed_put(writer, (uint32_t)t, tensor->steps_missed, (uint32_t)group, false);
+        tensor->steps_missed = 0;
+    }
+}
+
+/* Who gives them again, another rank say, has the spec as it was. */
+static cairn_status note_former(struct job_spec_data *spec)
+{
+    uint8_t hash[32];
+    const cairn_status status = spec_hash(spec, hash);
+    return status == CAIRN_OK ? spec_add_former(spec, hash) : status;
+}
+
+cairn_status coord_missed_begin(struct job_spec_data *spec, uint8_t **payload_out,
+                                size_t *bytes_out, struct sentence *why)
+{
+    *payload_out = NULL;
+    *bytes_out = 0;
+    if (!any_missed(spec)) return CAIRN_OK;
+    struct missed_writer writer;
+    struct payload head = { .clip_scale = 1, .loss_scale = spec->loss_scale };
+    uint8_t *room = malloc(CAIRN_MISSED_BYTES(spec->tensor_count));
+    uint8_t *payload = malloc(CAIRN_PAYLOAD_MAX(0, spec->tensor_count, 0));
+    cairn_status status = room != NULL && payload != NULL ? note_former(spec) : CAIRN_ERR_NO_MEMORY;
+    if (status == CAIRN_OK) {
+        missed_begin(&writer, room, spec->tensor_count);
+        take_out(spec, &writer);
+        if (writer.is_full) {
+            status = too_many(spec, why);
+        } else {
+            head.missed = missed_end(&writer);
+            *bytes_out = payload_encode(&head, NULL, payload);
+        }
+    } else {
+        (void)fail_with(why, status, "out of memory for what tensors have missed");
+    }
+    free(room);
+    if (status == CAIRN_OK)
+        *payload_out = payload;
+    else
+        free(payload);
+    return status;
+}
+
+/* ==== amend shards ==== */
+
+/* Brings the spec that is in the store to all shards. An amendment is answered only when all of
+ * them have it, so that a lost store can be rebuilt from them. The store is written first: a
+ * shard is never ahead of it. The spec goes over the ordered connection of the rounds, so no
+ * round goes by terms that one of its shards does not have. */
+
+/* A JobTerms on its way. */
+struct telling {
+    uint64_t generation, revision;
+    uint32_t shard;
+};
+
+void coord_amend_done(struct coord_member *member, uint64_t revision)
+{
+    Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
+    amended.revision = revision;
+    if (member->amend.request != 0)
+        coord_session_send(member->session, CAIRN_MSG_JOB_AMENDED, member->amend.request,
+                           &amended.base);
+    member->amend.request = 0;
+    member->amend.revision = 0;
+}
+
+void coord_amend_failed(struct coord_member *member, cairn_status status, const char *text)
+{
+    if (member->amend.request != 0)
+        coord_session_error(member->session, member->amend.request, status, text);
+    member->amend.request = 0;
+    member->amend.revision = 0;
+}
+
+void coord_terms_advance(struct coord_job *job)
+{
+    uint64_t all = UINT64_MAX;
+    CAIRN_EACH_SHARD (job, i)
+        if (job->shards[i].revision < all) all = job->shards[i].revision;
+    if (job->amends.waiters != NULL && job->amends.revision != 0 && job->amends.revision <= all) {
+        Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
+        amended.revision = job->amends.revision;
+        coord_waiters_answer(&job->amends.waiters, CAIRN_MSG_JOB_AMENDED, &amended.base);
+    }
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (m->amend.revision != 0 && m->amend.revision <= all)
+            coord_amend_done(m, m->amend.revision);
+    }
+}
+
+/* It stands in the store and is gone by: that one shard cannot keep it is said, and does not hold it up. */
+static void fail_revision(struct coord_job *job, uint64_t revision, cairn_status status,
+                          const char *text)
+{
+    struct sentence why;
+    sentence_set(
+        &why, "job %s: the amended spec is in the coordinator's store, but not on all shards: %s",
+        job->spec.name, text);
+    log_fields(CAIRN_LOG_ERROR, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
+    if (job->amends.revision == revision)
+        coord_waiters_fail(&job->amends.waiters, status, why.text);
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (m->amend.revision == revision) coord_amend_failed(m, status, why.text);
+    }
+}
+
+static void on_terms_answered(struct coord_job *job, const void *about, cairn_status status,
+                              const char *text)
+{
+    const struct telling *told = about;
+    if (job->generation != told->generation) return;
+    if (status == CAIRN_ERR_CLOSED) return; // told again when the shard is back
+    if (status != CAIRN_OK) {
+        fail_revision(job, told->revision, status, text);
+        return;
+    }
+    struct coord_job_shard *s = &job->shards[told->shard];
+    if (s->revision < told->revision) s->revision = told->revision;
+    coord_terms_advance(job);
+}
+
+void coord_terms_tell(struct coord_job *job, uint32_t shard, bool settled)
+{
+    const struct coord_job_shard *s = &job->shards[shard];
+    const bool newer = s->revision < job->spec.revision;
+    if (!s->up || (settled && !newer)) return;
+    const struct telling telling = { job->generation, job->spec.revision, shard };
+    struct coord_gather *gather = coord_gather_open_job(job, on_terms_answered, &telling,
+                                                        sizeof telling);
+    if (gather == NULL) {
+        log_error("job %s: out of memory to tell shard %s of the spec", job->spec.name,
+                  s->entry->name);
+        return;
+    }
+    Cairn__JobTerms terms = CAIRN__JOB_TERMS__INIT;
+    terms.job = job->id;
+    terms.generation = job->generation;
+    terms.revision = job->spec.revision;
+    terms.spec_bytes = newer ? job->planned.spec->size : 0;
+    const uint32_t request = coord_gather_send(gather, s->entry, CAIRN_MSG_JOB_TERMS, &terms.base);
+    if (request != 0 && newer)
+        coord_session_pages(s->entry->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    coord_gather_start(gather);
+}
+
+void coord_terms_tell_all(struct coord_job *job)
+{
+    CAIRN_EACH_SHARD (job, i) coord_terms_tell(job, i, false);
+}
+
+/* ==== bounds ==== */
+
+cairn_status coord_judge_workers(const struct coord *cluster, const struct job_spec_data *spec,
+                                 struct sentence *why)
+{
+    const int64_t most = cluster->options->workers_max;
+    const bool is_max = spec->workers_max > most;
+    if (spec->workers_min <= most && !is_max) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "workers_%s is %" PRIu32 ", this cluster allows %" PRId64
+                     " workers; raise round.workers_max",
+                     is_max ? "max" : "min", is_max ? spec->workers_max : spec->workers_min, most);
+}
