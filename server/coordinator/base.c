@@ -355,7 +355,7 @@ void coord_session_error(struct coord_session *session, uint32_t request, cairn_
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
+    error.text = wire_text(text);
     coord_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
 }
 
@@ -364,7 +364,7 @@ void coord_session_expelled(struct coord_session *session, uint64_t job, cairn_s
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
-    error.text = (char *)(uintptr_t)text;
+    error.text = wire_text(text);
     error.job = job;
     coord_session_send(session, CAIRN_MSG_ERROR, 0, &error.base);
 }
