@@ -503,8 +503,8 @@ cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend,
     if (status == CAIRN_OK) status = judge(&own);
     if (status == CAIRN_OK) status = fill_amend(&words, &own);
     if (status == CAIRN_OK)
-        status = cairn_ask(job, CAIRN_MSG_JOB_AMEND, &words.message.base, CAIRN_MSG_JOB_AMENDED,
-                           api_deadline(timeout_ms), NULL);
+        status = ask_coordinator(job, CAIRN_MSG_JOB_AMEND, &words.message.base,
+                                 CAIRN_MSG_JOB_AMENDED, api_deadline(timeout_ms), NULL);
     if (status == CAIRN_OK && own.set_clip_norm) // before the round that goes by it
         job_note_clip_norm(job, own.clip_norm);
     release(&words);
@@ -518,7 +518,8 @@ cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend,
 
 static cairn_status ask_drop(struct job *job, Cairn__LeaseDrop *message, uint64_t deadline_ms)
 {
-    return cairn_ask(job, CAIRN_MSG_LEASE_DROP, &message->base, CAIRN_MSG_DONE, deadline_ms, NULL);
+    return ask_coordinator(job, CAIRN_MSG_LEASE_DROP, &message->base, CAIRN_MSG_DONE, deadline_ms,
+                           NULL);
 }
 
 static bool withdraw_run(struct command *command)
@@ -563,8 +564,8 @@ static cairn_status take(struct job *job, struct cairn_version version, int ttl_
     message.ttl_ms = (uint32_t)ttl_ms;
     randombytes_buf(&message.key, sizeof message.key);
     message.key |= 1; // not 0
-    const cairn_status status = cairn_ask(job, CAIRN_MSG_LEASE_TAKE, &message.base,
-                                          CAIRN_MSG_LEASED, deadline_ms, &reply);
+    const cairn_status status = ask_coordinator(job, CAIRN_MSG_LEASE_TAKE, &message.base,
+                                                CAIRN_MSG_LEASED, deadline_ms, &reply);
     if (status == CAIRN_ERR_TIMEOUT) withdraw(job, message.key);
     if (status != CAIRN_OK) return status;
     const Cairn__Leased *leased = (const Cairn__Leased *)reply;
@@ -827,7 +828,7 @@ static cairn_status post_each(const struct list *list, uint8_t kind, bool (*run)
 {
     struct command_chain chain = { .of = NULL };
     if (op_out != NULL) {
-        chain.of = cairn_op_new(list->job, kind, true);
+        chain.of = op_create(list->job, kind, true);
         if (chain.of == NULL)
             return client_fail(CAIRN_ERR_NO_MEMORY,
                                "out of memory, or too many operations are open");

@@ -810,8 +810,8 @@ static cairn_status declare(struct job *job, struct declared *declared, uint64_t
 {
     Cairn__TilesDeclare message = client_tiles_message(declared);
     CAIRN_TRY(offer(job, declared));
-    cairn_status status = cairn_ask(job, CAIRN_MSG_TILES_DECLARE, &message.base,
-                                    CAIRN_MSG_TILES_SET, deadline_ms, NULL);
+    cairn_status status = ask_coordinator(job, CAIRN_MSG_TILES_DECLARE, &message.base,
+                                          CAIRN_MSG_TILES_SET, deadline_ms, NULL);
     return withdraw(job) ? CAIRN_OK : status; // it may hold just when the time was up
 }
 

@@ -93,8 +93,8 @@ static cairn_status wait_version(struct job *job, Cairn__VersionWait *message, i
                                  Cairn__VersionReady **ready_out)
 {
     message->timeout_ms = (uint32_t)timeout_ms;
-    return cairn_ask(job, CAIRN_MSG_VERSION_WAIT, &message->base, CAIRN_MSG_VERSION_READY,
-                     api_deadline(timeout_ms), (ProtobufCMessage **)ready_out);
+    return ask_coordinator(job, CAIRN_MSG_VERSION_WAIT, &message->base, CAIRN_MSG_VERSION_READY,
+                           api_deadline(timeout_ms), (ProtobufCMessage **)ready_out);
 }
 
 cairn_status cairn_version_wait(cairn_job *handle, struct cairn_version at_least, int timeout_ms,
@@ -174,8 +174,8 @@ cairn_status cairn_snapshot(cairn_job *handle, uint32_t flags, int timeout_ms, c
         message.job = job->name;
         message.wait = (flags & CAIRN_SNAPSHOT_WAIT) != 0;
         ProtobufCMessage *reply;
-        status = cairn_ask(job, CAIRN_MSG_SNAPSHOT_CREATE, &message.base, CAIRN_MSG_SNAPSHOT_STATUS,
-                           api_deadline(timeout_ms), &reply);
+        status = ask_coordinator(job, CAIRN_MSG_SNAPSHOT_CREATE, &message.base,
+                                 CAIRN_MSG_SNAPSHOT_STATUS, api_deadline(timeout_ms), &reply);
         if (status == CAIRN_OK) {
             const Cairn__SnapshotStatus *snapshot = (const Cairn__SnapshotStatus *)reply;
             strncpy(id_out, snapshot->id, 63);
@@ -271,7 +271,7 @@ cairn_status cairn_prefetch(cairn_job *handle, struct cairn_version version,
 static cairn_status map_shape(struct job *job, struct cairn_version version, struct card *card,
                               struct unit_shape *shape, struct cairn_view *views, cairn_op **op_out)
 {
-    struct op *op = cairn_op_new(job, CAIRN_CHUNK_FETCH, true);
+    struct op *op = op_create(job, CAIRN_CHUNK_FETCH, true);
     if (op == NULL)
         return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory, or too many operations are open");
     void *handle = op->handle;

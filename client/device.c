@@ -1001,7 +1001,7 @@ void card_word_set(struct card_word *word)
     pthread_mutex_unlock(&words_lock);
 }
 
-cairn_status cairn_card_wait(struct card *card, void *stream, const struct card_wait *wait)
+cairn_status card_stream_await_word(struct card *card, void *stream, const struct card_wait *wait)
 {
     struct sentence why;
     cairn_status status = card_enter(card, &why);

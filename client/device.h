@@ -113,8 +113,8 @@ cairn_status card_word_take(struct card *card, struct card_word **word_out,
 /* Makes all that is queued on the stream after this call wait until the word is set.
  * CAIRN_ERR_INVALID: as for card_mark; CAIRN_ERR_UNSUPPORTED: the driver has no such
  * waits. */
-cairn_status cairn_card_wait(struct card *card, void *stream,
-                             const struct card_wait *wait) CAIRN_MUST_CHECK;
+cairn_status card_stream_await_word(struct card *card, void *stream,
+                                    const struct card_wait *wait) CAIRN_MUST_CHECK;
 /* Lets the stream go on; the word is not the caller's any more. Asks the driver for nothing: no stream and no
  * other thread's call can keep it, and it needs no card that works. */
 void card_word_set(struct card_word *word);

@@ -103,7 +103,7 @@ static void on_kick(uv_async_t *kick)
 static void on_rest(uv_prepare_t *rest)
 {
     struct session *s = rest->data;
-    for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_stage_settle(job);
+    for (struct job *job = s->jobs; job != NULL; job = job->next) stage_end_landed(job);
     session_wake_due(s);
 }
 

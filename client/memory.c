@@ -124,7 +124,7 @@ void memory_return(struct session *s, const void *lent)
     if (last.base != NULL) unmap(last);
 }
 
-size_t cairn_memory_bytes(const struct session *s)
+size_t memory_host_bytes(const struct session *s)
 {
     size_t bytes = 0;
     for (size_t i = 0; i < s->memory.count; i++)
@@ -213,7 +213,7 @@ static void forget_gone(struct session *s)
     }
 }
 
-void cairn_memory_close(struct session *s)
+void memory_close_session(struct session *s)
 {
     for (bool more = true; more;) {
         struct region region = { .base = NULL };
@@ -230,7 +230,7 @@ void cairn_memory_close(struct session *s)
 
 void memory_release(struct session *s)
 {
-    cairn_memory_close(s);
+    memory_close_session(s);
     free(s->memory.regions);
 }
 

@@ -79,7 +79,7 @@ static uint64_t *open_count(struct op *op)
     return op->kind == CAIRN_CHUNK_PUSH ? &op->job->filling.pushes_open : NULL;
 }
 
-struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle)
+struct op *op_create(struct job *job, uint8_t kind, bool with_handle)
 {
     struct op *op = take_op(job->session);
     if (op == NULL) return NULL;
@@ -196,7 +196,7 @@ struct command *op_command(struct job *job, bool (*run)(struct command *))
 
 cairn_status op_reserve(struct job *job, uint8_t kind, cairn_op **op_out, struct op **out)
 {
-    *out = op_out != NULL ? cairn_op_new(job, kind, true) : NULL; // nobody would ask
+    *out = op_out != NULL ? op_create(job, kind, true) : NULL; // nobody would ask
     return *out != NULL || op_out == NULL
                ? CAIRN_OK
                : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory, or too many operations are open");
@@ -252,7 +252,7 @@ static cairn_status open_command(struct job *job, uint8_t kind, bool (*run)(stru
                                  struct command **out)
 {
     struct command *command = op_command(job, run);
-    struct op *op = command != NULL ? cairn_op_new(job, kind, with_handle) : NULL;
+    struct op *op = command != NULL ? op_create(job, kind, with_handle) : NULL;
     if (op == NULL) {
         if (command != NULL) job_unref(job);
         free(command);
@@ -535,7 +535,7 @@ static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_
 }
 
 /* For whom a request of `type` waits; NULL: the coordinator does not say. Freed by the caller. */
-static Cairn__Awaited *cairn_ask_awaited(struct job *job, uint16_t type)
+static Cairn__Awaited *ask_who_is_awaited(struct job *job, uint16_t type)
 {
     return ask_until(job, type, client_now_ms() + AWAITED_TIMEOUT_MS);
 }
@@ -705,8 +705,9 @@ static cairn_status await_answer(struct ask *ask, uint64_t deadline_ms)
     return status;
 }
 
-cairn_status cairn_ask(struct job *job, uint16_t type, ProtobufCMessage *message,
-                       uint16_t reply_type, uint64_t deadline_ms, ProtobufCMessage **reply_out)
+cairn_status ask_coordinator(struct job *job, uint16_t type, ProtobufCMessage *message,
+                             uint16_t reply_type, uint64_t deadline_ms,
+                             ProtobufCMessage **reply_out)
 {
     struct ask ask = { .job = job, .type = type, .message = message };
     enlist(&ask);
@@ -767,7 +768,7 @@ static void note_time(struct op *op, uint64_t from_us)
 static bool waits_on(const struct op *op, struct patience *patience, uint64_t *deadline_ms)
 {
     if (op->kind != CAIRN_CHUNK_PUSH || patience->span_ms == 0) return false;
-    Cairn__Awaited *awaited = cairn_ask_awaited(op->job, CAIRN_MSG_ROUND_COMMIT);
+    Cairn__Awaited *awaited = ask_who_is_awaited(op->job, CAIRN_MSG_ROUND_COMMIT);
     const bool waits = client_waits_on(patience, awaited, deadline_ms);
     message_free((ProtobufCMessage *)awaited);
     return waits;
@@ -1022,8 +1023,8 @@ static cairn_status tell(struct job *job, const char *what, int at_most_ms, uint
     message.at_most_ms = (uint32_t)at_most_ms;
     message.what = wire_text(what);
     note(job, what, at_most_ms > 0 ? client_now_ms() + (uint64_t)at_most_ms : 0);
-    const cairn_status status = cairn_ask(job, CAIRN_MSG_PAUSE, &message.base, CAIRN_MSG_DONE,
-                                          deadline_ms, NULL);
+    const cairn_status status = ask_coordinator(job, CAIRN_MSG_PAUSE, &message.base, CAIRN_MSG_DONE,
+                                                deadline_ms, NULL);
     if (status != CAIRN_OK) note(job, "", 0); // who was told that it failed will not end it
     return status;
 }

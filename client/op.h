@@ -106,7 +106,7 @@ struct op_list {
 /* With the session. */
 void ops_release(struct session *s);
 /* A new op with the loop's reference, and one of the handle if `with_handle`. NULL: out of memory. */
-struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle);
+struct op *op_create(struct job *job, uint8_t kind, bool with_handle);
 /* Loop thread: a parcel more; and one less, with how it ended. The last one completes the op. */
 void op_hold(struct op *op);
 void op_let_go(struct op *op, cairn_status status, const char *why);
@@ -139,7 +139,7 @@ cairn_status op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct com
 
 /* Several that are handed over at once. */
 struct command_chain {
-    struct op *of; /* of all of them, made by cairn_op_new: it ends with the last one; or NULL */
+    struct op *of; /* of all of them, made by op_create: it ends with the last one; or NULL */
     struct command *first, *last;
 };
 /* One more, as by op_begin: not begun yet. */
@@ -210,9 +210,9 @@ struct ask {
 
 /* Sends the request, waits for its reply of `reply_type` (*reply_out, freed by the caller; NULL: nobody wants
  * it) or its failure. Sets this thread's sentence. */
-cairn_status cairn_ask(struct job *job, uint16_t type, ProtobufCMessage *message,
-                       uint16_t reply_type, uint64_t deadline_ms,
-                       ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
+cairn_status ask_coordinator(struct job *job, uint16_t type, ProtobufCMessage *message,
+                             uint16_t reply_type, uint64_t deadline_ms,
+                             ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
 /* For whom cairn_job_open waits, as its error says it. */
 struct sentence ask_opening_awaits(struct job *job);
 

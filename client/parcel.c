@@ -520,7 +520,7 @@ static void end_landed(struct job *job)
 }
 
 /* Begins the copy of bytes that came for a card's memory. The parcel ends when they are copied, at
- * the latest in cairn_stage_settle. */
+ * the latest in stage_end_landed. */
 static void stage_land(struct parcel *parcel)
 {
     struct job *job = parcel->job;
@@ -542,7 +542,7 @@ static void stage_land(struct parcel *parcel)
     parcel->is_landed = true;
 }
 
-void cairn_stage_settle(struct job *job)
+void stage_end_landed(struct job *job)
 {
     const struct parcel *parcel;
     TAILQ_FOREACH (parcel, &job->landed.parcels, queued)

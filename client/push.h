@@ -263,7 +263,7 @@ void stage_fill(struct shard_link *owner);
 /* Before the loop sleeps: waits for the copies to the card and ends their parcels, if some
  * operation has nothing left but these. If none has, the rest of the operations is awaited first,
  * and the card copies meanwhile. */
-void cairn_stage_settle(struct job *job);
+void stage_end_landed(struct job *job);
 
 /* ==== transfer ==== */
 

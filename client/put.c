@@ -461,7 +461,8 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
     uint8_t *held = has_tiles ? puts_held(job) : NULL;
     message.held.data = held;
     message.held.len = held != NULL ? job->spec.tensor_count * CAIRN_PUTS_HELD_BYTES : 0;
-    status = cairn_ask(job, CAIRN_MSG_INIT_DONE, &message.base, CAIRN_MSG_DONE, deadline_ms, NULL);
+    status = ask_coordinator(job, CAIRN_MSG_INIT_DONE, &message.base, CAIRN_MSG_DONE, deadline_ms,
+                             NULL);
     free(held);
     if (status != CAIRN_OK) status = puts_explain(job, status, hashed);
     puts_end(job, status);
@@ -539,8 +540,8 @@ static void cancel(struct job *job, uint64_t round)
     sentence_set(&said, "%s", cairn_error());
     message.round = round;
     // Unanswered, it is void all the same: nobody commits it.
-    (void)!cairn_ask(job, CAIRN_MSG_WRITE_CANCEL, &message.base, CAIRN_MSG_DONE,
-                     api_deadline(CANCEL_MS), NULL);
+    (void)!ask_coordinator(job, CAIRN_MSG_WRITE_CANCEL, &message.base, CAIRN_MSG_DONE,
+                           api_deadline(CANCEL_MS), NULL);
     client_fail(CAIRN_OK, "%s", said.text);
 }
 

@@ -113,8 +113,8 @@ cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t deadline_m
         Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
         Cairn__WriteBegin write = CAIRN__WRITE_BEGIN__INIT;
         ProtobufCMessage *reply;
-        status = cairn_ask(job, type, is_write ? &write.base : &begin.base, CAIRN_MSG_ROUND_OPENED,
-                           deadline_ms, &reply);
+        status = ask_coordinator(job, type, is_write ? &write.base : &begin.base,
+                                 CAIRN_MSG_ROUND_OPENED, deadline_ms, &reply);
         if (status != CAIRN_OK) break;
         // Another thread may have pushed while this one waited for its turn.
         status = await_pushes(job, deadline_ms);
@@ -344,7 +344,7 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
     pthread_mutex_lock(&job->session->lock);
     const bool told = step_times_commit(&job->times, round, out) &&
                       !batch_is_surplus(job); // it did nothing that others are measured by
-    memory->shared = cairn_memory_bytes(job->session);
+    memory->shared = memory_host_bytes(job->session);
     memory->sums = job->stats.accumulated_bytes;
     memory->units = job->stats.mapped_bytes;
     memory->copies = job->stats.packed_bytes + job->stats.assembled_bytes;
@@ -377,8 +377,8 @@ cairn_status api_commit(struct job *job, const struct cairn_round *round, uint64
     message.driven = words->driven;
     message.n_driven = words->driven != NULL ? job->spec.group_count : 0;
     ProtobufCMessage *reply;
-    status = cairn_ask(job, CAIRN_MSG_ROUND_COMMIT, &message.base, CAIRN_MSG_ROUND_RESULT,
-                       deadline_ms, &reply);
+    status = ask_coordinator(job, CAIRN_MSG_ROUND_COMMIT, &message.base, CAIRN_MSG_ROUND_RESULT,
+                             deadline_ms, &reply);
     note_ended(job, from_us);
     if (status != CAIRN_OK) return status;
     status = await_pushes(job, deadline_ms);
@@ -464,8 +464,8 @@ static cairn_status abandon_inside(struct job *job, const struct cairn_round *ro
         message.round = round->round;
         message.abandon = true;
         ProtobufCMessage *reply;
-        CAIRN_TRY(cairn_ask(job, CAIRN_MSG_ROUND_COMMIT, &message.base, CAIRN_MSG_ROUND_RESULT,
-                            deadline_ms, &reply));
+        CAIRN_TRY(ask_coordinator(job, CAIRN_MSG_ROUND_COMMIT, &message.base,
+                                  CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply));
         status = take_void((const Cairn__RoundResult *)reply);
         message_free(reply);
     }

@@ -340,7 +340,7 @@ void cairn_close(cairn *handle)
         const bool changes = await_change();
         card_imports_turn(s->imports);
         pieces_close(s);
-        cairn_memory_close(s);
+        memory_close_session(s);
         if (changes) card_change_end();
     }
     handle_put(handle);
@@ -624,7 +624,7 @@ cairn_status streams_await(struct op *op, struct card *card, void *stream)
     cairn_status status = card_word_take(card, &word, &wait);
     if (status == CAIRN_OK) status = give(op, word, &is_done);
     if (status != CAIRN_OK || is_done) return status;
-    status = cairn_card_wait(card, stream, &wait);
+    status = card_stream_await_word(card, stream, &wait);
     if (status != CAIRN_OK && take_back(op, word)) card_word_set(word);
     return status;
 }

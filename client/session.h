@@ -89,12 +89,12 @@ void memory_return(struct session *s, const void *lent); /* NULL is fine */
 bool memory_is_shown(struct session *s, const void *base);
 
 /* Under the lock: bytes of all regions of host memory. */
-size_t cairn_memory_bytes(const struct session *s);
+size_t memory_host_bytes(const struct session *s);
 /* Loop thread: tells the fabric of new regions, so that what is pushed from them is read where it lies,
  * and of those that are freed. */
 void memory_show(struct session *s);
 /* The session is closed: regions go, those on loan with their last loan. */
-void cairn_memory_close(struct session *s);
+void memory_close_session(struct session *s);
 /* With the session. */
 void memory_release(struct session *s);
 
