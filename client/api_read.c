@@ -492,8 +492,8 @@ static cairn_status read_layout(struct reading *reading)
     const struct job_spec_data *spec = reading->takes_spec ? &reading->spec : &job->spec;
     const struct cairn_version none = { 0, 0 };
     cairn_status status = layout_of_pages(spec, pages, &reading->layout);
-    if (status != CAIRN_OK || !reading->wants_body) return status;
-    status = body_open(spec, reading->layout, none, &reading->body);
+    if (status != CAIRN_OK || !reading->wants_served) return status;
+    status = served_layout_open(spec, reading->layout, none, &reading->served);
     if (status == CAIRN_OK) reading->layout = NULL;
     return status;
 }
@@ -519,7 +519,7 @@ cairn_status reading_begin(struct job *job)
     spec_init(&reading->spec);
     reading->job = job;
     reading->first = !attachment->attached_once;
-    reading->wants_body = job->bodies == NULL;
+    reading->wants_served = job->served == NULL;
     reading->has_thread = bytes > SMALL_BYTES;
     job->attachment.reading = reading;
     if (reading->has_thread && pthread_create(&reading->thread, NULL, run, reading) == 0)
@@ -541,7 +541,7 @@ void reading_free(struct reading *reading)
     reading_await(reading);
     spec_release(&reading->spec);
     if (reading->layout != NULL) layout_close(reading->layout);
-    body_put(reading->body);
+    served_layout_put(reading->served);
     free(reading);
 }
 
@@ -554,8 +554,8 @@ struct source {
 };
 
 struct lent {
-    struct job *job;   /* borrowed */
-    struct body *body; /* borrowed; that serves the version, while it is opened */
+    struct job *job;              /* borrowed */
+    struct served_layout *served; /* borrowed; that serves the version, while it is opened */
     struct cairn_version version;
     enum published_side side;
     struct source *sources; /* owned: [shard_count]; copy NULL: nothing is of that shard */
@@ -599,7 +599,7 @@ static struct published *copy_of(struct lent *lent, uint32_t shard)
 {
     struct source *source = &lent->sources[shard];
     if (source->copy == NULL) {
-        source->copy = mapped_find(lent->job, lent->body, shard, lent->version, lent->side,
+        source->copy = mapped_find(lent->job, lent->served, shard, lent->version, lent->side,
                                    &source->sequence);
         if (source->copy != NULL) source->copy->uses++;
     }
@@ -612,8 +612,8 @@ static struct published *locate(struct lent *lent, const struct extent *extent, 
 {
     struct published *copy = copy_of(lent, extent->shard);
     if (copy == NULL) return NULL;
-    const struct body_part *part = &lent->body->parts[extent->shard];
-    const struct geometry *g = &lent->body->layout->geometry[extent->tensor];
+    const struct served_part *part = &lent->served->parts[extent->shard];
+    const struct geometry *g = &lent->served->layout->geometry[extent->tensor];
     const struct local_extent *local = shard_map_find(&part->map, extent->tensor,
                                                       quantum_first_leaf(g, extent->first_quantum));
     assert(local != NULL); // map and extents are of one layout
@@ -661,7 +661,8 @@ static bool lend(struct lent *lent, size_t i, uint32_t tensor)
 {
     static const uint8_t nothing[1] __attribute__((aligned(64)));
     size_t extent_count;
-    const struct extent *extents = layout_tensor_extents(lent->body->layout, tensor, &extent_count);
+    const struct extent *extents = layout_tensor_extents(lent->served->layout, tensor,
+                                                         &extent_count);
     const size_t elem_bytes = dtype_size((int)lent->job->spec.tensors[tensor].wire);
     if (extent_count == 0) { // of no elements
         lent->at[i] = nothing;
@@ -681,14 +682,14 @@ static bool lend(struct lent *lent, size_t i, uint32_t tensor)
 struct lent *lent_open(struct job *job, struct cairn_version version, enum published_side side,
                        const uint32_t *tensors, size_t count)
 {
-    if (job->session->published == NULL || job->bodies == NULL) return NULL;
+    if (job->session->published == NULL || job->served == NULL) return NULL;
     struct lent *lent = calloc(1, sizeof *lent);
     if (lent == NULL) return NULL;
     lent->job = job;
     lent->version = version;
     lent->side = side;
-    lent->body = body_of_version(job, version);
-    const uint32_t shard_count = lent->body->layout->shard_count;
+    lent->served = served_layout_of_version(job, version);
+    const uint32_t shard_count = lent->served->layout->shard_count;
     lent->sources = calloc(shard_count, sizeof *lent->sources);
     lent->at = calloc(count + 1, sizeof *lent->at);
     lent->stitches = calloc(count + 1, sizeof(struct stitch *));
@@ -734,7 +735,7 @@ bool lent_copy(struct job *job, struct cairn_version version, uint32_t tensor, s
     pthread_mutex_lock(&s->lock);
     struct lent *lent = lent_open(job, version, CAIRN_PUBLISHED_DEVICE, NULL, 0);
     if (lent != NULL) {
-        const struct extent *extents = layout_tensor_extents(lent->body->layout, tensor, &count);
+        const struct extent *extents = layout_tensor_extents(lent->served->layout, tensor, &count);
         if (count > 0)
             runs = find_runs(lent, extents, count, dtype_size((int)job->spec.tensors[tensor].wire));
     }

@@ -542,11 +542,12 @@ static bool is_named(uint32_t shard, Cairn__ShardInfo *const *infos, size_t info
 }
 
 /* A shard that owns nothing joins, or has left: then it is not named. */
-static void note_holes(struct body *body, Cairn__ShardInfo *const *infos, size_t info_count)
+static void note_holes(struct served_layout *served, Cairn__ShardInfo *const *infos,
+                       size_t info_count)
 {
-    for (uint32_t i = 0; i < body->layout->shard_count; i++)
-        body->parts[i].absent = body->parts[i].map.extent_count == 0 &&
-                                !is_named(i, infos, info_count);
+    for (uint32_t i = 0; i < served->layout->shard_count; i++)
+        served->parts[i].absent = served->parts[i].map.extent_count == 0 &&
+                                  !is_named(i, infos, info_count);
 }
 
 /* Closes the connections to shards that left the job and that nobody needs. A shard that is needed
@@ -555,8 +556,8 @@ static void let_go_of_holes(struct job *job)
 {
     for (uint32_t i = 0; i < job->shards.count; i++) {
         struct shard_link *link = job->shards.links[i];
-        if (!bodies_left_by(job, i)) continue;
-        if (link->address_bytes > 0 && !bodies_need(job, i)) {
+        if (!served_layouts_left_by(job, i)) continue;
+        if (link->address_bytes > 0 && !served_layouts_need(job, i)) {
             link->address_bytes = 0;
             chunk_link_close(&link->conn);
         }
@@ -594,22 +595,22 @@ static void layouts_on_shards(struct job *job, const Cairn__ShardsChanged *messa
 
 /* ---- layouts ---- */
 
-/* Takes `layout` in any case; *body_out is the job's newest. */
-static cairn_status add_body(struct job *job, struct layout *layout, struct cairn_version since,
-                             struct body **body_out)
+/* Takes `layout` in any case; *served_out is the job's newest. */
+static cairn_status add_served(struct job *job, struct layout *layout, struct cairn_version since,
+                               struct served_layout **served_out)
 {
     cairn_status status = links_add(job, layout->shard_count);
-    if (status == CAIRN_OK) status = body_open(&job->spec, layout, since, body_out);
+    if (status == CAIRN_OK) status = served_layout_open(&job->spec, layout, since, served_out);
     if (status != CAIRN_OK)
         layout_close(layout);
     else
-        bodies_add(job, *body_out);
+        served_layouts_add(job, *served_out);
     return status;
 }
 
-static bool is_layout(const struct body *body, const struct layout *layout)
+static bool is_layout(const struct served_layout *served, const struct layout *layout)
 {
-    return body != NULL && memcmp(body->layout->hash, layout->hash, sizeof layout->hash) == 0;
+    return served != NULL && memcmp(served->layout->hash, layout->hash, sizeof layout->hash) == 0;
 }
 
 /* A restore numbers shards anew; while a job goes on a number stays with its shard. */
@@ -623,31 +624,32 @@ static bool are_renumbered(const struct job *job, Cairn__ShardInfo *const *infos
     return false;
 }
 
-/* The body that is known by that number, or the newest, if it has those owners. NULL: neither. */
-static struct body *find_layout(struct job *job, const struct layout *layout)
+/* The layout that is known by that number, or the newest, if it has those owners. NULL: neither. */
+static struct served_layout *find_layout(struct job *job, const struct layout *layout)
 {
-    struct body *body = body_of_layout(job, layout->version);
-    if (is_layout(body, layout)) return body;
-    return is_layout(job->bodies, layout) ? job->bodies : NULL;
+    struct served_layout *served = served_layout_of_number(job, layout->version);
+    if (is_layout(served, layout)) return served;
+    return is_layout(job->served, layout) ? job->served : NULL;
 }
 
-/* The first body, which was read with its layout. Takes it if it can. */
-static cairn_status take_first(struct job *job, struct reading *reading, struct body **body_out)
+/* The first layout, as the reading thread has made it. Takes it if it can. */
+static cairn_status take_first(struct job *job, struct reading *reading,
+                               struct served_layout **served_out)
 {
-    CAIRN_TRY(links_add(job, reading->body->layout->shard_count));
-    *body_out = reading->body;
-    reading->body = NULL;
-    bodies_add(job, *body_out);
+    CAIRN_TRY(links_add(job, reading->served->layout->shard_count));
+    *served_out = reading->served;
+    reading->served = NULL;
+    served_layouts_add(job, *served_out);
     return CAIRN_OK;
 }
 
 /* Refuses a coordinator that goes by an earlier layout than this worker knows: nobody else would
  * know what this worker has of the later layout. */
-static cairn_status judge_known(const struct job *job, const struct body *known,
+static cairn_status judge_known(const struct job *job, const struct served_layout *known,
                                 struct sentence *why)
 {
-    const uint64_t newest = job->bodies->layout->version, in_force = job->attachment.reply->layout;
-    if (known == job->bodies || in_force == 0 || !layout_goes_back(newest, in_force))
+    const uint64_t newest = job->served->layout->version, in_force = job->attachment.reply->layout;
+    if (known == job->served || in_force == 0 || !layout_goes_back(newest, in_force))
         return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_ROLLED_BACK,
                      "the coordinator goes by layout %" PRIu64 " of job %s, and layout %" PRIu64
@@ -658,25 +660,26 @@ static cairn_status judge_known(const struct job *job, const struct body *known,
 
 /* Later one that is known, or a newer one, if what happened in between was no
  * restore. */
-static cairn_status take_attached(struct job *job, struct layout *layout, struct body **body_out,
-                                  struct sentence *why)
+static cairn_status take_attached(struct job *job, struct layout *layout,
+                                  struct served_layout **served_out, struct sentence *why)
 {
     const Cairn__Attached *a = job->attachment.reply;
     const struct cairn_version now = { a->generation, a->step };
-    struct body *known = find_layout(job, layout);
+    struct served_layout *known = find_layout(job, layout);
     if (known != NULL) {
         layout_close(layout);
         const cairn_status status = judge_known(job, known, why);
         if (status != CAIRN_OK) return status;
         const struct cairn_version since = since_attached(known->since, now);
-        if (version_compare(since, known->since) != 0) bodies_serve_since(job, known, since);
-        *body_out = known;
+        if (version_compare(since, known->since) != 0)
+            served_layouts_serve_since(job, known, since);
+        *served_out = known;
         return CAIRN_OK;
     }
-    if (layout->version > job->bodies->layout->version &&
+    if (layout->version > job->served->layout->version &&
         !are_renumbered(job, a->shards, a->n_shards)) {
-        const cairn_status status = add_body(job, layout, now, body_out);
-        if (status == CAIRN_OK) (*body_out)->found = true;
+        const cairn_status status = add_served(job, layout, now, served_out);
+        if (status == CAIRN_OK) (*served_out)->found = true;
         return status;
     }
     layout_close(layout);
@@ -688,18 +691,18 @@ static cairn_status take_attached(struct job *job, struct layout *layout, struct
 cairn_status layouts_attached(struct job *job, struct reading *reading, struct sentence *why)
 {
     const Cairn__Attached *a = job->attachment.reply;
-    struct body *body;
+    struct served_layout *served;
     cairn_status status = reading->layout_status;
-    if (status == CAIRN_OK && reading->body != NULL) {
-        status = take_first(job, reading, &body);
+    if (status == CAIRN_OK && reading->served != NULL) {
+        status = take_first(job, reading, &served);
     } else if (status == CAIRN_OK) {
         struct layout *layout = reading->layout;
         reading->layout = NULL;
-        status = take_attached(job, layout, &body, why);
+        status = take_attached(job, layout, &served, why);
     }
     if (status == CAIRN_OK) status = set_addresses(job, a->shards, a->n_shards);
     if (status != CAIRN_OK) return status;
-    note_holes(body, a->shards, a->n_shards);
+    note_holes(served, a->shards, a->n_shards);
     return CAIRN_OK;
 }
 
@@ -709,8 +712,8 @@ static cairn_status judge_changed(struct job *job, const struct layout *layout,
                                   struct sentence *why)
 {
     const Cairn__LayoutChanged *message = job->attachment.changed;
-    const struct body *known = body_of_layout(job, layout->version);
-    const struct body *newest = job->bodies;
+    const struct served_layout *known = served_layout_of_number(job, layout->version);
+    const struct served_layout *newest = job->served;
     if (layout->version != message->layout)
         return fail_with(why, CAIRN_ERR_PROTOCOL,
                          "the coordinator announced layout %" PRIu64 " and sent layout %" PRIu64,
@@ -731,16 +734,16 @@ static cairn_status take_changed(struct job *job, struct layout *layout, struct 
 {
     const Cairn__LayoutChanged *message = job->attachment.changed;
     const struct cairn_version since = { message->since_generation, message->since_step };
-    struct body *body = body_of_layout(job, layout->version);
+    struct served_layout *served = served_layout_of_number(job, layout->version);
     cairn_status status = judge_changed(job, layout, why);
-    if (status != CAIRN_OK || body != NULL)
+    if (status != CAIRN_OK || served != NULL)
         layout_close(layout);
     else
-        status = add_body(job, layout, since, &body);
+        status = add_served(job, layout, since, &served);
     if (status == CAIRN_OK) status = set_addresses(job, message->shards, message->n_shards);
     if (status != CAIRN_OK) return status;
-    note_holes(body, message->shards, message->n_shards);
-    bodies_serve_since(job, body, since);
+    note_holes(served, message->shards, message->n_shards);
+    served_layouts_serve_since(job, served, since);
     return CAIRN_OK;
 }
 
@@ -802,7 +805,7 @@ static void layouts_on_page(struct job *job, const Cairn__Page *page)
 
 void layouts_trim(struct job *job)
 {
-    if (!bodies_trim(job)) return;
+    if (!served_layouts_trim(job)) return;
     recut_all(job);
     let_go_of_holes(job);
 }

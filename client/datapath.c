@@ -395,7 +395,7 @@ static bool would_speak(const struct shard_link *link, bool has_left)
 
 void datapath_judge(struct shard_link *link, uint64_t now_ms)
 {
-    const bool has_left = bodies_left_by(link->job, link->index);
+    const bool has_left = served_layouts_left_by(link->job, link->index);
     const bool speaks = would_speak(link, has_left), is_heard = link->unheard_since_ms == 0;
     const bool is_late = now_ms - link->judged_ms > LATE_MS;
     judge_memory(link, now_ms);
@@ -493,8 +493,8 @@ void links_release(struct job *job)
 void link_tick(struct shard_link *link, uint64_t now_ms)
 {
     const struct job *job = link->job;
-    const bool is_wanted = !bodies_left_by(job, link->index) || waits(&link->conn);
-    const bool connects = job->bodies != NULL && !job->closing && is_wanted;
+    const bool is_wanted = !served_layouts_left_by(job, link->index) || waits(&link->conn);
+    const bool connects = job->served != NULL && !job->closing && is_wanted;
     datapath_judge(link, now_ms);
     asker_retry(&link->asker);
     chunk_link_tick(&link->conn, connects ? job->session->path.fabric : NULL, link->address,
@@ -507,7 +507,7 @@ void link_tick(struct shard_link *link, uint64_t now_ms)
 static struct job *job_of_header(struct session *s, const struct chunk_header *h)
 {
     for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->member.id == h->member && job->member.token == h->token && job->bodies != NULL)
+        if (job->member.id == h->member && job->member.token == h->token && job->served != NULL)
             return job;
     return NULL;
 }

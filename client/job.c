@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "client/base.h"
-#include "client/body.h"
+#include "client/layouts.h"
 #include "client/device.h"
 #include "client/loop.h"
 #include "client/op.h"
@@ -372,93 +372,97 @@ void attachment_lost(struct job *job)
     job->attachment.state = JOB_DETACHED;
 }
 
-/* ==== body ==== */
+/* ==== layout ==== */
 
-/* A version may be read until so many are newer; or longer, by who knows of somebody's lease: bodies have as
+/* A version may be read until so many are newer; or longer, by who knows of somebody's lease: layouts have as
  * many extents in all. */
 #define KEPT_STEPS   2
 #define KEPT_EXTENTS ((size_t)1 << 17)
 
-static void free_body(struct body *body)
+static void free_served(struct served_layout *served)
 {
-    for (uint32_t i = 0; i < body->layout->shard_count; i++) {
-        shard_map_release(&body->parts[i].map);
-        free(body->parts[i].published_at);
+    for (uint32_t i = 0; i < served->layout->shard_count; i++) {
+        shard_map_release(&served->parts[i].map);
+        free(served->parts[i].published_at);
     }
-    layout_close(body->layout);
-    free(body);
+    layout_close(served->layout);
+    free(served);
 }
 
-cairn_status body_open(const struct job_spec_data *spec, struct layout *layout,
-                       struct cairn_version since, struct body **out)
+cairn_status served_layout_open(const struct job_spec_data *spec, struct layout *layout,
+                                struct cairn_version since, struct served_layout **out)
 {
-    struct body *body = calloc(1, sizeof *body + layout->shard_count * sizeof body->parts[0]);
-    cairn_status status = body != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    struct served_layout *served = calloc(1, sizeof *served +
+                                                 layout->shard_count * sizeof served->parts[0]);
+    cairn_status status = served != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
     uint32_t count = 0;
     for (; status == CAIRN_OK && count < layout->shard_count; count++)
-        status = shard_map_init(&body->parts[count].map, layout, count, spec->chunk_leaves);
+        status = shard_map_init(&served->parts[count].map, layout, count, spec->chunk_leaves);
     if (status != CAIRN_OK) {
-        for (uint32_t i = 0; body != NULL && i < count; i++) shard_map_release(&body->parts[i].map);
-        free(body);
+        for (uint32_t i = 0; served != NULL && i < count; i++)
+            shard_map_release(&served->parts[i].map);
+        free(served);
         return status;
     }
-    body->layout = layout;
-    body->since = since;
-    body->refs = 1;
-    *out = body;
+    served->layout = layout;
+    served->since = since;
+    served->refs = 1;
+    *out = served;
     return CAIRN_OK;
 }
 
-struct body *body_get(struct body *body)
+struct served_layout *served_layout_get(struct served_layout *served)
 {
-    body->refs++;
-    return body;
+    served->refs++;
+    return served;
 }
 
-void body_put(struct body *body)
+void served_layout_put(struct served_layout *served)
 {
-    if (body != NULL && --body->refs == 0) free_body(body);
+    if (served != NULL && --served->refs == 0) free_served(served);
 }
 
 /* ---- those of a job ---- */
 
-void bodies_add(struct job *job, struct body *body)
+void served_layouts_add(struct job *job, struct served_layout *served)
 {
     pthread_mutex_lock(&job->session->lock);
-    body->older = job->bodies;
-    job->bodies = body;
+    served->older = job->served;
+    job->served = served;
     pthread_mutex_unlock(&job->session->lock);
 }
 
-void bodies_serve_since(struct job *job, struct body *body, struct cairn_version since)
+void served_layouts_serve_since(struct job *job, struct served_layout *served,
+                                struct cairn_version since)
 {
     pthread_mutex_lock(&job->session->lock);
-    body->since = since;
-    body->found = false;
+    served->since = since;
+    served->found = false;
     pthread_mutex_unlock(&job->session->lock);
 }
 
-static struct body *take_out(struct body **link)
+static struct served_layout *take_out(struct served_layout **link)
 {
-    struct body *body = *link;
-    *link = body->older;
-    body->older = NULL;
-    return body;
+    struct served_layout *served = *link;
+    *link = served->older;
+    served->older = NULL;
+    return served;
 }
 
 static bool are_too_much(const struct job *job)
 {
     size_t extents = 0;
-    for (const struct body *body = job->bodies; body != NULL; body = body->older)
-        extents += body->layout->extent_count;
+    for (const struct served_layout *served = job->served; served != NULL; served = served->older)
+        extents += served->layout->extent_count;
     return extents > KEPT_EXTENTS;
 }
 
-/* Nothing that the body would serve is read any more, once `newer` serves what comes. Under the lock. */
-static bool is_outlived(const struct job *job, const struct body *body, const struct body *newer)
+/* Nothing that the layout would serve is read any more, once `newer` serves what comes. Under the lock. */
+static bool is_outlived(const struct job *job, const struct served_layout *served,
+                        const struct served_layout *newer)
 {
     const struct cairn_version newest = job->known.newest, since = newer->since;
-    if (version_compare(since, body->since) <= 0) return true; // it serves no version
+    if (version_compare(since, served->since) <= 0) return true; // it serves no version
     if (!are_too_much(job)) return false;
     if (job->leased.until_ms > client_now_ms() && version_compare(job->leased.oldest, since) < 0)
         return false;
@@ -468,66 +472,67 @@ static bool is_outlived(const struct job *job, const struct body *body, const st
 }
 
 /* The oldest; one that is in use stays. NULL: there is none. Under the lock. */
-static struct body **find_outlived(struct job *job)
+static struct served_layout **find_outlived(struct job *job)
 {
-    struct body **found = NULL;
-    for (struct body *newer = job->bodies; newer->older != NULL; newer = newer->older)
+    struct served_layout **found = NULL;
+    for (struct served_layout *newer = job->served; newer->older != NULL; newer = newer->older)
         if (newer->older->refs == 1 && is_outlived(job, newer->older, newer)) found = &newer->older;
     return found;
 }
 
-bool bodies_trim(struct job *job)
+bool served_layouts_trim(struct job *job)
 {
     bool any = false;
-    while (job->bodies != NULL && job->bodies->older != NULL) {
+    while (job->served != NULL && job->served->older != NULL) {
         pthread_mutex_lock(&job->session->lock);
-        struct body **link = find_outlived(job);
-        struct body *body = link != NULL ? take_out(link) : NULL;
+        struct served_layout **link = find_outlived(job);
+        struct served_layout *served = link != NULL ? take_out(link) : NULL;
         pthread_mutex_unlock(&job->session->lock);
-        if (body == NULL) break;
-        body_put(body);
+        if (served == NULL) break;
+        served_layout_put(served);
         any = true;
     }
     return any;
 }
 
-void bodies_release(struct job *job)
+void served_layouts_release(struct job *job)
 {
-    while (job->bodies != NULL) {
+    while (job->served != NULL) {
         pthread_mutex_lock(&job->session->lock);
-        struct body *body = take_out(&job->bodies);
+        struct served_layout *served = take_out(&job->served);
         pthread_mutex_unlock(&job->session->lock);
-        body_put(body);
+        served_layout_put(served);
     }
 }
 
-struct body *body_of_version(const struct job *job, struct cairn_version version)
+struct served_layout *served_layout_of_version(const struct job *job, struct cairn_version version)
 {
-    struct body *body = job->bodies;
-    while (body->older != NULL && version_compare(body->since, version) > 0) body = body->older;
-    return body;
+    struct served_layout *served = job->served;
+    while (served->older != NULL && version_compare(served->since, version) > 0)
+        served = served->older;
+    return served;
 }
 
-struct body *body_of_layout(const struct job *job, uint64_t layout)
+struct served_layout *served_layout_of_number(const struct job *job, uint64_t layout)
 {
-    struct body *body = job->bodies;
-    while (body != NULL && body->layout->version != layout) body = body->older;
-    return body;
+    struct served_layout *served = job->served;
+    while (served != NULL && served->layout->version != layout) served = served->older;
+    return served;
 }
 
-bool bodies_left_by(const struct job *job, uint32_t shard)
+bool served_layouts_left_by(const struct job *job, uint32_t shard)
 {
-    const struct body *newest = job->bodies;
+    const struct served_layout *newest = job->served;
     return newest != NULL && shard < newest->layout->shard_count && newest->parts[shard].absent;
 }
 
-bool bodies_need(const struct job *job, uint32_t shard)
+bool served_layouts_need(const struct job *job, uint32_t shard)
 {
-    const struct body *body = job->bodies;
-    if (body == NULL) return false;
-    if (shard < body->layout->shard_count && !body->parts[shard].absent) return true;
-    for (body = body->older; body != NULL; body = body->older)
-        if (shard < body->layout->shard_count && body->parts[shard].map.extent_count > 0)
+    const struct served_layout *served = job->served;
+    if (served == NULL) return false;
+    if (shard < served->layout->shard_count && !served->parts[shard].absent) return true;
+    for (served = served->older; served != NULL; served = served->older)
+        if (shard < served->layout->shard_count && served->parts[shard].map.extent_count > 0)
             return true;
     return false;
 }

@@ -9,7 +9,7 @@
 #include <sys/queue.h>
 
 #include "client/base.h"
-#include "client/body.h"
+#include "client/layouts.h"
 #include "client/op.h"
 #include "client/push.h"
 #include "client/read.h"
@@ -126,8 +126,8 @@ void puts_failed(struct job *job, size_t tensor, int plane);
 
 /* ==== shard link ==== */
 
-/* A shard, as the owner of chunks, and the connection to it; which chunks, the job's bodies say
- * (client/body.h). The two part where a relay speaks for the owner (proto/wire/chunk.h): then what is pushed
+/* A shard, as the owner of chunks, and the connection to it; which chunks, the job's layouts say
+ * (client/layouts.h). The two part where a relay speaks for the owner (proto/wire/chunk.h): then what is pushed
  * to the owner, and some of what is fetched, goes over the connection of another link, its carrier. Loop
  * thread, but for what says otherwise. */
 
@@ -254,8 +254,8 @@ struct job {
     struct push_sums sums;
     struct mapped_reads reads;
     struct stitches stitches;
-    struct cache *cache; /* owned; NULL: no unit was asked for */
-    struct body *bodies; /* owned: newest first; NULL: it was never attached */
+    struct cache *cache;          /* owned; NULL: no unit was asked for */
+    struct served_layout *served; /* owned: newest first; NULL: it was never attached */
     struct job_shards shards;
 
     /* loop thread */

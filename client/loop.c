@@ -611,7 +611,7 @@ static void attach_release(struct job *job)
     fail_parcels(job, CAIRN_ERR_CANCELED);
     for (uint32_t i = 0; i < job->shards.count; i++) chunk_link_close(&job->shards.links[i]->conn);
     if (!loans_are_back(job)) return; // the fabric gives them back soon; the tick comes again
-    bodies_release(job);
+    served_layouts_release(job);
     pushes_release(job);
     links_release(job);
     unlink_job(job);

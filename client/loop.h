@@ -169,7 +169,7 @@ cairn_status layouts_attached(struct job *job, struct reading *reading,
 /* The job is attached, by what came: connects, and goes on by it with what is under way. */
 void layouts_apply(struct job *job);
 
-/* Each turn: bodies by which nothing is fetched any more go, and connections to shards that left the job. */
+/* Each turn: layouts by which nothing is fetched any more go, and connections to shards that left the job. */
 void layouts_trim(struct job *job);
 
 /* ==== link ==== */

@@ -180,7 +180,7 @@ void op_let_go(struct op *op, cairn_status status, const char *why)
 void command_free(struct command *command)
 {
     card_event_free(command->event);
-    body_put(command->body);
+    served_layout_put(command->served);
     free(command);
 }
 

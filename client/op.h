@@ -13,7 +13,7 @@
 struct card;
 struct card_event;
 struct card_word;
-struct body;
+struct served_layout;
 struct local_extent;
 struct job;
 struct session;
@@ -87,9 +87,9 @@ struct command {
     op_done_fn on_done; /* of its op */
     void *context;
     /* loop thread: where it stands */
-    const struct target *target; /* the op's, or one of its list's, .. */
-    size_t targets_left;         /* behind which there are so many more */
-    struct body *body;           /* held: that it is cut by; NULL: it has not begun */
+    const struct target *target;  /* the op's, or one of its list's, .. */
+    size_t targets_left;          /* behind which there are so many more */
+    struct served_layout *served; /* held: that it is cut by; NULL: it has not begun */
     size_t next_extent;
     const struct local_extent *local; /* of next_extent; NULL: not looked for yet */
     uint64_t next_chunk;

@@ -59,7 +59,7 @@ struct parcel *parcel_new(struct job *job, const struct command *command, uint32
 {
     struct parcel *parcel = take_parcel(job);
     if (parcel == NULL) return NULL;
-    const struct chunk_place place = shard_map_chunk(&command->body->parts[shard].map, chunk);
+    const struct chunk_place place = shard_map_chunk(&command->served->parts[shard].map, chunk);
     const struct target *target = command->target;
     const size_t elem_bytes = dtype_size(target->dtype);
     const uint64_t first = before(command, place.first_elem);
@@ -79,7 +79,7 @@ struct parcel *parcel_new(struct job *job, const struct command *command, uint32
         .plane = command->plane,
         .dtype = target->dtype,
         .tile = puts_box && !boxed ? CAIRN_TILE_WHOLE : target->piece.tile,
-        .layout = command->body->layout->version,
+        .layout = command->served->layout->version,
         .shard = shard,
         .via = shard,
         .place = place,
@@ -301,7 +301,7 @@ cairn_status parcel_send(struct parcel *parcel, uint32_t via, struct chunk_heade
 bool command_touches(const struct command *command, uint32_t shard, uint64_t chunk)
 {
     if (command->target->piece.whole) return true;
-    const struct shard_map *map = &command->body->parts[shard].map;
+    const struct shard_map *map = &command->served->parts[shard].map;
     const struct chunk_place place = shard_map_chunk(map, chunk);
     return before(command, place.first_elem) < before(command, place.first_elem + place.elem_count);
 }
@@ -309,17 +309,17 @@ bool command_touches(const struct command *command, uint32_t shard, uint64_t chu
 /* The shard's extent that `next_extent` of the target's is; NULL: there are no more. */
 static const struct local_extent *local_of(struct command *command, uint32_t *shard_out)
 {
-    const struct body *body = command->body;
+    const struct served_layout *served = command->served;
     const uint32_t tensor = command->target->tensor;
     size_t count;
-    const struct extent *extent = layout_tensor_extents(body->layout, tensor, &count);
+    const struct extent *extent = layout_tensor_extents(served->layout, tensor, &count);
     if (command->next_extent >= count) return NULL;
     extent += command->next_extent;
     *shard_out = extent->shard;
     if (command->local == NULL)
         command->local = shard_map_find(
-            &body->parts[extent->shard].map, tensor,
-            quantum_first_leaf(&body->layout->geometry[tensor], extent->first_quantum));
+            &served->parts[extent->shard].map, tensor,
+            quantum_first_leaf(&served->layout->geometry[tensor], extent->first_quantum));
     assert(command->local != NULL); // map and extents are of one layout
     return command->local;
 }

@@ -19,8 +19,8 @@
 #define GRANT_MAX_MS 300  /* longest wait for a GRANT after RoundOpened */
 #define STARVED_MS   5000 /* that a command waits for memory */
 
-static struct body *recut_body(const struct job *job, uint8_t kind, uint8_t plane,
-                               struct cairn_version version);
+static struct served_layout *recut_layout(const struct job *job, uint8_t kind, uint8_t plane,
+                                          struct cairn_version version);
 static bool recut_refused(struct parcel *parcel, uint64_t status);
 
 /* ---- by whom ---- */
@@ -79,14 +79,14 @@ static uint32_t mark(const struct pusher *pusher, uint32_t shard)
 
 static size_t absent_max(const struct pusher *pusher, uint32_t shard)
 {
-    return job_of(pusher)->pushing.body->parts[shard].map.extent_count;
+    return job_of(pusher)->pushing.served->parts[shard].map.extent_count;
 }
 
 static size_t list_absent(const struct pusher *pusher, uint32_t shard, uint32_t micro,
                           uint32_t *out)
 {
     const struct job *job = job_of(pusher);
-    const struct shard_map *map = &job->pushing.body->parts[shard].map;
+    const struct shard_map *map = &job->pushing.served->parts[shard].map;
     size_t count = 0;
     for (size_t i = 0; i < map->extent_count; i++) {
         const uint32_t tensor = map->extents[i].tensor;
@@ -170,26 +170,26 @@ static void pushes_drop(struct job *job, cairn_status status)
 void pushes_release(struct job *job)
 {
     pusher_close(&job->pushing.pusher);
-    body_put(job->pushing.body);
-    job->pushing.body = NULL;
+    served_layout_put(job->pushing.served);
+    job->pushing.served = NULL;
 }
 
-/* For the newest body, which is of the layout that the round has. */
+/* For the newest layout, which is the round's. */
 static cairn_status open_pusher(struct job *job)
 {
     uint64_t chunks = 0;
-    struct body *body = job->bodies;
-    if (job->pushing.body == body) return CAIRN_OK;
+    struct served_layout *served = job->served;
+    if (job->pushing.served == served) return CAIRN_OK;
     pushes_release(job);
-    for (uint32_t i = 0; i < body->layout->shard_count; i++)
-        chunks += body->parts[i].map.chunk_count;
+    for (uint32_t i = 0; i < served->layout->shard_count; i++)
+        chunks += served->parts[i].map.chunk_count;
     // Two micro-batches: one being answered, one being filled. More is stalled, not refused.
-    const uint64_t queue = 2 * chunks + 4 * (uint64_t)body->layout->shard_count;
+    const uint64_t queue = 2 * chunks + 4 * (uint64_t)served->layout->shard_count;
     if (queue > UINT32_MAX) return CAIRN_ERR_NO_MEMORY;
-    const struct push_config config = { .shard_count = body->layout->shard_count,
+    const struct push_config config = { .shard_count = served->layout->shard_count,
                                         .queue_max = (uint32_t)queue };
     const cairn_status status = pusher_open(&job->pushing.pusher, &hands, &config);
-    if (status == CAIRN_OK) job->pushing.body = body_get(body);
+    if (status == CAIRN_OK) job->pushing.served = served_layout_get(served);
     return status;
 }
 
@@ -206,8 +206,8 @@ cairn_status pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
     }
     CAIRN_TRY(open_pusher(job));
     pusher_begin(&job->pushing.pusher, opened->epoch, opened->round);
-    for (uint32_t i = 0; i < job->pushing.body->layout->shard_count; i++)
-        if (job->pushing.body->parts[i].absent) pusher_absent(&job->pushing.pusher, i);
+    for (uint32_t i = 0; i < job->pushing.served->layout->shard_count; i++)
+        if (job->pushing.served->parts[i].absent) pusher_absent(&job->pushing.pusher, i);
     for (uint32_t i = 0; i < job->shards.count; i++) {
         job->shards.links[i]->carrier = NULL;
         job->shards.links[i]->relayed = false;
@@ -466,7 +466,7 @@ bool pushes_run(struct command *command)
     const enum card_state state = state_of_pushes(command);
     if (state == CARD_WAITS) return false;
     if (state == CARD_FAILED) return end_push(command, CAIRN_ERR_IO, job->failure.why.text);
-    if (command->body == NULL) command->body = body_get(job->pushing.body);
+    if (command->served == NULL) command->served = served_layout_get(job->pushing.served);
     if (pushed_in(job, command->micro) == NULL) return starve(command, "for a push");
     enum cut_pushes cut;
     do {
@@ -552,12 +552,12 @@ cairn_status transfer_send(struct chunk_request *request)
 }
 
 /* A fetch whose data this host has. */
-static bool copy_here(struct parcel *parcel, struct body *body, uint64_t chunk,
+static bool copy_here(struct parcel *parcel, struct served_layout *served, uint64_t chunk,
                       const struct piece *piece)
 {
     if (parcel->kind != CAIRN_CHUNK_FETCH) return false;
     if (parcel->target->card != NULL && parcel_open(parcel) != CAIRN_OK) return false;
-    if (!mapped_read(parcel, body, chunk, piece)) return false;
+    if (!mapped_read(parcel, served, chunk, piece)) return false;
     pthread_mutex_lock(&parcel->job->session->lock);
     mapped_count(parcel->job, parcel->byte_count);
     pthread_mutex_unlock(&parcel->job->session->lock);
@@ -607,7 +607,7 @@ static cairn_status cut_transfer(struct command *command, size_t *copied)
         if (*copied >= COPIED_MAX) return CAIRN_ERR_BUSY;
         struct parcel *parcel = parcel_new(job, command, shard, chunk);
         if (parcel == NULL) return CAIRN_ERR_NO_MEMORY;
-        if (copy_here(parcel, command->body, chunk, &command->target->piece))
+        if (copy_here(parcel, command->served, chunk, &command->target->piece))
             *copied += parcel->byte_count;
         else
             asker_ask(&job->shards.links[shard]->asker, &parcel->request);
@@ -626,9 +626,9 @@ bool transfer_run(struct command *command)
     const enum card_state state = state_of_transfer(command);
     if (state != CARD_DONE) return state == CARD_FAILED;
     if (copy_on_card(command)) return true;
-    if (command->body == NULL)
-        command->body = body_get(
-            recut_body(job, command->op->kind, command->plane, command->version));
+    if (command->served == NULL)
+        command->served = served_layout_get(
+            recut_layout(job, command->op->kind, command->plane, command->version));
     cairn_status status = CAIRN_OK;
     size_t copied = 0;
     do {
@@ -941,17 +941,17 @@ void explain_awaited(struct job *job)
 
 #define WORD_MS 20000 /* that the coordinator's word about a layout may take */
 
-/* The body by which a put or fetch of a plane at a version is cut: for published parameters the one
+/* The layout by which a put or fetch of a plane at a version is cut: for published parameters the one
  * that serves the version, for state the newest. */
-static struct body *recut_body(const struct job *job, uint8_t kind, uint8_t plane,
-                               struct cairn_version version)
+static struct served_layout *recut_layout(const struct job *job, uint8_t kind, uint8_t plane,
+                                          struct cairn_version version)
 {
     const bool is_published = kind == CAIRN_CHUNK_FETCH && plane == CAIRN_PLANE_WIRE;
-    return is_published ? body_of_version(job, version) : job->bodies;
+    return is_published ? served_layout_of_version(job, version) : job->served;
 }
 
-/* Rebuilds as much of the parcel's command as is needed to cut it by `body`. */
-static struct command command_of(const struct parcel *parcel, struct body *body)
+/* Rebuilds as much of the parcel's command as is needed to cut it by `served`. */
+static struct command command_of(const struct parcel *parcel, struct served_layout *served)
 {
     return (struct command) {
         .job = parcel->job,
@@ -960,19 +960,19 @@ static struct command command_of(const struct parcel *parcel, struct body *body)
         .plane = parcel->plane,
         .round = parcel->round,
         .version = parcel->version,
-        .body = body,
+        .served = served,
     };
 }
 
-/* Asks for every chunk of the body that has a leaf of the old one. */
+/* Asks for every chunk of the layout that has a leaf of the old one. */
 static cairn_status ask_anew(const struct command *command, const struct chunk_place *old)
 {
-    const struct body *body = command->body;
+    const struct served_layout *served = command->served;
     struct job *job = command->job;
     const uint64_t end = old->first_leaf + old->leaf_count;
     for (uint64_t leaf = old->first_leaf; leaf < end;) {
-        const uint32_t shard = layout_find(body->layout, old->tensor, leaf)->shard;
-        const struct shard_map *map = &body->parts[shard].map;
+        const uint32_t shard = layout_find(served->layout, old->tensor, leaf)->shard;
+        const struct shard_map *map = &served->parts[shard].map;
         const struct local_extent *extent = shard_map_find(map, old->tensor, leaf);
         const uint64_t chunk = extent->first_chunk +
                                (leaf - extent->first_leaf) / map->chunk_leaves;
@@ -994,17 +994,17 @@ static void withdraw(struct parcel *parcel)
     asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
 }
 
-static void recut(struct parcel *parcel, struct body *body)
+static void recut(struct parcel *parcel, struct served_layout *served)
 {
-    const struct command command = command_of(parcel, body);
+    const struct command command = command_of(parcel, served);
     const struct chunk_place old = parcel->place;
     withdraw(parcel);
     parcel_end(parcel, ask_anew(&command, &old));
 }
 
-static struct body *body_of(const struct parcel *parcel)
+static struct served_layout *layout_in_force_of(const struct parcel *parcel)
 {
-    return recut_body(parcel->job, parcel->kind, parcel->plane, parcel->version);
+    return recut_layout(parcel->job, parcel->kind, parcel->plane, parcel->version);
 }
 
 static bool is_asked(const struct parcel *parcel)
@@ -1023,18 +1023,18 @@ void recut_all(struct job *job)
     const uint32_t count = job->parcels.count; // those that are added behind them are of today
     for (uint32_t i = 0; i < count; i++) {
         struct parcel *parcel = job->parcels.all[i];
-        struct body *body = is_asked(parcel) ? body_of(parcel) : NULL;
-        if (body != NULL && parcel->layout != body->layout->version) recut(parcel, body);
+        struct served_layout *served = is_asked(parcel) ? layout_in_force_of(parcel) : NULL;
+        if (served != NULL && parcel->layout != served->layout->version) recut(parcel, served);
     }
     pump_all(job);
 }
 
-/* True if the body may be wrong for what was published while this member was away: another layout
+/* True if the layout may be wrong for what was published while this member was away: another layout
  * may have served then, which nobody told this member of. */
-static bool is_missed(const struct job *job, const struct body *body)
+static bool is_missed(const struct job *job, const struct served_layout *served)
 {
-    const struct body *next = job->bodies;
-    while (next != NULL && next->older != body) next = next->older;
+    const struct served_layout *next = job->served;
+    while (next != NULL && next->older != served) next = next->older;
     return next != NULL && next->found;
 }
 
@@ -1043,16 +1043,16 @@ static bool is_missed(const struct job *job, const struct body *body)
 static bool recut_refused(struct parcel *parcel, uint64_t status)
 {
     struct job *job = parcel->job;
-    struct body *body = body_of(parcel);
+    struct served_layout *served = layout_in_force_of(parcel);
     const uint64_t now_ms = client_now_ms();
     if (status != CAIRN_ERR_MALFORMED && status != CAIRN_ERR_NOT_FOUND) return false;
-    if (parcel->layout != body->layout->version) {
-        recut(parcel, body);
+    if (parcel->layout != served->layout->version) {
+        recut(parcel, served);
         pump_all(job);
         return true;
     }
     if (status != CAIRN_ERR_MALFORMED) return false;
-    if (is_missed(job, body)) {
+    if (is_missed(job, served)) {
         parcel_end(parcel, CAIRN_ERR_VERSION_GONE);
         return true;
     }

@@ -6,7 +6,7 @@
 #include <sys/queue.h>
 
 #include "client/base.h"
-#include "client/body.h"
+#include "client/layouts.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/geometry/layout.h"
@@ -156,7 +156,7 @@ struct parcel_table {
     struct parcel *first_free;
 };
 
-/* A parcel of the op for chunk `chunk` of the shard in the command's body. NULL: out of memory. */
+/* A parcel of the op for chunk `chunk` of the shard in the command's layout. NULL: out of memory. */
 struct parcel *parcel_new(struct job *job, const struct command *command, uint32_t shard,
                           uint64_t chunk);
 /* Takes back a parcel that was never sent, as if it had not been made. */
@@ -190,7 +190,7 @@ void explain_awaited(struct job *job);
 bool command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out);
 /* Goes on with the next of its targets; false: this was the last. */
 bool command_next(struct command *command);
-/* The piece has an element of this chunk of the command's body. */
+/* The piece has an element of this chunk of the command's layout. */
 bool command_touches(const struct command *command, uint32_t shard, uint64_t chunk);
 /* True, and the op is ended, if the job is closing or has failed. */
 bool command_refused(struct command *command);
@@ -199,13 +199,13 @@ bool command_refused(struct command *command);
 
 /* Pushes of the open round. Loop thread. */
 
-struct body;
+struct served_layout;
 struct shard_link;
 
 struct pushing {
     struct pusher pusher;
-    struct body
-        *body; /* held: of the last round, that the pusher is made for; NULL: there was none */
+    struct served_layout
+        *served; /* held: of the last round, that the pusher is made for; NULL: there was none */
     uint8_t **pushed;     /* owned: [micro_count][tensor_count] 1: pushed in that micro-batch */
     uint32_t micro_count; /* begun in this round */
     uint64_t gives_up;    /* a round of which a shard refused something; 0: none, or it was told */
@@ -238,7 +238,7 @@ void pushes_lost(struct shard_link *link);
 
 struct parcel;
 
-/* The bodies of the job, or since when they serve, have changed. */
+/* The layouts of the job, or since when they serve, have changed. */
 void recut_all(struct job *job);
 
 /* The shard has left the job and is not there any more: nobody has what is asked of it. */

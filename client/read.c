@@ -649,7 +649,7 @@ static bool is_on_card(struct published *copy)
 /* A shard's part of a job, by one of its layouts. */
 struct part_of {
     const struct job *job;
-    const struct body *body;
+    const struct served_layout *served;
     uint32_t shard;
     uint64_t bytes; /* of a copy of it */
 };
@@ -660,7 +660,7 @@ static bool is_of_mapped(const struct published *copy, const struct part_of *par
     const struct job *job = part->job;
     const struct published_note *note = &copy->note;
     uint64_t layout_hash;
-    memcpy(&layout_hash, part->body->layout->hash, sizeof layout_hash);
+    memcpy(&layout_hash, part->served->layout->hash, sizeof layout_hash);
     if (note->job != job->attachment.job || note->shard != part->shard ||
         note->layout_hash != layout_hash || note->segment_count != memory_segments(part->bytes) ||
         copy->head == NULL)
@@ -680,7 +680,7 @@ static bool has_side(struct published *copy, const struct part_of *part, enum pu
 }
 
 /* Where the shard's extents stand in its copies; made when they are first used. */
-static bool know_places(const struct job *job, struct body_part *part)
+static bool know_places(const struct job *job, struct served_part *part)
 {
     if (part->published_at != NULL) return true;
     part->published_at = malloc((part->map.extent_count + 1) * sizeof *part->published_at);
@@ -694,13 +694,13 @@ static bool know_places(const struct job *job, struct body_part *part)
     return true;
 }
 
-struct published *mapped_find(struct job *job, struct body *body, uint32_t shard,
+struct published *mapped_find(struct job *job, struct served_layout *served, uint32_t shard,
                               struct cairn_version version, enum published_side side,
                               uint64_t *sequence_out)
 {
     struct published *copy = job->session->published;
-    if (copy == NULL || !know_places(job, &body->parts[shard])) return NULL;
-    const struct part_of part = { job, body, shard, body->parts[shard].published_bytes };
+    if (copy == NULL || !know_places(job, &served->parts[shard])) return NULL;
+    const struct part_of part = { job, served, shard, served->parts[shard].published_bytes };
     while (copy != NULL &&
            !(has_side(copy, &part, side) &&
              published_read_begin(copy->head, copy->note.copy, version, side, sequence_out)))
@@ -732,15 +732,15 @@ static void copy_box(const struct parcel *parcel, const struct piece *piece, con
     assert(to == parcel->bytes + parcel->byte_count);
 }
 
-bool mapped_read(struct parcel *parcel, struct body *body, uint64_t chunk_number,
+bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t chunk_number,
                  const struct piece *piece)
 {
     struct job *job = parcel->job;
-    const struct body_part *part = &body->parts[parcel->shard];
+    const struct served_part *part = &served->parts[parcel->shard];
     uint64_t sequence;
     if (parcel->plane != CAIRN_PLANE_WIRE || parcel->bytes == NULL) return false;
     pthread_mutex_lock(&job->session->lock);
-    const struct published *copy = mapped_find(job, body, parcel->shard, parcel->version,
+    const struct published *copy = mapped_find(job, served, parcel->shard, parcel->version,
                                                CAIRN_PUBLISHED_HOST, &sequence);
     pthread_mutex_unlock(&job->session->lock); // this thread alone would take it away
     if (copy == NULL) return false;

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "client/base.h"
-#include "client/body.h"
+#include "client/layouts.h"
 #include "client/device.h"
 #include "proto/base/text.h"
 #include "proto/geometry/layout.h"
@@ -30,7 +30,7 @@ struct job;
 struct reading {
     const struct job *job;
     pthread_t thread;
-    bool has_thread, first, wants_body;
+    bool has_thread, first, wants_served;
     atomic_bool is_over; /* all that follows is there */
     /* of the spec. Not CAIRN_OK: `why` says it */
     cairn_status spec_status;
@@ -41,8 +41,8 @@ struct reading {
     struct job_spec_data spec; /* owned */
     /* of the layout, unless the spec failed */
     cairn_status layout_status;
-    struct layout *layout; /* owned; NULL: `body` has it */
-    struct body *body;     /* owned: of a job that has none yet; else NULL */
+    struct layout *layout;        /* owned; NULL: `served` has it */
+    struct served_layout *served; /* owned: of a job that has none yet; else NULL */
 };
 
 /* All pages are here: job->attachment.reading is there, and perhaps over. CAIRN_ERR_NO_MEMORY. */
@@ -145,7 +145,7 @@ cairn_status cache_give_back(struct job *job, uint64_t loan) CAIRN_MUST_CHECK;
 
 /* Published memory of this host's shards: see read.c. Loop thread, unless it says otherwise. */
 
-struct body;
+struct served_layout;
 struct fabric_mapping;
 struct parcel;
 struct session;
@@ -195,14 +195,14 @@ void mapped_settle(struct session *s);
 void mapped_release(struct session *s);
 /* Any thread, under the lock: a use of the copy ends. */
 void mapped_unuse(struct published *copy);
-/* Any thread, under the lock: the copy of the shard's part of that body that has the version now on that
+/* Any thread, under the lock: the copy of the shard's part of that layout that has the version now on that
  * side, and its sequence; NULL: none. The places of the part are known then. */
-struct published *mapped_find(struct job *job, struct body *body, uint32_t shard,
+struct published *mapped_find(struct job *job, struct served_layout *served, uint32_t shard,
                               struct cairn_version version, enum published_side side,
                               uint64_t *sequence_out);
-/* Copies what a fetch wants of a chunk of that body, if memory that is mapped here has it. False: it has to
+/* Copies what a fetch wants of a chunk of that layout, if memory that is mapped here has it. False: it has to
  * be asked for. */
-bool mapped_read(struct parcel *parcel, struct body *body, uint64_t chunk,
+bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t chunk,
                  const struct piece *piece);
 /* Any thread, under the lock: so much of published memory was read here, or lent. Told to the coordinator
  * with the heartbeats. */

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "client/base.h"
-#include "client/body.h"
+#include "client/layouts.h"
 #include "client/device.h"
 #include "client/job.h"
 #include "client/op.h"

@@ -20,7 +20,7 @@
  * The headers, from the ground up; none includes one behind it (tests/tree/tidy.py holds that):
  *
  *   base.h    without a session: handles, errors, structs that grow, strides, the spec; env.h, admin.h
- *   body.h    the layout of a job as this worker knows it, and its tiles
+ *   layouts.h    the layout of a job as this worker knows it, and its tiles
  *   device.h  GPUs of the process: memory of theirs, copies, what streams have queued, what they wait for
  *   op.h      where the threads meet: asks, operations, waiting
  *   push.h    chunks under way: of puts, pushes and fetches
@@ -187,7 +187,7 @@ struct session {
     /* loop thread */
     struct control control;
     struct datapath path;
-    struct pieces_area *pieces;   /* owned: body.h */
+    struct pieces_area *pieces;   /* owned: layouts.h */
     uint64_t pieces_on_host_ms;   /* until then none are on a card, whose memory cannot be shown */
     struct card_imports *imports; /* owned: of cairn_opts.device; NULL: of none */
 };

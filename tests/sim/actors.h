@@ -219,7 +219,7 @@ struct process {
     const struct sim_layout *layout, *round_layout,
         *push_layout; /* that it knows; of the round; of what it
                                                                    * pushes */
-    /* As client/body.h: the newest first, each with the version from which on it serves. */
+    /* As client/layouts.h: the newest first, each with the version from which on it serves. */
     struct kept_layout kept[LAYOUTS_KEPT];
     uint32_t kept_count;
     struct cairn_push *push;

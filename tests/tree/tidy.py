@@ -65,7 +65,7 @@ ROOMS = {
 HEADERS = {
     "server/coordinator/": "base store round reshard snapshot members job cluster restore",
     "server/shard/": "mutant base memory collect read state need part move shard jobs connection relay move_private",
-    "client/": "mutant base env admin body device op push read loop session job",
+    "client/": "mutant base env admin layouts device op push read loop session job",
     "client/ctl/": "ctl local options snapshot",
 }
 BANNED_CALLS = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|strtok|localtime|gmtime)\s*\(")

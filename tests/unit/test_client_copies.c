@@ -25,7 +25,7 @@ static unsigned shown;
 static struct session session;
 static struct job job;
 static struct tensor_spec tensor;
-static struct body *body;
+static struct served_layout *served;
 
 /* What shards publish. */
 static struct arena heads[SHARDS], wires[SHARDS];
@@ -68,8 +68,8 @@ static void open_all(uint32_t shard_count)
     job.attachment.job = JOB;
     job.spec.chunk_leaves = 4;
     ck_assert_int_eq(plan_make(&request, &layout, NULL), CAIRN_OK);
-    ck_assert_int_eq(body_open(&job.spec, layout, none, &body), CAIRN_OK);
-    bodies_add(&job, body);
+    ck_assert_int_eq(served_layout_open(&job.spec, layout, none, &served), CAIRN_OK);
+    served_layouts_add(&job, served);
     node_open(&daemon_node, "mapped", NULL);
     node_open(&worker, "mapped", &options);
     to_worker = node_connect_to(&daemon_node, &worker);
@@ -87,15 +87,15 @@ static void close_all(void)
         arena_close(&heads[i]);
         arena_close(&wires[i]);
     }
-    bodies_release(&job);
+    served_layouts_release(&job);
     pthread_mutex_destroy(&session.lock);
 }
 
 static uint64_t published_bytes(uint32_t shard)
 {
     uint64_t end = 0;
-    for (size_t i = 0; i < body->parts[shard].map.extent_count; i++)
-        (void)published_place(&body->parts[shard].map, i, sizeof(float), &end);
+    for (size_t i = 0; i < served->parts[shard].map.extent_count; i++)
+        (void)published_place(&served->parts[shard].map, i, sizeof(float), &end);
     return end;
 }
 
@@ -107,7 +107,7 @@ static struct published_note note_of(uint32_t shard, uint32_t copy)
                                    .incarnation = 99,
                                    .side = CAIRN_PUBLISHED_HOST,
                                    .copy = copy };
-    memcpy(&note.layout_hash, body->layout->hash, sizeof note.layout_hash);
+    memcpy(&note.layout_hash, served->layout->hash, sizeof note.layout_hash);
     note.segment_count = (uint32_t)memory_segments(published_bytes(shard));
     return note;
 }
@@ -143,9 +143,9 @@ static void write_version(uint32_t shard)
 {
     uint64_t end = 0;
     published_write_begin(head_of(shard));
-    for (size_t i = 0; i < body->parts[shard].map.extent_count; i++)
-        write_some(shard, &body->parts[shard].map.extents[i],
-                   published_place(&body->parts[shard].map, i, sizeof(float), &end));
+    for (size_t i = 0; i < served->parts[shard].map.extent_count; i++)
+        write_some(shard, &served->parts[shard].map.extents[i],
+                   published_place(&served->parts[shard].map, i, sizeof(float), &end));
     published_write_end(head_of(shard), version, CAIRN_PUBLISHED_HOST);
 }
 
@@ -156,7 +156,7 @@ static void open_copy(uint32_t shard)
     ck_assert_int_eq(arena_open_shared(host, "head", 4096, &heads[shard], &why), CAIRN_OK);
     ck_assert_int_eq(arena_open_shared(host, "wire", published_bytes(shard), &wires[shard], &why),
                      CAIRN_OK);
-    published_head_init(head_of(shard), &body->parts[shard].map, JOB, published_bytes(shard));
+    published_head_init(head_of(shard), &served->parts[shard].map, JOB, published_bytes(shard));
     published_set_copy(head_of(shard), 1);
     write_version(shard);
     struct published_note note = note_of(shard, 1);
@@ -185,11 +185,11 @@ static void give_back(struct lent *lent)
 static void check_bytes(const uint8_t *tensor_bytes)
 {
     size_t wrong = 0, seen = 0;
-    for (uint32_t s = 0; s < body->layout->shard_count; s++) {
+    for (uint32_t s = 0; s < served->layout->shard_count; s++) {
         uint64_t end = 0;
-        for (size_t e = 0; e < body->parts[s].map.extent_count; e++) {
-            const struct local_extent *extent = &body->parts[s].map.extents[e];
-            const uint64_t at = published_place(&body->parts[s].map, e, sizeof(float), &end);
+        for (size_t e = 0; e < served->parts[s].map.extent_count; e++) {
+            const struct local_extent *extent = &served->parts[s].map.extents[e];
+            const uint64_t at = published_place(&served->parts[s].map, e, sizeof(float), &end);
             const uint64_t from = extent->first_elem * sizeof(float);
             for (uint64_t cut = CAIRN_SEGMENT_BYTES; cut < end; cut += CAIRN_SEGMENT_BYTES) {
                 if (cut < at + 4096) continue;
@@ -279,43 +279,43 @@ TEST(after_a_change_each_version_is_lent_by_its_own_layout)
     arena_show(&wires[0], to_worker);
     arena_show(&heads[0], to_worker);
     pump(&daemon_node, &worker, &shown, 4);
-    struct body *before = body, *after;
+    struct served_layout *before = served, *after;
     struct layout *layout;
     struct extent *extents = malloc(2 * sizeof *extents);
-    const uint64_t quanta = body->layout->extents[0].quantum_count;
+    const uint64_t quanta = served->layout->extents[0].quantum_count;
     extents[0] = (struct extent) { .shard = 1, .quantum_count = quanta / 2 };
     extents[1] = (struct extent) { .shard = 0,
                                    .first_quantum = quanta / 2,
                                    .quantum_count = quanta - quanta / 2 };
     ck_assert_int_eq(layout_make(&planned, 1, 2, 2, extents, 2, &layout), CAIRN_OK);
-    ck_assert_int_eq(body_open(&job.spec, layout, later, &after), CAIRN_OK);
-    bodies_add(&job, after);
+    ck_assert_int_eq(served_layout_open(&job.spec, layout, later, &after), CAIRN_OK);
+    served_layouts_add(&job, after);
     struct lent *lent = lend();
     ck_assert_ptr_nonnull(lent); // the older version, by the older layout
     check_bytes(lent_at(lent, 0));
     give_back(lent);
-    bodies_serve_since(&job, after, version);
+    served_layouts_serve_since(&job, after, version);
     ck_assert_ptr_null(lend()); // nobody has shown what it is by the newer one
-    ck_assert_ptr_eq(body_of_version(&job, version), after);
-    bodies_serve_since(&job, after, later);
+    ck_assert_ptr_eq(served_layout_of_version(&job, version), after);
+    served_layouts_serve_since(&job, after, later);
     job.known.newest = (struct cairn_version) { later.generation, later.step + 1 };
     after->layout->extent_count = 1 << 20; // as if it were so large that nothing is kept in vain
-    ck_assert(!bodies_trim(&job));
+    ck_assert(!served_layouts_trim(&job));
     job.known.newest.step++;
-    body_get(before); // by something that is under way
-    ck_assert(!bodies_trim(&job));
-    body_put(before);
+    served_layout_get(before); // by something that is under way
+    ck_assert(!served_layouts_trim(&job));
+    served_layout_put(before);
     job.leased.oldest = version;
     job.leased.until_ms = client_now_ms() + 60000;
-    ck_assert(!bodies_trim(&job));
+    ck_assert(!served_layouts_trim(&job));
     job.leased.until_ms = 0;
     after->layout->extent_count = 2;
-    ck_assert(!bodies_trim(&job));
+    ck_assert(!served_layouts_trim(&job));
     after->layout->extent_count = 1 << 20;
-    ck_assert(bodies_trim(&job));
+    ck_assert(served_layouts_trim(&job));
     ck_assert_ptr_null(after->older);
     after->layout->extent_count = 2;
-    body = NULL;
+    served = NULL;
     close_all();
 }
 
@@ -329,7 +329,7 @@ static void show_region(const struct published_note *note, uint64_t bytes, bool 
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (is_head) {
         struct published_head *head = base;
-        published_head_init(head, &body->parts[0].map, JOB, published_bytes(0));
+        published_head_init(head, &served->parts[0].map, JOB, published_bytes(0));
         published_set_copy(head, note->copy);
         published_write_end(head, version, CAIRN_PUBLISHED_HOST);
     }

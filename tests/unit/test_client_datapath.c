@@ -167,14 +167,14 @@ static void ask_it(void)
 }
 
 /* In the newest layout it is a hole. */
-static struct body *leave(void)
+static struct served_layout *leave(void)
 {
     static struct layout layout = { .shard_count = 1 };
-    struct body *body = calloc(1, sizeof *body + sizeof body->parts[0]);
-    ck_assert_ptr_nonnull(body);
-    body->layout = &layout;
-    body->parts[0].absent = true;
-    return job.bodies = body;
+    struct served_layout *served = calloc(1, sizeof *served + sizeof served->parts[0]);
+    ck_assert_ptr_nonnull(served);
+    served->layout = &layout;
+    served->parts[0].absent = true;
+    return job.served = served;
 }
 
 TEST(what_a_silent_shard_is_asked_for_is_gone_as_soon_as_it_is_known_to_have_left)
@@ -183,12 +183,12 @@ TEST(what_a_silent_shard_is_asked_for_is_gone_as_soon_as_it_is_known_to_have_lef
     ask_it();
     const uint64_t at_ms = judge_until(BEGIN_MS, BEGIN_MS + 60000);
     ck_assert(is_said("s0") && !fetch.answered);
-    struct body *body = leave();
+    struct served_layout *served = leave();
     judge_until(at_ms, at_ms);
     ck_assert(!is_said("s0"));
     ck_assert(fetch.answered);
     ck_assert_int_eq(fetch.status, CAIRN_ERR_VERSION_GONE);
-    free(body);
+    free(served);
 }
 
 /* Its process may live, and know nothing of the job any more. */
@@ -207,12 +207,12 @@ TEST(who_left_and_says_nothing_has_nothing_although_this_host_has_its_memory)
     ck_assert(chunk_link_shares(&shard.conn));
     be_attached();
     ask_it();
-    struct body *body = leave();
+    struct served_layout *served = leave();
     judge_until(BEGIN_MS, BEGIN_MS + 5100);
     ck_assert(fetch.answered);
     ck_assert_int_eq(fetch.status, CAIRN_ERR_VERSION_GONE);
     fabric_peer_close(shard.conn.peer);
-    free(body);
+    free(served);
 }
 
 /* A cluster whose shards have not joined is there all the same. */

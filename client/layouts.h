@@ -1,12 +1,12 @@
-/* A body: what a layout brings with it, and which shard serves what by it. While a job is
- * re-sharded it has several bodies, newest first. Each body serves the versions from its `since` up
- * to the next body's: the shard that published a version serves it, whoever owns that part by now.
- * Pushes, writes and the state itself always go by the newest body.
+/* A served layout: a layout, where the shards published by it, and which versions it serves. While a job is
+ * re-sharded it has several of them, newest first. Each serves the versions from its `since` up
+ * to the next layout's: the shard that published a version serves it, whoever owns that part by now.
+ * Pushes, writes and the state itself always go by the newest layout.
  *
- * Any thread may read the list and the bodies under the lock; the loop thread changes them, under
+ * Any thread may read the list and the layouts under the lock; the loop thread changes them, under
  * the lock. */
-#ifndef CAIRN_CLIENT_BODY_H
-#define CAIRN_CLIENT_BODY_H
+#ifndef CAIRN_CLIENT_LAYOUTS_H
+#define CAIRN_CLIENT_LAYOUTS_H
 
 #include <cairn.h>
 #include <stdbool.h>
@@ -22,8 +22,8 @@
 struct job_spec_data;
 struct job;
 
-/* One shard's part in a body. */
-struct body_part {
+/* One shard's part in a layout. */
+struct served_part {
     struct shard_map map;
     /* lock; owned: [map.extent_count], where each extent lies in a published copy; NULL: not known yet */
     uint64_t *published_at;
@@ -31,39 +31,41 @@ struct body_part {
     bool absent;              /* a hole: it owns nothing, and takes no part in rounds */
 };
 
-struct body {
-    struct body *older; /* of the job's list */
-    uint32_t refs;      /* loop thread: of the list, of commands and of the open round */
+struct served_layout {
+    struct served_layout *older; /* of the job's list */
+    uint32_t refs;               /* loop thread: of the list, of commands and of the open round */
     struct cairn_version since;
     bool
         found; /* when this member came back: what was published before `since` may be by it, too */
-    struct layout *layout;    /* owned */
-    struct body_part parts[]; /* [layout->shard_count] */
+    struct layout *layout;      /* owned */
+    struct served_part parts[]; /* [layout->shard_count] */
 };
 
 /* Takes `layout` on success. CAIRN_ERR_NO_MEMORY. */
-cairn_status body_open(const struct job_spec_data *spec, struct layout *layout,
-                       struct cairn_version since, struct body **out) CAIRN_MUST_CHECK;
+cairn_status served_layout_open(const struct job_spec_data *spec, struct layout *layout,
+                                struct cairn_version since,
+                                struct served_layout **out) CAIRN_MUST_CHECK;
 /* Loop thread. */
-struct body *body_get(struct body *body);
-void body_put(struct body *body); /* NULL is fine */
+struct served_layout *served_layout_get(struct served_layout *served);
+void served_layout_put(struct served_layout *served); /* NULL is fine */
 
 /* Loop thread, not under the lock: it becomes the job's newest, with its reference. */
-void bodies_add(struct job *job, struct body *body);
-/* Likewise: the body serves from this version on. */
-void bodies_serve_since(struct job *job, struct body *body, struct cairn_version since);
-/* Likewise: releases the bodies by which nothing is fetched any more. True if there were any. */
-bool bodies_trim(struct job *job);
-void bodies_release(struct job *job); /* likewise: all of them */
-/* The body by which a published version is fetched: the newest one that serves it. There always is
+void served_layouts_add(struct job *job, struct served_layout *served);
+/* Likewise: the layout serves from this version on. */
+void served_layouts_serve_since(struct job *job, struct served_layout *served,
+                                struct cairn_version since);
+/* Likewise: releases the layouts by which nothing is fetched any more. True if there were any. */
+bool served_layouts_trim(struct job *job);
+void served_layouts_release(struct job *job); /* likewise: all of them */
+/* The layout by which a published version is fetched: the newest one that serves it. There always is
  * one. */
-struct body *body_of_version(const struct job *job, struct cairn_version version);
+struct served_layout *served_layout_of_version(const struct job *job, struct cairn_version version);
 /* NULL: the job has none of that number. */
-struct body *body_of_layout(const struct job *job, uint64_t layout);
+struct served_layout *served_layout_of_number(const struct job *job, uint64_t layout);
 /* The shard has left the job: what it published may still be there. */
-bool bodies_left_by(const struct job *job, uint32_t shard);
-/* The shard owns something in a body of the job, or takes part in its rounds. */
-bool bodies_need(const struct job *job, uint32_t shard);
+bool served_layouts_left_by(const struct job *job, uint32_t shard);
+/* The shard owns something in a layout of the job, or takes part in its rounds. */
+bool served_layouts_need(const struct job *job, uint32_t shard);
 
 /* ==== pieces ==== */
 
