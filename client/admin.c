@@ -132,7 +132,7 @@ static ProtobufCMessage *unpack(const struct wire_frame *frame)
     return message;
 }
 
-static void take_awaited(struct admin *admin, const struct wire_frame *frame, bool is_late)
+static void note_awaited(struct admin *admin, const struct wire_frame *frame, bool is_late)
 {
     Cairn__Awaited *awaited = (Cairn__Awaited *)unpack(frame);
     if (awaited == NULL) return;
@@ -151,7 +151,7 @@ static cairn_status await_reply(struct admin *admin, struct frame_decoder *decod
         cairn_status status = next_frame(admin, decoder, until_ms, &frame, why);
         if (status != CAIRN_OK) return status;
         if (frame.type == CAIRN_MSG_AWAITED)
-            take_awaited(admin, &frame, frame.request > FIRST_QUESTION);
+            note_awaited(admin, &frame, frame.request > FIRST_QUESTION);
         const bool is_error = frame.type == CAIRN_MSG_ERROR;
         if (frame.request != request && !(is_error && frame.request == 0)) continue;
         if (frame.type != type && !is_error)

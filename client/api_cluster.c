@@ -91,7 +91,7 @@ static cairn_status list_inside(struct session *s, struct cairn_job_entry *entri
         struct cairn_job_entry *to = (struct cairn_job_entry *)((uint8_t *)entries + i * size);
         fill_entry(list->jobs[i], &entry);
         to->struct_size = size;
-        struct_give(to, &entry, sizeof entry);
+        struct_copy_out(to, &entry, sizeof entry);
     }
     *count = found;
     message_free(reply);
@@ -287,7 +287,7 @@ static cairn_status add_groups(struct words *words, const struct cairn_amend *am
     if (words->groups == NULL || words->packed == NULL || words->list == NULL)
         return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
     for (size_t i = 0; i < count; i++) {
-        CAIRN_TRY(client_group_take(amend->groups, i, &words->groups[i]));
+        CAIRN_TRY(client_group_copy(amend->groups, i, &words->groups[i]));
         const struct group_spec group = client_group_of(&words->groups[i]);
         if (words->groups[i].pattern != NULL || group.optimizer == NULL)
             return client_fail(CAIRN_ERR_INVALID,
@@ -492,7 +492,7 @@ cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend,
     struct cairn_amend own;
     spec_init(&words.added);
     cairn_status status = api_check(job);
-    if (status == CAIRN_OK && (timeout_ms < 0 || !struct_take(&own, sizeof own, LEAST, amend)))
+    if (status == CAIRN_OK && (timeout_ms < 0 || !struct_copy_in(&own, sizeof own, LEAST, amend)))
         status = client_fail(
             CAIRN_ERR_INVALID,
             "amend must be given with its struct_size (%zu), timeout_ms be 0 or more", sizeof own);
@@ -654,7 +654,7 @@ static cairn_status judge_entry(struct list *list, const struct cairn_part *part
     struct cairn_mem *mem = &list->mems[index];
     size_t tensor;
     cairn_status status;
-    if (!struct_take(&given, sizeof given, sizeof given, part))
+    if (!struct_copy_in(&given, sizeof given, sizeof given, part))
         return client_fail(CAIRN_ERR_INVALID, "struct_size is %zu, this library's is %zu",
                            part->struct_size, sizeof given);
     if (list->plane == 0)

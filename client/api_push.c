@@ -428,10 +428,10 @@ cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint
 
 /* Copies the caller's cairn_mem and judges it. A caller that was compiled before `stride` and what
  * follows it sees them as 0: dense, on the host. */
-static cairn_status take_mem(const struct cairn_mem *given, struct cairn_mem *out)
+static cairn_status copy_mem(const struct cairn_mem *given, struct cairn_mem *out)
 {
     struct cairn_mem mem;
-    if (!struct_take(&mem, sizeof mem, offsetof(struct cairn_mem, stride), given))
+    if (!struct_copy_in(&mem, sizeof mem, offsetof(struct cairn_mem, stride), given))
         return client_fail(CAIRN_ERR_INVALID, "mem.struct_size is %zu, this library's is %zu",
                            given->struct_size, sizeof mem);
     struct card *card;
@@ -456,7 +456,7 @@ cairn_status api_judge_data(const struct job *job, const char *name, const struc
 {
     if (name == NULL || given == NULL)
         return client_fail(CAIRN_ERR_INVALID, "tensor and mem must be given");
-    CAIRN_TRY(take_mem(given, mem_out));
+    CAIRN_TRY(copy_mem(given, mem_out));
     const size_t tensor = spec_find_tensor(&job->spec, name);
     if (tensor == SIZE_MAX)
         return client_fail(
@@ -711,7 +711,7 @@ static cairn_status add_tile(const struct job *job, const void *from, struct cai
 {
     struct cairn_tile tile;
     struct sentence why;
-    if (!struct_take(&tile, sizeof tile, sizeof tile, from) || tile.tensor == NULL)
+    if (!struct_copy_in(&tile, sizeof tile, sizeof tile, from) || tile.tensor == NULL)
         return client_fail(CAIRN_ERR_INVALID, "a tile must have its struct_size (%zu) and a tensor",
                            sizeof tile);
     size_t index = spec_find_tensor(&job->spec, tile.tensor);

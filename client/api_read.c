@@ -545,7 +545,7 @@ void reading_free(struct reading *reading)
     free(reading);
 }
 
-/* ==== lent ==== */
+/* ==== published view ==== */
 
 /* A copy that something here is of. */
 struct source {
@@ -553,7 +553,7 @@ struct source {
     uint64_t sequence;
 };
 
-struct lent {
+struct published_view {
     struct job *job;              /* borrowed */
     struct served_layout *served; /* borrowed; that serves the version, while it is opened */
     struct cairn_version version;
@@ -565,16 +565,16 @@ struct lent {
     size_t count;
 };
 
-const uint8_t *lent_at(const struct lent *lent, size_t i)
+const uint8_t *published_view_at(const struct published_view *view, size_t i)
 {
-    assert(i < lent->count);
-    return lent->at[i];
+    assert(i < view->count);
+    return view->at[i];
 }
 
-bool lent_whole(const struct lent *lent)
+bool published_view_whole(const struct published_view *view)
 {
-    for (uint32_t i = 0; i < lent->shard_count; i++) {
-        const struct source *source = &lent->sources[i];
+    for (uint32_t i = 0; i < view->shard_count; i++) {
+        const struct source *source = &view->sources[i];
         if (source->copy == NULL) continue;
         const struct published_head *head = source->copy->head; // NULL: the session is closed
         if (head == NULL || !published_read_end(head, source->sequence)) return false;
@@ -582,24 +582,24 @@ bool lent_whole(const struct lent *lent)
     return true;
 }
 
-void lent_close(struct lent *lent)
+void published_view_close(struct published_view *view)
 {
-    if (lent == NULL) return;
-    for (size_t i = 0; i < lent->count; i++) stitch_put(lent->job, lent->stitches[i]);
-    for (uint32_t i = 0; i < lent->shard_count; i++)
-        if (lent->sources[i].copy != NULL) mapped_unuse(lent->sources[i].copy);
-    free(lent->sources);
-    free(lent->at);
-    free(lent->stitches);
-    free(lent);
+    if (view == NULL) return;
+    for (size_t i = 0; i < view->count; i++) stitch_put(view->job, view->stitches[i]);
+    for (uint32_t i = 0; i < view->shard_count; i++)
+        if (view->sources[i].copy != NULL) mapped_unuse(view->sources[i].copy);
+    free(view->sources);
+    free(view->at);
+    free(view->stitches);
+    free(view);
 }
 
-/* The shard's copy; the same one for all that is lent here. */
-static struct published *copy_of(struct lent *lent, uint32_t shard)
+/* The shard's copy; the same one for all of the view. */
+static struct published *copy_of(struct published_view *view, uint32_t shard)
 {
-    struct source *source = &lent->sources[shard];
+    struct source *source = &view->sources[shard];
     if (source->copy == NULL) {
-        source->copy = mapped_find(lent->job, lent->served, shard, lent->version, lent->side,
+        source->copy = mapped_find(view->job, view->served, shard, view->version, view->side,
                                    &source->sequence);
         if (source->copy != NULL) source->copy->uses++;
     }
@@ -607,13 +607,13 @@ static struct published *copy_of(struct lent *lent, uint32_t shard)
 }
 
 /* Where an extent of the layout lies in its shard's copy; NULL: it is not here. */
-static struct published *locate(struct lent *lent, const struct extent *extent, uint64_t *at_out,
-                                const struct local_extent **local_out)
+static struct published *locate(struct published_view *view, const struct extent *extent,
+                                uint64_t *at_out, const struct local_extent **local_out)
 {
-    struct published *copy = copy_of(lent, extent->shard);
+    struct published *copy = copy_of(view, extent->shard);
     if (copy == NULL) return NULL;
-    const struct served_part *part = &lent->served->parts[extent->shard];
-    const struct geometry *g = &lent->served->layout->geometry[extent->tensor];
+    const struct served_part *part = &view->served->parts[extent->shard];
+    const struct geometry *g = &view->served->layout->geometry[extent->tensor];
     const struct local_extent *local = shard_map_find(&part->map, extent->tensor,
                                                       quantum_first_leaf(g, extent->first_quantum));
     assert(local != NULL); // map and extents are of one layout
@@ -623,20 +623,20 @@ static struct published *locate(struct lent *lent, const struct extent *extent, 
 }
 
 /* Where each part of a tensor lies, to be freed; NULL: some of it is not here. */
-static struct stitch_run *find_runs(struct lent *lent, const struct extent *extents,
+static struct stitch_run *find_runs(struct published_view *view, const struct extent *extents,
                                     size_t extent_count, size_t elem_bytes)
 {
     struct stitch_run *runs = calloc(extent_count, sizeof *runs);
     for (size_t e = 0; runs != NULL && e < extent_count; e++) {
         const struct local_extent *local;
         uint64_t at;
-        struct published *copy = locate(lent, &extents[e], &at, &local);
+        struct published *copy = locate(view, &extents[e], &at, &local);
         if (copy == NULL) {
             free(runs);
             return NULL;
         }
         runs[e] = (struct stitch_run) { .copy = copy,
-                                        .sequence = lent->sources[extents[e].shard].sequence,
+                                        .sequence = view->sources[extents[e].shard].sequence,
                                         .at = at,
                                         .from = local->first_elem * elem_bytes,
                                         .end = (local->first_elem + local->elem_count) *
@@ -645,66 +645,67 @@ static struct stitch_run *find_runs(struct lent *lent, const struct extent *exte
     return runs;
 }
 
-static bool stitch(struct lent *lent, size_t i, const struct extent *extents, size_t extent_count,
-                   size_t elem_bytes)
+static bool stitch(struct published_view *view, size_t i, const struct extent *extents,
+                   size_t extent_count, size_t elem_bytes)
 {
-    struct stitch_run *runs = find_runs(lent, extents, extent_count, elem_bytes);
+    struct stitch_run *runs = find_runs(view, extents, extent_count, elem_bytes);
     if (runs != NULL)
-        lent->stitches[i] = stitch_get(lent->job, extents[0].tensor, runs, extent_count);
+        view->stitches[i] = stitch_get(view->job, extents[0].tensor, runs, extent_count);
     free(runs);
-    if (lent->stitches[i] == NULL) return false;
-    lent->at[i] = stitch_base(lent->stitches[i]);
+    if (view->stitches[i] == NULL) return false;
+    view->at[i] = stitch_base(view->stitches[i]);
     return true;
 }
 
-static bool lend(struct lent *lent, size_t i, uint32_t tensor)
+static bool view_tensor(struct published_view *view, size_t i, uint32_t tensor)
 {
     static const uint8_t nothing[1] __attribute__((aligned(64)));
     size_t extent_count;
-    const struct extent *extents = layout_tensor_extents(lent->served->layout, tensor,
+    const struct extent *extents = layout_tensor_extents(view->served->layout, tensor,
                                                          &extent_count);
-    const size_t elem_bytes = dtype_size((int)lent->job->spec.tensors[tensor].wire);
+    const size_t elem_bytes = dtype_size((int)view->job->spec.tensors[tensor].wire);
     if (extent_count == 0) { // of no elements
-        lent->at[i] = nothing;
+        view->at[i] = nothing;
         return true;
     }
     if (extent_count > 1)
-        return lent->side == CAIRN_PUBLISHED_HOST &&
-               stitch(lent, i, extents, extent_count, elem_bytes);
+        return view->side == CAIRN_PUBLISHED_HOST &&
+               stitch(view, i, extents, extent_count, elem_bytes);
     const struct local_extent *local;
     uint64_t at;
-    const struct published *copy = locate(lent, &extents[0], &at, &local);
+    const struct published *copy = locate(view, &extents[0], &at, &local);
     if (copy == NULL) return false;
-    lent->at[i] = (lent->side == CAIRN_PUBLISHED_HOST ? copy->base : copy->on_card) + at;
+    view->at[i] = (view->side == CAIRN_PUBLISHED_HOST ? copy->base : copy->on_card) + at;
     return true;
 }
 
-struct lent *lent_open(struct job *job, struct cairn_version version, enum published_side side,
-                       const uint32_t *tensors, size_t count)
+struct published_view *published_view_open(struct job *job, struct cairn_version version,
+                                           enum published_side side, const uint32_t *tensors,
+                                           size_t count)
 {
     if (job->session->published == NULL || job->served == NULL) return NULL;
-    struct lent *lent = calloc(1, sizeof *lent);
-    if (lent == NULL) return NULL;
-    lent->job = job;
-    lent->version = version;
-    lent->side = side;
-    lent->served = served_layout_of_version(job, version);
-    const uint32_t shard_count = lent->served->layout->shard_count;
-    lent->sources = calloc(shard_count, sizeof *lent->sources);
-    lent->at = calloc(count + 1, sizeof *lent->at);
-    lent->stitches = calloc(count + 1, sizeof(struct stitch *));
-    bool all = lent->sources != NULL && lent->at != NULL && lent->stitches != NULL;
-    if (all) lent->shard_count = shard_count;
-    if (all) lent->count = count;
-    for (size_t i = 0; all && i < count; i++) all = lend(lent, i, tensors[i]);
-    if (all && lent_whole(lent)) return lent;
-    lent_close(lent);
+    struct published_view *view = calloc(1, sizeof *view);
+    if (view == NULL) return NULL;
+    view->job = job;
+    view->version = version;
+    view->side = side;
+    view->served = served_layout_of_version(job, version);
+    const uint32_t shard_count = view->served->layout->shard_count;
+    view->sources = calloc(shard_count, sizeof *view->sources);
+    view->at = calloc(count + 1, sizeof *view->at);
+    view->stitches = calloc(count + 1, sizeof(struct stitch *));
+    bool all = view->sources != NULL && view->at != NULL && view->stitches != NULL;
+    if (all) view->shard_count = shard_count;
+    if (all) view->count = count;
+    for (size_t i = 0; all && i < count; i++) all = view_tensor(view, i, tensors[i]);
+    if (all && published_view_whole(view)) return view;
+    published_view_close(view);
     return NULL;
 }
 
 /* ---- copies on the card ---- */
 
-bool lent_has_card(const struct job *job, const struct card *card)
+bool published_view_has_card(const struct job *job, const struct card *card)
 {
     const struct fabric_device *table = card_imports_table(job->session->imports);
     return table != NULL && memcmp(table->uuids[0], card_uuid(card), 16) == 0;
@@ -725,25 +726,26 @@ static bool copy_runs(const struct stitch_run *runs, size_t count, struct card *
     return card_copy_wait(card, last, &why) == CAIRN_OK && whole;
 }
 
-bool lent_copy(struct job *job, struct cairn_version version, uint32_t tensor, struct card *card,
-               void *to)
+bool published_view_copy(struct job *job, struct cairn_version version, uint32_t tensor,
+                         struct card *card, void *to)
 {
     struct session *s = job->session;
     size_t count;
     struct stitch_run *runs = NULL;
-    if (!lent_has_card(job, card)) return false;
+    if (!published_view_has_card(job, card)) return false;
     pthread_mutex_lock(&s->lock);
-    struct lent *lent = lent_open(job, version, CAIRN_PUBLISHED_DEVICE, NULL, 0);
-    if (lent != NULL) {
-        const struct extent *extents = layout_tensor_extents(lent->served->layout, tensor, &count);
+    struct published_view *view = published_view_open(job, version, CAIRN_PUBLISHED_DEVICE, NULL,
+                                                      0);
+    if (view != NULL) {
+        const struct extent *extents = layout_tensor_extents(view->served->layout, tensor, &count);
         if (count > 0)
-            runs = find_runs(lent, extents, count, dtype_size((int)job->spec.tensors[tensor].wire));
+            runs = find_runs(view, extents, count, dtype_size((int)job->spec.tensors[tensor].wire));
     }
     pthread_mutex_unlock(&s->lock);
     bool whole = runs != NULL && copy_runs(runs, count, card, to);
     pthread_mutex_lock(&s->lock);
-    whole = whole && lent_whole(lent);
-    lent_close(lent);
+    whole = whole && published_view_whole(view);
+    published_view_close(view);
     pthread_mutex_unlock(&s->lock);
     free(runs);
     return whole;

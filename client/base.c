@@ -109,7 +109,7 @@ cairn_status cairn_error_difference(size_t index, struct cairn_difference *out)
         return client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size at least %zu",
                            least);
     if (index >= differences.count) return CAIRN_ERR_NOT_FOUND;
-    struct_give(out, &differences.rows[index], sizeof differences.rows[index]);
+    struct_copy_out(out, &differences.rows[index], sizeof differences.rows[index]);
     return CAIRN_OK;
 }
 
@@ -374,7 +374,7 @@ bool struct_fits(const void *out, size_t least_bytes)
     return out != NULL && size_of(out) >= least_bytes && size_of(out) <= SIZE_MAX_SANE;
 }
 
-bool struct_take(void *to, size_t bytes, size_t least_bytes, const void *from)
+bool struct_copy_in(void *to, size_t bytes, size_t least_bytes, const void *from)
 {
     if (!struct_fits(from, least_bytes)) return false;
     const size_t size = size_of(from);
@@ -395,7 +395,7 @@ bool struct_is_zero(const void *reserved, size_t bytes)
     return true;
 }
 
-void struct_give(void *out, const void *from, size_t bytes)
+void struct_copy_out(void *out, const void *from, size_t bytes)
 {
     const size_t size = size_of(out);
     memset(out, 0, size);
@@ -688,13 +688,13 @@ bool step_times_commit(struct step_times *times, uint64_t round, Cairn__StepTime
     const uint64_t all_us = now_us - begin_us; // threads may wait side by side
     times->us[CAIRN_TIME_COMPUTE] = all_us > waited_us ? all_us - waited_us : 0;
     for (int p = 0; p < CAIRN_TIMES; p++)
-        times->told[p] = times->us[p] < UINT32_MAX ? (uint32_t)times->us[p] : UINT32_MAX;
+        times->reported[p] = times->us[p] < UINT32_MAX ? (uint32_t)times->us[p] : UINT32_MAX;
     memset(times->us, 0, sizeof times->us);
     times->committed_round = round;
     times->committed_us = now_us;
     if (begin_us == 0) return false;
     cairn__step_times__init(out);
-    out->us = times->told;
+    out->us = times->reported;
     out->n_us = CAIRN_TIMES;
     return true;
 }

@@ -129,13 +129,13 @@ cairn_status handle_fail(const void *handle, const char *what);
 /* Copies a caller's struct, which begins with its struct_size, into ours of `bytes`. False: from is NULL, its
  * size is below least_bytes (the struct of the first release) or absurd, or a part that we do not
  * know is not 0. */
-bool struct_take(void *to, size_t bytes, size_t least_bytes, const void *from);
+bool struct_copy_in(void *to, size_t bytes, size_t least_bytes, const void *from);
 /* True if *out, the caller's, says a size of at least least_bytes. */
 bool struct_fits(const void *out, size_t least_bytes);
 /* True if all `bytes` are 0, as fields that are reserved for a later version must be. */
 bool struct_is_zero(const void *reserved, size_t bytes);
 /* Gives ours to the caller: as much as its struct_size has room for, which stays; the rest of it is 0. */
-void struct_give(void *out, const void *from, size_t bytes);
+void struct_copy_out(void *out, const void *from, size_t bytes);
 /* The caller's i-th struct of an array: the first one's struct_size is the distance of all. */
 const void *struct_at(const void *first, size_t i);
 
@@ -173,7 +173,7 @@ cairn_status client_added_fill(const struct cairn_tensor *first, size_t count,
 /* One group as the wire has it; strings and points stay the caller's. */
 struct group_spec client_group_of(const struct cairn_group *g);
 /* The caller's i-th group of an array, as large as ours. Sets this thread's sentence. */
-cairn_status client_group_take(const struct cairn_group *first, size_t i,
+cairn_status client_group_copy(const struct cairn_group *first, size_t i,
                                struct cairn_group *out) CAIRN_MUST_CHECK;
 
 /* ==== step times ==== */
@@ -193,7 +193,7 @@ struct step_times {
     uint64_t committed_round, committed_us; /* since then */
     uint64_t pushed_us;                     /* when nothing was left to be pushed, last */
     uint64_t us[CAIRN_TIMES];
-    uint32_t told[CAIRN_TIMES]; /* of the step before */
+    uint32_t reported[CAIRN_TIMES]; /* of the step before */
 };
 
 /* A call waited for it, from then until now. */

@@ -134,9 +134,9 @@ static void connect_now(struct session *s)
 uint64_t control_job_read(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
-    job->reads.told = job->reads.bytes;
+    job->reads.reported = job->reads.bytes;
     pthread_mutex_unlock(&job->session->lock);
-    return job->reads.told - job->reads.told_before;
+    return job->reads.reported - job->reads.reported_before;
 }
 
 /* ---- heartbeats ---- */
@@ -181,7 +181,7 @@ static uint32_t list_unheard(const struct session *s, char **names)
 /* With what is in flight and who is silent, since each heartbeat replaces what the one before said of it. */
 static void beat(struct session *s, uint64_t now_ms, Cairn__BytesTold *read)
 {
-    Cairn__InFlight told[FLIGHTS_MAX], *list[FLIGHTS_MAX];
+    Cairn__InFlight reported[FLIGHTS_MAX], *list[FLIGHTS_MAX];
     char *unheard[UNHEARD_MAX];
     Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
     for (const struct job *job = s->jobs; job != NULL; job = job->next) {
@@ -189,7 +189,7 @@ static void beat(struct session *s, uint64_t now_ms, Cairn__BytesTold *read)
         if (what == 0 || job->attachment.state != JOB_ATTACHED ||
             heartbeat.n_in_flight == FLIGHTS_MAX)
             continue;
-        Cairn__InFlight *one = &told[heartbeat.n_in_flight];
+        Cairn__InFlight *one = &reported[heartbeat.n_in_flight];
         cairn__in_flight__init(one);
         one->job = job->attachment.job;
         one->what = what;
@@ -199,29 +199,30 @@ static void beat(struct session *s, uint64_t now_ms, Cairn__BytesTold *read)
     heartbeat.bytes = &read;
     heartbeat.n_bytes = read != NULL;
     heartbeat.unheard = unheard;
-    heartbeat.n_unheard = s->control.unheard_told = list_unheard(s, unheard);
+    heartbeat.n_unheard = s->control.unheard_reported = list_unheard(s, unheard);
     control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
 }
 
 /* At once, when it changes: who trains has no need of heartbeats. */
-static void tell_unheard(struct session *s, uint64_t now_ms)
+static void report_unheard(struct session *s, uint64_t now_ms)
 {
     char *names[UNHEARD_MAX];
-    if (s->control.ready && list_unheard(s, names) != s->control.unheard_told)
+    if (s->control.ready && list_unheard(s, names) != s->control.unheard_reported)
         beat(s, now_ms, NULL);
 }
 
 /* Tells the coordinator how much the members have read from published memory, which no shard
  * sees. */
-static void tell_reads(struct session *s, uint64_t now_ms)
+static void report_reads(struct session *s, uint64_t now_ms)
 {
-    if (!s->control.ready || now_ms - s->control.reads_told_ms < s->control.heartbeat_ms) return;
-    s->control.reads_told_ms = now_ms;
+    if (!s->control.ready || now_ms - s->control.reads_reported_ms < s->control.heartbeat_ms)
+        return;
+    s->control.reads_reported_ms = now_ms;
     for (struct job *job = s->jobs; job != NULL; job = job->next) {
-        const uint64_t told = job->reads.told;
+        const uint64_t reported = job->reads.reported;
         if (job->attachment.state != JOB_ATTACHED) continue;
         const uint64_t bytes = control_job_read(job);
-        if (job->reads.told == told) continue;
+        if (job->reads.reported == reported) continue;
         Cairn__BytesTold read = CAIRN__BYTES_TOLD__INIT;
         read.job = job->attachment.job;
         read.fetched_shared = bytes;
@@ -232,8 +233,8 @@ static void tell_reads(struct session *s, uint64_t now_ms)
 static void keep_alive(struct session *s, uint64_t now_ms)
 {
     for (struct job *job = s->jobs; job != NULL; job = job->next) look_at_flights(job, now_ms);
-    tell_reads(s, now_ms);
-    tell_unheard(s, now_ms);
+    report_reads(s, now_ms);
+    report_unheard(s, now_ms);
     if (s->control.ready && now_ms - s->control.spoke_ms >= s->control.heartbeat_ms)
         beat(s, now_ms, NULL);
     const uint64_t lease_ms = s->control.lease_ms != 0 ? s->control.lease_ms : 5000;
@@ -297,8 +298,8 @@ void control_starve(struct session *s, const char *of)
 
 /* Applies a reply or notice to this session, before the thread that asked hears of it.
  * CAIRN_ERR_NO_MEMORY: nothing was applied, so nobody may hear of the message. */
-static cairn_status take_effect(struct session *s, uint32_t request, uint16_t type,
-                                const ProtobufCMessage *message)
+static cairn_status apply_message(struct session *s, uint32_t request, uint16_t type,
+                                  const ProtobufCMessage *message)
 {
     if (type == CAIRN_MSG_ROUND_OPENED) {
         const Cairn__RoundOpened *opened = (const Cairn__RoundOpened *)message;
@@ -392,7 +393,7 @@ static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
     s->control.incarnation = welcome->coordinator_incarnation;
     s->control.store = welcome->store;
     s->control.welcome_ms = client_now_ms();
-    s->control.unheard_told = 0;
+    s->control.unheard_reported = 0;
     s->control.heartbeat_ms = welcome->heartbeat_ms >= 10 ? welcome->heartbeat_ms : 10;
     s->control.lease_ms = welcome->lease_ms >= 100 ? welcome->lease_ms : 100;
     fabric_set_patience(s->path.fabric, s->control.lease_ms);
@@ -490,7 +491,7 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
                on_error(s, frame->request, (const Cairn__Error *)message)) {
         // said
     } else if (frame->type != CAIRN_MSG_HEARTBEAT) {
-        if (take_effect(s, frame->request, frame->type, message) != CAIRN_OK) {
+        if (apply_message(s, frame->request, frame->type, message) != CAIRN_OK) {
             control_starve(s, message_name(frame->type));
         } else if (frame->request != 0) {
             answer(s, frame->request, frame->type, message);
@@ -633,8 +634,8 @@ static struct served_layout *find_layout(struct job *job, const struct layout *l
 }
 
 /* The first layout, as the reading thread has made it. Takes it if it can. */
-static cairn_status take_first(struct job *job, struct reading *reading,
-                               struct served_layout **served_out)
+static cairn_status add_first(struct job *job, struct reading *reading,
+                              struct served_layout **served_out)
 {
     CAIRN_TRY(links_add(job, reading->served->layout->shard_count));
     *served_out = reading->served;
@@ -660,8 +661,8 @@ static cairn_status judge_known(const struct job *job, const struct served_layou
 
 /* Later one that is known, or a newer one, if what happened in between was no
  * restore. */
-static cairn_status take_attached(struct job *job, struct layout *layout,
-                                  struct served_layout **served_out, struct sentence *why)
+static cairn_status apply_attached(struct job *job, struct layout *layout,
+                                   struct served_layout **served_out, struct sentence *why)
 {
     const Cairn__Attached *a = job->attachment.reply;
     const struct cairn_version now = { a->generation, a->step };
@@ -694,11 +695,11 @@ cairn_status layouts_attached(struct job *job, struct reading *reading, struct s
     struct served_layout *served;
     cairn_status status = reading->layout_status;
     if (status == CAIRN_OK && reading->served != NULL) {
-        status = take_first(job, reading, &served);
+        status = add_first(job, reading, &served);
     } else if (status == CAIRN_OK) {
         struct layout *layout = reading->layout;
         reading->layout = NULL;
-        status = take_attached(job, layout, &served, why);
+        status = apply_attached(job, layout, &served, why);
     }
     if (status == CAIRN_OK) status = set_addresses(job, a->shards, a->n_shards);
     if (status != CAIRN_OK) return status;
@@ -730,7 +731,7 @@ static cairn_status judge_changed(struct job *job, const struct layout *layout,
 }
 
 /* Takes `layout` in any case. */
-static cairn_status take_changed(struct job *job, struct layout *layout, struct sentence *why)
+static cairn_status apply_changed(struct job *job, struct layout *layout, struct sentence *why)
 {
     const Cairn__LayoutChanged *message = job->attachment.changed;
     const struct cairn_version since = { message->since_generation, message->since_step };
@@ -767,7 +768,7 @@ static void changed(struct job *job)
         &why, "the coordinator sent a layout %" PRIu64 " of %zu bytes that is not one of this job",
         job->attachment.changed->layout, (size_t)pages->have_bytes);
     cairn_status status = layout_of_pages(&job->spec, pages, &layout);
-    if (status == CAIRN_OK) status = take_changed(job, layout, &why);
+    if (status == CAIRN_OK) status = apply_changed(job, layout, &why);
     attachment_drop_changed(&job->attachment);
     if (status != CAIRN_OK) {
         give_up(job, status, "LayoutChanged", why.text);

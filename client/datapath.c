@@ -435,7 +435,7 @@ static void sign(const struct chunk_link *conn, struct chunk_header *header)
     header->token = job->member.token;
 }
 
-static bool waits(const struct chunk_link *conn)
+static bool link_waits(const struct chunk_link *conn)
 {
     const struct shard_link *link = link_of(conn);
     return link->asked > 0 || !TAILQ_EMPTY(&link->asker.waiting) || pushes_waits(link);
@@ -449,7 +449,7 @@ static void lost(struct chunk_link *conn)
     link->relays = false;
 }
 
-static const struct chunk_link_hands hands = { .sign = sign, .waits = waits, .lost = lost };
+static const struct chunk_link_hands hands = { .sign = sign, .waits = link_waits, .lost = lost };
 
 static struct shard_link *open_link(struct job *job, uint32_t index)
 {
@@ -493,7 +493,7 @@ void links_release(struct job *job)
 void link_tick(struct shard_link *link, uint64_t now_ms)
 {
     const struct job *job = link->job;
-    const bool is_wanted = !served_layouts_left_by(job, link->index) || waits(&link->conn);
+    const bool is_wanted = !served_layouts_left_by(job, link->index) || link_waits(&link->conn);
     const bool connects = job->served != NULL && !job->closing && is_wanted;
     datapath_judge(link, now_ms);
     asker_retry(&link->asker);
@@ -533,7 +533,7 @@ static struct shard_link *sender_of_header(struct shard_link *owner, const struc
     return parcel != NULL && parcel->shard == owner->index ? job->shards.links[parcel->via] : owner;
 }
 
-static void take_hello(struct shard_link *link, const struct chunk_header *h)
+static void on_hello(struct shard_link *link, const struct chunk_header *h)
 {
     const struct job *job = link->job;
     const uint64_t way = h->request;
@@ -547,7 +547,7 @@ static void take_hello(struct shard_link *link, const struct chunk_header *h)
     pushes_on_hello(link, way);
 }
 
-static void take_grant(struct shard_link *owner, const struct chunk_header *h)
+static void on_grant(struct shard_link *owner, const struct chunk_header *h)
 {
     if (!grant_is_newer(&owner->grant, h)) return;
     owner->grant = *h;
@@ -557,12 +557,12 @@ static void take_grant(struct shard_link *owner, const struct chunk_header *h)
     asker_pump(&owner->asker);
 }
 
-static void take(struct shard_link *link, const struct chunk_header *h,
-                 struct fabric_message *message)
+static void dispatch_chunk(struct shard_link *link, const struct chunk_header *h,
+                           struct fabric_message *message)
 {
     switch (h->kind) {
-    case CAIRN_CHUNK_HELLO: take_hello(link, h); break;
-    case CAIRN_CHUNK_GRANT: take_grant(link, h); break;
+    case CAIRN_CHUNK_HELLO: on_hello(link, h); break;
+    case CAIRN_CHUNK_GRANT: on_grant(link, h); break;
     case CAIRN_CHUNK_MICRO_ACK: pusher_on_answer(&link->job->pushing.pusher, link->index, h); break;
     case CAIRN_CHUNK_ACK:
     case CAIRN_CHUNK_NAK: {
@@ -593,7 +593,7 @@ static void link_on_message(void *session, const void *header, size_t header_byt
     if (link != NULL) sender = sender_of_header(link, &h);
     if (link != NULL && chunk_link_heard(&sender->conn)) {
         datapath_heard(sender);
-        take(link, &h, message);
+        dispatch_chunk(link, &h, message);
         session_kick(s); // a stalled command may go on
     } else if (message != NULL) {
         fabric_drop(message);

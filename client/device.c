@@ -23,7 +23,7 @@ static struct {
     bool is_open;
     struct driver driver; /* constant once is_open */
     struct card *cards[CARDS_MAX];
-} door = { .lock = PTHREAD_MUTEX_INITIALIZER };
+} gpus = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static void card_make_words(struct card *card);
 
@@ -33,7 +33,7 @@ static cairn_status card_fail(int result, cairn_status status, const char *doing
 {
     char text[CAIRN_DRIVER_TEXT_BYTES];
     return fail_with(why, result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : status, "%s: %s",
-                     doing, driver_explain(&door.driver, result, text));
+                     doing, driver_explain(&gpus.driver, result, text));
 }
 
 /* ---- the context ---- */
@@ -144,12 +144,12 @@ static cairn_status open_context(struct card *card, struct sentence *why)
 static cairn_status open_driver(void)
 {
     struct sentence why;
-    if (door.is_open) return CAIRN_OK;
-    const cairn_status status = driver_open(&door.driver, &why);
+    if (gpus.is_open) return CAIRN_OK;
+    const cairn_status status = driver_open(&gpus.driver, &why);
     if (status != CAIRN_OK)
         return client_fail(CAIRN_ERR_UNSUPPORTED, "no GPU can be used: %s; give host memory",
                            why.text);
-    door.is_open = true;
+    gpus.is_open = true;
     return CAIRN_OK;
 }
 
@@ -157,7 +157,7 @@ static cairn_status open_card(int number, struct card **card_out)
 {
     int count = 0;
     struct sentence why;
-    if (door.driver.cuDeviceGetCount(&count) != CAIRN_CU_OK) count = 0;
+    if (gpus.driver.cuDeviceGetCount(&count) != CAIRN_CU_OK) count = 0;
     if (number < 0 || number >= count || number >= CARDS_MAX)
         return client_fail(CAIRN_ERR_INVALID,
                            "there is no GPU %d: this process sees %d, and they count from 0 "
@@ -165,13 +165,13 @@ static cairn_status open_card(int number, struct card **card_out)
                            number, count);
     struct card *card = calloc(1, sizeof *card);
     if (card == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    card->driver = &door.driver;
+    card->driver = &gpus.driver;
     card->number = number;
     cairn_status status = CAIRN_ERR_IO;
-    const int result = relax(&door.driver);
+    const int result = relax(&gpus.driver);
     if (result == CAIRN_CU_OK) {
         status = open_context(card, &why);
-        unrelax(&door.driver);
+        unrelax(&gpus.driver);
     } else
         card_fail(result, status, "the driver does not begin with it", &why);
     if (status == CAIRN_OK) {
@@ -179,19 +179,19 @@ static cairn_status open_card(int number, struct card **card_out)
         *card_out = card;
         return CAIRN_OK;
     }
-    if (card->context != NULL) (void)door.driver.cuDevicePrimaryCtxRelease(card->device);
+    if (card->context != NULL) (void)gpus.driver.cuDevicePrimaryCtxRelease(card->device);
     free(card);
     return client_fail(status, "GPU %d: %s", number, why.text);
 }
 
 cairn_status card_get(int number, struct card **card_out)
 {
-    pthread_mutex_lock(&door.lock);
+    pthread_mutex_lock(&gpus.lock);
     cairn_status status = open_driver();
-    struct card *card = number >= 0 && number < CARDS_MAX ? door.cards[number] : NULL;
+    struct card *card = number >= 0 && number < CARDS_MAX ? gpus.cards[number] : NULL;
     if (status == CAIRN_OK && card == NULL) status = open_card(number, &card);
-    if (status == CAIRN_OK) door.cards[number] = card;
-    pthread_mutex_unlock(&door.lock);
+    if (status == CAIRN_OK) gpus.cards[number] = card;
+    pthread_mutex_unlock(&gpus.lock);
     if (status == CAIRN_OK) *card_out = card;
     return status;
 }
@@ -207,12 +207,12 @@ cairn_status card_of_device(int device, const char *what, struct card **card_out
 
 cairn_status card_of_thread(struct card *other, struct card **card_out)
 {
-    pthread_mutex_lock(&door.lock);
+    pthread_mutex_lock(&gpus.lock);
     const cairn_status status = open_driver();
-    pthread_mutex_unlock(&door.lock);
+    pthread_mutex_unlock(&gpus.lock);
     int device = 0;
     if (status != CAIRN_OK) return status;
-    if (door.driver.cuCtxGetDevice(&device) == CAIRN_CU_OK) return card_get(device, card_out);
+    if (gpus.driver.cuCtxGetDevice(&device) == CAIRN_CU_OK) return card_get(device, card_out);
     if (other == NULL) return card_get(0, card_out);
     *card_out = other;
     return CAIRN_OK;
@@ -673,20 +673,21 @@ cairn_status card_judge(struct card *card, const void *ptr, size_t bytes)
 }
 
 static int begin_copy(const struct card *card, void *to, const void *from, size_t bytes,
-                      enum card_way way)
+                      enum card_direction direction)
 {
     const struct driver *driver = card->driver;
     const uint64_t target = (uint64_t)(uintptr_t)to, source = (uint64_t)(uintptr_t)from;
-    if (way == CARD_TO_HOST) return driver->cuMemcpyDtoHAsync(to, source, bytes, card->side);
-    if (way == CARD_FROM_HOST) return driver->cuMemcpyHtoDAsync(target, from, bytes, card->side);
+    if (direction == CARD_TO_HOST) return driver->cuMemcpyDtoHAsync(to, source, bytes, card->side);
+    if (direction == CARD_FROM_HOST)
+        return driver->cuMemcpyHtoDAsync(target, from, bytes, card->side);
     return driver->cuMemcpyDtoDAsync(target, source, bytes, card->side);
 }
 
 static int begin_numbered(struct card *card, void *to, const void *from, size_t bytes,
-                          enum card_way way, uint64_t *copy_out)
+                          enum card_direction direction, uint64_t *copy_out)
 {
     pthread_mutex_lock(&card->copies_lock);
-    int result = begin_copy(card, to, from, bytes, way);
+    int result = begin_copy(card, to, from, bytes, direction);
     if (result == CAIRN_CU_OK) {
         result = card->driver->cuEventRecord(card->copied, card->side);
         if (result == CAIRN_CU_OK)
@@ -699,17 +700,18 @@ static int begin_numbered(struct card *card, void *to, const void *from, size_t 
 }
 
 cairn_status card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
-                             enum card_way way, uint64_t *copy_out, struct sentence *why)
+                             enum card_direction direction, uint64_t *copy_out,
+                             struct sentence *why)
 {
     *copy_out = 0;
     if (bytes == 0) return CAIRN_OK;
     CAIRN_TRY(card_enter(card, why));
-    const int result = begin_numbered(card, to, from, bytes, way, copy_out);
+    const int result = begin_numbered(card, to, from, bytes, direction, copy_out);
     card_leave(card);
     return result == CAIRN_CU_OK
                ? CAIRN_OK
                : card_fail(result, CAIRN_ERR_IO,
-                           way == CARD_FROM_HOST ? "a copy to it" : "a copy from it", why);
+                           direction == CARD_FROM_HOST ? "a copy to it" : "a copy from it", why);
 }
 
 /* The event may be recorded anew meanwhile: then it is behind later copies, too. */
@@ -731,10 +733,10 @@ cairn_status card_copy_wait(struct card *card, uint64_t copy, struct sentence *w
 }
 
 cairn_status card_copy(struct card *card, void *to, const void *from, size_t bytes,
-                       enum card_way way, struct sentence *why)
+                       enum card_direction direction, struct sentence *why)
 {
     uint64_t copy;
-    const cairn_status status = card_copy_begin(card, to, from, bytes, way, &copy, why);
+    const cairn_status status = card_copy_begin(card, to, from, bytes, direction, &copy, why);
     return status == CAIRN_OK ? card_copy_wait(card, copy, why) : status;
 }
 
@@ -973,8 +975,8 @@ static struct card_word *take_free(struct card *card)
     return word;
 }
 
-cairn_status card_word_take(struct card *card, struct card_word **word_out,
-                            struct card_wait *wait_out)
+cairn_status card_word_acquire(struct card *card, struct card_word **word_out,
+                               struct card_wait *wait_out)
 {
     struct card_word *word = take_free(card);
     if (word == NULL) {

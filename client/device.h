@@ -57,17 +57,17 @@ int card_memory_export(const struct card_memory *memory);
  * driver tells only to which allocation an address belongs, so a gap in the middle is not seen. */
 cairn_status card_judge(struct card *card, const void *ptr, size_t bytes) CAIRN_MUST_CHECK;
 
-enum card_way { CARD_WITHIN, CARD_TO_HOST, CARD_FROM_HOST };
+enum card_direction { CARD_WITHIN, CARD_TO_HOST, CARD_FROM_HOST };
 /* Copies, and returns when that is done. The caller has waited before for all that still uses the
  * memory. CAIRN_ERR_IO: the context is gone, most likely. */
 cairn_status card_copy(struct card *card, void *to, const void *from, size_t bytes,
-                       enum card_way way, struct sentence *why) CAIRN_MUST_CHECK;
+                       enum card_direction direction, struct sentence *why) CAIRN_MUST_CHECK;
 /* The same in two calls. Copies are begun in the order of the calls, beside what else the card
  * does, and are waited for by their number, which covers all copies before it, too; 0: nothing was
  * begun. Source and target must stay as they are until then, even if the caller has no use for the
  * copy any more. */
 cairn_status card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
-                             enum card_way way, uint64_t *copy_out,
+                             enum card_direction direction, uint64_t *copy_out,
                              struct sentence *why) CAIRN_MUST_CHECK;
 cairn_status card_copy_wait(struct card *card, uint64_t copy,
                             struct sentence *why) CAIRN_MUST_CHECK;
@@ -108,8 +108,8 @@ struct card_wait {
     uint32_t value;
 };
 /* The caller's, until card_word_set; *wait_out: for one wait, which may begin behind that, too. */
-cairn_status card_word_take(struct card *card, struct card_word **word_out,
-                            struct card_wait *wait_out) CAIRN_MUST_CHECK;
+cairn_status card_word_acquire(struct card *card, struct card_word **word_out,
+                               struct card_wait *wait_out) CAIRN_MUST_CHECK;
 /* Makes all that is queued on the stream after this call wait until the word is set.
  * CAIRN_ERR_INVALID: as for card_mark; CAIRN_ERR_UNSUPPORTED: the driver has no such
  * waits. */

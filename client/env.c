@@ -221,7 +221,7 @@ static cairn_status take(enum env_key key, const char *text, const char *source,
     return status;
 }
 
-static cairn_status take_default_endpoint(const struct env_input *input, struct env_report *report,
+static cairn_status find_default_endpoint(const struct env_input *input, struct env_report *report,
                                           struct sentence *why)
 {
     char text[CAIRN_ADDRESS_TEXT_BYTES];
@@ -238,7 +238,7 @@ cairn_status env_find(const struct env_input *input, enum env_key key, struct en
         const char *text = variable_of(input, i, key);
         if (text != NULL) return take(key, text, launchers[i].variables[key], report, why);
     }
-    if (key == CAIRN_ENV_ENDPOINT) return take_default_endpoint(input, report, why);
+    if (key == CAIRN_ENV_ENDPOINT) return find_default_endpoint(input, report, why);
     return take(key, defaults[key], NULL, report, why);
 }
 

@@ -289,7 +289,7 @@ cairn_status cairn_job_stats(cairn_job *handle, struct cairn_stats *out)
         pthread_mutex_lock(&job->session->lock);
         stats = job->stats;
         pthread_mutex_unlock(&job->session->lock);
-        struct_give(out, &stats, sizeof stats);
+        struct_copy_out(out, &stats, sizeof stats);
     }
     handle_put(handle);
     return status;
@@ -441,7 +441,7 @@ void served_layouts_serve_since(struct job *job, struct served_layout *served,
     pthread_mutex_unlock(&job->session->lock);
 }
 
-static struct served_layout *take_out(struct served_layout **link)
+static struct served_layout *unlink_served(struct served_layout **link)
 {
     struct served_layout *served = *link;
     *link = served->older;
@@ -486,7 +486,7 @@ bool served_layouts_trim(struct job *job)
     while (job->served != NULL && job->served->older != NULL) {
         pthread_mutex_lock(&job->session->lock);
         struct served_layout **link = find_outlived(job);
-        struct served_layout *served = link != NULL ? take_out(link) : NULL;
+        struct served_layout *served = link != NULL ? unlink_served(link) : NULL;
         pthread_mutex_unlock(&job->session->lock);
         if (served == NULL) break;
         served_layout_put(served);
@@ -499,7 +499,7 @@ void served_layouts_release(struct job *job)
 {
     while (job->served != NULL) {
         pthread_mutex_lock(&job->session->lock);
-        struct served_layout *served = take_out(&job->served);
+        struct served_layout *served = unlink_served(&job->served);
         pthread_mutex_unlock(&job->session->lock);
         served_layout_put(served);
     }
@@ -545,14 +545,14 @@ bool served_layouts_need(const struct job *job, uint32_t shard)
 
 #define CARDS_AGAIN_MS 60000
 
-struct pieces_area {
-    struct pieces_area *next;
+struct staging_area {
+    struct staging_area *next;
     struct card *card;
     bool on_card;
     bool may_pin, is_pinned; /* may_pin: nobody has tried */
     uint8_t *base;           /* memory of the session */
     size_t piece_bytes;
-    uint32_t count, taken; /* taken: bits */
+    uint32_t count, used; /* taken: bits */
 };
 
 static size_t piece_size(size_t bytes)
@@ -569,15 +569,15 @@ static uint32_t piece_count(size_t piece_bytes)
                                                  : PIECES_MAX;
 }
 
-static bool has_free(const struct pieces_area *area)
+static bool has_free(const struct staging_area *area)
 {
-    return area->taken != (uint32_t)((UINT64_C(1) << area->count) - 1);
+    return area->used != (uint32_t)((UINT64_C(1) << area->count) - 1);
 }
 
-static struct pieces_area *find(struct session *s, const struct card *card, bool on_card,
-                                size_t piece_bytes)
+static struct staging_area *find(struct session *s, const struct card *card, bool on_card,
+                                 size_t piece_bytes)
 {
-    struct pieces_area *area = s->pieces;
+    struct staging_area *area = s->staging_areas;
     while (area != NULL && (area->card != card || area->on_card != on_card ||
                             area->piece_bytes != piece_bytes || !has_free(area)))
         area = area->next;
@@ -589,28 +589,28 @@ static struct pieces_area *find(struct session *s, const struct card *card, bool
  * descriptors, for a while: so cards are tried again later, and the reason is told only once. */
 static void refuse_cards(struct session *s, const void *base)
 {
-    if (s->pieces_on_host_ms == 0)
+    if (s->staging_on_host_ms == 0)
         session_say(s, "memory of the GPU cannot be shown to other processes (the driver "
                        "exports none, or no descriptor is left): what is pushed from it "
                        "passes the host, until it can be");
-    s->pieces_on_host_ms = client_now_ms() + CARDS_AGAIN_MS;
+    s->staging_on_host_ms = client_now_ms() + CARDS_AGAIN_MS;
     if (memory_free(s, base) != CAIRN_OK) return; // then it goes with the session
 }
 
 /* Between card_change_begin and _end, or of the host. */
-static struct pieces_area *open_area(struct session *s, struct card *card, bool on_card,
-                                     size_t piece_bytes)
+static struct staging_area *open_area(struct session *s, struct card *card, bool on_card,
+                                      size_t piece_bytes)
 {
-    struct pieces_area *area = calloc(1, sizeof *area);
+    struct staging_area *area = calloc(1, sizeof *area);
     void *base;
     if (area == NULL) return NULL;
-    *area = (struct pieces_area) { .card = card,
-                                   .on_card = on_card,
-                                   .may_pin = !on_card,
-                                   .piece_bytes = piece_bytes,
-                                   .count = piece_count(piece_bytes) };
+    *area = (struct staging_area) { .card = card,
+                                    .on_card = on_card,
+                                    .may_pin = !on_card,
+                                    .piece_bytes = piece_bytes,
+                                    .count = piece_count(piece_bytes) };
     const size_t bytes = area->count * piece_bytes;
-    if (memory_take(s, bytes, on_card ? card : NULL, &base) != CAIRN_OK) {
+    if (memory_allocate(s, bytes, on_card ? card : NULL, &base) != CAIRN_OK) {
         free(area);
         return NULL;
     }
@@ -621,60 +621,60 @@ static struct pieces_area *open_area(struct session *s, struct card *card, bool 
         return NULL;
     }
     area->base = base;
-    area->next = s->pieces;
-    s->pieces = area;
+    area->next = s->staging_areas;
+    s->staging_areas = area;
     return area;
 }
 
-static struct pieces_area *open_on_card(struct session *s, struct card *card, size_t piece_bytes)
+static struct staging_area *open_on_card(struct session *s, struct card *card, size_t piece_bytes)
 {
     if (!card_change_begin()) return NULL;
-    struct pieces_area *area = open_area(s, card, true, piece_bytes);
+    struct staging_area *area = open_area(s, card, true, piece_bytes);
     card_change_end();
     return area;
 }
 
 /* As soon as that keeps no stream waiting and no copy is under way: copies are slower until then. */
-static void pin(struct pieces_area *area)
+static void pin(struct staging_area *area)
 {
-    if (!area->may_pin || area->taken != 0 || !card_change_begin()) return;
+    if (!area->may_pin || area->used != 0 || !card_change_begin()) return;
     area->may_pin = false;
     area->is_pinned = card_pin(area->card, area->base, area->count * area->piece_bytes);
     card_change_end();
 }
 
-cairn_status pieces_take(struct session *s, struct card *card, bool on_card, size_t bytes,
-                         struct staged *out)
+cairn_status staging_acquire(struct session *s, struct card *card, bool on_card, size_t bytes,
+                             struct staged *out)
 {
     const size_t piece_bytes = piece_size(bytes);
-    if (client_now_ms() < s->pieces_on_host_ms) on_card = false;
-    struct pieces_area *area = find(s, card, on_card, piece_bytes);
+    if (client_now_ms() < s->staging_on_host_ms) on_card = false;
+    struct staging_area *area = find(s, card, on_card, piece_bytes);
     if (area == NULL)
         area = on_card ? open_on_card(s, card, piece_bytes)
                        : open_area(s, card, false, piece_bytes);
-    if (area == NULL && on_card) return pieces_take(s, card, false, bytes, out);
+    if (area == NULL && on_card) return staging_acquire(s, card, false, bytes, out);
     if (area == NULL) return CAIRN_ERR_NO_MEMORY;
     pin(area);
     uint32_t piece = 0;
-    while ((area->taken >> piece & 1) != 0) piece++;
-    area->taken |= UINT32_C(1) << piece;
+    while ((area->used >> piece & 1) != 0) piece++;
+    area->used |= UINT32_C(1) << piece;
     *out = (struct staged) { area, area->base + piece * piece_bytes, area->on_card };
     return CAIRN_OK;
 }
 
-void pieces_give(struct staged *staged)
+void staging_return(struct staged *staged)
 {
-    struct pieces_area *area = staged->area;
+    struct staging_area *area = staged->area;
     const size_t piece = (size_t)(staged->at - area->base) / area->piece_bytes;
-    area->taken &= ~(UINT32_C(1) << piece);
+    area->used &= ~(UINT32_C(1) << piece);
     *staged = (struct staged) { 0 };
 }
 
-void pieces_close(struct session *s)
+void staging_close(struct session *s)
 {
-    while (s->pieces != NULL) {
-        struct pieces_area *area = s->pieces;
-        s->pieces = area->next;
+    while (s->staging_areas != NULL) {
+        struct staging_area *area = s->staging_areas;
+        s->staging_areas = area->next;
         if (area->is_pinned) card_unpin(area->card, area->base);
         free(area);
     }

@@ -323,7 +323,7 @@ cairn_status api_commit(struct job *job, const struct cairn_round *round, uint64
 /* ---- op.c ---- */
 /* The rates that go with a commit, by group; `room`: [group_count]. *driven_out: that, or NULL where no
  * group is driven. CAIRN_ERR_INVALID: one has none yet. */
-cairn_status driven_take(struct job *job, double *room, double **driven_out) CAIRN_MUST_CHECK;
+cairn_status driven_rates(struct job *job, double *room, double **driven_out) CAIRN_MUST_CHECK;
 
 /* ---- round.c: which micro-batches of a step are this worker's (proto/spec/spec.h) ---- */
 /* The number that the caller has for a micro-batch of the open round becomes its place among this worker's.

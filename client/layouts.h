@@ -75,21 +75,21 @@ bool served_layouts_need(const struct job *job, uint32_t shard);
  * is new is of the host, and not pinned yet. Loop thread. */
 
 struct card;
-struct pieces_area;
+struct staging_area;
 struct session;
 
 struct staged {
-    struct pieces_area *area; /* borrowed */
-    uint8_t *at;              /* NULL: none */
+    struct staging_area *area; /* borrowed */
+    uint8_t *at;               /* NULL: none */
     bool on_card;
 };
 
 /* Room for `bytes`. on_card: on the card, if that has room; else of the host. CAIRN_ERR_NO_MEMORY. */
-cairn_status pieces_take(struct session *s, struct card *card, bool on_card, size_t bytes,
-                         struct staged *out) CAIRN_MUST_CHECK;
-void pieces_give(struct staged *staged);
+cairn_status staging_acquire(struct session *s, struct card *card, bool on_card, size_t bytes,
+                             struct staged *out) CAIRN_MUST_CHECK;
+void staging_return(struct staged *staged);
 /* Nothing of them is read any more; their memory goes with the session's. */
-void pieces_close(struct session *s);
+void staging_close(struct session *s);
 
 /* ==== tiles ==== */
 

@@ -446,7 +446,7 @@ static cairn_status judge_step(const struct job *job, struct sentence *why)
 
 /* Takes over the spec that the reading thread has read. Only the first one becomes the job's
  * spec. */
-static cairn_status take_spec(struct job *job, struct reading *reading, struct sentence *why)
+static cairn_status adopt_spec(struct job *job, struct reading *reading, struct sentence *why)
 {
     if (reading->tells_clip_norm) job_note_clip_norm(job, reading->clip_norm);
     if (reading->spec_status != CAIRN_OK) {
@@ -488,7 +488,7 @@ void attach_read(struct job *job)
     struct sentence why;
     reading_await(reading);
     sentence_set(&why, "the coordinator sent a layout that is not one of this job");
-    cairn_status status = take_spec(job, reading, &why);
+    cairn_status status = adopt_spec(job, reading, &why);
     if (status == CAIRN_OK) status = judge_step(job, &why);
     if (status == CAIRN_OK) status = layouts_attached(job, reading, &why);
     if (status != CAIRN_OK) {
@@ -500,9 +500,10 @@ void attach_read(struct job *job)
     job->attachment.delay_ms = 0;
     if (job->attachment.attached_once && s->control.was_given_up) {
         restart_links(job);
-        job->reads.told_before = job->reads.told; // it has them from the member that is gone
+        job->reads.reported_before =
+            job->reads.reported; // it has them from the member that is gone
     }
-    job->reads.told = job->reads.told_before;
+    job->reads.reported = job->reads.reported_before;
     pthread_mutex_lock(&s->lock);
     job->attachment.job = a->job;
     if (!job->attachment.attached_once) {

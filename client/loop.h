@@ -55,8 +55,8 @@ struct control {
     uint32_t retry_delay_ms; /* grows while connections end as soon as they stand */
     uint32_t heartbeat_ms, lease_ms;
     uint64_t heard_ms, spoke_ms, welcome_ms;
-    uint64_t reads_told_ms; /* when job->reads were told, of all jobs */
-    uint32_t unheard_told;  /* shards that were told to say nothing over the data path */
+    uint64_t reads_reported_ms; /* when job->reads were told, of all jobs */
+    uint32_t unheard_reported;  /* shards that were told to say nothing over the data path */
 };
 
 /* How the session stands with the coordinator, for who waits. Under the lock. */

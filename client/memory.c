@@ -64,7 +64,7 @@ static void unmap(struct region region)
     close(region.fd);
 }
 
-static struct region take_out(struct session *s, size_t at)
+static struct region remove_region(struct session *s, size_t at)
 {
     const struct region region = s->memory.regions[at];
     s->memory.count--;
@@ -87,11 +87,11 @@ static cairn_status refuse_place(const struct region *region, const void *ptr)
 }
 
 cairn_status memory_lend(struct session *s, const void *ptr, size_t bytes, const struct card *card,
-                         const void **lent_out)
+                         const void **base_out)
 {
     size_t at;
     cairn_status status = CAIRN_OK;
-    *lent_out = NULL;
+    *base_out = NULL;
     pthread_mutex_lock(&s->lock);
     struct region *region = bytes > 0 ? find(s, ptr, &at) : NULL;
     const size_t left = region != NULL
@@ -106,20 +106,20 @@ cairn_status memory_lend(struct session *s, const void *ptr, size_t bytes, const
             bytes);
     else if (region != NULL) {
         region->loans++;
-        *lent_out = region->base;
+        *base_out = region->base;
     }
     pthread_mutex_unlock(&s->lock);
     return status;
 }
 
-void memory_return(struct session *s, const void *lent)
+void memory_return(struct session *s, const void *base)
 {
     size_t at;
     struct region last = { .base = NULL };
-    if (lent == NULL) return;
+    if (base == NULL) return;
     pthread_mutex_lock(&s->lock);
-    struct region *region = find(s, lent, &at);
-    if (region != NULL && --region->loans == 0 && s->memory.closed) last = take_out(s, at);
+    struct region *region = find(s, base, &at);
+    if (region != NULL && --region->loans == 0 && s->memory.closed) last = remove_region(s, at);
     pthread_mutex_unlock(&s->lock);
     if (last.base != NULL) unmap(last);
 }
@@ -196,7 +196,7 @@ bool memory_is_shown(struct session *s, const void *base)
     return is_shown;
 }
 
-static struct gone *take_gone(struct session *s)
+static struct gone *next_gone(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
     struct gone *gone = s->memory.gone;
@@ -207,7 +207,7 @@ static struct gone *take_gone(struct session *s)
 
 static void forget_gone(struct session *s)
 {
-    for (struct gone *gone; (gone = take_gone(s)) != NULL;) {
+    for (struct gone *gone; (gone = next_gone(s)) != NULL;) {
         unmap(gone->region);
         free(gone);
     }
@@ -220,7 +220,7 @@ void memory_close_session(struct session *s)
         pthread_mutex_lock(&s->lock);
         s->memory.closed = true;
         for (size_t i = 0; i < s->memory.count && region.base == NULL; i++)
-            if (s->memory.regions[i].loans == 0) region = take_out(s, i);
+            if (s->memory.regions[i].loans == 0) region = remove_region(s, i);
         pthread_mutex_unlock(&s->lock);
         more = region.base != NULL;
         if (more) unmap(region);
@@ -237,7 +237,7 @@ void memory_release(struct session *s)
 /* ---- taking and giving back ---- */
 
 /* All of it, in large pages where the kernel has them: what is touched later is there. */
-static bool take(int fd, void *base, size_t bytes)
+static bool fill_pages(int fd, void *base, size_t bytes)
 {
     (void)pages_back(base, bytes);
     for (size_t at = 0, part; at < bytes; at += part) {
@@ -304,7 +304,7 @@ static cairn_status map(size_t bytes, struct region *out)
     if (fd >= 0 && ftruncate(fd, (off_t)whole) == 0)
         base = pages_map(whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
     if (base == MAP_FAILED || fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) != 0 ||
-        !take(fd, base, whole)) {
+        !fill_pages(fd, base, whole)) {
         const int error = errno;
         if (base != MAP_FAILED) munmap(base, whole);
         if (fd >= 0) close(fd);
@@ -344,7 +344,7 @@ static cairn_status add(struct session *s, struct region region)
     return status;
 }
 
-cairn_status memory_take(struct session *s, size_t bytes, struct card *card, void **out)
+cairn_status memory_allocate(struct session *s, size_t bytes, struct card *card, void **out)
 {
     struct region region;
     cairn_status status = card != NULL ? map_card(card, bytes, &region) : map(bytes, &region);
@@ -368,7 +368,7 @@ cairn_status memory_free(struct session *s, const void *ptr)
     // The session's thread frees the region later: it withdraws the memory from the fabric first,
     // and unmaps a card's memory only when no stream waits.
     const bool goes_later = freed && (region->shown != NULL || region->card.card != NULL);
-    if (freed) *gone = (struct gone) { .next = s->memory.gone, .region = take_out(s, at) };
+    if (freed) *gone = (struct gone) { .next = s->memory.gone, .region = remove_region(s, at) };
     if (goes_later) s->memory.gone = gone;
     pthread_mutex_unlock(&s->lock);
     if (goes_later) {
@@ -415,7 +415,7 @@ cairn_status cairn_alloc(cairn *handle, size_t bytes, int device, void **out)
     cairn_status status = card_of_device(device, "device", &card);
     if (status == CAIRN_OK && bytes == 0) status = client_fail(CAIRN_ERR_INVALID, "bytes is 0");
     if (status == CAIRN_OK && card == NULL) status = judge_bytes(bytes);
-    if (status == CAIRN_OK) status = memory_take(s, bytes, card, out);
+    if (status == CAIRN_OK) status = memory_allocate(s, bytes, card, out);
     handle_put(handle);
     return status;
 }

@@ -19,7 +19,7 @@
 
 /* The memory of one that is over is used again: of thousands a step malloc would give it to the kernel and
  * take it back each time. NULL: out of memory. */
-static struct op *take_op(struct session *s)
+static struct op *reuse_op(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
     struct op *op = s->spare.first;
@@ -81,7 +81,7 @@ static uint64_t *open_count(struct op *op)
 
 struct op *op_create(struct job *job, uint8_t kind, bool with_handle)
 {
-    struct op *op = take_op(job->session);
+    struct op *op = reuse_op(job->session);
     if (op == NULL) return NULL;
     op->session = job->session;
     op->job = job;
@@ -129,10 +129,10 @@ static void judge_late(struct op *op)
 
 static void give_memory_back(struct op *op)
 {
-    memory_return(op->session, op->lent);
-    for (size_t i = 0; i < op->lent_count; i++) memory_return(op->session, op->lents[i]);
-    free(op->lents);
-    op->lents = NULL;
+    memory_return(op->session, op->region);
+    for (size_t i = 0; i < op->region_count; i++) memory_return(op->session, op->regions[i]);
+    free(op->regions);
+    op->regions = NULL;
 }
 
 static void complete(struct op *op)
@@ -147,7 +147,7 @@ static void complete(struct op *op)
     pthread_mutex_lock(&s->lock);
     op->done = true;
     bool is_late;
-    struct card_word *words = streams_take(op, &is_late);
+    struct card_word *words = streams_detach_words(op, &is_late);
     if (is_late) judge_late(op);
     if (open_count(op) != NULL) (*open_count(op))--;
     if (op->kind == CAIRN_CHUNK_PUSH && op->job->filling.pushes_open == 0)
@@ -230,11 +230,12 @@ void op_describe_target(const struct command *pattern, struct target *out)
     if (out->piece.tile == CAIRN_TILE_BOX) out->box_bytes = box_encode(&out->piece.box, out->box);
 }
 
-static cairn_status lend(struct job *job, const struct target *target, const void **lent_out)
+static cairn_status lend_target(struct job *job, const struct target *target,
+                                const void **region_out)
 {
     const size_t bytes = strides_span(&target->piece.strides, box_element_count(&target->piece.box),
                                       dtype_size(target->dtype));
-    return memory_lend(job->session, target->ptr, bytes, target->card, lent_out);
+    return memory_lend(job->session, target->ptr, bytes, target->card, region_out);
 }
 
 static void describe_op(struct op *op, const struct command *pattern)
@@ -271,17 +272,17 @@ static cairn_status open_command(struct job *job, uint8_t kind, bool (*run)(stru
 static cairn_status make(struct job *job, uint8_t kind, bool (*run)(struct command *),
                          const struct command *pattern, bool with_handle, struct command **out)
 {
-    const void *lent;
+    const void *region;
     struct target target;
     op_describe_target(pattern, &target);
-    CAIRN_TRY(lend(job, &target, &lent));
+    CAIRN_TRY(lend_target(job, &target, &region));
     cairn_status status = open_command(job, kind, run, pattern, with_handle, out);
     if (status != CAIRN_OK) {
-        memory_return(job->session, lent);
+        memory_return(job->session, region);
         return status;
     }
     struct op *op = (*out)->op;
-    op->lent = lent;
+    op->region = region;
     op->target = target;
     (*out)->target = &op->target;
     return CAIRN_OK;
@@ -301,16 +302,16 @@ cairn_status op_begin(struct job *job, uint8_t kind, bool (*run)(struct command 
 /* ---- lists ---- */
 
 /* All of the list's memory, or none of it. */
-static cairn_status lend_all(struct job *job, const struct op_list *list, const void **lents,
-                             size_t *wrong_out)
+static cairn_status lend_targets(struct job *job, const struct op_list *list, const void **regions,
+                                 size_t *wrong_out)
 {
     cairn_status status = CAIRN_OK;
     size_t count = 0;
     for (; count < list->count && status == CAIRN_OK; count++)
-        status = lend(job, &list->targets[count], &lents[count]);
+        status = lend_target(job, &list->targets[count], &regions[count]);
     if (status == CAIRN_OK) return CAIRN_OK;
-    *wrong_out = --count; // of which nothing is lent
-    while (count > 0) memory_return(job->session, lents[--count]);
+    *wrong_out = --count; // of which nothing is on loan
+    while (count > 0) memory_return(job->session, regions[--count]);
     return status;
 }
 
@@ -320,21 +321,21 @@ cairn_status op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct com
 {
     struct command *command;
     *wrong_out = list->count;
-    const void **lents = calloc(list->count, sizeof *lents);
-    if (lents == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for a list");
-    cairn_status status = lend_all(job, list, lents, wrong_out);
+    const void **regions = calloc(list->count, sizeof *regions);
+    if (regions == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for a list");
+    cairn_status status = lend_targets(job, list, regions, wrong_out);
     if (status == CAIRN_OK) {
         status = open_command(job, kind, run, pattern, op_out != NULL, &command);
         for (size_t i = 0; status != CAIRN_OK && i < list->count; i++)
-            memory_return(job->session, lents[i]);
+            memory_return(job->session, regions[i]);
     }
     if (status != CAIRN_OK) {
-        free(lents);
+        free(regions);
         return status;
     }
     struct op *op = command->op;
-    op->lents = lents;
-    op->lent_count = list->count;
+    op->regions = regions;
+    op->region_count = list->count;
     op->list = list->handle;
     handle_hold(list->handle);
     command->target = list->targets;
@@ -740,12 +741,12 @@ static struct sentence awaited_text_wait(struct op *op)
     struct job *job = op->job;
     pthread_mutex_lock(&s->lock);
     job->awaited.asked = true;
-    job->awaited.told = false;
+    job->awaited.answered = false;
     pthread_mutex_unlock(&s->lock);
     session_kick(s);
     pthread_mutex_lock(&s->lock);
     const uint64_t deadline_ms = client_now_ms() + AWAITED_MS;
-    while (!job->awaited.told && !s->ended && session_sleep(s, deadline_ms)) {}
+    while (!job->awaited.answered && !s->ended && session_sleep(s, deadline_ms)) {}
     const struct sentence awaited = job->awaited.text;
     pthread_mutex_unlock(&s->lock);
     struct sentence silence, text;
@@ -984,7 +985,7 @@ cairn_status cairn_group_lr(cairn_job *handle, const char *group, double lr)
     return api_leave(handle, status);
 }
 
-cairn_status driven_take(struct job *job, double *room, double **driven_out)
+cairn_status driven_rates(struct job *job, double *room, double **driven_out)
 {
     size_t missing = SIZE_MAX;
     *driven_out = NULL;

@@ -41,9 +41,9 @@ struct op {
     uint8_t kind;            /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
     uint8_t plane;
     struct target target; /* of one that is about one tensor */
-    const void *lent;     /* memory of cairn_alloc that it is in; NULL: another's */
-    const void **lents;   /* owned: [lent_count] of several targets, likewise; or NULL */
-    size_t lent_count;
+    const void *region;   /* memory of cairn_alloc that it is in; NULL: another's */
+    const void **regions; /* owned: [region_count] of several targets, likewise; or NULL */
+    size_t region_count;
     const void *list;   /* a handle that is held: it keeps the targets; NULL: there is none */
     void *owned;        /* freed with the loan: what was brought to the host; or NULL */
     op_done_fn on_done; /* NULL: the caller's, who hears by the event descriptor */
@@ -167,7 +167,7 @@ struct pause {
 
 /* Which shards have not answered: a caller's thread asks, the loop thread tells. */
 struct awaited {
-    bool asked, told;
+    bool asked, answered;
     struct sentence text;
 };
 

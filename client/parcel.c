@@ -36,7 +36,7 @@ void parcels_release(struct parcel_table *parcels)
     free(parcels->all);
 }
 
-static struct parcel *take_parcel(struct job *job)
+static struct parcel *acquire_parcel(struct job *job)
 {
     struct parcel *parcel = job->parcels.first_free;
     if (parcel == NULL) return add_parcel(job);
@@ -57,7 +57,7 @@ static uint64_t before(const struct command *command, uint64_t elem)
 struct parcel *parcel_new(struct job *job, const struct command *command, uint32_t shard,
                           uint64_t chunk)
 {
-    struct parcel *parcel = take_parcel(job);
+    struct parcel *parcel = acquire_parcel(job);
     if (parcel == NULL) return NULL;
     const struct chunk_place place = shard_map_chunk(&command->served->parts[shard].map, chunk);
     const struct target *target = command->target;
@@ -113,8 +113,8 @@ static void parcel_count_packed(struct job *job, size_t more, size_t less)
 
 static cairn_status open_landing(struct parcel *parcel)
 {
-    CAIRN_TRY(pieces_take(parcel->job->session, parcel->target->card, false, parcel->byte_count,
-                          &parcel->staged));
+    CAIRN_TRY(staging_acquire(parcel->job->session, parcel->target->card, false, parcel->byte_count,
+                              &parcel->staged));
     parcel_count_packed(parcel->job, parcel->byte_count, 0);
     parcel->bytes = parcel->staged.at;
     return CAIRN_OK;
@@ -402,7 +402,7 @@ static void unstage(struct parcel *parcel)
     if (parcel->staged.at == NULL) return;
     (void)await_copy(parcel, &why); // of a context that has failed nothing is under way
     count_sent(parcel);
-    pieces_give(&parcel->staged);
+    staging_return(&parcel->staged);
     parcel_count_packed(parcel->job, 0, parcel->byte_count);
 }
 
@@ -435,7 +435,7 @@ static cairn_status stage(struct parcel *parcel, const struct shard_link *via, s
     const bool is_direct = goes_directly(parcel, via);
     const bool goes = strcmp(path, is_direct ? CAIRN_FABRIC_PATH_DIRECT : "device") == 0;
     parcel->is_unsummed = is_direct;
-    if (parcel->op->lent != NULL && goes) {
+    if (parcel->op->region != NULL && goes) {
         unstage(parcel);
         parcel->bytes = own;
         parcel->on_card = true;
@@ -448,8 +448,8 @@ static cairn_status stage(struct parcel *parcel, const struct shard_link *via, s
         return CAIRN_OK;
     }
     unstage(parcel);
-    CAIRN_TRY(pieces_take(parcel->job->session, target->card, on_card, parcel->byte_count,
-                          &parcel->staged));
+    CAIRN_TRY(staging_acquire(parcel->job->session, target->card, on_card, parcel->byte_count,
+                              &parcel->staged));
     parcel_count_packed(parcel->job, parcel->byte_count, 0);
     parcel->bytes = parcel->staged.at;
     parcel->on_card = parcel->staged.on_card;
@@ -679,16 +679,16 @@ static cairn_status add_inside(struct job *job, const struct cairn_round *round,
                                const struct cairn_mem *mem)
 {
     const size_t elems = (size_t)box_element_count(&piece->box);
-    const void *lent;
+    const void *region;
     struct sum *sum = sum_of(job, tensor);
     if (sum == NULL || !make_room(job, sum, elems))
         return client_fail(CAIRN_ERR_NO_MEMORY,
                            "tensor %s: out of memory to add up micro-batches (stage %u)",
                            job->spec.tensors[tensor].name, (unsigned)job->spec.stage);
     const size_t bytes = strides_span(&piece->strides, elems, dtype_size((int)mem->dtype));
-    CAIRN_TRY(memory_lend(job->session, mem->ptr, bytes, NULL, &lent));
+    CAIRN_TRY(memory_lend(job->session, mem->ptr, bytes, NULL, &region));
     add_piece(sum, piece, mem);
-    memory_return(job->session, lent);
+    memory_return(job->session, region);
     sum->piece = *piece;
     sum->piece.strides.given = false; // the sum is dense
     sum->any = true;
@@ -923,13 +923,13 @@ cairn_status assemble_copy(struct assembly *assembly, const struct portion *p, b
 {
     struct job *job = assembly->job;
     const uint64_t elems = box_element_count(&p->piece.box);
-    const void *lent;
+    const void *region;
     bool whole = false;
     cairn_status status = memory_lend(
         job->session, p->mem.ptr,
-        strides_span(&p->piece.strides, elems, dtype_size((int)p->mem.dtype)), NULL, &lent);
+        strides_span(&p->piece.strides, elems, dtype_size((int)p->mem.dtype)), NULL, &region);
     if (status == CAIRN_OK) copy(assembly, p, p->mem.ptr);
-    if (status == CAIRN_OK) memory_return(job->session, lent);
+    if (status == CAIRN_OK) memory_return(job->session, region);
     pthread_mutex_lock(&job->session->lock);
     assembly->copying--;
     if (status == CAIRN_OK)

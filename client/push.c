@@ -134,7 +134,7 @@ static void refused_pushes(struct pusher *pusher, const struct push_action *acti
     session_kick(job->session);
 }
 
-static const struct pusher_hands hands = {
+static const struct pusher_hands callbacks = {
     .link = link_to,
     .link_failed = link_failed,
     .send_chunk = send_chunk,
@@ -188,7 +188,7 @@ static cairn_status open_pusher(struct job *job)
     if (queue > UINT32_MAX) return CAIRN_ERR_NO_MEMORY;
     const struct push_config config = { .shard_count = served->layout->shard_count,
                                         .queue_max = (uint32_t)queue };
-    const cairn_status status = pusher_open(&job->pushing.pusher, &hands, &config);
+    const cairn_status status = pusher_open(&job->pushing.pusher, &callbacks, &config);
     if (status == CAIRN_OK) job->pushing.served = served_layout_get(served);
     return status;
 }
@@ -376,16 +376,17 @@ struct cut_chunk {
 static enum push_lies lies(const struct command *command, const struct parcel *parcel)
 {
     const struct op *op = command->op;
-    const void *lent = op->lents != NULL ? op->lents[op->lent_count - 1 - command->targets_left]
-                                         : op->lent;
+    const void *region = op->regions != NULL
+                             ? op->regions[op->region_count - 1 - command->targets_left]
+                             : op->region;
     const struct fabric_peer *peer =
         carrier_of(command->job->shards.links[parcel->shard])->conn.peer;
     if (command->target->card == NULL) {
-        const bool is_shown = lent != NULL && parcel->bytes != NULL &&
+        const bool is_shown = region != NULL && parcel->bytes != NULL &&
                               parcel->byte_count > CAIRN_CHUNK_SMALL;
         return is_shown ? CAIRN_PUSH_LIES_HOST : CAIRN_PUSH_LIES_APART;
     }
-    const bool is_shown = op->lent != NULL && peer != NULL && parcel->bytes != NULL &&
+    const bool is_shown = op->region != NULL && peer != NULL && parcel->bytes != NULL &&
                           strcmp(fabric_payload_path(peer, parcel->bytes, parcel->byte_count),
                                  "device") == 0;
     return is_shown ? CAIRN_PUSH_LIES_CARD : CAIRN_PUSH_LIES_APART;
@@ -572,7 +573,7 @@ static bool copy_on_card(struct command *command)
     const struct target *target = command->target;
     if (command->op->kind != CAIRN_CHUNK_FETCH || target->card == NULL || command->next_chunk > 0 ||
         command->plane != CAIRN_PLANE_WIRE || !target->piece.whole ||
-        !lent_copy(job, command->version, target->tensor, target->card, target->ptr))
+        !published_view_copy(job, command->version, target->tensor, target->card, target->ptr))
         return false;
     const uint64_t bytes = box_element_count(&target->piece.box) * dtype_size(target->dtype);
     pthread_mutex_lock(&job->session->lock);
@@ -726,9 +727,9 @@ static cairn_status land(struct parcel *parcel, struct fabric_message *message)
 {
     const struct target *target = parcel->target;
     uint8_t *at = target->ptr + parcel->first * dtype_size(parcel->dtype);
-    if (!parcel->is_unsummed || target->card == NULL || parcel->op->lent == NULL ||
+    if (!parcel->is_unsummed || target->card == NULL || parcel->op->region == NULL ||
         target->piece.strides.given || !card_lands(target->card) ||
-        !memory_is_shown(parcel->job->session, parcel->op->lent))
+        !memory_is_shown(parcel->job->session, parcel->op->region))
         return CAIRN_ERR_UNSUPPORTED;
     return fabric_receive(message, at, parcel->byte_count, on_received, parcel);
 }
@@ -928,7 +929,7 @@ void explain_awaited(struct job *job)
     pthread_mutex_lock(&s->lock);
     job->awaited.text = awaited;
     job->awaited.asked = false;
-    job->awaited.told = true;
+    job->awaited.answered = true;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }

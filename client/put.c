@@ -156,10 +156,10 @@ static cairn_status puts_hash(struct job *job, size_t tensor, const struct piece
     const uint64_t elems = box_element_count(&piece->box);
     const size_t bytes = strides_span(&piece->strides, elems, dtype_size((int)mem->dtype));
     uint8_t digest[DIGEST_BYTES];
-    const void *lent;
-    CAIRN_TRY(memory_lend(job->session, mem->ptr, bytes, NULL, &lent));
+    const void *region;
+    CAIRN_TRY(memory_lend(job->session, mem->ptr, bytes, NULL, &region));
     hash_tensor(spec, &piece->strides, mem, elems, digest);
-    memory_return(job->session, lent);
+    memory_return(job->session, region);
     pthread_mutex_lock(&job->session->lock);
     memcpy(job->puts.notes[tensor].digest, digest, sizeof digest);
     job->puts.notes[tensor].known = true;

@@ -71,7 +71,8 @@ static struct block *find(struct job *job, struct cairn_version version, const s
 {
     for (struct block *b = job->cache->blocks; b != NULL; b = b->next)
         if (b->card == card && b->shape.unit == shape->unit &&
-            b->shape.table_hash == shape->table_hash && (b->lent == NULL || lent_whole(b->lent)) &&
+            b->shape.table_hash == shape->table_hash &&
+            (b->view == NULL || published_view_whole(b->view)) &&
             version_compare(b->version, version) == 0)
             return b;
     return NULL;
@@ -85,7 +86,7 @@ static void drop_cache(struct block *block)
     *link = block->next;
     cache->block_count--;
     if (block->memory != NULL) block->job->stats.mapped_bytes -= block->shape.byte_count;
-    lent_close(block->lent);
+    published_view_close(block->view);
     for (struct loan *loan = block->loans, *next; loan != NULL; loan = next) {
         next = loan->next;
         free(loan);
@@ -141,24 +142,25 @@ bool cache_forget(struct job *job)
 }
 
 /* All of the unit where it was published; NULL: it has to be gathered. */
-static struct lent *lend_whole(struct job *job, struct cairn_version version,
-                               const struct card *card, const struct unit_shape *shape)
+static struct published_view *view_whole(struct job *job, struct cairn_version version,
+                                         const struct card *card, const struct unit_shape *shape)
 {
     const enum published_side side = card != NULL ? CAIRN_PUBLISHED_DEVICE : CAIRN_PUBLISHED_HOST;
-    if (card != NULL && !lent_has_card(job, card)) return NULL;
+    if (card != NULL && !published_view_has_card(job, card)) return NULL;
     uint32_t *tensors = calloc(shape->count + 1, sizeof *tensors);
     bool whole = tensors != NULL;
     for (size_t i = 0; whole && i < shape->count; i++) {
         whole = shape->tensors[i].piece.whole;
         tensors[i] = shape->tensors[i].fetched;
     }
-    struct lent *lent = whole ? lent_open(job, version, side, tensors, shape->count) : NULL;
+    struct published_view *view =
+        whole ? published_view_open(job, version, side, tensors, shape->count) : NULL;
     free(tensors);
-    return lent;
+    return view;
 }
 
 /* A card's is `own`, if it is there; it is the block's then. */
-static bool take_memory(struct block *block, size_t bytes, struct gone **own)
+static bool allocate_block(struct block *block, size_t bytes, struct gone **own)
 {
     if (block->card == NULL) {
         block->memory = aligned_alloc(ALIGN_BYTES, bytes);
@@ -181,8 +183,8 @@ static struct block *add(struct job *job, struct cairn_version version, struct c
     struct block *block = calloc(1, sizeof *block);
     if (block == NULL) return NULL;
     block->card = card;
-    block->lent = lend_whole(job, version, card, shape);
-    if (block->lent == NULL && !take_memory(block, shape->byte_count, own)) {
+    block->view = view_whole(job, version, card, shape);
+    if (block->view == NULL && !allocate_block(block, shape->byte_count, own)) {
         free(block);
         return NULL;
     }
@@ -190,12 +192,12 @@ static struct block *add(struct job *job, struct cairn_version version, struct c
     block->version = version;
     block->shape = *shape;
     shape->tensors = NULL;
-    block->pending = block->lent != NULL ? 0 : (uint32_t)block->shape.count + 1;
+    block->pending = block->view != NULL ? 0 : (uint32_t)block->shape.count + 1;
     block->next = cache->blocks;
     cache->blocks = block;
     cache->block_count++;
     struct cairn_stats *stats = &job->stats;
-    if (block->lent != NULL) {
+    if (block->view != NULL) {
         stats->maps_lent++;
         for (size_t i = 0; i < block->shape.count; i++)
             mapped_count(job, block->shape.tensors[i].byte_count);
@@ -262,7 +264,7 @@ static void fill_views(const struct job *job, const struct unit_shape *shape,
         const struct unit_tensor *tensor = &shape->tensors[i];
         struct cairn_view view = { .struct_size = sizeof view,
                                    .tensor = job->spec.tensors[tensor->named].name,
-                                   .ptr = block->lent != NULL ? lent_at(block->lent, i)
+                                   .ptr = block->view != NULL ? published_view_at(block->view, i)
                                                               : block->memory + tensor->at,
                                    .dtype = tensor->dtype,
                                    .rank = tensor->piece.box.rank,
@@ -270,12 +272,12 @@ static void fill_views(const struct job *job, const struct unit_shape *shape,
         memcpy(view.shape, tensor->piece.box.extent, view.rank * sizeof view.shape[0]);
         struct cairn_view *to = (struct cairn_view *)((uint8_t *)views + i * stride);
         to->struct_size = stride;
-        struct_give(to, &view, sizeof view);
+        struct_copy_out(to, &view, sizeof view);
     }
 }
 
 /* Under the lock: the loan's number; 0: out of memory. */
-static uint64_t lend(struct job *job, struct block *block)
+static uint64_t view_tensor(struct job *job, struct block *block)
 {
     struct loan *loan = calloc(1, sizeof *loan);
     if (loan == NULL) return 0;
@@ -329,7 +331,7 @@ cairn_status cache_lend(struct job *job, struct cairn_version version, struct ca
     struct block *made = NULL;
     pthread_mutex_lock(&job->session->lock);
     struct block *block = get(job, version, card, shape, &own, &made);
-    const uint64_t loan = block != NULL ? lend(job, block) : 0;
+    const uint64_t loan = block != NULL ? view_tensor(job, block) : 0;
     const bool there = loan != 0 && block->pending == 0;
     if (loan != 0) fill_views(job, &given, block, loan, views);
     if (loan != 0 && !there) {
@@ -388,7 +390,7 @@ cairn_status cache_give_back(struct job *job, uint64_t number)
         if (loan == NULL) continue;
         *link = loan->next;
         free(loan);
-        const bool whole = b->lent == NULL || lent_whole(b->lent);
+        const bool whole = b->view == NULL || published_view_whole(b->view);
         if (is_idle(b) && (!b->wanted || !whole)) drop_cache(b);
         return whole ? CAIRN_OK : CAIRN_ERR_VERSION_GONE;
     }
@@ -524,7 +526,7 @@ void mapped_unuse(struct published *copy)
 }
 
 /* Out of the list, under the lock; what was shown of it. */
-static struct shown *take_out(struct published **link)
+static struct shown *unlink_shown(struct published **link)
 {
     struct published *copy = *link;
     struct shown *shown = copy->shown;
@@ -546,7 +548,7 @@ static bool let_go(struct session *s, bool all)
     struct published **link = &s->published;
     while (*link != NULL && !all && (!(*link)->gone || (*link)->uses > 0)) link = &(*link)->next;
     const bool found = *link != NULL;
-    if (found) shown = take_out(link);
+    if (found) shown = unlink_shown(link);
     pthread_mutex_unlock(&s->lock);
     while (shown != NULL) {
         struct shown *next = shown->next;

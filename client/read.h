@@ -67,7 +67,7 @@ void reading_free(struct reading *reading);
  * asked for goes, too, unless it is on loan. Any thread; one lock, the session's. */
 
 struct gone;
-struct lent;
+struct published_view;
 struct loan;
 struct op;
 
@@ -91,12 +91,12 @@ struct block {
     struct block *next; /* newest first */
     struct job *job;    /* borrowed: outlives it */
     struct cairn_version version;
-    struct unit_shape shape; /* owned */
-    struct card *card;       /* whose addresses the views have; NULL: the host's */
-    struct gone *own;        /* owned: `memory`, if it is of a card */
-    uint8_t *memory;         /* owned; [shape.byte_count]; NULL: it is lent */
-    struct lent *lent;       /* owned; where the shards of this host published it; or NULL */
-    uint32_t pending;        /* fetches that are not done, and one more while they are begun */
+    struct unit_shape shape;     /* owned */
+    struct card *card;           /* whose addresses the views have; NULL: the host's */
+    struct gone *own;            /* owned: `memory`, if it is of a card */
+    uint8_t *memory;             /* owned; [shape.byte_count]; NULL: `view` has it */
+    struct published_view *view; /* owned; where the shards of this host published it; or NULL */
+    uint32_t pending;            /* fetches that are not done, and one more while they are begun */
     cairn_status status;
     struct sentence why;
     bool wanted;         /* prefetched, and not mapped since */
@@ -179,8 +179,8 @@ struct published {
 struct mapped_reads {
     uint64_t bytes; /* lock */
     /* loop thread */
-    uint64_t told;        /* of them, to the coordinator */
-    uint64_t told_before; /* of those, while the coordinator took it for an earlier member */
+    uint64_t reported;        /* of them, to the coordinator */
+    uint64_t reported_before; /* of those, while the coordinator took it for an earlier member */
 };
 
 /* fabric_options.on_mapping and on_mapping_gone. */
@@ -253,29 +253,30 @@ void stitch_put(struct job *job, struct stitch *stitch); /* NULL is fine */
 /* With the job: none is in use any more. */
 void stitches_release(struct job *job);
 
-/* ==== lent ==== */
+/* ==== published view ==== */
 
 /* Tensors where the shards of this host published them, in one piece each: nothing is copied but the pages
  * in which parts of several shards meet (above). Under the session's lock, any thread. */
 
 struct card;
 
-/* The wire planes of whole tensors at a version, read only, until lent_close; of the device's side at
+/* The wire planes of whole tensors at a version, read only, until published_view_close; of the device's side at
  * addresses of the session's card. NULL: a shard of another host has a part, or the version is not there (any
  * more), or there is no address space; or on the card, several shards have parts of one tensor. */
-struct lent *lent_open(struct job *job, struct cairn_version version, enum published_side side,
-                       const uint32_t *tensors, size_t count);
+struct published_view *published_view_open(struct job *job, struct cairn_version version,
+                                           enum published_side side, const uint32_t *tensors,
+                                           size_t count);
 /* Where the i-th of them begins: aligned to 64 bytes. */
-const uint8_t *lent_at(const struct lent *lent, size_t i);
+const uint8_t *published_view_at(const struct published_view *view, size_t i);
 /* Nothing of it was overwritten by a later version until now. */
-bool lent_whole(const struct lent *lent);
-void lent_close(struct lent *lent); /* NULL is fine */
+bool published_view_whole(const struct published_view *view);
+void published_view_close(struct published_view *view); /* NULL is fine */
 
 /* It is the session's card: what is published there may be lent, or copied. */
-bool lent_has_card(const struct job *job, const struct card *card);
+bool published_view_has_card(const struct job *job, const struct card *card);
 /* Copies the wire plane of a whole tensor, at the version, from where it is published on the card to memory
  * of it, and returns when that is done. False: not all of it is there, or any more. Not under the lock. */
-bool lent_copy(struct job *job, struct cairn_version version, uint32_t tensor, struct card *card,
-               void *to);
+bool published_view_copy(struct job *job, struct cairn_version version, uint32_t tensor,
+                         struct card *card, void *to);
 
 #endif

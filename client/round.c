@@ -38,7 +38,7 @@ static void note_batch(struct job *job, const Cairn__RoundOpened *opened, bool i
 }
 
 /* True if the round can be used: nothing voided it between its reply and now. */
-static bool take_round(struct job *job, const Cairn__RoundOpened *opened, bool is_write,
+static bool open_round(struct job *job, const Cairn__RoundOpened *opened, bool is_write,
                        struct cairn_round *out)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -109,7 +109,7 @@ cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t deadline_m
     const uint64_t from_us = client_now_us();
     cairn_status status = await_pushes(job, deadline_ms);
     const bool is_write = type == CAIRN_MSG_WRITE_BEGIN;
-    for (bool taken = false; status == CAIRN_OK && !taken;) {
+    for (bool is_open = false; status == CAIRN_OK && !is_open;) {
         Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
         Cairn__WriteBegin write = CAIRN__WRITE_BEGIN__INIT;
         ProtobufCMessage *reply;
@@ -118,8 +118,8 @@ cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t deadline_m
         if (status != CAIRN_OK) break;
         // Another thread may have pushed while this one waited for its turn.
         status = await_pushes(job, deadline_ms);
-        taken = status == CAIRN_OK &&
-                take_round(job, (const Cairn__RoundOpened *)reply, is_write, out);
+        is_open = status == CAIRN_OK &&
+                  open_round(job, (const Cairn__RoundOpened *)reply, is_write, out);
         message_free(reply);
     }
     pthread_mutex_lock(&job->session->lock);
@@ -144,7 +144,7 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
     if (status == CAIRN_OK) status = api_await_write(job, deadline_ms);
     if (status == CAIRN_OK)
         status = api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round);
-    if (status == CAIRN_OK) struct_give(out, &round, sizeof round);
+    if (status == CAIRN_OK) struct_copy_out(out, &round, sizeof round);
     return api_leave(handle, status);
 }
 
@@ -313,7 +313,7 @@ static cairn_status judge_refused(struct job *job, uint64_t round)
     return status;
 }
 
-static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_result *out)
+static cairn_status copy_result(const Cairn__RoundResult *result, struct cairn_result *out)
 {
     const cairn_status status = status_known(result->status) ? (cairn_status)result->status
                                                              : CAIRN_ERR_PROTOCOL;
@@ -342,15 +342,15 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
 {
     cairn__worker_memory__init(memory);
     pthread_mutex_lock(&job->session->lock);
-    const bool told = step_times_commit(&job->times, round, out) &&
-                      !batch_is_surplus(job); // it did nothing that others are measured by
+    const bool has_times = step_times_commit(&job->times, round, out) &&
+                           !batch_is_surplus(job); // it did nothing that others are measured by
     memory->shared = memory_host_bytes(job->session);
     memory->sums = job->stats.accumulated_bytes;
     memory->units = job->stats.mapped_bytes;
     memory->copies = job->stats.packed_bytes + job->stats.assembled_bytes;
     pthread_mutex_unlock(&job->session->lock);
-    if (told) out->memory = memory;
-    return told;
+    if (has_times) out->memory = memory;
+    return has_times;
 }
 
 static void note_ended(struct job *job, uint64_t from_us)
@@ -383,7 +383,7 @@ cairn_status api_commit(struct job *job, const struct cairn_round *round, uint64
     if (status != CAIRN_OK) return status;
     status = await_pushes(job, deadline_ms);
     if (status == CAIRN_OK) status = judge_refused(job, round->round);
-    if (status == CAIRN_OK) status = take_result((const Cairn__RoundResult *)reply, out);
+    if (status == CAIRN_OK) status = copy_result((const Cairn__RoundResult *)reply, out);
     message_free(reply);
     return status;
 }
@@ -428,10 +428,10 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
             "round and out must be given, with their struct_size, timeout_ms be 0 or more");
     if (status == CAIRN_OK) status = judge_weight(weight);
     if (status == CAIRN_OK) status = judge_state(job, round, &words.state);
-    if (status == CAIRN_OK) status = driven_take(job, room, &words.driven);
+    if (status == CAIRN_OK) status = driven_rates(job, room, &words.driven);
     if (status == CAIRN_OK)
         status = api_commit(job, round, weight, &words, api_deadline(timeout_ms), &result);
-    if (status == CAIRN_OK) struct_give(out, &result, sizeof result);
+    if (status == CAIRN_OK) struct_copy_out(out, &result, sizeof result);
     return api_leave(handle, status);
 }
 
@@ -446,7 +446,7 @@ static cairn_status judge_abandon(struct job *job, const struct cairn_round *rou
 }
 
 /* Void, as it is wanted; anything else is how it ended. */
-static cairn_status take_void(const Cairn__RoundResult *result)
+static cairn_status judge_void(const Cairn__RoundResult *result)
 {
     if (result->status == CAIRN_ERR_EPOCH_CHANGED) return CAIRN_OK;
     return client_fail(CAIRN_ERR_STALE,
@@ -466,7 +466,7 @@ static cairn_status abandon_inside(struct job *job, const struct cairn_round *ro
         ProtobufCMessage *reply;
         CAIRN_TRY(ask_coordinator(job, CAIRN_MSG_ROUND_COMMIT, &message.base,
                                   CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply));
-        status = take_void((const Cairn__RoundResult *)reply);
+        status = judge_void((const Cairn__RoundResult *)reply);
         message_free(reply);
     }
     if (status != CAIRN_OK) return status;

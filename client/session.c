@@ -244,15 +244,15 @@ cairn_status cairn_open(const struct cairn_opts *opts, cairn **out)
 
 cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, cairn **out)
 {
-    struct cairn_opts taken = { .struct_size = sizeof taken };
+    struct cairn_opts own = { .struct_size = sizeof own };
     if (out == NULL) return client_fail(CAIRN_ERR_INVALID, "out is NULL");
     if (opts != NULL &&
-        !struct_take(&taken, sizeof taken, offsetof(struct cairn_opts, prefetch_units), opts))
+        !struct_copy_in(&own, sizeof own, offsetof(struct cairn_opts, prefetch_units), opts))
         return client_fail(
             CAIRN_ERR_INVALID,
             "opts.struct_size is %zu, this library's is %zu (a larger struct must be 0 behind it)",
-            opts->struct_size, sizeof taken);
-    opts = &taken;
+            opts->struct_size, sizeof own);
+    opts = &own;
     if (opts->reserved != 0 || opts->reserved_too != 0 || opts->reserved_last != 0)
         return client_fail(CAIRN_ERR_INVALID, "opts: what is reserved is not 0");
     if (opts->connect_timeout_ms < 0)
@@ -339,7 +339,7 @@ void cairn_close(cairn *handle)
         loop_stop(s);
         const bool changes = await_change();
         card_imports_turn(s->imports);
-        pieces_close(s);
+        staging_close(s);
         memory_close_session(s);
         if (changes) card_change_end();
     }
@@ -470,7 +470,7 @@ cairn_status cairn_env_read(struct cairn_env *out)
         return client_fail(CAIRN_ERR_INVALID, "%s = \"%s\" is longer than %zu bytes",
                            endpoint->source, endpoint->text, sizeof env.endpoint - 1);
     fill(&report, &env);
-    struct_give(out, &env, sizeof env);
+    struct_copy_out(out, &env, sizeof env);
     return CAIRN_OK;
 }
 
@@ -494,7 +494,7 @@ static void streams_release(struct session *s)
 
 /* ---- words: under the lock ---- */
 
-static struct card_word *take_words(struct op *op)
+static struct card_word *detach_words(struct op *op)
 {
     struct card_word *words = op->words;
     struct op **link = &op->session->streams.first;
@@ -519,14 +519,14 @@ static void add_word(struct op *op, struct card_word *word)
 }
 
 /* The word of an operation that is late. NULL: none is. */
-static struct card_word *take_late(struct stream_waits *waits, uint64_t now_ms)
+static struct card_word *detach_late(struct stream_waits *waits, uint64_t now_ms)
 {
     const bool all = waits->is_over || (waits->close_ms != 0 && now_ms >= waits->close_ms);
     struct op *op = waits->first;
     while (op != NULL && !all && now_ms < op->words_until_ms) op = op->next_words;
     if (op == NULL) return NULL;
     op->is_late = true;
-    return take_words(op);
+    return detach_words(op);
 }
 
 /* ---- the thread ---- */
@@ -550,7 +550,7 @@ static void *watch(void *arg)
     struct stream_waits *waits = arg;
     pthread_mutex_lock(&waits->lock);
     for (;;) {
-        struct card_word *late = take_late(waits, client_now_ms());
+        struct card_word *late = detach_late(waits, client_now_ms());
         if (late == NULL && waits->is_over) break;
         if (late == NULL) {
             sleep_until_late(waits);
@@ -600,7 +600,7 @@ static cairn_status give(struct op *op, struct card_word *word, bool *is_done_ou
 }
 
 /* No stream waits for it; false: it was let go meanwhile. */
-static bool take_back(struct op *op, const struct card_word *word)
+static bool withdraw_word(struct op *op, const struct card_word *word)
 {
     struct stream_waits *waits = &op->session->streams;
     pthread_mutex_lock(&waits->lock);
@@ -608,7 +608,7 @@ static bool take_back(struct op *op, const struct card_word *word)
     while (*link != NULL && *link != word) link = &(*link)->next;
     const bool found = *link != NULL;
     if (found && op->words == word && word->next == NULL)
-        (void)take_words(op);
+        (void)detach_words(op);
     else if (found)
         *link = word->next;
     pthread_mutex_unlock(&waits->lock);
@@ -621,19 +621,19 @@ cairn_status streams_await(struct op *op, struct card *card, void *stream)
     struct card_word *word;
     struct card_wait wait;
     bool is_done = false;
-    cairn_status status = card_word_take(card, &word, &wait);
+    cairn_status status = card_word_acquire(card, &word, &wait);
     if (status == CAIRN_OK) status = give(op, word, &is_done);
     if (status != CAIRN_OK || is_done) return status;
     status = card_stream_await_word(card, stream, &wait);
-    if (status != CAIRN_OK && take_back(op, word)) card_word_set(word);
+    if (status != CAIRN_OK && withdraw_word(op, word)) card_word_set(word);
     return status;
 }
 
-struct card_word *streams_take(struct op *op, bool *is_late_out)
+struct card_word *streams_detach_words(struct op *op, bool *is_late_out)
 {
     struct stream_waits *waits = &op->session->streams;
     pthread_mutex_lock(&waits->lock);
-    struct card_word *words = take_words(op);
+    struct card_word *words = detach_words(op);
     *is_late_out = op->is_late;
     pthread_mutex_unlock(&waits->lock);
     return words;

@@ -24,7 +24,7 @@
  *   device.h  GPUs of the process: memory of theirs, copies, what streams have queued, what they wait for
  *   op.h      where the threads meet: asks, operations, waiting
  *   push.h    chunks under way: of puts, pushes and fetches
- *   read.h    published memory of this host's shards, and the units that are gathered or lent
+ *   read.h    published memory of this host's shards, and the units that are gathered or base
  *   loop.h    the loop thread: connections, attaching, messages, commands
  *   session.h, job.h  what all of these work on
  *   api_*.c, round.c, put.c  the calls of cairn.h: each judges its arguments, hands the work over, and waits
@@ -65,8 +65,8 @@ struct session_memory {
 };
 
 /* A new region, of host memory or of a card's. */
-cairn_status memory_take(struct session *s, size_t bytes, struct card *card,
-                         void **out) CAIRN_MUST_CHECK;
+cairn_status memory_allocate(struct session *s, size_t bytes, struct card *card,
+                             void **out) CAIRN_MUST_CHECK;
 /* CAIRN_ERR_INVALID: ptr is none; CAIRN_ERR_BUSY: it is on loan. */
 cairn_status memory_free(struct session *s, const void *ptr) CAIRN_MUST_CHECK;
 
@@ -79,12 +79,12 @@ void memory_leave(struct session *s, struct gone *apart);
  * lock; on a caller's thread. False if no region was left. */
 bool memory_await_left(struct session *s);
 
-/* If the `bytes` at ptr are in a region, it is on loan until memory_return(*lent_out); if they are
- * not, *lent_out is NULL. CAIRN_ERR_INVALID: they reach beyond the region's end, or the region is not of
+/* If the `bytes` at ptr are in a region, it is on loan until memory_return(*base_out); if they are
+ * not, *base_out is NULL. CAIRN_ERR_INVALID: they reach beyond the region's end, or the region is not of
  * that card (NULL: the host). */
 cairn_status memory_lend(struct session *s, const void *ptr, size_t bytes, const struct card *card,
-                         const void **lent_out) CAIRN_MUST_CHECK;
-void memory_return(struct session *s, const void *lent); /* NULL is fine */
+                         const void **base_out) CAIRN_MUST_CHECK;
+void memory_return(struct session *s, const void *base); /* NULL is fine */
 /* Loop thread: the fabric knows the region, so that what lies there goes by reference. */
 bool memory_is_shown(struct session *s, const void *base);
 
@@ -124,7 +124,7 @@ struct stream_waits {
  * over. Caller's thread. */
 cairn_status streams_await(struct op *op, struct card *card, void *stream) CAIRN_MUST_CHECK;
 /* The operation is over, under the session's lock: the words that streams wait for, to be set without it. */
-struct card_word *streams_take(struct op *op, bool *is_late_out);
+struct card_word *streams_detach_words(struct op *op, bool *is_late_out);
 void streams_let_go(struct card_word *words);
 /* The session begins to end: from `close_ms` on no stream waits. */
 void streams_close_at(struct session *s, uint64_t close_ms);
@@ -187,8 +187,8 @@ struct session {
     /* loop thread */
     struct control control;
     struct datapath path;
-    struct pieces_area *pieces;   /* owned: layouts.h */
-    uint64_t pieces_on_host_ms;   /* until then none are on a card, whose memory cannot be shown */
+    struct staging_area *staging_areas; /* owned: layouts.h */
+    uint64_t staging_on_host_ms;  /* until then none are on a card, whose memory cannot be shown */
     struct card_imports *imports; /* owned: of cairn_opts.device; NULL: of none */
 };
 

@@ -27,7 +27,7 @@
 static cairn_status take(void *to, size_t bytes, size_t least_bytes, const void *from,
                          const char *what)
 {
-    if (struct_take(to, bytes, least_bytes, from)) return CAIRN_OK;
+    if (struct_copy_in(to, bytes, least_bytes, from)) return CAIRN_OK;
     return client_fail(CAIRN_ERR_INVALID,
                        "%s: its struct_size is not set, or a field that this library does "
                        "not know is (its own struct has %zu bytes)",
@@ -47,7 +47,7 @@ static cairn_status judge_name(const char *what, size_t i, const char *field, co
 
 /* ---- groups ---- */
 
-cairn_status client_group_take(const struct cairn_group *first, size_t i, struct cairn_group *out)
+cairn_status client_group_copy(const struct cairn_group *first, size_t i, struct cairn_group *out)
 {
     const cairn_status status = take(out, sizeof *out, GROUP_LEAST, struct_at(first, i), "a group");
     if (status != CAIRN_OK ||
@@ -78,22 +78,22 @@ struct group_spec client_group_of(const struct cairn_group *g)
 /* The caller's groups, as large as ours, and which of their patterns took a tensor. */
 struct groups {
     struct cairn_group *list; /* owned, [count] */
-    bool *taken;              /* owned, [count] */
+    bool *matched;            /* owned, [count] */
     size_t count;
 };
 
-static cairn_status take_groups(struct groups *groups, const struct cairn_job_spec *from)
+static cairn_status copy_groups(struct groups *groups, const struct cairn_job_spec *from)
 {
     if (from->group_count > CAIRN_SPEC_GROUPS_MAX)
         return client_fail(CAIRN_ERR_INVALID, "group_count is %zu; allowed: 0 to %d",
                            from->group_count, CAIRN_SPEC_GROUPS_MAX);
     groups->list = calloc(from->group_count + 1, sizeof *groups->list);
-    groups->taken = calloc(from->group_count + 1, sizeof *groups->taken);
-    if (groups->list == NULL || groups->taken == NULL)
+    groups->matched = calloc(from->group_count + 1, sizeof *groups->matched);
+    if (groups->list == NULL || groups->matched == NULL)
         return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < from->group_count; i++, groups->count++)
-        status = client_group_take(from->groups, i, &groups->list[i]);
+        status = client_group_copy(from->groups, i, &groups->list[i]);
     return status;
 }
 
@@ -141,7 +141,7 @@ static const char *group_by_pattern(struct groups *groups, const char *tensor)
     for (size_t i = 0; i < groups->count; i++) {
         const struct cairn_group *g = &groups->list[i];
         if (g->pattern == NULL || fnmatch(g->pattern, tensor, 0) != 0) continue;
-        groups->taken[i] = true;
+        groups->matched[i] = true;
         return g->name != NULL ? g->name : "default";
     }
     return "default";
@@ -151,7 +151,7 @@ static cairn_status judge_patterns(const struct groups *groups)
 {
     for (size_t i = 0; i < groups->count; i++) {
         const struct cairn_group *g = &groups->list[i];
-        if (g->pattern == NULL || groups->taken[i]) continue;
+        if (g->pattern == NULL || groups->matched[i]) continue;
         return client_fail(
             CAIRN_ERR_INVALID,
             "group %.64s: the pattern \"%.128s\" matches no trained tensor that names no group and "
@@ -319,7 +319,7 @@ static void fill_job(struct job_spec_data *spec, const struct cairn_job_spec *fr
 static cairn_status fill(struct job_spec_data *spec, struct groups *groups,
                          const struct cairn_job_spec *from)
 {
-    cairn_status status = take_groups(groups, from);
+    cairn_status status = copy_groups(groups, from);
     if (status == CAIRN_OK) status = add_tensors(spec, groups, from);
     if (status == CAIRN_OK) status = judge_patterns(groups);
     if (status == CAIRN_OK) status = add_groups(spec, groups);
@@ -388,7 +388,7 @@ cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec
     if (status == CAIRN_OK) *open_flags_out = own.open_flags;
     if (status == CAIRN_OK) status = fill(spec, &groups, &own);
     free(groups.list);
-    free(groups.taken);
+    free(groups.matched);
     if (status != CAIRN_OK) return status;
     struct sentence why = { "" };
     status = spec_check(spec, optimizer_names(), &why);
@@ -443,7 +443,7 @@ cairn_status cairn_job_describe(cairn_job *handle, struct cairn_job_info *out)
                              least);
     } else {
         fill_info(job, &info);
-        struct_give(out, &info, sizeof info);
+        struct_copy_out(out, &info, sizeof info);
     }
     return api_leave(handle, status);
 }
@@ -486,7 +486,7 @@ cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tens
                              job->name, job->spec.tensor_count, index);
     } else {
         fill_tensor(&job->spec, index, &tensor);
-        struct_give(out, &tensor, sizeof tensor);
+        struct_copy_out(out, &tensor, sizeof tensor);
     }
     return api_leave(handle, status);
 }

@@ -51,7 +51,7 @@ static struct card_word *have_the_stream_wait(void)
 {
     struct card_word *word;
     struct card_wait wait;
-    good(card_word_take(card, &word, &wait));
+    good(card_word_acquire(card, &word, &wait));
     good(card_stream_await_word(card, stream, &wait));
     return word;
 }

@@ -165,19 +165,20 @@ static void open_copy(uint32_t shard)
     ck_assert(arena_share(&heads[shard], daemon_node.fabric, &note));
 }
 
-static struct lent *lend(void)
+static struct published_view *lend(void)
 {
     static const uint32_t first = 0;
     pthread_mutex_lock(&session.lock);
-    struct lent *lent = lent_open(&job, version, CAIRN_PUBLISHED_HOST, &first, 1);
+    struct published_view *lent = published_view_open(&job, version, CAIRN_PUBLISHED_HOST, &first,
+                                                      1);
     pthread_mutex_unlock(&session.lock);
     return lent;
 }
 
-static void give_back(struct lent *lent)
+static void give_back(struct published_view *lent)
 {
     pthread_mutex_lock(&session.lock);
-    lent_close(lent);
+    published_view_close(lent);
     pthread_mutex_unlock(&session.lock);
 }
 
@@ -221,16 +222,16 @@ static void check_all(uint32_t shard_count, unsigned segments)
     }
     ck_assert_uint_eq(awaited, segments + shard_count);
     for (int again = 0; again < 2; again++) {
-        struct lent *lent = lend();
+        struct published_view *lent = lend();
         ck_assert_ptr_nonnull(lent);
-        check_bytes(lent_at(lent, 0));
-        ck_assert(lent_whole(lent));
+        check_bytes(published_view_at(lent, 0));
+        ck_assert(published_view_whole(lent));
         give_back(lent);
     }
-    struct lent *lent = lend();
+    struct published_view *lent = lend();
     published_write_begin(head_of(shard_count - 1));
     published_write_end(head_of(shard_count - 1), later, CAIRN_PUBLISHED_HOST);
-    ck_assert(!lent_whole(lent));
+    ck_assert(!published_view_whole(lent));
     give_back(lent);
     ck_assert_ptr_null(lend());
     close_all();
@@ -253,14 +254,14 @@ TEST(a_segment_that_is_given_back_takes_the_copy_away_but_not_from_whoever_reads
     arena_show(&wires[0], to_worker);
     arena_show(&heads[0], to_worker);
     pump(&daemon_node, &worker, &shown, 4);
-    struct lent *lent = lend();
+    struct published_view *lent = lend();
     ck_assert_ptr_nonnull(lent);
     arena_give_segment(&wires[0], 1);
     for (int i = 0; i < 10000 && !session.published->gone; i++)
         pump_for_ms(&daemon_node, &worker, 1);
     ck_assert(session.published->gone);
     ck_assert_ptr_null(lend());
-    check_bytes(lent_at(lent, 0));
+    check_bytes(published_view_at(lent, 0));
     give_back(lent);
     mapped_sweep(&session);
     ck_assert_ptr_null(session.published);
@@ -290,9 +291,9 @@ TEST(after_a_change_each_version_is_lent_by_its_own_layout)
     ck_assert_int_eq(layout_make(&planned, 1, 2, 2, extents, 2, &layout), CAIRN_OK);
     ck_assert_int_eq(served_layout_open(&job.spec, layout, later, &after), CAIRN_OK);
     served_layouts_add(&job, after);
-    struct lent *lent = lend();
+    struct published_view *lent = lend();
     ck_assert_ptr_nonnull(lent); // the older version, by the older layout
-    check_bytes(lent_at(lent, 0));
+    check_bytes(published_view_at(lent, 0));
     give_back(lent);
     served_layouts_serve_since(&job, after, version);
     ck_assert_ptr_null(lend()); // nobody has shown what it is by the newer one
@@ -377,7 +378,7 @@ TEST(what_does_not_fit_together_is_never_read)
             if (note.segment == 2) size = cases[c].last_bytes > 0 ? cases[c].last_bytes : last;
             show_region(&note, size, is_head);
         }
-        struct lent *lent = lend();
+        struct published_view *lent = lend();
         ck_assert_msg((lent != NULL) == (c < 2), "%s", cases[c].what);
         give_back(lent);
         close_all();

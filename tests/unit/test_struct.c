@@ -26,7 +26,7 @@ TEST(what_an_older_caller_lacks_is_0)
     const struct older from = { sizeof from, 1, 2 };
     struct ours to;
     memset(&to, 0xff, sizeof to);
-    ck_assert(struct_take(&to, sizeof to, sizeof(struct older), &from));
+    ck_assert(struct_copy_in(&to, sizeof to, sizeof(struct older), &from));
     ck_assert_uint_eq(to.struct_size, sizeof to);
     ck_assert_uint_eq(to.a, 1);
     ck_assert_uint_eq(to.b, 2);
@@ -37,23 +37,23 @@ TEST(what_we_do_not_know_must_be_0)
 {
     struct newer from = { sizeof from, 1, 2, 3, 0 };
     struct ours to = { 0 };
-    ck_assert(struct_take(&to, sizeof to, sizeof(struct older), &from));
+    ck_assert(struct_copy_in(&to, sizeof to, sizeof(struct older), &from));
     ck_assert_uint_eq(to.c, 3);
     from.d = 1;
     to.c = 77;
-    ck_assert(!struct_take(&to, sizeof to, sizeof(struct older), &from));
+    ck_assert(!struct_copy_in(&to, sizeof to, sizeof(struct older), &from));
     ck_assert_uint_eq(to.c, 77);
 }
 
 TEST(a_size_that_was_never_set_is_refused)
 {
     struct ours to = { 0 }, from = { 0, 1, 2, 3 };
-    ck_assert(!struct_take(&to, sizeof to, sizeof(struct older), NULL));
-    ck_assert(!struct_take(&to, sizeof to, sizeof(struct older), &from));
+    ck_assert(!struct_copy_in(&to, sizeof to, sizeof(struct older), NULL));
+    ck_assert(!struct_copy_in(&to, sizeof to, sizeof(struct older), &from));
     from.struct_size = sizeof(struct older) - 1;
-    ck_assert(!struct_take(&to, sizeof to, sizeof(struct older), &from));
+    ck_assert(!struct_copy_in(&to, sizeof to, sizeof(struct older), &from));
     from.struct_size = SIZE_MAX;
-    ck_assert(!struct_take(&to, sizeof to, sizeof(struct older), &from));
+    ck_assert(!struct_copy_in(&to, sizeof to, sizeof(struct older), &from));
     ck_assert(!struct_fits(&from, sizeof(struct older)));
 }
 
@@ -65,11 +65,11 @@ TEST(a_result_fills_what_the_caller_has_room_for)
         uint32_t behind;
     } old = { { sizeof(struct older), 0, 0 }, 99 };
     struct newer out = { sizeof out, 0, 0, 0, 5 };
-    struct_give(&old.out, &from, sizeof from);
+    struct_copy_out(&old.out, &from, sizeof from);
     ck_assert_uint_eq(old.out.struct_size, sizeof old.out);
     ck_assert_uint_eq(old.out.b, 2);
     ck_assert_uint_eq(old.behind, 99);
-    struct_give(&out, &from, sizeof from);
+    struct_copy_out(&out, &from, sizeof from);
     ck_assert_uint_eq(out.struct_size, sizeof out);
     ck_assert_uint_eq(out.c, 3);
     ck_assert_uint_eq(out.d, 0);
