@@ -124,7 +124,7 @@ static cairn_status next_frame(const struct admin *admin, struct frame_decoder *
 
 /* Unpacks a message and mends its strings: they come from shards and workers too, and are written
  * to a terminal or into JSON. */
-static ProtobufCMessage *unpack(const struct wire_frame *frame)
+static ProtobufCMessage *unpack_frame(const struct wire_frame *frame)
 {
     ProtobufCMessage *message = message_unpack(message_type(frame->type), frame->payload,
                                                frame->payload_bytes);
@@ -134,7 +134,7 @@ static ProtobufCMessage *unpack(const struct wire_frame *frame)
 
 static void note_awaited(struct admin *admin, const struct wire_frame *frame, bool is_late)
 {
-    Cairn__Awaited *awaited = (Cairn__Awaited *)unpack(frame);
+    Cairn__Awaited *awaited = (Cairn__Awaited *)unpack_frame(frame);
     if (awaited == NULL) return;
     sentence_set(&admin->awaited, "%s", awaited->text);
     if (admin->on_awaited != NULL) admin->on_awaited(admin->context, awaited, is_late);
@@ -157,7 +157,7 @@ static cairn_status await_reply(struct admin *admin, struct frame_decoder *decod
         if (frame.type != type && !is_error)
             return fail_with(why, CAIRN_ERR_PROTOCOL, "the coordinator answered with %s",
                              message_name(frame.type));
-        ProtobufCMessage *message = unpack(&frame);
+        ProtobufCMessage *message = unpack_frame(&frame);
         if (message == NULL)
             return fail_with(why, CAIRN_ERR_PROTOCOL, "the coordinator sent a bad %s",
                              message_name(frame.type));

@@ -261,7 +261,7 @@ struct words {
     Cairn__Setting **setting_list;   /* [setting_count] */
 };
 
-static void release(struct words *words)
+static void release_words(struct words *words)
 {
     free(words->groups);
     free(words->packed);
@@ -390,7 +390,7 @@ static cairn_status judge_names(const char *const *names, size_t count)
     return CAIRN_OK;
 }
 
-static cairn_status judge(const struct cairn_amend *amend)
+static cairn_status judge_amend(const struct cairn_amend *amend)
 {
     if (amend->workers_min == 0 && amend->workers_max != 0)
         return client_fail(CAIRN_ERR_INVALID, "workers_max is %u without workers_min; give both",
@@ -500,14 +500,14 @@ cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend,
         status = client_fail(CAIRN_ERR_INVALID, "amend: what is reserved is not 0");
     if (status == CAIRN_OK && job->member.role != CAIRN_WORKER)
         status = client_fail(CAIRN_ERR_REFUSED, "a reader does not amend a job");
-    if (status == CAIRN_OK) status = judge(&own);
+    if (status == CAIRN_OK) status = judge_amend(&own);
     if (status == CAIRN_OK) status = fill_amend(&words, &own);
     if (status == CAIRN_OK)
         status = ask_coordinator(job, CAIRN_MSG_JOB_AMEND, &words.message.base,
                                  CAIRN_MSG_JOB_AMENDED, api_deadline(timeout_ms), NULL);
     if (status == CAIRN_OK && own.set_clip_norm) // before the round that goes by it
         job_note_clip_norm(job, own.clip_norm);
-    release(&words);
+    release_words(&words);
     return api_leave(handle, status);
 }
 
@@ -543,7 +543,7 @@ static void withdraw(struct job *job, uint64_t key)
 }
 
 /* The layouts by which it is read are kept as long. */
-static void note(struct job *job, struct cairn_version version, int ttl_ms)
+static void note_lease(struct job *job, struct cairn_version version, int ttl_ms)
 {
     const uint64_t now_ms = client_now_ms(), until_ms = now_ms + (uint64_t)ttl_ms;
     struct leased *leased = &job->leased;
@@ -554,8 +554,8 @@ static void note(struct job *job, struct cairn_version version, int ttl_ms)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-static cairn_status take(struct job *job, struct cairn_version version, int ttl_ms,
-                         uint64_t deadline_ms, struct cairn_version *out)
+static cairn_status take_lease(struct job *job, struct cairn_version version, int ttl_ms,
+                               uint64_t deadline_ms, struct cairn_version *out)
 {
     Cairn__LeaseTake message = CAIRN__LEASE_TAKE__INIT;
     ProtobufCMessage *reply;
@@ -571,7 +571,7 @@ static cairn_status take(struct job *job, struct cairn_version version, int ttl_
     const Cairn__Leased *leased = (const Cairn__Leased *)reply;
     *out = (struct cairn_version) { leased->generation, leased->step };
     message_free(reply);
-    note(job, *out, ttl_ms);
+    note_lease(job, *out, ttl_ms);
     return CAIRN_OK;
 }
 
@@ -584,7 +584,8 @@ cairn_status cairn_lease(cairn_job *handle, struct cairn_version version, int tt
     if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
     if (status == CAIRN_OK && ttl_ms <= 0)
         status = client_fail(CAIRN_ERR_INVALID, "ttl_ms is %d; give 1 or more", ttl_ms);
-    if (status == CAIRN_OK) status = take(job, version, ttl_ms, api_deadline(timeout_ms), out);
+    if (status == CAIRN_OK)
+        status = take_lease(job, version, ttl_ms, api_deadline(timeout_ms), out);
     return api_leave(handle, status);
 }
 

@@ -91,7 +91,7 @@ static cairn_status refuse_after_sums(const char *tensor)
 
 /* Is the tensor not yet in the micro-batch that is being filled? Notes it, or, CAIRN_API_NO_TENSOR, the end
  * of the micro-batch. Under the lock. */
-static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
+static cairn_status note_filled(struct job *job, uint32_t micro, size_t tensor)
 {
     CAIRN_TRY(judge_micro(job, micro));
     if (tensor == CAIRN_API_NO_TENSOR) {
@@ -125,7 +125,7 @@ cairn_status api_judge_fill(struct job *job, const struct cairn_round *round, ui
     pthread_mutex_lock(&job->session->lock);
     if (tensor == CAIRN_API_NO_TENSOR) api_await_added(job);
     cairn_status status = api_judge_round(job, round);
-    if (status == CAIRN_OK) status = fill(job, micro, tensor);
+    if (status == CAIRN_OK) status = note_filled(job, micro, tensor);
     pthread_mutex_unlock(&job->session->lock);
     return status;
 }
@@ -167,7 +167,7 @@ static cairn_status fill_all(struct job *job, uint32_t micro, const size_t *tens
     size_t done = 0;
     for (; done < count && status == CAIRN_OK; done++) {
         status = judge_thawed(job, tensors[done]);
-        if (status == CAIRN_OK) status = fill(job, micro, tensors[done]);
+        if (status == CAIRN_OK) status = note_filled(job, micro, tensors[done]);
     }
     if (status == CAIRN_OK) return CAIRN_OK;
     *wrong_out = --done;
@@ -754,8 +754,8 @@ static cairn_status make_declared(const struct job *job, const struct cairn_tile
     return CAIRN_OK;
 }
 
-static cairn_status judge(const struct job *job, const struct cairn_tile *tiles, size_t tile_count,
-                          uint32_t world, int timeout_ms)
+static cairn_status judge_tiles(const struct job *job, const struct cairn_tile *tiles,
+                                size_t tile_count, uint32_t world, int timeout_ms)
 {
     if (job->member.role != CAIRN_WORKER)
         return client_fail(CAIRN_ERR_REFUSED, "a reader holds no tiles");
@@ -823,7 +823,7 @@ cairn_status cairn_tiles(cairn_job *handle, const struct cairn_tile *tiles, size
     if (job == NULL) return CAIRN_ERR_HANDLE;
     struct declared *declared = NULL;
     cairn_status status = api_check(job);
-    if (status == CAIRN_OK) status = judge(job, tiles, tile_count, world, timeout_ms);
+    if (status == CAIRN_OK) status = judge_tiles(job, tiles, tile_count, world, timeout_ms);
     if (status == CAIRN_OK) status = make_declared(job, tiles, tile_count, world, &declared);
     if (status == CAIRN_OK) status = declare(job, declared, deadline_ms);
     return api_leave(handle, status);

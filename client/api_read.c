@@ -199,7 +199,7 @@ static void on_fetched(void *block, cairn_status status, const char *why)
 
 /* Starts the fetches that fill a pending block. Called once for each block, by the call that made
  * it. */
-static void begin(struct block *block)
+static void begin_block(struct block *block)
 {
     for (size_t i = 0; i < block->shape.count; i++) {
         const struct unit_tensor *tensor = &block->shape.tensors[i];
@@ -241,7 +241,7 @@ static void prefetch_unit(struct job *job, struct cairn_version version, size_t 
     if (cache_shape(job, unit, &shape) != CAIRN_OK) return;
     struct block *made = cache_want(job, version, &shape, call);
     free(shape.tensors);
-    if (made != NULL) begin(made);
+    if (made != NULL) begin_block(made);
 }
 
 static cairn_status prefetch_inside(struct job *job, struct cairn_version version,
@@ -277,7 +277,7 @@ static cairn_status map_shape(struct job *job, struct cairn_version version, str
     void *handle = op->handle;
     struct block *made;
     const cairn_status status = cache_lend(job, version, card, shape, op, views, &made);
-    if (made != NULL) begin(made);
+    if (made != NULL) begin_block(made);
     if (status == CAIRN_OK) {
         *op_out = handle;
     } else {

@@ -221,7 +221,7 @@ static void in_child_handle(void)
     pthread_mutex_unlock(&slots_lock);
 }
 
-static void begin(void)
+static void open_slots(void)
 {
     process = getpid();
     pthread_atfork(lock_slots, unlock_slots, in_child_handle);
@@ -235,7 +235,7 @@ static void *handle_of(size_t index)
 }
 
 /* The slot that a handle names, open or not; NULL if there is none. Under the lock. */
-static struct slot *find(const void *handle)
+static struct slot *find_slot(const void *handle)
 {
     const uint64_t bits = (uintptr_t)handle;
     const size_t index = bits & (SLOTS_MAX - 1);
@@ -262,7 +262,7 @@ static int add_slots(void)
 void *handle_open(enum handle_kind kind, void *object, handle_free_fn release)
 {
     void *handle = NULL;
-    pthread_once(&slots_once, begin);
+    pthread_once(&slots_once, open_slots);
     pthread_mutex_lock(&slots_lock);
     if (first_free != 0 || add_slots()) {
         const size_t index = first_free - 1;
@@ -290,7 +290,7 @@ void *handle_get(enum handle_kind kind, const void *handle)
 {
     void *object = NULL;
     pthread_mutex_lock(&slots_lock);
-    struct slot *slot = find(handle);
+    struct slot *slot = find_slot(handle);
     if (is_open(slot, kind)) {
         slot->refs++;
         object = slot->object;
@@ -302,7 +302,7 @@ void *handle_get(enum handle_kind kind, const void *handle)
 void handle_hold(const void *handle)
 {
     pthread_mutex_lock(&slots_lock);
-    struct slot *slot = find(handle);
+    struct slot *slot = find_slot(handle);
     if (slot != NULL) slot->refs++;
     pthread_mutex_unlock(&slots_lock);
 }
@@ -324,7 +324,7 @@ static void drop(struct slot *slot)
 void handle_put(const void *handle)
 {
     pthread_mutex_lock(&slots_lock);
-    struct slot *slot = find(handle);
+    struct slot *slot = find_slot(handle);
     if (slot == NULL) {
         pthread_mutex_unlock(&slots_lock);
         return;
@@ -335,7 +335,7 @@ void handle_put(const void *handle)
 int handle_close(enum handle_kind kind, const void *handle)
 {
     pthread_mutex_lock(&slots_lock);
-    struct slot *slot = find(handle);
+    struct slot *slot = find_slot(handle);
     if (!is_open(slot, kind)) {
         pthread_mutex_unlock(&slots_lock);
         return 0;
@@ -348,7 +348,7 @@ int handle_close(enum handle_kind kind, const void *handle)
 cairn_status handle_fail(const void *handle, const char *what)
 {
     pthread_mutex_lock(&slots_lock);
-    const struct slot *slot = find(handle);
+    const struct slot *slot = find_slot(handle);
     const pid_t owner = slot != NULL && slot->open ? slot->process : process;
     pthread_mutex_unlock(&slots_lock);
     if (owner == process) return client_fail(CAIRN_ERR_HANDLE, "not an open %s", what);
@@ -615,8 +615,8 @@ static void go_on(struct walk *walk, uint64_t run)
 }
 
 /* `count` elements, one every so many bytes. */
-static void copy(uint8_t *to, size_t to_step, const uint8_t *from, size_t from_step,
-                 size_t elem_bytes, uint64_t count)
+static void copy_elems(uint8_t *to, size_t to_step, const uint8_t *from, size_t from_step,
+                       size_t elem_bytes, uint64_t count)
 {
     if (to_step == elem_bytes && from_step == elem_bytes)
         memcpy(to, from, count * elem_bytes);
@@ -637,7 +637,8 @@ void strides_gather(const struct strides *s, const void *base, size_t elem_bytes
     uint8_t *to = out;
     for (uint64_t left = count, run; left > 0; left -= run) {
         run = along(&walk, left);
-        copy(to, elem_bytes, (const uint8_t *)base + walk.elem * elem_bytes, step, elem_bytes, run);
+        copy_elems(to, elem_bytes, (const uint8_t *)base + walk.elem * elem_bytes, step, elem_bytes,
+                   run);
         to += run * elem_bytes;
         go_on(&walk, run);
     }
@@ -651,7 +652,8 @@ void strides_scatter(const struct strides *s, void *base, size_t elem_bytes, uin
     const uint8_t *from = in;
     for (uint64_t left = count, run; left > 0; left -= run) {
         run = along(&walk, left);
-        copy((uint8_t *)base + walk.elem * elem_bytes, step, from, elem_bytes, elem_bytes, run);
+        copy_elems((uint8_t *)base + walk.elem * elem_bytes, step, from, elem_bytes, elem_bytes,
+                   run);
         from += run * elem_bytes;
         go_on(&walk, run);
     }

@@ -327,7 +327,8 @@ static const char *sentence_of(const Cairn__Error *error, cairn_status status)
 }
 
 /* Gives a reply (taken) to the thread that asked for it. */
-static void answer(struct session *s, uint32_t request, uint16_t type, ProtobufCMessage *message)
+static void answer_ask(struct session *s, uint32_t request, uint16_t type,
+                       ProtobufCMessage *message)
 {
     pthread_mutex_lock(&s->lock);
     for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) {
@@ -494,7 +495,7 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
         if (apply_message(s, frame->request, frame->type, message) != CAIRN_OK) {
             control_starve(s, message_name(frame->type));
         } else if (frame->request != 0) {
-            answer(s, frame->request, frame->type, message);
+            answer_ask(s, frame->request, frame->type, message);
             return;
         }
     }
@@ -759,7 +760,7 @@ static void forget_grants(struct job *job)
     }
 }
 
-static void changed(struct job *job)
+static void on_layout_read(struct job *job)
 {
     struct sentence why;
     struct layout *layout;
@@ -801,7 +802,7 @@ static void layouts_on_page(struct job *job, const Cairn__Page *page)
         give_up(job, status, "LayoutChanged",
                 "the coordinator sent the pages of a layout out of order");
     else if (paged_whole(&job->attachment.changed_pages))
-        changed(job);
+        on_layout_read(job);
 }
 
 void layouts_trim(struct job *job)

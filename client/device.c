@@ -456,7 +456,7 @@ static cairn_status import(void *context, const struct fabric_offer *offer, int 
     return status;
 }
 
-static void release(void *context, void *address, uint64_t bytes)
+static void release_import(void *context, void *address, uint64_t bytes)
 {
     struct card_imports *imports = context;
     struct span *span;
@@ -482,7 +482,8 @@ static void release(void *context, void *address, uint64_t bytes)
 /* Copies published memory to the host for the fabric. If its segment is not mapped yet this fails,
  * and the fabric has the bytes sent again, through the host. Our shards send nothing from such
  * memory. */
-static cairn_status copy(void *context, void *to_host, const void *from_device, size_t bytes)
+static cairn_status copy_to_host(void *context, void *to_host, const void *from_device,
+                                 size_t bytes)
 {
     const struct card_imports *imports = context;
     struct sentence why;
@@ -506,8 +507,8 @@ cairn_status card_imports_open(struct card *card, struct card_imports **imports_
                                               .has_dma_buf = card->has_dma_buf,
                                               .context = imports,
                                               .import = import,
-                                              .release = release,
-                                              .copy = copy };
+                                              .release = release_import,
+                                              .copy = copy_to_host };
     memcpy(imports->table.uuids[0], card->uuid, sizeof card->uuid);
     *imports_out = imports;
     return CAIRN_OK;
@@ -567,7 +568,7 @@ static void unmap_memory(const struct card_memory *memory)
     (void)memory->card->driver->cuMemAddressFree(memory->at, memory->bytes);
 }
 
-static int take(struct card_memory *memory)
+static int create_memory(struct card_memory *memory)
 {
     const struct driver *driver = memory->card->driver;
     const struct cu_allocation how = vmm_allocation(memory->card->device, true,
@@ -600,7 +601,7 @@ cairn_status card_memory_open(struct card *card, size_t bytes, struct card_memor
     memory.bytes = (bytes + card->granularity - 1) / card->granularity * card->granularity;
     status = card_enter(card, &why);
     if (status == CAIRN_OK) {
-        const int result = take(&memory);
+        const int result = create_memory(&memory);
         card_leave(card);
         if (result != CAIRN_CU_OK) status = card_fail(result, CAIRN_ERR_IO, "out of memory", &why);
     }

@@ -180,7 +180,7 @@ static cairn_status judge_ports(const struct env_value *value, struct sentence *
                      value->source, value->text);
 }
 
-static cairn_status judge(enum env_key key, struct env_value *value, struct sentence *why)
+static cairn_status judge_value(enum env_key key, struct env_value *value, struct sentence *why)
 {
     switch (key) {
     case CAIRN_ENV_ENDPOINT: return judge_endpoint(value, why);
@@ -205,8 +205,8 @@ static const char *variable_of(const struct env_input *input, size_t launcher, e
     return text != NULL && text[0] != 0 ? text : NULL;
 }
 
-static cairn_status take(enum env_key key, const char *text, const char *source,
-                         struct env_report *report, struct sentence *why)
+static cairn_status note_value(enum env_key key, const char *text, const char *source,
+                               struct env_report *report, struct sentence *why)
 {
     struct sentence unused;
     struct env_value *value = &report->values[key];
@@ -216,7 +216,7 @@ static cairn_status take(enum env_key key, const char *text, const char *source,
         return fail_with(why, CAIRN_ERR_INVALID, "%s is too long: the %s has at most %zu bytes",
                          said, names[key], sizeof value->text - 1);
     value->source = said;
-    const cairn_status status = judge(key, value, why != NULL ? why : &unused);
+    const cairn_status status = judge_value(key, value, why != NULL ? why : &unused);
     value->source = source;
     return status;
 }
@@ -226,20 +226,20 @@ static cairn_status find_default_endpoint(const struct env_input *input, struct 
 {
     char text[CAIRN_ADDRESS_TEXT_BYTES];
     const bool is_own = address_find(input->get(input->context, "XDG_RUNTIME_DIR"), text);
-    return take(CAIRN_ENV_ENDPOINT, text, is_own ? "XDG_RUNTIME_DIR" : NULL, report, why);
+    return note_value(CAIRN_ENV_ENDPOINT, text, is_own ? "XDG_RUNTIME_DIR" : NULL, report, why);
 }
 
 cairn_status env_find(const struct env_input *input, enum env_key key, struct env_report *report,
                       struct sentence *why)
 {
     const struct env_given *given = &input->given[key];
-    if (given->text != NULL) return take(key, given->text, given->source, report, why);
+    if (given->text != NULL) return note_value(key, given->text, given->source, report, why);
     for (size_t i = 0; i < LAUNCHERS; i++) {
         const char *text = variable_of(input, i, key);
-        if (text != NULL) return take(key, text, launchers[i].variables[key], report, why);
+        if (text != NULL) return note_value(key, text, launchers[i].variables[key], report, why);
     }
     if (key == CAIRN_ENV_ENDPOINT) return find_default_endpoint(input, report, why);
-    return take(key, defaults[key], NULL, report, why);
+    return note_value(key, defaults[key], NULL, report, why);
 }
 
 cairn_status env_find_cluster(const struct env_input *input, struct env_report *report,
@@ -293,8 +293,8 @@ static cairn_status find_rank(const struct env_input *input, struct env_report *
     report->launcher = launcher == LAUNCHERS ? "single" : launchers[launcher].name;
     for (enum env_key key = CAIRN_ENV_RANK; key <= CAIRN_ENV_WORLD; key++) {
         const bool is_default = launcher == LAUNCHERS;
-        CAIRN_TRY(take(key, is_default ? defaults[key] : variable_of(input, launcher, key),
-                       is_default ? NULL : launchers[launcher].variables[key], report, why));
+        CAIRN_TRY(note_value(key, is_default ? defaults[key] : variable_of(input, launcher, key),
+                             is_default ? NULL : launchers[launcher].variables[key], report, why));
     }
     const struct env_value *rank = &report->values[CAIRN_ENV_RANK];
     const struct env_value *world = &report->values[CAIRN_ENV_WORLD];

@@ -189,7 +189,7 @@ static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
 }
 
 /* Ends what the loop thread has of the job; bounded, since a stopped fabric keeps loans. */
-static void leave(struct job *job)
+static void leave_job(struct job *job)
 {
     struct session *s = job->session;
     const uint64_t deadline_ms = client_now_ms() + CLOSE_MS;
@@ -220,7 +220,7 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
             status = client_fail(CAIRN_ERR_NO_MEMORY, "too many handles are open");
         }
     }
-    if (status != CAIRN_OK) leave(job);
+    if (status != CAIRN_OK) leave_job(job);
     return status;
 }
 
@@ -272,7 +272,7 @@ void cairn_job_close(cairn_job *handle)
 {
     struct job *job = handle_get(CAIRN_HANDLE_JOB, handle);
     if (job == NULL) return;
-    if (handle_close(CAIRN_HANDLE_JOB, handle)) leave(job);
+    if (handle_close(CAIRN_HANDLE_JOB, handle)) leave_job(job);
     handle_put(handle);
 }
 
@@ -300,7 +300,8 @@ cairn_status cairn_job_stats(cairn_job *handle, struct cairn_stats *out)
 /* Memory of a GPU that the client itself has to read: initial state, which it hashes; gradients that it adds
  * up, or of which some lie apart. It comes to host memory first. */
 
-static cairn_status bring(struct card *card, const struct cairn_mem *mem, size_t bytes, void *copy)
+static cairn_status copy_from_card(struct card *card, const struct cairn_mem *mem, size_t bytes,
+                                   void *copy)
 {
     struct card_event *event;
     struct sentence why;
@@ -326,7 +327,7 @@ cairn_status api_bring(struct cairn_mem *mem, const struct piece *piece, void **
         return client_fail(CAIRN_ERR_NO_MEMORY,
                            "no host memory for %zu bytes of GPU %d, which pass the host here",
                            bytes, card_number(card));
-    status = bring(card, mem, bytes, copy);
+    status = copy_from_card(card, mem, bytes, copy);
     if (status != CAIRN_OK) {
         free(copy);
         return status;
@@ -574,8 +575,8 @@ static bool has_free(const struct staging_area *area)
     return area->used != (uint32_t)((UINT64_C(1) << area->count) - 1);
 }
 
-static struct staging_area *find(struct session *s, const struct card *card, bool on_card,
-                                 size_t piece_bytes)
+static struct staging_area *find_area(struct session *s, const struct card *card, bool on_card,
+                                      size_t piece_bytes)
 {
     struct staging_area *area = s->staging_areas;
     while (area != NULL && (area->card != card || area->on_card != on_card ||
@@ -635,7 +636,7 @@ static struct staging_area *open_on_card(struct session *s, struct card *card, s
 }
 
 /* As soon as that keeps no stream waiting and no copy is under way: copies are slower until then. */
-static void pin(struct staging_area *area)
+static void pin_area(struct staging_area *area)
 {
     if (!area->may_pin || area->used != 0 || !card_change_begin()) return;
     area->may_pin = false;
@@ -648,13 +649,13 @@ cairn_status staging_acquire(struct session *s, struct card *card, bool on_card,
 {
     const size_t piece_bytes = piece_size(bytes);
     if (client_now_ms() < s->staging_on_host_ms) on_card = false;
-    struct staging_area *area = find(s, card, on_card, piece_bytes);
+    struct staging_area *area = find_area(s, card, on_card, piece_bytes);
     if (area == NULL)
         area = on_card ? open_on_card(s, card, piece_bytes)
                        : open_area(s, card, false, piece_bytes);
     if (area == NULL && on_card) return staging_acquire(s, card, false, bytes, out);
     if (area == NULL) return CAIRN_ERR_NO_MEMORY;
-    pin(area);
+    pin_area(area);
     uint32_t piece = 0;
     while ((area->used >> piece & 1) != 0) piece++;
     area->used |= UINT32_C(1) << piece;

@@ -320,7 +320,7 @@ static void run_commands(struct session *s)
     loop_look_soon(s, any_awaits);
 }
 
-static void cancel(struct session *s)
+static void cancel_ops(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
     const bool cancels = s->cancels;
@@ -337,7 +337,7 @@ void turn_run(struct session *s)
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (job->attachment.reading != NULL && atomic_load(&job->attachment.reading->is_over))
             attach_read(job);
-    cancel(s);
+    cancel_ops(s);
     run_commands(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (job->pushing.gives_up != 0 && job->attachment.state == JOB_ATTACHED) again_give_up(job);
@@ -626,7 +626,7 @@ static void attach_release(struct job *job)
  * shards away, and they come back when they are let in. Nothing may be open meanwhile, and
  * published memory that was mapped for reading is gone, as when a shard is lost. */
 
-static void answer(struct session *s, cairn_status status)
+static void answer_detach(struct session *s, cairn_status status)
 {
     s->detachment.is_answered = true;
     s->detachment.status = status;
@@ -657,7 +657,7 @@ static cairn_status judge_job(struct job *job, struct sentence *why)
 }
 
 /* Under the lock. */
-static cairn_status judge(struct session *s, struct sentence *why)
+static cairn_status judge_detach(struct session *s, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     if (s->commands.first != NULL)
@@ -683,12 +683,12 @@ static void detach_turn(struct session *s)
     pthread_mutex_lock(&s->lock);
     if (d->is_asked && !d->is_answered) {
         cairn_status status = CAIRN_OK;
-        if (d->wants_off && !d->is_off) status = judge(s, &d->why);
+        if (d->wants_off && !d->is_off) status = judge_detach(s, &d->why);
         if (status == CAIRN_OK) wants_off = d->wants_off;
         // The answer waits until imported memory is unmapped, for which the fabric must let it go.
         if (status != CAIRN_OK || !wants_off ||
             (d->is_off && s->published == NULL && !card_imports_wait(s->imports)))
-            answer(s, status);
+            answer_detach(s, status);
     } else if (!d->is_asked) {
         wants_off = d->wants_off;
     }

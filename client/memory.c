@@ -36,7 +36,7 @@ struct gone {
 };
 
 /* The region that has the address; its place, or where one would go, in *at. Under the lock. */
-static struct region *find(struct session *s, const uint8_t *address, size_t *at)
+static struct region *find_region(struct session *s, const uint8_t *address, size_t *at)
 {
     size_t low = 0, high = s->memory.count;
     while (low < high) {
@@ -93,7 +93,7 @@ cairn_status memory_lend(struct session *s, const void *ptr, size_t bytes, const
     cairn_status status = CAIRN_OK;
     *base_out = NULL;
     pthread_mutex_lock(&s->lock);
-    struct region *region = bytes > 0 ? find(s, ptr, &at) : NULL;
+    struct region *region = bytes > 0 ? find_region(s, ptr, &at) : NULL;
     const size_t left = region != NULL
                             ? region->bytes - (size_t)((const uint8_t *)ptr - region->base)
                             : bytes;
@@ -118,7 +118,7 @@ void memory_return(struct session *s, const void *base)
     struct region last = { .base = NULL };
     if (base == NULL) return;
     pthread_mutex_lock(&s->lock);
-    struct region *region = find(s, base, &at);
+    struct region *region = find_region(s, base, &at);
     if (region != NULL && --region->loans == 0 && s->memory.closed) last = remove_region(s, at);
     pthread_mutex_unlock(&s->lock);
     if (last.base != NULL) unmap(last);
@@ -190,7 +190,7 @@ bool memory_is_shown(struct session *s, const void *base)
 {
     size_t at;
     pthread_mutex_lock(&s->lock);
-    const struct region *region = find(s, base, &at);
+    const struct region *region = find_region(s, base, &at);
     const bool is_shown = region != NULL && region->shown != NULL;
     pthread_mutex_unlock(&s->lock);
     return is_shown;
@@ -315,7 +315,7 @@ static cairn_status map(size_t bytes, struct region *out)
     return CAIRN_OK;
 }
 
-static cairn_status add(struct session *s, struct region region)
+static cairn_status add_region(struct session *s, struct region region)
 {
     size_t at;
     cairn_status status = CAIRN_OK;
@@ -333,7 +333,7 @@ static cairn_status add(struct session *s, struct region region)
     else if (s->memory.count == s->memory.capacity)
         status = client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     else {
-        find(s, region.base, &at);
+        find_region(s, region.base, &at);
         memmove(&s->memory.regions[at + 1], &s->memory.regions[at],
                 (s->memory.count - at) * sizeof *s->memory.regions);
         s->memory.regions[at] = region;
@@ -348,7 +348,7 @@ cairn_status memory_allocate(struct session *s, size_t bytes, struct card *card,
 {
     struct region region;
     cairn_status status = card != NULL ? map_card(card, bytes, &region) : map(bytes, &region);
-    if (status == CAIRN_OK && (status = add(s, region)) != CAIRN_OK) unmap(region);
+    if (status == CAIRN_OK && (status = add_region(s, region)) != CAIRN_OK) unmap(region);
     if (status != CAIRN_OK) return status;
     session_kick(s);
     *out = region.base;
@@ -361,7 +361,7 @@ cairn_status memory_free(struct session *s, const void *ptr)
     struct gone *gone = malloc(sizeof *gone);
     if (gone == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     pthread_mutex_lock(&s->lock);
-    const struct region *region = find(s, ptr, &at);
+    const struct region *region = find_region(s, ptr, &at);
     const bool ours = region != NULL && region->base == ptr;
     const uint32_t loans = ours ? region->loans : 0;
     const bool freed = ours && loans == 0;

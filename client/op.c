@@ -919,7 +919,7 @@ cairn_status cairn_op_set_user(cairn_op *handle, void *user)
 
 /* ---- cancel ---- */
 
-static cairn_status cancel(struct op *op)
+static cairn_status cancel_op(struct op *op)
 {
     struct session *s = op->session;
     if (!op->may_be_canceled)
@@ -938,7 +938,7 @@ cairn_status cairn_cancel(cairn_op *handle)
 {
     struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
     if (op == NULL) return handle_fail(handle, "operation");
-    const cairn_status status = cancel(op);
+    const cairn_status status = cancel_op(op);
     handle_put(handle);
     return status;
 }
@@ -1010,7 +1010,7 @@ cairn_status driven_rates(struct job *job, double *room, double **driven_out)
 #define AT_MOST_MS 86400000
 
 /* Told again after an attach: a new coordinator knows of none. */
-static void note(struct job *job, const char *what, uint64_t ends_ms)
+static void note_pause(struct job *job, const char *what, uint64_t ends_ms)
 {
     pthread_mutex_lock(&job->session->lock);
     snprintf(job->pause.what, sizeof job->pause.what, "%s", what);
@@ -1018,19 +1018,21 @@ static void note(struct job *job, const char *what, uint64_t ends_ms)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-static cairn_status tell(struct job *job, const char *what, int at_most_ms, uint64_t deadline_ms)
+static cairn_status tell_pause(struct job *job, const char *what, int at_most_ms,
+                               uint64_t deadline_ms)
 {
     Cairn__Pause message = CAIRN__PAUSE__INIT;
     message.at_most_ms = (uint32_t)at_most_ms;
     message.what = wire_text(what);
-    note(job, what, at_most_ms > 0 ? client_now_ms() + (uint64_t)at_most_ms : 0);
+    note_pause(job, what, at_most_ms > 0 ? client_now_ms() + (uint64_t)at_most_ms : 0);
     const cairn_status status = ask_coordinator(job, CAIRN_MSG_PAUSE, &message.base, CAIRN_MSG_DONE,
                                                 deadline_ms, NULL);
-    if (status != CAIRN_OK) note(job, "", 0); // who was told that it failed will not end it
+    if (status != CAIRN_OK) note_pause(job, "", 0); // who was told that it failed will not end it
     return status;
 }
 
-static cairn_status judge(const struct job *job, const char *what, int at_most_ms, int timeout_ms)
+static cairn_status judge_pause(const struct job *job, const char *what, int at_most_ms,
+                                int timeout_ms)
 {
     if (job->member.role != CAIRN_WORKER)
         return client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
@@ -1048,8 +1050,8 @@ cairn_status cairn_pause(cairn_job *handle, const char *what, int at_most_ms, in
     struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = api_check(job);
-    if (status == CAIRN_OK) status = judge(job, what, at_most_ms, timeout_ms);
-    if (status == CAIRN_OK) status = tell(job, what, at_most_ms, api_deadline(timeout_ms));
+    if (status == CAIRN_OK) status = judge_pause(job, what, at_most_ms, timeout_ms);
+    if (status == CAIRN_OK) status = tell_pause(job, what, at_most_ms, api_deadline(timeout_ms));
     return api_leave(handle, status);
 }
 
@@ -1058,7 +1060,7 @@ cairn_status cairn_pause_end(cairn_job *handle, int timeout_ms)
     struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = api_check(job);
-    if (status == CAIRN_OK) status = judge(job, "-", 1, timeout_ms);
-    if (status == CAIRN_OK) status = tell(job, "", 0, api_deadline(timeout_ms));
+    if (status == CAIRN_OK) status = judge_pause(job, "-", 1, timeout_ms);
+    if (status == CAIRN_OK) status = tell_pause(job, "", 0, api_deadline(timeout_ms));
     return api_leave(handle, status);
 }

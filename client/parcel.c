@@ -46,7 +46,7 @@ static struct parcel *acquire_parcel(struct job *job)
 }
 
 /* How many elements of the piece come before an element of the tensor. */
-static uint64_t before(const struct command *command, uint64_t elem)
+static uint64_t elems_before(const struct command *command, uint64_t elem)
 {
     const struct target *target = command->target;
     if (target->piece.whole) return elem;
@@ -62,8 +62,8 @@ struct parcel *parcel_new(struct job *job, const struct command *command, uint32
     const struct chunk_place place = shard_map_chunk(&command->served->parts[shard].map, chunk);
     const struct target *target = command->target;
     const size_t elem_bytes = dtype_size(target->dtype);
-    const uint64_t first = before(command, place.first_elem);
-    const uint64_t end = before(command, place.first_elem + place.elem_count);
+    const uint64_t first = elems_before(command, place.first_elem);
+    const uint64_t end = elems_before(command, place.first_elem + place.elem_count);
     // A fetch for a card lands in host memory first, and is copied to the card from there.
     const bool lands = target->card != NULL && command->op->kind == CAIRN_CHUNK_FETCH;
     // A put of a box names the box before its elements, unless the box has all of the chunk.
@@ -134,7 +134,7 @@ cairn_status parcel_open(struct parcel *parcel)
 
 /* Copies the payload into one piece where it does not lie in one (strides, a box before it, a
  * card). Done once, however often the parcel is sent. */
-static cairn_status pack(struct parcel *parcel, const struct shard_link *via)
+static cairn_status pack_parcel(struct parcel *parcel, const struct shard_link *via)
 {
     const struct target *target = parcel->target;
     const size_t elem_bytes = dtype_size(parcel->dtype);
@@ -167,7 +167,7 @@ void parcel_arrived(struct parcel *parcel)
         parcel_end(parcel, CAIRN_OK);
 }
 
-static void unpack(struct parcel *parcel)
+static void unpack_parcel(struct parcel *parcel)
 {
     if (parcel->packed == NULL) return;
     free(parcel->packed);
@@ -177,9 +177,9 @@ static void unpack(struct parcel *parcel)
 
 /* ---- the life of a parcel ---- */
 
-static void give_back(struct parcel *parcel)
+static void free_parcel(struct parcel *parcel)
 {
-    unpack(parcel);
+    unpack_parcel(parcel);
     stage_end(parcel);
     parcel->op = NULL;
     parcel->next = parcel->job->parcels.first_free;
@@ -189,7 +189,7 @@ static void give_back(struct parcel *parcel)
 void parcel_undo(struct parcel *parcel)
 {
     struct op *op = parcel->op;
-    give_back(parcel);
+    free_parcel(parcel);
     op_let_go(op, CAIRN_OK, NULL);
 }
 
@@ -202,14 +202,14 @@ struct parcel *parcel_of_request(const struct job *job, uint64_t number)
     return is_its ? parcel : NULL;
 }
 
-static void finish(struct parcel *parcel)
+static void finish_parcel(struct parcel *parcel)
 {
     if (!parcel->answered || parcel->on_loan > 0) return;
     struct op *op = parcel->op;
     const cairn_status status = parcel->status;
     struct sentence why;
     if (status != CAIRN_OK) explain_parcel(parcel, status, &why);
-    give_back(parcel);
+    free_parcel(parcel);
     op_let_go(op, status, status != CAIRN_OK ? why.text : NULL);
 }
 
@@ -217,7 +217,7 @@ void parcel_end(struct parcel *parcel, cairn_status status)
 {
     if (!parcel->answered) parcel->status = status;
     parcel->answered = true;
-    finish(parcel);
+    finish_parcel(parcel);
 }
 
 void parcel_loan(struct parcel *parcel)
@@ -230,7 +230,7 @@ void parcel_loan_back(struct parcel *parcel)
 {
     parcel->on_loan--;
     chunk_link_loan_back(&parcel->job->shards.links[parcel->via]->conn);
-    finish(parcel);
+    finish_parcel(parcel);
 }
 
 static void on_sent(void *arg, cairn_status status)
@@ -239,7 +239,7 @@ static void on_sent(void *arg, cairn_status status)
     // Whatever became of it, the shard's answer says, or the loss of the link.
     parcel->on_loan--;
     chunk_link_sent(&parcel->job->shards.links[parcel->via]->conn, status);
-    finish(parcel);
+    finish_parcel(parcel);
 }
 
 /* Its bytes go into the job's statistics; `shared`: through memory that both ends have. */
@@ -266,7 +266,7 @@ cairn_status parcel_send(struct parcel *parcel, uint32_t via, struct chunk_heade
     const bool is_fetch = parcel->kind == CAIRN_CHUNK_FETCH;
     // The link that a payload went over counts it: no other link is taken before all is back.
     if (parcel->on_loan > 0 && via != parcel->via) return CAIRN_ERR_BUSY;
-    const cairn_status opened = is_fetch ? CAIRN_OK : pack(parcel, link);
+    const cairn_status opened = is_fetch ? CAIRN_OK : pack_parcel(parcel, link);
     if (opened != CAIRN_OK) {
         chunk_link_note_memory(&link->conn, opened, parcel->head_bytes + parcel->byte_count);
         return opened;
@@ -303,7 +303,8 @@ bool command_touches(const struct command *command, uint32_t shard, uint64_t chu
     if (command->target->piece.whole) return true;
     const struct shard_map *map = &command->served->parts[shard].map;
     const struct chunk_place place = shard_map_chunk(map, chunk);
-    return before(command, place.first_elem) < before(command, place.first_elem + place.elem_count);
+    return elems_before(command, place.first_elem) <
+           elems_before(command, place.first_elem + place.elem_count);
 }
 
 /* The shard's extent that `next_extent` of the target's is; NULL: there are no more. */
@@ -426,7 +427,8 @@ static bool goes_directly(const struct parcel *parcel, const struct shard_link *
 
 /* From where it lies if the shard knows it and takes it so; else as a copy on the card, if the shard has that
  * card, or the network takes it from there, or in host memory: that is begun here. */
-static cairn_status stage(struct parcel *parcel, const struct shard_link *via, struct sentence *why)
+static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link *via,
+                                 struct sentence *why)
 {
     const struct target *target = parcel->target;
     const struct fabric_peer *peer = via->conn.peer;
@@ -475,7 +477,7 @@ void stage_fill(struct shard_link *owner)
            (parcel = TAILQ_FIRST(&owner->staging.queue)) != NULL) {
         struct sentence why;
         unqueue(parcel);
-        if (stage(parcel, carrier, &why) != CAIRN_OK) {
+        if (stage_parcel(parcel, carrier, &why) != CAIRN_OK) {
             unstage(parcel);
             return;
         }
@@ -492,7 +494,7 @@ static cairn_status stage_place(struct parcel *parcel, const struct shard_link *
     if (parcel->on_loan > 0) return CAIRN_OK; // as it went before
     if (via->conn.peer == NULL) return CAIRN_ERR_CLOSED;
     unqueue(parcel);
-    cairn_status status = stage(parcel, via, &why);
+    cairn_status status = stage_parcel(parcel, via, &why);
     const bool is_begun = parcel->staged.at != NULL;
     if (status == CAIRN_OK) status = await_copy(parcel, &why);
     count_sent(parcel);
@@ -618,8 +620,8 @@ static float of_bf16(uint16_t bits)
 
 /* sum: [elems] f32; gradient: [elems] f32 or bf16. The first one of a round is taken as it is: 0 + -0 is
  * not -0. */
-static void add(float *restrict sum, const void *restrict gradient, size_t elems, cairn_dtype dtype,
-                bool first)
+static void add_gradient(float *restrict sum, const void *restrict gradient, size_t elems,
+                         cairn_dtype dtype, bool first)
 {
     const float *wide = gradient;
     const uint16_t *narrow = gradient;
@@ -640,13 +642,13 @@ static void add_piece(struct sum *sum, const struct piece *piece, const struct c
     enum { AT_ONCE = 4096 };
     float some[AT_ONCE];
     if (!piece->strides.given) {
-        add(sum->values, mem->ptr, sum->elems, mem->dtype, !sum->any);
+        add_gradient(sum->values, mem->ptr, sum->elems, mem->dtype, !sum->any);
         return;
     }
     for (size_t at = 0, count; at < sum->elems; at += count) {
         count = sum->elems - at < AT_ONCE ? sum->elems - at : AT_ONCE;
         strides_gather(&piece->strides, mem->ptr, dtype_size((int)mem->dtype), at, count, some);
-        add(sum->values + at, some, count, mem->dtype, !sum->any);
+        add_gradient(sum->values + at, some, count, mem->dtype, !sum->any);
     }
 }
 
@@ -747,8 +749,8 @@ struct assembly {
 
 /* ---- the list: under the lock ---- */
 
-static struct assembly **find(struct job *job, uint8_t kind, uint32_t tensor, uint64_t round,
-                              uint32_t micro)
+static struct assembly **find_assembly(struct job *job, uint8_t kind, uint32_t tensor,
+                                       uint64_t round, uint32_t micro)
 {
     struct assembly **link = &job->sums.assemblies;
     while (*link != NULL && ((*link)->kind != kind || (*link)->tensor != tensor ||
@@ -759,7 +761,7 @@ static struct assembly **find(struct job *job, uint8_t kind, uint32_t tensor, ui
 
 static struct assembly **find_for(struct job *job, const struct portion *p)
 {
-    return find(job, p->kind, p->tensor, p->round, p->micro);
+    return find_assembly(job, p->kind, p->tensor, p->round, p->micro);
 }
 
 bool assemble_begun(const struct job *job, const struct portion *portion)
@@ -901,7 +903,8 @@ cairn_status assemble_claim(struct job *job, const struct portion *portion, stru
 /* ---- copying ---- */
 
 /* `from` is the caller's memory; NULL: zeros. */
-static void copy(const struct assembly *assembly, const struct portion *p, const uint8_t *from)
+static void copy_portion(const struct assembly *assembly, const struct portion *p,
+                         const uint8_t *from)
 {
     const struct shape *shape = &assembly->job->spec.tensors[p->tensor].shape;
     const size_t elem_bytes = dtype_size((int)assembly->dtype);
@@ -928,7 +931,7 @@ cairn_status assemble_copy(struct assembly *assembly, const struct portion *p, b
     cairn_status status = memory_lend(
         job->session, p->mem.ptr,
         strides_span(&p->piece.strides, elems, dtype_size((int)p->mem.dtype)), NULL, &region);
-    if (status == CAIRN_OK) copy(assembly, p, p->mem.ptr);
+    if (status == CAIRN_OK) copy_portion(assembly, p, p->mem.ptr);
     if (status == CAIRN_OK) memory_return(job->session, region);
     pthread_mutex_lock(&job->session->lock);
     assembly->copying--;
@@ -962,7 +965,7 @@ void assemble_put_back(struct assembly *assembly)
 void assemble_undo(struct assembly *assembly, const struct portion *p)
 {
     struct job *job = assembly->job;
-    copy(assembly, p, NULL);
+    copy_portion(assembly, p, NULL);
     pthread_mutex_lock(&job->session->lock);
     remove_box(assembly, &p->piece.box);
     assembly->copied -= box_element_count(&p->piece.box);

@@ -71,7 +71,7 @@ static cairn_status send_chunk(struct pusher *pusher, const struct push_action *
     return parcel_send(parcel, carrier_of(job->shards.links[action->shard])->index, header);
 }
 
-static uint32_t mark(const struct pusher *pusher, uint32_t shard)
+static uint32_t relay_mark(const struct pusher *pusher, uint32_t shard)
 {
     const struct shard_link *owner = job_of(pusher)->shards.links[shard];
     return owner->relayed ? owner->index + 1 : 0;
@@ -97,7 +97,7 @@ static size_t list_absent(const struct pusher *pusher, uint32_t shard, uint32_t 
     return count;
 }
 
-static void release(struct pusher *pusher, const struct push_action *action)
+static void release_parcel(struct pusher *pusher, const struct push_action *action)
 {
     struct parcel *parcel = parcel_of_request(job_of(pusher), action->cookie);
     if (parcel != NULL) parcel_end(parcel, action->status);
@@ -138,10 +138,10 @@ static const struct pusher_hands callbacks = {
     .link = link_to,
     .link_failed = link_failed,
     .send_chunk = send_chunk,
-    .mark = mark,
+    .mark = relay_mark,
     .absent_max = absent_max,
     .absent = list_absent,
-    .released = release,
+    .released = release_parcel,
     .refused = refused_pushes,
 };
 
@@ -311,7 +311,7 @@ static bool round_is_over(const struct command *command)
 
 /* No memory for the command: it is run again with the next turn, from where it stood. A push that is half cut
  * is neither pushed nor absent, so when memory stays away the job fails, for this worker. True: it has. */
-static bool starve(struct command *command, const char *doing)
+static bool starve_command(struct command *command, const char *doing)
 {
     const uint64_t now_ms = client_now_ms();
     if (command->starved_ms == 0) command->starved_ms = now_ms;
@@ -373,7 +373,7 @@ struct cut_chunk {
 /* Where a shard may read the parcel's bytes. Small chunks have a window of their own, and small
  * host memory is copied into the message; memory of a card that is pushed by a list is copied, and
  * the copy is sent. */
-static enum push_lies lies(const struct command *command, const struct parcel *parcel)
+static enum push_lies where_lies(const struct command *command, const struct parcel *parcel)
 {
     const struct op *op = command->op;
     const void *region = op->regions != NULL
@@ -409,7 +409,7 @@ static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t m
             .parcel = parcel,
             .chunk = { .chunk = (uint32_t)chunk,
                        .is_small = parcel->byte_count <= CAIRN_CHUNK_SMALL,
-                       .lies = lies(command, parcel),
+                       .lies = where_lies(command, parcel),
                        .cookie = chunk_request_number(&parcel->request) },
             .shard = shard,
             .next_extent = command->next_extent,
@@ -456,7 +456,7 @@ static enum cut_pushes cut_target(struct command *command)
         }
     }
     if (!starves) return CUT_WHOLE;
-    return starve(command, "in the middle of a push") ? CUT_ENDED : CUT_LATER;
+    return starve_command(command, "in the middle of a push") ? CUT_ENDED : CUT_LATER;
 }
 
 bool pushes_run(struct command *command)
@@ -468,7 +468,7 @@ bool pushes_run(struct command *command)
     if (state == CARD_WAITS) return false;
     if (state == CARD_FAILED) return end_push(command, CAIRN_ERR_IO, job->failure.why.text);
     if (command->served == NULL) command->served = served_layout_get(job->pushing.served);
-    if (pushed_in(job, command->micro) == NULL) return starve(command, "for a push");
+    if (pushed_in(job, command->micro) == NULL) return starve_command(command, "for a push");
     enum cut_pushes cut;
     do {
         cut = cut_target(command);
@@ -481,7 +481,7 @@ bool pushes_micro_end_run(struct command *command)
     struct job *job = command->job;
     if (round_is_over(command)) return true;
     if (pushed_in(job, command->micro) == NULL)
-        return starve(command, "at the end of a micro-batch");
+        return starve_command(command, "at the end of a micro-batch");
     cairn_status status = pusher_micro_end(&job->pushing.pusher, command->micro);
     return status != CAIRN_ERR_BUSY;
 }

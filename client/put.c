@@ -533,7 +533,7 @@ static uint64_t api_write_round(struct job *job)
 }
 
 /* The write is void, or the wish for one (round 0) is withdrawn; keeps this thread's sentence. */
-static void cancel(struct job *job, uint64_t round)
+static void cancel_write(struct job *job, uint64_t round)
 {
     struct sentence said;
     Cairn__WriteCancel message = CAIRN__WRITE_CANCEL__INIT;
@@ -556,7 +556,7 @@ static void give_up(struct job *job, uint64_t round)
     }
     pthread_cond_broadcast(&job->session->changed);
     pthread_mutex_unlock(&job->session->lock);
-    cancel(job, round);
+    cancel_write(job, round);
 }
 
 /* ---- begin ---- */
@@ -582,7 +582,7 @@ static cairn_status begin_inside(struct job *job, uint64_t deadline_ms)
     struct cairn_round round = { .struct_size = sizeof round };
     CAIRN_TRY(judge_begin(job));
     cairn_status status = api_round_begin(job, CAIRN_MSG_WRITE_BEGIN, deadline_ms, &round);
-    if (status == CAIRN_ERR_TIMEOUT) cancel(job, 0);
+    if (status == CAIRN_ERR_TIMEOUT) cancel_write(job, 0);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
     write_release(job);

@@ -66,8 +66,8 @@ cairn_status cache_shape(struct job *job, size_t unit, struct unit_shape *out)
 
 /* ---- blocks: under the lock ---- */
 
-static struct block *find(struct job *job, struct cairn_version version, const struct card *card,
-                          const struct unit_shape *shape)
+static struct block *find_block(struct job *job, struct cairn_version version,
+                                const struct card *card, const struct unit_shape *shape)
 {
     for (struct block *b = job->cache->blocks; b != NULL; b = b->next)
         if (b->card == card && b->shape.unit == shape->unit &&
@@ -176,8 +176,8 @@ static bool allocate_block(struct block *block, size_t bytes, struct gone **own)
 /* Adds a block, which takes over the shape. If it is there at once its `pending` is 0; else its
  * fetches are to be begun. NULL: out of memory. A pending block stays when the lock is let go; one
  * that is there may be given back by another thread, and freed. */
-static struct block *add(struct job *job, struct cairn_version version, struct card *card,
-                         struct unit_shape *shape, struct gone **own)
+static struct block *add_block(struct job *job, struct cairn_version version, struct card *card,
+                               struct unit_shape *shape, struct gone **own)
 {
     struct cache *cache = job->cache;
     struct block *block = calloc(1, sizeof *block);
@@ -243,8 +243,9 @@ struct block *cache_want(struct job *job, struct cairn_version version, struct u
 {
     struct block *made = NULL;
     pthread_mutex_lock(&job->session->lock);
-    struct block *block = find(job, version, NULL, shape);
-    if (block == NULL && make_room(job, call)) block = made = add(job, version, NULL, shape, NULL);
+    struct block *block = find_block(job, version, NULL, shape);
+    if (block == NULL && make_room(job, call))
+        block = made = add_block(job, version, NULL, shape, NULL);
     if (made != NULL && made->pending == 0) made = NULL;
     if (block != NULL) {
         block->wanted = true;
@@ -296,10 +297,10 @@ static struct block *find_or_add(struct job *job, struct cairn_version version, 
                                  struct block **made_out)
 {
     drop_older(job, version);
-    struct block *block = find(job, version, card, shape);
+    struct block *block = find_block(job, version, card, shape);
     if (block != NULL) return block;
     const bool has_room = make_room(job, 0);
-    block = add(job, version, card, shape, own);
+    block = add_block(job, version, card, shape, own);
     if (block == NULL) return NULL;
     if (!has_room) job->stats.maps_over_window++;
     if (block->pending > 0) *made_out = block;
@@ -326,7 +327,7 @@ cairn_status cache_lend(struct job *job, struct cairn_version version, struct ca
                         struct unit_shape *shape, struct op *op, struct cairn_view *views,
                         struct block **made_out)
 {
-    struct unit_shape given = *shape; // add() takes its tensors
+    struct unit_shape given = *shape; // add_block() takes its tensors
     struct gone *own = NULL;
     struct block *made = NULL;
     pthread_mutex_lock(&job->session->lock);
@@ -884,8 +885,8 @@ static bool is_of_version(const struct stitch *stitch, const struct stitch_run *
 
 /* Takes a stitch of the same pages off the list, if it is of the wanted version or nobody uses it.
  * A stitch in use at another version is left to its readers. NULL: there is none. */
-static struct stitch *take(struct job *job, uint32_t tensor, const struct stitch_run *runs,
-                           size_t count)
+static struct stitch *reuse_stitch(struct job *job, uint32_t tensor, const struct stitch_run *runs,
+                                   size_t count)
 {
     struct stitch **link = &job->stitches.first;
     while (*link != NULL && !(is_of_stitch(*link, tensor, runs, count) &&
@@ -923,7 +924,7 @@ struct stitch *stitch_get(struct job *job, uint32_t tensor, const struct stitch_
                           size_t count)
 {
     assert(count > 0);
-    struct stitch *stitch = take(job, tensor, runs, count);
+    struct stitch *stitch = reuse_stitch(job, tensor, runs, count);
     if (stitch == NULL) {
         stitch = make(tensor, runs, count);
         if (stitch == NULL) return NULL;

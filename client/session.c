@@ -432,12 +432,12 @@ cairn_status api_check(struct job *job)
 
 /* cairn_env_read: what client/env.h finds, in the caller's struct. */
 
-static void copy(char *out, size_t out_bytes, const char *text)
+static void copy_text(char *out, size_t out_bytes, const char *text)
 {
     snprintf(out, out_bytes, "%.*s", (int)out_bytes - 1, text);
 }
 
-static void fill(const struct env_report *report, struct cairn_env *env)
+static void fill_env(const struct env_report *report, struct cairn_env *env)
 {
     const struct env_value *values = report->values;
     *env = (struct cairn_env) {
@@ -448,9 +448,9 @@ static void fill(const struct env_report *report, struct cairn_env *env)
         .node_rank = (uint32_t)values[CAIRN_ENV_NODE_RANK].number,
         .restarts = values[CAIRN_ENV_RESTARTS].number,
     };
-    copy(env->launcher, sizeof env->launcher, report->launcher);
-    copy(env->run_id, sizeof env->run_id, values[CAIRN_ENV_RUN_ID].text);
-    copy(env->endpoint, sizeof env->endpoint, values[CAIRN_ENV_ENDPOINT].text);
+    copy_text(env->launcher, sizeof env->launcher, report->launcher);
+    copy_text(env->run_id, sizeof env->run_id, values[CAIRN_ENV_RUN_ID].text);
+    copy_text(env->endpoint, sizeof env->endpoint, values[CAIRN_ENV_ENDPOINT].text);
 }
 
 cairn_status cairn_env_read(struct cairn_env *out)
@@ -469,7 +469,7 @@ cairn_status cairn_env_read(struct cairn_env *out)
     if (strlen(endpoint->text) >= sizeof env.endpoint)
         return client_fail(CAIRN_ERR_INVALID, "%s = \"%s\" is longer than %zu bytes",
                            endpoint->source, endpoint->text, sizeof env.endpoint - 1);
-    fill(&report, &env);
+    fill_env(&report, &env);
     struct_copy_out(out, &env, sizeof env);
     return CAIRN_OK;
 }

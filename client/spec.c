@@ -24,8 +24,8 @@
 #define START_WAIT_MS     30000
 #define START_WAIT_MAX_MS 86400000
 
-static cairn_status take(void *to, size_t bytes, size_t least_bytes, const void *from,
-                         const char *what)
+static cairn_status copy_struct(void *to, size_t bytes, size_t least_bytes, const void *from,
+                                const char *what)
 {
     if (struct_copy_in(to, bytes, least_bytes, from)) return CAIRN_OK;
     return client_fail(CAIRN_ERR_INVALID,
@@ -49,7 +49,8 @@ static cairn_status judge_name(const char *what, size_t i, const char *field, co
 
 cairn_status client_group_copy(const struct cairn_group *first, size_t i, struct cairn_group *out)
 {
-    const cairn_status status = take(out, sizeof *out, GROUP_LEAST, struct_at(first, i), "a group");
+    const cairn_status status = copy_struct(out, sizeof *out, GROUP_LEAST, struct_at(first, i),
+                                            "a group");
     if (status != CAIRN_OK ||
         (struct_is_zero(out->reserved, sizeof out->reserved) && out->reserved_last == 0))
         return status;
@@ -233,7 +234,7 @@ static cairn_status add_tensors(struct job_spec_data *spec, struct groups *group
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < from->tensor_count; i++) {
         struct cairn_tensor t;
-        status = take(&t, sizeof t, TENSOR_LEAST, struct_at(from->tensors, i), "a tensor");
+        status = copy_struct(&t, sizeof t, TENSOR_LEAST, struct_at(from->tensors, i), "a tensor");
         if (status == CAIRN_OK) status = judge_names(i, &t);
         if (status == CAIRN_OK) status = add_tensor(spec, groups, &t);
     }
@@ -247,7 +248,7 @@ cairn_status client_added_fill(const struct cairn_tensor *first, size_t count,
     const struct cairn_job_spec from = { .tensors = first, .tensor_count = count };
     for (size_t i = 0; i < count; i++) {
         struct cairn_tensor t;
-        CAIRN_TRY(take(&t, sizeof t, TENSOR_LEAST, struct_at(first, i), "a tensor"));
+        CAIRN_TRY(copy_struct(&t, sizeof t, TENSOR_LEAST, struct_at(first, i), "a tensor"));
         if (t.alias_of != NULL)
             return client_fail(
                 CAIRN_ERR_INVALID,
@@ -316,8 +317,8 @@ static void fill_job(struct job_spec_data *spec, const struct cairn_job_spec *fr
     spec->global_batch = (uint32_t)from->global_batch;
 }
 
-static cairn_status fill(struct job_spec_data *spec, struct groups *groups,
-                         const struct cairn_job_spec *from)
+static cairn_status fill_spec(struct job_spec_data *spec, struct groups *groups,
+                              const struct cairn_job_spec *from)
 {
     cairn_status status = copy_groups(groups, from);
     if (status == CAIRN_OK) status = add_tensors(spec, groups, from);
@@ -335,7 +336,7 @@ cairn_status client_spec_launch(const struct cairn_job_spec *from, uint32_t *wor
                                 uint32_t *start_wait_ms_out)
 {
     struct cairn_job_spec own;
-    CAIRN_TRY(take(&own, sizeof own, SPEC_LEAST, from, "the job's spec"));
+    CAIRN_TRY(copy_struct(&own, sizeof own, SPEC_LEAST, from, "the job's spec"));
     if (own.start_wait_ms > START_WAIT_MAX_MS)
         return client_fail(CAIRN_ERR_INVALID,
                            "start_wait_ms is %" PRIu64 "; allowed: 0 (30000) to %d",
@@ -362,7 +363,7 @@ cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec
 {
     struct cairn_job_spec own;
     struct groups groups = { NULL, NULL, 0 };
-    cairn_status status = take(&own, sizeof own, SPEC_LEAST, from, "the job's spec");
+    cairn_status status = copy_struct(&own, sizeof own, SPEC_LEAST, from, "the job's spec");
     if (status == CAIRN_OK && ((own.tensors == NULL && own.tensor_count > 0) ||
                                (own.groups == NULL && own.group_count > 0)))
         status = client_fail(CAIRN_ERR_INVALID,
@@ -386,7 +387,7 @@ cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec
                              own.stage);
     if (status == CAIRN_OK) status = judge_wide(&own);
     if (status == CAIRN_OK) *open_flags_out = own.open_flags;
-    if (status == CAIRN_OK) status = fill(spec, &groups, &own);
+    if (status == CAIRN_OK) status = fill_spec(spec, &groups, &own);
     free(groups.list);
     free(groups.matched);
     if (status != CAIRN_OK) return status;
