@@ -1,21 +1,85 @@
+/* Pushing, and the tiles that a worker declares. */
+#include "client/job.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/base.h"
 #include "client/device.h"
-#include "client/job.h"
 #include "client/op.h"
 #include "client/push.h"
 #include "proto/spec/optimizer.h"
 #include "proto/spec/spec.h"
 
+/* ==== batch ==== */
+
+/* global_batch: a step's micro-batches have numbers, whoever is there, and the caller speaks of them by
+ * these. Inside, and on the wire, one is its place among this worker's own. */
+
+static cairn_status refuse_surplus(const struct job *job)
+{
+    const struct spec_batch *batch = &job->filling.batch;
+    return client_fail(CAIRN_ERR_INVALID,
+                       "this worker is surplus: job %s has global_batch = %u, and others of "
+                       "lower rank have all of its micro-batches; commit, which waits for "
+                       "the round's end, and begin the next one",
+                       job->name, batch->total);
+}
+
+/* "1, 4, 7": the first ones, and that there are more. */
+static void list_own(const struct spec_batch *batch, struct sentence *out)
+{
+    const uint32_t count = batch_count(batch), shown = count < 4 ? count : 4;
+    sentence_set(out, "%s", "");
+    for (uint32_t i = 0; i < shown; i++)
+        sentence_add(out, "%s%u", i > 0 ? ", " : "", batch_number(batch, i));
+    if (shown < count) sentence_add(out, ", ...");
+}
+
+static cairn_status refuse_number(const struct job *job, uint32_t micro)
+{
+    struct sentence own;
+    const struct spec_batch *batch = &job->filling.batch;
+    list_own(batch, &own);
+    return client_fail(CAIRN_ERR_INVALID,
+                       "micro-batch %u of %u is not this worker's in this round: rank %u of "
+                       "%u has %s",
+                       micro, batch->total, batch->rank, batch->world, own.text);
+}
+
+bool batch_is_surplus(const struct job *job)
+{
+    return job->filling.batch.total > 0 && batch_count(&job->filling.batch) == 0;
+}
+
+cairn_status api_batch_place(struct job *job, const struct cairn_round *round, uint32_t *micro)
+{
+    if (job->spec.global_batch == 0) return CAIRN_OK;
+    if (!struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
+    pthread_mutex_lock(&job->session->lock);
+    cairn_status status = api_judge_round(job, round);
+    if (status == CAIRN_OK && batch_is_surplus(job))
+        status = refuse_surplus(job);
+    else if (status == CAIRN_OK && !batch_place(&job->filling.batch, *micro, micro))
+        status = refuse_number(job, *micro);
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t micro)
+{
+    const size_t least = offsetof(struct cairn_round, global_batch) + sizeof round->global_batch;
+    if (!struct_fits(round, least)) return 0;
+    const uint64_t number = round->global_batch > 0 ? micro
+                                                    : (uint64_t)micro * round->world + round->rank;
+    return batch_seed(round->seed, round->index, number);
+}
+
 /* ==== push ==== */
 
 /* Pushes: which round and micro-batch they are of, and where they go. */
-
-static cairn_status api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
-                                     const char *allowed);
 
 cairn_status api_judge_begun(const struct job *job, const struct cairn_round *round)
 {
@@ -424,277 +488,6 @@ cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint
     return api_leave(handle, status);
 }
 
-/* ==== judge ==== */
-
-/* Copies the caller's cairn_mem and judges it. A caller that was compiled before `stride` and what
- * follows it sees them as 0: dense, on the host. */
-static cairn_status copy_mem(const struct cairn_mem *given, struct cairn_mem *out)
-{
-    struct cairn_mem mem;
-    if (!struct_copy_in(&mem, sizeof mem, offsetof(struct cairn_mem, stride), given))
-        return client_fail(CAIRN_ERR_INVALID, "mem.struct_size is %zu, this library's is %zu",
-                           given->struct_size, sizeof mem);
-    struct card *card;
-    CAIRN_TRY(api_card(&mem, &card));
-    if (card == NULL && mem.stream != NULL)
-        return client_fail(CAIRN_ERR_INVALID,
-                           "mem.stream is %p, and mem.device %d, the host: only what a GPU "
-                           "writes is ordered by a stream; give NULL",
-                           mem.stream, mem.device);
-    *out = mem;
-    return CAIRN_OK;
-}
-
-cairn_status api_card(const struct cairn_mem *mem, struct card **card_out)
-{
-    return card_of_device(mem->device, "mem.device", card_out);
-}
-
-cairn_status api_judge_data(const struct job *job, const char *name, const struct cairn_mem *given,
-                            struct cairn_mem *mem_out, size_t *tensor_out,
-                            const struct cairn_box **part_out)
-{
-    if (name == NULL || given == NULL)
-        return client_fail(CAIRN_ERR_INVALID, "tensor and mem must be given");
-    CAIRN_TRY(copy_mem(given, mem_out));
-    const size_t tensor = spec_find_tensor(&job->spec, name);
-    if (tensor == SIZE_MAX)
-        return client_fail(
-            CAIRN_ERR_NOT_FOUND,
-            "job %s has no tensor %s; cairn_job_tensor lists its %zu, as does `cairn job show %s`",
-            job->name, name, job->spec.tensor_count, job->name);
-    const struct cairn_box *part = job->spec.tensors[tensor].alias_box;
-    *part_out = part;
-    *tensor_out = spec_target(&job->spec, tensor);
-    return CAIRN_OK;
-}
-
-static cairn_status judge_part(const char *name, const struct cairn_box *part,
-                               const struct cairn_box *box, struct cairn_box *box_out)
-{
-    struct shape shape = { .rank = part->rank };
-    struct sentence why;
-    struct cairn_box whole = *part;
-    memcpy(shape.dim, part->extent, sizeof shape.dim);
-    cairn_status status = box != NULL ? box_check(box, &shape, &why) : CAIRN_OK;
-    if (status != CAIRN_OK) return client_fail(status, "tensor %s: %s", name, why.text);
-    for (uint32_t d = 0; box != NULL && d < box->rank; d++) {
-        whole.start[d] += box->start[d];
-        whole.extent[d] = box->extent[d];
-    }
-    *box_out = whole;
-    return CAIRN_OK;
-}
-
-cairn_status api_judge_boxed(const struct job *job, const char *name, const struct cairn_mem *given,
-                             struct cairn_mem *mem_out, size_t *tensor_out,
-                             const struct cairn_box **box, struct cairn_box *room)
-{
-    const struct cairn_box *part;
-    cairn_status status = api_judge_data(job, name, given, mem_out, tensor_out, &part);
-    if (status != CAIRN_OK || part == NULL) return status;
-    status = judge_part(name, part, *box, room);
-    if (status == CAIRN_OK) *box = room;
-    return status;
-}
-
-/* As many bytes as the caller says: no more are touched, and of dense memory no fewer, since it would be
- * memory of something else. */
-static cairn_status judge_bytes(const char *name, const struct cairn_mem *mem,
-                                const struct piece *piece, size_t elem_bytes)
-{
-    char box[CAIRN_BOX_TEXT_BYTES];
-    const size_t needed = strides_span(&piece->strides, box_element_count(&piece->box), elem_bytes);
-    if (mem->bytes == 0 || mem->bytes == needed) return CAIRN_OK;
-    if (piece->strides.given && mem->bytes > needed) return CAIRN_OK;
-    return client_fail(CAIRN_ERR_INVALID,
-                       "tensor %s: mem.bytes is %zu, and %s in %s%s has %zu: give memory of "
-                       "that box, or the box that the memory is of",
-                       name, mem->bytes, box_text(&piece->box, box), dtype_label((int)mem->dtype),
-                       piece->strides.given ? " with these mem.stride" : "", needed);
-}
-
-/* Where the piece lies. */
-static cairn_status judge_place(const struct job *job, size_t tensor, const struct cairn_mem *mem,
-                                struct piece *piece)
-{
-    const char *name = job->spec.tensors[tensor].name;
-    struct sentence why;
-    if (mem->ptr == NULL && box_element_count(&piece->box) != 0)
-        return client_fail(CAIRN_ERR_INVALID, "tensor %s: mem.ptr is NULL", name);
-    struct card *card;
-    const size_t elem_bytes = dtype_size((int)mem->dtype);
-    cairn_status status = strides_judge(mem->stride, &piece->box, elem_bytes, &piece->strides,
-                                        &why);
-    if (status != CAIRN_OK) return client_fail(status, "tensor %s: %s", name, why.text);
-    status = judge_bytes(name, mem, piece, elem_bytes);
-    if (status == CAIRN_OK) status = api_card(mem, &card);
-    if (status != CAIRN_OK || card == NULL) return status;
-    return card_judge(card, mem->ptr,
-                      strides_span(&piece->strides, box_element_count(&piece->box), elem_bytes));
-}
-
-static cairn_status judge_within(const struct tensor_spec *tensor, const struct cairn_box *box)
-{
-    struct sentence why;
-    const cairn_status status = box_check(box, &tensor->shape, &why);
-    if (status == CAIRN_OK) return status;
-    return client_fail(status, "tensor %s: %s", tensor->name, why.text);
-}
-
-static bool holds_nothing(const struct piece *own)
-{
-    return !own->whole && box_element_count(&own->box) == 0;
-}
-
-static cairn_status refuse_nothing(const char *name)
-{
-    return client_fail(CAIRN_ERR_INVALID,
-                       "tensor %s: this worker holds nothing of it, as it said in cairn_tiles",
-                       name);
-}
-
-cairn_status api_judge_own(struct job *job, size_t tensor, const struct cairn_box *box,
-                           const struct cairn_mem *mem, struct piece *piece_out)
-{
-    const struct tensor_spec *spec = &job->spec.tensors[tensor];
-    struct piece piece = client_tiles_own(job, tensor);
-    char given[CAIRN_BOX_TEXT_BYTES], own[CAIRN_BOX_TEXT_BYTES];
-    CAIRN_TRY(box != NULL ? judge_within(spec, box) : CAIRN_OK);
-    if (holds_nothing(&piece)) return refuse_nothing(spec->name);
-    if (box != NULL && !box_equal(box, &piece.box))
-        return client_fail(CAIRN_ERR_INVALID,
-                           "tensor %s: the box given is %s, what this worker holds is %s%s",
-                           spec->name, box_text(box, given), box_text(&piece.box, own),
-                           piece.whole ? "; declare what it holds by cairn_tiles" : "");
-    cairn_status status = judge_place(job, tensor, mem, &piece);
-    if (status == CAIRN_OK) *piece_out = piece;
-    return status;
-}
-
-/* Without a box it is what this worker holds. Somebody who thinks of the whole tensor gives memory of that,
- * and would not see that less was read or written: so the memory's size has to tell. */
-static cairn_status judge_held(const struct tensor_spec *tensor, const struct piece *own,
-                               const struct cairn_mem *mem)
-{
-    char box[CAIRN_BOX_TEXT_BYTES], whole[CAIRN_BOX_TEXT_BYTES];
-    const struct cairn_box all = box_of_shape(&tensor->shape);
-    if (holds_nothing(own)) return refuse_nothing(tensor->name);
-    if (own->whole || mem->bytes != 0) return CAIRN_OK;
-    return client_fail(CAIRN_ERR_INVALID,
-                       "tensor %s: without a box it is what this worker holds, %s of %s, and "
-                       "mem.bytes does not say that the memory is of that; set it, or give "
-                       "the box that is meant",
-                       tensor->name, box_text(&own->box, box), box_text(&all, whole));
-}
-
-cairn_status api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
-                           const struct cairn_mem *mem, struct piece *piece_out)
-{
-    const struct tensor_spec *spec = &job->spec.tensors[tensor];
-    struct piece piece = client_tiles_own(job, tensor);
-    CAIRN_TRY(box != NULL ? judge_within(spec, box) : judge_held(spec, &piece, mem));
-    if (box != NULL) piece.box = *box;
-    piece.whole = box_is_whole(&piece.box, &spec->shape);
-    piece.tile = piece.whole ? CAIRN_TILE_WHOLE : CAIRN_TILE_BOX;
-    cairn_status status = judge_place(job, tensor, mem, &piece);
-    if (status == CAIRN_OK) *piece_out = piece;
-    return status;
-}
-
-/* Returns CAIRN_ERR_INVALID. */
-static cairn_status api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
-                                     const char *allowed)
-{
-    return client_fail(CAIRN_ERR_INVALID, "tensor %s: mem.dtype is %d (%s); %s is allowed here",
-                       tensor, (int)mem->dtype, dtype_label((int)mem->dtype), allowed);
-}
-
-/* ---- a part of a tensor ---- */
-
-cairn_status api_judge_portion(struct job *job, const struct cairn_box *part,
-                               const struct cairn_box *box, struct portion *portion)
-{
-    const char *target = job->spec.tensors[portion->tensor].name;
-    struct cairn_box given;
-    CAIRN_TRY(judge_part(portion->name, part, box, &given));
-    if (!box_equal(&given, part))
-        return client_fail(CAIRN_ERR_INVALID,
-                           "tensor %s is a box of %s, and goes whole: give NULL for its box",
-                           portion->name, target);
-    portion->whole = client_tiles_own(job, portion->tensor);
-    if (!portion->whole.whole)
-        return client_fail(CAIRN_ERR_UNSUPPORTED,
-                           "tensor %s is a box of %s, of which this worker holds a tile: put "
-                           "and push %s, as the tile has it",
-                           portion->name, target, target);
-    return api_judge_box(job, portion->tensor, part, &portion->mem, &portion->piece);
-}
-
-/* ---- planes ---- */
-
-static cairn_status refuse_kind(const struct tensor_spec *t, const char *plane)
-{
-    return client_fail(CAIRN_ERR_NOT_FOUND,
-                       "tensor %s is a %s: it is not optimized and has no plane %s", t->name,
-                       t->kind == CAIRN_BUFFER ? "buffer"
-                       : t->kind == CAIRN_BLOB ? "blob"
-                                               : "frozen tensor",
-                       plane);
-}
-
-cairn_status api_judge_plane(const struct job *job, size_t tensor, int plane)
-{
-    const struct tensor_spec *t = &job->spec.tensors[tensor];
-    struct group_hyper hyper;
-    if (plane == CAIRN_PLANE_PARAM || plane == CAIRN_PLANE_WIRE) return CAIRN_OK;
-    if (t->kind != CAIRN_TRAINED) return refuse_kind(t, plane_name(plane));
-    const size_t group = spec_find_group(&job->spec, t->group);
-    // A spec that was judged has it; the shards judge again.
-    if (group == SIZE_MAX ||
-        group_hyper_of_spec(&job->spec.groups[group], &hyper, NULL) != CAIRN_OK ||
-        (optimizer_planes(&hyper) & 1u << plane) != 0)
-        return CAIRN_OK;
-    return client_fail(CAIRN_ERR_NOT_FOUND,
-                       "tensor %s has no plane %s: optimizer %s of its group %s, with these "
-                       "hyper-parameters, keeps none",
-                       t->name, plane_name(plane), job->spec.groups[group].optimizer, t->group);
-}
-
-cairn_status api_judge_state(const struct job *job, size_t tensor, const char *plane,
-                             int *number_out)
-{
-    *number_out = plane != NULL ? plane_number(plane) : 0;
-    if (*number_out != CAIRN_PLANE_PARAM && *number_out != CAIRN_PLANE_EXP_AVG &&
-        *number_out != CAIRN_PLANE_EXP_AVG_SQ)
-        return client_fail(CAIRN_ERR_UNSUPPORTED,
-                           "tensor %s: \"param\", \"exp_avg\" and \"exp_avg_sq\" are put",
-                           job->spec.tensors[tensor].name);
-    return api_judge_plane(job, tensor, *number_out);
-}
-
-static cairn_dtype job_plane_dtype(const struct job *job, size_t tensor, int plane)
-{
-    const struct tensor_spec *t = &job->spec.tensors[tensor];
-    return plane == CAIRN_PLANE_WIRE ? t->wire : plane == CAIRN_PLANE_PARAM ? t->master : CAIRN_F32;
-}
-
-static const char *dtype_text(cairn_dtype dtype)
-{
-    return dtype == CAIRN_F32    ? "CAIRN_F32"
-           : dtype == CAIRN_BF16 ? "CAIRN_BF16"
-           : dtype == CAIRN_U8   ? "CAIRN_U8"
-                                 : dtype_label((int)dtype);
-}
-
-cairn_status api_judge_dtype(const struct job *job, size_t tensor, int plane,
-                             const struct cairn_mem *mem)
-{
-    const cairn_dtype dtype = job_plane_dtype(job, tensor, plane);
-    if (mem->dtype == dtype) return CAIRN_OK;
-    return api_refuse_dtype(job->spec.tensors[tensor].name, mem, dtype_text(dtype));
-}
-
 /* ==== tiles ==== */
 
 /* cairn_tiles: the caller's list of boxes becomes a declaration, which is told to the coordinator. */
@@ -810,8 +603,8 @@ static cairn_status declare(struct job *job, struct declared *declared, uint64_t
 {
     Cairn__TilesDeclare message = client_tiles_message(declared);
     CAIRN_TRY(offer(job, declared));
-    cairn_status status = ask_coordinator(job, CAIRN_MSG_TILES_DECLARE, &message.base,
-                                          CAIRN_MSG_TILES_SET, deadline_ms, NULL);
+    cairn_status status = ask_coordinator(job, "cairn_tiles", CAIRN_MSG_TILES_DECLARE,
+                                          &message.base, CAIRN_MSG_TILES_SET, deadline_ms, NULL);
     return withdraw(job) ? CAIRN_OK : status; // it may hold just when the time was up
 }
 

@@ -1,18 +1,21 @@
-#include <inttypes.h>
-#include <assert.h>
+/* Reading: fetches, and units that are gathered or mapped. */
+#include "client/job.h"
+
+#include <cairn.h>
+#include <pthread.h>
+#include <sodium.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/base.h"
 #include "client/device.h"
-#include "client/job.h"
 #include "client/op.h"
-#include "client/push.h"
 #include "client/read.h"
+#include "proto/base/text.h"
+#include "proto/geometry/box.h"
 #include "proto/geometry/layout.h"
-#include "proto/plan/plan.h"
 #include "proto/spec/optimizer.h"
-#include "proto/spec/spec_fields.h"
 
 /* ==== read ==== */
 
@@ -93,7 +96,8 @@ static cairn_status wait_version(struct job *job, Cairn__VersionWait *message, i
                                  Cairn__VersionReady **ready_out)
 {
     message->timeout_ms = (uint32_t)timeout_ms;
-    return ask_coordinator(job, CAIRN_MSG_VERSION_WAIT, &message->base, CAIRN_MSG_VERSION_READY,
+    return ask_coordinator(job, message->client_state ? "cairn_client_state" : "cairn_version_wait",
+                           CAIRN_MSG_VERSION_WAIT, &message->base, CAIRN_MSG_VERSION_READY,
                            api_deadline(timeout_ms), (ProtobufCMessage **)ready_out);
 }
 
@@ -174,7 +178,7 @@ cairn_status cairn_snapshot(cairn_job *handle, uint32_t flags, int timeout_ms, c
         message.job = job->name;
         message.wait = (flags & CAIRN_SNAPSHOT_WAIT) != 0;
         ProtobufCMessage *reply;
-        status = ask_coordinator(job, CAIRN_MSG_SNAPSHOT_CREATE, &message.base,
+        status = ask_coordinator(job, "cairn_snapshot", CAIRN_MSG_SNAPSHOT_CREATE, &message.base,
                                  CAIRN_MSG_SNAPSHOT_STATUS, api_deadline(timeout_ms), &reply);
         if (status == CAIRN_OK) {
             const Cairn__SnapshotStatus *snapshot = (const Cairn__SnapshotStatus *)reply;
@@ -184,6 +188,548 @@ cairn_status cairn_snapshot(cairn_job *handle, uint32_t flags, int timeout_ms, c
         }
     }
     return api_leave(handle, status);
+}
+
+/* ==== units ==== */
+
+struct units {
+    const struct job_spec_data *spec; /* borrowed */
+    uint32_t *order;                  /* [tensor_count] tensors, by unit, then by index */
+    size_t *first; /* [unit_count + 1] where each unit begins in `order`; units by name */
+    size_t unit_count;
+};
+
+static void units_close(struct units *units);
+
+static const char *unit_of(const struct job_spec_data *spec, uint32_t tensor)
+{
+    return spec->tensors[tensor].unit;
+}
+
+static int compare(const void *a, const void *b, void *spec)
+{
+    const uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
+    const int order = strcmp(unit_of(spec, left), unit_of(spec, right));
+    return order != 0 ? order : (left > right) - (left < right);
+}
+
+static void mark_units(struct units *units)
+{
+    const size_t count = units->spec->tensor_count;
+    for (size_t i = 0; i < count; i++)
+        if (i == 0 || strcmp(unit_of(units->spec, units->order[i - 1]),
+                             unit_of(units->spec, units->order[i])) != 0)
+            units->first[units->unit_count++] = i;
+    units->first[units->unit_count] = count;
+}
+
+/* Borrows the spec. NULL: out of memory. */
+static struct units *units_open(const struct job_spec_data *spec)
+{
+    struct units *units = calloc(1, sizeof *units);
+    if (units == NULL) return NULL;
+    units->spec = spec;
+    units->order = calloc(spec->tensor_count + 1, sizeof *units->order);
+    units->first = calloc(spec->tensor_count + 1, sizeof *units->first);
+    if (units->order == NULL || units->first == NULL) {
+        units_close(units);
+        return NULL;
+    }
+    for (size_t i = 0; i < spec->tensor_count; i++) units->order[i] = (uint32_t)i;
+    union { // qsort_r gives it back as it is; compare reads it
+        const struct job_spec_data *in;
+        void *out;
+    } context = { .in = spec };
+    qsort_r(units->order, spec->tensor_count, sizeof *units->order, compare, context.out);
+    mark_units(units);
+    return units;
+}
+
+/* NULL is fine */
+static void units_close(struct units *units)
+{
+    if (units == NULL) return;
+    free(units->order);
+    free(units->first);
+    free(units);
+}
+
+/* SIZE_MAX: there is none of that name. */
+static size_t units_find(const struct units *units, const char *name)
+{
+    size_t low = 0, high = units->unit_count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const int order = strcmp(unit_of(units->spec, units->order[units->first[middle]]), name);
+        if (order == 0) return middle;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return SIZE_MAX;
+}
+
+/* The unit's tensors, by their index in the spec, ascending: [*count_out]. */
+static const uint32_t *units_tensors(const struct units *units, size_t unit, size_t *count_out)
+{
+    *count_out = units->first[unit + 1] - units->first[unit];
+    return &units->order[units->first[unit]];
+}
+
+/* ==== cache ==== */
+
+/* Gathered units: what cairn_prefetch and cairn_map have in the library's memory, by unit and version.
+ *
+ * A block holds the tensors of one unit at one version. It is fetched once, whoever asks for it first; it is
+ * lent to each cairn_map until its cairn_unmap, and goes when it is on loan no more and was not prefetched
+ * again. At most `window` blocks are held: a prefetch beyond it puts out the oldest one that is not on
+ * loan, or is dropped; a map beyond it is counted. A block of an older version than the one that is
+ * asked for goes, too, unless it is on loan. Any thread; one lock, the session's. */
+
+/* A tensor of a unit as this worker gets it: what it holds, or all; of an alias, what it stands for. */
+struct unit_tensor {
+    uint32_t named, fetched; /* tensors of the spec */
+    struct piece piece;
+    cairn_dtype dtype;
+    size_t at, byte_count; /* in the block */
+};
+
+/* Which tensors, and where each of them lies. */
+struct unit_shape {
+    size_t unit;
+    struct unit_tensor *tensors; /* owned; [count] */
+    size_t count, byte_count;
+    uint64_t table_hash; /* of the tiles by which this worker's pieces were chosen */
+};
+
+struct block {
+    struct block *next; /* newest first */
+    struct job *job;    /* borrowed: outlives it */
+    struct cairn_version version;
+    struct unit_shape shape;     /* owned */
+    struct card *card;           /* whose addresses the views have; NULL: the host's */
+    struct gone *own;            /* owned: `memory`, if it is of a card */
+    uint8_t *memory;             /* owned; [shape.byte_count]; NULL: `view` has it */
+    struct published_view *view; /* owned; where the shards of this host published it; or NULL */
+    uint32_t pending;            /* fetches that are not done, and one more while they are begun */
+    cairn_status status;
+    struct sentence why;
+    bool wanted;         /* prefetched, and not mapped since */
+    uint64_t call;       /* the prefetch that wanted it last */
+    struct loan *loans;  /* owned */
+    struct op *awaiting; /* operations of cairn_map that wait for it */
+};
+
+struct cache {
+    struct units *units;  /* owned */
+    struct block *blocks; /* owned */
+    uint32_t block_count;
+    uint64_t last_loan, last_call;
+};
+
+#define ALIGN_BYTES ((size_t)64) /* of every tensor in a block */
+
+/* A block on loan to one cairn_map, until its cairn_unmap. */
+struct loan {
+    struct loan *next;
+    uint64_t number;
+};
+
+/* ---- what a unit is made of: not under the lock ---- */
+
+static struct unit_tensor tensor_of(struct job *job, uint32_t named)
+{
+    const struct tensor_spec *spec = &job->spec.tensors[named];
+    struct unit_tensor tensor = { .named = named };
+    tensor.fetched = (uint32_t)spec_target(&job->spec, named);
+    tensor.dtype = job->spec.tensors[tensor.fetched].wire;
+    tensor.piece = client_tiles_own(job, tensor.fetched);
+    if (spec->alias_box != NULL) {
+        tensor.piece.box = *spec->alias_box;
+        tensor.piece.whole = false;
+    }
+    tensor.piece.tile = tensor.piece.whole ? CAIRN_TILE_WHOLE : CAIRN_TILE_BOX;
+    tensor.byte_count = (size_t)box_element_count(&tensor.piece.box) *
+                        dtype_size((int)tensor.dtype);
+    return tensor;
+}
+
+/* Lists the tensors of the unit; the caller frees out->tensors. CAIRN_ERR_BUSY: tiles are being
+ * declared. */
+static cairn_status cache_shape(struct job *job, size_t unit, struct unit_shape *out)
+{
+    struct unit_shape shape = { .unit = unit };
+    const uint32_t *tensors = units_tensors(job->cache->units, unit, &shape.count);
+    shape.tensors = calloc(shape.count, sizeof *shape.tensors);
+    if (shape.tensors == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    for (size_t i = 0; i < shape.count; i++) {
+        struct unit_tensor *tensor = &shape.tensors[i];
+        *tensor = tensor_of(job, tensors[i]);
+        tensor->at = shape.byte_count;
+        shape.byte_count += (tensor->byte_count + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+        if (i == 0) shape.table_hash = tensor->piece.table_hash;
+        if (tensor->piece.table_hash == shape.table_hash) continue;
+        free(shape.tensors);
+        return client_fail(CAIRN_ERR_BUSY, "tiles are being declared by another thread");
+    }
+    if (shape.byte_count == 0) shape.byte_count = ALIGN_BYTES;
+    *out = shape;
+    return CAIRN_OK;
+}
+
+/* ---- blocks: under the lock ---- */
+
+static struct block *find_block(struct job *job, struct cairn_version version,
+                                const struct card *card, const struct unit_shape *shape)
+{
+    for (struct block *b = job->cache->blocks; b != NULL; b = b->next)
+        if (b->card == card && b->shape.unit == shape->unit &&
+            b->shape.table_hash == shape->table_hash &&
+            (b->view == NULL || published_view_whole(b->view)) &&
+            version_compare(b->version, version) == 0)
+            return b;
+    return NULL;
+}
+
+static void drop_cache(struct block *block)
+{
+    struct cache *cache = block->job->cache;
+    struct block **link = &cache->blocks;
+    while (*link != block) link = &(*link)->next;
+    *link = block->next;
+    cache->block_count--;
+    if (block->memory != NULL) block->job->stats.mapped_bytes -= block->shape.byte_count;
+    published_view_close(block->view);
+    for (struct loan *loan = block->loans, *next; loan != NULL; loan = next) {
+        next = loan->next;
+        free(loan);
+    }
+    free(block->shape.tensors);
+    if (block->card == NULL) free(block->memory);
+    if (block->own != NULL) memory_leave(block->job->session, block->own);
+    free(block);
+}
+
+static bool is_idle(const struct block *block)
+{
+    return block->pending == 0 && block->loans == NULL;
+}
+
+/* Puts out the oldest that nobody has on loan, but for those of the prefetch `call`, until there is room
+ * for one more. */
+static bool make_room(struct job *job, uint64_t call)
+{
+    struct cache *cache = job->cache;
+    while (cache->block_count >= job->session->prefetch_units) {
+        struct block *oldest = NULL;
+        for (struct block *b = cache->blocks; b != NULL; b = b->next)
+            if (is_idle(b) && b->call != call) oldest = b;
+        if (oldest == NULL) return false;
+        drop_cache(oldest);
+    }
+    return true;
+}
+
+static void drop_older(struct job *job, struct cairn_version version)
+{
+    for (struct block *b = job->cache->blocks, *next; b != NULL; b = next) {
+        next = b->next;
+        if (version_compare(b->version, version) >= 0) continue;
+        b->wanted = false;
+        if (is_idle(b)) drop_cache(b);
+    }
+}
+
+bool cache_forget(struct job *job)
+{
+    bool is_all = true;
+    for (struct block *b = job->cache != NULL ? job->cache->blocks : NULL, *next; b != NULL;
+         b = next) {
+        next = b->next;
+        if (is_idle(b))
+            drop_cache(b);
+        else
+            is_all = false;
+    }
+    return is_all;
+}
+
+/* All of the unit where it was published; NULL: it has to be gathered. */
+static struct published_view *view_whole(struct job *job, struct cairn_version version,
+                                         const struct card *card, const struct unit_shape *shape)
+{
+    const enum published_side side = card != NULL ? CAIRN_PUBLISHED_DEVICE : CAIRN_PUBLISHED_HOST;
+    if (card != NULL && !published_view_has_card(job, card)) return NULL;
+    uint32_t *tensors = calloc(shape->count + 1, sizeof *tensors);
+    bool whole = tensors != NULL;
+    for (size_t i = 0; whole && i < shape->count; i++) {
+        whole = shape->tensors[i].piece.whole;
+        tensors[i] = shape->tensors[i].fetched;
+    }
+    struct published_view *view =
+        whole ? published_view_open(job, version, side, tensors, shape->count) : NULL;
+    free(tensors);
+    return view;
+}
+
+/* A card's is `own`, if it is there; it is the block's then. */
+static bool allocate_block(struct block *block, size_t bytes, struct gone **own)
+{
+    if (block->card == NULL) {
+        block->memory = aligned_alloc(ALIGN_BYTES, bytes);
+        return block->memory != NULL;
+    }
+    if (*own == NULL) return false;
+    block->own = *own;
+    *own = NULL;
+    block->memory = memory_apart_at(block->own);
+    return true;
+}
+
+/* Adds a block, which takes over the shape. If it is there at once its `pending` is 0; else its
+ * fetches are to be begun. NULL: out of memory. A pending block stays when the lock is let go; one
+ * that is there may be given back by another thread, and freed. */
+static struct block *add_block(struct job *job, struct cairn_version version, struct card *card,
+                               struct unit_shape *shape, struct gone **own)
+{
+    struct cache *cache = job->cache;
+    struct block *block = calloc(1, sizeof *block);
+    if (block == NULL) return NULL;
+    block->card = card;
+    block->view = view_whole(job, version, card, shape);
+    if (block->view == NULL && !allocate_block(block, shape->byte_count, own)) {
+        free(block);
+        return NULL;
+    }
+    block->job = job;
+    block->version = version;
+    block->shape = *shape;
+    shape->tensors = NULL;
+    block->pending = block->view != NULL ? 0 : (uint32_t)block->shape.count + 1;
+    block->next = cache->blocks;
+    cache->blocks = block;
+    cache->block_count++;
+    struct cairn_stats *stats = &job->stats;
+    if (block->view != NULL) {
+        stats->maps_lent++;
+        for (size_t i = 0; i < block->shape.count; i++)
+            mapped_count(job, block->shape.tensors[i].byte_count);
+        for (size_t i = 0; card != NULL && i < block->shape.count; i++)
+            stats->device_fetched_bytes += block->shape.tensors[i].byte_count;
+        return block;
+    }
+    stats->mapped_bytes += block->shape.byte_count;
+    if (stats->mapped_bytes > stats->mapped_bytes_peak)
+        stats->mapped_bytes_peak = stats->mapped_bytes;
+    return block;
+}
+
+/* ---- wanting, lending, giving back ---- */
+
+/* The job's cache, made by the first who asks. */
+static cairn_status cache_open(struct job *job)
+{
+    struct cache *cache = calloc(1, sizeof *cache);
+    if (cache != NULL) cache->units = units_open(&job->spec);
+    const bool whole = cache != NULL && cache->units != NULL;
+    pthread_mutex_lock(&job->session->lock);
+    const bool had = job->cache != NULL;
+    if (!had && whole) job->cache = cache;
+    pthread_mutex_unlock(&job->session->lock);
+    if ((had || !whole) && cache != NULL) {
+        units_close(cache->units);
+        free(cache);
+    }
+    return had || whole ? CAIRN_OK : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+}
+
+/* Returns the number of a new prefetch, and drops the blocks of versions older than this one. */
+static uint64_t cache_new_call(struct job *job, struct cairn_version version)
+{
+    pthread_mutex_lock(&job->session->lock);
+    drop_older(job, version);
+    const uint64_t call = ++job->cache->last_call;
+    pthread_mutex_unlock(&job->session->lock);
+    return call;
+}
+
+/* The prefetch `call` wants the unit. A block that is made takes the shape's tensors, and the caller begins
+ * its fetches; NULL: none is made, or it is there at once. */
+static struct block *cache_want(struct job *job, struct cairn_version version,
+                                struct unit_shape *shape, uint64_t call)
+{
+    struct block *made = NULL;
+    pthread_mutex_lock(&job->session->lock);
+    struct block *block = find_block(job, version, NULL, shape);
+    if (block == NULL && make_room(job, call))
+        block = made = add_block(job, version, NULL, shape, NULL);
+    if (made != NULL && made->pending == 0) made = NULL;
+    if (block != NULL) {
+        block->wanted = true;
+        block->call = call;
+    } else {
+        job->stats.prefetches_dropped++;
+    }
+    pthread_mutex_unlock(&job->session->lock);
+    return made;
+}
+
+static void fill_views(const struct job *job, const struct unit_shape *shape,
+                       const struct block *block, uint64_t loan, struct cairn_view *views)
+{
+    const size_t stride = views[0].struct_size;
+    for (size_t i = 0; i < shape->count; i++) {
+        const struct unit_tensor *tensor = &shape->tensors[i];
+        struct cairn_view view = { .struct_size = sizeof view,
+                                   .tensor = job->spec.tensors[tensor->named].name,
+                                   .ptr = block->view != NULL ? published_view_at(block->view, i)
+                                                              : block->memory + tensor->at,
+                                   .dtype = tensor->dtype,
+                                   .rank = tensor->piece.box.rank,
+                                   .loan = loan };
+        memcpy(view.shape, tensor->piece.box.extent, view.rank * sizeof view.shape[0]);
+        struct cairn_view *to = (struct cairn_view *)((uint8_t *)views + i * stride);
+        to->struct_size = stride;
+        struct_copy_out(to, &view, sizeof view);
+    }
+}
+
+/* Under the lock: the loan's number; 0: out of memory. */
+static uint64_t view_tensor(struct job *job, struct block *block)
+{
+    struct loan *loan = calloc(1, sizeof *loan);
+    if (loan == NULL) return 0;
+    loan->number = ++job->cache->last_loan;
+    loan->next = block->loans;
+    block->loans = loan;
+    job->stats.maps++;
+    if (block->wanted) job->stats.maps_prefetched++;
+    block->wanted = false;
+    return loan->number;
+}
+
+/* Under the lock: a block that is there, or made, and *made_out if its fetches are to be begun. */
+static struct block *find_or_add(struct job *job, struct cairn_version version, struct card *card,
+                                 struct unit_shape *shape, struct gone **own,
+                                 struct block **made_out)
+{
+    drop_older(job, version);
+    struct block *block = find_block(job, version, card, shape);
+    if (block != NULL) return block;
+    const bool has_room = make_room(job, 0);
+    block = add_block(job, version, card, shape, own);
+    if (block == NULL) return NULL;
+    if (!has_room) job->stats.maps_over_window++;
+    if (block->pending > 0) *made_out = block;
+    return block;
+}
+
+/* Finds or adds a block. Called under the lock, which is let go to take memory of a card, since the
+ * driver may take long. *own keeps that memory if another thread was faster to add the block; the
+ * caller gives it back. */
+static struct block *get(struct job *job, struct cairn_version version, struct card *card,
+                         struct unit_shape *shape, struct gone **own, struct block **made_out)
+{
+    struct block *block = find_or_add(job, version, card, shape, own, made_out);
+    if (block != NULL || card == NULL) return block;
+    pthread_mutex_unlock(&job->session->lock);
+    *own = memory_apart(card, shape->byte_count);
+    if (*own == NULL && memory_await_left(job->session)) // of the block that made room
+        *own = memory_apart(card, shape->byte_count);
+    pthread_mutex_lock(&job->session->lock);
+    return *own != NULL ? find_or_add(job, version, card, shape, own, made_out) : NULL;
+}
+
+/* A block of the unit and version on loan, in views, on the card (NULL: the host); op ends when it is there.
+ * *made_out: NULL, or a block of which the caller begins the fetches, also where this fails. */
+static cairn_status cache_lend(struct job *job, struct cairn_version version, struct card *card,
+                               struct unit_shape *shape, struct op *op, struct cairn_view *views,
+                               struct block **made_out)
+{
+    struct unit_shape given = *shape; // add_block() takes its tensors
+    struct gone *own = NULL;
+    struct block *made = NULL;
+    pthread_mutex_lock(&job->session->lock);
+    struct block *block = get(job, version, card, shape, &own, &made);
+    const uint64_t loan = block != NULL ? view_tensor(job, block) : 0;
+    const bool there = loan != 0 && block->pending == 0;
+    if (loan != 0) fill_views(job, &given, block, loan, views);
+    if (loan != 0 && !there) {
+        op->next_awaiting = block->awaiting;
+        block->awaiting = op;
+    }
+    if (own != NULL) memory_leave(job->session, own);
+    pthread_mutex_unlock(&job->session->lock);
+    *made_out = made;
+    if (there) op_let_go(op, CAIRN_OK, NULL);
+    return loan != 0 ? CAIRN_OK
+                     : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for a unit of %zu bytes",
+                                   given.byte_count);
+}
+
+/* One of the block's fetches is over, or the beginning of them; with the last, whoever waits hears of it. */
+static void cache_fetched(struct block *block, cairn_status status, const char *why)
+{
+    struct session *s = block->job->session;
+    struct op *awaiting = NULL;
+    struct sentence sentence = { "" };
+    pthread_mutex_lock(&s->lock);
+    if (status != CAIRN_OK && block->status == CAIRN_OK) {
+        block->status = status;
+        sentence_set(&block->why, "%s", why);
+    }
+    const bool last = --block->pending == 0;
+    if (last) {
+        awaiting = block->awaiting;
+        block->awaiting = NULL;
+        status = block->status;
+        sentence = block->why;
+        if (status != CAIRN_OK || (block->loans == NULL && !block->wanted)) drop_cache(block);
+    }
+    pthread_mutex_unlock(&s->lock);
+    for (struct op *next; awaiting != NULL; awaiting = next) {
+        next = awaiting->next_awaiting;
+        op_let_go(awaiting, status, sentence.text);
+    }
+}
+
+/* Under the lock: whose addresses a loan has; NULL: the host's, or there is no such loan. */
+static struct card *cache_card(const struct job *job, uint64_t number)
+{
+    for (struct block *b = job->cache != NULL ? job->cache->blocks : NULL; b != NULL; b = b->next)
+        for (const struct loan *loan = b->loans; loan != NULL; loan = loan->next)
+            if (loan->number == number) return b->card;
+    return NULL;
+}
+
+/* Under the lock. CAIRN_ERR_INVALID: no such loan; CAIRN_ERR_VERSION_GONE: it was overwritten meanwhile. */
+static cairn_status cache_give_back(struct job *job, uint64_t number)
+{
+    if (job->cache == NULL) return CAIRN_ERR_INVALID;
+    for (struct block *b = job->cache->blocks; b != NULL; b = b->next) {
+        struct loan **link = &b->loans;
+        while (*link != NULL && (*link)->number != number) link = &(*link)->next;
+        struct loan *loan = *link;
+        if (loan == NULL) continue;
+        *link = loan->next;
+        free(loan);
+        const bool whole = b->view == NULL || published_view_whole(b->view);
+        if (is_idle(b) && (!b->wanted || !whole)) drop_cache(b);
+        return whole ? CAIRN_OK : CAIRN_ERR_VERSION_GONE;
+    }
+    return CAIRN_ERR_INVALID;
+}
+
+void cache_release(struct job *job)
+{
+    if (job->cache == NULL) return;
+    pthread_mutex_lock(&job->session->lock); // of the session's copies
+    while (job->cache->blocks != NULL) drop_cache(job->cache->blocks);
+    stitches_release(job);
+    pthread_mutex_unlock(&job->session->lock);
+    units_close(job->cache->units);
+    free(job->cache);
 }
 
 /* ==== map ==== */
@@ -388,365 +934,122 @@ cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void 
     return api_leave(handle, unmap_inside(job, view, stream));
 }
 
-/* ==== reading ==== */
+/* ==== lease ==== */
 
-#define SMALL_BYTES 32768 /* of pages: read sooner than a thread has begun */
+/* Leases: a version that is kept while it is read. The library does not renew them: a reader that hangs must
+ * not hold the shards' memory. */
 
-/* ---- the spec ---- */
-
-/* Compares the names, and what an amendment may change of a tensor: its kind, its wire dtype, and
- * whether it is an alias. */
-static bool same_tensors(const struct job_spec_data *a, const struct job_spec_data *b)
+static cairn_status ask_drop(struct job *job, Cairn__LeaseDrop *message, uint64_t deadline_ms)
 {
-    if (a->tensor_count != b->tensor_count) return false;
-    for (size_t i = 0; i < a->tensor_count; i++) {
-        const struct tensor_spec *x = &a->tensors[i], *y = &b->tensors[i];
-        if (strcmp(x->name, y->name) != 0 || x->kind != y->kind || x->wire != y->wire ||
-            (x->alias_of == NULL) != (y->alias_of == NULL))
-            return false;
-    }
+    return ask_coordinator(job, "cairn_lease_end", CAIRN_MSG_LEASE_DROP, &message->base,
+                           CAIRN_MSG_DONE, deadline_ms, NULL);
+}
+
+static bool withdraw_run(struct command *command)
+{
+    struct session *s = command->job->session;
+    Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
+    message.job = command->job->attachment.job;
+    message.key = command->round;
+    control_send(s, CAIRN_MSG_LEASE_DROP, ++s->control.last_request, &message.base);
     return true;
 }
 
-/* True if the terms are equal that must not change as long as a handle is open. */
-static bool same_terms(const struct job_spec_data *a, const struct job_spec_data *b)
+/* The wish of that key is withdrawn, and what it began ends. Nobody waits for that: unheard, it ends all the
+ * same, with its time or with the connection. */
+static void withdraw(struct job *job, uint64_t key)
 {
-    for (size_t i = 0; i < spec_fields.count; i++) {
-        const struct spec_field *field = &spec_fields.fields[i];
-        if (field->change != CAIRN_SPEC_NEXT_ROUND &&
-            spec_field_bits(field, a) != spec_field_bits(field, b))
-            return false;
-    }
-    return true;
+    struct command *command = op_command(job, withdraw_run);
+    if (command == NULL) return;
+    command->round = key;
+    session_command(job->session, command);
 }
 
-/* The servers' spec is byte for byte what this worker sent. Most are, and reading a million tensors again
- * would take seconds, and the memory of another spec. */
-static bool is_what_was_sent(const struct job *job)
+/* The layouts by which it is read are kept as long. */
+static void note_lease(struct job *job, struct cairn_version version, int ttl_ms)
 {
-    const struct packed *sent = job->attachment.spec_packed;
-    const struct paged *came = &job->attachment.spec_pages;
-    return sent != NULL && sent->size == came->have_bytes &&
-           memcmp(sent->bytes, came->bytes, sent->size) == 0;
+    const uint64_t now_ms = client_now_ms(), until_ms = now_ms + (uint64_t)ttl_ms;
+    struct leased *leased = &job->leased;
+    pthread_mutex_lock(&job->session->lock);
+    if (leased->until_ms <= now_ms || version_compare(version, leased->oldest) < 0)
+        leased->oldest = version;
+    if (until_ms > leased->until_ms) leased->until_ms = until_ms;
+    pthread_mutex_unlock(&job->session->lock);
 }
 
-static cairn_status judge_spec(struct reading *reading)
+static cairn_status take_lease(struct job *job, struct cairn_version version, int ttl_ms,
+                               uint64_t deadline_ms, struct cairn_version *out)
 {
-    const struct job *job = reading->job;
-    const struct job_spec_data *spec = &reading->spec;
-    if (!(reading->first && job->member.role == CAIRN_READER) && !spec_joins(&job->spec, spec)) {
-        sentence_set(&reading->why, "job %s is another one now (%zu differences); open it again",
-                     job->name, spec_diff(&job->spec, spec, 0, NULL, NULL));
-        return CAIRN_ERR_MISMATCH;
-    }
-    reading->tells_clip_norm = true;
-    reading->clip_norm = spec->clip_norm;
-    reading->takes_spec = reading->first;
-    if (reading->first || (same_tensors(&job->spec, spec) && same_terms(&job->spec, spec)))
-        return CAIRN_OK;
-    sentence_set(&reading->why,
-                 "job %s was amended, revision %" PRIu64 ": its tensors or terms are others now; "
-                 "close it and open it again, with the spec as it was or as it is",
-                 job->name, spec->revision);
-    return CAIRN_ERR_REOPEN;
-}
-
-/* The first time the spec of the servers is taken: a reader has none, and a worker's may be that of before
- * an amendment. It stays what it was at a later attach: with other tensors, nothing that this member knows
- * of the job holds any more. */
-static cairn_status read_spec(struct reading *reading)
-{
-    const struct job *job = reading->job;
-    if (reading->first && is_what_was_sent(job)) {
-        reading->tells_clip_norm = true;
-        reading->clip_norm = job->spec.clip_norm;
-        return CAIRN_OK;
-    }
-    const cairn_status status = spec_unpack(job->attachment.spec_pages.bytes,
-                                            job->attachment.spec_pages.have_bytes,
-                                            optimizer_names(), &reading->spec, &reading->why);
-    if (status == CAIRN_OK) return judge_spec(reading);
-    spec_init(&reading->spec);
-    return status;
-}
-
-/* ---- the layout ---- */
-
-cairn_status layout_of_pages(const struct job_spec_data *spec, const struct paged *pages,
-                             struct layout **layout_out)
-{
-    struct layout *layout;
-    CAIRN_TRY(plan_job_decode(spec, pages->bytes, pages->have_bytes, &layout));
-    if (layout->shard_count > CAIRN_CLIENT_SHARDS_MAX) {
-        layout_close(layout);
-        return CAIRN_ERR_PROTOCOL;
-    }
-    *layout_out = layout;
+    Cairn__LeaseTake message = CAIRN__LEASE_TAKE__INIT;
+    ProtobufCMessage *reply;
+    message.generation = version.generation;
+    message.step = version.step;
+    message.ttl_ms = (uint32_t)ttl_ms;
+    randombytes_buf(&message.key, sizeof message.key);
+    message.key |= 1; // not 0
+    const cairn_status status = ask_coordinator(job, "cairn_lease", CAIRN_MSG_LEASE_TAKE,
+                                                &message.base, CAIRN_MSG_LEASED, deadline_ms,
+                                                &reply);
+    if (status == CAIRN_ERR_TIMEOUT) withdraw(job, message.key);
+    if (status != CAIRN_OK) return status;
+    const Cairn__Leased *leased = (const Cairn__Leased *)reply;
+    *out = (struct cairn_version) { leased->generation, leased->step };
+    message_free(reply);
+    note_lease(job, *out, ttl_ms);
     return CAIRN_OK;
 }
 
-static cairn_status read_layout(struct reading *reading)
+cairn_status cairn_lease(cairn_job *handle, struct cairn_version version, int ttl_ms,
+                         int timeout_ms, struct cairn_version *out)
 {
-    const struct job *job = reading->job;
-    const struct paged *pages = &job->attachment.layout_pages;
-    const struct job_spec_data *spec = reading->takes_spec ? &reading->spec : &job->spec;
-    const struct cairn_version none = { 0, 0 };
-    cairn_status status = layout_of_pages(spec, pages, &reading->layout);
-    if (status != CAIRN_OK || !reading->wants_served) return status;
-    status = served_layout_open(spec, reading->layout, none, &reading->served);
-    if (status == CAIRN_OK) reading->layout = NULL;
-    return status;
+    struct job *job = api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
+    if (status == CAIRN_OK && ttl_ms <= 0)
+        status = client_fail(CAIRN_ERR_INVALID, "ttl_ms is %d; give 1 or more", ttl_ms);
+    if (status == CAIRN_OK)
+        status = take_lease(job, version, ttl_ms, api_deadline(timeout_ms), out);
+    return api_leave(handle, status);
 }
 
-/* ---- both ---- */
-
-static void *run(void *arg)
+cairn_status cairn_lease_end(cairn_job *handle, struct cairn_version version, int timeout_ms)
 {
-    struct reading *reading = arg;
-    reading->spec_status = read_spec(reading);
-    if (reading->spec_status == CAIRN_OK) reading->layout_status = read_layout(reading);
-    atomic_store(&reading->is_over, true);
-    if (reading->has_thread) session_kick(reading->job->session);
-    return NULL;
+    struct job *job = api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_judge_call(NULL, NULL, timeout_ms);
+    if (status == CAIRN_OK) {
+        Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
+        message.generation = version.generation;
+        message.step = version.step;
+        status = ask_drop(job, &message, api_deadline(timeout_ms));
+    }
+    return api_leave(handle, status);
 }
 
-cairn_status reading_begin(struct job *job)
+/* ==== cancel ==== */
+
+static cairn_status cancel_op(struct op *op)
 {
-    const struct attachment *attachment = &job->attachment;
-    const uint64_t bytes = attachment->spec_pages.have_bytes + attachment->layout_pages.have_bytes;
-    struct reading *reading = calloc(1, sizeof *reading);
-    if (reading == NULL) return CAIRN_ERR_NO_MEMORY;
-    spec_init(&reading->spec);
-    reading->job = job;
-    reading->first = !attachment->attached_once;
-    reading->wants_served = job->served == NULL;
-    reading->has_thread = bytes > SMALL_BYTES;
-    job->attachment.reading = reading;
-    if (reading->has_thread && pthread_create(&reading->thread, NULL, run, reading) == 0)
-        return CAIRN_OK;
-    reading->has_thread = false;
-    run(reading);
+    struct session *s = op->session;
+    if (!op->may_be_canceled)
+        return client_fail(CAIRN_ERR_UNSUPPORTED,
+                           "only a fetch can be canceled: a gradient is part of its round "
+                           "(cairn_round_abandon), and a unit is given back by cairn_unmap");
+    pthread_mutex_lock(&s->lock);
+    op->is_canceled = true;
+    s->cancels = true;
+    pthread_mutex_unlock(&s->lock);
+    session_kick(s);
     return CAIRN_OK;
 }
 
-void reading_await(struct reading *reading)
+cairn_status cairn_cancel(cairn_op *handle)
 {
-    if (reading->has_thread) pthread_join(reading->thread, NULL);
-    reading->has_thread = false;
-}
-
-void reading_free(struct reading *reading)
-{
-    if (reading == NULL) return;
-    reading_await(reading);
-    spec_release(&reading->spec);
-    if (reading->layout != NULL) layout_close(reading->layout);
-    served_layout_put(reading->served);
-    free(reading);
-}
-
-/* ==== published view ==== */
-
-/* A copy that something here is of. */
-struct source {
-    struct published *copy;
-    uint64_t sequence;
-};
-
-struct published_view {
-    struct job *job;              /* borrowed */
-    struct served_layout *served; /* borrowed; that serves the version, while it is opened */
-    struct cairn_version version;
-    enum published_side side;
-    struct source *sources; /* owned: [shard_count]; copy NULL: nothing is of that shard */
-    uint32_t shard_count;
-    const uint8_t **at;       /* owned: [count] */
-    struct stitch **stitches; /* owned: [count], each on loan; NULL: the tensor is one shard's */
-    size_t count;
-};
-
-const uint8_t *published_view_at(const struct published_view *view, size_t i)
-{
-    assert(i < view->count);
-    return view->at[i];
-}
-
-bool published_view_whole(const struct published_view *view)
-{
-    for (uint32_t i = 0; i < view->shard_count; i++) {
-        const struct source *source = &view->sources[i];
-        if (source->copy == NULL) continue;
-        const struct published_head *head = source->copy->head; // NULL: the session is closed
-        if (head == NULL || !published_read_end(head, source->sequence)) return false;
-    }
-    return true;
-}
-
-void published_view_close(struct published_view *view)
-{
-    if (view == NULL) return;
-    for (size_t i = 0; i < view->count; i++) stitch_put(view->job, view->stitches[i]);
-    for (uint32_t i = 0; i < view->shard_count; i++)
-        if (view->sources[i].copy != NULL) mapped_unuse(view->sources[i].copy);
-    free(view->sources);
-    free(view->at);
-    free(view->stitches);
-    free(view);
-}
-
-/* The shard's copy; the same one for all of the view. */
-static struct published *copy_of(struct published_view *view, uint32_t shard)
-{
-    struct source *source = &view->sources[shard];
-    if (source->copy == NULL) {
-        source->copy = mapped_find(view->job, view->served, shard, view->version, view->side,
-                                   &source->sequence);
-        if (source->copy != NULL) source->copy->uses++;
-    }
-    return source->copy;
-}
-
-/* Where an extent of the layout lies in its shard's copy; NULL: it is not here. */
-static struct published *locate(struct published_view *view, const struct extent *extent,
-                                uint64_t *at_out, const struct local_extent **local_out)
-{
-    struct published *copy = copy_of(view, extent->shard);
-    if (copy == NULL) return NULL;
-    const struct served_part *part = &view->served->parts[extent->shard];
-    const struct geometry *g = &view->served->layout->geometry[extent->tensor];
-    const struct local_extent *local = shard_map_find(&part->map, extent->tensor,
-                                                      quantum_first_leaf(g, extent->first_quantum));
-    assert(local != NULL); // map and extents are of one layout
-    *at_out = part->published_at[local - part->map.extents];
-    *local_out = local;
-    return copy;
-}
-
-/* Where each part of a tensor lies, to be freed; NULL: some of it is not here. */
-static struct stitch_run *find_runs(struct published_view *view, const struct extent *extents,
-                                    size_t extent_count, size_t elem_bytes)
-{
-    struct stitch_run *runs = calloc(extent_count, sizeof *runs);
-    for (size_t e = 0; runs != NULL && e < extent_count; e++) {
-        const struct local_extent *local;
-        uint64_t at;
-        struct published *copy = locate(view, &extents[e], &at, &local);
-        if (copy == NULL) {
-            free(runs);
-            return NULL;
-        }
-        runs[e] = (struct stitch_run) { .copy = copy,
-                                        .sequence = view->sources[extents[e].shard].sequence,
-                                        .at = at,
-                                        .from = local->first_elem * elem_bytes,
-                                        .end = (local->first_elem + local->elem_count) *
-                                               elem_bytes };
-    }
-    return runs;
-}
-
-static bool stitch(struct published_view *view, size_t i, const struct extent *extents,
-                   size_t extent_count, size_t elem_bytes)
-{
-    struct stitch_run *runs = find_runs(view, extents, extent_count, elem_bytes);
-    if (runs != NULL)
-        view->stitches[i] = stitch_get(view->job, extents[0].tensor, runs, extent_count);
-    free(runs);
-    if (view->stitches[i] == NULL) return false;
-    view->at[i] = stitch_base(view->stitches[i]);
-    return true;
-}
-
-static bool view_tensor(struct published_view *view, size_t i, uint32_t tensor)
-{
-    static const uint8_t nothing[1] __attribute__((aligned(64)));
-    size_t extent_count;
-    const struct extent *extents = layout_tensor_extents(view->served->layout, tensor,
-                                                         &extent_count);
-    const size_t elem_bytes = dtype_size((int)view->job->spec.tensors[tensor].wire);
-    if (extent_count == 0) { // of no elements
-        view->at[i] = nothing;
-        return true;
-    }
-    if (extent_count > 1)
-        return view->side == CAIRN_PUBLISHED_HOST &&
-               stitch(view, i, extents, extent_count, elem_bytes);
-    const struct local_extent *local;
-    uint64_t at;
-    const struct published *copy = locate(view, &extents[0], &at, &local);
-    if (copy == NULL) return false;
-    view->at[i] = (view->side == CAIRN_PUBLISHED_HOST ? copy->base : copy->on_card) + at;
-    return true;
-}
-
-struct published_view *published_view_open(struct job *job, struct cairn_version version,
-                                           enum published_side side, const uint32_t *tensors,
-                                           size_t count)
-{
-    if (job->session->published == NULL || job->served == NULL) return NULL;
-    struct published_view *view = calloc(1, sizeof *view);
-    if (view == NULL) return NULL;
-    view->job = job;
-    view->version = version;
-    view->side = side;
-    view->served = served_layout_of_version(job, version);
-    const uint32_t shard_count = view->served->layout->shard_count;
-    view->sources = calloc(shard_count, sizeof *view->sources);
-    view->at = calloc(count + 1, sizeof *view->at);
-    view->stitches = calloc(count + 1, sizeof(struct stitch *));
-    bool all = view->sources != NULL && view->at != NULL && view->stitches != NULL;
-    if (all) view->shard_count = shard_count;
-    if (all) view->count = count;
-    for (size_t i = 0; all && i < count; i++) all = view_tensor(view, i, tensors[i]);
-    if (all && published_view_whole(view)) return view;
-    published_view_close(view);
-    return NULL;
-}
-
-/* ---- copies on the card ---- */
-
-bool published_view_has_card(const struct job *job, const struct card *card)
-{
-    const struct fabric_device *table = card_imports_table(job->session->imports);
-    return table != NULL && memcmp(table->uuids[0], card_uuid(card), 16) == 0;
-}
-
-static bool copy_runs(const struct stitch_run *runs, size_t count, struct card *card, uint8_t *to)
-{
-    struct sentence why;
-    bool whole = true;
-    uint64_t last = 0;
-    for (size_t i = 0, bytes; whole && i < count; i++) {
-        uint64_t copy;
-        bytes = (size_t)(runs[i].end - runs[i].from);
-        whole = card_copy_begin(card, to + runs[i].from, runs[i].copy->on_card + runs[i].at, bytes,
-                                CARD_WITHIN, &copy, &why) == CAIRN_OK;
-        if (whole && copy != 0) last = copy;
-    }
-    return card_copy_wait(card, last, &why) == CAIRN_OK && whole;
-}
-
-bool published_view_copy(struct job *job, struct cairn_version version, uint32_t tensor,
-                         struct card *card, void *to)
-{
-    struct session *s = job->session;
-    size_t count;
-    struct stitch_run *runs = NULL;
-    if (!published_view_has_card(job, card)) return false;
-    pthread_mutex_lock(&s->lock);
-    struct published_view *view = published_view_open(job, version, CAIRN_PUBLISHED_DEVICE, NULL,
-                                                      0);
-    if (view != NULL) {
-        const struct extent *extents = layout_tensor_extents(view->served->layout, tensor, &count);
-        if (count > 0)
-            runs = find_runs(view, extents, count, dtype_size((int)job->spec.tensors[tensor].wire));
-    }
-    pthread_mutex_unlock(&s->lock);
-    bool whole = runs != NULL && copy_runs(runs, count, card, to);
-    pthread_mutex_lock(&s->lock);
-    whole = whole && published_view_whole(view);
-    published_view_close(view);
-    pthread_mutex_unlock(&s->lock);
-    free(runs);
-    return whole;
+    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return handle_fail(handle, "operation");
+    const cairn_status status = cancel_op(op);
+    handle_put(handle);
+    return status;
 }

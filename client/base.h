@@ -139,20 +139,6 @@ void struct_copy_out(void *out, const void *from, size_t bytes);
 /* The caller's i-th struct of an array: the first one's struct_size is the distance of all. */
 const void *struct_at(const void *first, size_t i);
 
-/* ==== units ==== */
-
-/* The units of a job: which tensors are fetched together. Made once of a spec, constant afterwards. */
-
-struct units;
-
-/* Borrows the spec. NULL: out of memory. */
-struct units *units_open(const struct job_spec_data *spec);
-void units_close(struct units *units); /* NULL is fine */
-/* SIZE_MAX: there is none of that name. */
-size_t units_find(const struct units *units, const char *name);
-/* The unit's tensors, by their index in the spec, ascending: [*count_out]. */
-const uint32_t *units_tensors(const struct units *units, size_t unit, size_t *count_out);
-
 /* ==== spec ==== */
 
 /* Turns the spec that a caller gives of a job into the spec that goes over the wire. */
@@ -166,15 +152,8 @@ cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec
  * default. */
 cairn_status client_spec_launch(const struct cairn_job_spec *from, uint32_t *world_out,
                                 uint32_t *start_wait_ms_out) CAIRN_MUST_CHECK;
-/* Appends the tensors of an amendment, which are no aliases; one that is trained and names no group is of
- * "default". As above. */
-cairn_status client_added_fill(const struct cairn_tensor *first, size_t count,
-                               struct job_spec_data *spec) CAIRN_MUST_CHECK;
 /* One group as the wire has it; strings and points stay the caller's. */
 struct group_spec client_group_of(const struct cairn_group *g);
-/* The caller's i-th group of an array, as large as ours. Sets this thread's sentence. */
-cairn_status client_group_copy(const struct cairn_group *first, size_t i,
-                               struct cairn_group *out) CAIRN_MUST_CHECK;
 
 /* ==== step times ==== */
 

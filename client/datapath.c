@@ -7,7 +7,6 @@
  * nothing: it may be a network of management. */
 #include "client/loop.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

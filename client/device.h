@@ -143,8 +143,8 @@ struct card {
     struct CUctx_st *context;
     struct CUstream_st *side; /* of the library: its copies */
     size_t granularity;       /* of memory */
-    struct card_word *words;  /* that nobody waits for (device.c) */
-    /* copies in `side`, numbered from 1 in their order (memory.c) */
+    struct card_word *words;  /* that nobody waits for */
+    /* copies in `side`, numbered from 1 in their order */
     pthread_mutex_t copies_lock; /* guards what follows */
     struct CUevent_st *copied;   /* behind the last that was begun; waited for without the lock */
     uint64_t copies_begun, copies_done;

@@ -104,7 +104,15 @@ enum filled { NOT_PUSHED = 0, PUSHED = 1, PUSHED_IN_PART = 2 };
 /* Notes what this worker has put of the initial state, each tensor once, and gives the digest of
  * it. Caller's threads; not under the lock unless it says so. */
 
-struct put_note;
+#define CAIRN_PUTS_DIGEST_BYTES 32
+
+struct put_note {
+    /* bits 1 << plane */
+    uint8_t put;    /* whole, and it did not fail */
+    uint8_t failed; /* and was not put again since: nothing may be sealed without it */
+    bool known;     /* the digest, of the parameter */
+    uint8_t digest[CAIRN_PUTS_DIGEST_BYTES];
+};
 
 /* Under the lock. */
 struct puts {
@@ -115,21 +123,21 @@ struct puts {
     struct sentence why;
 };
 
-#define CAIRN_PUTS_DIGEST_BYTES 32
-
 /* The beginnings of the digests of every tensor of the job, as InitDone.held has them, to be freed; NULL: no
  * memory, nothing was put, or the job has more tensors than go into a message. */
 #define CAIRN_PUTS_HELD_BYTES 8
 
+/* Under the lock: nothing of it was put after all. */
+void puts_unclaim(struct job *job, size_t tensor, int plane);
 /* Under the lock: a put failed: the plane may be put again. */
 void puts_failed(struct job *job, size_t tensor, int plane);
 
 /* ==== shard link ==== */
 
-/* A shard, as the owner of chunks, and the connection to it; which chunks, the job's layouts say
- * (client/layouts.h). The two part where a relay speaks for the owner (proto/wire/chunk.h): then what is pushed
- * to the owner, and some of what is fetched, goes over the connection of another link, its carrier. Loop
- * thread, but for what says otherwise. */
+/* A shard, as the owner of the chunks that the layouts give it (client/layouts.h), and the connection to
+ * it. The two part where a relay speaks for the owner (proto/wire/chunk.h): then what is pushed to the owner,
+ * and some of what is fetched, goes over the connection of another link, its carrier. Loop thread, but for
+ * what says otherwise. */
 
 #define CAIRN_CLIENT_SHARDS_MAX 4096
 
@@ -187,8 +195,12 @@ struct writing {
 
 void write_release(struct job *job); /* with the job, or under the lock */
 
-/* Until no write of this worker is open, or it is void. CAIRN_ERR_TIMEOUT names it. */
-cairn_status api_await_write(struct job *job, uint64_t deadline_ms) CAIRN_MUST_CHECK;
+/* The round of the write that is open; 0: none. */
+uint64_t api_write_round(struct job *job);
+/* A put in that write. */
+cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor, const char *plane,
+                           const struct cairn_box *box, const struct cairn_mem *given,
+                           cairn_op **op_out);
 
 /* ==== job ==== */
 
@@ -275,6 +287,12 @@ struct job {
     } flights;
 };
 
+/* Under the lock: a write of this worker's that nothing has voided yet. */
+static inline bool job_is_writing(const struct job *job)
+{
+    return job->writing.round.round != 0 && job->writing.round.round > job->filling.void_round;
+}
+
 void job_ref(struct job *job);   /* not under the lock */
 void job_unref(struct job *job); /* frees it with the last one; not under the lock */
 void job_note_clip_norm(struct job *job, double clip_norm); /* likewise */
@@ -307,34 +325,16 @@ cairn_status api_await_none(struct job *job, const uint64_t *open, const char *w
 #define CAIRN_API_ROUND_LEAST  offsetof(struct cairn_round, skips)
 #define CAIRN_API_RESULT_LEAST offsetof(struct cairn_result, skips)
 
-/* Waits for a round of its own (CAIRN_MSG_WRITE_BEGIN) or of all (CAIRN_MSG_ROUND_BEGIN). */
-cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
-                             struct cairn_round *out) CAIRN_MUST_CHECK;
-/* The client state and the driven rates that a commit carries. Both have been judged. */
-struct commit_words {
-    ProtobufCBinaryData state; /* the client state */
-    double *driven; /* [group_count] of the spec, rates of driven groups; NULL: none is */
-};
-/* Commits it, once, and waits for its end. */
-cairn_status api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
-                        const struct commit_words *words, uint64_t deadline_ms,
-                        struct cairn_result *out) CAIRN_MUST_CHECK;
-
-/* ---- op.c ---- */
-/* The rates that go with a commit, by group; `room`: [group_count]. *driven_out: that, or NULL where no
- * group is driven. CAIRN_ERR_INVALID: one has none yet. */
-cairn_status driven_rates(struct job *job, double *room, double **driven_out) CAIRN_MUST_CHECK;
-
-/* ---- round.c: which micro-batches of a step are this worker's (proto/spec/spec.h) ---- */
+/* ---- api_push.c: which micro-batches of a step are this worker's (proto/spec/spec.h) ---- */
 /* The number that the caller has for a micro-batch of the open round becomes its place among this worker's.
  * CAIRN_ERR_INVALID: it is another's. Fails as the round does, too. */
 cairn_status api_batch_place(struct job *job, const struct cairn_round *round,
                              uint32_t *micro) CAIRN_MUST_CHECK;
 
-/* May this worker write what is no parameter? CAIRN_ERR_REFUSED. */
-cairn_status api_batch_judge_buffer(struct job *job, size_t tensor) CAIRN_MUST_CHECK;
+/* Under the lock: the open round has no micro-batch for this worker. */
+bool batch_is_surplus(const struct job *job);
 
-/* ---- api_push.c ---- */
+/* ---- api_push.c: pushes ---- */
 /* Did this job begin it? Rounds of two jobs may have the same number. */
 cairn_status api_judge_begun(const struct job *job,
                              const struct cairn_round *round) CAIRN_MUST_CHECK;
@@ -384,6 +384,9 @@ cairn_status api_judge_state(const struct job *job, size_t tensor, const char *p
 /* CAIRN_ERR_NOT_FOUND says why the tensor has no such plane (enum plane). */
 cairn_status api_judge_plane(const struct job *job, size_t tensor, int plane) CAIRN_MUST_CHECK;
 
+/* CAIRN_ERR_INVALID: mem is in none of the dtypes `allowed`. */
+cairn_status api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
+                              const char *allowed) CAIRN_MUST_CHECK;
 /* CAIRN_ERR_INVALID: mem is not in what the plane of the tensor is put, written and fetched in. */
 cairn_status api_judge_dtype(const struct job *job, size_t tensor, int plane,
                              const struct cairn_mem *mem) CAIRN_MUST_CHECK;
@@ -393,7 +396,7 @@ cairn_status api_judge_portion(struct job *job, const struct cairn_box *part,
                                const struct cairn_box *box,
                                struct portion *portion) CAIRN_MUST_CHECK;
 
-/* ---- memory of a GPU (job.c) ---- */
+/* ---- memory of a GPU ---- */
 
 /* The card of mem.device; *card_out NULL: the host. */
 cairn_status api_card(const struct cairn_mem *mem, struct card **card_out) CAIRN_MUST_CHECK;
@@ -406,7 +409,7 @@ cairn_status api_bring(struct cairn_mem *mem, const struct piece *piece,
 /* ==== list ==== */
 
 /* Functions of the calls for single tensors (api_push.c, api_read.c) that the calls for lists
- * (api_cluster.c) use too. They run on the caller's threads; a failure sets the calling thread's
+ * (lists.c) use too. They run on the caller's threads; a failure sets the calling thread's
  * error sentence. */
 
 /* ---- api_push.c ---- */

@@ -84,12 +84,8 @@ struct staged {
     bool on_card;
 };
 
-/* Room for `bytes`. on_card: on the card, if that has room; else of the host. CAIRN_ERR_NO_MEMORY. */
-cairn_status staging_acquire(struct session *s, struct card *card, bool on_card, size_t bytes,
-                             struct staged *out) CAIRN_MUST_CHECK;
-void staging_return(struct staged *staged);
 /* Nothing of them is read any more; their memory goes with the session's. */
-void staging_close(struct session *s);
+void stage_close_areas(struct session *s);
 
 /* ==== tiles ==== */
 

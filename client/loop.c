@@ -1,20 +1,793 @@
+/* The loop thread: its connection to the coordinator, its turns, and letting go of what shards show. */
 #include "client/loop.h"
 
-#include <inttypes.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "client/base.h"
 #include "client/device.h"
 #include "client/job.h"
 #include "client/op.h"
 #include "client/push.h"
 #include "client/read.h"
+#include "client/session.h"
 #include "proto/base/machine.h"
+#include "proto/geometry/layout.h"
+
+/* ==== detach ==== */
+
+/* A process that maps memory of a GPU which another process owns cannot be restored from a
+ * checkpoint. A trainer may therefore let go of such memory for a while: the fabric sends the
+ * shards away, and they come back when they are let in. Nothing may be open meanwhile, and
+ * published memory that was mapped for reading is gone, as when a shard is lost. */
+
+static void answer_detach(struct session *s, cairn_status status)
+{
+    s->detachment.is_answered = true;
+    s->detachment.status = status;
+    pthread_cond_broadcast(&s->changed);
+}
+
+static bool has_parcels(const struct job *job)
+{
+    for (uint32_t i = 0; i < job->parcels.count; i++)
+        if (job->parcels.all[i]->op != NULL) return true;
+    return false;
+}
+
+/* Under the lock. */
+static cairn_status judge_job(struct job *job, struct sentence *why)
+{
+    const struct filling *filling = &job->filling;
+    if (filling->round > filling->void_round && !filling->committed)
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s: round %" PRIu64 " is open: commit it first",
+                         job->name, filling->round);
+    if (has_parcels(job))
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s: an operation is under way: wait for it",
+                         job->name);
+    if (!cache_forget(job))
+        return fail_with(why, CAIRN_ERR_BUSY, "job %s: a unit is mapped: unmap it first",
+                         job->name);
+    return CAIRN_OK;
+}
+
+/* Under the lock. */
+static cairn_status judge_detach(struct session *s, struct sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    if (s->commands.first != NULL)
+        return fail_with(why, CAIRN_ERR_BUSY, "an operation is under way: wait for it");
+    for (struct job *job = s->jobs; job != NULL && status == CAIRN_OK; job = job->next)
+        status = judge_job(job, why);
+    return status;
+}
+
+static void hold_off(struct session *s, bool is_off)
+{
+    if (s->detachment.is_off == is_off) return;
+    s->detachment.is_off = is_off;
+    if (s->path.fabric != NULL) fabric_hold_off(s->path.fabric, is_off);
+    session_kick(s); // behind the fabric's next progress
+}
+
+/* Loop thread: a step towards what is asked. */
+static void detach_turn(struct session *s)
+{
+    struct detachment *d = &s->detachment;
+    bool wants_off = d->is_off;
+    pthread_mutex_lock(&s->lock);
+    if (d->is_asked && !d->is_answered) {
+        cairn_status status = CAIRN_OK;
+        if (d->wants_off && !d->is_off) status = judge_detach(s, &d->why);
+        if (status == CAIRN_OK) wants_off = d->wants_off;
+        // The answer waits until imported memory is unmapped, for which the fabric must let it go.
+        if (status != CAIRN_OK || !wants_off ||
+            (d->is_off && s->published == NULL && !card_imports_wait(s->imports)))
+            answer_detach(s, status);
+    } else if (!d->is_asked) {
+        wants_off = d->wants_off;
+    }
+    pthread_mutex_unlock(&s->lock);
+    hold_off(s, wants_off);
+}
+
+/* Not under the lock. CAIRN_ERR_BUSY: something is open; CAIRN_ERR_TIMEOUT: it is attached as before. */
+static cairn_status detach_ask(struct session *s, bool wants_off, uint64_t deadline_ms)
+{
+    struct detachment *d = &s->detachment;
+    cairn_status status = CAIRN_OK;
+    struct sentence why = { "" };
+    pthread_mutex_lock(&s->lock);
+    if (d->is_asked)
+        status = fail_with(&why, CAIRN_ERR_BUSY, "another thread detaches or attaches");
+    if (status == CAIRN_OK) {
+        const bool was_off = d->wants_off;
+        d->is_asked = true;
+        d->is_answered = false;
+        d->wants_off = wants_off;
+        pthread_mutex_unlock(&s->lock);
+        session_kick(s);
+        pthread_mutex_lock(&s->lock);
+        while (!d->is_answered && !s->ended && session_sleep(s, deadline_ms)) {}
+        status = d->is_answered ? d->status : CAIRN_ERR_TIMEOUT;
+        if (status == CAIRN_ERR_TIMEOUT)
+            sentence_set(&why, "what shards showed was not all taken back in time");
+        else
+            why = d->why;
+        d->is_asked = false;
+        if (status != CAIRN_OK) d->wants_off = was_off;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    session_kick(s);
+    return client_fail(status, "%s", why.text);
+}
+
+static cairn_status detach_or_attach(cairn *handle, bool wants_off, int timeout_ms)
+{
+    CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
+    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) return handle_fail(handle, "session");
+    cairn_status status = detach_ask(s, wants_off, api_deadline(timeout_ms));
+    handle_put(handle);
+    return status;
+}
+
+cairn_status cairn_detach_memory(cairn *handle, int timeout_ms)
+{
+    return detach_or_attach(handle, true, timeout_ms);
+}
+
+cairn_status cairn_attach_memory(cairn *handle, int timeout_ms)
+{
+    return detach_or_attach(handle, false, timeout_ms);
+}
+
+/* ==== turn ==== */
+
+static void loop_look_soon(struct session *s, bool looks);
+
+/* A turn of the loop thread: what the caller's threads left for it. */
+
+/* The next ask that can be sent now; one whose job has failed is answered here. */
+static struct ask *next_ask(struct session *s)
+{
+    for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) {
+        if (ask->done) continue;
+        if (ask->job->failure.status != CAIRN_OK) { // sent or not
+            ask->done = true;
+            ask->status = ask->job->failure.status;
+            ask->why = ask->job->failure.why;
+            pthread_cond_broadcast(&s->changed);
+        } else if (ask->request == 0 && s->control.ready &&
+                   (ask->job->attachment.state == JOB_ATTACHED ||
+                    ask->type == CAIRN_MSG_WHO_IS_AWAITED)) { // for whom an attach waits, too
+            return ask;
+        }
+    }
+    return NULL;
+}
+
+/* The job's number is known only now. A message that is about a job has it as its first field, `job`; in
+ * SnapshotCreate that is the job's name. */
+static void set_job(ProtobufCMessage *message, uint64_t number)
+{
+    const ProtobufCFieldDescriptor *first = &message->descriptor->fields[0];
+    if (strcmp(first->name, "job") == 0 && first->type == PROTOBUF_C_TYPE_FIXED64)
+        memcpy((uint8_t *)message + first->offset, &number, sizeof number);
+}
+
+static void send_ask(struct session *s, struct ask *ask)
+{
+    set_job(ask->message, ask->job->attachment.job);
+    ask->request = ++s->control.last_request;
+    control_send(s, ask->type, ask->request, ask->message);
+    if (ask->type == CAIRN_MSG_TILES_DECLARE)
+        control_send_pages(s, ask->request, CAIRN_PAGE_TILES, ask->job->tiles.declaring->packed);
+}
+
+static void close_jobs(struct session *s)
+{
+    for (struct job *job = s->jobs, *next; job != NULL; job = next) {
+        next = job->next;
+        if (s->loop.stopping) job->closing = true;
+        if (job->closing) attach_release(job);
+    }
+}
+
+static struct command *next_command(struct session *s, struct command *before)
+{
+    pthread_mutex_lock(&s->lock);
+    struct command *command = before != NULL ? before->next : s->commands.first;
+    pthread_mutex_unlock(&s->lock);
+    return command;
+}
+
+static void free_command(struct session *s, struct command *before, struct command *command)
+{
+    pthread_mutex_lock(&s->lock);
+    if (before != NULL)
+        before->next = command->next;
+    else
+        s->commands.first = command->next;
+    if (s->commands.last == command) s->commands.last = before;
+    pthread_mutex_unlock(&s->lock);
+    job_unref(command->job);
+    command_free(command);
+}
+
+static bool is_of_round(const struct command *command)
+{
+    return command->op == NULL || command->op->kind == CAIRN_CHUNK_PUSH;
+}
+
+/* In the order given, job by job: where one waits for its shards, others go on; and where a push waits for
+ * the stream that writes it, what is not of the round goes on. */
+static void run_commands(struct session *s)
+{
+    struct command *before = NULL;
+    bool any_awaits = false;
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        job->stalled = job->awaits_stream = false;
+    for (struct command *command; (command = next_command(s, before)) != NULL;) {
+        struct job *job = command->job;
+        const bool awaited = job->awaits_stream;
+        const bool waits = job->stalled || (awaited && is_of_round(command));
+        if (!waits && command->run(command)) {
+            free_command(s, before, command);
+            continue;
+        }
+        // A fetch that waits for its stream keeps nobody from going on.
+        if (!waits && command->event == NULL && job->awaits_stream == awaited) job->stalled = true;
+        any_awaits = any_awaits || command->event != NULL;
+        before = command;
+    }
+    loop_look_soon(s, any_awaits);
+}
+
+static void cancel_ops(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    const bool cancels = s->cancels;
+    s->cancels = false;
+    pthread_mutex_unlock(&s->lock);
+    for (struct job *job = s->jobs; cancels && job != NULL; job = job->next) transfer_cancel(job);
+}
+
+/* A turn of the loop thread, whenever it is woken: commands are done, asks are sent, jobs are
+ * attached and closed. */
+static void turn_run(struct session *s)
+{
+    const uint64_t now_ms = client_now_ms();
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->broken.status != CAIRN_OK) job_fail(job, job->broken.status, job->broken.why.text);
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->attachment.reading != NULL && atomic_load(&job->attachment.reading->is_over))
+            attach_read(job);
+    cancel_ops(s);
+    run_commands(s);
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->pushing.gives_up != 0 && job->attachment.state == JOB_ATTACHED) again_give_up(job);
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (s->control.ready && job->attachment.state == JOB_DETACHED && !job->closing &&
+            job->failure.status == CAIRN_OK && now_ms >= job->attachment.at_ms)
+            attach_begin(job);
+    pthread_mutex_lock(&s->lock);
+    for (struct ask *ask; (ask = next_ask(s)) != NULL;) send_ask(s, ask);
+    pthread_mutex_unlock(&s->lock);
+    for (struct job *job = s->jobs; job != NULL; job = job->next) layouts_trim(job);
+    close_jobs(s);
+}
+
+/* ---- who is awaited ---- */
+
+/* Chunks of the job that a shard has not answered. *via_out: the other shard that one of them went to, which
+ * relays; or NULL. */
+static uint32_t count_open(const struct job *job, uint32_t shard, const struct shard_link **via_out)
+{
+    uint32_t count = 0;
+    *via_out = NULL;
+    for (uint32_t i = 0; i < job->parcels.count; i++) {
+        const struct parcel *parcel = job->parcels.all[i];
+        if (parcel->op == NULL || parcel->answered || parcel->is_landed || parcel->shard != shard)
+            continue;
+        if (parcel->via != shard) *via_out = job->shards.links[parcel->via];
+        count++;
+    }
+    return count;
+}
+
+/* "shard s1 (5 chunks, through shard s0, not connected)" */
+static void add_awaited(const struct shard_link *owner, uint32_t open, const struct shard_link *via,
+                        struct sentence *out)
+{
+    const struct shard_link *asked = via != NULL ? via : owner;
+    sentence_add(out, "%sshard %s (%u chunks", out->text[0] != '\0' ? ", " : "", owner->name, open);
+    if (via != NULL) sentence_add(out, ", through shard %s", via->name);
+    sentence_add(out, "%s)", asked->conn.peer == NULL ? ", not connected" : "");
+}
+
+static void list_awaited(const struct job *job, struct sentence *out)
+{
+    for (uint32_t i = 0; i < job->shards.count; i++) {
+        const struct shard_link *via;
+        const uint32_t open = count_open(job, i, &via);
+        if (open > 0) add_awaited(job->shards.links[i], open, via, out);
+    }
+}
+
+static void explain_awaited(struct job *job)
+{
+    struct session *s = job->session;
+    struct sentence awaited = { "" };
+    pthread_mutex_lock(&s->lock);
+    const bool asked = job->awaited.asked;
+    pthread_mutex_unlock(&s->lock);
+    if (!asked) return;
+    list_awaited(job, &awaited);
+    pthread_mutex_lock(&s->lock);
+    job->awaited.text = awaited;
+    job->awaited.asked = false;
+    job->awaited.answered = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ==== control ==== */
+
+static void connect_again(struct session *s);
+static void on_frame(struct stream *stream, const struct wire_frame *frame, void *context);
+
+#define CONNECT_TRY_MS  2000
+#define RETRY_MIN_MS    50
+#define RETRY_MAX_MS    1000
+#define STEADY_MS       2000 /* a connection that stood so long was no failure */
+#define PLACES_RETRY_MS 100  /* while no shard has joined */
+#define FLIGHT_MS       500  /* what is on its way for so long is told of */
+#define FLIGHTS_MAX     64   /* jobs of a session of which it is told */
+
+/* ---- connection ---- */
+
+static void note_away(struct session *s, cairn_status status, const char *why)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->reach.welcome || s->reach.away_since_ms == 0) s->reach.away_since_ms = client_now_ms();
+    s->reach.welcome = false;
+    s->reach.status = status;
+    sentence_set(&s->reach.why, "%s", why);
+    for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) ask->request = 0;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void retry_later(struct session *s)
+{
+    s->control.retry_at_ms = client_now_ms() + s->control.retry_delay_ms;
+    s->control.retry_delay_ms = s->control.retry_delay_ms * 2 < RETRY_MAX_MS
+                                    ? s->control.retry_delay_ms * 2
+                                    : RETRY_MAX_MS;
+}
+
+static void on_close(struct stream *stream, cairn_status status, const char *why, void *context)
+{
+    struct session *s = context;
+    const bool was_ready = s->control.ready;
+    (void)stream;
+    fork_forget(s);
+    s->control.stream = NULL;
+    s->control.ready = s->control.hello_sent = false;
+    if (!s->control.is_choosing) note_away(s, status == CAIRN_OK ? CAIRN_ERR_CLOSED : status, why);
+    if (s->ended && !uv_is_closing((uv_handle_t *)&s->loop.tick))
+        uv_close((uv_handle_t *)&s->loop.tick, NULL);
+    for (struct job *job = s->jobs; job != NULL; job = job->next) attachment_lost(job);
+    if (was_ready && client_now_ms() - s->control.welcome_ms >= STEADY_MS)
+        s->control.retry_delay_ms = RETRY_MIN_MS;
+    retry_later(s);
+    if (s->control.is_choosing) connect_again(s);
+}
+
+static void on_dial(struct stream *stream, void *context)
+{
+    fork_watch(context, stream_descriptor(stream));
+}
+
+static void on_open(struct stream *stream, void *context)
+{
+    struct session *s = context;
+    if (s->loop.stopping) {
+        stream_close(stream, CAIRN_OK, "the session is closed");
+        return;
+    }
+    Cairn__Hello hello = CAIRN__HELLO__INIT;
+    hello.protocol = CAIRN_CONTROL_PROTOCOL;
+    hello.role = CAIRN_ROLE_WIRE_WORKER; // what a job's member may do is said by JobOpen
+    hello.name = s->name;
+    hello.incarnation = s->incarnation;
+    hello.version = wire_text(CAIRN_BUILD);
+    if (s->path.fabric != NULL)
+        hello.fabric_address.data = (uint8_t *)(uintptr_t)fabric_own_address(
+            s->path.fabric, &hello.fabric_address.len);
+    s->control.heard_ms = client_now_ms();
+    s->control.hello_sent = true;
+    control_send(s, CAIRN_MSG_HELLO, ++s->control.last_request, &hello.base);
+}
+
+static void connect_now(struct session *s)
+{
+    static const struct stream_events events = { on_open, on_frame, on_close, on_dial };
+    const struct stream_options options = {
+        .limits = { CAIRN_MSG_WELCOME, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX },
+    };
+    struct sentence why;
+    cairn_status status = stream_connect(&s->loop.uv, &s->endpoint, CONNECT_TRY_MS, &options,
+                                         &events, s, &s->control.stream, &why);
+    if (status == CAIRN_OK) return;
+    s->control.stream = NULL;
+    note_away(s, status, why.text);
+    retry_later(s);
+}
+
+/* ---- heartbeats ---- */
+
+static void look_at_flights(struct job *job, uint64_t now_ms)
+{
+    bool fetches = false;
+    for (uint32_t i = 0; i < job->shards.count; i++) fetches |= job->shards.links[i]->asked > 0;
+    pthread_mutex_lock(&job->session->lock);
+    const bool pushes = job->filling.pushes_open > 0;
+    pthread_mutex_unlock(&job->session->lock);
+    if (!fetches || job->flights.none_fetched_ms == 0) job->flights.none_fetched_ms = now_ms;
+    if (!pushes || job->flights.none_pushed_ms == 0) job->flights.none_pushed_ms = now_ms;
+}
+
+static uint32_t in_flight(const struct job *job, uint64_t now_ms)
+{
+    return (now_ms - job->flights.none_fetched_ms >= FLIGHT_MS ? CAIRN_FLIES_FETCH : 0u) |
+           (now_ms - job->flights.none_pushed_ms >= FLIGHT_MS ? CAIRN_FLIES_PUSH : 0u);
+}
+
+enum { UNHEARD_MAX = 16 };
+
+static bool is_listed(char *const *names, uint32_t count, const char *name)
+{
+    while (count > 0 && strcmp(names[count - 1], name) != 0) count--;
+    return count > 0;
+}
+
+/* Shards that are silent over the data path, by name, each once: [UNHEARD_MAX], borrowed. */
+static uint32_t list_unheard(const struct session *s, char **names)
+{
+    uint32_t count = 0;
+    for (const struct job *job = s->jobs; job != NULL; job = job->next)
+        for (uint32_t i = 0; i < job->shards.count && count < UNHEARD_MAX; i++)
+            if (job->shards.links[i]->silent &&
+                !is_listed(names, count, job->shards.links[i]->name))
+                names[count++] = job->shards.links[i]->name;
+    return count;
+}
+
+/* With what is in flight and who is silent, since each heartbeat replaces what the one before said of it. */
+static void beat(struct session *s, uint64_t now_ms, Cairn__BytesTold *read)
+{
+    Cairn__InFlight reported[FLIGHTS_MAX], *list[FLIGHTS_MAX];
+    char *unheard[UNHEARD_MAX];
+    Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
+    for (const struct job *job = s->jobs; job != NULL; job = job->next) {
+        const uint32_t what = in_flight(job, now_ms);
+        if (what == 0 || job->attachment.state != JOB_ATTACHED ||
+            heartbeat.n_in_flight == FLIGHTS_MAX)
+            continue;
+        Cairn__InFlight *one = &reported[heartbeat.n_in_flight];
+        cairn__in_flight__init(one);
+        one->job = job->attachment.job;
+        one->what = what;
+        list[heartbeat.n_in_flight++] = one;
+    }
+    heartbeat.in_flight = list;
+    heartbeat.bytes = &read;
+    heartbeat.n_bytes = read != NULL;
+    heartbeat.unheard = unheard;
+    heartbeat.n_unheard = s->control.unheard_reported = list_unheard(s, unheard);
+    control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
+}
+
+/* At once, when it changes: who trains has no need of heartbeats. */
+static void report_unheard(struct session *s, uint64_t now_ms)
+{
+    char *names[UNHEARD_MAX];
+    if (s->control.ready && list_unheard(s, names) != s->control.unheard_reported)
+        beat(s, now_ms, NULL);
+}
+
+/* Tells the coordinator how much the members have read from published memory, which no shard
+ * sees. */
+static void report_reads(struct session *s, uint64_t now_ms)
+{
+    if (!s->control.ready || now_ms - s->control.reads_reported_ms < s->control.heartbeat_ms)
+        return;
+    s->control.reads_reported_ms = now_ms;
+    for (struct job *job = s->jobs; job != NULL; job = job->next) {
+        const uint64_t reported = job->reads.reported;
+        if (job->attachment.state != JOB_ATTACHED) continue;
+        const uint64_t bytes = control_job_read(job);
+        if (job->reads.reported == reported) continue;
+        Cairn__BytesTold read = CAIRN__BYTES_TOLD__INIT;
+        read.job = job->attachment.job;
+        read.fetched_shared = bytes;
+        beat(s, now_ms, &read);
+    }
+}
+
+static void keep_alive(struct session *s, uint64_t now_ms)
+{
+    for (struct job *job = s->jobs; job != NULL; job = job->next) look_at_flights(job, now_ms);
+    report_reads(s, now_ms);
+    report_unheard(s, now_ms);
+    if (s->control.ready && now_ms - s->control.spoke_ms >= s->control.heartbeat_ms)
+        beat(s, now_ms, NULL);
+    const uint64_t lease_ms = s->control.lease_ms != 0 ? s->control.lease_ms : 5000;
+    if (s->control.hello_sent && now_ms - s->control.heard_ms > lease_ms)
+        stream_close(s->control.stream, CAIRN_ERR_CLOSED, "the coordinator was silent for %u ms",
+                     (unsigned)lease_ms);
+}
+
+/* connect, heartbeat, lease */
+static void control_tick(struct session *s)
+{
+    const uint64_t now_ms = client_now_ms();
+    if (s->control.retry_delay_ms == 0) s->control.retry_delay_ms = RETRY_MIN_MS;
+    if (s->control.stream == NULL && now_ms >= s->control.retry_at_ms && !s->loop.stopping)
+        connect_now(s);
+    if (s->control.stream != NULL) keep_alive(s, now_ms);
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        for (uint32_t i = 0; i < job->shards.count; i++) link_tick(job->shards.links[i], now_ms);
+}
+
+/* ---- frames ---- */
+
+static struct job *job_of_id(struct session *s, uint64_t id)
+{
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->attachment.state == JOB_ATTACHED && job->attachment.job == id) return job;
+    return NULL;
+}
+
+static struct job *job_attaching(struct session *s, uint32_t request)
+{
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->attachment.state == JOB_ATTACHING && job->attachment.request == request)
+            return job;
+    return NULL;
+}
+
+/* The pages of its layout are coming. */
+static struct job *job_changing(struct session *s)
+{
+    struct job *job = s->jobs;
+    while (job != NULL && job->attachment.changed == NULL) job = job->next;
+    return job;
+}
+
+/* Takes the message. */
+static void on_layout_changed(struct session *s, Cairn__LayoutChanged *message)
+{
+    struct job *job = job_of_id(s, message->job);
+    if (job != NULL)
+        layouts_on_changed(job, message);
+    else
+        message_free(&message->base);
+}
+
+/* Applies a reply or notice to this session, before the thread that asked hears of it.
+ * CAIRN_ERR_NO_MEMORY: nothing was applied, so nobody may hear of the message. */
+static cairn_status apply_message(struct session *s, uint32_t request, uint16_t type,
+                                  const ProtobufCMessage *message)
+{
+    if (type == CAIRN_MSG_ROUND_OPENED) {
+        const Cairn__RoundOpened *opened = (const Cairn__RoundOpened *)message;
+        struct job *job = job_of_id(s, opened->job);
+        if (job != NULL) return pushes_on_opened(job, opened);
+    } else if (type == CAIRN_MSG_ROUND_RESULT) {
+        const Cairn__RoundResult *result = (const Cairn__RoundResult *)message;
+        struct job *job = job_of_id(s, result->job);
+        if (job != NULL) pushes_on_result(job, result);
+    } else if (type == CAIRN_MSG_SHARDS_CHANGED) {
+        const Cairn__ShardsChanged *changed = (const Cairn__ShardsChanged *)message;
+        struct job *job = job_of_id(s, changed->job);
+        if (job != NULL) layouts_on_shards(job, changed);
+    } else if (type == CAIRN_MSG_TILES_SET) {
+        struct job *job = job_of_id(s, ((const Cairn__TilesSet *)message)->job);
+        if (job != NULL) again_on_tiles_set(job, request);
+    }
+    return CAIRN_OK;
+}
+
+/* Never empty: it is what the caller reads. */
+static const char *sentence_of(const Cairn__Error *error, cairn_status status)
+{
+    return error->text[0] != 0 ? error->text : status_text((int)status);
+}
+
+/* Gives a reply (taken) to the thread that asked for it. */
+static void answer_ask(struct session *s, uint32_t request, uint16_t type,
+                       ProtobufCMessage *message)
+{
+    pthread_mutex_lock(&s->lock);
+    for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) {
+        if (ask->request != request || ask->done) continue;
+        ask->done = true;
+        if (type == CAIRN_MSG_ERROR && ask->job->failure.status != CAIRN_OK) {
+            ask->status = ask->job->failure.status; // told just before it: an ask had crossed that
+            ask->why = ask->job->failure.why;
+        } else if (type == CAIRN_MSG_ERROR) {
+            const Cairn__Error *error = (const Cairn__Error *)message;
+            ask->status = status_known(error->status) && error->status != CAIRN_OK
+                              ? (cairn_status)error->status
+                              : CAIRN_ERR_PROTOCOL;
+            sentence_set(&ask->why, "%s", sentence_of(error, ask->status));
+        } else {
+            ask->reply_type = type;
+            ask->reply = message;
+            message = NULL;
+        }
+        pthread_cond_broadcast(&s->changed);
+        break;
+    }
+    pthread_mutex_unlock(&s->lock);
+    message_free(message);
+}
+
+/* The first Welcome tells where the shards are; the connection is made anew with the address of the fabric
+ * that was opened by it. */
+static void choose_path(struct session *s, const Cairn__Welcome *welcome)
+{
+    struct sentence why = { "" };
+    cairn_status status;
+    if (datapath_choose(s, welcome, &why, &status) && status != CAIRN_OK) {
+        note_away(s, status, why.text);
+        pthread_mutex_lock(&s->lock);
+        s->reach.no_path = true;
+        pthread_cond_broadcast(&s->changed);
+        pthread_mutex_unlock(&s->lock);
+    }
+    s->control.is_choosing = true;
+    stream_close(s->control.stream, CAIRN_OK, "the data path is opened first");
+}
+
+/* The coordinator was asked for the shards' places only. */
+static void connect_again(struct session *s)
+{
+    s->control.is_choosing = false;
+    s->control.retry_at_ms = s->reach.no_path ? UINT64_MAX : client_now_ms() + PLACES_RETRY_MS;
+    if (s->path.fabric == NULL) return;
+    s->control.retry_at_ms = 0;
+    s->control.retry_delay_ms = RETRY_MIN_MS;
+    if (!s->loop.stopping) control_tick(s);
+}
+
+static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
+{
+    if (s->path.fabric == NULL) {
+        choose_path(s, welcome);
+        return;
+    }
+    s->control.ready = true;
+    s->control.was_given_up = welcome->coordinator_incarnation == s->control.incarnation;
+    s->control.incarnation = welcome->coordinator_incarnation;
+    s->control.store = welcome->store;
+    s->control.welcome_ms = client_now_ms();
+    s->control.unheard_reported = 0;
+    s->control.heartbeat_ms = welcome->heartbeat_ms >= 10 ? welcome->heartbeat_ms : 10;
+    s->control.lease_ms = welcome->lease_ms >= 100 ? welcome->lease_ms : 100;
+    fabric_set_patience(s->path.fabric, s->control.lease_ms);
+    pthread_mutex_lock(&s->lock);
+    s->reach.welcome = true;
+    s->reach.away_since_ms = 0;
+    s->reach.status = CAIRN_OK;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    turn_run(s);
+}
+
+/* An Error that answers no ask: of an attach, or of the whole connection. */
+static bool on_error(struct session *s, uint32_t request, const Cairn__Error *error)
+{
+    const cairn_status status = status_known(error->status) ? (cairn_status)error->status
+                                                            : CAIRN_ERR_PROTOCOL;
+    struct job *attaching = request != 0 ? job_attaching(s, request) : NULL;
+    if (attaching != NULL) {
+        attach_differ(attaching, error);
+        attach_on_error(attaching, status, sentence_of(error, status));
+        return true;
+    }
+    if (request != 0 && again_on_error(s, request, status, sentence_of(error, status))) return true;
+    if (request != 0 && s->control.ready) return false;
+    if (error->job != 0) { // the others of this session go on
+        struct job *meant = job_of_id(s, error->job);
+        if (meant != NULL) job_fail(meant, status, sentence_of(error, status));
+        return true;
+    }
+    note_away(s, status, sentence_of(error, status));
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (status == CAIRN_ERR_FENCED || status == CAIRN_ERR_JOB_LOST)
+            job_fail(job, status, sentence_of(error, status));
+    return true;
+}
+
+/* The job that a message is about: its first field; of an Error, a field of its own. 0: none. */
+static uint64_t job_of_message(uint16_t type, const ProtobufCMessage *message)
+{
+    const ProtobufCFieldDescriptor *first = &message->descriptor->fields[0];
+    uint64_t number = 0;
+    if (type == CAIRN_MSG_ERROR) return ((const Cairn__Error *)message)->job;
+    if (message->descriptor->n_fields > 0 && strcmp(first->name, "job") == 0 &&
+        first->type == PROTOBUF_C_TYPE_FIXED64)
+        memcpy(&number, (const uint8_t *)message + first->offset, sizeof number);
+    return number;
+}
+
+/* A message for a job whose pages are still being read waits until they are, so that a large job
+ * sees its messages in the same order as a small one. */
+static void read_before(struct session *s, const struct wire_frame *frame,
+                        const ProtobufCMessage *message)
+{
+    const uint64_t number = job_of_message(frame->type, message);
+    for (struct job *job = s->jobs; job != NULL; job = job->next) {
+        const struct attachment *attachment = &job->attachment;
+        if (attachment->reading == NULL) continue;
+        if (attachment->reply->job == number || attachment->request == frame->request)
+            attach_read(job);
+    }
+}
+
+static void on_frame(struct stream *stream, const struct wire_frame *frame, void *context)
+{
+    struct session *s = context;
+    s->control.heard_ms = client_now_ms();
+    const ProtobufCMessageDescriptor *type = message_type(frame->type);
+    ProtobufCMessage *message = type != NULL
+                                    ? message_unpack(type, frame->payload, frame->payload_bytes)
+                                    : NULL;
+    if (message == NULL) {
+        if (type != NULL && errno == ENOMEM)
+            control_starve(s, message_name(frame->type));
+        else
+            stream_close(stream, CAIRN_ERR_PROTOCOL, "the coordinator sent a bad %s",
+                         message_name(frame->type));
+        return;
+    }
+    read_before(s, frame, message);
+    struct job *attaching = job_attaching(s, frame->request);
+    if (frame->type == CAIRN_MSG_WELCOME) {
+        on_welcome(s, (const Cairn__Welcome *)message);
+    } else if (frame->type == CAIRN_MSG_ATTACHED && attaching != NULL) {
+        attach_on_attached(attaching, (Cairn__Attached *)message);
+        return;
+    } else if (frame->type == CAIRN_MSG_PAGE && attaching != NULL) {
+        attach_on_page(attaching, (const Cairn__Page *)message);
+    } else if (frame->type == CAIRN_MSG_PAGE && job_changing(s) != NULL) {
+        layouts_on_page(job_changing(s), (const Cairn__Page *)message);
+    } else if (frame->type == CAIRN_MSG_LAYOUT_CHANGED) {
+        on_layout_changed(s, (Cairn__LayoutChanged *)message);
+        return;
+    } else if (frame->type == CAIRN_MSG_ERROR &&
+               on_error(s, frame->request, (const Cairn__Error *)message)) {
+        // said
+    } else if (frame->type != CAIRN_MSG_HEARTBEAT) {
+        if (apply_message(s, frame->request, frame->type, message) != CAIRN_OK) {
+            control_starve(s, message_name(frame->type));
+        } else if (frame->request != 0) {
+            answer_ask(s, frame->request, frame->type, message);
+            return;
+        }
+    }
+    message_free(message);
+}
+
+/* ==== loop ==== */
 
 #define DESCRIPTORS 32 /* that a session opens at most before it is welcome; 21 were counted */
 #define THREADS     2  /* ours, and UCX's */
@@ -23,14 +796,6 @@
 #define STOP_MS     300 /* what is under way may end by itself for so long */
 #define GOODBYE_MS  300
 #define STREAMS_MS  1000 /* then a stream may hold up this thread, and is let go */
-
-static void detach_turn(struct session *s);
-static void attach_release(struct job *job);
-static void again_give_up(struct job *job);
-static void attach_begin(struct job *job);
-static void again_tiles(struct job *job);
-static void again_ask_round(struct job *job);
-static void again_pause(struct job *job);
 
 /* ---- the thread ---- */
 
@@ -218,606 +983,4 @@ void loop_stop(struct session *s)
     session_kick(s);
     pthread_join(s->loop.thread, NULL);
     streams_end(s);
-}
-
-/* ==== turn ==== */
-
-/* A turn of the loop thread: what the caller's threads left for it. */
-
-/* The next ask that can be sent now; one whose job has failed is answered here. */
-static struct ask *next_ask(struct session *s)
-{
-    for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) {
-        if (ask->done) continue;
-        if (ask->job->failure.status != CAIRN_OK) { // sent or not
-            ask->done = true;
-            ask->status = ask->job->failure.status;
-            ask->why = ask->job->failure.why;
-            pthread_cond_broadcast(&s->changed);
-        } else if (ask->request == 0 && s->control.ready &&
-                   (ask->job->attachment.state == JOB_ATTACHED ||
-                    ask->type == CAIRN_MSG_WHO_IS_AWAITED)) { // for whom an attach waits, too
-            return ask;
-        }
-    }
-    return NULL;
-}
-
-/* The job's number is known only now. A message that is about a job has it as its first field, `job`; in
- * SnapshotCreate that is the job's name. */
-static void set_job(ProtobufCMessage *message, uint64_t number)
-{
-    const ProtobufCFieldDescriptor *first = &message->descriptor->fields[0];
-    if (strcmp(first->name, "job") == 0 && first->type == PROTOBUF_C_TYPE_FIXED64)
-        memcpy((uint8_t *)message + first->offset, &number, sizeof number);
-}
-
-static void send_ask(struct session *s, struct ask *ask)
-{
-    set_job(ask->message, ask->job->attachment.job);
-    ask->request = ++s->control.last_request;
-    control_send(s, ask->type, ask->request, ask->message);
-    if (ask->type == CAIRN_MSG_TILES_DECLARE)
-        control_send_pages(s, ask->request, CAIRN_PAGE_TILES, ask->job->tiles.declaring->packed);
-}
-
-static void close_jobs(struct session *s)
-{
-    for (struct job *job = s->jobs, *next; job != NULL; job = next) {
-        next = job->next;
-        if (s->loop.stopping) job->closing = true;
-        if (job->closing) attach_release(job);
-    }
-}
-
-static struct command *next_command(struct session *s, struct command *before)
-{
-    pthread_mutex_lock(&s->lock);
-    struct command *command = before != NULL ? before->next : s->commands.first;
-    pthread_mutex_unlock(&s->lock);
-    return command;
-}
-
-static void free_command(struct session *s, struct command *before, struct command *command)
-{
-    pthread_mutex_lock(&s->lock);
-    if (before != NULL)
-        before->next = command->next;
-    else
-        s->commands.first = command->next;
-    if (s->commands.last == command) s->commands.last = before;
-    pthread_mutex_unlock(&s->lock);
-    job_unref(command->job);
-    command_free(command);
-}
-
-static bool is_of_round(const struct command *command)
-{
-    return command->op == NULL || command->op->kind == CAIRN_CHUNK_PUSH;
-}
-
-/* In the order given, job by job: where one waits for its shards, others go on; and where a push waits for
- * the stream that writes it, what is not of the round goes on. */
-static void run_commands(struct session *s)
-{
-    struct command *before = NULL;
-    bool any_awaits = false;
-    for (struct job *job = s->jobs; job != NULL; job = job->next)
-        job->stalled = job->awaits_stream = false;
-    for (struct command *command; (command = next_command(s, before)) != NULL;) {
-        struct job *job = command->job;
-        const bool awaited = job->awaits_stream;
-        const bool waits = job->stalled || (awaited && is_of_round(command));
-        if (!waits && command->run(command)) {
-            free_command(s, before, command);
-            continue;
-        }
-        // A fetch that waits for its stream keeps nobody from going on.
-        if (!waits && command->event == NULL && job->awaits_stream == awaited) job->stalled = true;
-        any_awaits = any_awaits || command->event != NULL;
-        before = command;
-    }
-    loop_look_soon(s, any_awaits);
-}
-
-static void cancel_ops(struct session *s)
-{
-    pthread_mutex_lock(&s->lock);
-    const bool cancels = s->cancels;
-    s->cancels = false;
-    pthread_mutex_unlock(&s->lock);
-    for (struct job *job = s->jobs; cancels && job != NULL; job = job->next) transfer_cancel(job);
-}
-
-void turn_run(struct session *s)
-{
-    const uint64_t now_ms = client_now_ms();
-    for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->broken.status != CAIRN_OK) job_fail(job, job->broken.status, job->broken.why.text);
-    for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->attachment.reading != NULL && atomic_load(&job->attachment.reading->is_over))
-            attach_read(job);
-    cancel_ops(s);
-    run_commands(s);
-    for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->pushing.gives_up != 0 && job->attachment.state == JOB_ATTACHED) again_give_up(job);
-    for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (s->control.ready && job->attachment.state == JOB_DETACHED && !job->closing &&
-            job->failure.status == CAIRN_OK && now_ms >= job->attachment.at_ms)
-            attach_begin(job);
-    pthread_mutex_lock(&s->lock);
-    for (struct ask *ask; (ask = next_ask(s)) != NULL;) send_ask(s, ask);
-    pthread_mutex_unlock(&s->lock);
-    for (struct job *job = s->jobs; job != NULL; job = job->next) layouts_trim(job);
-    close_jobs(s);
-}
-
-/* ==== attach ==== */
-
-/* After the coordinator said not now: the spec may be large. */
-#define RETRY_MIN_MS 100
-#define RETRY_MAX_MS 1000
-
-static void attach_begin(struct job *job)
-{
-    struct session *s = job->session;
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = job->name;
-    open.role = job->member.role == CAIRN_READER ? CAIRN_ROLE_WIRE_READER : CAIRN_ROLE_WIRE_WORKER;
-    open.rank = job->member.rank;
-    open.session = job->member.id;
-    open.token = job->member.token;
-    open.spec_bytes = job->attachment.spec_packed != NULL ? job->attachment.spec_packed->size : 0;
-    open.start_wait_ms = job->attachment.start_wait_ms;
-    open.attached = job->attachment.attached_once ? job->attachment.job
-                                                  : 0; // it is not to be made anew
-    open.must_exist = (job->attachment.open_flags & CAIRN_OPEN_MUST_EXIST) != 0;
-    open.resume_latest = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0;
-    open.must_not_exist = (job->attachment.open_flags & CAIRN_OPEN_MUST_NOT_EXIST) != 0;
-    open.takeover = (job->attachment.open_flags & CAIRN_OPEN_TAKEOVER) != 0 &&
-                    !job->attachment.attached_once; // it has the place since, or has lost it
-    open.run = s->run;
-    open.restarts = s->restarts;
-    open.seen_epoch = job->attachment.seen_epoch;
-    open.seen_store = job->attachment.seen_store;
-    job->attachment.state = JOB_ATTACHING;
-    attachment_put_off(job, "");
-    pthread_mutex_lock(&s->lock);
-    open.world = job->attachment.launch;
-    pthread_mutex_unlock(&s->lock);
-    job->attachment.request = ++s->control.last_request;
-    control_send(s, CAIRN_MSG_JOB_OPEN, job->attachment.request, &open.base);
-    if (job->attachment.spec_packed != NULL)
-        control_send_pages(s, job->attachment.request, CAIRN_PAGE_SPEC,
-                           job->attachment.spec_packed);
-}
-
-/* It was there, and lost while its shards heard of us: asked again, once, it is restored. */
-static bool was_lost_under_way(struct job *job, cairn_status status)
-{
-    const bool resumes = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0 &&
-                         !job->attachment.attached_once;
-    const bool again = resumes && status == CAIRN_ERR_JOB_LOST && !job->attachment.lost_under_way;
-    job->attachment.lost_under_way |= again;
-    return again;
-}
-
-void attach_differ(struct job *job, const Cairn__Error *error)
-{
-    uint8_t *bytes = malloc(cairn__error__get_packed_size(error) + 1);
-    if (bytes != NULL && error->n_differences > 0 && job->attachment.refused == NULL)
-        job->attachment.refused = cairn__error__unpack(NULL, cairn__error__pack(error, bytes),
-                                                       bytes);
-    free(bytes);
-}
-
-void attach_on_error(struct job *job, cairn_status status, const char *text)
-{
-    attachment_lost(job);
-    if (status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY &&
-        !was_lost_under_way(job, status)) {
-        job_fail(job, status, text);
-        return;
-    }
-    attachment_put_off(job, text);
-    const uint32_t twice_ms = 2 * job->attachment.delay_ms;
-    job->attachment.delay_ms = twice_ms < RETRY_MIN_MS   ? RETRY_MIN_MS
-                               : twice_ms > RETRY_MAX_MS ? RETRY_MAX_MS
-                                                         : twice_ms;
-    job->attachment.at_ms = client_now_ms() + job->attachment.delay_ms;
-}
-
-/* ---- what Attached brings ---- */
-
-/* A restore that nobody could tell of: it was while the coordinator was away. */
-static cairn_status judge_step(const struct job *job, struct sentence *why)
-{
-    const uint64_t now = job->attachment.reply->step;
-    pthread_mutex_lock(&job->session->lock);
-    const uint64_t was = job->known.newest.step;
-    pthread_mutex_unlock(&job->session->lock);
-    if (!job->attachment.attached_once || now >= was) return CAIRN_OK;
-    sentence_set(why,
-                 "job %s was restored: it was at step %" PRIu64 ", and is at step %" PRIu64
-                 "; close it and open it again",
-                 job->name, was, now);
-    return CAIRN_ERR_ROLLED_BACK;
-}
-
-/* Takes over the spec that the reading thread has read. Only the first one becomes the job's
- * spec. */
-static cairn_status adopt_spec(struct job *job, struct reading *reading, struct sentence *why)
-{
-    if (reading->tells_clip_norm) job_note_clip_norm(job, reading->clip_norm);
-    if (reading->spec_status != CAIRN_OK) {
-        *why = reading->why;
-        return reading->spec_status;
-    }
-    if (reading->takes_spec) {
-        const struct job_spec_data was = job->spec;
-        job->spec = reading->spec;
-        reading->spec = was; // freed with it
-    }
-    return CAIRN_OK;
-}
-
-/* A coordinator that lives on took the member for lost and had the shards cut their endpoints to it; both
- * ends begin anew. A new coordinator did not: connections stay, and what is under way on them goes on. */
-static void restart_links(struct job *job)
-{
-    for (uint32_t i = 0; i < job->shards.count; i++)
-        chunk_link_restart(&job->shards.links[i]->conn);
-}
-
-/* For lack of memory an open fails, and may be tried again; a job that was open is attached anew. */
-static void give_up(struct job *job, cairn_status status, const char *why)
-{
-    if (status != CAIRN_ERR_NO_MEMORY)
-        job_fail(job, status, why);
-    else if (job->attachment.attached_once)
-        control_starve(job->session, "Attached");
-    else
-        job_fail(job, status, "out of memory for the job's spec and layout");
-}
-
-void attach_read(struct job *job)
-{
-    struct session *s = job->session;
-    const Cairn__Attached *a = job->attachment.reply;
-    struct reading *reading = job->attachment.reading;
-    struct sentence why;
-    reading_await(reading);
-    sentence_set(&why, "the coordinator sent a layout that is not one of this job");
-    cairn_status status = adopt_spec(job, reading, &why);
-    if (status == CAIRN_OK) status = judge_step(job, &why);
-    if (status == CAIRN_OK) status = layouts_attached(job, reading, &why);
-    if (status != CAIRN_OK) {
-        attachment_drop_pages(&job->attachment);
-        give_up(job, status, why.text);
-        return;
-    }
-    job->attachment.state = JOB_ATTACHED;
-    job->attachment.delay_ms = 0;
-    if (job->attachment.attached_once && s->control.was_given_up) {
-        restart_links(job);
-        job->reads.reported_before =
-            job->reads.reported; // it has them from the member that is gone
-    }
-    job->reads.reported = job->reads.reported_before;
-    pthread_mutex_lock(&s->lock);
-    job->attachment.job = a->job;
-    if (!job->attachment.attached_once) {
-        job->known.found = a->step > a->first_step;
-        job->known.found_step = a->step;
-        snprintf(job->known.made_by, sizeof job->known.made_by, "%s", a->made_by);
-    }
-    job->attachment.attached_once = true;
-    job->known.initialized = a->initialized;
-    job->known.newest = (struct cairn_version) { a->generation, a->step };
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
-    attachment_drop_pages(&job->attachment);
-    layouts_apply(job);
-    again_tiles(job);
-    again_ask_round(job);
-    again_pause(job);
-    session_kick(s);
-}
-
-void attach_on_attached(struct job *job, Cairn__Attached *message)
-{
-    attachment_drop_pages(&job->attachment);
-    job->attachment.reply = message;
-    cairn_status status = paged_init(&job->attachment.spec_pages, message->spec_bytes);
-    if (status == CAIRN_OK)
-        status = paged_init(&job->attachment.layout_pages, message->layout_bytes);
-    if (message->n_shards > CAIRN_CLIENT_SHARDS_MAX) status = CAIRN_ERR_PROTOCOL;
-    if (status != CAIRN_OK) job_fail(job, status, "the coordinator announced too large a job");
-}
-
-static void begin_reading(struct job *job)
-{
-    const cairn_status status = reading_begin(job);
-    if (status != CAIRN_OK)
-        give_up(job, status, "");
-    else if (atomic_load(&job->attachment.reading->is_over))
-        attach_read(job);
-}
-
-void attach_on_page(struct job *job, const Cairn__Page *page)
-{
-    if (job->attachment.reply == NULL) return;
-    struct paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->attachment.spec_pages
-                                                        : &job->attachment.layout_pages;
-    cairn_status status = paged_add(paged, page);
-    if (status != CAIRN_OK)
-        give_up(job, status, "the coordinator sent the pages of the job out of order");
-    else if (paged_whole(&job->attachment.spec_pages) && paged_whole(&job->attachment.layout_pages))
-        begin_reading(job);
-}
-
-/* ---- the list, and the end ---- */
-
-bool attach_list_run(struct command *command)
-{
-    struct job *job = command->job;
-    struct session *s = job->session;
-    command->job = NULL;
-    pthread_mutex_lock(&s->lock);
-    job->next = s->jobs;
-    s->jobs = job;
-    pthread_mutex_unlock(&s->lock);
-    return true;
-}
-
-static bool loans_are_back(const struct job *job)
-{
-    for (uint32_t i = 0; i < job->shards.count; i++)
-        if (job->shards.links[i]->conn.on_loan > 0) return false;
-    return true;
-}
-
-static void unlink_job(struct job *job)
-{
-    struct session *s = job->session;
-    pthread_mutex_lock(&s->lock);
-    struct job **link = &s->jobs;
-    while (*link != job) link = &(*link)->next;
-    *link = job->next;
-    job->closed = true;
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
-}
-
-/* The job is closing: leaves it, and takes it out of the list once the fabric has nothing of it on loan. */
-static void attach_release(struct job *job)
-{
-    attachment_drop_pages(&job->attachment);
-    if (job->failure.status == CAIRN_OK) {
-        struct sentence closed;
-        sentence_set(&closed, "job %s was closed", job->name);
-        fail_calls(job, CAIRN_ERR_CANCELED, closed.text);
-        session_kick(job->session); // asks are answered by it
-    }
-    // A member that is given up while it attaches has no number to leave by. The end of the connection tells
-    // the coordinator, which would else await a worker that nobody drives, and fence the next of its rank.
-    if (job->attachment.state == JOB_ATTACHING && job->session->control.stream != NULL)
-        stream_close(job->session->control.stream, CAIRN_OK, "job %s was given up", job->name);
-    if (job->attachment.state == JOB_ATTACHED) {
-        Cairn__JobLeave leave = CAIRN__JOB_LEAVE__INIT;
-        leave.job = job->attachment.job;
-        leave.fetched_shared = control_job_read(job);
-        control_send(job->session, CAIRN_MSG_JOB_LEAVE, 0, &leave.base);
-    }
-    fail_parcels(job, CAIRN_ERR_CANCELED);
-    for (uint32_t i = 0; i < job->shards.count; i++) chunk_link_close(&job->shards.links[i]->conn);
-    if (!loans_are_back(job)) return; // the fabric gives them back soon; the tick comes again
-    served_layouts_release(job);
-    pushes_release(job);
-    links_release(job);
-    unlink_job(job);
-    job_unref(job);
-}
-
-/* ==== detach ==== */
-
-/* A process that maps memory of a GPU which another process owns cannot be restored from a
- * checkpoint. A trainer may therefore let go of such memory for a while: the fabric sends the
- * shards away, and they come back when they are let in. Nothing may be open meanwhile, and
- * published memory that was mapped for reading is gone, as when a shard is lost. */
-
-static void answer_detach(struct session *s, cairn_status status)
-{
-    s->detachment.is_answered = true;
-    s->detachment.status = status;
-    pthread_cond_broadcast(&s->changed);
-}
-
-static bool has_parcels(const struct job *job)
-{
-    for (uint32_t i = 0; i < job->parcels.count; i++)
-        if (job->parcels.all[i]->op != NULL) return true;
-    return false;
-}
-
-/* Under the lock. */
-static cairn_status judge_job(struct job *job, struct sentence *why)
-{
-    const struct filling *filling = &job->filling;
-    if (filling->round > filling->void_round && !filling->committed)
-        return fail_with(why, CAIRN_ERR_BUSY, "job %s: round %" PRIu64 " is open: commit it first",
-                         job->name, filling->round);
-    if (has_parcels(job))
-        return fail_with(why, CAIRN_ERR_BUSY, "job %s: an operation is under way: wait for it",
-                         job->name);
-    if (!cache_forget(job))
-        return fail_with(why, CAIRN_ERR_BUSY, "job %s: a unit is mapped: unmap it first",
-                         job->name);
-    return CAIRN_OK;
-}
-
-/* Under the lock. */
-static cairn_status judge_detach(struct session *s, struct sentence *why)
-{
-    cairn_status status = CAIRN_OK;
-    if (s->commands.first != NULL)
-        return fail_with(why, CAIRN_ERR_BUSY, "an operation is under way: wait for it");
-    for (struct job *job = s->jobs; job != NULL && status == CAIRN_OK; job = job->next)
-        status = judge_job(job, why);
-    return status;
-}
-
-static void hold_off(struct session *s, bool is_off)
-{
-    if (s->detachment.is_off == is_off) return;
-    s->detachment.is_off = is_off;
-    if (s->path.fabric != NULL) fabric_hold_off(s->path.fabric, is_off);
-    session_kick(s); // behind the fabric's next progress
-}
-
-/* Loop thread: a step towards what is asked. */
-static void detach_turn(struct session *s)
-{
-    struct detachment *d = &s->detachment;
-    bool wants_off = d->is_off;
-    pthread_mutex_lock(&s->lock);
-    if (d->is_asked && !d->is_answered) {
-        cairn_status status = CAIRN_OK;
-        if (d->wants_off && !d->is_off) status = judge_detach(s, &d->why);
-        if (status == CAIRN_OK) wants_off = d->wants_off;
-        // The answer waits until imported memory is unmapped, for which the fabric must let it go.
-        if (status != CAIRN_OK || !wants_off ||
-            (d->is_off && s->published == NULL && !card_imports_wait(s->imports)))
-            answer_detach(s, status);
-    } else if (!d->is_asked) {
-        wants_off = d->wants_off;
-    }
-    pthread_mutex_unlock(&s->lock);
-    hold_off(s, wants_off);
-}
-
-cairn_status detach_ask(struct session *s, bool wants_off, uint64_t deadline_ms)
-{
-    struct detachment *d = &s->detachment;
-    cairn_status status = CAIRN_OK;
-    struct sentence why = { "" };
-    pthread_mutex_lock(&s->lock);
-    if (d->is_asked)
-        status = fail_with(&why, CAIRN_ERR_BUSY, "another thread detaches or attaches");
-    if (status == CAIRN_OK) {
-        const bool was_off = d->wants_off;
-        d->is_asked = true;
-        d->is_answered = false;
-        d->wants_off = wants_off;
-        pthread_mutex_unlock(&s->lock);
-        session_kick(s);
-        pthread_mutex_lock(&s->lock);
-        while (!d->is_answered && !s->ended && session_sleep(s, deadline_ms)) {}
-        status = d->is_answered ? d->status : CAIRN_ERR_TIMEOUT;
-        if (status == CAIRN_ERR_TIMEOUT)
-            sentence_set(&why, "what shards showed was not all taken back in time");
-        else
-            why = d->why;
-        d->is_asked = false;
-        if (status != CAIRN_OK) d->wants_off = was_off;
-    }
-    pthread_mutex_unlock(&s->lock);
-    if (status == CAIRN_OK) return CAIRN_OK;
-    session_kick(s);
-    return client_fail(status, "%s", why.text);
-}
-
-/* ==== again ==== */
-
-/* The tiles that were declared: before anything else. */
-static void again_tiles(struct job *job)
-{
-    const struct declared *declared = job->tiles.declared; // changed by this thread only
-    if (declared == NULL || declared->world == 0) return;
-    Cairn__TilesDeclare message = client_tiles_message(declared);
-    message.job = job->attachment.job;
-    job->tiles.request = ++job->session->control.last_request;
-    control_send(job->session, CAIRN_MSG_TILES_DECLARE, job->tiles.request, &message.base);
-    control_send_pages(job->session, job->tiles.request, CAIRN_PAGE_TILES, declared->packed);
-}
-
-/* Is it the reply to the call that waits now? Under the lock. */
-static bool is_awaited(const struct job *job, uint32_t request)
-{
-    const struct ask *ask = job->session->asks;
-    while (ask != NULL && (ask->job != job || ask->type != CAIRN_MSG_TILES_DECLARE))
-        ask = ask->next;
-    return ask != NULL && ask->request == request;
-}
-
-void again_on_tiles_set(struct job *job, uint32_t request)
-{
-    if (request == job->tiles.request) {
-        job->tiles.request = 0;
-        return;
-    }
-    struct declared *former = NULL;
-    pthread_mutex_lock(&job->session->lock);
-    if (is_awaited(job, request)) {
-        former = job->tiles.declared;
-        job->tiles.declared = job->tiles.declaring;
-        job->tiles.declaring_holds = true;
-    }
-    pthread_mutex_unlock(&job->session->lock);
-    client_tiles_free(former);
-}
-
-bool again_on_error(struct session *s, uint32_t request, cairn_status status, const char *text)
-{
-    struct job *job = s->jobs;
-    while (job != NULL && job->tiles.request != request && job->pause.request != request)
-        job = job->next;
-    if (job == NULL) return false;
-    if (job->tiles.request == request) job->tiles.request = 0;
-    if (job->pause.request == request) job->pause.request = 0;
-    job_fail(job, status, text);
-    return true;
-}
-
-/* The pause of this worker, if it is in one. */
-static void again_pause(struct job *job)
-{
-    struct session *s = job->session;
-    const uint64_t now_ms = client_now_ms();
-    Cairn__Pause message = CAIRN__PAUSE__INIT;
-    char what[sizeof job->pause.what];
-    pthread_mutex_lock(&s->lock);
-    memcpy(what, job->pause.what, sizeof what);
-    const uint64_t left_ms = job->pause.ends_ms > now_ms ? job->pause.ends_ms - now_ms : 0;
-    pthread_mutex_unlock(&s->lock);
-    if (left_ms == 0) return;
-    message.job = job->attachment.job;
-    message.at_most_ms = (uint32_t)left_ms;
-    message.what = what;
-    job->pause.request = ++s->control.last_request;
-    control_send(s, CAIRN_MSG_PAUSE, job->pause.request, &message.base);
-}
-
-/* Attached in the middle of a round: it is decided or void by now, and no shard may be left to say so (one
- * that never granted it answers nothing). Only the coordinator knows. */
-static void again_ask_round(struct job *job)
-{
-    Cairn__RoundCommit ask = CAIRN__ROUND_COMMIT__INIT;
-    if (job->pushing.pusher.push == NULL) return;
-    ask.job = job->attachment.job;
-    ask.round = job->pushing.pusher.round;
-    control_send(job->session, CAIRN_MSG_ROUND_COMMIT, ++job->session->control.last_request,
-                 &ask.base);
-}
-
-/* A shard refused something of the round (client/push.c): it is given up, for all. */
-static void again_give_up(struct job *job)
-{
-    Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
-    message.job = job->attachment.job;
-    message.round = job->pushing.gives_up;
-    message.abandon = true;
-    job->pushing.gives_up = 0;
-    control_send(job->session, CAIRN_MSG_ROUND_COMMIT, ++job->session->control.last_request,
-                 &message.base);
 }

@@ -33,10 +33,6 @@ cairn_status loop_start(struct session *s) CAIRN_MUST_CHECK;
 /* Ends the thread and waits for its end. Operations under way get a moment to end by themselves. */
 void loop_stop(struct session *s);
 
-/* loop.c: a turn of the loop thread, whenever it is woken: commands are done, asks are sent, jobs are
- * attached and closed. */
-void turn_run(struct session *s);
-
 /* ==== control ==== */
 
 /* The control connection: connect, hello, leases, frames. Loop thread. */
@@ -68,7 +64,6 @@ struct reach {
     uint64_t away_since_ms;
 };
 
-void control_tick(struct session *s); /* connect, heartbeat, lease */
 /* Sends without an ask; a failure shows as the stream's end. */
 void control_send(struct session *s, uint16_t type, uint32_t request,
                   const ProtobufCMessage *message);
@@ -123,9 +118,6 @@ struct detachment {
     bool is_off;
 };
 
-/* Not under the lock. CAIRN_ERR_BUSY: something is open; CAIRN_ERR_TIMEOUT: it is attached as before. */
-cairn_status detach_ask(struct session *s, bool wants_off, uint64_t deadline_ms) CAIRN_MUST_CHECK;
-
 /* ==== again ==== */
 
 /* Tells a coordinator again, after an attach, what this client had told the one before: a new
@@ -136,6 +128,9 @@ void again_on_tiles_set(struct job *job, uint32_t request);
 /* An Error: of tiles or a pause that were told again it is an error of the job. False: it is of neither. */
 bool again_on_error(struct session *s, uint32_t request, cairn_status status, const char *text);
 
+/* A shard refused something of the round (push.c): it is given up, for all. */
+void again_give_up(struct job *job);
+
 /* ==== attach ==== */
 
 /* Attaching to a job, and again after every loss of the control connection. Loop thread. */
@@ -145,6 +140,9 @@ struct command;
 /* The command by which a job is put into the session's list: its reference becomes the list's. */
 bool attach_list_run(struct command *command);
 
+void attach_begin(struct job *job);
+/* The job is closing: leaves it, and takes it out of the list once the fabric has nothing of it on loan. */
+void attach_release(struct job *job);
 void attach_on_attached(struct job *job, Cairn__Attached *attached); /* takes it */
 void attach_on_page(struct job *job, const Cairn__Page *page);
 /* Waits for the thread that reads the pages of `job`, and attaches the job by what it read. */
@@ -161,13 +159,11 @@ void attach_on_error(struct job *job, cairn_status status, const char *text);
 
 struct reading;
 
-/* The layout of the newest version, as `reading` read it, and the shards, as the job's attachment has them.
- * CAIRN_ERR_ROLLED_BACK: it was restored onto other shards. The sentence is set where it is not the caller's
- * "not a layout". */
-cairn_status layouts_attached(struct job *job, struct reading *reading,
-                              struct sentence *why) CAIRN_MUST_CHECK;
-/* The job is attached, by what came: connects, and goes on by it with what is under way. */
-void layouts_apply(struct job *job);
+/* Applies the message, which is the function's to free. The job fails if the message does not fit it. */
+void layouts_on_changed(struct job *job, Cairn__LayoutChanged *message);
+/* A page of the LayoutChanged before it; of no request. */
+void layouts_on_page(struct job *job, const Cairn__Page *page);
+void layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message);
 
 /* Each turn: layouts by which nothing is fetched any more go, and connections to shards that left the job. */
 void layouts_trim(struct job *job);

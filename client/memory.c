@@ -1,9 +1,9 @@
 /* The calls of memory: what they ask for is judged here. */
 #include "client/session.h"
 
-#include <inttypes.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -451,24 +451,4 @@ cairn_status cairn_unregister(cairn *handle, void *ptr)
     if (s == NULL) return handle_fail(handle, "session");
     handle_put(handle);
     return client_fail(CAIRN_ERR_INVALID, "%p is not registered", ptr);
-}
-
-static cairn_status detach_or_attach(cairn *handle, bool wants_off, int timeout_ms)
-{
-    CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
-    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return handle_fail(handle, "session");
-    cairn_status status = detach_ask(s, wants_off, api_deadline(timeout_ms));
-    handle_put(handle);
-    return status;
-}
-
-cairn_status cairn_detach_memory(cairn *handle, int timeout_ms)
-{
-    return detach_or_attach(handle, true, timeout_ms);
-}
-
-cairn_status cairn_attach_memory(cairn *handle, int timeout_ms)
-{
-    return detach_or_attach(handle, false, timeout_ms);
 }

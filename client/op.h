@@ -111,6 +111,12 @@ struct op *op_create(struct job *job, uint8_t kind, bool with_handle);
 void op_hold(struct op *op);
 void op_let_go(struct op *op, cairn_status status, const char *why);
 
+/* Why a failed operation failed. */
+static inline const char *op_why(const struct op *op)
+{
+    return op->why != NULL ? op->why : status_text((int)op->status);
+}
+
 void command_free(struct command *command); /* not its op */
 /* A command with a reference to the job; NULL: out of memory. */
 struct command *op_command(struct job *job, bool (*run)(struct command *));
@@ -198,6 +204,7 @@ void client_silence(struct job *job, struct sentence *out);
 struct ask {
     struct ask *next;
     struct job *job;
+    const char *call;          /* of cairn.h, that asks: for errors */
     uint16_t type;             /* enum wire_message */
     ProtobufCMessage *message; /* the thread's; the job's number in it is set when it is sent */
     uint32_t request;          /* 0: not sent on this connection */
@@ -208,10 +215,10 @@ struct ask {
     ProtobufCMessage *reply; /* the thread frees it with message_free */
 };
 
-/* Sends the request, waits for its reply of `reply_type` (*reply_out, freed by the caller; NULL: nobody wants
- * it) or its failure. Sets this thread's sentence. */
-cairn_status ask_coordinator(struct job *job, uint16_t type, ProtobufCMessage *message,
-                             uint16_t reply_type, uint64_t deadline_ms,
+/* Sends the request of `call`, a function of cairn.h, and waits for its reply of `reply_type` (*reply_out,
+ * freed by the caller; NULL: nobody wants it) or its failure. Sets this thread's sentence. */
+cairn_status ask_coordinator(struct job *job, const char *call, uint16_t type,
+                             ProtobufCMessage *message, uint16_t reply_type, uint64_t deadline_ms,
                              ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
 /* For whom cairn_job_open waits, as its error says it. */
 struct sentence ask_opening_awaits(struct job *job);

@@ -1,13 +1,217 @@
+/* Parcels of chunks on their way, and copies of a card's memory for them. */
 #include "client/push.h"
 
-#include <inttypes.h>
 #include <assert.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/base.h"
 #include "client/device.h"
 #include "client/job.h"
+#include "client/layouts.h"
+#include "client/loop.h"
 #include "client/op.h"
+#include "client/session.h"
+#include "proto/spec/spec.h"
+
+/* ==== staging ==== */
+
+#define PIECE_LEAST ((size_t)64 << 10)
+#define AREA_BYTES  ((size_t)16 << 20) /* taken at a time, or four pieces */
+#define PIECES_MAX  32                 /* of an area */
+
+#define CARDS_AGAIN_MS 60000
+
+struct staging_area {
+    struct staging_area *next;
+    struct card *card;
+    bool on_card;
+    bool may_pin, is_pinned; /* may_pin: nobody has tried */
+    uint8_t *base;           /* memory of the session */
+    size_t piece_bytes;
+    uint32_t count, used; /* taken: bits */
+};
+
+static size_t piece_size(size_t bytes)
+{
+    size_t size = PIECE_LEAST;
+    while (size < bytes) size *= 2;
+    return size;
+}
+
+static uint32_t piece_count(size_t piece_bytes)
+{
+    if (piece_bytes >= AREA_BYTES / 4) return 4;
+    return AREA_BYTES / piece_bytes < PIECES_MAX ? (uint32_t)(AREA_BYTES / piece_bytes)
+                                                 : PIECES_MAX;
+}
+
+static bool has_free(const struct staging_area *area)
+{
+    return area->used != (uint32_t)((UINT64_C(1) << area->count) - 1);
+}
+
+static struct staging_area *find_area(struct session *s, const struct card *card, bool on_card,
+                                      size_t piece_bytes)
+{
+    struct staging_area *area = s->staging_areas;
+    while (area != NULL && (area->card != card || area->on_card != on_card ||
+                            area->piece_bytes != piece_bytes || !has_free(area)))
+        area = area->next;
+    return area;
+}
+
+/* Frees an area on a card that no shard can be shown: pushing from there needs shards to map it,
+ * and it cannot replace host memory. The reason may be the driver, for good, or a lack of
+ * descriptors, for a while: so cards are tried again later, and the reason is told only once. */
+static void refuse_cards(struct session *s, const void *base)
+{
+    if (s->staging_on_host_ms == 0)
+        session_say(s, "memory of the GPU cannot be shown to other processes (the driver "
+                       "exports none, or no descriptor is left): what is pushed from it "
+                       "passes the host, until it can be");
+    s->staging_on_host_ms = client_now_ms() + CARDS_AGAIN_MS;
+    if (memory_free(s, base) != CAIRN_OK) return; // then it goes with the session
+}
+
+/* Between card_change_begin and _end, or of the host. */
+static struct staging_area *open_area(struct session *s, struct card *card, bool on_card,
+                                      size_t piece_bytes)
+{
+    struct staging_area *area = calloc(1, sizeof *area);
+    void *base;
+    if (area == NULL) return NULL;
+    *area = (struct staging_area) { .card = card,
+                                    .on_card = on_card,
+                                    .may_pin = !on_card,
+                                    .piece_bytes = piece_bytes,
+                                    .count = piece_count(piece_bytes) };
+    const size_t bytes = area->count * piece_bytes;
+    if (memory_allocate(s, bytes, on_card ? card : NULL, &base) != CAIRN_OK) {
+        free(area);
+        return NULL;
+    }
+    memory_show(s); // so that it goes by reference from the first piece on
+    if (on_card && !memory_is_shown(s, base)) {
+        refuse_cards(s, base);
+        free(area);
+        return NULL;
+    }
+    area->base = base;
+    area->next = s->staging_areas;
+    s->staging_areas = area;
+    return area;
+}
+
+static struct staging_area *open_on_card(struct session *s, struct card *card, size_t piece_bytes)
+{
+    if (!card_change_begin()) return NULL;
+    struct staging_area *area = open_area(s, card, true, piece_bytes);
+    card_change_end();
+    return area;
+}
+
+/* As soon as that keeps no stream waiting and no copy is under way: copies are slower until then. */
+static void pin_area(struct staging_area *area)
+{
+    if (!area->may_pin || area->used != 0 || !card_change_begin()) return;
+    area->may_pin = false;
+    area->is_pinned = card_pin(area->card, area->base, area->count * area->piece_bytes);
+    card_change_end();
+}
+
+/* Room for `bytes`. on_card: on the card, if that has room; else of the host. CAIRN_ERR_NO_MEMORY. */
+static cairn_status staging_acquire(struct session *s, struct card *card, bool on_card,
+                                    size_t bytes, struct staged *out)
+{
+    const size_t piece_bytes = piece_size(bytes);
+    if (client_now_ms() < s->staging_on_host_ms) on_card = false;
+    struct staging_area *area = find_area(s, card, on_card, piece_bytes);
+    if (area == NULL)
+        area = on_card ? open_on_card(s, card, piece_bytes)
+                       : open_area(s, card, false, piece_bytes);
+    if (area == NULL && on_card) return staging_acquire(s, card, false, bytes, out);
+    if (area == NULL) return CAIRN_ERR_NO_MEMORY;
+    pin_area(area);
+    uint32_t piece = 0;
+    while ((area->used >> piece & 1) != 0) piece++;
+    area->used |= UINT32_C(1) << piece;
+    *out = (struct staged) { area, area->base + piece * piece_bytes, area->on_card };
+    return CAIRN_OK;
+}
+
+static void staging_return(struct staged *staged)
+{
+    struct staging_area *area = staged->area;
+    const size_t piece = (size_t)(staged->at - area->base) / area->piece_bytes;
+    area->used &= ~(UINT32_C(1) << piece);
+    *staged = (struct staged) { 0 };
+}
+
+void stage_close_areas(struct session *s)
+{
+    while (s->staging_areas != NULL) {
+        struct staging_area *area = s->staging_areas;
+        s->staging_areas = area->next;
+        if (area->is_pinned) card_unpin(area->card, area->base);
+        free(area);
+    }
+}
+
+/* ==== explain ==== */
+
+/* Sentences for what went wrong with a chunk: what, where, and what to do. */
+
+/* Why a version could not be read, and how to get one that can. */
+static void explain_version(const struct parcel *parcel, cairn_status status,
+                            struct cairn_version newest, struct sentence *out)
+{
+    const char *tensor = parcel->job->spec.tensors[parcel->place.tensor].name;
+    if (status == CAIRN_ERR_VERSION_GONE)
+        sentence_set(
+            out,
+            "tensor %s: version %" PRIu64 ".%" PRIu64
+            " is no longer kept; take the newest (cairn_version_wait) and read all of it anew",
+            tensor, parcel->version.generation, parcel->version.step);
+    else
+        sentence_set(out,
+                     "tensor %s: version %" PRIu64 ".%" PRIu64
+                     " is not published yet, the newest that was heard of is %" PRIu64 ".%" PRIu64
+                     "; cairn_version_wait waits for it",
+                     tensor, parcel->version.generation, parcel->version.step, newest.generation,
+                     newest.step);
+}
+
+/* Says of a chunk why it failed, where, and what to do. Not under the lock. */
+static void explain_parcel(const struct parcel *parcel, cairn_status status, struct sentence *out)
+{
+    struct job *job = parcel->job;
+    pthread_mutex_lock(&job->session->lock);
+    const bool initialized = job->known.initialized, failed = job->failure.status == status;
+    const struct cairn_version newest = job->known.newest;
+    if (failed) *out = job->failure.why;
+    pthread_mutex_unlock(&job->session->lock);
+    if (failed) return;
+    const char *tensor = job->spec.tensors[parcel->place.tensor].name;
+    if (parcel->kind == CAIRN_CHUNK_FETCH && status == CAIRN_ERR_NOT_READY && !initialized)
+        sentence_set(
+            out, "tensor %s: job %s has no state yet; rank 0 puts it (cairn_put, cairn_init_done)",
+            tensor, job->name);
+    else if (parcel->kind == CAIRN_CHUNK_FETCH &&
+             (status == CAIRN_ERR_NOT_READY || status == CAIRN_ERR_VERSION_GONE))
+        explain_version(parcel, status, newest, out);
+    else if (parcel->kind == CAIRN_CHUNK_PUT && status == CAIRN_ERR_EXISTS && !initialized)
+        sentence_set(out,
+                     "tensor %s at shard %s: it was put with other values before; give "
+                     "those, or drop the job (`cairn job drop %s`) to begin anew",
+                     tensor, job->shards.links[parcel->shard]->name, job->name);
+    else
+        sentence_set(out, "tensor %s at shard %s: %s", tensor,
+                     job->shards.links[parcel->shard]->name, status_text((int)status));
+}
+
+/* ==== parcel ==== */
 
 static cairn_status stage_place(struct parcel *parcel, const struct shard_link *via);
 static void stage_land(struct parcel *parcel);
@@ -550,493 +754,4 @@ void stage_end_landed(struct job *job)
     TAILQ_FOREACH (parcel, &job->landed.parcels, queued)
         if (parcel->op->landed == parcel->op->holds) break;
     if (parcel != NULL) end_landed(job);
-}
-
-/* ==== accumulate ==== */
-
-/* Stages 0 and 1: the micro-batches of a round are added up here, in fp32 and in their order, and pushed
- * once, as micro-batch 0. With one micro-batch nothing is copied: the caller's memory is pushed.
- *
- * A sum is made when its tensor is first pushed, and kept as long as the job is open. In the last
- * micro-batch a tensor's sum is pushed as soon as it is complete; what the last one did not touch follows
- * at its end. A worker that commits with fewer micro-batches than the job declares pushes what it has. */
-
-struct sum {
-    /* owned */
-    float *values; /* [elems] */
-    size_t elems;
-    struct piece piece; /* what of the tensor */
-    bool any;           /* pushed in a micro-batch of this round */
-    bool sent;
-};
-
-bool accumulate_wanted(const struct job *job)
-{
-    return job->spec.stage < 2 && job->spec.micro_batches > 1;
-}
-
-static uint32_t last_micro(const struct job *job)
-{
-    return job->spec.micro_batches - 1;
-}
-
-void accumulate_new_round(struct job *job)
-{
-    job->sums.ended = false;
-    for (size_t i = 0; job->sums.of != NULL && i < job->spec.tensor_count; i++)
-        job->sums.of[i].any = job->sums.of[i].sent = false;
-}
-
-void accumulate_release(struct job *job)
-{
-    for (size_t i = 0; job->sums.of != NULL && i < job->spec.tensor_count; i++)
-        free(job->sums.of[i].values);
-    free(job->sums.of);
-}
-
-/* ---- adding ---- */
-
-static bool make_room(struct job *job, struct sum *sum, size_t elems)
-{
-    if (sum->values != NULL && sum->elems == elems) return true;
-    float *values = realloc(sum->values, (elems > 0 ? elems : 1) * sizeof *values);
-    if (values == NULL) return false;
-    pthread_mutex_lock(&job->session->lock);
-    job->stats.accumulated_bytes += elems * sizeof *values;
-    job->stats.accumulated_bytes -= sum->elems * sizeof *values;
-    pthread_mutex_unlock(&job->session->lock);
-    sum->values = values;
-    sum->elems = elems;
-    return true;
-}
-
-static float of_bf16(uint16_t bits)
-{
-    const uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
-
-/* sum: [elems] f32; gradient: [elems] f32 or bf16. The first one of a round is taken as it is: 0 + -0 is
- * not -0. */
-static void add_gradient(float *restrict sum, const void *restrict gradient, size_t elems,
-                         cairn_dtype dtype, bool first)
-{
-    const float *wide = gradient;
-    const uint16_t *narrow = gradient;
-    if (elems == 0) return;
-    if (dtype == CAIRN_F32 && first)
-        memcpy(sum, wide, elems * sizeof *sum);
-    else if (dtype == CAIRN_F32)
-        for (size_t i = 0; i < elems; i++) sum[i] += wide[i];
-    else if (first)
-        for (size_t i = 0; i < elems; i++) sum[i] = of_bf16(narrow[i]);
-    else
-        for (size_t i = 0; i < elems; i++) sum[i] += of_bf16(narrow[i]);
-}
-
-/* The piece from the caller's memory: as it lies, or a few at a time. */
-static void add_piece(struct sum *sum, const struct piece *piece, const struct cairn_mem *mem)
-{
-    enum { AT_ONCE = 4096 };
-    float some[AT_ONCE];
-    if (!piece->strides.given) {
-        add_gradient(sum->values, mem->ptr, sum->elems, mem->dtype, !sum->any);
-        return;
-    }
-    for (size_t at = 0, count; at < sum->elems; at += count) {
-        count = sum->elems - at < AT_ONCE ? sum->elems - at : AT_ONCE;
-        strides_gather(&piece->strides, mem->ptr, dtype_size((int)mem->dtype), at, count, some);
-        add_gradient(sum->values + at, some, count, mem->dtype, !sum->any);
-    }
-}
-
-static struct sum *sum_of(struct job *job, size_t tensor)
-{
-    pthread_mutex_lock(&job->session->lock);
-    if (job->sums.of == NULL)
-        job->sums.of = calloc(job->spec.tensor_count + 1, sizeof *job->sums.of);
-    struct sum *sum = job->sums.of != NULL ? &job->sums.of[tensor] : NULL;
-    pthread_mutex_unlock(&job->session->lock);
-    return sum;
-}
-
-static cairn_status send_sum(struct job *job, const struct cairn_round *round, size_t tensor)
-{
-    struct sum *sum = &job->sums.of[tensor];
-    const struct command pattern = { .tensor = (uint32_t)tensor,
-                                     .micro = 0,
-                                     .dtype = CAIRN_F32,
-                                     .ptr = (uint8_t *)sum->values,
-                                     .piece = sum->piece,
-                                     .round = round->round };
-    cairn_status status = op_begin(job, CAIRN_CHUNK_PUSH, pushes_run, &pattern, NULL);
-    if (status == CAIRN_OK) sum->sent = true;
-    return status;
-}
-
-static cairn_status add_inside(struct job *job, const struct cairn_round *round, uint32_t micro,
-                               size_t tensor, const struct piece *piece,
-                               const struct cairn_mem *mem)
-{
-    const size_t elems = (size_t)box_element_count(&piece->box);
-    const void *region;
-    struct sum *sum = sum_of(job, tensor);
-    if (sum == NULL || !make_room(job, sum, elems))
-        return client_fail(CAIRN_ERR_NO_MEMORY,
-                           "tensor %s: out of memory to add up micro-batches (stage %u)",
-                           job->spec.tensors[tensor].name, (unsigned)job->spec.stage);
-    const size_t bytes = strides_span(&piece->strides, elems, dtype_size((int)mem->dtype));
-    CAIRN_TRY(memory_lend(job->session, mem->ptr, bytes, NULL, &region));
-    add_piece(sum, piece, mem);
-    memory_return(job->session, region);
-    sum->piece = *piece;
-    sum->piece.strides.given = false; // the sum is dense
-    sum->any = true;
-    // Out of memory for that is no harm yet: it is sent at the end of the micro-batch.
-    if (micro == last_micro(job)) (void)send_sum(job, round, tensor);
-    return CAIRN_OK;
-}
-
-cairn_status accumulate_add(struct job *job, const struct cairn_round *round, uint32_t micro,
-                            size_t tensor, const struct piece *piece, const struct cairn_mem *mem)
-{
-    cairn_status status = add_inside(job, round, micro, tensor, piece, mem);
-    pthread_mutex_lock(&job->session->lock);
-    if (status != CAIRN_OK) job->filling.tensors[tensor] = NOT_PUSHED; // it may be tried again
-    if (--job->filling.adding == 0) pthread_cond_broadcast(&job->session->changed);
-    pthread_mutex_unlock(&job->session->lock);
-    return status;
-}
-
-void accumulate_skip(struct job *job, size_t tensor)
-{
-    pthread_mutex_lock(&job->session->lock);
-    job->filling.tensors[tensor] = NOT_PUSHED;
-    if (--job->filling.adding == 0) pthread_cond_broadcast(&job->session->changed);
-    pthread_mutex_unlock(&job->session->lock);
-}
-
-/* ---- sending ---- */
-
-cairn_status accumulate_send(struct job *job, const struct cairn_round *round)
-{
-    cairn_status status = CAIRN_OK;
-    for (size_t i = 0; status == CAIRN_OK && job->sums.of != NULL && i < job->spec.tensor_count;
-         i++)
-        if (job->sums.of[i].any && !job->sums.of[i].sent) status = send_sum(job, round, i);
-    return status;
-}
-
-/* ==== assemble ==== */
-
-struct assembly {
-    struct assembly *next; /* of the job's list, while something is missing */
-    struct job *job;       /* borrowed: outlives it */
-    uint8_t kind;
-    uint32_t tensor, micro;
-    uint64_t round;
-    struct piece piece; /* the target, dense */
-    cairn_dtype dtype;
-    uint8_t *values; /* owned: [elems], zeros where nothing was copied */
-    uint64_t elems, copied;
-    struct cairn_box *boxes; /* owned: [box_count], claimed, without a common element */
-    size_t box_count, capacity;
-    uint32_t copying; /* portions that were claimed and are not copied */
-    bool is_void;     /* not in the list any more: who copies last frees it */
-};
-
-/* ---- the list: under the lock ---- */
-
-static struct assembly **find_assembly(struct job *job, uint8_t kind, uint32_t tensor,
-                                       uint64_t round, uint32_t micro)
-{
-    struct assembly **link = &job->sums.assemblies;
-    while (*link != NULL && ((*link)->kind != kind || (*link)->tensor != tensor ||
-                             (*link)->round != round || (*link)->micro != micro))
-        link = &(*link)->next;
-    return link;
-}
-
-static struct assembly **find_for(struct job *job, const struct portion *p)
-{
-    return find_assembly(job, p->kind, p->tensor, p->round, p->micro);
-}
-
-bool assemble_begun(const struct job *job, const struct portion *portion)
-{
-    return *find_for((struct job *)(uintptr_t)job, portion) != NULL;
-}
-
-static void count_assemble(struct job *job, uint64_t more, uint64_t less)
-{
-    struct cairn_stats *stats = &job->stats;
-    stats->assembled_bytes += more;
-    stats->assembled_bytes -= less;
-    if (stats->assembled_bytes > stats->assembled_bytes_peak)
-        stats->assembled_bytes_peak = stats->assembled_bytes;
-}
-
-static size_t bytes_of(const struct assembly *assembly)
-{
-    return (size_t)assembly->elems * dtype_size((int)assembly->dtype);
-}
-
-static void free_locked(struct assembly *assembly)
-{
-    count_assemble(assembly->job, 0, bytes_of(assembly));
-    free(assembly->values);
-    free(assembly->boxes);
-    free(assembly);
-}
-
-void assemble_free(struct assembly *assembly)
-{
-    struct session *s = assembly->job->session;
-    pthread_mutex_lock(&s->lock);
-    free_locked(assembly);
-    pthread_mutex_unlock(&s->lock);
-}
-
-static void drop(struct assembly **link)
-{
-    struct assembly *assembly = *link;
-    *link = assembly->next;
-    assembly->is_void = true;
-    if (assembly->copying == 0) free_locked(assembly);
-}
-
-void assemble_new_round(struct job *job)
-{
-    for (struct assembly **link = &job->sums.assemblies; *link != NULL;)
-        if ((*link)->kind == CAIRN_CHUNK_PUSH)
-            drop(link);
-        else
-            link = &(*link)->next;
-}
-
-void assemble_release(struct job *job)
-{
-    while (job->sums.assemblies != NULL) drop(&job->sums.assemblies);
-}
-
-static struct assembly *open_assembly(struct job *job, const struct portion *p)
-{
-    struct assembly *assembly = calloc(1, sizeof *assembly);
-    if (assembly == NULL) return NULL;
-    *assembly = (struct assembly) { .job = job,
-                                    .kind = p->kind,
-                                    .tensor = p->tensor,
-                                    .micro = p->micro,
-                                    .round = p->round,
-                                    .piece = p->whole,
-                                    .dtype = p->mem.dtype,
-                                    .elems = box_element_count(&p->whole.box) };
-    assembly->values = calloc(1, bytes_of(assembly) + 1);
-    if (assembly->values == NULL) {
-        free(assembly);
-        return NULL;
-    }
-    count_assemble(job, bytes_of(assembly), 0);
-    assembly->next = job->sums.assemblies;
-    job->sums.assemblies = assembly;
-    return assembly;
-}
-
-static cairn_status judge_claim(const struct assembly *assembly, const struct portion *p)
-{
-    char mine[CAIRN_BOX_TEXT_BYTES], theirs[CAIRN_BOX_TEXT_BYTES];
-    const char *target = assembly->job->spec.tensors[p->tensor].name;
-    if (assembly->dtype != p->mem.dtype)
-        return client_fail(CAIRN_ERR_INVALID,
-                           "tensor %s: mem.dtype is %s, that of another part of %s was %s; "
-                           "give all parts of a tensor in one",
-                           p->name, dtype_label((int)p->mem.dtype), target,
-                           dtype_label((int)assembly->dtype));
-    for (size_t i = 0; i < assembly->box_count; i++)
-        if (box_overlap(&assembly->boxes[i], &p->piece.box))
-            return client_fail(
-                CAIRN_ERR_EXISTS,
-                "tensor %s is %s of %s, of which %s was given already; no element is given twice",
-                p->name, box_text(&p->piece.box, mine), target,
-                box_text(&assembly->boxes[i], theirs));
-    return CAIRN_OK;
-}
-
-static bool add_box(struct assembly *assembly, const struct cairn_box *box)
-{
-    if (assembly->box_count == assembly->capacity) {
-        const size_t capacity = assembly->capacity == 0 ? 4 : assembly->capacity * 2;
-        struct cairn_box *boxes = realloc(assembly->boxes, capacity * sizeof *boxes);
-        if (boxes == NULL) return false;
-        assembly->boxes = boxes;
-        assembly->capacity = capacity;
-    }
-    assembly->boxes[assembly->box_count++] = *box;
-    return true;
-}
-
-static void remove_box(struct assembly *assembly, const struct cairn_box *box)
-{
-    size_t i = 0;
-    while (!box_equal(&assembly->boxes[i], box)) i++;
-    assembly->boxes[i] = assembly->boxes[--assembly->box_count];
-}
-
-cairn_status assemble_claim(struct job *job, const struct portion *portion, struct assembly **out)
-{
-    struct assembly *assembly = *find_for(job, portion);
-    const bool fresh = assembly == NULL;
-    if (fresh) assembly = open_assembly(job, portion);
-    CAIRN_TRY(assembly != NULL ? judge_claim(assembly, portion) : CAIRN_OK);
-    if (assembly == NULL || !add_box(assembly, &portion->piece.box)) {
-        if (assembly != NULL && fresh) drop(find_for(job, portion));
-        return client_fail(CAIRN_ERR_NO_MEMORY,
-                           "tensor %s: out of memory to put its target together", portion->name);
-    }
-    assembly->copying++;
-    *out = assembly;
-    return CAIRN_OK;
-}
-
-/* ---- copying ---- */
-
-/* `from` is the caller's memory; NULL: zeros. */
-static void copy_portion(const struct assembly *assembly, const struct portion *p,
-                         const uint8_t *from)
-{
-    const struct shape *shape = &assembly->job->spec.tensors[p->tensor].shape;
-    const size_t elem_bytes = dtype_size((int)assembly->dtype);
-    struct box_runs runs;
-    uint64_t elem, box_elem, run;
-    box_runs_begin(&runs, &p->piece.box, shape, 0, assembly->elems);
-    while (box_runs_next(&runs, &elem, &box_elem, &run)) {
-        uint8_t *to = assembly->values + elem * elem_bytes;
-        if (from == NULL)
-            memset(to, 0, run * elem_bytes);
-        else if (p->piece.strides.given)
-            strides_gather(&p->piece.strides, from, elem_bytes, box_elem, run, to);
-        else
-            memcpy(to, from + box_elem * elem_bytes, run * elem_bytes);
-    }
-}
-
-cairn_status assemble_copy(struct assembly *assembly, const struct portion *p, bool *whole_out)
-{
-    struct job *job = assembly->job;
-    const uint64_t elems = box_element_count(&p->piece.box);
-    const void *region;
-    bool whole = false;
-    cairn_status status = memory_lend(
-        job->session, p->mem.ptr,
-        strides_span(&p->piece.strides, elems, dtype_size((int)p->mem.dtype)), NULL, &region);
-    if (status == CAIRN_OK) copy_portion(assembly, p, p->mem.ptr);
-    if (status == CAIRN_OK) memory_return(job->session, region);
-    pthread_mutex_lock(&job->session->lock);
-    assembly->copying--;
-    if (status == CAIRN_OK)
-        assembly->copied += elems;
-    else
-        remove_box(assembly, &p->piece.box);
-    if (assembly->is_void) {
-        if (assembly->copying == 0) free_locked(assembly);
-        status = client_fail(CAIRN_ERR_EPOCH_CHANGED, "round %" PRIu64 " was abandoned", p->round);
-    } else if (assembly->copied == assembly->elems && assembly->copying == 0) {
-        *find_for(job, p) = assembly->next;
-        whole = true;
-    } else if (assembly->box_count == 0) {
-        drop(find_for(job, p));
-    }
-    pthread_mutex_unlock(&job->session->lock);
-    if (status == CAIRN_OK) *whole_out = whole;
-    return status;
-}
-
-void assemble_put_back(struct assembly *assembly)
-{
-    struct job *job = assembly->job;
-    pthread_mutex_lock(&job->session->lock);
-    assembly->next = job->sums.assemblies;
-    job->sums.assemblies = assembly;
-    pthread_mutex_unlock(&job->session->lock);
-}
-
-void assemble_undo(struct assembly *assembly, const struct portion *p)
-{
-    struct job *job = assembly->job;
-    copy_portion(assembly, p, NULL);
-    pthread_mutex_lock(&job->session->lock);
-    remove_box(assembly, &p->piece.box);
-    assembly->copied -= box_element_count(&p->piece.box);
-    assembly->next = job->sums.assemblies;
-    job->sums.assemblies = assembly;
-    if (assembly->box_count == 0) drop(&job->sums.assemblies);
-    pthread_mutex_unlock(&job->session->lock);
-}
-
-/* ---- what is missing ---- */
-
-struct assembly *assemble_ended(struct job *job, uint64_t round, uint32_t micro)
-{
-    struct assembly *ended = NULL;
-    pthread_mutex_lock(&job->session->lock);
-    for (struct assembly **link = &job->sums.assemblies; *link != NULL && ended == NULL;) {
-        struct assembly *assembly = *link;
-        if (assembly->kind == CAIRN_CHUNK_PUSH && assembly->round == round &&
-            assembly->micro == micro) {
-            assert(assembly->copying == 0); // whoever ended it has waited
-            *link = assembly->next;
-            ended = assembly;
-        } else {
-            link = &assembly->next;
-        }
-    }
-    pthread_mutex_unlock(&job->session->lock);
-    return ended;
-}
-
-cairn_status assemble_judge_put(struct job *job)
-{
-    struct sentence why;
-    bool missing = false;
-    pthread_mutex_lock(&job->session->lock);
-    const struct assembly *some = job->sums.assemblies;
-    while (some != NULL && some->kind != CAIRN_CHUNK_PUT) some = some->next;
-    if (some != NULL && !job->known.initialized) {
-        missing = true;
-        sentence_set(&why,
-                     "of tensor %s only parts were put, %" PRIu64 " of %" PRIu64
-                     " elements; put the others",
-                     job->spec.tensors[some->tensor].name, some->copied, some->elems);
-    }
-    pthread_mutex_unlock(&job->session->lock);
-    return missing ? client_fail(CAIRN_ERR_NOT_READY, "%s", why.text) : CAIRN_OK;
-}
-
-/* ---- sending ---- */
-
-static void on_done(void *assembly, cairn_status status, const char *why)
-{
-    (void)status, (void)why; // the commit, or the end of the initial state, says it
-    assemble_free(assembly);
-}
-
-void assemble_pattern(struct assembly *assembly, struct command *pattern)
-{
-    pattern->tensor = assembly->tensor;
-    pattern->micro = assembly->micro;
-    pattern->round = assembly->round;
-    pattern->dtype = (uint8_t)assembly->dtype;
-    pattern->ptr = assembly->values;
-    pattern->piece = assembly->piece;
-    pattern->on_done = on_done;
-    pattern->context = assembly;
-}
-
-struct cairn_mem assemble_mem(const struct assembly *assembly)
-{
-    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
-                                .ptr = assembly->values,
-                                .dtype = assembly->dtype };
 }

@@ -178,11 +178,6 @@ void parcel_loan(struct parcel *parcel);
 void parcel_loan_back(struct parcel *parcel);
 void parcels_release(struct parcel_table *parcels); /* with the job: none is under way */
 
-/* push.c: what went wrong with a chunk; and, if a call asks, which shards have not answered, and
- * what. Not under the lock. */
-void explain_parcel(const struct parcel *parcel, cairn_status status, struct sentence *out);
-void explain_awaited(struct job *job);
-
 /* parcel.c: where a put, push or fetch stands. */
 
 /* *shard_out and *chunk_out come next, past those of which the piece has nothing. False: the piece

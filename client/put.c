@@ -1,7 +1,6 @@
 /* The initial state: what is put, and its end. */
 #include "client/job.h"
 
-#include <inttypes.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,19 +20,6 @@
  * box. */
 
 enum { DIGEST_BYTES = CAIRN_PUTS_DIGEST_BYTES };
-
-struct put_note {
-    /* bits 1 << plane */
-    uint8_t put;    /* whole, and it did not fail */
-    uint8_t failed; /* and was not put again since: nothing may be sealed without it */
-    bool known;     /* the digest, of the parameter */
-    uint8_t digest[DIGEST_BYTES];
-};
-
-static uint64_t api_write_round(struct job *job);
-static cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor,
-                                  const char *plane, const struct cairn_box *box,
-                                  const struct cairn_mem *given, cairn_op **op_out);
 
 static uint8_t bit_of(int plane)
 {
@@ -106,21 +92,6 @@ static uint8_t *puts_held(struct job *job)
         if (job->puts.notes[i].known) memcpy(held + i * HELD, job->puts.notes[i].digest, HELD);
     pthread_mutex_unlock(&job->session->lock);
     return held;
-}
-
-/* Under the lock: nothing of it was put after all. */
-static void puts_unclaim(struct job *job, size_t tensor, int plane)
-{
-    struct put_note *note = &job->puts.notes[tensor];
-    note->put &= (uint8_t)~bit_of(plane);
-    if (plane == CAIRN_PLANE_PARAM) note->known = false;
-}
-
-void puts_failed(struct job *job, size_t tensor, int plane)
-{
-    if (job->puts.notes == NULL) return;
-    puts_unclaim(job, tensor, plane);
-    if (!job->known.initialized) job->puts.notes[tensor].failed |= bit_of(plane);
 }
 
 /* Under the lock: a put failed, and its plane was not put again since. */
@@ -461,8 +432,8 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
     uint8_t *held = has_tiles ? puts_held(job) : NULL;
     message.held.data = held;
     message.held.len = held != NULL ? job->spec.tensor_count * CAIRN_PUTS_HELD_BYTES : 0;
-    status = ask_coordinator(job, CAIRN_MSG_INIT_DONE, &message.base, CAIRN_MSG_DONE, deadline_ms,
-                             NULL);
+    status = ask_coordinator(job, "cairn_init_done", CAIRN_MSG_INIT_DONE, &message.base,
+                             CAIRN_MSG_DONE, deadline_ms, NULL);
     free(held);
     if (status != CAIRN_OK) status = puts_explain(job, status, hashed);
     puts_end(job, status);
@@ -478,276 +449,5 @@ cairn_status cairn_init_done(cairn_job *handle, const uint8_t *digest, int timeo
         status = client_fail(CAIRN_ERR_REFUSED, "a reader does not take part in the initial state");
     if (status == CAIRN_OK) status = api_judge_call(NULL, NULL, timeout_ms);
     if (status == CAIRN_OK) status = init_done_inside(job, digest, api_deadline(timeout_ms));
-    return api_leave(handle, status);
-}
-
-/* ==== write ==== */
-
-/* Writing planes at a step boundary: a round of this worker alone, with puts instead of gradients. */
-
-#define CANCEL_MS 1000
-
-static struct cairn_round open_write(struct job *job)
-{
-    pthread_mutex_lock(&job->session->lock);
-    const struct cairn_round round = job->writing.round;
-    pthread_mutex_unlock(&job->session->lock);
-    return round;
-}
-
-static void set_write(struct job *job, struct cairn_round round)
-{
-    pthread_mutex_lock(&job->session->lock);
-    job->writing.round = round;
-    pthread_cond_broadcast(&job->session->changed);
-    pthread_mutex_unlock(&job->session->lock);
-}
-
-/* Under the lock: a write of ours that nothing has voided yet. */
-static bool is_writing(const struct job *job)
-{
-    return job->writing.round.round != 0 && job->writing.round.round > job->filling.void_round;
-}
-
-cairn_status api_await_write(struct job *job, uint64_t deadline_ms)
-{
-    struct session *s = job->session;
-    pthread_mutex_lock(&s->lock);
-    while (is_writing(job) && !job->closed && !s->ended && job->failure.status == CAIRN_OK &&
-           session_sleep(s, deadline_ms)) {}
-    const bool ended = job->closed || s->ended;
-    const uint64_t open = is_writing(job) && !ended ? job->writing.round.round : 0;
-    pthread_mutex_unlock(&s->lock);
-    const cairn_status status = api_check(job);
-    if (status != CAIRN_OK || open == 0) return status; // closed: what is asked next says so
-    return client_fail(CAIRN_ERR_TIMEOUT,
-                       "a write of this worker is open (round %" PRIu64
-                       "): no round opens before its cairn_write_end",
-                       open);
-}
-
-/* The round of the write that is open; 0 = none. */
-static uint64_t api_write_round(struct job *job)
-{
-    return open_write(job).round;
-}
-
-/* The write is void, or the wish for one (round 0) is withdrawn; keeps this thread's sentence. */
-static void cancel_write(struct job *job, uint64_t round)
-{
-    struct sentence said;
-    Cairn__WriteCancel message = CAIRN__WRITE_CANCEL__INIT;
-    sentence_set(&said, "%s", cairn_error());
-    message.round = round;
-    // Unanswered, it is void all the same: nobody commits it.
-    (void)!ask_coordinator(job, CAIRN_MSG_WRITE_CANCEL, &message.base, CAIRN_MSG_DONE,
-                           api_deadline(CANCEL_MS), NULL);
-    client_fail(CAIRN_OK, "%s", said.text);
-}
-
-/* Nobody commits it: it is void here before the coordinator says so, and the next one may begin. */
-static void give_up(struct job *job, uint64_t round)
-{
-    pthread_mutex_lock(&job->session->lock);
-    job->writing.round = (struct cairn_round) { .round = 0 };
-    if (round > job->filling.void_round) {
-        job->filling.void_round = round;
-        job->filling.void_why.text[0] = '\0';
-    }
-    pthread_cond_broadcast(&job->session->changed);
-    pthread_mutex_unlock(&job->session->lock);
-    cancel_write(job, round);
-}
-
-/* ---- begin ---- */
-
-static cairn_status judge_begin(struct job *job)
-{
-    if (job->member.role != CAIRN_WORKER)
-        return client_fail(CAIRN_ERR_REFUSED, "a reader cannot write");
-    pthread_mutex_lock(&job->session->lock);
-    const bool writing = job->writing.round.round != 0;
-    const bool open = job->filling.round > job->filling.void_round && !job->filling.committed;
-    pthread_mutex_unlock(&job->session->lock);
-    if (writing)
-        return client_fail(CAIRN_ERR_EXISTS, "a write is open: end it with cairn_write_end");
-    if (open)
-        return client_fail(CAIRN_ERR_REFUSED,
-                           "this worker has a round open: commit it, then write");
-    return CAIRN_OK;
-}
-
-static cairn_status begin_inside(struct job *job, uint64_t deadline_ms)
-{
-    struct cairn_round round = { .struct_size = sizeof round };
-    CAIRN_TRY(judge_begin(job));
-    cairn_status status = api_round_begin(job, CAIRN_MSG_WRITE_BEGIN, deadline_ms, &round);
-    if (status == CAIRN_ERR_TIMEOUT) cancel_write(job, 0);
-    if (status != CAIRN_OK) return status;
-    pthread_mutex_lock(&job->session->lock);
-    write_release(job);
-    job->writing.round = round;
-    job->puts.status = CAIRN_OK;
-    pthread_mutex_unlock(&job->session->lock);
-    return CAIRN_OK;
-}
-
-cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
-{
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
-    if (status == CAIRN_OK) status = api_judge_call(NULL, NULL, timeout_ms);
-    if (status == CAIRN_OK) status = begin_inside(job, api_deadline(timeout_ms));
-    return api_leave(handle, status);
-}
-
-/* ---- put ---- */
-
-/* A box of a plane that was put in the write that is open. */
-struct written {
-    struct written *next;
-    uint32_t tensor;
-    uint8_t plane;
-    struct cairn_box box;
-};
-
-void write_release(struct job *job)
-{
-    for (struct written *w = job->writing.boxes, *next; w != NULL; w = next) {
-        next = w->next;
-        free(w);
-    }
-    job->writing.boxes = NULL;
-}
-
-/* Notes what is put, so that no element is put twice. */
-static cairn_status claim(struct job *job, const struct command *pattern)
-{
-    char mine[CAIRN_BOX_TEXT_BYTES], theirs[CAIRN_BOX_TEXT_BYTES];
-    struct written *fresh = malloc(sizeof *fresh);
-    if (fresh == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    *fresh = (struct written) { NULL, pattern->tensor, pattern->plane, pattern->piece.box };
-    pthread_mutex_lock(&job->session->lock);
-    const struct written *had = job->writing.boxes;
-    while (had != NULL && (had->tensor != fresh->tensor || had->plane != fresh->plane ||
-                           !box_overlap(&had->box, &fresh->box)))
-        had = had->next;
-    const bool twice = had != NULL;
-    if (twice) {
-        box_text(&had->box, theirs);
-    } else {
-        fresh->next = job->writing.boxes;
-        job->writing.boxes = fresh;
-    }
-    pthread_mutex_unlock(&job->session->lock);
-    if (!twice) return CAIRN_OK;
-    box_text(&fresh->box, mine);
-    free(fresh);
-    return client_fail(CAIRN_ERR_EXISTS,
-                       "tensor %s, %s: box %s has elements of %s, which was put in this "
-                       "write already; each element is put once",
-                       job->spec.tensors[pattern->tensor].name, plane_name(pattern->plane), mine,
-                       theirs);
-}
-
-/* It was not put after all. */
-static void unclaim(struct job *job, const struct command *pattern)
-{
-    pthread_mutex_lock(&job->session->lock);
-    struct written **link = &job->writing.boxes;
-    while (*link != NULL &&
-           ((*link)->tensor != pattern->tensor || (*link)->plane != pattern->plane ||
-            !box_equal(&(*link)->box, &pattern->piece.box)))
-        link = &(*link)->next;
-    struct written *gone = *link;
-    if (gone != NULL) *link = gone->next;
-    pthread_mutex_unlock(&job->session->lock);
-    free(gone);
-}
-
-static cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor,
-                                  const char *plane, const struct cairn_box *box,
-                                  const struct cairn_mem *given, cairn_op **op_out)
-{
-    size_t index;
-    struct cairn_mem mem;
-    struct cairn_box of_target;
-    CAIRN_TRY(api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target));
-    int number;
-    cairn_status status = api_judge_state(job, index, plane, &number);
-    if (status == CAIRN_OK) status = api_batch_judge_buffer(job, index);
-    if (status != CAIRN_OK) return status;
-    CAIRN_TRY(api_judge_dtype(job, index, number, &mem));
-    struct command pattern = { .tensor = (uint32_t)index,
-                               .plane = (uint8_t)number,
-                               .dtype = (uint8_t)mem.dtype,
-                               .ptr = mem.ptr,
-                               .round = round };
-    CAIRN_TRY(api_judge_box(job, index, box, &mem, &pattern.piece));
-    if (job->spec.tensors[index].kind == CAIRN_BLOB && !pattern.piece.whole)
-        return client_fail(
-            CAIRN_ERR_INVALID,
-            "tensor %s: a blob is written whole; give NULL for the box, or [0, %" PRIu64 ")",
-            tensor, job->spec.tensors[index].shape.dim[0]);
-    status = api_bring(&mem, &pattern.piece, &pattern.owned);
-    if (status != CAIRN_OK) return status;
-    pattern.ptr = mem.ptr;
-    status = claim(job, &pattern);
-    if (status == CAIRN_OK) {
-        status = op_begin(job, CAIRN_CHUNK_PUT, transfer_run, &pattern, op_out);
-        if (status != CAIRN_OK) unclaim(job, &pattern);
-    }
-    if (status != CAIRN_OK) free(pattern.owned);
-    return status;
-}
-
-/* ---- end ---- */
-
-/* The first put that failed since the write began. */
-static cairn_status judge_puts(struct job *job)
-{
-    pthread_mutex_lock(&job->session->lock);
-    const cairn_status status = job->puts.status;
-    const struct sentence why = job->puts.why;
-    pthread_mutex_unlock(&job->session->lock);
-    if (status == CAIRN_OK) return CAIRN_OK;
-    if (status == CAIRN_ERR_STALE) // the write had become void, which is no fault of the put
-        return client_fail(CAIRN_ERR_EPOCH_CHANGED, "nothing was written, begin again: %s",
-                           why.text);
-    return client_fail(status, "nothing was written, because a put failed: %s", why.text);
-}
-
-static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cairn_version *out)
-{
-    const struct cairn_round round = open_write(job);
-    struct cairn_result result = { .struct_size = sizeof result };
-    if (round.round == 0)
-        return client_fail(CAIRN_ERR_INVALID, "no write is open: begin one with cairn_write_begin");
-    CAIRN_TRY(api_await_none(job, &job->puts.open, "puts", deadline_ms));
-    cairn_status status = judge_puts(job);
-    if (status != CAIRN_OK) {
-        give_up(job, round.round);
-        return status;
-    }
-    status = api_commit(job, &round, 1, &(struct commit_words) { { 0, NULL }, NULL }, deadline_ms,
-                        &result);
-    if (status == CAIRN_ERR_TIMEOUT || status == CAIRN_ERR_NO_MEMORY)
-        return status; // called again, it goes on
-    set_write(job, (struct cairn_round) { .round = 0 });
-    if (status == CAIRN_OK) *out = result.version;
-    if (status != CAIRN_ERR_EPOCH_CHANGED) return status;
-    struct sentence why;
-    sentence_set(&why, "%s", cairn_error());
-    return client_fail(status, "nothing was written, begin again: %s", why.text);
-}
-
-cairn_status cairn_write_end(cairn_job *handle, int timeout_ms, struct cairn_version *out)
-{
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
-    if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
-    if (status == CAIRN_OK) status = end_inside(job, api_deadline(timeout_ms), out);
     return api_leave(handle, status);
 }

@@ -1,3 +1,4 @@
+/* Published memory of this host's shards: mapped, stitched together, viewed. */
 #include "client/read.h"
 
 #include <assert.h>
@@ -8,408 +9,14 @@
 #include "client/base.h"
 #include "client/device.h"
 #include "client/job.h"
-#include "client/op.h"
+#include "client/push.h"
 #include "proto/fabric/backend.h"
 #include "proto/geometry/layout.h"
-
-/* ==== cache ==== */
-
-#define ALIGN_BYTES ((size_t)64) /* of every tensor in a block */
-
-/* A block on loan to one cairn_map, until its cairn_unmap. */
-struct loan {
-    struct loan *next;
-    uint64_t number;
-};
-
-static void stitches_sweep(struct job *job);
-
-/* ---- what a unit is made of: not under the lock ---- */
-
-static struct unit_tensor tensor_of(struct job *job, uint32_t named)
-{
-    const struct tensor_spec *spec = &job->spec.tensors[named];
-    struct unit_tensor tensor = { .named = named };
-    tensor.fetched = (uint32_t)spec_target(&job->spec, named);
-    tensor.dtype = job->spec.tensors[tensor.fetched].wire;
-    tensor.piece = client_tiles_own(job, tensor.fetched);
-    if (spec->alias_box != NULL) {
-        tensor.piece.box = *spec->alias_box;
-        tensor.piece.whole = false;
-    }
-    tensor.piece.tile = tensor.piece.whole ? CAIRN_TILE_WHOLE : CAIRN_TILE_BOX;
-    tensor.byte_count = (size_t)box_element_count(&tensor.piece.box) *
-                        dtype_size((int)tensor.dtype);
-    return tensor;
-}
-
-cairn_status cache_shape(struct job *job, size_t unit, struct unit_shape *out)
-{
-    struct unit_shape shape = { .unit = unit };
-    const uint32_t *tensors = units_tensors(job->cache->units, unit, &shape.count);
-    shape.tensors = calloc(shape.count, sizeof *shape.tensors);
-    if (shape.tensors == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    for (size_t i = 0; i < shape.count; i++) {
-        struct unit_tensor *tensor = &shape.tensors[i];
-        *tensor = tensor_of(job, tensors[i]);
-        tensor->at = shape.byte_count;
-        shape.byte_count += (tensor->byte_count + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
-        if (i == 0) shape.table_hash = tensor->piece.table_hash;
-        if (tensor->piece.table_hash == shape.table_hash) continue;
-        free(shape.tensors);
-        return client_fail(CAIRN_ERR_BUSY, "tiles are being declared by another thread");
-    }
-    if (shape.byte_count == 0) shape.byte_count = ALIGN_BYTES;
-    *out = shape;
-    return CAIRN_OK;
-}
-
-/* ---- blocks: under the lock ---- */
-
-static struct block *find_block(struct job *job, struct cairn_version version,
-                                const struct card *card, const struct unit_shape *shape)
-{
-    for (struct block *b = job->cache->blocks; b != NULL; b = b->next)
-        if (b->card == card && b->shape.unit == shape->unit &&
-            b->shape.table_hash == shape->table_hash &&
-            (b->view == NULL || published_view_whole(b->view)) &&
-            version_compare(b->version, version) == 0)
-            return b;
-    return NULL;
-}
-
-static void drop_cache(struct block *block)
-{
-    struct cache *cache = block->job->cache;
-    struct block **link = &cache->blocks;
-    while (*link != block) link = &(*link)->next;
-    *link = block->next;
-    cache->block_count--;
-    if (block->memory != NULL) block->job->stats.mapped_bytes -= block->shape.byte_count;
-    published_view_close(block->view);
-    for (struct loan *loan = block->loans, *next; loan != NULL; loan = next) {
-        next = loan->next;
-        free(loan);
-    }
-    free(block->shape.tensors);
-    if (block->card == NULL) free(block->memory);
-    if (block->own != NULL) memory_leave(block->job->session, block->own);
-    free(block);
-}
-
-static bool is_idle(const struct block *block)
-{
-    return block->pending == 0 && block->loans == NULL;
-}
-
-/* Puts out the oldest that nobody has on loan, but for those of the prefetch `call`, until there is room
- * for one more. */
-static bool make_room(struct job *job, uint64_t call)
-{
-    struct cache *cache = job->cache;
-    while (cache->block_count >= job->session->prefetch_units) {
-        struct block *oldest = NULL;
-        for (struct block *b = cache->blocks; b != NULL; b = b->next)
-            if (is_idle(b) && b->call != call) oldest = b;
-        if (oldest == NULL) return false;
-        drop_cache(oldest);
-    }
-    return true;
-}
-
-static void drop_older(struct job *job, struct cairn_version version)
-{
-    for (struct block *b = job->cache->blocks, *next; b != NULL; b = next) {
-        next = b->next;
-        if (version_compare(b->version, version) >= 0) continue;
-        b->wanted = false;
-        if (is_idle(b)) drop_cache(b);
-    }
-}
-
-bool cache_forget(struct job *job)
-{
-    bool is_all = true;
-    for (struct block *b = job->cache != NULL ? job->cache->blocks : NULL, *next; b != NULL;
-         b = next) {
-        next = b->next;
-        if (is_idle(b))
-            drop_cache(b);
-        else
-            is_all = false;
-    }
-    return is_all;
-}
-
-/* All of the unit where it was published; NULL: it has to be gathered. */
-static struct published_view *view_whole(struct job *job, struct cairn_version version,
-                                         const struct card *card, const struct unit_shape *shape)
-{
-    const enum published_side side = card != NULL ? CAIRN_PUBLISHED_DEVICE : CAIRN_PUBLISHED_HOST;
-    if (card != NULL && !published_view_has_card(job, card)) return NULL;
-    uint32_t *tensors = calloc(shape->count + 1, sizeof *tensors);
-    bool whole = tensors != NULL;
-    for (size_t i = 0; whole && i < shape->count; i++) {
-        whole = shape->tensors[i].piece.whole;
-        tensors[i] = shape->tensors[i].fetched;
-    }
-    struct published_view *view =
-        whole ? published_view_open(job, version, side, tensors, shape->count) : NULL;
-    free(tensors);
-    return view;
-}
-
-/* A card's is `own`, if it is there; it is the block's then. */
-static bool allocate_block(struct block *block, size_t bytes, struct gone **own)
-{
-    if (block->card == NULL) {
-        block->memory = aligned_alloc(ALIGN_BYTES, bytes);
-        return block->memory != NULL;
-    }
-    if (*own == NULL) return false;
-    block->own = *own;
-    *own = NULL;
-    block->memory = memory_apart_at(block->own);
-    return true;
-}
-
-/* Adds a block, which takes over the shape. If it is there at once its `pending` is 0; else its
- * fetches are to be begun. NULL: out of memory. A pending block stays when the lock is let go; one
- * that is there may be given back by another thread, and freed. */
-static struct block *add_block(struct job *job, struct cairn_version version, struct card *card,
-                               struct unit_shape *shape, struct gone **own)
-{
-    struct cache *cache = job->cache;
-    struct block *block = calloc(1, sizeof *block);
-    if (block == NULL) return NULL;
-    block->card = card;
-    block->view = view_whole(job, version, card, shape);
-    if (block->view == NULL && !allocate_block(block, shape->byte_count, own)) {
-        free(block);
-        return NULL;
-    }
-    block->job = job;
-    block->version = version;
-    block->shape = *shape;
-    shape->tensors = NULL;
-    block->pending = block->view != NULL ? 0 : (uint32_t)block->shape.count + 1;
-    block->next = cache->blocks;
-    cache->blocks = block;
-    cache->block_count++;
-    struct cairn_stats *stats = &job->stats;
-    if (block->view != NULL) {
-        stats->maps_lent++;
-        for (size_t i = 0; i < block->shape.count; i++)
-            mapped_count(job, block->shape.tensors[i].byte_count);
-        for (size_t i = 0; card != NULL && i < block->shape.count; i++)
-            stats->device_fetched_bytes += block->shape.tensors[i].byte_count;
-        return block;
-    }
-    stats->mapped_bytes += block->shape.byte_count;
-    if (stats->mapped_bytes > stats->mapped_bytes_peak)
-        stats->mapped_bytes_peak = stats->mapped_bytes;
-    return block;
-}
-
-/* ---- wanting, lending, giving back ---- */
-
-cairn_status cache_open(struct job *job)
-{
-    struct cache *cache = calloc(1, sizeof *cache);
-    if (cache != NULL) cache->units = units_open(&job->spec);
-    const bool whole = cache != NULL && cache->units != NULL;
-    pthread_mutex_lock(&job->session->lock);
-    const bool had = job->cache != NULL;
-    if (!had && whole) job->cache = cache;
-    pthread_mutex_unlock(&job->session->lock);
-    if ((had || !whole) && cache != NULL) {
-        units_close(cache->units);
-        free(cache);
-    }
-    return had || whole ? CAIRN_OK : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-}
-
-uint64_t cache_new_call(struct job *job, struct cairn_version version)
-{
-    pthread_mutex_lock(&job->session->lock);
-    drop_older(job, version);
-    const uint64_t call = ++job->cache->last_call;
-    pthread_mutex_unlock(&job->session->lock);
-    return call;
-}
-
-struct block *cache_want(struct job *job, struct cairn_version version, struct unit_shape *shape,
-                         uint64_t call)
-{
-    struct block *made = NULL;
-    pthread_mutex_lock(&job->session->lock);
-    struct block *block = find_block(job, version, NULL, shape);
-    if (block == NULL && make_room(job, call))
-        block = made = add_block(job, version, NULL, shape, NULL);
-    if (made != NULL && made->pending == 0) made = NULL;
-    if (block != NULL) {
-        block->wanted = true;
-        block->call = call;
-    } else {
-        job->stats.prefetches_dropped++;
-    }
-    pthread_mutex_unlock(&job->session->lock);
-    return made;
-}
-
-static void fill_views(const struct job *job, const struct unit_shape *shape,
-                       const struct block *block, uint64_t loan, struct cairn_view *views)
-{
-    const size_t stride = views[0].struct_size;
-    for (size_t i = 0; i < shape->count; i++) {
-        const struct unit_tensor *tensor = &shape->tensors[i];
-        struct cairn_view view = { .struct_size = sizeof view,
-                                   .tensor = job->spec.tensors[tensor->named].name,
-                                   .ptr = block->view != NULL ? published_view_at(block->view, i)
-                                                              : block->memory + tensor->at,
-                                   .dtype = tensor->dtype,
-                                   .rank = tensor->piece.box.rank,
-                                   .loan = loan };
-        memcpy(view.shape, tensor->piece.box.extent, view.rank * sizeof view.shape[0]);
-        struct cairn_view *to = (struct cairn_view *)((uint8_t *)views + i * stride);
-        to->struct_size = stride;
-        struct_copy_out(to, &view, sizeof view);
-    }
-}
-
-/* Under the lock: the loan's number; 0: out of memory. */
-static uint64_t view_tensor(struct job *job, struct block *block)
-{
-    struct loan *loan = calloc(1, sizeof *loan);
-    if (loan == NULL) return 0;
-    loan->number = ++job->cache->last_loan;
-    loan->next = block->loans;
-    block->loans = loan;
-    job->stats.maps++;
-    if (block->wanted) job->stats.maps_prefetched++;
-    block->wanted = false;
-    return loan->number;
-}
-
-/* Under the lock: a block that is there, or made, and *made_out if its fetches are to be begun. */
-static struct block *find_or_add(struct job *job, struct cairn_version version, struct card *card,
-                                 struct unit_shape *shape, struct gone **own,
-                                 struct block **made_out)
-{
-    drop_older(job, version);
-    struct block *block = find_block(job, version, card, shape);
-    if (block != NULL) return block;
-    const bool has_room = make_room(job, 0);
-    block = add_block(job, version, card, shape, own);
-    if (block == NULL) return NULL;
-    if (!has_room) job->stats.maps_over_window++;
-    if (block->pending > 0) *made_out = block;
-    return block;
-}
-
-/* Finds or adds a block. Called under the lock, which is let go to take memory of a card, since the
- * driver may take long. *own keeps that memory if another thread was faster to add the block; the
- * caller gives it back. */
-static struct block *get(struct job *job, struct cairn_version version, struct card *card,
-                         struct unit_shape *shape, struct gone **own, struct block **made_out)
-{
-    struct block *block = find_or_add(job, version, card, shape, own, made_out);
-    if (block != NULL || card == NULL) return block;
-    pthread_mutex_unlock(&job->session->lock);
-    *own = memory_apart(card, shape->byte_count);
-    if (*own == NULL && memory_await_left(job->session)) // of the block that made room
-        *own = memory_apart(card, shape->byte_count);
-    pthread_mutex_lock(&job->session->lock);
-    return *own != NULL ? find_or_add(job, version, card, shape, own, made_out) : NULL;
-}
-
-cairn_status cache_lend(struct job *job, struct cairn_version version, struct card *card,
-                        struct unit_shape *shape, struct op *op, struct cairn_view *views,
-                        struct block **made_out)
-{
-    struct unit_shape given = *shape; // add_block() takes its tensors
-    struct gone *own = NULL;
-    struct block *made = NULL;
-    pthread_mutex_lock(&job->session->lock);
-    struct block *block = get(job, version, card, shape, &own, &made);
-    const uint64_t loan = block != NULL ? view_tensor(job, block) : 0;
-    const bool there = loan != 0 && block->pending == 0;
-    if (loan != 0) fill_views(job, &given, block, loan, views);
-    if (loan != 0 && !there) {
-        op->next_awaiting = block->awaiting;
-        block->awaiting = op;
-    }
-    if (own != NULL) memory_leave(job->session, own);
-    pthread_mutex_unlock(&job->session->lock);
-    *made_out = made;
-    if (there) op_let_go(op, CAIRN_OK, NULL);
-    return loan != 0 ? CAIRN_OK
-                     : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for a unit of %zu bytes",
-                                   given.byte_count);
-}
-
-void cache_fetched(struct block *block, cairn_status status, const char *why)
-{
-    struct session *s = block->job->session;
-    struct op *awaiting = NULL;
-    struct sentence sentence = { "" };
-    pthread_mutex_lock(&s->lock);
-    if (status != CAIRN_OK && block->status == CAIRN_OK) {
-        block->status = status;
-        sentence_set(&block->why, "%s", why);
-    }
-    const bool last = --block->pending == 0;
-    if (last) {
-        awaiting = block->awaiting;
-        block->awaiting = NULL;
-        status = block->status;
-        sentence = block->why;
-        if (status != CAIRN_OK || (block->loans == NULL && !block->wanted)) drop_cache(block);
-    }
-    pthread_mutex_unlock(&s->lock);
-    for (struct op *next; awaiting != NULL; awaiting = next) {
-        next = awaiting->next_awaiting;
-        op_let_go(awaiting, status, sentence.text);
-    }
-}
-
-struct card *cache_card(const struct job *job, uint64_t number)
-{
-    for (struct block *b = job->cache != NULL ? job->cache->blocks : NULL; b != NULL; b = b->next)
-        for (const struct loan *loan = b->loans; loan != NULL; loan = loan->next)
-            if (loan->number == number) return b->card;
-    return NULL;
-}
-
-cairn_status cache_give_back(struct job *job, uint64_t number)
-{
-    if (job->cache == NULL) return CAIRN_ERR_INVALID;
-    for (struct block *b = job->cache->blocks; b != NULL; b = b->next) {
-        struct loan **link = &b->loans;
-        while (*link != NULL && (*link)->number != number) link = &(*link)->next;
-        struct loan *loan = *link;
-        if (loan == NULL) continue;
-        *link = loan->next;
-        free(loan);
-        const bool whole = b->view == NULL || published_view_whole(b->view);
-        if (is_idle(b) && (!b->wanted || !whole)) drop_cache(b);
-        return whole ? CAIRN_OK : CAIRN_ERR_VERSION_GONE;
-    }
-    return CAIRN_ERR_INVALID;
-}
-
-void cache_release(struct job *job)
-{
-    if (job->cache == NULL) return;
-    pthread_mutex_lock(&job->session->lock); // of the session's copies
-    while (job->cache->blocks != NULL) drop_cache(job->cache->blocks);
-    stitches_release(job);
-    pthread_mutex_unlock(&job->session->lock);
-    units_close(job->cache->units);
-    free(job->cache);
-}
+#include "proto/spec/optimizer.h"
 
 /* ==== mapped ==== */
+
+static void stitches_sweep(struct job *job);
 
 /* Published memory of shards of this host: a fetch of the wire plane is one copy out of it, and asks
  * nobody. The list of copies is changed by the loop thread only, under the lock.
@@ -520,7 +127,8 @@ void mapped_on_mapping(void *session, struct fabric_mapping *mapping)
 
 /* ---- and take back ---- */
 
-void mapped_unuse(struct published *copy)
+/* Any thread, under the lock: a use of the copy ends. */
+static void mapped_unuse(struct published *copy)
 {
     assert(copy->uses > 0);
     if (--copy->uses == 0 && copy->shown == NULL) free(copy);
@@ -697,9 +305,11 @@ static bool know_places(const struct job *job, struct served_part *part)
     return true;
 }
 
-struct published *mapped_find(struct job *job, struct served_layout *served, uint32_t shard,
-                              struct cairn_version version, enum published_side side,
-                              uint64_t *sequence_out)
+/* Any thread, under the lock: the copy of the shard's part of that layout that has the version now on that
+ * side, and its sequence; NULL: none. The places of the part are known then. */
+static struct published *mapped_find(struct job *job, struct served_layout *served, uint32_t shard,
+                                     struct cairn_version version, enum published_side side,
+                                     uint64_t *sequence_out)
 {
     struct published *copy = job->session->published;
     if (copy == NULL || !know_places(job, &served->parts[shard])) return NULL;
@@ -763,6 +373,14 @@ bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t c
 
 /* ==== stitch ==== */
 
+/* A run of the tensor's bytes on one shard. */
+struct stitch_run {
+    struct published *copy;
+    uint64_t sequence;  /* of the copy, since when `at` is the version that is wanted */
+    uint64_t at;        /* its first byte in the copy; at and from agree modulo the page */
+    uint64_t from, end; /* in the tensor */
+};
+
 #define PAGE ((uint64_t)CAIRN_PUBLISHED_PAGE_BYTES)
 
 struct stitch {
@@ -776,7 +394,8 @@ struct stitch {
     struct stitch_run runs[]; /* [run_count] */
 };
 
-const uint8_t *stitch_base(const struct stitch *stitch)
+/* Where it begins; aligned to the page, read only. */
+static const uint8_t *stitch_base(const struct stitch *stitch)
 {
     return stitch->base;
 }
@@ -920,8 +539,11 @@ static void keep_within_bound(struct job *job)
     }
 }
 
-struct stitch *stitch_get(struct job *job, uint32_t tensor, const struct stitch_run *runs,
-                          size_t count)
+/* A stitch of runs [count], which are in order and without holes, until stitch_put. The runs are
+ * copied; the copies that they are of are in use as long as the stitch is there. NULL: no address space, or
+ * no memory. */
+static struct stitch *stitch_get(struct job *job, uint32_t tensor, const struct stitch_run *runs,
+                                 size_t count)
 {
     assert(count > 0);
     struct stitch *stitch = reuse_stitch(job, tensor, runs, count);
@@ -960,7 +582,8 @@ static void stitches_sweep(struct job *job)
     }
 }
 
-void stitch_put(struct job *job, struct stitch *stitch)
+/* NULL is fine */
+static void stitch_put(struct job *job, struct stitch *stitch)
 {
     if (stitch == NULL) return;
     assert(stitch->uses > 0);
@@ -975,4 +598,210 @@ void stitches_release(struct job *job)
         assert(job->stitches.first->uses == 0);
         drop_stitch(job, &job->stitches.first);
     }
+}
+
+/* ==== published view ==== */
+
+/* A copy that something here is of. */
+struct source {
+    struct published *copy;
+    uint64_t sequence;
+};
+
+struct published_view {
+    struct job *job;              /* borrowed */
+    struct served_layout *served; /* borrowed; that serves the version, while it is opened */
+    struct cairn_version version;
+    enum published_side side;
+    struct source *sources; /* owned: [shard_count]; copy NULL: nothing is of that shard */
+    uint32_t shard_count;
+    const uint8_t **at;       /* owned: [count] */
+    struct stitch **stitches; /* owned: [count], each on loan; NULL: the tensor is one shard's */
+    size_t count;
+};
+
+const uint8_t *published_view_at(const struct published_view *view, size_t i)
+{
+    assert(i < view->count);
+    return view->at[i];
+}
+
+bool published_view_whole(const struct published_view *view)
+{
+    for (uint32_t i = 0; i < view->shard_count; i++) {
+        const struct source *source = &view->sources[i];
+        if (source->copy == NULL) continue;
+        const struct published_head *head = source->copy->head; // NULL: the session is closed
+        if (head == NULL || !published_read_end(head, source->sequence)) return false;
+    }
+    return true;
+}
+
+void published_view_close(struct published_view *view)
+{
+    if (view == NULL) return;
+    for (size_t i = 0; i < view->count; i++) stitch_put(view->job, view->stitches[i]);
+    for (uint32_t i = 0; i < view->shard_count; i++)
+        if (view->sources[i].copy != NULL) mapped_unuse(view->sources[i].copy);
+    free(view->sources);
+    free(view->at);
+    free(view->stitches);
+    free(view);
+}
+
+/* The shard's copy; the same one for all of the view. */
+static struct published *copy_of_shard(struct published_view *view, uint32_t shard)
+{
+    struct source *source = &view->sources[shard];
+    if (source->copy == NULL) {
+        source->copy = mapped_find(view->job, view->served, shard, view->version, view->side,
+                                   &source->sequence);
+        if (source->copy != NULL) source->copy->uses++;
+    }
+    return source->copy;
+}
+
+/* Where an extent of the layout lies in its shard's copy; NULL: it is not here. */
+static struct published *locate(struct published_view *view, const struct extent *extent,
+                                uint64_t *at_out, const struct local_extent **local_out)
+{
+    struct published *copy = copy_of_shard(view, extent->shard);
+    if (copy == NULL) return NULL;
+    const struct served_part *part = &view->served->parts[extent->shard];
+    const struct geometry *g = &view->served->layout->geometry[extent->tensor];
+    const struct local_extent *local = shard_map_find(&part->map, extent->tensor,
+                                                      quantum_first_leaf(g, extent->first_quantum));
+    assert(local != NULL); // map and extents are of one layout
+    *at_out = part->published_at[local - part->map.extents];
+    *local_out = local;
+    return copy;
+}
+
+/* Where each part of a tensor lies, to be freed; NULL: some of it is not here. */
+static struct stitch_run *find_runs(struct published_view *view, const struct extent *extents,
+                                    size_t extent_count, size_t elem_bytes)
+{
+    struct stitch_run *runs = calloc(extent_count, sizeof *runs);
+    for (size_t e = 0; runs != NULL && e < extent_count; e++) {
+        const struct local_extent *local;
+        uint64_t at;
+        struct published *copy = locate(view, &extents[e], &at, &local);
+        if (copy == NULL) {
+            free(runs);
+            return NULL;
+        }
+        runs[e] = (struct stitch_run) { .copy = copy,
+                                        .sequence = view->sources[extents[e].shard].sequence,
+                                        .at = at,
+                                        .from = local->first_elem * elem_bytes,
+                                        .end = (local->first_elem + local->elem_count) *
+                                               elem_bytes };
+    }
+    return runs;
+}
+
+static bool stitch_tensor(struct published_view *view, size_t i, const struct extent *extents,
+                          size_t extent_count, size_t elem_bytes)
+{
+    struct stitch_run *runs = find_runs(view, extents, extent_count, elem_bytes);
+    if (runs != NULL)
+        view->stitches[i] = stitch_get(view->job, extents[0].tensor, runs, extent_count);
+    free(runs);
+    if (view->stitches[i] == NULL) return false;
+    view->at[i] = stitch_base(view->stitches[i]);
+    return true;
+}
+
+static bool view_tensor(struct published_view *view, size_t i, uint32_t tensor)
+{
+    static const uint8_t nothing[1] __attribute__((aligned(64)));
+    size_t extent_count;
+    const struct extent *extents = layout_tensor_extents(view->served->layout, tensor,
+                                                         &extent_count);
+    const size_t elem_bytes = dtype_size((int)view->job->spec.tensors[tensor].wire);
+    if (extent_count == 0) { // of no elements
+        view->at[i] = nothing;
+        return true;
+    }
+    if (extent_count > 1)
+        return view->side == CAIRN_PUBLISHED_HOST &&
+               stitch_tensor(view, i, extents, extent_count, elem_bytes);
+    const struct local_extent *local;
+    uint64_t at;
+    const struct published *copy = locate(view, &extents[0], &at, &local);
+    if (copy == NULL) return false;
+    view->at[i] = (view->side == CAIRN_PUBLISHED_HOST ? copy->base : copy->on_card) + at;
+    return true;
+}
+
+struct published_view *published_view_open(struct job *job, struct cairn_version version,
+                                           enum published_side side, const uint32_t *tensors,
+                                           size_t count)
+{
+    if (job->session->published == NULL || job->served == NULL) return NULL;
+    struct published_view *view = calloc(1, sizeof *view);
+    if (view == NULL) return NULL;
+    view->job = job;
+    view->version = version;
+    view->side = side;
+    view->served = served_layout_of_version(job, version);
+    const uint32_t shard_count = view->served->layout->shard_count;
+    view->sources = calloc(shard_count, sizeof *view->sources);
+    view->at = calloc(count + 1, sizeof *view->at);
+    view->stitches = calloc(count + 1, sizeof(struct stitch *));
+    bool all = view->sources != NULL && view->at != NULL && view->stitches != NULL;
+    if (all) view->shard_count = shard_count;
+    if (all) view->count = count;
+    for (size_t i = 0; all && i < count; i++) all = view_tensor(view, i, tensors[i]);
+    if (all && published_view_whole(view)) return view;
+    published_view_close(view);
+    return NULL;
+}
+
+/* ---- copies on the card ---- */
+
+bool published_view_has_card(const struct job *job, const struct card *card)
+{
+    const struct fabric_device *table = card_imports_table(job->session->imports);
+    return table != NULL && memcmp(table->uuids[0], card_uuid(card), 16) == 0;
+}
+
+static bool copy_runs(const struct stitch_run *runs, size_t count, struct card *card, uint8_t *to)
+{
+    struct sentence why;
+    bool whole = true;
+    uint64_t last = 0;
+    for (size_t i = 0, bytes; whole && i < count; i++) {
+        uint64_t copy;
+        bytes = (size_t)(runs[i].end - runs[i].from);
+        whole = card_copy_begin(card, to + runs[i].from, runs[i].copy->on_card + runs[i].at, bytes,
+                                CARD_WITHIN, &copy, &why) == CAIRN_OK;
+        if (whole && copy != 0) last = copy;
+    }
+    return card_copy_wait(card, last, &why) == CAIRN_OK && whole;
+}
+
+bool published_view_copy(struct job *job, struct cairn_version version, uint32_t tensor,
+                         struct card *card, void *to)
+{
+    struct session *s = job->session;
+    size_t count;
+    struct stitch_run *runs = NULL;
+    if (!published_view_has_card(job, card)) return false;
+    pthread_mutex_lock(&s->lock);
+    struct published_view *view = published_view_open(job, version, CAIRN_PUBLISHED_DEVICE, NULL,
+                                                      0);
+    if (view != NULL) {
+        const struct extent *extents = layout_tensor_extents(view->served->layout, tensor, &count);
+        if (count > 0)
+            runs = find_runs(view, extents, count, dtype_size((int)job->spec.tensors[tensor].wire));
+    }
+    pthread_mutex_unlock(&s->lock);
+    bool whole = runs != NULL && copy_runs(runs, count, card, to);
+    pthread_mutex_lock(&s->lock);
+    whole = whole && published_view_whole(view);
+    published_view_close(view);
+    pthread_mutex_unlock(&s->lock);
+    free(runs);
+    return whole;
 }

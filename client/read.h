@@ -21,7 +21,7 @@
  * tensors take a second, so many are read by a thread of their own, while other jobs of the session go
  * on; a few are read at once.
  *
- *   reading_begin ─► a thread reads ─► is over (the loop thread is kicked) ─► loop.c takes it
+ *   reading_begin ─► a thread reads ─► is over (the loop thread is kicked) ─► attach.c takes it
  *
  * The job's spec and the pages stay as they are until the reading is freed. Loop thread. */
 
@@ -53,93 +53,16 @@ cairn_status layout_of_pages(const struct job_spec_data *spec, const struct page
                              struct layout **layout_out) CAIRN_MUST_CHECK;
 /* Waits until it is over. */
 void reading_await(struct reading *reading);
-/* The same, and frees what nobody took of it. NULL is fine. */
-void reading_free(struct reading *reading);
 
 /* ==== cache ==== */
 
-/* Gathered units: what cairn_prefetch and cairn_map have in the library's memory, by unit and version.
- *
- * A block holds the tensors of one unit at one version. It is fetched once, whoever asks for it first; it is
- * lent to each cairn_map until its cairn_unmap, and goes when it is on loan no more and was not prefetched
- * again. At most `window` blocks are held: a prefetch beyond it puts out the oldest one that is not on
- * loan, or is dropped; a map beyond it is counted. A block of an older version than the one that is
- * asked for goes, too, unless it is on loan. Any thread; one lock, the session's. */
+/* Gathered units: what cairn_prefetch and cairn_map have in the library's memory (api_read.c). */
 
-struct gone;
-struct published_view;
-struct loan;
-struct op;
-
-/* A tensor of a unit as this worker gets it: what it holds, or all; of an alias, what it stands for. */
-struct unit_tensor {
-    uint32_t named, fetched; /* tensors of the spec */
-    struct piece piece;
-    cairn_dtype dtype;
-    size_t at, byte_count; /* in the block */
-};
-
-/* Which tensors, and where each of them lies. */
-struct unit_shape {
-    size_t unit;
-    struct unit_tensor *tensors; /* owned; [count] */
-    size_t count, byte_count;
-    uint64_t table_hash; /* of the tiles by which this worker's pieces were chosen */
-};
-
-struct block {
-    struct block *next; /* newest first */
-    struct job *job;    /* borrowed: outlives it */
-    struct cairn_version version;
-    struct unit_shape shape;     /* owned */
-    struct card *card;           /* whose addresses the views have; NULL: the host's */
-    struct gone *own;            /* owned: `memory`, if it is of a card */
-    uint8_t *memory;             /* owned; [shape.byte_count]; NULL: `view` has it */
-    struct published_view *view; /* owned; where the shards of this host published it; or NULL */
-    uint32_t pending;            /* fetches that are not done, and one more while they are begun */
-    cairn_status status;
-    struct sentence why;
-    bool wanted;         /* prefetched, and not mapped since */
-    uint64_t call;       /* the prefetch that wanted it last */
-    struct loan *loans;  /* owned */
-    struct op *awaiting; /* operations of cairn_map that wait for it */
-};
-
-struct cache {
-    struct units *units;  /* owned */
-    struct block *blocks; /* owned */
-    uint32_t block_count;
-    uint64_t last_loan, last_call;
-};
-
-/* The job's cache, made by the first who asks. */
-cairn_status cache_open(struct job *job) CAIRN_MUST_CHECK;
 /* With the job: no operation is under way any more. */
 void cache_release(struct job *job);
 
 /* Under the lock: gives up what nobody has on loan. False: something is on loan, or being fetched. */
 bool cache_forget(struct job *job);
-
-/* Lists the tensors of the unit; the caller frees out->tensors. CAIRN_ERR_BUSY: tiles are being
- * declared. */
-cairn_status cache_shape(struct job *job, size_t unit, struct unit_shape *out) CAIRN_MUST_CHECK;
-/* Returns the number of a new prefetch, and drops the blocks of versions older than this one. */
-uint64_t cache_new_call(struct job *job, struct cairn_version version);
-/* The prefetch `call` wants the unit. A block that is made takes the shape's tensors, and the caller begins
- * its fetches; NULL: none is made, or it is there at once. */
-struct block *cache_want(struct job *job, struct cairn_version version, struct unit_shape *shape,
-                         uint64_t call);
-/* A block of the unit and version on loan, in views, on the card (NULL: the host); op ends when it is there.
- * *made_out: NULL, or a block of which the caller begins the fetches, also where this fails. */
-cairn_status cache_lend(struct job *job, struct cairn_version version, struct card *card,
-                        struct unit_shape *shape, struct op *op, struct cairn_view *views,
-                        struct block **made_out) CAIRN_MUST_CHECK;
-/* One of the block's fetches is over, or the beginning of them; with the last, whoever waits hears of it. */
-void cache_fetched(struct block *block, cairn_status status, const char *why);
-/* Under the lock: whose addresses a loan has; NULL: the host's, or there is no such loan. */
-struct card *cache_card(const struct job *job, uint64_t loan);
-/* Under the lock. CAIRN_ERR_INVALID: no such loan; CAIRN_ERR_VERSION_GONE: it was overwritten meanwhile. */
-cairn_status cache_give_back(struct job *job, uint64_t loan) CAIRN_MUST_CHECK;
 
 /* ==== mapped ==== */
 
@@ -170,7 +93,7 @@ struct published {
     /* the same on the session's card, no host address; NULL: not all is there */
     const uint8_t *on_card;
     size_t bytes;
-    uint32_t uses; /* of api_read.c, read.c, device.c, each ended by mapped_unuse */
+    uint32_t uses; /* of read.c, each ended by mapped_unuse */
     bool is_whole; /* all of it is here, as it has to be */
     bool gone;     /* the shard took some of it back, or is gone; or it is not what it says */
 };
@@ -193,13 +116,6 @@ void mapped_settle(struct session *s);
 /* Before the fabric is closed. Copies that are in use are freed with their last use; their memory is not
  * there any more. */
 void mapped_release(struct session *s);
-/* Any thread, under the lock: a use of the copy ends. */
-void mapped_unuse(struct published *copy);
-/* Any thread, under the lock: the copy of the shard's part of that layout that has the version now on that
- * side, and its sequence; NULL: none. The places of the part are known then. */
-struct published *mapped_find(struct job *job, struct served_layout *served, uint32_t shard,
-                              struct cairn_version version, enum published_side side,
-                              uint64_t *sequence_out);
 /* Copies what a fetch wants of a chunk of that layout, if memory that is mapped here has it. False: it has to
  * be asked for. */
 bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t chunk,
@@ -233,23 +149,6 @@ struct stitches {
     size_t map_count;     /* of all of them */
 };
 
-/* A run of the tensor's bytes on one shard. */
-struct stitch_run {
-    struct published *copy;
-    uint64_t sequence;  /* of the copy, since when `at` is the version that is wanted */
-    uint64_t at;        /* its first byte in the copy; at and from agree modulo the page */
-    uint64_t from, end; /* in the tensor */
-};
-
-/* A stitch of runs [count], which are in order and without holes, until stitch_put. The runs are
- * copied; the copies that they are of are in use as long as the stitch is there. NULL: no address space, or
- * no memory. */
-struct stitch *stitch_get(struct job *job, uint32_t tensor, const struct stitch_run *runs,
-                          size_t count);
-/* Where it begins; aligned to the page, read only. */
-const uint8_t *stitch_base(const struct stitch *stitch);
-void stitch_put(struct job *job, struct stitch *stitch); /* NULL is fine */
-
 /* With the job: none is in use any more. */
 void stitches_release(struct job *job);
 
@@ -260,9 +159,9 @@ void stitches_release(struct job *job);
 
 struct card;
 
-/* The wire planes of whole tensors at a version, read only, until published_view_close; of the device's side at
- * addresses of the session's card. NULL: a shard of another host has a part, or the version is not there (any
- * more), or there is no address space; or on the card, several shards have parts of one tensor. */
+/* The wire planes of whole tensors at a version, read only, until published_view_close; of the device's side
+ * at addresses of the session's card. NULL: a shard of another host has a part, or the version is not there
+ * (any more), or there is no address space; or on the card, several shards have parts of one tensor. */
 struct published_view *published_view_open(struct job *job, struct cairn_version version,
                                            enum published_side side, const uint32_t *tensors,
                                            size_t count);

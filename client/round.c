@@ -1,16 +1,127 @@
 /* The calls of a round: begin, push, micro-batch end, commit, abandon. */
+#include "client/job.h"
+
+#include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/base.h"
-#include "client/job.h"
 #include "client/op.h"
 #include "client/push.h"
+#include "client/session.h"
+#include "proto/base/text.h"
 #include "proto/spec/spec.h"
 
-static cairn_status batch_judge_commit(const struct job *job, bool *is_open);
-static bool batch_is_surplus(const struct job *job);
+/* The client state and the driven rates that a commit carries. Both have been judged. */
+struct commit_words {
+    ProtobufCBinaryData state; /* the client state */
+    double *driven; /* [group_count] of the spec, rates of driven groups; NULL: none is */
+};
+
+/* ==== driven ==== */
+
+/* Driven groups: their learning rates are the trainer's, and go with each commit. */
+
+#define RATE_MAX 1e18 // as every hyper-parameter
+
+static bool is_driven(const struct job *job, size_t group)
+{
+    return job->spec.groups[group].schedule.kind == CAIRN_SCHEDULE_DRIVEN;
+}
+
+static cairn_status set_rate(struct job *job, const char *name, double lr)
+{
+    if (name == NULL) name = "default";
+    if (job->member.role != CAIRN_WORKER)
+        return client_fail(CAIRN_ERR_REFUSED, "a reader gives no learning rate");
+    if (!(lr >= 0 && lr <= RATE_MAX))
+        return client_fail(CAIRN_ERR_INVALID, "group %.64s: lr is %g; allowed: 0 to %g", name, lr,
+                           RATE_MAX);
+    const size_t group = spec_find_group(&job->spec, name);
+    if (group == SIZE_MAX)
+        return client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no group \"%.64s\"", job->name, name);
+    if (!is_driven(job, group))
+        return client_fail(CAIRN_ERR_REFUSED,
+                           "group %s is not driven: the servers have its schedule, %s; "
+                           "change it by cairn_job_amend, or declare CAIRN_SCHEDULE_DRIVEN",
+                           name, schedule_name((int)job->spec.groups[group].schedule.kind));
+    pthread_mutex_lock(&job->session->lock);
+    job->filling.rates[group] = lr;
+    pthread_mutex_unlock(&job->session->lock);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_group_lr(cairn_job *handle, const char *group, double lr)
+{
+    struct job *job = api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = set_rate(job, group, lr);
+    return api_leave(handle, status);
+}
+
+/* The rates that go with a commit, by group; `room`: [group_count]. *driven_out: that, or NULL where no
+ * group is driven. CAIRN_ERR_INVALID: one has none yet. */
+static cairn_status driven_rates(struct job *job, double *room, double **driven_out)
+{
+    size_t missing = SIZE_MAX;
+    *driven_out = NULL;
+    pthread_mutex_lock(&job->session->lock);
+    for (size_t g = 0; g < job->spec.group_count; g++) {
+        room[g] = is_driven(job, g) ? job->filling.rates[g] : 0;
+        if (is_driven(job, g)) *driven_out = room;
+        if (isnan(room[g]) && missing == SIZE_MAX) missing = g;
+    }
+    pthread_mutex_unlock(&job->session->lock);
+    if (missing == SIZE_MAX) return CAIRN_OK;
+    return client_fail(CAIRN_ERR_INVALID,
+                       "group %s is driven, and has no learning rate yet: every worker calls "
+                       "cairn_group_lr before its first commit",
+                       job->spec.groups[missing].name);
+}
+
+/* ==== round ==== */
+
+/* Under the lock, with global_batch: are all of its micro-batches ended, or all but the last? *is_open: that
+ * one is to be ended. CAIRN_ERR_INVALID. Without it nothing is judged, and *is_open stays. */
+static cairn_status batch_judge_commit(const struct job *job, bool *is_open)
+{
+    const struct spec_batch *batch = &job->filling.batch;
+    const uint32_t own = batch_count(batch), micro = job->filling.micro;
+    if (batch->total == 0) return CAIRN_OK;
+    *is_open = micro < own;
+    if (micro + 1 >= own) return CAIRN_OK;
+    return client_fail(CAIRN_ERR_INVALID,
+                       "micro-batch %u of %u is not ended, nor are the %u of this worker "
+                       "behind it: every step has all of them; end each with "
+                       "cairn_micro_end, also one without gradients, or give the round up "
+                       "with cairn_round_abandon",
+                       batch_number(batch, micro), batch->total, own - micro - 1);
+}
+
+/* ---- writes that are open ---- */
+
+static cairn_status await_write(struct job *job, uint64_t deadline_ms)
+{
+    struct session *s = job->session;
+    pthread_mutex_lock(&s->lock);
+    while (job_is_writing(job) && !job->closed && !s->ended && job->failure.status == CAIRN_OK &&
+           session_sleep(s, deadline_ms)) {}
+    const bool ended = job->closed || s->ended;
+    const uint64_t open = job_is_writing(job) && !ended ? job->writing.round.round : 0;
+    pthread_mutex_unlock(&s->lock);
+    const cairn_status status = api_check(job);
+    if (status != CAIRN_OK || open == 0) return status; // closed: what is asked next says so
+    return client_fail(CAIRN_ERR_TIMEOUT,
+                       "a write of this worker is open (round %" PRIu64
+                       "): no round opens before its cairn_write_end",
+                       open);
+}
+
+/* ---- rounds ---- */
 
 static void note_frozen(struct job *job, const Cairn__RoundOpened *opened)
 {
@@ -94,8 +205,9 @@ static void note_launch(struct job *job, uint32_t world)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
-                             struct cairn_round *out)
+/* Waits for a round of its own (CAIRN_MSG_WRITE_BEGIN) or of all (CAIRN_MSG_ROUND_BEGIN). */
+static cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
+                                    struct cairn_round *out)
 {
     pthread_mutex_lock(&job->session->lock);
     const bool initialized = job->known.initialized;
@@ -113,8 +225,9 @@ cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t deadline_m
         Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
         Cairn__WriteBegin write = CAIRN__WRITE_BEGIN__INIT;
         ProtobufCMessage *reply;
-        status = ask_coordinator(job, type, is_write ? &write.base : &begin.base,
-                                 CAIRN_MSG_ROUND_OPENED, deadline_ms, &reply);
+        status = ask_coordinator(job, is_write ? "cairn_write_begin" : "cairn_round_begin", type,
+                                 is_write ? &write.base : &begin.base, CAIRN_MSG_ROUND_OPENED,
+                                 deadline_ms, &reply);
         if (status != CAIRN_OK) break;
         // Another thread may have pushed while this one waited for its turn.
         status = await_pushes(job, deadline_ms);
@@ -141,7 +254,7 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
     if (status == CAIRN_OK && job->member.role != CAIRN_WORKER)
         status = client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
     const uint64_t deadline_ms = api_deadline(timeout_ms);
-    if (status == CAIRN_OK) status = api_await_write(job, deadline_ms);
+    if (status == CAIRN_OK) status = await_write(job, deadline_ms);
     if (status == CAIRN_OK)
         status = api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round);
     if (status == CAIRN_OK) struct_copy_out(out, &round, sizeof round);
@@ -360,9 +473,10 @@ static void note_ended(struct job *job, uint64_t from_us)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-cairn_status api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
-                        const struct commit_words *words, uint64_t deadline_ms,
-                        struct cairn_result *out)
+/* Commits it, once, and waits for its end. */
+static cairn_status api_commit(struct job *job, const char *call, const struct cairn_round *round,
+                               uint64_t weight, const struct commit_words *words,
+                               uint64_t deadline_ms, struct cairn_result *out)
 {
     cairn_status status = api_judge_begun(job, round);
     if (status == CAIRN_OK) status = commit_once(job, round, weight);
@@ -377,8 +491,8 @@ cairn_status api_commit(struct job *job, const struct cairn_round *round, uint64
     message.driven = words->driven;
     message.n_driven = words->driven != NULL ? job->spec.group_count : 0;
     ProtobufCMessage *reply;
-    status = ask_coordinator(job, CAIRN_MSG_ROUND_COMMIT, &message.base, CAIRN_MSG_ROUND_RESULT,
-                             deadline_ms, &reply);
+    status = ask_coordinator(job, call, CAIRN_MSG_ROUND_COMMIT, &message.base,
+                             CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply);
     note_ended(job, from_us);
     if (status != CAIRN_OK) return status;
     status = await_pushes(job, deadline_ms);
@@ -430,7 +544,8 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
     if (status == CAIRN_OK) status = judge_state(job, round, &words.state);
     if (status == CAIRN_OK) status = driven_rates(job, room, &words.driven);
     if (status == CAIRN_OK)
-        status = api_commit(job, round, weight, &words, api_deadline(timeout_ms), &result);
+        status = api_commit(job, "cairn_commit", round, weight, &words, api_deadline(timeout_ms),
+                            &result);
     if (status == CAIRN_OK) struct_copy_out(out, &result, sizeof result);
     return api_leave(handle, status);
 }
@@ -464,7 +579,7 @@ static cairn_status abandon_inside(struct job *job, const struct cairn_round *ro
         message.round = round->round;
         message.abandon = true;
         ProtobufCMessage *reply;
-        CAIRN_TRY(ask_coordinator(job, CAIRN_MSG_ROUND_COMMIT, &message.base,
+        CAIRN_TRY(ask_coordinator(job, "cairn_round_abandon", CAIRN_MSG_ROUND_COMMIT, &message.base,
                                   CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply));
         status = judge_void((const Cairn__RoundResult *)reply);
         message_free(reply);
@@ -485,81 +600,10 @@ cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *ro
     return api_leave(handle, status);
 }
 
-/* ==== batch ==== */
+/* ==== write ==== */
 
-/* global_batch: a step's micro-batches have numbers, whoever is there, and the caller speaks of them by
- * these. Inside, and on the wire, one is its place among this worker's own. */
-
-static cairn_status refuse_surplus(const struct job *job)
-{
-    const struct spec_batch *batch = &job->filling.batch;
-    return client_fail(CAIRN_ERR_INVALID,
-                       "this worker is surplus: job %s has global_batch = %u, and others of "
-                       "lower rank have all of its micro-batches; commit, which waits for "
-                       "the round's end, and begin the next one",
-                       job->name, batch->total);
-}
-
-/* "1, 4, 7": the first ones, and that there are more. */
-static void list_own(const struct spec_batch *batch, struct sentence *out)
-{
-    const uint32_t count = batch_count(batch), shown = count < 4 ? count : 4;
-    sentence_set(out, "%s", "");
-    for (uint32_t i = 0; i < shown; i++)
-        sentence_add(out, "%s%u", i > 0 ? ", " : "", batch_number(batch, i));
-    if (shown < count) sentence_add(out, ", ...");
-}
-
-static cairn_status refuse_number(const struct job *job, uint32_t micro)
-{
-    struct sentence own;
-    const struct spec_batch *batch = &job->filling.batch;
-    list_own(batch, &own);
-    return client_fail(CAIRN_ERR_INVALID,
-                       "micro-batch %u of %u is not this worker's in this round: rank %u of "
-                       "%u has %s",
-                       micro, batch->total, batch->rank, batch->world, own.text);
-}
-
-/* Under the lock: the open round has no micro-batch for this worker. */
-static bool batch_is_surplus(const struct job *job)
-{
-    return job->filling.batch.total > 0 && batch_count(&job->filling.batch) == 0;
-}
-
-cairn_status api_batch_place(struct job *job, const struct cairn_round *round, uint32_t *micro)
-{
-    if (job->spec.global_batch == 0) return CAIRN_OK;
-    if (!struct_fits(round, CAIRN_API_ROUND_LEAST))
-        return client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
-    pthread_mutex_lock(&job->session->lock);
-    cairn_status status = api_judge_round(job, round);
-    if (status == CAIRN_OK && batch_is_surplus(job))
-        status = refuse_surplus(job);
-    else if (status == CAIRN_OK && !batch_place(&job->filling.batch, *micro, micro))
-        status = refuse_number(job, *micro);
-    pthread_mutex_unlock(&job->session->lock);
-    return status;
-}
-
-/* Under the lock, with global_batch: are all of its micro-batches ended, or all but the last? *is_open: that
- * one is to be ended. CAIRN_ERR_INVALID. Without it nothing is judged, and *is_open stays. */
-static cairn_status batch_judge_commit(const struct job *job, bool *is_open)
-{
-    const struct spec_batch *batch = &job->filling.batch;
-    const uint32_t own = batch_count(batch), micro = job->filling.micro;
-    if (batch->total == 0) return CAIRN_OK;
-    *is_open = micro < own;
-    if (micro + 1 >= own) return CAIRN_OK;
-    return client_fail(CAIRN_ERR_INVALID,
-                       "micro-batch %u of %u is not ended, nor are the %u of this worker "
-                       "behind it: every step has all of them; end each with "
-                       "cairn_micro_end, also one without gradients, or give the round up "
-                       "with cairn_round_abandon",
-                       batch_number(batch, micro), batch->total, own - micro - 1);
-}
-
-cairn_status api_batch_judge_buffer(struct job *job, size_t tensor)
+/* May this worker write what is no parameter? CAIRN_ERR_REFUSED. */
+static cairn_status judge_buffer(struct job *job, size_t tensor)
 {
     const struct tensor_spec *t = &job->spec.tensors[tensor];
     if (job->spec.global_batch == 0 || t->kind != CAIRN_BUFFER) return CAIRN_OK;
@@ -574,11 +618,248 @@ cairn_status api_batch_judge_buffer(struct job *job, size_t tensor)
                        t->name, job->name, job->spec.global_batch, job->spec.global_batch - 1);
 }
 
-uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t micro)
+/* Writing planes at a step boundary: a round of this worker alone, with puts instead of gradients. */
+
+#define CANCEL_MS 1000
+
+static struct cairn_round open_write(struct job *job)
 {
-    const size_t least = offsetof(struct cairn_round, global_batch) + sizeof round->global_batch;
-    if (!struct_fits(round, least)) return 0;
-    const uint64_t number = round->global_batch > 0 ? micro
-                                                    : (uint64_t)micro * round->world + round->rank;
-    return batch_seed(round->seed, round->index, number);
+    pthread_mutex_lock(&job->session->lock);
+    const struct cairn_round round = job->writing.round;
+    pthread_mutex_unlock(&job->session->lock);
+    return round;
+}
+
+static void set_write(struct job *job, struct cairn_round round)
+{
+    pthread_mutex_lock(&job->session->lock);
+    job->writing.round = round;
+    pthread_cond_broadcast(&job->session->changed);
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+/* The round of the write that is open; 0 = none. */
+uint64_t api_write_round(struct job *job)
+{
+    return open_write(job).round;
+}
+
+/* The write is void, or the wish for one (round 0) is withdrawn; keeps this thread's sentence. */
+static void cancel_write(struct job *job, uint64_t round)
+{
+    struct sentence said;
+    Cairn__WriteCancel message = CAIRN__WRITE_CANCEL__INIT;
+    sentence_set(&said, "%s", cairn_error());
+    message.round = round;
+    // Unanswered, it is void all the same: nobody commits it.
+    (void)!ask_coordinator(job, message_name(CAIRN_MSG_WRITE_CANCEL), CAIRN_MSG_WRITE_CANCEL,
+                           &message.base, CAIRN_MSG_DONE, api_deadline(CANCEL_MS), NULL);
+    client_fail(CAIRN_OK, "%s", said.text);
+}
+
+/* Nobody commits it: it is void here before the coordinator says so, and the next one may begin. */
+static void give_up(struct job *job, uint64_t round)
+{
+    pthread_mutex_lock(&job->session->lock);
+    job->writing.round = (struct cairn_round) { .round = 0 };
+    if (round > job->filling.void_round) {
+        job->filling.void_round = round;
+        job->filling.void_why.text[0] = '\0';
+    }
+    pthread_cond_broadcast(&job->session->changed);
+    pthread_mutex_unlock(&job->session->lock);
+    cancel_write(job, round);
+}
+
+/* ---- begin ---- */
+
+static cairn_status judge_begin(struct job *job)
+{
+    if (job->member.role != CAIRN_WORKER)
+        return client_fail(CAIRN_ERR_REFUSED, "a reader cannot write");
+    pthread_mutex_lock(&job->session->lock);
+    const bool writing = job->writing.round.round != 0;
+    const bool open = job->filling.round > job->filling.void_round && !job->filling.committed;
+    pthread_mutex_unlock(&job->session->lock);
+    if (writing)
+        return client_fail(CAIRN_ERR_EXISTS, "a write is open: end it with cairn_write_end");
+    if (open)
+        return client_fail(CAIRN_ERR_REFUSED,
+                           "this worker has a round open: commit it, then write");
+    return CAIRN_OK;
+}
+
+static cairn_status begin_inside(struct job *job, uint64_t deadline_ms)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    CAIRN_TRY(judge_begin(job));
+    cairn_status status = api_round_begin(job, CAIRN_MSG_WRITE_BEGIN, deadline_ms, &round);
+    if (status == CAIRN_ERR_TIMEOUT) cancel_write(job, 0);
+    if (status != CAIRN_OK) return status;
+    pthread_mutex_lock(&job->session->lock);
+    write_release(job);
+    job->writing.round = round;
+    job->puts.status = CAIRN_OK;
+    pthread_mutex_unlock(&job->session->lock);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
+{
+    struct job *job = api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_judge_call(NULL, NULL, timeout_ms);
+    if (status == CAIRN_OK) status = begin_inside(job, api_deadline(timeout_ms));
+    return api_leave(handle, status);
+}
+
+/* ---- put ---- */
+
+/* A box of a plane that was put in the write that is open. */
+struct written {
+    struct written *next;
+    uint32_t tensor;
+    uint8_t plane;
+    struct cairn_box box;
+};
+
+void write_release(struct job *job)
+{
+    for (struct written *w = job->writing.boxes, *next; w != NULL; w = next) {
+        next = w->next;
+        free(w);
+    }
+    job->writing.boxes = NULL;
+}
+
+/* Notes what is put, so that no element is put twice. */
+static cairn_status claim(struct job *job, const struct command *pattern)
+{
+    char mine[CAIRN_BOX_TEXT_BYTES], theirs[CAIRN_BOX_TEXT_BYTES];
+    struct written *fresh = malloc(sizeof *fresh);
+    if (fresh == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    *fresh = (struct written) { NULL, pattern->tensor, pattern->plane, pattern->piece.box };
+    pthread_mutex_lock(&job->session->lock);
+    const struct written *had = job->writing.boxes;
+    while (had != NULL && (had->tensor != fresh->tensor || had->plane != fresh->plane ||
+                           !box_overlap(&had->box, &fresh->box)))
+        had = had->next;
+    const bool twice = had != NULL;
+    if (twice) {
+        box_text(&had->box, theirs);
+    } else {
+        fresh->next = job->writing.boxes;
+        job->writing.boxes = fresh;
+    }
+    pthread_mutex_unlock(&job->session->lock);
+    if (!twice) return CAIRN_OK;
+    box_text(&fresh->box, mine);
+    free(fresh);
+    return client_fail(CAIRN_ERR_EXISTS,
+                       "tensor %s, %s: box %s has elements of %s, which was put in this "
+                       "write already; each element is put once",
+                       job->spec.tensors[pattern->tensor].name, plane_name(pattern->plane), mine,
+                       theirs);
+}
+
+/* It was not put after all. */
+static void unclaim(struct job *job, const struct command *pattern)
+{
+    pthread_mutex_lock(&job->session->lock);
+    struct written **link = &job->writing.boxes;
+    while (*link != NULL &&
+           ((*link)->tensor != pattern->tensor || (*link)->plane != pattern->plane ||
+            !box_equal(&(*link)->box, &pattern->piece.box)))
+        link = &(*link)->next;
+    struct written *gone = *link;
+    if (gone != NULL) *link = gone->next;
+    pthread_mutex_unlock(&job->session->lock);
+    free(gone);
+}
+
+cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor, const char *plane,
+                           const struct cairn_box *box, const struct cairn_mem *given,
+                           cairn_op **op_out)
+{
+    size_t index;
+    struct cairn_mem mem;
+    struct cairn_box of_target;
+    CAIRN_TRY(api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target));
+    int number;
+    cairn_status status = api_judge_state(job, index, plane, &number);
+    if (status == CAIRN_OK) status = judge_buffer(job, index);
+    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_dtype(job, index, number, &mem));
+    struct command pattern = { .tensor = (uint32_t)index,
+                               .plane = (uint8_t)number,
+                               .dtype = (uint8_t)mem.dtype,
+                               .ptr = mem.ptr,
+                               .round = round };
+    CAIRN_TRY(api_judge_box(job, index, box, &mem, &pattern.piece));
+    if (job->spec.tensors[index].kind == CAIRN_BLOB && !pattern.piece.whole)
+        return client_fail(
+            CAIRN_ERR_INVALID,
+            "tensor %s: a blob is written whole; give NULL for the box, or [0, %" PRIu64 ")",
+            tensor, job->spec.tensors[index].shape.dim[0]);
+    status = api_bring(&mem, &pattern.piece, &pattern.owned);
+    if (status != CAIRN_OK) return status;
+    pattern.ptr = mem.ptr;
+    status = claim(job, &pattern);
+    if (status == CAIRN_OK) {
+        status = op_begin(job, CAIRN_CHUNK_PUT, transfer_run, &pattern, op_out);
+        if (status != CAIRN_OK) unclaim(job, &pattern);
+    }
+    if (status != CAIRN_OK) free(pattern.owned);
+    return status;
+}
+
+/* ---- end ---- */
+
+/* The first put that failed since the write began. */
+static cairn_status judge_puts(struct job *job)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const cairn_status status = job->puts.status;
+    const struct sentence why = job->puts.why;
+    pthread_mutex_unlock(&job->session->lock);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    if (status == CAIRN_ERR_STALE) // the write had become void, which is no fault of the put
+        return client_fail(CAIRN_ERR_EPOCH_CHANGED, "nothing was written, begin again: %s",
+                           why.text);
+    return client_fail(status, "nothing was written, because a put failed: %s", why.text);
+}
+
+static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cairn_version *out)
+{
+    const struct cairn_round round = open_write(job);
+    struct cairn_result result = { .struct_size = sizeof result };
+    if (round.round == 0)
+        return client_fail(CAIRN_ERR_INVALID, "no write is open: begin one with cairn_write_begin");
+    CAIRN_TRY(api_await_none(job, &job->puts.open, "puts", deadline_ms));
+    cairn_status status = judge_puts(job);
+    if (status != CAIRN_OK) {
+        give_up(job, round.round);
+        return status;
+    }
+    status = api_commit(job, "cairn_write_end", &round, 1,
+                        &(struct commit_words) { { 0, NULL }, NULL }, deadline_ms, &result);
+    if (status == CAIRN_ERR_TIMEOUT || status == CAIRN_ERR_NO_MEMORY)
+        return status; // called again, it goes on
+    set_write(job, (struct cairn_round) { .round = 0 });
+    if (status == CAIRN_OK) *out = result.version;
+    if (status != CAIRN_ERR_EPOCH_CHANGED) return status;
+    struct sentence why;
+    sentence_set(&why, "%s", cairn_error());
+    return client_fail(status, "nothing was written, begin again: %s", why.text);
+}
+
+cairn_status cairn_write_end(cairn_job *handle, int timeout_ms, struct cairn_version *out)
+{
+    struct job *job = api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
+    if (status == CAIRN_OK) status = end_inside(job, api_deadline(timeout_ms), out);
+    return api_leave(handle, status);
 }

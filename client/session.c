@@ -1,26 +1,22 @@
-/* Opening and closing a session. */
+/* Where the caller's threads and the loop thread meet: waking and waiting, asks, and streams that wait. */
 #include "client/session.h"
 
-#include <inttypes.h>
-#include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <signal.h>
-#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "client/base.h"
-#include "client/layouts.h"
 #include "client/device.h"
 #include "client/job.h"
+#include "client/loop.h"
 #include "client/op.h"
+#include "client/push.h"
 #include "proto/base/text.h"
-
-static void streams_release(struct session *s);
-static void streams_init(struct session *s);
 
 void session_say(const struct session *s, const char *what)
 {
@@ -73,300 +69,44 @@ bool session_sleep(struct session *s, uint64_t deadline_ms)
     return pthread_cond_timedwait(&s->changed, &s->lock, &until) != ETIMEDOUT;
 }
 
-static void end_command(struct command *command)
+/* ==== job ==== */
+
+void job_ref(struct job *job)
 {
-    if (command->op != NULL) op_let_go(command->op, CAIRN_ERR_CLOSED, "the session is closed");
-    job_unref(command->job);
-    command_free(command);
+    pthread_mutex_lock(&job->session->lock);
+    job->refs++;
+    pthread_mutex_unlock(&job->session->lock);
 }
 
-void session_commands(struct session *s, struct command *first, struct command *last)
+void job_unref(struct job *job)
 {
-    last->next = NULL;
+    if (job == NULL) return;
+    struct session *s = job->session;
     pthread_mutex_lock(&s->lock);
-    const bool ended = s->ended;
-    if (!ended && s->commands.last != NULL)
-        s->commands.last->next = first;
-    else if (!ended)
-        s->commands.first = first;
-    if (!ended) s->commands.last = last;
+    const uint32_t left = --job->refs;
     pthread_mutex_unlock(&s->lock);
-    for (struct command *next; ended && first != NULL; first = next) {
-        next = first->next;
-        end_command(first);
-    }
-    session_kick(s);
+    if (left == 0) job->on_last_unref(job);
 }
 
-void session_command(struct session *s, struct command *command)
+void job_note_clip_norm(struct job *job, double clip_norm)
 {
-    session_commands(s, command, command);
+    pthread_mutex_lock(&job->session->lock);
+    job->known.clip_norm = clip_norm;
+    pthread_mutex_unlock(&job->session->lock);
 }
 
-void session_unref(struct session *s)
+void puts_unclaim(struct job *job, size_t tensor, int plane)
 {
-    pthread_mutex_lock(&s->lock);
-    const uint32_t left = --s->refs;
-    pthread_mutex_unlock(&s->lock);
-    if (left > 0) return;
-    ops_release(s);
-    memory_release(s);
-    card_imports_close(s->imports);
-    streams_release(s);
-    pthread_mutex_destroy(&s->lock);
-    pthread_cond_destroy(&s->changed);
-    close(s->event_fd);
-    free(s->name);
-    free(s);
+    struct put_note *note = &job->puts.notes[tensor];
+    note->put &= (uint8_t) ~(1u << plane);
+    if (plane == CAIRN_PLANE_PARAM) note->known = false;
 }
 
-/* ==== session ==== */
-
-#define PREFETCH_UNITS 2
-#define CONNECT_MS     10000
-
-static void on_handle_free(void *object)
+void puts_failed(struct job *job, size_t tensor, int plane)
 {
-    session_unref(object);
-}
-
-/* ---- open ---- */
-
-static uint64_t hash_of(const char *text)
-{
-    uint8_t bytes[crypto_generichash_BYTES];
-    uint64_t hash;
-    crypto_generichash(bytes, sizeof bytes, (const uint8_t *)text, strlen(text), NULL, 0);
-    memcpy(&hash, bytes, sizeof hash);
-    return hash | 1; // never 0
-}
-
-/* Notes which run this process belongs to, and how often the run was restarted. A run named "none"
- * counts as unnamed, since that is how torchrun calls a run that was given no name. */
-static void note_run(struct session *s)
-{
-    const struct env_input input = { .get = env_get };
-    struct env_report report;
-    struct sentence why;
-    if (env_find(&input, CAIRN_ENV_RUN_ID, &report, &why) != CAIRN_OK ||
-        env_find(&input, CAIRN_ENV_RESTARTS, &report, &why) != CAIRN_OK)
-        return;
-    const char *run = report.values[CAIRN_ENV_RUN_ID].text;
-    if (run[0] == '\0' || strcmp(run, "none") == 0) return;
-    s->run = hash_of(run);
-    s->restarts = (uint32_t)report.values[CAIRN_ENV_RESTARTS].number;
-}
-
-/* Endpoint, fabric, device and host: of the options, of the environment, the defaults. */
-static cairn_status read_environment(const struct cairn_opts *opts, struct env_report *report)
-{
-    const struct env_input input = {
-        .get = env_get,
-        .given = { [CAIRN_ENV_ENDPOINT] = { opts->endpoint, "cairn_opts.endpoint" },
-                   [CAIRN_ENV_FABRIC] = { opts->fabric, "cairn_opts.fabric" },
-                   [CAIRN_ENV_DEVICE] = { opts->fabric_device, "cairn_opts.fabric_device" } },
-    };
-    struct sentence why = { "" };
-    const cairn_status status = env_find_cluster(&input, report, &why);
-    return status == CAIRN_OK ? CAIRN_OK : client_fail(status, "%s", why.text);
-}
-
-static char *own_name(const struct cairn_opts *opts)
-{
-    char text[320], host[200] = "?";
-    if (opts->name != NULL) return strdup(opts->name);
-    gethostname(host, sizeof host - 1);
-    snprintf(text, sizeof text, "pid %ld on %s", (long)getpid(), host);
-    text_mend(text, "");
-    return strdup(text);
-}
-
-static cairn_status init_shared(struct session *s, const struct cairn_opts *opts)
-{
-    s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (s->event_fd < 0)
-        return client_fail(CAIRN_ERR_NO_MEMORY, "no descriptor: %s", strerror(errno));
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->changed, &attr);
-    pthread_condattr_destroy(&attr);
-    pthread_mutex_init(&s->lock, NULL);
-    streams_init(s);
-    s->refs = 1;
-    s->reach.away_since_ms = client_now_ms();
-    s->name = own_name(opts);
-    randombytes_buf(&s->incarnation, sizeof s->incarnation);
-    return s->name != NULL ? CAIRN_OK : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-}
-
-/* To go on trying would not help. */
-static bool is_final(cairn_status status)
-{
-    return status == CAIRN_ERR_VERSION || status == CAIRN_ERR_REFUSED;
-}
-
-static cairn_status await_welcome(struct session *s)
-{
-    const uint64_t deadline_ms = client_now_ms() + s->connect_ms;
-    pthread_mutex_lock(&s->lock);
-    while (!s->reach.welcome && !s->reach.no_path && !is_final(s->reach.status) &&
-           session_sleep(s, deadline_ms)) {}
-    const bool welcome = s->reach.welcome;
-    const cairn_status last = s->reach.status;
-    const struct sentence why = s->reach.why;
-    const bool no_path = s->reach.no_path;
-    pthread_mutex_unlock(&s->lock);
-    if (welcome) return CAIRN_OK;
-    if (no_path) return client_fail(last, "the data path cannot be opened: %s", why.text);
-    if (is_final(last) || last == CAIRN_ERR_NO_MEMORY) return client_fail(last, "%s", why.text);
-    return client_fail(
-        CAIRN_ERR_UNREACHABLE,
-        "no coordinator answered at %s within %u ms (%s); is cairn-coordinator running there? The "
-        "address comes from cairn_opts.endpoint or CAIRN_ENDPOINT, else it is a socket in "
-        "$XDG_RUNTIME_DIR/cairn or /run/cairn",
-        s->endpoint_text, s->connect_ms, why.text[0] != 0 ? why.text : "no answer");
-}
-
-/* Before the fabric: its address names the card. */
-static cairn_status open_device(struct session *s, int device)
-{
-    struct card *card;
-    const cairn_status status = card_of_device(device, "opts.device", &card);
-    if (status != CAIRN_OK || card == NULL) return status;
-    return card_imports_open(card, &s->imports);
-}
-
-cairn_status cairn_open(const struct cairn_opts *opts, cairn **out)
-{
-    return client_open(opts, NULL, out);
-}
-
-cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, cairn **out)
-{
-    struct cairn_opts own = { .struct_size = sizeof own };
-    if (out == NULL) return client_fail(CAIRN_ERR_INVALID, "out is NULL");
-    if (opts != NULL &&
-        !struct_copy_in(&own, sizeof own, offsetof(struct cairn_opts, prefetch_units), opts))
-        return client_fail(
-            CAIRN_ERR_INVALID,
-            "opts.struct_size is %zu, this library's is %zu (a larger struct must be 0 behind it)",
-            opts->struct_size, sizeof own);
-    opts = &own;
-    if (opts->reserved != 0 || opts->reserved_too != 0 || opts->reserved_last != 0)
-        return client_fail(CAIRN_ERR_INVALID, "opts: what is reserved is not 0");
-    if (opts->connect_timeout_ms < 0)
-        return client_fail(CAIRN_ERR_INVALID, "opts.connect_timeout_ms is negative");
-    struct sentence why = { "" };
-    if (opts->name != NULL && text_check("opts.name", opts->name, CAIRN_NAME_MAX, &why) != CAIRN_OK)
-        return client_fail(CAIRN_ERR_INVALID, "%s", why.text);
-    if (sodium_init() < 0) return client_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
-    struct session *s = calloc(1, sizeof *s);
-    if (s == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    s->path.hub = hub;
-    s->on_wait = opts->on_wait;
-    s->on_wait_context = opts->on_wait_context;
-    s->prefetch_units = opts->prefetch_units != 0 ? opts->prefetch_units : PREFETCH_UNITS;
-    s->connect_ms = opts->connect_timeout_ms > 0 ? (uint32_t)opts->connect_timeout_ms : CONNECT_MS;
-    cairn_status status = read_environment(opts, &s->env);
-    if (status != CAIRN_OK) {
-        free(s);
-        return status;
-    }
-    note_run(s);
-    status = address_parse(s->env.values[CAIRN_ENV_ENDPOINT].text, &s->endpoint, NULL);
-    assert(status == CAIRN_OK); // judged above
-    address_print(&s->endpoint, s->endpoint_text);
-    status = init_shared(s, opts);
-    if (status != CAIRN_OK) {
-        free(s);
-        return status;
-    }
-    status = open_device(s, opts->device);
-    if (status == CAIRN_OK) status = loop_start(s);
-    if (status == CAIRN_OK) {
-        status = await_welcome(s);
-        if (status == CAIRN_OK) {
-            s->handle = handle_open(CAIRN_HANDLE_SESSION, s, on_handle_free);
-            if (s->handle == NULL) status = client_fail(CAIRN_ERR_NO_MEMORY, "too many handles");
-        }
-        if (status != CAIRN_OK) loop_stop(s);
-    }
-    if (status != CAIRN_OK) {
-        session_unref(s);
-        return status;
-    }
-    *out = s->handle;
-    return CAIRN_OK;
-}
-
-/* ---- close ---- */
-
-/* The handle of a job that is open; it is told to close. One that is being opened has no handle yet and
- * fails by `stopping`. */
-static cairn_job *next_job(struct session *s)
-{
-    pthread_mutex_lock(&s->lock);
-    cairn_job *handle = NULL;
-    for (struct job *job = s->jobs; job != NULL && handle == NULL; job = job->next)
-        if (!job->closing && job->handle != NULL) {
-            job->closing = true;
-            handle = job->handle;
-        }
-    pthread_mutex_unlock(&s->lock);
-    return handle;
-}
-
-/* Until no stream of another session waits, or for a second: what is given back then could wait for it. */
-static bool await_change(void)
-{
-    enum { TRIES = 100, PAUSE_US = 10000 };
-    for (int i = 0; i < TRIES; i++) {
-        if (card_change_begin()) return true;
-        usleep(PAUSE_US);
-    }
-    return false;
-}
-
-void cairn_close(cairn *handle)
-{
-    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return;
-    if (handle_close(CAIRN_HANDLE_SESSION, handle)) {
-        // Not one after the other: each may wait for a shard.
-        for (cairn_job *job; (job = next_job(s)) != NULL;)
-            (void)handle_close(CAIRN_HANDLE_JOB, job);
-        loop_stop(s);
-        const bool changes = await_change();
-        card_imports_turn(s->imports);
-        staging_close(s);
-        memory_close_session(s);
-        if (changes) card_change_end();
-    }
-    handle_put(handle);
-}
-
-const char *cairn_data_path(const cairn *handle)
-{
-    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) {
-        handle_fail(handle, "session");
-        return NULL;
-    }
-    handle_put(handle);
-    return s->path.text; // constant once it is open
-}
-
-int cairn_event_fd(const cairn *handle)
-{
-    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) {
-        handle_fail(handle, "session");
-        return -1;
-    }
-    const int fd = s->event_fd;
-    handle_put(handle);
-    return fd;
+    if (job->puts.notes == NULL) return;
+    puts_unclaim(job, tensor, plane);
+    if (!job->known.initialized) job->puts.notes[tensor].failed |= (uint8_t)(1u << plane);
 }
 
 /* ==== api ==== */
@@ -428,55 +168,46 @@ cairn_status api_check(struct job *job)
     return failed;
 }
 
-/* ==== env ==== */
+/* ==== control ==== */
 
-/* cairn_env_read: what client/env.h finds, in the caller's struct. */
-
-static void copy_text(char *out, size_t out_bytes, const char *text)
+void control_send(struct session *s, uint16_t type, uint32_t request,
+                  const ProtobufCMessage *message)
 {
-    snprintf(out, out_bytes, "%.*s", (int)out_bytes - 1, text);
+    struct sentence why;
+    if (s->control.stream == NULL) return;
+    s->control.spoke_ms = client_now_ms();
+    cairn_status status = stream_send(s->control.stream, type, request, message, &why);
+    if (status == CAIRN_ERR_INVALID || status == CAIRN_ERR_NO_MEMORY)
+        stream_close(s->control.stream, status, "%s", why.text);
 }
 
-static void fill_env(const struct env_report *report, struct cairn_env *env)
+void control_send_pages(struct session *s, uint32_t request, enum page_what what,
+                        struct packed *packed)
 {
-    const struct env_value *values = report->values;
-    *env = (struct cairn_env) {
-        .struct_size = sizeof *env,
-        .rank = (uint32_t)values[CAIRN_ENV_RANK].number,
-        .world = (uint32_t)values[CAIRN_ENV_WORLD].number,
-        .local_rank = (uint32_t)values[CAIRN_ENV_LOCAL_RANK].number,
-        .node_rank = (uint32_t)values[CAIRN_ENV_NODE_RANK].number,
-        .restarts = values[CAIRN_ENV_RESTARTS].number,
-    };
-    copy_text(env->launcher, sizeof env->launcher, report->launcher);
-    copy_text(env->run_id, sizeof env->run_id, values[CAIRN_ENV_RUN_ID].text);
-    copy_text(env->endpoint, sizeof env->endpoint, values[CAIRN_ENV_ENDPOINT].text);
+    struct sentence why;
+    if (s->control.stream == NULL) return;
+    cairn_status status = stream_send_pages(s->control.stream, request, what, packed, &why);
+    if (status == CAIRN_ERR_NO_MEMORY) stream_close(s->control.stream, status, "%s", why.text);
 }
 
-cairn_status cairn_env_read(struct cairn_env *out)
+void control_starve(struct session *s, const char *of)
 {
-    const struct env_input input = { .get = env_get };
-    struct env_report report;
-    struct cairn_env env;
-    struct sentence why = { "" };
-    if (!struct_fits(out, sizeof env))
-        return client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size be at least %zu",
-                           sizeof env);
-    cairn_status status = env_find_cluster(&input, &report, &why);
-    if (status == CAIRN_OK) status = env_find_process(&input, &report, &why);
-    if (status != CAIRN_OK) return client_fail(status, "%s", why.text);
-    const struct env_value *endpoint = &report.values[CAIRN_ENV_ENDPOINT];
-    if (strlen(endpoint->text) >= sizeof env.endpoint)
-        return client_fail(CAIRN_ERR_INVALID, "%s = \"%s\" is longer than %zu bytes",
-                           endpoint->source, endpoint->text, sizeof env.endpoint - 1);
-    fill_env(&report, &env);
-    struct_copy_out(out, &env, sizeof env);
-    return CAIRN_OK;
+    if (s->control.stream == NULL) return;
+    stream_close(s->control.stream, CAIRN_ERR_NO_MEMORY,
+                 "out of memory for what the coordinator sent (%s)", of);
+}
+
+uint64_t control_job_read(struct job *job)
+{
+    pthread_mutex_lock(&job->session->lock);
+    job->reads.reported = job->reads.bytes;
+    pthread_mutex_unlock(&job->session->lock);
+    return job->reads.reported - job->reads.reported_before;
 }
 
 /* ==== streams ==== */
 
-static void streams_init(struct session *s)
+void streams_init(struct session *s)
 {
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -486,7 +217,7 @@ static void streams_init(struct session *s)
     pthread_mutex_init(&s->streams.lock, NULL);
 }
 
-static void streams_release(struct session *s)
+void streams_release(struct session *s)
 {
     pthread_mutex_destroy(&s->streams.lock);
     pthread_cond_destroy(&s->streams.changed);
@@ -616,7 +347,7 @@ static bool withdraw_word(struct op *op, const struct card_word *word)
 }
 
 /* The word is watched before the stream waits for it: nothing can come between. */
-cairn_status streams_await(struct op *op, struct card *card, void *stream)
+static cairn_status streams_await(struct op *op, struct card *card, void *stream)
 {
     struct card_word *word;
     struct card_wait wait;
@@ -665,4 +396,562 @@ void streams_end(struct session *s)
     pthread_cond_signal(&s->streams.changed);
     pthread_mutex_unlock(&s->streams.lock);
     if (was_running) pthread_join(s->streams.thread, NULL);
+}
+
+/* ==== calls that wait ==== */
+
+/* How long a call waits for a worker that is at work on something else; and that a call which waits says for
+ * whom. */
+
+#define QUIET_MS 5000 /* that a call may wait and say nothing */
+#define SAY_MS   60000
+
+struct patience client_patience(struct job *job, uint64_t deadline_ms)
+{
+    const uint64_t now_ms = client_now_ms();
+    return (struct patience) { .job = job,
+                               .span_ms = deadline_ms > now_ms ? deadline_ms - now_ms : 0,
+                               .say_ms = now_ms + QUIET_MS };
+}
+
+/* False: the caller waits no longer. */
+static bool say(struct patience *p, const char *text, uint32_t paused_ms)
+{
+    const struct session *s = p->job->session;
+    const uint64_t now_ms = client_now_ms();
+    const bool is_due = now_ms >= p->say_ms || !p->said;
+    if (is_due) p->say_ms = now_ms + SAY_MS;
+    p->said = true;
+    if (s->on_wait != NULL)
+        return s->on_wait(s->on_wait_context, p->job->name, text, (int)paused_ms);
+    if (is_due)
+        fprintf(stderr, "cairn: job %s%s %s\n", p->job->name, paused_ms > 0 ? " waits for" : ":",
+                text);
+    return true;
+}
+
+uint64_t client_says_at(const struct patience *p, uint64_t deadline_ms)
+{
+    return !p->paused && p->say_ms < deadline_ms ? p->say_ms
+                                                 : deadline_ms; // of a pause it says then
+}
+
+void client_say_wait(struct patience *p, const char *text)
+{
+    (void)say(p, text, 0); // the call has its own time
+}
+
+/* The call's time is over, and that is for whom it waits (NULL: nobody says). True: it waits on, until
+ * *deadline_ms, and asks again then. */
+static bool client_waits_on(struct patience *p, const Cairn__Awaited *awaited,
+                            uint64_t *deadline_ms)
+{
+    const uint32_t paused_ms = awaited != NULL ? awaited->paused_ms : 0;
+    const bool was_paused = p->paused;
+    if (p->span_ms == 0) return false; // it was to be looked at only
+    p->paused = paused_ms > 0;
+    if (!p->paused && !was_paused) return false;
+    if (p->paused && !say(p, awaited->text, paused_ms)) return false;
+    // Behind a pause the caller's own time begins again: nobody knows how long it is over.
+    *deadline_ms = client_now_ms() + (p->span_ms < SAY_MS || !p->paused ? p->span_ms : SAY_MS);
+    return true;
+}
+
+/* Without one no shard is reached, and that is not the shard's fault. */
+static bool has_descriptor(const struct session *s)
+{
+    const int fd = fcntl(s->event_fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) return errno != EMFILE && errno != ENFILE;
+    close(fd);
+    return true;
+}
+
+void client_silence(struct job *job, struct sentence *out)
+{
+    if (!has_descriptor(job->session)) {
+        sentence_set(out, "this process may open no descriptor more, and without one it "
+                          "reaches no shard: close some, or raise the limit (ulimit -n); ");
+        return;
+    }
+    pthread_mutex_lock(&job->session->lock);
+    *out = job->shards.silence;
+    pthread_mutex_unlock(&job->session->lock);
+    if (out->text[0] != '\0') sentence_add(out, "; ");
+}
+
+/* ==== ask ==== */
+
+/* Asks wait in the session to be sent, their threads for the answer, and what fails has a sentence that names
+ * who is awaited. */
+
+#define AWAITED_TIMEOUT_MS 500
+#define AWAITED_LATE_MS \
+    100 /* that a call may take longer than its time, to say for whom it waited */
+#define PAUSES                                                                                  \
+    "; a worker that is at work on something else says so, and is waited for (cairn_pause; in " \
+    "Python: with m.pause(\"evaluating\", at_most=600))"
+
+static void enlist(struct ask *ask)
+{
+    struct session *s = ask->job->session;
+    pthread_mutex_lock(&s->lock);
+    ask->next = s->asks;
+    s->asks = ask;
+    pthread_mutex_unlock(&s->lock);
+    session_kick(s);
+}
+
+/* Sleeps until the ask is answered; false: at the deadline it is not. */
+static bool sleep_for_ask(struct ask *ask, uint64_t deadline_ms)
+{
+    struct session *s = ask->job->session;
+    pthread_mutex_lock(&s->lock);
+    while (!ask->done && !s->ended && session_sleep(s, deadline_ms)) {}
+    if (!ask->done && s->ended) {
+        ask->done = true;
+        ask->status = CAIRN_ERR_CLOSED;
+        sentence_set(&ask->why, "the session was closed");
+    }
+    const bool is_answered = ask->done;
+    pthread_mutex_unlock(&s->lock);
+    return is_answered;
+}
+
+/* The ask is the caller's again, whatever happened. */
+static void delist(struct ask *ask)
+{
+    struct session *s = ask->job->session;
+    pthread_mutex_lock(&s->lock);
+    struct ask **link = &s->asks;
+    while (*link != ask) link = &(*link)->next;
+    *link = ask->next;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Not after until_ms: NULL then. */
+static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_ms)
+{
+    Cairn__WhoIsAwaited message = CAIRN__WHO_IS_AWAITED__INIT;
+    message.cut = type == CAIRN_MSG_SNAPSHOT_CREATE;
+    message.lease = type == CAIRN_MSG_LEASE_TAKE;
+    struct ask ask = { .job = job, .type = CAIRN_MSG_WHO_IS_AWAITED, .message = &message.base };
+    enlist(&ask);
+    (void)sleep_for_ask(&ask, until_ms);
+    delist(&ask);
+    if (ask.reply != NULL && ask.reply_type == CAIRN_MSG_AWAITED)
+        return (Cairn__Awaited *)ask.reply;
+    message_free(ask.reply);
+    return NULL;
+}
+
+/* For whom a request of `type` waits; NULL: the coordinator does not say. Freed by the caller. */
+static Cairn__Awaited *ask_who_is_awaited(struct job *job, uint16_t type)
+{
+    return ask_until(job, type, client_now_ms() + AWAITED_TIMEOUT_MS);
+}
+
+/* How long the coordinator has been away, 0 if it is connected. While it is away nobody can say for
+ * whom it waits. */
+static uint64_t away_for_ms(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    const uint64_t away_ms = s->reach.welcome ? 0 : client_now_ms() - s->reach.away_since_ms;
+    pthread_mutex_unlock(&s->lock);
+    return away_ms;
+}
+
+/* Where no member and no shard is awaited: what else is. */
+static void say_rest(struct job *job, uint16_t type, struct sentence *out)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const struct cairn_version newest = job->known.newest;
+    pthread_mutex_unlock(&job->session->lock);
+    switch (type) {
+    case CAIRN_MSG_VERSION_WAIT:
+        sentence_set(out,
+                     "waits for a step that nobody has begun: the newest version that was "
+                     "heard of is %" PRIu64 ".%" PRIu64,
+                     newest.generation, newest.step);
+        return;
+    case CAIRN_MSG_SNAPSHOT_CREATE:
+        sentence_set(out, "waits for the storage of the snapshots, where it is written");
+        return;
+    case CAIRN_MSG_ROUND_COMMIT:
+        sentence_set(out, "waits for the shards to tell how the round ended");
+        return;
+    case CAIRN_MSG_LEASE_TAKE:
+    case CAIRN_MSG_LEASE_DROP:
+        sentence_set(out, "waits for the shards to take note of the lease");
+        return;
+    default:
+        sentence_set(out, "waits for the coordinator, which waits for nobody: it is at work "
+                          "on this, or on its store");
+    }
+}
+
+/* cairn_detach_memory was called, and cairn_attach_memory not since. */
+static bool is_detached(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    const bool is_off = s->detachment.wants_off;
+    pthread_mutex_unlock(&s->lock);
+    return is_off;
+}
+
+static struct sentence awaited_text_ask(struct job *job, uint16_t type,
+                                        const Cairn__Awaited *awaited)
+{
+    struct session *s = job->session;
+    struct sentence silence, text;
+    const uint64_t away_ms = away_for_ms(s);
+    client_silence(job, &silence);
+    if (is_detached(s))
+        sentence_add(&silence, "this session let go of the shards' memory "
+                               "(cairn_detach_memory), and what needs them waits for its "
+                               "cairn_attach_memory; ");
+    if (away_ms > 0)
+        sentence_set(&text, "the coordinator at %s has been away for %" PRIu64 " ms",
+                     s->endpoint_text, away_ms);
+    else if (awaited == NULL)
+        sentence_set(&text, "%sthe coordinator at %s does not answer", silence.text,
+                     s->endpoint_text);
+    else if (awaited->text[0] != 0)
+        sentence_set(&text, "%swaits for %s%s", silence.text, awaited->text,
+                     awaited->silent ? PAUSES : "");
+    else
+        say_rest(job, type, &text);
+    return text;
+}
+
+/* NULL: nobody knows. */
+static Cairn__Awaited *ask_awaited(struct job *job, uint16_t type, uint64_t until_ms)
+{
+    return away_for_ms(job->session) > 0 ? NULL : ask_until(job, type, until_ms);
+}
+
+struct sentence ask_opening_awaits(struct job *job)
+{
+    Cairn__Awaited *awaited = ask_awaited(job, CAIRN_MSG_JOB_OPEN,
+                                          client_now_ms() + AWAITED_LATE_MS);
+    const struct sentence text = awaited_text_ask(job, CAIRN_MSG_JOB_OPEN, awaited);
+    message_free((ProtobufCMessage *)awaited);
+    return text;
+}
+
+static cairn_status fail_late(const struct ask *ask, const Cairn__Awaited *awaited)
+{
+    const Cairn__VersionWait *wait = (const Cairn__VersionWait *)ask->message;
+    struct sentence call;
+    sentence_set(&call, "%s", ask->call);
+    if (ask->type == CAIRN_MSG_VERSION_WAIT && !wait->client_state)
+        sentence_add(&call, " for version %" PRIu64 ".%" PRIu64, wait->generation, wait->step);
+    const struct sentence text = awaited_text_ask(ask->job, ask->type, awaited);
+    return client_fail(CAIRN_ERR_TIMEOUT, "%s timed out: %s", call.text, text.text);
+}
+
+/* True for requests that are answered only once all workers have come to the same point. */
+static bool is_of_round(uint16_t type)
+{
+    return type == CAIRN_MSG_ROUND_BEGIN || type == CAIRN_MSG_ROUND_COMMIT ||
+           type == CAIRN_MSG_WRITE_BEGIN || type == CAIRN_MSG_INIT_DONE ||
+           type == CAIRN_MSG_TILES_DECLARE;
+}
+
+/* CAIRN_OK: it is answered. Who is awaited is asked a little before the time is over, so that a coordinator
+ * which does not answer costs no time beyond. */
+static cairn_status await_answer(struct ask *ask, uint64_t deadline_ms)
+{
+    struct patience patience = client_patience(ask->job, deadline_ms);
+    cairn_status status = CAIRN_OK;
+    while (status == CAIRN_OK) {
+        const uint64_t lead_ms = patience.span_ms / 4 < AWAITED_TIMEOUT_MS ? patience.span_ms / 4
+                                                                           : AWAITED_TIMEOUT_MS;
+        const uint64_t ask_ms = deadline_ms - lead_ms;
+        if (sleep_for_ask(ask, client_says_at(&patience, ask_ms))) break;
+        const bool is_late = client_now_ms() >= ask_ms;
+        Cairn__Awaited *awaited = ask_awaited(ask->job, ask->type,
+                                              is_late ? deadline_ms + AWAITED_LATE_MS
+                                                      : client_now_ms() + AWAITED_TIMEOUT_MS);
+        if (!is_late)
+            client_say_wait(&patience, awaited_text_ask(ask->job, ask->type, awaited).text);
+        else if (!sleep_for_ask(ask, deadline_ms) &&
+                 (!is_of_round(ask->type) || !client_waits_on(&patience, awaited, &deadline_ms)))
+            status = fail_late(ask, awaited);
+        message_free((ProtobufCMessage *)awaited);
+    }
+    return status;
+}
+
+cairn_status ask_coordinator(struct job *job, const char *call, uint16_t type,
+                             ProtobufCMessage *message, uint16_t reply_type, uint64_t deadline_ms,
+                             ProtobufCMessage **reply_out)
+{
+    struct ask ask = { .job = job, .call = call, .type = type, .message = message };
+    enlist(&ask);
+    const cairn_status waited = await_answer(&ask, deadline_ms);
+    delist(&ask);
+    if (!ask.done) return waited; // it may have come at the last moment
+    if (ask.status != CAIRN_OK) return client_fail(ask.status, "%s", ask.why.text);
+    if (ask.reply_type != reply_type) {
+        message_free(ask.reply);
+        return client_fail(CAIRN_ERR_PROTOCOL, "%s: the coordinator answered %s with %s", call,
+                           message_name(type), message_name(ask.reply_type));
+    }
+    if (reply_out != NULL)
+        *reply_out = ask.reply;
+    else
+        message_free(ask.reply);
+    return CAIRN_OK;
+}
+
+/* ==== wait ==== */
+
+/* cairn_wait: how long a caller waits for an operation, and for whom. */
+
+#define AWAITED_MS 200 /* that the loop thread has to say for whom a call waits */
+
+/* Not under the lock: the loop thread knows which shards owe something. */
+static struct sentence awaited_text_wait(struct op *op)
+{
+    struct session *s = op->session;
+    struct job *job = op->job;
+    pthread_mutex_lock(&s->lock);
+    job->awaited.asked = true;
+    job->awaited.answered = false;
+    pthread_mutex_unlock(&s->lock);
+    session_kick(s);
+    pthread_mutex_lock(&s->lock);
+    const uint64_t deadline_ms = client_now_ms() + AWAITED_MS;
+    while (!job->awaited.answered && !s->ended && session_sleep(s, deadline_ms)) {}
+    const struct sentence awaited = job->awaited.text;
+    pthread_mutex_unlock(&s->lock);
+    struct sentence silence, text;
+    client_silence(job, &silence);
+    sentence_set(&text, "%sthe operation still waits for %s of job %s", silence.text,
+                 awaited.text[0] != 0 ? awaited.text : "the shards", job->name);
+    return text;
+}
+
+/* Under the lock: a call has waited for it since then. */
+static void note_time(struct op *op, uint64_t from_us)
+{
+    if (op->kind == CAIRN_CHUNK_FETCH)
+        step_times_waited(&op->job->times, CAIRN_TIME_FETCH, from_us);
+    else if (op->kind == CAIRN_CHUNK_PUSH)
+        step_times_waited(&op->job->times, CAIRN_TIME_PUSH, from_us);
+}
+
+/* A push may wait for the contributions of other workers. Not under the lock. */
+static bool waits_on(const struct op *op, struct patience *patience, uint64_t *deadline_ms)
+{
+    if (op->kind != CAIRN_CHUNK_PUSH || patience->span_ms == 0) return false;
+    Cairn__Awaited *awaited = ask_who_is_awaited(op->job, CAIRN_MSG_ROUND_COMMIT);
+    const bool waits = client_waits_on(patience, awaited, deadline_ms);
+    message_free((ProtobufCMessage *)awaited);
+    return waits;
+}
+
+/* Locked. Until it is done, or there is no time left. */
+static void sleep_for_wait(struct op *op, uint64_t deadline_ms)
+{
+    struct session *s = op->session;
+    struct patience patience = client_patience(op->job, deadline_ms);
+    for (bool waits = true; waits && !op->done;) {
+        const uint64_t until_ms = client_says_at(&patience, deadline_ms);
+        while (!op->done && session_sleep(s, until_ms)) {}
+        if (op->done) return;
+        pthread_mutex_unlock(&s->lock);
+        if (client_now_ms() < deadline_ms)
+            client_say_wait(&patience, awaited_text_wait(op).text);
+        else
+            waits = waits_on(op, &patience, &deadline_ms);
+        pthread_mutex_lock(&s->lock);
+    }
+}
+
+cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
+{
+    if (timeout_ms < 0)
+        return client_fail(CAIRN_ERR_INVALID, "timeout_ms is %d; give 0 or more", timeout_ms);
+    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return handle_fail(handle, "operation");
+    struct session *s = op->session;
+    const uint64_t deadline_ms = client_now_ms() + (uint64_t)timeout_ms;
+    cairn_status status = CAIRN_ERR_TIMEOUT;
+    pthread_mutex_lock(&s->lock);
+    const uint64_t from_us = op->done ? 0 : client_now_us();
+    sleep_for_wait(op, deadline_ms);
+    if (from_us != 0) note_time(op, from_us);
+    if (op->done) status = op->status;
+    if (op->done && status != CAIRN_OK) client_fail(status, "%s", op_why(op));
+    pthread_mutex_unlock(&s->lock);
+    if (status == CAIRN_ERR_TIMEOUT && timeout_ms == 0)
+        client_fail(status, "the operation is not done; give a timeout to hear for whom it waits");
+    else if (status == CAIRN_ERR_TIMEOUT)
+        client_fail(status, "cairn_wait timed out: %s", awaited_text_wait(op).text);
+    handle_put(handle);
+    if (status != CAIRN_ERR_TIMEOUT) handle_close(CAIRN_HANDLE_OP, handle);
+    return status;
+}
+
+cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
+{
+    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return handle_fail(handle, "operation");
+    struct card *card;
+    cairn_status status = card_of_thread(op->target.card, &card);
+    if (status == CAIRN_OK) status = streams_await(op, card, stream);
+    handle_put(handle);
+    return status;
+}
+
+/* ---- one of several ---- */
+
+/* *first_out: NULL: there is none. */
+static cairn_status get_all(cairn_op *const *handles, size_t count, struct op **ops,
+                            struct op **first_out)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < count && status == CAIRN_OK; i++) {
+        if (handles[i] == NULL) continue;
+        ops[i] = handle_get(CAIRN_HANDLE_OP, handles[i]);
+        if (ops[i] == NULL)
+            status = handle_fail(handles[i], "operation");
+        else if (*first_out != NULL && (*first_out)->session != ops[i]->session)
+            status = client_fail(CAIRN_ERR_INVALID,
+                                 "operation %zu is of another session than those before it", i);
+        else if (*first_out == NULL)
+            *first_out = ops[i];
+    }
+    if (status == CAIRN_OK && *first_out == NULL)
+        status = client_fail(CAIRN_ERR_INVALID, "there is no operation to wait for");
+    return status;
+}
+
+/* Locked: the first that is done, or `count`. */
+static size_t find_done(struct op *const *ops, size_t count)
+{
+    size_t i = 0;
+    while (i < count && (ops[i] == NULL || !ops[i]->done)) i++;
+    return i;
+}
+
+static cairn_status await_any(struct op *const *ops, size_t count, struct op *first,
+                              uint64_t deadline_ms, size_t *index_out, void **user_out)
+{
+    struct session *s = first->session;
+    pthread_mutex_lock(&s->lock);
+    const uint64_t from_us = client_now_us();
+    size_t i = find_done(ops, count);
+    const bool waited = i == count;
+    while (i == count && session_sleep(s, deadline_ms)) i = find_done(ops, count);
+    if (waited) note_time(i < count ? ops[i] : first, from_us);
+    cairn_status status = CAIRN_ERR_TIMEOUT;
+    if (i < count) {
+        status = ops[i]->status;
+        *index_out = i;
+        if (user_out != NULL) *user_out = ops[i]->user;
+        if (status != CAIRN_OK) client_fail(status, "%s", op_why(ops[i]));
+    }
+    pthread_mutex_unlock(&s->lock);
+    return status;
+}
+
+cairn_status cairn_wait_any(cairn_op *const *handles, size_t count, int timeout_ms,
+                            size_t *index_out, void **user_out)
+{
+    cairn_status status = api_judge_call("index_out", index_out, timeout_ms);
+    if (index_out != NULL) *index_out = count;
+    if (status != CAIRN_OK) return status;
+    if (handles == NULL || count == 0)
+        return client_fail(CAIRN_ERR_INVALID, "there is no operation to wait for");
+    struct op *first = NULL, **ops = calloc(count, sizeof *ops);
+    if (ops == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    status = get_all(handles, count, ops, &first);
+    if (status == CAIRN_OK) {
+        status = await_any(ops, count, first, api_deadline(timeout_ms), index_out, user_out);
+        if (*index_out == count)
+            client_fail(status, "none of the operations is done%s%s",
+                        timeout_ms > 0 ? "; cairn_wait_any timed out: " : "",
+                        timeout_ms > 0 ? awaited_text_wait(first).text : "");
+    }
+    for (size_t i = 0; i < count; i++)
+        if (ops[i] != NULL) handle_put(handles[i]);
+    if (*index_out < count) handle_close(CAIRN_HANDLE_OP, handles[*index_out]);
+    free(ops);
+    return status;
+}
+
+cairn_status cairn_op_set_user(cairn_op *handle, void *user)
+{
+    struct op *op = handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return handle_fail(handle, "operation");
+    pthread_mutex_lock(&op->session->lock);
+    op->user = user;
+    pthread_mutex_unlock(&op->session->lock);
+    handle_put(handle);
+    return CAIRN_OK;
+}
+
+/* ==== pause ==== */
+
+/* Pauses: this worker is at work on something else, and the others wait. */
+
+#define AT_MOST_MS 86400000
+
+/* Told again after an attach: a new coordinator knows of none. */
+static void note_pause(struct job *job, const char *what, uint64_t ends_ms)
+{
+    pthread_mutex_lock(&job->session->lock);
+    snprintf(job->pause.what, sizeof job->pause.what, "%s", what);
+    job->pause.ends_ms = ends_ms;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+static cairn_status tell_pause(struct job *job, const char *what, int at_most_ms,
+                               uint64_t deadline_ms)
+{
+    Cairn__Pause message = CAIRN__PAUSE__INIT;
+    message.at_most_ms = (uint32_t)at_most_ms;
+    message.what = wire_text(what);
+    note_pause(job, what, at_most_ms > 0 ? client_now_ms() + (uint64_t)at_most_ms : 0);
+    const cairn_status status = ask_coordinator(
+        job, at_most_ms > 0 ? "cairn_pause" : "cairn_pause_end", CAIRN_MSG_PAUSE, &message.base,
+        CAIRN_MSG_DONE, deadline_ms, NULL);
+    if (status != CAIRN_OK) note_pause(job, "", 0); // who was told that it failed will not end it
+    return status;
+}
+
+static cairn_status judge_pause(const struct job *job, const char *what, int at_most_ms,
+                                int timeout_ms)
+{
+    if (job->member.role != CAIRN_WORKER)
+        return client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
+    struct sentence why = { "" };
+    if (text_check("what", what, sizeof job->pause.what - 1, &why) != CAIRN_OK)
+        return client_fail(CAIRN_ERR_INVALID, "%s", why.text);
+    if (at_most_ms >= 1 && at_most_ms <= AT_MOST_MS && timeout_ms >= 0) return CAIRN_OK;
+    return client_fail(CAIRN_ERR_INVALID,
+                       "at_most_ms is %d, timeout_ms %d; allowed: 1 to %d, and 0 or more",
+                       at_most_ms, timeout_ms, AT_MOST_MS);
+}
+
+cairn_status cairn_pause(cairn_job *handle, const char *what, int at_most_ms, int timeout_ms)
+{
+    struct job *job = api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = judge_pause(job, what, at_most_ms, timeout_ms);
+    if (status == CAIRN_OK) status = tell_pause(job, what, at_most_ms, api_deadline(timeout_ms));
+    return api_leave(handle, status);
+}
+
+cairn_status cairn_pause_end(cairn_job *handle, int timeout_ms)
+{
+    struct job *job = api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = api_check(job);
+    if (status == CAIRN_OK) status = judge_pause(job, "-", 1, timeout_ms);
+    if (status == CAIRN_OK) status = tell_pause(job, "", 0, api_deadline(timeout_ms));
+    return api_leave(handle, status);
 }

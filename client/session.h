@@ -27,7 +27,8 @@
  *   read.h    published memory of this host's shards, and the units that are gathered or base
  *   loop.h    the loop thread: connections, attaching, messages, commands
  *   session.h, job.h  what all of these work on
- *   api_*.c, round.c, put.c  the calls of cairn.h: each judges its arguments, hands the work over, and waits
+ *   api_*.c, lists.c, open.c, put.c, round.c  the calls of cairn.h: each judges its arguments, hands the work
+ *             over, and waits
  *
  * Only this header and job.h name what is above them: they embed each module's own struct. */
 #ifndef CAIRN_CLIENT_SESSION_H
@@ -120,9 +121,8 @@ struct stream_waits {
     pthread_t thread; /* from the first wait on */
 };
 
-/* Makes `stream` wait: work that is queued on it from here on runs only after the operation is
- * over. Caller's thread. */
-cairn_status streams_await(struct op *op, struct card *card, void *stream) CAIRN_MUST_CHECK;
+void streams_init(struct session *s);
+void streams_release(struct session *s); /* with the session */
 /* The operation is over, under the session's lock: the words that streams wait for, to be set without it. */
 struct card_word *streams_detach_words(struct op *op, bool *is_late_out);
 void streams_let_go(struct card_word *words);
@@ -204,9 +204,5 @@ void session_wake_due(struct session *s);
 bool session_sleep(struct session *s, uint64_t deadline_ms);
 /* Appends a command that the loop thread frees; ended at once if the session is. Any thread. */
 void session_command(struct session *s, struct command *command);
-/* The same of several, linked from the first to the last. */
-void session_commands(struct session *s, struct command *first, struct command *last);
-/* Frees it with the last reference; not under the lock. */
-void session_unref(struct session *s);
 
 #endif

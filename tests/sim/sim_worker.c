@@ -377,7 +377,7 @@ static void keep(struct process *proc, const struct sim_layout *layout, struct c
     proc->kept_count++;
 }
 
-/* As client/control.c. The shards that it has not met it meets. */
+/* As client/attach.c. The shards that it has not met it meets. */
 static void on_layout(struct sim *sim, uint32_t index, const struct message *message)
 {
     struct process *proc = &sim->procs[index];
