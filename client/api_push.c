@@ -481,11 +481,10 @@ cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint
                         const char *tensor, const struct cairn_box *box,
                         const struct cairn_mem *mem, cairn_op **op_out)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = push_inside(job, round, micro, tensor, box, mem, op_out);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 /* ==== tiles ==== */
@@ -612,12 +611,11 @@ cairn_status cairn_tiles(cairn_job *handle, const struct cairn_tile *tiles, size
                          uint32_t world, int timeout_ms)
 {
     const uint64_t deadline_ms = api_deadline(timeout_ms);
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
+    struct job *job;
     struct declared *declared = NULL;
-    cairn_status status = api_check(job);
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = judge_tiles(job, tiles, tile_count, world, timeout_ms);
     if (status == CAIRN_OK) status = make_declared(job, tiles, tile_count, world, &declared);
     if (status == CAIRN_OK) status = declare(job, declared, deadline_ms);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }

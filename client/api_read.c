@@ -85,11 +85,10 @@ cairn_status cairn_fetch(cairn_job *handle, struct cairn_version version, const 
     if (op_out == NULL)
         return client_fail(CAIRN_ERR_INVALID,
                            "op_out is NULL: nothing else says when a fetch is done");
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = fetch_inside(job, version, tensor, plane, box, mem, op_out);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 static cairn_status wait_version(struct job *job, Cairn__VersionWait *message, int timeout_ms,
@@ -105,9 +104,8 @@ cairn_status cairn_version_wait(cairn_job *handle, struct cairn_version at_least
                                 struct cairn_version *out)
 {
     Cairn__VersionReady *ready;
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
     if (status == CAIRN_OK) {
         Cairn__VersionWait message = CAIRN__VERSION_WAIT__INIT;
@@ -123,7 +121,7 @@ cairn_status cairn_version_wait(cairn_job *handle, struct cairn_version at_least
         job->known.newest = *out;
         pthread_mutex_unlock(&job->session->lock);
     }
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 static cairn_status give_state(const Cairn__VersionReady *ready, void *buffer, size_t capacity,
@@ -145,9 +143,8 @@ cairn_status cairn_client_state(cairn_job *handle, void *buffer, size_t capacity
                                 size_t *bytes_out, struct cairn_version *version_out)
 {
     Cairn__VersionReady *ready;
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = api_judge_call("bytes_out", bytes_out, timeout_ms);
     if (status == CAIRN_OK && buffer == NULL && capacity > 0)
         status = client_fail(CAIRN_ERR_INVALID,
@@ -161,14 +158,13 @@ cairn_status cairn_client_state(cairn_job *handle, void *buffer, size_t capacity
         status = give_state(ready, buffer, capacity, bytes_out, version_out);
         message_free(&ready->base);
     }
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 cairn_status cairn_snapshot(cairn_job *handle, uint32_t flags, int timeout_ms, char id_out[64])
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = api_judge_call("id_out", id_out, timeout_ms);
     if (status == CAIRN_OK && (flags & ~CAIRN_SNAPSHOT_WAIT) != 0)
         status = client_fail(CAIRN_ERR_INVALID, "flags is %u; allowed: 0, CAIRN_SNAPSHOT_WAIT (1)",
@@ -187,7 +183,7 @@ cairn_status cairn_snapshot(cairn_job *handle, uint32_t flags, int timeout_ms, c
             message_free(reply);
         }
     }
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 /* ==== units ==== */
@@ -806,11 +802,10 @@ static cairn_status prefetch_inside(struct job *job, struct cairn_version versio
 cairn_status cairn_prefetch(cairn_job *handle, struct cairn_version version,
                             const char *const *units, size_t unit_count)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = prefetch_inside(job, version, units, unit_count);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 /* With the unit's shape known and the arguments judged. */
@@ -864,26 +859,24 @@ static cairn_status map_inside(struct job *job, struct cairn_version version, co
 cairn_status cairn_map(cairn_job *handle, struct cairn_version version, const char *unit,
                        struct cairn_view *views, size_t *view_count, cairn_op **op_out)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK)
         status = map_inside(job, version, unit, NULL, views, view_count, op_out);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 cairn_status cairn_map_device(cairn_job *handle, struct cairn_version version, const char *unit,
                               int device, struct cairn_view *views, size_t *view_count,
                               cairn_op **op_out)
 {
-    struct job *job = api_job(handle);
+    struct job *job;
     struct card *card = NULL;
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = card_of_device(device, "device", &card);
     if (status == CAIRN_OK)
         status = map_inside(job, version, unit, card, views, view_count, op_out);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 /* Waits until the work that is queued on `stream` is done, since it may still read the mapped
@@ -931,7 +924,7 @@ cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void 
 {
     struct job *job = api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
-    return api_leave(handle, unmap_inside(job, view, stream));
+    return api_leave(job, unmap_inside(job, view, stream));
 }
 
 /* ==== lease ==== */
@@ -1002,22 +995,20 @@ static cairn_status take_lease(struct job *job, struct cairn_version version, in
 cairn_status cairn_lease(cairn_job *handle, struct cairn_version version, int ttl_ms,
                          int timeout_ms, struct cairn_version *out)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
     if (status == CAIRN_OK && ttl_ms <= 0)
         status = client_fail(CAIRN_ERR_INVALID, "ttl_ms is %d; give 1 or more", ttl_ms);
     if (status == CAIRN_OK)
         status = take_lease(job, version, ttl_ms, api_deadline(timeout_ms), out);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 cairn_status cairn_lease_end(cairn_job *handle, struct cairn_version version, int timeout_ms)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = api_judge_call(NULL, NULL, timeout_ms);
     if (status == CAIRN_OK) {
         Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
@@ -1025,7 +1016,7 @@ cairn_status cairn_lease_end(cairn_job *handle, struct cairn_version version, in
         message.step = version.step;
         status = ask_drop(job, &message, api_deadline(timeout_ms));
     }
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 /* ==== cancel ==== */

@@ -309,8 +309,10 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub,
 
 /* The job of a handle, until the call leaves; NULL: it is not open. */
 struct job *api_job(const cairn_job *handle);
-/* Returns `status`: how the call ends. */
-cairn_status api_leave(const cairn_job *handle, cairn_status status);
+/* The same, and fails like the job has, if it has. */
+cairn_status api_enter(const cairn_job *handle, struct job **job_out) CAIRN_MUST_CHECK;
+/* Ends what api_job or api_enter began, be it without a job; returns `status`, as which the call ends. */
+cairn_status api_leave(const struct job *job, cairn_status status);
 /* The deadline of a call whose timeout begins now, on the clock of client_now_ms. */
 uint64_t api_deadline(int timeout_ms);
 /* Judges the arguments that most calls have. CAIRN_ERR_INVALID names the one that is wrong.

@@ -56,11 +56,10 @@ static cairn_status set_rate(struct job *job, const char *name, double lr)
 
 cairn_status cairn_group_lr(cairn_job *handle, const char *group, double lr)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = set_rate(job, group, lr);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 /* The rates that go with a commit, by group; `room`: [group_count]. *driven_out: that, or NULL where no
@@ -244,9 +243,8 @@ static cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t dea
 
 cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_round *out)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     struct cairn_round round = { .struct_size = sizeof round };
     if (status == CAIRN_OK && (!struct_fits(out, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
         status = client_fail(CAIRN_ERR_INVALID,
@@ -258,7 +256,7 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
     if (status == CAIRN_OK)
         status = api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round);
     if (status == CAIRN_OK) struct_copy_out(out, &round, sizeof round);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 static cairn_status send_word(struct job *job, bool (*run)(struct command *),
@@ -343,12 +341,11 @@ static cairn_status end_micro(struct job *job, const struct cairn_round *round, 
 
 cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round, uint32_t micro)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = api_batch_place(job, round, &micro);
     if (status == CAIRN_OK) status = end_micro(job, round, micro);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 static cairn_status note_committed(struct job *job, const struct cairn_round *round)
@@ -529,9 +526,8 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
                           const void *client_state, size_t state_bytes, int timeout_ms,
                           struct cairn_result *out)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     double room[CAIRN_SPEC_GROUPS_MAX];
     struct commit_words words = { { state_bytes, (uint8_t *)(uintptr_t)client_state }, NULL };
     struct cairn_result result = { .struct_size = sizeof result };
@@ -547,7 +543,7 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
         status = api_commit(job, "cairn_commit", round, weight, &words, api_deadline(timeout_ms),
                             &result);
     if (status == CAIRN_OK) struct_copy_out(out, &result, sizeof result);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 /* CAIRN_OK with *over_out: it is void already, or not this worker's to give up. */
@@ -590,14 +586,13 @@ static cairn_status abandon_inside(struct job *job, const struct cairn_round *ro
 
 cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *round, int timeout_ms)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK && (!struct_fits(round, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
         status = client_fail(CAIRN_ERR_INVALID,
                              "round must be given, with its struct_size, timeout_ms be 0 or more");
     if (status == CAIRN_OK) status = abandon_inside(job, round, api_deadline(timeout_ms));
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 /* ==== write ==== */
@@ -706,12 +701,11 @@ static cairn_status begin_inside(struct job *job, uint64_t deadline_ms)
 
 cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = api_judge_call(NULL, NULL, timeout_ms);
     if (status == CAIRN_OK) status = begin_inside(job, api_deadline(timeout_ms));
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 /* ---- put ---- */
@@ -856,10 +850,9 @@ static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cai
 
 cairn_status cairn_write_end(cairn_job *handle, int timeout_ms, struct cairn_version *out)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
     if (status == CAIRN_OK) status = end_inside(job, api_deadline(timeout_ms), out);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }

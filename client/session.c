@@ -120,9 +120,24 @@ struct job *api_job(const cairn_job *handle)
     return job;
 }
 
-cairn_status api_leave(const cairn_job *handle, cairn_status status)
+cairn_status api_check(struct job *job)
 {
-    handle_put(handle);
+    pthread_mutex_lock(&job->session->lock);
+    const cairn_status failed = job->failure.status;
+    if (failed != CAIRN_OK) client_fail(failed, "%s", job->failure.why.text);
+    pthread_mutex_unlock(&job->session->lock);
+    return failed;
+}
+
+cairn_status api_enter(const cairn_job *handle, struct job **job_out)
+{
+    *job_out = api_job(handle);
+    return *job_out != NULL ? api_check(*job_out) : CAIRN_ERR_HANDLE;
+}
+
+cairn_status api_leave(const struct job *job, cairn_status status)
+{
+    if (job != NULL) handle_put(job->handle);
     return status;
 }
 
@@ -157,15 +172,6 @@ cairn_status api_await_none(struct job *job, const uint64_t *open, const char *w
         if (client_now_ms() >= deadline_ms) return client_fail(CAIRN_ERR_TIMEOUT, "%s", text.text);
         client_say_wait(&patience, text.text);
     }
-}
-
-cairn_status api_check(struct job *job)
-{
-    pthread_mutex_lock(&job->session->lock);
-    const cairn_status failed = job->failure.status;
-    if (failed != CAIRN_OK) client_fail(failed, "%s", job->failure.why.text);
-    pthread_mutex_unlock(&job->session->lock);
-    return failed;
 }
 
 /* ==== control ==== */
@@ -938,20 +944,18 @@ static cairn_status judge_pause(const struct job *job, const char *what, int at_
 
 cairn_status cairn_pause(cairn_job *handle, const char *what, int at_most_ms, int timeout_ms)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = judge_pause(job, what, at_most_ms, timeout_ms);
     if (status == CAIRN_OK) status = tell_pause(job, what, at_most_ms, api_deadline(timeout_ms));
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 cairn_status cairn_pause_end(cairn_job *handle, int timeout_ms)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_check(job);
+    struct job *job;
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK) status = judge_pause(job, "-", 1, timeout_ms);
     if (status == CAIRN_OK) status = tell_pause(job, "", 0, api_deadline(timeout_ms));
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }

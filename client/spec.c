@@ -453,7 +453,7 @@ cairn_status cairn_job_describe(cairn_job *handle, struct cairn_job_info *out)
         fill_info(job, &info);
         struct_copy_out(out, &info, sizeof info);
     }
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 /* An alias is described as its target, or as the box of it. */
@@ -496,7 +496,7 @@ cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tens
         fill_tensor(&job->spec, index, &tensor);
         struct_copy_out(out, &tensor, sizeof tensor);
     }
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
 
 /* ==== amend ==== */
@@ -747,12 +747,11 @@ static bool reserves_nothing(const struct cairn_amend *amend)
 
 cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend, int timeout_ms)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
+    struct job *job;
     struct words words = { .message = CAIRN__JOB_AMEND__INIT };
     struct cairn_amend own;
     spec_init(&words.added);
-    cairn_status status = api_check(job);
+    cairn_status status = api_enter(handle, &job);
     if (status == CAIRN_OK && (timeout_ms < 0 || !struct_copy_in(&own, sizeof own, LEAST, amend)))
         status = client_fail(
             CAIRN_ERR_INVALID,
@@ -769,5 +768,5 @@ cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend,
     if (status == CAIRN_OK && own.set_clip_norm) // before the round that goes by it
         job_note_clip_norm(job, own.clip_norm);
     release_words(&words);
-    return api_leave(handle, status);
+    return api_leave(job, status);
 }
