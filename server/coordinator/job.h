@@ -171,7 +171,7 @@ void coord_recovery_advise(const struct coord_job *job, struct sentence *out);
 /* ==== job ==== */
 
 struct coord_groups;
-struct cairn_round;
+struct round_machine;
 
 /* The initial state is missing until INITIALIZING ends; `restoring` and `dropping` say more of CREATING. */
 enum coord_job_state {
@@ -244,7 +244,7 @@ struct coord_job {
     uint32_t entry_count; /* without holes */
     struct coord_planned planned;
 
-    struct cairn_round *core; /* NULL in CREATING; dead in LOST, unless loss.may_return */
+    struct round_machine *core; /* NULL in CREATING; dead in LOST, unless loss.may_return */
     /* each is its module's own */
     struct coord_rounds rounds;
     struct coord_halts halts;

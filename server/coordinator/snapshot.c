@@ -319,7 +319,7 @@ static cairn_status fill_manifest(struct coord_snapshot *snapshot)
     m->cluster = strdup(job->cluster->options->name);
     m->generation = snapshot->version.generation;
     m->step = snapshot->version.step;
-    m->epoch = cairn_round_epoch(job->core);
+    m->epoch = round_epoch_of(job->core);
     m->origin = job->origin;
     m->created_unix_s = wall_unix_s();
     m->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC ? job->id : 0;

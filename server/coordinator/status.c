@@ -217,7 +217,7 @@ static void fill_rounds(struct job_view *view, const struct coord_job *job)
     struct payload head;
     const struct round_counts counts = round_counts_of(job->core);
     const struct decision *last = round_last(job->core);
-    s->epoch = cairn_round_epoch(job->core);
+    s->epoch = round_epoch_of(job->core);
     s->round = round_open_round(job->core);
     s->workers = round_worker_count(job->core);
     s->steps_applied = counts.applied;

@@ -790,7 +790,7 @@ static struct stored_shard *copy_shards(const struct coord_job *job, uint32_t co
                                                                : job->shards[i].entry;
         const bool is_hole = entry == NULL ||
                              (next != NULL && i < next->shard_count &&
-                              cairn_is_hole(job->layouts.next_gone, next->shard_count, i));
+                              layout_is_hole(job->layouts.next_gone, next->shard_count, i));
         shards[i].name = is_hole ? "" : entry->name;
         shards[i].weight = joiner != NULL ? joiner->weight : job->shards[i].weight;
     }

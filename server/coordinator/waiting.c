@@ -538,7 +538,7 @@ static void ask_shards(struct coord_job *job)
     s->answered = false; // until then the last answers count
     Cairn__LacksGet get = CAIRN__LACKS_GET__INIT;
     get.job = job->id;
-    get.epoch = cairn_round_epoch(job->core);
+    get.epoch = round_epoch_of(job->core);
     get.round = s->round;
     coord_job_send_all(job, CAIRN_MSG_LACKS_GET, &get.base);
 }

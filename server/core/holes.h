@@ -8,7 +8,7 @@
 
 /* A layout of so many shards has not that one. gone: [(shard_count + 7) / 8] bit s % 8 of byte s / 8, a hole;
  * NULL: no hole. */
-static inline bool cairn_is_hole(const uint8_t *gone, uint32_t shard_count, uint32_t shard)
+static inline bool layout_is_hole(const uint8_t *gone, uint32_t shard_count, uint32_t shard)
 {
     if (shard >= shard_count) return true;
     return gone != NULL && (gone[shard / 8] >> shard % 8 & 1) != 0;

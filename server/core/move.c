@@ -48,7 +48,7 @@ struct move *move_init(void *memory, const struct move_config *config)
     move->layout = config->layout;
     move->stage = config->unsettled && !MUTANT(70) ? CAIRN_MOVE_MOVING : CAIRN_MOVE_REST;
     for (uint32_t s = 0; s < config->shard_max; s++) {
-        move->shards[s].gone = cairn_is_hole(config->gone, config->shard_count, s);
+        move->shards[s].gone = layout_is_hole(config->gone, config->shard_count, s);
         move->shards[s].moved = !config->unsettled && !move->shards[s].gone;
     }
     return move;
@@ -102,7 +102,7 @@ static void on_begin(struct move *move, const struct move_event *event,
     move->next.back = event->back;
     move->next.lost = false;
     for (uint32_t s = 0; s < move->shard_max; s++) {
-        move->shards[s].gone_next = cairn_is_hole(event->gone, event->shard_count, s);
+        move->shards[s].gone_next = layout_is_hole(event->gone, event->shard_count, s);
         move->shards[s].prepared = false;
     }
     act(actions, CAIRN_MOVE_PREPARE, event->layout);

@@ -55,7 +55,7 @@ enum move_event_kind {
     CAIRN_MOVE_BEGIN, /* layout, shard_count, gone; back: it takes the slice back that lost a shard. Only in
                        * REST, and in LOST with `back` */
     CAIRN_MOVE_PREPARED, /* shard, layout, status: not OK, it refuses, and nothing is kept of it there */
-    CAIRN_MOVE_IN_FORCE, /* layout: it is durable (cairn_round_layout says it; a fence may have to wait) */
+    CAIRN_MOVE_IN_FORCE, /* layout: it is durable (round_layout_of says it; a fence may have to wait) */
     CAIRN_MOVE_MOVED, /* shard, layout: the shard is whole in it. Said after each change of epoch, and (for an
                        * incarnation that cannot make one, since a shard is lost) by who comes */
     CAIRN_MOVE_SHARD_DOWN, /* shard, pending: its control channel is gone; it may be back. Also when it is

@@ -9,9 +9,9 @@
 #include "server/core/mutant.h"
 #include "server/core/round_state.h"
 
-static void round_layout_init(struct cairn_round *core);
-static bool round_layout_concerns(const struct cairn_round *core, uint32_t shard);
-static void round_on_layout(struct cairn_round *core, const struct round_event *event);
+static void round_layout_init(struct round_machine *core);
+static bool round_layout_concerns(const struct round_machine *core, uint32_t shard);
+static void round_on_layout(struct round_machine *core, const struct round_event *event);
 
 /* ---- memory ---- */
 
@@ -34,7 +34,7 @@ static bool config_ok(const struct round_config *config)
 size_t round_bytes(const struct round_config *config)
 {
     if (!config_ok(config)) return 0; // the limits above make what follows fit
-    return sizeof(struct cairn_round) + shards_of(config) * sizeof(struct shard) +
+    return sizeof(struct round_machine) + shards_of(config) * sizeof(struct shard) +
            config->member_max * (sizeof(struct worker) + sizeof(struct absent) + sizeof(uint64_t)) +
            config->group_count * (sizeof(struct group_scalars) + 2 * sizeof(double)) +
            config->tensor_count * 2 * sizeof(uint64_t) + CAIRN_MISSED_BYTES(config->tensor_count) +
@@ -49,7 +49,7 @@ size_t round_actions_max(const struct round_config *config)
 }
 
 /* No amendment changes which groups are. */
-static void find_driven(struct cairn_round *core)
+static void find_driven(struct round_machine *core)
 {
     const struct round_terms *terms = &core->config.terms;
     for (uint32_t g = 0; g < core->config.group_count; g++) {
@@ -59,10 +59,10 @@ static void find_driven(struct cairn_round *core)
     }
 }
 
-struct cairn_round *round_init(void *memory, const struct round_config *config)
+struct round_machine *round_init(void *memory, const struct round_config *config)
 {
     assert(config_ok(config));
-    struct cairn_round *core = memory;
+    struct round_machine *core = memory;
     memset(core, 0, round_bytes(config));
     core->config = *config;
     core->config.shard_max = shards_of(config);
@@ -100,7 +100,7 @@ struct round_action *round_act(struct round_actions *actions, enum round_action_
     return action;
 }
 
-void round_fail(struct cairn_round *core, uint32_t shard, const char *why,
+void round_fail(struct round_machine *core, uint32_t shard, const char *why,
                 struct round_actions *actions)
 {
     core->stage = CAIRN_ROUND_FAILED;
@@ -111,7 +111,7 @@ void round_fail(struct cairn_round *core, uint32_t shard, const char *why,
 
 /* ---- workers ---- */
 
-struct worker *round_find_worker(const struct cairn_round *core, uint64_t id)
+struct worker *round_find_worker(const struct round_machine *core, uint64_t id)
 {
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].id == id) return &core->workers[i];
@@ -119,7 +119,7 @@ struct worker *round_find_worker(const struct cairn_round *core, uint64_t id)
 }
 
 /* The first with this rank or a higher one. */
-static uint32_t rank_place(const struct cairn_round *core, uint32_t rank)
+static uint32_t rank_place(const struct round_machine *core, uint32_t rank)
 {
     uint32_t i = 0;
     while (i < core->worker_count && core->workers[i].rank < rank) i++;
@@ -136,7 +136,7 @@ static void send_fence(uint64_t member, cairn_status status, uint64_t round,
 }
 
 /* Before the decision a round cannot do without a contributor; after it, it can. */
-void round_remove_worker(struct cairn_round *core, struct worker *worker)
+void round_remove_worker(struct round_machine *core, struct worker *worker)
 {
     if (worker->contributor && core->stage == CAIRN_ROUND_OPEN) core->need_epoch = true;
     core->members_changed = true;
@@ -147,7 +147,7 @@ void round_remove_worker(struct cairn_round *core, struct worker *worker)
     if (core->worker_count == 0) core->started = false;
 }
 
-static void on_worker_join(struct cairn_round *core, const struct round_event *event,
+static void on_worker_join(struct round_machine *core, const struct round_event *event,
                            struct round_actions *actions)
 {
     if (round_find_worker(core, event->member) != NULL) return;
@@ -171,7 +171,7 @@ static void on_worker_join(struct cairn_round *core, const struct round_event *e
     round_end_losses(core);
 }
 
-static void on_worker_down(struct cairn_round *core, const struct round_event *event)
+static void on_worker_down(struct round_machine *core, const struct round_event *event)
 {
     struct worker *worker = round_find_worker(core, event->member);
     if (worker == NULL) return;
@@ -179,7 +179,7 @@ static void on_worker_down(struct cairn_round *core, const struct round_event *e
     round_remove_worker(core, worker);
 }
 
-static void send_opened(const struct cairn_round *core, struct worker *worker,
+static void send_opened(const struct round_machine *core, struct worker *worker,
                         struct round_actions *actions)
 {
     *(core->writing ? &worker->writes : &worker->wants) = false;
@@ -195,7 +195,7 @@ static void send_opened(const struct cairn_round *core, struct worker *worker,
     action->write = core->writing;
 }
 
-static void on_worker_begin(struct cairn_round *core, uint64_t member,
+static void on_worker_begin(struct round_machine *core, uint64_t member,
                             struct round_actions *actions)
 {
     struct worker *worker = round_find_worker(core, member);
@@ -208,7 +208,7 @@ static void on_worker_begin(struct cairn_round *core, uint64_t member,
         send_opened(core, worker, actions);
 }
 
-static void on_worker_write(struct cairn_round *core, uint64_t member,
+static void on_worker_write(struct round_machine *core, uint64_t member,
                             struct round_actions *actions)
 {
     struct worker *worker = round_find_worker(core, member);
@@ -221,7 +221,7 @@ static void on_worker_write(struct cairn_round *core, uint64_t member,
         core->need_epoch = true; // it waits here, and that round would wait for it
 }
 
-static void on_worker_unwrite(struct cairn_round *core, const struct round_event *event)
+static void on_worker_unwrite(struct round_machine *core, const struct round_event *event)
 {
     struct worker *worker = round_find_worker(core, event->member);
     const bool open = core->stage == CAIRN_ROUND_OPEN && core->writing;
@@ -231,7 +231,7 @@ static void on_worker_unwrite(struct cairn_round *core, const struct round_event
     if (open && named && worker->contributor) core->need_epoch = true;
 }
 
-static void take_driven(struct cairn_round *core, const struct round_event *event)
+static void take_driven(struct round_machine *core, const struct round_event *event)
 {
     if (core->driven_count == 0 || core->writing) return;
     assert(event->driven != NULL);
@@ -239,7 +239,7 @@ static void take_driven(struct cairn_round *core, const struct round_event *even
 }
 
 /* Once a round: what is asked again after a reconnect says the same. */
-static void take_state(struct cairn_round *core, const struct worker *worker,
+static void take_state(struct round_machine *core, const struct worker *worker,
                        const struct round_event *event)
 {
     if (MUTANT(51) && !worker->committed) take_driven(core, event);
@@ -250,7 +250,7 @@ static void take_state(struct cairn_round *core, const struct worker *worker,
     if (event->state_bytes > 0) memcpy(core->state, event->state, event->state_bytes);
 }
 
-static void on_worker_commit(struct cairn_round *core, const struct round_event *event,
+static void on_worker_commit(struct round_machine *core, const struct round_event *event,
                              struct round_actions *actions)
 {
     struct worker *worker = round_find_worker(core, event->member);
@@ -265,7 +265,7 @@ static void on_worker_commit(struct cairn_round *core, const struct round_event 
 }
 
 /* Its pushes cannot be undone. The shards know whether it committed, so they decide the round. */
-static void on_worker_abandon(struct cairn_round *core, const struct round_event *event,
+static void on_worker_abandon(struct round_machine *core, const struct round_event *event,
                               struct round_actions *actions)
 {
     struct worker *worker = round_find_worker(core, event->member);
@@ -278,14 +278,14 @@ static void on_worker_abandon(struct cairn_round *core, const struct round_event
 
 /* ---- rounds ---- */
 
-static bool shards_up(const struct cairn_round *core)
+static bool shards_up(const struct round_machine *core)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++)
         if ((!core->shards[s].gone || MUTANT(65)) && !core->shards[s].up) return false;
     return true;
 }
 
-static void count_end(struct cairn_round *core, bool ended)
+static void count_end(struct round_machine *core, bool ended)
 {
     if (core->open_round == 0) return;
     core->counts.abandoned += !ended;
@@ -294,7 +294,7 @@ static void count_end(struct cairn_round *core, bool ended)
 }
 
 /* The open round, if there is one, ended with `last` or is void: tells whoever asked, and goes to STEADY. */
-static void finish(struct cairn_round *core, struct round_actions *actions)
+static void finish(struct round_machine *core, struct round_actions *actions)
 {
     const uint64_t round = core->open_round;
     const bool ended = round != 0 && core->last.round == round;
@@ -317,7 +317,7 @@ static void finish(struct cairn_round *core, struct round_actions *actions)
 
 /* Workers are in the order of their ranks, and no rank comes twice. So the ranks are 0, ...,
  * world - 1 if there are as many workers and the last one's rank is that. */
-static bool gate_lets(const struct cairn_round *core)
+static bool gate_lets(const struct round_machine *core)
 {
     if (core->gate_shut) return false;
     if (core->gate_world == 0) return true;
@@ -326,7 +326,7 @@ static bool gate_lets(const struct cairn_round *core)
 }
 
 /* How many workers the start waits for; 0: for nobody, or not any more. */
-static uint32_t round_start_world(const struct cairn_round *core)
+static uint32_t round_start_world(const struct round_machine *core)
 {
     uint32_t most = 0;
     if (core->started || MUTANT(47)) return 0;
@@ -338,20 +338,20 @@ static uint32_t round_start_world(const struct cairn_round *core)
     return most;
 }
 
-static uint32_t workers_min(const struct cairn_round *core)
+static uint32_t workers_min(const struct round_machine *core)
 {
     return MUTANT(48) ? core->config.terms.workers_min : core->terms_newest.workers_min;
 }
 
 /* The first by rank who wants to write; NULL: nobody. */
-static struct worker *find_writer(const struct cairn_round *core)
+static struct worker *find_writer(const struct round_machine *core)
 {
     for (uint32_t i = 0; core->ready && i < core->worker_count; i++)
         if (core->workers[i].writes) return &core->workers[i];
     return NULL;
 }
 
-static bool round_wanted(const struct cairn_round *core)
+static bool round_wanted(const struct round_machine *core)
 {
     if (!core->gate_shut && find_writer(core) != NULL) return true;
     if (!gate_lets(core) || round_halted(core) || round_waits_for_lost(core)) return false;
@@ -364,7 +364,7 @@ static bool round_wanted(const struct cairn_round *core)
 }
 
 /* A write goes before the next step; its one contributor is the writer. */
-static void choose_contributors(struct cairn_round *core)
+static void choose_contributors(struct round_machine *core)
 {
     const uint32_t most = core->config.contributors_max;
     struct worker *writer = find_writer(core);
@@ -380,7 +380,7 @@ static void choose_contributors(struct cairn_round *core)
     }
 }
 
-static void open_round(struct cairn_round *core, struct round_actions *actions)
+static void open_round(struct round_machine *core, struct round_actions *actions)
 {
     core->stage = CAIRN_ROUND_OPEN;
     core->config.terms = core->terms_newest;
@@ -409,7 +409,7 @@ static void open_round(struct cairn_round *core, struct round_actions *actions)
     }
 }
 
-static void on_published(struct cairn_round *core, const struct round_event *event,
+static void on_published(struct round_machine *core, const struct round_event *event,
                          struct round_actions *actions)
 {
     const bool awaited = core->stage == CAIRN_ROUND_RESOLVING || core->stage == CAIRN_ROUND_DECIDED;
@@ -424,7 +424,7 @@ static void on_published(struct cairn_round *core, const struct round_event *eve
     core->shards[event->shard].nonfinite = event->nonfinite;
 }
 
-static bool all_published(const struct cairn_round *core)
+static bool all_published(const struct round_machine *core)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         if (MUTANT(14) && core->shards[s].published) return true;
@@ -433,14 +433,14 @@ static bool all_published(const struct cairn_round *core)
     return true;
 }
 
-static bool all_answered(const struct cairn_round *core)
+static bool all_answered(const struct round_machine *core)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++)
         if (!core->shards[s].gone && !core->shards[s].answered) return false;
     return true;
 }
 
-static void send_pin(struct cairn_round *core, struct round_actions *actions)
+static void send_pin(struct round_machine *core, struct round_actions *actions)
 {
     core->pin_pending = false;
     struct round_action *action = round_act(actions, CAIRN_ROUND_PIN_SEND);
@@ -450,7 +450,7 @@ static void send_pin(struct cairn_round *core, struct round_actions *actions)
 
 /* ---- the world ---- */
 
-static void on_shard(struct cairn_round *core, const struct round_event *event,
+static void on_shard(struct round_machine *core, const struct round_event *event,
                      struct round_actions *actions)
 {
     const bool concerns = round_layout_concerns(core, event->shard);
@@ -463,7 +463,7 @@ static void on_shard(struct cairn_round *core, const struct round_event *event,
     if (concerns) core->need_epoch = true;
 }
 
-static void on_tick(struct cairn_round *core, uint64_t now_ms, struct round_actions *actions)
+static void on_tick(struct round_machine *core, uint64_t now_ms, struct round_actions *actions)
 {
     core->now_ms = now_ms;
     round_end_pauses(core);
@@ -474,7 +474,7 @@ static void on_tick(struct cairn_round *core, uint64_t now_ms, struct round_acti
     round_on_deadline(core, actions);
 }
 
-static void on_ready(struct cairn_round *core, const struct round_event *event)
+static void on_ready(struct round_machine *core, const struct round_event *event)
 {
     core->ready = true;
     core->need_epoch = true; // asks the shards again: they all are at this version now
@@ -484,7 +484,7 @@ static void on_ready(struct cairn_round *core, const struct round_event *event)
 /* ---- what follows from the state: nothing above goes from stage to stage but here ---- */
 
 /* One transition, if there is one to make. */
-static bool advance(struct cairn_round *core, struct round_actions *actions)
+static bool advance(struct round_machine *core, struct round_actions *actions)
 {
     const enum round_stage stage = core->stage;
     if (stage == CAIRN_ROUND_FAILED || core->persisting) return false;
@@ -520,7 +520,7 @@ static bool is_of_layout(enum round_event_kind kind)
            kind == CAIRN_ROUND_PUBLISHED || kind == CAIRN_ROUND_LACKS;
 }
 
-static void take_event(struct cairn_round *core, const struct round_event *event,
+static void take_event(struct round_machine *core, const struct round_event *event,
                        struct round_actions *actions)
 {
     switch (event->kind) {
@@ -559,7 +559,7 @@ static void take_event(struct cairn_round *core, const struct round_event *event
     assert(false && "an event of a kind that there is not");
 }
 
-void round_on_event(struct cairn_round *core, const struct round_event *event,
+void round_on_event(struct round_machine *core, const struct round_event *event,
                     struct round_actions *actions)
 {
     assert(event->shard < core->config.shard_max);
@@ -573,42 +573,42 @@ void round_on_event(struct cairn_round *core, const struct round_event *event,
 
 /* Answers questions about the coordinator's round machine. */
 
-enum round_stage round_stage_of(const struct cairn_round *core)
+enum round_stage round_stage_of(const struct round_machine *core)
 {
     return core->stage;
 }
 
-uint64_t cairn_round_epoch(const struct cairn_round *core)
+uint64_t round_epoch_of(const struct round_machine *core)
 {
     return core->epoch;
 }
 
-uint64_t round_open_round(const struct cairn_round *core)
+uint64_t round_open_round(const struct round_machine *core)
 {
     return core->open_round;
 }
 
-struct cairn_version round_version(const struct cairn_round *core)
+struct cairn_version round_version(const struct round_machine *core)
 {
     return core->version;
 }
 
-double round_loss_scale(const struct cairn_round *core)
+double round_loss_scale(const struct round_machine *core)
 {
     return core->loss_scale;
 }
 
-struct skips round_skips(const struct cairn_round *core)
+struct skips round_skips(const struct round_machine *core)
 {
     return core->skips;
 }
 
-const struct decision *round_last(const struct cairn_round *core)
+const struct decision *round_last(const struct round_machine *core)
 {
     return &core->last;
 }
 
-bool round_client_state(const struct cairn_round *core, const uint8_t **state_out,
+bool round_client_state(const struct round_machine *core, const uint8_t **state_out,
                         size_t *state_bytes_out)
 {
     const bool resolved = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
@@ -622,40 +622,40 @@ bool round_client_state(const struct cairn_round *core, const uint8_t **state_ou
     return true;
 }
 
-const struct round_terms *round_terms_of(const struct cairn_round *core)
+const struct round_terms *round_terms_of(const struct round_machine *core)
 {
     return &core->config.terms;
 }
 
-double round_lr(const struct cairn_round *core, uint32_t group)
+double round_lr(const struct round_machine *core, uint32_t group)
 {
     return round_group_lr(&core->terms_newest, core->driven, group, core->version.step);
 }
 
-bool round_takes_driven(const struct cairn_round *core, uint64_t member, uint64_t round)
+bool round_takes_driven(const struct round_machine *core, uint64_t member, uint64_t round)
 {
     return core->driven_count > 0 && core->stage == CAIRN_ROUND_OPEN && !core->writing &&
            round == core->open_round && round_contributes(core, member);
 }
 
-bool round_pin_pending(const struct cairn_round *core)
+bool round_pin_pending(const struct round_machine *core)
 {
     return core->pin_pending;
 }
 
-uint32_t round_worker_count(const struct cairn_round *core)
+uint32_t round_worker_count(const struct round_machine *core)
 {
     return core->worker_count;
 }
 
-bool round_contributes(const struct cairn_round *core, uint64_t member)
+bool round_contributes(const struct round_machine *core, uint64_t member)
 {
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].id == member) return core->workers[i].contributor;
     return false;
 }
 
-uint64_t round_paused_ms(const struct cairn_round *core)
+uint64_t round_paused_ms(const struct round_machine *core)
 {
     uint64_t most_ms = 0;
     if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch) return 0; // it ends without them
@@ -669,7 +669,7 @@ uint64_t round_paused_ms(const struct cairn_round *core)
     return most_ms;
 }
 
-bool round_waits_for_silent(const struct cairn_round *core)
+bool round_waits_for_silent(const struct round_machine *core)
 {
     const bool summed = core->reduced_count == core->serving;
     if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch || summed) return false;
@@ -682,7 +682,7 @@ bool round_waits_for_silent(const struct cairn_round *core)
     return false;
 }
 
-struct round_counts round_counts_of(const struct cairn_round *core)
+struct round_counts round_counts_of(const struct round_machine *core)
 {
     return core->counts;
 }
@@ -711,7 +711,7 @@ static void list_shard(struct listing *listing, uint32_t shard, const char *what
     sentence_add(listing->out, " (%s)", what);
 }
 
-static void list_shards(const struct cairn_round *core, struct listing *listing)
+static void list_shards(const struct round_machine *core, struct listing *listing)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         const struct shard *shard = &core->shards[s];
@@ -727,7 +727,7 @@ static void list_shards(const struct cairn_round *core, struct listing *listing)
     }
 }
 
-static void list_worker(const struct cairn_round *core, struct listing *listing, uint32_t rank,
+static void list_worker(const struct round_machine *core, struct listing *listing, uint32_t rank,
                         bool summed)
 {
     const uint64_t round = core->open_round;
@@ -740,7 +740,7 @@ static void list_worker(const struct cairn_round *core, struct listing *listing,
         sentence_add(listing->out, " (has not committed round %" PRIu64 ")", round);
 }
 
-static void list_open_round(const struct cairn_round *core, struct listing *listing)
+static void list_open_round(const struct round_machine *core, struct listing *listing)
 {
     const uint64_t round = core->open_round;
     if (core->late_round == core->open_round) {
@@ -765,7 +765,7 @@ static void list_open_round(const struct cairn_round *core, struct listing *list
 }
 
 /* Says that workers are awaited that were started together with the ones that are there. */
-static void wait_for_start(const struct cairn_round *core, struct sentence *out)
+static void wait_for_start(const struct round_machine *core, struct sentence *out)
 {
     const uint32_t world = round_start_world(core);
     uint64_t until_ms = UINT64_MAX;
@@ -778,7 +778,7 @@ static void wait_for_start(const struct cairn_round *core, struct sentence *out)
         (unsigned)core->worker_count, (unsigned)world, (until_ms - core->now_ms + 999) / 1000);
 }
 
-static void wait_for_least(const struct cairn_round *core, struct sentence *out)
+static void wait_for_least(const struct round_machine *core, struct sentence *out)
 {
     const uint32_t least = core->terms_newest.workers_min, missing = least - core->worker_count;
     sentence_set(out,
@@ -788,7 +788,7 @@ static void wait_for_least(const struct cairn_round *core, struct sentence *out)
                  (unsigned)least, missing == 1 ? "it" : "them");
 }
 
-void round_waiting(const struct cairn_round *core, const struct round_names *names,
+void round_waiting(const struct round_machine *core, const struct round_names *names,
                    struct sentence *out)
 {
     struct listing listing = { names, out, false };
@@ -832,7 +832,7 @@ void round_waiting(const struct cairn_round *core, const struct round_names *nam
  * what everything waits for. Its shards have what they need as long as nothing was decided in the layout that
  * it takes back: their last outcome shows it. */
 
-static void count_serving(struct cairn_round *core)
+static void count_serving(struct round_machine *core)
 {
     core->serving = 0;
     for (uint32_t s = 0; s < core->config.shard_count; s++) core->serving += !core->shards[s].gone;
@@ -840,16 +840,16 @@ static void count_serving(struct cairn_round *core)
 }
 
 /* Takes over the holes of the layout that a new incarnation finds; shard_max is not 0. */
-static void round_layout_init(struct cairn_round *core)
+static void round_layout_init(struct round_machine *core)
 {
     const struct round_config *config = &core->config;
     for (uint32_t s = 0; s < config->shard_max; s++)
-        core->shards[s].gone = cairn_is_hole(config->gone, config->shard_count, s);
+        core->shards[s].gone = layout_is_hole(config->gone, config->shard_count, s);
     core->config.gone = NULL; // it was lent
     count_serving(core);
 }
 
-static void round_on_layout(struct cairn_round *core, const struct round_event *event)
+static void round_on_layout(struct round_machine *core, const struct round_event *event)
 {
     if (core->next.taken) return; // too late to forget it; and nobody begins another one
     if (event->layout == 0 && MUTANT(73)) return;
@@ -863,36 +863,36 @@ static void round_on_layout(struct cairn_round *core, const struct round_event *
                                         .back = event->back,
                                         .empty = event->empty };
     for (uint32_t s = 0; s < core->config.shard_max; s++)
-        core->shards[s].gone_next = cairn_is_hole(event->gone, event->shard_count, s);
+        core->shards[s].gone_next = layout_is_hole(event->gone, event->shard_count, s);
 }
 
 /* It takes part in the layout in force, or in the one that is being made durable. */
-static bool round_layout_concerns(const struct cairn_round *core, uint32_t shard)
+static bool round_layout_concerns(const struct round_machine *core, uint32_t shard)
 {
     const struct shard *s = &core->shards[shard];
     return !s->gone || (core->next.taken && !s->gone_next);
 }
 
-static bool next_up(const struct cairn_round *core)
+static bool next_up(const struct round_machine *core)
 {
     for (uint32_t s = 0; s < core->next.shard_count; s++)
         if (!core->shards[s].gone_next && !core->shards[s].up) return false;
     return true;
 }
 
-bool round_layout_due(const struct cairn_round *core)
+bool round_layout_due(const struct round_machine *core)
 {
     if (core->next.layout == 0 || core->next.taken || !next_up(core)) return false;
     return core->next.back ||
            ((core->stage == CAIRN_ROUND_STEADY || MUTANT(63)) && !core->need_epoch);
 }
 
-void round_layout_take(struct cairn_round *core)
+void round_layout_take(struct round_machine *core)
 {
     core->next.taken = true;
 }
 
-void round_layout_enter(struct cairn_round *core)
+void round_layout_enter(struct round_machine *core)
 {
     const struct next_layout next = core->next;
     core->next = (struct next_layout) { .layout = 0 };
@@ -907,7 +907,7 @@ void round_layout_enter(struct cairn_round *core)
     count_serving(core);
 }
 
-const char *round_layout_judge(const struct cairn_round *core)
+const char *round_layout_judge(const struct round_machine *core)
 {
     if (!core->went_back) return NULL;
     const bool same = core->config.layout_at.generation != 0 &&
@@ -915,22 +915,22 @@ const char *round_layout_judge(const struct cairn_round *core)
     return same ? NULL : "a shard was lost, and part of the newest version with it";
 }
 
-uint64_t cairn_round_layout(const struct cairn_round *core)
+uint64_t round_layout_of(const struct round_machine *core)
 {
     return core->config.layout;
 }
 
-uint64_t round_layout_pending(const struct cairn_round *core)
+uint64_t round_layout_pending(const struct round_machine *core)
 {
     return core->next.taken ? 0 : core->next.layout;
 }
 
-struct cairn_version round_layout_at(const struct cairn_round *core)
+struct cairn_version round_layout_at(const struct round_machine *core)
 {
     return core->config.layout_at;
 }
 
-bool round_has_shard(const struct cairn_round *core, uint32_t shard)
+bool round_has_shard(const struct round_machine *core, uint32_t shard)
 {
     return shard < core->config.shard_count && !core->shards[shard].gone;
 }

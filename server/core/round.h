@@ -289,73 +289,73 @@ struct round_actions {
 /* No event gives more actions than this. */
 size_t round_actions_max(const struct round_config *config);
 
-struct cairn_round;
+struct round_machine;
 
 /* Bytes of memory for a core of this configuration; 0 if it is not valid or overflows. */
 size_t round_bytes(const struct round_config *config);
 /* A new incarnation in `memory` (round_bytes, aligned as by malloc; borrowed until it is dropped;
  * nothing to release). All shards down, no worker, not ready. */
-struct cairn_round *round_init(void *memory, const struct round_config *config);
+struct round_machine *round_init(void *memory, const struct round_config *config);
 
 /* Takes one event. An event of another epoch, round or stage changes nothing. */
-void round_on_event(struct cairn_round *core, const struct round_event *event,
+void round_on_event(struct round_machine *core, const struct round_event *event,
                     struct round_actions *actions);
 
 /* ---- questions ---- */
-enum round_stage round_stage_of(const struct cairn_round *core);
-uint64_t cairn_round_epoch(const struct cairn_round *core);
-uint64_t round_open_round(const struct cairn_round *core); /* not resolved yet; 0 = none */
+enum round_stage round_stage_of(const struct round_machine *core);
+uint64_t round_epoch_of(const struct round_machine *core);
+uint64_t round_open_round(const struct round_machine *core); /* not resolved yet; 0 = none */
 /* The one that all shards have published; in FENCING and before, the last that was known. */
-struct cairn_version round_version(const struct cairn_round *core);
-double round_loss_scale(const struct cairn_round *core);
+struct cairn_version round_version(const struct round_machine *core);
+double round_loss_scale(const struct round_machine *core);
 /* In FENCING and before, what was known last. */
-struct skips round_skips(const struct cairn_round *core);
+struct skips round_skips(const struct round_machine *core);
 /* No round of steps opens: skips_max in a row were skipped by the newest terms, or (of_results) the last
  * update left what is not finite, and halt_nonfinite is set, or (of_loss) a worker was lost, and
  * on_worker_loss is FAIL. */
-bool round_halted(const struct cairn_round *core);
-bool round_halted_of_results(const struct cairn_round *core);
-bool round_halted_of_loss(const struct cairn_round *core);
+bool round_halted(const struct round_machine *core);
+bool round_halted_of_results(const struct round_machine *core);
+bool round_halted_of_loss(const struct round_machine *core);
 /* No round of steps opens yet: on_worker_loss is WAIT, and fewer workers are there than before a loss. */
-bool round_waits_for_lost(const struct cairn_round *core);
-const struct decision *round_last(const struct cairn_round *core);
+bool round_waits_for_lost(const struct round_machine *core);
+const struct decision *round_last(const struct round_machine *core);
 /* The client state of round_version; valid until the next event. False: not known now, because an epoch
  * changes or a decision is being carried out. */
-bool round_client_state(const struct cairn_round *core, const uint8_t **state_out,
+bool round_client_state(const struct round_machine *core, const uint8_t **state_out,
                         size_t *state_bytes_out);
 /* The terms of the open round, or of the last one. Besides them only those of the newest AMEND are still
  * read. */
-const struct round_terms *round_terms_of(const struct cairn_round *core);
+const struct round_terms *round_terms_of(const struct round_machine *core);
 /* The member's COMMIT of that round has to bring the rates of driven groups: each one is finite, and the
  * group's hyper-parameters pass their check with it. */
-bool round_takes_driven(const struct cairn_round *core, uint64_t member, uint64_t round);
+bool round_takes_driven(const struct round_machine *core, uint64_t member, uint64_t round);
 /* The learning rate of a group in the next round, by the newest terms; of a driven group the one that was
  * given last. */
-double round_lr(const struct cairn_round *core, uint32_t group);
+double round_lr(const struct round_machine *core, uint32_t group);
 /* How many steps passed a trained tensor by. */
-uint64_t round_missed(const struct cairn_round *core, uint32_t tensor);
-bool round_pin_pending(const struct cairn_round *core);
+uint64_t round_missed(const struct round_machine *core, uint32_t tensor);
+bool round_pin_pending(const struct round_machine *core);
 /* The layout in force: the last one that is durable. */
-uint64_t cairn_round_layout(const struct cairn_round *core);
+uint64_t round_layout_of(const struct round_machine *core);
 /* The one that waits, and can be forgotten; 0: none, or it is being made durable. */
-uint64_t round_layout_pending(const struct cairn_round *core);
+uint64_t round_layout_pending(const struct round_machine *core);
 /* The version that the shards had when the layout in force came; generation 0: not known, or it
  * is the first. */
-struct cairn_version round_layout_at(const struct cairn_round *core);
+struct cairn_version round_layout_at(const struct round_machine *core);
 /* The layout in force has that shard. */
-bool round_has_shard(const struct cairn_round *core, uint32_t shard);
-uint32_t round_worker_count(const struct cairn_round *core);
+bool round_has_shard(const struct round_machine *core, uint32_t shard);
+uint32_t round_worker_count(const struct round_machine *core);
 /* The open round, decided or not, counts on the worker. */
-bool round_contributes(const struct cairn_round *core, uint64_t member);
+bool round_contributes(const struct round_machine *core, uint64_t member);
 /* How long, at most, the open round may still wait for workers that pause; 0: it waits for none. */
-uint64_t round_paused_ms(const struct cairn_round *core);
+uint64_t round_paused_ms(const struct round_machine *core);
 /* The open round waits for a worker that lives and does not pause. */
-bool round_waits_for_silent(const struct cairn_round *core);
+bool round_waits_for_silent(const struct round_machine *core);
 /* Since this incarnation began. */
 struct round_counts {
     uint64_t applied, skipped, abandoned;
 };
-struct round_counts round_counts_of(const struct cairn_round *core);
+struct round_counts round_counts_of(const struct round_machine *core);
 
 /* Whom it waits for, as the end of a sentence: "shard 2 (not connected)", "worker of rank 1 (has not
  * committed round 4711)", "2 more workers (1 of 3 attached)"; empty when it waits for nobody. */
@@ -365,7 +365,7 @@ struct round_names { /* of those that the core knows by number */
     const void *context;
 };
 /* names may be NULL. */
-void round_waiting(const struct cairn_round *core, const struct round_names *names,
+void round_waiting(const struct round_machine *core, const struct round_names *names,
                    struct sentence *out);
 
 #endif

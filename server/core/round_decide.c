@@ -8,10 +8,10 @@
 
 #include "server/core/mutant.h"
 
-static bool round_missed_note(struct cairn_round *core, const struct round_event *event);
-static bool round_missed_give(struct cairn_round *core, bool applies, struct payload *head);
-static void round_end_row(struct cairn_round *core);
-static void round_count_skip(struct cairn_round *core, bool is_hopeless);
+static bool round_missed_note(struct round_machine *core, const struct round_event *event);
+static bool round_missed_give(struct round_machine *core, bool applies, struct payload *head);
+static void round_end_row(struct round_machine *core);
+static void round_count_skip(struct round_machine *core, bool is_hopeless);
 
 static cairn_status add_sums(struct step_sums *sums, const struct step_sums *more)
 {
@@ -25,7 +25,7 @@ static cairn_status add_sums(struct step_sums *sums, const struct step_sums *mor
     return exact_add(&sums->sum_squares, &more->sum_squares);
 }
 
-void round_on_reduced(struct cairn_round *core, const struct round_event *event,
+void round_on_reduced(struct round_machine *core, const struct round_event *event,
                       struct round_actions *actions)
 {
     if (core->stage != CAIRN_ROUND_OPEN || event->epoch != core->epoch ||
@@ -52,13 +52,13 @@ void round_on_reduced(struct cairn_round *core, const struct round_event *event,
 }
 
 /* The least that a dynamic loss scale may be; a fixed one is that always. */
-static bool scale_is_least(const struct cairn_round *core)
+static bool scale_is_least(const struct round_machine *core)
 {
     return !core->config.scaling.dynamic || core->loss_scale <= core->config.scaling.min;
 }
 
 /* A skip halves a dynamic loss scale, long success doubles it, as torch.cuda.amp.GradScaler does. */
-static void adapt_loss_scale(struct cairn_round *core, bool applied)
+static void adapt_loss_scale(struct round_machine *core, bool applied)
 {
     const struct round_scaling *s = &core->config.scaling;
     if (!s->dynamic) return;
@@ -80,7 +80,7 @@ double round_group_lr(const struct round_terms *terms, const double *driven, uin
 }
 
 /* The hyper-parameters of a group in the open round. */
-static struct group_hyper round_hyper(const struct cairn_round *core, uint32_t group)
+static struct group_hyper round_hyper(const struct round_machine *core, uint32_t group)
 {
     const struct round_terms *terms = &core->config.terms;
     struct group_hyper hyper = terms->groups[group];
@@ -88,7 +88,7 @@ static struct group_hyper round_hyper(const struct cairn_round *core, uint32_t g
     return hyper;
 }
 
-static void compute_scalars(struct cairn_round *core, uint32_t grad_scale)
+static void compute_scalars(struct round_machine *core, uint32_t grad_scale)
 {
     const struct round_terms *terms = &core->config.terms;
     for (uint32_t g = 0; g < core->config.group_count; g++) {
@@ -103,7 +103,7 @@ static void compute_scalars(struct cairn_round *core, uint32_t grad_scale)
 }
 
 /* True if there is an update to make; then `head` and the scalars are that update's. */
-static bool judge_sums(struct cairn_round *core, struct payload *head)
+static bool judge_sums(struct round_machine *core, struct payload *head)
 {
     struct update_norm norm;
     if (core->sums.nonfinite > 0) return false;
@@ -120,7 +120,7 @@ static bool judge_sums(struct cairn_round *core, struct payload *head)
 }
 
 /* The decision stands in `last`: all shards hear it. */
-static void send_decision(struct cairn_round *core, struct round_actions *actions)
+static void send_decision(struct round_machine *core, struct round_actions *actions)
 {
     core->stage = CAIRN_ROUND_DECIDED;
     core->deadline_ms = 0;
@@ -130,7 +130,7 @@ static void send_decision(struct cairn_round *core, struct round_actions *action
     action->decision = &core->last;
 }
 
-bool round_state_there(const struct cairn_round *core)
+bool round_state_there(const struct round_machine *core)
 {
     const bool awaited = core->config.client_state_max > 0 || core->driven_count > 0;
     if (!awaited || core->writing || MUTANT(24)) return true;
@@ -141,7 +141,7 @@ bool round_state_there(const struct cairn_round *core)
 }
 
 /* The client state of the version before the decision; it lies in the last payload. */
-static void keep_state(const struct cairn_round *core, struct payload *head)
+static void keep_state(const struct round_machine *core, struct payload *head)
 {
     struct payload last;
     head->state_bytes = 0;
@@ -152,14 +152,14 @@ static void keep_state(const struct cairn_round *core, struct payload *head)
     head->state_bytes = last.state_bytes;
 }
 
-static void give_driven(const struct cairn_round *core, struct payload *head)
+static void give_driven(const struct round_machine *core, struct payload *head)
 {
     head->driven = core->driven;
     head->driven_count = core->driven_count;
 }
 
 /* False: the job has failed. (What may lead there is refused before: amend.c of the coordinator.) */
-static bool give_missed(struct cairn_round *core, bool applies, struct payload *head,
+static bool give_missed(struct round_machine *core, bool applies, struct payload *head,
                         struct round_actions *actions)
 {
     if (round_missed_give(core, applies, head)) return true;
@@ -169,7 +169,7 @@ static bool give_missed(struct cairn_round *core, bool applies, struct payload *
 
 /* Decides a write: the planes that were put take effect. Beside the generation, and a row of
  * skips that ends, nothing of the job's state changes. */
-static void decide_write(struct cairn_round *core, struct round_actions *actions)
+static void decide_write(struct round_machine *core, struct round_actions *actions)
 {
     struct payload head = { .clip_scale = 1,
                             .loss_scale = core->loss_scale,
@@ -191,7 +191,7 @@ static void decide_write(struct cairn_round *core, struct round_actions *actions
     send_decision(core, actions);
 }
 
-void round_decide(struct cairn_round *core, struct round_actions *actions)
+void round_decide(struct round_machine *core, struct round_actions *actions)
 {
     if (core->writing) {
         decide_write(core, actions);
@@ -250,21 +250,21 @@ void round_decide(struct cairn_round *core, struct round_actions *actions)
  * they publish, again in each epoch, so that the next incarnation hears of them. No other terms
  * mend such results: a write does. */
 
-void round_take_skips(struct cairn_round *core, const struct skips *told)
+void round_take_skips(struct round_machine *core, const struct skips *told)
 {
     core->skips = told != NULL && !MUTANT(44) ? *told : (struct skips) { 0 };
     if (core->last.round == 0) round_end_row(core);
 }
 
 /* something was applied or written */
-static void round_end_row(struct cairn_round *core)
+static void round_end_row(struct round_machine *core)
 {
     core->skips.in_row = 0;
     core->skips.revision = 0;
 }
 
 /* The round at hand. is_hopeless: it found the loss scale as low as it gets. */
-static void round_count_skip(struct cairn_round *core, bool is_hopeless)
+static void round_count_skip(struct round_machine *core, bool is_hopeless)
 {
     const uint64_t revision = core->config.terms.revision;
     core->skips.all++;
@@ -273,7 +273,7 @@ static void round_count_skip(struct cairn_round *core, bool is_hopeless)
     core->skips.revision = revision;
 }
 
-bool round_halted_of_results(const struct cairn_round *core)
+bool round_halted_of_results(const struct round_machine *core)
 {
     bool any = false;
     if (!core->config.halt_nonfinite) return false;
@@ -281,7 +281,7 @@ bool round_halted_of_results(const struct cairn_round *core)
     return any;
 }
 
-bool round_halted(const struct cairn_round *core)
+bool round_halted(const struct round_machine *core)
 {
     const struct skips *skips = &core->skips;
     if (round_halted_of_results(core) || round_halted_of_loss(core)) return true;
@@ -290,7 +290,7 @@ bool round_halted(const struct cairn_round *core)
     return skips->revision == core->terms_newest.revision || MUTANT(46);
 }
 
-bool round_refuse(struct cairn_round *core, struct round_actions *actions)
+bool round_refuse(struct round_machine *core, struct round_actions *actions)
 {
     bool any = false;
     if (!round_halted(core)) return false;
@@ -315,7 +315,7 @@ bool round_refuse(struct cairn_round *core, struct round_actions *actions)
 
 #define NO_MICRO UINT32_MAX
 
-static void drop(struct cairn_round *core, struct worker *worker, struct round_actions *actions)
+static void drop(struct round_machine *core, struct worker *worker, struct round_actions *actions)
 {
     struct round_action *action = round_act(actions, CAIRN_ROUND_WORKER_FENCE);
     action->member = worker->id;
@@ -327,7 +327,7 @@ static void drop(struct cairn_round *core, struct worker *worker, struct round_a
     round_remove_worker(core, worker);
 }
 
-static void ask_shards(struct cairn_round *core, struct round_actions *actions)
+static void ask_shards(struct round_machine *core, struct round_actions *actions)
 {
     core->asking = true;
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
@@ -351,14 +351,14 @@ static bool is_paused(const struct worker *worker)
 }
 
 /* Ends a worker's pause: its contribution is due from now on. */
-static void end_pause(struct cairn_round *core, struct worker *worker)
+static void end_pause(struct round_machine *core, struct worker *worker)
 {
     worker->paused_ms = 0;
     if (worker->contributor && core->deadline_ms != 0)
         core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
 }
 
-void round_on_pause(struct cairn_round *core, const struct round_event *event)
+void round_on_pause(struct round_machine *core, const struct round_event *event)
 {
     struct worker *worker = round_find_worker(core, event->member);
     if (worker == NULL) return;
@@ -368,7 +368,7 @@ void round_on_pause(struct cairn_round *core, const struct round_event *event)
         end_pause(core, worker);
 }
 
-void round_end_pauses(struct cairn_round *core)
+void round_end_pauses(struct round_machine *core)
 {
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
@@ -377,13 +377,13 @@ void round_end_pauses(struct cairn_round *core)
 }
 
 /* A write has one contributor, and all but the client state may be there of a step. */
-static bool is_late(const struct cairn_round *core, const struct worker *worker)
+static bool is_late(const struct round_machine *core, const struct worker *worker)
 {
     if (!worker->contributor || is_paused(worker)) return false;
     return core->writing || (worker->dense == 0 && !worker->committed);
 }
 
-void round_on_deadline(struct cairn_round *core, struct round_actions *actions)
+void round_on_deadline(struct round_machine *core, struct round_actions *actions)
 {
     core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
     if (!core->writing && core->reduced_count < core->serving) {
@@ -399,7 +399,7 @@ void round_on_deadline(struct cairn_round *core, struct round_actions *actions)
 
 /* ---- the answers ---- */
 
-static void note_lack(struct cairn_round *core, uint32_t shard, const struct round_lack *lack)
+static void note_lack(struct round_machine *core, uint32_t shard, const struct round_lack *lack)
 {
     if (!lack->relayed && !lack->waits) core->shards[shard].lacks++;
     struct worker *worker = round_find_worker(core, lack->member);
@@ -420,7 +420,7 @@ static bool is_lacking(const struct worker *worker)
 
 /* The first micro-batch in which somebody is lacking. Who lacks a later one may wait for that: relays whose
  * sums an owner cannot take yet take no more themselves. */
-static uint32_t least_lacking(const struct cairn_round *core)
+static uint32_t least_lacking(const struct round_machine *core)
 {
     uint32_t least = NO_MICRO;
     for (uint32_t i = 0; i < core->worker_count; i++) {
@@ -435,14 +435,14 @@ static bool is_guilty(const struct worker *worker, uint32_t least)
     return is_lacking(worker) && worker->lacks == least && !is_paused(worker);
 }
 
-static bool waits_for_paused(const struct cairn_round *core)
+static bool waits_for_paused(const struct round_machine *core)
 {
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (is_lacking(&core->workers[i]) && is_paused(&core->workers[i])) return true;
     return false;
 }
 
-static uint32_t count_guilty(const struct cairn_round *core, uint32_t least, bool *committed_out)
+static uint32_t count_guilty(const struct round_machine *core, uint32_t least, bool *committed_out)
 {
     uint32_t guilty = 0;
     *committed_out = true;
@@ -455,7 +455,7 @@ static uint32_t count_guilty(const struct cairn_round *core, uint32_t least, boo
 }
 
 /* The one that lacks most, of those that have not summed up; *alone_out: no other lacks anything. */
-static uint32_t neediest(const struct cairn_round *core, bool *alone_out)
+static uint32_t neediest(const struct round_machine *core, bool *alone_out)
 {
     const struct shard *shards = core->shards;
     uint32_t most = 0, lacking = 0;
@@ -473,7 +473,7 @@ static uint32_t neediest(const struct cairn_round *core, bool *alone_out)
 /* If one shard alone lacks what most workers have sent to all other shards, the fault is that
  * shard's, or its network's. A job's only shard is believed, unless all of these workers say
  * that they have sent everything. */
-static void judge(struct cairn_round *core, struct round_actions *actions)
+static void judge(struct round_machine *core, struct round_actions *actions)
 {
     bool alone, committed;
     const uint32_t least = least_lacking(core), guilty = count_guilty(core, least, &committed);
@@ -497,7 +497,7 @@ static void judge(struct cairn_round *core, struct round_actions *actions)
         if (is_guilty(&core->workers[i], least)) drop(core, &core->workers[i], actions);
 }
 
-void round_on_lacks(struct cairn_round *core, const struct round_event *event,
+void round_on_lacks(struct round_machine *core, const struct round_event *event,
                     struct round_actions *actions)
 {
     struct shard *shard = &core->shards[event->shard];
@@ -519,7 +519,7 @@ void round_on_lacks(struct cairn_round *core, const struct round_event *event,
  * travels in the payload of the decisions, so that the next incarnation, a snapshot and a shard that joins
  * have it. */
 
-void round_missed_begin(struct cairn_round *core)
+void round_missed_begin(struct round_machine *core)
 {
     if (core->has_untouched)
         memset(core->untouched, 0, core->config.tensor_count * sizeof *core->untouched);
@@ -527,7 +527,7 @@ void round_missed_begin(struct cairn_round *core)
 }
 
 /* A shard says what nobody touched. False: there is no such tensor. */
-static bool round_missed_note(struct cairn_round *core, const struct round_event *event)
+static bool round_missed_note(struct round_machine *core, const struct round_event *event)
 {
     if (!core->config.leaves_untouched) return true;
     for (uint32_t i = 0; i < event->untouched_count; i++)
@@ -539,7 +539,7 @@ static bool round_missed_note(struct cairn_round *core, const struct round_event
     return true;
 }
 
-cairn_status round_missed_take(struct cairn_round *core, const struct payload *told)
+cairn_status round_missed_take(struct round_machine *core, const struct payload *told)
 {
     const bool none = told == NULL || told->missed.size == 0 || MUTANT(78);
     if (core->has_missed) memset(core->missed, 0, core->config.tensor_count * sizeof *core->missed);
@@ -555,14 +555,14 @@ cairn_status round_missed_take(struct cairn_round *core, const struct payload *t
     return CAIRN_OK;
 }
 
-uint64_t round_missed(const struct cairn_round *core, uint32_t tensor)
+uint64_t round_missed(const struct round_machine *core, uint32_t tensor)
 {
     assert(tensor < core->config.tensor_count);
     return core->missed[tensor];
 }
 
 /* The open round's step passes the tensor by. */
-static bool passes_by(const struct cairn_round *core, uint32_t t)
+static bool passes_by(const struct round_machine *core, uint32_t t)
 {
     const struct round_terms *terms = &core->config.terms;
     const struct round_tensor *tensor = &terms->tensors[t];
@@ -572,7 +572,7 @@ static bool passes_by(const struct cairn_round *core, uint32_t t)
 }
 
 /* Sets the scalars of each class that the step updates. */
-static void set_scalars(const struct cairn_round *core, struct missed_writer *writer)
+static void set_scalars(const struct round_machine *core, struct missed_writer *writer)
 {
     for (uint32_t c = 0; c < writer->class_count; c++) {
         const struct missed_class one = missed_written(writer, c);
@@ -590,7 +590,7 @@ static void set_scalars(const struct cairn_round *core, struct missed_writer *wr
 
 /* Writes what tensors have missed after the decision into the payload; `applies`: the decision
  * makes a step. False: tensors stand at more counts than can be told. */
-static bool round_missed_give(struct cairn_round *core, bool applies, struct payload *head)
+static bool round_missed_give(struct round_machine *core, bool applies, struct payload *head)
 {
     const bool more = applies && (core->config.terms.any_frozen || core->has_untouched);
     if (core->config.tensor_count == 0 || (!core->has_missed && !more)) return true;

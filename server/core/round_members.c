@@ -12,7 +12,7 @@
  * the newest outcome to all. Nothing that this incarnation remembers of a round takes part in it, so a
  * new incarnation comes to the same outcome. */
 
-void round_epoch_begin(struct cairn_round *core, struct round_actions *actions)
+void round_epoch_begin(struct round_machine *core, struct round_actions *actions)
 {
     assert(!core->persisting);
     if (round_layout_due(core)) round_layout_take(core);
@@ -31,7 +31,7 @@ void round_epoch_begin(struct cairn_round *core, struct round_actions *actions)
     action->version = since_now ? core->version : core->config.layout_at;
 }
 
-void round_on_persisted(struct cairn_round *core, const struct round_event *event,
+void round_on_persisted(struct round_machine *core, const struct round_event *event,
                         struct round_actions *actions)
 {
     if (!core->persisting || event->epoch != core->epoch) return;
@@ -51,14 +51,14 @@ void round_on_persisted(struct cairn_round *core, const struct round_event *even
     action->layout = core->config.layout;
 }
 
-static bool first_answer(const struct cairn_round *core)
+static bool first_answer(const struct round_machine *core)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++)
         if (core->shards[s].answered && !core->shards[s].joins) return false;
     return true;
 }
 
-static void keep(struct cairn_round *core, const struct decision *decision)
+static void keep(struct round_machine *core, const struct decision *decision)
 {
     core->last = *decision;
     core->last.payload = core->payload;
@@ -66,7 +66,7 @@ static void keep(struct cairn_round *core, const struct decision *decision)
         memcpy(core->payload, decision->payload, decision->payload_bytes);
 }
 
-void round_on_answer(struct cairn_round *core, const struct round_event *event,
+void round_on_answer(struct round_machine *core, const struct round_event *event,
                      struct round_actions *actions)
 {
     if (core->stage != CAIRN_ROUND_FENCING) return;
@@ -94,7 +94,7 @@ void round_on_answer(struct cairn_round *core, const struct round_event *event,
 }
 
 /* Can this shard do as the outcome says? */
-static const char *judge_answer(const struct cairn_round *core, const struct shard *shard)
+static const char *judge_answer(const struct round_machine *core, const struct shard *shard)
 {
     const struct decision *last = &core->last;
     const bool has_it = shard->last_round == last->round;
@@ -107,7 +107,7 @@ static const char *judge_answer(const struct cairn_round *core, const struct sha
 }
 
 /* Without a payload that has them: the spec's. */
-static cairn_status take_driven(struct cairn_round *core, const struct payload *head)
+static cairn_status take_driven(struct round_machine *core, const struct payload *head)
 {
     const uint32_t count = head != NULL && !MUTANT(50) ? head->driven_count : 0;
     if (count != 0 && count != core->config.group_count) return CAIRN_ERR_MALFORMED;
@@ -118,7 +118,7 @@ static cairn_status take_driven(struct cairn_round *core, const struct payload *
 }
 
 /* The job's state that is nowhere but in the last payload. (The client state stays there.) */
-static cairn_status take_job_state(struct cairn_round *core)
+static cairn_status take_job_state(struct round_machine *core)
 {
     core->loss_scale = core->config.scaling.start;
     core->good_rounds = 0;
@@ -137,7 +137,7 @@ static cairn_status take_job_state(struct cairn_round *core)
     return taken == CAIRN_OK ? take_driven(core, &head) : taken;
 }
 
-void round_resolve(struct cairn_round *core, struct round_actions *actions)
+void round_resolve(struct round_machine *core, struct round_actions *actions)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         if (core->shards[s].gone) continue;
@@ -166,13 +166,13 @@ void round_resolve(struct cairn_round *core, struct round_actions *actions)
  * who come to it. */
 
 /* Who comes when all have gone was started for it. */
-static void note_last(struct cairn_round *core)
+static void note_last(struct round_machine *core)
 {
     if (core->worker_count == 1) core->losses.failed = false;
 }
 
 /* A second loss while the first is waited for does not make fewer of those who are awaited. */
-void round_note_lost(struct cairn_round *core)
+void round_note_lost(struct round_machine *core)
 {
     const struct round_terms *terms = &core->terms_newest;
     struct losses *losses = &core->losses;
@@ -184,7 +184,7 @@ void round_note_lost(struct cairn_round *core)
 }
 
 /* Nobody waits for it; and the last to leave ends the run. */
-void round_note_left(struct cairn_round *core)
+void round_note_left(struct round_machine *core)
 {
     struct losses *losses = &core->losses;
     note_last(core);
@@ -192,23 +192,23 @@ void round_note_left(struct cairn_round *core)
     if (core->worker_count == 1) losses->world = 0;
 }
 
-void round_end_losses(struct cairn_round *core)
+void round_end_losses(struct round_machine *core)
 {
     struct losses *losses = &core->losses;
     if (core->worker_count >= losses->world || core->now_ms >= losses->until_ms) losses->world = 0;
 }
 
-bool round_waits_for_lost(const struct cairn_round *core)
+bool round_waits_for_lost(const struct round_machine *core)
 {
     return core->worker_count < core->losses.world && !MUTANT(59);
 }
 
-bool round_halted_of_loss(const struct cairn_round *core)
+bool round_halted_of_loss(const struct round_machine *core)
 {
     return core->losses.failed;
 }
 
-void round_say_lost(const struct cairn_round *core, struct sentence *out)
+void round_say_lost(const struct round_machine *core, struct sentence *out)
 {
     const uint32_t world = core->losses.world, missing = world - core->worker_count;
     sentence_set(out,
@@ -230,7 +230,7 @@ void round_say_lost(const struct cairn_round *core, struct sentence *out)
 /* ---- what is kept ---- */
 
 /* Without groups, their learning rates, what tensors have missed, and client state, which nobody asks for. */
-static void take_end(const struct cairn_round *core, struct end *end)
+static void take_end(const struct round_machine *core, struct end *end)
 {
     struct payload head;
     end->decision = core->last;
@@ -247,7 +247,7 @@ static void take_end(const struct cairn_round *core, struct end *end)
 
 /* Notes the end for contributors that left before the round ended: only now it is known whether
  * it counted. */
-static void note_absent(struct cairn_round *core, uint64_t round, int kind, const struct end *end)
+static void note_absent(struct round_machine *core, uint64_t round, int kind, const struct end *end)
 {
     if (!core->absent_contribute) return;
     core->absent_contribute = false;
@@ -259,7 +259,7 @@ static void note_absent(struct cairn_round *core, uint64_t round, int kind, cons
     }
 }
 
-void round_note_end(struct cairn_round *core, uint64_t round)
+void round_note_end(struct round_machine *core, uint64_t round)
 {
     struct end end;
     const int kind = core->last.kind == CAIRN_DECISION_WRITE ? END_OF_WRITE : END_OF_STEP;
@@ -275,7 +275,7 @@ void round_note_end(struct cairn_round *core, uint64_t round)
     note_absent(core, round, kind, ended ? &end : NULL);
 }
 
-static struct absent *find_absent(struct cairn_round *core, uint64_t id)
+static struct absent *find_absent(struct round_machine *core, uint64_t id)
 {
     for (uint32_t i = 0; i < core->config.member_max; i++)
         if (core->absent[i].id == id) return &core->absent[i];
@@ -283,7 +283,7 @@ static struct absent *find_absent(struct cairn_round *core, uint64_t id)
 }
 
 /* A free place, or that of the one who left first. */
-static struct absent *make_place(struct cairn_round *core, uint64_t id)
+static struct absent *make_place(struct round_machine *core, uint64_t id)
 {
     struct absent *place = find_absent(core, 0);
     if (place == NULL) {
@@ -295,7 +295,7 @@ static struct absent *make_place(struct cairn_round *core, uint64_t id)
     return place;
 }
 
-void round_keep_ends(struct cairn_round *core, const struct worker *worker)
+void round_keep_ends(struct round_machine *core, const struct worker *worker)
 {
     const bool has_none = worker->ends[END_OF_STEP].decision.round == 0 &&
                           worker->ends[END_OF_WRITE].decision.round == 0;
@@ -314,7 +314,7 @@ void round_keep_ends(struct cairn_round *core, const struct worker *worker)
 }
 
 /* NULL: it is not known, or the round was void. */
-static const struct decision *find_end(struct cairn_round *core, struct worker *worker,
+static const struct decision *find_end(struct round_machine *core, struct worker *worker,
                                        uint64_t round)
 {
     struct absent *absent = find_absent(core, worker->id);
@@ -333,7 +333,7 @@ static const struct decision *find_end(struct cairn_round *core, struct worker *
 
 /* ---- who asks ---- */
 
-static void send_result(const struct cairn_round *core, uint64_t member, uint64_t round,
+static void send_result(const struct round_machine *core, uint64_t member, uint64_t round,
                         const struct decision *decision, struct round_actions *actions)
 {
     struct payload head = { .fail = false };
@@ -354,20 +354,20 @@ static void send_result(const struct cairn_round *core, uint64_t member, uint64_
     action->version = decision->version_after;
 }
 
-void round_send_void(const struct cairn_round *core, uint64_t member, uint64_t round,
+void round_send_void(const struct round_machine *core, uint64_t member, uint64_t round,
                      struct round_actions *actions)
 {
     send_result(core, member, round, NULL, actions);
 }
 
 /* In STEADY and OPEN `last` is resolved, so every round but the open one has its answer. */
-static bool end_known(const struct cairn_round *core, uint64_t round)
+static bool end_known(const struct round_machine *core, uint64_t round)
 {
     const bool resolved = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
     return resolved && round != core->open_round;
 }
 
-void round_answer_asked(struct cairn_round *core, struct worker *worker,
+void round_answer_asked(struct round_machine *core, struct worker *worker,
                         struct round_actions *actions)
 {
     for (int i = 0; i < ENDS_ASKED_MAX; i++) {

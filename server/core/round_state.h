@@ -76,7 +76,7 @@ struct losses {
     bool failed;       /* FAIL: nobody has acted since */
 };
 
-struct cairn_round {
+struct round_machine {
     struct round_config config;      /* its terms are the ones in force */
     struct round_terms terms_newest; /* of the next round */
     enum round_stage stage;
@@ -142,72 +142,72 @@ struct cairn_round {
 
 /* round.c */
 struct round_action *round_act(struct round_actions *actions, enum round_action_kind kind);
-void round_fail(struct cairn_round *core, uint32_t shard, const char *why,
+void round_fail(struct round_machine *core, uint32_t shard, const char *why,
                 struct round_actions *actions);
 
 /* round.c */
 
 /* The pending layout may come into force now: between two rounds, or it goes back, and its shards are up. */
-bool round_layout_due(const struct cairn_round *core);
+bool round_layout_due(const struct round_machine *core);
 /* It goes with the epoch that begins. */
-void round_layout_take(struct cairn_round *core);
+void round_layout_take(struct round_machine *core);
 /* Puts the layout in force: the epoch that it goes with is durable. */
-void round_layout_enter(struct cairn_round *core);
+void round_layout_enter(struct round_machine *core);
 /* After a layout took one back: says what is lost, if something was decided since; NULL: nothing
  * is. */
-const char *round_layout_judge(const struct cairn_round *core);
+const char *round_layout_judge(const struct round_machine *core);
 
-struct worker *round_find_worker(const struct cairn_round *core, uint64_t id);
-void round_remove_worker(struct cairn_round *core, struct worker *worker);
+struct worker *round_find_worker(const struct round_machine *core, uint64_t id);
+void round_remove_worker(struct round_machine *core, struct worker *worker);
 
 /* round_decide.c */
-void round_on_pause(struct cairn_round *core, const struct round_event *event);
+void round_on_pause(struct round_machine *core, const struct round_event *event);
 /* Ends the pauses whose time is over. */
-void round_end_pauses(struct cairn_round *core);
+void round_end_pauses(struct round_machine *core);
 /* The open round has passed its deadline. */
-void round_on_deadline(struct cairn_round *core, struct round_actions *actions);
-void round_on_lacks(struct cairn_round *core, const struct round_event *event,
+void round_on_deadline(struct round_machine *core, struct round_actions *actions);
+void round_on_lacks(struct round_machine *core, const struct round_event *event,
                     struct round_actions *actions);
 
 /* round_members.c: how rounds ended, for those who ask late. */
 /* Notes how that round has ended, for its contributors, also those that left: with `last`, if
  * that is of the round, else it is void. Round 0: `last` is of a former incarnation. */
-void round_note_end(struct cairn_round *core, uint64_t round);
-void round_keep_ends(struct cairn_round *core, const struct worker *worker); /* it leaves */
+void round_note_end(struct round_machine *core, uint64_t round);
+void round_keep_ends(struct round_machine *core, const struct worker *worker); /* it leaves */
 bool round_has_asked(const struct worker *worker, uint64_t round);
 void round_note_asked(struct worker *worker, uint64_t round);
-void round_answer_asked(struct cairn_round *core, struct worker *worker,
+void round_answer_asked(struct round_machine *core, struct worker *worker,
                         struct round_actions *actions);
 /* Unasked. */
-void round_send_void(const struct cairn_round *core, uint64_t member, uint64_t round,
+void round_send_void(const struct round_machine *core, uint64_t member, uint64_t round,
                      struct round_actions *actions);
 
 /* round_decide.c */
 /* Takes the skips over from the last decision's payload; NULL: it told none. A row goes on only if there is a
  * last round: not in a job that was restored, or that an amendment remade. */
-void round_take_skips(struct cairn_round *core, const struct skips *told);
+void round_take_skips(struct round_machine *core, const struct skips *told);
 
 /* Refuses those who wait for a round that does not open; false: nobody does, or it may open. */
-bool round_refuse(struct cairn_round *core, struct round_actions *actions);
+bool round_refuse(struct round_machine *core, struct round_actions *actions);
 
 /* round_members.c: each is told while the worker is still there. */
-void round_note_lost(struct cairn_round *core);
-void round_note_left(struct cairn_round *core); /* by itself */
+void round_note_lost(struct round_machine *core);
+void round_note_left(struct round_machine *core); /* by itself */
 /* Time has passed, or others have come. */
-void round_end_losses(struct cairn_round *core);
+void round_end_losses(struct round_machine *core);
 /* Says how many workers a job that has lost some waits for, and how long at most. */
-void round_say_lost(const struct cairn_round *core, struct sentence *out);
+void round_say_lost(const struct round_machine *core, struct sentence *out);
 
 /* round_decide.c: which steps passed which tensors by. */
 /* A round of steps opens. */
-void round_missed_begin(struct cairn_round *core);
+void round_missed_begin(struct round_machine *core);
 
 /* Takes over what a payload tells; NULL: it told none. CAIRN_ERR_MALFORMED: of another job. */
-cairn_status round_missed_take(struct cairn_round *core,
+cairn_status round_missed_take(struct round_machine *core,
                                const struct payload *told) CAIRN_MUST_CHECK;
 
 /* round_decide.c */
-void round_on_reduced(struct cairn_round *core, const struct round_event *event,
+void round_on_reduced(struct round_machine *core, const struct round_event *event,
                       struct round_actions *actions);
 /* The learning rate of the round of that step; `driven`: [group_count]. */
 double round_group_lr(const struct round_terms *terms, const double *driven, uint32_t group,
@@ -215,17 +215,17 @@ double round_group_lr(const struct round_terms *terms, const double *driven, uin
 
 /* The client state and the rates of driven groups that the open round is to have are there, or none is
  * due. */
-bool round_state_there(const struct cairn_round *core);
+bool round_state_there(const struct round_machine *core);
 /* Every shard is REDUCED: decides. */
-void round_decide(struct cairn_round *core, struct round_actions *actions);
+void round_decide(struct round_machine *core, struct round_actions *actions);
 
 /* round_members.c */
-void round_epoch_begin(struct cairn_round *core, struct round_actions *actions);
-void round_on_persisted(struct cairn_round *core, const struct round_event *event,
+void round_epoch_begin(struct round_machine *core, struct round_actions *actions);
+void round_on_persisted(struct round_machine *core, const struct round_event *event,
                         struct round_actions *actions);
-void round_on_answer(struct cairn_round *core, const struct round_event *event,
+void round_on_answer(struct round_machine *core, const struct round_event *event,
                      struct round_actions *actions);
 /* Every shard has answered: finds the outcome and sends it. */
-void round_resolve(struct cairn_round *core, struct round_actions *actions);
+void round_resolve(struct round_machine *core, struct round_actions *actions);
 
 #endif

@@ -7,12 +7,12 @@
 #include "server/core/mutant.h"
 #include "server/core/step_state.h"
 
-static struct member *step_find(const struct cairn_step *step, uint64_t id);
-static void step_on_chunk(struct cairn_step *step, const struct step_event *event,
+static struct member *step_find(const struct step_machine *step, uint64_t id);
+static void step_on_chunk(struct step_machine *step, const struct step_event *event,
                           struct step_actions *actions);
-static void step_on_micro_end(struct cairn_step *step, const struct step_event *event,
+static void step_on_micro_end(struct step_machine *step, const struct step_event *event,
                               struct step_actions *actions);
-static void step_on_commit(struct cairn_step *step, const struct step_event *event,
+static void step_on_commit(struct step_machine *step, const struct step_event *event,
                            struct step_actions *actions);
 
 /* ---- memory ---- */
@@ -45,7 +45,7 @@ static bool plan_memory(const struct step_config *config, struct plan *plan)
     if (!config_ok(config)) return false;
     const size_t members = config->member_max, chunks = config->chunk_count;
     if (chunks != 0 && members > SIZE_MAX / chunks) return false;
-    size_t at = sizeof(struct cairn_step);
+    size_t at = sizeof(struct step_machine);
     const bool fits = reserve(&at, members, sizeof(struct member), &plan->members) &&
                       reserve(&at, members, sizeof(uint64_t), &plan->pending_members) &&
                       reserve(&at, chunks, sizeof(struct cursor), &plan->cursors) &&
@@ -70,7 +70,7 @@ size_t step_actions_max(const struct step_config *config)
     return (size_t)config->member_max * ((size_t)config->window + 2) + config->chunk_count + 8;
 }
 
-static void remember(struct cairn_step *step, const struct decision *decision)
+static void remember(struct step_machine *step, const struct decision *decision)
 {
     assert(decision->payload_bytes <= step->config.payload_bytes_max);
     step->last = *decision;
@@ -80,14 +80,14 @@ static void remember(struct cairn_step *step, const struct decision *decision)
 }
 
 /* Nothing is known to it, and nothing is open. */
-static struct cairn_step *make(void *memory, const struct step_config *config)
+static struct step_machine *make(void *memory, const struct step_config *config)
 {
     struct plan plan;
     const bool fits = plan_memory(config, &plan);
     assert(fits);
     memset(memory, 0, plan.end);
     uint8_t *base = memory;
-    struct cairn_step *step = memory;
+    struct step_machine *step = memory;
     step->config = *config;
     step->members = (struct member *)(base + plan.members);
     step->pending_members = (uint64_t *)(base + plan.pending_members);
@@ -100,10 +100,10 @@ static struct cairn_step *make(void *memory, const struct step_config *config)
     return step;
 }
 
-struct cairn_step *step_init(void *memory, const struct step_config *config,
-                             struct cairn_version version, const struct decision *last)
+struct step_machine *step_init(void *memory, const struct step_config *config,
+                               struct cairn_version version, const struct decision *last)
 {
-    struct cairn_step *step = make(memory, config);
+    struct step_machine *step = make(memory, config);
     if (config->joins) step->phase = CAIRN_STEP_JOINING;
     step->version = version;
     if (last != NULL) remember(step, last);
@@ -113,13 +113,13 @@ struct cairn_step *step_init(void *memory, const struct step_config *config,
     return step;
 }
 
-struct cairn_step *step_init_from(void *memory, const struct step_config *config,
-                                  const struct cairn_step *before)
+struct step_machine *step_init_from(void *memory, const struct step_config *config,
+                                    const struct step_machine *before)
 {
     const bool gives_up = before->phase == CAIRN_STEP_REDUCED && before->fenced;
     assert(before->phase == CAIRN_STEP_IDLE || before->phase == CAIRN_STEP_JOINING || gives_up);
     assert(before->pending.round == 0);
-    struct cairn_step *step = make(memory, config);
+    struct step_machine *step = make(memory, config);
     step->phase = gives_up ? CAIRN_STEP_IDLE : before->phase;
     step->epoch = before->epoch;
     step->fenced = before->fenced;
@@ -147,7 +147,7 @@ static void fault(struct step_actions *actions, const char *why)
     step_act(actions, CAIRN_STEP_FAULT)->why = why;
 }
 
-void step_grant(struct cairn_step *step, struct member *member, struct step_actions *actions)
+void step_grant(struct step_machine *step, struct member *member, struct step_actions *actions)
 {
     member->regrant = false;
     struct step_action *action = step_act(actions, CAIRN_STEP_GRANT);
@@ -162,7 +162,7 @@ void step_grant(struct cairn_step *step, struct member *member, struct step_acti
 /* ---- a round begins, and is void ---- */
 
 /* Nothing asks what members of a void round held, so the one that is pending has its own here already. */
-static void keep_holds(struct cairn_step *step, const struct step_event *event)
+static void keep_holds(struct step_machine *step, const struct step_event *event)
 {
     step->all_hold = event->holds == NULL;
     if (step->all_hold) return;
@@ -170,7 +170,7 @@ static void keep_holds(struct cairn_step *step, const struct step_event *event)
            event->member_count * CAIRN_STEP_HOLDS_BYTES(step->config.chunk_count));
 }
 
-static uint32_t count_unheld(const struct cairn_step *step, uint32_t member)
+static uint32_t count_unheld(const struct step_machine *step, uint32_t member)
 {
     if (step->all_hold) return 0;
     uint32_t unheld = 0;
@@ -178,7 +178,7 @@ static uint32_t count_unheld(const struct cairn_step *step, uint32_t member)
     return unheld;
 }
 
-static void begin_round(struct cairn_step *step, uint64_t round, const uint64_t *members,
+static void begin_round(struct step_machine *step, uint64_t round, const uint64_t *members,
                         uint32_t member_count, struct step_actions *actions)
 {
     assert(step->slots_used == 0 && step->folding == 0);
@@ -204,7 +204,7 @@ static void begin_round(struct cairn_step *step, uint64_t round, const uint64_t 
     }
 }
 
-static void make_void(struct cairn_step *step, struct step_actions *actions)
+static void make_void(struct step_machine *step, struct step_actions *actions)
 {
     step->round = 0;
     if (!MUTANT(72)) step->summed = false;
@@ -213,7 +213,7 @@ static void make_void(struct cairn_step *step, struct step_actions *actions)
     step_drained(step, actions);
 }
 
-void step_drained(struct cairn_step *step, struct step_actions *actions)
+void step_drained(struct step_machine *step, struct step_actions *actions)
 {
     assert(step->phase == CAIRN_STEP_DRAINING);
     if (step->receiving > 0 || step->folding > 0 || step->summing) return;
@@ -224,7 +224,7 @@ void step_drained(struct cairn_step *step, struct step_actions *actions)
         begin_round(step, round, step->pending_members, step->pending.member_count, actions);
 }
 
-static const char *judge_open(const struct cairn_step *step, const struct step_event *event)
+static const char *judge_open(const struct step_machine *step, const struct step_event *event)
 {
     if (step->fenced || event->epoch > step->epoch)
         return "a round was opened in an epoch that is not resolved";
@@ -241,7 +241,7 @@ static const char *judge_open(const struct cairn_step *step, const struct step_e
     return NULL;
 }
 
-static void on_open(struct cairn_step *step, const struct step_event *event,
+static void on_open(struct step_machine *step, const struct step_event *event,
                     struct step_actions *actions)
 {
     const char *why = judge_open(step, event);
@@ -269,7 +269,7 @@ static void on_open(struct cairn_step *step, const struct step_event *event,
 
 /* ---- how it ends ---- */
 
-static void report_published(const struct cairn_step *step, struct step_actions *actions)
+static void report_published(const struct step_machine *step, struct step_actions *actions)
 {
     struct step_action *action = step_act(actions, CAIRN_STEP_PUBLISHED_REPORT);
     action->epoch = step->epoch;
@@ -277,7 +277,7 @@ static void report_published(const struct cairn_step *step, struct step_actions 
     action->version = step->version;
 }
 
-static const char *judge_decision(const struct cairn_step *step, const struct decision *decision)
+static const char *judge_decision(const struct step_machine *step, const struct decision *decision)
 {
     if (decision->payload_bytes > step->config.payload_bytes_max)
         return "a decision's payload is longer than is configured";
@@ -290,7 +290,7 @@ static const char *judge_decision(const struct cairn_step *step, const struct de
 }
 
 /* The round that this shard is prepared for is resolved. */
-static void settle(struct cairn_step *step, const struct decision *decision,
+static void settle(struct step_machine *step, const struct decision *decision,
                    struct step_actions *actions)
 {
     const char *why = judge_decision(step, decision);
@@ -309,14 +309,14 @@ static void settle(struct cairn_step *step, const struct decision *decision,
     report_published(step, actions);
 }
 
-static bool decides_ours(const struct cairn_step *step, const struct decision *decision)
+static bool decides_ours(const struct step_machine *step, const struct decision *decision)
 {
     return step->phase == CAIRN_STEP_REDUCED && decision->round == step->round &&
            (decision->kind == CAIRN_DECISION_APPLY || decision->kind == CAIRN_DECISION_SKIP ||
             decision->kind == CAIRN_DECISION_WRITE);
 }
 
-static void on_decide(struct cairn_step *step, const struct step_event *event,
+static void on_decide(struct step_machine *step, const struct step_event *event,
                       struct step_actions *actions)
 {
     const bool in_place = event->epoch == step->epoch && !step->fenced;
@@ -326,7 +326,7 @@ static void on_decide(struct cairn_step *step, const struct step_event *event,
         fault(actions, "a decision came for a round that this shard is not prepared for");
 }
 
-static void on_fence(struct cairn_step *step, const struct step_event *event,
+static void on_fence(struct step_machine *step, const struct step_event *event,
                      struct step_actions *actions)
 {
     const bool ours = event->epoch == step->epoch && (step->config.forwards || MUTANT(38));
@@ -354,7 +354,7 @@ static void on_fence(struct cairn_step *step, const struct step_event *event,
 }
 
 /* Whatever was decided is as good as done here: nothing is here that it would change. */
-static void join_job(struct cairn_step *step, const struct step_event *event,
+static void join_job(struct step_machine *step, const struct step_event *event,
                      struct step_actions *actions)
 {
     const struct decision *decision = event->decision;
@@ -370,7 +370,7 @@ static void join_job(struct cairn_step *step, const struct step_event *event,
 }
 
 /* The outcome is of the prepared round, or of the last one settled: then whatever is prepared is void. */
-static void on_resolve(struct cairn_step *step, const struct step_event *event,
+static void on_resolve(struct step_machine *step, const struct step_event *event,
                        struct step_actions *actions)
 {
     const struct decision *decision = event->decision;
@@ -396,7 +396,7 @@ static void on_resolve(struct cairn_step *step, const struct step_event *event,
     if (step->phase != CAIRN_STEP_UPDATING) report_published(step, actions);
 }
 
-static void on_ready(struct cairn_step *step, const struct step_event *event)
+static void on_ready(struct step_machine *step, const struct step_event *event)
 {
     assert(step->phase == CAIRN_STEP_IDLE && step->round_seen == 0);
     step->version = event->version;
@@ -405,7 +405,7 @@ static void on_ready(struct cairn_step *step, const struct step_event *event)
 
 /* ---- the world's work ends ---- */
 
-static void report_reduced(struct cairn_step *step, struct step_actions *actions)
+static void report_reduced(struct step_machine *step, struct step_actions *actions)
 {
     step->phase = CAIRN_STEP_REDUCED;
     struct step_action *action = step_act(actions, CAIRN_STEP_REDUCED_REPORT);
@@ -414,7 +414,7 @@ static void report_reduced(struct cairn_step *step, struct step_actions *actions
     action->sums = step->sums;
 }
 
-static void on_summed(struct cairn_step *step, const struct step_event *event,
+static void on_summed(struct step_machine *step, const struct step_event *event,
                       struct step_actions *actions)
 {
     assert(step->summing);
@@ -432,7 +432,7 @@ static void on_summed(struct cairn_step *step, const struct step_event *event,
         report_reduced(step, actions);
 }
 
-static void on_whole(struct cairn_step *step, struct step_actions *actions)
+static void on_whole(struct step_machine *step, struct step_actions *actions)
 {
     step->lacks_state = false;
     if (!step->summed) return;
@@ -440,7 +440,7 @@ static void on_whole(struct cairn_step *step, struct step_actions *actions)
     report_reduced(step, actions);
 }
 
-static void on_updated(struct cairn_step *step, struct step_actions *actions)
+static void on_updated(struct step_machine *step, struct step_actions *actions)
 {
     assert(step->phase == CAIRN_STEP_UPDATING);
     step->phase = CAIRN_STEP_IDLE;
@@ -450,7 +450,7 @@ static void on_updated(struct cairn_step *step, struct step_actions *actions)
 
 /* ---- connections ---- */
 
-static void on_peer(struct cairn_step *step, const struct step_event *event,
+static void on_peer(struct step_machine *step, const struct step_event *event,
                     struct step_actions *actions)
 {
     struct member *member = step_find(step, event->member);
@@ -461,7 +461,7 @@ static void on_peer(struct cairn_step *step, const struct step_event *event,
     step_grant(step, member, actions);
 }
 
-static void on_give_up(struct cairn_step *step, struct step_actions *actions)
+static void on_give_up(struct step_machine *step, struct step_actions *actions)
 {
     const bool is_open = step->phase == CAIRN_STEP_COLLECTING ||
                          step->phase == CAIRN_STEP_REDUCING || step->phase == CAIRN_STEP_REDUCED;
@@ -475,7 +475,7 @@ static bool of_coordinator(enum step_event_kind kind)
            kind == CAIRN_STEP_DECIDE;
 }
 
-void step_on_event(struct cairn_step *step, const struct step_event *event,
+void step_on_event(struct step_machine *step, const struct step_event *event,
                    struct step_actions *actions)
 {
     // A stale event is of a coordinator from before the last fence.
@@ -508,42 +508,42 @@ void step_on_event(struct cairn_step *step, const struct step_event *event,
 
 /* ---- questions ---- */
 
-enum step_phase step_phase_of(const struct cairn_step *step)
+enum step_phase step_phase_of(const struct step_machine *step)
 {
     return step->phase;
 }
 
-uint64_t step_epoch(const struct cairn_step *step)
+uint64_t step_epoch(const struct step_machine *step)
 {
     return step->epoch;
 }
 
-uint64_t step_round_seen(const struct cairn_step *step)
+uint64_t step_round_seen(const struct step_machine *step)
 {
     return step->round_seen;
 }
 
-uint64_t cairn_step_round(const struct cairn_step *step)
+uint64_t step_round_of(const struct step_machine *step)
 {
     return step->round;
 }
 
-struct cairn_version step_version(const struct cairn_step *step)
+struct cairn_version step_version(const struct step_machine *step)
 {
     return step->version;
 }
 
-const struct decision *step_last(const struct cairn_step *step)
+const struct decision *step_last(const struct step_machine *step)
 {
     return &step->last;
 }
 
-bool step_lacks_state(const struct cairn_step *step)
+bool step_lacks_state(const struct step_machine *step)
 {
     return step->lacks_state;
 }
 
-uint32_t step_slots_used(const struct cairn_step *step)
+uint32_t step_slots_used(const struct step_machine *step)
 {
     return step->slots_used;
 }
@@ -569,7 +569,7 @@ static struct judgement refuse(cairn_status status)
     return (struct judgement) { FATE_REFUSE, status };
 }
 
-static struct member *step_find(const struct cairn_step *step, uint64_t id)
+static struct member *step_find(const struct step_machine *step, uint64_t id)
 {
     for (uint32_t i = 0; i < step->member_count; i++)
         if (step->members[i].id == id) return &step->members[i];
@@ -577,7 +577,7 @@ static struct member *step_find(const struct cairn_step *step, uint64_t id)
 }
 
 /* Is the message of the round at hand, and its sender a contributor? */
-static cairn_status judge_sender(const struct cairn_step *step, const struct step_event *event,
+static cairn_status judge_sender(const struct step_machine *step, const struct step_event *event,
                                  const struct member *sender)
 {
     if (!MUTANT(3)) {
@@ -589,14 +589,14 @@ static cairn_status judge_sender(const struct cairn_step *step, const struct ste
     return sender != NULL ? CAIRN_OK : CAIRN_ERR_FENCED;
 }
 
-static bool slot_is_free(const struct cairn_step *step, const struct member *member, uint32_t k)
+static bool slot_is_free(const struct step_machine *step, const struct member *member, uint32_t k)
 {
     const size_t index = (size_t)(member - step->members) * step->config.window + k;
     return step->slots[index].state == SLOT_FREE;
 }
 
 /* The first free one of the member's slots [first, end); NO_SLOT if there is none. */
-static uint32_t find_between(const struct cairn_step *step, const struct member *member,
+static uint32_t find_between(const struct step_machine *step, const struct member *member,
                              uint32_t first, uint32_t end)
 {
     for (uint32_t k = first; k < end; k++)
@@ -606,7 +606,7 @@ static uint32_t find_between(const struct cairn_step *step, const struct member 
 }
 
 /* The same of the kind that the chunk takes. */
-static uint32_t find_slot(const struct cairn_step *step, const struct step_event *event,
+static uint32_t find_slot(const struct step_machine *step, const struct step_event *event,
                           const struct member *member)
 {
     const struct step_config *config = &step->config;
@@ -616,7 +616,7 @@ static uint32_t find_slot(const struct cairn_step *step, const struct step_event
     return find_between(step, member, 0, large);
 }
 
-bool step_may_receive(const struct cairn_step *step)
+bool step_may_receive(const struct step_machine *step)
 {
     if (step->phase != CAIRN_STEP_COLLECTING) return false;
     for (uint32_t i = 0; i < step->member_count; i++) {
@@ -630,7 +630,7 @@ bool step_may_receive(const struct cairn_step *step)
 }
 
 /* A chunk of the member's own micro-batch that is not here yet: may it still come? */
-static struct judgement judge_new_chunk(const struct cairn_step *step,
+static struct judgement judge_new_chunk(const struct step_machine *step,
                                         const struct step_event *event, const struct member *member)
 {
     const uint32_t index = (uint32_t)(member - step->members);
@@ -645,7 +645,7 @@ static struct judgement judge_new_chunk(const struct cairn_step *step,
 
 /* Is this very contribution in a slot? Then it is answered when that ends, and not before: to refuse it
  * meanwhile, because the round is void now, would give the worker a buffer back that is being read. */
-static bool in_slot(const struct cairn_step *step, const struct step_event *event,
+static bool in_slot(const struct step_machine *step, const struct step_event *event,
                     const struct member *member)
 {
     if (member == NULL || event->chunk >= step->config.chunk_count) return false;
@@ -655,7 +655,7 @@ static bool in_slot(const struct cairn_step *step, const struct step_event *even
     return at != AT_NONE && at != AT_FOLDED;
 }
 
-static struct judgement judge_chunk(const struct cairn_step *step, const struct step_event *event,
+static struct judgement judge_chunk(const struct step_machine *step, const struct step_event *event,
                                     const struct member *member)
 {
     if (in_slot(step, event, member) && !MUTANT(1) &&
@@ -677,8 +677,8 @@ static struct judgement judge_chunk(const struct cairn_step *step, const struct 
     return at == AT_FOLDED && !MUTANT(1) ? folded : judge_new_chunk(step, event, member);
 }
 
-static void receive(struct cairn_step *step, const struct step_event *event, struct member *member,
-                    struct step_actions *actions)
+static void receive(struct step_machine *step, const struct step_event *event,
+                    struct member *member, struct step_actions *actions)
 {
     const uint32_t index = find_slot(step, event, member);
     step->slots[index] = (struct slot) {
@@ -717,7 +717,7 @@ static void answer(const struct step_event *event, enum step_action_kind kind, c
 }
 
 /* CHUNK, MICRO_END, COMMIT */
-static void step_on_chunk(struct cairn_step *step, const struct step_event *event,
+static void step_on_chunk(struct step_machine *step, const struct step_event *event,
                           struct step_actions *actions)
 {
     struct member *member = step_find(step, event->member);
@@ -733,7 +733,7 @@ static void step_on_chunk(struct cairn_step *step, const struct step_event *even
 
 /* Ends and commits have three fates: they are new (RECEIVE), known (WAITING; FOLDED where the answer
  * may have been lost), or refused. */
-static struct judgement judge_micro_end(const struct cairn_step *step,
+static struct judgement judge_micro_end(const struct step_machine *step,
                                         const struct step_event *event, const struct member *member)
 {
     const cairn_status sender = judge_sender(step, event, member);
@@ -750,7 +750,7 @@ static struct judgement judge_micro_end(const struct cairn_step *step,
     return (struct judgement) { member->ended ? FATE_WAITING : FATE_RECEIVE, CAIRN_OK };
 }
 
-static void step_on_micro_end(struct cairn_step *step, const struct step_event *event,
+static void step_on_micro_end(struct step_machine *step, const struct step_event *event,
                               struct step_actions *actions)
 {
     struct member *member = step_find(step, event->member);
@@ -764,8 +764,8 @@ static void step_on_micro_end(struct cairn_step *step, const struct step_event *
     step_advance(step, actions);
 }
 
-static struct judgement judge_commit(const struct cairn_step *step, const struct step_event *event,
-                                     const struct member *member)
+static struct judgement judge_commit(const struct step_machine *step,
+                                     const struct step_event *event, const struct member *member)
 {
     const struct judgement known = { FATE_WAITING, CAIRN_OK };
     const cairn_status sender = judge_sender(step, event, member);
@@ -783,7 +783,7 @@ static struct judgement judge_commit(const struct cairn_step *step, const struct
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
 
-static void step_on_commit(struct cairn_step *step, const struct step_event *event,
+static void step_on_commit(struct step_machine *step, const struct step_event *event,
                            struct step_actions *actions)
 {
     struct member *member = step_find(step, event->member);
@@ -805,7 +805,7 @@ static void step_on_commit(struct cairn_step *step, const struct step_event *eve
 
 /* ---- whom it waits for ---- */
 
-static bool has_landed(const struct cairn_step *step, const struct member *member)
+static bool has_landed(const struct step_machine *step, const struct member *member)
 {
     const size_t first = (size_t)(member - step->members) * step->config.window;
     for (uint32_t k = 0; k < step->config.window; k++)
@@ -814,14 +814,14 @@ static bool has_landed(const struct cairn_step *step, const struct member *membe
 }
 
 /* With a slot that is free, too: it may not push more before it has its buffers back. */
-static bool waits_for_others(const struct cairn_step *step, const struct member *member)
+static bool waits_for_others(const struct step_machine *step, const struct member *member)
 {
     if (member->receiving > 0) return false;
     const bool all_here = member->ended && member->arrived == member->sent;
     return all_here || has_landed(step, member);
 }
 
-size_t step_waiting(const struct cairn_step *step, struct step_waiting *out, size_t out_max)
+size_t step_waiting(const struct step_machine *step, struct step_waiting *out, size_t out_max)
 {
     if (step->phase != CAIRN_STEP_COLLECTING) return 0;
     size_t count = 0;

@@ -210,15 +210,15 @@ struct step_actions {
 /* No event gives more actions than this. */
 size_t step_actions_max(const struct step_config *config);
 
-struct cairn_step;
+struct step_machine;
 
 /* Bytes of memory for a core of this configuration; 0 if it is not valid or overflows. */
 size_t step_bytes(const struct step_config *config);
 /* Makes a core in `memory` (step_bytes, aligned as by malloc; borrowed until it is dropped; there
  * is nothing to release). `last`: NULL in a fresh job; in a restored one the decision of the
  * snapshot, which carries the job's state: kept with kind NONE and round 0. IDLE, epoch 0. */
-struct cairn_step *step_init(void *memory, const struct step_config *config,
-                             struct cairn_version version, const struct decision *last);
+struct step_machine *step_init(void *memory, const struct step_config *config,
+                               struct cairn_version version, const struct decision *last);
 
 /* The machine `before` goes on in `memory` (other memory) with another configuration: it knows the epoch,
  * the fence, the version and the last decision; no round is open in it, and it lacks no state. For a FENCE
@@ -226,24 +226,24 @@ struct cairn_step *step_init(void *memory, const struct step_config *config,
  * nothing is in flight, and go on. `before` is IDLE then, or JOINING; DRAINING it may be although no round is
  * open in the job. (By a layout that takes one back, it may be REDUCED: that round is given up.) It is not
  * changed, and may be dropped. */
-struct cairn_step *step_init_from(void *memory, const struct step_config *config,
-                                  const struct cairn_step *before);
+struct step_machine *step_init_from(void *memory, const struct step_config *config,
+                                    const struct step_machine *before);
 
 /* One event. Events of strangers are judged; a world that breaks its own promises (LANDED of a
  * slot that was not receiving, ...) trips an assert. */
-void step_on_event(struct cairn_step *step, const struct step_event *event,
+void step_on_event(struct step_machine *step, const struct step_event *event,
                    struct step_actions *actions);
 
 /* ---- questions ---- */
-enum step_phase step_phase_of(const struct cairn_step *step);
-uint64_t step_epoch(const struct cairn_step *step);
-uint64_t cairn_step_round(const struct cairn_step *step); /* of the phase; 0 = none yet, or void */
+enum step_phase step_phase_of(const struct step_machine *step);
+uint64_t step_epoch(const struct step_machine *step);
+uint64_t step_round_of(const struct step_machine *step); /* of the phase; 0 = none yet, or void */
 /* The highest round that was opened here. */
-uint64_t step_round_seen(const struct cairn_step *step);
-struct cairn_version step_version(const struct cairn_step *step); /* the published one */
-const struct decision *step_last(const struct cairn_step *step);
-uint32_t step_slots_used(const struct cairn_step *step);
-bool step_lacks_state(const struct cairn_step *step);
+uint64_t step_round_seen(const struct step_machine *step);
+struct cairn_version step_version(const struct step_machine *step); /* the published one */
+const struct decision *step_last(const struct step_machine *step);
+uint32_t step_slots_used(const struct step_machine *step);
+bool step_lacks_state(const struct step_machine *step);
 
 /* Whom COLLECTING waits for. */
 struct step_waiting {
@@ -256,9 +256,9 @@ struct step_waiting {
     bool waits;
 };
 /* Fills the first `out_max` contributors that are not done, by rank; returns how many there are. */
-size_t step_waiting(const struct cairn_step *step, struct step_waiting *out, size_t out_max);
+size_t step_waiting(const struct step_machine *step, struct step_waiting *out, size_t out_max);
 /* For a relay: a member may still contribute to the micro-batch at hand, and has a slot for it. If
  * it is false while COLLECTING, the round can go on only by a fold of what is here. */
-bool step_may_receive(const struct cairn_step *step);
+bool step_may_receive(const struct step_machine *step);
 
 #endif

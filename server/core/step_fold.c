@@ -23,7 +23,7 @@ static bool all_arrived(const struct member *member)
     return member->ended && (member->arrived == member->sent || MUTANT(16));
 }
 
-static enum verdict judge(const struct cairn_step *step, uint32_t chunk,
+static enum verdict judge(const struct step_machine *step, uint32_t chunk,
                           const struct cursor *cursor)
 {
     const struct member *member = &step->members[cursor->member];
@@ -38,12 +38,12 @@ static enum verdict judge(const struct cairn_step *step, uint32_t chunk,
     return step->slots[step_slot(step, cursor->member, at)].state == SLOT_LANDED ? TAKE : WAIT;
 }
 
-static bool at_end(const struct cairn_step *step, const struct cursor *cursor)
+static bool at_end(const struct step_machine *step, const struct cursor *cursor)
 {
     return step->committed_count == step->member_count && cursor->micro > step->last_micro;
 }
 
-static void step_cursor(const struct cairn_step *step, struct cursor *cursor)
+static void step_cursor(const struct step_machine *step, struct cursor *cursor)
 {
     if (++cursor->member < step->member_count) return;
     cursor->member = 0;
@@ -52,7 +52,7 @@ static void step_cursor(const struct cairn_step *step, struct cursor *cursor)
 
 /* ---- waiting for company ---- */
 
-static void defer(struct cairn_step *step, uint32_t index)
+static void defer(struct step_machine *step, uint32_t index)
 {
     struct slot *slot = &step->slots[index];
     slot->deferred = true;
@@ -65,7 +65,7 @@ static void defer(struct cairn_step *step, uint32_t index)
     step->deferred_last = index;
 }
 
-static void undefer(struct cairn_step *step, uint32_t index)
+static void undefer(struct step_machine *step, uint32_t index)
 {
     struct slot *slot = &step->slots[index];
     if (!slot->deferred) return;
@@ -82,7 +82,7 @@ static void undefer(struct cairn_step *step, uint32_t index)
 
 /* True: a FOLD would now take all that this micro-batch has for the chunk, or as much as one can
  * take. */
-static bool is_ripe(const struct cairn_step *step, uint32_t chunk)
+static bool is_ripe(const struct step_machine *step, uint32_t chunk)
 {
     struct cursor at = step->cursors[chunk];
     if (at.fold_head != NO_SLOT) return false;
@@ -94,7 +94,7 @@ static bool is_ripe(const struct cairn_step *step, uint32_t chunk)
     return true;
 }
 
-bool step_cursor_past(const struct cairn_step *step, uint32_t chunk, uint32_t micro,
+bool step_cursor_past(const struct step_machine *step, uint32_t chunk, uint32_t micro,
                       uint32_t member)
 {
     const struct cursor *cursor = &step->cursors[chunk];
@@ -102,7 +102,7 @@ bool step_cursor_past(const struct cairn_step *step, uint32_t chunk, uint32_t mi
 }
 
 /* Adds the slot to the fold under construction. */
-static void take(struct cairn_step *step, struct step_action *fold, uint32_t slot)
+static void take(struct step_machine *step, struct step_action *fold, uint32_t slot)
 {
     undefer(step, slot);
     step->slots[slot].state = SLOT_FOLDING;
@@ -117,7 +117,7 @@ static void take(struct cairn_step *step, struct step_action *fold, uint32_t slo
     }
 }
 
-static void begin_fold(struct cairn_step *step, uint32_t chunk, struct step_action *fold,
+static void begin_fold(struct step_machine *step, uint32_t chunk, struct step_action *fold,
                        struct step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
@@ -131,7 +131,7 @@ static void begin_fold(struct cairn_step *step, uint32_t chunk, struct step_acti
 }
 
 /* For a relay: says that the chunk's sum in the micro-batch at hand is final, once it is. */
-static void forward_chunk(struct cairn_step *step, uint32_t chunk, struct step_actions *actions)
+static void forward_chunk(struct step_machine *step, uint32_t chunk, struct step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
     const bool ended = cursor->fold_head == NO_SLOT || MUTANT(26);
@@ -150,7 +150,7 @@ static void forward_chunk(struct cairn_step *step, uint32_t chunk, struct step_a
 
 /* Moves one chunk's cursor as far as it goes: over what is absent, and over what has landed, which is
  * folded in one pass. One FOLD of a chunk at a time. */
-static void advance_chunk(struct cairn_step *step, uint32_t chunk, struct step_actions *actions)
+static void advance_chunk(struct step_machine *step, uint32_t chunk, struct step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
     if (cursor->fold_head != NO_SLOT) return;
@@ -175,7 +175,7 @@ static void advance_chunk(struct cairn_step *step, uint32_t chunk, struct step_a
 }
 
 /* The world has less to do than it could: the oldest that wait do not wait any more. */
-static void advance_deferred(struct cairn_step *step, struct step_actions *actions)
+static void advance_deferred(struct step_machine *step, struct step_actions *actions)
 {
     while (step->folding < step->config.folds_wanted && step->deferred_first != NO_SLOT &&
            !MUTANT(22)) {
@@ -185,7 +185,7 @@ static void advance_deferred(struct cairn_step *step, struct step_actions *actio
     }
 }
 
-static void begin_reduce(struct cairn_step *step, struct step_actions *actions)
+static void begin_reduce(struct step_machine *step, struct step_actions *actions)
 {
     for (uint32_t c = 0; c < step->config.chunk_count; c++)
         if (!step->cursors[c].contributed && !MUTANT(8))
@@ -196,7 +196,7 @@ static void begin_reduce(struct cairn_step *step, struct step_actions *actions)
     step_act(actions, CAIRN_STEP_REDUCE);
 }
 
-static void end_forwards(struct cairn_step *step, struct step_actions *actions)
+static void end_forwards(struct step_machine *step, struct step_actions *actions)
 {
     struct step_action *action = step_act(actions, CAIRN_STEP_FORWARD_END);
     action->round = step->round;
@@ -210,7 +210,7 @@ static void end_forwards(struct cairn_step *step, struct step_actions *actions)
         step_complete_micro(step, &step->members[i], actions);
 }
 
-static void commit_forwards(struct cairn_step *step, struct step_actions *actions)
+static void commit_forwards(struct step_machine *step, struct step_actions *actions)
 {
     step->phase = CAIRN_STEP_REDUCING;
     struct step_action *action = step_act(actions, CAIRN_STEP_FORWARD_COMMIT);
@@ -221,7 +221,7 @@ static void commit_forwards(struct cairn_step *step, struct step_actions *action
 
 /* For a relay: ends the micro-batch at hand if every chunk is past it, and some member is done with
  * it. Ends the round if all members and all micro-batches are done. */
-static void advance_forwards(struct cairn_step *step, struct step_actions *actions)
+static void advance_forwards(struct step_machine *step, struct step_actions *actions)
 {
     const bool past = step->forward.passed == step->config.chunk_count;
     const bool begun = step->forward.micro < step->front ||
@@ -235,7 +235,7 @@ static void advance_forwards(struct cairn_step *step, struct step_actions *actio
 }
 
 /* Whether the collecting is at its end. */
-static void judge_end(struct cairn_step *step, struct step_actions *actions)
+static void judge_end(struct step_machine *step, struct step_actions *actions)
 {
     if (step->config.forwards)
         advance_forwards(step, actions);
@@ -243,13 +243,13 @@ static void judge_end(struct cairn_step *step, struct step_actions *actions)
         begin_reduce(step, actions);
 }
 
-void step_advance(struct cairn_step *step, struct step_actions *actions)
+void step_advance(struct step_machine *step, struct step_actions *actions)
 {
     for (uint32_t c = 0; c < step->config.chunk_count; c++) advance_chunk(step, c, actions);
     judge_end(step, actions);
 }
 
-void step_complete_micro(struct cairn_step *step, struct member *member,
+void step_complete_micro(struct step_machine *step, struct member *member,
                          struct step_actions *actions)
 {
     if (!member->ended || member->passed < step->config.chunk_count) return;
@@ -275,13 +275,13 @@ void step_complete_micro(struct cairn_step *step, struct member *member,
     }
 }
 
-static struct member *member_of_slot(const struct cairn_step *step, uint32_t slot)
+static struct member *member_of_slot(const struct step_machine *step, uint32_t slot)
 {
     return &step->members[slot / step->config.window];
 }
 
 /* Tells the worker what became of the contribution in a slot. */
-static struct step_action *answer_slot(const struct cairn_step *step, uint32_t slot,
+static struct step_action *answer_slot(const struct step_machine *step, uint32_t slot,
                                        enum step_action_kind kind, cairn_status status,
                                        struct step_actions *actions)
 {
@@ -298,14 +298,14 @@ static struct step_action *answer_slot(const struct cairn_step *step, uint32_t s
     return action;
 }
 
-static void free_slot(struct cairn_step *step, uint32_t slot)
+static void free_slot(struct step_machine *step, uint32_t slot)
 {
     step->slots[slot].state = SLOT_FREE;
     step->slots_used--;
 }
 
 /* The contribution never arrived: the worker sends it again. */
-static void forget(struct cairn_step *step, uint32_t slot)
+static void forget(struct step_machine *step, uint32_t slot)
 {
     struct member *member = member_of_slot(step, slot);
     undefer(step, slot);
@@ -314,7 +314,7 @@ static void forget(struct cairn_step *step, uint32_t slot)
     free_slot(step, slot);
 }
 
-void step_on_landed(struct cairn_step *step, const struct step_event *event,
+void step_on_landed(struct step_machine *step, const struct step_event *event,
                     struct step_actions *actions)
 {
     const uint32_t index = event->slot;
@@ -350,7 +350,7 @@ void step_on_landed(struct cairn_step *step, const struct step_event *event,
 }
 
 /* Gives the slots of a finished FOLD back to their workers. */
-static void release_fold(struct cairn_step *step, uint32_t chunk, struct step_actions *actions)
+static void release_fold(struct step_machine *step, uint32_t chunk, struct step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
     uint32_t slot = cursor->fold_head;
@@ -369,7 +369,7 @@ static void release_fold(struct cairn_step *step, uint32_t chunk, struct step_ac
     }
 }
 
-void step_on_folded(struct cairn_step *step, const struct step_event *event,
+void step_on_folded(struct step_machine *step, const struct step_event *event,
                     struct step_actions *actions)
 {
     assert(event->chunk < step->config.chunk_count);
@@ -384,7 +384,7 @@ void step_on_folded(struct cairn_step *step, const struct step_event *event,
     judge_end(step, actions);
 }
 
-void step_drop_landed(struct cairn_step *step, struct step_actions *actions)
+void step_drop_landed(struct step_machine *step, struct step_actions *actions)
 {
     for (uint32_t i = 0; i < step->member_count * step->config.window; i++) {
         if (step->slots[i].state != SLOT_LANDED) continue;

@@ -45,7 +45,7 @@ struct cursor {
     bool forwarded;     /* of a relay: it is past the micro-batch at hand, and FORWARD was said */
 };
 
-struct cairn_step {
+struct step_machine {
     struct step_config config;
     enum step_phase phase;
     uint64_t epoch;       /* of the last FENCE */
@@ -94,38 +94,38 @@ struct cairn_step {
 
 /* step.c */
 struct step_action *step_act(struct step_actions *actions, enum step_action_kind kind);
-void step_grant(struct cairn_step *step, struct member *member, struct step_actions *actions);
+void step_grant(struct step_machine *step, struct member *member, struct step_actions *actions);
 /* Ends DRAINING if nothing is in flight any more, and starts the pending round. */
-void step_drained(struct cairn_step *step, struct step_actions *actions);
+void step_drained(struct step_machine *step, struct step_actions *actions);
 
 /* step_fold.c: LANDED, FOLDED and the cursors */
-void step_on_landed(struct cairn_step *step, const struct step_event *event,
+void step_on_landed(struct step_machine *step, const struct step_event *event,
                     struct step_actions *actions);
-void step_on_folded(struct cairn_step *step, const struct step_event *event,
+void step_on_folded(struct step_machine *step, const struct step_event *event,
                     struct step_actions *actions);
 /* Refuses everything that has landed and is not being folded: the round is void. */
-void step_drop_landed(struct cairn_step *step, struct step_actions *actions);
+void step_drop_landed(struct step_machine *step, struct step_actions *actions);
 /* Moves every chunk's cursor as far as it goes; begins the reduction when everything is in. */
-void step_advance(struct cairn_step *step, struct step_actions *actions);
+void step_advance(struct step_machine *step, struct step_actions *actions);
 /* If this member's micro-batch is complete: acknowledges it and goes to the next. */
-void step_complete_micro(struct cairn_step *step, struct member *member,
+void step_complete_micro(struct step_machine *step, struct member *member,
                          struct step_actions *actions);
-bool step_cursor_past(const struct cairn_step *step, uint32_t chunk, uint32_t micro,
+bool step_cursor_past(const struct step_machine *step, uint32_t chunk, uint32_t micro,
                       uint32_t member);
 
-static inline uint16_t *step_at(const struct cairn_step *step, uint32_t member, uint32_t chunk)
+static inline uint16_t *step_at(const struct step_machine *step, uint32_t member, uint32_t chunk)
 {
     return &step->at[(size_t)member * step->config.chunk_count + chunk];
 }
 
-static inline bool step_holds(const struct cairn_step *step, uint32_t member, uint32_t chunk)
+static inline bool step_holds(const struct step_machine *step, uint32_t member, uint32_t chunk)
 {
     const size_t row = member * CAIRN_STEP_HOLDS_BYTES(step->config.chunk_count);
     return step->all_hold || (step->holds[row + chunk / 8] >> chunk % 8 & 1) != 0;
 }
 
 /* The slot that at[member][chunk] = `at` (not NONE, not FOLDED) names. */
-static inline uint32_t step_slot(const struct cairn_step *step, uint32_t member, uint16_t at)
+static inline uint32_t step_slot(const struct step_machine *step, uint32_t member, uint16_t at)
 {
     return member * step->config.window + at - 1;
 }

@@ -25,18 +25,18 @@
 /* Payload bytes by job, worker and way, and memory by job and kind: told to the coordinator with each
  * Heartbeat. Loop thread only. */
 
-struct cairn_shard;
+struct shard_daemon;
 struct shard_job;
 
-enum cairn_way {
-    CAIRN_WAY_CARRIED,
-    CAIRN_WAY_SHARED,    /* through memory of this host */
-    CAIRN_WAY_ONE_SIDED, /* carried, and read by the receiver out of the sender's memory */
-    CAIRN_WAY_DEVICE,    /* shared, and memory of a card, which reads it where it lies */
-    CAIRN_WAY_DIRECT,    /* carried, and memory of a card, sent from where it lies */
+enum bytes_path {
+    BYTES_PATH_CARRIED,
+    BYTES_PATH_SHARED,    /* through memory of this host */
+    BYTES_PATH_ONE_SIDED, /* carried, and read by the receiver out of the sender's memory */
+    BYTES_PATH_DEVICE,    /* shared, and memory of a card, which reads it where it lies */
+    BYTES_PATH_DIRECT,    /* carried, and memory of a card, sent from where it lies */
 };
 /* The way that a path's name (proto/fabric/fabric.h) stands for. */
-enum cairn_way cairn_way_of(const char *path);
+enum bytes_path bytes_path_of(const char *path);
 
 /* Bytes by way. Shared: through memory of this host or of its cards; `device` counts the part of it
  * that the host did not see. Carried: by any other way; `one_sided` and `direct` count parts of it. */
@@ -50,8 +50,8 @@ struct bytes {
 };
 
 /* The member may be gone: then the job's count alone grows. */
-void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum cairn_way way);
-void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum cairn_way way);
+void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path way);
+void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path way);
 void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes);
 
 struct bytes_list {
@@ -61,7 +61,7 @@ struct bytes_list {
 };
 /* Lists an entry for each job, then an entry for each worker of a job, at most CAIRN_BYTES_TOLD_MAX
  * in all. Jobs that are staged or LEAVING are left out. Without memory the list is empty. */
-void bytes_list(const struct cairn_shard *shard, struct bytes_list *out);
+void bytes_list(const struct shard_daemon *shard, struct bytes_list *out);
 void bytes_list_release(struct bytes_list *list);
 
 #define CAIRN_MEMORY_TOLD_JOBS 1024 /* CAIRN_SHARD_JOBS_MAX */
@@ -71,7 +71,7 @@ struct memory_list {
     Cairn__MemoryTold *pointers[CAIRN_MEMORY_TOLD_JOBS];
 };
 /* Lists the memory of each job; the generations of a job are added up. */
-void memory_list(const struct cairn_shard *shard, struct memory_list *out);
+void memory_list(const struct shard_daemon *shard, struct memory_list *out);
 
 /* ==== works ==== */
 
@@ -183,7 +183,7 @@ struct compute {
 };
 
 /* Embedded in what the run works on. */
-struct cairn_run {
+struct work_run {
     struct task task; /* first; private, but for is_small, before it is submitted */
     /* the owner's, constant while the run is under way */
     struct compute *compute;
@@ -192,10 +192,10 @@ struct cairn_run {
     bool is_guarded;     /* works read memory of workers, where they lie: see failed_at */
     /* Adds the works of an item. False: these are all. True: it is asked for the next stage when they are
      * done. Any thread; of an item one. */
-    bool (*describe)(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works);
+    bool (*describe)(struct work_run *run, uint32_t item, uint32_t stage, struct works *works);
     /* The works of an item are done; likewise. `thread` is below compute_lanes. May be NULL. */
-    void (*conclude)(struct cairn_run *run, uint32_t item, uint32_t thread);
-    void (*done)(struct cairn_run *run); /* loop thread: look at the status first */
+    void (*conclude)(struct work_run *run, uint32_t item, uint32_t thread);
+    void (*done)(struct work_run *run); /* loop thread: look at the status first */
     /* the result */
     /* not OK: nothing that the works make may be used; compute_why */
     _Atomic cairn_status status;
@@ -214,7 +214,7 @@ bool compute_stop(struct compute *compute, void (*on_closed)(void *context), voi
 void compute_close(struct compute *compute);
 
 /* ---- loop thread ---- */
-void compute_submit(struct cairn_run *run);
+void compute_submit(struct work_run *run);
 uint32_t compute_lanes(const struct compute *compute);
 /* As many items as keep the home at work. */
 uint32_t compute_items_wanted(const struct compute *compute);
@@ -246,7 +246,7 @@ struct request {
 };
 
 /* It comes and goes, and the state stays. */
-struct cairn_session {
+struct coordinator_session {
     struct stream_address address;
     struct stream *stream; /* borrowed of itself; NULL: none */
     uint64_t serial;       /* counts connections, from 1 */
@@ -262,17 +262,17 @@ struct cairn_session {
     struct log_limit down;
 };
 
-void session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
+void session_send(struct shard_daemon *shard, uint16_t type, uint32_t request,
                   const ProtobufCMessage *message);
-void session_send_pages(struct cairn_shard *shard, uint32_t request, enum page_what what,
+void session_send_pages(struct shard_daemon *shard, uint32_t request, enum page_what what,
                         struct packed *packed);
 /* Ends the connection with a reason told to the coordinator; a new one is tried. */
-void session_refuse(struct cairn_shard *shard, cairn_status status, const char *format, ...)
+void session_refuse(struct shard_daemon *shard, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Answers a request if its session is still there, and forgets it. CAIRN_OK is Done. */
-void session_answer(struct cairn_shard *shard, struct request *request, cairn_status status,
+void session_answer(struct shard_daemon *shard, struct request *request, cairn_status status,
                     const struct sentence *why);
-struct request session_request(const struct cairn_shard *shard, uint32_t number);
+struct request session_request(const struct shard_daemon *shard, uint32_t number);
 
 /* ==== member ==== */
 
@@ -281,7 +281,7 @@ struct request session_request(const struct cairn_shard *shard, uint32_t number)
 struct member_tile;
 
 /* A member of a job: a worker or a reader. */
-struct cairn_member {
+struct shard_member {
     struct shard_job *job; /* borrowed */
     uint64_t number, token;
     uint64_t told; /* session.serial when the coordinator last told of it */
@@ -309,32 +309,32 @@ struct cairn_member {
 };
 
 struct members {
-    struct cairn_member **list; /* owned: [capacity], by number, open addressing */
+    struct shard_member **list; /* owned: [capacity], by number, open addressing */
     size_t count, capacity;
     bool cut; /* some have `cut` set */
 };
 
-struct cairn_member *member_find(const struct shard_job *job, uint64_t number);
+struct shard_member *member_find(const struct shard_job *job, uint64_t number);
 /* So that one more can be added. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status members_make_room(struct shard_job *job);
-void members_add(struct shard_job *job, struct cairn_member *member);
-void members_take_out(struct shard_job *job, const struct cairn_member *member);
+void members_add(struct shard_job *job, struct shard_member *member);
+void members_take_out(struct shard_job *job, const struct shard_member *member);
 
 /* The way's number that HELLO and GRANT to the member carry: proto/wire/chunk.h. */
-uint64_t member_way(const struct cairn_member *member);
+uint64_t member_way(const struct shard_member *member);
 /* Its connection, if it has one, is to be closed when the actions at hand are done. */
 void member_cut(struct shard_job *job, uint64_t number);
 /* Sends a header; job, member and token are filled in. Dropped if it is not connected. */
-void member_send(struct cairn_member *member, struct chunk_header *header);
+void member_send(struct shard_member *member, struct chunk_header *header);
 /* The same in the name of another shard, by its index: an owner, whose relay we are. */
-void member_send_for(struct cairn_member *member, struct chunk_header *header, uint32_t shard);
+void member_send_for(struct shard_member *member, struct chunk_header *header, uint32_t shard);
 /* NAK that echoes a request. */
-void member_refuse(struct cairn_member *member, const struct chunk_header *header,
+void member_refuse(struct shard_member *member, const struct chunk_header *header,
                    cairn_status status);
-void member_refuse_for(struct cairn_member *member, const struct chunk_header *header,
+void member_refuse_for(struct shard_member *member, const struct chunk_header *header,
                        cairn_status status, uint32_t shard);
 /* Counts a refusal, and says it in the log. */
-void member_note_refusal(struct cairn_member *member, const struct chunk_header *header,
+void member_note_refusal(struct shard_member *member, const struct chunk_header *header,
                          const char *why);
 /* Its memory cannot be read: the coordinator is asked to put it out, and a round that it spoiled never
  * ends here. */
@@ -345,10 +345,10 @@ void member_unreadable(struct shard_job *job, uint64_t number);
 /* A job is found, kept while something refers to it, and faulted. Loop thread. */
 
 struct compute;
-struct cairn_run;
+struct work_run;
 
 /* NULL if there is none of that number that is not LEAVING or staged. */
-struct shard_job *shard_job_find(struct cairn_shard *shard, uint64_t number);
+struct shard_job *shard_job_find(struct shard_daemon *shard, uint64_t number);
 /* Something in flight began or ended. `idle` may free the job. */
 void shard_job_busy(struct shard_job *job);
 void shard_job_idle(struct shard_job *job);
@@ -364,7 +364,7 @@ void shard_job_fault(struct shard_job *job, const char *why);
  * LOADING: their own load ends with the failure. */
 bool shard_job_failed(struct shard_job *job, cairn_status status, const struct sentence *why);
 /* The same for a run; the reason is that of the run's compute. */
-bool shard_job_run_failed(struct shard_job *job, const struct cairn_run *run);
+bool shard_job_run_failed(struct shard_job *job, const struct work_run *run);
 /* Bytes that a decision of the job may have beside itself. */
 size_t shard_payload_max(const struct shard_job *job);
 
@@ -393,7 +393,7 @@ struct arriving_kind {
     cairn_status (*make)(const struct arriving *arriving, void *made, struct sentence *why);
     void (*unmake)(void *made); /* frees what nobody took; loop thread */
     /* All of it is here. It may be called again by whoever keeps it waiting. */
-    void (*whole)(struct cairn_shard *shard, struct arriving *arriving);
+    void (*whole)(struct shard_daemon *shard, struct arriving *arriving);
 };
 
 struct arriving {
@@ -403,7 +403,7 @@ struct arriving {
     uint32_t request;
     ProtobufCMessage *message; /* owned */
     struct paged paged[CAIRN_ARRIVING_PAGED];
-    struct cairn_shard *shard;
+    struct shard_daemon *shard;
     void *made; /* owned until `whole` takes it (arriving_take) */
     /* PREPARING: a thread reads it, so it is kept apart if it is dropped, until the thread is through. */
     enum { CAIRN_ARRIVING_PAGES, CAIRN_ARRIVING_PREPARING, CAIRN_ARRIVING_PREPARED } phase;
@@ -413,10 +413,10 @@ struct arriving {
 };
 
 /* Takes the message, whose pages are so many bytes; a message that is refused is answered. */
-void arriving_begin(struct cairn_shard *shard, const struct arriving_kind *kind, uint32_t request,
+void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind, uint32_t request,
                     ProtobufCMessage *message, const uint64_t bytes[CAIRN_ARRIVING_PAGED]);
 /* A page of one of them, or of one that was refused. */
-void arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page);
+void arriving_on_page(struct shard_daemon *shard, uint32_t request, const Cairn__Page *page);
 /* All pages are here, and what is made of them. */
 bool arriving_whole(const struct arriving *arriving);
 /* The result of `prepare` and `make`. Taking it makes it the caller's. */
@@ -425,15 +425,15 @@ void *arriving_take(struct arriving *arriving);
 /* Within `whole`, as its last act: a thread runs the kind's `make`, then `whole` is called once more. */
 void arriving_make(struct arriving *arriving);
 /* One of that kind was dropped, and a thread still works on it. */
-bool arriving_lingers(const struct cairn_shard *shard, const struct arriving_kind *kind);
+bool arriving_lingers(const struct shard_daemon *shard, const struct arriving_kind *kind);
 /* Answers it (CAIRN_OK is Done), and frees it. */
-void arriving_end(struct cairn_shard *shard, struct arriving *arriving, cairn_status status,
+void arriving_end(struct shard_daemon *shard, struct arriving *arriving, cairn_status status,
                   const struct sentence *why);
 /* Frees it without an answer. */
-void arriving_drop(struct cairn_shard *shard, struct arriving *arriving);
-void arriving_drop_all(struct cairn_shard *shard);
+void arriving_drop(struct shard_daemon *shard, struct arriving *arriving);
+void arriving_drop_all(struct shard_daemon *shard);
 /* Frees the messages that were dropped while a thread prepared them. The threads must have
  * ended. */
-void arriving_release(struct cairn_shard *shard);
+void arriving_release(struct shard_daemon *shard);
 
 #endif

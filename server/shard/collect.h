@@ -52,20 +52,20 @@ struct chunk_place chunk_table_place(const struct chunk_table *table, uint32_t t
 
 struct chunk_table;
 struct fold;
-struct cairn_member;
-struct cairn_shard;
+struct shard_member;
+struct shard_daemon;
 struct shard_job;
 struct works;
 
 /* A box of a tensor that members hold. It is kept while someone holds it, and longer: see tiles.c. */
-struct cairn_held {
-    struct cairn_held *next; /* of the same tensor */
+struct held_box {
+    struct held_box *next; /* of the same tensor */
     struct cairn_box box;
     uint32_t holders;                  /* how many members hold it */
     uint64_t first_chunk, chunk_count; /* of the map: outside of them it has no element */
     uint64_t touched;                  /* chunks in which it has an element */
     /* while another table is being made ready: what takes its place, NULL: it stays; and its first_chunk */
-    struct cairn_held *moved;
+    struct held_box *moved;
     uint64_t moved_first;
     /* [chunk_count] while INITIALIZING: the box was put there. Then: it was folded in this round */
     uint8_t mark[];
@@ -75,7 +75,7 @@ struct cairn_held {
 struct tiled {
     struct tiled *next; /* of the same job */
     uint32_t tensor;
-    struct cairn_held *held; /* the first is the whole tensor, whoever holds it */
+    struct held_box *held; /* the first is the whole tensor, whoever holds it */
 };
 
 /* The tiles of a job. */
@@ -92,26 +92,26 @@ struct tiling {
  * too: they may come to it. */
 struct member_tile {
     uint32_t tensor;
-    struct cairn_held *held; /* borrowed; NULL: a box that is all of it */
+    struct held_box *held; /* borrowed; NULL: a box that is all of it */
 };
 
 /* The elements that a chunk and a box have in common. */
-struct cairn_piece {
+struct chunk_piece {
     /* borrowed; NULL: all of the chunk, and every member holds all of the tensor */
-    struct cairn_held *held;
+    struct held_box *held;
     uint64_t first, count; /* elements of the box; of the chunk if held is NULL */
 };
 
 /* Owns the message. */
-void tiles_on_message(struct cairn_shard *shard, uint32_t request, Cairn__MemberTiles *message);
+void tiles_on_message(struct shard_daemon *shard, uint32_t request, Cairn__MemberTiles *message);
 /* Replaces what the member holds by a judged list. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_BUSY: as before. */
-CAIRN_MUST_CHECK cairn_status tiles_set_member(struct cairn_member *member,
+CAIRN_MUST_CHECK cairn_status tiles_set_member(struct shard_member *member,
                                                const struct cairn_tiles *tiles,
                                                struct sentence *why);
 /* The member goes: it holds nothing any more. */
-void tiles_forget(struct cairn_member *member);
+void tiles_forget(struct shard_member *member);
 /* `to` is the same member as `from`, told anew: it holds what `from` held. */
-void tiles_move(struct cairn_member *from, struct cairn_member *to);
+void tiles_move(struct shard_member *from, struct shard_member *to);
 /* With the job, whose collector is open. CAIRN_ERR_NO_MEMORY: to be closed all the same. */
 CAIRN_MUST_CHECK cairn_status tiles_open(struct shard_job *job, const struct chunk_table *table);
 void tiles_close(struct shard_job *job);
@@ -130,7 +130,7 @@ void tiles_unready(struct shard_job *job, uint8_t *holds);
  * NULL: every member holds all, or there are more members than a round of this job may have. */
 const uint8_t *tiles_holds(struct shard_job *job, const uint64_t *members, uint32_t count);
 /* How many chunks of a trained tensor here the member sends, if it has a gradient of the tensor. */
-uint64_t tiles_touched(const struct cairn_member *member, uint32_t tensor);
+uint64_t tiles_touched(const struct shard_member *member, uint32_t tensor);
 
 /* How many elements the box has in common with the chunk, and how many of its elements come before them. */
 uint64_t tiles_common(const struct shard_job *job, const struct cairn_box *box,
@@ -139,17 +139,17 @@ uint64_t tiles_common(const struct shard_job *job, const struct cairn_box *box,
 /* ---- tiles.c ---- */
 /* Which piece of a chunk the header of a PUSH, PUT or FETCH (not of a box) means, without side effects.
  * CAIRN_ERR_MISMATCH: not what the member declared; `why` (may be NULL) says so. */
-CAIRN_MUST_CHECK cairn_status tiles_piece(const struct cairn_member *member,
+CAIRN_MUST_CHECK cairn_status tiles_piece(const struct shard_member *member,
                                           const struct chunk_header *header,
                                           const struct chunk_place *place,
-                                          struct cairn_piece *piece_out, struct sentence *why);
+                                          struct chunk_piece *piece_out, struct sentence *why);
 /* A chunk's first contribution of the round is folded next: clears the marks of all boxes there. */
 void tiles_begin_chunk(struct shard_job *job, uint64_t chunk);
 /* Folds the sources in their order, each into its piece of the chunk. Any thread. */
 void tiles_fold(struct works *works, const struct fold *fold, uint64_t chunk,
                 const struct chunk_place *place, float *acc);
 /* Copies the values of a piece that was put, and marks its box; the loop's works of the job are run next. */
-void tiles_put(struct shard_job *job, uint64_t chunk, const struct cairn_piece *piece,
+void tiles_put(struct shard_job *job, uint64_t chunk, const struct chunk_piece *piece,
                const struct chunk_place *place, const float *values);
 /* True: the boxes that were put make up the chunk. */
 bool tiles_put_whole(const struct shard_job *job, uint64_t chunk);
@@ -201,7 +201,7 @@ struct shard_view {
     struct area_place *places; /* owned: the same, of state on a device (memory.h); or NULL */
     uint64_t wire_bytes;       /* of a published copy */
     uint64_t published_bytes,
-        table_bytes; /* of the memory of a job by it, as of struct cairn_memory */
+        table_bytes; /* of the memory of a job by it, as of struct memory_need */
 };
 
 /* Counts one more who refers to it; gives the view. */
@@ -228,7 +228,7 @@ void shard_view_beyond(const struct shard_view *in, const struct shard_view *bes
 /* ---- view.c: on a device (memory.h); loop thread, but the last one ---- */
 
 struct home;
-struct cairn_planes;
+struct state_planes;
 
 /* Gives the view its places: of what `before` (NULL: nothing was) has, too, those of before; for all else an
  * area is to follow, of *bytes_out. CAIRN_ERR_NO_MEMORY. */
@@ -238,14 +238,14 @@ CAIRN_MUST_CHECK cairn_status shard_view_places_open(struct shard_view *view,
 
 /* The area that follows, at 0. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
 CAIRN_MUST_CHECK cairn_status shard_view_area_add(struct shard_view *view,
-                                                  struct cairn_planes *planes, struct home *device,
+                                                  struct state_planes *planes, struct home *device,
                                                   uint64_t bytes, struct sentence *why);
 /* Gives back all in which nothing is of one of these views (NULL: none). Nothing works on it. */
 void shard_views_keep(const struct shard_view *const *views, size_t view_count,
-                      struct cairn_planes *planes, struct cairn_shard *shard);
+                      struct state_planes *planes, struct shard_daemon *shard);
 /* Where a local element of an extent of the view stands, in its home. NULL: the extent does not keep the
  * plane. The view is that of the planes, the one of before, or the one to come; any thread. */
-void *shard_view_at(const struct shard_view *view, const struct cairn_planes *planes, int plane,
+void *shard_view_at(const struct shard_view *view, const struct state_planes *planes, int plane,
                     size_t extent, uint64_t local_elem);
 
 /* ---- view.c; loop thread ---- */
@@ -278,17 +278,17 @@ void shard_view_give(struct shard_job *job, const struct shard_view *view);
 struct collector;
 
 /* A contribution that is here, or on its way; the core names it by its index. */
-struct cairn_slot {
+struct collector_slot {
     struct collector *collector; /* borrowed */
     uint64_t member;             /* whose it is */
     uint32_t chunk;              /* the core's number */
-    struct cairn_piece piece;    /* of the chunk: what the payload is */
+    struct chunk_piece piece;    /* of the chunk: what the payload is */
     cairn_dtype dtype;
     size_t payload_bytes;
     uint64_t checksum;
     bool is_unsummed; /* CAIRN_CHUNK_UNSUMMED */
-    enum cairn_way way;
-    /* owned: the payload is in the worker's memory, with CAIRN_WAY_DEVICE on the card; NULL: it came another
+    enum bytes_path way;
+    /* owned: the payload is in the worker's memory, with BYTES_PATH_DEVICE on the card; NULL: it came another
      * way */
     struct fabric_message *message;
     void *memory;        /* of hands->slot_memory: a payload that came another way; or NULL */
@@ -296,15 +296,15 @@ struct cairn_slot {
     bool folding;        /* a compute thread reads it */
     bool receiving;      /* the fabric fills it */
     cairn_status status; /* of the receive that ended */
-    struct cairn_slot *next_landed; /* in collector->landed */
+    struct collector_slot *next_landed; /* in collector->landed */
 };
 
 /* A fold under way, or one whose sum has no place yet. */
 struct fold {
-    struct cairn_run run;
+    struct work_run run;
     struct collector *collector; /* borrowed */
     struct fold_source sources[CAIRN_STEP_FOLD_MAX];
-    struct cairn_piece pieces[CAIRN_STEP_FOLD_MAX]; /* of the sources */
+    struct chunk_piece pieces[CAIRN_STEP_FOLD_MAX]; /* of the sources */
     uint32_t slots[CAIRN_STEP_FOLD_MAX];            /* of the sources */
     uint32_t source_count, chunk;
     bool first;       /* it begins the chunk's sum */
@@ -321,17 +321,17 @@ struct collector_hands {
     /* Sees each action before it is done; does those that are neither for workers nor of slots and folds. */
     void (*act)(struct collector *collector, const struct step_action *action);
     /* To a worker, in the name of the shard that is collected for. */
-    void (*send)(const struct collector *collector, struct cairn_member *member,
+    void (*send)(const struct collector *collector, struct shard_member *member,
                  struct chunk_header *header);
     /* Says which piece of a chunk a PUSH means; without side effects. Not OK: `why`. */
     cairn_status (*judge_piece)(const struct collector *collector,
-                                const struct cairn_member *member,
+                                const struct shard_member *member,
                                 const struct chunk_header *header, const struct chunk_place *place,
-                                struct cairn_piece *piece_out, struct sentence *why);
+                                struct chunk_piece *piece_out, struct sentence *why);
     /* Gives the memory into which a payload is received that cannot be viewed. */
     void *(*slot_memory)(struct collector *collector, uint32_t slot);
     /* Nobody reads that memory any more. May be NULL. */
-    void (*slot_memory_back)(struct cairn_slot *slot);
+    void (*slot_memory_back)(struct collector_slot *slot);
     /* The compute that works where the sum of a chunk lies, and makes that sum. `chunk` is the
      * core's number. */
     struct compute *(*compute)(const struct collector *collector, uint32_t chunk);
@@ -357,10 +357,10 @@ struct collector {
     struct shard_job *job;               /* borrowed */
     const struct chunk_table *table;     /* borrowed: the part that is collected for */
     const char *shard_name;              /* borrowed: whose part it is */
-    struct cairn_step *step;             /* owned: the core */
+    struct step_machine *step;           /* owned: the core */
     struct step_actions *actions;        /* borrowed; several collectors may have one list */
-    struct cairn_slot *slots;            /* owned: [slot_count] */
-    struct cairn_slot *landed; /* receives that ended, of which the core was not told yet */
+    struct collector_slot *slots;        /* owned: [slot_count] */
+    struct collector_slot *landed; /* receives that ended, of which the core was not told yet */
     uint32_t slot_count;
     struct fold *folds; /* owned: as many as can be under way */
     struct fold *folds_free;
@@ -371,7 +371,7 @@ struct collector {
     /* of the PUSH that the core is being told of */
     struct fabric_message *waiting; /* or NULL */
     struct chunk_header waiting_header;
-    struct cairn_piece waiting_piece;
+    struct chunk_piece waiting_piece;
 };
 
 struct collector_options {
@@ -423,13 +423,13 @@ void collector_settle(struct collector *collector);
 /* Where a PUSH belongs, judged without side effects. CAIRN_OK: *chunk_out is the core's number. Else `why`
  * says which field is wrong. */
 CAIRN_MUST_CHECK cairn_status collector_judge(const struct collector *collector,
-                                              const struct cairn_member *member,
+                                              const struct shard_member *member,
                                               const struct chunk_header *header,
-                                              uint32_t *chunk_out, struct cairn_piece *piece_out,
+                                              uint32_t *chunk_out, struct chunk_piece *piece_out,
                                               struct sentence *why);
 /* A PUSH that was judged. Takes or drops the message. */
 void collector_push(struct collector *collector, const struct chunk_header *header, uint32_t chunk,
-                    const struct cairn_piece *piece, struct fabric_message *message);
+                    const struct chunk_piece *piece, struct fabric_message *message);
 
 /* ---- collector.c ---- */
 

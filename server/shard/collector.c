@@ -10,7 +10,7 @@
 #include "server/base/listener.h"
 #include "server/shard/shard.h"
 
-static void slot_release(struct cairn_slot *slot);
+static void slot_release(struct collector_slot *slot);
 static struct chunk_header step_header_of(const struct step_action *action, uint8_t kind,
                                           const struct chunk_table *table);
 static cairn_status frozen_judge(const struct frozen *frozen, const struct job_spec_data *spec,
@@ -69,7 +69,7 @@ static void take_tables(struct collector *collector, struct collector_tables *ta
 void collector_switch(struct collector *collector, const struct step_config *step,
                       struct collector_tables *tables)
 {
-    struct cairn_step *before = collector->step;
+    struct step_machine *before = collector->step;
     assert(step_slots_used(before) == 0 && collector->landed == NULL);
     collector->step = step_init_from(tables->step, step, before);
     take_tables(collector, tables);
@@ -131,7 +131,7 @@ static uint64_t chunks_on_card(const struct collector *collector)
 static void send_to(const struct collector *collector, const struct step_action *action,
                     uint8_t kind, uint64_t value)
 {
-    struct cairn_member *member = member_find(collector->job, action->member);
+    struct shard_member *member = member_find(collector->job, action->member);
     if (member == NULL) return;
     struct chunk_header header = step_header_of(action, kind, collector->table);
     header.value = value;
@@ -147,7 +147,7 @@ static void send_to(const struct collector *collector, const struct step_action 
 static void refuse(const struct collector *collector, const struct step_action *action)
 {
     const struct shard_job *job = collector->job;
-    struct cairn_member *member = member_find(job, action->member);
+    struct shard_member *member = member_find(job, action->member);
     job->shard->stats.chunks_refused++;
     if (member != NULL) { // a late one is what an end of an epoch leaves on its way
         log_limited(
@@ -156,7 +156,7 @@ static void refuse(const struct collector *collector, const struct step_action *
             "%" PRIu64 ", round %" PRIu64 ", shard %s is at epoch %" PRIu64 ", round %" PRIu64,
             action->chunk, job->spec.name, collector->shard_name, member->name,
             status_text((int)action->status), action->epoch, action->round, job->shard->name,
-            step_epoch(collector->step), cairn_step_round(collector->step));
+            step_epoch(collector->step), step_round_of(collector->step));
     }
     send_to(collector, action, CAIRN_CHUNK_NAK, (uint64_t)action->status);
 }
@@ -183,9 +183,9 @@ static cairn_status refuse_untrained(const struct tensor_spec *tensor, struct se
                      tensor->name, capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
 }
 
-cairn_status collector_judge(const struct collector *collector, const struct cairn_member *member,
+cairn_status collector_judge(const struct collector *collector, const struct shard_member *member,
                              const struct chunk_header *header, uint32_t *chunk_out,
-                             struct cairn_piece *piece_out, struct sentence *why)
+                             struct chunk_piece *piece_out, struct sentence *why)
 {
     const struct shard_job *job = collector->job;
     const struct shard_map *map = &collector->table->map;
@@ -224,7 +224,7 @@ bool collector_reads_view(const struct collector *collector, const struct chunk_
 {
     const uintptr_t view = (uintptr_t)fabric_message_view(message);
     if (view == 0) return false;
-    if (cairn_way_of(fabric_message_path(message)) != CAIRN_WAY_DEVICE) return true;
+    if (bytes_path_of(fabric_message_path(message)) != BYTES_PATH_DEVICE) return true;
     // A kernel that met an element across its own size would end the card's context.
     return !compute_is_host(collector->hands->compute(collector, chunk)) &&
            view % dtype_size(header->dtype) == 0;
@@ -235,14 +235,14 @@ static bool reads_in_place(const struct collector *collector, const struct chunk
                            uint32_t chunk, const struct fabric_message *message)
 {
     if (!collector_reads_view(collector, header, chunk, message)) return false;
-    if (cairn_way_of(fabric_message_path(message)) == CAIRN_WAY_DEVICE) return true;
+    if (bytes_path_of(fabric_message_path(message)) == BYTES_PATH_DEVICE) return true;
     // The fabric copies a small payload to memory of this process, which in-place slots do not count.
     return header->payload_bytes > CAIRN_CHUNK_SMALL &&
            compute_is_host(collector->hands->compute(collector, chunk));
 }
 
 void collector_push(struct collector *collector, const struct chunk_header *header, uint32_t chunk,
-                    const struct cairn_piece *piece, struct fabric_message *message)
+                    const struct chunk_piece *piece, struct fabric_message *message)
 {
     collector->waiting = message;
     collector->waiting_header = *header;
@@ -257,7 +257,7 @@ void collector_push(struct collector *collector, const struct chunk_header *head
 /* ---- slots ---- */
 
 /* Nobody reads the slot's payload any more: a worker's memory goes back to it. */
-static void slot_release(struct cairn_slot *slot)
+static void slot_release(struct collector_slot *slot)
 {
     const struct collector *collector = slot->collector;
     // The fabric of a shard that is closed has dropped its messages.
@@ -270,7 +270,7 @@ static void slot_release(struct cairn_slot *slot)
 }
 
 /* The core is told when its actions are done. */
-static void landed(struct cairn_slot *slot, cairn_status status)
+static void landed(struct collector_slot *slot, cairn_status status)
 {
     struct collector *collector = slot->collector;
     if (status != CAIRN_OK && status != CAIRN_ERR_CHECKSUM) {
@@ -285,17 +285,18 @@ static void landed(struct cairn_slot *slot, cairn_status status)
 
 static void on_received(void *arg, cairn_status status)
 {
-    struct cairn_slot *slot = arg;
+    struct collector_slot *slot = arg;
     struct collector *collector = slot->collector;
     slot->view = slot->memory;
     slot->receiving = false;
     if (status == CAIRN_OK) {
         // Bytes that were copied out of a card's memory have passed the host: they count as shared.
         bytes_pushed(collector->job, slot->member, slot->payload_bytes,
-                     slot->way == CAIRN_WAY_DEVICE ? CAIRN_WAY_SHARED : slot->way);
+                     slot->way == BYTES_PATH_DEVICE ? BYTES_PATH_SHARED : slot->way);
         // Memory of a card has no checksum: no host has read it before, nor is there a way, or its sender
         // says so. Nor has memory of this host, which its sender takes to be read where it lies.
-        if (!slot->is_unsummed && slot->way != CAIRN_WAY_DEVICE && slot->way != CAIRN_WAY_SHARED &&
+        if (!slot->is_unsummed && slot->way != BYTES_PATH_DEVICE &&
+            slot->way != BYTES_PATH_SHARED &&
             chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
             status = CAIRN_ERR_CHECKSUM;
     }
@@ -307,11 +308,11 @@ static void on_received(void *arg, cairn_status status)
 }
 
 /* The payload is read where it lies: there is nothing to wait for, and no way on which it was damaged. */
-static void land_view(struct cairn_slot *slot, struct fabric_message *message)
+static void land_view(struct collector_slot *slot, struct fabric_message *message)
 {
     slot->message = message;
     slot->view = fabric_message_view(message);
-    if (slot->way != CAIRN_WAY_DEVICE) slot->way = CAIRN_WAY_SHARED;
+    if (slot->way != BYTES_PATH_DEVICE) slot->way = BYTES_PATH_SHARED;
     bytes_pushed(slot->collector->job, slot->member, slot->payload_bytes, slot->way);
     landed(slot, CAIRN_OK);
 }
@@ -320,7 +321,7 @@ static void receive(struct collector *collector, uint32_t number, uint32_t chunk
 {
     struct fabric_message *message = collector->waiting;
     const struct chunk_header *header = &collector->waiting_header;
-    struct cairn_slot *slot = &collector->slots[number];
+    struct collector_slot *slot = &collector->slots[number];
     assert(message != NULL && number < collector->slot_count && slot->message == NULL);
     collector->waiting = NULL;
     slot->chunk = chunk;
@@ -330,8 +331,8 @@ static void receive(struct collector *collector, uint32_t number, uint32_t chunk
     slot->payload_bytes = (size_t)header->payload_bytes;
     slot->checksum = header->checksum;
     slot->is_unsummed = (header->value & CAIRN_CHUNK_UNSUMMED) != 0;
-    slot->way = cairn_way_of(fabric_message_path(message));
-    if (slot->is_unsummed && slot->way == CAIRN_WAY_CARRIED) slot->way = CAIRN_WAY_DIRECT;
+    slot->way = bytes_path_of(fabric_message_path(message));
+    if (slot->is_unsummed && slot->way == BYTES_PATH_CARRIED) slot->way = BYTES_PATH_DIRECT;
     if (collector_reads_view(collector, header, chunk, message)) {
         land_view(slot, message);
         return;
@@ -397,7 +398,7 @@ void collector_settle(struct collector *collector)
     if (collector->settling || collector->stepping) return;
     collector->settling = true;
     while (collector->landed != NULL) {
-        struct cairn_slot *slot = collector->landed;
+        struct collector_slot *slot = collector->landed;
         collector->landed = slot->next_landed;
         step_once(collector, &(struct step_event) {
                                  .kind = CAIRN_STEP_LANDED,
@@ -475,8 +476,8 @@ static void land_views(void *arg)
     struct fold *fold = arg;
     struct collector *collector = fold->collector;
     for (uint32_t i = 0; i < fold->source_count; i++) {
-        const struct cairn_slot *slot = &collector->slots[fold->slots[i]];
-        if (slot->message == NULL || slot->way == CAIRN_WAY_DEVICE) continue;
+        const struct collector_slot *slot = &collector->slots[fold->slots[i]];
+        if (slot->message == NULL || slot->way == BYTES_PATH_DEVICE) continue;
         void *memory = collector->hands->slot_memory(collector, fold->slots[i]);
         memcpy(memory, slot->view, slot->payload_bytes);
         fold->sources[i].data = memory;
@@ -484,7 +485,7 @@ static void land_views(void *arg)
 }
 
 /* The host reads what is in workers' memory where it is; a device is given what can be read for sure. */
-static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
+static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     struct fold *fold = (struct fold *)run;
     (void)item;
@@ -500,7 +501,7 @@ static void spoil(const struct fold *fold)
     bool is_ours = true;
     collector->spoiled_round = step_round_seen(collector->step);
     for (uint32_t i = 0; i < fold->source_count; i++) {
-        const struct cairn_slot *slot = &collector->slots[fold->slots[i]];
+        const struct collector_slot *slot = &collector->slots[fold->slots[i]];
         const uintptr_t from = (uintptr_t)slot->view, at = (uintptr_t)fold->run.failed_at;
         if (slot->message == NULL || at - from >= slot->payload_bytes) continue;
         is_ours = false;
@@ -523,7 +524,7 @@ void fold_drop(struct fold *fold)
     shard_job_settle(collector->job);
 }
 
-static void done(struct cairn_run *run)
+static void done(struct work_run *run)
 {
     struct fold *fold = (struct fold *)run;
     struct collector *collector = fold->collector;
@@ -559,11 +560,11 @@ static void fold_begin(struct collector *collector, const struct step_action *ac
         .likely_last = action->likely_last,
     };
     for (uint32_t i = 0; i < action->count; i++) {
-        struct cairn_slot *slot = &collector->slots[action->slots[i]];
+        struct collector_slot *slot = &collector->slots[action->slots[i]];
         fold->sources[i] = (struct fold_source) { .data = slot->view, .dtype = slot->dtype };
         fold->pieces[i] = slot->piece;
         fold->slots[i] = action->slots[i];
-        if (slot->message != NULL && slot->way != CAIRN_WAY_DEVICE) fold->viewed = true;
+        if (slot->message != NULL && slot->way != BYTES_PATH_DEVICE) fold->viewed = true;
         slot->folding = true;
     }
     fold->run.is_guarded = fold->viewed;

@@ -126,9 +126,9 @@ void compute_close(struct compute *compute)
 
 /* ---- on the threads ---- */
 
-static struct cairn_run *run_of(const struct pool_item *item)
+static struct work_run *run_of(const struct pool_item *item)
 {
-    return (struct cairn_run *)item->task;
+    return (struct work_run *)item->task;
 }
 
 /* True if an item has a further stage. */
@@ -136,7 +136,7 @@ static bool describe(struct works *works, struct list *list, uint32_t stage)
 {
     bool more = false;
     for (uint32_t i = 0; i < list->count; i++) {
-        struct cairn_run *run = run_of(&list->items[i]);
+        struct work_run *run = run_of(&list->items[i]);
         if (!list->more[i]) continue;
         list->more[i] = run->describe(run, run->item_first + list->items[i].item, stage, works);
         more = more || list->more[i];
@@ -147,7 +147,7 @@ static bool describe(struct works *works, struct list *list, uint32_t stage)
 static void conclude(const struct list *list, uint32_t thread, cairn_status status)
 {
     for (uint32_t i = 0; i < list->count; i++) {
-        struct cairn_run *run = run_of(&list->items[i]);
+        struct work_run *run = run_of(&list->items[i]);
         if (status != CAIRN_OK)
             atomic_store(&run->status, status);
         else if (run->conclude != NULL)
@@ -159,7 +159,7 @@ static void conclude(const struct list *list, uint32_t thread, cairn_status stat
 static void begin_list_compute(struct compute_lane *lane, struct list *list)
 {
     struct works *works = &lane->works;
-    struct cairn_run *first = run_of(&list->items[0]);
+    struct work_run *first = run_of(&list->items[0]);
     works->is_guarded = works->in_place && first->is_guarded; // then it is the only one
     for (uint32_t i = 0; i < list->count; i++) list->more[i] = true;
     for (uint32_t stage = 0; describe(works, list, stage); stage++) works_flush(works);
@@ -201,7 +201,7 @@ static void run_lists(struct compute *compute, struct compute_lane *lane, uint32
 
 static void run_items(struct task *task, uint32_t item, uint32_t thread)
 {
-    struct compute *compute = ((struct cairn_run *)task)->compute;
+    struct compute *compute = ((struct work_run *)task)->compute;
     struct compute_lane *lane = &compute->lanes[thread];
     struct list *list = &lane->lists[0];
     list->items[0] = (struct pool_item) { task, item };
@@ -220,11 +220,11 @@ static void run_items(struct task *task, uint32_t item, uint32_t thread)
 
 static void run_done(struct task *task)
 {
-    struct cairn_run *run = (struct cairn_run *)task;
+    struct work_run *run = (struct work_run *)task;
     run->done(run);
 }
 
-void compute_submit(struct cairn_run *run)
+void compute_submit(struct work_run *run)
 {
     const bool is_small = run->task.is_small;
     run->task = (struct task) { .run = run_items,
@@ -616,46 +616,46 @@ void *works_put(struct works *works, void *at, size_t bytes)
 
 /* ---- counting ---- */
 
-enum cairn_way cairn_way_of(const char *path)
+enum bytes_path bytes_path_of(const char *path)
 {
-    if (strcmp(path, "mapped") == 0) return CAIRN_WAY_SHARED;
-    if (strcmp(path, "device") == 0) return CAIRN_WAY_DEVICE;
-    if (strcmp(path, CAIRN_FABRIC_PATH_DIRECT) == 0) return CAIRN_WAY_DIRECT;
-    return strcmp(path, "one-sided") == 0 ? CAIRN_WAY_ONE_SIDED : CAIRN_WAY_CARRIED;
+    if (strcmp(path, "mapped") == 0) return BYTES_PATH_SHARED;
+    if (strcmp(path, "device") == 0) return BYTES_PATH_DEVICE;
+    if (strcmp(path, CAIRN_FABRIC_PATH_DIRECT) == 0) return BYTES_PATH_DIRECT;
+    return strcmp(path, "one-sided") == 0 ? BYTES_PATH_ONE_SIDED : BYTES_PATH_CARRIED;
 }
 
-static bool is_shared(enum cairn_way way)
+static bool is_shared(enum bytes_path way)
 {
-    return way == CAIRN_WAY_SHARED || way == CAIRN_WAY_DEVICE;
+    return way == BYTES_PATH_SHARED || way == BYTES_PATH_DEVICE;
 }
 
-static void add_pushed(struct bytes *to, uint64_t bytes, enum cairn_way way)
+static void add_pushed(struct bytes *to, uint64_t bytes, enum bytes_path way)
 {
     *(is_shared(way) ? &to->pushed_shared : &to->pushed_carried) += bytes;
-    if (way == CAIRN_WAY_ONE_SIDED) to->pushed_one_sided += bytes;
-    if (way == CAIRN_WAY_DEVICE) to->pushed_device += bytes;
-    if (way == CAIRN_WAY_DIRECT) to->pushed_direct += bytes;
+    if (way == BYTES_PATH_ONE_SIDED) to->pushed_one_sided += bytes;
+    if (way == BYTES_PATH_DEVICE) to->pushed_device += bytes;
+    if (way == BYTES_PATH_DIRECT) to->pushed_direct += bytes;
 }
 
-static void add_fetched(struct bytes *to, uint64_t bytes, enum cairn_way way)
+static void add_fetched(struct bytes *to, uint64_t bytes, enum bytes_path way)
 {
     *(is_shared(way) ? &to->fetched_shared : &to->fetched_carried) += bytes;
-    if (way == CAIRN_WAY_ONE_SIDED) to->fetched_one_sided += bytes;
-    if (way == CAIRN_WAY_DEVICE) to->fetched_device += bytes;
-    if (way == CAIRN_WAY_DIRECT) to->fetched_direct += bytes;
+    if (way == BYTES_PATH_ONE_SIDED) to->fetched_one_sided += bytes;
+    if (way == BYTES_PATH_DEVICE) to->fetched_device += bytes;
+    if (way == BYTES_PATH_DIRECT) to->fetched_direct += bytes;
 }
 
-void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum cairn_way way)
+void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path way)
 {
-    struct cairn_member *m = member_find(job, member);
+    struct shard_member *m = member_find(job, member);
     job->shard->stats.pushed_bytes += bytes;
     add_pushed(&job->bytes, bytes, way);
     if (m != NULL) add_pushed(&m->bytes, bytes, way);
 }
 
-void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum cairn_way way)
+void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path way)
 {
-    struct cairn_member *m = member_find(job, member);
+    struct shard_member *m = member_find(job, member);
     job->shard->stats.fetched_bytes += bytes;
     add_fetched(&job->bytes, bytes, way);
     if (m != NULL) add_fetched(&m->bytes, bytes, way);
@@ -663,7 +663,7 @@ void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum 
 
 void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes)
 {
-    struct cairn_member *m = member_find(job, member);
+    struct shard_member *m = member_find(job, member);
     job->shard->stats.pushed_bytes += bytes;
     job->bytes.put += bytes;
     if (m != NULL) m->bytes.put += bytes;
@@ -701,7 +701,7 @@ static Cairn__BytesTold *add(struct bytes_list *out, const struct shard_job *job
 static void add_workers(struct bytes_list *out, const struct shard_job *job)
 {
     for (size_t i = 0; i < job->members.capacity && out->count < CAIRN_BYTES_TOLD_MAX; i++) {
-        const struct cairn_member *member = job->members.list[i];
+        const struct shard_member *member = job->members.list[i];
         if (member == NULL || member->role != CAIRN_ROLE_WIRE_WORKER) continue;
         if (member->is_relay) continue; // what its workers gave it, it tells of them
         Cairn__BytesTold *told = add(out, job, &member->bytes);
@@ -711,7 +711,7 @@ static void add_workers(struct bytes_list *out, const struct shard_job *job)
     }
 }
 
-void bytes_list(const struct cairn_shard *shard, struct bytes_list *out)
+void bytes_list(const struct shard_daemon *shard, struct bytes_list *out)
 {
     size_t most = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
@@ -739,7 +739,7 @@ static Cairn__MemoryTold *memory_of(struct memory_list *out, uint64_t job)
     return told;
 }
 
-void memory_list(const struct cairn_shard *shard, struct memory_list *out)
+void memory_list(const struct shard_daemon *shard, struct memory_list *out)
 {
     out->count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
@@ -771,7 +771,7 @@ static void arriving_free(struct arriving *arriving)
     free(arriving);
 }
 
-void arriving_drop(struct cairn_shard *shard, struct arriving *arriving)
+void arriving_drop(struct shard_daemon *shard, struct arriving *arriving)
 {
     struct arriving **link = &shard->arriving;
     while (*link != arriving) link = &(*link)->next;
@@ -785,7 +785,7 @@ void arriving_drop(struct cairn_shard *shard, struct arriving *arriving)
 }
 
 /* One that was dropped, or all of them (NULL). */
-static bool free_dropped(struct cairn_shard *shard, const struct arriving *which)
+static bool free_dropped(struct shard_daemon *shard, const struct arriving *which)
 {
     bool any = false;
     for (struct arriving **link = &shard->arriving_dropped; *link != NULL;) {
@@ -801,24 +801,24 @@ static bool free_dropped(struct cairn_shard *shard, const struct arriving *which
     return any;
 }
 
-bool arriving_lingers(const struct cairn_shard *shard, const struct arriving_kind *kind)
+bool arriving_lingers(const struct shard_daemon *shard, const struct arriving_kind *kind)
 {
     const struct arriving *arriving = shard->arriving_dropped;
     while (arriving != NULL && arriving->kind != kind) arriving = arriving->next;
     return arriving != NULL;
 }
 
-void arriving_release(struct cairn_shard *shard)
+void arriving_release(struct shard_daemon *shard)
 {
     (void)free_dropped(shard, NULL);
 }
 
-void arriving_drop_all(struct cairn_shard *shard)
+void arriving_drop_all(struct shard_daemon *shard)
 {
     while (shard->arriving != NULL) arriving_drop(shard, shard->arriving);
 }
 
-static void answer(struct cairn_shard *shard, const struct arriving_kind *kind, uint32_t request,
+static void answer(struct shard_daemon *shard, const struct arriving_kind *kind, uint32_t request,
                    cairn_status status, const struct sentence *why)
 {
     struct request answered = session_request(shard, request);
@@ -826,7 +826,7 @@ static void answer(struct cairn_shard *shard, const struct arriving_kind *kind, 
     session_answer(shard, &answered, status, why);
 }
 
-void arriving_end(struct cairn_shard *shard, struct arriving *arriving, cairn_status status,
+void arriving_end(struct shard_daemon *shard, struct arriving *arriving, cairn_status status,
                   const struct sentence *why)
 {
     answer(shard, arriving->kind, arriving->request, status, why);
@@ -878,7 +878,7 @@ static void run_make(struct task *task, uint32_t item, uint32_t thread)
 static void on_through(struct task *task)
 {
     struct arriving *arriving = (struct arriving *)task;
-    struct cairn_shard *shard = arriving->shard;
+    struct shard_daemon *shard = arriving->shard;
     arriving->phase = CAIRN_ARRIVING_PREPARED;
     if (free_dropped(shard, arriving))
         shard->up->memory_back(shard); // others may have waited for what it had
@@ -904,7 +904,7 @@ void arriving_make(struct arriving *arriving)
 }
 
 /* All pages are here. */
-static void go_on(struct cairn_shard *shard, struct arriving *arriving)
+static void go_on(struct shard_daemon *shard, struct arriving *arriving)
 {
     uint64_t bytes = 0;
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) bytes += arriving->paged[i].have_bytes;
@@ -917,7 +917,7 @@ static void go_on(struct cairn_shard *shard, struct arriving *arriving)
     begin_arriving(arriving, run_prepare);
 }
 
-static cairn_status judge(const struct cairn_shard *shard, const struct arriving_kind *kind,
+static cairn_status judge(const struct shard_daemon *shard, const struct arriving_kind *kind,
                           struct sentence *why)
 {
     size_t count = 0;
@@ -940,7 +940,7 @@ static cairn_status set_paged(struct arriving *arriving, const uint64_t *bytes,
     return CAIRN_OK;
 }
 
-void arriving_begin(struct cairn_shard *shard, const struct arriving_kind *kind, uint32_t request,
+void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind, uint32_t request,
                     ProtobufCMessage *message, const uint64_t bytes[CAIRN_ARRIVING_PAGED])
 {
     struct sentence why;
@@ -966,7 +966,7 @@ void arriving_begin(struct cairn_shard *shard, const struct arriving_kind *kind,
         go_on(shard, arriving);
 }
 
-void arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page)
+void arriving_on_page(struct shard_daemon *shard, uint32_t request, const Cairn__Page *page)
 {
     struct arriving *arriving = shard->arriving;
     while (arriving != NULL && arriving->request != request) arriving = arriving->next;
@@ -988,7 +988,7 @@ void arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__
 
 /* ==== job ==== */
 
-struct shard_job *shard_job_find(struct cairn_shard *shard, uint64_t number)
+struct shard_job *shard_job_find(struct shard_daemon *shard, uint64_t number)
 {
     struct shard_job *job = shard->jobs;
     while (job != NULL && (job->number != number || job->state == CAIRN_JOB_LEAVING || job->staged))
@@ -1040,7 +1040,7 @@ bool shard_job_failed(struct shard_job *job, cairn_status status, const struct s
     return true;
 }
 
-bool shard_job_run_failed(struct shard_job *job, const struct cairn_run *run)
+bool shard_job_run_failed(struct shard_job *job, const struct work_run *run)
 {
     struct sentence why;
     if (run->status == CAIRN_OK) return false;

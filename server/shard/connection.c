@@ -38,10 +38,10 @@ static const struct frame_limits limits_after = { .type_min = CAIRN_MSG_WELCOME,
 
 static void on_timer(uv_timer_t *timer);
 
-static void unheard_list(const struct cairn_shard *shard, struct unheard *list_out);
+static void unheard_list(const struct shard_daemon *shard, struct unheard *list_out);
 
 /* Says Hello with as many of the held jobs as fit behind what else it says; returns how many. */
-static size_t say_hello(struct cairn_shard *shard, Cairn__Hello *hello, Cairn__HeldJob **held,
+static size_t say_hello(struct shard_daemon *shard, Cairn__Hello *hello, Cairn__HeldJob **held,
                         size_t count)
 {
     const size_t fit = hello_fit(hello, held, count);
@@ -52,11 +52,11 @@ static size_t say_hello(struct cairn_shard *shard, Cairn__Hello *hello, Cairn__H
     return fit;
 }
 
-static void send_hello(struct cairn_shard *shard)
+static void send_hello(struct shard_daemon *shard)
 {
     Cairn__HeldJob held[CAIRN_SHARD_JOBS_MAX];
     Cairn__HeldJob *held_list[CAIRN_SHARD_JOBS_MAX];
-    const size_t held_count = cairn_held_list(shard, held, false);
+    const size_t held_count = held_jobs_list(shard, held, false);
     for (size_t i = 0; i < held_count; i++) held_list[i] = &held[i];
     Cairn__Hello hello = CAIRN__HELLO__INIT, more = CAIRN__HELLO__INIT;
     hello.protocol = CAIRN_CONTROL_PROTOCOL;
@@ -72,7 +72,7 @@ static void send_hello(struct cairn_shard *shard)
     device_tell(shard, &home);
     hello.home = &home;
     shard->unfit.is_told = home.failed[0] != '\0';
-    if (cairn_held_count(shard) > 0) {
+    if (held_jobs_count(shard) > 0) {
         hello.store = shard->seen.store;
         hello.coordinator_incarnation = shard->seen.incarnation;
         hello.coordinator_process = shard->seen.process;
@@ -84,7 +84,7 @@ static void send_hello(struct cairn_shard *shard)
     while (said < held_count) said += say_hello(shard, &more, held_list + said, held_count - said);
 }
 
-void connection_beat(struct cairn_shard *shard)
+void connection_beat(struct shard_daemon *shard)
 {
     Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
     char jump[CAIRN_WALL_JUMP_BYTES];
@@ -95,7 +95,7 @@ void connection_beat(struct cairn_shard *shard)
         shard->stats.state_bytes += memory_sum(&job->memory);
         shard->stats.landing_bytes += job->memory.landing;
     }
-    cairn_device_count(shard, &shard->stats);
+    shard_device_stats(shard, &shard->stats);
     heartbeat.stats = &shard->stats;
     heartbeat.storage = shard->storage.said.text;
     struct bytes_list list;
@@ -120,9 +120,9 @@ void connection_beat(struct cairn_shard *shard)
 
 /* A coordinator tells at once of the members that it has, and a new one of each as it attaches again:
  * one that it has not told of within two leases left unseen. */
-static void call_roll(struct cairn_shard *shard)
+static void call_roll(struct shard_daemon *shard)
 {
-    struct cairn_session *session = &shard->session;
+    struct coordinator_session *session = &shard->session;
     if (session->roll_due_ms == 0 || uv_now(shard->loop) < session->roll_due_ms) return;
     session->roll_due_ms = 0;
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
@@ -132,16 +132,16 @@ static void call_roll(struct cairn_shard *shard)
 static void on_open(struct stream *stream, void *context)
 {
     (void)stream;
-    struct cairn_shard *shard = context;
+    struct shard_daemon *shard = context;
     shard->session.heard_ms = uv_now(shard->loop);
     send_hello(shard);
     uv_timer_start(&shard->session.timer, on_timer, WELCOME_TIMEOUT_MS, 0);
 }
 
 /* Welcome: the session stands. */
-static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
+static void on_welcome(struct shard_daemon *shard, const Cairn__Welcome *welcome)
 {
-    struct cairn_session *session = &shard->session;
+    struct coordinator_session *session = &shard->session;
     if (welcome->heartbeat_ms < HEARTBEAT_MIN_MS || welcome->lease_ms > LEASE_MAX_MS ||
         welcome->lease_ms < welcome->heartbeat_ms) {
         session_refuse(shard, CAIRN_ERR_PROTOCOL,
@@ -172,14 +172,14 @@ static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
     if (shard->events.on_ready != NULL) shard->events.on_ready(shard, shard->events.context);
 }
 
-void connection_fenced(struct cairn_shard *shard, const char *text)
+void connection_fenced(struct shard_daemon *shard, const char *text)
 {
     log_error("this process has lost its place in the cluster: %s", text);
     if (shard->events.on_fenced != NULL && !shard->closing)
         shard->events.on_fenced(shard, shard->events.context);
 }
 
-static void on_first_frame(struct cairn_shard *shard, const struct wire_frame *frame)
+static void on_first_frame(struct shard_daemon *shard, const struct wire_frame *frame)
 {
     ProtobufCMessage *message = message_unpack(message_type(frame->type), frame->payload,
                                                frame->payload_bytes);
@@ -200,7 +200,7 @@ static void on_first_frame(struct cairn_shard *shard, const struct wire_frame *f
 static void on_frame(struct stream *stream, const struct wire_frame *frame, void *context)
 {
     (void)stream;
-    struct cairn_shard *shard = context;
+    struct shard_daemon *shard = context;
     shard->session.heard_ms = uv_now(shard->loop);
     if (shard->session.welcome)
         shard_on_frame(shard, frame);
@@ -211,8 +211,8 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
 static void on_close(struct stream *stream, cairn_status status, const char *why, void *context)
 {
     (void)stream;
-    struct cairn_shard *shard = context;
-    struct cairn_session *session = &shard->session;
+    struct shard_daemon *shard = context;
+    struct coordinator_session *session = &shard->session;
     session->stream = NULL;
     if (shard->closing) {
         shard_stream_closed(shard);
@@ -243,9 +243,9 @@ static const struct stream_events stream_events = {
     .on_close = on_close,
 };
 
-static void connect_now(struct cairn_shard *shard)
+static void connect_now(struct shard_daemon *shard)
 {
-    struct cairn_session *session = &shard->session;
+    struct coordinator_session *session = &shard->session;
     const struct stream_options options = { .limits = limits_before };
     struct sentence why;
     cairn_status status = stream_connect(shard->loop, &session->address, CONNECT_TIMEOUT_MS,
@@ -258,8 +258,8 @@ static void connect_now(struct cairn_shard *shard)
 /* Without a connection: time to try. Without Welcome: it took too long. Else: a heartbeat. */
 static void on_timer(uv_timer_t *timer)
 {
-    struct cairn_shard *shard = timer->data;
-    struct cairn_session *session = &shard->session;
+    struct shard_daemon *shard = timer->data;
+    struct coordinator_session *session = &shard->session;
     if (session->stream == NULL) {
         connect_now(shard);
         return;
@@ -282,10 +282,10 @@ static void on_timer(uv_timer_t *timer)
     unfit_look(shard);
 }
 
-cairn_status connection_open(struct cairn_shard *shard, const char *coordinator,
+cairn_status connection_open(struct shard_daemon *shard, const char *coordinator,
                              struct sentence *why)
 {
-    struct cairn_session *session = &shard->session;
+    struct coordinator_session *session = &shard->session;
     cairn_status status = address_parse(coordinator, &session->address, why);
     if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
     session->serial = 1;
@@ -296,9 +296,9 @@ cairn_status connection_open(struct cairn_shard *shard, const char *coordinator,
     return CAIRN_OK;
 }
 
-void connection_close(struct cairn_shard *shard, uv_close_cb on_timer_closed)
+void connection_close(struct shard_daemon *shard, uv_close_cb on_timer_closed)
 {
-    struct cairn_session *session = &shard->session;
+    struct coordinator_session *session = &shard->session;
     assert(shard->closing);
     if (session->stream != NULL) stream_close(session->stream, CAIRN_OK, "shard stops");
     uv_close((uv_handle_t *)&session->timer, on_timer_closed);
@@ -309,7 +309,7 @@ void connection_close(struct cairn_shard *shard, uv_close_cb on_timer_closed)
 /* Sends messages to the coordinator. */
 
 /* A message that is left out would break the order that the coordinator relies on. */
-static void judge_sent(struct cairn_session *session, cairn_status status, uint16_t type,
+static void judge_sent(struct coordinator_session *session, cairn_status status, uint16_t type,
                        const struct sentence *why)
 {
     if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
@@ -317,29 +317,29 @@ static void judge_sent(struct cairn_session *session, cairn_status status, uint1
     stream_close(session->stream, status, "%s", why->text);
 }
 
-void session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
+void session_send(struct shard_daemon *shard, uint16_t type, uint32_t request,
                   const ProtobufCMessage *message)
 {
-    struct cairn_session *session = &shard->session;
+    struct coordinator_session *session = &shard->session;
     if (session->stream == NULL || (!session->welcome && type != CAIRN_MSG_HELLO)) return;
     struct sentence why;
     cairn_status status = stream_send(session->stream, type, request, message, &why);
     judge_sent(session, status, type, &why);
 }
 
-void session_send_pages(struct cairn_shard *shard, uint32_t request, enum page_what what,
+void session_send_pages(struct shard_daemon *shard, uint32_t request, enum page_what what,
                         struct packed *packed)
 {
-    struct cairn_session *session = &shard->session;
+    struct coordinator_session *session = &shard->session;
     if (session->stream == NULL || !session->welcome) return;
     struct sentence why;
     cairn_status status = stream_send_pages(session->stream, request, what, packed, &why);
     judge_sent(session, status, CAIRN_MSG_PAGE, &why);
 }
 
-void session_refuse(struct cairn_shard *shard, cairn_status status, const char *format, ...)
+void session_refuse(struct shard_daemon *shard, cairn_status status, const char *format, ...)
 {
-    struct cairn_session *session = &shard->session;
+    struct coordinator_session *session = &shard->session;
     if (session->stream == NULL) return;
     char text[CAIRN_SENTENCE_BYTES];
     va_list arguments;
@@ -355,12 +355,12 @@ void session_refuse(struct cairn_shard *shard, cairn_status status, const char *
     stream_finish(session->stream, status, "%s", text);
 }
 
-struct request session_request(const struct cairn_shard *shard, uint32_t number)
+struct request session_request(const struct shard_daemon *shard, uint32_t number)
 {
     return (struct request) { .session = shard->session.serial, .number = number };
 }
 
-void session_answer(struct cairn_shard *shard, struct request *request, cairn_status status,
+void session_answer(struct shard_daemon *shard, struct request *request, cairn_status status,
                     const struct sentence *why)
 {
     struct request answered = *request;
@@ -397,7 +397,7 @@ static size_t place_of(const struct shard_job *job, uint64_t number)
     return i;
 }
 
-struct cairn_member *member_find(const struct shard_job *job, uint64_t number)
+struct shard_member *member_find(const struct shard_job *job, uint64_t number)
 {
     return job->members.capacity == 0 ? NULL : job->members.list[place_of(job, number)];
 }
@@ -407,8 +407,8 @@ cairn_status members_make_room(struct shard_job *job)
     if (job->members.count * 2 < job->members.capacity) return CAIRN_OK;
     const size_t old_capacity = job->members.capacity;
     const size_t capacity = old_capacity == 0 ? 16 : old_capacity * 2;
-    struct cairn_member **old = job->members.list;
-    struct cairn_member **members = calloc(capacity, sizeof *members);
+    struct shard_member **old = job->members.list;
+    struct shard_member **members = calloc(capacity, sizeof *members);
     if (members == NULL) return CAIRN_ERR_NO_MEMORY;
     job->members.list = members;
     job->members.capacity = capacity;
@@ -419,7 +419,7 @@ cairn_status members_make_room(struct shard_job *job)
     return CAIRN_OK;
 }
 
-void members_add(struct shard_job *job, struct cairn_member *member)
+void members_add(struct shard_job *job, struct shard_member *member)
 {
     job->members.list[place_of(job, member->number)] = member;
     job->members.count++;
@@ -427,7 +427,7 @@ void members_add(struct shard_job *job, struct cairn_member *member)
 
 /* Takes the member out of the hash table. The members behind it in its run may have to move up, so
  * that a search still finds them. */
-void members_take_out(struct shard_job *job, const struct cairn_member *member)
+void members_take_out(struct shard_job *job, const struct shard_member *member)
 {
     size_t i = place_of(job, member->number);
     assert(job->members.list[i] == member);
@@ -435,7 +435,7 @@ void members_take_out(struct shard_job *job, const struct cairn_member *member)
     job->members.count--;
     for (;;) {
         i = (i + 1) & (job->members.capacity - 1);
-        struct cairn_member *moved = job->members.list[i];
+        struct shard_member *moved = job->members.list[i];
         if (moved == NULL) return;
         job->members.list[i] = NULL;
         job->members.list[place_of(job, moved->number)] = moved;
@@ -444,23 +444,23 @@ void members_take_out(struct shard_job *job, const struct cairn_member *member)
 
 /* ---- sending ---- */
 
-uint64_t member_way(const struct cairn_member *member)
+uint64_t member_way(const struct shard_member *member)
 {
     return CAIRN_CHUNK_WAY(member->endpoint, member->connection);
 }
 
 void member_cut(struct shard_job *job, uint64_t number)
 {
-    struct cairn_member *member = member_find(job, number);
+    struct shard_member *member = member_find(job, number);
     if (member != NULL && member->peer != NULL) member->cut = job->members.cut = true;
 }
 
-void member_send(struct cairn_member *member, struct chunk_header *header)
+void member_send(struct shard_member *member, struct chunk_header *header)
 {
     member_send_for(member, header, member->job->view->table.map.shard);
 }
 
-void member_send_for(struct cairn_member *member, struct chunk_header *header, uint32_t shard)
+void member_send_for(struct shard_member *member, struct chunk_header *header, uint32_t shard)
 {
     if (member->peer == NULL || member->cut) return;
     header->job = member->job->number;
@@ -478,13 +478,13 @@ void member_send_for(struct cairn_member *member, struct chunk_header *header, u
     member->job->members.cut = true;
 }
 
-void member_refuse(struct cairn_member *member, const struct chunk_header *header,
+void member_refuse(struct shard_member *member, const struct chunk_header *header,
                    cairn_status status)
 {
     member_refuse_for(member, header, status, member->job->view->table.map.shard);
 }
 
-void member_refuse_for(struct cairn_member *member, const struct chunk_header *header,
+void member_refuse_for(struct shard_member *member, const struct chunk_header *header,
                        cairn_status status, uint32_t shard)
 {
     struct chunk_header nak = *header;
@@ -494,7 +494,7 @@ void member_refuse_for(struct cairn_member *member, const struct chunk_header *h
     member_send_for(member, &nak, shard);
 }
 
-void member_note_refusal(struct cairn_member *member, const struct chunk_header *header,
+void member_note_refusal(struct shard_member *member, const struct chunk_header *header,
                          const char *why)
 {
     member->job->shard->stats.chunks_refused++;
@@ -504,7 +504,7 @@ void member_note_refusal(struct cairn_member *member, const struct chunk_header 
 
 void member_unreadable(struct shard_job *job, uint64_t number)
 {
-    const struct cairn_member *member = member_find(job, number);
+    const struct shard_member *member = member_find(job, number);
     struct sentence why;
     if (member == NULL) return; // it left meanwhile, and its round is void
     sentence_set(
@@ -644,7 +644,7 @@ void addresses_close(struct addresses *addresses)
 
 /* Adds who is at the other end, if it has been silent for long. The end of one on this host is noticed: no
  * way there is cut. */
-static void look_unheard(struct unheard *list, const struct cairn_shard *shard,
+static void look_unheard(struct unheard *list, const struct shard_daemon *shard,
                          const struct chunk_link *link, char *name)
 {
     size_t i = 0;
@@ -655,7 +655,8 @@ static void look_unheard(struct unheard *list, const struct cairn_shard *shard,
     if (i == list->count && i < CAIRN_UNHEARD_MAX) list->names[list->count++] = name;
 }
 
-static void look_at_givers(struct unheard *list, const struct cairn_shard *shard, struct take *take)
+static void look_at_givers(struct unheard *list, const struct shard_daemon *shard,
+                           struct take *take)
 {
     const struct chunk_link *link;
     char *name;
@@ -663,11 +664,11 @@ static void look_at_givers(struct unheard *list, const struct cairn_shard *shard
         look_unheard(list, shard, link, name);
 }
 
-static void unheard_list(const struct cairn_shard *shard, struct unheard *list_out)
+static void unheard_list(const struct shard_daemon *shard, struct unheard *list_out)
 {
     list_out->count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        struct relay *relay = cairn_relay_of(job);
+        struct relay *relay = job_relay(job);
         if (job->move.now != NULL && job->move.now->take != NULL)
             look_at_givers(list_out, shard, job->move.now->take);
         for (uint32_t i = 0; relay != NULL && i < relay->owner_count; i++)
@@ -691,7 +692,7 @@ struct list {
     size_t count;
 };
 
-static void add_core(struct list *list, const struct cairn_step *core, uint32_t flags)
+static void add_core(struct list *list, const struct step_machine *core, uint32_t flags)
 {
     static struct step_waiting waiting[TOLD_MAX]; // the loop's thread alone is here
     size_t count = step_waiting(core, waiting, TOLD_MAX);
@@ -708,10 +709,10 @@ static void add_core(struct list *list, const struct cairn_step *core, uint32_t 
 void shard_job_tell_lacks(struct shard_job *job, const Cairn__LacksGet *message)
 {
     struct list *list = calloc(1, sizeof *list);
-    const struct relay *relay = cairn_relay_of(job);
+    const struct relay *relay = job_relay(job);
     Cairn__Lacks lacks = CAIRN__LACKS__INIT;
     if (list == NULL) return; // it is asked again at the next deadline
-    if (cairn_step_round(job->collector.step) == message->round)
+    if (step_round_of(job->collector.step) == message->round)
         add_core(list, job->collector.step, 0);
     for (uint32_t i = 0; relay != NULL && relay->round == message->round && i < relay->owner_count;
          i++)

@@ -13,20 +13,20 @@
 #include "proto/wire/messages.h"
 #include "server/shard/shard.h"
 
-struct cairn_shard;
+struct shard_daemon;
 
-CAIRN_MUST_CHECK cairn_status connection_open(struct cairn_shard *shard, const char *coordinator,
+CAIRN_MUST_CHECK cairn_status connection_open(struct shard_daemon *shard, const char *coordinator,
                                               struct sentence *why);
-void connection_close(struct cairn_shard *shard, uv_close_cb on_timer_closed);
+void connection_close(struct shard_daemon *shard, uv_close_cb on_timer_closed);
 /* A heartbeat now. */
-void connection_beat(struct cairn_shard *shard);
+void connection_beat(struct shard_daemon *shard);
 /* The coordinator says, with this sentence, that this process is to end. */
-void connection_fenced(struct cairn_shard *shard, const char *text);
+void connection_fenced(struct shard_daemon *shard, const char *text);
 
 /* handlers.c: what the coordinator says. */
-void shard_on_frame(struct cairn_shard *shard, const struct wire_frame *frame);
+void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame);
 /* shard.c: while it closes, the stream of the session is gone. */
-void shard_stream_closed(struct cairn_shard *shard);
+void shard_stream_closed(struct shard_daemon *shard);
 
 /* ==== addresses ==== */
 
@@ -61,10 +61,10 @@ void addresses_close(struct addresses *addresses);
 bool device_backend_ok(const char *backend);
 
 /* Fills in what the device has done so far, if there is one. */
-void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stats);
+void shard_device_stats(const struct shard_daemon *shard, Cairn__ShardStats *stats);
 /* Fills in the description of the device, or of the host if there is none. `out` borrows from the
  * shard. */
-void device_tell(struct cairn_shard *shard, Cairn__Home *out);
+void device_tell(struct shard_daemon *shard, Cairn__Home *out);
 
 /* ==== landing ==== */
 

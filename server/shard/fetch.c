@@ -30,8 +30,8 @@ struct source {
     cairn_dtype dtype;
     /* borrowed: the whole chunk's, 0 = nobody has asked for it yet; NULL: not kept */
     uint64_t *checksum;
-    const struct cairn_published *published; /* the copy that has it, or is to; NULL: none */
-    uint64_t chunk;                          /* of it */
+    const struct published_copy *published; /* the copy that has it, or is to; NULL: none */
+    uint64_t chunk;                         /* of it */
     /* in the copy's memory on the card; NULL: it has none there, or none that may be sent from */
     const uint8_t *on_card;
     bool is_given; /* it stays as it is as long as it is being sent: job->move */
@@ -40,14 +40,14 @@ struct source {
 /* The chunk that is meant, by the view that it is read in: a published version by that of its copy, state by
  * the one in force, or while a move is not settled, by that of before. */
 struct place {
-    const struct cairn_published *published; /* NULL: state */
+    const struct published_copy *published; /* NULL: state */
     const struct shard_view *view;
     uint64_t chunk;
     struct chunk_place at;
 };
 
-static bool bring_has(const struct cairn_published *copy, uint64_t chunk);
-static void cairn_bring(struct reply *reply, const struct cairn_published *copy, uint64_t chunk);
+static bool bring_has(const struct published_copy *copy, uint64_t chunk);
+static void bring_chunk(struct reply *reply, const struct published_copy *copy, uint64_t chunk);
 
 static bool find_chunk(const struct chunk_header *header, struct place *place)
 {
@@ -60,7 +60,7 @@ static bool find_chunk(const struct chunk_header *header, struct place *place)
 }
 
 /* A mover asks by the view of before, as do those who do not know of the new layout yet. */
-static cairn_status find_state(const struct cairn_member *member, const struct chunk_header *header,
+static cairn_status find_state(const struct shard_member *member, const struct chunk_header *header,
                                struct place *place)
 {
     const struct shard_job *job = member->job;
@@ -72,7 +72,7 @@ static cairn_status find_state(const struct cairn_member *member, const struct c
     return place->view != NULL && find_chunk(header, place) ? CAIRN_OK : CAIRN_ERR_MALFORMED;
 }
 
-static cairn_status find_place(const struct cairn_member *member, const struct chunk_header *header,
+static cairn_status find_place(const struct shard_member *member, const struct chunk_header *header,
                                struct place *place_out)
 {
     const struct shard_job *job = member->job;
@@ -97,7 +97,7 @@ static cairn_status find_place(const struct cairn_member *member, const struct c
 static cairn_status judge_wire(const struct shard_job *job, const struct place *place,
                                struct source *source_out)
 {
-    const struct cairn_published *published = place->published;
+    const struct published_copy *published = place->published;
     const struct shard_view *view = place->view;
     const cairn_dtype dtype = view->forms[view->table.extent_of[place->chunk]].wire;
     if (job->park.is_under_way && !bring_has(published, place->chunk)) return CAIRN_ERR_BUSY;
@@ -110,7 +110,7 @@ static cairn_status judge_wire(const struct shard_job *job, const struct place *
         .chunk = place->chunk,
     };
     if (published->device.base != NULL && !job->park.is_under_way) // which would take it away
-        source_out->on_card = cairn_published_at(published, place->chunk, place->at.local_elem);
+        source_out->on_card = copy_chunk_at(published, place->chunk, place->at.local_elem);
     return CAIRN_OK;
 }
 
@@ -123,7 +123,7 @@ static bool is_to_come(const struct shard_job *job, const struct place *place)
 }
 
 /* Whoever takes state from us has not all of it: no update began since the layout came into force. */
-static cairn_status judge_state(const struct cairn_member *member,
+static cairn_status judge_state(const struct shard_member *member,
                                 const struct chunk_header *header, const struct place *place,
                                 struct source *source_out)
 {
@@ -148,7 +148,7 @@ static cairn_status judge_state(const struct cairn_member *member,
 
 /* Finds what the fetch is to read, without side effects. CAIRN_ERR_BUSY: it has to wait, since an
  * update or a move is under way. */
-static cairn_status judge_fetch(const struct cairn_member *member,
+static cairn_status judge_fetch(const struct shard_member *member,
                                 const struct chunk_header *header, struct source *source_out)
 {
     struct place place;
@@ -163,13 +163,13 @@ static bool begins_in(const struct shard_view *view, const struct chunk_header *
            shard_map_find(&view->table.map, header->tensor, header->first_leaf) != NULL;
 }
 
-bool fetch_is_here(const struct cairn_member *member, const struct chunk_header *header)
+bool fetch_is_here(const struct shard_member *member, const struct chunk_header *header)
 {
     const struct shard_job *job = member->job;
     const struct cairn_version version = { header->generation, header->step };
     if (header->plane != CAIRN_PLANE_WIRE)
         return begins_in(job->view, header) || begins_in(job->move.before, header);
-    const struct cairn_published *copy = published_find(job, version);
+    const struct published_copy *copy = published_find(job, version);
     if (copy == NULL) return begins_in(job->view, header);
     while (copy != NULL && !begins_in(copy->view, header)) copy = published_find_before(job, copy);
     return copy != NULL;
@@ -194,7 +194,7 @@ static cairn_status set_box(struct reply *reply, const struct cairn_box *box,
 /* Finds the part of the chunk that the fetch asks for. A fetch of a box brings the box itself, in
  * box_bytes; otherwise the fetch is of a tile that the member has declared, or of the whole
  * chunk. */
-static cairn_status find_box(const struct cairn_member *member, struct reply *reply)
+static cairn_status find_box(const struct shard_member *member, struct reply *reply)
 {
     const struct chunk_header *header = &reply->header;
     struct place place;
@@ -205,7 +205,7 @@ static cairn_status find_box(const struct cairn_member *member, struct reply *re
         status = box_decode(reply->box_bytes, (size_t)header->payload_bytes, &box);
         return status == CAIRN_OK ? set_box(reply, &box, &place.at) : status;
     }
-    struct cairn_piece piece;
+    struct chunk_piece piece;
     status = tiles_piece(member, header, &place.at, &piece, NULL);
     if (status != CAIRN_OK || piece.held == NULL) return status;
     return set_box(reply, &piece.held->box, &place.at);
@@ -275,13 +275,13 @@ static cairn_status copy_data(struct reply *reply, const struct source *source,
 }
 
 /* A published copy is sent out of its own memory, not out of the reply's. */
-static bool is_lent(const struct cairn_member *member, const struct reply *reply)
+static bool is_lent(const struct shard_member *member, const struct reply *reply)
 {
     return member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
 }
 
 /* The chunk goes to a worker of another host right from the card, and host memory need not have it. */
-static bool goes_directly(const struct cairn_member *member, const struct reply *reply,
+static bool goes_directly(const struct shard_member *member, const struct reply *reply,
                           const struct source *source)
 {
     return source->on_card != NULL && is_lent(member, reply) &&
@@ -291,7 +291,7 @@ static bool goes_directly(const struct cairn_member *member, const struct reply 
 }
 
 /* Returns where the payload is sent from, and says in the reply how. */
-static const uint8_t *find_payload(const struct cairn_member *member, struct reply *reply,
+static const uint8_t *find_payload(const struct shard_member *member, struct reply *reply,
                                    const struct source *source)
 {
     reply->is_direct = goes_directly(member, reply, source);
@@ -301,7 +301,7 @@ static const uint8_t *find_payload(const struct cairn_member *member, struct rep
     return reply->lent != NULL || reply->is_given ? source->bytes : reply->bytes;
 }
 
-static void send_data(struct cairn_member *member, struct reply *reply, const struct source *source)
+static void send_data(struct shard_member *member, struct reply *reply, const struct source *source)
 {
     struct shard_job *job = reply->job;
     assert(source->byte_count <= job->replies.bytes);
@@ -325,7 +325,7 @@ static void send_data(struct cairn_member *member, struct reply *reply, const st
     cairn_status status = CAIRN_ERR_CLOSED;
     if (reply->lent != NULL) published_lend(job, reply->lent); // before it may be over
     if (member->peer != NULL) {
-        reply->way = cairn_way_of(fabric_payload_path(member->peer, payload, byte_count));
+        reply->way = bytes_path_of(fabric_payload_path(member->peer, payload, byte_count));
         status = fabric_send(member->peer, bytes, sizeof bytes, payload, byte_count, on_sent,
                              reply);
     }
@@ -343,7 +343,7 @@ static void send_data(struct cairn_member *member, struct reply *reply, const st
 }
 
 /* Answers, or has it brought, or defers, or refuses. */
-static void answer(struct cairn_member *member, struct reply *reply)
+static void answer(struct shard_member *member, struct reply *reply)
 {
     struct shard_job *job = reply->job;
     struct source source = { .byte_count = 0 };
@@ -353,7 +353,7 @@ static void answer(struct cairn_member *member, struct reply *reply)
     if (status == CAIRN_OK && is_there) {
         send_data(member, reply, &source);
     } else if (status == CAIRN_OK) {
-        cairn_bring(reply, source.published, source.chunk);
+        bring_chunk(reply, source.published, source.chunk);
     } else if (status == CAIRN_ERR_BUSY) {
         reply->next = job->replies.deferred;
         job->replies.deferred = reply;
@@ -364,7 +364,7 @@ static void answer(struct cairn_member *member, struct reply *reply)
 }
 
 /* All of the request is here. */
-static void begin(struct cairn_member *member, struct reply *reply)
+static void begin(struct shard_member *member, struct reply *reply)
 {
     const cairn_status status = find_box(member, reply);
     if (status == CAIRN_OK) {
@@ -380,7 +380,7 @@ static void on_box(void *arg, cairn_status status)
     struct reply *reply = arg;
     struct shard_job *job = reply->job;
     const struct chunk_header *header = &reply->header;
-    struct cairn_member *member = member_find(job, header->member);
+    struct shard_member *member = member_find(job, header->member);
     const size_t bytes = (size_t)header->payload_bytes;
     if (status != CAIRN_OK || member == NULL) {
         reply_end(reply);
@@ -394,7 +394,7 @@ static void on_box(void *arg, cairn_status status)
     shard_job_idle(job);
 }
 
-static void receive_box(struct cairn_member *member, struct reply *reply,
+static void receive_box(struct shard_member *member, struct reply *reply,
                         struct fabric_message *message)
 {
     if (fabric_receive(message, reply->box_bytes, sizeof reply->box_bytes, on_box, reply) ==
@@ -407,7 +407,7 @@ static void receive_box(struct cairn_member *member, struct reply *reply,
     reply_end(reply);
 }
 
-void fetch_on_message(struct cairn_member *member, const struct chunk_header *header,
+void fetch_on_message(struct shard_member *member, const struct chunk_header *header,
                       struct fabric_message *message)
 {
     struct shard_job *job = member->job;
@@ -431,7 +431,7 @@ void fetch_deferred(struct shard_job *job)
     while (waiting != NULL) {
         struct reply *reply = waiting;
         waiting = reply->next;
-        struct cairn_member *member = member_find(job, reply->header.member);
+        struct shard_member *member = member_find(job, reply->header.member);
         if (member == NULL)
             reply_end(reply);
         else
@@ -445,7 +445,7 @@ void fetch_deferred(struct shard_job *job)
 static void fetch_brought(struct reply *reply, cairn_status status)
 {
     const struct shard_job *job = reply->job;
-    struct cairn_member *member = member_find(job, reply->header.member);
+    struct shard_member *member = member_find(job, reply->header.member);
     const struct shard_view *view = reply->from->view;
     const struct place place = { reply->from, view, reply->chunk,
                                  shard_map_chunk(&view->table.map, reply->chunk) };
@@ -466,7 +466,7 @@ static void fetch_brought(struct reply *reply, cairn_status status)
 
 /* The copy has the chunk in host memory. Updates pass frozen tensors by, so these are always
  * there. */
-static bool bring_has(const struct cairn_published *copy, uint64_t chunk)
+static bool bring_has(const struct published_copy *copy, uint64_t chunk)
 {
     const struct shard_view *view = copy->view;
     return copy->on_host || !view->forms[view->table.extent_of[chunk]].trained ||
@@ -478,12 +478,12 @@ bool bring_works(const struct shard_job *job)
     return job->replies.coming != NULL;
 }
 
-static struct reply *reply_of(const struct cairn_run *run)
+static struct reply *reply_of(const struct work_run *run)
 {
     return (struct reply *)((char *)(uintptr_t)run - offsetof(struct reply, bring));
 }
 
-static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
+static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     const struct reply *reply = reply_of(run);
     (void)item, (void)stage;
@@ -492,20 +492,20 @@ static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage, struc
 }
 
 /* Where it keeps no loop: of a chunk that is to be sent whole, and nobody looks for it before that. */
-static void conclude(struct cairn_run *run, uint32_t item, uint32_t thread)
+static void conclude(struct work_run *run, uint32_t item, uint32_t thread)
 {
     const struct reply *reply = reply_of(run);
-    const struct cairn_published *copy = reply->from;
+    const struct published_copy *copy = reply->from;
     (void)item, (void)thread;
     if (reply->boxed) return;
     const struct chunk_place place = shard_map_chunk(&copy->view->table.map, reply->chunk);
     copy->checksums[reply->chunk] = chunk_checksum(
         published_host_at(copy, reply->chunk, place.local_elem),
-        cairn_published_bytes(copy, reply->chunk));
+        copy_chunk_bytes(copy, reply->chunk));
 }
 
 /* One of those that wait for the chunk, which does not any more; NULL: there is none. */
-static struct reply *take_one(struct shard_job *job, const struct cairn_published *copy,
+static struct reply *take_one(struct shard_job *job, const struct published_copy *copy,
                               uint64_t chunk)
 {
     struct reply **link = &job->replies.coming;
@@ -516,11 +516,11 @@ static struct reply *take_one(struct shard_job *job, const struct cairn_publishe
     return reply;
 }
 
-static void done(struct cairn_run *run)
+static void done(struct work_run *run)
 {
     const struct reply *first = reply_of(run);
     struct shard_job *job = first->job;
-    const struct cairn_published *copy = first->from;
+    const struct published_copy *copy = first->from;
     const uint64_t chunk = first->chunk;
     const cairn_status status = run->status;
     struct reply *reply;
@@ -534,7 +534,7 @@ static void done(struct cairn_run *run)
 }
 
 /* The chunk, which is not there, is brought, unless it is on its way: fetch_brought follows. */
-static void cairn_bring(struct reply *reply, const struct cairn_published *copy, uint64_t chunk)
+static void bring_chunk(struct reply *reply, const struct published_copy *copy, uint64_t chunk)
 {
     struct shard_job *job = reply->job;
     assert(!bring_has(copy, chunk) && copy->device.base != NULL);
@@ -544,7 +544,7 @@ static void cairn_bring(struct reply *reply, const struct cairn_published *copy,
     job->replies.coming = reply;
     if (copy->brought[chunk] == CAIRN_BROUGHT_COMING) return;
     copy->brought[chunk] = MUTANT(1) ? CAIRN_BROUGHT : CAIRN_BROUGHT_COMING;
-    reply->bring = (struct cairn_run) {
+    reply->bring = (struct work_run) {
         .compute = job->compute,
         .item_count = 1,
         .describe = describe,

@@ -13,13 +13,13 @@
 #include "server/shard/state.h"
 
 /* It lives: that is the answer. */
-static void on_probe(struct cairn_shard *shard, uint32_t request)
+static void on_probe(struct shard_daemon *shard, uint32_t request)
 {
     struct request answered = session_request(shard, request);
     session_answer(shard, &answered, CAIRN_OK, NULL);
 }
 
-static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct shard_job *job,
+static void on_job_seal(struct shard_daemon *shard, uint32_t request, struct shard_job *job,
                         const ProtobufCMessage *seal)
 {
     const uint64_t moments_of = ((const Cairn__JobSeal *)seal)->moments_of;
@@ -30,7 +30,7 @@ static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct shar
                serves = job->state == CAIRN_JOB_SERVING;
     if (job->load.at_work != NULL && job->load.at_work->puts_follow)
         status = fail_with(&why, CAIRN_ERR_NOT_READY, "its initial state is being made");
-    if (is_put) status = cairn_put_whole(job, &why);
+    if (is_put) status = puts_are_whole(job, &why);
     // Not of one that is refused: another member may be putting its own.
     if (status == CAIRN_OK && (is_put || serves)) put_count_moments(job, moments_of);
     if (serves) status = put_judge_again(job, &why);
@@ -139,22 +139,22 @@ static void on_fence(struct shard_job *job, const Cairn__Fence *message)
     if (newer) relay_on_fence(job, message->epoch);
 }
 
-static void on_relay_set(struct cairn_shard *shard, uint32_t request, struct shard_job *job,
+static void on_relay_set(struct shard_daemon *shard, uint32_t request, struct shard_job *job,
                          const Cairn__RelaySet *message)
 {
     struct request answered = session_request(shard, request);
     struct sentence why;
-    const cairn_status status = cairn_relay_set(job, message, &why);
+    const cairn_status status = relay_on_set(job, message, &why);
     if (status != CAIRN_OK) log_error("job %s cannot be relayed: %s", job->spec.name, why.text);
     if (request != 0) session_answer(shard, &answered, status, &why);
 }
 
-static void on_member_join(struct cairn_shard *shard, uint32_t request, struct shard_job *job,
+static void on_member_join(struct shard_daemon *shard, uint32_t request, struct shard_job *job,
                            const Cairn__MemberJoin *message)
 {
     struct request answered = session_request(shard, request);
     struct sentence why;
-    cairn_status status = cairn_member_join(job, message, &why);
+    cairn_status status = members_join(job, message, &why);
     if (status == CAIRN_OK) {
         admit_member(job, message->member, answered);
         return;
@@ -163,7 +163,7 @@ static void on_member_join(struct cairn_shard *shard, uint32_t request, struct s
     session_answer(shard, &answered, status, &why);
 }
 
-static void on_lease_keep(struct cairn_shard *shard, uint32_t request, struct shard_job *job,
+static void on_lease_keep(struct shard_daemon *shard, uint32_t request, struct shard_job *job,
                           const Cairn__LeaseKeep *message)
 {
     struct request answered = session_request(shard, request);
@@ -201,7 +201,7 @@ static uint64_t job_number(uint16_t type, const ProtobufCMessage *message)
     }
 }
 
-static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t request,
+static void on_job_message(struct shard_daemon *shard, uint16_t type, uint32_t request,
                            struct shard_job *job, const ProtobufCMessage *message)
 {
     const Cairn__Decide *decide = (const Cairn__Decide *)message;
@@ -212,7 +212,7 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
         on_member_join(shard, request, job, (const Cairn__MemberJoin *)message);
         break;
     case CAIRN_MSG_MEMBER_LEAVE:
-        cairn_member_leave(job, ((const Cairn__MemberLeave *)message)->member);
+        members_leave(job, ((const Cairn__MemberLeave *)message)->member);
         admit_left(job);
         break;
     case CAIRN_MSG_ROUND_OPEN: on_round_open(job, (const Cairn__RoundOpen *)message); break;
@@ -230,10 +230,10 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
         break;
     case CAIRN_MSG_PIN: pin_begin(job, (const Cairn__Pin *)message); break;
     case CAIRN_MSG_PIN_PREPARE:
-        cairn_pin_prepare(job, request, (const Cairn__PinPrepare *)message);
+        pin_on_prepare(job, request, (const Cairn__PinPrepare *)message);
         break;
     case CAIRN_MSG_LACKS_GET: shard_job_tell_lacks(job, (const Cairn__LacksGet *)message); break;
-    case CAIRN_MSG_PIN_FOLDER: cairn_pin_folder(job, (const Cairn__PinFolder *)message); break;
+    case CAIRN_MSG_PIN_FOLDER: pin_on_folder(job, (const Cairn__PinFolder *)message); break;
     case CAIRN_MSG_SNAPSHOT_PART_NEXT:
         report_next(job, ((const Cairn__SnapshotPartNext *)message)->snapshot);
         break;
@@ -257,7 +257,7 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
     }
 }
 
-static void on_message_of_job(struct cairn_shard *shard, uint16_t type, uint32_t request,
+static void on_message_of_job(struct shard_daemon *shard, uint16_t type, uint32_t request,
                               const ProtobufCMessage *message)
 {
     const uint64_t number = job_number(type, message);
@@ -274,7 +274,7 @@ static void on_message_of_job(struct cairn_shard *shard, uint16_t type, uint32_t
     if (request != 0) session_answer(shard, &answered, CAIRN_ERR_NOT_FOUND, &why);
 }
 
-static void on_error(struct cairn_shard *shard, const Cairn__Error *error)
+static void on_error(struct shard_daemon *shard, const Cairn__Error *error)
 {
     if (error->status == CAIRN_ERR_FENCED && error->job == 0) {
         connection_fenced(shard, error->text);
@@ -284,7 +284,7 @@ static void on_error(struct cairn_shard *shard, const Cairn__Error *error)
 }
 
 /* NULL: it is malformed, and the session ends. */
-static ProtobufCMessage *unpack(struct cairn_shard *shard, const struct wire_frame *frame)
+static ProtobufCMessage *unpack(struct shard_daemon *shard, const struct wire_frame *frame)
 {
     const ProtobufCMessageDescriptor *type = message_type(frame->type);
     ProtobufCMessage *message = NULL;
@@ -295,7 +295,7 @@ static ProtobufCMessage *unpack(struct cairn_shard *shard, const struct wire_fra
     return message;
 }
 
-void shard_on_frame(struct cairn_shard *shard, const struct wire_frame *frame)
+void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
 {
     ProtobufCMessage *message = unpack(shard, frame);
     if (message == NULL) return;
@@ -364,19 +364,19 @@ void shard_on_frame(struct cairn_shard *shard, const struct wire_frame *frame)
 
 /* ---- contributions ---- */
 
-static void refuse(struct cairn_member *member, const struct chunk_header *header,
+static void refuse(struct shard_member *member, const struct chunk_header *header,
                    cairn_status status, const char *why)
 {
     member_note_refusal(member, header, why);
     member_refuse(member, header, status);
 }
 
-static void on_push(struct cairn_member *member, const struct chunk_header *header,
+static void on_push(struct shard_member *member, const struct chunk_header *header,
                     struct fabric_message *message)
 {
     struct shard_job *job = member->job;
     struct sentence why;
-    struct cairn_piece piece;
+    struct chunk_piece piece;
     uint32_t chunk;
     if (relay_on_push(member, header, message)) return;
     cairn_status status = collector_judge(&job->collector, member, header, &chunk, &piece, &why);
@@ -392,7 +392,7 @@ static void on_push(struct cairn_member *member, const struct chunk_header *head
 /* ---- ends of micro-batches ---- */
 
 /* In the name of the shard that it is meant for. */
-static void refuse_end(struct cairn_member *member, const struct chunk_header *header,
+static void refuse_end(struct shard_member *member, const struct chunk_header *header,
                        cairn_status status, const char *why)
 {
     const struct shard_job *job = member->job;
@@ -411,7 +411,7 @@ struct note {
 
 /* How many chunks here the member sends nothing of: those of the listed tensors, and those that it holds
  * nothing of. False if the list is not ascending, or names a tensor that takes no gradient. */
-static bool count_absent(const struct cairn_member *member, const uint32_t *tensors, size_t count,
+static bool count_absent(const struct shard_member *member, const uint32_t *tensors, size_t count,
                          uint32_t *absent_out)
 {
     const struct shard_job *job = member->job;
@@ -426,7 +426,7 @@ static bool count_absent(const struct cairn_member *member, const uint32_t *tens
     return true;
 }
 
-static void tell_micro_end(struct cairn_member *member, const struct chunk_header *header,
+static void tell_micro_end(struct shard_member *member, const struct chunk_header *header,
                            const uint32_t *tensors, size_t count, uint32_t absent)
 {
     if (header->tensor != 0) { // of the shard of that index
@@ -443,7 +443,7 @@ static void on_note(void *arg, cairn_status status)
     struct note *note = arg;
     struct shard_job *job = note->job;
     const struct chunk_header *header = &note->header;
-    struct cairn_member *member = member_find(job, header->member);
+    struct shard_member *member = member_find(job, header->member);
     if (member != NULL && member->notes > 0) member->notes--;
     if (status == CAIRN_OK && member != NULL && job->state == CAIRN_JOB_SERVING) {
         uint32_t absent;
@@ -460,7 +460,7 @@ static void on_note(void *arg, cairn_status status)
     shard_job_idle(job);
 }
 
-static void receive_note(struct cairn_member *member, const struct chunk_header *header,
+static void receive_note(struct shard_member *member, const struct chunk_header *header,
                          struct fabric_message *message)
 {
     const size_t bytes = (size_t)header->payload_bytes;
@@ -485,7 +485,7 @@ static void receive_note(struct cairn_member *member, const struct chunk_header 
     shard_job_busy(member->job);
 }
 
-static void on_micro_end(struct cairn_member *member, const struct chunk_header *header,
+static void on_micro_end(struct shard_member *member, const struct chunk_header *header,
                          struct fabric_message *message)
 {
     const uint64_t bytes_max = member->job->spec.tensor_count * sizeof(uint32_t);
@@ -500,7 +500,7 @@ static void on_micro_end(struct cairn_member *member, const struct chunk_header 
     }
 }
 
-static void on_commit(struct cairn_member *member, const struct chunk_header *header)
+static void on_commit(struct shard_member *member, const struct chunk_header *header)
 {
     if (header->tensor != 0) {
         relay_on_commit(member, header);
@@ -512,7 +512,7 @@ static void on_commit(struct cairn_member *member, const struct chunk_header *he
 
 /* ---- all messages ---- */
 
-static void on_round_message(struct cairn_member *member, const struct chunk_header *header,
+static void on_round_message(struct shard_member *member, const struct chunk_header *header,
                              struct fabric_message *message)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER) {
@@ -535,13 +535,13 @@ static void on_round_message(struct cairn_member *member, const struct chunk_hea
 }
 
 /* The chunk is of another shard's part. */
-static bool is_of_another(const struct cairn_member *member, const struct chunk_header *header)
+static bool is_of_another(const struct shard_member *member, const struct chunk_header *header)
 {
     return !fetch_is_here(member, header) &&
            layout_find(member->job->view->layout, header->tensor, header->first_leaf) != NULL;
 }
 
-static void on_member_message(struct cairn_member *member, const struct chunk_header *header,
+static void on_member_message(struct shard_member *member, const struct chunk_header *header,
                               struct fabric_message *message)
 {
     if (header->kind == CAIRN_CHUNK_HELLO) {
@@ -567,22 +567,22 @@ static void on_member_message(struct cairn_member *member, const struct chunk_he
 }
 
 /* Whose message it is; NULL if nobody's. */
-static struct cairn_member *find_sender(struct cairn_shard *shard,
+static struct shard_member *find_sender(struct shard_daemon *shard,
                                         const struct chunk_header *header)
 {
     struct shard_job *job = shard_job_find(shard, header->job);
     if (job == NULL || job->state == CAIRN_JOB_FAULTED) return NULL;
-    struct cairn_member *member = member_find(job, header->member);
+    struct shard_member *member = member_find(job, header->member);
     return member != NULL && member->token == header->token ? member : NULL;
 }
 
 void landing_on_message(void *arg, const void *header_bytes, size_t header_size,
                         size_t payload_bytes, struct fabric_message *message)
 {
-    struct cairn_shard *shard = arg;
+    struct shard_daemon *shard = arg;
     struct chunk_header header;
     cairn_status status = chunk_decode(header_bytes, header_size, payload_bytes, &header);
-    struct cairn_member *member = NULL;
+    struct shard_member *member = NULL;
     if (status == CAIRN_OK && relay_on_message(shard, &header, message)) return;
     if (status == CAIRN_OK && take_on_message(shard, &header, message)) return;
     if (status == CAIRN_OK) member = find_sender(shard, &header);

@@ -18,32 +18,32 @@
 enum { CAIRN_CREATE_SPEC, CAIRN_CREATE_LAYOUT }; /* what of a JobCreate comes in pages */
 
 /* Owns the message. */
-void create_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobCreate *message);
-void create_on_switch(struct cairn_shard *shard, const Cairn__JobSwitch *message);
-void create_on_drop(struct cairn_shard *shard, uint32_t request, const Cairn__JobDrop *message);
+void create_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobCreate *message);
+void create_on_switch(struct shard_daemon *shard, const Cairn__JobSwitch *message);
+void create_on_drop(struct shard_daemon *shard, uint32_t request, const Cairn__JobDrop *message);
 /* Memory, or what was held of a job, was given back: creates that waited for it go on, if nothing more is on
  * its way back. */
-void create_on_memory_back(struct cairn_shard *shard);
+void create_on_memory_back(struct shard_daemon *shard);
 
 /* ==== held ==== */
 
 /* Which parts a shard holds, and of which store; and what a coordinator needs to adopt them. */
 
 /* Counts the parts that are held. If there are none, any coordinator is obeyed. */
-size_t cairn_held_count(const struct cairn_shard *shard);
+size_t held_jobs_count(const struct shard_daemon *shard);
 /* The part of that generation, faulted ones too; NULL: there is none, or it leaves. */
-struct shard_job *held_find(struct cairn_shard *shard, uint64_t number, uint64_t generation);
+struct shard_job *held_find(struct shard_daemon *shard, uint64_t number, uint64_t generation);
 /* Fills Hello's list, of at most CAIRN_SHARD_JOBS_MAX; returns how many. */
-size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, bool full);
+size_t held_jobs_list(const struct shard_daemon *shard, Cairn__HeldJob *out, bool full);
 /* A coordinator says who it is: notes whether it is obeyed. */
-void held_judge(struct cairn_shard *shard, const char *cluster);
+void held_judge(struct shard_daemon *shard, const char *cluster);
 /* The keys that a coordinator trusts; NULL: it tells of none. They are kept if that one is obeyed, for who
  * adopts what is held. */
-void held_keys(struct cairn_shard *shard, const Cairn__Keys *keys);
-void held_keys_release(struct cairn_shard *shard);
+void held_keys(struct shard_daemon *shard, const Cairn__Keys *keys);
+void held_keys_release(struct shard_daemon *shard);
 /* Handles the messages that a coordinator may send even if it is not obeyed, and refuses all others
  * of such a coordinator. False: the message is left to the caller. */
-bool held_on_message(struct cairn_shard *shard, const struct wire_frame *frame,
+bool held_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
                      const ProtobufCMessage *message);
 
 /* ==== members ==== */
@@ -51,20 +51,19 @@ bool held_on_message(struct cairn_shard *shard, const struct wire_frame *frame,
 /* Members join, connect, are lost and leave. Loop thread. */
 
 /* Adds or replaces a member and begins to connect. */
-CAIRN_MUST_CHECK cairn_status cairn_member_join(struct shard_job *job,
-                                                const Cairn__MemberJoin *message,
-                                                struct sentence *why);
-void cairn_member_leave(struct shard_job *job, uint64_t number);
+CAIRN_MUST_CHECK cairn_status members_join(struct shard_job *job, const Cairn__MemberJoin *message,
+                                           struct sentence *why);
+void members_leave(struct shard_job *job, uint64_t number);
 /* Removes the members that the coordinator has not named in this session: they left while it was
  * away. */
 void members_forget_untold(struct shard_job *job);
 void members_release(struct shard_job *job);
 /* A message of the member came: connects the member if it is not connected. */
-void member_heard(struct cairn_member *member);
+void member_heard(struct shard_member *member);
 
 /* The member's HELLO, of its connection of that number: the member is heard, and greeted. The core is told
  * even of a member that was connected: it may have lost a GRANT. */
-void member_hello(struct cairn_member *member, uint64_t connection);
+void member_hello(struct shard_member *member, uint64_t connection);
 
 /* ==== own ==== */
 
@@ -85,7 +84,7 @@ void own_settle(struct shard_job *job);
 
 struct layout;
 struct shard_map;
-struct cairn_shard;
+struct shard_daemon;
 
 /* Makes a job, which the shard does not know yet, from a create whose spec and layout are complete.
  * Any thread, since a million tensors take seconds. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED:
@@ -214,7 +213,7 @@ CAIRN_MUST_CHECK cairn_status report_leaves(struct works *works, const void *pla
 CAIRN_MUST_CHECK cairn_status report_add_file(struct report *report, const char *path,
                                               uint64_t bytes, uint8_t *sums, struct sentence *why);
 /* "model/shard-...", in the order in which they were added; NULL behind the last. */
-const char *cairn_report_file(const struct report *report, size_t i);
+const char *report_file_at(const struct report *report, size_t i);
 
 /* ---- the loop's thread ---- */
 /* The payload of the last decision, which goes with it. */

@@ -96,7 +96,7 @@ struct program {
     struct values values;
     struct daemon daemon;
     struct addresses addresses;
-    struct cairn_shard *shard; /* NULL: not open yet, or being closed */
+    struct shard_daemon *shard; /* NULL: not open yet, or being closed */
     int exit_code;
     char coordinator[CAIRN_ADDRESS_TEXT_BYTES]; /* where it is looked for, if none is named */
 };
@@ -110,7 +110,7 @@ static void on_closed(void *context)
 /* The process leaves the cluster, and then ends with that code. */
 static void end_shard(struct program *program, int exit_code)
 {
-    struct cairn_shard *shard = program->shard;
+    struct shard_daemon *shard = program->shard;
     program->shard = NULL;
     program->exit_code = exit_code;
     shard_close(shard, on_closed, program);
@@ -130,13 +130,13 @@ static void on_stop(struct daemon *daemon, void *context)
         end_shard(program, 0);
 }
 
-static void on_drained(struct cairn_shard *shard, void *context)
+static void on_drained(struct shard_daemon *shard, void *context)
 {
     (void)shard;
     end_shard(context, 0);
 }
 
-static void on_ready(struct cairn_shard *shard, void *context)
+static void on_ready(struct shard_daemon *shard, void *context)
 {
     (void)shard;
     struct program *program = context;
@@ -147,13 +147,13 @@ static void on_ready(struct cairn_shard *shard, void *context)
     end_shard(program, status_exit((int)status));
 }
 
-static void on_fenced(struct cairn_shard *shard, void *context)
+static void on_fenced(struct shard_daemon *shard, void *context)
 {
     (void)shard;
     end_shard(context, status_exit(CAIRN_ERR_FENCED));
 }
 
-static void on_unfit(struct cairn_shard *shard, void *context)
+static void on_unfit(struct shard_daemon *shard, void *context)
 {
     (void)shard;
     end_shard(context, status_exit(CAIRN_ERR_IO));

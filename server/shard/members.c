@@ -26,7 +26,7 @@
 
 /* ---- connections ---- */
 
-static void tell_core(struct cairn_member *member, enum step_event_kind kind)
+static void tell_core(struct shard_member *member, enum step_event_kind kind)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return;
     own_step(member->job, &(struct step_event) { .kind = kind, .member = member->number });
@@ -35,7 +35,7 @@ static void tell_core(struct cairn_member *member, enum step_event_kind kind)
 
 static void on_down(void *arg, struct fabric_peer *peer, cairn_status why);
 
-static void greet(struct cairn_member *member)
+static void greet(struct shard_member *member)
 {
     struct chunk_header hello = { .kind = CAIRN_CHUNK_HELLO,
                                   .request = member_way(member),
@@ -43,7 +43,7 @@ static void greet(struct cairn_member *member)
     member_send(member, &hello);
 }
 
-static void say_unreachable(struct cairn_member *member, cairn_status status)
+static void say_unreachable(struct shard_member *member, cairn_status status)
 {
     char here[CAIRN_PLACE_BYTES], there[CAIRN_PLACE_BYTES];
     size_t bytes;
@@ -69,7 +69,7 @@ static void say_unreachable(struct cairn_member *member, cairn_status status)
                              : "and is on another host,");
 }
 
-static void connect_member(struct cairn_member *member)
+static void connect_member(struct shard_member *member)
 {
     assert(member->peer == NULL);
     member->heard = member->again = false;
@@ -86,7 +86,7 @@ static void connect_member(struct cairn_member *member)
 }
 
 /* A new endpoint to a member that was heard: what was sent on the one before may be lost. */
-static void connect_again(struct cairn_member *member)
+static void connect_again(struct shard_member *member)
 {
     connect_member(member);
     if (member->peer == NULL) return;
@@ -95,7 +95,7 @@ static void connect_again(struct cairn_member *member)
 }
 
 /* Closes its peer and tells the core. */
-static void member_down(struct cairn_member *member)
+static void member_down(struct shard_member *member)
 {
     if (member->peer == NULL) return;
     fabric_peer_close(member->peer);
@@ -107,10 +107,10 @@ static void member_down(struct cairn_member *member)
 /* shard->connects.again: connects members that went down and have not spoken since. */
 static void on_again(uv_timer_t *timer)
 {
-    const struct cairn_shard *shard = timer->data;
+    const struct shard_daemon *shard = timer->data;
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         for (size_t i = 0; i < job->members.capacity; i++) {
-            struct cairn_member *member = job->members.list[i];
+            struct shard_member *member = job->members.list[i];
             if (member == NULL || !member->again) continue;
             member->again = false;
             if (member->peer == NULL) connect_again(member);
@@ -120,7 +120,7 @@ static void on_again(uv_timer_t *timer)
 
 static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 {
-    struct cairn_member *member = arg;
+    struct shard_member *member = arg;
     assert(peer == member->peer);
     (void)peer;
     log_info("%s of job %s is gone: %s", member->name, member->job->spec.name,
@@ -133,7 +133,7 @@ static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
     if (!uv_is_active((uv_handle_t *)timer)) uv_timer_start(timer, on_again, AGAIN_MS, 0);
 }
 
-void member_heard(struct cairn_member *member)
+void member_heard(struct shard_member *member)
 {
     if (member->peer != NULL) {
         member->heard = true;
@@ -143,7 +143,7 @@ void member_heard(struct cairn_member *member)
     member->heard = member->peer != NULL;
 }
 
-void member_hello(struct cairn_member *member, uint64_t connection)
+void member_hello(struct shard_member *member, uint64_t connection)
 {
     const bool connected = member->peer != NULL;
     if (connection > member->connection) member->connection = (uint32_t)connection;
@@ -155,7 +155,7 @@ void member_hello(struct cairn_member *member, uint64_t connection)
 
 /* ---- join and leave ---- */
 
-static void member_free(struct cairn_member *member)
+static void member_free(struct shard_member *member)
 {
     tiles_forget(member);
     reply_forget(member);
@@ -184,7 +184,7 @@ static cairn_status judge_join(const struct shard_job *job, const Cairn__MemberJ
  * way on these goes on. */
 static bool is_here(struct shard_job *job, const Cairn__MemberJoin *message)
 {
-    struct cairn_member *member = member_find(job, message->member);
+    struct shard_member *member = member_find(job, message->member);
     const bool same = member != NULL && member->peer != NULL && member->token == message->token &&
                       member->rank == message->rank && member->role == message->role &&
                       member->address_bytes == message->fabric_address.len &&
@@ -194,27 +194,27 @@ static bool is_here(struct shard_job *job, const Cairn__MemberJoin *message)
     return same;
 }
 
-cairn_status cairn_member_join(struct shard_job *job, const Cairn__MemberJoin *message,
-                               struct sentence *why)
+cairn_status members_join(struct shard_job *job, const Cairn__MemberJoin *message,
+                          struct sentence *why)
 {
     CAIRN_TRY(judge_join(job, message, why));
     if (is_here(job, message)) return CAIRN_OK;
     const size_t bytes = message->fabric_address.len;
-    struct cairn_member *member = calloc(1, sizeof *member + bytes);
+    struct shard_member *member = calloc(1, sizeof *member + bytes);
     if (member == NULL || members_make_room(job) != CAIRN_OK) {
         free(member);
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a member");
     }
     member->job = job;
     member->tiles_hash = CAIRN_TABLE_HASH_WHOLE;
-    struct cairn_member *before = member_find(job, message->member);
+    struct shard_member *before = member_find(job, message->member);
     member->bytes.steps = job->bytes.steps;
     if (before != NULL) {
         tiles_move(before, member);
         if (before->role == message->role) reply_move(before, member);
         member->bytes = before->bytes;
     }
-    cairn_member_leave(job, message->member); // it is replaced
+    members_leave(job, message->member); // it is replaced
     member->number = message->member;
     member->token = message->token;
     member->told = job->shard->session.serial;
@@ -232,12 +232,12 @@ cairn_status cairn_member_join(struct shard_job *job, const Cairn__MemberJoin *m
     return CAIRN_OK;
 }
 
-void cairn_member_leave(struct shard_job *job, uint64_t number)
+void members_leave(struct shard_job *job, uint64_t number)
 {
-    struct cairn_member *member = member_find(job, number);
+    struct shard_member *member = member_find(job, number);
     if (member == NULL) return;
     log_info("%s left job %s", member->name, job->spec.name);
-    if (cairn_relay_of(job) != NULL) relay_fetch_forget(cairn_relay_of(job), number);
+    if (job_relay(job) != NULL) relay_fetch_forget(job_relay(job), number);
     member_down(member);
     members_take_out(job, member);
     member_free(member);
@@ -247,12 +247,12 @@ void members_forget_untold(struct shard_job *job)
 {
     size_t i = 0;
     while (i < job->members.capacity) {
-        const struct cairn_member *member = job->members.list[i];
+        const struct shard_member *member = job->members.list[i];
         if (member == NULL || member->is_mover || member->told == job->shard->session.serial) {
             i++;
             continue;
         }
-        cairn_member_leave(job, member->number);
+        members_leave(job, member->number);
         i = 0; // those behind it moved up
     }
     admit_left(job);
@@ -283,7 +283,7 @@ static bool is_held(const struct shard_job *job)
     return job->state != CAIRN_JOB_LEAVING && job->state != CAIRN_JOB_FAULTED;
 }
 
-size_t cairn_held_count(const struct cairn_shard *shard)
+size_t held_jobs_count(const struct shard_daemon *shard)
 {
     size_t count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
@@ -291,7 +291,7 @@ size_t cairn_held_count(const struct cairn_shard *shard)
     return count;
 }
 
-struct shard_job *held_find(struct cairn_shard *shard, uint64_t number, uint64_t generation)
+struct shard_job *held_find(struct shard_daemon *shard, uint64_t number, uint64_t generation)
 {
     struct shard_job *job = shard->jobs;
     while (job != NULL && (job->number != number || job->generation != generation ||
@@ -325,7 +325,7 @@ static void fill_next(const struct shard_job *job, Cairn__HeldJob *out)
     out->next_layout_version = next->view->layout->version;
 }
 
-size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, bool full)
+size_t held_jobs_list(const struct shard_daemon *shard, Cairn__HeldJob *out, bool full)
 {
     size_t count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
@@ -349,12 +349,12 @@ size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, boo
 }
 
 /* HeldJobs, as an answer if `request` is not 0. */
-static void tell_held(struct cairn_shard *shard, uint32_t request)
+static void tell_held(struct shard_daemon *shard, uint32_t request)
 {
     Cairn__HeldJob held[CAIRN_SHARD_JOBS_MAX];
     Cairn__HeldJob *list[CAIRN_SHARD_JOBS_MAX];
     Cairn__HeldJobs message = CAIRN__HELD_JOBS__INIT;
-    message.n_held = cairn_held_list(shard, held, true);
+    message.n_held = held_jobs_list(shard, held, true);
     message.held = list;
     for (size_t i = 0; i < message.n_held; i++) list[i] = &held[i];
     message.keys = shard->keys;
@@ -374,7 +374,7 @@ static Cairn__Keys *copy_keys(const Cairn__Keys *keys)
     return copy;
 }
 
-void held_keys(struct cairn_shard *shard, const Cairn__Keys *keys)
+void held_keys(struct shard_daemon *shard, const Cairn__Keys *keys)
 {
     Cairn__Keys *copy = shard->session.standing == CAIRN_STANDING_GOOD ? copy_keys(keys) : NULL;
     if (copy == NULL) return;
@@ -382,24 +382,24 @@ void held_keys(struct cairn_shard *shard, const Cairn__Keys *keys)
     shard->keys = copy;
 }
 
-void held_keys_release(struct cairn_shard *shard)
+void held_keys_release(struct shard_daemon *shard)
 {
     if (shard->keys != NULL) cairn__keys__free_unpacked(shard->keys, NULL);
     shard->keys = NULL;
 }
 
 /* It is the one whose word counts from now on. */
-static void obey(struct cairn_shard *shard)
+static void obey(struct shard_daemon *shard)
 {
     shard->session.standing = CAIRN_STANDING_GOOD;
     shard->seen = shard->session.coordinator;
 }
 
-void held_judge(struct cairn_shard *shard, const char *cluster)
+void held_judge(struct shard_daemon *shard, const char *cluster)
 {
-    struct cairn_session *session = &shard->session;
+    struct coordinator_session *session = &shard->session;
     const struct coordinator_id *theirs = &session->coordinator;
-    const size_t count = cairn_held_count(shard);
+    const size_t count = held_jobs_count(shard);
     session->standing = count == 0 ? CAIRN_STANDING_GOOD : standing_of(theirs, &shard->seen);
     if (count > 0) tell_held(shard, 0);
     if (session->standing == CAIRN_STANDING_GOOD) {
@@ -417,7 +417,7 @@ void held_judge(struct cairn_shard *shard, const char *cluster)
 
 /* ---- the operator's word ---- */
 
-static void refuse(struct cairn_shard *shard, uint32_t request, cairn_status status,
+static void refuse(struct shard_daemon *shard, uint32_t request, cairn_status status,
                    const char *text)
 {
     struct request answered = session_request(shard, request);
@@ -427,7 +427,7 @@ static void refuse(struct cairn_shard *shard, uint32_t request, cairn_status sta
 }
 
 /* Spec and layout, as they came. */
-static void send_part(struct cairn_shard *shard, uint32_t request, const struct shard_job *job)
+static void send_part(struct shard_daemon *shard, uint32_t request, const struct shard_job *job)
 {
     const bool amended = job->terms.amended.have_bytes > 0;
     struct packed *spec = amended
@@ -448,7 +448,7 @@ static void send_part(struct cairn_shard *shard, uint32_t request, const struct 
     packed_release(layout);
 }
 
-static void on_part_get(struct cairn_shard *shard, uint32_t request, const Cairn__PartGet *message)
+static void on_part_get(struct shard_daemon *shard, uint32_t request, const Cairn__PartGet *message)
 {
     if (message->job == 0) {
         tell_held(shard, request);
@@ -461,7 +461,7 @@ static void on_part_get(struct cairn_shard *shard, uint32_t request, const Cairn
         send_part(shard, request, job);
 }
 
-static void on_part_drop(struct cairn_shard *shard, uint32_t request,
+static void on_part_drop(struct shard_daemon *shard, uint32_t request,
                          const Cairn__PartDrop *message)
 {
     struct request answered = session_request(shard, request);
@@ -476,24 +476,24 @@ static void on_part_drop(struct cairn_shard *shard, uint32_t request,
     shard_job_leave(job);
     tell_held(shard, 0);
     // Nothing is held for anyone any more: begins anew, with whoever is there.
-    if (shard->session.standing != CAIRN_STANDING_GOOD && cairn_held_count(shard) == 0)
+    if (shard->session.standing != CAIRN_STANDING_GOOD && held_jobs_count(shard) == 0)
         session_refuse(shard, CAIRN_ERR_FENCED, "what this shard held was forgotten");
 }
 
 /* A coordinator drops parts that are not settled: they are leftovers of its own work. These are not, since
  * another coordinator had them made; whether its store had them too, nobody knows any more. */
-static void settle_adopted(struct cairn_shard *shard)
+static void settle_adopted(struct shard_daemon *shard)
 {
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         job->terms.settled = true;
 }
 
 /* The numbers begin anew, in a store that nobody has seen before. */
-static void on_adopted(struct cairn_shard *shard, uint32_t request,
+static void on_adopted(struct shard_daemon *shard, uint32_t request,
                        const Cairn__StoreAdopted *message)
 {
     struct request answered = session_request(shard, request);
-    struct cairn_session *session = &shard->session;
+    struct coordinator_session *session = &shard->session;
     session->coordinator.store = message->store;
     session->coordinator.incarnation = message->incarnation;
     if (session->standing != CAIRN_STANDING_GOOD) settle_adopted(shard);
@@ -504,7 +504,7 @@ static void on_adopted(struct cairn_shard *shard, uint32_t request,
     session_answer(shard, &answered, CAIRN_OK, NULL);
 }
 
-bool held_on_message(struct cairn_shard *shard, const struct wire_frame *frame,
+bool held_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
                      const ProtobufCMessage *message)
 {
     switch (frame->type) {
@@ -664,7 +664,7 @@ static void act(struct collector *collector, const struct step_action *action)
     }
 }
 
-static void send_as_owner(const struct collector *collector, struct cairn_member *member,
+static void send_as_owner(const struct collector *collector, struct shard_member *member,
                           struct chunk_header *header)
 {
     (void)collector;
@@ -672,9 +672,9 @@ static void send_as_owner(const struct collector *collector, struct cairn_member
 }
 
 static cairn_status judge_piece(const struct collector *collector,
-                                const struct cairn_member *member,
+                                const struct shard_member *member,
                                 const struct chunk_header *header, const struct chunk_place *place,
-                                struct cairn_piece *piece_out, struct sentence *why)
+                                struct chunk_piece *piece_out, struct sentence *why)
 {
     (void)collector;
     return tiles_piece(member, header, place, piece_out, why);
@@ -833,7 +833,7 @@ static void close_cut(struct shard_job *job)
 {
     job->members.cut = false;
     for (size_t i = 0; i < job->members.capacity; i++) {
-        struct cairn_member *member = job->members.list[i];
+        struct shard_member *member = job->members.list[i];
         if (member != NULL && member->cut) member_down(member);
     }
 }

@@ -20,7 +20,7 @@ struct arena_shown {
     int fd;                       /* owned: the region's; -1: of a card */
 };
 
-static void areas_close(struct cairn_planes *planes, struct cairn_shard *shard);
+static void areas_close(struct state_planes *planes, struct shard_daemon *shard);
 
 static void is_of_home(struct arena *arena)
 {
@@ -93,7 +93,7 @@ cairn_status arena_open_scratch(const char *label, uint64_t bytes, struct arena 
     if (map == MAP_FAILED)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "cannot map %" PRIu64 " bytes for %s: %s", bytes,
                          label, strerror(errno));
-    madvise(map, (size_t)bytes, MADV_HUGEPAGE); // a third faster; segments: cairn_arena_take
+    madvise(map, (size_t)bytes, MADV_HUGEPAGE); // a third faster; segments: arena_make_pages
     *arena_out = (struct arena) { .base = map, .bytes = (size_t)bytes };
     return CAIRN_OK;
 }
@@ -118,7 +118,7 @@ cairn_status arena_open_shared(struct home *home, const char *label, uint64_t by
     return CAIRN_OK;
 }
 
-cairn_status cairn_arena_take(const struct arena *arena, uint64_t from, uint64_t bytes)
+cairn_status arena_make_pages(const struct arena *arena, uint64_t from, uint64_t bytes)
 {
     uint8_t *const at = arena->base + from;
     assert(from <= arena->bytes && bytes <= arena->bytes - from);
@@ -367,13 +367,13 @@ uint64_t planes_cut(const struct shard_map *map, double host_fraction)
     return shard_map_chunk(map, low).local_elem;
 }
 
-uint64_t planes_device_end(const struct cairn_planes *planes)
+uint64_t planes_device_end(const struct state_planes *planes)
 {
     return planes->parked ? 0 : planes->host_from;
 }
 
 /* The bytes of a plane that the extents keep from local element `from` on. */
-static uint64_t bytes_kept(const struct cairn_planes *planes, enum plane plane, uint64_t from)
+static uint64_t bytes_kept(const struct state_planes *planes, enum plane plane, uint64_t from)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < planes->map->extent_count; i++) {
@@ -384,7 +384,7 @@ static uint64_t bytes_kept(const struct cairn_planes *planes, enum plane plane, 
     return bytes;
 }
 
-uint64_t planes_state_bytes(const struct cairn_planes *planes)
+uint64_t planes_state_bytes(const struct state_planes *planes)
 {
     uint64_t bytes = 0;
     for (enum plane p = 0; p < CAIRN_PLANES; p++)
@@ -394,19 +394,19 @@ uint64_t planes_state_bytes(const struct cairn_planes *planes)
 
 /* ---- open and close ---- */
 
-static uint64_t host_bytes(const struct cairn_planes *planes, enum plane plane, uint64_t from)
+static uint64_t host_bytes(const struct state_planes *planes, enum plane plane, uint64_t from)
 {
     return bytes_kept(planes, plane, from) == 0 ? 0 : planes->map->local_end * sizeof(float);
 }
 
-static cairn_status open_plane(struct cairn_planes *planes, enum plane plane, uint64_t bytes,
+static cairn_status open_plane(struct state_planes *planes, enum plane plane, uint64_t bytes,
                                struct sentence *why)
 {
     return arena_open_state(kinds[plane].label, bytes, planes->room_elems * sizeof(float),
                             kinds[plane].stream, &planes->host[plane], why);
 }
 
-static cairn_status open_host(struct cairn_planes *planes, struct sentence *why)
+static cairn_status open_host(struct state_planes *planes, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (enum plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
@@ -414,15 +414,15 @@ static cairn_status open_host(struct cairn_planes *planes, struct sentence *why)
     return status;
 }
 
-static struct cairn_planes of_nothing(const struct shard_map *map, const struct form *forms,
+static struct state_planes of_nothing(const struct shard_map *map, const struct form *forms,
                                       uint64_t host_from)
 {
-    struct cairn_planes planes = { .map = map, .forms = forms, .host_from = host_from };
+    struct state_planes planes = { .map = map, .forms = forms, .host_from = host_from };
     for (enum plane p = 0; p < CAIRN_PLANES; p++) planes.host[p] = CAIRN_ARENA_NONE;
     return planes;
 }
 
-cairn_status planes_open(struct cairn_planes *planes, const struct shard_map *map,
+cairn_status planes_open(struct state_planes *planes, const struct shard_map *map,
                          const struct form *forms, uint64_t host_from, uint64_t room_elems,
                          struct sentence *why)
 {
@@ -431,13 +431,13 @@ cairn_status planes_open(struct cairn_planes *planes, const struct shard_map *ma
     return open_host(planes, why);
 }
 
-void planes_release(struct cairn_planes *planes, struct cairn_shard *shard)
+void planes_release(struct state_planes *planes, struct shard_daemon *shard)
 {
-    for (enum plane p = 0; p < CAIRN_PLANES; p++) cairn_release(shard, &planes->host[p]);
+    for (enum plane p = 0; p < CAIRN_PLANES; p++) arena_release(shard, &planes->host[p]);
     areas_close(planes, shard);
 }
 
-cairn_status planes_reserve_elems(const struct cairn_planes *planes, enum plane plane,
+cairn_status planes_reserve_elems(const struct state_planes *planes, enum plane plane,
                                   const struct form *form, uint64_t first, uint64_t local_elem,
                                   uint64_t elems, struct reserve *reserve)
 {
@@ -447,7 +447,7 @@ cairn_status planes_reserve_elems(const struct cairn_planes *planes, enum plane 
                        form_bytes(form, plane, elems));
 }
 
-static cairn_status reserve_plane(const struct cairn_planes *planes, enum plane plane,
+static cairn_status reserve_plane(const struct state_planes *planes, enum plane plane,
                                   struct reserve *reserve)
 {
     cairn_status status = CAIRN_OK;
@@ -461,7 +461,7 @@ static cairn_status reserve_plane(const struct cairn_planes *planes, enum plane 
     return status;
 }
 
-cairn_status planes_reserve(const struct cairn_planes *planes, struct reserve *reserve)
+cairn_status planes_reserve(const struct state_planes *planes, struct reserve *reserve)
 {
     cairn_status status = CAIRN_OK;
     for (enum plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
@@ -478,7 +478,7 @@ static bool is_kept(const struct shard_map *map, const struct form *forms, enum 
     return i < map->extent_count;
 }
 
-cairn_status planes_grow(struct cairn_planes *planes, const struct shard_map *map,
+cairn_status planes_grow(struct state_planes *planes, const struct shard_map *map,
                          const struct form *forms, struct sentence *why)
 {
     const uint64_t bytes = map->local_end * sizeof(float);
@@ -495,7 +495,7 @@ cairn_status planes_grow(struct cairn_planes *planes, const struct shard_map *ma
 
 /* ---- the elements ---- */
 
-void *planes_host_at(const struct cairn_planes *planes, const struct form *form, enum plane plane,
+void *planes_host_at(const struct state_planes *planes, const struct form *form, enum plane plane,
                      uint64_t first, uint64_t local_elem)
 {
     if (!form_keeps(form, plane)) return NULL;
@@ -503,7 +503,7 @@ void *planes_host_at(const struct cairn_planes *planes, const struct form *form,
            (local_elem - first) * elem_bytes(form, plane);
 }
 
-void *planes_home_at(const struct cairn_planes *planes, const struct form *form,
+void *planes_home_at(const struct state_planes *planes, const struct form *form,
                      const struct area_place *place, enum plane plane, uint64_t first,
                      uint64_t local_elem)
 {
@@ -514,7 +514,7 @@ void *planes_home_at(const struct cairn_planes *planes, const struct form *form,
            (local_elem - first) * elem_bytes(form, plane);
 }
 
-void *planes_at(const struct cairn_planes *planes, enum plane plane, size_t extent,
+void *planes_at(const struct state_planes *planes, enum plane plane, size_t extent,
                 uint64_t local_elem)
 {
     const struct area_place *place = planes->places != NULL ? &planes->places[extent] : NULL;
@@ -522,7 +522,7 @@ void *planes_at(const struct cairn_planes *planes, enum plane plane, size_t exte
                           planes->map->extents[extent].local_elem, local_elem);
 }
 
-uint64_t planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem)
+uint64_t planes_dense(const struct state_planes *planes, size_t extent, uint64_t local_elem)
 {
     const struct local_extent *of = &planes->map->extents[extent];
     const uint64_t end = of->local_elem + of->elem_count;
@@ -530,8 +530,8 @@ uint64_t planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t
     return (is_cut ? planes->host_from : end) - local_elem;
 }
 
-void planes_copy(struct works *works, const struct cairn_planes *to, size_t to_extent,
-                 uint64_t to_elem, const struct cairn_planes *from, size_t from_extent,
+void planes_copy(struct works *works, const struct state_planes *to, size_t to_extent,
+                 uint64_t to_elem, const struct state_planes *from, size_t from_extent,
                  uint64_t from_elem, uint64_t elems)
 {
     const struct form *form = &to->forms[to_extent];
@@ -551,7 +551,7 @@ void area_unref(struct area *area)
     free(area);
 }
 
-cairn_status area_add(struct cairn_planes *planes, struct home *device, uint64_t bytes,
+cairn_status area_add(struct state_planes *planes, struct home *device, uint64_t bytes,
                       struct area **area_out, struct sentence *why)
 {
     struct area *area = calloc(1, sizeof *area);
@@ -576,7 +576,7 @@ cairn_status area_add(struct cairn_planes *planes, struct home *device, uint64_t
 
 /* ---- what is left in them ---- */
 
-void areas_unmark(struct cairn_planes *planes)
+void areas_unmark(struct state_planes *planes)
 {
     for (struct area *area = planes->areas; area != NULL; area = area->next)
         for (uint64_t s = 0; s < memory_segments(area->arena.bytes); s++)
@@ -610,7 +610,7 @@ static void give_unused(struct area *area)
     }
 }
 
-void areas_trim(struct cairn_planes *planes, struct cairn_shard *shard)
+void areas_trim(struct state_planes *planes, struct shard_daemon *shard)
 {
     for (struct area **link = &planes->areas; *link != NULL;) {
         struct area *area = *link;
@@ -620,19 +620,19 @@ void areas_trim(struct cairn_planes *planes, struct cairn_shard *shard)
             continue;
         }
         *link = area->next;
-        cairn_release(shard, &area->arena);
+        arena_release(shard, &area->arena);
         area_unref(area);
     }
 }
 
-void areas_give_gone(struct cairn_planes *planes)
+void areas_give_gone(struct state_planes *planes)
 {
     for (struct area *area = planes->areas; area != NULL; area = area->next)
         for (uint64_t s = 0; s < memory_segments(area->arena.bytes); s++)
             if (area->segments[s].is_gone) arena_give_segment(&area->arena, s);
 }
 
-uint64_t areas_bytes(const struct cairn_planes *planes)
+uint64_t areas_bytes(const struct state_planes *planes)
 {
     uint64_t bytes = 0;
     for (const struct area *area = planes->areas; area != NULL; area = area->next)
@@ -648,14 +648,14 @@ bool area_is_gone(const struct area *area, uint64_t at)
 }
 
 /* All of them; on another thread, if `shard` is not NULL. */
-static void areas_close(struct cairn_planes *planes, struct cairn_shard *shard)
+static void areas_close(struct state_planes *planes, struct shard_daemon *shard)
 {
     while (planes->areas != NULL) {
         struct area *area = planes->areas;
         planes->areas = area->next;
         if (shard != NULL) {
-            cairn_release(shard, &area->arena);
-            cairn_release(shard, &area->to);
+            arena_release(shard, &area->arena);
+            arena_release(shard, &area->to);
         }
         arena_close(&area->arena);
         arena_close(&area->to);
@@ -665,14 +665,14 @@ static void areas_close(struct cairn_planes *planes, struct cairn_shard *shard)
 
 /* ==== taken ==== */
 
-void taken_open(struct cairn_taken *taken)
+void taken_open(struct made_pages *taken)
 {
-    *taken = (struct cairn_taken) { .list = NULL };
+    *taken = (struct made_pages) { .list = NULL };
     pthread_mutex_init(&taken->mutex, NULL);
     pthread_cond_init(&taken->changed, NULL);
 }
 
-void taken_close(struct cairn_taken *taken)
+void taken_close(struct made_pages *taken)
 {
     pthread_mutex_destroy(&taken->mutex);
     pthread_cond_destroy(&taken->changed);
@@ -680,7 +680,7 @@ void taken_close(struct cairn_taken *taken)
 }
 
 /* Takes out those that the span touches, which becomes all of them. */
-static void join(struct cairn_taken *taken, struct taken_span *span)
+static void join(struct made_pages *taken, struct taken_span *span)
 {
     for (size_t i = 0; i < taken->count;) {
         const struct taken_span other = taken->list[i];
@@ -695,7 +695,7 @@ static void join(struct cairn_taken *taken, struct taken_span *span)
 }
 
 /* Without memory for one more it is not known of before the end. */
-static void add(struct cairn_taken *taken, struct taken_span span)
+static void add(struct made_pages *taken, struct taken_span span)
 {
     join(taken, &span);
     if (taken->count == taken->capacity) {
@@ -708,7 +708,7 @@ static void add(struct cairn_taken *taken, struct taken_span span)
     taken->list[taken->count++] = span;
 }
 
-void taken_add(struct cairn_taken *taken, const void *at, uint64_t bytes)
+void taken_add(struct made_pages *taken, const void *at, uint64_t bytes)
 {
     pthread_mutex_lock(&taken->mutex);
     add(taken, (struct taken_span) { (uintptr_t)at, (uintptr_t)at + bytes });
@@ -716,7 +716,7 @@ void taken_add(struct cairn_taken *taken, const void *at, uint64_t bytes)
     pthread_mutex_unlock(&taken->mutex);
 }
 
-void taken_end(struct cairn_taken *taken, bool all)
+void taken_end(struct made_pages *taken, bool all)
 {
     pthread_mutex_lock(&taken->mutex);
     if (!taken->is_over) taken->all = all;
@@ -725,14 +725,14 @@ void taken_end(struct cairn_taken *taken, bool all)
     pthread_mutex_unlock(&taken->mutex);
 }
 
-static bool has(const struct cairn_taken *taken, uintptr_t at, uintptr_t end)
+static bool has(const struct made_pages *taken, uintptr_t at, uintptr_t end)
 {
     for (size_t i = 0; i < taken->count; i++)
         if (taken->list[i].at <= at && end <= taken->list[i].end) return true;
     return false;
 }
 
-bool taken_await(struct cairn_taken *taken, const void *at, uint64_t bytes)
+bool taken_await(struct made_pages *taken, const void *at, uint64_t bytes)
 {
     const uintptr_t first = (uintptr_t)at;
     pthread_mutex_lock(&taken->mutex);

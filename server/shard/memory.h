@@ -66,7 +66,7 @@ CAIRN_MUST_CHECK cairn_status arena_open_home(struct home *home, const char *lab
  * kernel has them (proto/base/machine.h), where a whole one is wanted. 0.1 ms a MiB. Nobody else uses the
  * bytes meanwhile. CAIRN_ERR_NO_MEMORY: not all; past a control group's limit the kernel kills instead, so
  * see that there is room (server/base/daemon.h). Any thread, several at a time. */
-CAIRN_MUST_CHECK cairn_status cairn_arena_take(const struct arena *arena, uint64_t from,
+CAIRN_MUST_CHECK cairn_status arena_make_pages(const struct arena *arena, uint64_t from,
                                                uint64_t bytes);
 /* From now on a device's home copies from and to the arena: what arena_pin is told of is
  * pinned until it is given back. */
@@ -126,9 +126,9 @@ void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes);
  * Loop thread; the job is kept (busy) until `done`. */
 
 struct pool;
-struct cairn_release;
+struct arena_release;
 struct reserve;
-struct cairn_shard;
+struct shard_daemon;
 
 /* A shard's memory. */
 struct shard_memory {
@@ -138,7 +138,7 @@ struct shard_memory {
     struct pool *toucher;           /* owned: makes those that nobody waits for, and gives way */
     struct reserve *reserves;       /* what takes memory, one at a time */
     struct pool *releaser;          /* owned */
-    struct cairn_release *releases; /* what is being unmapped: reserve.c */
+    struct arena_release *releases; /* what is being unmapped: reserve.c */
     uv_timer_t give_timer;   /* the next turn of the loop, while given_bytes > 0: reserve.c */
     uint64_t given_bytes;    /* landing pages that this turn gave back */
     uint64_t give_max_bytes; /* of a turn; CAIRN_GIVE_MAX_BYTES */
@@ -174,18 +174,18 @@ CAIRN_MUST_CHECK cairn_status reserve_begin(const struct reserve_request *reques
 CAIRN_MUST_CHECK cairn_status reserve_add(struct reserve *reserve, const struct arena *arena,
                                           uint64_t from, uint64_t bytes);
 /* Bytes of shared memory that nobody uses any more. */
-struct cairn_span {
+struct shared_span {
     void *at; /* at the beginning of a page */
     size_t bytes;
 };
 /* The pages of these go back to the system, when what was asked for before is made: who asks later may have
  * the same places. Takes the list, malloc'ed memory. They stay if there is no memory to do it. */
-void reserve_give(struct shard_job *job, struct cairn_span *spans, size_t span_count);
+void reserve_give(struct shard_job *job, struct shared_span *spans, size_t span_count);
 /* The job leaves: its `done` follows soon. */
 void reserve_cancel(struct shard_job *job);
 /* Before the shard's pool is closed, and after it. */
-void reserves_stop(struct cairn_shard *shard);
-void reserves_free(struct cairn_shard *shard);
+void reserves_stop(struct shard_daemon *shard);
+void reserves_free(struct shard_daemon *shard);
 
 /* ==== plane ==== */
 
@@ -229,7 +229,7 @@ uint64_t form_bytes(const struct form *form, enum plane plane, uint64_t elems);
  * its extent begins, and the rest of its words is never touched, as words of extents that do not keep it.
  * On a device what is not touched is taken, too: there the extents that keep a plane stand one behind the
  * other, each at a multiple of CAIRN_PLANE_ALIGN (below). A plane that no extent keeps is empty. */
-struct cairn_planes {
+struct state_planes {
     const struct shard_map *map;     /* borrowed */
     const struct form *forms;        /* borrowed: [map->extent_count] */
     const struct area_place *places; /* borrowed: the same; NULL: no device */
@@ -259,46 +259,46 @@ uint64_t extent_before(const struct local_extent *extent, uint64_t local_elem);
 uint64_t planes_cut(const struct shard_map *map, double host_fraction);
 
 /* Up to which element they lie on a device now. */
-uint64_t planes_device_end(const struct cairn_planes *planes);
+uint64_t planes_device_end(const struct state_planes *planes);
 
 /* Opens a job's planes in host memory, all 0: elements from host_from on, which may later grow to
  * room_elems local elements. On CAIRN_ERR_NO_MEMORY `planes` is to be closed all the same. */
-CAIRN_MUST_CHECK cairn_status planes_open(struct cairn_planes *planes, const struct shard_map *map,
+CAIRN_MUST_CHECK cairn_status planes_open(struct state_planes *planes, const struct shard_map *map,
                                           const struct form *forms, uint64_t host_from,
                                           uint64_t room_elems, struct sentence *why);
 /* The same on another thread: reserve.c. */
-void planes_release(struct cairn_planes *planes, struct cairn_shard *shard);
+void planes_release(struct state_planes *planes, struct shard_daemon *shard);
 /* Within `prepare` of a reserve: all that the extents keep in host memory, without the gaps between. */
-CAIRN_MUST_CHECK cairn_status planes_reserve(const struct cairn_planes *planes,
+CAIRN_MUST_CHECK cairn_status planes_reserve(const struct state_planes *planes,
                                              struct reserve *reserve);
 /* Addresses for what another map of the same shard has, too: none of it has pages, none of what is there
  * moves. Planes in host memory alone. CAIRN_ERR_NO_MEMORY: some may have got theirs. */
-CAIRN_MUST_CHECK cairn_status planes_grow(struct cairn_planes *planes, const struct shard_map *map,
+CAIRN_MUST_CHECK cairn_status planes_grow(struct state_planes *planes, const struct shard_map *map,
                                           const struct form *forms, struct sentence *why);
 /* Within `prepare` of a reserve: of a plane in host memory, what so many elements take from a local one on;
  * `first`: the local element at which their extent begins, whose form it is. */
-CAIRN_MUST_CHECK cairn_status planes_reserve_elems(const struct cairn_planes *planes,
+CAIRN_MUST_CHECK cairn_status planes_reserve_elems(const struct state_planes *planes,
                                                    enum plane plane, const struct form *form,
                                                    uint64_t first, uint64_t local_elem,
                                                    uint64_t elems, struct reserve *reserve);
 /* The bytes of state that the extents keep. */
-uint64_t planes_state_bytes(const struct cairn_planes *planes);
+uint64_t planes_state_bytes(const struct state_planes *planes);
 /* Where a local element of an extent stands, in its home. NULL: the extent does not keep the plane. */
-void *planes_at(const struct cairn_planes *planes, enum plane plane, size_t extent,
+void *planes_at(const struct state_planes *planes, enum plane plane, size_t extent,
                 uint64_t local_elem);
 /* The same of an extent that begins at local element `first`, of the map or of another one. */
-void *planes_home_at(const struct cairn_planes *planes, const struct form *form,
+void *planes_home_at(const struct state_planes *planes, const struct form *form,
                      const struct area_place *place, enum plane plane, uint64_t first,
                      uint64_t local_elem);
 /* The same in host memory. */
-void *planes_host_at(const struct cairn_planes *planes, const struct form *form, enum plane plane,
+void *planes_host_at(const struct state_planes *planes, const struct form *form, enum plane plane,
                      uint64_t first, uint64_t local_elem);
 /* So many elements of the extent, from that one on, stand dense there, in form_dtype: up to the
  * extent's end, or to host_from. A chunk's always do. */
-uint64_t planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem);
+uint64_t planes_dense(const struct state_planes *planes, size_t extent, uint64_t local_elem);
 /* Copies elements within an extent, of each plane of the state that both extents keep. */
-void planes_copy(struct works *works, const struct cairn_planes *to, size_t to_extent,
-                 uint64_t to_elem, const struct cairn_planes *from, size_t from_extent,
+void planes_copy(struct works *works, const struct state_planes *to, size_t to_extent,
+                 uint64_t to_elem, const struct state_planes *from, size_t from_extent,
                  uint64_t from_elem, uint64_t elems);
 
 /* ==== area ==== */
@@ -332,19 +332,19 @@ struct area_place {
 };
 
 /* One more, at 0. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
-CAIRN_MUST_CHECK cairn_status area_add(struct cairn_planes *planes, struct home *device,
+CAIRN_MUST_CHECK cairn_status area_add(struct state_planes *planes, struct home *device,
                                        uint64_t bytes, struct area **area_out,
                                        struct sentence *why);
 /* Counts one less; NULL is fine. */
 void area_unref(struct area *area);
 /* Gives back what nothing is in that is marked: places of so many elements each. Nothing works on it. */
-void areas_unmark(struct cairn_planes *planes);
+void areas_unmark(struct state_planes *planes);
 void place_mark(const struct area_place *place, const struct form *form, uint64_t elems);
-void areas_trim(struct cairn_planes *planes, struct cairn_shard *shard);
+void areas_trim(struct state_planes *planes, struct shard_daemon *shard);
 /* They lie on the device anew, whole: gives back what was given before. */
-void areas_give_gone(struct cairn_planes *planes);
+void areas_give_gone(struct state_planes *planes);
 /* The bytes that the areas take of the device, with the bytes that no element uses. */
-uint64_t areas_bytes(const struct cairn_planes *planes);
+uint64_t areas_bytes(const struct state_planes *planes);
 /* True if the segment of the area in which `at` lies went back to the device. */
 bool area_is_gone(const struct area *area, uint64_t at);
 
@@ -353,14 +353,15 @@ bool area_is_gone(const struct area *area, uint64_t at);
 /* Memory goes back to the system on another thread. Loop thread. */
 
 /* The arena becomes CAIRN_ARENA_NONE: nobody touches that memory any more. */
-void cairn_release(struct cairn_shard *shard, struct arena *arena);
+void arena_release(struct shard_daemon *shard, struct arena *arena);
 /* `free_it` frees `what` on that thread: nobody else knows of it any more. */
-void release_by(struct cairn_shard *shard, void (*free_it)(void *what), void *what);
+void release_by(struct shard_daemon *shard, void (*free_it)(void *what), void *what);
 /* When all that were released before are unmapped, the budget has the bytes again, and the request (may be
  * NULL) is answered. */
-void release_bytes(struct cairn_shard *shard, uint64_t budget_bytes, const struct request *request);
+void release_bytes(struct shard_daemon *shard, uint64_t budget_bytes,
+                   const struct request *request);
 /* With the shard, behind its pools. */
-void release_close(struct cairn_shard *shard);
+void release_close(struct shard_daemon *shard);
 
 /* ==== taken ==== */
 
@@ -371,7 +372,7 @@ struct taken_span {
     uintptr_t at, end;
 };
 
-struct cairn_taken {
+struct made_pages {
     pthread_mutex_t mutex; /* of all that follows */
     pthread_cond_t changed;
     struct taken_span *list; /* owned: none touches another */
@@ -379,13 +380,13 @@ struct cairn_taken {
     bool is_over, all; /* no more of them come; all are there */
 };
 
-void taken_open(struct cairn_taken *taken);
-void taken_close(struct cairn_taken *taken);
+void taken_open(struct made_pages *taken);
+void taken_close(struct made_pages *taken);
 /* These are there. Any thread. */
-void taken_add(struct cairn_taken *taken, const void *at, uint64_t bytes);
+void taken_add(struct made_pages *taken, const void *at, uint64_t bytes);
 /* No more come: `all` are there, or it was given up. The first end holds. Any thread. */
-void taken_end(struct cairn_taken *taken, bool all);
+void taken_end(struct made_pages *taken, bool all);
 /* Until these are there. False: they will not be. Any thread. */
-bool taken_await(struct cairn_taken *taken, const void *at, uint64_t bytes);
+bool taken_await(struct made_pages *taken, const void *at, uint64_t bytes);
 
 #endif

@@ -173,9 +173,9 @@ static cairn_status let_in(struct shard_job *job, struct move_part *part, const 
     join.role = CAIRN_ROLE_WIRE_READER;
     join.name = mover->name;
     join.fabric_address = mover->fabric_address;
-    CAIRN_TRY(cairn_member_join(job, &join, why));
+    CAIRN_TRY(members_join(job, &join, why));
     part->movers[part->mover_count++] = mover->member;
-    struct cairn_member *member = member_find(job, mover->member);
+    struct shard_member *member = member_find(job, mover->member);
     member->is_mover = true;
     return reply_keep(member, why);
 }
@@ -197,7 +197,7 @@ static cairn_status let_all_in(struct shard_job *job, struct move_part *part,
 /* ---- from beginning to end ---- */
 
 /* A PartPrepare that waits until what was given, or prepared before it, is forgotten. */
-static void move_go_on(struct cairn_shard *shard, uint64_t job)
+static void move_go_on(struct shard_daemon *shard, uint64_t job)
 {
     for (struct arriving *a = shard->arriving, *next; a != NULL; a = next) {
         next = a->next;
@@ -243,7 +243,7 @@ static void on_room(const struct reserve_request *request, cairn_status status,
                     const struct sentence *why)
 {
     struct shard_job *job = request->job;
-    struct cairn_shard *shard = job->shard;
+    struct shard_daemon *shard = job->shard;
     struct move_part *part = job->move.next;
     if (part == NULL) return; // the job leaves
     part->is_ready = true;
@@ -308,7 +308,7 @@ static cairn_status begin(struct shard_job *job, const struct arriving *arriving
     return status;
 }
 
-static void whole(struct cairn_shard *shard, struct arriving *arriving)
+static void whole(struct shard_daemon *shard, struct arriving *arriving)
 {
     struct shard_job *job = shard_job_find(shard, message_of(arriving)->job);
     struct sentence why;
@@ -334,14 +334,14 @@ static const struct arriving_kind kind = {
     .whole = whole,
 };
 
-void move_on_prepare(struct cairn_shard *shard, uint32_t request, Cairn__PartPrepare *message)
+void move_on_prepare(struct shard_daemon *shard, uint32_t request, Cairn__PartPrepare *message)
 {
     const uint64_t bytes[CAIRN_ARRIVING_PAGED] = { message->layout_bytes };
     arriving_begin(shard, &kind, request, &message->base, bytes);
 }
 
 /* Ends the PartPrepares of that layout that still wait. */
-static void end_waiting(struct cairn_shard *shard, const Cairn__PartUnprepare *message)
+static void end_waiting(struct shard_daemon *shard, const Cairn__PartUnprepare *message)
 {
     struct sentence why;
     sentence_set(&why, "layout %" PRIu64 " is not wanted any more", message->layout);
@@ -370,10 +370,9 @@ static void move_part_drop(struct shard_job *job, struct move_part *part)
 {
     if (part == NULL) return;
     const bool ends = job->shard->closing || job->state == CAIRN_JOB_LEAVING;
-    for (size_t i = 0; i < part->mover_count && !ends; i++)
-        cairn_member_leave(job, part->movers[i]);
+    for (size_t i = 0; i < part->mover_count && !ends; i++) members_leave(job, part->movers[i]);
     if (job->shard->closing && part->take != NULL)
-        cairn_take_free(part->take);
+        receiver_free(part->take);
     else
         take_leave(part->take);
     shard_job_give(job, &job->memory.staging, part->staging);
@@ -440,14 +439,14 @@ static bool tick_job(struct shard_job *job, uint64_t now_ms)
 
 static void on_tick(uv_timer_t *timer)
 {
-    const struct cairn_shard *shard = timer->data;
+    const struct shard_daemon *shard = timer->data;
     bool waits = false;
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         if (job->state == CAIRN_JOB_SERVING && tick_job(job, uv_now(shard->loop))) waits = true;
     if (!waits) uv_timer_stop(timer);
 }
 
-void move_wake(struct cairn_shard *shard)
+void move_wake(struct shard_daemon *shard)
 {
     if (shard->closing || uv_is_active((uv_handle_t *)&shard->move_timer)) return;
     uv_timer_start(&shard->move_timer, on_tick, TICK_MS, TICK_MS);
@@ -580,7 +579,7 @@ static void on_taken(struct take *take)
 /* A part that joined has heard at which version the job is: it has nothing of it, and so all. */
 static void note_version(struct shard_job *job)
 {
-    struct cairn_published *newest = &job->versions.copies[job->versions.newest];
+    struct published_copy *newest = &job->versions.copies[job->versions.newest];
     const struct cairn_version version = step_version(job->collector.step);
     if (newest->view->table.map.elem_count == 0 && version_compare(newest->version, version) < 0)
         newest->version = version;
@@ -736,7 +735,7 @@ void move_rests(struct shard_job *job)
 
 static void leave_movers(struct shard_job *job, struct move_part *part)
 {
-    for (size_t i = 0; i < part->mover_count; i++) cairn_member_leave(job, part->movers[i]);
+    for (size_t i = 0; i < part->mover_count; i++) members_leave(job, part->movers[i]);
     part->mover_count = 0;
 }
 

@@ -69,7 +69,7 @@ void lots_release(struct lots *lots);
 struct chunk_header;
 struct chunk_link;
 struct reserve;
-struct cairn_shard;
+struct shard_daemon;
 struct shard_job;
 struct take;
 
@@ -93,12 +93,12 @@ bool take_is_done(const struct take *take, uint64_t *bytes_out, uint64_t *us_out
 /* Asks for nothing any more; frees it now, or when nothing refers to it. NULL is fine. */
 void take_leave(struct take *take);
 /* With the job, whatever is in flight: the fabric and the pools are closed. And those that were leaving. */
-void cairn_take_free(struct take *take);
+void receiver_free(struct take *take);
 void take_free_leaving(struct shard_job *job);
 
 /* Takes or drops a giver's message for a take of one of our jobs. False: the message is not from a
  * giver, and is left to the caller. */
-bool take_on_message(struct cairn_shard *shard, const struct chunk_header *header,
+bool take_on_message(struct shard_daemon *shard, const struct chunk_header *header,
                      struct fabric_message *message);
 /* Time: connects, breaks silences, asks again. True: it waits for something. */
 bool take_tick(struct take *take, uint64_t now_ms);
@@ -171,7 +171,7 @@ void move_rests(struct shard_job *job);
 /* The next layout of a job is prepared beside the one in force. Loop thread. */
 
 /* Owns the message. Answered when the memory for what comes is there: Done; or Error, and nothing changed. */
-void move_on_prepare(struct cairn_shard *shard, uint32_t request, Cairn__PartPrepare *message);
+void move_on_prepare(struct shard_daemon *shard, uint32_t request, Cairn__PartPrepare *message);
 void move_on_unprepare(struct shard_job *job, const Cairn__PartUnprepare *message);
 
 #endif

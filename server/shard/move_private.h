@@ -13,7 +13,7 @@ struct giver;
 
 /* A lot that is asked for, or being copied. */
 struct take_slot {
-    struct cairn_run run; /* first: the copy */
+    struct work_run run; /* first: the copy */
     struct giver *giver;
     struct chunk_request request; /* numbered as giver->slots */
     const struct lot *lot;        /* NULL: the slot is free */
@@ -67,7 +67,7 @@ struct take {
 /* One change of the layout, and the clock of all changes. Private to move.c. */
 
 /* Starts the clock of changes, which ticks until nothing waits any more. */
-void move_wake(struct cairn_shard *shard);
+void move_wake(struct shard_daemon *shard);
 
 /* ==== shift ==== */
 

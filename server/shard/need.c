@@ -14,7 +14,7 @@
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 
-uint64_t memory_sum(const struct cairn_memory *m)
+uint64_t memory_sum(const struct memory_need *m)
 {
     return m->state + m->published + m->landing + m->staging + m->tables;
 }
@@ -133,7 +133,7 @@ static uint64_t table_bytes(const struct need *need, const struct shard_map *map
 {
     const uint64_t grad_chunks = need->step.chunk_count;
     const uint64_t folds = need->slot_count < grad_chunks ? need->slot_count : grad_chunks;
-    return step_bytes(&need->step) + need->slot_count * sizeof(struct cairn_slot) +
+    return step_bytes(&need->step) + need->slot_count * sizeof(struct collector_slot) +
            folds * sizeof(struct fold) +
            step_actions_max(&need->step) * sizeof(struct step_action) + map->chunk_count * 32 +
            map->extent_count * 128 + need->step.member_max * CAIRN_STEP_HOLDS_BYTES(grad_chunks) +
@@ -155,8 +155,8 @@ static void size(struct need *need, const struct shard_map *map, uint64_t chunk_
     need->put_bytes = need->slot_bytes + (size_t)ALIGN_UP(CAIRN_BOX_BYTES_MAX, 4096u);
     need->landing_bytes = (uint64_t)window * need->slot_bytes +
                           (uint64_t)step->small * need->small_bytes;
-    need->worker_staging_bytes = cairn_reply_bytes(need->reply_bytes);
-    need->memory = (struct cairn_memory) {
+    need->worker_staging_bytes = reply_memory_bytes(need->reply_bytes);
+    need->memory = (struct memory_need) {
         .state = need->memory.state,
         .device = need->memory.device,
         .published = 2 * (CAIRN_PUBLISHED_PAGE_BYTES + need->wire_bytes),

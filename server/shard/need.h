@@ -10,7 +10,7 @@
 struct form;
 
 /* Bytes. */
-struct cairn_memory {
+struct memory_need {
     uint64_t state;     /* parameters, moments, and the sums of a round */
     uint64_t published; /* copies in the wire dtype: two, and those that are leased */
     uint64_t landing;   /* of the workers that are there: their chunks in flight */
@@ -23,7 +23,7 @@ struct cairn_memory {
 };
 
 struct need {
-    struct cairn_memory memory;    /* before anyone joins: landing is 0 */
+    struct memory_need memory;     /* before anyone joins: landing is 0 */
     uint64_t landing_bytes;        /* that a worker adds, .. */
     uint64_t worker_staging_bytes; /* .. and this: the reply that it keeps */
     /* where these come from */
@@ -39,7 +39,7 @@ struct need {
 };
 
 /* The sum of all kinds that lie in host memory. */
-uint64_t memory_sum(const struct cairn_memory *memory);
+uint64_t memory_sum(const struct memory_need *memory);
 
 /* Computes the need of a job that at most member_max workers join at a time, from a spec that
  * spec_check accepted. forms_out: [map->extent_count], zeroed; NULL: not wanted. has_device:

@@ -101,7 +101,7 @@ static uint64_t least_bytes(const struct shard_job *job, const struct need *need
  * the rest. 0: it never does. */
 static uint32_t leaves_that_fit(const struct shard_job *job, const struct need *need, uint64_t room)
 {
-    const struct cairn_memory *memory = &need->memory;
+    const struct memory_need *memory = &need->memory;
     const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
     // The last leaf may be a part of one.
     const uint64_t now = (job->replies.bytes - 1) / leaf_bytes + 1;
@@ -109,7 +109,7 @@ static uint32_t leaves_that_fit(const struct shard_job *job, const struct need *
     const uint64_t chunks = replies * (job->spec.window + 1) + job->puts.max;
     const uint64_t small = replies * job->landing.small * (uint64_t)job->landing.small_bytes;
     const uint64_t boxes = job->puts.max * (uint64_t)(job->puts.bytes - job->landing.slot_bytes) +
-                           small + chunks * CAIRN_STAGGER_BYTES + replies * cairn_reply_bytes(0);
+                           small + chunks * CAIRN_STAGGER_BYTES + replies * reply_memory_bytes(0);
     for (uint64_t leaves = now / 2; leaves > 0; leaves /= 2)
         if (memory->state + memory->published + boxes + chunks * leaves * leaf_bytes +
                 memory->tables * ((now - 1) / leaves + 1) <=
@@ -266,12 +266,12 @@ static void free_tables(void *arg)
  * answered. */
 static void free_body(struct shard_job *job, const struct request *request)
 {
-    struct cairn_shard *shard = job->shard;
+    struct shard_daemon *shard = job->shard;
     tiles_close(job);
     collector_leave(&job->collector);
     planes_release(&job->planes, shard);
-    cairn_release(shard, &job->landing.arena);
-    cairn_release(shard, &job->puts.arena);
+    arena_release(shard, &job->landing.arena);
+    arena_release(shard, &job->puts.arena);
     published_close(job);
     const uint64_t bytes = memory_sum(&job->memory);
     release_by(shard, free_tables, job);
@@ -287,7 +287,7 @@ struct shard_draft {
     bool is_made;
 };
 
-static struct shard_job *new_job(struct cairn_shard *shard, const Cairn__JobCreate *message)
+static struct shard_job *new_job(struct shard_daemon *shard, const Cairn__JobCreate *message)
 {
     struct shard_job *job = calloc(1, sizeof *job);
     if (job == NULL) return NULL;
@@ -305,7 +305,7 @@ static struct shard_job *new_job(struct cairn_shard *shard, const Cairn__JobCrea
     return job;
 }
 
-static cairn_status draft_open(struct cairn_shard *shard, const Cairn__JobCreate *message,
+static cairn_status draft_open(struct shard_daemon *shard, const Cairn__JobCreate *message,
                                const struct paged *spec, const struct paged *layout,
                                struct shard_draft **draft_out, struct sentence *why)
 {
@@ -359,7 +359,7 @@ static cairn_status judge_create(const struct shard_draft *draft, const Cairn__J
     return CAIRN_OK;
 }
 
-static cairn_status judge_count(const struct cairn_shard *shard, struct sentence *why)
+static cairn_status judge_count(const struct shard_daemon *shard, struct sentence *why)
 {
     size_t count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) count++;
@@ -400,7 +400,7 @@ static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate
 
 /* Takes the draft, which is made: the job is one of the shard's. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: nothing
  * is held. */
-static cairn_status job_open(struct cairn_shard *shard, struct shard_draft *draft,
+static cairn_status job_open(struct shard_daemon *shard, struct shard_draft *draft,
                              struct shard_job **job_out, struct sentence *why)
 {
     struct shard_job *job = draft->job;
@@ -444,7 +444,7 @@ void shard_job_free(struct shard_job *job)
 
 void shard_job_unused(struct shard_job *job)
 {
-    struct cairn_shard *shard = job->shard;
+    struct shard_daemon *shard = job->shard;
     if (job->state != CAIRN_JOB_LEAVING || shard->closing) return; // shard_close frees it
     log_info("dropped job %s, generation %" PRIu64 ": %" PRIu64 " bytes are being freed",
              job->spec.name, job->generation, memory_sum(&job->memory));
@@ -498,7 +498,7 @@ static const Cairn__JobCreate *create_message(const struct arriving *create)
 }
 
 /* The job of that number; without it one that is staged, without that one that is LEAVING. */
-static struct shard_job *held_job(struct cairn_shard *shard, uint64_t number)
+static struct shard_job *held_job(struct shard_daemon *shard, uint64_t number)
 {
     struct shard_job *held = shard_job_find(shard, number);
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
@@ -508,7 +508,7 @@ static struct shard_job *held_job(struct cairn_shard *shard, uint64_t number)
     return held;
 }
 
-static uint64_t newest_held(const struct cairn_shard *shard, uint64_t number)
+static uint64_t newest_held(const struct shard_daemon *shard, uint64_t number)
 {
     uint64_t newest = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
@@ -519,7 +519,7 @@ static uint64_t newest_held(const struct cairn_shard *shard, uint64_t number)
 
 /* Makes the generations of the job up to generation_max leave, except `but`. When one of them is
  * freed, a create that waited may make a newer one. True if any left. */
-static bool leave_all(struct cairn_shard *shard, uint64_t number, uint64_t generation_max,
+static bool leave_all(struct shard_daemon *shard, uint64_t number, uint64_t generation_max,
                       const struct shard_job *but)
 {
     bool left = false;
@@ -535,14 +535,14 @@ static bool leave_all(struct cairn_shard *shard, uint64_t number, uint64_t gener
 }
 
 /* A create that was dropped has what was admitted of it until its thread is through. */
-static bool memory_comes_back(const struct cairn_shard *shard)
+static bool memory_comes_back(const struct shard_daemon *shard)
 {
     return shard->memory.releases != NULL || shard->memory.given_bytes > 0 ||
            arriving_lingers(shard, &create_kind);
 }
 
 /* There is room for the job: a thread makes its tables, and the create is whole once more. */
-static void create_admit(struct cairn_shard *shard, struct arriving *create)
+static void create_admit(struct shard_daemon *shard, struct arriving *create)
 {
     struct sentence why;
     const cairn_status status = draft_admit(arriving_made(create), create_message(create), &why);
@@ -554,7 +554,7 @@ static void create_admit(struct cairn_shard *shard, struct arriving *create)
 
 /* Nothing of the job's number is held, or what is held stays beside it: makes it, or says why not; when what
  * is being given back is there. */
-static void create_open(struct cairn_shard *shard, struct arriving *create)
+static void create_open(struct shard_daemon *shard, struct arriving *create)
 {
     if (memory_comes_back(shard)) return;
     if (!draft_is_made(arriving_made(create))) {
@@ -584,7 +584,7 @@ static void create_open(struct cairn_shard *shard, struct arriving *create)
 
 /* Creates a new generation beside the one that it extends, which goes on serving. A generation that
  * was given up earlier may still be there: it leaves first. */
-static void create_beside(struct cairn_shard *shard, struct arriving *create)
+static void create_beside(struct shard_daemon *shard, struct arriving *create)
 {
     const uint64_t number = create_message(create)->job;
     const struct shard_job *from = shard_job_find(shard, number);
@@ -600,7 +600,7 @@ static void create_beside(struct cairn_shard *shard, struct arriving *create)
 }
 
 /* A whole create meets what is held of its number. */
-static void create_advance(struct cairn_shard *shard, struct arriving *create)
+static void create_advance(struct shard_daemon *shard, struct arriving *create)
 {
     const Cairn__JobCreate *message = create_message(create);
     struct shard_job *held = held_job(shard, message->job);
@@ -671,7 +671,7 @@ static const struct arriving_kind create_kind = {
     .whole = create_advance,
 };
 
-void create_on_memory_back(struct cairn_shard *shard)
+void create_on_memory_back(struct shard_daemon *shard)
 {
     struct arriving *create = shard->arriving;
     while (create != NULL && !memory_comes_back(shard)) {
@@ -683,7 +683,7 @@ void create_on_memory_back(struct cairn_shard *shard)
     }
 }
 
-void create_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobCreate *message)
+void create_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobCreate *message)
 {
     const uint64_t bytes[] = {
         [CAIRN_CREATE_SPEC] = message->spec_bytes, [CAIRN_CREATE_LAYOUT] = message->layout_bytes
@@ -692,7 +692,7 @@ void create_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobCr
 }
 
 /* Ends the creates of that job that wait, or whose pages are on their way. */
-static void end_creates(struct cairn_shard *shard, uint64_t number)
+static void end_creates(struct shard_daemon *shard, uint64_t number)
 {
     struct sentence why;
     sentence_set(&why, "the job was dropped before it was made");
@@ -703,7 +703,7 @@ static void end_creates(struct cairn_shard *shard, uint64_t number)
     }
 }
 
-void create_on_drop(struct cairn_shard *shard, uint32_t request, const Cairn__JobDrop *message)
+void create_on_drop(struct shard_daemon *shard, uint32_t request, const Cairn__JobDrop *message)
 {
     struct request answered = session_request(shard, request);
     end_creates(shard, message->job);
@@ -717,7 +717,7 @@ void create_on_drop(struct cairn_shard *shard, uint32_t request, const Cairn__Jo
     leave_all(shard, message->job, newest, NULL);
 }
 
-void create_on_switch(struct cairn_shard *shard, const Cairn__JobSwitch *message)
+void create_on_switch(struct shard_daemon *shard, const Cairn__JobSwitch *message)
 {
     struct shard_job *stays = shard->jobs;
     while (stays != NULL &&

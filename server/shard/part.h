@@ -36,7 +36,7 @@ void times_phases(const struct shard_job *job, uint32_t us_out[4]);
 
 /* The terms of a job: its spec as the coordinator's store has it. Loop thread. */
 
-struct cairn_shard;
+struct shard_daemon;
 
 struct terms {
     bool settled;         /* a coordinator has said that this generation is in its store */
@@ -46,7 +46,7 @@ struct terms {
 };
 
 /* JobTerms; owns the message. */
-void terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobTerms *message);
+void terms_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobTerms *message);
 
 /* ==== pass ==== */
 
@@ -55,17 +55,17 @@ void terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobTer
  * describe and conclude call. */
 
 /* The functions in which kinds of passes differ; describe and conclude are as in struct
- * cairn_run. */
+ * work_run. */
 struct pass_kind {
-    bool (*describe)(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works);
-    void (*conclude)(struct cairn_run *run, uint32_t item, uint32_t thread);
+    bool (*describe)(struct work_run *run, uint32_t item, uint32_t stage, struct works *works);
+    void (*conclude)(struct work_run *run, uint32_t item, uint32_t thread);
     void (*done)(struct shard_job *job); /* of one that did not fail */
 };
 
 /* The part of a pass that is done in one home: some of the trained chunks, then some of all
  * chunks. */
 struct pass_part {
-    struct cairn_run run; /* first */
+    struct work_run run; /* first */
     struct shard_job *job;
     struct sums *sums;             /* owned: [lanes of run.compute] of the pass at hand */
     uint32_t trained_first, first; /* by chunk */
@@ -74,7 +74,7 @@ struct pass_part {
 
 /* The round at hand. REDUCE, UPDATE and the first publish are passes over the chunks here, one at a
  * time. Arrays of [table.trained_count] are indexed by chunk. */
-struct cairn_pass {
+struct job_pass {
     struct pass_part device, host;   /* of the pass at hand */
     uint32_t parts_left;             /* under way */
     bool failed;                     /* a part of the pass at hand did */
@@ -152,7 +152,7 @@ struct park {
     bool is_parked;
     bool is_under_way, to_host; /* to_host: of the move at hand */
     struct request asked;       /* its PartPark */
-    struct cairn_run copy;      /* of areas to where they go: memory.h */
+    struct work_run copy;       /* of areas to where they go: memory.h */
     uint64_t host_bytes;        /* of memory.state, while it is parked */
 };
 
@@ -169,7 +169,7 @@ void park_on_message(struct shard_job *job, uint32_t request, const Cairn__PartP
 
 /* Where chunks of a job land: a slot each. A worker's are those of its window, behind them those for small
  * chunks, and behind these those that have no memory: what they are for is read where it lies. */
-struct cairn_landing {
+struct job_landing {
     struct arena arena; /* a window of slots, then the next */
     /* slots of a worker; of these, those for small chunks, and those without memory */
     uint32_t window, small, in_place;
@@ -181,7 +181,7 @@ struct cairn_landing {
 };
 
 /* Where the slot begins in the arena; of the one behind the last: where that ends. */
-uint64_t landing_at(const struct cairn_landing *landing, uint32_t slot);
+uint64_t landing_at(const struct job_landing *landing, uint32_t slot);
 
 /* LOADING: takes the memory of a job that was just opened, then loads or makes its state (`snapshot_path`,
  * jobs.h, state.h) or awaits it; Done or an error, and it leaves, answers job->load.asked. */

@@ -178,7 +178,7 @@ static void give_up(struct pin *pin)
     go_on(pin);
 }
 
-void cairn_pin_folder(struct shard_job *job, const Cairn__PinFolder *message)
+void pin_on_folder(struct shard_job *job, const Cairn__PinFolder *message)
 {
     struct pin *pin = job->pins.list;
     while (pin != NULL && (pin->snapshot != message->snapshot || pin->ended)) pin = pin->next;
@@ -235,7 +235,7 @@ static void list_pin(const struct pin *pin, struct pins_list *out)
     out->pointers[out->count++] = told;
 }
 
-void pins_list(const struct cairn_shard *shard, struct pins_list *out)
+void pins_list(const struct shard_daemon *shard, struct pins_list *out)
 {
     out->count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
@@ -398,7 +398,7 @@ static struct pin *pin_new(struct shard_job *job, uint64_t snapshot, struct sent
     return pin;
 }
 
-void cairn_pin_prepare(struct shard_job *job, uint32_t request, const Cairn__PinPrepare *message)
+void pin_on_prepare(struct shard_job *job, uint32_t request, const Cairn__PinPrepare *message)
 {
     struct request asked = session_request(job->shard, request);
     struct sentence why;
@@ -689,7 +689,7 @@ static cairn_status give_bytes(void *context, const struct safetensors_entry *en
 static void remove_files(const struct pin_write *of)
 {
     const char *file;
-    for (size_t i = 0; (file = cairn_report_file(of->report, i)) != NULL; i++) {
+    for (size_t i = 0; (file = report_file_at(of->report, i)) != NULL; i++) {
         uint64_t bytes;
         (void)storage_of(of->path)->remove(of->path, file, false, &bytes, NULL);
     }

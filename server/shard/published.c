@@ -13,15 +13,15 @@
 #include "server/shard/shard.h"
 
 static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sentence *why);
-static void copy_close(const struct shard_job *job, struct cairn_published *copy);
+static void copy_close(const struct shard_job *job, struct published_copy *copy);
 static bool shard_is_leased(const struct shard_job *job, struct cairn_version version);
-static bool copy_is_there(const struct cairn_published *copy);
-static struct published_head *copy_head(const struct cairn_published *copy);
-static cairn_status copy_follow(struct shard_job *job, struct cairn_published *copy,
+static bool copy_is_there(const struct published_copy *copy);
+static struct published_head *copy_head(const struct published_copy *copy);
+static cairn_status copy_follow(struct shard_job *job, struct published_copy *copy,
                                 struct sentence *why);
-static uint32_t copy_sides(const struct cairn_published *copy);
+static uint32_t copy_sides(const struct published_copy *copy);
 static uint64_t copy_bytes(const struct shard_job *job);
-static uint64_t copy_device_bytes(const struct cairn_published *copy);
+static uint64_t copy_device_bytes(const struct published_copy *copy);
 static uint32_t copy_count(const struct shard_job *job);
 
 cairn_status published_open(struct shard_job *job, struct sentence *why)
@@ -38,12 +38,12 @@ void published_close(struct shard_job *job)
 }
 
 /* The readable copy of the version whose layout is the last one before layout_end; NULL: none. */
-static const struct cairn_published *find(const struct shard_job *job, struct cairn_version version,
-                                          uint64_t layout_end)
+static const struct published_copy *find(const struct shard_job *job, struct cairn_version version,
+                                         uint64_t layout_end)
 {
-    const struct cairn_published *best = NULL;
+    const struct published_copy *best = NULL;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
-        const struct cairn_published *copy = &job->versions.copies[i];
+        const struct published_copy *copy = &job->versions.copies[i];
         if (!copy->readable || version_compare(copy->version, version) != 0) continue;
         if (copy->view->layout->version >= layout_end) continue;
         if (best == NULL || copy->view->layout->version > best->view->layout->version) best = copy;
@@ -51,14 +51,14 @@ static const struct cairn_published *find(const struct shard_job *job, struct ca
     return best;
 }
 
-const struct cairn_published *published_find(const struct shard_job *job,
-                                             struct cairn_version version)
+const struct published_copy *published_find(const struct shard_job *job,
+                                            struct cairn_version version)
 {
     return find(job, version, UINT64_MAX);
 }
 
-const struct cairn_published *published_find_before(const struct shard_job *job,
-                                                    const struct cairn_published *later)
+const struct published_copy *published_find_before(const struct shard_job *job,
+                                                   const struct published_copy *later)
 {
     return find(job, later->version, later->view->layout->version);
 }
@@ -78,40 +78,40 @@ static uint64_t offset_of(const struct shard_view *view, uint64_t chunk, uint64_
     return form->wire_byte + elems * dtype_size((int)form->wire);
 }
 
-uint8_t *cairn_published_at(const struct cairn_published *copy, uint64_t chunk, uint64_t local_elem)
+uint8_t *copy_chunk_at(const struct published_copy *copy, uint64_t chunk, uint64_t local_elem)
 {
     uint8_t *base = copy->device.base != NULL ? copy->device.base : copy->wire.base;
     return base + offset_of(copy->view, chunk, local_elem);
 }
 
-uint8_t *published_host_at(const struct cairn_published *copy, uint64_t chunk, uint64_t local_elem)
+uint8_t *published_host_at(const struct published_copy *copy, uint64_t chunk, uint64_t local_elem)
 {
     return copy->wire.base + offset_of(copy->view, chunk, local_elem);
 }
 
-void published_forget(struct cairn_published *copy, uint64_t chunk)
+void published_forget(struct published_copy *copy, uint64_t chunk)
 {
     copy->checksums[chunk] = 0; // made when it is asked for
     if (!MUTANT(2)) copy->brought[chunk] = CAIRN_BROUGHT_NOT;
 }
 
-size_t cairn_published_bytes(const struct cairn_published *copy, uint64_t chunk)
+size_t copy_chunk_bytes(const struct published_copy *copy, uint64_t chunk)
 {
     const struct shard_view *view = copy->view;
     const cairn_dtype wire = view->forms[view->table.extent_of[chunk]].wire;
     return (size_t)shard_map_chunk(&view->table.map, chunk).elem_count * dtype_size((int)wire);
 }
 
-void published_fill(struct works *works, const struct cairn_published *copy, uint64_t chunk)
+void published_fill(struct works *works, const struct published_copy *copy, uint64_t chunk)
 {
     const uint64_t elem = shard_map_chunk(&copy->view->table.map, chunk).local_elem;
-    works_copy(works, published_host_at(copy, chunk, elem), cairn_published_at(copy, chunk, elem),
-               cairn_published_bytes(copy, chunk));
+    works_copy(works, published_host_at(copy, chunk, elem), copy_chunk_at(copy, chunk, elem),
+               copy_chunk_bytes(copy, chunk));
 }
 
 /* True if the copy is kept for a lease. If a leased version has two copies, that of the later
  * layout is kept. */
-static bool is_leased(const struct shard_job *job, const struct cairn_published *copy)
+static bool is_leased(const struct shard_job *job, const struct published_copy *copy)
 {
     return copy->readable && shard_is_leased(job, copy->version) &&
            published_find(job, copy->version) == copy;
@@ -120,7 +120,7 @@ static bool is_leased(const struct shard_job *job, const struct cairn_published 
 /* Nobody would miss it: not the newest, not leased, not being written. */
 static bool is_spare(const struct shard_job *job, uint32_t index)
 {
-    const struct cairn_published *copy = &job->versions.copies[index];
+    const struct published_copy *copy = &job->versions.copies[index];
     if (!copy_is_there(copy) || index == job->versions.newest || index == job->versions.writing)
         return false;
     return !is_leased(job, copy);
@@ -131,7 +131,7 @@ static uint32_t oldest_spare(const struct shard_job *job)
 {
     uint32_t best = CAIRN_SHARD_PUBLISHED_MAX;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
-        const struct cairn_published *copy = &job->versions.copies[i];
+        const struct published_copy *copy = &job->versions.copies[i];
         if (!is_spare(job, i)) continue;
         if (!copy->readable) return i;
         if (best == CAIRN_SHARD_PUBLISHED_MAX ||
@@ -143,7 +143,7 @@ static uint32_t oldest_spare(const struct shard_job *job)
 
 /* It reads published copies in host memory without asking: of this host, and with no card or another one.
  * Shards that ask for others map nothing. */
-static bool maps_host(const struct cairn_member *member, const uint8_t *uuid)
+static bool maps_host(const struct shard_member *member, const uint8_t *uuid)
 {
     return member->peer != NULL && !member->is_relay && !member->is_mover &&
            strcmp(fabric_peer_path(member->peer), "mapped") == 0 &&
@@ -151,7 +151,7 @@ static bool maps_host(const struct cairn_member *member, const uint8_t *uuid)
 }
 
 /* All of what is written to the copy next. */
-static bool goes_to_host(const struct shard_job *job, const struct cairn_published *copy)
+static bool goes_to_host(const struct shard_job *job, const struct published_copy *copy)
 {
     const uint8_t *uuid = home_info(job->compute->home)->uuid;
     if (copy->device.base == NULL) return true;
@@ -162,7 +162,7 @@ static bool goes_to_host(const struct shard_job *job, const struct cairn_publish
 
 /* True if no version since has changed the parameters that the copy has; writes of moments do not
  * change them. */
-static bool holds_params(const struct shard_job *job, const struct cairn_published *copy)
+static bool holds_params(const struct shard_job *job, const struct published_copy *copy)
 {
     return job->versions.knows_param && copy->readable && !copy->stale && copy->view == job->view &&
            version_compare(copy->version, job->versions.param) >= 0;
@@ -172,7 +172,7 @@ void published_begin(struct shard_job *job)
 {
     const uint32_t index = oldest_spare(job);
     assert(job->versions.writing == CAIRN_PUBLISHED_NONE && index < CAIRN_SHARD_PUBLISHED_MAX);
-    struct cairn_published *copy = &job->versions.copies[index];
+    struct published_copy *copy = &job->versions.copies[index];
     const bool on_host = goes_to_host(job, copy);
     job->versions.writing = index;
     copy->holds_params = holds_params(job, copy) && (copy->on_host || !on_host);
@@ -186,7 +186,7 @@ cairn_status published_ready(struct shard_job *job, struct sentence *why)
     return copy_follow(job, &job->versions.copies[job->versions.writing], why);
 }
 
-static void is_written(struct cairn_published *copy, struct cairn_version version)
+static void is_written(struct published_copy *copy, struct cairn_version version)
 {
     published_write_end(copy_head(copy), version, copy_sides(copy));
     copy->version = version;
@@ -234,7 +234,7 @@ static uint32_t leased_count(const struct shard_job *job)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
-        const struct cairn_published *copy = &job->versions.copies[i];
+        const struct published_copy *copy = &job->versions.copies[i];
         count += is_leased(job, copy);
     }
     return count;
@@ -290,12 +290,12 @@ void published_trim(struct shard_job *job)
     }
 }
 
-void published_lend(struct shard_job *job, const struct cairn_published *copy)
+void published_lend(struct shard_job *job, const struct published_copy *copy)
 {
     job->versions.copies[copy - job->versions.copies].sends++;
 }
 
-void published_return(struct shard_job *job, const struct cairn_published *copy)
+void published_return(struct shard_job *job, const struct published_copy *copy)
 {
     assert(copy->sends > 0);
     if (--job->versions.copies[copy - job->versions.copies].sends > 0) return;
@@ -352,7 +352,7 @@ static bool end_orphans(struct shard_job *job, struct cairn_version wanted)
 static void on_end(uv_timer_t *timer);
 
 /* Sets the timer to the next end. */
-static void set_timer(struct cairn_shard *shard)
+static void set_timer(struct shard_daemon *shard)
 {
     const uint64_t now_ms = uv_now(shard->loop);
     uint64_t first_ms = UINT64_MAX;
@@ -466,7 +466,7 @@ static void expire(struct shard_job *job, uint64_t now_ms)
 /* Ends the leases that the coordinator has not renewed in time, and so has forgotten. */
 static void on_end(uv_timer_t *timer)
 {
-    struct cairn_shard *shard = timer->data;
+    struct shard_daemon *shard = timer->data;
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         expire(job, uv_now(shard->loop));
     set_timer(shard);
@@ -478,7 +478,7 @@ static void on_end(uv_timer_t *timer)
 
 static struct reply *reply_new(struct shard_job *job, struct sentence *why)
 {
-    const size_t bytes = cairn_reply_bytes(job->replies.bytes);
+    const size_t bytes = reply_memory_bytes(job->replies.bytes);
     if (shard_job_take(job, &job->memory.staging, bytes, "a reply", why) != CAIRN_OK) return NULL;
     struct reply *reply = malloc(bytes);
     if (reply == NULL) {
@@ -494,24 +494,24 @@ static struct reply *reply_new(struct shard_job *job, struct sentence *why)
 static void reply_free(struct reply *reply)
 {
     struct shard_job *job = reply->job;
-    shard_job_give(job, &job->memory.staging, cairn_reply_bytes(job->replies.bytes));
+    shard_job_give(job, &job->memory.staging, reply_memory_bytes(job->replies.bytes));
     free(reply);
 }
 
 /* ---- those that workers keep ---- */
 
-static bool keeps_one(const struct cairn_member *member)
+static bool keeps_one(const struct shard_member *member)
 {
     return member->role == CAIRN_ROLE_WIRE_WORKER || member->is_mover;
 }
 
 /* Counts the members that should keep a reply and keep none; *one_out: one of them, or NULL. */
-static uint32_t count_without(const struct shard_job *job, struct cairn_member **one_out)
+static uint32_t count_without(const struct shard_job *job, struct shard_member **one_out)
 {
     uint32_t count = 0;
     *one_out = NULL;
     for (size_t i = 0; i < job->members.capacity; i++) {
-        struct cairn_member *member = job->members.list[i];
+        struct shard_member *member = job->members.list[i];
         if (member == NULL || !keeps_one(member) || member->kept != NULL) continue;
         *one_out = member;
         count++;
@@ -519,23 +519,23 @@ static uint32_t count_without(const struct shard_job *job, struct cairn_member *
     return count;
 }
 
-cairn_status reply_keep(struct cairn_member *member, struct sentence *why)
+cairn_status reply_keep(struct shard_member *member, struct sentence *why)
 {
     const struct shard_job *job = member->job;
-    struct cairn_member *one;
+    struct shard_member *one;
     if (!keeps_one(member) || member->kept != NULL) return CAIRN_OK;
     member->kept = reply_new(member->job, why);
     if (member->kept != NULL) member->kept->is_kept = true;
     return count_without(job, &one) <= job->replies.away ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-void reply_move(struct cairn_member *from, struct cairn_member *to)
+void reply_move(struct shard_member *from, struct shard_member *to)
 {
     to->kept = from->kept;
     from->kept = NULL;
 }
 
-void reply_forget(struct cairn_member *member)
+void reply_forget(struct shard_member *member)
 {
     struct reply *reply = member->kept;
     member->kept = NULL;
@@ -550,7 +550,7 @@ void reply_forget(struct cairn_member *member)
 static void hand_over(struct reply *reply)
 {
     struct shard_job *job = reply->job;
-    struct cairn_member *without;
+    struct shard_member *without;
     assert(job->replies.away > 0);
     job->replies.away--;
     if (count_without(job, &without) == 0)
@@ -562,7 +562,7 @@ static void hand_over(struct reply *reply)
 /* ---- fetches ---- */
 
 /* Once, until there was room for one more. */
-static void say_short(const struct cairn_member *member, const char *why)
+static void say_short(const struct shard_member *member, const char *why)
 {
     struct shard_job *job = member->job;
     if (!job->replies.is_short)
@@ -573,7 +573,7 @@ static void say_short(const struct cairn_member *member, const char *why)
     job->replies.is_short = true;
 }
 
-static struct reply *reply_another(const struct cairn_member *member)
+static struct reply *reply_another(const struct shard_member *member)
 {
     struct sentence why;
     struct reply *reply = reply_new(member->job, &why);
@@ -584,7 +584,7 @@ static struct reply *reply_another(const struct cairn_member *member)
     return reply;
 }
 
-static struct reply *find_free(struct cairn_member *member)
+static struct reply *find_free(struct shard_member *member)
 {
     struct shard_job *job = member->job;
     struct reply *reply = job->replies.free;
@@ -593,7 +593,7 @@ static struct reply *find_free(struct cairn_member *member)
     return reply;
 }
 
-struct reply *reply_open(struct cairn_member *member, const struct chunk_header *header)
+struct reply *reply_open(struct shard_member *member, const struct chunk_header *header)
 {
     if (member->replies >= CAIRN_SHARD_REPLIES_MAX) return NULL;
     struct reply *reply = find_free(member);
@@ -609,7 +609,7 @@ struct reply *reply_open(struct cairn_member *member, const struct chunk_header 
 void reply_end(struct reply *reply)
 {
     struct shard_job *job = reply->job;
-    struct cairn_member *member = member_find(job, reply->header.member);
+    struct shard_member *member = member_find(job, reply->header.member);
     if (member != NULL && member->replies > 0) member->replies--;
     reply->is_used = false;
     if (!reply->is_kept) {
@@ -643,15 +643,15 @@ void replies_release(struct shard_job *job)
 /* The bytes that a copy keeps for each chunk: its checksum, and whether it was brought. */
 #define CHUNK_BYTES (sizeof(uint64_t) + sizeof(uint8_t))
 
-static const struct cairn_published NO_COPY = { .head = { .base = NULL } };
+static const struct published_copy NO_COPY = { .head = { .base = NULL } };
 
-static bool copy_is_there(const struct cairn_published *copy)
+static bool copy_is_there(const struct published_copy *copy)
 {
     return copy->checksums != NULL;
 }
 
 /* The bytes of device memory that the copy takes. */
-static uint64_t copy_device_bytes(const struct cairn_published *copy)
+static uint64_t copy_device_bytes(const struct published_copy *copy)
 {
     return plane_units(copy->device.bytes);
 }
@@ -663,12 +663,12 @@ static uint64_t copy_bytes(const struct shard_job *job)
            (job->view->table.map.chunk_count + 1) * CHUNK_BYTES;
 }
 
-static struct published_head *copy_head(const struct cairn_published *copy)
+static struct published_head *copy_head(const struct published_copy *copy)
 {
     return (struct published_head *)copy->head.base;
 }
 
-static void show(const struct cairn_published *copy, struct cairn_member *member)
+static void show(const struct published_copy *copy, struct shard_member *member)
 {
     if (!copy_is_there(copy) || member->peer == NULL) return;
     arena_show(&copy->head, member->peer);
@@ -677,7 +677,7 @@ static void show(const struct cairn_published *copy, struct cairn_member *member
 }
 
 /* Members of this host may map it, and nobody but this process writes to it. */
-static void share_copy(struct shard_job *job, struct cairn_published *copy)
+static void share_copy(struct shard_job *job, struct published_copy *copy)
 {
     const uint32_t count = (uint32_t)memory_segments(copy->wire.bytes);
     struct published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
@@ -706,7 +706,7 @@ static void share_copy(struct shard_job *job, struct cairn_published *copy)
         if (job->members.list[i] != NULL) show(copy, job->members.list[i]);
 }
 
-void published_show(struct cairn_member *member)
+void published_show(struct shard_member *member)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
         show(&member->job->versions.copies[i], member);
@@ -717,7 +717,7 @@ struct label {
     char text[32];
 };
 
-static struct label label_of(const struct shard_job *job, const struct cairn_published *copy,
+static struct label label_of(const struct shard_job *job, const struct published_copy *copy,
                              const char *what)
 {
     struct label label;
@@ -726,13 +726,13 @@ static struct label label_of(const struct shard_job *job, const struct cairn_pub
     return label;
 }
 
-static cairn_status open_head(const struct shard_job *job, struct cairn_published *copy,
+static cairn_status open_head(const struct shard_job *job, struct published_copy *copy,
                               struct sentence *why)
 {
     const struct label label = label_of(job, copy, "head");
     const cairn_status status = arena_open_shared(home_host(), label.text,
                                                   CAIRN_PUBLISHED_PAGE_BYTES, &copy->head, why);
-    if (status != CAIRN_OK || cairn_arena_take(&copy->head, 0, copy->head.bytes) == CAIRN_OK)
+    if (status != CAIRN_OK || arena_make_pages(&copy->head, 0, copy->head.bytes) == CAIRN_OK)
         return status;
     return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the head of a version");
 }
@@ -741,7 +741,7 @@ static cairn_status open_head(const struct shard_job *job, struct cairn_publishe
  * that no step of a move pays for new ones. True if the segment is to be made anew to give the
  * excess back: no other view has followed for a while, and the excess is not small beside the
  * copy. */
-static bool is_too_large(const struct cairn_published *copy)
+static bool is_too_large(const struct published_copy *copy)
 {
     const uint64_t bytes = copy->wire.bytes, last = bytes % CAIRN_SEGMENT_BYTES;
     const uint64_t room = last > 0 ? CAIRN_SEGMENT_BYTES - last : 0,
@@ -750,24 +750,24 @@ static bool is_too_large(const struct cairn_published *copy)
 }
 
 /* Gives back the last segment of a copy; the segments before it stay. */
-static void give_last_segment(const struct shard_job *job, struct cairn_published *copy,
+static void give_last_segment(const struct shard_job *job, struct published_copy *copy,
                               const char *label)
 {
     const uint64_t full = copy->wire.bytes / CAIRN_SEGMENT_BYTES * CAIRN_SEGMENT_BYTES;
     struct sentence why;
     if (full == 0 || arena_resize(&copy->wire, label, full, &why) != CAIRN_OK)
-        cairn_release(job->shard, &copy->wire);
+        arena_release(job->shard, &copy->wire);
     copy->most_bytes = copy->wire.bytes;
 }
 
 /* The bytes that the job's view wants; what there are stay, where that is possible. */
-static cairn_status size_wire(const struct shard_job *job, struct cairn_published *copy,
+static cairn_status size_wire(const struct shard_job *job, struct published_copy *copy,
                               struct sentence *why)
 {
     const struct label label = label_of(job, copy, "wire");
     const uint64_t bytes = job->view->wire_bytes;
     if (is_too_large(copy)) give_last_segment(job, copy, label.text);
-    if (bytes == 0) cairn_release(job->shard, &copy->wire);
+    if (bytes == 0) arena_release(job->shard, &copy->wire);
     copy->settled = 0;
     if (copy->wire.base != NULL) {
         if (bytes > copy->most_bytes) copy->most_bytes = bytes;
@@ -787,7 +787,7 @@ static bool has_device_side(const struct shard_job *job)
     return home != NULL && home_info(home)->exports && job->planes.host_from == CAIRN_PLANES_ALL;
 }
 
-static cairn_status open_device(struct shard_job *job, struct cairn_published *copy,
+static cairn_status open_device(struct shard_job *job, struct published_copy *copy,
                                 uint64_t wire_bytes, struct sentence *why)
 {
     if (!has_device_side(job)) return CAIRN_OK;
@@ -813,7 +813,7 @@ static bool has_room(const struct shard_job *job, uint64_t bytes)
 
 /* Opens the device's side of the `count`-th copy. Copies beyond the first two are for leases, and
  * do without that side if there is no room. */
-static cairn_status open_side(struct shard_job *job, struct cairn_published *copy, uint32_t count,
+static cairn_status open_side(struct shard_job *job, struct published_copy *copy, uint32_t count,
                               uint64_t wire_bytes, struct sentence *why)
 {
     const bool may_lack = count > CAIRN_COPIES_ALWAYS;
@@ -824,7 +824,7 @@ static cairn_status open_side(struct shard_job *job, struct cairn_published *cop
 }
 
 /* Makes the records of the copy's chunks: no checksum is known yet, and no chunk was brought. */
-static cairn_status open_chunks(const struct shard_job *job, struct cairn_published *copy,
+static cairn_status open_chunks(const struct shard_job *job, struct published_copy *copy,
                                 struct sentence *why)
 {
     const size_t count = (size_t)job->view->table.map.chunk_count + 1;
@@ -845,7 +845,7 @@ static cairn_status open_chunks(const struct shard_job *job, struct cairn_publis
 /* In the job's view. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: there is none. */
 static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sentence *why)
 {
-    struct cairn_published *copy = &job->versions.copies[index];
+    struct published_copy *copy = &job->versions.copies[index];
     const uint64_t wire_bytes = job->view->wire_bytes;
     *copy = NO_COPY;
     CAIRN_TRY(open_chunks(job, copy, why));
@@ -868,14 +868,14 @@ static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sent
     return status;
 }
 
-static void copy_close(const struct shard_job *job, struct cairn_published *copy)
+static void copy_close(const struct shard_job *job, struct published_copy *copy)
 {
     if (!copy_is_there(copy)) return;
     // Whoever has it mapped sees that it is no version any more.
     if (copy->head.base != NULL) published_write_begin(copy_head(copy));
-    cairn_release(job->shard, &copy->head);
-    cairn_release(job->shard, &copy->wire);
-    cairn_release(job->shard, &copy->device);
+    arena_release(job->shard, &copy->head);
+    arena_release(job->shard, &copy->wire);
+    arena_release(job->shard, &copy->device);
     free(copy->checksums);
     free(copy->brought);
     shard_view_unref(copy->view);
@@ -883,7 +883,7 @@ static void copy_close(const struct shard_job *job, struct cairn_published *copy
 }
 
 /* Its side on the device, for the job's view. Where there is no room it goes on without. */
-static cairn_status follow_device(struct shard_job *job, struct cairn_published *copy,
+static cairn_status follow_device(struct shard_job *job, struct published_copy *copy,
                                   struct sentence *why)
 {
     if (job->planes.parked) return CAIRN_OK;
@@ -903,7 +903,7 @@ static cairn_status follow_device(struct shard_job *job, struct cairn_published 
 /* Prepares a copy to be written in the job's view. It keeps its memory, except what it has too
  * much, and gets what it lacks; it is shown anew, under another number, and its old contents are
  * gone. Nothing of it is being sent. CAIRN_ERR_NO_MEMORY: it may be closed. */
-static cairn_status copy_follow(struct shard_job *job, struct cairn_published *copy,
+static cairn_status copy_follow(struct shard_job *job, struct published_copy *copy,
                                 struct sentence *why)
 {
     if (copy->view == job->view) {
@@ -931,7 +931,7 @@ static cairn_status copy_follow(struct shard_job *job, struct cairn_published *c
 }
 
 /* Bits of enum published_side. */
-static uint32_t copy_sides(const struct cairn_published *copy)
+static uint32_t copy_sides(const struct published_copy *copy)
 {
     return (copy->on_host ? CAIRN_PUBLISHED_HOST : 0u) |
            (copy->device.base != NULL ? CAIRN_PUBLISHED_DEVICE : 0u);
@@ -943,7 +943,7 @@ bool published_move(const struct shard_job *job, bool to_host, uint32_t n,
                     struct published_move *move_out)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
-        const struct cairn_published *copy = &job->versions.copies[i];
+        const struct published_copy *copy = &job->versions.copies[i];
         if (copy->device.base == NULL || (to_host && (copy->on_host || !copy->readable))) continue;
         if (n-- > 0) continue;
         *move_out =
@@ -960,7 +960,7 @@ uint64_t published_device_bytes(const struct shard_job *job, bool all)
     uint64_t bytes = 0;
     uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
-        const struct cairn_published *copy = &job->versions.copies[i];
+        const struct published_copy *copy = &job->versions.copies[i];
         count += copy_is_there(copy);
         if (!all)
             bytes += copy_device_bytes(copy);
@@ -975,14 +975,14 @@ cairn_status published_open_device(struct shard_job *job, struct sentence *why)
     cairn_status status = CAIRN_OK;
     uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX && status == CAIRN_OK; i++) {
-        struct cairn_published *copy = &job->versions.copies[i];
+        struct published_copy *copy = &job->versions.copies[i];
         if (copy_is_there(copy)) status = open_side(job, copy, ++count, copy->wire.bytes, why);
     }
     return status;
 }
 
 /* Whoever has a side mapped keeps that, and what was read of it; nobody begins to read one that is gone. */
-static void tell_sides(const struct cairn_published *copy)
+static void tell_sides(const struct published_copy *copy)
 {
     if (copy->readable) published_set_sides(copy_head(copy), copy_sides(copy));
 }
@@ -990,10 +990,10 @@ static void tell_sides(const struct cairn_published *copy)
 void published_park(struct shard_job *job)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
-        struct cairn_published *copy = &job->versions.copies[i];
+        struct published_copy *copy = &job->versions.copies[i];
         if (copy->device.base == NULL) continue;
         arena_unshare(&copy->device, false);
-        cairn_release(job->shard, &copy->device);
+        arena_release(job->shard, &copy->device);
         copy->on_host = true;
         tell_sides(copy);
     }
@@ -1002,7 +1002,7 @@ void published_park(struct shard_job *job)
 void published_unpark(struct shard_job *job)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
-        struct cairn_published *copy = &job->versions.copies[i];
+        struct published_copy *copy = &job->versions.copies[i];
         if (copy->device.base == NULL) continue;
         arena_unshare(&copy->head, false);
         arena_unshare(&copy->wire, false);

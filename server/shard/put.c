@@ -10,14 +10,14 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
-static cairn_status write_judge(const struct cairn_member *member,
-                                const struct chunk_header *header, struct cairn_put *out,
+static cairn_status write_judge(const struct shard_member *member,
+                                const struct chunk_header *header, struct chunk_put *out,
                                 struct sentence *why);
-static cairn_status write_take(struct shard_job *job, const struct cairn_put *put,
+static cairn_status write_take(struct shard_job *job, const struct chunk_put *put,
                                const uint8_t *bytes, struct sentence *why);
 static bool write_is(const struct shard_job *job, const struct chunk_header *header);
 
-static void refuse(struct cairn_member *member, const struct chunk_header *header,
+static void refuse(struct shard_member *member, const struct chunk_header *header,
                    cairn_status status, const struct sentence *why)
 {
     member_note_refusal(member, header, why->text);
@@ -27,7 +27,7 @@ static void refuse(struct cairn_member *member, const struct chunk_header *heade
 /* The chunk that a PUT names: chunk and place of *out are set. CAIRN_ERR_MALFORMED: it is not one of
  * here. */
 static cairn_status put_judge_chunk(const struct shard_job *job, const struct chunk_header *header,
-                                    struct cairn_put *out, struct sentence *why)
+                                    struct chunk_put *out, struct sentence *why)
 {
     if (shard_map_chunk_number(&job->view->table.map, header->tensor, header->first_leaf,
                                header->leaf_count, &out->chunk) != CAIRN_OK) {
@@ -40,14 +40,14 @@ static cairn_status put_judge_chunk(const struct shard_job *job, const struct ch
 }
 
 /* The dtype that a PUT's plane must have. */
-static cairn_dtype put_dtype(const struct shard_job *job, const struct cairn_put *put)
+static cairn_dtype put_dtype(const struct shard_job *job, const struct chunk_put *put)
 {
     return job->view->forms[job->view->table.extent_of[put->chunk]].master;
 }
 
 /* CAIRN_ERR_MALFORMED: the payload is not as long as put->piece in the header's dtype. */
 static cairn_status put_judge_payload(const struct chunk_header *header,
-                                      const struct cairn_put *put, struct sentence *why)
+                                      const struct chunk_put *put, struct sentence *why)
 {
     const uint64_t bytes = put->piece.count * dtype_size(header->dtype);
     if (header->payload_bytes == bytes) return CAIRN_OK;
@@ -58,7 +58,7 @@ static cairn_status put_judge_payload(const struct chunk_header *header,
 
 /* The plane is one of state, as the chunk of `put` keeps it. CAIRN_ERR_MALFORMED, CAIRN_ERR_NOT_FOUND. */
 static cairn_status put_judge_plane(const struct shard_job *job, const struct chunk_header *header,
-                                    const struct cairn_put *put, struct sentence *why)
+                                    const struct chunk_put *put, struct sentence *why)
 {
     const char *name = job->spec.tensors[header->tensor].name;
     const struct form *form = &job->view->forms[job->view->table.extent_of[put->chunk]];
@@ -74,14 +74,14 @@ static cairn_status put_judge_plane(const struct shard_job *job, const struct ch
 }
 
 /* Moments have one source. */
-static bool may_put(const struct cairn_member *member, int plane)
+static bool may_put(const struct shard_member *member, int plane)
 {
     return plane == CAIRN_PLANE_PARAM || member->rank == 0;
 }
 
 /* Judged without side effects. On success chunk, place and piece of *out are set. */
-static cairn_status judge_put(const struct cairn_member *member, const struct chunk_header *header,
-                              struct cairn_put *out, struct sentence *why)
+static cairn_status judge_put(const struct shard_member *member, const struct chunk_header *header,
+                              struct chunk_put *out, struct sentence *why)
 {
     const struct shard_job *job = member->job;
     if (job->state == CAIRN_JOB_LOADING) {
@@ -113,7 +113,7 @@ static cairn_status judge_put(const struct cairn_member *member, const struct ch
     return status == CAIRN_OK ? put_judge_payload(header, out, why) : status;
 }
 
-static uint8_t *buffer_of(const struct shard_job *job, const struct cairn_put *put)
+static uint8_t *buffer_of(const struct shard_job *job, const struct chunk_put *put)
 {
     return job->puts.arena.base + (size_t)(put - job->puts.list) * job->puts.bytes;
 }
@@ -125,7 +125,7 @@ static void close_buffers(struct shard_job *job)
     for (uint32_t i = 0; i < job->puts.max; i++) {
         if (job->puts.list[i].job != NULL) return;
     }
-    cairn_release(job->shard, &job->puts.arena);
+    arena_release(job->shard, &job->puts.arena);
 }
 
 /* A write is open: they are needed again. CAIRN_ERR_NO_MEMORY. */
@@ -136,7 +136,7 @@ static cairn_status put_open_buffers(struct shard_job *job, struct sentence *why
                               why);
 }
 
-static void acknowledge(struct cairn_member *member, const struct chunk_header *header)
+static void acknowledge(struct shard_member *member, const struct chunk_header *header)
 {
     struct chunk_header ack = *header;
     ack.kind = CAIRN_CHUNK_ACK;
@@ -144,7 +144,7 @@ static void acknowledge(struct cairn_member *member, const struct chunk_header *
     member_send(member, &ack);
 }
 
-static void *state_of(const struct shard_job *job, const struct cairn_put *put)
+static void *state_of(const struct shard_job *job, const struct chunk_put *put)
 {
     return planes_at(&job->planes, put->header.plane, job->view->table.extent_of[put->chunk],
                      put->place.local_elem);
@@ -162,7 +162,7 @@ void put_count_moments(struct shard_job *job, uint64_t member)
     }
 }
 
-static void note_put(struct shard_job *job, const struct cairn_put *put)
+static void note_put(struct shard_job *job, const struct chunk_put *put)
 {
     uint8_t *have = &job->puts.have[put->chunk];
     const unsigned plane = put->header.plane;
@@ -191,10 +191,10 @@ cairn_status put_judge_again(const struct shard_job *job, struct sentence *why)
 
 /* Put again after another shard's part was found missing, when this one's was sealed already: the same values
  * are as good as put; of a whole chunk its checksum tells. */
-static bool is_sealed_alike(const struct cairn_member *member, const struct chunk_header *header)
+static bool is_sealed_alike(const struct shard_member *member, const struct chunk_header *header)
 {
     struct shard_job *job = member->job;
-    struct cairn_put put = { .header = *header };
+    struct chunk_put put = { .header = *header };
     if (job->state != CAIRN_JOB_SERVING || header->round != 0 ||
         step_version(job->collector.step).step != job->base_step ||
         header->tile != CAIRN_TILE_WHOLE || !may_put(member, header->plane) ||
@@ -212,7 +212,7 @@ static bool is_sealed_alike(const struct cairn_member *member, const struct chun
 }
 
 /* Into the state, or beside it. */
-static cairn_status keep(struct cairn_put *put, struct sentence *why)
+static cairn_status keep(struct chunk_put *put, struct sentence *why)
 {
     struct shard_job *job = put->job;
     struct works *works = compute_loop(job->compute);
@@ -230,7 +230,7 @@ static cairn_status keep(struct cairn_put *put, struct sentence *why)
 }
 
 /* The payload is whole: into the state, unless it is not wanted any more. */
-static void take(struct cairn_put *put, struct cairn_member *member)
+static void take(struct chunk_put *put, struct shard_member *member)
 {
     struct shard_job *job = put->job;
     struct sentence why;
@@ -256,9 +256,9 @@ static void take(struct cairn_put *put, struct cairn_member *member)
 
 static void on_received(void *arg, cairn_status status)
 {
-    struct cairn_put *put = arg;
+    struct chunk_put *put = arg;
     struct shard_job *job = put->job;
-    struct cairn_member *member = member_find(job, put->header.member);
+    struct shard_member *member = member_find(job, put->header.member);
     if (status == CAIRN_OK && member != NULL) take(put, member);
     put->job = NULL;
     close_buffers(job);
@@ -266,7 +266,7 @@ static void on_received(void *arg, cairn_status status)
     shard_job_idle(job);
 }
 
-static struct cairn_put *find_free(struct shard_job *job)
+static struct chunk_put *find_free(struct shard_job *job)
 {
     for (uint32_t i = 0; i < job->puts.max; i++) {
         if (job->puts.list[i].job == NULL) return &job->puts.list[i];
@@ -274,18 +274,18 @@ static struct cairn_put *find_free(struct shard_job *job)
     return NULL;
 }
 
-void put_on_message(struct cairn_member *member, const struct chunk_header *header,
+void put_on_message(struct shard_member *member, const struct chunk_header *header,
                     struct fabric_message *message)
 {
     struct shard_job *job = member->job;
     struct sentence why;
-    struct cairn_put judged = { .job = job, .header = *header };
+    struct chunk_put judged = { .job = job, .header = *header };
     if (is_sealed_alike(member, header)) {
         acknowledge(member, header);
         fabric_drop(message);
         return;
     }
-    struct cairn_put *put = find_free(job);
+    struct chunk_put *put = find_free(job);
     cairn_status status = judge_put(member, header, &judged, &why);
     if (status == CAIRN_OK && put == NULL)
         status = fail_with(&why, CAIRN_ERR_BUSY, "%u puts are being received", job->puts.max);
@@ -303,7 +303,7 @@ void put_on_message(struct cairn_member *member, const struct chunk_header *head
     shard_job_busy(job);
 }
 
-cairn_status cairn_put_whole(const struct shard_job *job, struct sentence *why)
+cairn_status puts_are_whole(const struct shard_job *job, struct sentence *why)
 {
     size_t missing = 0;
     uint32_t last = UINT32_MAX;
@@ -322,7 +322,7 @@ cairn_status cairn_put_whole(const struct shard_job *job, struct sentence *why)
                      job->shard->name, missing, names.text, missing > 5 ? ", ..." : "");
 }
 
-void cairn_put_end(struct shard_job *job)
+void job_puts_end(struct shard_job *job)
 {
     close_buffers(job);
 }
@@ -356,7 +356,7 @@ void write_close(struct shard_job *job)
         for (int p = 0; p < CAIRN_PLANE_COUNT; p++) free(*staged_of(write, c, p));
     shard_job_give(job, &job->memory.staging, write->budget_bytes);
     free(write);
-    cairn_put_end(job);
+    job_puts_end(job);
 }
 
 void write_open(struct shard_job *job, uint64_t round, uint64_t member)
@@ -385,8 +385,8 @@ void write_open(struct shard_job *job, uint64_t round, uint64_t member)
 
 /* A PUT of a job that serves, judged without side effects; chunk and place of *out are set, and its piece
  * unless a box in the payload says that. */
-static cairn_status write_judge(const struct cairn_member *member,
-                                const struct chunk_header *header, struct cairn_put *out,
+static cairn_status write_judge(const struct shard_member *member,
+                                const struct chunk_header *header, struct chunk_put *out,
                                 struct sentence *why)
 {
     const struct shard_job *job = member->job;
@@ -401,7 +401,7 @@ static cairn_status write_judge(const struct cairn_member *member,
         return fail_with(why, CAIRN_ERR_BUSY, "state comes to this shard: wait for it");
     CAIRN_TRY(put_judge_chunk(job, header, out, why));
     CAIRN_TRY(put_judge_plane(job, header, out, why));
-    out->piece = (struct cairn_piece) { .count = out->place.elem_count };
+    out->piece = (struct chunk_piece) { .count = out->place.elem_count };
     if (header->tile == CAIRN_TILE_BOX) return CAIRN_OK; // the box says how long it is
     return put_judge_payload(header, out, why);
 }
@@ -414,7 +414,7 @@ static bool write_is(const struct shard_job *job, const struct chunk_header *hea
 }
 
 /* No round updates it meanwhile: this one is the write. */
-static cairn_status copy_state(struct shard_job *job, const struct cairn_put *put, uint32_t extent,
+static cairn_status copy_state(struct shard_job *job, const struct chunk_put *put, uint32_t extent,
                                uint8_t *to, size_t byte_count, struct sentence *why)
 {
     struct works *works = compute_loop(job->compute);
@@ -426,7 +426,7 @@ static cairn_status copy_state(struct shard_job *job, const struct cairn_put *pu
 }
 
 /* Where the chunk of a plane is kept; made with what the state has, unless the put is all of it. */
-static cairn_status stage(struct shard_job *job, const struct cairn_put *put, uint8_t **out,
+static cairn_status stage(struct shard_job *job, const struct chunk_put *put, uint8_t **out,
                           struct sentence *why)
 {
     const bool is_whole = put->header.tile != CAIRN_TILE_BOX;
@@ -455,7 +455,7 @@ static cairn_status stage(struct shard_job *job, const struct cairn_put *put, ui
 }
 
 /* The box before the elements; *head_out is how many bytes it has. */
-static cairn_status read_box(const struct shard_job *job, const struct cairn_put *put,
+static cairn_status read_box(const struct shard_job *job, const struct chunk_put *put,
                              const uint8_t *bytes, struct cairn_box *out, size_t *head_out,
                              struct sentence *why)
 {
@@ -478,7 +478,7 @@ static cairn_status read_box(const struct shard_job *job, const struct cairn_put
     return CAIRN_OK;
 }
 
-static cairn_status take_box(struct shard_job *job, const struct cairn_put *put,
+static cairn_status take_box(struct shard_job *job, const struct chunk_put *put,
                              const uint8_t *bytes, struct sentence *why)
 {
     struct cairn_box box;
@@ -500,7 +500,7 @@ static cairn_status take_box(struct shard_job *job, const struct cairn_put *put,
 }
 
 /* Keeps a chunk, or a box of it, beside the state. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_MALFORMED. */
-static cairn_status write_take(struct shard_job *job, const struct cairn_put *put,
+static cairn_status write_take(struct shard_job *job, const struct chunk_put *put,
                                const uint8_t *bytes, struct sentence *why)
 {
     uint8_t *staged;
@@ -684,7 +684,7 @@ static void run_files(struct task *task, uint32_t item, uint32_t thread)
 
 /* ---- initializers, on the compute threads ---- */
 
-static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage, struct works *works)
+static bool describe(struct work_run *run, uint32_t chunk, uint32_t stage, struct works *works)
 {
     struct loader *loader = loader_of(run);
     const struct shard_job *job = loader->job;

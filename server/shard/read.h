@@ -64,13 +64,13 @@ void shard_lease_end(struct shard_job *job, uint64_t number);
 #define CAIRN_PUBLISHED_NONE UINT32_MAX
 enum { CAIRN_SHARD_PUBLISHED_MAX = 2 + CAIRN_LEASED_VERSIONS_MAX };
 
-struct cairn_member;
-struct cairn_shard;
+struct shard_member;
+struct shard_daemon;
 struct shard_view;
 struct works;
 
 /* A published copy, or room for one. */
-struct cairn_published {
+struct published_copy {
     /* proto/geometry/layout.h: its head, and the extents, each in its wire dtype; members of this host map
      * both, or nobody does */
     struct arena head, wire;
@@ -98,7 +98,7 @@ struct cairn_published {
 
 /* The versions of a job that can be fetched. */
 struct versions {
-    struct cairn_published copies[CAIRN_SHARD_PUBLISHED_MAX];
+    struct published_copy copies[CAIRN_SHARD_PUBLISHED_MAX];
     /* Which of the copies; writing: CAIRN_PUBLISHED_NONE between updates. */
     uint32_t newest, writing;
     /* A copy of this version or a later one, in the job's view, has the parameters that the planes
@@ -115,29 +115,28 @@ struct versions {
 CAIRN_MUST_CHECK cairn_status published_open(struct shard_job *job, struct sentence *why);
 void published_close(struct shard_job *job);
 /* To a member that was just connected: if it is of this host it reads the copies where they are. */
-void published_show(struct cairn_member *member);
+void published_show(struct shard_member *member);
 /* The first version is about to be written into copy 0; it was. */
 void published_seal_begin(struct shard_job *job);
 void published_seal_end(struct shard_job *job, struct cairn_version version);
 /* The copy of that version; of two, that of the later layout. NULL: the version is not kept. */
-const struct cairn_published *published_find(const struct shard_job *job,
-                                             struct cairn_version version);
+const struct published_copy *published_find(const struct shard_job *job,
+                                            struct cairn_version version);
 /* The copy of that version whose layout is the last one before that of `later`, a copy; NULL: none. */
-const struct cairn_published *published_find_before(const struct shard_job *job,
-                                                    const struct cairn_published *later);
+const struct published_copy *published_find_before(const struct shard_job *job,
+                                                   const struct published_copy *later);
 /* Why published_find gave NULL: CAIRN_ERR_NOT_READY (it is yet to come), CAIRN_ERR_VERSION_GONE. */
 cairn_status published_missing(const struct shard_job *job, struct cairn_version version);
 /* Where a local element of that chunk, both of the copy's view, stands in it: where it is written first, and
  * in host memory. */
-uint8_t *cairn_published_at(const struct cairn_published *copy, uint64_t chunk,
-                            uint64_t local_elem);
-uint8_t *published_host_at(const struct cairn_published *copy, uint64_t chunk, uint64_t local_elem);
-size_t cairn_published_bytes(const struct cairn_published *copy, uint64_t chunk);
+uint8_t *copy_chunk_at(const struct published_copy *copy, uint64_t chunk, uint64_t local_elem);
+uint8_t *published_host_at(const struct published_copy *copy, uint64_t chunk, uint64_t local_elem);
+size_t copy_chunk_bytes(const struct published_copy *copy, uint64_t chunk);
 /* The chunk is about to be written: what was known of it, and its side in host memory, are of before. Any
  * thread that writes it. */
-void published_forget(struct cairn_published *copy, uint64_t chunk);
+void published_forget(struct published_copy *copy, uint64_t chunk);
 /* Brings a chunk of the side on the device to the one in host memory. Any thread. */
-void published_fill(struct works *works, const struct cairn_published *copy, uint64_t chunk);
+void published_fill(struct works *works, const struct published_copy *copy, uint64_t chunk);
 /* Chooses the copy to write: what it had cannot be read any more from here on. It may be written when nothing
  * of it is being sent any more, and it was made ready. */
 void published_begin(struct shard_job *job);
@@ -163,8 +162,8 @@ CAIRN_MUST_CHECK cairn_status published_open_device(struct shard_job *job, struc
 void published_park(struct shard_job *job);
 void published_unpark(struct shard_job *job);
 /* A send right out of it, or a copy within it, began, or ended: then it may be closed. */
-void published_lend(struct shard_job *job, const struct cairn_published *copy);
-void published_return(struct shard_job *job, const struct cairn_published *copy);
+void published_lend(struct shard_job *job, const struct published_copy *copy);
+void published_return(struct shard_job *job, const struct published_copy *copy);
 /* The version that was written last changed parameters here. */
 void published_note_params(struct shard_job *job);
 /* Some came from another shard, or the view is another one: what older copies have of them counts no more. */
@@ -184,22 +183,22 @@ void published_trim(struct shard_job *job);
  * Further fetches of a worker, and the fetches of readers, get one while memory.limit has room for one;
  * these replies stay with the job, and serve every member. Loop thread. */
 
-struct cairn_published;
+struct published_copy;
 
 struct reply {
     struct shard_job *job; /* borrowed */
     bool is_kept;          /* for one worker */
     bool is_used;          /* by a fetch */
     struct chunk_header header;
-    struct cairn_box box;               /* what of the chunk is asked for; if `boxed` */
-    bool boxed;                         /* not all of the chunk is asked for */
-    enum cairn_way way;                 /* by which the data goes */
-    const struct cairn_published *lent; /* the copy that is sent out of; NULL: `bytes` are sent */
-    bool is_direct;                     /* from the copy's memory on the card */
+    struct cairn_box box;              /* what of the chunk is asked for; if `boxed` */
+    bool boxed;                        /* not all of the chunk is asked for */
+    enum bytes_path way;               /* by which the data goes */
+    const struct published_copy *lent; /* the copy that is sent out of; NULL: `bytes` are sent */
+    bool is_direct;                    /* from the copy's memory on the card */
     bool is_given; /* it is sent right out of the planes, to a shard that takes it (take.c) */
     uint8_t box_bytes[CAIRN_BOX_BYTES_MAX]; /* the encoded box, being received */
-    struct cairn_run bring;                 /* for all who wait for the chunk */
-    const struct cairn_published *from;     /* in replies.coming: the copy */
+    struct work_run bring;                  /* for all who wait for the chunk */
+    const struct published_copy *from;      /* in replies.coming: the copy */
     uint64_t chunk;                         /* of it */
     struct reply *next;                     /* in one of the lists of struct replies */
     uint8_t bytes[];                        /* owned: [job->replies.bytes] */
@@ -215,18 +214,18 @@ struct replies {
 };
 
 /* The bytes that a reply takes where chunks have at most chunk_bytes. */
-static inline size_t cairn_reply_bytes(size_t chunk_bytes)
+static inline size_t reply_memory_bytes(size_t chunk_bytes)
 {
     return sizeof(struct reply) + chunk_bytes;
 }
 /* Once, for a worker that joined. CAIRN_ERR_NO_MEMORY: the worker is refused. */
-CAIRN_MUST_CHECK cairn_status reply_keep(struct cairn_member *member, struct sentence *why);
+CAIRN_MUST_CHECK cairn_status reply_keep(struct shard_member *member, struct sentence *why);
 /* `to` replaces `from`, and has its reply. */
-void reply_move(struct cairn_member *from, struct cairn_member *to);
+void reply_move(struct shard_member *from, struct shard_member *to);
 /* The member is freed: gives its memory back, or when it has been sent. */
-void reply_forget(struct cairn_member *member);
+void reply_forget(struct shard_member *member);
 /* For a fetch of the member; NULL: none for now, which the log says if memory.limit is why. */
-struct reply *reply_open(struct cairn_member *member, const struct chunk_header *header);
+struct reply *reply_open(struct shard_member *member, const struct chunk_header *header);
 /* The fetch is over, however it ended. */
 void reply_end(struct reply *reply);
 /* The job leaves: frees its replies. Replies that are being sent come back first, and are freed by
@@ -272,10 +271,10 @@ void bring_drop(struct shard_job *job);
 /* Fetches. Loop thread. */
 
 /* Takes or drops the message. */
-void fetch_on_message(struct cairn_member *member, const struct chunk_header *header,
+void fetch_on_message(struct shard_member *member, const struct chunk_header *header,
                       struct fabric_message *message);
 /* The chunk that it asks for begins in this shard's part, by the layout of that version. */
-bool fetch_is_here(const struct cairn_member *member, const struct chunk_header *header);
+bool fetch_is_here(const struct shard_member *member, const struct chunk_header *header);
 /* An UPDATE has ended, or a job is where it is to be (part.h): answers what was deferred. */
 void fetch_deferred(struct shard_job *job);
 

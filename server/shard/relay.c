@@ -15,37 +15,37 @@
 #define TICK_MS       20
 #define SILENT_MAX_MS 15000 /* without a word from an owner */
 
-static void relay_owner_close(struct cairn_relay_owner *owner);
+static void relay_owner_close(struct relay_owner *owner);
 static void relay_sums_close(struct relay *relay);
 static void relay_sums_void(struct relay *relay);
-static cairn_status relay_owner_open(struct relay *relay, struct cairn_relay_owner *owner,
+static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *owner,
                                      const Cairn__ShardInfo *info, struct sentence *why);
 static cairn_status relay_sums_open(struct relay *relay, struct sentence *why);
-static void relay_link_on_hello(struct cairn_relay_owner *owner, const struct chunk_header *header);
-static void relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
-static void relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
-static bool relay_link_waits(const struct cairn_relay_owner *owner);
-static void relay_link_open(struct cairn_relay_owner *owner);
-static struct cairn_relay_owner *relay_owner_of(const struct collector *collector);
+static void relay_link_on_hello(struct relay_owner *owner, const struct chunk_header *header);
+static void relay_link_tick(struct relay_owner *owner, uint64_t now_ms);
+static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms);
+static bool relay_link_waits(const struct relay_owner *owner);
+static void relay_link_open(struct relay_owner *owner);
+static struct relay_owner *relay_owner_of(const struct collector *collector);
 
 /* ---- one in use ---- */
 
-struct relay *cairn_relay_of(const struct shard_job *job)
+struct relay *job_relay(const struct shard_job *job)
 {
     return job->relays != NULL && !job->relays->leaving ? job->relays : NULL;
 }
 
-struct cairn_relay_owner *relay_owner_find(struct relay *relay, uint32_t index)
+struct relay_owner *relay_owner_find(struct relay *relay, uint32_t index)
 {
     const size_t low = lower_bound(relay->owners, relay->owner_count, sizeof *relay->owners,
-                                   offsetof(struct cairn_relay_owner, index), index);
+                                   offsetof(struct relay_owner, index), index);
     return low < relay->owner_count && relay->owners[low].index == index ? &relay->owners[low]
                                                                          : NULL;
 }
 
 /* The owner of a chunk of the grid; NULL: no owner of this relay. */
-static struct cairn_relay_owner *relay_owner_of_chunk(struct relay *relay, uint32_t tensor,
-                                                      uint64_t first_leaf)
+static struct relay_owner *relay_owner_of_chunk(struct relay *relay, uint32_t tensor,
+                                                uint64_t first_leaf)
 {
     const struct shard_job *job = relay->job;
     if (tensor >= job->spec.tensor_count || job->spec.tensors[tensor].kind != CAIRN_TRAINED)
@@ -75,13 +75,13 @@ static void relay_free(struct relay *relay)
     free(relay);
 }
 
-void cairn_relay_busy(struct relay *relay)
+void relay_busy(struct relay *relay)
 {
     relay->busy++;
     shard_job_busy(relay->job);
 }
 
-void cairn_relay_idle(struct relay *relay)
+void relay_idle(struct relay *relay)
 {
     struct shard_job *job = relay->job;
     assert(relay->busy > 0);
@@ -93,18 +93,18 @@ void cairn_relay_idle(struct relay *relay)
 static void leave(struct relay *relay)
 {
     if (relay->leaving) return;
-    cairn_relay_busy(relay); // not freed before we are through
+    relay_busy(relay); // not freed before we are through
     relay->leaving = true;
     relay->round = 0;
     for (uint32_t i = 0; i < relay->owner_count; i++) {
-        struct cairn_relay_owner *owner = &relay->owners[i];
+        struct relay_owner *owner = &relay->owners[i];
         relay_forward_end(owner);
         relay_link_close(owner);
     }
     relay_sums_void(relay);
     for (uint32_t i = 0; i < relay->owner_count; i++) collector_leave(&relay->owners[i].collector);
     relay_fetch_close(relay);
-    cairn_relay_idle(relay);
+    relay_idle(relay);
 }
 
 void relay_leave(struct shard_job *job)
@@ -165,8 +165,8 @@ static void begin_epoch(struct relay *relay)
     }
 }
 
-cairn_status cairn_relay_set(struct shard_job *job, const Cairn__RelaySet *message,
-                             struct sentence *why)
+cairn_status relay_on_set(struct shard_job *job, const Cairn__RelaySet *message,
+                          struct sentence *why)
 {
     relay_leave(job);
     if (message->n_members == 0) return CAIRN_OK;
@@ -205,39 +205,38 @@ static void end_round(struct relay *relay)
 
 void relay_on_fence(struct shard_job *job, uint64_t epoch)
 {
-    struct relay *relay = cairn_relay_of(job);
+    struct relay *relay = job_relay(job);
     if (relay == NULL) return;
-    cairn_relay_busy(relay);
+    relay_busy(relay);
     end_round(relay);
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         collector_step(&relay->owners[i].collector,
                        &(struct step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
     }
     relay_sums_void(relay);
-    cairn_relay_idle(relay);
+    relay_idle(relay);
 }
 
 static void tell_all(struct relay *relay, const struct step_event *event)
 {
     if (relay == NULL) return;
-    cairn_relay_busy(relay);
+    relay_busy(relay);
     for (uint32_t i = 0; i < relay->owner_count; i++)
         collector_step(&relay->owners[i].collector, event);
-    cairn_relay_idle(relay);
+    relay_idle(relay);
 }
 
 void relay_on_resolve(struct shard_job *job, uint64_t epoch)
 {
-    tell_all(cairn_relay_of(job),
-             &(struct step_event) { .kind = CAIRN_STEP_RESOLVE, .epoch = epoch });
+    tell_all(job_relay(job), &(struct step_event) { .kind = CAIRN_STEP_RESOLVE, .epoch = epoch });
 }
 
 static void open_round(struct relay *relay, const Cairn__RoundOpen *message)
 {
-    cairn_relay_busy(relay);
+    relay_busy(relay);
     relay->round = message->round;
     for (uint32_t i = 0; i < relay->owner_count && !relay->leaving; i++) {
-        struct cairn_relay_owner *owner = &relay->owners[i];
+        struct relay_owner *owner = &relay->owners[i];
         relay_forward_begin(owner, message->epoch, message->round);
         collector_step(&owner->collector, &(struct step_event) {
                                               .kind = CAIRN_STEP_OPEN,
@@ -248,12 +247,12 @@ static void open_round(struct relay *relay, const Cairn__RoundOpen *message)
                                           });
     }
     relay_wake(relay->job->shard);
-    cairn_relay_idle(relay);
+    relay_idle(relay);
 }
 
 cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *message)
 {
-    struct relay *relay = cairn_relay_of(job);
+    struct relay *relay = job_relay(job);
     if (relay != NULL) end_round(relay); // the one before is resolved
     if (message->relay == 0) return CAIRN_OK;
     if (relay == NULL || relay->number != message->relay) return CAIRN_ERR_PROTOCOL;
@@ -261,19 +260,18 @@ cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *messag
     return CAIRN_OK;
 }
 
-void relay_on_peer(struct cairn_member *member, enum step_event_kind kind)
+void relay_on_peer(struct shard_member *member, enum step_event_kind kind)
 {
-    tell_all(cairn_relay_of(member->job),
+    tell_all(job_relay(member->job),
              &(struct step_event) { .kind = kind, .member = member->number });
 }
 
 /* ---- from owners ---- */
 
-static struct relay *find(struct cairn_shard *shard, const struct chunk_header *header)
+static struct relay *find(struct shard_daemon *shard, const struct chunk_header *header)
 {
     struct shard_job *job = shard_job_find(shard, header->job);
-    struct relay *relay = job != NULL && job->state != CAIRN_JOB_FAULTED ? cairn_relay_of(job)
-                                                                         : NULL;
+    struct relay *relay = job != NULL && job->state != CAIRN_JOB_FAULTED ? job_relay(job) : NULL;
     const bool ours = relay != NULL && relay->number == header->member &&
                       relay->token == header->token;
     return ours ? relay : NULL;
@@ -294,7 +292,7 @@ static bool of_owner(const struct chunk_header *header)
     }
 }
 
-static void take(struct cairn_relay_owner *owner, const struct chunk_header *header,
+static void take(struct relay_owner *owner, const struct chunk_header *header,
                  struct fabric_message *message)
 {
     const bool of_fetch = header->kind == CAIRN_CHUNK_DATA ||
@@ -312,18 +310,18 @@ static void take(struct cairn_relay_owner *owner, const struct chunk_header *hea
     fabric_drop(message);
 }
 
-bool relay_on_message(struct cairn_shard *shard, const struct chunk_header *header,
+bool relay_on_message(struct shard_daemon *shard, const struct chunk_header *header,
                       struct fabric_message *message)
 {
     struct relay *relay = of_owner(header) ? find(shard, header) : NULL;
     if (relay == NULL) return false;
-    struct cairn_relay_owner *owner = relay_owner_find(relay, header->tile);
-    cairn_relay_busy(relay);
+    struct relay_owner *owner = relay_owner_find(relay, header->tile);
+    relay_busy(relay);
     if (owner != NULL)
         take(owner, header, message);
     else
         fabric_drop(message);
-    cairn_relay_idle(relay);
+    relay_idle(relay);
     return true;
 }
 
@@ -354,7 +352,7 @@ static bool tick_relay(struct relay *relay, uint64_t now_ms)
     bool waits = false;
     relay_sums_advance(relay); // the shard's budget may have room again
     for (uint32_t i = 0; i < relay->owner_count; i++) {
-        struct cairn_relay_owner *owner = &relay->owners[i];
+        struct relay_owner *owner = &relay->owners[i];
         relay_link_tick(owner, now_ms);
         relay_sums_tick(owner, now_ms);
         waits = waits || owner->link.peer == NULL || relay_link_waits(owner) ||
@@ -365,16 +363,16 @@ static bool tick_relay(struct relay *relay, uint64_t now_ms)
 
 static void on_tick(uv_timer_t *timer)
 {
-    const struct cairn_shard *shard = timer->data;
+    const struct shard_daemon *shard = timer->data;
     bool waits = false;
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        struct relay *relay = cairn_relay_of(job);
+        struct relay *relay = job_relay(job);
         if (relay != NULL && tick_relay(relay, uv_now(shard->loop))) waits = true;
     }
     if (!waits) uv_timer_stop(timer);
 }
 
-void relay_wake(struct cairn_shard *shard)
+void relay_wake(struct shard_daemon *shard)
 {
     if (shard->closing || uv_is_active((uv_handle_t *)&shard->relay_timer)) return;
     uv_timer_start(&shard->relay_timer, on_tick, TICK_MS, TICK_MS);
@@ -385,12 +383,12 @@ void relay_wake(struct cairn_shard *shard)
 /* An owner, as its relay sees it: its map, the core that collects for it, and the machine that
  * sends to it. */
 
-static cairn_status fail_memory(const struct cairn_relay_owner *owner, struct sentence *why)
+static cairn_status fail_memory(const struct relay_owner *owner, struct sentence *why)
 {
     return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to relay to shard %s", owner->name);
 }
 
-static cairn_status make_tables(struct cairn_relay_owner *owner)
+static cairn_status make_tables(struct relay_owner *owner)
 {
     const struct shard_job *job = owner->relay->job;
     cairn_status status = shard_map_init(&owner->table.map, owner->relay->view->layout,
@@ -403,7 +401,7 @@ static cairn_status make_tables(struct cairn_relay_owner *owner)
     return owner->buffers.sums != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-static cairn_status relay_owner_open(struct relay *relay, struct cairn_relay_owner *owner,
+static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *owner,
                                      const Cairn__ShardInfo *info, struct sentence *why)
 {
     owner->relay = relay;
@@ -425,7 +423,7 @@ static cairn_status relay_owner_open(struct relay *relay, struct cairn_relay_own
     return status == CAIRN_OK ? CAIRN_OK : fail_memory(owner, why);
 }
 
-static void relay_owner_close(struct cairn_relay_owner *owner)
+static void relay_owner_close(struct relay_owner *owner)
 {
     collector_close(&owner->collector);
     relay_forward_close(owner);
@@ -460,7 +458,7 @@ static cairn_status count_another(struct relay *relay, struct sentence *why)
     if (!is_counted) status = shard_job_take(job, kind, sums->buffer_bytes, "a sum to relay", why);
     if (status != CAIRN_OK) return status;
     const uint64_t at = (uint64_t)sums->pool.touched * sums->buffer_bytes;
-    if (cairn_arena_take(&sums->arena, at, sums->buffer_bytes) == CAIRN_OK) return CAIRN_OK;
+    if (arena_make_pages(&sums->arena, at, sums->buffer_bytes) == CAIRN_OK) return CAIRN_OK;
     if (!is_counted) shard_job_give(job, kind, sums->buffer_bytes);
     return fail_with(why, CAIRN_ERR_NO_MEMORY, "The host is out of memory.");
 }
@@ -482,7 +480,7 @@ static bool touch_another(struct buffer_pool *pool)
 
 static bool relay_fold(const struct fold *fold, uint32_t stage, struct works *works)
 {
-    const struct cairn_relay_owner *owner = relay_owner_of(fold->collector);
+    const struct relay_owner *owner = relay_owner_of(fold->collector);
     const struct chunk_place place = chunk_table_place(&owner->table, fold->chunk);
     (void)stage;
     works_fold(works, relay_buffer_at(owner->relay, fold->claim.buffer), fold->sources,
@@ -498,7 +496,7 @@ static void relay_fold_done(struct fold *fold)
 /* Hands of the owners' collectors. */
 static bool relay_fold_place(struct fold *fold)
 {
-    struct cairn_relay_owner *owner = relay_owner_of(fold->collector);
+    struct relay_owner *owner = relay_owner_of(fold->collector);
     struct relay *relay = owner->relay;
     fold->claim = (struct buffer_claim) { .owner = &owner->buffers,
                                           .chunk = fold->chunk,
@@ -524,7 +522,7 @@ void relay_sums_advance(struct relay *relay)
 }
 
 /* Gives the relay up if only room would let the owner's folds go on, and there has been none for long. */
-static void relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
+static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms)
 {
     struct relay *relay = owner->relay;
     const bool may_receive = step_may_receive(owner->collector.step);
@@ -599,7 +597,7 @@ static void relay_sums_close(struct relay *relay)
     const uint32_t touched = sums->pool.touched;
     const uint32_t taken = touched > sums->reserved ? touched : sums->reserved;
     shard_job_give(job, &job->memory.staging, (uint64_t)taken * sums->buffer_bytes);
-    cairn_release(job->shard, &sums->arena); // counted back already: the next relay takes the bytes
+    arena_release(job->shard, &sums->arena); // counted back already: the next relay takes the bytes
     free(sums->pool.buffers);
 }
 
@@ -607,12 +605,12 @@ static void relay_sums_close(struct relay *relay)
 
 /* Connections of a relay to the owners (proto/link/chunk_link.h); an owner may be this very shard. */
 
-static struct cairn_relay_owner *owner_of(const struct chunk_link *link)
+static struct relay_owner *owner_of(const struct chunk_link *link)
 {
-    return (struct cairn_relay_owner *)((char *)link - offsetof(struct cairn_relay_owner, link));
+    return (struct relay_owner *)((char *)link - offsetof(struct relay_owner, link));
 }
 
-static struct cairn_shard *shard_of(const struct cairn_relay_owner *owner)
+static struct shard_daemon *shard_of(const struct relay_owner *owner)
 {
     return owner->relay->job->shard;
 }
@@ -629,7 +627,7 @@ static void sign(const struct chunk_link *link, struct chunk_header *header)
 }
 
 /* The owner has not answered something. */
-static bool relay_link_waits(const struct cairn_relay_owner *owner)
+static bool relay_link_waits(const struct relay_owner *owner)
 {
     return pusher_waits(&owner->forward.pusher, 0) || relay_fetch_waits(owner);
 }
@@ -641,7 +639,7 @@ static bool waits(const struct chunk_link *link)
 
 static void lost(struct chunk_link *link)
 {
-    struct cairn_relay_owner *owner = owner_of(link);
+    struct relay_owner *owner = owner_of(link);
     owner->forward.grant = (struct chunk_header) { 0 };
     pusher_on_lost(&owner->forward.pusher, 0);
     relay_fetch_lost(owner);
@@ -649,7 +647,7 @@ static void lost(struct chunk_link *link)
 
 static void down(struct chunk_link *link, cairn_status why)
 {
-    const struct cairn_relay_owner *owner = owner_of(link);
+    const struct relay_owner *owner = owner_of(link);
     log_info("job %s: the relay lost shard %s: %s", owner->relay->job->spec.name, owner->name,
              status_text((int)why));
     relay_wake(shard_of(owner));
@@ -657,7 +655,7 @@ static void down(struct chunk_link *link, cairn_status why)
 
 static void starved(struct chunk_link *link)
 {
-    const struct cairn_relay_owner *owner = owner_of(link);
+    const struct relay_owner *owner = owner_of(link);
     log_warn("job %s: the relay has no memory to send to shard %s (%zu bytes at a time): raise the "
              "limits of this process (ulimit -v, memory.max, vm.max_map_count)",
              owner->relay->job->spec.name, owner->name, link->starved.bytes);
@@ -665,12 +663,12 @@ static void starved(struct chunk_link *link)
 
 static void loan(struct chunk_link *link)
 {
-    cairn_relay_busy(owner_of(link)->relay);
+    relay_busy(owner_of(link)->relay);
 }
 
 static void loan_back(struct chunk_link *link)
 {
-    cairn_relay_idle(owner_of(link)->relay);
+    relay_idle(owner_of(link)->relay);
 }
 
 static const struct chunk_link_hands hands = {
@@ -683,12 +681,12 @@ static const struct chunk_link_hands hands = {
     .loan_back = loan_back,
 };
 
-static void relay_link_open(struct cairn_relay_owner *owner)
+static void relay_link_open(struct relay_owner *owner)
 {
     owner->link.hands = &hands;
 }
 
-void relay_link_close(struct cairn_relay_owner *owner)
+void relay_link_close(struct relay_owner *owner)
 {
     if (shard_of(owner)->closing)
         chunk_link_forget(&owner->link);
@@ -699,7 +697,7 @@ void relay_link_close(struct cairn_relay_owner *owner)
 
 /* An owner that is hung, the coordinator notices. This one it hears, and we do not: the way between is
  * broken, and the workers may have another. */
-static void judge_silence(struct cairn_relay_owner *owner, uint64_t now_ms)
+static void judge_silence(struct relay_owner *owner, uint64_t now_ms)
 {
     if (chunk_link_silent_ms(&owner->link, now_ms) < owner->relay->silent_max_ms) return;
     relay_give_up(owner->relay, "shard %s does not answer shard %s", owner->name,
@@ -707,7 +705,7 @@ static void judge_silence(struct cairn_relay_owner *owner, uint64_t now_ms)
 }
 
 /* Connects, retries, breaks a silence; tells relay_cache.c and relay_cache.c of a loss. */
-static void relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
+static void relay_link_tick(struct relay_owner *owner, uint64_t now_ms)
 {
     if (owner->link.peer != NULL) relay_fetch_tick(owner);
     chunk_link_tick(&owner->link, owner->relay->leaving ? NULL : shard_of(owner)->fabric,
@@ -716,7 +714,7 @@ static void relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
 }
 
 /* A HELLO that was judged to be from that owner. */
-static void relay_link_on_hello(struct cairn_relay_owner *owner, const struct chunk_header *header)
+static void relay_link_on_hello(struct relay_owner *owner, const struct chunk_header *header)
 {
     if (chunk_link_on_hello(&owner->link, header->request)) relay_fetch_lost(owner);
     pusher_on_hello(&owner->forward.pusher, 0, header->request);
@@ -731,8 +729,8 @@ static void relay_link_on_hello(struct cairn_relay_owner *owner, const struct ch
  * received into memory of its own, if the shard's budget has room; else the worker is asked for it
  * again (BUSY). */
 
-static void refuse(struct cairn_member *member, const struct chunk_header *header,
-                   const struct cairn_relay_owner *owner, cairn_status status, const char *why)
+static void refuse(struct shard_member *member, const struct chunk_header *header,
+                   const struct relay_owner *owner, cairn_status status, const char *why)
 {
     member->job->shard->stats.chunks_refused++;
     log_limited(&member->refusals, CAIRN_LOG_WARN, "refused to relay %s of job %s from %s: %s",
@@ -749,7 +747,7 @@ static void refuse(struct cairn_member *member, const struct chunk_header *heade
 static bool take_memory(struct relay *relay, size_t bytes)
 {
     struct shard_job *job = relay->job;
-    struct cairn_shard *shard = job->shard;
+    struct shard_daemon *shard = job->shard;
     struct sentence why;
     uint64_t *kind = &job->memory.staging;
     if (shard_job_take(job, kind, bytes, "a payload to relay", &why) == CAIRN_OK) {
@@ -777,14 +775,13 @@ static void give_memory(struct relay *relay, void **memory, size_t bytes)
     shard_job_give(relay->job, &relay->job->memory.staging, bytes);
 }
 
-static void on_push(struct relay *relay, struct cairn_member *member,
+static void on_push(struct relay *relay, struct shard_member *member,
                     const struct chunk_header *header, struct fabric_message *message)
 {
     struct sentence why;
-    struct cairn_piece piece;
+    struct chunk_piece piece;
     uint32_t chunk = 0;
-    struct cairn_relay_owner *owner = relay_owner_of_chunk(relay, header->tensor,
-                                                           header->first_leaf);
+    struct relay_owner *owner = relay_owner_of_chunk(relay, header->tensor, header->first_leaf);
     cairn_status status = CAIRN_ERR_MALFORMED;
     if (owner == NULL)
         sentence_set(&why, "tensor %u, leaf %" PRIu64 " is of no shard that is relayed to",
@@ -808,11 +805,11 @@ static void on_push(struct relay *relay, struct cairn_member *member,
 /* ---- ends ---- */
 
 /* Whom of ours an end or a commit is meant for; NULL: nobody, and that was answered. */
-static struct cairn_relay_owner *owner_of_end(struct cairn_member *member,
-                                              const struct chunk_header *header)
+static struct relay_owner *owner_of_end(struct shard_member *member,
+                                        const struct chunk_header *header)
 {
-    struct relay *relay = cairn_relay_of(member->job);
-    struct cairn_relay_owner *owner = NULL;
+    struct relay *relay = job_relay(member->job);
+    struct relay_owner *owner = NULL;
     if (relay != NULL) owner = relay_owner_find(relay, header->tensor - 1);
     if (owner == NULL)
         refuse(member, header, NULL, CAIRN_ERR_STALE, "nothing is relayed to that shard any more");
@@ -820,8 +817,7 @@ static struct cairn_relay_owner *owner_of_end(struct cairn_member *member,
 }
 
 /* How many chunks of the owner the member sends nothing of. */
-static uint32_t count_absent(const struct cairn_relay_owner *owner, const uint32_t *tensors,
-                             size_t count)
+static uint32_t count_absent(const struct relay_owner *owner, const uint32_t *tensors, size_t count)
 {
     uint64_t absent = 0;
     for (size_t i = 0; i < count; i++)
@@ -829,28 +825,28 @@ static uint32_t count_absent(const struct cairn_relay_owner *owner, const uint32
     return (uint32_t)absent; // at most table.trained_count
 }
 
-void relay_on_micro_end(struct cairn_member *member, const struct chunk_header *header,
+void relay_on_micro_end(struct shard_member *member, const struct chunk_header *header,
                         const uint32_t *tensors, size_t count)
 {
-    struct cairn_relay_owner *owner = owner_of_end(member, header);
+    struct relay_owner *owner = owner_of_end(member, header);
     if (owner == NULL) return;
     struct relay *relay = owner->relay;
-    cairn_relay_busy(relay);
+    relay_busy(relay);
     struct step_event event = step_event_of(header);
     event.absent = count_absent(owner, tensors, count);
     collector_step(&owner->collector, &event);
-    cairn_relay_idle(relay);
+    relay_idle(relay);
 }
 
-void relay_on_commit(struct cairn_member *member, const struct chunk_header *header)
+void relay_on_commit(struct shard_member *member, const struct chunk_header *header)
 {
-    struct cairn_relay_owner *owner = owner_of_end(member, header);
+    struct relay_owner *owner = owner_of_end(member, header);
     if (owner == NULL) return;
     struct relay *relay = owner->relay;
-    cairn_relay_busy(relay);
+    relay_busy(relay);
     const struct step_event event = step_event_of(header);
     collector_step(&owner->collector, &event);
-    cairn_relay_idle(relay);
+    relay_idle(relay);
 }
 
 static bool is_ours(const struct relay *relay, uint64_t member)
@@ -860,24 +856,23 @@ static bool is_ours(const struct relay *relay, uint64_t member)
     return false;
 }
 
-bool relay_on_push(struct cairn_member *member, const struct chunk_header *header,
+bool relay_on_push(struct shard_member *member, const struct chunk_header *header,
                    struct fabric_message *message)
 {
-    struct relay *relay = cairn_relay_of(member->job);
+    struct relay *relay = job_relay(member->job);
     if (relay == NULL || relay->round == 0 || message == NULL || !is_ours(relay, member->number))
         return false;
-    cairn_relay_busy(relay);
+    relay_busy(relay);
     on_push(relay, member, header, message);
-    cairn_relay_idle(relay);
+    relay_idle(relay);
     return true;
 }
 
 /* ---- hands ---- */
 
-static struct cairn_relay_owner *relay_owner_of(const struct collector *collector)
+static struct relay_owner *relay_owner_of(const struct collector *collector)
 {
-    return (struct cairn_relay_owner *)((char *)collector -
-                                        offsetof(struct cairn_relay_owner, collector));
+    return (struct relay_owner *)((char *)collector - offsetof(struct relay_owner, collector));
 }
 
 static bool takes_events(const struct collector *collector)
@@ -889,7 +884,7 @@ static bool takes_events(const struct collector *collector)
 
 static void act(struct collector *collector, const struct step_action *action)
 {
-    struct cairn_relay_owner *owner = relay_owner_of(collector);
+    struct relay_owner *owner = relay_owner_of(collector);
     switch (action->kind) {
     case CAIRN_STEP_FORWARD: relay_forward_chunk(owner, action->chunk, action->micro); break;
     case CAIRN_STEP_FORWARD_END: relay_forward_micro_end(owner, action->micro); break;
@@ -904,7 +899,7 @@ static void act(struct collector *collector, const struct step_action *action)
     }
 }
 
-static void send_for_owner(const struct collector *collector, struct cairn_member *member,
+static void send_for_owner(const struct collector *collector, struct shard_member *member,
                            struct chunk_header *header)
 {
     if (header->kind == CAIRN_CHUNK_GRANT)
@@ -913,16 +908,16 @@ static void send_for_owner(const struct collector *collector, struct cairn_membe
 }
 
 static cairn_status judge_piece(const struct collector *collector,
-                                const struct cairn_member *member,
+                                const struct shard_member *member,
                                 const struct chunk_header *header, const struct chunk_place *place,
-                                struct cairn_piece *piece_out, struct sentence *why)
+                                struct chunk_piece *piece_out, struct sentence *why)
 {
     (void)member;
     if (header->tile != CAIRN_TILE_WHOLE || header->table_hash != CAIRN_TABLE_HASH_WHOLE)
         return fail_with(why, CAIRN_ERR_MISMATCH,
                          "tensor %s: workers that hold parts of tensors push to the owners",
                          collector->job->spec.tensors[header->tensor].name);
-    *piece_out = (struct cairn_piece) { .count = place->elem_count };
+    *piece_out = (struct chunk_piece) { .count = place->elem_count };
     return CAIRN_OK;
 }
 
@@ -935,7 +930,7 @@ static void *slot_memory(struct collector *collector, uint32_t slot)
     return memory;
 }
 
-static void slot_memory_back(struct cairn_slot *slot)
+static void slot_memory_back(struct collector_slot *slot)
 {
     give_memory(relay_owner_of(slot->collector)->relay, &slot->memory, slot->payload_bytes);
 }
@@ -953,12 +948,12 @@ static void no_page(struct collector *collector)
 
 static void busy(struct collector *collector)
 {
-    cairn_relay_busy(relay_owner_of(collector)->relay);
+    relay_busy(relay_owner_of(collector)->relay);
 }
 
 static void idle(struct collector *collector)
 {
-    cairn_relay_idle(relay_owner_of(collector)->relay);
+    relay_idle(relay_owner_of(collector)->relay);
 }
 
 static struct compute *on_host(const struct collector *collector, uint32_t chunk)
@@ -984,7 +979,7 @@ static const struct collector_hands for_owner = {
     .idle = idle,
 };
 
-cairn_status relay_collect(struct cairn_relay_owner *owner)
+cairn_status relay_collect(struct relay_owner *owner)
 {
     struct relay *relay = owner->relay;
     const struct step_config config = {

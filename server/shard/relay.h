@@ -47,7 +47,7 @@
 
 /* Passes sums, ends of micro-batches and commits of a relay on to an owner. */
 
-struct cairn_relay_owner;
+struct relay_owner;
 
 /* Which tensors a micro-batch had nothing of, as its end says. Kept until the round is over. */
 struct relay_note {
@@ -65,18 +65,18 @@ struct relay_forward {
 };
 
 /* The machine's memory. CAIRN_ERR_NO_MEMORY: too many chunks, too. */
-CAIRN_MUST_CHECK cairn_status relay_forward_open(struct cairn_relay_owner *owner);
-void relay_forward_close(struct cairn_relay_owner *owner);
+CAIRN_MUST_CHECK cairn_status relay_forward_open(struct relay_owner *owner);
+void relay_forward_close(struct relay_owner *owner);
 /* A round opened. */
-void relay_forward_begin(struct cairn_relay_owner *owner, uint64_t epoch, uint64_t round);
+void relay_forward_begin(struct relay_owner *owner, uint64_t epoch, uint64_t round);
 /* The round is void, or resolved. */
-void relay_forward_end(struct cairn_relay_owner *owner);
+void relay_forward_end(struct relay_owner *owner);
 /* The chunk's sum is final: its buffer, by owner->buffers.sums, is sent. */
-void relay_forward_chunk(struct cairn_relay_owner *owner, uint32_t chunk, uint32_t micro);
-void relay_forward_micro_end(struct cairn_relay_owner *owner, uint32_t micro);
-void relay_forward_commit(struct cairn_relay_owner *owner, uint64_t weight);
+void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t micro);
+void relay_forward_micro_end(struct relay_owner *owner, uint32_t micro);
+void relay_forward_commit(struct relay_owner *owner, uint64_t weight);
 /* GRANT, ACK, NAK, MICRO_ACK. */
-void relay_forward_on_answer(struct cairn_relay_owner *owner, const struct chunk_header *header);
+void relay_forward_on_answer(struct relay_owner *owner, const struct chunk_header *header);
 
 /* ==== owner ==== */
 
@@ -86,7 +86,7 @@ void relay_forward_on_answer(struct cairn_relay_owner *owner, const struct chunk
 struct relay;
 
 /* A shard to which we pass on. */
-struct cairn_relay_owner {
+struct relay_owner {
     struct relay *relay; /* borrowed */
     uint32_t index;      /* in the relay's layout */
     char name[64];
@@ -106,7 +106,7 @@ struct cairn_relay_owner {
 
 /* Connections of a relay to the owners (proto/link/chunk_link.h); an owner may be this very shard. */
 
-void relay_link_close(struct cairn_relay_owner *owner);
+void relay_link_close(struct relay_owner *owner);
 
 /* ==== sums ==== */
 
@@ -139,22 +139,22 @@ struct relay_collect {
 
 /* A PUSH of a worker: false if it is meant for the shard's own part of the job. Takes or drops the message
  * if not. */
-bool relay_on_push(struct cairn_member *member, const struct chunk_header *header,
+bool relay_on_push(struct shard_member *member, const struct chunk_header *header,
                    struct fabric_message *message);
 /* MICRO_END and COMMIT that name an owner (header->tensor), with a list of untouched tensors that is judged
  * to be ascending and of trained ones. */
-void relay_on_micro_end(struct cairn_member *member, const struct chunk_header *header,
+void relay_on_micro_end(struct shard_member *member, const struct chunk_header *header,
                         const uint32_t *tensors, size_t count);
-void relay_on_commit(struct cairn_member *member, const struct chunk_header *header);
-/* The owner's collector. CAIRN_ERR_NO_MEMORY. Who tells it something holds the relay: cairn_relay_busy. */
-CAIRN_MUST_CHECK cairn_status relay_collect(struct cairn_relay_owner *owner);
+void relay_on_commit(struct shard_member *member, const struct chunk_header *header);
+/* The owner's collector. CAIRN_ERR_NO_MEMORY. Who tells it something holds the relay: relay_busy. */
+CAIRN_MUST_CHECK cairn_status relay_collect(struct relay_owner *owner);
 
 /* ==== fetch ==== */
 
 /* Published chunks of owners, fetched once for the host: fetch.c for the workers, relay_cache.c at
  * the owners. */
 
-struct cairn_member;
+struct shard_member;
 struct relay_fetches;
 
 /* Called with the relay: memory is taken from the shard's budget as it is needed, up to its bound. Without
@@ -166,20 +166,20 @@ void relay_fetch_close(struct relay *relay);
 /* A FETCH of a member for a chunk that is not of this shard. Takes or drops the message (the box of a
  * CAIRN_TILE_BOX fetch). NAK NOT_FOUND: there is no relay, or it is not for that: the owner is to be
  * asked. */
-void relay_fetch(struct cairn_member *member, const struct chunk_header *header,
+void relay_fetch(struct shard_member *member, const struct chunk_header *header,
                  struct fabric_message *message);
 /* The member is gone: it waits for nothing any more. */
 void relay_fetch_forget(struct relay *relay, uint64_t member);
 
 /* ---- relay_cache.c ---- */
 /* DATA or NAK of one of our FETCHes (request has CAIRN_REQUEST_OF_ASKER set). Takes or drops it. */
-void relay_fetch_on_answer(struct cairn_relay_owner *owner, const struct chunk_header *header,
+void relay_fetch_on_answer(struct relay_owner *owner, const struct chunk_header *header,
                            struct fabric_message *message);
 /* Called by relay.c while the owner is connected: asks again for what the owner had no time for. */
-void relay_fetch_tick(struct cairn_relay_owner *owner);
+void relay_fetch_tick(struct relay_owner *owner);
 /* The connection, or the owner's connection to us, is lost: unanswered requests are asked again. */
-void relay_fetch_lost(struct cairn_relay_owner *owner);
-bool relay_fetch_waits(const struct cairn_relay_owner *owner);
+void relay_fetch_lost(struct relay_owner *owner);
+bool relay_fetch_waits(const struct relay_owner *owner);
 
 /* ==== relay ==== */
 
@@ -191,7 +191,7 @@ struct relay {
     uint64_t number, token;
     uint64_t *members; /* owned: [member_count] by rank */
     uint32_t member_count;
-    struct cairn_relay_owner *owners; /* owned: [owner_count] by index */
+    struct relay_owner *owners; /* owned: [owner_count] by index */
     uint32_t owner_count;
     uint64_t round; /* that it relays; 0: none */
     bool leaving;
@@ -205,19 +205,19 @@ struct relay {
 };
 
 /* Replaces the relay of the job. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY: there is none then. */
-CAIRN_MUST_CHECK cairn_status cairn_relay_set(struct shard_job *job, const Cairn__RelaySet *message,
-                                              struct sentence *why);
+CAIRN_MUST_CHECK cairn_status relay_on_set(struct shard_job *job, const Cairn__RelaySet *message,
+                                           struct sentence *why);
 /* The job's relay that works; NULL: none. */
-struct relay *cairn_relay_of(const struct shard_job *job);
-struct cairn_relay_owner *relay_owner_find(struct relay *relay, uint32_t index);
+struct relay *job_relay(const struct shard_job *job);
+struct relay_owner *relay_owner_find(struct relay *relay, uint32_t index);
 void relay_on_fence(struct shard_job *job, uint64_t epoch);
 void relay_on_resolve(struct shard_job *job, uint64_t epoch);
 /* A round is open. CAIRN_ERR_PROTOCOL: it names a relay that there is not. */
 CAIRN_MUST_CHECK cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *message);
 /* A worker's connection is UP or DOWN. */
-void relay_on_peer(struct cairn_member *member, enum step_event_kind kind);
+void relay_on_peer(struct shard_member *member, enum step_event_kind kind);
 /* A message that an owner sent to a relay; false: it is not one. Takes or drops the message if so. */
-bool relay_on_message(struct cairn_shard *shard, const struct chunk_header *header,
+bool relay_on_message(struct shard_daemon *shard, const struct chunk_header *header,
                       struct fabric_message *message);
 /* Ends all relays of a job. */
 void relay_leave(struct shard_job *job);
@@ -228,9 +228,9 @@ void relay_free_all(struct shard_job *job);
 void relay_give_up(struct relay *relay, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* There is something to wait for: ticks begin. */
-void relay_wake(struct cairn_shard *shard);
-void cairn_relay_busy(struct relay *relay);
-void cairn_relay_idle(struct relay *relay); /* may free it, and its job */
+void relay_wake(struct shard_daemon *shard);
+void relay_busy(struct relay *relay);
+void relay_idle(struct relay *relay); /* may free it, and its job */
 
 /* ==== cache ==== */
 
@@ -264,11 +264,11 @@ enum relay_want_state {
 struct relay_want {
     STAILQ_ENTRY(relay_want) link;
     enum relay_want_state state;
-    struct cairn_relay_owner *owner; /* borrowed */
-    uint64_t chunk;                  /* of the owner's map */
-    struct relay_entry *entry;       /* borrowed; of WANT_ENTRY and WANT_SENT */
-    struct chunk_header header;      /* as the worker sent it */
-    enum cairn_way way;              /* of the answer */
+    struct relay_owner *owner;  /* borrowed */
+    uint64_t chunk;             /* of the owner's map */
+    struct relay_entry *entry;  /* borrowed; of WANT_ENTRY and WANT_SENT */
+    struct chunk_header header; /* as the worker sent it */
+    enum bytes_path way;        /* of the answer */
 };
 STAILQ_HEAD(relay_wants, relay_want);
 
@@ -276,11 +276,11 @@ struct relay_entry {
     TAILQ_ENTRY(relay_entry) link; /* among those at rest, or those that are free */
     struct relay_entry *next;      /* in its bucket */
     enum relay_entry_state state;
-    struct chunk_request request;    /* to its owner, while it is COMING */
-    bool is_had;                     /* every member has had it; at rest it is in cache->had */
-    uint32_t sends;                  /* how many are under way */
-    struct cairn_relay_owner *owner; /* borrowed */
-    uint64_t chunk;                  /* of the owner's map */
+    struct chunk_request request; /* to its owner, while it is COMING */
+    bool is_had;                  /* every member has had it; at rest it is in cache->had */
+    uint32_t sends;               /* how many are under way */
+    struct relay_owner *owner;    /* borrowed */
+    uint64_t chunk;               /* of the owner's map */
     struct cairn_version version;
     cairn_dtype dtype;
     size_t byte_count;
@@ -314,11 +314,11 @@ void relay_cache_release(struct relay_cache *cache);
 
 /* NULL: the chunk is not here, and is not COMING. */
 struct relay_entry *relay_cache_find(const struct relay_cache *cache,
-                                     const struct cairn_relay_owner *owner, uint64_t chunk,
+                                     const struct relay_owner *owner, uint64_t chunk,
                                      struct cairn_version version);
 /* A new entry for a chunk that is not found. It is COMING: the caller asks for it. NULL: every place is in
  * use. */
-struct relay_entry *relay_cache_take(struct relay_cache *cache, struct cairn_relay_owner *owner,
+struct relay_entry *relay_cache_take(struct relay_cache *cache, struct relay_owner *owner,
                                      uint64_t chunk, struct cairn_version version);
 
 /* A send of the entry begins: it is not at rest. */

@@ -17,7 +17,7 @@ static void relay_fetch_serve(struct relay_fetches *fetches);
 /* ---- the table ---- */
 
 static struct relay_entry **bucket_of(const struct relay_cache *cache,
-                                      const struct cairn_relay_owner *owner, uint64_t chunk,
+                                      const struct relay_owner *owner, uint64_t chunk,
                                       struct cairn_version version)
 {
     const uint64_t odd = 0x9e3779b97f4a7c15ull;
@@ -28,7 +28,7 @@ static struct relay_entry **bucket_of(const struct relay_cache *cache,
 }
 
 struct relay_entry *relay_cache_find(const struct relay_cache *cache,
-                                     const struct cairn_relay_owner *owner, uint64_t chunk,
+                                     const struct relay_owner *owner, uint64_t chunk,
                                      struct cairn_version version)
 {
     struct relay_entry *entry = *bucket_of(cache, owner, chunk, version);
@@ -108,8 +108,7 @@ void relay_cache_return(struct relay_cache *cache, struct relay_entry *entry, ui
     if (--entry->sends == 0) rest(cache, entry);
 }
 
-static uint8_t *cairn_relay_cache_bytes(const struct relay_cache *cache,
-                                        const struct relay_entry *entry)
+static uint8_t *relay_cache_used(const struct relay_cache *cache, const struct relay_entry *entry)
 {
     return cache->memory.base + (size_t)(entry - cache->entries) * cache->place_bytes;
 }
@@ -137,7 +136,7 @@ static struct relay_entry *add_entry(struct relay_cache *cache)
     if (cache->entry_count == cache->entry_max) return NULL;
     if (take_budget(cache, cache->place_bytes, NULL) != CAIRN_OK) return NULL;
     const uint64_t at = (uint64_t)cache->entry_count * cache->place_bytes;
-    if (cairn_arena_take(&cache->memory, at, cache->place_bytes) != CAIRN_OK) {
+    if (arena_make_pages(&cache->memory, at, cache->place_bytes) != CAIRN_OK) {
         give_budget(cache, cache->place_bytes);
         return NULL;
     }
@@ -165,7 +164,7 @@ static struct relay_entry *take_place(struct relay_cache *cache)
     return entry != NULL ? entry : evict(cache);
 }
 
-struct relay_entry *relay_cache_take(struct relay_cache *cache, struct cairn_relay_owner *owner,
+struct relay_entry *relay_cache_take(struct relay_cache *cache, struct relay_owner *owner,
                                      uint64_t chunk, struct cairn_version version)
 {
     struct relay_entry *entry = take_place(cache);
@@ -280,7 +279,7 @@ cairn_status relay_cache_open(const struct relay *relay, struct relay_cache *cac
 
 void relay_cache_release(struct relay_cache *cache)
 {
-    cairn_release(cache->job->shard, &cache->memory);
+    arena_release(cache->job->shard, &cache->memory);
     free(cache->entries);
     free(cache->buckets);
     free(cache->had_by);
@@ -340,9 +339,9 @@ static void refused_ask(struct relay_entry *entry, uint64_t status)
 static void on_received(void *arg, cairn_status status)
 {
     struct relay_entry *entry = arg;
-    struct cairn_relay_owner *owner = entry->owner;
+    struct relay_owner *owner = entry->owner;
     struct relay_fetches *fetches = owner->relay->fetches;
-    const uint8_t *bytes = cairn_relay_cache_bytes(&fetches->cache, entry);
+    const uint8_t *bytes = relay_cache_used(&fetches->cache, entry);
     fetches->under_way--;
     if (status == CAIRN_OK && chunk_checksum(bytes, entry->byte_count) == entry->checksum) {
         relay_cache_arrived(&fetches->cache, entry);
@@ -372,8 +371,7 @@ static void receive(struct relay_fetches *fetches, struct relay_entry *entry,
                     const struct chunk_header *header, struct fabric_message *message)
 {
     entry->checksum = header->checksum;
-    const cairn_status status = fabric_receive(message,
-                                               cairn_relay_cache_bytes(&fetches->cache, entry),
+    const cairn_status status = fabric_receive(message, relay_cache_used(&fetches->cache, entry),
                                                fetches->cache.place_bytes, on_received, entry);
     if (status == CAIRN_OK) {
         fetches->under_way++;
@@ -385,7 +383,7 @@ static void receive(struct relay_fetches *fetches, struct relay_entry *entry,
 }
 
 /* The entry that an answer is for, no longer in flight; NULL: of a former use or connection. */
-static struct relay_entry *entry_answered(struct cairn_relay_owner *owner,
+static struct relay_entry *entry_answered(struct relay_owner *owner,
                                           const struct chunk_header *header)
 {
     const struct relay_cache *cache = &owner->relay->fetches->cache;
@@ -397,7 +395,7 @@ static struct relay_entry *entry_answered(struct cairn_relay_owner *owner,
     return is_its ? entry : NULL;
 }
 
-void relay_fetch_on_answer(struct cairn_relay_owner *owner, const struct chunk_header *header,
+void relay_fetch_on_answer(struct relay_owner *owner, const struct chunk_header *header,
                            struct fabric_message *message)
 {
     struct relay_fetches *fetches = owner->relay->fetches;
@@ -420,7 +418,7 @@ void relay_fetch_on_answer(struct cairn_relay_owner *owner, const struct chunk_h
 
 /* ---- losses ---- */
 
-void relay_fetch_tick(struct cairn_relay_owner *owner)
+void relay_fetch_tick(struct relay_owner *owner)
 {
     struct relay_fetches *fetches = owner->relay->fetches;
     if (fetches == NULL) return;
@@ -428,7 +426,7 @@ void relay_fetch_tick(struct cairn_relay_owner *owner)
     relay_fetch_serve(fetches); // there may be memory again
 }
 
-void relay_fetch_lost(struct cairn_relay_owner *owner)
+void relay_fetch_lost(struct relay_owner *owner)
 {
     struct relay_fetches *fetches = owner->relay->fetches;
     if (fetches == NULL || owner->relay->leaving) return;
@@ -439,7 +437,7 @@ void relay_fetch_lost(struct cairn_relay_owner *owner)
     asker_retry(&owner->asker);
 }
 
-bool relay_fetch_waits(const struct cairn_relay_owner *owner)
+bool relay_fetch_waits(const struct relay_owner *owner)
 {
     return owner->relay->fetches != NULL && asker_waits(&owner->asker);
 }
@@ -469,7 +467,7 @@ static uint32_t rank_of(const struct relay *relay, uint64_t member)
 /* It is over, however it ended. */
 static void want_end(struct relay_fetches *fetches, struct relay_want *want)
 {
-    struct cairn_member *member = member_find(fetches->relay->job, want->header.member);
+    struct shard_member *member = member_find(fetches->relay->job, want->header.member);
     if (member != NULL && member->replies > 0) member->replies--;
     want->state = CAIRN_RELAY_WANT_FREE;
     STAILQ_INSERT_HEAD(&fetches->wants_free, want, link);
@@ -477,7 +475,7 @@ static void want_end(struct relay_fetches *fetches, struct relay_want *want)
 
 static void want_refuse(struct relay_fetches *fetches, struct relay_want *want, cairn_status status)
 {
-    struct cairn_member *member = member_find(fetches->relay->job, want->header.member);
+    struct shard_member *member = member_find(fetches->relay->job, want->header.member);
     if (member != NULL) member_refuse_for(member, &want->header, status, want->owner->index);
     want_end(fetches, want);
 }
@@ -496,7 +494,7 @@ static void on_sent(void *arg, cairn_status status)
     relay_cache_return(&fetches->cache, want->entry, rank, relay->member_count);
     want_end(fetches, want);
     relay_fetch_serve(fetches);
-    cairn_relay_idle(relay);
+    relay_idle(relay);
 }
 
 /* The header of an answer: as the worker asked, with what it gets. */
@@ -517,7 +515,7 @@ static void want_send(struct relay_fetches *fetches, struct relay_want *want,
                       struct relay_entry *entry)
 {
     struct relay *relay = fetches->relay;
-    const struct cairn_member *member = member_find(relay->job, want->header.member);
+    const struct shard_member *member = member_find(relay->job, want->header.member);
     const struct chunk_header header = data_header(want, entry);
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     chunk_encode(&header, bytes);
@@ -525,15 +523,15 @@ static void want_send(struct relay_fetches *fetches, struct relay_want *want,
     relay_cache_lend(&fetches->cache, entry);
     want->entry = entry;
     if (member != NULL && member->peer != NULL) {
-        const void *payload = cairn_relay_cache_bytes(&fetches->cache, entry);
-        want->way = cairn_way_of(fabric_payload_path(member->peer, payload, entry->byte_count));
+        const void *payload = relay_cache_used(&fetches->cache, entry);
+        want->way = bytes_path_of(fabric_payload_path(member->peer, payload, entry->byte_count));
         status = fabric_send(member->peer, bytes, sizeof bytes, payload, entry->byte_count, on_sent,
                              want);
     }
     if (status == CAIRN_OK) {
         want->state = CAIRN_RELAY_WANT_SENT;
         fetches->under_way++;
-        cairn_relay_busy(relay);
+        relay_busy(relay);
         return;
     }
     relay_cache_return(&fetches->cache, entry, UINT32_MAX, relay->member_count);
@@ -601,8 +599,8 @@ static void relay_fetch_send_all(struct relay_fetches *fetches, struct relay_ent
 /* ---- fetches of workers ---- */
 
 /* Without side effects. CAIRN_ERR_NOT_FOUND: not by a relay. */
-static cairn_status judge(const struct relay *relay, const struct cairn_member *member,
-                          const struct chunk_header *header, const struct cairn_relay_owner *owner,
+static cairn_status judge(const struct relay *relay, const struct shard_member *member,
+                          const struct chunk_header *header, const struct relay_owner *owner,
                           uint64_t *chunk_out)
 {
     const struct shard_job *job = member->job;
@@ -628,8 +626,8 @@ static uint32_t owner_index(const struct shard_job *job, const struct chunk_head
     return extent != NULL ? extent->shard : job->view->table.map.shard;
 }
 
-static struct relay_want *want_open(struct relay_fetches *fetches, struct cairn_member *member,
-                                    struct cairn_relay_owner *owner, uint64_t chunk,
+static struct relay_want *want_open(struct relay_fetches *fetches, struct shard_member *member,
+                                    struct relay_owner *owner, uint64_t chunk,
                                     const struct chunk_header *header)
 {
     struct relay_want *want = STAILQ_FIRST(&fetches->wants_free);
@@ -641,12 +639,12 @@ static struct relay_want *want_open(struct relay_fetches *fetches, struct cairn_
     return want;
 }
 
-void relay_fetch(struct cairn_member *member, const struct chunk_header *header,
+void relay_fetch(struct shard_member *member, const struct chunk_header *header,
                  struct fabric_message *message)
 {
     struct shard_job *job = member->job;
-    struct relay *relay = cairn_relay_of(job);
-    struct cairn_relay_owner *owner = NULL;
+    struct relay *relay = job_relay(job);
+    struct relay_owner *owner = NULL;
     uint64_t chunk;
     const uint32_t index = owner_index(job, header);
     fabric_drop(message);
@@ -775,16 +773,14 @@ static uint32_t buffer_of(uint64_t cookie)
     return (uint32_t)(cookie - 1);
 }
 
-static struct cairn_relay_owner *owner_of(const struct pusher *pusher)
+static struct relay_owner *owner_of(const struct pusher *pusher)
 {
-    return (struct cairn_relay_owner *)((char *)pusher -
-                                        offsetof(struct cairn_relay_owner, forward.pusher));
+    return (struct relay_owner *)((char *)pusher - offsetof(struct relay_owner, forward.pusher));
 }
 
-static struct cairn_relay_owner *owner_of_buffer(const struct buffer *buffer)
+static struct relay_owner *owner_of_buffer(const struct buffer *buffer)
 {
-    return (struct cairn_relay_owner *)((char *)buffer->owner -
-                                        offsetof(struct cairn_relay_owner, buffers));
+    return (struct relay_owner *)((char *)buffer->owner - offsetof(struct relay_owner, buffers));
 }
 
 /* ---- hands of the pusher ---- */
@@ -804,7 +800,7 @@ static void link_failed(struct pusher *pusher, struct chunk_link *link)
 static void on_chunk_sent(void *arg, cairn_status status)
 {
     struct buffer *buffer = arg;
-    struct cairn_relay_owner *owner = owner_of_buffer(buffer);
+    struct relay_owner *owner = owner_of_buffer(buffer);
     struct relay *relay = owner->relay;
     buffer_pool_return(&relay->sums.pool, (uint32_t)(buffer - relay->sums.pool.buffers));
     if (!relay->job->shard->closing) relay_sums_advance(relay);
@@ -814,7 +810,7 @@ static void on_chunk_sent(void *arg, cairn_status status)
 static cairn_status send_chunk(struct pusher *pusher, const struct push_action *action,
                                struct chunk_header *header)
 {
-    struct cairn_relay_owner *owner = owner_of(pusher);
+    struct relay_owner *owner = owner_of(pusher);
     struct relay *relay = owner->relay;
     const uint32_t number = buffer_of(action->cookie);
     const struct chunk_place place = chunk_table_place(&owner->table, action->chunk);
@@ -857,7 +853,7 @@ static void released(struct pusher *pusher, const struct push_action *action)
  * us. */
 static void refused_forward(struct pusher *pusher, const struct push_action *action)
 {
-    const struct cairn_relay_owner *owner = owner_of(pusher);
+    const struct relay_owner *owner = owner_of(pusher);
     if (action->status == CAIRN_ERR_STALE || action->status == CAIRN_ERR_FENCED) return;
     relay_give_up(owner->relay, "shard %s refuses what is relayed in round %" PRIu64 ": %s",
                   owner->name, pusher->round, status_text((int)action->status));
@@ -875,7 +871,7 @@ static const struct pusher_hands hands = {
 
 /* ---- a round ---- */
 
-cairn_status relay_forward_open(struct cairn_relay_owner *owner)
+cairn_status relay_forward_open(struct relay_owner *owner)
 {
     const uint32_t chunks = owner->table.trained_count;
     if (chunks > UINT32_MAX / 8) return CAIRN_ERR_NO_MEMORY;
@@ -886,12 +882,12 @@ cairn_status relay_forward_open(struct cairn_relay_owner *owner)
         &(struct push_config) { .shard_count = 1, .queue_max = 2 * chunks + MICROS_AHEAD });
 }
 
-static void give_grant(struct cairn_relay_owner *owner)
+static void give_grant(struct relay_owner *owner)
 {
     pusher_on_grant(&owner->forward.pusher, 0, &owner->forward.grant, owner->link.way);
 }
 
-void relay_forward_begin(struct cairn_relay_owner *owner, uint64_t epoch, uint64_t round)
+void relay_forward_begin(struct relay_owner *owner, uint64_t epoch, uint64_t round)
 {
     pusher_begin(&owner->forward.pusher, epoch, round);
     give_grant(owner); // it may have come before the coordinator's word
@@ -906,7 +902,7 @@ static void free_notes(struct relay_forward *forward)
     }
 }
 
-void relay_forward_end(struct cairn_relay_owner *owner)
+void relay_forward_end(struct relay_owner *owner)
 {
     pusher_end(&owner->forward.pusher);
     buffer_pool_end_sending(&owner->relay->sums.pool, &owner->buffers);
@@ -914,7 +910,7 @@ void relay_forward_end(struct cairn_relay_owner *owner)
     memset(owner->forward.sent, 0, owner->table.trained_count * sizeof *owner->forward.sent);
 }
 
-void relay_forward_close(struct cairn_relay_owner *owner)
+void relay_forward_close(struct relay_owner *owner)
 {
     free_notes(&owner->forward);
     free(owner->forward.sent);
@@ -924,7 +920,7 @@ void relay_forward_close(struct cairn_relay_owner *owner)
 /* ---- what the core says ---- */
 
 /* More than the machine's queue takes, or no memory: the round cannot end here. */
-static void judge_queued(struct cairn_relay_owner *owner, cairn_status status)
+static void judge_queued(struct relay_owner *owner, cairn_status status)
 {
     if (status == CAIRN_ERR_BUSY)
         relay_give_up(owner->relay, "its workers are more than %d micro-batches before shard %s",
@@ -936,13 +932,13 @@ static void judge_queued(struct cairn_relay_owner *owner, cairn_status status)
     relay_wake(owner->relay->job->shard);
 }
 
-static bool is_sent(const struct cairn_relay_owner *owner)
+static bool is_sent(const struct relay_owner *owner)
 {
     return owner->forward.pusher.push != NULL &&
            owner->collector.spoiled_round != owner->forward.pusher.round;
 }
 
-void relay_forward_chunk(struct cairn_relay_owner *owner, uint32_t chunk, uint32_t micro)
+void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t micro)
 {
     struct buffer_pool *pool = &owner->relay->sums.pool;
     const uint32_t buffer = buffer_pool_final(pool, &owner->buffers, chunk);
@@ -962,7 +958,7 @@ void relay_forward_chunk(struct cairn_relay_owner *owner, uint32_t chunk, uint32
 }
 
 /* Notes the tensors there that nothing was forwarded of. False: no memory. */
-static bool note_absent(struct cairn_relay_owner *owner, uint32_t micro)
+static bool note_absent(struct relay_owner *owner, uint32_t micro)
 {
     const struct shard_map *map = &owner->table.map;
     const struct job_spec_data *spec = &owner->relay->job->spec;
@@ -986,7 +982,7 @@ static bool note_absent(struct cairn_relay_owner *owner, uint32_t micro)
     return true;
 }
 
-void relay_forward_micro_end(struct cairn_relay_owner *owner, uint32_t micro)
+void relay_forward_micro_end(struct relay_owner *owner, uint32_t micro)
 {
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
     if (is_sent(owner))
@@ -996,7 +992,7 @@ void relay_forward_micro_end(struct cairn_relay_owner *owner, uint32_t micro)
     judge_queued(owner, status);
 }
 
-void relay_forward_commit(struct cairn_relay_owner *owner, uint64_t weight)
+void relay_forward_commit(struct relay_owner *owner, uint64_t weight)
 {
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
     if (is_sent(owner)) status = pusher_commit(&owner->forward.pusher, weight);
@@ -1005,7 +1001,7 @@ void relay_forward_commit(struct cairn_relay_owner *owner, uint64_t weight)
 
 /* ---- what the owner says ---- */
 
-void relay_forward_on_answer(struct cairn_relay_owner *owner, const struct chunk_header *header)
+void relay_forward_on_answer(struct relay_owner *owner, const struct chunk_header *header)
 {
     if (header->kind == CAIRN_CHUNK_GRANT) {
         if (!grant_is_newer(&owner->forward.grant, header)) return;

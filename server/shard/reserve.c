@@ -27,9 +27,9 @@ struct piece {
 struct reserve {
     struct task task; /* the judgement, then the pages */
     struct reserve_request request;
-    struct reserve *next;     /* in shard->memory.reserves: the first is at work */
-    struct cairn_span *spans; /* owned: they are given back, nothing is taken; or NULL */
-    struct piece *pieces;     /* owned */
+    struct reserve *next;      /* in shard->memory.reserves: the first is at work */
+    struct shared_span *spans; /* owned: they are given back, nothing is taken; or NULL */
+    struct piece *pieces;      /* owned */
     size_t piece_count, piece_capacity;
     atomic_bool canceled;
     atomic_bool failed;      /* a page was not to be had */
@@ -104,7 +104,7 @@ static void run_pages(struct task *task, uint32_t item, uint32_t thread)
     struct reserve *reserve = (struct reserve *)task;
     const struct piece *piece = &reserve->pieces[item];
     if (atomic_load(&reserve->canceled) || atomic_load(&reserve->failed)) return;
-    if (cairn_arena_take(piece->arena, piece->from, piece->bytes) != CAIRN_OK) {
+    if (arena_make_pages(piece->arena, piece->from, piece->bytes) != CAIRN_OK) {
         atomic_store(&reserve->failed, true);
         return;
     }
@@ -114,7 +114,7 @@ static void run_pages(struct task *task, uint32_t item, uint32_t thread)
 }
 
 /* A host without such a lock: what others are about to take is not seen. */
-static void take_lock(struct reserve *reserve, const struct cairn_shard *shard)
+static void take_lock(struct reserve *reserve, const struct shard_daemon *shard)
 {
     reserve->status = host_lock_take(shard->memory.lock, LOCK_TIMEOUT_MS, &reserve->canceled,
                                      &reserve->lock_fd, &reserve->why);
@@ -152,7 +152,7 @@ static void run_judge(struct task *task, uint32_t item, uint32_t thread)
 
 /* ---- one after the other ---- */
 
-static void begin_first(struct cairn_shard *shard);
+static void begin_first(struct shard_daemon *shard);
 
 static void reserve_free(struct reserve *reserve)
 {
@@ -167,7 +167,7 @@ static void reserve_free(struct reserve *reserve)
 static void end_first(struct reserve *reserve)
 {
     struct shard_job *job = reserve->request.job;
-    struct cairn_shard *shard = job->shard;
+    struct shard_daemon *shard = job->shard;
     if (reserve->lock_fd >= 0) close(reserve->lock_fd);
     reserve->lock_fd = -1;
     if (atomic_load(&reserve->canceled)) reserve->status = CAIRN_ERR_CANCELED;
@@ -209,7 +209,7 @@ static void judge_done(struct task *task)
 
 static void run_give(struct task *task, uint32_t item, uint32_t thread)
 {
-    const struct cairn_span *span = &((struct reserve *)task)->spans[item];
+    const struct shared_span *span = &((struct reserve *)task)->spans[item];
     (void)thread;
     madvise(span->at, span->bytes, MADV_REMOVE);
 }
@@ -220,7 +220,7 @@ static void give_done(struct task *task)
 }
 
 /* Nothing wanted: nothing to wait for but the turn. */
-static void begin_first(struct cairn_shard *shard)
+static void begin_first(struct shard_daemon *shard)
 {
     struct reserve *reserve = shard->memory.reserves;
     if (reserve == NULL) return;
@@ -237,7 +237,7 @@ static void begin_first(struct cairn_shard *shard)
 }
 
 /* It is the last one. */
-static void add_last(struct cairn_shard *shard, struct reserve *reserve)
+static void add_last(struct shard_daemon *shard, struct reserve *reserve)
 {
     shard_job_busy(reserve->request.job);
     struct reserve **link = &shard->memory.reserves;
@@ -246,7 +246,7 @@ static void add_last(struct cairn_shard *shard, struct reserve *reserve)
     if (link == &shard->memory.reserves) begin_first(shard);
 }
 
-void reserve_give(struct shard_job *job, struct cairn_span *spans, size_t span_count)
+void reserve_give(struct shard_job *job, struct shared_span *spans, size_t span_count)
 {
     struct reserve *reserve = span_count > 0 ? calloc(1, sizeof *reserve) : NULL;
     if (reserve == NULL) {
@@ -277,13 +277,13 @@ void reserve_cancel(struct shard_job *job)
         if (r->request.job == job) atomic_store(&r->canceled, true);
 }
 
-void reserves_stop(struct cairn_shard *shard)
+void reserves_stop(struct shard_daemon *shard)
 {
     for (struct reserve *r = shard->memory.reserves; r != NULL; r = r->next)
         atomic_store(&r->canceled, true);
 }
 
-void reserves_free(struct cairn_shard *shard)
+void reserves_free(struct shard_daemon *shard)
 {
     while (shard->memory.reserves != NULL) {
         struct reserve *reserve = shard->memory.reserves;
@@ -298,10 +298,10 @@ void reserves_free(struct cairn_shard *shard)
  * of as long, so a thread of its own does it, one after the other, and the budget has the bytes again when
  * that is done. Until then a JobCreate waits for them. */
 
-struct cairn_release {
+struct arena_release {
     struct task task;
-    struct cairn_shard *shard; /* borrowed */
-    struct cairn_release *next;
+    struct shard_daemon *shard; /* borrowed */
+    struct arena_release *next;
     struct arena arena; /* owned */
     void (*free_it)(void *what);
     void *what; /* owned; NULL: none */
@@ -309,7 +309,7 @@ struct cairn_release {
     struct request request; /* answered when it is done */
 };
 
-static void release_it(struct cairn_release *release)
+static void release_it(struct arena_release *release)
 {
     arena_close(&release->arena);
     if (release->what != NULL) release->free_it(release->what);
@@ -320,10 +320,10 @@ static void run_release(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
-    release_it((struct cairn_release *)task);
+    release_it((struct arena_release *)task);
 }
 
-static void account(struct cairn_shard *shard, uint64_t budget_bytes, struct request *request)
+static void account(struct shard_daemon *shard, uint64_t budget_bytes, struct request *request)
 {
     budget_give(&shard->memory.budget, budget_bytes);
     if (request->session != 0) session_answer(shard, request, CAIRN_OK, NULL);
@@ -331,9 +331,9 @@ static void account(struct cairn_shard *shard, uint64_t budget_bytes, struct req
 
 static void on_released(struct task *task)
 {
-    struct cairn_release *release = (struct cairn_release *)task;
-    struct cairn_shard *shard = release->shard;
-    struct cairn_release **at = &shard->memory.releases;
+    struct arena_release *release = (struct arena_release *)task;
+    struct shard_daemon *shard = release->shard;
+    struct arena_release **at = &shard->memory.releases;
     while (*at != release) at = &(*at)->next;
     *at = release->next;
     account(shard, release->budget_bytes, &release->request);
@@ -342,9 +342,9 @@ static void on_released(struct task *task)
 }
 
 /* False: without a thread, then. */
-static bool begin(struct cairn_shard *shard, const struct cairn_release *what)
+static bool begin(struct shard_daemon *shard, const struct arena_release *what)
 {
-    struct cairn_release *release = shard->closing ? NULL : malloc(sizeof *release);
+    struct arena_release *release = shard->closing ? NULL : malloc(sizeof *release);
     if (release == NULL) return false;
     *release = *what;
     release->task = (struct task) { .run = run_release, .done = on_released, .item_count = 1 };
@@ -355,29 +355,29 @@ static bool begin(struct cairn_shard *shard, const struct cairn_release *what)
     return true;
 }
 
-void cairn_release(struct cairn_shard *shard, struct arena *arena)
+void arena_release(struct shard_daemon *shard, struct arena *arena)
 {
     arena_unshare(arena,
                   shard->closing); // the fabric of one that closes has dropped its regions
-    const struct cairn_release release = { .arena = *arena };
+    const struct arena_release release = { .arena = *arena };
     if (arena->base != NULL && begin(shard, &release)) *arena = CAIRN_ARENA_NONE;
     arena_close(arena);
 }
 
-void release_by(struct cairn_shard *shard, void (*free_it)(void *what), void *what)
+void release_by(struct shard_daemon *shard, void (*free_it)(void *what), void *what)
 {
-    const struct cairn_release release = { .arena = CAIRN_ARENA_NONE,
+    const struct arena_release release = { .arena = CAIRN_ARENA_NONE,
                                            .free_it = free_it,
                                            .what = what };
     if (!begin(shard, &release)) free_it(what);
 }
 
-void release_bytes(struct cairn_shard *shard, uint64_t budget_bytes, const struct request *request)
+void release_bytes(struct shard_daemon *shard, uint64_t budget_bytes, const struct request *request)
 {
-    struct cairn_release release = { .arena = CAIRN_ARENA_NONE, .budget_bytes = budget_bytes };
+    struct arena_release release = { .arena = CAIRN_ARENA_NONE, .budget_bytes = budget_bytes };
     if (request != NULL) release.request = *request;
     if (begin(shard, &release)) return;
-    struct cairn_release *newest = shard->closing ? NULL : shard->memory.releases;
+    struct arena_release *newest = shard->closing ? NULL : shard->memory.releases;
     if (newest == NULL) {
         account(shard, budget_bytes, &release.request);
         return;
@@ -391,10 +391,10 @@ void release_bytes(struct cairn_shard *shard, uint64_t budget_bytes, const struc
         account(shard, 0, &release.request);
 }
 
-void release_close(struct cairn_shard *shard)
+void release_close(struct shard_daemon *shard)
 {
     while (shard->memory.releases != NULL) {
-        struct cairn_release *release = shard->memory.releases;
+        struct arena_release *release = shard->memory.releases;
         shard->memory.releases = release->next;
         release_it(release);
         free(release);
@@ -512,7 +512,7 @@ cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create, st
 
 /* ---- members ---- */
 
-uint64_t landing_at(const struct cairn_landing *landing, uint32_t slot)
+uint64_t landing_at(const struct job_landing *landing, uint32_t slot)
 {
     const uint32_t have = landing->window - landing->in_place, large = have - landing->small;
     const uint32_t before = slot % landing->window, k = before < have ? before : have;
@@ -565,13 +565,13 @@ static void on_slots_taken(const struct reserve_request *request, cairn_status s
 {
     struct shard_job *job = request->job;
     struct request answered = request->answer;
-    const struct cairn_member *member = member_find(job, request->member);
+    const struct shard_member *member = member_find(job, request->member);
     if (status == CAIRN_OK && job->landing.asked > job->landing.taken)
         job->landing.taken = job->landing.asked;
     job->landing.asked = job->landing.taken;
     if (status != CAIRN_OK && member != NULL) {
         log_warn("member %s of job %s refused: %s", member->name, job->spec.name, why->text);
-        cairn_member_leave(job, request->member);
+        members_leave(job, request->member);
         job->landing.extra = true;
     }
     if (job->landing.extra) admit_left(job); // this one's, or those of others that left meanwhile
@@ -595,7 +595,7 @@ void admit_member(struct shard_job *job, uint64_t member, struct request answer)
     }
     if (status != CAIRN_OK) {
         log_warn("a member of job %s refused: %s", job->spec.name, why.text);
-        cairn_member_leave(job, member);
+        members_leave(job, member);
         admit_left(job);
     }
     session_answer(job->shard, &answer, status, &why);
@@ -610,7 +610,7 @@ static bool landing_rests(const struct shard_job *job)
 
 static void on_turn(uv_timer_t *timer)
 {
-    struct cairn_shard *shard = timer->data;
+    struct shard_daemon *shard = timer->data;
     shard->memory.given_bytes = 0;
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         if (job->landing.extra) admit_left(job);
@@ -621,7 +621,7 @@ static void on_turn(uv_timer_t *timer)
  * as the turn's bytes go, but at least one a turn. */
 static uint32_t slots_of_turn(const struct shard_job *job, uint32_t keep)
 {
-    const struct cairn_shard *shard = job->shard;
+    const struct shard_daemon *shard = job->shard;
     const uint32_t extra = job->landing.counted - keep;
     if (shard->memory.given_bytes >= shard->memory.give_max_bytes) return 0;
     const uint64_t room = shard->memory.give_max_bytes - shard->memory.given_bytes;
@@ -634,7 +634,7 @@ static uint32_t slots_of_turn(const struct shard_job *job, uint32_t keep)
 
 static void give_slots(struct shard_job *job, uint32_t keep)
 {
-    struct cairn_shard *shard = job->shard;
+    struct shard_daemon *shard = job->shard;
     const uint64_t bytes = bytes_between(job, keep, job->landing.counted);
     if (keep < job->landing.taken) {
         arena_give(&job->landing.arena, landing_at(&job->landing, keep),

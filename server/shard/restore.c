@@ -174,7 +174,7 @@ static cairn_status read_judged(struct restore *restore, struct cairn_snapshot *
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < restore->ranges.count && status == CAIRN_OK; i++) {
         const struct sweep_range *range = &restore->ranges.list[i];
-        struct cairn_shard *shard = restore->loader.job->shard;
+        struct shard_daemon *shard = restore->loader.job->shard;
         struct works *works = compute_files(on_device(restore, range) ? &shard->device
                                                                       : &shard->host);
         if (atomic_load(&restore->loader.canceled) || !await_pages(restore, range))
@@ -384,7 +384,7 @@ cairn_status report_add_file(struct report *report, const char *path, uint64_t b
     return CAIRN_OK;
 }
 
-const char *cairn_report_file(const struct report *report, size_t i)
+const char *report_file_at(const struct report *report, size_t i)
 {
     return i < report->file_count ? report->files[i].path : NULL;
 }
@@ -640,7 +640,7 @@ static void copy_chunk(struct works *works, const struct extend *extend, uint32_
     planes_copy(works, &job->planes, extent, local_elem, &from->planes, source, old_elem, elems);
 }
 
-static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage, struct works *works)
+static bool describe(struct work_run *run, uint32_t chunk, uint32_t stage, struct works *works)
 {
     const struct extend *extend = (struct extend *)loader_of(run);
     const struct shard_job *job = extend->loader.job;

@@ -24,14 +24,14 @@
 #define HELD_MAX       (1u << 18) /* messages: a window of each worker, read where it lies */
 #define MEMORY_THREADS 4          /* make pages: from there on the kernel is what takes the time */
 
-static void device_say_way(const struct cairn_shard *shard);
-static cairn_status device_open(struct cairn_shard *shard, const struct shard_options *options,
+static void device_say_way(const struct shard_daemon *shard);
+static cairn_status device_open(struct shard_daemon *shard, const struct shard_options *options,
                                 struct sentence *why);
 static uint32_t find_without(bool has_device);
-static cairn_status storage_open(struct cairn_shard *shard, struct sentence *why);
+static cairn_status storage_open(struct shard_daemon *shard, struct sentence *why);
 
 /* Every step of closing ends here; the last one frees the shard. */
-static void handle_closed(struct cairn_shard *shard)
+static void handle_closed(struct shard_daemon *shard)
 {
     assert(shard->end.handles > 0);
     if (--shard->end.handles > 0) return;
@@ -57,12 +57,12 @@ static void on_part_closed(void *context)
     handle_closed(context);
 }
 
-static void free_jobs(struct cairn_shard *shard)
+static void free_jobs(struct shard_daemon *shard)
 {
     while (shard->jobs != NULL) shard_job_free(shard->jobs);
 }
 
-void shard_close(struct cairn_shard *shard, void (*on_closed)(void *context), void *context)
+void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context)
 {
     assert(!shard->closing);
     shard->closing = true;
@@ -126,18 +126,18 @@ void shard_close(struct cairn_shard *shard, void (*on_closed)(void *context), vo
     handle_closed(shard);
 }
 
-void shard_stream_closed(struct cairn_shard *shard)
+void shard_stream_closed(struct shard_daemon *shard)
 {
     handle_closed(shard);
 }
 
 static void on_refused(void *arg, const char *what)
 {
-    struct cairn_shard *shard = arg;
+    struct shard_daemon *shard = arg;
     log_limited(&shard->fabric_refusals, CAIRN_LOG_WARN, "%s", what);
 }
 
-static cairn_status open_fabric(struct cairn_shard *shard, const struct shard_options *options,
+static cairn_status open_fabric(struct shard_daemon *shard, const struct shard_options *options,
                                 struct sentence *why)
 {
     const struct fabric_options fabric_options = {
@@ -188,7 +188,7 @@ static const struct shard_up up = {
     .memory_back = create_on_memory_back,
 };
 
-static cairn_status open_parts(struct cairn_shard *shard, const struct shard_options *options,
+static cairn_status open_parts(struct shard_daemon *shard, const struct shard_options *options,
                                struct sentence *why)
 {
     cairn_status status = compute_open(&shard->host, shard->loop, home_host(), "cairn-compute",
@@ -214,9 +214,9 @@ static cairn_status open_parts(struct cairn_shard *shard, const struct shard_opt
 }
 
 cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
-                        struct cairn_shard **shard_out, struct sentence *why)
+                        struct shard_daemon **shard_out, struct sentence *why)
 {
-    struct cairn_shard *shard = calloc(1, sizeof *shard);
+    struct shard_daemon *shard = calloc(1, sizeof *shard);
     if (shard == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a shard");
     shard->loop = loop;
     shard->up = &up;
@@ -280,7 +280,7 @@ bool device_backend_ok(const char *backend)
 static cairn_status import(void *context, const struct fabric_offer *offer, int fd,
                            void **address_out, struct sentence *why)
 {
-    const struct cairn_shard *shard = context;
+    const struct shard_daemon *shard = context;
     const void *address;
     const cairn_status status = home_import(shard->device.home, fd, offer->bytes, &address, why);
     if (status == CAIRN_OK) *address_out = (void *)(uintptr_t)address;
@@ -289,20 +289,20 @@ static cairn_status import(void *context, const struct fabric_offer *offer, int 
 
 static void release(void *context, void *address, uint64_t bytes)
 {
-    const struct cairn_shard *shard = context;
+    const struct shard_daemon *shard = context;
     home_import_release(shard->device.home, address, bytes);
 }
 
 static cairn_status copy(void *context, void *to_host, const void *from_device, size_t bytes)
 {
-    const struct cairn_shard *shard = context;
+    const struct shard_daemon *shard = context;
     struct works *works = compute_loop(&shard->device);
     struct sentence why;
     works_copy(works, to_host, from_device, bytes);
     return works_run(works, &why);
 }
 
-static void offer_imports(struct cairn_shard *shard)
+static void offer_imports(struct shard_daemon *shard)
 {
     const struct home_info *info = home_info(shard->device.home);
     if (!info->exports) return;
@@ -321,7 +321,7 @@ static void offer_imports(struct cairn_shard *shard)
 
 /* ---- the device ---- */
 
-static cairn_status open_home(struct cairn_shard *shard, const char *device, struct sentence *why)
+static cairn_status open_home(struct shard_daemon *shard, const char *device, struct sentence *why)
 {
     struct home *home;
     const bool is_named = device != NULL && device[0] != '\0';
@@ -333,7 +333,7 @@ static cairn_status open_home(struct cairn_shard *shard, const char *device, str
     return status;
 }
 
-static void say(struct cairn_shard *shard)
+static void say(struct shard_daemon *shard)
 {
     const struct home_info *info = home_info(shard->device.home);
     log_info("state lies on %s (%s), which has %" PRIu64 " bytes, %" PRIu64
@@ -353,7 +353,7 @@ static void say(struct cairn_shard *shard)
 /* Opens the device that the options ask for, and says in the log where state lies, and why not elsewhere.
  * Without one `auto` goes on with host memory. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED,
  * CAIRN_ERR_NO_MEMORY: cuda was asked for and cannot be had. */
-static cairn_status device_open(struct cairn_shard *shard, const struct shard_options *options,
+static cairn_status device_open(struct shard_daemon *shard, const struct shard_options *options,
                                 struct sentence *why)
 {
     const char *backend = options->backend != NULL ? options->backend : "host";
@@ -376,7 +376,7 @@ static cairn_status device_open(struct cairn_shard *shard, const struct shard_op
     return CAIRN_OK;
 }
 
-static bool goes_directly(const struct cairn_shard *shard, const char **why_out)
+static bool goes_directly(const struct shard_daemon *shard, const char **why_out)
 {
     *why_out = "no state of this shard lies on a card";
     if (shard->device.home == NULL) return false;
@@ -386,7 +386,7 @@ static bool goes_directly(const struct cairn_shard *shard, const char **why_out)
 }
 
 /* Says in the log how what lies on the device goes to other hosts; after the fabric was opened. */
-static void device_say_way(const struct cairn_shard *shard)
+static void device_say_way(const struct shard_daemon *shard)
 {
     const char *why;
     const bool is_direct = goes_directly(shard, &why);
@@ -395,7 +395,7 @@ static void device_say_way(const struct cairn_shard *shard)
              is_direct ? "from there" : "through host memory", why);
 }
 
-void device_tell(struct cairn_shard *shard, Cairn__Home *out)
+void device_tell(struct shard_daemon *shard, Cairn__Home *out)
 {
     struct home *home = shard->device.home != NULL ? shard->device.home : shard->host.home;
     struct home_info *info = (struct home_info *)(uintptr_t)home_info(home);
@@ -414,7 +414,7 @@ void device_tell(struct cairn_shard *shard, Cairn__Home *out)
     if (failure != NULL) out->failed = wire_text(failure);
 }
 
-void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stats)
+void shard_device_stats(const struct shard_daemon *shard, Cairn__ShardStats *stats)
 {
     if (shard->device.home == NULL) return;
     const struct home_use use = home_use(shard->device.home);
@@ -432,7 +432,7 @@ void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stat
 #define BEATS 5
 
 /* Jobs that go on without the device. */
-static size_t count_others(const struct cairn_shard *shard)
+static size_t count_others(const struct shard_daemon *shard)
 {
     size_t count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
@@ -443,13 +443,13 @@ static size_t count_others(const struct cairn_shard *shard)
 
 /* Closes the connection, since the coordinator knows nothing of the failure and learns it from the
  * next Hello. Requests that it has made meanwhile it makes again. */
-static void tell(struct cairn_shard *shard, const char *failure)
+static void tell(struct shard_daemon *shard, const char *failure)
 {
     log_error("this shard is unfit: %s", failure);
     stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
 }
 
-void unfit_look(struct cairn_shard *shard)
+void unfit_look(struct shard_daemon *shard)
 {
     struct home *home = shard->device.home;
     const char *failure = home != NULL ? home_failure(home) : NULL;
@@ -479,7 +479,7 @@ void unfit_look(struct cairn_shard *shard)
 #define DRAIN_REQUEST 1    /* the one request that a shard makes of a coordinator */
 
 /* The last word: the shard may be closed in it. */
-static void end(struct cairn_shard *shard)
+static void end(struct shard_daemon *shard)
 {
     shard->drain.is_wanted = false;
     uv_timer_stop(&shard->drain.timer);
@@ -488,20 +488,20 @@ static void end(struct cairn_shard *shard)
 }
 
 /* The coordinator of this session was asked, and is at it. */
-static bool is_asked(const struct cairn_shard *shard)
+static bool is_asked(const struct shard_daemon *shard)
 {
     return shard->session.welcome && shard->drain.asked == shard->session.serial;
 }
 
 static void on_time(uv_timer_t *timer)
 {
-    struct cairn_shard *shard = timer->data;
+    struct shard_daemon *shard = timer->data;
     if (is_asked(shard))
         log_error(
             "the time to bring elsewhere what this shard holds is over: it ends, and what it has "
             "of %zu jobs is lost with it; give it more (shard.drain_seconds, and TimeoutStopSec "
             "of its unit), or drain it before it is stopped: `cairn member drain %s`",
-            cairn_held_count(shard), shard->name);
+            held_jobs_count(shard), shard->name);
     else
         log_error(
             "%s: nobody brings elsewhere what this shard holds, so it ends, and what it has of "
@@ -509,13 +509,13 @@ static void on_time(uv_timer_t *timer)
             shard->session.welcome
                 ? "the coordinator that is here is not the one whose state this is"
                 : "no coordinator is here",
-            cairn_held_count(shard));
+            held_jobs_count(shard));
     end(shard);
 }
 
 /* Until the end of the time that there is; without a coordinator that can be asked no longer than one takes
  * to be started again. */
-static void wait_on(struct cairn_shard *shard)
+static void wait_on(struct shard_daemon *shard)
 {
     const uint64_t now_ms = uv_now(shard->loop);
     uint64_t left_ms = now_ms < shard->drain.due_ms ? shard->drain.due_ms - now_ms : 0;
@@ -524,9 +524,9 @@ static void wait_on(struct cairn_shard *shard)
     uv_timer_start(&shard->drain.timer, on_time, left_ms, 0);
 }
 
-static void ask(struct cairn_shard *shard)
+static void ask(struct shard_daemon *shard)
 {
-    struct cairn_session *session = &shard->session;
+    struct coordinator_session *session = &shard->session;
     Cairn__DrainMe message = CAIRN__DRAIN_ME__INIT;
     const uint64_t now_ms = uv_now(shard->loop);
     if (!session->welcome || session->standing != CAIRN_STANDING_GOOD) return;
@@ -538,42 +538,42 @@ static void ask(struct cairn_shard *shard)
     session_send(shard, CAIRN_MSG_DRAIN_ME, DRAIN_REQUEST, &message.base);
 }
 
-void shard_drain(struct cairn_shard *shard, uint32_t seconds)
+void shard_drain(struct shard_daemon *shard, uint32_t seconds)
 {
     if (shard->drain.is_wanted) return;
     shard->drain.is_wanted = true;
-    if (cairn_held_count(shard) == 0) {
+    if (held_jobs_count(shard) == 0) {
         end(shard);
         return;
     }
     uv_update_time(shard->loop);
     shard->drain.due_ms = uv_now(shard->loop) + 1000ull * seconds;
     log_info("asked to end: what %zu jobs have here is to go to other shards first, within %u s",
-             cairn_held_count(shard), seconds);
+             held_jobs_count(shard), seconds);
     ask(shard);
     wait_on(shard);
 }
 
-void drain_on_welcome(struct cairn_shard *shard)
+void drain_on_welcome(struct shard_daemon *shard)
 {
     if (!shard->drain.is_wanted) return;
     ask(shard);
     if (is_asked(shard)) wait_on(shard);
 }
 
-void drain_on_lost(struct cairn_shard *shard)
+void drain_on_lost(struct shard_daemon *shard)
 {
     if (shard->drain.is_wanted) wait_on(shard);
 }
 
-static bool is_answer(const struct cairn_shard *shard, const struct wire_frame *frame)
+static bool is_answer(const struct shard_daemon *shard, const struct wire_frame *frame)
 {
     return shard->drain.is_wanted && shard->drain.asked == shard->session.serial &&
            frame->request == DRAIN_REQUEST &&
            (frame->type == CAIRN_MSG_DONE || frame->type == CAIRN_MSG_ERROR);
 }
 
-bool drain_on_message(struct cairn_shard *shard, const struct wire_frame *frame,
+bool drain_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
                       const ProtobufCMessage *message)
 {
     if (shard->session.standing != CAIRN_STANDING_GOOD) return false;
@@ -586,7 +586,7 @@ bool drain_on_message(struct cairn_shard *shard, const struct wire_frame *frame,
         log_info("what this shard held is on other shards: it ends");
     } else {
         log_error("this shard ends, and what it has of %zu jobs is not brought to other shards: %s",
-                  cairn_held_count(shard), ((const Cairn__Error *)message)->text);
+                  held_jobs_count(shard), ((const Cairn__Error *)message)->text);
     }
     end(shard);
     return true;
@@ -613,7 +613,7 @@ static void on_said(struct storage_watch *watch)
     connection_beat(watch->context);
 }
 
-static cairn_status storage_open(struct cairn_shard *shard, struct sentence *why)
+static cairn_status storage_open(struct shard_daemon *shard, struct sentence *why)
 {
     shard->storage =
         (struct storage_watch) { .judge = judge, .on_said = on_said, .context = shard };

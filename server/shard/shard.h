@@ -67,7 +67,7 @@
  * (DrainMe), and ends when that is done, cannot be, takes too long, or nobody is there to ask; or when the
  * coordinator, by an operator's word, says that it holds nothing and is to end (MemberEnd). Loop thread. */
 
-struct cairn_shard;
+struct shard_daemon;
 struct wire_frame;
 
 struct drain {
@@ -79,13 +79,13 @@ struct drain {
 
 /* Once. shard->events.on_drained follows, perhaps at once: its parts are elsewhere, or `seconds` (at least
  * 1) have passed, or the coordinator refused. */
-void shard_drain(struct cairn_shard *shard, uint32_t seconds);
+void shard_drain(struct shard_daemon *shard, uint32_t seconds);
 /* A session began: a coordinator that was not asked is. */
-void drain_on_welcome(struct cairn_shard *shard);
+void drain_on_welcome(struct shard_daemon *shard);
 /* It ended, though it was welcome: for the next one it is waited for two leases. */
-void drain_on_lost(struct cairn_shard *shard);
+void drain_on_lost(struct shard_daemon *shard);
 /* A frame of the coordinator. True: it was the answer to DrainMe, or MemberEnd; the shard may be closed. */
-bool drain_on_message(struct cairn_shard *shard, const struct wire_frame *frame,
+bool drain_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
                       const ProtobufCMessage *message);
 
 /* ==== storage ==== */
@@ -107,7 +107,7 @@ struct unfit {
 };
 
 /* With each heartbeat, in a session that stands. The last word: the shard may be closed in it. */
-void unfit_look(struct cairn_shard *shard);
+void unfit_look(struct shard_daemon *shard);
 
 /* ==== shard ==== */
 
@@ -143,15 +143,15 @@ struct shard_options {
     enum device_memory fabric_device_memory;
     struct fabric_hub *hub; /* mem only */
     /* The first Welcome came: the shard serves; it may be closed in here. May be NULL. */
-    void (*on_ready)(struct cairn_shard *shard, void *context);
+    void (*on_ready)(struct shard_daemon *shard, void *context);
     /* The coordinator said that this process is to end (the log has the sentence); it may be closed in here.
      * NULL: it goes on asking for its place. */
-    void (*on_fenced)(struct cairn_shard *shard, void *context);
+    void (*on_fenced)(struct shard_daemon *shard, void *context);
     /* It is time to end: of shard_drain, or the coordinator said so; it may be closed in here. NULL:
      * it goes on. */
-    void (*on_drained)(struct cairn_shard *shard, void *context);
+    void (*on_drained)(struct shard_daemon *shard, void *context);
     /* Its device failed, and it holds nothing else; it may be closed in here. NULL: it goes on. */
-    void (*on_unfit)(struct cairn_shard *shard, void *context);
+    void (*on_unfit)(struct shard_daemon *shard, void *context);
     void *context;
 };
 
@@ -159,14 +159,14 @@ struct shard_options {
  * CAIRN_ERR_UNREACHABLE: no such device or port. CAIRN_ERR_NO_MEMORY. Several shards may live in one
  * process and on one loop. */
 CAIRN_MUST_CHECK cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
-                                         struct cairn_shard **shard_out, struct sentence *why);
+                                         struct shard_daemon **shard_out, struct sentence *why);
 /* Ends everything at once (waits for items that run on the threads), forgets all state, frees the
  * shard; on_closed (may be NULL) follows from the loop. */
-void shard_close(struct cairn_shard *shard, void (*on_closed)(void *context), void *context);
+void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context);
 
 /* ---- the structs ---- */
 
-enum cairn_job_state {
+enum shard_job_state {
     CAIRN_JOB_LOADING,
     CAIRN_JOB_INITIALIZING,
     CAIRN_JOB_SEALING, /* the first published copy is being made */
@@ -176,14 +176,14 @@ enum cairn_job_state {
 };
 
 struct shard_job {
-    struct cairn_shard *shard; /* borrowed */
+    struct shard_daemon *shard; /* borrowed */
     struct shard_job *next;
-    enum cairn_job_state state;
+    enum shard_job_state state;
     bool staged; /* made of another generation, which still serves: only handlers.c sees it */
     uint64_t number, generation, base_step;
-    struct cairn_memory memory; /* taken of shard->memory.budget, by kind */
-    struct bytes bytes;         /* of all members that there were */
-    uint32_t busy;              /* receives, sends and tasks that refer to this job */
+    struct memory_need memory; /* taken of shard->memory.budget, by kind */
+    struct bytes bytes;        /* of all members that there were */
+    uint32_t busy;             /* receives, sends and tasks that refer to this job */
     struct request dropping;
 
     /* what it is; owned: the spec is constant, the view changes between rounds: jobs.h */
@@ -195,7 +195,7 @@ struct shard_job {
 
     /* what it has */
     struct terms terms;
-    struct cairn_planes planes;
+    struct state_planes planes;
     struct park park;         /* of these, where they lie for now */
     struct move move;         /* of these, what comes and goes */
     struct versions versions; /* that can be fetched */
@@ -204,13 +204,13 @@ struct shard_job {
 
     /* the round: members.c and update.c */
     struct collector collector; /* of the own part */
-    struct cairn_landing landing;
+    struct job_landing landing;
     struct frozen frozen;
-    struct cairn_pass pass;
+    struct job_pass pass;
 
     /* the rest of the traffic, in and out */
     struct load load;
-    struct cairn_puts puts;
+    struct job_puts puts;
     struct replies replies;
     struct pins pins;
     struct relay *relays; /* owned: the first may work */
@@ -234,16 +234,16 @@ struct shard_up {
     void (*moves_end)(struct shard_job *job);
     void (*moves_free)(struct shard_job *job);
     /* Memory that was released is unmapped. */
-    void (*memory_back)(struct cairn_shard *shard);
+    void (*memory_back)(struct shard_daemon *shard);
 };
 
-struct cairn_shard {
+struct shard_daemon {
     /* owned */
     const char *build; /* borrowed */
     char *name, *import_folders;
     uint64_t incarnation;
     uint32_t copies_made; /* published ones: each has a number */
-    struct cairn_session session;
+    struct coordinator_session session;
     struct storage_watch storage;
     struct drain drain;
     struct wall wall;
@@ -269,10 +269,10 @@ struct cairn_shard {
     struct unfit unfit;        /* the device failed */
     uv_loop_t *loop;           /* borrowed */
     struct {
-        void (*on_ready)(struct cairn_shard *shard, void *context);
-        void (*on_fenced)(struct cairn_shard *shard, void *context);
-        void (*on_drained)(struct cairn_shard *shard, void *context);
-        void (*on_unfit)(struct cairn_shard *shard, void *context);
+        void (*on_ready)(struct shard_daemon *shard, void *context);
+        void (*on_fenced)(struct shard_daemon *shard, void *context);
+        void (*on_drained)(struct shard_daemon *shard, void *context);
+        void (*on_unfit)(struct shard_daemon *shard, void *context);
         void *context;
     } events; /* as of shard_options */
 

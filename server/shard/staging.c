@@ -101,7 +101,7 @@ cairn_status staging_open(struct staging *staging, struct shard_job *job, uint64
 void staging_close(struct staging *staging)
 {
     if (staging->job == NULL) return;
-    cairn_release(staging->job->shard, &staging->room); // on another thread: 0.2 s a GiB
+    arena_release(staging->job->shard, &staging->room); // on another thread: 0.2 s a GiB
     shard_view_unref(staging->view);
     free((void *)staging->pieces);
     free(staging->saved);
@@ -463,12 +463,12 @@ void loader_begin(struct loader *loader, struct shard_job *job)
     shard_job_busy(job);
 }
 
-struct loader *loader_of(struct cairn_run *run)
+struct loader *loader_of(struct work_run *run)
 {
     return ((struct loader_part *)run)->loader;
 }
 
-static void part_done(struct cairn_run *run)
+static void part_done(struct work_run *run)
 {
     struct loader *loader = loader_of(run);
     if (run->status != CAIRN_OK) {
@@ -480,13 +480,13 @@ static void part_done(struct cairn_run *run)
 }
 
 void loader_fill(struct loader *loader,
-                 bool (*describe)(struct cairn_run *run, uint32_t chunk, uint32_t stage,
+                 bool (*describe)(struct work_run *run, uint32_t chunk, uint32_t stage,
                                   struct works *works),
                  void (*done)(struct loader *loader))
 {
     const struct shard_job *job = loader->job;
     const uint32_t cut = job->pass.host.first; // the chunks before it lie on the device
-    const struct cairn_run run = { .describe = describe, .done = part_done };
+    const struct work_run run = { .describe = describe, .done = part_done };
     loader->filled = done;
     loader->status = CAIRN_OK;
     loader->parts_left = cut > 0 ? 2 : 1;

@@ -158,7 +158,7 @@ void staging_save_ahead(struct staging *staging, const struct pace *pace);
  * what is left for members to put. */
 
 struct loader_part {
-    struct cairn_run run;  /* first */
+    struct work_run run;   /* first */
     struct loader *loader; /* borrowed: the one that it is in */
 };
 
@@ -186,17 +186,17 @@ struct load {
     struct loader *at_work; /* owned */
     /* A snapshot is read while the pages of the state are made: both have to end. */
     bool begun, pages_there, loaded;
-    struct cairn_taken taken;
+    struct made_pages taken;
 };
 
 /* The loader, zero but for what its file has set, begins to work for the job. */
 void loader_begin(struct loader *loader, struct shard_job *job);
 /* In the home of each chunk, its `describe`, whose `run` is loader_of's. */
 void loader_fill(struct loader *loader,
-                 bool (*describe)(struct cairn_run *run, uint32_t chunk, uint32_t stage,
+                 bool (*describe)(struct work_run *run, uint32_t chunk, uint32_t stage,
                                   struct works *works),
                  void (*done)(struct loader *loader));
-struct loader *loader_of(struct cairn_run *run);
+struct loader *loader_of(struct work_run *run);
 /* It has ended, with loader->status: it is freed, and shard->up->loaded goes on with the job. Perhaps the job
  * is freed, too. */
 void loader_end(struct loader *loader);
@@ -214,17 +214,17 @@ bool load_same_form(const struct tensor_spec *a, const struct tensor_spec *b);
 
 /* Chunks that members put: of the initial state, or of a write. Loop thread. */
 
-struct cairn_member;
+struct shard_member;
 struct write;
 
 enum { CAIRN_SHARD_PUTS_MAX = 16 }; /* of a job, being received */
 
 /* A chunk that is being received. */
-struct cairn_put {
+struct chunk_put {
     struct shard_job *job; /* borrowed; NULL: free */
     struct chunk_header header;
     struct chunk_place place;
-    struct cairn_piece piece;
+    struct chunk_piece piece;
     uint64_t chunk; /* in the map */
 };
 
@@ -236,8 +236,8 @@ struct cairn_put {
 _Static_assert(CAIRN_PUT_STALE(CAIRN_PLANE_EXP_AVG_SQ) <= UINT8_MAX, "they are bytes");
 
 /* The puts of a job. */
-struct cairn_puts {
-    struct cairn_put list[CAIRN_SHARD_PUTS_MAX]; /* `max` of them are used */
+struct job_puts {
+    struct chunk_put list[CAIRN_SHARD_PUTS_MAX]; /* `max` of them are used */
     uint32_t max;
     size_t bytes;        /* of each: a chunk and a box */
     struct arena arena;  /* [max][bytes], while the job is not SERVING or a write is open */
@@ -246,17 +246,17 @@ struct cairn_puts {
     struct write *write; /* owned; NULL: no write is open */
 };
 
-void put_on_message(struct cairn_member *member, const struct chunk_header *header,
+void put_on_message(struct shard_member *member, const struct chunk_header *header,
                     struct fabric_message *message);
 /* CAIRN_OK: every chunk was put. CAIRN_ERR_NOT_READY: `why` names what is missing. */
-CAIRN_MUST_CHECK cairn_status cairn_put_whole(const struct shard_job *job, struct sentence *why);
+CAIRN_MUST_CHECK cairn_status puts_are_whole(const struct shard_job *job, struct sentence *why);
 /* The moments of this member count, and those that others put are stale. */
 void put_count_moments(struct shard_job *job, uint64_t member);
 /* Sealed before, when another shard's part was missing: all moments that are sealed count, so their member
  * put them, or put them again. CAIRN_ERR_EXISTS. */
 CAIRN_MUST_CHECK cairn_status put_judge_again(const struct shard_job *job, struct sentence *why);
 /* It serves: gives the buffers of puts back. */
-void cairn_put_end(struct shard_job *job);
+void job_puts_end(struct shard_job *job);
 
 /* ==== write ==== */
 
@@ -283,7 +283,7 @@ void write_resolved(struct shard_job *job, uint64_t round);
 
 struct pin;
 struct report;
-struct cairn_shard;
+struct shard_daemon;
 struct staging;
 struct works;
 
@@ -303,12 +303,12 @@ struct pins {
 };
 
 /* Makes the staging of one that is soon to begin; answers when its pages are there. */
-void cairn_pin_prepare(struct shard_job *job, uint32_t request, const Cairn__PinPrepare *message);
+void pin_on_prepare(struct shard_job *job, uint32_t request, const Cairn__PinPrepare *message);
 /* Gives back the staging of the pins that have not begun: the planes are about to lie elsewhere. */
 void pins_unprepare(struct shard_job *job);
 void pin_begin(struct shard_job *job, const Cairn__Pin *message);
 /* Where it is to be written, if anywhere. */
-void cairn_pin_folder(struct shard_job *job, const Cairn__PinFolder *message);
+void pin_on_folder(struct shard_job *job, const Cairn__PinFolder *message);
 /* The session ended: no folder comes any more to those that wait for one. */
 void pin_session_ended(struct shard_job *job);
 /* The pass of an UPDATE is about to begin; it is published: begins the pins that waited. */
@@ -323,7 +323,7 @@ struct pins_list {
     Cairn__PinTold told[CAIRN_PINS_TOLD_MAX];
     Cairn__PinTold *pointers[CAIRN_PINS_TOLD_MAX];
 };
-void pins_list(const struct cairn_shard *shard, struct pins_list *out);
+void pins_list(const struct shard_daemon *shard, struct pins_list *out);
 /* Somebody waits for their end: they are written as fast as it goes. */
 void pins_hurry(const struct shard_job *job);
 /* None looks at the planes any more: those that were given up may hang in storage still. */

@@ -288,7 +288,7 @@ cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view, st
 static void forget_places(struct shard_job *job)
 {
     for (struct area *area = job->planes.areas; area != NULL; area = area->next)
-        cairn_release(job->shard, &area->to);
+        arena_release(job->shard, &area->to);
 }
 
 /* Resumes the work that waited for the job to be parked, or taken back to the device. */
@@ -324,7 +324,7 @@ static void give_up(struct shard_job *job, cairn_status status, const struct sen
 
 /* ---- the copies ---- */
 
-static struct shard_job *job_of(const struct cairn_run *run)
+static struct shard_job *job_of(const struct work_run *run)
 {
     return (struct shard_job *)((char *)(uintptr_t)run - offsetof(struct shard_job, park.copy));
 }
@@ -359,7 +359,7 @@ static uint32_t all_pieces(const struct shard_job *job)
     return pieces;
 }
 
-static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
+static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     const struct shard_job *job = job_of(run);
     struct published_move move;
@@ -384,10 +384,10 @@ static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage, struc
  * back, and only then is the request answered. */
 static void settle(struct shard_job *job)
 {
-    struct cairn_shard *shard = job->shard;
+    struct shard_daemon *shard = job->shard;
     const uint64_t host_bytes = job->park.to_host ? 0 : job->park.host_bytes;
     for (struct area *area = job->planes.areas; area != NULL; area = area->next) {
-        cairn_release(shard, &area->arena);
+        arena_release(shard, &area->arena);
         area->arena = area->to;
         area->to = CAIRN_ARENA_NONE;
     }
@@ -405,7 +405,7 @@ static void settle(struct shard_job *job)
     release_bytes(shard, host_bytes, &job->park.asked);
 }
 
-static void copied(struct cairn_run *run)
+static void copied(struct work_run *run)
 {
     struct shard_job *job = job_of(run);
     struct sentence why = { "the job is being dropped" };
@@ -426,10 +426,10 @@ static void copied(struct cairn_run *run)
 
 static void copy(struct shard_job *job)
 {
-    job->park.copy = (struct cairn_run) { .compute = &job->shard->device,
-                                          .item_count = all_pieces(job),
-                                          .describe = describe,
-                                          .done = copied };
+    job->park.copy = (struct work_run) { .compute = &job->shard->device,
+                                         .item_count = all_pieces(job),
+                                         .describe = describe,
+                                         .done = copied };
     shard_job_busy(job);
     compute_submit(&job->park.copy);
 }

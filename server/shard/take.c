@@ -122,7 +122,7 @@ cairn_status take_open(struct shard_job *job, struct shard_view *view, struct lo
     if (status == CAIRN_OK)
         *take_out = take;
     else
-        cairn_take_free(take);
+        receiver_free(take);
     return status;
 }
 
@@ -133,7 +133,7 @@ cairn_status take_reserve(const struct take *take, struct reserve *reserve)
 
 /* ---- the end ---- */
 
-void cairn_take_free(struct take *take)
+void receiver_free(struct take *take)
 {
     for (uint32_t i = 0; i < take->giver_count; i++) giver_close(&take->givers[i]);
     free(take->givers);
@@ -148,7 +148,7 @@ void take_free_leaving(struct shard_job *job)
     while (job->move.leaving != NULL) {
         struct take *take = job->move.leaving;
         job->move.leaving = take->next_leaving;
-        cairn_take_free(take);
+        receiver_free(take);
     }
 }
 
@@ -168,7 +168,7 @@ static void take_idle(struct take *take)
         struct take **at = &job->move.leaving;
         while (*at != take) at = &(*at)->next_leaving;
         *at = take->next_leaving;
-        cairn_take_free(take);
+        receiver_free(take);
     }
     shard_job_idle(job);
 }
@@ -229,7 +229,7 @@ static void is_here(struct take_slot *slot)
 
 /* ---- the copy ---- */
 
-static bool describe_copy(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
+static bool describe_copy(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     struct take_slot *slot = (struct take_slot *)run;
     const struct lot *lot = slot->lot;
@@ -242,7 +242,7 @@ static bool describe_copy(struct cairn_run *run, uint32_t item, uint32_t stage, 
     return false;
 }
 
-static void copied(struct cairn_run *run)
+static void copied(struct work_run *run)
 {
     struct take_slot *slot = (struct take_slot *)run;
     struct take *take = slot->giver->take;
@@ -279,7 +279,7 @@ static void take_came(struct take_slot *slot)
         is_here(slot);
         return;
     }
-    slot->run = (struct cairn_run) {
+    slot->run = (struct work_run) {
         .compute = shard_job_home(take->job, local_elem_of(slot)),
         .item_count = 1,
         .describe = describe_copy,
@@ -291,7 +291,7 @@ static void take_came(struct take_slot *slot)
 
 /* ---- from givers ---- */
 
-static struct take *find(struct cairn_shard *shard, const struct chunk_header *header)
+static struct take *find(struct shard_daemon *shard, const struct chunk_header *header)
 {
     struct shard_job *job = shard_job_find(shard, header->job);
     if (job == NULL || job->state != CAIRN_JOB_SERVING) return NULL;
@@ -301,7 +301,7 @@ static struct take *find(struct cairn_shard *shard, const struct chunk_header *h
     return ours ? take : NULL;
 }
 
-bool take_on_message(struct cairn_shard *shard, const struct chunk_header *header,
+bool take_on_message(struct shard_daemon *shard, const struct chunk_header *header,
                      struct fabric_message *message)
 {
     struct take *take = find(shard, header);
@@ -570,7 +570,7 @@ static void giver_on_message(struct giver *giver, const struct chunk_header *hea
 
 static bool giver_tick(struct giver *giver, uint64_t now_ms)
 {
-    struct cairn_shard *shard = giver->take->job->shard;
+    struct shard_daemon *shard = giver->take->job->shard;
     if (giver->link.peer != NULL) asker_retry(&giver->asker);
     chunk_link_tick(&giver->link, giver->take->is_leaving ? NULL : shard->fabric, giver->address,
                     giver->address_bytes, now_ms);

@@ -43,10 +43,10 @@ uint64_t tiles_common(const struct shard_job *job, const struct cairn_box *box,
 
 /* Fills in where a box has elements. */
 static void find_chunks(const struct shard_job *job, const struct chunk_table *table,
-                        uint32_t tensor, const struct cairn_box *box, struct cairn_held *out)
+                        uint32_t tensor, const struct cairn_box *box, struct held_box *out)
 {
     const struct tensor_chunks all = chunk_table_tensor(table, tensor);
-    *out = (struct cairn_held) { .box = *box, .first_chunk = all.first };
+    *out = (struct held_box) { .box = *box, .first_chunk = all.first };
     for (uint64_t c = all.first; c < all.first + all.count; c++) {
         const struct chunk_place place = shard_map_chunk(&table->map, c);
         uint64_t before;
@@ -77,19 +77,19 @@ static void give(struct shard_job *job, void *memory, size_t bytes)
     free(memory);
 }
 
-static void held_free(struct shard_job *job, struct cairn_held *held)
+static void held_free(struct shard_job *job, struct held_box *held)
 {
     give(job, held, sizeof *held + (size_t)held->chunk_count);
 }
 
 /* A box with its marks, by a table; counted. NULL: `why` says it. */
-static struct cairn_held *held_open(struct shard_job *job, const struct chunk_table *table,
-                                    uint32_t tensor, const struct cairn_box *box,
-                                    struct sentence *why)
+static struct held_box *held_open(struct shard_job *job, const struct chunk_table *table,
+                                  uint32_t tensor, const struct cairn_box *box,
+                                  struct sentence *why)
 {
-    struct cairn_held found;
+    struct held_box found;
     find_chunks(job, table, tensor, box, &found);
-    struct cairn_held *held = take(job, sizeof *held + (size_t)found.chunk_count, why);
+    struct held_box *held = take(job, sizeof *held + (size_t)found.chunk_count, why);
     if (held != NULL) *held = found;
     return held;
 }
@@ -128,9 +128,9 @@ static void sweep(struct shard_job *job)
     struct tiled **link = &job->tiling.list;
     while (*link != NULL) {
         struct tiled *tiled = *link;
-        struct cairn_held **at = &tiled->held->next; // the whole stays as long as the tensor
+        struct held_box **at = &tiled->held->next; // the whole stays as long as the tensor
         while (*at != NULL) {
-            struct cairn_held *held = *at;
+            struct held_box *held = *at;
             if (held->holders > 0) {
                 at = &held->next;
                 continue;
@@ -173,7 +173,7 @@ void tiles_close(struct shard_job *job)
         struct tiled *tiled = job->tiling.list;
         job->tiling.list = tiled->next;
         while (tiled->held != NULL) {
-            struct cairn_held *held = tiled->held;
+            struct held_box *held = tiled->held;
             tiled->held = held->next;
             held_free(job, held);
         }
@@ -184,10 +184,10 @@ void tiles_close(struct shard_job *job)
 /* The box of that tensor, made if need be. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_BUSY: a round is collecting,
  * whose sums were begun without it. */
 static cairn_status held_get(struct shard_job *job, uint32_t tensor, const struct cairn_box *box,
-                             struct cairn_held **held_out, struct sentence *why)
+                             struct held_box **held_out, struct sentence *why)
 {
     struct tiled *tiled = job->tiling.of[tensor];
-    struct cairn_held *held = tiled != NULL ? tiled->held : NULL;
+    struct held_box *held = tiled != NULL ? tiled->held : NULL;
     while (held != NULL && !box_equal(&held->box, box)) held = held->next;
     if (held == NULL && step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING)
         return fail_with(why, CAIRN_ERR_BUSY, "tiles change between rounds, and one is open");
@@ -205,7 +205,7 @@ static cairn_status held_get(struct shard_job *job, uint32_t tensor, const struc
 /* ---- members ---- */
 
 /* The part of the tensor that the member declared to hold; NULL: nothing. */
-static const struct member_tile *tiles_of_member(const struct cairn_member *member, uint32_t tensor)
+static const struct member_tile *tiles_of_member(const struct shard_member *member, uint32_t tensor)
 {
     const size_t low = lower_bound(member->tiles, member->tile_count, sizeof *member->tiles,
                                    offsetof(struct member_tile, tensor), tensor);
@@ -219,7 +219,7 @@ static void let_go(const struct member_tile *tiles, size_t count)
         if (tiles[i].held != NULL) tiles[i].held->holders--;
 }
 
-void tiles_forget(struct cairn_member *member)
+void tiles_forget(struct shard_member *member)
 {
     let_go(member->tiles, member->tile_count);
     give(member->job, member->tiles, member->tile_count * sizeof *member->tiles);
@@ -229,7 +229,7 @@ void tiles_forget(struct cairn_member *member)
     member->tiles_hash = CAIRN_TABLE_HASH_WHOLE;
 }
 
-void tiles_move(struct cairn_member *from, struct cairn_member *to)
+void tiles_move(struct shard_member *from, struct shard_member *to)
 {
     to->tiles = from->tiles;
     to->tile_count = from->tile_count;
@@ -239,7 +239,7 @@ void tiles_move(struct cairn_member *from, struct cairn_member *to)
     from->tile_count = 0;
 }
 
-uint64_t tiles_touched(const struct cairn_member *member, uint32_t tensor)
+uint64_t tiles_touched(const struct shard_member *member, uint32_t tensor)
 {
     const struct member_tile *tile = tiles_of_member(member, tensor);
     if (tile == NULL || tile->held == NULL) return chunks_of(member->job, tensor).count;
@@ -247,7 +247,7 @@ uint64_t tiles_touched(const struct cairn_member *member, uint32_t tensor)
 }
 
 /* The member's `untouched`, by the table of the tiling. */
-static void tiles_count(struct cairn_member *member)
+static void tiles_count(struct shard_member *member)
 {
     uint64_t untouched = 0;
     for (size_t i = 0; i < member->tile_count; i++) {
@@ -271,8 +271,8 @@ static void clear_chunks(const struct shard_job *job, uint64_t first, uint64_t e
 }
 
 /* Takes the chunks of a tensor that the box has no element in out of a row of holds. */
-static void clear_beside(const struct shard_job *job, uint32_t tensor,
-                         const struct cairn_held *held, uint8_t *row)
+static void clear_beside(const struct shard_job *job, uint32_t tensor, const struct held_box *held,
+                         uint8_t *row)
 {
     uint64_t before;
     const struct tensor_chunks all = chunks_of(job, tensor);
@@ -286,7 +286,7 @@ static void clear_beside(const struct shard_job *job, uint32_t tensor,
     }
 }
 
-static void fill_row(const struct shard_job *job, const struct cairn_member *member, uint8_t *row)
+static void fill_row(const struct shard_job *job, const struct shard_member *member, uint8_t *row)
 {
     const size_t count = job->tiling.table->trained_count;
     memset(row, 0xff, CAIRN_STEP_HOLDS_BYTES(count));
@@ -316,7 +316,7 @@ static cairn_status hold_tiles(struct shard_job *job, const struct cairn_tiles *
     for (size_t i = 0; i < tiles->count; i++) {
         const uint32_t tensor = tiles->list[i].tensor;
         const struct cairn_box *box = &tiles->list[i].box;
-        struct cairn_held *held = NULL;
+        struct held_box *held = NULL;
         cairn_status status = CAIRN_OK;
         if (!box_is_whole(box, shape_of(job, tensor)))
             status = held_get(job, tensor, box, &held, why);
@@ -330,7 +330,7 @@ static cairn_status hold_tiles(struct shard_job *job, const struct cairn_tiles *
     return CAIRN_OK;
 }
 
-cairn_status tiles_set_member(struct cairn_member *member, const struct cairn_tiles *tiles,
+cairn_status tiles_set_member(struct shard_member *member, const struct cairn_tiles *tiles,
                               struct sentence *why)
 {
     struct shard_job *job = member->job;
@@ -363,7 +363,7 @@ cairn_status tiles_set_member(struct cairn_member *member, const struct cairn_ti
  * that nobody contributed are +0. Marks are made and cleared between folds on the loop; a fold reads and
  * writes those of its own chunk. */
 
-static uint8_t *mark_of(struct cairn_held *held, uint64_t chunk)
+static uint8_t *mark_of(struct held_box *held, uint64_t chunk)
 {
     const bool within = chunk >= held->first_chunk && chunk - held->first_chunk < held->chunk_count;
     return within ? &held->mark[chunk - held->first_chunk] : NULL;
@@ -377,8 +377,8 @@ static const struct tiled *tiled_of(const struct shard_job *job, uint64_t chunk)
 }
 
 /* The box that the header means; *held_out NULL: all of the tensor, which is not tiled. */
-static cairn_status judge_tile(const struct cairn_member *member, const struct chunk_header *header,
-                               const struct tiled *tiled, struct cairn_held **held_out,
+static cairn_status judge_tile(const struct shard_member *member, const struct chunk_header *header,
+                               const struct tiled *tiled, struct held_box **held_out,
                                struct sentence *why)
 {
     const char *name = member->job->spec.tensors[header->tensor].name;
@@ -400,12 +400,12 @@ static cairn_status judge_tile(const struct cairn_member *member, const struct c
     return CAIRN_OK;
 }
 
-cairn_status tiles_piece(const struct cairn_member *member, const struct chunk_header *header,
-                         const struct chunk_place *place, struct cairn_piece *piece_out,
+cairn_status tiles_piece(const struct shard_member *member, const struct chunk_header *header,
+                         const struct chunk_place *place, struct chunk_piece *piece_out,
                          struct sentence *why)
 {
     const struct shard_job *job = member->job;
-    struct cairn_piece piece = { .count = place->elem_count };
+    struct chunk_piece piece = { .count = place->elem_count };
     const struct tiled *tiled = job->tiling.of[place->tensor];
     CAIRN_TRY(judge_tile(member, header, tiled, &piece.held, why));
     if (piece.held != NULL) piece.count = tiles_common(job, &piece.held->box, place, &piece.first);
@@ -419,14 +419,14 @@ cairn_status tiles_piece(const struct cairn_member *member, const struct chunk_h
 void tiles_begin_chunk(struct shard_job *job, uint64_t chunk)
 {
     const struct tiled *tiled = tiled_of(job, chunk);
-    for (struct cairn_held *h = tiled != NULL ? tiled->held : NULL; h != NULL; h = h->next) {
+    for (struct held_box *h = tiled != NULL ? tiled->held : NULL; h != NULL; h = h->next) {
         uint8_t *mark = mark_of(h, chunk);
         if (mark != NULL) *mark = 0;
     }
 }
 
 /* The sources of one box, in their order. */
-static void fold_box(struct works *works, const struct fold *fold, const struct cairn_piece *piece,
+static void fold_box(struct works *works, const struct fold *fold, const struct chunk_piece *piece,
                      const struct fold_source *sources, uint32_t count, uint64_t chunk,
                      const struct chunk_place *place, float *acc)
 {
@@ -469,7 +469,7 @@ void tiles_fold(struct works *works, const struct fold *fold, uint64_t chunk,
     }
 }
 
-void tiles_put(struct shard_job *job, uint64_t chunk, const struct cairn_piece *piece,
+void tiles_put(struct shard_job *job, uint64_t chunk, const struct chunk_piece *piece,
                const struct chunk_place *place, const float *values)
 {
     const struct works_box of = { &piece->held->box, &job->spec.tensors[place->tensor].shape,
@@ -487,7 +487,7 @@ bool tiles_put_whole(const struct shard_job *job, uint64_t chunk)
     if (tiled == NULL) return false;
     const struct chunk_place place = shard_map_chunk(&job->tiling.table->map, chunk);
     uint64_t elems = 0, before;
-    for (struct cairn_held *h = tiled->held; h != NULL; h = h->next) {
+    for (struct held_box *h = tiled->held; h != NULL; h = h->next) {
         const uint8_t *mark = mark_of(h, chunk);
         if (h->holders > 0 && mark != NULL && *mark != 0)
             elems += tiles_common(job, &h->box, &place, &before);
@@ -519,7 +519,7 @@ static cairn_status ready_tensor(struct shard_job *job, const struct chunk_table
     const bool same = is_same(job->tiling.table, table, tiled->tensor);
     const uint64_t was = chunk_table_tensor(job->tiling.table, tiled->tensor).first;
     const uint64_t is = chunk_table_tensor(table, tiled->tensor).first;
-    for (struct cairn_held *held = tiled->held; held != NULL; held = held->next) {
+    for (struct held_box *held = tiled->held; held != NULL; held = held->next) {
         held->moved_first = is + (held->first_chunk - was);
         if (same) continue;
         held->moved = held_open(job, table, tiled->tensor, &held->box, why);
@@ -552,7 +552,7 @@ void tiles_unready(struct shard_job *job, uint8_t *holds)
 {
     free(holds);
     for (struct tiled *tiled = job->tiling.list; tiled != NULL; tiled = tiled->next) {
-        for (struct cairn_held *held = tiled->held; held != NULL; held = held->next) {
+        for (struct held_box *held = tiled->held; held != NULL; held = held->next) {
             if (held->moved != NULL) held_free(job, held->moved);
             held->moved = NULL;
         }
@@ -562,10 +562,10 @@ void tiles_unready(struct shard_job *job, uint8_t *holds)
 static void point_members(struct shard_job *job)
 {
     for (size_t i = 0; i < job->members.capacity; i++) {
-        struct cairn_member *member = job->members.list[i];
+        struct shard_member *member = job->members.list[i];
         if (member == NULL) continue;
         for (size_t t = 0; t < member->tile_count; t++) {
-            struct cairn_held *held = member->tiles[t].held;
+            struct held_box *held = member->tiles[t].held;
             if (held != NULL && held->moved != NULL) member->tiles[t].held = held->moved;
         }
     }
@@ -574,8 +574,8 @@ static void point_members(struct shard_job *job)
 /* The boxes of one tensor, in the order in which they were. */
 static void replace(struct shard_job *job, struct tiled *tiled)
 {
-    for (struct cairn_held **link = &tiled->held; *link != NULL; link = &(*link)->next) {
-        struct cairn_held *held = *link, *moved = held->moved;
+    for (struct held_box **link = &tiled->held; *link != NULL; link = &(*link)->next) {
+        struct held_box *held = *link, *moved = held->moved;
         held->first_chunk = held->moved_first;
         if (moved == NULL) continue;
         moved->holders = held->holders;
@@ -617,12 +617,12 @@ static cairn_status judge_tiling(const struct shard_job *job, const struct arriv
 }
 
 /* All pages are here. */
-static cairn_status take_tiling(struct cairn_shard *shard, const struct arriving *tiling,
+static cairn_status take_tiling(struct shard_daemon *shard, const struct arriving *tiling,
                                 struct sentence *why)
 {
     const Cairn__MemberTiles *message = (const Cairn__MemberTiles *)tiling->message;
     struct shard_job *job = shard_job_find(shard, message->job);
-    struct cairn_member *member = NULL;
+    struct shard_member *member = NULL;
     if (job != NULL && job->state != CAIRN_JOB_FAULTED) member = member_find(job, message->member);
     if (member == NULL)
         return fail_with(why, CAIRN_ERR_NOT_FOUND, "shard %s knows no such member of that job",
@@ -639,14 +639,14 @@ static cairn_status take_tiling(struct cairn_shard *shard, const struct arriving
     return status;
 }
 
-static void tiling_whole(struct cairn_shard *shard, struct arriving *tiling)
+static void tiling_whole(struct shard_daemon *shard, struct arriving *tiling)
 {
     struct sentence why = { "" };
     const cairn_status status = take_tiling(shard, tiling, &why);
     arriving_end(shard, tiling, status, &why);
 }
 
-void tiles_on_message(struct cairn_shard *shard, uint32_t request, Cairn__MemberTiles *message)
+void tiles_on_message(struct shard_daemon *shard, uint32_t request, Cairn__MemberTiles *message)
 {
     static const struct arriving_kind kind = {
         .name = "a list of a member's tiles",

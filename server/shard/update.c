@@ -21,9 +21,9 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
-static struct shard_job *pass_job(const struct cairn_run *run);
-static uint32_t pass_trained(const struct cairn_run *run, uint32_t item);
-static uint32_t pass_chunk(const struct cairn_run *run, uint32_t item);
+static struct shard_job *pass_job(const struct work_run *run);
+static uint32_t pass_trained(const struct work_run *run, uint32_t item);
+static uint32_t pass_chunk(const struct work_run *run, uint32_t item);
 static struct step_sums pass_sums(const struct shard_job *job);
 static void pass_submit(struct shard_job *job, bool trained, bool all,
                         const struct pass_kind *kind);
@@ -49,7 +49,7 @@ void pass_zero(struct shard_job *job, uint32_t chunk)
     job->pass.zero[chunk] = true; // REDUCE, which follows, writes the zeros
 }
 
-static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage,
+static bool describe_reduce(struct work_run *run, uint32_t item, uint32_t stage,
                             struct works *works)
 {
     const struct shard_job *job = pass_job(run);
@@ -75,7 +75,7 @@ static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage
     return false;
 }
 
-static void conclude_reduce(struct cairn_run *run, uint32_t item, uint32_t thread)
+static void conclude_reduce(struct work_run *run, uint32_t item, uint32_t thread)
 {
     const struct pass_part *part = (const struct pass_part *)run;
     const struct sums *sums = &part->job->pass.chunk_sums[pass_trained(run, item)];
@@ -102,7 +102,7 @@ static struct results collect_nonfinite(const struct shard_job *job, uint64_t an
  * their tensors, so a chunk belongs to the last tensor of the list or to a new one. */
 static void collect_untouched(struct shard_job *job)
 {
-    struct cairn_pass *pass = &job->pass;
+    struct job_pass *pass = &job->pass;
     pass->untouched_count = 0;
     if (job->spec.missing_gradients != CAIRN_MISSING_LEAVE) return;
     for (uint32_t item = 0; item < pass->table->trained_count; item++) {
@@ -184,15 +184,15 @@ static const char *read_scalars(struct shard_job *job, const struct decision *de
 }
 
 /* Where the chunk's wire copy stands. */
-static void *wire_of(const struct cairn_published *published, uint64_t chunk,
+static void *wire_of(const struct published_copy *published, uint64_t chunk,
                      const struct chunk_place *place)
 {
-    return cairn_published_at(published, chunk, place->local_elem);
+    return copy_chunk_at(published, chunk, place->local_elem);
 }
 
 /* A chunk whose parameters no update changes, out of these. */
 static void publish_from(struct works *works, const void *param, const struct shard_job *job,
-                         struct cairn_published *published, uint32_t chunk,
+                         struct published_copy *published, uint32_t chunk,
                          const struct chunk_place *place)
 {
     const struct form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
@@ -206,7 +206,7 @@ static void publish_from(struct works *works, const void *param, const struct sh
 }
 
 static void publish_chunk(struct works *works, const struct shard_job *job,
-                          struct cairn_published *published, uint32_t chunk,
+                          struct published_copy *published, uint32_t chunk,
                           const struct chunk_place *place)
 {
     publish_from(works, plane_at(job, CAIRN_PLANE_PARAM, chunk, place), job, published, chunk,
@@ -215,7 +215,7 @@ static void publish_chunk(struct works *works, const struct shard_job *job,
 
 /* A copy with a device's side has that written first; then the host's gets what is wanted there: of frozen
  * tensors always, since updates pass them by. */
-static bool host_follows(const struct shard_job *job, const struct cairn_published *published,
+static bool host_follows(const struct shard_job *job, const struct published_copy *published,
                          uint32_t chunk)
 {
     return published->device.base != NULL &&
@@ -225,7 +225,7 @@ static bool host_follows(const struct shard_job *job, const struct cairn_publish
 /* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has
  * one that a lease made. */
 static bool refresh_frozen(struct works *works, const struct shard_job *job,
-                           struct cairn_published *next, uint32_t chunk)
+                           struct published_copy *next, uint32_t chunk)
 {
     if (job->view->forms[job->pass.table->extent_of[chunk]].trained) return false;
     const struct chunk_place place = place_of(job, chunk);
@@ -233,12 +233,11 @@ static bool refresh_frozen(struct works *works, const struct shard_job *job,
     return host_follows(job, next, chunk);
 }
 
-static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
-                           struct works *works)
+static bool describe_write(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     struct shard_job *job = pass_job(run);
     const uint32_t chunk = pass_chunk(run, item);
-    struct cairn_published *next = &job->versions.copies[job->versions.writing];
+    struct published_copy *next = &job->versions.copies[job->versions.writing];
     const struct chunk_place place = place_of(job, chunk);
     if (stage > 0) {
         published_fill(works, next, chunk);
@@ -253,11 +252,11 @@ static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
     return host_follows(job, next, chunk);
 }
 
-static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage,
+static bool describe_update(struct work_run *run, uint32_t item, uint32_t stage,
                             struct works *works)
 {
     struct shard_job *job = pass_job(run);
-    struct cairn_published *next = &job->versions.copies[job->versions.writing];
+    struct published_copy *next = &job->versions.copies[job->versions.writing];
     const uint32_t trained = pass_trained(run, item), chunk = pass_chunk(run, item);
     if (stage > 0) {
         published_fill(works, next, chunk);
@@ -291,7 +290,7 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
     return host_follows(job, next, chunk);
 }
 
-static void conclude_update(struct cairn_run *run, uint32_t item, uint32_t thread)
+static void conclude_update(struct work_run *run, uint32_t item, uint32_t thread)
 {
     const struct pass_part *part = (const struct pass_part *)run;
     const uint32_t trained = pass_trained(run, item);
@@ -346,7 +345,7 @@ static void begin_update(struct shard_job *job)
 {
     static const struct pass_kind write = { describe_write, NULL, update_done };
     static const struct pass_kind update = { describe_update, conclude_update, update_done };
-    const struct cairn_published *next = &job->versions.copies[job->versions.writing];
+    const struct published_copy *next = &job->versions.copies[job->versions.writing];
     job->pass.update_waits = false;
     if (!is_ready(job)) return;
     times_updating(job);
@@ -385,11 +384,11 @@ void pass_copies_ended(struct shard_job *job)
 
 /* ---- the newest version once more ---- */
 
-static bool describe_republish(struct cairn_run *run, uint32_t item, uint32_t stage,
+static bool describe_republish(struct work_run *run, uint32_t item, uint32_t stage,
                                struct works *works)
 {
     struct shard_job *job = pass_job(run);
-    struct cairn_published *next = &job->versions.copies[job->versions.writing];
+    struct published_copy *next = &job->versions.copies[job->versions.writing];
     const uint32_t chunk = pass_chunk(run, item);
     const struct chunk_place place = place_of(job, chunk);
     if (stage > 0) {
@@ -447,7 +446,7 @@ static void forget_moments(struct works *works, struct shard_job *job, uint32_t 
     }
 }
 
-static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
+static bool describe_seal(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     struct shard_job *job = pass_job(run);
     const uint32_t chunk = pass_chunk(run, item);
@@ -456,7 +455,7 @@ static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage, 
     const bool is_frozen = !job->view->forms[job->pass.table->extent_of[chunk]].trained;
     if (stage == 0) forget_moments(works, job, chunk, &place);
     for (int i = 0; i < (is_frozen ? 2 : 1); i++) {
-        struct cairn_published *copy = &job->versions.copies[i];
+        struct published_copy *copy = &job->versions.copies[i];
         if (stage == 0)
             publish_chunk(works, job, copy, chunk, &place);
         else
@@ -471,7 +470,7 @@ static void seal_done(struct shard_job *job)
     const struct cairn_version version = step_version(job->collector.step);
     published_seal_end(job, version);
     job->state = CAIRN_JOB_SERVING;
-    cairn_put_end(job);
+    job_puts_end(job);
     log_info("job %s: ready at version %" PRIu64 ".%" PRIu64, job->spec.name, version.generation,
              version.step);
     if (!job->load.joins) // else it hears at the first Resolve at which version the job is
@@ -497,7 +496,7 @@ void pass_seal(struct shard_job *job)
 
 void pass_divide(struct shard_job *job)
 {
-    struct cairn_pass *pass = &job->pass;
+    struct job_pass *pass = &job->pass;
     const struct shard_map *map = &pass->table->map;
     const uint64_t device_end = planes_device_end(&job->planes);
     uint32_t chunk = 0, trained = 0;
@@ -509,7 +508,7 @@ void pass_divide(struct shard_job *job)
 
 static void open_parts(struct shard_job *job)
 {
-    struct cairn_pass *pass = &job->pass;
+    struct job_pass *pass = &job->pass;
     pass->device = pass->host = (struct pass_part) { .job = job };
     if (job->planes.host_from > 0)
         pass->device.sums = calloc(compute_lanes(&job->shard->device), sizeof *pass->device.sums);
@@ -543,7 +542,7 @@ void pass_tables_close(struct pass_tables *tables)
 
 static void take_tables(struct shard_job *job, struct pass_tables *tables)
 {
-    struct cairn_pass *pass = &job->pass;
+    struct job_pass *pass = &job->pass;
     const struct shard_map *map = &tables->table->map;
     pass->table = tables->table;
     pass->is_small = map->elem_count <= SMALL_ELEMS && job->planes.host_from == 0;
@@ -556,7 +555,7 @@ static void take_tables(struct shard_job *job, struct pass_tables *tables)
 
 void pass_switch(struct shard_job *job, struct pass_tables *tables)
 {
-    struct cairn_pass *pass = &job->pass;
+    struct job_pass *pass = &job->pass;
     struct pass_tables before = { pass->table, pass->zero, pass->summed, pass->chunk_sums };
     take_tables(job, tables);
     pass_tables_close(&before);
@@ -565,7 +564,7 @@ void pass_switch(struct shard_job *job, struct pass_tables *tables)
 
 cairn_status pass_open(struct shard_job *job, const struct chunk_table *table)
 {
-    struct cairn_pass *pass = &job->pass;
+    struct job_pass *pass = &job->pass;
     struct pass_tables tables;
     if (pass_tables_open(table, &tables) != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
     take_tables(job, &tables);
@@ -596,20 +595,20 @@ void pass_close(struct shard_job *job)
 
 /* ---- items ---- */
 
-static struct shard_job *pass_job(const struct cairn_run *run)
+static struct shard_job *pass_job(const struct work_run *run)
 {
     return ((const struct pass_part *)run)->job;
 }
 
 /* The core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED: the item is one of all chunks. */
-static uint32_t pass_trained(const struct cairn_run *run, uint32_t item)
+static uint32_t pass_trained(const struct work_run *run, uint32_t item)
 {
     const struct pass_part *part = (const struct pass_part *)run;
     return item < part->trained_count ? part->trained_first + item : CAIRN_PASS_NOT_TRAINED;
 }
 
 /* The map's. */
-static uint32_t pass_chunk(const struct cairn_run *run, uint32_t item)
+static uint32_t pass_chunk(const struct work_run *run, uint32_t item)
 {
     const struct pass_part *part = (const struct pass_part *)run;
     const uint32_t trained = pass_trained(run, item);
@@ -620,7 +619,7 @@ static uint32_t pass_chunk(const struct cairn_run *run, uint32_t item)
 /* ---- the parts ---- */
 
 /* One that failed has stopped the job: nothing of it is told or published. */
-static void part_done(struct cairn_run *run)
+static void part_done(struct work_run *run)
 {
     struct shard_job *job = pass_job(run);
     const bool is_last = --job->pass.parts_left == 0;
@@ -636,8 +635,8 @@ static void clear_sums(struct pass_part *part, const struct compute *compute)
 
 static void submit_part(struct pass_part *part, struct compute *compute, uint32_t item_count)
 {
-    const struct cairn_pass *pass = &part->job->pass;
-    part->run = (struct cairn_run) {
+    const struct job_pass *pass = &part->job->pass;
+    part->run = (struct work_run) {
         .task.is_small = pass->is_small,
         .compute = compute,
         .item_count = item_count,
@@ -653,7 +652,7 @@ static void submit_part(struct pass_part *part, struct compute *compute, uint32_
  * time. */
 static void pass_submit(struct shard_job *job, bool trained, bool all, const struct pass_kind *kind)
 {
-    struct cairn_pass *pass = &job->pass;
+    struct job_pass *pass = &job->pass;
     struct pass_part *device = &pass->device, *host = &pass->host;
     const uint32_t chunks = (uint32_t)pass->table->map.chunk_count;
     device->trained_count = trained ? host->trained_first : 0;
@@ -724,7 +723,7 @@ static cairn_status judge(const struct shard_job *job, const struct job_spec_dat
 }
 
 /* All its pages are here; takes them. */
-static cairn_status take(struct cairn_shard *shard, struct arriving *terms, struct sentence *why)
+static cairn_status take(struct shard_daemon *shard, struct arriving *terms, struct sentence *why)
 {
     const Cairn__JobTerms *message = (const Cairn__JobTerms *)terms->message;
     struct shard_job *job = held_find(shard, message->job, message->generation);
@@ -772,14 +771,14 @@ static void terms_unmake(void *made)
     free(made);
 }
 
-static void terms_whole(struct cairn_shard *shard, struct arriving *terms)
+static void terms_whole(struct shard_daemon *shard, struct arriving *terms)
 {
     struct sentence why = { "" };
     const cairn_status status = take(shard, terms, &why);
     arriving_end(shard, terms, status, &why);
 }
 
-void terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobTerms *message)
+void terms_on_message(struct shard_daemon *shard, uint32_t request, Cairn__JobTerms *message)
 {
     static const struct arriving_kind kind = {
         .name = "the terms of a job",

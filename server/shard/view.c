@@ -179,7 +179,7 @@ static size_t list_gaps(const struct runs *gone, const struct runs *kept, struct
 }
 
 /* The pages of a plane that lie in the gap, or touch it and have nothing else. */
-static struct cairn_span span_of(const struct arena *arena, const struct gap *gap)
+static struct shared_span span_of(const struct arena *arena, const struct gap *gap)
 {
     const uintptr_t base = (uintptr_t)arena->base, all_end = base + arena->bytes;
     uintptr_t at = (base + gap->first * sizeof(float)) / PAGE_BYTES * PAGE_BYTES;
@@ -187,7 +187,7 @@ static struct cairn_span span_of(const struct arena *arena, const struct gap *ga
     if (gap->from > 0 && at < base + gap->from * sizeof(float)) at += PAGE_BYTES;
     if (gap->to < UINT64_MAX / 8 && end > base + gap->to * sizeof(float)) end -= PAGE_BYTES;
     if (end > all_end) end = (all_end + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
-    return (struct cairn_span) { (void *)at, end > at ? (size_t)(end - at) : 0 };
+    return (struct shared_span) { (void *)at, end > at ? (size_t)(end - at) : 0 };
 }
 
 void shard_view_give(struct shard_job *job, const struct shard_view *view)
@@ -199,7 +199,7 @@ void shard_view_give(struct shard_job *job, const struct shard_view *view)
         return;
     }
     struct gap *gaps = calloc(gone.count + 1, sizeof *gaps);
-    struct cairn_span *spans = calloc((gone.count + 1) * CAIRN_PLANES, sizeof *spans);
+    struct shared_span *spans = calloc((gone.count + 1) * CAIRN_PLANES, sizeof *spans);
     size_t count = 0;
     const size_t gap_count = gaps != NULL && spans != NULL ? list_gaps(&gone, &kept, gaps) : 0;
     for (size_t i = 0; i < gap_count; i++) {
@@ -281,7 +281,7 @@ static void view_places_close(struct shard_view *view)
     view->places = NULL;
 }
 
-cairn_status shard_view_area_add(struct shard_view *view, struct cairn_planes *planes,
+cairn_status shard_view_area_add(struct shard_view *view, struct state_planes *planes,
                                  struct home *device, uint64_t bytes, struct sentence *why)
 {
     struct area *area;
@@ -296,7 +296,7 @@ cairn_status shard_view_area_add(struct shard_view *view, struct cairn_planes *p
 }
 
 void shard_views_keep(const struct shard_view *const *views, size_t view_count,
-                      struct cairn_planes *planes, struct cairn_shard *shard)
+                      struct state_planes *planes, struct shard_daemon *shard)
 {
     areas_unmark(planes);
     for (size_t v = 0; v < view_count; v++)
@@ -306,7 +306,7 @@ void shard_views_keep(const struct shard_view *const *views, size_t view_count,
     areas_trim(planes, shard);
 }
 
-void *shard_view_at(const struct shard_view *view, const struct cairn_planes *planes, int plane,
+void *shard_view_at(const struct shard_view *view, const struct state_planes *planes, int plane,
                     size_t extent, uint64_t local_elem)
 {
     return planes_home_at(planes, &view->forms[extent],

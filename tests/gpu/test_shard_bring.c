@@ -236,13 +236,13 @@ TEST_EACH(a_member_that_leaves_meanwhile_gives_its_reply_back, 0, 2)
     ask(leaving[_i], chunk, 1);
     ask(1, chunk, 1);
     expect_coming(2);
-    cairn_member_leave(the_job(), leaving[_i]);
+    members_leave(the_job(), leaving[_i]);
     ck_assert(bring_works(the_job()));
     expect_data(chunk, 1);
     scene_settle(&scene);
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
     if (leaving[_i] == READER) // who keeps none: the job does
-        ck_assert_uint_eq(budget->used_bytes, used + cairn_reply_bytes(the_job()->replies.bytes));
+        ck_assert_uint_eq(budget->used_bytes, used + reply_memory_bytes(the_job()->replies.bytes));
     else
         ck_assert_uint_lt(budget->used_bytes, used);
     close_scene();

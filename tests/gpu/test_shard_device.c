@@ -166,7 +166,7 @@ TEST(what_a_device_copies_is_pinned_while_it_is_there_and_no_longer)
     ck_assert_uint_lt(served, one);
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
     ck_assert_uint_gt(use_now().pinned_bytes, served);
-    cairn_member_leave(job, 2);
+    members_leave(job, 2);
     admit_left(job);
     ck_assert_uint_le(use_now().pinned_bytes, served + 4096); // the next slot's first page
     ck_assert_uint_eq(use_now().unpinned_bytes, 0);
@@ -181,7 +181,7 @@ TEST(a_job_whose_memory_cannot_be_pinned_trains_and_it_is_told)
     scene_round_open(&scene, 1, 0, 2);
     for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
     Cairn__ShardStats stats = CAIRN__SHARD_STATS__INIT;
-    cairn_device_count(scene.shard, &stats);
+    shard_device_stats(scene.shard, &stats);
     ck_assert_uint_eq(stats.pinned_bytes, 0);
     ck_assert_uint_gt(stats.unpinned_bytes, scene.shard->jobs->landing.slot_bytes);
     ck_assert_uint_gt(stats.launches, 0);
@@ -204,7 +204,7 @@ TEST(a_card_that_has_failed_refuses_every_job_with_its_sentence)
 
 static uint32_t ends; /* of the process, that were asked for */
 
-static void on_unfit(struct cairn_shard *shard, void *context)
+static void on_unfit(struct shard_daemon *shard, void *context)
 {
     (void)shard, (void)context;
     ends++;
@@ -295,7 +295,7 @@ static uint32_t zeroed_runs; /* that are done */
 static atomic_uint described, lists;
 static _Atomic(const struct works_list *) list_of[8]; /* the lists */
 
-static bool describe_zero(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
+static bool describe_zero(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     const struct works_list *now = works_now(works);
     (void)run, (void)stage;
@@ -313,15 +313,15 @@ static bool describe_zero(struct cairn_run *run, uint32_t item, uint32_t stage, 
     return false;
 }
 
-static void zero_done(struct cairn_run *run)
+static void zero_done(struct work_run *run)
 {
     (void)run;
     zeroed_runs++;
 }
 
-static struct cairn_run zeroing(struct compute *compute, uint32_t items)
+static struct work_run zeroing(struct compute *compute, uint32_t items)
 {
-    return (struct cairn_run) {
+    return (struct work_run) {
         .compute = compute, .item_count = items, .describe = describe_zero, .done = zero_done
     };
 }
@@ -341,7 +341,7 @@ TEST(lists_of_a_run_are_begun_before_the_first_is_waited_for)
     enum { ITEMS = 2 * LIST + LIST / 3 };
     const struct emulated card = open_scene("cuda");
     struct compute *compute = &scene.shard->device;
-    struct cairn_run run = zeroing(compute, ITEMS);
+    struct work_run run = zeroing(compute, ITEMS);
     open_zeroed(compute, ITEMS);
     const uint64_t launches = card.cairn_emulator_launches(), gaps = card.cairn_emulator_gaps();
     emulated_set(&card, "stuck=1");
@@ -393,7 +393,7 @@ TEST(a_thread_begins_each_list_before_it_waits_for_the_one_ahead)
     enum { LISTS = 5 };
     open_alone(LISTS * LIST);
     const struct emulated *card = &alone.card;
-    struct cairn_run run = zeroing(&alone.compute, LISTS * LIST);
+    struct work_run run = zeroing(&alone.compute, LISTS * LIST);
     const uint64_t launches = card->cairn_emulator_launches(), gaps = card->cairn_emulator_gaps();
     compute_submit(&run);
     while (zeroed_runs == 0) uv_run(&alone.loop, UV_RUN_ONCE);
@@ -406,7 +406,7 @@ TEST(a_thread_begins_each_list_before_it_waits_for_the_one_ahead)
 static atomic_bool is_at_gate, is_gate_open;
 
 /* The thread's, until what is to be in the lists behind it is there. */
-static bool describe_gate(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
+static bool describe_gate(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     (void)run, (void)item, (void)stage, (void)works;
     atomic_store(&is_at_gate, true);
@@ -418,7 +418,7 @@ TEST(a_list_that_fails_beside_another_fails_alone)
 {
     enum { RUNS = 3 };
     open_alone(LIST);
-    struct cairn_run gate = zeroing(&alone.compute, 1), runs[RUNS];
+    struct work_run gate = zeroing(&alone.compute, 1), runs[RUNS];
     gate.describe = describe_gate;
     compute_submit(&gate);
     while (!atomic_load(&is_at_gate)) sched_yield();

@@ -197,7 +197,7 @@ TEST(a_segment_in_which_nothing_is_left_is_the_cards_and_what_stays_does_not_mov
     static struct scene scene;
     scene_open(&scene, "mem", 1, 0);
     struct home *home = scene.shard->device.home;
-    struct cairn_planes planes = { .host_from = CAIRN_PLANES_ALL };
+    struct state_planes planes = { .host_from = CAIRN_PLANES_ALL };
     struct sentence why;
     uint64_t bytes;
     const struct shape shape = { 2, { 2560, 16384 } };

@@ -172,21 +172,21 @@ TEST(leased_versions_leave_the_card_and_come_back_with_the_rest)
     close_scene();
 }
 
-static const struct cairn_published *copy_of(uint64_t step)
+static const struct published_copy *copy_of(uint64_t step)
 {
-    const struct cairn_published *copy = published_find(the_job(),
-                                                        (struct cairn_version) { 1, step });
+    const struct published_copy *copy = published_find(the_job(),
+                                                       (struct cairn_version) { 1, step });
     ck_assert_ptr_nonnull(copy);
     return copy;
 }
 
-static bool has(const struct cairn_published *copy, enum published_side side, uint64_t *sequence)
+static bool has(const struct published_copy *copy, enum published_side side, uint64_t *sequence)
 {
     const struct published_head *head = (const struct published_head *)copy->head.base;
     return published_read_begin(head, atomic_load(&head->copy), copy->version, side, sequence);
 }
 
-static bool is_whole(const struct cairn_published *copy, uint64_t sequence)
+static bool is_whole(const struct published_copy *copy, uint64_t sequence)
 {
     return published_read_end((const struct published_head *)copy->head.base, sequence);
 }
@@ -196,7 +196,7 @@ TEST(what_was_read_of_a_version_is_whole_wherever_its_job_went_meanwhile)
     uint64_t newest, leased, sequence;
     (void)open_scene("0", 0);
     keep(1, 0);
-    const struct cairn_published *first = copy_of(0), *second = copy_of(1);
+    const struct published_copy *first = copy_of(0), *second = copy_of(1);
     ck_assert(has(first, CAIRN_PUBLISHED_DEVICE, &leased));
     ck_assert(has(second, CAIRN_PUBLISHED_DEVICE, &newest));
     expect_done(true);

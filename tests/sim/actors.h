@@ -55,7 +55,7 @@ struct store { /* what is durable */
 
 struct coordinator {
     bool alive;
-    struct cairn_round *core;
+    struct round_machine *core;
     uint64_t incarnation; /* one more with every process, whatever its store says */
     struct store store, backup;
     bool is_adopting; /* the operator knows that it should */
@@ -111,7 +111,7 @@ struct sim_copy { /* of a version, published */
 
 struct sim_shard {
     bool alive;                                 /* the process */
-    struct cairn_step *core;                    /* NULL: it has no part yet */
+    struct step_machine *core;                  /* NULL: it has no part yet */
     uint32_t core_place;                        /* of the memory that it is in */
     const struct sim_layout *layout, *prepared; /* as it works by; NULL: none */
     const struct sim_layout *next; /* a fence brought it, and something is in flight; NULL: none */
@@ -154,7 +154,7 @@ struct relay_sum { /* what is in a buffer */
 };
 
 struct relay_owner { /* of a relay: a shard that it passes on to */
-    struct cairn_step *core;
+    struct step_machine *core;
     struct link link;
     struct landing landing[SLOTS_MAX];
     struct step_action folds[CHUNKS_MAX];

@@ -312,7 +312,7 @@ void relay_recut(struct sim *sim, uint32_t shard); /* its shard has gone over to
 /* Adds what its workers have not pushed to it in that round. */
 void relay_lacks(const struct sim *sim, uint32_t shard, uint64_t round, struct message *out);
 /* The same of any core. */
-void core_lacks(const struct cairn_step *core, bool relayed, struct message *out);
+void core_lacks(const struct step_machine *core, bool relayed, struct message *out);
 void relay_garbage(struct sim *sim, uint32_t shard, const struct step_event *garbage);
 /* A buffer may be free: folds that wait go on. */
 void relay_advance(struct sim *sim, uint32_t shard);

@@ -472,8 +472,7 @@ static void persisted(struct sim *sim)
     struct round_event event = { .kind = CAIRN_ROUND_PERSISTED, .epoch = c->persist_epoch };
     store_written(sim);
     do_event(sim, &event);
-    if (c->alive && c->incarnation == incarnation)
-        reshard_in_force(sim, cairn_round_layout(c->core));
+    if (c->alive && c->incarnation == incarnation) reshard_in_force(sim, round_layout_of(c->core));
 }
 
 void coordinator_event(struct sim *sim, const struct event *event)

@@ -242,10 +242,10 @@ static void do_action(struct sim *sim, uint32_t shard, uint32_t owner,
     }
 }
 
-static void see(struct sim *sim, const struct cairn_step *core, enum step_phase before,
+static void see(struct sim *sim, const struct step_machine *core, enum step_phase before,
                 const struct step_event *event, const struct step_actions *actions)
 {
-    const bool void_now = event->kind == CAIRN_STEP_FENCE && cairn_step_round(core) == 0;
+    const bool void_now = event->kind == CAIRN_STEP_FENCE && step_round_of(core) == 0;
     if (void_now && before == CAIRN_STEP_COLLECTING) sim->seen[SEEN_relay_void]++;
     if (void_now && before == CAIRN_STEP_REDUCING) sim->seen[SEEN_relay_committed_void]++;
     if (event->kind == CAIRN_STEP_OPEN && before == CAIRN_STEP_DRAINING)
@@ -262,7 +262,7 @@ static void see(struct sim *sim, const struct cairn_step *core, enum step_phase 
 static void do_event(struct sim *sim, uint32_t shard, uint32_t index,
                      const struct step_event *event, const struct message *message)
 {
-    struct cairn_step *core = sim->relays[shard].owners[index].core;
+    struct step_machine *core = sim->relays[shard].owners[index].core;
     const struct step_config config = config_of(sim, shard, index);
     struct step_actions actions = { sim->step_list, 0, step_actions_max(&config) };
     const enum step_phase before = step_phase_of(core);
@@ -391,7 +391,7 @@ void relay_garbage(struct sim *sim, uint32_t shard, const struct step_event *gar
 {
     if (sim->scenario.hosts == 0) return;
     const uint32_t owner = (uint32_t)rng_below(&sim->fault, sim->scenario.room);
-    const struct cairn_step *core = sim->relays[shard].owners[owner].core;
+    const struct step_machine *core = sim->relays[shard].owners[owner].core;
     const enum step_phase phase = step_phase_of(core);
     const uint32_t used = step_slots_used(core);
     do_event(sim, shard, owner, garbage, NULL);

@@ -304,7 +304,7 @@ static void see_before(struct sim *sim, const struct sim_shard *s, const struct 
     if (event->kind == CAIRN_STEP_OPEN && phase == CAIRN_STEP_DRAINING)
         sim->seen[SEEN_open_pending]++;
     if (event->kind != CAIRN_STEP_MICRO_END && event->kind != CAIRN_STEP_COMMIT) return;
-    if (event->round != cairn_step_round(s->core)) return;
+    if (event->round != step_round_of(s->core)) return;
     struct step_waiting waiting[PROCS_MAX];
     const size_t count = step_waiting(s->core, waiting, PROCS_MAX);
     for (size_t i = 0; i < count && i < PROCS_MAX; i++) {
@@ -325,7 +325,7 @@ static void see_fold(struct sim *sim, const struct sim_shard *s, const struct st
     const size_t count = step_waiting(s->core, waiting, PROCS_MAX);
     for (size_t i = 0; i < count && waiting[i].member != s->landing[slot].member; i++) {
         if (waiting[i].ended || waiting[i].micro > s->landing[slot].micro) continue;
-        if (!oracle_holds(sim, cairn_step_round(s->core), waiting[i].member, chunk))
+        if (!oracle_holds(sim, step_round_of(s->core), waiting[i].member, chunk))
             sim->seen[SEEN_unheld]++;
     }
 }
@@ -341,7 +341,7 @@ static void see_after(struct sim *sim, const struct sim_shard *s, const struct s
         before != CAIRN_STEP_DRAINING)
         sim->seen[SEEN_drained]++;
     if (event->kind == CAIRN_STEP_RESOLVE && before == CAIRN_STEP_REDUCED) {
-        const bool kept = cairn_step_round(s->core) != 0;
+        const bool kept = step_round_of(s->core) != 0;
         if (phase == CAIRN_STEP_UPDATING)
             sim->seen[step_last(s->core)->kind == CAIRN_DECISION_WRITE ? SEEN_carried_write
                                                                        : SEEN_carried_apply]++;
@@ -373,7 +373,7 @@ void shard_core_event(struct sim *sim, uint32_t shard, const struct step_event *
     do_event(sim, shard, event, NULL);
 }
 
-void core_lacks(const struct cairn_step *core, bool relayed, struct message *out)
+void core_lacks(const struct step_machine *core, bool relayed, struct message *out)
 {
     struct step_waiting waiting[PROCS_MAX];
     const size_t count = step_waiting(core, waiting, PROCS_MAX);
@@ -388,7 +388,7 @@ static void tell_lacks(struct sim *sim, uint32_t shard, const struct message *me
 {
     struct sim_shard *s = &sim->shards[shard];
     struct message lacks = { .kind = M_LACKS, .epoch = message->epoch, .round = message->round };
-    if (cairn_step_round(s->core) == message->round) core_lacks(s->core, false, &lacks);
+    if (step_round_of(s->core) == message->round) core_lacks(s->core, false, &lacks);
     relay_lacks(sim, shard, message->round, &lacks);
     sim_send_control(sim, &s->control, 0, E_COORDINATOR_FROM_SHARD, 0, shard, &lacks);
 }
@@ -488,7 +488,7 @@ static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
 /* A coordinator whose store is an older copy fences: it hears what the shard has seen, and that is all. */
 static void stale_fence(struct sim *sim, uint32_t shard)
 {
-    struct cairn_step *core = sim->shards[shard].core;
+    struct step_machine *core = sim->shards[shard].core;
     const struct step_config config = sim_step_config(sim, sim->shards[shard].layout, shard);
     struct step_actions actions = { sim->step_list, 0, step_actions_max(&config) };
     const uint64_t epoch = step_epoch(core);
@@ -512,11 +512,11 @@ void shard_garbage(struct sim *sim, uint32_t shard)
     static const enum step_event_kind kinds[] = { CAIRN_STEP_CHUNK, CAIRN_STEP_MICRO_END,
                                                   CAIRN_STEP_COMMIT };
     struct rng *rng = &sim->fault;
-    const struct cairn_step *core = sim->shards[shard].core;
+    const struct step_machine *core = sim->shards[shard].core;
     const struct step_event event = {
         .kind = kinds[rng_below(rng, 3)],
         .epoch = step_epoch(core) + rng_below(rng, 3) - 1,
-        .round = cairn_step_round(core) + (rng_chance(rng, 0.3) ? rng_below(rng, 3) - 1 : 0),
+        .round = step_round_of(core) + (rng_chance(rng, 0.3) ? rng_below(rng, 3) - 1 : 0),
         .member = rng_below(rng, 1000) * 16 + 15, // no process has such a number
         .micro = (uint32_t)rng_below(rng, 3),
         .chunk = (uint32_t)rng_below(rng, CHUNKS_MAX),

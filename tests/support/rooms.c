@@ -15,7 +15,7 @@ static void on_stop(uv_async_t *stop)
     uv_close((uv_handle_t *)stop, NULL);
 }
 
-static void on_ready(struct cairn_shard *shard, void *context)
+static void on_ready(struct shard_daemon *shard, void *context)
 {
     (void)shard;
     struct rooms *rooms = context;

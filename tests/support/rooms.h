@@ -27,7 +27,7 @@ struct rooms {
     uv_async_t stop;
     struct coord_options options;
     struct coord *cluster;
-    struct cairn_shard *shards[ROOMS_SHARDS_MAX];
+    struct shard_daemon *shards[ROOMS_SHARDS_MAX];
     uint32_t shards_ready;
 };
 

@@ -29,7 +29,7 @@ struct scene {
     uv_timer_t deadline;
     struct fabric_hub *hub;
     bool hub_is_lent; /* it is the first scene's */
-    struct cairn_shard *shard;
+    struct shard_daemon *shard;
     bool closing;
 
     struct listener *listener;

@@ -21,7 +21,7 @@
 
 static struct round_config config;
 static struct group_hyper group;
-static struct cairn_round *core;
+static struct round_machine *core;
 static struct round_action list[256];
 static struct round_actions out;
 
@@ -97,7 +97,7 @@ static inline void ask(uint64_t member, uint64_t round)
 
 static inline void persisted(void)
 {
-    GIVE(.kind = CAIRN_ROUND_PERSISTED, .epoch = cairn_round_epoch(core));
+    GIVE(.kind = CAIRN_ROUND_PERSISTED, .epoch = round_epoch_of(core));
 }
 
 static inline void shard_up(uint32_t shard)
@@ -120,14 +120,14 @@ static inline struct decision known(enum decision_kind kind, uint64_t round, uin
 static inline void answer(uint32_t shard, const struct decision *last, uint64_t prepared,
                           uint64_t step)
 {
-    GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = shard, .epoch = cairn_round_epoch(core),
+    GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = shard, .epoch = round_epoch_of(core),
          .phase = prepared != 0 ? CAIRN_STEP_REDUCED : CAIRN_STEP_IDLE, .round = prepared,
          .version = { 1, step }, .decision = last);
 }
 
 static inline void published(uint32_t shard, uint64_t round, uint64_t step)
 {
-    GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = shard, .epoch = cairn_round_epoch(core),
+    GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = shard, .epoch = round_epoch_of(core),
          .round = round, .version = { 1, step });
 }
 
@@ -135,7 +135,7 @@ static inline void reduced(uint32_t shard, double sum_squares, uint64_t nonfinit
 {
     struct step_sums sums = { .nonfinite = nonfinite, .weight = weight };
     ck_assert_int_eq(exact_add_double(&sums.sum_squares, sum_squares), CAIRN_OK);
-    GIVE(.kind = CAIRN_ROUND_REDUCED, .shard = shard, .epoch = cairn_round_epoch(core),
+    GIVE(.kind = CAIRN_ROUND_REDUCED, .shard = shard, .epoch = round_epoch_of(core),
          .round = round_open_round(core), .sums = &sums);
 }
 

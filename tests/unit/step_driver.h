@@ -15,7 +15,7 @@
 #define CHUNKS 4
 #define WINDOW 2
 
-static struct cairn_step *step;
+static struct step_machine *step;
 static struct step_action list[512];
 static struct step_actions out;
 

@@ -83,12 +83,12 @@ TEST(what_is_taken_is_there_and_nothing_beside_it)
     struct sentence why;
     ck_assert_int_eq(arena_open_state("test", 8 * LARGE + 10, 0, CAIRN_STREAM_WIRE, &arena, &why),
                      CAIRN_OK);
-    ck_assert_int_eq(cairn_arena_take(&arena, LARGE + 4096, 2 * LARGE), CAIRN_OK);
+    ck_assert_int_eq(arena_make_pages(&arena, LARGE + 4096, 2 * LARGE), CAIRN_OK);
     ck_assert_uint_eq(resident(&arena), 2 * LARGE);
-    ck_assert_int_eq(cairn_arena_take(&arena, 3 * LARGE + 4096, 1), CAIRN_OK);
+    ck_assert_int_eq(arena_make_pages(&arena, 3 * LARGE + 4096, 1), CAIRN_OK);
     ck_assert_uint_eq(resident(&arena), 2 * LARGE + 4096);
     arena.base[LARGE + 4096] = 7;
-    ck_assert_int_eq(cairn_arena_take(&arena, 0, arena.bytes), CAIRN_OK);
+    ck_assert_int_eq(arena_make_pages(&arena, 0, arena.bytes), CAIRN_OK);
     ck_assert_uint_ge(resident(&arena), 8 * LARGE + 10);
     for (size_t i = 0; i < arena.bytes; i += 4096)
         ck_assert_uint_eq(arena.base[i], i == LARGE + 4096 ? 7 : 0);
@@ -100,7 +100,7 @@ TEST(scratch_is_taken_too_and_what_the_kernel_refuses_is_said)
     struct arena arena;
     struct sentence why;
     ck_assert_int_eq(arena_open_scratch("test", 3 * LARGE, &arena, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_arena_take(&arena, 100, 2 * LARGE), CAIRN_OK);
+    ck_assert_int_eq(arena_make_pages(&arena, 100, 2 * LARGE), CAIRN_OK);
     unsigned char there[3 * LARGE / 4096];
     ck_assert_int_eq(mincore(arena.base, arena.bytes, there), 0);
     for (size_t i = 0; i <= 2 * LARGE / 4096; i++) ck_assert(there[i] & 1);
@@ -112,8 +112,8 @@ TEST(scratch_is_taken_too_and_what_the_kernel_refuses_is_said)
     ck_assert_uint_eq(bytes, 3 * LARGE);
     ck_assert_int_eq(ftruncate(fd, LARGE), 0); // to touch what is behind would be a SIGBUS
     close(fd);
-    ck_assert_int_eq(cairn_arena_take(&arena, 0, LARGE), CAIRN_OK);
-    ck_assert_int_eq(cairn_arena_take(&arena, LARGE, LARGE), CAIRN_ERR_NO_MEMORY);
+    ck_assert_int_eq(arena_make_pages(&arena, 0, LARGE), CAIRN_OK);
+    ck_assert_int_eq(arena_make_pages(&arena, LARGE, LARGE), CAIRN_ERR_NO_MEMORY);
     arena_close(&arena);
 }
 
@@ -138,7 +138,7 @@ TEST(what_is_larger_than_a_segment_lies_in_several_and_each_can_be_given_back)
     ck_assert_uint_eq((uintptr_t)arena.base % page, stagger_begin(CAIRN_STREAM_PARAM));
     // One array: what is taken goes over an end of a segment, and so does what is written.
     uint8_t *end = (uint8_t *)arena.memory.base + CAIRN_SEGMENT_BYTES;
-    ck_assert_int_eq(cairn_arena_take(&arena, (uint64_t)(end - arena.base) - page, 2 * page),
+    ck_assert_int_eq(arena_make_pages(&arena, (uint64_t)(end - arena.base) - page, 2 * page),
                      CAIRN_OK);
     memset(end - page, 7, 2 * page);
     ck_assert_uint_eq(end[-1], 7);

@@ -9,7 +9,7 @@
 #define ARENA_BYTES ((uint64_t)64 << 20)
 
 static uv_loop_t loop;
-static struct cairn_shard shard;
+static struct shard_daemon shard;
 static struct arena arena;
 static bool malloc_fails;
 
@@ -20,7 +20,7 @@ void *__wrap_malloc(size_t bytes)
     return malloc_fails ? NULL : __real_malloc(bytes);
 }
 
-static void no_one_waits(struct cairn_shard *one)
+static void no_one_waits(struct shard_daemon *one)
 {
     (void)one;
 }
@@ -53,7 +53,7 @@ static void until_all_are_back(void)
 
 TEST(bytes_are_the_budgets_again_when_the_arenas_before_them_are_gone)
 {
-    cairn_release(&shard, &arena);
+    arena_release(&shard, &arena);
     ck_assert_ptr_null(arena.base);
     release_bytes(&shard, ARENA_BYTES, NULL);
     ck_assert_uint_eq(shard.memory.budget.used_bytes, ARENA_BYTES);
@@ -63,7 +63,7 @@ TEST(bytes_are_the_budgets_again_when_the_arenas_before_them_are_gone)
 
 TEST(without_memory_they_go_with_the_newest_arena)
 {
-    cairn_release(&shard, &arena);
+    arena_release(&shard, &arena);
     malloc_fails = true;
     release_bytes(&shard, ARENA_BYTES, NULL);
     malloc_fails = false;
@@ -75,7 +75,7 @@ TEST(without_memory_they_go_with_the_newest_arena)
 TEST(without_memory_and_anything_on_its_way_all_is_done_at_once)
 {
     malloc_fails = true;
-    cairn_release(&shard, &arena);
+    arena_release(&shard, &arena);
     release_bytes(&shard, ARENA_BYTES, NULL);
     malloc_fails = false;
     ck_assert_ptr_null(arena.base);

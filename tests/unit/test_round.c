@@ -362,7 +362,7 @@ TEST(what_is_not_of_this_round_changes_nothing)
 {
     const uint64_t round = start_round(1);
     const struct step_sums sums = { .weight = 1 };
-    const uint64_t epoch = cairn_round_epoch(core);
+    const uint64_t epoch = round_epoch_of(core);
     GIVE(.kind = CAIRN_ROUND_REDUCED, .epoch = epoch - 1, .round = round, .sums = &sums);
     GIVE(.kind = CAIRN_ROUND_REDUCED, .epoch = epoch, .round = round - 1, .sums = &sums);
     GIVE(.kind = CAIRN_ROUND_PUBLISHED, .epoch = epoch, .round = round, .version = { 1, 1 });

@@ -21,7 +21,7 @@ static void tick(uint64_t now_ms)
 
 static void says(uint32_t shard, const struct round_lack *lacks, uint32_t count)
 {
-    GIVE(.kind = CAIRN_ROUND_LACKS, .shard = shard, .epoch = cairn_round_epoch(core),
+    GIVE(.kind = CAIRN_ROUND_LACKS, .shard = shard, .epoch = round_epoch_of(core),
          .round = round_open_round(core), .lacks = lacks, .lack_count = count);
 }
 #define SAYS(shard, ...)                                       \
@@ -157,7 +157,7 @@ TEST(what_is_said_of_another_round_or_twice_changes_nothing)
 {
     pass_deadline(2);
     const struct round_lack lack = LACKS(B, 0);
-    GIVE(.kind = CAIRN_ROUND_LACKS, .shard = 1, .epoch = cairn_round_epoch(core),
+    GIVE(.kind = CAIRN_ROUND_LACKS, .shard = 1, .epoch = round_epoch_of(core),
          .round = round_open_round(core) - 1, .lacks = &lack, .lack_count = 1);
     SAYS(0, LACKS(B, 0));
     SAYS(0, LACKS(A, 0));

@@ -15,7 +15,7 @@ static void end_round(double sum_squares, uint64_t nonfinite)
     const struct decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     const struct cairn_version after = decision->version_after;
     for (uint32_t s = 0; s < SHARDS; s++)
-        GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = s, .epoch = cairn_round_epoch(core),
+        GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = s, .epoch = round_epoch_of(core),
              .round = round, .version = after);
     kind = decision->kind;
     number = round;
@@ -33,10 +33,10 @@ static void settle(void)
                                    .version_after = { generation, steps } };
     persisted();
     for (uint32_t s = 0; s < SHARDS; s++)
-        GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = s, .epoch = cairn_round_epoch(core),
+        GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = s, .epoch = round_epoch_of(core),
              .version = last.version_after, .decision = &last);
     for (uint32_t s = 0; s < SHARDS; s++)
-        GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = s, .epoch = cairn_round_epoch(core),
+        GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = s, .epoch = round_epoch_of(core),
              .round = number, .version = last.version_after);
 }
 

@@ -40,12 +40,12 @@ TEST(a_layout_waits_for_the_end_of_the_round_and_no_other_opens_before_it)
     const struct round_action *persist = expect(CAIRN_ROUND_PERSIST);
     ck_assert_uint_eq(persist->layout, 2);
     ck_assert_uint_eq(persist->version.step, 1);
-    ck_assert_uint_eq(cairn_round_layout(core), 1); // not before it is durable
+    ck_assert_uint_eq(round_layout_of(core), 1); // not before it is durable
     ck_assert_uint_eq(round_layout_pending(core), 0);
     clear();
     persisted();
     ck_assert_uint_eq(expect(CAIRN_ROUND_FENCE)->layout, 2);
-    ck_assert_uint_eq(cairn_round_layout(core), 2);
+    ck_assert_uint_eq(round_layout_of(core), 2);
     ck_assert_uint_eq(round_layout_at(core).step, 1);
     const struct decision last = known(CAIRN_DECISION_APPLY, round, 1);
     for (uint32_t s = 0; s < SHARDS; s++) answer(s, &last, 0, 1);
@@ -78,7 +78,7 @@ TEST(a_layout_that_is_not_being_made_durable_can_be_forgotten)
     layout(2, SHARDS, 0);
     layout(0, 0, 0); // too late
     persisted();
-    ck_assert_uint_eq(cairn_round_layout(core), 2);
+    ck_assert_uint_eq(round_layout_of(core), 2);
 }
 
 TEST(a_shard_that_joins_is_not_awaited_before_its_layout_and_is_from_then_on)
@@ -112,7 +112,7 @@ TEST(a_shard_that_joins_is_accepted_with_whatever_it_knows)
     clear();
     persisted();
     const struct decision last = known(CAIRN_DECISION_APPLY, round, 1);
-    GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = 2, .epoch = cairn_round_epoch(core),
+    GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = 2, .epoch = round_epoch_of(core),
          .phase = CAIRN_STEP_JOINING, .version = { 1, 0 }, .decision = &none);
     answer(0, &last, 0, 1);
     answer(1, &last, 0, 1);
@@ -132,7 +132,7 @@ TEST(a_shard_that_joins_and_is_lost_while_its_layout_becomes_durable_needs_anoth
     shard_down(2);
     persisted();
     ck_assert_ptr_null(find(CAIRN_ROUND_FENCE, 0));
-    ck_assert_uint_eq(cairn_round_layout(core), 2);
+    ck_assert_uint_eq(round_layout_of(core), 2);
     shard_up(2);
     ck_assert_uint_eq(expect(CAIRN_ROUND_PERSIST)->layout, 2);
 }
@@ -175,7 +175,7 @@ TEST(the_deadline_asks_nothing_of_a_hole)
     resolve_with(&none, 0);
     GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = 1000);
     expect(CAIRN_ROUND_ASK_LACKS);
-    GIVE(.kind = CAIRN_ROUND_LACKS, .shard = 1, .epoch = cairn_round_epoch(core),
+    GIVE(.kind = CAIRN_ROUND_LACKS, .shard = 1, .epoch = round_epoch_of(core),
          .round = round_open_round(core), .lacks = &lack, .lack_count = 1);
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_FENCE)->member, A);
 }

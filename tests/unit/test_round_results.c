@@ -13,7 +13,7 @@ static void setup_halting(void)
 static void publish(uint64_t round, struct cairn_version version, bool spoiled)
 {
     for (uint32_t s = 0; s < SHARDS; s++)
-        GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = s, .epoch = cairn_round_epoch(core),
+        GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = s, .epoch = round_epoch_of(core),
              .round = round, .version = version, .nonfinite = spoiled && s == 1);
 }
 
@@ -76,7 +76,7 @@ TEST(a_new_epoch_or_incarnation_hears_of_it_again)
     static uint8_t kept[CAIRN_PAYLOAD_MAX(1, 0, 0)];
     memcpy(kept, last.payload, last.payload_bytes);
     last.payload = kept;
-    make(cairn_round_epoch(core) + 9, 5000 + last.round);
+    make(round_epoch_of(core) + 9, 5000 + last.round);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
     for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
     join(A, 0);

@@ -71,7 +71,7 @@ static struct decision keep(const struct decision *last)
 /* Another incarnation, of shards that have this decision; A is there again. */
 static void restart(struct decision copy, uint64_t generation)
 {
-    make(cairn_round_epoch(core) + 9, 5000 + copy.round);
+    make(round_epoch_of(core) + 9, 5000 + copy.round);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { generation, step });
     for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
     join(A, 0);
@@ -164,7 +164,7 @@ TEST(an_update_or_a_write_ends_the_row)
     const uint64_t round = round_open_round(core);
     all_reduced(0);
     for (uint32_t s = 0; s < SHARDS; s++)
-        GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = s, .epoch = cairn_round_epoch(core),
+        GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = s, .epoch = round_epoch_of(core),
              .round = round, .version = { 2, step });
     ck_assert_uint_eq(round_skips(core).all, 2 * MAX - 1);
     ck_assert(opens(2 * MAX - 1));

@@ -8,7 +8,7 @@ static void want_to_write(uint64_t member)
 
 static void published_at(uint32_t shard, uint64_t round, uint64_t generation, uint64_t step)
 {
-    GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = shard, .epoch = cairn_round_epoch(core),
+    GIVE(.kind = CAIRN_ROUND_PUBLISHED, .shard = shard, .epoch = round_epoch_of(core),
          .round = round, .version = { generation, step });
 }
 
@@ -164,7 +164,7 @@ TEST(a_new_incarnation_gives_all_the_write_that_one_shard_has)
     struct decision write = known(CAIRN_DECISION_WRITE, 77, 40);
     write.version_after.generation = 2;
     answer(0, &before, 77, 40);
-    GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = 1, .epoch = cairn_round_epoch(core),
+    GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = 1, .epoch = round_epoch_of(core),
          .phase = CAIRN_STEP_IDLE, .version = { 2, 40 }, .decision = &write);
     ck_assert_int_eq(expect(CAIRN_ROUND_RESOLVE)->decision->kind, CAIRN_DECISION_WRITE);
     published_at(0, 77, 2, 40);

@@ -163,7 +163,7 @@ TEST(a_worker_that_sleeps_in_the_middle_of_a_chunk_holds_up_no_round_after_it)
     open.members = &other;
     open.n_members = 1;
     scene_say(&scene, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
-    while (cairn_step_round(job->collector.step) != 2) uv_run(&scene.loop, UV_RUN_ONCE);
+    while (step_round_of(job->collector.step) != 2) uv_run(&scene.loop, UV_RUN_ONCE);
     ck_assert_uint_eq(job->busy, 0);
     uv_prepare_start(&scene.poll.prepare, awake);
     scene_settle(&scene);

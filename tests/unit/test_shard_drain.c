@@ -7,7 +7,7 @@
 static struct scene scene;
 static unsigned drained;
 
-static void on_drained(struct cairn_shard *shard, void *context)
+static void on_drained(struct shard_daemon *shard, void *context)
 {
     (void)context;
     ck_assert_ptr_eq(shard, scene.shard);
@@ -85,7 +85,7 @@ TEST(one_that_nobody_answers_ends_when_its_time_is_over)
 /* Two leases are long enough for one that is started again. */
 TEST_EACH(one_whose_coordinator_is_gone_does_not_wait_for_its_whole_time, 0, 2)
 {
-    struct cairn_shard *shard;
+    struct shard_daemon *shard;
     open_shard();
     scene_serve(&scene, 1, 1);
     shard = scene.shard;

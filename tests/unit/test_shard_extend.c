@@ -192,7 +192,7 @@ static void give_back_at_once(void)
     struct sentence why;
     struct arena arena;
     ck_assert_int_eq(arena_open_scratch("some", 4096, &arena, &why), CAIRN_OK);
-    cairn_release(scene.shard, &arena);
+    arena_release(scene.shard, &arena);
     malloc_fails_for = malloc_wanted;
     malloc_failing_site = malloc_site;
     scene_settle(&scene);

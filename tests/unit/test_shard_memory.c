@@ -193,7 +193,7 @@ TEST(the_budget_counts_landing_slots_of_workers_that_are_there)
     struct shard_job *job = scene.shard->jobs;
     const uint64_t used = scene.shard->memory.budget.used_bytes;
     const uint64_t landing = landing_of(job, 1);
-    const uint64_t worker = landing + cairn_reply_bytes(job->replies.bytes);
+    const uint64_t worker = landing + reply_memory_bytes(job->replies.bytes);
     ck_assert_uint_eq(used, memory_sum(&job->memory));
     ck_assert_uint_eq(job->memory.landing, 0);
     for (uint64_t member = 1; member <= SCENE_MEMBERS; member++) {
@@ -221,7 +221,7 @@ TEST(much_landing_memory_is_given_back_in_several_turns)
     for (uint64_t member = 1; member <= SCENE_MEMBERS; member++)
         scene_join(&scene, member, CAIRN_ROLE_WIRE_WORKER);
     scene.shard->memory.give_max_bytes = 2 * job->landing.slot_bytes;
-    for (uint64_t member = 1; member <= SCENE_MEMBERS; member++) cairn_member_leave(job, member);
+    for (uint64_t member = 1; member <= SCENE_MEMBERS; member++) members_leave(job, member);
     for (int i = 0; i < 2; i++) admit_left(job); // the second one finds the turn's share used
     const uint32_t slots = SCENE_MEMBERS * job->landing.window;
     ck_assert_uint_gt(job->landing.small, 0); // the last ones
@@ -292,7 +292,7 @@ TEST(a_job_trains_with_exactly_the_bytes_that_its_refusal_said)
     ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_NAK)->header.value, CAIRN_ERR_BUSY);
     ask(1, CAIRN_PLANE_WIRE);
     ck_assert(scene_note(&scene, CAIRN_CHUNK_DATA)->whole);
-    scene.shard->memory.budget.limit_bytes += cairn_reply_bytes(scene.shard->jobs->replies.bytes);
+    scene.shard->memory.budget.limit_bytes += reply_memory_bytes(scene.shard->jobs->replies.bytes);
     ask(2, CAIRN_PLANE_WIRE);
     ck_assert(scene_note(&scene, CAIRN_CHUNK_DATA)->whole);
 }
@@ -307,7 +307,7 @@ TEST(the_reply_of_a_worker_that_left_is_the_next_one_s)
     ask(1, CAIRN_PLANE_PARAM);
     scene_settle(&scene);
     ck_assert_uint_eq(member_find(job, 1)->replies, 1);
-    cairn_member_leave(job, 1);
+    members_leave(job, 1);
     scene.deaf = false;
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
     scene_settle(&scene);
@@ -317,7 +317,7 @@ TEST(the_reply_of_a_worker_that_left_is_the_next_one_s)
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, memory_sum(&job->memory));
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes,
                       scene.shard->memory.budget.limit_bytes - landing_of(job, 1) -
-                          cairn_reply_bytes(job->replies.bytes));
+                          reply_memory_bytes(job->replies.bytes));
 }
 
 TEST(slots_of_a_worker_that_left_while_they_were_made_are_given_back)

@@ -272,7 +272,7 @@ TEST(a_fence_that_brings_a_layout_which_is_not_prepared_stops_the_job_with_a_sen
 static uint64_t resident(uint32_t shard)
 {
     static unsigned char pages[1 << 16];
-    const struct cairn_planes *planes = &stage_job(shard)->planes;
+    const struct state_planes *planes = &stage_job(shard)->planes;
     uint64_t bytes = 0;
     for (int p = 0; p < CAIRN_PLANES; p++) {
         const uintptr_t base = (uintptr_t)planes->host[p].base / 4096 * 4096;
@@ -300,7 +300,7 @@ TEST(a_move_takes_no_more_than_what_comes_and_what_was_given_is_the_systems_once
                    taker_pages = resident(1), taker_used = taker->used_bytes;
     stage_prepare(stage_half);
     const struct move_part *next = stage_job(1)->move.next;
-    const uint64_t slice = next->room, mover = cairn_reply_bytes(stage_job(1)->replies.bytes);
+    const uint64_t slice = next->room, mover = reply_memory_bytes(stage_job(1)->replies.bytes);
     const uint64_t most = slice + next->staging + next->published + next->tables + mover;
     ck_assert_uint_le(taker->used_bytes, taker_used + most);
     stage_force(stage_half);

@@ -194,11 +194,11 @@ TEST(a_relay_ends_as_the_layout_changes)
     set.owners = owners;
     scene_say(&stage.shard[0], CAIRN_MSG_RELAY_SET, 9, &set.base);
     ck_assert_uint_eq(scene_hear(&stage.shard[0], CAIRN_MSG_DONE).request, 9);
-    ck_assert_ptr_nonnull(cairn_relay_of(stage_job(0)));
+    ck_assert_ptr_nonnull(job_relay(stage_job(0)));
     stage_prepare(stage_half);
-    ck_assert_ptr_nonnull(cairn_relay_of(stage_job(0)));
+    ck_assert_ptr_nonnull(job_relay(stage_job(0)));
     stage_force(stage_half);
-    ck_assert_ptr_null(cairn_relay_of(stage_job(0)));
+    ck_assert_ptr_null(job_relay(stage_job(0)));
     stage_complete();
     stage_round();
     stage_check();

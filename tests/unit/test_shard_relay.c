@@ -16,7 +16,7 @@ static float ones[ELEMS_MAX];
 
 static struct relay *relay(void)
 {
-    return cairn_relay_of(scene.shard->jobs);
+    return job_relay(scene.shard->jobs);
 }
 
 /* ---- the coordinator ---- */
@@ -109,7 +109,7 @@ static void answer(const struct chunk_header *push, uint8_t kind, uint64_t value
 /* The owner's chunk of a trained tensor, as its core counts them. */
 static struct chunk_place place_of(uint32_t owner, uint32_t number)
 {
-    const struct cairn_relay_owner *o = relay_owner_find(relay(), owner);
+    const struct relay_owner *o = relay_owner_find(relay(), owner);
     ck_assert_uint_lt(number, o->table.trained_count);
     return shard_map_chunk(&maps[owner], o->table.trained[number]);
 }
@@ -357,7 +357,7 @@ TEST(a_relay_that_cannot_queue_what_it_has_is_given_up)
 {
     static const uint32_t absent[] = { T_WEIGHT };
     open_host(SCENE_CHUNK_LEAVES);
-    struct cairn_relay_owner *second = relay_owner_find(relay(), 1);
+    struct relay_owner *second = relay_owner_find(relay(), 1);
     cairn_status status = CAIRN_OK;
     for (uint32_t micro = 0; status == CAIRN_OK; micro++) { // as many ends as there is room for
         status = push_micro_end(second->forward.pusher.push, micro,

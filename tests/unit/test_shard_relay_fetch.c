@@ -17,7 +17,7 @@ static uint64_t requests;
 
 static struct relay *relay(void)
 {
-    return cairn_relay_of(scene.shard->jobs);
+    return job_relay(scene.shard->jobs);
 }
 
 static void say_relay(uint32_t member_count)
@@ -206,7 +206,7 @@ TEST(a_chunk_is_asked_for_once_for_all_workers_of_the_host)
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 3);
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_FETCH), 0);
     for (uint64_t m = 1; m <= 3; m++) {
-        const struct cairn_member *member = member_find(scene.shard->jobs, m);
+        const struct shard_member *member = member_find(scene.shard->jobs, m);
         ck_assert_uint_eq(member->replies, 0);
         ck_assert_uint_eq(member->bytes.fetched_carried, chunk_bytes());
     }
@@ -409,7 +409,7 @@ TEST(when_the_shards_memory_is_used_up_the_owner_is_to_be_asked)
 /* ---- which place is given away ---- */
 
 static struct relay_cache cache;
-static struct cairn_relay_owner many; /* chunks: those of shard 0, as if they were another's */
+static struct relay_owner many; /* chunks: those of shard 0, as if they were another's */
 
 static struct relay_entry *arrive(uint64_t chunk, uint64_t step)
 {
@@ -439,9 +439,7 @@ TEST(first_goes_what_all_had_then_an_older_version_then_what_was_used_longest_ag
     };
     struct sentence why;
     const uint64_t used = scene.shard->memory.budget.used_bytes;
-    many = (struct cairn_relay_owner) { .relay = &host,
-                                        .index = OWNER,
-                                        .table = { .map = scene.map } };
+    many = (struct relay_owner) { .relay = &host, .index = OWNER, .table = { .map = scene.map } };
     scene.shard->relay_cache_bytes = 1 << 20;
     ck_assert_int_eq(relay_cache_open(&host, &cache, &why), CAIRN_OK);
     scene.shard->relay_cache_bytes = 3 * cache.place_bytes;

@@ -308,7 +308,7 @@ static uint64_t files_of_copies(uint64_t segment)
 {
     uint64_t files = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
-        const struct cairn_published *copy = &job->versions.copies[i];
+        const struct published_copy *copy = &job->versions.copies[i];
         struct sentence why;
         struct stat is;
         uint64_t bytes;
@@ -533,7 +533,7 @@ TEST(tiles_of_members_go_over_also_of_tensors_that_come_later)
 {
     const struct cairn_box rows = { .rank = 2, .start = { 3, 0 }, .extent = { 20, 1000 } };
     const struct cairn_box half = { .rank = 2, .start = { 0, 0 }, .extent = { 40, 150 } };
-    struct cairn_member *member = member_find(job, 2);
+    struct shard_member *member = member_find(job, 2);
     struct cairn_tiles tiles = { .count = 0 };
     struct sentence why;
     ck_assert_int_eq(tiles_set(&tiles, T_WEIGHT, &rows), CAIRN_OK);

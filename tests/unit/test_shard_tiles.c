@@ -629,7 +629,7 @@ TEST(a_box_that_is_not_one_of_the_chunk_is_refused)
     ck_assert_int_eq(refusal_of(&fetch, 36), CAIRN_ERR_MALFORMED);
     fetch.checksum = 1;
     ck_assert_int_eq(refusal_of(&fetch, 36), CAIRN_ERR_CHECKSUM);
-    const struct cairn_member *member = member_find(job(), 1);
+    const struct shard_member *member = member_find(job(), 1);
     ck_assert_uint_eq(member->replies, 0);
 }
 

@@ -195,7 +195,7 @@ static void write_chunk(uint64_t generation, uint64_t chunk, uint8_t plane)
 static uint8_t *newest(uint64_t chunk)
 {
     const struct shard_job *job = scene.shard->jobs;
-    const struct cairn_published *copy = &job->versions.copies[job->versions.newest];
+    const struct published_copy *copy = &job->versions.copies[job->versions.newest];
     struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, chunk);
     fetch.plane = CAIRN_PLANE_WIRE;
     fetch.generation = copy->version.generation;

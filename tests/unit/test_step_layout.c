@@ -12,7 +12,7 @@ static void go_on_with(uint32_t chunks)
     };
     void *memory = malloc(step_bytes(&config));
     ck_assert_ptr_nonnull(memory);
-    struct cairn_step *next = step_init_from(memory, &config, step);
+    struct step_machine *next = step_init_from(memory, &config, step);
     free(step);
     step = next;
 }
@@ -22,9 +22,9 @@ static void collect_nothing(uint32_t chunks)
 {
     const uint64_t members[] = { A, B };
     for (uint32_t i = 0; i < 2; i++) {
-        GIVE(.kind = CAIRN_STEP_MICRO_END, .epoch = step_epoch(step),
-             .round = cairn_step_round(step), .member = members[i], .absent = chunks);
-        GIVE(.kind = CAIRN_STEP_COMMIT, .epoch = step_epoch(step), .round = cairn_step_round(step),
+        GIVE(.kind = CAIRN_STEP_MICRO_END, .epoch = step_epoch(step), .round = step_round_of(step),
+             .member = members[i], .absent = chunks);
+        GIVE(.kind = CAIRN_STEP_COMMIT, .epoch = step_epoch(step), .round = step_round_of(step),
              .member = members[i], .weight = 1);
     }
     expect(out.count - 1, CAIRN_STEP_REDUCE);

@@ -58,7 +58,7 @@ TEST(a_prepared_round_that_nobody_decided_is_void)
     resolve(6, CAIRN_DECISION_NONE, 0, 10);
     ck_assert_uint_eq(expect(0, CAIRN_STEP_PUBLISHED_REPORT)->version.step, 10);
     ck_assert_int_eq(step_phase_of(step), CAIRN_STEP_IDLE);
-    ck_assert_uint_eq(cairn_step_round(step), 0);
+    ck_assert_uint_eq(step_round_of(step), 0);
     chunk(A, 0, 0);
     expect_refused(CAIRN_ERR_STALE);
     open_at(6, 101, 10);
@@ -189,8 +189,8 @@ TEST(a_restored_job_keeps_the_state_of_its_snapshot)
     const struct decision last = decision(CAIRN_DECISION_APPLY, 77, 3);
     void *memory = malloc(step_bytes(&config));
     ck_assert_ptr_nonnull(memory);
-    const struct cairn_step *restored = step_init(memory, &config, (struct cairn_version) { 2, 3 },
-                                                  &last);
+    const struct step_machine *restored = step_init(memory, &config,
+                                                    (struct cairn_version) { 2, 3 }, &last);
     ck_assert_int_eq(step_last(restored)->kind, CAIRN_DECISION_NONE);
     ck_assert_uint_eq(step_last(restored)->round, 0);
     ck_assert_uint_eq(step_last(restored)->version_after.generation, 2);

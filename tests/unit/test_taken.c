@@ -4,7 +4,7 @@
 #include "server/shard/memory.h"
 #include "tests/support/suite.h"
 
-static struct cairn_taken taken;
+static struct made_pages taken;
 static char memory[4096];
 
 static void enter(void)
