@@ -665,8 +665,9 @@ static cairn_status cache_lend(struct job *job, struct cairn_version version, st
 }
 
 /* One of the block's fetches is over, or the beginning of them; with the last, whoever waits hears of it. */
-static void cache_fetched(struct block *block, cairn_status status, const char *why)
+static void on_fetched(void *context, cairn_status status, const char *why)
 {
+    struct block *block = context;
     struct session *s = block->job->session;
     struct op *awaiting = NULL;
     struct sentence sentence = { "" };
@@ -734,11 +735,6 @@ void cache_release(struct job *job)
 
 /* ---- fetching ---- */
 
-static void on_fetched(void *block, cairn_status status, const char *why)
-{
-    cache_fetched(block, status, why);
-}
-
 /* Starts the fetches that fill a pending block. Called once for each block, by the call that made
  * it. */
 static void begin_block(struct block *block)
@@ -756,9 +752,9 @@ static void begin_block(struct block *block)
                                          .context = block };
         const cairn_status status = op_begin(block->job, CAIRN_CHUNK_FETCH, transfer_run, &pattern,
                                              NULL);
-        if (status != CAIRN_OK) cache_fetched(block, status, cairn_error());
+        if (status != CAIRN_OK) on_fetched(block, status, cairn_error());
     }
-    cache_fetched(block, CAIRN_OK, NULL);
+    on_fetched(block, CAIRN_OK, NULL);
 }
 
 /* ---- the calls ---- */
@@ -932,12 +928,6 @@ cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void 
 /* Leases: a version that is kept while it is read. The library does not renew them: a reader that hangs must
  * not hold the shards' memory. */
 
-static cairn_status ask_drop(struct job *job, Cairn__LeaseDrop *message, uint64_t deadline_ms)
-{
-    return ask_coordinator(job, "cairn_lease_end", CAIRN_MSG_LEASE_DROP, &message->base,
-                           CAIRN_MSG_DONE, deadline_ms, NULL);
-}
-
 static bool withdraw_run(struct command *command)
 {
     struct session *s = command->job->session;
@@ -1014,7 +1004,8 @@ cairn_status cairn_lease_end(cairn_job *handle, struct cairn_version version, in
         Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
         message.generation = version.generation;
         message.step = version.step;
-        status = ask_drop(job, &message, api_deadline(timeout_ms));
+        status = ask_coordinator(job, "cairn_lease_end", CAIRN_MSG_LEASE_DROP, &message.base,
+                                 CAIRN_MSG_DONE, api_deadline(timeout_ms), NULL);
     }
     return api_leave(job, status);
 }

@@ -531,14 +531,6 @@ static cairn_status adopt_spec(struct job *job, struct reading *reading, struct 
     return CAIRN_OK;
 }
 
-/* A coordinator that lives on took the member for lost and had the shards cut their endpoints to it; both
- * ends begin anew. A new coordinator did not: connections stay, and what is under way on them goes on. */
-static void restart_links(struct job *job)
-{
-    for (uint32_t i = 0; i < job->shards.count; i++)
-        chunk_link_restart(&job->shards.links[i]->conn);
-}
-
 /* For lack of memory an open fails, and may be tried again; a job that was open is attached anew. */
 static void give_up_attach(struct job *job, cairn_status status, const char *why)
 {
@@ -569,7 +561,10 @@ void attach_read(struct job *job)
     job->attachment.state = JOB_ATTACHED;
     job->attachment.delay_ms = 0;
     if (job->attachment.attached_once && s->control.was_given_up) {
-        restart_links(job);
+        // A coordinator that lives on took the member for lost and had the shards cut their endpoints to it: both
+        // ends begin anew. A new one did not: connections stay, and what is under way on them goes on.
+        for (uint32_t i = 0; i < job->shards.count; i++)
+            chunk_link_restart(&job->shards.links[i]->conn);
         job->reads.reported_before =
             job->reads.reported; // it has them from the member that is gone
     }

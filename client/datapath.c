@@ -33,16 +33,12 @@ static const char *text_of(const struct session *s, enum env_key key)
     return s->env.values[key].text;
 }
 
-static bool devices_matter(const struct session *s)
-{
-    return s->path.hub == NULL && strcmp(text_of(s, CAIRN_ENV_FABRIC), "mapped") != 0;
-}
-
 /* On loopback, too, it is asked first whether any shard listens there. */
 static bool is_chosen_later(const struct session *s)
 {
     const char *device = text_of(s, CAIRN_ENV_DEVICE);
-    return devices_matter(s) && (device[0] == '\0' || strcmp(device, "lo") == 0);
+    return s->path.hub == NULL && strcmp(text_of(s, CAIRN_ENV_FABRIC), "mapped") != 0 &&
+           (device[0] == '\0' || strcmp(device, "lo") == 0);
 }
 
 static const char *set_or_null(const char *text)

@@ -95,13 +95,6 @@ static int open_side(struct card *card)
                                                     greatest);
 }
 
-static int open_copies(struct card *card)
-{
-    pthread_mutex_init(&card->copies_lock, NULL);
-    return card->driver->cuEventCreate(&card->copied, CAIRN_CU_EVENT_BLOCKING_SYNC |
-                                                          CAIRN_CU_EVENT_DISABLE_TIMING);
-}
-
 static cairn_status open_context(struct card *card, struct sentence *why)
 {
     const struct driver *driver = card->driver;
@@ -133,7 +126,10 @@ static cairn_status open_context(struct card *card, struct sentence *why)
         result = driver->cuMemGetAllocationGranularity(&granularity, &how,
                                                        CAIRN_CU_GRANULARITY_MINIMUM);
     if (result == CAIRN_CU_OK) result = open_side(card);
-    if (result == CAIRN_CU_OK) result = open_copies(card);
+    pthread_mutex_init(&card->copies_lock, NULL);
+    if (result == CAIRN_CU_OK)
+        result = driver->cuEventCreate(&card->copied, CAIRN_CU_EVENT_BLOCKING_SYNC |
+                                                          CAIRN_CU_EVENT_DISABLE_TIMING);
     card_leave(card);
     card->granularity = granularity;
     return result == CAIRN_CU_OK ? CAIRN_OK

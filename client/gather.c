@@ -264,12 +264,6 @@ cairn_status api_judge_state(const struct job *job, size_t tensor, const char *p
     return api_judge_plane(job, tensor, *number_out);
 }
 
-static cairn_dtype job_plane_dtype(const struct job *job, size_t tensor, int plane)
-{
-    const struct tensor_spec *t = &job->spec.tensors[tensor];
-    return plane == CAIRN_PLANE_WIRE ? t->wire : plane == CAIRN_PLANE_PARAM ? t->master : CAIRN_F32;
-}
-
 static const char *dtype_text(cairn_dtype dtype)
 {
     return dtype == CAIRN_F32    ? "CAIRN_F32"
@@ -281,9 +275,12 @@ static const char *dtype_text(cairn_dtype dtype)
 cairn_status api_judge_dtype(const struct job *job, size_t tensor, int plane,
                              const struct cairn_mem *mem)
 {
-    const cairn_dtype dtype = job_plane_dtype(job, tensor, plane);
+    const struct tensor_spec *t = &job->spec.tensors[tensor];
+    const cairn_dtype dtype = plane == CAIRN_PLANE_WIRE    ? t->wire
+                              : plane == CAIRN_PLANE_PARAM ? t->master
+                                                           : CAIRN_F32;
     if (mem->dtype == dtype) return CAIRN_OK;
-    return api_refuse_dtype(job->spec.tensors[tensor].name, mem, dtype_text(dtype));
+    return api_refuse_dtype(t->name, mem, dtype_text(dtype));
 }
 
 /* ==== bring ==== */
@@ -350,11 +347,6 @@ struct sum {
 bool accumulate_wanted(const struct job *job)
 {
     return job->spec.stage < 2 && job->spec.micro_batches > 1;
-}
-
-static uint32_t last_micro(const struct job *job)
-{
-    return job->spec.micro_batches - 1;
 }
 
 void accumulate_new_round(struct job *job)
@@ -472,7 +464,7 @@ static cairn_status add_inside(struct job *job, const struct cairn_round *round,
     sum->piece.strides.given = false; // the sum is dense
     sum->any = true;
     // Out of memory for that is no harm yet: it is sent at the end of the micro-batch.
-    if (micro == last_micro(job)) (void)send_sum(job, round, tensor);
+    if (micro + 1 == job->spec.micro_batches) (void)send_sum(job, round, tensor);
     return CAIRN_OK;
 }
 

@@ -24,13 +24,6 @@
  * shards away, and they come back when they are let in. Nothing may be open meanwhile, and
  * published memory that was mapped for reading is gone, as when a shard is lost. */
 
-static void answer_detach(struct session *s, cairn_status status)
-{
-    s->detachment.is_answered = true;
-    s->detachment.status = status;
-    pthread_cond_broadcast(&s->changed);
-}
-
 static bool has_parcels(const struct job *job)
 {
     for (uint32_t i = 0; i < job->parcels.count; i++)
@@ -65,14 +58,6 @@ static cairn_status judge_detach(struct session *s, struct sentence *why)
     return status;
 }
 
-static void hold_off(struct session *s, bool is_off)
-{
-    if (s->detachment.is_off == is_off) return;
-    s->detachment.is_off = is_off;
-    if (s->path.fabric != NULL) fabric_hold_off(s->path.fabric, is_off);
-    session_kick(s); // behind the fabric's next progress
-}
-
 /* Loop thread: a step towards what is asked. */
 static void detach_turn(struct session *s)
 {
@@ -85,13 +70,19 @@ static void detach_turn(struct session *s)
         if (status == CAIRN_OK) wants_off = d->wants_off;
         // The answer waits until imported memory is unmapped, for which the fabric must let it go.
         if (status != CAIRN_OK || !wants_off ||
-            (d->is_off && s->published == NULL && !card_imports_wait(s->imports)))
-            answer_detach(s, status);
+            (d->is_off && s->published == NULL && !card_imports_wait(s->imports))) {
+            d->is_answered = true;
+            d->status = status;
+            pthread_cond_broadcast(&s->changed);
+        }
     } else if (!d->is_asked) {
         wants_off = d->wants_off;
     }
     pthread_mutex_unlock(&s->lock);
-    hold_off(s, wants_off);
+    if (d->is_off == wants_off) return;
+    d->is_off = wants_off;
+    if (s->path.fabric != NULL) fabric_hold_off(s->path.fabric, wants_off);
+    session_kick(s); // behind the fabric's next progress
 }
 
 /* Not under the lock. CAIRN_ERR_BUSY: something is open; CAIRN_ERR_TIMEOUT: it is attached as before. */

@@ -55,8 +55,9 @@ void ops_release(struct session *s)
     }
 }
 
-static void unref(struct op *op)
+static void op_unref(void *object)
 {
+    struct op *op = object;
     pthread_mutex_lock(&op->session->lock);
     const uint32_t left = --op->refs;
     pthread_mutex_unlock(&op->session->lock);
@@ -64,11 +65,6 @@ static void unref(struct op *op)
     struct job *job = op->job;
     give_op(op);
     job_unref(job); // with which the session may go
-}
-
-static void on_handle_free(void *object)
-{
-    unref(object);
 }
 
 static uint64_t *open_count(struct op *op)
@@ -87,7 +83,7 @@ struct op *op_create(struct job *job, uint8_t kind, bool with_handle)
     op->holds = 1; // until it is cut whole
     op->refs = with_handle ? 2 : 1;
     if (with_handle) {
-        op->handle = handle_open(CAIRN_HANDLE_OP, op, on_handle_free);
+        op->handle = handle_open(CAIRN_HANDLE_OP, op, op_unref);
         if (op->handle == NULL) {
             give_op(op);
             return NULL;
@@ -119,18 +115,13 @@ static void judge_late(struct op *op)
     op->why = strdup(why.text);
 }
 
-static void give_memory_back(struct op *op)
+static void complete(struct op *op)
 {
+    struct session *s = op->session;
     memory_return(op->session, op->region);
     for (size_t i = 0; i < op->region_count; i++) memory_return(op->session, op->regions[i]);
     free(op->regions);
     op->regions = NULL;
-}
-
-static void complete(struct op *op)
-{
-    struct session *s = op->session;
-    give_memory_back(op);
     free(op->owned);
     op->owned = NULL;
     if (op->list != NULL) handle_put(op->list);
@@ -155,7 +146,7 @@ static void complete(struct op *op)
     pthread_mutex_unlock(&s->lock);
     streams_let_go(words);
     if (words != NULL) session_kick(s); // what was put off meanwhile
-    unref(op);
+    op_unref(op);
 }
 
 void op_let_go(struct op *op, cairn_status status, const char *why)
@@ -383,13 +374,6 @@ bool op_is_canceled(const struct op *op)
 
 /* ---- handing over ---- */
 
-static void end_command(struct command *command)
-{
-    if (command->op != NULL) op_let_go(command->op, CAIRN_ERR_CLOSED, "the session is closed");
-    job_unref(command->job);
-    command_free(command);
-}
-
 /* Appends commands, linked from the first to the last, that the loop thread frees; ended at once if the
  * session is. */
 static void session_commands(struct session *s, struct command *first, struct command *last)
@@ -405,7 +389,9 @@ static void session_commands(struct session *s, struct command *first, struct co
     pthread_mutex_unlock(&s->lock);
     for (struct command *next; ended && first != NULL; first = next) {
         next = first->next;
-        end_command(first);
+        if (first->op != NULL) op_let_go(first->op, CAIRN_ERR_CLOSED, "the session is closed");
+        job_unref(first->job);
+        command_free(first);
     }
     session_kick(s);
 }

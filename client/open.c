@@ -22,16 +22,28 @@
 #include "proto/base/text.h"
 #include "proto/spec/spec.h"
 
-static void session_unref(struct session *s);
-
 /* ==== session ==== */
 
 #define PREFETCH_UNITS 2
 #define CONNECT_MS     10000
 
-static void on_session_handle_free(void *object)
+/* Frees it with the last reference; not under the lock. */
+static void session_unref(void *object)
 {
-    session_unref(object);
+    struct session *s = object;
+    pthread_mutex_lock(&s->lock);
+    const uint32_t left = --s->refs;
+    pthread_mutex_unlock(&s->lock);
+    if (left > 0) return;
+    ops_release(s);
+    memory_release(s);
+    card_imports_close(s->imports);
+    streams_release(s);
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->changed);
+    close(s->event_fd);
+    free(s->name);
+    free(s);
 }
 
 /* ---- open ---- */
@@ -191,7 +203,7 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, 
     if (status == CAIRN_OK) {
         status = await_welcome(s);
         if (status == CAIRN_OK) {
-            s->handle = handle_open(CAIRN_HANDLE_SESSION, s, on_session_handle_free);
+            s->handle = handle_open(CAIRN_HANDLE_SESSION, s, session_unref);
             if (s->handle == NULL) status = client_fail(CAIRN_ERR_NO_MEMORY, "too many handles");
         }
         if (status != CAIRN_OK) loop_stop(s);
@@ -205,24 +217,6 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, 
 }
 
 /* ---- close ---- */
-
-/* Frees it with the last reference; not under the lock. */
-static void session_unref(struct session *s)
-{
-    pthread_mutex_lock(&s->lock);
-    const uint32_t left = --s->refs;
-    pthread_mutex_unlock(&s->lock);
-    if (left > 0) return;
-    ops_release(s);
-    memory_release(s);
-    card_imports_close(s->imports);
-    streams_release(s);
-    pthread_mutex_destroy(&s->lock);
-    pthread_cond_destroy(&s->changed);
-    close(s->event_fd);
-    free(s->name);
-    free(s);
-}
 
 /* The handle of a job that is open; it is told to close. One that is being opened has no handle yet and
  * fails by `stopping`. */
@@ -354,14 +348,6 @@ static bool filling_init(struct filling *filling, const struct job_spec_data *sp
     return true;
 }
 
-static void filling_release(struct filling *filling)
-{
-    free(filling->tensors);
-    free(filling->frozen_tensors);
-    free(filling->frozen_groups);
-    free(filling->rates);
-}
-
 /* ==== job ==== */
 
 #define CLOSE_MS 1000
@@ -373,7 +359,10 @@ static void free_job(struct job *job)
     packed_release(job->attachment.spec_packed);
     cairn__error__free_unpacked(job->attachment.refused, NULL); // NULL is fine
     client_tiles_free(job->tiles.declared);
-    filling_release(&job->filling);
+    free(job->filling.tensors);
+    free(job->filling.frozen_tensors);
+    free(job->filling.frozen_groups);
+    free(job->filling.rates);
     free(job->puts.notes);
     write_release(job);
     assemble_release(job);

@@ -33,13 +33,6 @@ struct staging_area {
     uint32_t count, used; /* taken: bits */
 };
 
-static size_t piece_size(size_t bytes)
-{
-    size_t size = PIECE_LEAST;
-    while (size < bytes) size *= 2;
-    return size;
-}
-
 static uint32_t piece_count(size_t piece_bytes)
 {
     if (piece_bytes >= AREA_BYTES / 4) return 4;
@@ -47,17 +40,13 @@ static uint32_t piece_count(size_t piece_bytes)
                                                  : PIECES_MAX;
 }
 
-static bool has_free(const struct staging_area *area)
-{
-    return area->used != (uint32_t)((UINT64_C(1) << area->count) - 1);
-}
-
 static struct staging_area *find_area(struct session *s, const struct card *card, bool on_card,
                                       size_t piece_bytes)
 {
     struct staging_area *area = s->staging_areas;
-    while (area != NULL && (area->card != card || area->on_card != on_card ||
-                            area->piece_bytes != piece_bytes || !has_free(area)))
+    while (area != NULL &&
+           (area->card != card || area->on_card != on_card || area->piece_bytes != piece_bytes ||
+            area->used == (uint32_t)((UINT64_C(1) << area->count) - 1)))
         area = area->next;
     return area;
 }
@@ -125,7 +114,8 @@ static void pin_area(struct staging_area *area)
 static cairn_status staging_acquire(struct session *s, struct card *card, bool on_card,
                                     size_t bytes, struct staged *out)
 {
-    const size_t piece_bytes = piece_size(bytes);
+    size_t piece_bytes = PIECE_LEAST;
+    while (piece_bytes < bytes) piece_bytes *= 2;
     if (client_now_ms() < s->staging_on_host_ms) on_card = false;
     struct staging_area *area = find_area(s, card, on_card, piece_bytes);
     if (area == NULL)
@@ -621,14 +611,6 @@ static void stage_end(struct parcel *parcel)
 
 /* ---- what is pushed ---- */
 
-/* True if the parcel may go over the network from the card's memory, whose bytes no processor has summed. */
-static bool goes_directly(const struct parcel *parcel, const struct shard_link *via)
-{
-    return parcel->kind == CAIRN_CHUNK_PUSH && via->takes_unsummed &&
-           parcel->byte_count >= CAIRN_FABRIC_DIRECT_MIN &&
-           fabric_peer_takes_device(via->conn.peer);
-}
-
 /* From where it lies if the shard knows it and takes it so; else as a copy on the card, if the shard has that
  * card, or the network takes it from there, or in host memory: that is begun here. */
 static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link *via,
@@ -638,7 +620,10 @@ static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link 
     const struct fabric_peer *peer = via->conn.peer;
     uint8_t *own = target->ptr + parcel->first * dtype_size(parcel->dtype);
     const char *path = fabric_payload_path(peer, own, parcel->byte_count);
-    const bool is_direct = goes_directly(parcel, via);
+    // Over the network from the card's memory, whose bytes no processor has summed.
+    const bool is_direct = parcel->kind == CAIRN_CHUNK_PUSH && via->takes_unsummed &&
+                           parcel->byte_count >= CAIRN_FABRIC_DIRECT_MIN &&
+                           fabric_peer_takes_device(peer);
     const bool goes = strcmp(path, is_direct ? CAIRN_FABRIC_PATH_DIRECT : "device") == 0;
     parcel->is_unsummed = is_direct;
     if (parcel->op->region != NULL && goes) {

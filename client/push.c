@@ -272,12 +272,6 @@ void pushes_lost(struct shard_link *link)
         lose_owner(link->job->shards.links[i], link);
 }
 
-/* Who asked late hears of a version that is not the newest any more. */
-static void note_version(struct job *job, struct cairn_version version)
-{
-    if (version_compare(version, job->known.newest) > 0) job->known.newest = version;
-}
-
 void pushes_on_result(struct job *job, const Cairn__RoundResult *result)
 {
     struct session *s = job->session;
@@ -287,7 +281,9 @@ void pushes_on_result(struct job *job, const Cairn__RoundResult *result)
         job->filling.void_round = result->round;
         sentence_set(&job->filling.void_why, "%s", result->text);
     }
-    if (!is_void) note_version(job, (struct cairn_version) { result->generation, result->step });
+    const struct cairn_version version = { result->generation, result->step };
+    // Who asked late hears of a version that is not the newest any more.
+    if (!is_void && version_compare(version, job->known.newest) > 0) job->known.newest = version;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     if (job->pushing.pusher.push == NULL || job->pushing.pusher.round > result->round) return;
@@ -502,11 +498,6 @@ bool pushes_commit_run(struct command *command)
 
 #define COPIED_MAX ((size_t)8 << 20) /* bytes out of mapped memory, before others have their turn */
 
-static struct parcel *parcel_of(struct chunk_request *request)
-{
-    return (struct parcel *)((char *)request - offsetof(struct parcel, request));
-}
-
 /* True if the chunk may be asked of a relay: it is a whole one of published parameters, and this
  * host shares no memory with its owner. */
 static bool may_relay(const struct shard_link *owner, const struct parcel *parcel)
@@ -538,7 +529,7 @@ static bool awaits_grant(const struct shard_link *owner, const struct parcel *pa
 
 cairn_status transfer_send(struct chunk_request *request)
 {
-    struct parcel *parcel = parcel_of(request);
+    struct parcel *parcel = (struct parcel *)((char *)request - offsetof(struct parcel, request));
     struct shard_link *owner = parcel->job->shards.links[parcel->shard];
     if (awaits_grant(owner, parcel)) return CAIRN_ERR_NOT_READY; // the GRANT, or the tick
     struct shard_link *via = route(owner, parcel);

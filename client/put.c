@@ -306,14 +306,6 @@ static cairn_status put_part(struct job *job, struct portion *portion, const str
     return op_settle(op, status, op_out);
 }
 
-/* Moments are the one source's. */
-static cairn_status judge_source(const struct job *job, size_t tensor, int plane)
-{
-    if (plane == CAIRN_PLANE_PARAM || job->member.rank == 0) return CAIRN_OK;
-    return client_fail(CAIRN_ERR_REFUSED, "tensor %s: rank 0 puts moments, this is rank %u",
-                       job->spec.tensors[tensor].name, job->member.rank);
-}
-
 /* And whole. */
 static cairn_status judge_part(const struct job *job, const struct command *pattern, bool is_part)
 {
@@ -371,7 +363,9 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     int number;
     cairn_status status = api_judge_state(job, index, plane, &number);
     if (status == CAIRN_OK) status = judge_momentum(job, index, number);
-    if (status == CAIRN_OK) status = judge_source(job, index, number);
+    if (status == CAIRN_OK && number != CAIRN_PLANE_PARAM && job->member.rank != 0)
+        status = client_fail(CAIRN_ERR_REFUSED, "tensor %s: rank 0 puts moments, this is rank %u",
+                             job->spec.tensors[index].name, job->member.rank);
     if (status == CAIRN_OK) status = api_judge_dtype(job, index, number, &mem);
     if (status != CAIRN_OK) return status;
     if (spec_has_origin(&job->spec, index))

@@ -394,12 +394,6 @@ struct stitch {
     struct stitch_run runs[]; /* [run_count] */
 };
 
-/* Where it begins; aligned to the page, read only. */
-static const uint8_t *stitch_base(const struct stitch *stitch)
-{
-    return stitch->base;
-}
-
 /* ---- making one ---- */
 
 static uint64_t page_up(uint64_t bytes)
@@ -708,7 +702,7 @@ static bool stitch_tensor(struct published_view *view, size_t i, const struct ex
         view->stitches[i] = stitch_get(view->job, extents[0].tensor, runs, extent_count);
     free(runs);
     if (view->stitches[i] == NULL) return false;
-    view->at[i] = stitch_base(view->stitches[i]);
+    view->at[i] = view->stitches[i]->base;
     return true;
 }
 

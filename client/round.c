@@ -196,14 +196,6 @@ static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
     return api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
 }
 
-/* Whom a new coordinator has to await, when this worker attaches to it: those who are left. */
-static void note_launch(struct job *job, uint32_t world)
-{
-    pthread_mutex_lock(&job->session->lock);
-    if (job->attachment.launch != 0) job->attachment.launch = world;
-    pthread_mutex_unlock(&job->session->lock);
-}
-
 /* Waits for a round of its own (CAIRN_MSG_WRITE_BEGIN) or of all (CAIRN_MSG_ROUND_BEGIN). */
 static cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
                                     struct cairn_round *out)
@@ -236,8 +228,10 @@ static cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t dea
     }
     pthread_mutex_lock(&job->session->lock);
     step_times_waited(&job->times, CAIRN_TIME_WAIT, from_us);
+    // Whom a new coordinator has to await, when this worker attaches to it: those who are left.
+    if (status == CAIRN_OK && !is_write && job->attachment.launch != 0)
+        job->attachment.launch = out->world;
     pthread_mutex_unlock(&job->session->lock);
-    if (status == CAIRN_OK && !is_write) note_launch(job, out->world);
     return status;
 }
 
@@ -463,13 +457,6 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
     return has_times;
 }
 
-static void note_ended(struct job *job, uint64_t from_us)
-{
-    pthread_mutex_lock(&job->session->lock);
-    step_times_ended(&job->times, from_us);
-    pthread_mutex_unlock(&job->session->lock);
-}
-
 /* Commits it, once, and waits for its end. */
 static cairn_status api_commit(struct job *job, const char *call, const struct cairn_round *round,
                                uint64_t weight, const struct commit_words *words,
@@ -490,7 +477,9 @@ static cairn_status api_commit(struct job *job, const char *call, const struct c
     ProtobufCMessage *reply;
     status = ask_coordinator(job, call, CAIRN_MSG_ROUND_COMMIT, &message.base,
                              CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply);
-    note_ended(job, from_us);
+    pthread_mutex_lock(&job->session->lock);
+    step_times_ended(&job->times, from_us);
+    pthread_mutex_unlock(&job->session->lock);
     if (status != CAIRN_OK) return status;
     status = await_pushes(job, deadline_ms);
     if (status == CAIRN_OK) status = judge_refused(job, round->round);
@@ -556,15 +545,6 @@ static cairn_status judge_abandon(struct job *job, const struct cairn_round *rou
     return *over_out ? CAIRN_OK : status;
 }
 
-/* Void, as it is wanted; anything else is how it ended. */
-static cairn_status judge_void(const Cairn__RoundResult *result)
-{
-    if (result->status == CAIRN_ERR_EPOCH_CHANGED) return CAIRN_OK;
-    return client_fail(CAIRN_ERR_STALE,
-                       "round %" PRIu64 " is not abandoned: it was committed meanwhile, and ended",
-                       result->round);
-}
-
 static cairn_status abandon_inside(struct job *job, const struct cairn_round *round,
                                    uint64_t deadline_ms)
 {
@@ -577,7 +557,11 @@ static cairn_status abandon_inside(struct job *job, const struct cairn_round *ro
         ProtobufCMessage *reply;
         CAIRN_TRY(ask_coordinator(job, "cairn_round_abandon", CAIRN_MSG_ROUND_COMMIT, &message.base,
                                   CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply));
-        status = judge_void((const Cairn__RoundResult *)reply);
+        if (((const Cairn__RoundResult *)reply)->status != CAIRN_ERR_EPOCH_CHANGED)
+            status = client_fail(CAIRN_ERR_STALE,
+                                 "round %" PRIu64
+                                 " is not abandoned: it was committed meanwhile, and ended",
+                                 ((const Cairn__RoundResult *)reply)->round);
         message_free(reply);
     }
     if (status != CAIRN_OK) return status;

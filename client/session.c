@@ -550,12 +550,6 @@ static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_
     return NULL;
 }
 
-/* For whom a request of `type` waits; NULL: the coordinator does not say. Freed by the caller. */
-static Cairn__Awaited *ask_who_is_awaited(struct job *job, uint16_t type)
-{
-    return ask_until(job, type, client_now_ms() + AWAITED_TIMEOUT_MS);
-}
-
 /* How long the coordinator has been away, 0 if it is connected. While it is away nobody can say for
  * whom it waits. */
 static uint64_t away_for_ms(struct session *s)
@@ -751,7 +745,8 @@ static void note_time(struct op *op, uint64_t from_us)
 static bool waits_on(const struct op *op, struct patience *patience, uint64_t *deadline_ms)
 {
     if (op->kind != CAIRN_CHUNK_PUSH || patience->span_ms == 0) return false;
-    Cairn__Awaited *awaited = ask_who_is_awaited(op->job, CAIRN_MSG_ROUND_COMMIT);
+    Cairn__Awaited *awaited = ask_until(op->job, CAIRN_MSG_ROUND_COMMIT,
+                                        client_now_ms() + AWAITED_TIMEOUT_MS);
     const bool waits = client_waits_on(patience, awaited, deadline_ms);
     message_free((ProtobufCMessage *)awaited);
     return waits;
