@@ -335,11 +335,10 @@ static cairn_status push_part(struct job *job, const struct cairn_round *round,
 {
     void *copy;
     struct op *op = NULL;
-    cairn_status status = api_judge_portion(job, part, box, portion);
-    if (status == CAIRN_OK) status = judge_frozen(job, portion->tensor);
-    if (status == CAIRN_OK) status = op_reserve(job, CAIRN_CHUNK_PUSH, op_out, &op);
-    if (status != CAIRN_OK) return status;
-    status = api_bring(&portion->mem, &portion->piece, &copy);
+    CAIRN_TRY(api_judge_portion(job, part, box, portion));
+    CAIRN_TRY(judge_frozen(job, portion->tensor));
+    CAIRN_TRY(op_reserve(job, CAIRN_CHUNK_PUSH, op_out, &op));
+    cairn_status status = api_bring(&portion->mem, &portion->piece, &copy);
     if (status == CAIRN_OK) {
         status = push_brought(job, round, portion);
         free(copy);
@@ -440,13 +439,12 @@ cairn_status api_judge_push(struct job *job, const char *tensor, const struct ca
                             struct piece *piece_out, struct cairn_mem *mem_out)
 {
     const struct cairn_box *part;
-    cairn_status status = api_judge_data(job, tensor, given, mem_out, tensor_out, &part);
-    if (status == CAIRN_OK) status = judge_gradient(job, *tensor_out, tensor, mem_out);
-    if (status == CAIRN_OK && part != NULL)
-        status = client_fail(CAIRN_ERR_UNSUPPORTED,
-                             "it is a box of %s: push it by itself, with cairn_push",
-                             job->spec.tensors[*tensor_out].name);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_data(job, tensor, given, mem_out, tensor_out, &part));
+    CAIRN_TRY(judge_gradient(job, *tensor_out, tensor, mem_out));
+    if (part != NULL)
+        return client_fail(CAIRN_ERR_UNSUPPORTED,
+                           "it is a box of %s: push it by itself, with cairn_push",
+                           job->spec.tensors[*tensor_out].name);
     return api_judge_own(job, *tensor_out, box, mem_out, piece_out);
 }
 
@@ -457,9 +455,8 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
     size_t index;
     struct cairn_mem mem;
     const struct cairn_box *part;
-    cairn_status status = api_judge_data(job, tensor, given, &mem, &index, &part);
-    if (status == CAIRN_OK) status = api_batch_place(job, round, &micro);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_data(job, tensor, given, &mem, &index, &part));
+    CAIRN_TRY(api_batch_place(job, round, &micro));
     CAIRN_TRY(judge_gradient(job, index, tensor, &mem));
     if (part != NULL) {
         struct portion portion = { .name = tensor,
@@ -471,9 +468,8 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
         return push_part(job, round, &portion, part, box, op_out);
     }
     struct piece piece;
-    status = api_judge_own(job, index, box, &mem, &piece);
-    if (status == CAIRN_OK) status = judge_frozen(job, index);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_own(job, index, box, &mem, &piece));
+    CAIRN_TRY(judge_frozen(job, index));
     struct push push = { round, micro, index, piece, mem };
     return accumulate_wanted(job) ? push_sum(job, &push, op_out) : push_piece(job, &push, op_out);
 }

@@ -36,12 +36,10 @@ cairn_status api_judge_fetch(struct job *job, const char *tensor, int plane,
                              size_t *tensor_out, struct piece *piece_out, struct cairn_mem *mem_out)
 {
     struct cairn_box of_target;
-    cairn_status status = api_judge_boxed(job, tensor, given, mem_out, tensor_out, &box,
-                                          &of_target);
-    if (status == CAIRN_OK) status = api_judge_plane(job, *tensor_out, plane);
-    if (status == CAIRN_OK) status = api_judge_dtype(job, *tensor_out, plane, mem_out);
-    if (status == CAIRN_OK) status = api_judge_box(job, *tensor_out, box, mem_out, piece_out);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_boxed(job, tensor, given, mem_out, tensor_out, &box, &of_target));
+    CAIRN_TRY(api_judge_plane(job, *tensor_out, plane));
+    CAIRN_TRY(api_judge_dtype(job, *tensor_out, plane, mem_out));
+    CAIRN_TRY(api_judge_box(job, *tensor_out, box, mem_out, piece_out));
     if (!strides_apart(&piece_out->strides))
         return client_fail(CAIRN_ERR_INVALID,
                            "tensor %s: with these mem.stride elements may share memory; "
@@ -831,8 +829,7 @@ static cairn_status map_inside(struct job *job, struct cairn_version version, co
     size_t unit, need;
     if (count == NULL || op_out == NULL)
         return client_fail(CAIRN_ERR_INVALID, "view_count and op_out must be given");
-    cairn_status status = find_unit(job, name, &unit);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(find_unit(job, name, &unit));
     (void)units_tensors(job->cache->units, unit, &need);
     if (views == NULL || *count < need) {
         const size_t given = views != NULL ? *count : 0;
@@ -844,9 +841,8 @@ static cairn_status map_inside(struct job *job, struct cairn_version version, co
     if (!struct_fits(views, sizeof *views))
         return client_fail(CAIRN_ERR_INVALID, "views[0].struct_size must be %zu", sizeof *views);
     struct unit_shape shape;
-    status = cache_shape(job, unit, &shape);
-    if (status != CAIRN_OK) return status;
-    status = map_shape(job, version, card, &shape, views, op_out);
+    CAIRN_TRY(cache_shape(job, unit, &shape));
+    cairn_status status = map_shape(job, version, card, &shape, views, op_out);
     free(shape.tensors);
     if (status == CAIRN_OK) *count = need;
     return status;

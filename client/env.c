@@ -245,15 +245,14 @@ cairn_status env_find(const struct env_input *input, enum env_key key, struct en
 cairn_status env_find_cluster(const struct env_input *input, struct env_report *report,
                               struct sentence *why)
 {
-    cairn_status status = env_find(input, CAIRN_ENV_ENDPOINT, report, why);
-    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_FABRIC, report, why);
-    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_DEVICE, report, why);
-    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_HOST, report, why);
-    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_TRANSPORTS, report, why);
-    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_ONE_SIDED, report, why);
-    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_DEVICE_MEMORY, report, why);
-    if (status == CAIRN_OK) status = env_find(input, CAIRN_ENV_PORTS, report, why);
-    return status;
+    CAIRN_TRY(env_find(input, CAIRN_ENV_ENDPOINT, report, why));
+    CAIRN_TRY(env_find(input, CAIRN_ENV_FABRIC, report, why));
+    CAIRN_TRY(env_find(input, CAIRN_ENV_DEVICE, report, why));
+    CAIRN_TRY(env_find(input, CAIRN_ENV_HOST, report, why));
+    CAIRN_TRY(env_find(input, CAIRN_ENV_TRANSPORTS, report, why));
+    CAIRN_TRY(env_find(input, CAIRN_ENV_ONE_SIDED, report, why));
+    CAIRN_TRY(env_find(input, CAIRN_ENV_DEVICE_MEMORY, report, why));
+    return env_find(input, CAIRN_ENV_PORTS, report, why);
 }
 
 /* The shell of an allocation knows how many tasks there will be, and is none of them. */

@@ -385,11 +385,9 @@ static cairn_status fill_spec(struct job *job, const struct cairn_job_spec *from
 {
     cairn_status status = spec_set_name(&job->spec, job->name);
     if (status != CAIRN_OK) return client_fail(status, "the job's name is not valid");
-    status = client_spec_fill(from, &job->spec, &job->attachment.open_flags);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(client_spec_fill(from, &job->spec, &job->attachment.open_flags));
     job->member.rank = from->rank;
-    status = client_spec_launch(from, &job->attachment.launch, &job->attachment.start_wait_ms);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(client_spec_launch(from, &job->attachment.launch, &job->attachment.start_wait_ms));
     job->attachment.spec_packed = packed_spec(&job->spec);
     return job->attachment.spec_packed != NULL
                ? CAIRN_OK
@@ -511,10 +509,9 @@ static void leave_job(struct job *job)
 static cairn_status open_inside(struct job *job, const struct cairn_job_spec *spec, int timeout_ms)
 {
     const uint64_t deadline_ms = client_now_ms() + (uint64_t)timeout_ms;
-    cairn_status status = spec != NULL ? fill_spec(job, spec) : CAIRN_OK;
-    if (status == CAIRN_OK) status = begin_attach(job);
-    if (status != CAIRN_OK) return status;
-    status = await_attach(job, deadline_ms);
+    CAIRN_TRY(spec != NULL ? fill_spec(job, spec) : CAIRN_OK);
+    CAIRN_TRY(begin_attach(job));
+    cairn_status status = await_attach(job, deadline_ms);
     if (status == CAIRN_OK && !filling_init(&job->filling, &job->spec))
         status = client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) {

@@ -295,10 +295,9 @@ static cairn_status put_part(struct job *job, struct portion *portion, const str
 {
     void *copy;
     struct op *op = NULL;
-    cairn_status status = api_judge_portion(job, part, box, portion);
-    if (status == CAIRN_OK) status = op_reserve(job, CAIRN_CHUNK_PUT, op_out, &op);
-    if (status != CAIRN_OK) return status;
-    status = api_bring(&portion->mem, &portion->piece, &copy);
+    CAIRN_TRY(api_judge_portion(job, part, box, portion));
+    CAIRN_TRY(op_reserve(job, CAIRN_CHUNK_PUT, op_out, &op));
+    cairn_status status = api_bring(&portion->mem, &portion->piece, &copy);
     if (status == CAIRN_OK) {
         status = put_brought(job, portion);
         free(copy);
@@ -320,13 +319,12 @@ static cairn_status put_whole(struct job *job, struct command *pattern, const st
                               struct cairn_mem *mem, cairn_op **op_out)
 {
     bool sent = false;
-    cairn_status status = judge_put_box(job, pattern->tensor, box, mem, &pattern->piece);
-    if (status == CAIRN_OK) status = judge_part(job, pattern, !pattern->piece.whole);
-    if (status == CAIRN_OK) status = api_bring(mem, &pattern->piece, &pattern->owned);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_put_box(job, pattern->tensor, box, mem, &pattern->piece));
+    CAIRN_TRY(judge_part(job, pattern, !pattern->piece.whole));
+    CAIRN_TRY(api_bring(mem, &pattern->piece, &pattern->owned));
     pattern->ptr = mem->ptr;
     pthread_mutex_lock(&job->session->lock);
-    status = puts_claim(job, pattern->tensor, pattern->plane);
+    cairn_status status = puts_claim(job, pattern->tensor, pattern->plane);
     pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_OK) status = put_claimed(job, pattern, mem, op_out, &sent);
     if (!sent) free(pattern->owned);
@@ -361,13 +359,12 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     if (write != 0) return api_write_put(job, write, tensor, plane, box, given, op_out);
     CAIRN_TRY(api_judge_data(job, tensor, given, &mem, &index, &part));
     int number;
-    cairn_status status = api_judge_state(job, index, plane, &number);
-    if (status == CAIRN_OK) status = judge_momentum(job, index, number);
-    if (status == CAIRN_OK && number != CAIRN_PLANE_PARAM && job->member.rank != 0)
-        status = client_fail(CAIRN_ERR_REFUSED, "tensor %s: rank 0 puts moments, this is rank %u",
-                             job->spec.tensors[index].name, job->member.rank);
-    if (status == CAIRN_OK) status = api_judge_dtype(job, index, number, &mem);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_state(job, index, plane, &number));
+    CAIRN_TRY(judge_momentum(job, index, number));
+    if (number != CAIRN_PLANE_PARAM && job->member.rank != 0)
+        return client_fail(CAIRN_ERR_REFUSED, "tensor %s: rank 0 puts moments, this is rank %u",
+                           job->spec.tensors[index].name, job->member.rank);
+    CAIRN_TRY(api_judge_dtype(job, index, number, &mem));
     if (spec_has_origin(&job->spec, index))
         return client_fail(CAIRN_ERR_EXISTS,
                            "tensor %s has its initial state from %s; nothing is to be put", tensor,
@@ -376,9 +373,8 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
                                .plane = (uint8_t)number,
                                .dtype = (uint8_t)mem.dtype,
                                .ptr = mem.ptr };
-    status = judge_part(job, &pattern, part != NULL);
-    if (status == CAIRN_OK) status = judge_state(job);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(judge_part(job, &pattern, part != NULL));
+    CAIRN_TRY(judge_state(job));
     if (part != NULL) {
         struct portion portion = {
             .name = tensor, .kind = CAIRN_CHUNK_PUT, .tensor = (uint32_t)index, .mem = mem

@@ -462,9 +462,8 @@ static cairn_status api_commit(struct job *job, const char *call, const struct c
                                uint64_t weight, const struct commit_words *words,
                                uint64_t deadline_ms, struct cairn_result *out)
 {
-    cairn_status status = api_judge_begun(job, round);
-    if (status == CAIRN_OK) status = commit_once(job, round, weight);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_begun(job, round));
+    CAIRN_TRY(commit_once(job, round, weight));
     Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
     Cairn__StepTimes times;
     Cairn__WorkerMemory memory;
@@ -475,8 +474,8 @@ static cairn_status api_commit(struct job *job, const char *call, const struct c
     message.driven = words->driven;
     message.n_driven = words->driven != NULL ? job->spec.group_count : 0;
     ProtobufCMessage *reply;
-    status = ask_coordinator(job, call, CAIRN_MSG_ROUND_COMMIT, &message.base,
-                             CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply);
+    cairn_status status = ask_coordinator(job, call, CAIRN_MSG_ROUND_COMMIT, &message.base,
+                                          CAIRN_MSG_ROUND_RESULT, deadline_ms, &reply);
     pthread_mutex_lock(&job->session->lock);
     step_times_ended(&job->times, from_us);
     pthread_mutex_unlock(&job->session->lock);
@@ -765,9 +764,8 @@ cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor, 
     struct cairn_box of_target;
     CAIRN_TRY(api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target));
     int number;
-    cairn_status status = api_judge_state(job, index, plane, &number);
-    if (status == CAIRN_OK) status = judge_buffer(job, index);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_judge_state(job, index, plane, &number));
+    CAIRN_TRY(judge_buffer(job, index));
     CAIRN_TRY(api_judge_dtype(job, index, number, &mem));
     struct command pattern = { .tensor = (uint32_t)index,
                                .plane = (uint8_t)number,
@@ -780,10 +778,9 @@ cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor, 
             CAIRN_ERR_INVALID,
             "tensor %s: a blob is written whole; give NULL for the box, or [0, %" PRIu64 ")",
             tensor, job->spec.tensors[index].shape.dim[0]);
-    status = api_bring(&mem, &pattern.piece, &pattern.owned);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(api_bring(&mem, &pattern.piece, &pattern.owned));
     pattern.ptr = mem.ptr;
-    status = claim(job, &pattern);
+    cairn_status status = claim(job, &pattern);
     if (status == CAIRN_OK) {
         status = op_begin(job, CAIRN_CHUNK_PUT, transfer_run, &pattern, op_out);
         if (status != CAIRN_OK) unclaim(job, &pattern);

@@ -327,11 +327,10 @@ static void fill_job(struct job_spec_data *spec, const struct cairn_job_spec *fr
 static cairn_status fill_spec(struct job_spec_data *spec, struct groups *groups,
                               const struct cairn_job_spec *from)
 {
-    cairn_status status = copy_groups(groups, from);
-    if (status == CAIRN_OK) status = add_tensors(spec, groups, from);
-    if (status == CAIRN_OK) status = judge_patterns(groups);
-    if (status == CAIRN_OK) status = add_groups(spec, groups);
-    if (status != CAIRN_OK) return status;
+    CAIRN_TRY(copy_groups(groups, from));
+    CAIRN_TRY(add_tensors(spec, groups, from));
+    CAIRN_TRY(judge_patterns(groups));
+    CAIRN_TRY(add_groups(spec, groups));
     fill_job(spec, from);
     if (spec_set_init_from(spec, from->init_from, from->init_prefix) != CAIRN_OK)
         return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
