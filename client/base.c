@@ -125,22 +125,27 @@ struct watched {
     ino_t inode; /* whose number it was: another thread may have it for a file by now */
 };
 
-static pthread_mutex_t lock_fork = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t once_fork = PTHREAD_ONCE_INIT;
+static pthread_mutex_t watched_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct watched *watched_list; /* [count], owned, under the lock */
 static size_t watched_count;
 
-static void before_fork_fork(void)
+static pthread_once_t forks_once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER; /* of handles, below */
+static pid_t process;                                          /* this one */
+
+static void before_fork(void)
 {
-    pthread_mutex_lock(&lock_fork);
+    pthread_mutex_lock(&watched_lock);
+    pthread_mutex_lock(&slots_lock);
 }
 
-static void after_fork_fork(void)
+static void after_fork(void)
 {
-    pthread_mutex_unlock(&lock_fork);
+    pthread_mutex_unlock(&slots_lock);
+    pthread_mutex_unlock(&watched_lock);
 }
 
-static void in_child_fork(void)
+static void in_child(void)
 {
     struct stat now;
     for (size_t i = 0; i < watched_count; i++)
@@ -148,38 +153,40 @@ static void in_child_fork(void)
             now.st_ino == watched_list[i].inode)
             close(watched_list[i].fd);
     watched_count = 0;
-    pthread_mutex_unlock(&lock_fork);
+    process = getpid();
+    after_fork();
 }
 
 static void listen_for_forks(void)
 {
-    pthread_atfork(before_fork_fork, after_fork_fork, in_child_fork);
+    process = getpid();
+    pthread_atfork(before_fork, after_fork, in_child);
 }
 
 void fork_watch(const void *owner, int fd)
 {
     struct stat now;
     if (fstat(fd, &now) != 0) return;
-    pthread_once(&once_fork, listen_for_forks);
-    pthread_mutex_lock(&lock_fork);
+    pthread_once(&forks_once, listen_for_forks);
+    pthread_mutex_lock(&watched_lock);
     struct watched *larger = realloc(watched_list, (watched_count + 1) * sizeof *watched_list);
     if (larger != NULL) {
         watched_list = larger;
         watched_list[watched_count++] = (struct watched) { owner, fd, now.st_dev, now.st_ino };
     }
-    pthread_mutex_unlock(&lock_fork);
+    pthread_mutex_unlock(&watched_lock);
 }
 
 void fork_forget(const void *owner)
 {
-    pthread_mutex_lock(&lock_fork);
+    pthread_mutex_lock(&watched_lock);
     for (size_t i = 0; i < watched_count; i++)
         if (watched_list[i].owner == owner) watched_list[i--] = watched_list[--watched_count];
     if (watched_count == 0) {
         free(watched_list);
         watched_list = NULL;
     }
-    pthread_mutex_unlock(&lock_fork);
+    pthread_mutex_unlock(&watched_lock);
 }
 
 /* ==== handle ==== */
@@ -198,34 +205,9 @@ struct slot {
     size_t next_free; /* index + 1; 0 = none */
 };
 
-static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t slots_once = PTHREAD_ONCE_INIT;
-static pid_t process; /* this one */
 static struct slot *slots;
 static size_t slot_count;
 static size_t first_free; /* index + 1; 0 = none */
-
-static void lock_slots(void)
-{
-    pthread_mutex_lock(&slots_lock);
-}
-
-static void unlock_slots(void)
-{
-    pthread_mutex_unlock(&slots_lock);
-}
-
-static void in_child_handle(void)
-{
-    process = getpid();
-    pthread_mutex_unlock(&slots_lock);
-}
-
-static void open_slots(void)
-{
-    process = getpid();
-    pthread_atfork(lock_slots, unlock_slots, in_child_handle);
-}
 
 static void *handle_of(size_t index)
 {
@@ -262,7 +244,7 @@ static int add_slots(void)
 void *handle_open(enum handle_kind kind, void *object, handle_free_fn release)
 {
     void *handle = NULL;
-    pthread_once(&slots_once, open_slots);
+    pthread_once(&forks_once, listen_for_forks);
     pthread_mutex_lock(&slots_lock);
     if (first_free != 0 || add_slots()) {
         const size_t index = first_free - 1;

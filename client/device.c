@@ -550,14 +550,6 @@ static int map_memory(struct card_memory *memory, int device)
     return result;
 }
 
-/* As cairn_alloc says: zeros. */
-static int zero(const struct card_memory *memory)
-{
-    const struct card *card = memory->card;
-    const int result = card->driver->cuMemsetD8Async(memory->at, 0, memory->bytes, card->side);
-    return result == CAIRN_CU_OK ? card->driver->cuStreamSynchronize(card->side) : result;
-}
-
 static void unmap_memory(const struct card_memory *memory)
 {
     (void)memory->card->driver->cuMemUnmap(memory->at, memory->bytes);
@@ -573,7 +565,9 @@ static int create_memory(struct card_memory *memory)
     if (result != CAIRN_CU_OK) return result;
     result = map_memory(memory, memory->card->device);
     if (result == CAIRN_CU_OK) {
-        result = zero(memory);
+        struct CUstream_st *side = memory->card->side;
+        result = driver->cuMemsetD8Async(memory->at, 0, memory->bytes, side);
+        if (result == CAIRN_CU_OK) result = driver->cuStreamSynchronize(side);
         if (result == CAIRN_CU_OK) return result;
         unmap_memory(memory);
     }
@@ -842,20 +836,16 @@ cairn_status card_mark(struct card *card, void *stream, struct card_event **even
     return status;
 }
 
-/* True if the result is about a capture of the stream: it does not tell whether the work that the
- * stream had queued is done. */
-static bool is_of_capture(int result)
-{
-    return result >= CAIRN_CU_CAPTURE_UNSUPPORTED && result <= CAIRN_CU_CAPTURE_WRONG_THREAD;
-}
-
 enum card_state card_event_state(const struct card_event *event, struct sentence *why)
 {
     if (card_enter(event->card, why) != CAIRN_OK) return CARD_FAILED;
     const int result = event->card->driver->cuEventQuery(event->event);
     card_leave(event->card);
     if (result == CAIRN_CU_OK) return CARD_DONE;
-    if (result == CAIRN_CU_NOT_READY || is_of_capture(result)) return CARD_WAITS;
+    // A result about a capture of the stream does not tell whether the work that it had queued is done.
+    if (result == CAIRN_CU_NOT_READY ||
+        (result >= CAIRN_CU_CAPTURE_UNSUPPORTED && result <= CAIRN_CU_CAPTURE_WRONG_THREAD))
+        return CARD_WAITS;
     (void)card_fail(result, CAIRN_ERR_IO, "what was queued on its stream failed", why);
     return CARD_FAILED;
 }
@@ -908,15 +898,6 @@ void card_change_end(void)
     pthread_mutex_unlock(&words_lock);
 }
 
-/* Maps a page that is never unmapped: a stream may come to its wait after all else is closed, and
- * the value written there outlives the card's context. */
-static void *take_page(void)
-{
-    void *page = mmap(NULL, WORDS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                      0);
-    return page != MAP_FAILED ? page : NULL;
-}
-
 /* Inside of the context. Where nothing of others is pinned, the driver's own memory has to do. */
 static int pin_page(const struct card *card, void **page, uint64_t *at_out)
 {
@@ -950,8 +931,11 @@ static void add_words(struct card *card, uint32_t *values, uint64_t at)
 static void card_make_words(struct card *card)
 {
     uint64_t at;
-    void *page = take_page();
-    if (page == NULL) return;
+    // Never unmapped: a stream may come to its wait after all else is closed, and the value written there
+    // outlives the card's context.
+    void *page = mmap(NULL, WORDS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                      0);
+    if (page == MAP_FAILED) return;
     if (card_enter(card, NULL) != CAIRN_OK) {
         munmap(page, WORDS_BYTES);
         return;

@@ -119,13 +119,6 @@ static cairn_status judge_number(enum env_key key, struct env_value *value, stru
                      value->source, value->text, names[key], min, max);
 }
 
-/* A run id stands in logs and file names of others: one line of text. */
-static cairn_status judge_run_id(const struct env_value *value, struct sentence *why)
-{
-    if (value->text[0] == '\0') return CAIRN_OK;
-    return text_check(value->source, value->text, CAIRN_ENV_ID_BYTES - 1, why);
-}
-
 static cairn_status judge_endpoint(const struct env_value *value, struct sentence *why)
 {
     struct stream_address address;
@@ -138,16 +131,6 @@ static cairn_status judge_endpoint(const struct env_value *value, struct sentenc
                      value->source, value->text);
 }
 
-static cairn_status judge_fabric(const struct env_value *value, struct sentence *why)
-{
-    static const char *const kinds[] = { "auto", "mapped", "ucx" };
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strcmp(value->text, kinds[i]) == 0) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_INVALID,
-                     "%s = \"%.100s\" is no fabric: auto, mapped or ucx is allowed", value->source,
-                     value->text);
-}
-
 static cairn_status judge_host(const struct env_value *value, struct sentence *why)
 {
     if (value->text[0] == 0 || fabric_host_is_name(value->text)) return CAIRN_OK;
@@ -157,22 +140,6 @@ static cairn_status judge_host(const struct env_value *value, struct sentence *w
         value->source, value->text, CAIRN_FABRIC_HOST_BYTES - 1);
 }
 
-static cairn_status judge_one_sided(const struct env_value *value, struct sentence *why)
-{
-    enum one_sided one_sided;
-    if (one_sided_parse(value->text, &one_sided)) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_INVALID, "%s = \"%.100s\": auto, on or off is allowed",
-                     value->source, value->text);
-}
-
-static cairn_status judge_device_memory(const struct env_value *value, struct sentence *why)
-{
-    enum device_memory device_memory;
-    if (device_memory_parse(value->text, &device_memory)) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_INVALID, "%s = \"%.100s\": " CAIRN_DEVICE_MEMORY_ALLOWED,
-                     value->source, value->text);
-}
-
 static cairn_status judge_ports(const struct env_value *value, struct sentence *why)
 {
     if (value->text[0] == 0 || port_range_ok(value->text)) return CAIRN_OK;
@@ -180,18 +147,39 @@ static cairn_status judge_ports(const struct env_value *value, struct sentence *
                      value->source, value->text);
 }
 
+static cairn_status judge_word(const struct env_value *value, bool is_allowed, const char *allowed,
+                               struct sentence *why)
+{
+    if (is_allowed) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_INVALID, "%s = \"%.100s\"%s", value->source, value->text,
+                     allowed);
+}
+
 static cairn_status judge_value(enum env_key key, struct env_value *value, struct sentence *why)
 {
+    const char *text = value->text;
+    enum one_sided one_sided;
+    enum device_memory device_memory;
     switch (key) {
     case CAIRN_ENV_ENDPOINT: return judge_endpoint(value, why);
-    case CAIRN_ENV_FABRIC: return judge_fabric(value, why);
+    case CAIRN_ENV_FABRIC:
+        return judge_word(value,
+                          strcmp(text, "auto") == 0 || strcmp(text, "mapped") == 0 ||
+                              strcmp(text, "ucx") == 0,
+                          " is no fabric: auto, mapped or ucx is allowed", why);
     case CAIRN_ENV_DEVICE:
     case CAIRN_ENV_TRANSPORTS: return CAIRN_OK; // the fabric knows its devices and transports
-    case CAIRN_ENV_ONE_SIDED: return judge_one_sided(value, why);
-    case CAIRN_ENV_DEVICE_MEMORY: return judge_device_memory(value, why);
+    case CAIRN_ENV_ONE_SIDED:
+        return judge_word(value, one_sided_parse(text, &one_sided), ": auto, on or off is allowed",
+                          why);
+    case CAIRN_ENV_DEVICE_MEMORY:
+        return judge_word(value, device_memory_parse(text, &device_memory),
+                          ": " CAIRN_DEVICE_MEMORY_ALLOWED, why);
     case CAIRN_ENV_PORTS: return judge_ports(value, why);
     case CAIRN_ENV_HOST: return judge_host(value, why);
-    case CAIRN_ENV_RUN_ID: return judge_run_id(value, why);
+    case CAIRN_ENV_RUN_ID:
+        return text[0] == '\0' ? CAIRN_OK
+                               : text_check(value->source, text, CAIRN_ENV_ID_BYTES - 1, why);
     default: return judge_number(key, value, why);
     }
 }

@@ -282,14 +282,6 @@ static cairn_status fill_list(const struct list *list, const struct cairn_round 
     return status;
 }
 
-static void unfill(const struct list *list)
-{
-    pthread_mutex_lock(&list->job->session->lock);
-    for (size_t i = 0; i < list->count; i++)
-        list->job->filling.tensors[list->targets[i].tensor] = NOT_PUSHED;
-    pthread_mutex_unlock(&list->job->session->lock);
-}
-
 /* Each is counted in filling.adding, and counted down by its call in any case. */
 static cairn_status add_up(const struct list *list, const struct cairn_round *round, uint32_t micro)
 {
@@ -323,7 +315,11 @@ static cairn_status push_many(const struct list *list, const cairn_list *handle,
     }
     struct command pattern = { .micro = micro, .round = round->round };
     status = post(list, handle, CAIRN_CHUNK_PUSH, pushes_run, &pattern, op_out);
-    if (status != CAIRN_OK) unfill(list); // it may be tried again
+    if (status == CAIRN_OK) return CAIRN_OK;
+    pthread_mutex_lock(&job->session->lock); // it may be tried again
+    for (size_t i = 0; i < list->count; i++)
+        job->filling.tensors[list->targets[i].tensor] = NOT_PUSHED;
+    pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 

@@ -210,11 +210,6 @@ static void free_command(struct session *s, struct command *before, struct comma
     command_free(command);
 }
 
-static bool is_of_round(const struct command *command)
-{
-    return command->op == NULL || command->op->kind == CAIRN_CHUNK_PUSH;
-}
-
 /* In the order given, job by job: where one waits for its shards, others go on; and where a push waits for
  * the stream that writes it, what is not of the round goes on. */
 static void run_commands(struct session *s)
@@ -226,7 +221,8 @@ static void run_commands(struct session *s)
     for (struct command *command; (command = next_command(s, before)) != NULL;) {
         struct job *job = command->job;
         const bool awaited = job->awaits_stream;
-        const bool waits = job->stalled || (awaited && is_of_round(command));
+        const bool is_of_round = command->op == NULL || command->op->kind == CAIRN_CHUNK_PUSH;
+        const bool waits = job->stalled || (awaited && is_of_round);
         if (!waits && command->run(command)) {
             free_command(s, before, command);
             continue;
@@ -485,14 +481,6 @@ static void beat(struct session *s, uint64_t now_ms, Cairn__BytesTold *read)
     control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
 }
 
-/* At once, when it changes: who trains has no need of heartbeats. */
-static void report_unheard(struct session *s, uint64_t now_ms)
-{
-    char *names[UNHEARD_MAX];
-    if (s->control.ready && list_unheard(s, names) != s->control.unheard_reported)
-        beat(s, now_ms, NULL);
-}
-
 /* Tells the coordinator how much the members have read from published memory, which no shard
  * sees. */
 static void report_reads(struct session *s, uint64_t now_ms)
@@ -514,9 +502,12 @@ static void report_reads(struct session *s, uint64_t now_ms)
 
 static void keep_alive(struct session *s, uint64_t now_ms)
 {
+    char *names[UNHEARD_MAX];
     for (struct job *job = s->jobs; job != NULL; job = job->next) look_at_flights(job, now_ms);
     report_reads(s, now_ms);
-    report_unheard(s, now_ms);
+    // At once, when it changes: who trains has no need of heartbeats.
+    if (s->control.ready && list_unheard(s, names) != s->control.unheard_reported)
+        beat(s, now_ms, NULL);
     if (s->control.ready && now_ms - s->control.spoke_ms >= s->control.heartbeat_ms)
         beat(s, now_ms, NULL);
     const uint64_t lease_ms = s->control.lease_ms != 0 ? s->control.lease_ms : 5000;
@@ -906,14 +897,6 @@ static cairn_status find_room(const struct session *s)
     return status == CAIRN_OK ? CAIRN_OK : client_fail(status, "%s", why.text);
 }
 
-static cairn_status open_fabric(struct session *s)
-{
-    struct sentence why = { "" };
-    const cairn_status status = datapath_open(s, &why);
-    return status == CAIRN_OK ? status
-                              : client_fail(status, "the data path cannot be opened: %s", why.text);
-}
-
 static cairn_status init_loop(struct session *s)
 {
     int error = uv_loop_init(&s->loop.uv);
@@ -933,20 +916,17 @@ static cairn_status init_loop(struct session *s)
     return client_fail(CAIRN_ERR_NO_MEMORY, "no event loop: out of descriptors or memory");
 }
 
-static cairn_status start_thread(struct session *s)
-{
-    const int error = pthread_create(&s->loop.thread, NULL, session_thread, s);
-    return error == 0 ? CAIRN_OK
-                      : client_fail(CAIRN_ERR_NO_MEMORY, "no thread: %s", strerror(error));
-}
-
 static cairn_status open_inside(struct session *s)
 {
-    CAIRN_TRY(open_fabric(s));
-    cairn_status status = init_loop(s);
+    struct sentence why = { "" };
+    cairn_status status = datapath_open(s, &why);
+    if (status != CAIRN_OK)
+        return client_fail(status, "the data path cannot be opened: %s", why.text);
+    status = init_loop(s);
     if (status == CAIRN_OK) {
-        status = start_thread(s);
-        if (status == CAIRN_OK) return CAIRN_OK;
+        const int error = pthread_create(&s->loop.thread, NULL, session_thread, s);
+        if (error == 0) return CAIRN_OK;
+        status = client_fail(CAIRN_ERR_NO_MEMORY, "no thread: %s", strerror(error));
         if (s->path.fabric != NULL) fabric_poll_close(&s->path.poll, NULL, NULL);
         cut_loop(s);
     }

@@ -205,14 +205,6 @@ static struct gone *next_gone(struct session *s)
     return gone;
 }
 
-static void forget_gone(struct session *s)
-{
-    for (struct gone *gone; (gone = next_gone(s)) != NULL;) {
-        unmap(gone->region);
-        free(gone);
-    }
-}
-
 void memory_close_session(struct session *s)
 {
     for (bool more = true; more;) {
@@ -225,7 +217,10 @@ void memory_close_session(struct session *s)
         more = region.base != NULL;
         if (more) unmap(region);
     }
-    forget_gone(s);
+    for (struct gone *gone; (gone = next_gone(s)) != NULL;) {
+        unmap(gone->region);
+        free(gone);
+    }
 }
 
 void memory_release(struct session *s)

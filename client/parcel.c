@@ -361,19 +361,14 @@ void parcel_arrived(struct parcel *parcel)
         parcel_end(parcel, CAIRN_OK);
 }
 
-static void unpack_parcel(struct parcel *parcel)
-{
-    if (parcel->packed == NULL) return;
-    free(parcel->packed);
-    parcel->packed = NULL;
-    parcel_count_packed(parcel->job, 0, parcel->head_bytes + parcel->byte_count);
-}
-
 /* ---- the life of a parcel ---- */
 
 static void free_parcel(struct parcel *parcel)
 {
-    unpack_parcel(parcel);
+    if (parcel->packed != NULL)
+        parcel_count_packed(parcel->job, 0, parcel->head_bytes + parcel->byte_count);
+    free(parcel->packed);
+    parcel->packed = NULL;
     stage_end(parcel);
     parcel->op = NULL;
     parcel->next = parcel->job->parcels.first_free;

@@ -147,14 +147,6 @@ static const struct pusher_hands callbacks = {
 
 /* ---- the machine's life ---- */
 
-static void forget_micros(struct job *job)
-{
-    for (uint32_t i = 0; i < job->pushing.micro_count; i++) free(job->pushing.pushed[i]);
-    free(job->pushing.pushed);
-    job->pushing.pushed = NULL;
-    job->pushing.micro_count = 0;
-}
-
 /* Every parcel of the machine ends; the machine is dropped. */
 static void pushes_drop(struct job *job, cairn_status status)
 {
@@ -164,7 +156,10 @@ static void pushes_drop(struct job *job, cairn_status status)
         struct parcel *parcel = job->parcels.all[i];
         if (parcel->op != NULL && parcel->kind == CAIRN_CHUNK_PUSH) parcel_end(parcel, status);
     }
-    forget_micros(job);
+    for (uint32_t i = 0; i < job->pushing.micro_count; i++) free(job->pushing.pushed[i]);
+    free(job->pushing.pushed);
+    job->pushing.pushed = NULL;
+    job->pushing.micro_count = 0;
 }
 
 void pushes_release(struct job *job)

@@ -608,14 +608,6 @@ static struct cairn_round open_write(struct job *job)
     return round;
 }
 
-static void set_write(struct job *job, struct cairn_round round)
-{
-    pthread_mutex_lock(&job->session->lock);
-    job->writing.round = round;
-    pthread_cond_broadcast(&job->session->changed);
-    pthread_mutex_unlock(&job->session->lock);
-}
-
 /* The round of the write that is open; 0 = none. */
 uint64_t api_write_round(struct job *job)
 {
@@ -821,7 +813,10 @@ static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cai
                         &(struct commit_words) { { 0, NULL }, NULL }, deadline_ms, &result);
     if (status == CAIRN_ERR_TIMEOUT || status == CAIRN_ERR_NO_MEMORY)
         return status; // called again, it goes on
-    set_write(job, (struct cairn_round) { .round = 0 });
+    pthread_mutex_lock(&job->session->lock);
+    job->writing.round = (struct cairn_round) { .round = 0 };
+    pthread_cond_broadcast(&job->session->changed);
+    pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_OK) *out = result.version;
     if (status != CAIRN_ERR_EPOCH_CHANGED) return status;
     struct sentence why;

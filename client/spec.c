@@ -736,14 +736,6 @@ static cairn_status fill_amend(struct words *words, const struct cairn_amend *am
                        AMEND_BYTES_MAX);
 }
 
-static bool reserves_nothing(const struct cairn_amend *amend)
-{
-    return struct_is_zero(amend->reserved, sizeof amend->reserved) &&
-           struct_is_zero(amend->reserved_losses, sizeof amend->reserved_losses) &&
-           struct_is_zero(amend->reserved_rules, sizeof amend->reserved_rules) &&
-           struct_is_zero(amend->reserved_settings, sizeof amend->reserved_settings);
-}
-
 cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend, int timeout_ms)
 {
     struct job *job;
@@ -755,7 +747,11 @@ cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend,
         status = client_fail(
             CAIRN_ERR_INVALID,
             "amend must be given with its struct_size (%zu), timeout_ms be 0 or more", sizeof own);
-    if (status == CAIRN_OK && !reserves_nothing(&own))
+    if (status == CAIRN_OK &&
+        !(struct_is_zero(own.reserved, sizeof own.reserved) &&
+          struct_is_zero(own.reserved_losses, sizeof own.reserved_losses) &&
+          struct_is_zero(own.reserved_rules, sizeof own.reserved_rules) &&
+          struct_is_zero(own.reserved_settings, sizeof own.reserved_settings)))
         status = client_fail(CAIRN_ERR_INVALID, "amend: what is reserved is not 0");
     if (status == CAIRN_OK && job->member.role != CAIRN_WORKER)
         status = client_fail(CAIRN_ERR_REFUSED, "a reader does not amend a job");
