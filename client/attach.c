@@ -1,5 +1,5 @@
 /* Attaching to a job, what is told again to a new coordinator, and which layouts and shards it names. */
-#include "client/loop.h"
+#include "client/session.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -561,8 +561,8 @@ void attach_read(struct job *job)
     job->attachment.state = JOB_ATTACHED;
     job->attachment.delay_ms = 0;
     if (job->attachment.attached_once && s->control.was_given_up) {
-        // A coordinator that lives on took the member for lost and had the shards cut their endpoints to it: both
-        // ends begin anew. A new one did not: connections stay, and what is under way on them goes on.
+        // A coordinator that lives on took the member for lost and had the shards cut their endpoints to it:
+        // both ends begin anew. A new one did not: connections stay, and what is under way on them goes on.
         for (uint32_t i = 0; i < job->shards.count; i++)
             chunk_link_restart(&job->shards.links[i]->conn);
         job->reads.reported_before =

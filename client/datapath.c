@@ -5,7 +5,7 @@
  * shards, so that the coordinator is asked for the shards' places first: a Hello without an address, whose
  * Welcome lists them; then the connection is made anew, with ours. The way to the coordinator says
  * nothing: it may be a network of management. */
-#include "client/loop.h"
+#include "client/session.h"
 
 #include <inttypes.h>
 #include <stdio.h>

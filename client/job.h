@@ -23,7 +23,7 @@
 /* ==== attachment ==== */
 
 /* How a job stands with the coordinator: what it asks for when it attaches, and how far that came. The loop
- * attaches it (client/loop.h). */
+ * attaches it (client/session.h). */
 
 struct job;
 

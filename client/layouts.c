@@ -8,7 +8,6 @@
 
 #include "client/base.h"
 #include "client/job.h"
-#include "client/loop.h"
 #include "client/read.h"
 #include "client/session.h"
 #include "proto/geometry/layout.h"

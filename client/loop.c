@@ -1,5 +1,4 @@
 /* The loop thread: its connection to the coordinator, its turns, and letting go of what shards show. */
-#include "client/loop.h"
 
 #include <errno.h>
 #include <fcntl.h>

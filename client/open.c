@@ -14,7 +14,6 @@
 #include "client/base.h"
 #include "client/device.h"
 #include "client/layouts.h"
-#include "client/loop.h"
 #include "client/op.h"
 #include "client/push.h"
 #include "client/read.h"

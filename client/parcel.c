@@ -10,7 +10,6 @@
 #include "client/device.h"
 #include "client/job.h"
 #include "client/layouts.h"
-#include "client/loop.h"
 #include "client/op.h"
 #include "client/session.h"
 #include "proto/spec/spec.h"

@@ -13,7 +13,6 @@
 #include "client/base.h"
 #include "client/device.h"
 #include "client/job.h"
-#include "client/loop.h"
 #include "client/op.h"
 #include "client/push.h"
 #include "proto/base/text.h"

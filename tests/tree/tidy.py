@@ -65,14 +65,14 @@ ROOMS = {
 HEADERS = {
     "server/coordinator/": "base store round reshard snapshot members job cluster restore",
     "server/shard/": "mutant base memory collect read state need part move shard jobs connection relay move_private",
-    "client/": "mutant base env admin layouts device op push read loop session job",
+    "client/": "base env admin layouts device op push read session job",
     "client/ctl/": "ctl local options snapshot",
 }
 BANNED_CALLS = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|strtok|localtime|gmtime)\s*\(")
 BANNED_NAMES = re.compile(r"\w*(Manager|Helper|Util)\w*|\w*_(manager|helper|utils?)\b|\b(manager|helper|utils?)_\w+")
 INVERTED = re.compile(r"(Of|That|Those|What|By|But)\b")
 # One file includes each of these: a kernel a file, and the one header that is installed.
-ALONE = ("gpu/host/isa/", "gpu/kernel/", "client/include/cairn.h", "client/mutant.h", "server/shard/mutant.h")
+ALONE = ("gpu/host/isa/", "gpu/kernel/", "client/include/cairn.h", "server/shard/mutant.h")
 BANNED_WORDS = re.compile(r"\b(TODO|FIXME|XXX)\b")
 FOREIGN_PATHS = re.compile(r"/work\b|\.library\b|shared/design")
 INCLUDE = re.compile(r'\s*#\s*include\s+(["<])([^">]+)[">]')
