@@ -45,8 +45,8 @@ void buffer_pool_end(struct buffer_pool *pool, uint32_t number)
 {
     struct buffer *buffer = &pool->buffers[number];
     assert(is_held(buffer->state));
-    const bool is_lent = buffer->on_loan > 0 && !MUTANT(56);
-    set_state(buffer, is_lent ? CAIRN_BUFFER_ENDING : CAIRN_BUFFER_FREE);
+    const bool is_on_loan = buffer->on_loan > 0 && !MUTANT(56);
+    set_state(buffer, is_on_loan ? CAIRN_BUFFER_ENDING : CAIRN_BUFFER_FREE);
 }
 
 void buffer_pool_end_sending(struct buffer_pool *pool, struct buffer_owner *owner)

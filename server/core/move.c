@@ -56,8 +56,8 @@ struct move *move_init(void *memory, const struct move_config *config)
 
 /* ---- actions ---- */
 
-static struct move_action *act(struct move_actions *actions, enum move_action_kind kind,
-                               uint64_t layout)
+static struct move_action *add_action(struct move_actions *actions, enum move_action_kind kind,
+                                      uint64_t layout)
 {
     assert(actions->count < actions->capacity);
     struct move_action *action = &actions->list[actions->count++];
@@ -65,9 +65,10 @@ static struct move_action *act(struct move_actions *actions, enum move_action_ki
     return action;
 }
 
-static void end(uint64_t layout, cairn_status status, uint32_t shard, struct move_actions *actions)
+static void end_slice(uint64_t layout, cairn_status status, uint32_t shard,
+                      struct move_actions *actions)
 {
-    struct move_action *action = act(actions, CAIRN_MOVE_ENDED, layout);
+    struct move_action *action = add_action(actions, CAIRN_MOVE_ENDED, layout);
     action->status = status;
     action->shard = shard;
 }
@@ -77,17 +78,17 @@ static void take_back(struct move *move, cairn_status status, uint32_t shard,
                       struct move_actions *actions)
 {
     const uint64_t layout = move->next.layout;
-    if (move->stage == CAIRN_MOVE_CUTTING) act(actions, CAIRN_MOVE_WITHDRAW, layout);
-    act(actions, CAIRN_MOVE_UNPREPARE, layout);
+    if (move->stage == CAIRN_MOVE_CUTTING) add_action(actions, CAIRN_MOVE_WITHDRAW, layout);
+    add_action(actions, CAIRN_MOVE_UNPREPARE, layout);
     move->stage = move->lost ? CAIRN_MOVE_LOST : CAIRN_MOVE_REST;
-    end(layout, status, shard, actions);
+    end_slice(layout, status, shard, actions);
 }
 
 /* The slice cannot be made, and is in force. */
-static void lose(struct move *move, struct move_actions *actions)
+static void lose_slice(struct move *move, struct move_actions *actions)
 {
     move->stage = CAIRN_MOVE_LOST;
-    end(move->layout, CAIRN_ERR_JOB_LOST, move->lost_shard, actions);
+    end_slice(move->layout, CAIRN_ERR_JOB_LOST, move->lost_shard, actions);
 }
 
 /* ---- events ---- */
@@ -105,7 +106,7 @@ static void on_begin(struct move *move, const struct move_event *event,
         move->shards[s].gone_next = layout_is_hole(event->gone, event->shard_count, s);
         move->shards[s].prepared = false;
     }
-    act(actions, CAIRN_MOVE_PREPARE, event->layout);
+    add_action(actions, CAIRN_MOVE_PREPARE, event->layout);
 }
 
 static bool all_prepared(const struct move *move)
@@ -127,7 +128,7 @@ static void on_prepared(struct move *move, const struct move_event *event,
     move->shards[event->shard].prepared = true;
     if (!all_prepared(move)) return;
     move->stage = CAIRN_MOVE_CUTTING;
-    act(actions, CAIRN_MOVE_CUT_OVER, move->next.layout)->back = move->next.back;
+    add_action(actions, CAIRN_MOVE_CUT_OVER, move->next.layout)->back = move->next.back;
 }
 
 static void on_in_force(struct move *move, const struct move_event *event,
@@ -141,7 +142,7 @@ static void on_in_force(struct move *move, const struct move_event *event,
         move->shards[s].gone = move->shards[s].gone_next;
         move->shards[s].moved = false;
     }
-    if (move->lost) lose(move, actions);
+    if (move->lost) lose_slice(move, actions);
 }
 
 static bool all_moved(const struct move *move)
@@ -160,13 +161,13 @@ static void on_moved(struct move *move, const struct move_event *event,
     shard->moved = true;
     if (move->stage != CAIRN_MOVE_MOVING) {
         // It does not know yet that the layout is settled, or the word was lost.
-        if (!move->lost) act(actions, CAIRN_MOVE_SETTLE, move->layout)->shard = event->shard;
+        if (!move->lost) add_action(actions, CAIRN_MOVE_SETTLE, move->layout)->shard = event->shard;
         return;
     }
     if (!all_moved(move)) return;
     move->stage = CAIRN_MOVE_REST;
-    act(actions, CAIRN_MOVE_SETTLE, move->layout);
-    end(move->layout, CAIRN_OK, CAIRN_MOVE_ALL, actions);
+    add_action(actions, CAIRN_MOVE_SETTLE, move->layout);
+    end_slice(move->layout, CAIRN_OK, CAIRN_MOVE_ALL, actions);
 }
 
 static bool may_take_back(const struct move *move, const struct move_event *event)
@@ -186,7 +187,7 @@ static void on_shard_lost(struct move *move, uint32_t shard, struct move_actions
     if (cutting || move->stage == CAIRN_MOVE_LOST || move->shards[shard].gone) return;
     move->lost = true;
     move->lost_shard = shard;
-    lose(move, actions);
+    lose_slice(move, actions);
 }
 
 static void on_shard_gone(struct move *move, const struct move_event *event,
@@ -228,12 +229,6 @@ void move_on_event(struct move *move, const struct move_event *event, struct mov
 enum move_stage move_stage_of(const struct move *move)
 {
     return move->stage;
-}
-
-uint64_t move_layout(const struct move *move)
-{
-    const bool next = move->stage == CAIRN_MOVE_PREPARING || move->stage == CAIRN_MOVE_CUTTING;
-    return next ? move->next.layout : move->layout;
 }
 
 bool move_waits_for(const struct move *move, uint32_t shard)

@@ -121,8 +121,6 @@ void move_on_event(struct move *move, const struct move_event *event, struct mov
 
 /* ---- questions ---- */
 enum move_stage move_stage_of(const struct move *move);
-/* The number of the layout of the slice under way; in REST and LOST, of the one in force. */
-uint64_t move_layout(const struct move *move);
 /* PREPARING: its answer is awaited; MOVING: it is not whole. */
 bool move_waits_for(const struct move *move, uint32_t shard);
 /* It is whole in the layout in force. */

@@ -294,7 +294,7 @@ static void count_end(struct round_machine *core, bool ended)
 }
 
 /* The open round, if there is one, ended with `last` or is void: tells whoever asked, and goes to STEADY. */
-static void finish(struct round_machine *core, struct round_actions *actions)
+static void finish_round(struct round_machine *core, struct round_actions *actions)
 {
     const uint64_t round = core->open_round;
     const bool ended = round != 0 && core->last.round == round;
@@ -484,7 +484,7 @@ static void on_ready(struct round_machine *core, const struct round_event *event
 /* ---- what follows from the state: nothing above goes from stage to stage but here ---- */
 
 /* One transition, if there is one to make. */
-static bool advance(struct round_machine *core, struct round_actions *actions)
+static bool advance_stage(struct round_machine *core, struct round_actions *actions)
 {
     const enum round_stage stage = core->stage;
     if (stage == CAIRN_ROUND_FAILED || core->persisting) return false;
@@ -502,7 +502,7 @@ static bool advance(struct round_machine *core, struct round_actions *actions)
         round_decide(core, actions);
     else if ((stage == CAIRN_ROUND_RESOLVING || stage == CAIRN_ROUND_DECIDED) &&
              all_published(core))
-        finish(core, actions);
+        finish_round(core, actions);
     else if ((steady || stage == CAIRN_ROUND_OPEN) && core->pin_pending)
         send_pin(core, actions);
     else if (wanted)
@@ -566,7 +566,7 @@ void round_on_event(struct round_machine *core, const struct round_event *event,
     if (core->stage == CAIRN_ROUND_FAILED) return;
     if (is_of_layout(event->kind) && core->shards[event->shard].gone) return;
     take_event(core, event, actions);
-    while (advance(core, actions)) {}
+    while (advance_stage(core, actions)) {}
 }
 
 /* ==== round query ==== */
@@ -923,14 +923,4 @@ uint64_t round_layout_of(const struct round_machine *core)
 uint64_t round_layout_pending(const struct round_machine *core)
 {
     return core->next.taken ? 0 : core->next.layout;
-}
-
-struct cairn_version round_layout_at(const struct round_machine *core)
-{
-    return core->config.layout_at;
-}
-
-bool round_has_shard(const struct round_machine *core, uint32_t shard)
-{
-    return shard < core->config.shard_count && !core->shards[shard].gone;
 }

@@ -339,11 +339,6 @@ bool round_pin_pending(const struct round_machine *core);
 uint64_t round_layout_of(const struct round_machine *core);
 /* The one that waits, and can be forgotten; 0: none, or it is being made durable. */
 uint64_t round_layout_pending(const struct round_machine *core);
-/* The version that the shards had when the layout in force came; generation 0: not known, or it
- * is the first. */
-struct cairn_version round_layout_at(const struct round_machine *core);
-/* The layout in force has that shard. */
-bool round_has_shard(const struct round_machine *core, uint32_t shard);
 uint32_t round_worker_count(const struct round_machine *core);
 /* The open round, decided or not, counts on the worker. */
 bool round_contributes(const struct round_machine *core, uint64_t member);

@@ -315,7 +315,8 @@ bool round_refuse(struct round_machine *core, struct round_actions *actions)
 
 #define NO_MICRO UINT32_MAX
 
-static void drop(struct round_machine *core, struct worker *worker, struct round_actions *actions)
+static void drop_worker(struct round_machine *core, struct worker *worker,
+                        struct round_actions *actions)
 {
     struct round_action *action = round_act(actions, CAIRN_ROUND_WORKER_FENCE);
     action->member = worker->id;
@@ -331,7 +332,7 @@ static void ask_shards(struct round_machine *core, struct round_actions *actions
 {
     core->asking = true;
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
-        core->shards[s].told = false;
+        core->shards[s].lacks_told = false;
         core->shards[s].lacks = 0;
     }
     for (uint32_t i = 0; i < core->worker_count; i++) {
@@ -393,7 +394,7 @@ void round_on_deadline(struct round_machine *core, struct round_actions *actions
     for (uint32_t i = core->worker_count; i-- > 0;) {
         struct worker *worker = &core->workers[i];
         worker->lacked_by = 0;
-        if (is_late(core, worker)) drop(core, worker, actions);
+        if (is_late(core, worker)) drop_worker(core, worker, actions);
     }
 }
 
@@ -473,7 +474,7 @@ static uint32_t neediest(const struct round_machine *core, bool *alone_out)
 /* If one shard alone lacks what most workers have sent to all other shards, the fault is that
  * shard's, or its network's. A job's only shard is believed, unless all of these workers say
  * that they have sent everything. */
-static void judge(struct round_machine *core, struct round_actions *actions)
+static void judge_lone_shard(struct round_machine *core, struct round_actions *actions)
 {
     bool alone, committed;
     const uint32_t least = least_lacking(core), guilty = count_guilty(core, least, &committed);
@@ -494,7 +495,7 @@ static void judge(struct round_machine *core, struct round_actions *actions)
         return;
     }
     for (uint32_t i = core->worker_count; i-- > 0;)
-        if (is_guilty(&core->workers[i], least)) drop(core, &core->workers[i], actions);
+        if (is_guilty(&core->workers[i], least)) drop_worker(core, &core->workers[i], actions);
 }
 
 void round_on_lacks(struct round_machine *core, const struct round_event *event,
@@ -502,14 +503,15 @@ void round_on_lacks(struct round_machine *core, const struct round_event *event,
 {
     struct shard *shard = &core->shards[event->shard];
     const bool awaited = core->asking && core->stage == CAIRN_ROUND_OPEN && !core->need_epoch;
-    if (!awaited || event->epoch != core->epoch || event->round != core->open_round || shard->told)
+    if (!awaited || event->epoch != core->epoch || event->round != core->open_round ||
+        shard->lacks_told)
         return;
-    shard->told = true;
+    shard->lacks_told = true;
     for (uint32_t i = 0; i < event->lack_count; i++)
         note_lack(core, event->shard, &event->lacks[i]);
     for (uint32_t s = 0; s < core->config.shard_count; s++)
-        if (!core->shards[s].gone && !core->shards[s].told) return;
-    judge(core, actions);
+        if (!core->shards[s].gone && !core->shards[s].lacks_told) return;
+    judge_lone_shard(core, actions);
 }
 
 /* ==== round missed ==== */

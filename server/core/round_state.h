@@ -48,12 +48,12 @@ struct shard {
     bool gone;      /* the layout in force has it not: a hole, or of one that comes */
     bool gone_next; /* the same of the pending layout */
     bool up;
-    bool answered;  /* FENCING */
-    bool published; /* RESOLVING, DECIDED */
-    bool nonfinite; /* as it said when it published last */
-    bool reduced;   /* OPEN */
-    bool told;      /* OPEN: at the deadline it was asked whom it lacks, and has answered */
-    uint32_t lacks; /* then: of how many contributors it lacks something */
+    bool answered;   /* FENCING */
+    bool published;  /* RESOLVING, DECIDED */
+    bool nonfinite;  /* as it said when it published last */
+    bool reduced;    /* OPEN */
+    bool lacks_told; /* OPEN: at the deadline it was asked whom it lacks, and has answered */
+    uint32_t lacks;  /* then: of how many contributors it lacks something */
     /* its answer */
     uint64_t prepared;   /* round; 0 = none */
     uint64_t last_round; /* of the last decision it has */

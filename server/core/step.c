@@ -70,7 +70,7 @@ size_t step_actions_max(const struct step_config *config)
     return (size_t)config->member_max * ((size_t)config->window + 2) + config->chunk_count + 8;
 }
 
-static void remember(struct step_machine *step, const struct decision *decision)
+static void remember_decision(struct step_machine *step, const struct decision *decision)
 {
     assert(decision->payload_bytes <= step->config.payload_bytes_max);
     step->last = *decision;
@@ -80,7 +80,7 @@ static void remember(struct step_machine *step, const struct decision *decision)
 }
 
 /* Nothing is known to it, and nothing is open. */
-static struct step_machine *make(void *memory, const struct step_config *config)
+static struct step_machine *make_step(void *memory, const struct step_config *config)
 {
     struct plan plan;
     const bool fits = plan_memory(config, &plan);
@@ -103,10 +103,10 @@ static struct step_machine *make(void *memory, const struct step_config *config)
 struct step_machine *step_init(void *memory, const struct step_config *config,
                                struct cairn_version version, const struct decision *last)
 {
-    struct step_machine *step = make(memory, config);
+    struct step_machine *step = make_step(memory, config);
     if (config->joins) step->phase = CAIRN_STEP_JOINING;
     step->version = version;
-    if (last != NULL) remember(step, last);
+    if (last != NULL) remember_decision(step, last);
     step->last.kind = CAIRN_DECISION_NONE;
     step->last.round = 0;
     step->last.version_after = version;
@@ -119,7 +119,7 @@ struct step_machine *step_init_from(void *memory, const struct step_config *conf
     const bool gives_up = before->phase == CAIRN_STEP_REDUCED && before->fenced;
     assert(before->phase == CAIRN_STEP_IDLE || before->phase == CAIRN_STEP_JOINING || gives_up);
     assert(before->pending.round == 0);
-    struct step_machine *step = make(memory, config);
+    struct step_machine *step = make_step(memory, config);
     step->phase = gives_up ? CAIRN_STEP_IDLE : before->phase;
     step->epoch = before->epoch;
     step->fenced = before->fenced;
@@ -127,7 +127,7 @@ struct step_machine *step_init_from(void *memory, const struct step_config *conf
     step->round_epoch = before->round_epoch;
     step->version = before->version;
     step->likely_micro = before->likely_micro;
-    if (!MUTANT(74)) remember(step, &before->last);
+    if (!MUTANT(74)) remember_decision(step, &before->last);
     return step;
 }
 
@@ -290,15 +290,15 @@ static const char *judge_decision(const struct step_machine *step, const struct 
 }
 
 /* The round that this shard is prepared for is resolved. */
-static void settle(struct step_machine *step, const struct decision *decision,
-                   struct step_actions *actions)
+static void settle_round(struct step_machine *step, const struct decision *decision,
+                         struct step_actions *actions)
 {
     const char *why = judge_decision(step, decision);
     if (why != NULL) {
         fault(actions, why);
         return;
     }
-    remember(step, decision);
+    remember_decision(step, decision);
     if (decision->kind != CAIRN_DECISION_SKIP) {
         step->phase = CAIRN_STEP_UPDATING;
         step_act(actions, CAIRN_STEP_UPDATE)->decision = &step->last;
@@ -321,7 +321,7 @@ static void on_decide(struct step_machine *step, const struct step_event *event,
 {
     const bool in_place = event->epoch == step->epoch && !step->fenced;
     if (in_place && decides_ours(step, event->decision))
-        settle(step, event->decision, actions);
+        settle_round(step, event->decision, actions);
     else
         fault(actions, "a decision came for a round that this shard is not prepared for");
 }
@@ -362,7 +362,7 @@ static void join_job(struct step_machine *step, const struct step_event *event,
         fault(actions, "a decision's payload is longer than is configured");
         return;
     }
-    remember(step, decision);
+    remember_decision(step, decision);
     step->round_seen = event->round;
     step->phase = CAIRN_STEP_IDLE;
     if (!MUTANT(67)) step->version = decision->version_after;
@@ -385,7 +385,7 @@ static void on_resolve(struct step_machine *step, const struct step_event *event
         return;
     }
     if (decides_ours(step, decision)) {
-        settle(step, decision, actions);
+        settle_round(step, decision, actions);
         return;
     }
     if (decision->round != step->last.round || decision->kind != step->last.kind) {
@@ -538,11 +538,6 @@ const struct decision *step_last(const struct step_machine *step)
     return &step->last;
 }
 
-bool step_lacks_state(const struct step_machine *step)
-{
-    return step->lacks_state;
-}
-
 uint32_t step_slots_used(const struct step_machine *step)
 {
     return step->slots_used;
@@ -564,7 +559,7 @@ struct judgement {
     cairn_status status; /* REFUSE */
 };
 
-static struct judgement refuse(cairn_status status)
+static struct judgement refused_with(cairn_status status)
 {
     return (struct judgement) { FATE_REFUSE, status };
 }
@@ -635,11 +630,12 @@ static struct judgement judge_new_chunk(const struct step_machine *step,
 {
     const uint32_t index = (uint32_t)(member - step->members);
     const bool declared_absent = step_cursor_past(step, event->chunk, event->micro, index);
-    if (declared_absent && !MUTANT(1)) return refuse(CAIRN_ERR_PROTOCOL);
-    if (member->ended && member->arrived >= member->sent) return refuse(CAIRN_ERR_PROTOCOL);
+    if (declared_absent && !MUTANT(1)) return refused_with(CAIRN_ERR_PROTOCOL);
+    if (member->ended && member->arrived >= member->sent) return refused_with(CAIRN_ERR_PROTOCOL);
     // A slot with memory is for what its sender counts so: it may be another's that is on its way.
     const bool has_place = !event->in_place || event->is_readable || MUTANT(83);
-    if (!has_place || find_slot(step, event, member) == NO_SLOT) return refuse(CAIRN_ERR_BUSY);
+    if (!has_place || find_slot(step, event, member) == NO_SLOT)
+        return refused_with(CAIRN_ERR_BUSY);
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
 
@@ -662,23 +658,24 @@ static struct judgement judge_chunk(const struct step_machine *step, const struc
         !(MUTANT(17) && step->phase == CAIRN_STEP_DRAINING))
         return (struct judgement) { FATE_WAITING, CAIRN_OK };
     const cairn_status sender = judge_sender(step, event, member);
-    if (sender != CAIRN_OK) return refuse(sender);
-    if (event->chunk >= step->config.chunk_count) return refuse(CAIRN_ERR_MALFORMED);
+    if (sender != CAIRN_OK) return refused_with(sender);
+    if (event->chunk >= step->config.chunk_count) return refused_with(CAIRN_ERR_MALFORMED);
     const uint32_t index = (uint32_t)(member - step->members);
-    if (!step_holds(step, index, event->chunk)) return refuse(CAIRN_ERR_MALFORMED);
+    if (!step_holds(step, index, event->chunk)) return refused_with(CAIRN_ERR_MALFORMED);
     const struct judgement folded = { FATE_FOLDED, CAIRN_OK };
     if (MUTANT(31) && step->config.forwards && step->phase == CAIRN_STEP_REDUCING)
-        return refuse(CAIRN_ERR_PROTOCOL);
+        return refused_with(CAIRN_ERR_PROTOCOL);
     if (step->phase != CAIRN_STEP_COLLECTING) return folded; // everything is
     if (event->micro < member->micro) return folded;
-    if (event->micro > member->micro) return refuse(CAIRN_ERR_PROTOCOL);
-    if (member->committed && event->micro > member->last_micro) return refuse(CAIRN_ERR_PROTOCOL);
+    if (event->micro > member->micro) return refused_with(CAIRN_ERR_PROTOCOL);
+    if (member->committed && event->micro > member->last_micro)
+        return refused_with(CAIRN_ERR_PROTOCOL);
     const uint16_t at = *step_at(step, index, event->chunk);
     return at == AT_FOLDED && !MUTANT(1) ? folded : judge_new_chunk(step, event, member);
 }
 
-static void receive(struct step_machine *step, const struct step_event *event,
-                    struct member *member, struct step_actions *actions)
+static void receive_push(struct step_machine *step, const struct step_event *event,
+                         struct member *member, struct step_actions *actions)
 {
     const uint32_t index = find_slot(step, event, member);
     step->slots[index] = (struct slot) {
@@ -700,8 +697,8 @@ static void receive(struct step_machine *step, const struct step_event *event,
 }
 
 /* An answer that echoes what it answers. */
-static void answer(const struct step_event *event, enum step_action_kind kind, cairn_status status,
-                   struct step_actions *actions)
+static void answer_event(const struct step_event *event, enum step_action_kind kind,
+                         cairn_status status, struct step_actions *actions)
 {
     struct step_action *action = step_act(actions, kind);
     action->member = event->member;
@@ -723,12 +720,13 @@ static void step_on_chunk(struct step_machine *step, const struct step_event *ev
     struct member *member = step_find(step, event->member);
     const struct judgement judgement = judge_chunk(step, event, member);
     if (judgement.fate == FATE_RECEIVE) {
-        receive(step, event, member, actions);
+        receive_push(step, event, member, actions);
         return;
     }
     step_act(actions, CAIRN_STEP_DISCARD)->tag = event->tag;
-    if (judgement.fate == FATE_FOLDED) answer(event, CAIRN_STEP_ACK, CAIRN_OK, actions);
-    if (judgement.fate == FATE_REFUSE) answer(event, CAIRN_STEP_REFUSE, judgement.status, actions);
+    if (judgement.fate == FATE_FOLDED) answer_event(event, CAIRN_STEP_ACK, CAIRN_OK, actions);
+    if (judgement.fate == FATE_REFUSE)
+        answer_event(event, CAIRN_STEP_REFUSE, judgement.status, actions);
 }
 
 /* Ends and commits have three fates: they are new (RECEIVE), known (WAITING; FOLDED where the answer
@@ -737,16 +735,17 @@ static struct judgement judge_micro_end(const struct step_machine *step,
                                         const struct step_event *event, const struct member *member)
 {
     const cairn_status sender = judge_sender(step, event, member);
-    if (sender != CAIRN_OK) return refuse(sender);
+    if (sender != CAIRN_OK) return refused_with(sender);
     if (step->phase != CAIRN_STEP_COLLECTING || event->micro < member->micro)
         return (struct judgement) { FATE_FOLDED, CAIRN_OK };
-    if (event->micro > member->micro) return refuse(CAIRN_ERR_PROTOCOL);
-    if (member->committed && event->micro > member->last_micro) return refuse(CAIRN_ERR_PROTOCOL);
+    if (event->micro > member->micro) return refused_with(CAIRN_ERR_PROTOCOL);
+    if (member->committed && event->micro > member->last_micro)
+        return refused_with(CAIRN_ERR_PROTOCOL);
     if ((uint64_t)event->sent + event->absent != step->config.chunk_count)
-        return refuse(CAIRN_ERR_PROTOCOL);
-    if (event->absent < member->unheld) return refuse(CAIRN_ERR_PROTOCOL);
-    if (member->ended && member->sent != event->sent) return refuse(CAIRN_ERR_PROTOCOL);
-    if (member->arrived > event->sent) return refuse(CAIRN_ERR_PROTOCOL);
+        return refused_with(CAIRN_ERR_PROTOCOL);
+    if (event->absent < member->unheld) return refused_with(CAIRN_ERR_PROTOCOL);
+    if (member->ended && member->sent != event->sent) return refused_with(CAIRN_ERR_PROTOCOL);
+    if (member->arrived > event->sent) return refused_with(CAIRN_ERR_PROTOCOL);
     return (struct judgement) { member->ended ? FATE_WAITING : FATE_RECEIVE, CAIRN_OK };
 }
 
@@ -755,8 +754,9 @@ static void step_on_micro_end(struct step_machine *step, const struct step_event
 {
     struct member *member = step_find(step, event->member);
     const struct judgement judgement = judge_micro_end(step, event, member);
-    if (judgement.fate == FATE_REFUSE) answer(event, CAIRN_STEP_REFUSE, judgement.status, actions);
-    if (judgement.fate == FATE_FOLDED) answer(event, CAIRN_STEP_MICRO_ACK, CAIRN_OK, actions);
+    if (judgement.fate == FATE_REFUSE)
+        answer_event(event, CAIRN_STEP_REFUSE, judgement.status, actions);
+    if (judgement.fate == FATE_FOLDED) answer_event(event, CAIRN_STEP_MICRO_ACK, CAIRN_OK, actions);
     if (judgement.fate != FATE_RECEIVE) return;
     member->ended = true;
     member->sent = event->sent;
@@ -769,17 +769,18 @@ static struct judgement judge_commit(const struct step_machine *step,
 {
     const struct judgement known = { FATE_WAITING, CAIRN_OK };
     const cairn_status sender = judge_sender(step, event, member);
-    if (sender != CAIRN_OK) return refuse(sender);
+    if (sender != CAIRN_OK) return refused_with(sender);
     if (step->phase != CAIRN_STEP_COLLECTING) return known;
     if (member->committed) {
         const bool same = member->last_micro == event->micro && member->weight == event->weight;
-        return same ? known : refuse(CAIRN_ERR_PROTOCOL);
+        return same ? known : refused_with(CAIRN_ERR_PROTOCOL);
     }
     if (event->micro == UINT32_MAX || event->micro + 1 < member->micro)
-        return refuse(CAIRN_ERR_PROTOCOL);
+        return refused_with(CAIRN_ERR_PROTOCOL);
     const bool begun = member->ended || member->arrived > 0;
-    if (event->micro + 1 == member->micro && begun) return refuse(CAIRN_ERR_PROTOCOL);
-    if (event->weight > CAIRN_SPEC_WEIGHT_MAX - step->weight) return refuse(CAIRN_ERR_INVALID);
+    if (event->micro + 1 == member->micro && begun) return refused_with(CAIRN_ERR_PROTOCOL);
+    if (event->weight > CAIRN_SPEC_WEIGHT_MAX - step->weight)
+        return refused_with(CAIRN_ERR_INVALID);
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
 
@@ -788,7 +789,8 @@ static void step_on_commit(struct step_machine *step, const struct step_event *e
 {
     struct member *member = step_find(step, event->member);
     const struct judgement judgement = judge_commit(step, event, member);
-    if (judgement.fate == FATE_REFUSE) answer(event, CAIRN_STEP_REFUSE, judgement.status, actions);
+    if (judgement.fate == FATE_REFUSE)
+        answer_event(event, CAIRN_STEP_REFUSE, judgement.status, actions);
     if (judgement.fate != FATE_RECEIVE) return;
     member->committed = true;
     member->last_micro = event->micro;

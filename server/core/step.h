@@ -243,7 +243,6 @@ uint64_t step_round_seen(const struct step_machine *step);
 struct cairn_version step_version(const struct step_machine *step); /* the published one */
 const struct decision *step_last(const struct step_machine *step);
 uint32_t step_slots_used(const struct step_machine *step);
-bool step_lacks_state(const struct step_machine *step);
 
 /* Whom COLLECTING waits for. */
 struct step_waiting {

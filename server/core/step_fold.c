@@ -23,8 +23,8 @@ static bool all_arrived(const struct member *member)
     return member->ended && (member->arrived == member->sent || MUTANT(16));
 }
 
-static enum verdict judge(const struct step_machine *step, uint32_t chunk,
-                          const struct cursor *cursor)
+static enum verdict judge_fold(const struct step_machine *step, uint32_t chunk,
+                               const struct cursor *cursor)
 {
     const struct member *member = &step->members[cursor->member];
     if (cursor->micro > step->front) return WAIT; // for anyone: else it might pass for ever
@@ -52,7 +52,7 @@ static void step_cursor(const struct step_machine *step, struct cursor *cursor)
 
 /* ---- waiting for company ---- */
 
-static void defer(struct step_machine *step, uint32_t index)
+static void defer_chunk(struct step_machine *step, uint32_t index)
 {
     struct slot *slot = &step->slots[index];
     slot->deferred = true;
@@ -65,7 +65,7 @@ static void defer(struct step_machine *step, uint32_t index)
     step->deferred_last = index;
 }
 
-static void undefer(struct step_machine *step, uint32_t index)
+static void undefer_chunk(struct step_machine *step, uint32_t index)
 {
     struct slot *slot = &step->slots[index];
     if (!slot->deferred) return;
@@ -87,7 +87,7 @@ static bool is_ripe(const struct step_machine *step, uint32_t chunk)
     struct cursor at = step->cursors[chunk];
     if (at.fold_head != NO_SLOT) return false;
     for (uint32_t taken = 0; at.member < step->member_count; at.member++) {
-        const enum verdict verdict = judge(step, chunk, &at);
+        const enum verdict verdict = judge_fold(step, chunk, &at);
         if (verdict == WAIT) return false;
         if (verdict == TAKE && ++taken == CAIRN_STEP_FOLD_MAX) return true;
     }
@@ -102,9 +102,9 @@ bool step_cursor_past(const struct step_machine *step, uint32_t chunk, uint32_t 
 }
 
 /* Adds the slot to the fold under construction. */
-static void take(struct step_machine *step, struct step_action *fold, uint32_t slot)
+static void take_slot(struct step_machine *step, struct step_action *fold, uint32_t slot)
 {
-    undefer(step, slot);
+    undefer_chunk(step, slot);
     step->slots[slot].state = SLOT_FOLDING;
     step->slots[slot].next = NO_SLOT;
     if (fold->count > 0) step->slots[fold->slots[fold->count - 1]].next = slot;
@@ -157,13 +157,13 @@ static void advance_chunk(struct step_machine *step, uint32_t chunk, struct step
     struct step_action fold; // begun by the first contribution: most calls find none
     uint32_t count = 0;
     while (count < CAIRN_STEP_FOLD_MAX && !at_end(step, cursor)) {
-        const enum verdict verdict = judge(step, chunk, cursor);
+        const enum verdict verdict = judge_fold(step, chunk, cursor);
         if (verdict == WAIT) break;
         struct member *member = &step->members[cursor->member];
         const uint16_t at = *step_at(step, cursor->member, chunk);
         if (verdict == TAKE && count++ == 0)
             fold = (struct step_action) { .kind = CAIRN_STEP_FOLD };
-        if (verdict == TAKE) take(step, &fold, step_slot(step, cursor->member, at));
+        if (verdict == TAKE) take_slot(step, &fold, step_slot(step, cursor->member, at));
         step_cursor(step, cursor);
         if (verdict == SKIP) {
             member->passed++;
@@ -180,7 +180,7 @@ static void advance_deferred(struct step_machine *step, struct step_actions *act
     while (step->folding < step->config.folds_wanted && step->deferred_first != NO_SLOT &&
            !MUTANT(22)) {
         const uint32_t slot = step->deferred_first;
-        undefer(step, slot); // where an earlier one is missing, that one takes it along
+        undefer_chunk(step, slot); // where an earlier one is missing, that one takes it along
         advance_chunk(step, step->slots[slot].chunk, actions);
     }
 }
@@ -305,10 +305,10 @@ static void free_slot(struct step_machine *step, uint32_t slot)
 }
 
 /* The contribution never arrived: the worker sends it again. */
-static void forget(struct step_machine *step, uint32_t slot)
+static void forget_slot(struct step_machine *step, uint32_t slot)
 {
     struct member *member = member_of_slot(step, slot);
-    undefer(step, slot);
+    undefer_chunk(step, slot);
     *step_at(step, slot / step->config.window, step->slots[slot].chunk) = AT_NONE;
     member->arrived--;
     free_slot(step, slot);
@@ -330,7 +330,7 @@ void step_on_landed(struct step_machine *step, const struct step_event *event,
         // Answered even if its connection is lost: the worker may be back, and a duplicate that it sent since
         // was dropped because this one was under way. Whatever it sends from now on is not read either.
         answer_slot(step, index, CAIRN_STEP_REFUSE, CAIRN_ERR_STALE, actions);
-        forget(step, index);
+        forget_slot(step, index);
         step_drained(step, actions);
         return;
     }
@@ -341,10 +341,10 @@ void step_on_landed(struct step_machine *step, const struct step_event *event,
             is_ripe(step, slot->chunk))
             advance_chunk(step, slot->chunk, actions);
         else
-            defer(step, index);
+            defer_chunk(step, index);
     } else {
         if (answerable) answer_slot(step, index, CAIRN_STEP_REFUSE, CAIRN_ERR_CHECKSUM, actions);
-        forget(step, index);
+        forget_slot(step, index);
     }
     if (member->regrant && member->receiving == 0) step_grant(step, member, actions);
 }
@@ -389,6 +389,6 @@ void step_drop_landed(struct step_machine *step, struct step_actions *actions)
     for (uint32_t i = 0; i < step->member_count * step->config.window; i++) {
         if (step->slots[i].state != SLOT_LANDED) continue;
         answer_slot(step, i, CAIRN_STEP_REFUSE, CAIRN_ERR_STALE, actions);
-        forget(step, i);
+        forget_slot(step, i);
     }
 }

@@ -22,7 +22,7 @@
 
 /* ==== bytes ==== */
 
-/* Payload bytes by job, worker and way, and memory by job and kind: told to the coordinator with each
+/* Payload bytes by job, worker and path, and memory by job and kind: told to the coordinator with each
  * Heartbeat. Loop thread only. */
 
 struct shard_daemon;
@@ -50,8 +50,8 @@ struct bytes {
 };
 
 /* The member may be gone: then the job's count alone grows. */
-void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path way);
-void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path way);
+void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path);
+void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path);
 void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes);
 
 struct bytes_list {
@@ -284,7 +284,7 @@ struct member_tile;
 struct shard_member {
     struct shard_job *job; /* borrowed */
     uint64_t number, token;
-    uint64_t told; /* session.serial when the coordinator last told of it */
+    uint64_t confirmed; /* session.serial when the coordinator last told of it */
     uint32_t rank, role;
     char name[64];
     struct fabric_peer *peer; /* owned; NULL: not connected */

@@ -270,10 +270,10 @@ void shard_view_give(struct shard_job *job, const struct shard_view *view);
  *   coordinator ── OPEN, FENCE ──► _step ─┘ (core)  └─► GRANT, ACK, ...: to the workers
  *
  * A shard has one for its own part (members.c), a relay has one for each owner (relay.c). The
- * differences are in a table of functions, their hands.
+ * differences are in a table of callbacks.
  *
  * The core is never called from inside its own actions: what an action brings about at once (a receive that
- * fails) is noted as landed, and told when all actions are done. Loop thread, but for hands->fold. */
+ * fails) is noted as landed, and told when all actions are done. Loop thread, but for callbacks->fold. */
 
 struct collector;
 
@@ -287,11 +287,11 @@ struct collector_slot {
     size_t payload_bytes;
     uint64_t checksum;
     bool is_unsummed; /* CAIRN_CHUNK_UNSUMMED */
-    enum bytes_path way;
+    enum bytes_path path;
     /* owned: the payload is in the worker's memory, with BYTES_PATH_DEVICE on the card; NULL: it came another
      * way */
     struct fabric_message *message;
-    void *memory;        /* of hands->slot_memory: a payload that came another way; or NULL */
+    void *memory;        /* of callbacks->slot_memory: a payload that came another way; or NULL */
     const void *view;    /* the payload, wherever it is; NULL: the slot is free, or it fills */
     bool folding;        /* a compute thread reads it */
     bool receiving;      /* the fabric fills it */
@@ -315,7 +315,7 @@ struct fold {
 };
 
 /* The functions in which a shard's own collector and a relay's differ. */
-struct collector_hands {
+struct collector_callbacks {
     /* False: nothing is told to the core, and no action is done, any more. */
     bool (*takes_events)(const struct collector *collector);
     /* Sees each action before it is done; does those that are neither for workers nor of slots and folds. */
@@ -335,7 +335,7 @@ struct collector_hands {
     /* The compute that works where the sum of a chunk lies, and makes that sum. `chunk` is the
      * core's number. */
     struct compute *(*compute)(const struct collector *collector, uint32_t chunk);
-    /* The fold's sum gets its place. False: there is none yet; the hands keep the fold, and give it to
+    /* The fold's sum gets its place. False: there is none yet; the callback keeps the fold, and it goes to
      * fold_submit, or to fold_drop, when there is. */
     bool (*fold_place)(struct fold *fold);
     /* Adds the sources to the sum: describe of base.h. */
@@ -343,7 +343,7 @@ struct collector_hands {
     /* The fold ended; the core is told next. */
     void (*fold_done)(struct fold *fold);
     /* The core was told. May be NULL. */
-    void (*fold_told)(struct collector *collector);
+    void (*fold_reported)(struct collector *collector);
     /* A fold failed at memory of this host's, not of a worker's: it is out of memory. */
     void (*no_page)(struct collector *collector);
     /* Something in flight refers to the collector. */
@@ -353,13 +353,13 @@ struct collector_hands {
 };
 
 struct collector {
-    const struct collector_hands *hands; /* static */
-    struct shard_job *job;               /* borrowed */
-    const struct chunk_table *table;     /* borrowed: the part that is collected for */
-    const char *shard_name;              /* borrowed: whose part it is */
-    struct step_machine *step;           /* owned: the core */
-    struct step_actions *actions;        /* borrowed; several collectors may have one list */
-    struct collector_slot *slots;        /* owned: [slot_count] */
+    const struct collector_callbacks *callbacks; /* static */
+    struct shard_job *job;                       /* borrowed */
+    const struct chunk_table *table;             /* borrowed: the part that is collected for */
+    const char *shard_name;                      /* borrowed: whose part it is */
+    struct step_machine *step;                   /* owned: the core */
+    struct step_actions *actions;  /* borrowed; several collectors may have one list */
+    struct collector_slot *slots;  /* owned: [slot_count] */
     struct collector_slot *landed; /* receives that ended, of which the core was not told yet */
     uint32_t slot_count;
     struct fold *folds; /* owned: as many as can be under way */
@@ -375,7 +375,7 @@ struct collector {
 };
 
 struct collector_options {
-    const struct collector_hands *hands;
+    const struct collector_callbacks *callbacks;
     struct shard_job *job;
     const struct chunk_table *table;
     const char *shard_name;

@@ -19,7 +19,7 @@ static void fold_begin(struct collector *collector, const struct step_action *ac
 
 /* ---- open and close ---- */
 
-static cairn_status grow(struct step_actions *actions, size_t capacity)
+static cairn_status grow_actions(struct step_actions *actions, size_t capacity)
 {
     if (capacity <= actions->capacity) return CAIRN_OK;
     void *list = realloc(actions->list, capacity * sizeof *actions->list);
@@ -38,7 +38,7 @@ cairn_status collector_tables_open(const struct collector *collector,
                                        .fold_count = slots < chunks ? slots : chunks };
     tables.step = malloc(step_bytes(step) + 1);
     tables.folds = calloc((size_t)tables.fold_count + 1, sizeof *tables.folds);
-    const cairn_status status = grow(collector->actions, step_actions_max(step));
+    const cairn_status status = grow_actions(collector->actions, step_actions_max(step));
     if (status != CAIRN_OK || tables.step == NULL || tables.folds == NULL) {
         collector_tables_close(&tables);
         return CAIRN_ERR_NO_MEMORY;
@@ -81,7 +81,7 @@ cairn_status collector_open(struct collector *collector, const struct collector_
     const uint32_t slots = options->step->member_max * options->step->window;
     struct collector_tables tables;
     *collector = (struct collector) {
-        .hands = options->hands,
+        .callbacks = options->callbacks,
         .job = options->job,
         .shard_name = options->shard_name,
         .actions = options->actions,
@@ -120,7 +120,7 @@ static uint64_t chunks_on_card(const struct collector *collector)
     uint32_t low = 0, high = table->trained_count;
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        if (compute_is_host(collector->hands->compute(collector, middle)))
+        if (compute_is_host(collector->callbacks->compute(collector, middle)))
             high = middle;
         else
             low = middle + 1;
@@ -141,10 +141,10 @@ static void send_to(const struct collector *collector, const struct step_action 
         header.micro = action->in_place;
         header.first_leaf = chunks_on_card(collector);
     }
-    collector->hands->send(collector, member, &header);
+    collector->callbacks->send(collector, member, &header);
 }
 
-static void refuse(const struct collector *collector, const struct step_action *action)
+static void refuse_push(const struct collector *collector, const struct step_action *action)
 {
     const struct shard_job *job = collector->job;
     struct shard_member *member = member_find(job, action->member);
@@ -202,7 +202,7 @@ cairn_status collector_judge(const struct collector *collector, const struct sha
     const uint32_t *first = &collector->table->first[extent - map->extents];
     if (first[0] == first[1]) return refuse_untrained(tensor, why);
     const struct chunk_place place = shard_map_chunk(map, chunk);
-    CAIRN_TRY(collector->hands->judge_piece(collector, member, header, &place, piece_out, why));
+    CAIRN_TRY(collector->callbacks->judge_piece(collector, member, header, &place, piece_out, why));
     const uint64_t bytes = piece_out->count * dtype_size(header->dtype);
     if (header->payload_bytes != bytes)
         return fail_with(why, CAIRN_ERR_MALFORMED,
@@ -226,7 +226,7 @@ bool collector_reads_view(const struct collector *collector, const struct chunk_
     if (view == 0) return false;
     if (bytes_path_of(fabric_message_path(message)) != BYTES_PATH_DEVICE) return true;
     // A kernel that met an element across its own size would end the card's context.
-    return !compute_is_host(collector->hands->compute(collector, chunk)) &&
+    return !compute_is_host(collector->callbacks->compute(collector, chunk)) &&
            view % dtype_size(header->dtype) == 0;
 }
 
@@ -238,7 +238,7 @@ static bool reads_in_place(const struct collector *collector, const struct chunk
     if (bytes_path_of(fabric_message_path(message)) == BYTES_PATH_DEVICE) return true;
     // The fabric copies a small payload to memory of this process, which in-place slots do not count.
     return header->payload_bytes > CAIRN_CHUNK_SMALL &&
-           compute_is_host(collector->hands->compute(collector, chunk));
+           compute_is_host(collector->callbacks->compute(collector, chunk));
 }
 
 void collector_push(struct collector *collector, const struct chunk_header *header, uint32_t chunk,
@@ -262,8 +262,8 @@ static void slot_release(struct collector_slot *slot)
     const struct collector *collector = slot->collector;
     // The fabric of a shard that is closed has dropped its messages.
     if (slot->message != NULL && !collector->job->shard->closing) fabric_drop(slot->message);
-    if (slot->memory != NULL && collector->hands->slot_memory_back != NULL)
-        collector->hands->slot_memory_back(slot);
+    if (slot->memory != NULL && collector->callbacks->slot_memory_back != NULL)
+        collector->callbacks->slot_memory_back(slot);
     slot->message = NULL;
     slot->memory = NULL;
     slot->view = NULL;
@@ -292,19 +292,19 @@ static void on_received(void *arg, cairn_status status)
     if (status == CAIRN_OK) {
         // Bytes that were copied out of a card's memory have passed the host: they count as shared.
         bytes_pushed(collector->job, slot->member, slot->payload_bytes,
-                     slot->way == BYTES_PATH_DEVICE ? BYTES_PATH_SHARED : slot->way);
+                     slot->path == BYTES_PATH_DEVICE ? BYTES_PATH_SHARED : slot->path);
         // Memory of a card has no checksum: no host has read it before, nor is there a way, or its sender
         // says so. Nor has memory of this host, which its sender takes to be read where it lies.
-        if (!slot->is_unsummed && slot->way != BYTES_PATH_DEVICE &&
-            slot->way != BYTES_PATH_SHARED &&
+        if (!slot->is_unsummed && slot->path != BYTES_PATH_DEVICE &&
+            slot->path != BYTES_PATH_SHARED &&
             chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
             status = CAIRN_ERR_CHECKSUM;
     }
-    if (status != CAIRN_OK || !collector->hands->takes_events(collector)) slot_release(slot);
+    if (status != CAIRN_OK || !collector->callbacks->takes_events(collector)) slot_release(slot);
     landed(slot, status);
     collector_settle(collector);
     shard_job_settle(collector->job);
-    collector->hands->idle(collector);
+    collector->callbacks->idle(collector);
 }
 
 /* The payload is read where it lies: there is nothing to wait for, and no way on which it was damaged. */
@@ -312,8 +312,8 @@ static void land_view(struct collector_slot *slot, struct fabric_message *messag
 {
     slot->message = message;
     slot->view = fabric_message_view(message);
-    if (slot->way != BYTES_PATH_DEVICE) slot->way = BYTES_PATH_SHARED;
-    bytes_pushed(slot->collector->job, slot->member, slot->payload_bytes, slot->way);
+    if (slot->path != BYTES_PATH_DEVICE) slot->path = BYTES_PATH_SHARED;
+    bytes_pushed(slot->collector->job, slot->member, slot->payload_bytes, slot->path);
     landed(slot, CAIRN_OK);
 }
 
@@ -331,18 +331,18 @@ static void receive(struct collector *collector, uint32_t number, uint32_t chunk
     slot->payload_bytes = (size_t)header->payload_bytes;
     slot->checksum = header->checksum;
     slot->is_unsummed = (header->value & CAIRN_CHUNK_UNSUMMED) != 0;
-    slot->way = bytes_path_of(fabric_message_path(message));
-    if (slot->is_unsummed && slot->way == BYTES_PATH_CARRIED) slot->way = BYTES_PATH_DIRECT;
+    slot->path = bytes_path_of(fabric_message_path(message));
+    if (slot->is_unsummed && slot->path == BYTES_PATH_CARRIED) slot->path = BYTES_PATH_DIRECT;
     if (collector_reads_view(collector, header, chunk, message)) {
         land_view(slot, message);
         return;
     }
-    slot->memory = collector->hands->slot_memory(collector, number);
+    slot->memory = collector->callbacks->slot_memory(collector, number);
     const cairn_status status = fabric_receive(message, slot->memory, slot->payload_bytes,
                                                on_received, slot);
     slot->receiving = status == CAIRN_OK;
     if (status == CAIRN_OK) {
-        collector->hands->busy(collector);
+        collector->callbacks->busy(collector);
         return;
     }
     fabric_drop(message);
@@ -352,22 +352,22 @@ static void receive(struct collector *collector, uint32_t number, uint32_t chunk
 
 /* ---- the core ---- */
 
-static void act(struct collector *collector, const struct step_action *action)
+static void do_action(struct collector *collector, const struct step_action *action)
 {
-    collector->hands->act(collector, action);
+    collector->callbacks->act(collector, action);
     switch (action->kind) {
     case CAIRN_STEP_GRANT: send_to(collector, action, CAIRN_CHUNK_GRANT, action->window); break;
     case CAIRN_STEP_ACK: send_to(collector, action, CAIRN_CHUNK_ACK, 0); break;
     case CAIRN_STEP_MICRO_ACK: send_to(collector, action, CAIRN_CHUNK_MICRO_ACK, 0); break;
     case CAIRN_STEP_REFUSE:
         if (action->slot < collector->slot_count) slot_release(&collector->slots[action->slot]);
-        refuse(collector, action);
+        refuse_push(collector, action);
         break;
     case CAIRN_STEP_RECEIVE: receive(collector, action->slot, action->chunk); break;
     case CAIRN_STEP_DISCARD: discard(collector); break;
     case CAIRN_STEP_FOLD: fold_begin(collector, action); break;
     case CAIRN_STEP_FAULT: shard_job_fault(collector->job, action->why); break;
-    default: break; // its hands did it
+    default: break; // a callback did it
     }
 }
 
@@ -382,12 +382,12 @@ static void step_once(struct collector *collector, const struct step_event *even
 {
     struct step_actions *actions = collector->actions;
     assert(!collector->stepping);
-    if (!collector->hands->takes_events(collector)) return;
+    if (!collector->callbacks->takes_events(collector)) return;
     collector->stepping = true;
     actions->count = 0;
     step_on_event(collector->step, event, actions);
-    for (size_t i = 0; i < actions->count && collector->hands->takes_events(collector); i++) {
-        act(collector, &actions->list[i]);
+    for (size_t i = 0; i < actions->count && collector->callbacks->takes_events(collector); i++) {
+        do_action(collector, &actions->list[i]);
         if (is_duplicate(actions, i)) collector->job->shard->stats.chunks_duplicate++;
     }
     collector->stepping = false;
@@ -477,8 +477,8 @@ static void land_views(void *arg)
     struct collector *collector = fold->collector;
     for (uint32_t i = 0; i < fold->source_count; i++) {
         const struct collector_slot *slot = &collector->slots[fold->slots[i]];
-        if (slot->message == NULL || slot->way == BYTES_PATH_DEVICE) continue;
-        void *memory = collector->hands->slot_memory(collector, fold->slots[i]);
+        if (slot->message == NULL || slot->path == BYTES_PATH_DEVICE) continue;
+        void *memory = collector->callbacks->slot_memory(collector, fold->slots[i]);
         memcpy(memory, slot->view, slot->payload_bytes);
         fold->sources[i].data = memory;
     }
@@ -491,7 +491,7 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
     (void)item;
     if (stage == 0 && fold->viewed && !works->in_place)
         run->failed_at = guard_run(land_views, fold);
-    return run->failed_at == NULL && fold->collector->hands->fold(fold, stage, works);
+    return run->failed_at == NULL && fold->collector->callbacks->fold(fold, stage, works);
 }
 
 /* The sum is wrong for good, as folds go on from it. */
@@ -507,7 +507,7 @@ static void spoil(const struct fold *fold)
         is_ours = false;
         member_unreadable(collector->job, slot->member);
     }
-    if (is_ours) collector->hands->no_page(collector);
+    if (is_ours) collector->callbacks->no_page(collector);
 }
 
 void fold_drop(struct fold *fold)
@@ -524,21 +524,21 @@ void fold_drop(struct fold *fold)
     shard_job_settle(collector->job);
 }
 
-static void done(struct work_run *run)
+static void on_folded(struct work_run *run)
 {
     struct fold *fold = (struct fold *)run;
     struct collector *collector = fold->collector;
     (void)shard_job_run_failed(collector->job, run); // then no event is taken any more
     if (run->failed_at != NULL) spoil(fold);
-    collector->hands->fold_done(fold);
+    collector->callbacks->fold_done(fold);
     fold_drop(fold);
-    if (collector->hands->fold_told != NULL) collector->hands->fold_told(collector);
-    collector->hands->idle(collector);
+    if (collector->callbacks->fold_reported != NULL) collector->callbacks->fold_reported(collector);
+    collector->callbacks->idle(collector);
 }
 
 void fold_submit(struct fold *fold)
 {
-    fold->collector->hands->busy(fold->collector);
+    fold->collector->callbacks->busy(fold->collector);
     compute_submit(&fold->run);
 }
 
@@ -549,10 +549,10 @@ static void fold_begin(struct collector *collector, const struct step_action *ac
     assert(fold != NULL); // one fold a chunk, and each has a slot
     collector->folds_free = fold->next;
     *fold = (struct fold) {
-        .run = { .compute = collector->hands->compute(collector, action->chunk),
+        .run = { .compute = collector->callbacks->compute(collector, action->chunk),
                  .item_count = 1,
                  .describe = describe,
-                 .done = done },
+                 .done = on_folded },
         .collector = collector,
         .source_count = action->count,
         .chunk = action->chunk,
@@ -564,11 +564,11 @@ static void fold_begin(struct collector *collector, const struct step_action *ac
         fold->sources[i] = (struct fold_source) { .data = slot->view, .dtype = slot->dtype };
         fold->pieces[i] = slot->piece;
         fold->slots[i] = action->slots[i];
-        if (slot->message != NULL && slot->way != BYTES_PATH_DEVICE) fold->viewed = true;
+        if (slot->message != NULL && slot->path != BYTES_PATH_DEVICE) fold->viewed = true;
         slot->folding = true;
     }
     fold->run.is_guarded = fold->viewed;
-    if (collector->hands->fold_place(fold)) fold_submit(fold);
+    if (collector->callbacks->fold_place(fold)) fold_submit(fold);
 }
 
 /* ==== frozen ==== */

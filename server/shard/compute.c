@@ -144,7 +144,7 @@ static bool describe(struct works *works, struct list *list, uint32_t stage)
     return more;
 }
 
-static void conclude(const struct list *list, uint32_t thread, cairn_status status)
+static void conclude_list(const struct list *list, uint32_t thread, cairn_status status)
 {
     for (uint32_t i = 0; i < list->count; i++) {
         struct work_run *run = run_of(&list->items[i]);
@@ -181,7 +181,7 @@ static void finish_list(struct compute *compute, struct compute_lane *lane, cons
         compute->why = why;
         pthread_mutex_unlock(&compute->lock);
     }
-    conclude(list, thread, status);
+    conclude_list(list, thread, status);
 }
 
 /* The next list, too, is begun before the one ahead is waited for, as long as more waits than other threads
@@ -367,7 +367,7 @@ static uint32_t number_now(const struct works *works)
     return (works->first + works->sent) % works->list_count;
 }
 
-static struct works_list *now(struct works *works)
+static struct works_list *current_list(struct works *works)
 {
     return &works->lists[number_now(works)];
 }
@@ -380,7 +380,7 @@ const struct works_list *works_now(const struct works *works)
 static void begin_list_works(void *arg)
 {
     struct works *works = arg;
-    struct works_list *list = now(works);
+    struct works_list *list = current_list(works);
     list->status = home_run_begin(works->stream, list->works, list->count, &list->why);
     list->is_under_way = list->status == CAIRN_OK;
 }
@@ -388,7 +388,7 @@ static void begin_list_works(void *arg)
 /* Nothing more is begun of what has failed. */
 static void begin_works(struct works *works)
 {
-    struct works_list *list = now(works);
+    struct works_list *list = current_list(works);
     if (list->count == 0 || list->status != CAIRN_OK || list->failed_at != NULL) return;
     if (works->is_guarded)
         list->failed_at = guard_run(begin_list_works, works);
@@ -396,7 +396,7 @@ static void begin_works(struct works *works)
         begin_list_works(works);
 }
 
-static void finish(struct works *works, struct works_list *list)
+static void end_list(struct works *works, struct works_list *list)
 {
     if (list->is_under_way) {
         list->status = home_run_finish(works->stream, &list->why);
@@ -412,11 +412,11 @@ static void finish(struct works *works, struct works_list *list)
 void works_flush(struct works *works)
 {
     begin_works(works);
-    if (works->sent > 0) finish(works, &works->lists[works->first]);
-    finish(works, now(works));
+    if (works->sent > 0) end_list(works, &works->lists[works->first]);
+    end_list(works, current_list(works));
 }
 
-static cairn_status tell(struct works_list *list, struct sentence *why)
+static cairn_status list_result(struct works_list *list, struct sentence *why)
 {
     const cairn_status status = list->status;
     if (status != CAIRN_OK && why != NULL) *why = list->why;
@@ -428,7 +428,7 @@ static cairn_status tell(struct works_list *list, struct sentence *why)
 cairn_status works_run(struct works *works, struct sentence *why)
 {
     works_flush(works);
-    return tell(now(works), why);
+    return list_result(current_list(works), why);
 }
 
 /* Begins the list; works that are added from now on go into the next one. A home takes only so many
@@ -445,17 +445,17 @@ static cairn_status works_await(struct works *works, struct sentence *why)
 {
     struct works_list *list = &works->lists[works->first];
     assert(works->sent > 0);
-    finish(works, list);
+    end_list(works, list);
     works->first = (works->first + 1) % works->list_count;
     works->sent--;
-    return tell(list, why);
+    return list_result(list, why);
 }
 
 /* ---- adding ---- */
 
 struct home_work *works_add(struct works *works, enum work_kind kind)
 {
-    struct works_list *list = now(works);
+    struct works_list *list = current_list(works);
     if (list->count == works->capacity) works_flush(works);
     struct home_work *work = &list->works[list->count++];
     *work = (struct home_work) { .kind = kind };
@@ -550,7 +550,7 @@ void works_fold(struct works *works, float *acc, const struct fold_source *sourc
                 bool first, size_t elems)
 {
     struct home_work *work = works_add(works, CAIRN_WORK_FOLD);
-    const struct works_list *list = now(works);
+    const struct works_list *list = current_list(works);
     struct fold_source *kept = list->sources[work - list->works];
     assert(count <= CAIRN_STEP_FOLD_MAX);
     memcpy(kept, sources, count * sizeof *sources);
@@ -574,7 +574,7 @@ static void pin_scratch(struct works *works, struct works_list *list)
 
 static uint8_t *take_scratch(struct works *works, size_t bytes)
 {
-    struct works_list *list = now(works);
+    struct works_list *list = current_list(works);
     if (!list->is_pinned) pin_scratch(works, list);
     assert(bytes <= CAIRN_WORKS_SCRATCH_BYTES);
     if (bytes > CAIRN_WORKS_SCRATCH_BYTES - list->scratch_used) works_flush(works);
@@ -608,7 +608,7 @@ static void *put_back(struct works *works, void *at, uint8_t *scratch, size_t by
 void *works_put(struct works *works, void *at, size_t bytes)
 {
     if (works->in_place) return at;
-    if (now(works)->count == works->capacity) works_flush(works);
+    if (current_list(works)->count == works->capacity) works_flush(works);
     return put_back(works, at, take_scratch(works, bytes), bytes);
 }
 
@@ -624,41 +624,41 @@ enum bytes_path bytes_path_of(const char *path)
     return strcmp(path, "one-sided") == 0 ? BYTES_PATH_ONE_SIDED : BYTES_PATH_CARRIED;
 }
 
-static bool is_shared(enum bytes_path way)
+static bool is_shared(enum bytes_path path)
 {
-    return way == BYTES_PATH_SHARED || way == BYTES_PATH_DEVICE;
+    return path == BYTES_PATH_SHARED || path == BYTES_PATH_DEVICE;
 }
 
-static void add_pushed(struct bytes *to, uint64_t bytes, enum bytes_path way)
+static void add_pushed(struct bytes *to, uint64_t bytes, enum bytes_path path)
 {
-    *(is_shared(way) ? &to->pushed_shared : &to->pushed_carried) += bytes;
-    if (way == BYTES_PATH_ONE_SIDED) to->pushed_one_sided += bytes;
-    if (way == BYTES_PATH_DEVICE) to->pushed_device += bytes;
-    if (way == BYTES_PATH_DIRECT) to->pushed_direct += bytes;
+    *(is_shared(path) ? &to->pushed_shared : &to->pushed_carried) += bytes;
+    if (path == BYTES_PATH_ONE_SIDED) to->pushed_one_sided += bytes;
+    if (path == BYTES_PATH_DEVICE) to->pushed_device += bytes;
+    if (path == BYTES_PATH_DIRECT) to->pushed_direct += bytes;
 }
 
-static void add_fetched(struct bytes *to, uint64_t bytes, enum bytes_path way)
+static void add_fetched(struct bytes *to, uint64_t bytes, enum bytes_path path)
 {
-    *(is_shared(way) ? &to->fetched_shared : &to->fetched_carried) += bytes;
-    if (way == BYTES_PATH_ONE_SIDED) to->fetched_one_sided += bytes;
-    if (way == BYTES_PATH_DEVICE) to->fetched_device += bytes;
-    if (way == BYTES_PATH_DIRECT) to->fetched_direct += bytes;
+    *(is_shared(path) ? &to->fetched_shared : &to->fetched_carried) += bytes;
+    if (path == BYTES_PATH_ONE_SIDED) to->fetched_one_sided += bytes;
+    if (path == BYTES_PATH_DEVICE) to->fetched_device += bytes;
+    if (path == BYTES_PATH_DIRECT) to->fetched_direct += bytes;
 }
 
-void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path way)
+void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path)
 {
     struct shard_member *m = member_find(job, member);
     job->shard->stats.pushed_bytes += bytes;
-    add_pushed(&job->bytes, bytes, way);
-    if (m != NULL) add_pushed(&m->bytes, bytes, way);
+    add_pushed(&job->bytes, bytes, path);
+    if (m != NULL) add_pushed(&m->bytes, bytes, path);
 }
 
-void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path way)
+void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path)
 {
     struct shard_member *m = member_find(job, member);
     job->shard->stats.fetched_bytes += bytes;
-    add_fetched(&job->bytes, bytes, way);
-    if (m != NULL) add_fetched(&m->bytes, bytes, way);
+    add_fetched(&job->bytes, bytes, path);
+    if (m != NULL) add_fetched(&m->bytes, bytes, path);
 }
 
 void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes)
@@ -676,8 +676,8 @@ static bool is_told(const struct shard_job *job)
     return !job->staged && job->state != CAIRN_JOB_LEAVING;
 }
 
-static Cairn__BytesTold *add(struct bytes_list *out, const struct shard_job *job,
-                             const struct bytes *bytes)
+static Cairn__BytesTold *add_bytes(struct bytes_list *out, const struct shard_job *job,
+                                   const struct bytes *bytes)
 {
     Cairn__BytesTold *told = &out->told[out->count];
     out->pointers[out->count++] = told;
@@ -704,7 +704,7 @@ static void add_workers(struct bytes_list *out, const struct shard_job *job)
         const struct shard_member *member = job->members.list[i];
         if (member == NULL || member->role != CAIRN_ROLE_WIRE_WORKER) continue;
         if (member->is_relay) continue; // what its workers gave it, it tells of them
-        Cairn__BytesTold *told = add(out, job, &member->bytes);
+        Cairn__BytesTold *told = add_bytes(out, job, &member->bytes);
         told->steps -= member->bytes.steps;
         told->of_worker = true;
         told->rank = member->rank;
@@ -721,7 +721,7 @@ void bytes_list(const struct shard_daemon *shard, struct bytes_list *out)
                                  .pointers = calloc(most + 1, sizeof *out->pointers) };
     if (out->told == NULL || out->pointers == NULL) return;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        if (is_told(job)) add(out, job, &job->bytes);
+        if (is_told(job)) add_bytes(out, job, &job->bytes);
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         if (is_told(job)) add_workers(out, job);
 }
@@ -818,8 +818,8 @@ void arriving_drop_all(struct shard_daemon *shard)
     while (shard->arriving != NULL) arriving_drop(shard, shard->arriving);
 }
 
-static void answer(struct shard_daemon *shard, const struct arriving_kind *kind, uint32_t request,
-                   cairn_status status, const struct sentence *why)
+static void answer_arriving(struct shard_daemon *shard, const struct arriving_kind *kind,
+                            uint32_t request, cairn_status status, const struct sentence *why)
 {
     struct request answered = session_request(shard, request);
     if (status != CAIRN_OK) log_warn("%s was refused: %s", kind->name, why->text);
@@ -829,7 +829,7 @@ static void answer(struct shard_daemon *shard, const struct arriving_kind *kind,
 void arriving_end(struct shard_daemon *shard, struct arriving *arriving, cairn_status status,
                   const struct sentence *why)
 {
-    answer(shard, arriving->kind, arriving->request, status, why);
+    answer_arriving(shard, arriving->kind, arriving->request, status, why);
     arriving_drop(shard, arriving);
 }
 
@@ -917,8 +917,8 @@ static void go_on(struct shard_daemon *shard, struct arriving *arriving)
     begin_arriving(arriving, run_prepare);
 }
 
-static cairn_status judge(const struct shard_daemon *shard, const struct arriving_kind *kind,
-                          struct sentence *why)
+static cairn_status judge_arriving(const struct shard_daemon *shard,
+                                   const struct arriving_kind *kind, struct sentence *why)
 {
     size_t count = 0;
     for (const struct arriving *a = shard->arriving; a != NULL; a = a->next)
@@ -944,11 +944,11 @@ void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind
                     ProtobufCMessage *message, const uint64_t bytes[CAIRN_ARRIVING_PAGED])
 {
     struct sentence why;
-    cairn_status status = judge(shard, kind, &why);
+    cairn_status status = judge_arriving(shard, kind, &why);
     struct arriving *arriving = status == CAIRN_OK ? calloc(1, sizeof *arriving) : NULL;
     if (arriving == NULL) {
         if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
-        answer(shard, kind, request, status, &why);
+        answer_arriving(shard, kind, request, status, &why);
         message_free(message);
         return;
     }

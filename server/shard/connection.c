@@ -655,12 +655,12 @@ static void look_unheard(struct unheard *list, const struct shard_daemon *shard,
     if (i == list->count && i < CAIRN_UNHEARD_MAX) list->names[list->count++] = name;
 }
 
-static void look_at_givers(struct unheard *list, const struct shard_daemon *shard,
-                           struct take *take)
+static void look_at_senders(struct unheard *list, const struct shard_daemon *shard,
+                            struct receiver *receiver)
 {
     const struct chunk_link *link;
     char *name;
-    for (uint32_t i = 0; (link = take_link(take, i, &name)) != NULL; i++)
+    for (uint32_t i = 0; (link = receiver_link(receiver, i, &name)) != NULL; i++)
         look_unheard(list, shard, link, name);
 }
 
@@ -669,8 +669,8 @@ static void unheard_list(const struct shard_daemon *shard, struct unheard *list_
     list_out->count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         struct relay *relay = job_relay(job);
-        if (job->move.now != NULL && job->move.now->take != NULL)
-            look_at_givers(list_out, shard, job->move.now->take);
+        if (job->move.now != NULL && job->move.now->receiver != NULL)
+            look_at_senders(list_out, shard, job->move.now->receiver);
         for (uint32_t i = 0; relay != NULL && i < relay->owner_count; i++)
             look_unheard(list_out, shard, &relay->owners[i].link, relay->owners[i].name);
     }

@@ -7,9 +7,9 @@
  * A version that lies on a card is sent from host memory, where its chunks come when they are asked for
  * (read.h).
  *
- * A worker is sent published chunks right out of their copy (`lent`), which is not written while it is
+ * A worker is sent published chunks right out of their copy (`in_copy`), which is not written while it is
  * being sent. Copies are written two updates later, and a worker that stops is one that the round waits
- * for, until the coordinator has it leave: its endpoint is cut then, and what was lent is back. Nobody
+ * for, until the coordinator has it leave: its endpoint is cut then, and what was on loan is back. Nobody
  * waits for readers: what they get, and what is not the wire plane or not a whole chunk, is copied to a
  * buffer of its own first, because a peer that stops reading pins what is sent to it. A member has at most
  * CAIRN_SHARD_REPLIES_MAX replies, so a stopped one pins no more than these. A shard that takes state from
@@ -117,7 +117,7 @@ static cairn_status judge_wire(const struct shard_job *job, const struct place *
 /* It is one of those whose state is still to come. */
 static bool is_to_come(const struct shard_job *job, const struct place *place)
 {
-    return place->view == job->view && job->move.now != NULL && job->move.now->take != NULL &&
+    return place->view == job->view && job->move.now != NULL && job->move.now->receiver != NULL &&
            shard_map_find(&job->move.before->table.map, place->at.tensor, place->at.first_leaf) ==
                NULL;
 }
@@ -212,7 +212,7 @@ static cairn_status find_box(const struct shard_member *member, struct reply *re
 }
 
 /* Packs the elements of the box out of the chunk; returns how many bytes they are. */
-static size_t pack(struct reply *reply, struct works *works, const struct source *source)
+static size_t pack_box(struct reply *reply, struct works *works, const struct source *source)
 {
     const struct chunk_header *header = &reply->header;
     const struct shard_job *job = reply->job;
@@ -235,10 +235,10 @@ static void on_sent(void *arg, cairn_status status)
     struct reply *reply = arg;
     struct shard_job *job = reply->job;
     if (status == CAIRN_OK && !reply->is_given)
-        bytes_fetched(job, reply->header.member, reply->header.payload_bytes, reply->way);
+        bytes_fetched(job, reply->header.member, reply->header.payload_bytes, reply->path);
     if (reply->is_given) job->move.sends--;
     if (reply->is_direct) job->versions.direct_sends--;
-    if (reply->lent != NULL) published_return(job, reply->lent);
+    if (reply->in_copy != NULL) published_return(job, reply->in_copy);
     reply_end(reply);
     shard_job_idle(job);
 }
@@ -265,7 +265,7 @@ static cairn_status copy_data(struct reply *reply, const struct source *source,
     struct sentence why;
     *byte_count_out = source->byte_count;
     if (reply->boxed)
-        *byte_count_out = pack(reply, works, source);
+        *byte_count_out = pack_box(reply, works, source);
     else
         works_copy(works, reply->bytes, source->bytes, source->byte_count);
     const cairn_status status = works_run(works, &why);
@@ -275,7 +275,7 @@ static cairn_status copy_data(struct reply *reply, const struct source *source,
 }
 
 /* A published copy is sent out of its own memory, not out of the reply's. */
-static bool is_lent(const struct shard_member *member, const struct reply *reply)
+static bool is_sent_in_copy(const struct shard_member *member, const struct reply *reply)
 {
     return member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
 }
@@ -284,7 +284,7 @@ static bool is_lent(const struct shard_member *member, const struct reply *reply
 static bool goes_directly(const struct shard_member *member, const struct reply *reply,
                           const struct source *source)
 {
-    return source->on_card != NULL && is_lent(member, reply) &&
+    return source->on_card != NULL && is_sent_in_copy(member, reply) &&
            (reply->header.value & CAIRN_CHUNK_UNSUMMED) != 0 && member->peer != NULL &&
            strcmp(fabric_payload_path(member->peer, source->on_card, source->byte_count),
                   CAIRN_FABRIC_PATH_DIRECT) == 0;
@@ -295,10 +295,10 @@ static const uint8_t *find_payload(const struct shard_member *member, struct rep
                                    const struct source *source)
 {
     reply->is_direct = goes_directly(member, reply, source);
-    reply->lent = is_lent(member, reply) ? source->published : NULL;
+    reply->in_copy = is_sent_in_copy(member, reply) ? source->published : NULL;
     reply->is_given = source->is_given && !reply->boxed;
     if (reply->is_direct) return source->on_card;
-    return reply->lent != NULL || reply->is_given ? source->bytes : reply->bytes;
+    return reply->in_copy != NULL || reply->is_given ? source->bytes : reply->bytes;
 }
 
 static void send_data(struct shard_member *member, struct reply *reply, const struct source *source)
@@ -307,7 +307,7 @@ static void send_data(struct shard_member *member, struct reply *reply, const st
     assert(source->byte_count <= job->replies.bytes);
     size_t byte_count = source->byte_count;
     const uint8_t *payload = find_payload(member, reply, source);
-    const bool is_in_place = reply->lent != NULL || reply->is_given;
+    const bool is_in_place = reply->in_copy != NULL || reply->is_given;
     struct chunk_header *header = &reply->header;
     if (!is_in_place && copy_data(reply, source, &byte_count) != CAIRN_OK) {
         member_refuse(member, header, CAIRN_ERR_NOT_READY);
@@ -323,9 +323,9 @@ static void send_data(struct shard_member *member, struct reply *reply, const st
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     chunk_encode(header, bytes);
     cairn_status status = CAIRN_ERR_CLOSED;
-    if (reply->lent != NULL) published_lend(job, reply->lent); // before it may be over
+    if (reply->in_copy != NULL) published_lend(job, reply->in_copy); // before it may be over
     if (member->peer != NULL) {
-        reply->way = bytes_path_of(fabric_payload_path(member->peer, payload, byte_count));
+        reply->path = bytes_path_of(fabric_payload_path(member->peer, payload, byte_count));
         status = fabric_send(member->peer, bytes, sizeof bytes, payload, byte_count, on_sent,
                              reply);
     }
@@ -336,14 +336,14 @@ static void send_data(struct shard_member *member, struct reply *reply, const st
         return;
     }
     reply->is_given = reply->is_direct = false;
-    if (reply->lent != NULL) published_return(job, reply->lent);
+    if (reply->in_copy != NULL) published_return(job, reply->in_copy);
     header->dtype = 0;
     member_refuse(member, header, CAIRN_ERR_BUSY);
     reply_end(reply);
 }
 
 /* Answers, or has it brought, or defers, or refuses. */
-static void answer(struct shard_member *member, struct reply *reply)
+static void answer_fetch(struct shard_member *member, struct reply *reply)
 {
     struct shard_job *job = reply->job;
     struct source source = { .byte_count = 0 };
@@ -364,11 +364,11 @@ static void answer(struct shard_member *member, struct reply *reply)
 }
 
 /* All of the request is here. */
-static void begin(struct shard_member *member, struct reply *reply)
+static void begin_fetch(struct shard_member *member, struct reply *reply)
 {
     const cairn_status status = find_box(member, reply);
     if (status == CAIRN_OK) {
-        answer(member, reply);
+        answer_fetch(member, reply);
         return;
     }
     member_refuse(member, &reply->header, status);
@@ -388,7 +388,7 @@ static void on_box(void *arg, cairn_status status)
         member_refuse(member, header, CAIRN_ERR_CHECKSUM);
         reply_end(reply);
     } else {
-        begin(member, reply);
+        begin_fetch(member, reply);
     }
     shard_job_settle(job);
     shard_job_idle(job);
@@ -420,7 +420,7 @@ void fetch_on_message(struct shard_member *member, const struct chunk_header *he
     if (message != NULL)
         receive_box(member, reply, message);
     else
-        begin(member, reply);
+        begin_fetch(member, reply);
     shard_job_settle(job);
 }
 
@@ -435,7 +435,7 @@ void fetch_deferred(struct shard_job *job)
         if (member == NULL)
             reply_end(reply);
         else
-            answer(member, reply);
+            answer_fetch(member, reply);
     }
     shard_job_settle(job);
 }
@@ -516,7 +516,7 @@ static struct reply *take_one(struct shard_job *job, const struct published_copy
     return reply;
 }
 
-static void done(struct work_run *run)
+static void chunk_brought(struct work_run *run)
 {
     const struct reply *first = reply_of(run);
     struct shard_job *job = first->job;
@@ -528,7 +528,7 @@ static void done(struct work_run *run)
     // A fetch only reads: that there is no room for it now harms nobody else.
     if (status != CAIRN_ERR_NO_MEMORY) (void)shard_job_run_failed(job, run);
     while ((reply = take_one(job, copy, chunk)) != NULL) fetch_brought(reply, status);
-    published_return(job, copy); // what is sent out of it is lent by now
+    published_return(job, copy); // what is sent out of it is on loan by now
     shard_job_settle(job);
     shard_job_idle(job);
 }
@@ -549,7 +549,7 @@ static void bring_chunk(struct reply *reply, const struct published_copy *copy, 
         .item_count = 1,
         .describe = describe,
         .conclude = conclude,
-        .done = done,
+        .done = chunk_brought,
     };
     published_lend(job, copy);
     shard_job_busy(job);

@@ -284,7 +284,7 @@ static void on_error(struct shard_daemon *shard, const Cairn__Error *error)
 }
 
 /* NULL: it is malformed, and the session ends. */
-static ProtobufCMessage *unpack(struct shard_daemon *shard, const struct wire_frame *frame)
+static ProtobufCMessage *unpack_frame(struct shard_daemon *shard, const struct wire_frame *frame)
 {
     const ProtobufCMessageDescriptor *type = message_type(frame->type);
     ProtobufCMessage *message = NULL;
@@ -297,7 +297,7 @@ static ProtobufCMessage *unpack(struct shard_daemon *shard, const struct wire_fr
 
 void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
 {
-    ProtobufCMessage *message = unpack(shard, frame);
+    ProtobufCMessage *message = unpack_frame(shard, frame);
     if (message == NULL) return;
     if (drain_on_message(shard, frame, message) || held_on_message(shard, frame, message)) {
         message_free(message);
@@ -364,8 +364,8 @@ void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame)
 
 /* ---- contributions ---- */
 
-static void refuse(struct shard_member *member, const struct chunk_header *header,
-                   cairn_status status, const char *why)
+static void refuse_chunk(struct shard_member *member, const struct chunk_header *header,
+                         cairn_status status, const char *why)
 {
     member_note_refusal(member, header, why);
     member_refuse(member, header, status);
@@ -381,7 +381,7 @@ static void on_push(struct shard_member *member, const struct chunk_header *head
     if (relay_on_push(member, header, message)) return;
     cairn_status status = collector_judge(&job->collector, member, header, &chunk, &piece, &why);
     if (status != CAIRN_OK) {
-        refuse(member, header, status, why.text);
+        refuse_chunk(member, header, status, why.text);
         fabric_drop(message);
         return;
     }
@@ -516,12 +516,12 @@ static void on_round_message(struct shard_member *member, const struct chunk_hea
                              struct fabric_message *message)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER) {
-        refuse(member, header, CAIRN_ERR_REFUSED, "a reader only fetches");
+        refuse_chunk(member, header, CAIRN_ERR_REFUSED, "a reader only fetches");
     } else if (header->kind == CAIRN_CHUNK_PUT) {
         put_on_message(member, header, message);
         return;
     } else if (member->job->state != CAIRN_JOB_SERVING) {
-        refuse(member, header, CAIRN_ERR_NOT_READY, "the job is not ready");
+        refuse_chunk(member, header, CAIRN_ERR_NOT_READY, "the job is not ready");
     } else if (header->kind == CAIRN_CHUNK_PUSH) {
         on_push(member, header, message);
         return;
@@ -561,7 +561,7 @@ static void on_member_message(struct shard_member *member, const struct chunk_he
         else
             fetch_on_message(member, header, message);
         return;
-    default: refuse(member, header, CAIRN_ERR_PROTOCOL, "it is not for a shard");
+    default: refuse_chunk(member, header, CAIRN_ERR_PROTOCOL, "it is not for a shard");
     }
     fabric_drop(message);
 }
@@ -584,7 +584,7 @@ void landing_on_message(void *arg, const void *header_bytes, size_t header_size,
     cairn_status status = chunk_decode(header_bytes, header_size, payload_bytes, &header);
     struct shard_member *member = NULL;
     if (status == CAIRN_OK && relay_on_message(shard, &header, message)) return;
-    if (status == CAIRN_OK && take_on_message(shard, &header, message)) return;
+    if (status == CAIRN_OK && receiver_on_message(shard, &header, message)) return;
     if (status == CAIRN_OK) member = find_sender(shard, &header);
     if (member == NULL) {
         shard->stats.chunks_refused++;

@@ -149,7 +149,7 @@ CAIRN_MUST_CHECK cairn_status shard_view_place(struct shard_job *job, struct sha
  * not come into force. `layout` is closed if no view is made. `before`: the view whose places the
  * extents that it has too keep: the view in force, or the one before that while its state is still
  * here. A new extent lies where neither of these views has anything. So does a part of a blob that
- * does not begin with the blob; the caller copies it (move_private.h). CAIRN_ERR_INVALID: an extent
+ * does not begin with the blob; the caller copies it (move.c). CAIRN_ERR_INVALID: an extent
  * that is only partly in `before`; CAIRN_ERR_UNSUPPORTED: state in both homes; CAIRN_ERR_NO_MEMORY:
  * with `why`. */
 CAIRN_MUST_CHECK cairn_status shard_view_next(struct shard_job *job, struct layout *layout,

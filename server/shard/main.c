@@ -269,7 +269,7 @@ static cairn_status judge_name(const char *name, struct sentence *why)
 }
 
 /* Judges the options whose rules the table of options cannot express. */
-static cairn_status judge(const void *of_daemon, struct sentence *why)
+static cairn_status judge_options(const void *of_daemon, struct sentence *why)
 {
     const struct values *values = of_daemon;
     if (strcmp(values->on_sigterm, "exit") != 0 && strcmp(values->on_sigterm, "drain") != 0) {
@@ -396,7 +396,7 @@ int main(int argc, char **argv)
         .options = options,
         .option_count = sizeof options / sizeof *options,
         .values = &program.values,
-        .judge = judge,
+        .judge = judge_options,
         .judge_now = judge_now,
         .on_stop = on_stop,
         .context = &program,

@@ -35,7 +35,7 @@ static void tell_core(struct shard_member *member, enum step_event_kind kind)
 
 static void on_down(void *arg, struct fabric_peer *peer, cairn_status why);
 
-static void greet(struct shard_member *member)
+static void greet_member(struct shard_member *member)
 {
     struct chunk_header hello = { .kind = CAIRN_CHUNK_HELLO,
                                   .request = member_way(member),
@@ -90,7 +90,7 @@ static void connect_again(struct shard_member *member)
 {
     connect_member(member);
     if (member->peer == NULL) return;
-    greet(member);
+    greet_member(member);
     tell_core(member, CAIRN_STEP_PEER_UP);
 }
 
@@ -149,7 +149,7 @@ void member_hello(struct shard_member *member, uint64_t connection)
     if (connection > member->connection) member->connection = (uint32_t)connection;
     member_heard(member);
     if (!connected) return; // it was greeted and told of by the connection that was made
-    greet(member);
+    greet_member(member);
     tell_core(member, CAIRN_STEP_PEER_UP);
 }
 
@@ -190,7 +190,7 @@ static bool is_here(struct shard_job *job, const Cairn__MemberJoin *message)
                       member->address_bytes == message->fabric_address.len &&
                       memcmp(member->address, message->fabric_address.data,
                              member->address_bytes) == 0;
-    if (same) member->told = job->shard->session.serial;
+    if (same) member->confirmed = job->shard->session.serial;
     return same;
 }
 
@@ -217,7 +217,7 @@ cairn_status members_join(struct shard_job *job, const Cairn__MemberJoin *messag
     members_leave(job, message->member); // it is replaced
     member->number = message->member;
     member->token = message->token;
-    member->told = job->shard->session.serial;
+    member->confirmed = job->shard->session.serial;
     member->rank = message->rank;
     member->role = message->role;
     member->is_relay = message->relay;
@@ -248,7 +248,7 @@ void members_forget_untold(struct shard_job *job)
     size_t i = 0;
     while (i < job->members.capacity) {
         const struct shard_member *member = job->members.list[i];
-        if (member == NULL || member->is_mover || member->told == job->shard->session.serial) {
+        if (member == NULL || member->is_mover || member->confirmed == job->shard->session.serial) {
             i++;
             continue;
         }
@@ -389,7 +389,7 @@ void held_keys_release(struct shard_daemon *shard)
 }
 
 /* It is the one whose word counts from now on. */
-static void obey(struct shard_daemon *shard)
+static void obey_coordinator(struct shard_daemon *shard)
 {
     shard->session.standing = CAIRN_STANDING_GOOD;
     shard->seen = shard->session.coordinator;
@@ -403,7 +403,7 @@ void held_judge(struct shard_daemon *shard, const char *cluster)
     session->standing = count == 0 ? CAIRN_STANDING_GOOD : standing_of(theirs, &shard->seen);
     if (count > 0) tell_held(shard, 0);
     if (session->standing == CAIRN_STANDING_GOOD) {
-        obey(shard);
+        obey_coordinator(shard);
         return;
     }
     log_error("shard %s holds %zu jobs of store %016" PRIx64 " (start %" PRIu64
@@ -417,8 +417,8 @@ void held_judge(struct shard_daemon *shard, const char *cluster)
 
 /* ---- the operator's word ---- */
 
-static void refuse(struct shard_daemon *shard, uint32_t request, cairn_status status,
-                   const char *text)
+static void refuse_request(struct shard_daemon *shard, uint32_t request, cairn_status status,
+                           const char *text)
 {
     struct request answered = session_request(shard, request);
     struct sentence why;
@@ -435,7 +435,8 @@ static void send_part(struct shard_daemon *shard, uint32_t request, const struct
                               : packed_spec(&job->spec);
     struct packed *layout = packed_layout(job->view->layout);
     if (spec == NULL || layout == NULL) {
-        refuse(shard, request, CAIRN_ERR_NO_MEMORY, "out of memory to send the spec of a job");
+        refuse_request(shard, request, CAIRN_ERR_NO_MEMORY,
+                       "out of memory to send the spec of a job");
     } else {
         Cairn__Part part = CAIRN__PART__INIT;
         part.spec_bytes = spec->size;
@@ -456,7 +457,7 @@ static void on_part_get(struct shard_daemon *shard, uint32_t request, const Cair
     }
     const struct shard_job *job = held_find(shard, message->job, message->generation);
     if (job == NULL)
-        refuse(shard, request, CAIRN_ERR_NOT_FOUND, "it is not held any more");
+        refuse_request(shard, request, CAIRN_ERR_NOT_FOUND, "it is not held any more");
     else
         send_part(shard, request, job);
 }
@@ -497,7 +498,7 @@ static void on_adopted(struct shard_daemon *shard, uint32_t request,
     session->coordinator.store = message->store;
     session->coordinator.incarnation = message->incarnation;
     if (session->standing != CAIRN_STANDING_GOOD) settle_adopted(shard);
-    obey(shard);
+    obey_coordinator(shard);
     log_warn("what this shard holds was adopted by store %016" PRIx64 " (start %" PRIu64
              "): no other store is obeyed any more",
              message->store, message->incarnation);
@@ -527,15 +528,16 @@ bool held_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
     if (shard->session.standing == CAIRN_STANDING_GOOD) return false;
     log_warn("%s of a coordinator that is not obeyed: ignored", message_name(frame->type));
     if (frame->request != 0)
-        refuse(shard, frame->request, CAIRN_ERR_REFUSED,
-               "this shard holds state of another store, or of a newer coordinator; see `cairn "
-               "cluster adopt`");
+        refuse_request(
+            shard, frame->request, CAIRN_ERR_REFUSED,
+            "this shard holds state of another store, or of a newer coordinator; see `cairn "
+            "cluster adopt`");
     return true;
 }
 
 /* ==== own ==== */
 
-/* The hands of the own part's collector: where contributions land and are added up, what its core asks for
+/* The callbacks of the own part's collector: where contributions land and are added up, what its core asks for
  * beside, and what follows. */
 
 #define TINY_ELEMS 8192 /* of all that is folded */
@@ -637,7 +639,7 @@ static void send_answer(struct shard_job *job, const struct step_action *action)
     session_send(job->shard, CAIRN_MSG_ANSWER, 0, &answer.base);
 }
 
-/* ---- hands ---- */
+/* ---- callbacks ---- */
 
 static bool takes_events(const struct collector *collector)
 {
@@ -646,7 +648,7 @@ static bool takes_events(const struct collector *collector)
            !job->shard->closing;
 }
 
-static void act(struct collector *collector, const struct step_action *action)
+static void do_own_action(struct collector *collector, const struct step_action *action)
 {
     struct shard_job *job = collector->job;
     times_note(job, action);
@@ -787,9 +789,9 @@ static void idle(struct collector *collector)
     shard_job_idle(collector->job);
 }
 
-static const struct collector_hands own_part = {
+static const struct collector_callbacks own_part = {
     .takes_events = takes_events,
-    .act = act,
+    .act = do_own_action,
     .send = send_as_owner,
     .judge_piece = judge_piece,
     .slot_memory = landing_slot,
@@ -813,7 +815,7 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
     }
     const cairn_status status = collector_open(
         &job->collector, &(struct collector_options) {
-                             .hands = &own_part,
+                             .callbacks = &own_part,
                              .job = job,
                              .table = &job->view->table,
                              .shard_name = job->shard->name,

@@ -58,7 +58,7 @@ cairn_status arena_open_shared_room(const char *label, uint64_t bytes, uint64_t 
     return open_room(label, bytes, room_bytes, true, arena_out, why);
 }
 
-static void unpin(const struct arena *arena, uint64_t from, uint64_t bytes)
+static void unpin_segments(const struct arena *arena, uint64_t from, uint64_t bytes)
 {
     if (arena->pins_for != NULL) home_unpin(arena->pins_for, arena->base + from, bytes);
 }
@@ -70,7 +70,7 @@ cairn_status arena_resize(struct arena *arena, const char *label, uint64_t bytes
     struct sentence unpinned;
     assert(arena->shown == NULL && bytes > 0);
     assert(arena->pins_for == NULL || arena->begin == 0);
-    unpin(arena, stays, arena->bytes - stays);
+    unpin_segments(arena, stays, arena->bytes - stays);
     const cairn_status status = home_memory_resize(&arena->memory, label, bytes + arena->begin,
                                                    why);
     if (status == CAIRN_OK) arena->bytes = (size_t)bytes;
@@ -145,14 +145,15 @@ void arena_give(const struct arena *arena, uint64_t from, uint64_t bytes)
     const uint64_t page = 4096, first = (from + page - 1) / page * page; // in use before `from`
     assert(arena->memory.base == NULL && from <= arena->bytes && bytes <= arena->bytes - from);
     if (first >= from + bytes) return;
-    unpin(arena, first, from + bytes - first); // or the device would go on with the old pages
+    unpin_segments(arena, first,
+                   from + bytes - first); // or the device would go on with the old pages
     madvise(arena->base + first, (size_t)(from + bytes - first), MADV_DONTNEED);
 }
 
 /* ---- what others map ---- */
 
 /* Segments that were shared before have their seals: they can be given once. */
-static bool seal(int fd)
+static bool seal_memory(int fd)
 {
     const int seals = fcntl(fd, F_GET_SEALS);
     return (seals >= 0 && (seals & CAIRN_FABRIC_SEALS) == CAIRN_FABRIC_SEALS) ||
@@ -166,9 +167,9 @@ static cairn_status add_region(struct fabric *fabric, const struct home *home, c
 {
     const struct home_info *info = home_info(home);
     if (info->is_host)
-        return !seal(shown->fd) ? CAIRN_ERR_IO
-                                : fabric_region_add(fabric, base, (size_t)bytes, shown->fd, note,
-                                                    note_bytes, &shown->region);
+        return !seal_memory(shown->fd) ? CAIRN_ERR_IO
+                                       : fabric_region_add(fabric, base, (size_t)bytes, shown->fd,
+                                                           note, note_bytes, &shown->region);
     const cairn_status status = fabric_region_add_device(
         fabric, base, (size_t)bytes, shown->fd, info->uuid, note, note_bytes, &shown->region);
     close(shown->fd);
@@ -238,14 +239,14 @@ void arena_unshare(struct arena *arena, bool fabric_is_closed)
 void arena_give_segment(struct arena *arena, uint64_t segment)
 {
     if (arena->shown != NULL) unshare_segment(arena, segment, false);
-    unpin(arena, segment * CAIRN_SEGMENT_BYTES, segment_bytes(arena->bytes, segment));
+    unpin_segments(arena, segment * CAIRN_SEGMENT_BYTES, segment_bytes(arena->bytes, segment));
     home_memory_give(&arena->memory, segment);
 }
 
 void arena_close(struct arena *arena)
 {
     assert(arena->shown == NULL);
-    unpin(arena, 0, arena->bytes);
+    unpin_segments(arena, 0, arena->bytes);
     if (arena->base != NULL && arena->memory.base == NULL) munmap(arena->base, arena->bytes);
     home_memory_close(&arena->memory);
     *arena = CAIRN_ARENA_NONE;
@@ -663,82 +664,82 @@ static void areas_close(struct state_planes *planes, struct shard_daemon *shard)
     }
 }
 
-/* ==== taken ==== */
+/* ==== made pages ==== */
 
-void taken_open(struct made_pages *taken)
+void made_pages_open(struct made_pages *made)
 {
-    *taken = (struct made_pages) { .list = NULL };
-    pthread_mutex_init(&taken->mutex, NULL);
-    pthread_cond_init(&taken->changed, NULL);
+    *made = (struct made_pages) { .list = NULL };
+    pthread_mutex_init(&made->mutex, NULL);
+    pthread_cond_init(&made->changed, NULL);
 }
 
-void taken_close(struct made_pages *taken)
+void made_pages_close(struct made_pages *made)
 {
-    pthread_mutex_destroy(&taken->mutex);
-    pthread_cond_destroy(&taken->changed);
-    free(taken->list);
+    pthread_mutex_destroy(&made->mutex);
+    pthread_cond_destroy(&made->changed);
+    free(made->list);
 }
 
 /* Takes out those that the span touches, which becomes all of them. */
-static void join(struct made_pages *taken, struct taken_span *span)
+static void join_spans(struct made_pages *made, struct made_pages_span *span)
 {
-    for (size_t i = 0; i < taken->count;) {
-        const struct taken_span other = taken->list[i];
+    for (size_t i = 0; i < made->count;) {
+        const struct made_pages_span other = made->list[i];
         if (other.end < span->at || span->end < other.at) {
             i++;
             continue;
         }
         if (other.at < span->at) span->at = other.at;
         if (other.end > span->end) span->end = other.end;
-        taken->list[i] = taken->list[--taken->count];
+        made->list[i] = made->list[--made->count];
     }
 }
 
 /* Without memory for one more it is not known of before the end. */
-static void add(struct made_pages *taken, struct taken_span span)
+static void add_span(struct made_pages *made, struct made_pages_span span)
 {
-    join(taken, &span);
-    if (taken->count == taken->capacity) {
-        const size_t capacity = 2 * taken->capacity + 8;
-        struct taken_span *grown = realloc(taken->list, capacity * sizeof *grown);
+    join_spans(made, &span);
+    if (made->count == made->capacity) {
+        const size_t capacity = 2 * made->capacity + 8;
+        struct made_pages_span *grown = realloc(made->list, capacity * sizeof *grown);
         if (grown == NULL) return;
-        taken->list = grown;
-        taken->capacity = capacity;
+        made->list = grown;
+        made->capacity = capacity;
     }
-    taken->list[taken->count++] = span;
+    made->list[made->count++] = span;
 }
 
-void taken_add(struct made_pages *taken, const void *at, uint64_t bytes)
+void made_pages_add(struct made_pages *made, const void *at, uint64_t bytes)
 {
-    pthread_mutex_lock(&taken->mutex);
-    add(taken, (struct taken_span) { (uintptr_t)at, (uintptr_t)at + bytes });
-    pthread_cond_broadcast(&taken->changed);
-    pthread_mutex_unlock(&taken->mutex);
+    pthread_mutex_lock(&made->mutex);
+    add_span(made, (struct made_pages_span) { (uintptr_t)at, (uintptr_t)at + bytes });
+    pthread_cond_broadcast(&made->changed);
+    pthread_mutex_unlock(&made->mutex);
 }
 
-void taken_end(struct made_pages *taken, bool all)
+void made_pages_end(struct made_pages *made, bool all)
 {
-    pthread_mutex_lock(&taken->mutex);
-    if (!taken->is_over) taken->all = all;
-    taken->is_over = true;
-    pthread_cond_broadcast(&taken->changed);
-    pthread_mutex_unlock(&taken->mutex);
+    pthread_mutex_lock(&made->mutex);
+    if (!made->is_over) made->all = all;
+    made->is_over = true;
+    pthread_cond_broadcast(&made->changed);
+    pthread_mutex_unlock(&made->mutex);
 }
 
-static bool has(const struct made_pages *taken, uintptr_t at, uintptr_t end)
+static bool has_span(const struct made_pages *made, uintptr_t at, uintptr_t end)
 {
-    for (size_t i = 0; i < taken->count; i++)
-        if (taken->list[i].at <= at && end <= taken->list[i].end) return true;
+    for (size_t i = 0; i < made->count; i++)
+        if (made->list[i].at <= at && end <= made->list[i].end) return true;
     return false;
 }
 
-bool taken_await(struct made_pages *taken, const void *at, uint64_t bytes)
+bool made_pages_await(struct made_pages *made, const void *at, uint64_t bytes)
 {
     const uintptr_t first = (uintptr_t)at;
-    pthread_mutex_lock(&taken->mutex);
-    while (!taken->is_over && !has(taken, first, first + bytes))
-        pthread_cond_wait(&taken->changed, &taken->mutex);
-    const bool is_there = taken->is_over ? taken->all : true;
-    pthread_mutex_unlock(&taken->mutex);
+    pthread_mutex_lock(&made->mutex);
+    while (!made->is_over && !has_span(made, first, first + bytes))
+        pthread_cond_wait(&made->changed, &made->mutex);
+    const bool is_there = made->is_over ? made->all : true;
+    pthread_mutex_unlock(&made->mutex);
     return is_there;
 }

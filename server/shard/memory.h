@@ -363,30 +363,30 @@ void release_bytes(struct shard_daemon *shard, uint64_t budget_bytes,
 /* With the shard, behind its pools. */
 void release_close(struct shard_daemon *shard);
 
-/* ==== taken ==== */
+/* ==== made pages ==== */
 
 /* The pages that a reserve (above) makes: which of them are there already, for those who fill some
  * while others are still being made. */
 
-struct taken_span {
+struct made_pages_span {
     uintptr_t at, end;
 };
 
 struct made_pages {
     pthread_mutex_t mutex; /* of all that follows */
     pthread_cond_t changed;
-    struct taken_span *list; /* owned: none touches another */
+    struct made_pages_span *list; /* owned: none touches another */
     size_t count, capacity;
     bool is_over, all; /* no more of them come; all are there */
 };
 
-void taken_open(struct made_pages *taken);
-void taken_close(struct made_pages *taken);
+void made_pages_open(struct made_pages *made);
+void made_pages_close(struct made_pages *made);
 /* These are there. Any thread. */
-void taken_add(struct made_pages *taken, const void *at, uint64_t bytes);
+void made_pages_add(struct made_pages *made, const void *at, uint64_t bytes);
 /* No more come: `all` are there, or it was given up. The first end holds. Any thread. */
-void taken_end(struct made_pages *taken, bool all);
+void made_pages_end(struct made_pages *made, bool all);
 /* Until these are there. False: they will not be. Any thread. */
-bool taken_await(struct made_pages *taken, const void *at, uint64_t bytes);
+bool made_pages_await(struct made_pages *made, const void *at, uint64_t bytes);
 
 #endif

@@ -7,7 +7,7 @@
 #include "server/shard/base.h"
 #include "server/shard/jobs.h"
 #include "server/shard/memory.h"
-#include "server/shard/move_private.h"
+#include "server/shard/shard.h"
 #include "server/shard/read.h"
 #include "server/shard/relay.h"
 #include "server/shard/state.h"
@@ -19,17 +19,17 @@
 
 static const struct arriving_kind kind;
 
-static const struct shard_view *move_kept(const struct shard_job *job);
+static const struct shard_view *move_retained(const struct shard_job *job);
 static uint64_t shift_bytes(const struct shard_job *job, const struct shard_view *next,
-                            const struct shard_view *kept);
-static cairn_status lots_list(const struct shard_view *now, const struct shard_view *next,
-                              const struct shard_view *kept, struct lots *out);
+                            const struct shard_view *retained);
+static cairn_status list_pieces(const struct shard_view *now, const struct shard_view *next,
+                                const struct shard_view *retained, struct state_pieces *out);
 static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shard_view *view,
                                   const struct shard_view *beside);
 static void move_part_drop(struct shard_job *job, struct move_part *part);
 static void move_trim(struct shard_job *job);
 static cairn_status shift_reserve(const struct shard_job *job, const struct shard_view *next,
-                                  const struct shard_view *kept, struct reserve *reserve);
+                                  const struct shard_view *retained, struct reserve *reserve);
 static void move_settle(struct shard_job *job);
 
 static const Cairn__PartPrepare *message_of(const struct arriving *arriving)
@@ -83,9 +83,9 @@ static cairn_status judge_table(const struct shard_job *job, uint64_t wanted,
     if (layout->version != wanted)
         return fail_with(why, CAIRN_ERR_MALFORMED, "the pages are of layout %" PRIu64,
                          layout->version);
-    const struct shard_view *kept = move_kept(job);
+    const struct shard_view *retained = move_retained(job);
     if (job->move.now == NULL ||
-        same_owners(layout, kept != NULL ? kept->layout : job->view->layout))
+        same_owners(layout, retained != NULL ? retained->layout : job->view->layout))
         return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_NOT_READY,
                      "layout %" PRIu64
@@ -116,7 +116,7 @@ static cairn_status take_budget(struct shard_job *job, struct move_part *part, u
                    tables = more(part->view->table_bytes, job->view->table_bytes);
     snprintf(what, sizeof what, "what comes of job %s with layout %" PRIu64, job->spec.name,
              part->view->layout->version);
-    const uint64_t shifted = shift_bytes(job, part->view, move_kept(job));
+    const uint64_t shifted = shift_bytes(job, part->view, move_retained(job));
     CAIRN_TRY(budget_take(&job->shard->memory.budget, room + shifted + staging + published + tables,
                           what, why));
     job->memory.state += (part->room = room) + (part->shifted = shifted);
@@ -134,30 +134,30 @@ static void give_budget(struct shard_job *job, const struct move_part *part)
     shard_job_give(job, &job->memory.tables, part->tables);
 }
 
-static cairn_status open_take(struct shard_job *job, struct move_part *part,
-                              const Cairn__PartPrepare *message, struct sentence *why)
+static cairn_status open_receiver(struct shard_job *job, struct move_part *part,
+                                  const Cairn__PartPrepare *message, struct sentence *why)
 {
     const Cairn__Mover *mover = mover_of(message);
-    struct lots lots;
-    if (lots_list(job->view, part->view, move_kept(job), &lots) != CAIRN_OK)
+    struct state_pieces pieces;
+    if (list_pieces(job->view, part->view, move_retained(job), &pieces) != CAIRN_OK)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to take state");
-    part->comes = lots.bytes;
-    if (lots.count == 0) return take_budget(job, part, 0, 0, why);
+    part->comes = pieces.bytes;
+    if (pieces.count == 0) return take_budget(job, part, 0, 0, why);
     if (mover == NULL) {
-        lots_release(&lots);
+        pieces_release(&pieces);
         return fail_with(why, CAIRN_ERR_MALFORMED,
                          "state comes to shard %s, and it was not told as whom it may ask",
                          job->shard->name);
     }
     const cairn_status status = take_budget(job, part,
                                             move_bytes_beyond(job, part->view, job->view),
-                                            take_staging_bytes(job, &lots), why);
+                                            receiver_staging_bytes(job, &pieces), why);
     if (status != CAIRN_OK) {
-        lots_release(&lots);
+        pieces_release(&pieces);
         return status;
     }
-    return take_open(job, part->view, &lots, mover, message->shards, message->n_shards, &part->take,
-                     why);
+    return receiver_open(job, part->view, &pieces, mover, message->shards, message->n_shards,
+                         &part->receiver, why);
 }
 
 /* ---- those who will ask ---- */
@@ -209,7 +209,7 @@ static void move_go_on(struct shard_daemon *shard, uint64_t job)
 
 /* Forgets the prepared layout and gives back what it took. Only a layout that comes into force
  * leaves that to the job: move_on_fence. */
-static void forget(struct shard_job *job)
+static void forget_prepared(struct shard_job *job)
 {
     struct move_part *part = job->move.next;
     struct sentence why;
@@ -227,16 +227,16 @@ static void move_forget(struct shard_job *job)
 {
     if (job->move.next == NULL) return;
     job->move.next->is_unwanted = true;
-    if (job->move.next->is_ready) forget(job); // else when its pages are made
+    if (job->move.next->is_ready) forget_prepared(job); // else when its pages are made
 }
 
 static cairn_status add_room(struct reserve *reserve, struct shard_job *job)
 {
     const struct move_part *part = job->move.next;
-    cairn_status status = shift_reserve(job, part->view, move_kept(job), reserve);
-    if (part->take == NULL) return status; // nothing comes
+    cairn_status status = shift_reserve(job, part->view, move_retained(job), reserve);
+    if (part->receiver == NULL) return status; // nothing comes
     if (status == CAIRN_OK) status = shard_view_reserve(job, part->view, reserve);
-    return status == CAIRN_OK ? take_reserve(part->take, reserve) : status;
+    return status == CAIRN_OK ? receiver_reserve(part->receiver, reserve) : status;
 }
 
 static void on_room(const struct reserve_request *request, cairn_status status,
@@ -255,7 +255,7 @@ static void on_room(const struct reserve_request *request, cairn_status status,
     }
     if (part->is_unwanted) {
         const uint64_t number = job->number;
-        forget(job);
+        forget_prepared(job);
         move_go_on(shard, number);
         return;
     }
@@ -265,8 +265,8 @@ static void on_room(const struct reserve_request *request, cairn_status status,
     session_answer(shard, &part->asked, CAIRN_OK, NULL);
 }
 
-static cairn_status fill(struct shard_job *job, struct move_part *part,
-                         const struct arriving *arriving, struct sentence *why)
+static cairn_status fill_part(struct shard_job *job, struct move_part *part,
+                              const struct arriving *arriving, struct sentence *why)
 {
     const Cairn__PartPrepare *message = message_of(arriving);
     const struct reserve_request request = {
@@ -279,16 +279,16 @@ static cairn_status fill(struct shard_job *job, struct move_part *part,
         layout_close(layout);
         return status;
     }
-    const struct shard_view *kept = move_kept(job);
-    status = shard_view_next(job, layout, message->shard_index, kept != NULL ? kept : job->view,
-                             &part->view, why);
-    if (status == CAIRN_OK) status = open_take(job, part, message, why);
+    const struct shard_view *retained = move_retained(job);
+    status = shard_view_next(job, layout, message->shard_index,
+                             retained != NULL ? retained : job->view, &part->view, why);
+    if (status == CAIRN_OK) status = open_receiver(job, part, message, why);
     if (status == CAIRN_OK) status = let_all_in(job, part, message, why);
     return status == CAIRN_OK ? reserve_begin(&request, why) : status;
 }
 
-static cairn_status begin(struct shard_job *job, const struct arriving *arriving,
-                          struct sentence *why)
+static cairn_status begin_prepare(struct shard_job *job, const struct arriving *arriving,
+                                  struct sentence *why)
 {
     struct move_part *part = calloc(1, sizeof *part);
     if (part == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a layout");
@@ -296,7 +296,7 @@ static cairn_status begin(struct shard_job *job, const struct arriving *arriving
               message_of(arriving)->layout);
     part->session = job->shard->session.serial;
     job->move.next = part;
-    const cairn_status status = fill(job, part, arriving, why);
+    const cairn_status status = fill_part(job, part, arriving, why);
     if (status == CAIRN_OK) {
         part->asked = session_request(job->shard, arriving->request);
         return CAIRN_OK;
@@ -308,7 +308,7 @@ static cairn_status begin(struct shard_job *job, const struct arriving *arriving
     return status;
 }
 
-static void whole(struct shard_daemon *shard, struct arriving *arriving)
+static void prepare_is_whole(struct shard_daemon *shard, struct arriving *arriving)
 {
     struct shard_job *job = shard_job_find(shard, message_of(arriving)->job);
     struct sentence why;
@@ -321,7 +321,7 @@ static void whole(struct shard_daemon *shard, struct arriving *arriving)
         move_forget(job); // who asks may be others than those that were told before
         if (job->move.next != NULL) return; // it goes on when that is forgotten
     }
-    if (status == CAIRN_OK) status = begin(job, arriving, &why);
+    if (status == CAIRN_OK) status = begin_prepare(job, arriving, &why);
     if (status == CAIRN_OK)
         arriving_drop(shard, arriving); // on_room answers
     else
@@ -331,7 +331,7 @@ static void whole(struct shard_daemon *shard, struct arriving *arriving)
 static const struct arriving_kind kind = {
     .name = "a layout",
     .what = { CAIRN_PAGE_LAYOUT },
-    .whole = whole,
+    .whole = prepare_is_whole,
 };
 
 void move_on_prepare(struct shard_daemon *shard, uint32_t request, Cairn__PartPrepare *message)
@@ -364,17 +364,17 @@ void move_on_unprepare(struct shard_job *job, const Cairn__PartUnprepare *messag
 
 #define TICK_MS 20
 
-/* Forgets a change of the layout: shards that take from us by it leave, its take is not awaited any
+/* Forgets a change of the layout: shards that take from us by it leave, its receiver is not awaited any
  * more, and what it took of the budget for itself goes back. NULL is fine. */
 static void move_part_drop(struct shard_job *job, struct move_part *part)
 {
     if (part == NULL) return;
     const bool ends = job->shard->closing || job->state == CAIRN_JOB_LEAVING;
     for (size_t i = 0; i < part->mover_count && !ends; i++) members_leave(job, part->movers[i]);
-    if (job->shard->closing && part->take != NULL)
-        receiver_free(part->take);
+    if (job->shard->closing && part->receiver != NULL)
+        receiver_free(part->receiver);
     else
-        take_leave(part->take);
+        receiver_leave(part->receiver);
     shard_job_give(job, &job->memory.staging, part->staging);
     shard_view_unref(part->view);
     free(part->movers);
@@ -383,7 +383,7 @@ static void move_part_drop(struct shard_job *job, struct move_part *part)
 
 /* The view before the one in force, while its state is still here: parts of it need not come again.
  * NULL: it is settled, or the view in force has gone back to it. */
-static const struct shard_view *move_kept(const struct shard_job *job)
+static const struct shard_view *move_retained(const struct shard_job *job)
 {
     return job->move.now != NULL && !job->move.now->is_back ? job->move.before : NULL;
 }
@@ -430,8 +430,8 @@ static void move_trim(struct shard_job *job)
 static bool tick_job(struct shard_job *job, uint64_t now_ms)
 {
     bool waits = false;
-    if (job->move.now != NULL && job->move.now->take != NULL)
-        waits = take_tick(job->move.now->take, now_ms);
+    if (job->move.now != NULL && job->move.now->receiver != NULL)
+        waits = receiver_tick(job->move.now->receiver, now_ms);
     move_rests(job);
     if (job->move.is_settling) move_settle(job);
     return waits || job->move.is_settling || job->move.fence.epoch != 0;
@@ -460,8 +460,8 @@ struct shift {
     const struct local_extent *extent, *was;
 };
 
-static const struct local_extent *find(const struct shard_view *view,
-                                       const struct local_extent *extent)
+static const struct local_extent *find_extent(const struct shard_view *view,
+                                              const struct local_extent *extent)
 {
     return view == NULL ? NULL
                         : shard_map_find(&view->table.map, extent->tensor, extent->first_leaf);
@@ -469,14 +469,14 @@ static const struct local_extent *find(const struct shard_view *view,
 
 /* The extent of that number, or the first behind it, that shifts; *number: the one behind it. False: none. */
 static bool find_shift(const struct shard_job *job, const struct shard_view *next,
-                       const struct shard_view *kept, size_t *number, struct shift *out)
+                       const struct shard_view *retained, size_t *number, struct shift *out)
 {
     if (job->planes.host_from > 0) return false; // on a device a part stays where it is
     while (*number < next->table.map.extent_count) {
         const size_t i = (*number)++;
         const struct local_extent *extent = &next->table.map.extents[i];
-        const struct local_extent *was = find(job->view, extent);
-        if (was == NULL) was = find(kept, extent);
+        const struct local_extent *was = find_extent(job->view, extent);
+        if (was == NULL) was = find_extent(retained, extent);
         if (was == NULL) continue; // it comes
         if (was->local_elem + (extent->first_elem - was->first_elem) == extent->local_elem)
             continue;
@@ -488,11 +488,11 @@ static bool find_shift(const struct shard_job *job, const struct shard_view *nex
 
 /* The bytes of all that shifts with `next` and is in the job's view, or in `kept` (may be NULL). */
 static uint64_t shift_bytes(const struct shard_job *job, const struct shard_view *next,
-                            const struct shard_view *kept)
+                            const struct shard_view *retained)
 {
     struct shift shift;
     uint64_t bytes = 0;
-    for (size_t number = 0; find_shift(job, next, kept, &number, &shift);)
+    for (size_t number = 0; find_shift(job, next, retained, &number, &shift);)
         for (enum plane p = 0; p < CAIRN_PLANES; p++)
             bytes += form_bytes(shift.form, p, shift.extent->elem_count);
     return bytes;
@@ -500,11 +500,11 @@ static uint64_t shift_bytes(const struct shard_job *job, const struct shard_view
 
 /* Within `prepare` of a reserve: reserves the places to which state shifts. */
 static cairn_status shift_reserve(const struct shard_job *job, const struct shard_view *next,
-                                  const struct shard_view *kept, struct reserve *reserve)
+                                  const struct shard_view *retained, struct reserve *reserve)
 {
     struct shift shift;
     cairn_status status = CAIRN_OK;
-    for (size_t number = 0; find_shift(job, next, kept, &number, &shift);) {
+    for (size_t number = 0; find_shift(job, next, retained, &number, &shift);) {
         const uint64_t first = shift.extent->local_elem;
         for (enum plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
             status = planes_reserve_elems(&job->planes, p, shift.form, first, first,
@@ -516,11 +516,11 @@ static cairn_status shift_reserve(const struct shard_job *job, const struct shar
 /* Copies what shifts, before the job goes on in `next`. Not CAIRN_OK: the job may not go on in
  * it. */
 static cairn_status shift_copy(struct shard_job *job, const struct shard_view *next,
-                               const struct shard_view *kept, struct sentence *why)
+                               const struct shard_view *retained, struct sentence *why)
 {
     struct works *works = compute_loop(&job->shard->host);
     struct shift shift;
-    for (size_t number = 0; find_shift(job, next, kept, &number, &shift);) {
+    for (size_t number = 0; find_shift(job, next, retained, &number, &shift);) {
         const uint64_t first = shift.extent->local_elem, was = shift.was->local_elem,
                        skipped = shift.extent->first_elem - shift.was->first_elem;
         for (int p = 0; p < CAIRN_PLANES; p++) {
@@ -558,18 +558,18 @@ static void tell_moved(struct shard_job *job)
               job->spec.name, moved.layout);
 }
 
-static void on_taken(struct take *take)
+static void on_taken(struct receiver *receiver)
 {
-    struct shard_job *job = take_job(take);
+    struct shard_job *job = receiver_job(receiver);
     struct move_part *now = job->move.now;
-    (void)take_is_done(take, &now->moved_bytes, &now->moved_us);
+    (void)receiver_is_done(receiver, &now->moved_bytes, &now->moved_us);
     log_info("job %s: layout %" PRIu64 ": all that comes is here: %" PRIu64 " bytes in %" PRIu64
              " us",
              job->spec.name, version_of(now), now->moved_bytes, now->moved_us);
-    now->take = NULL;
+    now->receiver = NULL;
     shard_job_give(job, &job->memory.staging, now->staging);
     now->staging = 0;
-    take_leave(take);
+    receiver_leave(receiver);
     published_forget_params(job);
     tell_moved(job);
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_WHOLE });
@@ -592,12 +592,12 @@ void move_on_resolve(struct shard_job *job, uint64_t epoch)
     if ((!job->move.has_moved && !job->load.joins) || job->state != CAIRN_JOB_SERVING ||
         epoch != step_epoch(job->collector.step) || job->move.fence.epoch != 0)
         return;
-    if (now == NULL || now->take == NULL) {
+    if (now == NULL || now->receiver == NULL) {
         tell_moved(job);
-    } else if (!take_is_begun(now->take)) {
+    } else if (!receiver_is_begun(now->receiver)) {
         log_debug("job %s: layout %" PRIu64 ": what comes is asked for", job->spec.name,
                   version_of(now));
-        take_begin(now->take, step_version(job->collector.step), on_taken);
+        receiver_begin(now->receiver, step_version(job->collector.step), on_taken);
         move_wake(job->shard);
     }
 }
@@ -610,7 +610,7 @@ static void tell_core(struct shard_job *job, uint64_t epoch)
     relay_on_fence(job, epoch);
 }
 
-static void force(struct shard_job *job)
+static void enter_prepared(struct shard_job *job)
 {
     struct move *move = &job->move;
     struct move_part *part = move->next;
@@ -618,7 +618,7 @@ static void force(struct shard_job *job)
     const uint64_t epoch = move->fence.epoch;
     struct sentence why;
     move->fence.epoch = 0;
-    cairn_status status = shift_copy(job, part->view, move_kept(job), &why);
+    cairn_status status = shift_copy(job, part->view, move_retained(job), &why);
     if (status == CAIRN_OK) status = shard_job_switch(job, part->view, &why);
     if (status != CAIRN_OK) {
         shard_view_unref(before);
@@ -637,7 +637,8 @@ static void force(struct shard_job *job)
              " elements here, and %" PRIu64 " "
              "bytes are to come",
              job->spec.name, version_of(part), epoch, job->view->table.map.elem_count, part->comes);
-    if (part->take != NULL) own_step(job, &(struct step_event) { .kind = CAIRN_STEP_LACKS_STATE });
+    if (part->receiver != NULL)
+        own_step(job, &(struct step_event) { .kind = CAIRN_STEP_LACKS_STATE });
     tell_core(job, epoch);
     move_go_on(job->shard, job->number); // what was to be prepared meanwhile
 }
@@ -646,7 +647,7 @@ static void force(struct shard_job *job)
 static bool is_renamed(const struct shard_job *job)
 {
     const struct move_part *next = job->move.next;
-    return next->take == NULL && layout_same(job->view->layout, next->view->layout);
+    return next->receiver == NULL && layout_same(job->view->layout, next->view->layout);
 }
 
 /* Nothing moves, and what is open, prepared or being applied goes on. */
@@ -726,7 +727,7 @@ void move_rests(struct shard_job *job)
         uv_now(job->shard->loop) - job->move.fence.since_ms > PINS_MS)
         pin_cancel(job); // training goes on, whatever the storage does
     if (job->move.fence.epoch != 0 && job->state == CAIRN_JOB_SERVING && shard_job_rests(job))
-        force(job);
+        enter_prepared(job);
 }
 
 /* ==== give ==== */
@@ -765,7 +766,7 @@ void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message)
 {
     struct move_part *now = job->move.now;
     if (now == NULL || now->view->layout->version != message->layout) return; // it was, before
-    if (now->take != NULL) {
+    if (now->receiver != NULL) {
         session_refuse(job->shard, CAIRN_ERR_PROTOCOL,
                        "layout %" PRIu64 " of job %s is said to be settled, and shard %s has not "
                        "all of its state",
@@ -801,7 +802,7 @@ void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartP
         status = fail_with(&why, CAIRN_ERR_NOT_READY,
                            "layout %" PRIu64 " of job %s is not in force here", message->layout,
                            job->spec.name);
-    else if (job->move.now != NULL && job->move.now->take != NULL)
+    else if (job->move.now != NULL && job->move.now->receiver != NULL)
         status = fail_with(&why, CAIRN_ERR_NOT_READY, "state of job %s is still to come",
                            job->spec.name);
     else if (step_phase_of(job->collector.step) != CAIRN_STEP_IDLE)
@@ -821,8 +822,8 @@ void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartP
 void move_leave(struct shard_job *job)
 {
     if (job->move.now != NULL) {
-        take_leave(job->move.now->take);
-        job->move.now->take = NULL;
+        receiver_leave(job->move.now->receiver);
+        job->move.now->receiver = NULL;
     }
     job->move.fence.epoch = 0;
     move_forget(job);
@@ -831,14 +832,14 @@ void move_leave(struct shard_job *job)
 void move_release(struct shard_job *job)
 {
     struct move *move = &job->move;
-    take_free_leaving(job);
+    receiver_free_leaving(job);
     move_part_drop(job, move->next);
     move_part_drop(job, move->now);
     shard_view_unref(move->before);
     *move = (struct move) { .next = NULL };
 }
 
-/* ==== lot ==== */
+/* ==== piece ==== */
 
 /* Leaves of a tensor. */
 struct leaves {
@@ -846,9 +847,9 @@ struct leaves {
 };
 
 struct lister {
-    const struct shard_view *next, *kept;
+    const struct shard_view *next, *retained;
     const struct layout *before;
-    struct lots *out;
+    struct state_pieces *out;
     size_t capacity;
 };
 
@@ -861,68 +862,69 @@ static struct leaves leaves_of(const struct layout *layout, const struct extent 
     };
 }
 
-static cairn_status add(struct lister *lister, const struct lot *lot)
+static cairn_status add_piece(struct lister *lister, const struct state_piece *piece)
 {
-    struct lots *out = lister->out;
-    const struct form *form = &lister->next->forms[lot->extent];
+    struct state_pieces *out = lister->out;
+    const struct form *form = &lister->next->forms[piece->extent];
     if (out->count == lister->capacity) {
         const size_t capacity = lister->capacity * 2 + 64;
-        struct lot *list = realloc(out->list, capacity * sizeof *list);
+        struct state_piece *list = realloc(out->list, capacity * sizeof *list);
         if (list == NULL) return CAIRN_ERR_NO_MEMORY;
         out->list = list;
         lister->capacity = capacity;
     }
-    const uint64_t bytes = form_bytes(form, lot->plane, lot->chunk_elems);
-    if (!lot_is_whole(lot) && bytes > out->cut_bytes) out->cut_bytes = (size_t)bytes;
+    const uint64_t bytes = form_bytes(form, piece->plane, piece->chunk_elems);
+    if (!piece_is_whole(piece) && bytes > out->cut_bytes) out->cut_bytes = (size_t)bytes;
     if (bytes > out->chunk_bytes) out->chunk_bytes = (size_t)bytes;
-    out->bytes += form_bytes(form, lot->plane, lot->elem_count);
-    out->list[out->count++] = *lot;
+    out->bytes += form_bytes(form, piece->plane, piece->elem_count);
+    out->list[out->count++] = *piece;
     return CAIRN_OK;
 }
 
-/* A chunk of the giver's, of which the leaves come; in each plane. */
+/* A chunk of the sender's, of which the leaves come; in each plane. */
 static cairn_status add_chunk(struct lister *lister, const struct geometry *geometry,
-                              struct lot lot, struct leaves chunk, struct leaves come)
+                              struct state_piece piece, struct leaves chunk, struct leaves come)
 {
     cairn_status status = CAIRN_OK;
     if (come.first < chunk.first) come.first = chunk.first;
     if (come.end > chunk.end) come.end = chunk.end;
-    lot.first_leaf = chunk.first;
-    lot.leaf_count = (uint32_t)(chunk.end - chunk.first);
-    lot.chunk_elem = leaf_start(geometry, chunk.first);
-    lot.chunk_elems = leaf_start(geometry, chunk.end) - lot.chunk_elem;
-    lot.first_elem = leaf_start(geometry, come.first);
-    lot.elem_count = leaf_start(geometry, come.end) - lot.first_elem;
+    piece.first_leaf = chunk.first;
+    piece.leaf_count = (uint32_t)(chunk.end - chunk.first);
+    piece.chunk_elem = leaf_start(geometry, chunk.first);
+    piece.chunk_elems = leaf_start(geometry, chunk.end) - piece.chunk_elem;
+    piece.first_elem = leaf_start(geometry, come.first);
+    piece.elem_count = leaf_start(geometry, come.end) - piece.first_elem;
     for (int p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++) {
-        if (!form_stores(&lister->next->forms[lot.extent], p)) continue;
-        lot.plane = (enum plane)p;
-        status = add(lister, &lot);
+        if (!form_stores(&lister->next->forms[piece.extent], p)) continue;
+        piece.plane = (enum plane)p;
+        status = add_piece(lister, &piece);
     }
     return status;
 }
 
-/* Adds the lots for a run of leaves that come from one extent of a giver. The giver's chunk grid
+/* Adds the pieces for a run of leaves that come from one extent of a sender. The sender's chunk grid
  * begins with its extent. */
-static cairn_status add_run_lot(struct lister *lister, const struct extent *given, uint32_t extent,
-                                struct leaves come)
+static cairn_status add_run_pieces(struct lister *lister, const struct extent *given,
+                                   uint32_t extent, struct leaves come)
 {
     const struct leaves all = leaves_of(lister->before, given);
     const uint64_t step = lister->next->table.map.chunk_leaves;
-    const struct lot lot = { .giver = given->shard, .extent = extent };
+    const struct state_piece piece = { .sender = given->shard, .extent = extent };
     uint64_t at = all.first + (come.first - all.first) / step * step;
     cairn_status status = CAIRN_OK;
     for (; at < come.end && status == CAIRN_OK; at += step) {
         const struct leaves chunk = { at, at + step < all.end ? at + step : all.end };
-        status = add_chunk(lister, &lister->before->geometry[given->tensor], lot, chunk, come);
+        status = add_chunk(lister, &lister->before->geometry[given->tensor], piece, chunk, come);
     }
     return status;
 }
 
 /* The end of the run that begins with the leaf and is here already; the leaf: it is not. */
-static uint64_t end_of_kept(const struct lister *lister, uint32_t tensor, uint64_t leaf)
+static uint64_t end_of_retained(const struct lister *lister, uint32_t tensor, uint64_t leaf)
 {
     const struct local_extent *extent = NULL;
-    if (lister->kept != NULL) extent = shard_map_find(&lister->kept->table.map, tensor, leaf);
+    if (lister->retained != NULL)
+        extent = shard_map_find(&lister->retained->table.map, tensor, leaf);
     return extent != NULL ? extent->first_leaf + extent->leaf_count : leaf;
 }
 
@@ -936,48 +938,50 @@ static cairn_status add_extent(struct lister *lister, uint32_t number)
     while (leaf < end && status == CAIRN_OK) {
         const struct extent *was = layout_find(lister->before, extent->tensor, leaf);
         const struct leaves all = leaves_of(lister->before, was);
-        const uint64_t kept_end = end_of_kept(lister, extent->tensor, leaf);
+        const uint64_t retained_end = end_of_retained(lister, extent->tensor, leaf);
         uint64_t run_end = all.end < end ? all.end : end;
-        if (kept_end > leaf && kept_end < run_end) run_end = kept_end;
-        if (was->shard != map->shard && kept_end == leaf)
-            status = add_run_lot(lister, was, number, (struct leaves) { leaf, run_end });
+        if (retained_end > leaf && retained_end < run_end) run_end = retained_end;
+        if (was->shard != map->shard && retained_end == leaf)
+            status = add_run_pieces(lister, was, number, (struct leaves) { leaf, run_end });
         leaf = run_end;
     }
     return status;
 }
 
-static int by_giver(const void *left, const void *right)
+static int by_sender(const void *left, const void *right)
 {
-    const struct lot *a = left, *b = right;
-    if (a->giver != b->giver) return a->giver < b->giver ? -1 : 1;
+    const struct state_piece *a = left, *b = right;
+    if (a->sender != b->sender) return a->sender < b->sender ? -1 : 1;
     if (a->extent != b->extent) return a->extent < b->extent ? -1 : 1;
     if (a->first_leaf != b->first_leaf) return a->first_leaf < b->first_leaf ? -1 : 1;
     return (int)a->plane - (int)b->plane;
 }
 
-/* The list has lots for all that `next` has on this shard and `now` has on another one. State in
+/* The list has pieces for all that `next` has on this shard and `now` has on another one. State in
  * `kept`, the view before, is still here and does not come; `kept` may be NULL.
  * CAIRN_ERR_NO_MEMORY. */
-static cairn_status lots_list(const struct shard_view *now, const struct shard_view *next,
-                              const struct shard_view *kept, struct lots *out)
+static cairn_status list_pieces(const struct shard_view *now, const struct shard_view *next,
+                                const struct shard_view *retained, struct state_pieces *out)
 {
-    struct lister lister = { .next = next, .kept = kept, .before = now->layout, .out = out };
+    struct lister lister = {
+        .next = next, .retained = retained, .before = now->layout, .out = out
+    };
     cairn_status status = CAIRN_OK;
-    *out = (struct lots) { .list = NULL };
+    *out = (struct state_pieces) { .list = NULL };
     for (uint32_t i = 0; i < next->table.map.extent_count && status == CAIRN_OK; i++)
         status = add_extent(&lister, i);
     if (status != CAIRN_OK) {
-        lots_release(out);
+        pieces_release(out);
         return status;
     }
-    if (out->count > 0) qsort(out->list, out->count, sizeof *out->list, by_giver);
+    if (out->count > 0) qsort(out->list, out->count, sizeof *out->list, by_sender);
     for (size_t i = 0; i < out->count; i++)
-        out->giver_count += i == 0 || out->list[i].giver != out->list[i - 1].giver;
+        out->sender_count += i == 0 || out->list[i].sender != out->list[i - 1].sender;
     return CAIRN_OK;
 }
 
-void lots_release(struct lots *lots)
+void pieces_release(struct state_pieces *pieces)
 {
-    free(lots->list);
-    *lots = (struct lots) { .list = NULL };
+    free(pieces->list);
+    *pieces = (struct state_pieces) { .list = NULL };
 }

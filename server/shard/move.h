@@ -2,7 +2,7 @@
  * give or to get.
  *
  *   PartPrepare ─► next (move.c) ── Fence{layout} ──► now (move.c) ── PartSettled ──► settled (move.c)
- *                     │ PartUnprepare, another Fence        │ take.c: what comes
+ *                     │ PartUnprepare, another Fence        │ receiver.c: what comes
  *                     ▼                                     ▼
  *                  forgotten                             PartMoved
  *
@@ -14,56 +14,58 @@
 #include <stdint.h>
 
 #include "proto/fabric/fabric.h"
+#include "proto/link/chunk_link.h"
 #include "proto/wire/messages.h"
 #include "server/shard/base.h"
 #include "server/shard/collect.h"
+#include "server/shard/memory.h"
 
-/* ==== lot ==== */
+/* ==== piece ==== */
 
-/* Lots: what comes to a shard when one layout follows another. A lot is the part that the shard
- * needs of one chunk of one plane, by the chunk grid of the chunk's owner, the giver. Pure; any
+/* Pieces: what comes to a shard when one layout follows another. A piece is the part that the shard
+ * needs of one chunk of one plane, by the chunk grid of the chunk's owner, the sender. Pure; any
  * thread. */
 
-struct lot {
-    uint32_t giver;  /* its index in the layouts */
+struct state_piece {
+    uint32_t sender; /* its index in the layouts */
     uint32_t extent; /* here, in the view that follows */
     enum plane plane;
-    uint64_t first_leaf; /* of the giver's chunk, in the tensor */
+    uint64_t first_leaf; /* of the sender's chunk, in the tensor */
     uint32_t leaf_count;
     uint64_t chunk_elem, chunk_elems; /* its elements in the tensor */
     uint64_t first_elem, elem_count;  /* of them, those that come */
 };
 
-struct lots {
-    struct lot *list; /* owned: [count], by giver, then by extent, chunk and plane */
+struct state_pieces {
+    struct state_piece *list; /* owned: [count], by sender, then by extent, chunk and plane */
     size_t count;
-    uint64_t bytes;       /* of what comes */
-    size_t cut_bytes;     /* of the largest chunk that does not come whole; 0: all do */
-    size_t chunk_bytes;   /* of the largest chunk */
-    uint32_t giver_count; /* shards that give something */
+    uint64_t bytes;        /* of what comes */
+    size_t cut_bytes;      /* of the largest chunk that does not come whole; 0: all do */
+    size_t chunk_bytes;    /* of the largest chunk */
+    uint32_t sender_count; /* shards that give something */
 };
 
-/* The giver's chunk comes, nothing of it stays elsewhere. */
-static inline bool lot_is_whole(const struct lot *lot)
+/* The sender's chunk comes, nothing of it stays elsewhere. */
+static inline bool piece_is_whole(const struct state_piece *piece)
 {
-    return lot->elem_count == lot->chunk_elems;
+    return piece->elem_count == piece->chunk_elems;
 }
 
-void lots_release(struct lots *lots);
+void pieces_release(struct state_pieces *pieces);
 
-/* ==== take ==== */
+/* ==== receiver ==== */
 
-/* A take asks the givers for the state that comes to this shard with a layout, a few chunks of each
- * giver at a time, and receives it into the planes, while rounds go on.
+/* A receiver asks the senders for the state that comes to this shard with a layout, a few chunks of each
+ * sender at a time, and receives it into the planes, while rounds go on.
  *
- *   take_open (all memory) ─► _begin: the givers go by the new layout, too ─► FETCH, DATA, ...
- *       ─► `done`: everything is here ─► take_leave; freed when nothing refers to it
+ *   receiver_open (all memory) ─► _begin: the senders go by the new layout, too ─► FETCH, DATA, ...
+ *       ─► `done`: everything is here ─► receiver_leave; freed when nothing refers to it
  *
- * To a giver this shard is a member of the job, a mover; the coordinator has told both of it
+ * To a sender this shard is a member of the job, a mover; the coordinator has told both of it
  * (PartPrepare). A chunk that comes whole is received where it belongs: nobody reads there before
  * everything is here, and a damaged chunk is asked for again. A chunk that is cut is received in
  * staging, and its part is copied from there; so is every chunk of a job with state on a device, in
- * fewer slots, which are pinned. A request that a giver does not answer, or answers on a connection
+ * fewer slots, which are pinned. A request that a sender does not answer, or answers on a connection
  * that is lost, is sent again. Loop thread, except for the copies. */
 
 struct chunk_header;
@@ -71,47 +73,104 @@ struct chunk_link;
 struct reserve;
 struct shard_daemon;
 struct shard_job;
-struct take;
+struct receiver;
 
-/* Takes over the lots, also when it fails. `mover`: as whom we ask. CAIRN_ERR_MALFORMED: a shard that gives
+/* Takes over the pieces, also when it fails. `mover`: as whom we ask. CAIRN_ERR_MALFORMED: a shard that gives
  * something is not among `shards`; CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status take_open(struct shard_job *job, struct shard_view *view,
-                                        struct lots *lots, const Cairn__Mover *mover,
-                                        Cairn__ShardInfo *const *shards, size_t shard_count,
-                                        struct take **take_out, struct sentence *why);
-/* Bytes of the budget for what is received beside the planes, of a take of these lots by the job. */
-uint64_t take_staging_bytes(const struct shard_job *job, const struct lots *lots);
+CAIRN_MUST_CHECK cairn_status receiver_open(struct shard_job *job, struct shard_view *view,
+                                            struct state_pieces *pieces, const Cairn__Mover *mover,
+                                            Cairn__ShardInfo *const *shards, size_t shard_count,
+                                            struct receiver **receiver_out, struct sentence *why);
+/* Bytes of the budget for what is received beside the planes, of a receiver of these pieces by the job. */
+uint64_t receiver_staging_bytes(const struct shard_job *job, const struct state_pieces *pieces);
 /* Within `prepare` of a reserve: these. */
-CAIRN_MUST_CHECK cairn_status take_reserve(const struct take *take, struct reserve *reserve);
+CAIRN_MUST_CHECK cairn_status receiver_reserve(const struct receiver *receiver,
+                                               struct reserve *reserve);
 /* The job goes by the view, at the version that is asked for. `done` follows, once. */
-void take_begin(struct take *take, struct cairn_version version, void (*done)(struct take *take));
+void receiver_begin(struct receiver *receiver, struct cairn_version version,
+                    void (*done)(struct receiver *receiver));
 /* It was begun. */
-bool take_is_begun(const struct take *take);
-struct shard_job *take_job(const struct take *take);
+bool receiver_is_begun(const struct receiver *receiver);
+struct shard_job *receiver_job(const struct receiver *receiver);
 /* All of it is here: so many bytes in so many microseconds. */
-bool take_is_done(const struct take *take, uint64_t *bytes_out, uint64_t *us_out);
+bool receiver_is_done(const struct receiver *receiver, uint64_t *bytes_out, uint64_t *us_out);
 /* Asks for nothing any more; frees it now, or when nothing refers to it. NULL is fine. */
-void take_leave(struct take *take);
+void receiver_leave(struct receiver *receiver);
 /* With the job, whatever is in flight: the fabric and the pools are closed. And those that were leaving. */
-void receiver_free(struct take *take);
-void take_free_leaving(struct shard_job *job);
+void receiver_free(struct receiver *receiver);
+void receiver_free_leaving(struct shard_job *job);
 
-/* Takes or drops a giver's message for a take of one of our jobs. False: the message is not from a
- * giver, and is left to the caller. */
-bool take_on_message(struct shard_daemon *shard, const struct chunk_header *header,
-                     struct fabric_message *message);
+/* Takes or drops a sender's message for a receiver of one of our jobs. False: the message is not from a
+ * sender, and is left to the caller. */
+bool receiver_on_message(struct shard_daemon *shard, const struct chunk_header *header,
+                         struct fabric_message *message);
 /* Time: connects, breaks silences, asks again. True: it waits for something. */
-bool take_tick(struct take *take, uint64_t now_ms);
-/* The link to the i-th giver, and its name, borrowed; NULL: there is none, or nothing is asked of them. */
-const struct chunk_link *take_link(struct take *take, uint32_t i, char **name_out);
+bool receiver_tick(struct receiver *receiver, uint64_t now_ms);
+/* The link to the i-th sender, and its name, borrowed; NULL: there is none, or nothing is asked of them. */
+const struct chunk_link *receiver_link(struct receiver *receiver, uint32_t i, char **name_out);
+
+/* ---- inside: receiver.c, and its tests ---- */
+
+struct sender;
+
+/* A piece that is asked for, or being copied. */
+struct receiver_slot {
+    struct work_run run; /* first: the copy */
+    struct sender *sender;
+    struct chunk_request request;    /* numbered as sender->slots */
+    const struct state_piece *piece; /* NULL: the slot is free */
+    uint8_t *
+        staging; /* borrowed: [receiver->staged.bytes]; NULL: for what is received where it belongs */
+    void *to;    /* where in the planes the piece belongs */
+    uint64_t checksum, came; /* that the chunk is to have, and has */
+};
+
+/* The staging: chunks that are received beside the planes and copied into them. */
+struct receiver_staging {
+    bool all;         /* the planes lie on a device; else of what is cut */
+    uint32_t each;    /* slots of a sender that have staging: its first ones */
+    uint32_t of_each; /* slots that it has */
+    size_t bytes;     /* of one */
+};
+
+/* A shard from which something comes. */
+struct sender {
+    struct receiver *receiver; /* borrowed */
+    uint32_t index;            /* in the layouts */
+    char name[64];
+    uint8_t *address; /* owned */
+    size_t address_bytes;
+    struct chunk_link link;
+    struct asker asker;
+    struct receiver_slot *slots; /* owned: [receiver->staged.of_each] */
+    size_t next, end;            /* of its pieces, those that are not asked for yet */
+};
+
+struct receiver {
+    struct receiver *next_leaving;
+    struct shard_job *job;   /* borrowed */
+    struct shard_view *view; /* counted: in which the pieces are here */
+    uint64_t number, token;  /* of the mover that we are */
+    struct cairn_version version;
+    struct state_pieces pieces; /* owned */
+    struct sender *senders;     /* owned: [sender_count] by index */
+    uint32_t sender_count;
+    struct receiver_staging staged;
+    struct arena staging;  /* owned: of the slots that have some */
+    size_t left;           /* pieces that are not here */
+    uint64_t begun_ns, us; /* us: that it took, once left is 0 */
+    uint32_t busy;         /* loans and copies that refer to it */
+    bool is_begun, is_leaving;
+    void (*done)(struct receiver *receiver);
+};
 
 /* ==== move ==== */
 
 /* One change of the layout, on this shard. */
 struct move_part {
-    struct shard_view *view; /* counted: of the layout that it leads to */
-    struct take *take;       /* owned: what comes; NULL: nothing does */
-    uint64_t *movers;        /* owned: [mover_count] members that ask us */
+    struct shard_view *view;   /* counted: of the layout that it leads to */
+    struct receiver *receiver; /* owned: what comes; NULL: nothing does */
+    uint64_t *movers;          /* owned: [mover_count] members that ask us */
     size_t mover_count;
     bool is_back;         /* in force, it took back one that was not settled */
     bool is_ready;        /* the pages for what comes are made */
@@ -137,8 +196,11 @@ struct move {
         uint64_t since_ms; /* of the loop: where epoch is not 0 */
     } fence;
     struct request publishing; /* the PartPublish at work */
-    struct take *leaving;      /* owned: takes that something in flight refers to */
+    struct receiver *leaving;  /* owned: receivers that something in flight refers to */
 };
+
+/* Starts the clock of changes, which ticks until nothing waits any more. */
+void move_wake(struct shard_daemon *shard);
 
 /* ==== give ==== */
 

@@ -299,7 +299,7 @@ static struct shard_job *new_job(struct shard_daemon *shard, const Cairn__JobCre
     job->staged = message->extend;
     job->state = CAIRN_JOB_INITIALIZING;
     job->landing.arena = job->puts.arena = CAIRN_ARENA_NONE;
-    taken_open(&job->load.taken);
+    made_pages_open(&job->load.made);
     job->versions.writing = CAIRN_PUBLISHED_NONE;
     spec_init(&job->spec);
     return job;

@@ -175,7 +175,7 @@ struct job_landing {
     uint32_t window, small, in_place;
     size_t slot_bytes, small_bytes;
     uint32_t counted; /* slots in the budget: those of as many workers as there are */
-    uint32_t taken;   /* slots that have their pages, too */
+    uint32_t made;    /* slots that have their pages, too */
     uint32_t asked;   /* will have, when what the reserve at work takes is there */
     bool extra;       /* of more workers than there are: admit_left */
 };

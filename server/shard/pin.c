@@ -92,7 +92,7 @@ static void say_waited(const struct pin *pin)
 }
 
 /* Tells, and is freed: its staging, too, before all of it is told. */
-static void report(struct pin *pin)
+static void report_pin(struct pin *pin)
 {
     struct report *told = pin->report;
     pin->report = NULL;
@@ -110,7 +110,7 @@ static void report(struct pin *pin)
 /* ---- prepared ---- */
 
 /* No Pin comes any more to one that has not begun. */
-static void unprepare(struct pin *pin)
+static void unprepare_pin(struct pin *pin)
 {
     pin->is_prepared = false;
     pin->ended = true;
@@ -123,7 +123,7 @@ void pins_unprepare(struct shard_job *job)
     struct pin *next;
     for (struct pin *pin = job->pins.list; pin != NULL; pin = next) {
         next = pin->next;
-        if (pin->is_prepared) unprepare(pin);
+        if (pin->is_prepared) unprepare_pin(pin);
     }
 }
 
@@ -150,7 +150,7 @@ static void task_done(struct pin *pin)
     if (--pin->tasks == 0 && pin->ended)
         pin_free(pin); // it was prepared in vain
     else if (pin->tasks == 0 && !pin->is_prepared && !pin->waits)
-        report(pin);
+        report_pin(pin);
     shard_job_idle(job);
 }
 
@@ -185,7 +185,7 @@ void pin_on_folder(struct shard_job *job, const Cairn__PinFolder *message)
     if (pin == NULL) return;
     const bool given_up = message->path[0] == '\0';
     if (pin->is_prepared) {
-        if (given_up) unprepare(pin);
+        if (given_up) unprepare_pin(pin);
         return;
     }
     if (!given_up && pin->writes && pin->path == NULL) pin->path = strdup(message->path);
@@ -278,7 +278,7 @@ static void set_pace(struct pin *pin)
 }
 
 /* No UPDATE is under way: the state is of one version. */
-static void stand(struct pin *pin)
+static void pin_stands(struct pin *pin)
 {
     struct shard_job *job = pin->job;
     pin->waits = false;
@@ -288,7 +288,7 @@ static void stand(struct pin *pin)
     if (!is_ready) pin->status = take_staging(pin);
     if (pin->status == CAIRN_OK) pin->status = report_keep_payload(pin->report, &pin->why);
     if (pin->status != CAIRN_OK) {
-        report(pin);
+        report_pin(pin);
         return;
     }
     set_pace(pin);
@@ -346,7 +346,7 @@ void pin_updated(struct shard_job *job)
     for (struct pin *pin = job->pins.list; pin != NULL; pin = next) {
         next = pin->next;
         if (pin->waits && job->state == CAIRN_JOB_SERVING)
-            stand(pin);
+            pin_stands(pin);
         else
             free_if_ended(pin);
     }
@@ -354,8 +354,8 @@ void pin_updated(struct shard_job *job)
 
 /* ---- asked for ---- */
 
-static void refuse(struct shard_job *job, const Cairn__Pin *message, cairn_status status,
-                   const char *text)
+static void refuse_pin(struct shard_job *job, const Cairn__Pin *message, cairn_status status,
+                       const char *text)
 {
     Cairn__SnapshotPart part = CAIRN__SNAPSHOT_PART__INIT;
     part.job = job->number;
@@ -366,7 +366,7 @@ static void refuse(struct shard_job *job, const Cairn__Pin *message, cairn_statu
 }
 
 /* CAIRN_OK: one more may be pinned. */
-static cairn_status judge(const struct shard_job *job, struct sentence *why)
+static cairn_status judge_pin(const struct shard_job *job, struct sentence *why)
 {
     size_t count = 0;
     for (struct pin *other = job->pins.list; other != NULL; other = other->next) count++;
@@ -402,7 +402,7 @@ void pin_on_prepare(struct shard_job *job, uint32_t request, const Cairn__PinPre
 {
     struct request asked = session_request(job->shard, request);
     struct sentence why;
-    cairn_status status = judge(job, &why);
+    cairn_status status = judge_pin(job, &why);
     struct pin *pin = status == CAIRN_OK ? pin_new(job, message->snapshot, &why) : NULL;
     if (status == CAIRN_OK && pin == NULL) status = CAIRN_ERR_NO_MEMORY;
     if (pin != NULL) {
@@ -430,7 +430,7 @@ void pin_begin(struct shard_job *job, const Cairn__Pin *message)
 {
     struct sentence why;
     struct pin *pin = prepared_of(job, message->snapshot);
-    cairn_status status = pin == NULL ? judge(job, &why) : CAIRN_OK;
+    cairn_status status = pin == NULL ? judge_pin(job, &why) : CAIRN_OK;
     if (status == CAIRN_OK)
         reports_drop(job); // a coordinator that asks for another one waits for these no more
     if (status == CAIRN_OK && pin == NULL) {
@@ -438,7 +438,7 @@ void pin_begin(struct shard_job *job, const Cairn__Pin *message)
         if (pin == NULL) status = CAIRN_ERR_NO_MEMORY;
     }
     if (status != CAIRN_OK) {
-        refuse(job, message, status, why.text);
+        refuse_pin(job, message, status, why.text);
         return;
     }
     pin->is_prepared = false;
@@ -447,7 +447,7 @@ void pin_begin(struct shard_job *job, const Cairn__Pin *message)
     if (job->pass.updating)
         pin->waits = true;
     else
-        stand(pin);
+        pin_stands(pin);
 }
 
 /* ==== pin write ==== */
@@ -574,8 +574,8 @@ static uint64_t hash_some(struct writing *w, const uint8_t *bytes, uint64_t elem
     return some;
 }
 
-static cairn_status hash(struct writing *w, const uint8_t *bytes, uint64_t elems,
-                         struct sentence *why)
+static cairn_status hash_part(struct writing *w, const uint8_t *bytes, uint64_t elems,
+                              struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     while (elems > 0 && status == CAIRN_OK) {
@@ -591,7 +591,7 @@ static cairn_status hash(struct writing *w, const uint8_t *bytes, uint64_t elems
 /* ---- reading ---- */
 
 /* Gives way to nobody while the deadline presses. */
-static void press(struct writing *w)
+static void press_pace(struct writing *w)
 {
     const bool presses = pace_presses(w->of->pace, uv_hrtime() / 1000);
     if (presses != w->presses) (presses ? thread_press : thread_yield)();
@@ -599,13 +599,13 @@ static void press(struct writing *w)
 }
 
 /* Until as much more may be written. */
-static cairn_status rest(struct writing *w, uint64_t bytes, struct sentence *why)
+static cairn_status rest_after(struct writing *w, uint64_t bytes, struct sentence *why)
 {
     struct staging *staging = w->of->staging;
     cairn_status status;
     while ((status = staging_check(staging, why)) == CAIRN_OK) {
         if (atomic_load(&staging->waiting) > 0) atomic_store(&w->of->pace->hurry, true);
-        press(w);
+        press_pace(w);
         const uint64_t us = pace_rest_us(w->of->pace, bytes, uv_hrtime() / 1000);
         if (us == 0) return CAIRN_OK;
         usleep((useconds_t)us);
@@ -626,7 +626,7 @@ static uint64_t chunk_at(const struct writing *w, uint64_t elem)
 static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to, struct sentence *why)
 {
     const struct local_extent *extent = extent_of(w);
-    cairn_status status = rest(w, elems * elem_bytes(w), why);
+    cairn_status status = rest_after(w, elems * elem_bytes(w), why);
     for (uint64_t done = 0; done < elems && status == CAIRN_OK;) {
         const uint64_t elem = w->at.elem + done, chunk = chunk_at(w, elem);
         const struct chunk_place place = shard_map_chunk(&w->view->table.map, chunk);
@@ -639,7 +639,7 @@ static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to, s
                               some, some == left, to + done * elem_bytes(w), why);
         done += some;
     }
-    return status == CAIRN_OK ? hash(w, to, elems, why) : status;
+    return status == CAIRN_OK ? hash_part(w, to, elems, why) : status;
 }
 
 /* To the end of the extent, or `elem_count`; *done_out: how many elements. */

@@ -38,8 +38,8 @@ void published_close(struct shard_job *job)
 }
 
 /* The readable copy of the version whose layout is the last one before layout_end; NULL: none. */
-static const struct published_copy *find(const struct shard_job *job, struct cairn_version version,
-                                         uint64_t layout_end)
+static const struct published_copy *find_copy(const struct shard_job *job,
+                                              struct cairn_version version, uint64_t layout_end)
 {
     const struct published_copy *best = NULL;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
@@ -54,13 +54,13 @@ static const struct published_copy *find(const struct shard_job *job, struct cai
 const struct published_copy *published_find(const struct shard_job *job,
                                             struct cairn_version version)
 {
-    return find(job, version, UINT64_MAX);
+    return find_copy(job, version, UINT64_MAX);
 }
 
 const struct published_copy *published_find_before(const struct shard_job *job,
                                                    const struct published_copy *later)
 {
-    return find(job, later->version, later->view->layout->version);
+    return find_copy(job, later->version, later->view->layout->version);
 }
 
 cairn_status published_missing(const struct shard_job *job, struct cairn_version version)
@@ -449,7 +449,7 @@ void shard_lease_end(struct shard_job *job, uint64_t number)
     set_timer(job->shard);
 }
 
-static void expire(struct shard_job *job, uint64_t now_ms)
+static void expire_leases(struct shard_job *job, uint64_t now_ms)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
         struct shard_lease *lease = &job->versions.leases[i];
@@ -468,7 +468,7 @@ static void on_end(uv_timer_t *timer)
 {
     struct shard_daemon *shard = timer->data;
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        expire(job, uv_now(shard->loop));
+        expire_leases(job, uv_now(shard->loop));
     set_timer(shard);
 }
 
@@ -668,7 +668,7 @@ static struct published_head *copy_head(const struct published_copy *copy)
     return (struct published_head *)copy->head.base;
 }
 
-static void show(const struct published_copy *copy, struct shard_member *member)
+static void show_copy(const struct published_copy *copy, struct shard_member *member)
 {
     if (!copy_is_there(copy) || member->peer == NULL) return;
     arena_show(&copy->head, member->peer);
@@ -703,13 +703,13 @@ static void share_copy(struct shard_job *job, struct published_copy *copy)
         return;
     }
     for (size_t i = 0; i < job->members.capacity; i++)
-        if (job->members.list[i] != NULL) show(copy, job->members.list[i]);
+        if (job->members.list[i] != NULL) show_copy(copy, job->members.list[i]);
 }
 
 void published_show(struct shard_member *member)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
-        show(&member->job->versions.copies[i], member);
+        show_copy(&member->job->versions.copies[i], member);
 }
 
 /* In /proc. */

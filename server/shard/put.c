@@ -17,8 +17,8 @@ static cairn_status write_take(struct shard_job *job, const struct chunk_put *pu
                                const uint8_t *bytes, struct sentence *why);
 static bool write_is(const struct shard_job *job, const struct chunk_header *header);
 
-static void refuse(struct shard_member *member, const struct chunk_header *header,
-                   cairn_status status, const struct sentence *why)
+static void refuse_put(struct shard_member *member, const struct chunk_header *header,
+                       cairn_status status, const struct sentence *why)
 {
     member_note_refusal(member, header, why->text);
     member_refuse(member, header, status);
@@ -212,7 +212,7 @@ static bool is_sealed_alike(const struct shard_member *member, const struct chun
 }
 
 /* Into the state, or beside it. */
-static cairn_status keep(struct chunk_put *put, struct sentence *why)
+static cairn_status keep_put(struct chunk_put *put, struct sentence *why)
 {
     struct shard_job *job = put->job;
     struct works *works = compute_loop(job->compute);
@@ -230,24 +230,24 @@ static cairn_status keep(struct chunk_put *put, struct sentence *why)
 }
 
 /* The payload is whole: into the state, unless it is not wanted any more. */
-static void take(struct chunk_put *put, struct shard_member *member)
+static void finish_put(struct chunk_put *put, struct shard_member *member)
 {
     struct shard_job *job = put->job;
     struct sentence why;
     const size_t bytes = (size_t)put->header.payload_bytes;
     if (job->state != CAIRN_JOB_INITIALIZING && !write_is(job, &put->header)) {
         sentence_set(&why, "its initial state is complete, or the write is over");
-        refuse(member, &put->header, CAIRN_ERR_STALE, &why);
+        refuse_put(member, &put->header, CAIRN_ERR_STALE, &why);
         return;
     }
     if (chunk_checksum(buffer_of(job, put), bytes) != put->header.checksum) {
         sentence_set(&why, "its checksum does not match");
-        refuse(member, &put->header, CAIRN_ERR_CHECKSUM, &why);
+        refuse_put(member, &put->header, CAIRN_ERR_CHECKSUM, &why);
         return;
     }
-    const cairn_status status = keep(put, &why);
+    const cairn_status status = keep_put(put, &why);
     if (status != CAIRN_OK) {
-        refuse(member, &put->header, status, &why);
+        refuse_put(member, &put->header, status, &why);
         return;
     }
     bytes_put(job, put->header.member, bytes);
@@ -259,7 +259,7 @@ static void on_received(void *arg, cairn_status status)
     struct chunk_put *put = arg;
     struct shard_job *job = put->job;
     struct shard_member *member = member_find(job, put->header.member);
-    if (status == CAIRN_OK && member != NULL) take(put, member);
+    if (status == CAIRN_OK && member != NULL) finish_put(put, member);
     put->job = NULL;
     close_buffers(job);
     shard_job_settle(job);
@@ -295,7 +295,7 @@ void put_on_message(struct shard_member *member, const struct chunk_header *head
             status = fail_with(&why, CAIRN_ERR_BUSY, "out of memory to receive it");
     }
     if (status != CAIRN_OK) {
-        refuse(member, header, status, &why);
+        refuse_put(member, header, status, &why);
         fabric_drop(message);
         return;
     }
@@ -397,7 +397,7 @@ static cairn_status write_judge(const struct shard_member *member,
         return fail_with(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
     if (!open) return fail_with(why, CAIRN_ERR_STALE, "no write of this round is open");
     // A chunk of which a box is put begins as the state is, and that state is not here yet.
-    if (header->tile == CAIRN_TILE_BOX && job->move.now != NULL && job->move.now->take != NULL)
+    if (header->tile == CAIRN_TILE_BOX && job->move.now != NULL && job->move.now->receiver != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "state comes to this shard: wait for it");
     CAIRN_TRY(put_judge_chunk(job, header, out, why));
     CAIRN_TRY(put_judge_plane(job, header, out, why));

@@ -190,12 +190,12 @@ struct reply {
     bool is_kept;          /* for one worker */
     bool is_used;          /* by a fetch */
     struct chunk_header header;
-    struct cairn_box box;              /* what of the chunk is asked for; if `boxed` */
-    bool boxed;                        /* not all of the chunk is asked for */
-    enum bytes_path way;               /* by which the data goes */
-    const struct published_copy *lent; /* the copy that is sent out of; NULL: `bytes` are sent */
-    bool is_direct;                    /* from the copy's memory on the card */
-    bool is_given; /* it is sent right out of the planes, to a shard that takes it (take.c) */
+    struct cairn_box box;                 /* what of the chunk is asked for; if `boxed` */
+    bool boxed;                           /* not all of the chunk is asked for */
+    enum bytes_path path;                 /* by which the data goes */
+    const struct published_copy *in_copy; /* the copy that is sent out of; NULL: `bytes` are sent */
+    bool is_direct;                       /* from the copy's memory on the card */
+    bool is_given; /* it is sent right out of the planes, to a shard that takes it (receiver.c) */
     uint8_t box_bytes[CAIRN_BOX_BYTES_MAX]; /* the encoded box, being received */
     struct work_run bring;                  /* for all who wait for the chunk */
     const struct published_copy *from;      /* in replies.coming: the copy */

@@ -137,7 +137,8 @@ static cairn_status judge_set(const struct shard_job *job, const Cairn__RelaySet
                      message->n_members, message->n_owners, job->view->layout->shard_count);
 }
 
-static cairn_status fill(struct relay *relay, const Cairn__RelaySet *message, struct sentence *why)
+static cairn_status fill_relay(struct relay *relay, const Cairn__RelaySet *message,
+                               struct sentence *why)
 {
     relay->members = calloc(message->n_members, sizeof *relay->members);
     relay->owners = calloc(message->n_owners, sizeof *relay->owners);
@@ -182,7 +183,7 @@ cairn_status relay_on_set(struct shard_job *job, const Cairn__RelaySet *message,
     relay->sums.arena = CAIRN_ARENA_NONE;
     relay->next = job->relays;
     job->relays = relay;
-    cairn_status status = fill(relay, message, why);
+    cairn_status status = fill_relay(relay, message, why);
     if (status != CAIRN_OK) {
         relay_free(relay);
         return status;
@@ -268,7 +269,7 @@ void relay_on_peer(struct shard_member *member, enum step_event_kind kind)
 
 /* ---- from owners ---- */
 
-static struct relay *find(struct shard_daemon *shard, const struct chunk_header *header)
+static struct relay *find_relay(struct shard_daemon *shard, const struct chunk_header *header)
 {
     struct shard_job *job = shard_job_find(shard, header->job);
     struct relay *relay = job != NULL && job->state != CAIRN_JOB_FAULTED ? job_relay(job) : NULL;
@@ -292,8 +293,8 @@ static bool of_owner(const struct chunk_header *header)
     }
 }
 
-static void take(struct relay_owner *owner, const struct chunk_header *header,
-                 struct fabric_message *message)
+static void dispatch_message(struct relay_owner *owner, const struct chunk_header *header,
+                             struct fabric_message *message)
 {
     const bool of_fetch = header->kind == CAIRN_CHUNK_DATA ||
                           (header->request & CAIRN_REQUEST_OF_ASKER) != 0;
@@ -313,12 +314,12 @@ static void take(struct relay_owner *owner, const struct chunk_header *header,
 bool relay_on_message(struct shard_daemon *shard, const struct chunk_header *header,
                       struct fabric_message *message)
 {
-    struct relay *relay = of_owner(header) ? find(shard, header) : NULL;
+    struct relay *relay = of_owner(header) ? find_relay(shard, header) : NULL;
     if (relay == NULL) return false;
     struct relay_owner *owner = relay_owner_find(relay, header->tile);
     relay_busy(relay);
     if (owner != NULL)
-        take(owner, header, message);
+        dispatch_message(owner, header, message);
     else
         fabric_drop(message);
     relay_idle(relay);
@@ -615,7 +616,7 @@ static struct shard_daemon *shard_of(const struct relay_owner *owner)
     return owner->relay->job->shard;
 }
 
-/* ---- hands ---- */
+/* ---- callbacks ---- */
 
 static void sign(const struct chunk_link *link, struct chunk_header *header)
 {
@@ -729,8 +730,9 @@ static void relay_link_on_hello(struct relay_owner *owner, const struct chunk_he
  * received into memory of its own, if the shard's budget has room; else the worker is asked for it
  * again (BUSY). */
 
-static void refuse(struct shard_member *member, const struct chunk_header *header,
-                   const struct relay_owner *owner, cairn_status status, const char *why)
+static void refuse_fetch_or_push(struct shard_member *member, const struct chunk_header *header,
+                                 const struct relay_owner *owner, cairn_status status,
+                                 const char *why)
 {
     member->job->shard->stats.chunks_refused++;
     log_limited(&member->refusals, CAIRN_LOG_WARN, "refused to relay %s of job %s from %s: %s",
@@ -793,7 +795,7 @@ static void on_push(struct relay *relay, struct shard_member *member,
         status = fail_with(&why, CAIRN_ERR_BUSY,
                            "it does not come through memory of this host, and there is no room");
     if (status != CAIRN_OK) {
-        refuse(member, header, owner, status, why.text);
+        refuse_fetch_or_push(member, header, owner, status, why.text);
         fabric_drop(message);
         return;
     }
@@ -812,7 +814,8 @@ static struct relay_owner *owner_of_end(struct shard_member *member,
     struct relay_owner *owner = NULL;
     if (relay != NULL) owner = relay_owner_find(relay, header->tensor - 1);
     if (owner == NULL)
-        refuse(member, header, NULL, CAIRN_ERR_STALE, "nothing is relayed to that shard any more");
+        refuse_fetch_or_push(member, header, NULL, CAIRN_ERR_STALE,
+                             "nothing is relayed to that shard any more");
     return owner;
 }
 
@@ -868,7 +871,7 @@ bool relay_on_push(struct shard_member *member, const struct chunk_header *heade
     return true;
 }
 
-/* ---- hands ---- */
+/* ---- callbacks ---- */
 
 static struct relay_owner *relay_owner_of(const struct collector *collector)
 {
@@ -882,7 +885,7 @@ static bool takes_events(const struct collector *collector)
            job->state != CAIRN_JOB_LEAVING && !job->shard->closing;
 }
 
-static void act(struct collector *collector, const struct step_action *action)
+static void do_owner_action(struct collector *collector, const struct step_action *action)
 {
     struct relay_owner *owner = relay_owner_of(collector);
     switch (action->kind) {
@@ -935,7 +938,7 @@ static void slot_memory_back(struct collector_slot *slot)
     give_memory(relay_owner_of(slot->collector)->relay, &slot->memory, slot->payload_bytes);
 }
 
-static void fold_told(struct collector *collector)
+static void fold_reported(struct collector *collector)
 {
     relay_sums_advance(relay_owner_of(collector)->relay);
 }
@@ -962,9 +965,9 @@ static struct compute *on_host(const struct collector *collector, uint32_t chunk
     return &collector->job->shard->host;
 }
 
-static const struct collector_hands for_owner = {
+static const struct collector_callbacks for_owner = {
     .takes_events = takes_events,
-    .act = act,
+    .act = do_owner_action,
     .send = send_for_owner,
     .judge_piece = judge_piece,
     .slot_memory = slot_memory,
@@ -973,7 +976,7 @@ static const struct collector_hands for_owner = {
     .fold_place = relay_fold_place,
     .fold = relay_fold,
     .fold_done = relay_fold_done,
-    .fold_told = fold_told,
+    .fold_reported = fold_reported,
     .no_page = no_page,
     .busy = busy,
     .idle = idle,
@@ -991,7 +994,7 @@ cairn_status relay_collect(struct relay_owner *owner)
     };
     if (step_bytes(&config) == 0) return CAIRN_ERR_NO_MEMORY;
     return collector_open(&owner->collector, &(struct collector_options) {
-                                                 .hands = &for_owner,
+                                                 .callbacks = &for_owner,
                                                  .job = relay->job,
                                                  .table = &owner->table,
                                                  .shard_name = owner->name,

@@ -268,7 +268,7 @@ struct relay_want {
     uint64_t chunk;             /* of the owner's map */
     struct relay_entry *entry;  /* borrowed; of WANT_ENTRY and WANT_SENT */
     struct chunk_header header; /* as the worker sent it */
-    enum bytes_path way;        /* of the answer */
+    enum bytes_path path;       /* of the answer */
 };
 STAILQ_HEAD(relay_wants, relay_want);
 
@@ -327,7 +327,7 @@ void relay_cache_lend(struct relay_cache *cache, struct relay_entry *entry);
  * nobody. */
 void relay_cache_return(struct relay_cache *cache, struct relay_entry *entry, uint32_t member,
                         uint32_t member_count);
-/* The entry's bytes are here: it is HERE, at rest until it is lent. */
+/* The entry's bytes are here: it is HERE, at rest until it is sent. */
 void relay_cache_arrived(struct relay_cache *cache, struct relay_entry *entry);
 
 /* ==== fetches ==== */

@@ -57,7 +57,7 @@ static bool is_at_rest(const struct relay_entry *entry)
     return entry->state == CAIRN_RELAY_ENTRY_HERE && entry->sends == 0;
 }
 
-static void rest(struct relay_cache *cache, struct relay_entry *entry)
+static void rest_entry(struct relay_cache *cache, struct relay_entry *entry)
 {
     assert(is_at_rest(entry));
     if (entry->is_had)
@@ -68,7 +68,7 @@ static void rest(struct relay_cache *cache, struct relay_entry *entry)
         TAILQ_INSERT_TAIL(&cache->kept, entry, link);
 }
 
-static void rouse(struct relay_cache *cache, struct relay_entry *entry)
+static void rouse_waiting(struct relay_cache *cache, struct relay_entry *entry)
 {
     assert(is_at_rest(entry));
     TAILQ_REMOVE(entry->is_had ? &cache->had : &cache->kept, entry, link);
@@ -78,13 +78,13 @@ void relay_cache_arrived(struct relay_cache *cache, struct relay_entry *entry)
 {
     entry->state = CAIRN_RELAY_ENTRY_HERE;
     if (version_compare(cache->newest, entry->version) < 0) cache->newest = entry->version;
-    rest(cache, entry);
+    rest_entry(cache, entry);
 }
 
 void relay_cache_lend(struct relay_cache *cache, struct relay_entry *entry)
 {
     assert(entry->state == CAIRN_RELAY_ENTRY_HERE);
-    if (entry->sends == 0) rouse(cache, entry);
+    if (entry->sends == 0) rouse_waiting(cache, entry);
     entry->sends++;
 }
 
@@ -105,7 +105,7 @@ void relay_cache_return(struct relay_cache *cache, struct relay_entry *entry, ui
         bits[member / 64] |= (uint64_t)1 << member % 64;
         entry->is_had = had_by_all(bits, member_count);
     }
-    if (--entry->sends == 0) rest(cache, entry);
+    if (--entry->sends == 0) rest_entry(cache, entry);
 }
 
 static uint8_t *relay_cache_used(const struct relay_cache *cache, const struct relay_entry *entry)
@@ -143,12 +143,12 @@ static struct relay_entry *add_entry(struct relay_cache *cache)
     return &cache->entries[cache->entry_count++];
 }
 
-static struct relay_entry *evict(struct relay_cache *cache)
+static struct relay_entry *evict_entry(struct relay_cache *cache)
 {
     struct relay_entry *entry = TAILQ_FIRST(&cache->had);
     if (entry == NULL) entry = TAILQ_FIRST(&cache->kept);
     if (entry == NULL) return NULL;
-    rouse(cache, entry);
+    rouse_waiting(cache, entry);
     unlink_entry(cache, entry);
     return entry;
 }
@@ -161,7 +161,7 @@ static struct relay_entry *take_place(struct relay_cache *cache)
         return entry;
     }
     entry = add_entry(cache);
-    return entry != NULL ? entry : evict(cache);
+    return entry != NULL ? entry : evict_entry(cache);
 }
 
 struct relay_entry *relay_cache_take(struct relay_cache *cache, struct relay_owner *owner,
@@ -367,8 +367,8 @@ static bool is_answer_to(const struct chunk_header *header, const struct relay_e
            header->generation == entry->version.generation && header->step == entry->version.step;
 }
 
-static void receive(struct relay_fetches *fetches, struct relay_entry *entry,
-                    const struct chunk_header *header, struct fabric_message *message)
+static void receive_entry(struct relay_fetches *fetches, struct relay_entry *entry,
+                          const struct chunk_header *header, struct fabric_message *message)
 {
     entry->checksum = header->checksum;
     const cairn_status status = fabric_receive(message, relay_cache_used(&fetches->cache, entry),
@@ -402,7 +402,7 @@ void relay_fetch_on_answer(struct relay_owner *owner, const struct chunk_header 
     struct relay_entry *entry = NULL;
     if (fetches != NULL && !owner->relay->leaving) entry = entry_answered(owner, header);
     if (entry != NULL && message != NULL && is_answer_to(header, entry)) {
-        receive(fetches, entry, header, message);
+        receive_entry(fetches, entry, header, message);
         message = NULL;
     } else if (entry != NULL && header->kind == CAIRN_CHUNK_NAK) {
         refused_ask(entry, header->value);
@@ -489,7 +489,7 @@ static void on_sent(void *arg, cairn_status status)
     fetches->under_way--;
     if (status == CAIRN_OK) {
         rank = rank_of(relay, want->header.member);
-        bytes_fetched(relay->job, want->header.member, want->entry->byte_count, want->way);
+        bytes_fetched(relay->job, want->header.member, want->entry->byte_count, want->path);
     }
     relay_cache_return(&fetches->cache, want->entry, rank, relay->member_count);
     want_end(fetches, want);
@@ -524,7 +524,7 @@ static void want_send(struct relay_fetches *fetches, struct relay_want *want,
     want->entry = entry;
     if (member != NULL && member->peer != NULL) {
         const void *payload = relay_cache_used(&fetches->cache, entry);
-        want->way = bytes_path_of(fabric_payload_path(member->peer, payload, entry->byte_count));
+        want->path = bytes_path_of(fabric_payload_path(member->peer, payload, entry->byte_count));
         status = fabric_send(member->peer, bytes, sizeof bytes, payload, entry->byte_count, on_sent,
                              want);
     }
@@ -541,7 +541,7 @@ static void want_send(struct relay_fetches *fetches, struct relay_want *want,
 /* ---- who waits ---- */
 
 /* Gives the want what it asks for, or an entry to wait for. False: there is no place for one. */
-static bool serve(struct relay_fetches *fetches, struct relay_want *want)
+static bool serve_want(struct relay_fetches *fetches, struct relay_want *want)
 {
     struct relay_cache *cache = &fetches->cache;
     const struct cairn_version version = { want->header.generation, want->header.step };
@@ -570,7 +570,7 @@ static void relay_fetch_serve(struct relay_fetches *fetches)
     while (!STAILQ_EMPTY(&waiting)) {
         struct relay_want *want = STAILQ_FIRST(&waiting);
         STAILQ_REMOVE_HEAD(&waiting, link);
-        if (!serve(fetches, want)) STAILQ_INSERT_TAIL(&fetches->without_place, want, link);
+        if (!serve_want(fetches, want)) STAILQ_INSERT_TAIL(&fetches->without_place, want, link);
     }
 }
 
@@ -599,9 +599,9 @@ static void relay_fetch_send_all(struct relay_fetches *fetches, struct relay_ent
 /* ---- fetches of workers ---- */
 
 /* Without side effects. CAIRN_ERR_NOT_FOUND: not by a relay. */
-static cairn_status judge(const struct relay *relay, const struct shard_member *member,
-                          const struct chunk_header *header, const struct relay_owner *owner,
-                          uint64_t *chunk_out)
+static cairn_status judge_fetch(const struct relay *relay, const struct shard_member *member,
+                                const struct chunk_header *header, const struct relay_owner *owner,
+                                uint64_t *chunk_out)
 {
     const struct shard_job *job = member->job;
     if (relay == NULL || relay->fetches == NULL || relay->fetches->cache.entry_max == 0 ||
@@ -649,7 +649,7 @@ void relay_fetch(struct shard_member *member, const struct chunk_header *header,
     const uint32_t index = owner_index(job, header);
     fabric_drop(message);
     if (relay != NULL) owner = relay_owner_find(relay, index);
-    const cairn_status status = judge(relay, member, header, owner, &chunk);
+    const cairn_status status = judge_fetch(relay, member, header, owner, &chunk);
     if (status != CAIRN_OK) {
         member_refuse_for(member, header, status, index);
         shard_job_settle(job);
@@ -783,7 +783,7 @@ static struct relay_owner *owner_of_buffer(const struct buffer *buffer)
     return (struct relay_owner *)((char *)buffer->owner - offsetof(struct relay_owner, buffers));
 }
 
-/* ---- hands of the pusher ---- */
+/* ---- callbacks of the pusher ---- */
 
 static struct chunk_link *link_to(struct pusher *pusher, uint32_t shard)
 {

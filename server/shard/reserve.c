@@ -342,7 +342,7 @@ static void on_released(struct task *task)
 }
 
 /* False: without a thread, then. */
-static bool begin(struct shard_daemon *shard, const struct arena_release *what)
+static bool begin_release(struct shard_daemon *shard, const struct arena_release *what)
 {
     struct arena_release *release = shard->closing ? NULL : malloc(sizeof *release);
     if (release == NULL) return false;
@@ -360,7 +360,7 @@ void arena_release(struct shard_daemon *shard, struct arena *arena)
     arena_unshare(arena,
                   shard->closing); // the fabric of one that closes has dropped its regions
     const struct arena_release release = { .arena = *arena };
-    if (arena->base != NULL && begin(shard, &release)) *arena = CAIRN_ARENA_NONE;
+    if (arena->base != NULL && begin_release(shard, &release)) *arena = CAIRN_ARENA_NONE;
     arena_close(arena);
 }
 
@@ -369,14 +369,14 @@ void release_by(struct shard_daemon *shard, void (*free_it)(void *what), void *w
     const struct arena_release release = { .arena = CAIRN_ARENA_NONE,
                                            .free_it = free_it,
                                            .what = what };
-    if (!begin(shard, &release)) free_it(what);
+    if (!begin_release(shard, &release)) free_it(what);
 }
 
 void release_bytes(struct shard_daemon *shard, uint64_t budget_bytes, const struct request *request)
 {
     struct arena_release release = { .arena = CAIRN_ARENA_NONE, .budget_bytes = budget_bytes };
     if (request != NULL) release.request = *request;
-    if (begin(shard, &release)) return;
+    if (begin_release(shard, &release)) return;
     struct arena_release *newest = shard->closing ? NULL : shard->memory.releases;
     if (newest == NULL) {
         account(shard, budget_bytes, &release.request);
@@ -456,7 +456,7 @@ static void on_state_judged(const struct reserve_request *request)
 
 static void on_took(struct shard_job *job, const void *at, uint64_t bytes)
 {
-    taken_add(&job->load.taken, at, bytes);
+    made_pages_add(&job->load.made, at, bytes);
 }
 
 static void on_state_taken(const struct reserve_request *request, cairn_status status,
@@ -464,7 +464,7 @@ static void on_state_taken(const struct reserve_request *request, cairn_status s
 {
     struct shard_job *job = request->job;
     struct sentence failure = *why;
-    taken_end(&job->load.taken, status == CAIRN_OK);
+    made_pages_end(&job->load.made, status == CAIRN_OK);
     if (job->state != CAIRN_JOB_LOADING) return; // it leaves, and that was answered
     if (status == CAIRN_OK) {
         log_info("holding job %s, generation %" PRIu64 ": its memory is there", job->spec.name,
@@ -555,9 +555,9 @@ static cairn_status count_slots(struct shard_job *job, struct sentence *why)
 static cairn_status add_slots(struct reserve *reserve, struct shard_job *job)
 {
     job->landing.asked = slots_wanted(job);
-    if (job->landing.asked <= job->landing.taken) return CAIRN_OK;
-    return reserve_add(reserve, &job->landing.arena, landing_at(&job->landing, job->landing.taken),
-                       bytes_between(job, job->landing.taken, job->landing.asked));
+    if (job->landing.asked <= job->landing.made) return CAIRN_OK;
+    return reserve_add(reserve, &job->landing.arena, landing_at(&job->landing, job->landing.made),
+                       bytes_between(job, job->landing.made, job->landing.asked));
 }
 
 static void on_slots_taken(const struct reserve_request *request, cairn_status status,
@@ -566,9 +566,9 @@ static void on_slots_taken(const struct reserve_request *request, cairn_status s
     struct shard_job *job = request->job;
     struct request answered = request->answer;
     const struct shard_member *member = member_find(job, request->member);
-    if (status == CAIRN_OK && job->landing.asked > job->landing.taken)
-        job->landing.taken = job->landing.asked;
-    job->landing.asked = job->landing.taken;
+    if (status == CAIRN_OK && job->landing.asked > job->landing.made)
+        job->landing.made = job->landing.asked;
+    job->landing.asked = job->landing.made;
     if (status != CAIRN_OK && member != NULL) {
         log_warn("member %s of job %s refused: %s", member->name, job->spec.name, why->text);
         members_leave(job, request->member);
@@ -589,7 +589,7 @@ void admit_member(struct shard_job *job, uint64_t member, struct request answer)
     struct sentence why;
     cairn_status status = count_slots(job, &why);
     if (status == CAIRN_OK) status = reply_keep(member_find(job, member), &why);
-    if (status == CAIRN_OK && slots_wanted(job) > job->landing.taken) {
+    if (status == CAIRN_OK && slots_wanted(job) > job->landing.made) {
         status = reserve_begin(&request, &why);
         if (status == CAIRN_OK) return;
     }
@@ -605,7 +605,7 @@ void admit_member(struct shard_job *job, uint64_t member, struct request answer)
 static bool landing_rests(const struct shard_job *job)
 {
     return step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
-           step_slots_used(job->collector.step) == 0 && job->landing.asked <= job->landing.taken;
+           step_slots_used(job->collector.step) == 0 && job->landing.asked <= job->landing.made;
 }
 
 static void on_turn(uv_timer_t *timer)
@@ -636,10 +636,10 @@ static void give_slots(struct shard_job *job, uint32_t keep)
 {
     struct shard_daemon *shard = job->shard;
     const uint64_t bytes = bytes_between(job, keep, job->landing.counted);
-    if (keep < job->landing.taken) {
+    if (keep < job->landing.made) {
         arena_give(&job->landing.arena, landing_at(&job->landing, keep),
-                   bytes_between(job, keep, job->landing.taken));
-        job->landing.taken = job->landing.asked = keep;
+                   bytes_between(job, keep, job->landing.made));
+        job->landing.made = job->landing.asked = keep;
     }
     shard_job_give(job, &job->memory.landing, bytes);
     job->landing.counted = keep;

@@ -120,8 +120,8 @@ static bool on_device(const struct restore *restore, const struct sweep_range *r
 static bool await_pages(const struct restore *restore, const struct sweep_range *range)
 {
     return on_device(restore, range) ||
-           taken_await(&restore->loader.job->load.taken, place_of(restore, range),
-                       bytes_of(restore, range));
+           made_pages_await(&restore->loader.job->load.made, place_of(restore, range),
+                            bytes_of(restore, range));
 }
 
 static cairn_status put_range(struct restore *restore, struct works *works,
@@ -610,7 +610,7 @@ static bool at_version(const struct shard_job *from, const struct cairn_version 
            version_compare(step_version(from->collector.step), *version) == 0;
 }
 
-static cairn_status judge(struct extend *extend, struct sentence *why)
+static cairn_status judge_extend(struct extend *extend, struct sentence *why)
 {
     const struct cairn_version next = step_version(extend->loader.job->collector.step);
     const struct cairn_version *now = &extend->version;
@@ -679,7 +679,7 @@ cairn_status extend_begin(struct shard_job *job, struct shard_job *from, struct 
     extend->loader.job = job;
     extend->from = from;
     extend->version = step_version(from->collector.step);
-    const cairn_status status = judge(extend, why);
+    const cairn_status status = judge_extend(extend, why);
     if (status != CAIRN_OK) {
         free(extend);
         return status;

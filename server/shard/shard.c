@@ -443,7 +443,7 @@ static size_t count_others(const struct shard_daemon *shard)
 
 /* Closes the connection, since the coordinator knows nothing of the failure and learns it from the
  * next Hello. Requests that it has made meanwhile it makes again. */
-static void tell(struct shard_daemon *shard, const char *failure)
+static void report_failure(struct shard_daemon *shard, const char *failure)
 {
     log_error("this shard is unfit: %s", failure);
     stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
@@ -455,7 +455,7 @@ void unfit_look(struct shard_daemon *shard)
     const char *failure = home != NULL ? home_failure(home) : NULL;
     if (failure == NULL || shard->closing || shard->events.on_unfit == NULL) return;
     if (!shard->unfit.is_told) {
-        tell(shard, failure);
+        report_failure(shard, failure);
         return;
     }
     const size_t others = count_others(shard);
@@ -479,7 +479,7 @@ void unfit_look(struct shard_daemon *shard)
 #define DRAIN_REQUEST 1    /* the one request that a shard makes of a coordinator */
 
 /* The last word: the shard may be closed in it. */
-static void end(struct shard_daemon *shard)
+static void end_drain(struct shard_daemon *shard)
 {
     shard->drain.is_wanted = false;
     uv_timer_stop(&shard->drain.timer);
@@ -510,7 +510,7 @@ static void on_time(uv_timer_t *timer)
                 ? "the coordinator that is here is not the one whose state this is"
                 : "no coordinator is here",
             held_jobs_count(shard));
-    end(shard);
+    end_drain(shard);
 }
 
 /* Until the end of the time that there is; without a coordinator that can be asked no longer than one takes
@@ -524,7 +524,7 @@ static void wait_on(struct shard_daemon *shard)
     uv_timer_start(&shard->drain.timer, on_time, left_ms, 0);
 }
 
-static void ask(struct shard_daemon *shard)
+static void ask_to_drain(struct shard_daemon *shard)
 {
     struct coordinator_session *session = &shard->session;
     Cairn__DrainMe message = CAIRN__DRAIN_ME__INIT;
@@ -543,21 +543,21 @@ void shard_drain(struct shard_daemon *shard, uint32_t seconds)
     if (shard->drain.is_wanted) return;
     shard->drain.is_wanted = true;
     if (held_jobs_count(shard) == 0) {
-        end(shard);
+        end_drain(shard);
         return;
     }
     uv_update_time(shard->loop);
     shard->drain.due_ms = uv_now(shard->loop) + 1000ull * seconds;
     log_info("asked to end: what %zu jobs have here is to go to other shards first, within %u s",
              held_jobs_count(shard), seconds);
-    ask(shard);
+    ask_to_drain(shard);
     wait_on(shard);
 }
 
 void drain_on_welcome(struct shard_daemon *shard)
 {
     if (!shard->drain.is_wanted) return;
-    ask(shard);
+    ask_to_drain(shard);
     if (is_asked(shard)) wait_on(shard);
 }
 
@@ -588,14 +588,14 @@ bool drain_on_message(struct shard_daemon *shard, const struct wire_frame *frame
         log_error("this shard ends, and what it has of %zu jobs is not brought to other shards: %s",
                   held_jobs_count(shard), ((const Cairn__Error *)message)->text);
     }
-    end(shard);
+    end_drain(shard);
     return true;
 }
 
 /* ==== storage ==== */
 
-static cairn_status judge(const char *path, uint64_t token, const struct storage_owner *owner,
-                          struct sentence *why)
+static cairn_status check_storage(const char *path, uint64_t token,
+                                  const struct storage_owner *owner, struct sentence *why)
 {
     (void)owner; // the coordinator has judged that
     const cairn_status status = storage_check(path, token, why);
@@ -616,7 +616,7 @@ static void on_said(struct storage_watch *watch)
 static cairn_status storage_open(struct shard_daemon *shard, struct sentence *why)
 {
     shard->storage =
-        (struct storage_watch) { .judge = judge, .on_said = on_said, .context = shard };
+        (struct storage_watch) { .judge = check_storage, .on_said = on_said, .context = shard };
     return storage_watch_open(&shard->storage, shard->loop, why);
 }
 

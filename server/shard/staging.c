@@ -55,13 +55,6 @@ static uint64_t sum_pieces(const struct shard_view *view, size_t *largest_out)
     return sum;
 }
 
-uint64_t staging_least(const struct shard_job *job)
-{
-    size_t largest;
-    (void)sum_pieces(job->view, &largest);
-    return largest;
-}
-
 uint64_t staging_bytes(const struct shard_job *job, cairn_snapshot_staging room)
 {
     size_t largest;
@@ -516,14 +509,14 @@ void loader_end(struct loader *loader)
 void load_cancel(struct shard_job *job)
 {
     if (job->load.at_work != NULL) atomic_store(&job->load.at_work->canceled, true);
-    taken_end(&job->load.taken, false);
+    made_pages_end(&job->load.made, false);
 }
 
 void load_release(struct shard_job *job)
 {
     if (job->load.at_work != NULL) loader_free(job->load.at_work);
     free(job->load.path);
-    taken_close(&job->load.taken);
+    made_pages_close(&job->load.made);
 }
 
 bool load_same_form(const struct tensor_spec *a, const struct tensor_spec *b)

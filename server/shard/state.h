@@ -108,9 +108,8 @@ struct staging {
 /* For so long at most a pass waits for room: then nothing is saved any more, and the reader is told. */
 #define CAIRN_STAGING_WAIT_US ((uint64_t)30000000)
 
-/* The bytes of the staging for a job's part; and the least with which it can be opened. */
+/* The bytes of the staging for a job's part. */
 uint64_t staging_bytes(const struct shard_job *job, cairn_snapshot_staging room);
-uint64_t staging_least(const struct shard_job *job);
 
 /* ---- loop thread ---- */
 /* Opens a staging of the state as it is now. No pass over the state may be under way. If there is
@@ -186,7 +185,7 @@ struct load {
     struct loader *at_work; /* owned */
     /* A snapshot is read while the pages of the state are made: both have to end. */
     bool begun, pages_there, loaded;
-    struct made_pages taken;
+    struct made_pages made;
 };
 
 /* The loader, zero but for what its file has set, begins to work for the job. */

@@ -204,7 +204,7 @@ bool shard_job_rests(const struct shard_job *job)
            !is_saved && !job->park.is_under_way && job->puts.write == NULL;
 }
 
-static cairn_status judge(const struct shard_job *job, struct sentence *why)
+static cairn_status judge_park(const struct shard_job *job, struct sentence *why)
 {
     if (job->state == CAIRN_JOB_SERVING && shard_job_rests(job)) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_BUSY, "job %s is at work on shard %s: its layout cannot change",
@@ -258,7 +258,7 @@ static void give_less(struct shard_job *job, const struct shard_view *view)
 cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view, struct sentence *why)
 {
     struct ready ready = { .have = NULL };
-    cairn_status status = judge(job, why);
+    cairn_status status = judge_park(job, why);
     if (status == CAIRN_OK) status = make_ready(job, view, &ready, why);
     if (status != CAIRN_OK) {
         ready_close(job, &ready);
@@ -300,7 +300,7 @@ static void go_on(struct shard_job *job)
     fetch_deferred(job);
 }
 
-static void end(struct shard_job *job, cairn_status status, const struct sentence *why)
+static void end_park(struct shard_job *job, cairn_status status, const struct sentence *why)
 {
     go_on(job);
     if (status != CAIRN_OK)
@@ -319,7 +319,7 @@ static void give_up(struct shard_job *job, cairn_status status, const struct sen
     } else {
         published_park(job);
     }
-    end(job, status, why);
+    end_park(job, status, why);
 }
 
 /* ---- the copies ---- */
@@ -382,7 +382,7 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
 
 /* Ends a move: the planes lie where they were copied to. The memory in which they lay is given
  * back, and only then is the request answered. */
-static void settle(struct shard_job *job)
+static void settle_park(struct shard_job *job)
 {
     struct shard_daemon *shard = job->shard;
     const uint64_t host_bytes = job->park.to_host ? 0 : job->park.host_bytes;
@@ -405,7 +405,7 @@ static void settle(struct shard_job *job)
     release_bytes(shard, host_bytes, &job->park.asked);
 }
 
-static void copied(struct work_run *run)
+static void planes_copied(struct work_run *run)
 {
     struct shard_job *job = job_of(run);
     struct sentence why = { "the job is being dropped" };
@@ -419,17 +419,17 @@ static void copied(struct work_run *run)
     } else if (job->state != CAIRN_JOB_SERVING) {
         give_up(job, CAIRN_ERR_CANCELED, &why);
     } else {
-        settle(job);
+        settle_park(job);
     }
     shard_job_idle(job);
 }
 
-static void copy(struct shard_job *job)
+static void copy_planes(struct shard_job *job)
 {
     job->park.copy = (struct work_run) { .compute = &job->shard->device,
                                          .item_count = all_pieces(job),
                                          .describe = describe,
-                                         .done = copied };
+                                         .done = planes_copied };
     shard_job_busy(job);
     compute_submit(&job->park.copy);
 }
@@ -453,12 +453,12 @@ static void on_room(const struct reserve_request *request, cairn_status status,
                     const struct sentence *why)
 {
     if (status == CAIRN_OK)
-        copy(request->job);
+        copy_planes(request->job);
     else
         give_up(request->job, status, why);
 }
 
-static void park(struct shard_job *job)
+static void park_part(struct shard_job *job)
 {
     const struct reserve_request request = {
         .job = job, .what = "the parked state", .prepare = add_room, .done = on_room
@@ -469,7 +469,7 @@ static void park(struct shard_job *job)
     snprintf(what, sizeof what, "job %s, parked,", job->spec.name);
     cairn_status status = shard_job_take(job, &job->memory.state, bytes, what, &why);
     if (status != CAIRN_OK) {
-        end(job, status, &why);
+        end_park(job, status, &why);
         return;
     }
     job->park.host_bytes = bytes;
@@ -484,7 +484,7 @@ static void park(struct shard_job *job)
 
 /* ---- and back ---- */
 
-static void unpark(struct shard_job *job)
+static void unpark_part(struct shard_job *job)
 {
     struct sentence why;
     cairn_status status = shard_job_judge_device(job, shard_job_device_bytes(job, true), 0, &why);
@@ -494,7 +494,7 @@ static void unpark(struct shard_job *job)
                                  &why);
     if (status == CAIRN_OK) status = published_open_device(job, &why);
     if (status == CAIRN_OK)
-        copy(job);
+        copy_planes(job);
     else
         give_up(job, status, &why);
 }
@@ -547,5 +547,5 @@ void park_on_message(struct shard_job *job, uint32_t request, const Cairn__PartP
     job->park.is_under_way = true;
     job->park.to_host = message->parked;
     job->park.asked = asked;
-    (message->parked ? park : unpark)(job);
+    (message->parked ? park_part : unpark_part)(job);
 }

@@ -58,7 +58,7 @@ static void find_chunks(const struct shard_job *job, const struct chunk_table *t
 
 /* ---- boxes and tensors ---- */
 
-static void *take(struct shard_job *job, size_t bytes, struct sentence *why)
+static void *take_tables(struct shard_job *job, size_t bytes, struct sentence *why)
 {
     if (shard_job_take(job, &job->memory.tables, bytes, "tiles", why) != CAIRN_OK) return NULL;
     void *memory = calloc(1, bytes);
@@ -70,7 +70,7 @@ static void *take(struct shard_job *job, size_t bytes, struct sentence *why)
     return memory;
 }
 
-static void give(struct shard_job *job, void *memory, size_t bytes)
+static void give_tables(struct shard_job *job, void *memory, size_t bytes)
 {
     if (memory == NULL) return;
     shard_job_give(job, &job->memory.tables, bytes);
@@ -79,7 +79,7 @@ static void give(struct shard_job *job, void *memory, size_t bytes)
 
 static void held_free(struct shard_job *job, struct held_box *held)
 {
-    give(job, held, sizeof *held + (size_t)held->chunk_count);
+    give_tables(job, held, sizeof *held + (size_t)held->chunk_count);
 }
 
 /* A box with its marks, by a table; counted. NULL: `why` says it. */
@@ -89,7 +89,7 @@ static struct held_box *held_open(struct shard_job *job, const struct chunk_tabl
 {
     struct held_box found;
     find_chunks(job, table, tensor, box, &found);
-    struct held_box *held = take(job, sizeof *held + (size_t)found.chunk_count, why);
+    struct held_box *held = take_tables(job, sizeof *held + (size_t)found.chunk_count, why);
     if (held != NULL) *held = found;
     return held;
 }
@@ -97,11 +97,11 @@ static struct held_box *held_open(struct shard_job *job, const struct chunk_tabl
 static struct tiled *tiled_open(struct shard_job *job, uint32_t tensor, struct sentence *why)
 {
     const struct cairn_box whole = box_of_shape(shape_of(job, tensor));
-    struct tiled *tiled = take(job, sizeof *tiled, why);
+    struct tiled *tiled = take_tables(job, sizeof *tiled, why);
     if (tiled == NULL) return NULL;
     tiled->held = held_open(job, job->tiling.table, tensor, &whole, why);
     if (tiled->held == NULL) {
-        give(job, tiled, sizeof *tiled);
+        give_tables(job, tiled, sizeof *tiled);
         return NULL;
     }
     tiled->tensor = tensor;
@@ -122,7 +122,7 @@ bool tiles_rest(const struct shard_job *job)
 }
 
 /* Frees what nobody holds, if nothing can refer to it. */
-static void sweep(struct shard_job *job)
+static void sweep_held(struct shard_job *job)
 {
     if (step_phase_of(job->collector.step) != CAIRN_STEP_IDLE || !tiles_rest(job)) return;
     struct tiled **link = &job->tiling.list;
@@ -145,7 +145,7 @@ static void sweep(struct shard_job *job)
         *link = tiled->next;
         job->tiling.of[tiled->tensor] = NULL;
         held_free(job, tiled->held);
-        give(job, tiled, sizeof *tiled);
+        give_tables(job, tiled, sizeof *tiled);
     }
 }
 
@@ -177,7 +177,7 @@ void tiles_close(struct shard_job *job)
             tiled->held = held->next;
             held_free(job, held);
         }
-        give(job, tiled, sizeof *tiled);
+        give_tables(job, tiled, sizeof *tiled);
     }
 }
 
@@ -222,7 +222,7 @@ static void let_go(const struct member_tile *tiles, size_t count)
 void tiles_forget(struct shard_member *member)
 {
     let_go(member->tiles, member->tile_count);
-    give(member->job, member->tiles, member->tile_count * sizeof *member->tiles);
+    give_tables(member->job, member->tiles, member->tile_count * sizeof *member->tiles);
     member->tiles = NULL;
     member->tile_count = 0;
     member->untouched = 0;
@@ -337,11 +337,11 @@ cairn_status tiles_set_member(struct shard_member *member, const struct cairn_ti
     const size_t count = tiles->count;
     struct member_tile *list = NULL;
     if (count > 0) {
-        list = take(job, count * sizeof *list, why);
+        list = take_tables(job, count * sizeof *list, why);
         if (list == NULL) return CAIRN_ERR_NO_MEMORY;
         cairn_status status = hold_tiles(job, tiles, list, why);
         if (status != CAIRN_OK) {
-            give(job, list, count * sizeof *list);
+            give_tables(job, list, count * sizeof *list);
             return status;
         }
     }
@@ -350,7 +350,7 @@ cairn_status tiles_set_member(struct shard_member *member, const struct cairn_ti
     member->tile_count = count;
     tiles_count(member);
     member->tiles_hash = tiles_digest(tiles);
-    sweep(job);
+    sweep_held(job);
     return CAIRN_OK;
 }
 

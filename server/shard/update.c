@@ -704,8 +704,8 @@ static bool same_tensor(const struct tensor_spec *a, const struct tensor_spec *b
                              : b->group != NULL && strcmp(a->group, b->group) == 0);
 }
 
-static cairn_status judge(const struct shard_job *job, const struct job_spec_data *next,
-                          struct sentence *why)
+static cairn_status judge_terms(const struct shard_job *job, const struct job_spec_data *next,
+                                struct sentence *why)
 {
     bool same = strcmp(job->spec.name, next->name) == 0 &&
                 job->spec.tensor_count == next->tensor_count &&
@@ -723,7 +723,8 @@ static cairn_status judge(const struct shard_job *job, const struct job_spec_dat
 }
 
 /* All its pages are here; takes them. */
-static cairn_status take(struct shard_daemon *shard, struct arriving *terms, struct sentence *why)
+static cairn_status take_terms(struct shard_daemon *shard, struct arriving *terms,
+                               struct sentence *why)
 {
     const Cairn__JobTerms *message = (const Cairn__JobTerms *)terms->message;
     struct shard_job *job = held_find(shard, message->job, message->generation);
@@ -735,7 +736,7 @@ static cairn_status take(struct shard_daemon *shard, struct arriving *terms, str
     job->terms.settled = true;
     if (spec->have_bytes == 0) return CAIRN_OK; // it has that spec
     const struct job_spec_data *next = terms->made;
-    const cairn_status status = judge(job, next, why);
+    const cairn_status status = judge_terms(job, next, why);
     const uint64_t revision = next->revision;
     if (status != CAIRN_OK || revision <= job->terms.revision)
         return status; // the same again is no fault
@@ -774,7 +775,7 @@ static void terms_unmake(void *made)
 static void terms_whole(struct shard_daemon *shard, struct arriving *terms)
 {
     struct sentence why = { "" };
-    const cairn_status status = take(shard, terms, &why);
+    const cairn_status status = take_terms(shard, terms, &why);
     arriving_end(shard, terms, status, &why);
 }
 
@@ -803,7 +804,7 @@ static uint64_t now_us(void)
     return uv_hrtime() / 1000;
 }
 
-static void tell(const struct shard_job *job, uint64_t round)
+static void log_times(const struct shard_job *job, uint64_t round)
 {
     const uint64_t *us = job->pass.times.action_us;
     struct home_use use = { 0 }; // since the device was opened, of all jobs
@@ -831,7 +832,7 @@ void times_note(struct shard_job *job, const struct step_action *action)
     if (kind == CAIRN_STEP_FOLD) times->folding_us = now_us();
     if (times->action_us[kind] == 0) times->action_us[kind] = now_us();
     if (kind == CAIRN_STEP_PUBLISHED_REPORT && log_enabled(CAIRN_LOG_DEBUG))
-        tell(job, action->round);
+        log_times(job, action->round);
 }
 
 /* The pass of an UPDATE begins, and has ended. */
@@ -846,7 +847,7 @@ static void times_updated(struct shard_job *job)
 }
 
 /* 0 if one of them has not been. */
-static uint32_t between(uint64_t from_us, uint64_t to_us)
+static uint32_t us_between(uint64_t from_us, uint64_t to_us)
 {
     const uint64_t us = from_us != 0 && to_us > from_us ? to_us - from_us : 0;
     return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
@@ -858,9 +859,9 @@ void times_phases(const struct shard_job *job, uint32_t us_out[4])
     const uint64_t *us = t->action_us;
     const uint64_t granted = us[CAIRN_STEP_GRANT], reduced = us[CAIRN_STEP_REDUCED_REPORT];
     const uint64_t folding = t->folding_us != 0 ? t->folding_us : us[CAIRN_STEP_REDUCE];
-    us_out[0] = between(granted, folding);
-    us_out[1] = between(folding, reduced);
-    us_out[2] = between(t->updating_us, t->updated_us);
-    us_out[3] = between(us[CAIRN_STEP_UPDATE], t->updating_us) +
-                between(t->updated_us, us[CAIRN_STEP_PUBLISHED_REPORT]);
+    us_out[0] = us_between(granted, folding);
+    us_out[1] = us_between(folding, reduced);
+    us_out[2] = us_between(t->updating_us, t->updated_us);
+    us_out[3] = us_between(us[CAIRN_STEP_UPDATE], t->updating_us) +
+                us_between(t->updated_us, us[CAIRN_STEP_PUBLISHED_REPORT]);
 }

@@ -35,7 +35,7 @@ struct search {
 };
 
 /* The leaves [first, end) of an extent. */
-static void give(const struct search *search, size_t number, uint64_t first, uint64_t end)
+static void give_leaves(const struct search *search, size_t number, uint64_t first, uint64_t end)
 {
     const struct local_extent *extent = &search->in->table.map.extents[number];
     const struct geometry *geometry = &search->in->layout->geometry[extent->tensor];
@@ -69,11 +69,11 @@ void shard_view_beyond(const struct shard_view *in, const struct shard_view *bes
             other++;
         for (const struct local_extent *o = other;
              o != end && o->tensor == e->tensor && o->first_leaf < last; o++) {
-            if (o->first_leaf > at) give(&search, i, at, o->first_leaf);
+            if (o->first_leaf > at) give_leaves(&search, i, at, o->first_leaf);
             const uint64_t until = o->first_leaf + o->leaf_count;
             at = until < last ? until : last;
         }
-        give(&search, i, at, last);
+        give_leaves(&search, i, at, last);
     }
 }
 

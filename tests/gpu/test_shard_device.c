@@ -158,7 +158,7 @@ TEST(what_a_device_copies_is_pinned_while_it_is_there_and_no_longer)
     ck_assert_uint_ge(empty, puts + 2 * job->versions.copies[0].wire.bytes);
     scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
     const uint64_t one = use_now().pinned_bytes;
-    ck_assert_uint_ge(one - empty, landing_at(&job->landing, job->landing.taken));
+    ck_assert_uint_ge(one - empty, landing_at(&job->landing, job->landing.made));
     scene_put_all(&scene, 1);
     scene_seal(&scene); // which closes the buffers of puts
     while (scene.shard->memory.releases != NULL) scene_settle(&scene);

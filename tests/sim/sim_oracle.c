@@ -2,7 +2,14 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "server/core/round_state.h"
 #include "tests/sim/sim.h"
+
+/* The layout in force has that shard. */
+static bool has_shard(const struct round_machine *core, uint32_t shard)
+{
+    return shard < core->config.shard_count && !core->shards[shard].gone;
+}
 
 void oracle_start(struct sim *sim)
 {
@@ -74,7 +81,7 @@ static void check_layouts(struct sim *sim)
 {
     const struct sim_layout *layout = sim->coordinator.layout;
     for (uint32_t s = 0; s < sim->shard_count; s++) {
-        if (layout_has(layout, s) != round_has_shard(sim->coordinator.core, s))
+        if (layout_has(layout, s) != has_shard(sim->coordinator.core, s))
             sim_fail(sim, "the coordinator and its core disagree on shard %u", s);
         if (layout_has(layout, s) && sim->shards[s].layout != layout)
             sim_fail(sim, "a round opens, and shard %u is in another layout than %" PRIu64, s,

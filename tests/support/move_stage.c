@@ -328,7 +328,7 @@ void stage_begin_taking(void)
         stage_job(i)->state = CAIRN_JOB_SEALING; // what is asked for is not ready
     }
     for (int i = 0; i < 3; i++) scene_settle(&stage.shard[1]);
-    ck_assert_ptr_nonnull(stage_job(1)->move.now->take);
+    ck_assert_ptr_nonnull(stage_job(1)->move.now->receiver);
 }
 
 static void send_create(struct scene *scene, uint32_t request)

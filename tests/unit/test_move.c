@@ -114,7 +114,6 @@ TEST(a_slice_is_prepared_by_all_and_settled_when_all_are_whole)
     ck_assert_uint_eq(expect(0, CAIRN_MOVE_SETTLE)->shard, CAIRN_MOVE_ALL);
     expect_ended(1, CAIRN_OK);
     ck_assert_int_eq(move_stage_of(move), CAIRN_MOVE_REST);
-    ck_assert_uint_eq(move_layout(move), 2);
 }
 
 TEST(who_did_not_hear_that_it_is_settled_is_told_again)

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "server/core/step_state.h"
 #include "tests/support/move_stage.h"
 #include "tests/support/suite.h"
 
@@ -82,7 +83,7 @@ TEST(a_taker_is_not_reduced_before_all_of_its_state_is_here)
     stage.round++;
     model_push_round(&stage.shard[1], stage.round, stage.step);
     scene_settle(&stage.shard[1]);
-    ck_assert(step_lacks_state(stage_job(1)->collector.step));
+    ck_assert(stage_job(1)->collector.step->lacks_state);
     ck_assert_int_eq(step_phase_of(stage_job(1)->collector.step), CAIRN_STEP_REDUCING);
     stage_job(0)->state = CAIRN_JOB_SERVING;
     model_push_round(&stage.shard[0], stage.round, stage.step);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/move_private.h"
+#include "server/shard/shard.h"
 #include "tests/support/move_stage.h"
 #include "tests/support/suite.h"
 
@@ -20,10 +20,10 @@ static void end_taking(void)
 TEST(a_connection_that_the_taker_loses_is_made_again)
 {
     stage_begin_taking();
-    struct giver *giver = &stage_job(1)->move.now->take->givers[0];
-    const uint32_t connection = giver->link.connection;
-    chunk_link_close(&giver->link);
-    while (giver->link.connection == connection) scene_settle(&stage.shard[1]);
+    struct sender *sender = &stage_job(1)->move.now->receiver->senders[0];
+    const uint32_t connection = sender->link.connection;
+    chunk_link_close(&sender->link);
+    while (sender->link.connection == connection) scene_settle(&stage.shard[1]);
     end_taking();
 }
 
@@ -35,7 +35,7 @@ static void await_unheard(size_t count)
         const Cairn__Heartbeat *beat = (const Cairn__Heartbeat *)frame.message;
         if (beat->n_unheard != count) continue;
         if (count > 0)
-            ck_assert_str_eq(beat->unheard[0], stage_job(1)->move.now->take->givers[0].name);
+            ck_assert_str_eq(beat->unheard[0], stage_job(1)->move.now->receiver->senders[0].name);
         return;
     }
 }
@@ -43,14 +43,14 @@ static void await_unheard(size_t count)
 TEST(a_giver_that_says_nothing_is_named_to_the_coordinator_until_it_does)
 {
     stage_begin_taking();
-    struct giver *giver = &stage_job(1)->move.now->take->givers[0];
-    const size_t address_bytes = giver->address_bytes;
+    struct sender *sender = &stage_job(1)->move.now->receiver->senders[0];
+    const size_t address_bytes = sender->address_bytes;
     stage.shard[1].shard->unheard_ms = 100;
     await_unheard(0);
-    giver->address_bytes = 0; // nothing leads there
-    chunk_link_close(&giver->link);
+    sender->address_bytes = 0; // nothing leads there
+    chunk_link_close(&sender->link);
     await_unheard(1);
-    giver->address_bytes = address_bytes;
+    sender->address_bytes = address_bytes;
     await_unheard(0);
     end_taking();
 }

@@ -1,4 +1,5 @@
 /* A shard's round machine when the layout changes: it joins, goes on with other chunks, waits for state. */
+#include "server/core/step_state.h"
 #include "tests/support/suite.h"
 #include "tests/unit/step_driver.h"
 
@@ -138,7 +139,7 @@ TEST(a_shard_is_not_prepared_while_state_is_on_its_way)
     fence(5);
     resolve(5, CAIRN_DECISION_NONE, 0, 10);
     GIVE(.kind = CAIRN_STEP_LACKS_STATE);
-    ck_assert(step_lacks_state(step));
+    ck_assert(step->lacks_state);
     open_at(5, 100, 10);
     collect_nothing(CHUNKS);
     GIVE(.kind = CAIRN_STEP_SUMMED, .sums = &no_sums);

@@ -9,12 +9,12 @@ static char memory[4096];
 
 static void enter(void)
 {
-    taken_open(&taken);
+    made_pages_open(&taken);
 }
 
 static void leave(void)
 {
-    taken_close(&taken);
+    made_pages_close(&taken);
 }
 
 /* One who waits for bytes [at, at + count). */
@@ -27,7 +27,7 @@ struct waiter {
 static void *wait_for(void *context)
 {
     struct waiter *w = context;
-    w->is_there = taken_await(&taken, memory + w->at, w->count);
+    w->is_there = made_pages_await(&taken, memory + w->at, w->count);
     return NULL;
 }
 
@@ -45,19 +45,19 @@ static bool end(const struct waiter *w)
 
 TEST(what_is_there_is_not_waited_for)
 {
-    taken_add(&taken, memory + 100, 100);
-    ck_assert(taken_await(&taken, memory + 100, 100));
-    ck_assert(taken_await(&taken, memory + 150, 10));
+    made_pages_add(&taken, memory + 100, 100);
+    ck_assert(made_pages_await(&taken, memory + 100, 100));
+    ck_assert(made_pages_await(&taken, memory + 150, 10));
 }
 
 TEST(bytes_that_came_in_parts_and_in_any_order_are_there)
 {
     struct waiter w;
     begin(&w, 50, 300);
-    taken_add(&taken, memory + 300, 100);
-    taken_add(&taken, memory, 100);
-    taken_add(&taken, memory + 1000, 100);
-    taken_add(&taken, memory + 100, 200);
+    made_pages_add(&taken, memory + 300, 100);
+    made_pages_add(&taken, memory, 100);
+    made_pages_add(&taken, memory + 1000, 100);
+    made_pages_add(&taken, memory + 100, 200);
     ck_assert(end(&w));
     ck_assert_uint_eq(taken.count, 2); // what touches is one
 }
@@ -67,7 +67,7 @@ TEST(the_end_tells_all_who_wait)
     struct waiter a, b;
     begin(&a, 0, 10);
     begin(&b, 4000, 10);
-    taken_end(&taken, true);
+    made_pages_end(&taken, true);
     ck_assert(end(&a));
     ck_assert(end(&b));
 }
@@ -76,10 +76,10 @@ TEST(what_was_given_up_never_comes)
 {
     struct waiter w;
     begin(&w, 0, 10);
-    taken_end(&taken, false);
+    made_pages_end(&taken, false);
     ck_assert(!end(&w));
-    taken_end(&taken, true); // the first holds
-    ck_assert(!taken_await(&taken, memory, 10));
+    made_pages_end(&taken, true); // the first holds
+    ck_assert(!made_pages_await(&taken, memory, 10));
 }
 
 SUITE(10, enter, leave);
