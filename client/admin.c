@@ -17,8 +17,8 @@
 #include "client/op.h"
 #include "client/push.h"
 #include "proto/base/text.h"
-#include "proto/loop/stream.h"
-#include "proto/wire/messages.h"
+#include "proto/loop/loop.h"
+#include "proto/wire/wire.h"
 
 enum { REQUEST = 2, FIRST_QUESTION = 3, QUESTION_EVERY_MS = 1000, FULL_MS = 10, LOOK_MS = 100 };
 

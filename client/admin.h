@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "proto/base/text.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 
 struct admin {
     /* the caller's, borrowed */

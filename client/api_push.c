@@ -9,7 +9,6 @@
 #include "client/device.h"
 #include "client/op.h"
 #include "client/push.h"
-#include "proto/spec/optimizer.h"
 #include "proto/spec/spec.h"
 
 /* ==== batch ==== */

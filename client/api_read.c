@@ -13,9 +13,9 @@
 #include "client/op.h"
 #include "client/read.h"
 #include "proto/base/text.h"
-#include "proto/geometry/box.h"
+#include "proto/geometry/tensor.h"
 #include "proto/geometry/layout.h"
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 
 /* ==== read ==== */
 

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "proto/base/text.h"
-#include "proto/geometry/box.h"
+#include "proto/geometry/layout.h"
 
 /* ==== clock ==== */
 

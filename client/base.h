@@ -8,9 +8,9 @@
 
 #include "proto/base/status.h"
 #include "proto/base/text.h"
-#include "proto/geometry/box.h"
+#include "proto/geometry/layout.h"
 #include "proto/spec/spec.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 
 /* ==== strides ==== */
 

@@ -15,7 +15,7 @@
 #include "client/device.h"
 #include "client/job.h"
 #include "client/push.h"
-#include "proto/fabric/where.h"
+#include "proto/fabric/fabric.h"
 
 #define SHARDS_WAIT_MS 3000       /* for the first shard to join a cluster of several hosts */
 #define SENDS_MAX      (1u << 16) /* windows of all shards */
@@ -414,7 +414,7 @@ void datapath_judge(struct shard_link *link, uint64_t now_ms)
 
 /* Connections to the shards of a job, and what comes over them. Loop thread.
  *
- * A shard may speak for others (proto/wire/chunk.h, "Relays"): what concerns the connection is its link's,
+ * A shard may speak for others (proto/wire/wire.h, "Relays"): what concerns the connection is its link's,
  * what concerns chunks is the owner's. */
 
 static struct shard_link *link_of(const struct chunk_link *conn)

@@ -9,22 +9,10 @@
 #include <unistd.h>
 
 #include "client/base.h"
-#include "gpu/cuda/vmm.h"
+#include "gpu/cuda/driver.h"
 #include "proto/base/machine.h"
+#include "proto/base/mutant.h"
 #include "proto/geometry/layout.h"
-
-/* Known bugs of order, seeded one at a time: test_device_wait_mutant_<n> is built with
- * -DCAIRN_DEVICE_MUTANT=<n>, and the emulated card has to catch it (tests/gpu). The library is always built
- * with none, and every MUTANT(n) folds to 0 there. */
-#ifndef CAIRN_DEVICE_MUTANT
-#define CAIRN_DEVICE_MUTANT 0
-#endif
-#define MUTANT(n) (CAIRN_DEVICE_MUTANT == (n))
-
-/*  1  who sets a word maps memory while a stream waits for one
- *  2  a stream begins to wait while memory is being mapped
- *  3  a word that is set counts as one that is waited for */
-#define CAIRN_DEVICE_MUTANT_COUNT 3
 
 /* ==== card ==== */
 
@@ -897,7 +885,7 @@ static uint32_t changes;     /* of maps that are under way */
 bool card_change_begin(void)
 {
     pthread_mutex_lock(&words_lock);
-    const bool may = words_taken == 0 || MUTANT(1);
+    const bool may = words_taken == 0 || DEVICE_MUTANT(1);
     changes += may;
     pthread_mutex_unlock(&words_lock);
     return may;
@@ -960,7 +948,7 @@ static void card_make_words(struct card *card)
 static struct card_word *take_free(struct card *card)
 {
     pthread_mutex_lock(&words_lock);
-    while (changes > 0 && !MUTANT(2)) pthread_cond_wait(&words_changed, &words_lock);
+    while (changes > 0 && !DEVICE_MUTANT(2)) pthread_cond_wait(&words_changed, &words_lock);
     struct card_word *word = card->words;
     if (word != NULL) card->words = word->next;
     words_taken += word != NULL;
@@ -992,7 +980,7 @@ void card_word_set(struct card_word *word)
     pthread_mutex_lock(&words_lock);
     word->next = card->words;
     card->words = word;
-    words_taken -= !MUTANT(3);
+    words_taken -= !DEVICE_MUTANT(3);
     pthread_mutex_unlock(&words_lock);
 }
 

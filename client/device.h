@@ -7,7 +7,6 @@
 #include <stdint.h>
 
 #include "gpu/cuda/driver.h"
-#include "gpu/cuda/vmm.h"
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
 

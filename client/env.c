@@ -8,7 +8,7 @@
 
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
-#include "proto/loop/stream.h"
+#include "proto/loop/loop.h"
 
 struct launcher {
     const char *name;

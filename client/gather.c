@@ -13,7 +13,6 @@
 #include "client/op.h"
 #include "client/push.h"
 #include "client/session.h"
-#include "proto/spec/optimizer.h"
 #include "proto/spec/spec.h"
 
 /* ==== judge ==== */

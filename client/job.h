@@ -16,9 +16,9 @@
 #include "client/session.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
-#include "proto/link/chunk_link.h"
+#include "proto/link/link.h"
 #include "proto/spec/spec.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 
 /* ==== attachment ==== */
 

@@ -12,7 +12,6 @@
 #include "client/session.h"
 #include "proto/geometry/layout.h"
 #include "proto/plan/plan.h"
-#include "proto/spec/optimizer.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
 

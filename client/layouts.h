@@ -16,8 +16,7 @@
 #include "client/base.h"
 #include "proto/base/status.h"
 #include "proto/geometry/layout.h"
-#include "proto/wire/chunk.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 
 struct job_spec_data;
 struct job;
@@ -71,7 +70,7 @@ bool served_layouts_need(const struct job *job, uint32_t shard);
 
 /* Copies of a card's memory on their way to shards that do not take it from where it lies: pieces of memory
  * of cairn_alloc's kind, on the card or of the host (pinned for the card), used again and again. There are as
- * many as chunks were under way at a time, or copied ahead of that (push.h). While a stream waits, what
+ * many as chunks were under way at a time, or copied ahead of that (link.h). While a stream waits, what
  * is new is of the host, and not pinned yet. Loop thread. */
 
 struct card;

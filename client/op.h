@@ -8,7 +8,7 @@
 
 #include "client/base.h"
 #include "proto/base/text.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 
 struct card;
 struct card_event;

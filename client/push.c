@@ -14,7 +14,7 @@
 /* ==== pushes ==== */
 
 /* Pushes of the open round. Every message for an owner goes over the connection of the shard that
- * granted: the owner's own, or that of a relay of this host (chunk.h, "Relays"). Loop thread. */
+ * granted: the owner's own, or that of a relay of this host (wire.h, "Relays"). Loop thread. */
 
 #define GRANT_MAX_MS 300  /* longest wait for a GRANT after RoundOpened */
 #define STARVED_MS   5000 /* that a command waits for memory */
@@ -488,7 +488,7 @@ bool pushes_commit_run(struct command *command)
 /* ==== transfer ==== */
 
 /* Puts and fetches: cut into chunks, which the asker of each shard sends, and sends again. Where a shard of
- * this host relays for one that is not of this host, fetches go to that (proto/wire/chunk.h, "Relays"), and
+ * this host relays for one that is not of this host, fetches go to that (proto/wire/wire.h, "Relays"), and
  * to the owner what it has not. Loop thread. */
 
 #define COPIED_MAX ((size_t)8 << 20) /* bytes out of mapped memory, before others have their turn */

@@ -10,9 +10,8 @@
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/geometry/layout.h"
-#include "proto/link/chunk_link.h"
-#include "proto/wire/chunk.h"
-#include "proto/wire/messages.h"
+#include "proto/link/link.h"
+#include "proto/wire/wire.h"
 
 /* ==== accumulate ==== */
 

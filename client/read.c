@@ -12,7 +12,7 @@
 #include "client/push.h"
 #include "proto/fabric/backend.h"
 #include "proto/geometry/layout.h"
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 
 /* ==== mapped ==== */
 

@@ -13,7 +13,7 @@
 #include "proto/base/text.h"
 #include "proto/geometry/layout.h"
 #include "proto/spec/spec.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 
 /* ==== reading ==== */
 

@@ -46,9 +46,8 @@
 #include "client/env.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
-#include "proto/loop/fabric_poll.h"
-#include "proto/wire/messages.h"
-#include "proto/loop/stream.h"
+#include "proto/loop/loop.h"
+#include "proto/wire/wire.h"
 
 /* ==== loop ==== */
 

@@ -10,8 +10,7 @@
 #include "client/base.h"
 #include "client/op.h"
 #include "proto/base/text.h"
-#include "proto/spec/optimizer.h"
-#include "proto/spec/settings.h"
+#include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
 
 /* The structs of the first release end with these. */

@@ -1,5 +1,5 @@
 /* The tables of BLAKE2b (RFC 7693) for whoever has its own form of the function: the host's vectors
- * (gpu/host/isa/hash.h) and the device's lanes (gpu/kernel/hash.h). As macros, so that nvcc has them in
+ * (gpu/host/isa/table.c) and the device's lanes (gpu/kernel/bodies.h). As macros, so that nvcc has them in
  * device code, too. */
 #ifndef CAIRN_GPU_BLAKE2B_H
 #define CAIRN_GPU_BLAKE2B_H

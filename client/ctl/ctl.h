@@ -10,7 +10,7 @@
 
 #include "proto/base/text.h"
 #include "proto/spec/spec.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 
 /* Version of the JSON that `-o json` prints; grows when a field changes its meaning or goes. */
 #define CAIRN_CTL_SCHEMA_VERSION 1

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "client/ctl/ctl.h"
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/spec/spec.h"
 
 #define DIGEST_TIMEOUT_MS 600000

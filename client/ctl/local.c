@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/loop/stream.h"
+#include "proto/loop/loop.h"
 
 #define START_MS      60000
 #define LOCAL_TURN_MS 10

@@ -10,8 +10,8 @@
 #include "proto/base/text.h"
 #include "proto/plan/plan.h"
 #include "proto/safetensors/safetensors.h"
-#include "proto/snapshot/manifest.h"
-#include "proto/spec/optimizer.h"
+#include "proto/snapshot/snapshot.h"
+#include "proto/spec/spec.h"
 #include "server/shard/need.h"
 
 #define WORKERS_MAX 64 /* round.workers_max, where no coordinator says it and no more are planned */

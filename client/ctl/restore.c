@@ -12,8 +12,7 @@
 #include "client/admin.h"
 #include "client/ctl/ctl.h"
 #include "client/ctl/snapshot.h"
-#include "proto/snapshot/manifest.h"
-#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/snapshot_io/snapshot_io.h"
 
 static int key_read(const char *given, struct public_key *out);

@@ -13,8 +13,7 @@
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/geometry/tensor.h"
-#include "proto/snapshot/manifest.h"
-#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/snapshot_io/snapshot_io.h"
 
 /* ==== buffers ==== */

@@ -78,7 +78,7 @@ CAIRN_MUST_CHECK cairn_status cuda_enter(struct cuda *cuda, struct sentence *why
 /* The same for calls that give resources back: they enter also if the card has failed. */
 void cuda_enter_anyway(struct cuda *cuda);
 /* Turns a driver's result into a status: out of memory is CAIRN_ERR_NO_MEMORY, every other failure
- * CAIRN_ERR_IO; a result that breaks the context (result.h) breaks the home for good. `doing` is
+ * CAIRN_ERR_IO; a result that breaks the context (driver.h) breaks the home for good. `doing` is
  * for the error: "a launch of fold". */
 CAIRN_MUST_CHECK cairn_status cuda_check(struct cuda *cuda, int result, const char *doing,
                                          struct sentence *why);

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/cuda/result.h"
 #include "proto/base/machine.h"
 
 #define NAME_OF_LIBRARY "CAIRN_CUDA_DRIVER"

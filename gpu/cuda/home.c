@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "gpu/cuda/cuda.h"
-#include "gpu/cuda/mutant.h"
-#include "gpu/cuda/vmm.h"
+#include "proto/base/mutant.h"
+#include "gpu/cuda/driver.h"
 
 /* Addresses cost nothing: so many that what comes and goes leaves gaps that are large enough, and where a
  * process may not have so many, half of them. */
@@ -102,7 +102,7 @@ void cuda_enter_anyway(struct cuda *cuda)
 
 int cuda_wait(const struct cuda *cuda, struct CUstream_st *stream, struct CUevent_st *event)
 {
-    const int result = cuda->driver.cuEventRecord(event, MUTANT(17) ? NULL : stream);
+    const int result = cuda->driver.cuEventRecord(event, GPU_MUTANT(17) ? NULL : stream);
     return result == CAIRN_CU_OK ? cuda->driver.cuEventSynchronize(event) : result;
 }
 
@@ -413,7 +413,7 @@ static int open_and_zero(struct cuda *cuda, uint64_t at, uint64_t bytes)
     int result = cuda->driver.cuMemSetAccess(at, (size_t)bytes, &access, 1);
     if (result == CAIRN_CU_OK)
         result = cuda->driver.cuMemsetD8Async(at, 0, (size_t)bytes, cuda->zeroing);
-    if (MUTANT(12)) return result;
+    if (GPU_MUTANT(12)) return result;
     // The stream is everybody's: zeros that another thread queues in between are waited for, too.
     return result == CAIRN_CU_OK ? cuda_wait(cuda, cuda->zeroing, cuda->zeroed) : result;
 }

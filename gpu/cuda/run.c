@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "gpu/cuda/cuda.h"
-#include "gpu/cuda/mutant.h"
+#include "proto/base/mutant.h"
 
 static cairn_status cuda_slice_finish(struct cuda_stream *stream, struct cuda_slice *slice,
                                       struct sentence *why);
@@ -30,7 +30,7 @@ static cairn_status empty_next(struct cuda_stream *stream, struct sentence *why)
     struct cuda_slice *slice = &stream->slices[stream->next];
     const bool is_of_other = slice->list != stream->lists_begun;
     struct sentence said = { "" };
-    if (MUTANT(18) && is_of_other) return CAIRN_OK;
+    if (GPU_MUTANT(18) && is_of_other) return CAIRN_OK;
     const cairn_status status = cuda_slice_finish(stream, slice, &said);
     if (status == CAIRN_OK) return status;
     if (is_of_other) note_failed(stream, slice->list, status, &said);
@@ -88,7 +88,7 @@ cairn_status cuda_run_finish(struct home_stream *of, struct sentence *why)
     cairn_status status = cuda_enter(home_cuda(of->home), why);
     if (status == CAIRN_OK && stream->list_failed == list)
         status = fail_with(why, stream->failed_status, "%s", stream->failed_why.text);
-    for (uint32_t i = 0; i < CAIRN_CUDA_SLICES - MUTANT(13) && status == CAIRN_OK; i++) {
+    for (uint32_t i = 0; i < CAIRN_CUDA_SLICES - GPU_MUTANT(13) && status == CAIRN_OK; i++) {
         struct cuda_slice *slice = &stream->slices[(stream->next + i) % CAIRN_CUDA_SLICES];
         if (slice->list == list) status = cuda_slice_finish(stream, slice, why);
     }
@@ -123,9 +123,9 @@ static int order(const struct driver *driver, struct CUstream_st *earlier, struc
                  struct CUstream_st *later)
 {
     if (earlier == later) return CAIRN_CU_OK;
-    if (MUTANT(3)) (void)driver->cuStreamWaitEvent(later, event, 0);
-    const int result = driver->cuEventRecord(event, MUTANT(1) ? later : earlier);
-    if (MUTANT(3)) return result;
+    if (GPU_MUTANT(3)) (void)driver->cuStreamWaitEvent(later, event, 0);
+    const int result = driver->cuEventRecord(event, GPU_MUTANT(1) ? later : earlier);
+    if (GPU_MUTANT(3)) return result;
     return result == CAIRN_CU_OK ? driver->cuStreamWaitEvent(later, event, 0) : result;
 }
 
@@ -144,12 +144,13 @@ static int load(const struct cuda_stream *stream, const struct cuda_slice *slice
     int result = CAIRN_CU_OK;
     if (plan->in.used > 0)
         result = driver->cuMemcpyHtoDAsync(plan->in.device, plan->in.host, plan->in.used, in);
-    if (MUTANT(9)) result = order(driver, in, slice->loaded, stream->compute);
+    if (GPU_MUTANT(9)) result = order(driver, in, slice->loaded, stream->compute);
     for (size_t i = 0; i < plan->in_count && result == CAIRN_CU_OK; i++)
         result = driver->cuMemcpyHtoDAsync(plan->copies_in[i].device, plan->copies_in[i].host,
                                            plan->copies_in[i].bytes, in);
-    if (MUTANT(2) || MUTANT(9)) return result;
-    if (MUTANT(14)) return driver->cuStreamWaitEvent(stream->compute, stream->slices[0].loaded, 0);
+    if (GPU_MUTANT(2) || GPU_MUTANT(9)) return result;
+    if (GPU_MUTANT(14))
+        return driver->cuStreamWaitEvent(stream->compute, stream->slices[0].loaded, 0);
     return result == CAIRN_CU_OK ? order(driver, in, slice->loaded, stream->compute) : result;
 }
 
@@ -176,7 +177,7 @@ static cairn_status launch_all(const struct cuda_stream *stream, const struct cu
     int result = CAIRN_CU_OK;
     if (plan->counts)
         result = cuda->driver.cuMemsetD8Async(plan->out.device, 0, plan->out.used,
-                                              MUTANT(11) ? stream->in : stream->compute);
+                                              GPU_MUTANT(11) ? stream->in : stream->compute);
     cairn_status status = cuda_check(cuda, result, "zeroing", why);
     for (int i = 0; i < CAIRN_KERNEL_COUNT && status == CAIRN_OK; i++)
         status = cuda_check(cuda, launch(stream, (enum kernel_number)i, &lists[i]), launch_names[i],
@@ -197,18 +198,18 @@ static int unload(const struct cuda_stream *stream, const struct cuda_slice *sli
     const struct driver *driver = &cuda_of(stream)->driver;
     const struct cuda_plan *plan = &slice->plan;
     struct CUstream_st *out = stream_out(stream, plan);
-    int result = MUTANT(4)    ? CAIRN_CU_OK
-                 : MUTANT(10) ? driver->cuStreamWaitEvent(out, slice->loaded, 0)
-                              : order(driver, stream->compute, slice->computed, out);
+    int result = GPU_MUTANT(4)    ? CAIRN_CU_OK
+                 : GPU_MUTANT(10) ? driver->cuStreamWaitEvent(out, slice->loaded, 0)
+                                  : order(driver, stream->compute, slice->computed, out);
     if (plan->out.used > 0 && result == CAIRN_CU_OK)
         result = driver->cuMemcpyDtoHAsync(plan->out.host, plan->out.device, plan->out.used, out);
-    if (MUTANT(8)) (void)driver->cuEventRecord(slice->done, out);
+    if (GPU_MUTANT(8)) (void)driver->cuEventRecord(slice->done, out);
     for (size_t i = 0; i < plan->out_count && result == CAIRN_CU_OK; i++)
         result = driver->cuMemcpyDtoHAsync(plan->copies_out[i].host, plan->copies_out[i].device,
                                            plan->copies_out[i].bytes, out);
-    if (MUTANT(5) || MUTANT(8)) return result;
+    if (GPU_MUTANT(5) || GPU_MUTANT(8)) return result;
     return result == CAIRN_CU_OK
-               ? driver->cuEventRecord(slice->done, MUTANT(7) ? stream->compute : out)
+               ? driver->cuEventRecord(slice->done, GPU_MUTANT(7) ? stream->compute : out)
                : result;
 }
 
@@ -252,7 +253,7 @@ static cairn_status cuda_slice_finish(struct cuda_stream *stream, struct cuda_sl
 {
     struct cuda *cuda = cuda_of(stream);
     if (!slice->is_under_way) return CAIRN_OK;
-    const int result = MUTANT(6) ? CAIRN_CU_OK : cuda->driver.cuEventSynchronize(slice->done);
+    const int result = GPU_MUTANT(6) ? CAIRN_CU_OK : cuda->driver.cuEventSynchronize(slice->done);
     CAIRN_TRY(cuda_check(cuda, result, "a list of work", why));
     cuda_plan_end(&slice->plan);
     cuda_plan_clear(&slice->plan);
@@ -266,10 +267,10 @@ static void cuda_slices_drop(struct cuda_stream *stream, uint64_t list)
 {
     const struct cuda *cuda = cuda_of(stream);
     const struct cuda_slice *slice = &stream->slices[0];
-    if (!MUTANT(15)) {
+    if (!GPU_MUTANT(15)) {
         (void)cuda_wait(cuda, stream->in, slice->loaded);
         (void)cuda_wait(cuda, stream->compute, slice->computed);
-        if (!MUTANT(16)) (void)cuda_wait(cuda, stream->out, slice->done);
+        if (!GPU_MUTANT(16)) (void)cuda_wait(cuda, stream->out, slice->done);
     }
     for (int i = 0; i < CAIRN_CUDA_SLICES; i++) {
         if (stream->slices[i].is_under_way && stream->slices[i].list != list) continue;

@@ -16,7 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "gpu/host/host.h"
+#include "gpu/home_kind.h"
 #include "proto/base/machine.h"
 
 static cairn_status host_memory_open(struct home *home, const char *label,

@@ -4,13 +4,764 @@
 #ifndef CAIRN_GPU_KERNEL_BODIES_H
 #define CAIRN_GPU_KERNEL_BODIES_H
 
-#include "gpu/kernel/copy.h"
-#include "gpu/kernel/fold.h"
-#include "gpu/kernel/fold_sums.h"
-#include "gpu/kernel/hash.h"
-#include "gpu/kernel/init.h"
-#include "gpu/kernel/lanes.h"
-#include "gpu/kernel/update.h"
+#include "gpu/blake2b.h"
+#include "gpu/kernel/kernel.h"
+
+/* ==== copies ==== */
+
+/* Bytes from here to there, zeros, and elements from one dtype to another. */
+
+#define COPY_ROWS    4 /* accesses in flight */
+#define CONVERT_ROWS 8
+
+/* Units of `type`, to and from aligned to it, by a lane. */
+#define COPY_UNITS(type)                                                                          \
+    for (uint64_t i = lane; i < bytes / sizeof(type); i += COPY_ROWS * CAIRN_KERNEL_WARP) {       \
+        type x[COPY_ROWS];                                                                        \
+        KERNEL_UNROLL                                                                             \
+        for (uint32_t r = 0; r < COPY_ROWS; r++) {                                                \
+            const uint64_t k = i + r * CAIRN_KERNEL_WARP;                                         \
+            if (k < bytes / sizeof(type)) x[r] = *MEMORY_AT(const type, from + k * sizeof(type)); \
+        }                                                                                         \
+        KERNEL_UNROLL                                                                             \
+        for (uint32_t r = 0; r < COPY_ROWS; r++) {                                                \
+            const uint64_t k = i + r * CAIRN_KERNEL_WARP;                                         \
+            if (k < bytes / sizeof(type)) *MEMORY_AT(type, to + k * sizeof(type)) = x[r];         \
+        }                                                                                         \
+    }
+
+/* The widest unit at which both are aligned, once the first bytes are copied. */
+KERNEL_FN uint64_t copy_unit(uint64_t to, uint64_t from)
+{
+    const uint64_t apart = (to ^ from) | 16;
+    return apart & (~apart + 1);
+}
+
+KERNEL_FN void copy_single(uint64_t to, uint64_t from, uint64_t bytes,
+                           uint32_t lane) { COPY_UNITS(uint8_t) }
+
+KERNEL_FN void copy_bytes(uint64_t to, uint64_t from, uint64_t bytes, uint32_t lane)
+{
+    const uint64_t unit = copy_unit(to, from), head = least((~to + 1) % unit, bytes);
+    copy_single(to, from, head, lane);
+    to += head;
+    from += head;
+    bytes -= head;
+    const uint64_t whole = bytes - bytes % unit;
+    if (unit == 16) {
+        COPY_UNITS(struct u64x2)
+    } else if (unit == 8) {
+        COPY_UNITS(uint64_t)
+    } else if (unit == 4) {
+        COPY_UNITS(uint32_t)
+    } else if (unit == 2) {
+        COPY_UNITS(uint16_t)
+    } else {
+        COPY_UNITS(uint8_t)
+    }
+    copy_single(to + whole, from + whole, bytes - whole, lane);
+}
+
+KERNEL_FN void copy_piece(const struct copy_item *item, uint64_t piece)
+{
+    const uint64_t parts = pieces_of(item->run_bytes, CAIRN_PIECE_BYTES);
+    const uint64_t run = piece / parts, begin = piece % parts * CAIRN_PIECE_BYTES;
+    const uint64_t bytes = least(item->run_bytes - begin, CAIRN_PIECE_BYTES);
+    EACH_LANE(lane)
+    {
+        copy_bytes(item->to + run * item->to_stride + begin,
+                   item->from + run * item->from_stride + begin, bytes, lane);
+    }
+}
+
+KERNEL_FN void zero_piece(const struct zero_item *item, uint64_t piece)
+{
+    const uint64_t begin = piece * CAIRN_PIECE_BYTES, at = item->at + begin;
+    const uint64_t bytes = least(item->bytes - begin, CAIRN_PIECE_BYTES);
+    const uint64_t head = least((~at + 1) % 16, bytes), units = (bytes - head) / 16;
+    EACH_LANE(lane)
+    {
+        const struct u64x2 none = { { 0, 0 } };
+        for (uint64_t i = lane; i < head; i += CAIRN_KERNEL_WARP) *MEMORY_AT(uint8_t, at + i) = 0;
+        for (uint64_t i = lane; i < units; i += CAIRN_KERNEL_WARP)
+            *MEMORY_AT(struct u64x2, at + head + 16 * i) = none;
+        for (uint64_t i = head + 16 * units + lane; i < bytes; i += CAIRN_KERNEL_WARP)
+            *MEMORY_AT(uint8_t, at + i) = 0;
+    }
+}
+
+/* ---- elements ---- */
+
+KERNEL_FN uint64_t bytes_of_dtype(uint64_t dtype)
+{
+    switch (dtype) {
+    case CAIRN_F64: return 8;
+    case CAIRN_F32: return 4;
+    case CAIRN_BF16:
+    case CAIRN_F16: return 2;
+    default: return 1;
+    }
+}
+
+KERNEL_FN void convert_piece(const struct convert_item *item, uint64_t piece)
+{
+    const uint64_t from = piece * CAIRN_PIECE_ELEMS,
+                   end = least(from + CAIRN_PIECE_ELEMS, item->elems);
+    const uint64_t width = bytes_of_dtype(item->src_dtype);
+    EACH_LANE(lane)
+    {
+        if (item->src_dtype == item->dst_dtype) {
+            copy_bytes(item->dst + from * width, item->src + from * width, (end - from) * width,
+                       lane);
+        } else {
+            uint64_t i = from + 4 * lane;
+            for (; rows_fit(i, CONVERT_ROWS, WARP_ELEMS, end); i += CONVERT_ROWS * WARP_ELEMS) {
+                struct four x[CONVERT_ROWS];
+                load_rows(x, CONVERT_ROWS, item->src, item->src_dtype, i, WARP_ELEMS);
+                store_rows(x, CONVERT_ROWS, item->dst, item->dst_dtype, i, WARP_ELEMS);
+            }
+            for (; i < end; i += WARP_ELEMS)
+                for (uint64_t k = i; k < least(i + 4, end); k++)
+                    store_one(item->dst, item->dst_dtype, k,
+                              load_one(item->src, item->src_dtype, k));
+        }
+    }
+}
+
+/* ==== folds ==== */
+
+/* The strict left fold of contributions in the order of gpu/host/isa/table.c, without sums. */
+
+#define FOLD_ROWS 4
+
+/* The sources and the sums of a fold, from some element of the item on. */
+struct fold_of {
+    uint64_t acc, sources;
+    uint32_t source_count;
+    bool first;
+};
+
+KERNEL_FN struct kernel_source fold_source(const struct fold_of *f, uint32_t source)
+{
+    return *MEMORY_AT(const struct kernel_source,
+                      f->sources + source * sizeof(struct kernel_source));
+}
+
+/* x = x + y; `copies`: x = y, as adding to 0 would lose -0. */
+KERNEL_FN void fold_add(struct four *x, const struct four *y, int rows, bool copies)
+{
+    KERNEL_UNROLL
+    for (int r = 0; r < rows; r++) {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) x[r].of[c] = copies ? y[r].of[c] : x[r].of[c] + y[r].of[c];
+    }
+}
+
+/* x = x + a, and + b if there are `both`; bf16 that is whole. All rows are in flight before the first is
+ * added. */
+KERNEL_FN void fold_halves(struct four *x, int rows, uint64_t a, uint64_t b, bool both,
+                           uint64_t elem, uint64_t apart, bool copies)
+{
+    struct u16x4 of_a[ROWS_MAX], of_b[ROWS_MAX];
+    struct four y[ROWS_MAX];
+    load_halves(of_a, rows, a, elem, apart);
+    if (both) load_halves(of_b, rows, b, elem, apart);
+    widen_halves(y, of_a, rows);
+    fold_add(x, y, rows, copies);
+    if (!both) return;
+    widen_halves(y, of_b, rows);
+    fold_add(x, y, rows, false);
+}
+
+/* The source is bf16 of which each row is read by one access. */
+KERNEL_FN bool fold_is_whole(const struct kernel_source *source, uint64_t elem)
+{
+    return source->dtype == CAIRN_BF16 && bf16_rows_are_whole(source->data, elem);
+}
+
+/* acc + s0 + s1 + ... of a lane's rows, at most ROWS_MAX, in registers: acc goes through memory once. skip:
+ * elements of the sources before those of acc's first one. */
+KERNEL_FN void fold_rows(struct four *x, int rows, const struct fold_of *f, uint64_t skip,
+                         uint64_t elem, uint64_t apart)
+{
+    const uint64_t from = skip + elem;
+    KERNEL_UNROLL
+    for (int r = 0; r < rows; r++) {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) x[r].of[c] = 0;
+    }
+    if (!f->first) load_rows(x, rows, f->acc, CAIRN_F32, elem, apart);
+    for (uint32_t i = 0; i < f->source_count;) {
+        const struct kernel_source a = fold_source(f, i);
+        const struct kernel_source b = fold_source(f, i + 1 < f->source_count ? i + 1 : i);
+        const bool copies = f->first && i == 0;
+        if (!fold_is_whole(&a, from)) {
+            struct four y[ROWS_MAX];
+            load_rows(y, rows, a.data, a.dtype, from, apart);
+            fold_add(x, y, rows, copies);
+            i++;
+        } else if (i + 1 < f->source_count && fold_is_whole(&b, from)) {
+            fold_halves(x, rows, a.data, b.data, true, from, apart, copies);
+            i += 2;
+        } else {
+            fold_halves(x, rows, a.data, a.data, false, from, apart, copies);
+            i++;
+        }
+    }
+}
+
+KERNEL_FN float fold_one(const struct fold_of *f, uint64_t skip, uint64_t elem)
+{
+    float x = f->first ? 0 : load_f32(f->acc, elem);
+    for (uint32_t i = 0; i < f->source_count; i++) {
+        const struct kernel_source source = fold_source(f, i);
+        const float y = load_one(source.data, source.dtype, skip + elem);
+        x = f->first && i == 0 ? y : x + y;
+    }
+    return x;
+}
+
+KERNEL_FN void fold_piece(const struct fold_item *item, uint64_t piece)
+{
+    const struct fold_of f = { item->acc, item->sources, item->source_count, item->first != 0 };
+    const uint64_t from = piece * CAIRN_PIECE_ELEMS,
+                   end = least(from + CAIRN_PIECE_ELEMS, item->elems);
+    if (f.source_count == 0 && !f.first) return;
+    EACH_LANE(lane)
+    {
+        uint64_t i = from + 4 * lane;
+        for (; rows_fit(i, FOLD_ROWS, WARP_ELEMS, end); i += FOLD_ROWS * WARP_ELEMS) {
+            struct four x[FOLD_ROWS];
+            fold_rows(x, FOLD_ROWS, &f, 0, i, WARP_ELEMS);
+            store_rows(x, FOLD_ROWS, f.acc, CAIRN_F32, i, WARP_ELEMS);
+        }
+        for (; i < end; i += WARP_ELEMS)
+            for (uint64_t k = i; k < least(i + 4, end); k++)
+                store_f32(f.acc, k, fold_one(&f, 0, k));
+    }
+}
+
+/* ==== folds with sums ==== */
+
+/* The fold of whole leaves with their sums of squares, in the order of gpu/host/isa/table.c: the square of
+ * element i is added to sum i mod 32, in order; then sum k += sum k + w for w = 16, 8, 4, 2, 1.
+ *
+ * A warp does four leaves at once, eight lanes each: a lane has the sums 4 * (lane mod 8) and the three
+ * behind it, so it reads 16 bytes at a time, eight lanes read a line, and sums never change hands before
+ * the tree. */
+
+#define LEAF_LANES (CAIRN_KERNEL_WARP / (uint32_t)CAIRN_PIECE_LEAVES)
+#define LEAF_APART ((uint64_t)32) /* elements from one of a sum to the next */
+#define LEAF_ROWS \
+    8 /* the sums leave room for fewer warps than fold has, so each reads more at a time */
+
+/* leaf_start */
+KERNEL_FN uint64_t leaf_first_elem(const struct kernel_geometry *g, uint64_t leaf)
+{
+    const uint64_t quantum = leaf / g->leaves_per_quantum, within = leaf % g->leaves_per_quantum;
+    return least(quantum * g->quantum_elems + within * CAIRN_LEAF_ELEMS, g->elems);
+}
+
+/* One leaf of an item: its first element, counted from the item's first element, and its elements.
+ * A leaf that the item does not have is empty. */
+struct leaf_run {
+    uint64_t begin, elems;
+};
+
+KERNEL_FN struct leaf_run leaf_of_item(const struct kernel_geometry *g, uint64_t first_leaf,
+                                       uint64_t leaf_count, uint64_t n)
+{
+    struct leaf_run run = { 0, 0 };
+    if (n >= leaf_count) return run;
+    const uint64_t begin = leaf_first_elem(g, first_leaf + n);
+    run.begin = begin - leaf_first_elem(g, first_leaf);
+    run.elems = leaf_first_elem(g, first_leaf + n + 1) - begin;
+    return run;
+}
+
+KERNEL_FN double square(float x)
+{
+    return (double)x * (double)x; // exact
+}
+
+/* A lane's share of a leaf; f: of the leaf's own elements in acc, `skip` elements into the sources. */
+KERNEL_FN void fold_leaf(const struct fold_of *f, struct leaf_run leaf, uint32_t eighth,
+                         double *sum)
+{
+    uint64_t i = 4 * eighth;
+    for (; rows_fit(i, LEAF_ROWS, LEAF_APART, leaf.elems); i += LEAF_ROWS * LEAF_APART) {
+        struct four x[LEAF_ROWS];
+        fold_rows(x, LEAF_ROWS, f, leaf.begin, i, LEAF_APART);
+        if (f->source_count != 0) store_rows(x, LEAF_ROWS, f->acc, CAIRN_F32, i, LEAF_APART);
+        KERNEL_UNROLL
+        for (int r = 0; r < LEAF_ROWS; r++) {
+            KERNEL_UNROLL
+            for (int c = 0; c < 4; c++) sum[c] += square(x[r].of[c]);
+        }
+    }
+    for (; i < leaf.elems; i += LEAF_APART) {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) {
+            if (i + (uint64_t)c >= leaf.elems) continue;
+            const float x = fold_one(f, leaf.begin, i + (uint64_t)c);
+            if (f->source_count != 0) store_f32(f->acc, i + (uint64_t)c, x);
+            sum[c] += square(x);
+        }
+    }
+}
+
+/* Sums 4 * eighth + c in sum[c]; the leaf's is in sum[0] of its eight lanes. */
+KERNEL_FN void leaf_tree(double sum[4][LANES_HERE])
+{
+    for (uint32_t w = 16; w >= 4; w /= 2) {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) lanes_add_f64(sum[c], w / 4);
+    }
+    EACH_LANE(lane)
+    {
+        sum[0][LANE(lane)] += sum[2][LANE(lane)];
+        sum[1][LANE(lane)] += sum[3][LANE(lane)];
+        sum[0][LANE(lane)] += sum[1][LANE(lane)];
+    }
+    lanes_spread_f64(sum[0], LEAF_LANES);
+}
+
+KERNEL_FN bool f64_is_finite(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (bits >> 52 & 0x7ff) != 0x7ff;
+}
+
+/* Counts the non-finite elements of a lane's share of the leaf. It reads them once more, but only
+ * where the leaf's sum says that there is one. */
+KERNEL_FN uint32_t leaf_nonfinite(uint64_t acc, uint64_t elems, uint32_t eighth)
+{
+    uint32_t count = 0;
+    for (uint64_t i = 4 * eighth; i < elems; i += LEAF_APART)
+        for (uint64_t k = i; k < least(i + 4, elems); k++)
+            count += f32_is_finite(load_f32(acc, k)) ? 0 : 1;
+    return count;
+}
+
+KERNEL_FN void fold_sums_piece(const struct fold_sums_item *item, uint64_t piece)
+{
+    double sum[4][LANES_HERE];
+    LANE_ARRAY(uint32_t, nonfinite);
+    LANE_ARRAY(struct leaf_run, leaf);
+    EACH_LANE(lane)
+    {
+        const struct leaf_run run = leaf_of_item(&item->geometry, item->first_leaf,
+                                                 item->leaf_count,
+                                                 piece * CAIRN_PIECE_LEAVES + lane / LEAF_LANES);
+        const struct fold_of f = { item->acc + 4 * run.begin, item->sources, item->source_count,
+                                   item->source_count != 0 && item->first != 0 };
+        double own[4] = { 0, 0, 0, 0 };
+        fold_leaf(&f, run, lane % LEAF_LANES, own);
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) sum[c][LANE(lane)] = own[c];
+        leaf[LANE(lane)] = run;
+    }
+    leaf_tree(sum);
+    EACH_LANE(lane)
+    {
+        const struct leaf_run run = leaf[LANE(lane)];
+        nonfinite[LANE(lane)] = f64_is_finite(sum[0][LANE(lane)])
+                                    ? 0
+                                    : leaf_nonfinite(item->acc + 4 * run.begin, run.elems,
+                                                     lane % LEAF_LANES);
+    }
+    for (uint32_t w = LEAF_LANES / 2; w >= 1; w /= 2) lanes_add_u32(nonfinite, w);
+    EACH_LANE(lane)
+    {
+        const uint64_t n = piece * CAIRN_PIECE_LEAVES + lane / LEAF_LANES;
+        if (lane % LEAF_LANES == 0 && n < item->leaf_count) {
+            const uint32_t count = nonfinite[LANE(lane)];
+            *MEMORY_AT(double, item->squares + 8 * n) = count != 0 ? 0 : sum[0][LANE(lane)];
+            *MEMORY_AT(uint32_t, item->nonfinite + 4 * n) = count;
+        }
+    }
+}
+
+/* ==== updates ==== */
+
+/* The optimizers, in the order of gpu/host/isa/table.c, where it is written out; with the
+ * published copy, and the exact count of results that are not finite. Every operation rounds once. */
+
+#define UPDATE_ROWS 2
+
+/* Known when it is compiled: of each the planes that it keeps, too. */
+enum update_rule { RULE_ADAMW, RULE_ADAM, RULE_SGD_PLAIN, RULE_SGD_MOMENTUM };
+
+struct update_constants {
+    float grad_scale, decay, one_minus_b1, b2, one_minus_b2, sqrt_bc2, eps, neg_step_size, momentum;
+    bool decays, first_step, nesterov;
+};
+
+/* Element by element: the parameter and the moments, which become new, and the gradient. */
+struct update_elem {
+    float p, m, v, g;
+};
+
+KERNEL_FN struct update_constants update_constants_of(const struct group_scalars *s)
+{
+    struct update_constants k;
+    k.grad_scale = f32_of_bits(s->grad_scale);
+    k.decay = f32_of_bits(s->decay);
+    k.one_minus_b1 = f32_of_bits(s->one_minus_beta1);
+    k.b2 = f32_of_bits(s->beta2);
+    k.one_minus_b2 = f32_of_bits(s->one_minus_beta2);
+    k.sqrt_bc2 = f32_of_bits(s->sqrt_bc2);
+    k.eps = f32_of_bits(s->eps);
+    k.neg_step_size = f32_of_bits(s->neg_step_size);
+    k.momentum = f32_of_bits(s->momentum);
+    k.decays = s->decay != 0;
+    k.first_step = (s->flags & CAIRN_SCALAR_FIRST_STEP) != 0;
+    k.nesterov = (s->flags & CAIRN_SCALAR_NESTEROV) != 0;
+    return k;
+}
+
+/* Adam from the scaled gradient on; p: decayed if that is the rule. */
+KERNEL_FN void adam_step(struct update_elem *x, float p, float grad,
+                         const struct update_constants *k)
+{
+    x->m = x->m + k->one_minus_b1 * (grad - x->m);
+    x->v = x->v * k->b2 + (k->one_minus_b2 * grad) * grad;
+    const float d = sqrtf(x->v) / k->sqrt_bc2 + k->eps;
+    x->p = p + (k->neg_step_size * x->m) / d;
+}
+
+KERNEL_FN void update_one(struct update_elem *x, enum update_rule rule,
+                          const struct update_constants *k)
+{
+    float grad = x->g * k->grad_scale;
+    if (rule == RULE_ADAMW) {
+        adam_step(x, x->p * k->decay, grad, k);
+        return;
+    }
+    if (k->decays) grad = grad + k->decay * x->p;
+    if (rule == RULE_ADAM) {
+        adam_step(x, x->p, grad, k);
+    } else if (rule == RULE_SGD_PLAIN) {
+        x->p = x->p + k->neg_step_size * grad;
+    } else {
+        x->m = k->first_step ? grad : x->m * k->momentum + grad;
+        x->p = x->p + k->neg_step_size * (k->nesterov ? grad + k->momentum * x->m : x->m);
+    }
+}
+
+KERNEL_FN bool update_has_m(enum update_rule rule)
+{
+    return rule != RULE_SGD_PLAIN;
+}
+
+KERNEL_FN bool update_has_v(enum update_rule rule)
+{
+    return rule == RULE_ADAMW || rule == RULE_ADAM;
+}
+
+/* True if the element's results are finite. A moment that the optimizer does not keep is 0, and so
+ * finite. */
+KERNEL_FN bool update_is_finite(const struct update_elem *x, bool narrows)
+{
+    if (narrows && (bf16_of_f32(x->p) & 0x7f80u) == 0x7f80u) return false;
+    return f32_is_finite(x->p) && f32_is_finite(x->m) && f32_is_finite(x->v);
+}
+
+/* A lane's fours: returns of how many elements a result is not finite. */
+KERNEL_FN uint32_t update_rows(const struct update_item *u, uint64_t i, enum update_rule rule,
+                               const struct update_constants *k)
+{
+    const bool has_m = update_has_m(rule), has_v = update_has_v(rule);
+    const bool narrows = u->wire != 0 && u->wire_dtype == CAIRN_BF16;
+    struct four g[UPDATE_ROWS], p[UPDATE_ROWS], m[UPDATE_ROWS], v[UPDATE_ROWS];
+    uint32_t bad = 0;
+    load_rows(g, UPDATE_ROWS, u->grad, CAIRN_F32, i, WARP_ELEMS);
+    load_rows(p, UPDATE_ROWS, u->param, CAIRN_F32, i, WARP_ELEMS);
+    if (has_m) load_rows(m, UPDATE_ROWS, u->exp_avg, CAIRN_F32, i, WARP_ELEMS);
+    if (has_v) load_rows(v, UPDATE_ROWS, u->exp_avg_sq, CAIRN_F32, i, WARP_ELEMS);
+    KERNEL_UNROLL
+    for (int r = 0; r < UPDATE_ROWS; r++) {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) {
+            struct update_elem x = { p[r].of[c], has_m ? m[r].of[c] : 0, has_v ? v[r].of[c] : 0,
+                                     g[r].of[c] };
+            update_one(&x, rule, k);
+            bad += update_is_finite(&x, narrows) ? 0 : 1;
+            p[r].of[c] = x.p;
+            m[r].of[c] = x.m;
+            v[r].of[c] = x.v;
+        }
+    }
+    if (has_m) store_rows(m, UPDATE_ROWS, u->exp_avg, CAIRN_F32, i, WARP_ELEMS);
+    if (has_v) store_rows(v, UPDATE_ROWS, u->exp_avg_sq, CAIRN_F32, i, WARP_ELEMS);
+    store_rows(p, UPDATE_ROWS, u->param, CAIRN_F32, i, WARP_ELEMS);
+    if (u->wire != 0) store_rows(p, UPDATE_ROWS, u->wire, u->wire_dtype, i, WARP_ELEMS);
+    return bad;
+}
+
+KERNEL_FN uint32_t update_rest(const struct update_item *u, uint64_t i, enum update_rule rule,
+                               const struct update_constants *k)
+{
+    const bool has_m = update_has_m(rule), has_v = update_has_v(rule);
+    struct update_elem x = { load_f32(u->param, i), has_m ? load_f32(u->exp_avg, i) : 0,
+                             has_v ? load_f32(u->exp_avg_sq, i) : 0, load_f32(u->grad, i) };
+    update_one(&x, rule, k);
+    if (has_m) store_f32(u->exp_avg, i, x.m);
+    if (has_v) store_f32(u->exp_avg_sq, i, x.v);
+    store_f32(u->param, i, x.p);
+    if (u->wire != 0) store_one(u->wire, u->wire_dtype, i, x.p);
+    return update_is_finite(&x, u->wire != 0 && u->wire_dtype == CAIRN_BF16) ? 0 : 1;
+}
+
+KERNEL_FN void update_count(uint64_t at, uint32_t bad)
+{
+    if (bad == 0) return;
+#ifdef __CUDACC__
+    atomicAdd(MEMORY_AT(unsigned long long, at), (unsigned long long)bad);
+#else
+    __atomic_fetch_add(MEMORY_AT(uint64_t, at), bad, __ATOMIC_RELAXED);
+#endif
+}
+
+KERNEL_FN void update_piece(const struct update_item *u, uint64_t piece, enum update_rule rule)
+{
+    const struct update_constants k = update_constants_of(&u->scalars);
+    const uint64_t from = piece * CAIRN_PIECE_ELEMS,
+                   end = least(from + CAIRN_PIECE_ELEMS, u->elems);
+    EACH_LANE(lane)
+    {
+        uint32_t bad = 0;
+        uint64_t i = from + 4 * lane;
+        for (; rows_fit(i, UPDATE_ROWS, WARP_ELEMS, end); i += UPDATE_ROWS * WARP_ELEMS)
+            bad += update_rows(u, i, rule, &k);
+        for (; i < end; i += WARP_ELEMS)
+            for (uint64_t e = i; e < least(i + 4, end); e++) bad += update_rest(u, e, rule, &k);
+        update_count(u->nonfinite, bad);
+    }
+}
+
+KERNEL_FN void update_adamw_piece(const struct update_item *item, uint64_t piece)
+{
+    update_piece(item, piece, RULE_ADAMW);
+}
+
+KERNEL_FN void update_adam_piece(const struct update_item *item, uint64_t piece)
+{
+    update_piece(item, piece, RULE_ADAM);
+}
+
+KERNEL_FN void update_sgd_piece(const struct update_item *item, uint64_t piece)
+{
+    if ((item->scalars.flags & CAIRN_SCALAR_MOMENTUM) != 0)
+        update_piece(item, piece, RULE_SGD_MOMENTUM);
+    else
+        update_piece(item, piece, RULE_SGD_PLAIN);
+}
+
+/* ==== hashes ==== */
+
+/* Leaf hashes: BLAKE2b-256 (RFC 7693) of 0x00 and the leaf's elements, every NaN as the one of its dtype.
+ * A lane has a leaf: what a hash waits for is its own last block, and a warp has 32 of them to go on
+ * with. */
+
+/* ---- BLAKE2b ---- */
+
+KERNEL_FN uint64_t rotate_right(uint64_t x, uint32_t bits)
+{
+    return x >> bits | x << (64 - bits);
+}
+
+KERNEL_FN void hash_mix(uint64_t *a, uint64_t *b, uint64_t *c, uint64_t *d, uint64_t x, uint64_t y)
+{
+    *a = *a + *b + x;
+    *d = rotate_right(*d ^ *a, 32);
+    *c = *c + *d;
+    *b = rotate_right(*b ^ *c, 24);
+    *a = *a + *b + y;
+    *d = rotate_right(*d ^ *a, 16);
+    *c = *c + *d;
+    *b = rotate_right(*b ^ *c, 63);
+}
+
+/* One round: columns, then diagonals; the arguments are the order of the message's words. */
+#define HASH_ROUND(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) \
+    hash_mix(&v[0], &v[4], &v[8], &v[12], word[a], word[b]);       \
+    hash_mix(&v[1], &v[5], &v[9], &v[13], word[c], word[d]);       \
+    hash_mix(&v[2], &v[6], &v[10], &v[14], word[e], word[f]);      \
+    hash_mix(&v[3], &v[7], &v[11], &v[15], word[g], word[h]);      \
+    hash_mix(&v[0], &v[5], &v[10], &v[15], word[i], word[j]);      \
+    hash_mix(&v[1], &v[6], &v[11], &v[12], word[k], word[l]);      \
+    hash_mix(&v[2], &v[7], &v[8], &v[13], word[m], word[n]);       \
+    hash_mix(&v[3], &v[4], &v[9], &v[14], word[o], word[p]);
+
+struct hash_iv {
+    uint64_t of[8];
+};
+
+KERNEL_FN struct hash_iv hash_iv(void)
+{
+    const struct hash_iv iv = { BLAKE2B_IV };
+    return iv;
+}
+
+/* bytes: of the message up to the end of this block. */
+KERNEL_FN void hash_block(uint64_t *state, const uint64_t *word, uint64_t bytes, bool last)
+{
+    const struct hash_iv iv = hash_iv();
+    uint64_t v[16];
+    KERNEL_UNROLL
+    for (int i = 0; i < 8; i++) {
+        v[i] = state[i];
+        v[8 + i] = iv.of[i];
+    }
+    v[12] ^= bytes;
+    if (last) v[14] = ~v[14];
+    BLAKE2B_ROUNDS(HASH_ROUND)
+    KERNEL_UNROLL
+    for (int i = 0; i < 8; i++) state[i] ^= v[i] ^ v[8 + i];
+}
+
+/* ---- elements, eight bytes of them at a time ---- */
+
+KERNEL_FN uint64_t canonical_16(uint64_t word, uint64_t infinity, uint64_t nan)
+{
+    uint64_t out = 0;
+    KERNEL_UNROLL
+    for (int shift = 0; shift < 64; shift += 16) {
+        const uint64_t u = word >> shift & 0xffff;
+        out |= ((u & 0x7fff) > infinity ? nan : u) << shift;
+    }
+    return out;
+}
+
+KERNEL_FN uint64_t canonical_32(uint64_t word)
+{
+    uint64_t out = 0;
+    KERNEL_UNROLL
+    for (int shift = 0; shift < 64; shift += 32) {
+        const uint64_t u = word >> shift & 0xffffffffu;
+        out |= ((u & 0x7fffffffu) > 0x7f800000u ? (uint64_t)0x7fc00000u : u) << shift;
+    }
+    return out;
+}
+
+KERNEL_FN uint64_t canonical(uint64_t word, uint64_t dtype)
+{
+    switch (dtype) {
+    case CAIRN_F32: return canonical_32(word);
+    case CAIRN_BF16: return canonical_16(word, 0x7f80, 0x7fc0);
+    case CAIRN_F16: return canonical_16(word, 0x7c00, 0x7e00);
+    case CAIRN_F64:
+        return (word & UINT64_MAX >> 1) > (uint64_t)0x7ff << 52 ? (uint64_t)0x7ff8 << 48 : word;
+    default: return word;
+    }
+}
+
+KERNEL_FN uint64_t load_element(uint64_t at, uint64_t width)
+{
+    switch (width) {
+    case 8: return *MEMORY_AT(const uint64_t, at);
+    case 4: return *MEMORY_AT(const uint32_t, at);
+    case 2: return *MEMORY_AT(const uint16_t, at);
+    default: return *MEMORY_AT(const uint8_t, at);
+    }
+}
+
+/* Up to 8 bytes of whole elements; zeros behind them. */
+KERNEL_FN_APART uint64_t load_word(uint64_t at, uint64_t bytes, uint64_t width)
+{
+    uint64_t word = 0;
+    for (uint64_t k = 0; k < 8 && k < bytes; k += width)
+        word |= load_element(at + k, width) << (8 * k);
+    return word;
+}
+
+/* Up to BLAKE2B_BLOCK of them. */
+KERNEL_FN void load_words(uint64_t *word, uint64_t at, uint64_t bytes, uint64_t width)
+{
+    if (bytes >= BLAKE2B_BLOCK && at % 16 == 0) {
+        KERNEL_UNROLL
+        for (int i = 0; i < BLAKE2B_WORDS / 2; i++) {
+            const struct u64x2 pair = *MEMORY_AT(const struct u64x2, at + 16 * (uint64_t)i);
+            word[2 * i] = pair.of[0];
+            word[2 * i + 1] = pair.of[1];
+        }
+        return;
+    }
+    KERNEL_UNROLL
+    for (uint64_t i = 0; i < BLAKE2B_WORDS; i++)
+        word[i] = load_word(at + 8 * i, bytes > 8 * i ? bytes - 8 * i : 0, width);
+}
+
+/* The message is one byte longer than the leaf, so its words lie across the leaf's: each one's upper byte
+ * is carried to the next. The first carry is the 0x00 that stands before the elements. */
+KERNEL_FN void hash_leaf(uint64_t at, uint64_t elems, uint64_t dtype, uint64_t out)
+{
+    const uint64_t width = bytes_of_dtype(dtype), size = elems * width;
+    const struct hash_iv iv = hash_iv();
+    uint64_t state[8], carry = 0;
+    KERNEL_UNROLL
+    for (int i = 0; i < 8; i++) state[i] = iv.of[i];
+    state[0] ^= BLAKE2B_256;
+    for (uint64_t done = 0; done <= size; done += BLAKE2B_BLOCK) {
+        uint64_t word[BLAKE2B_WORDS];
+        load_words(word, at + done, done < size ? size - done : 0, width);
+        KERNEL_UNROLL
+        for (int i = 0; i < BLAKE2B_WORDS; i++) {
+            const uint64_t own = canonical(word[i], dtype);
+            word[i] = own << 8 | carry;
+            carry = own >> 56;
+        }
+        const bool last = done + BLAKE2B_BLOCK > size;
+        hash_block(state, word, last ? size + 1 : done + BLAKE2B_BLOCK, last);
+    }
+    KERNEL_UNROLL
+    for (int i = 0; i < 4; i++) *MEMORY_AT(uint64_t, out + 8 * (uint64_t)i) = state[i];
+}
+
+KERNEL_FN void hash_piece(const struct hash_item *item, uint64_t piece)
+{
+    EACH_LANE(lane)
+    {
+        const uint64_t n = piece * CAIRN_PIECE_HASHES + lane;
+        const struct leaf_run leaf = leaf_of_item(&item->geometry, item->first_leaf,
+                                                  item->leaf_count, n);
+        if (n < item->leaf_count)
+            hash_leaf(item->plane + leaf.begin * bytes_of_dtype(item->dtype), leaf.elems,
+                      item->dtype, item->hashes + 32 * n);
+    }
+}
+
+/* ==== initial values ==== */
+
+/* Initial values of a tensor, made where they are kept: proto/spec/scalars.h, an element a lane. */
+
+/* Each element makes its block by itself: integers cost nothing beside the logarithm. */
+KERNEL_FN float init_one(const struct init_source *source, uint64_t elem)
+{
+    uint32_t words[4];
+    if (source->is_uniform == 0 && source->is_normal == 0) return (float)source->a;
+    init_words(source, elem / 2, words);
+    return init_random(source, words, elem);
+}
+
+KERNEL_FN void init_piece(const struct init_item *item, uint64_t piece)
+{
+    const uint64_t from = piece * CAIRN_PIECE_ELEMS,
+                   end = least(from + CAIRN_PIECE_ELEMS, item->elems);
+    EACH_LANE(lane)
+    {
+        for (uint64_t i = from + lane; i < end; i += CAIRN_KERNEL_WARP)
+            store_f32(item->out, i, init_one(&item->source, item->first_elem + i));
+    }
+}
+
+/* ==== lists ==== */
+
+/* The bodies of all kernels: <name>_body(list, warp, warps) has a warp take the pieces warp, warp +
+ * warps, ... of the list. Included once, by what makes kernels of them: gpu/cuda/kernels.cu and
+ * gpu/kernel/host.c. */
 
 /* The last item that begins at the piece or before it: the lanes look at 32 items at once. */
 KERNEL_FN uint64_t item_of_piece(const struct kernel_list *list, uint64_t item_bytes,

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "gpu/kernel/bodies.h"
-#include "gpu/kernel/ranges.h"
 
 struct kernel_memory kernel_memory;
 _Thread_local uint64_t kernel_misaligned;

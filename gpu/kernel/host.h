@@ -58,4 +58,14 @@ extern const struct kernel kernel_table[CAIRN_KERNEL_COUNT]; /* by enum kernel_n
 /* NULL: there is none of that name. */
 const struct kernel *kernel_named(const char *name);
 
+/* ==== ranges ==== */
+
+/* The functions that say which memory a launch of each kernel touches: the `ranges` of
+ * gpu/kernel/host.h. Private to gpu/kernel. */
+
+#define CAIRN_KERNEL_RANGES(name, item, block) \
+    void ranges_##name(const struct kernel_list *list, kernel_note_fn note, void *context);
+CAIRN_KERNELS(CAIRN_KERNEL_RANGES)
+#undef CAIRN_KERNEL_RANGES
+
 #endif

@@ -9,7 +9,7 @@
  *   LANE_ARRAY(double, sum);          a variable of each lane: on a device one, here an array of 32
  *   EACH_LANE(lane)                   the lane's number, in order here; what is in the block is the lane's
  *       sum[LANE(lane)] = f(lane);    own, and no lane reads there what another one writes in that block
- *   lanes_add_f64(sum, 16);           between blocks (gpu/kernel/lanes.h): lane k += lane k + 16
+ *   lanes_add_f64(sum, 16);           between blocks (gpu/kernel/kernel.h): lane k += lane k + 16
  *
  * Memory is reached by MEMORY_AT(type, address) alone, for an address of a list: on a device the pointer;
  * here the pointer at a distance, for an emulated device whose memory cannot be touched where it seems to
@@ -50,5 +50,309 @@
 #endif
 
 #define LANE_ARRAY(type, name) type name[LANES_HERE]
+
+/* ==== elements in memory ==== */
+
+/* How kernels read and write elements: four at a time, in one access of 16 or 8 bytes where the address
+ * allows it, and fp32 and bf16 as bits. */
+
+struct four {
+    float of[4];
+};
+
+/* The unit that one access moves. */
+struct f32x4 {
+    float of[4];
+} __attribute__((aligned(16)));
+struct u16x4 {
+    uint16_t of[4];
+} __attribute__((aligned(8)));
+struct u64x2 {
+    uint64_t of[2];
+} __attribute__((aligned(16)));
+
+KERNEL_FN uint32_t bits_of_f32(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+KERNEL_FN float f32_of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+KERNEL_FN bool f32_is_finite(float x)
+{
+    return (bits_of_f32(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+/* To nearest even: adding 0x7fff carries when the lower half is above one half, and the kept part's last
+ * bit makes the tie even. Overflow gives infinity; NaN becomes the quiet one. */
+KERNEL_FN uint16_t bf16_of_f32(float x)
+{
+    const uint32_t u = bits_of_f32(x);
+    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+}
+
+KERNEL_FN float f32_of_bf16(uint16_t half)
+{
+    return f32_of_bits((uint32_t)half << 16);
+}
+
+/* ---- one element; base: the address of element 0 ---- */
+
+KERNEL_FN float load_f32(uint64_t base, uint64_t elem)
+{
+    return *MEMORY_AT(const float, base + 4 * elem);
+}
+
+KERNEL_FN void store_f32(uint64_t base, uint64_t elem, float x)
+{
+    *MEMORY_AT(float, base + 4 * elem) = x;
+}
+
+KERNEL_FN float load_bf16(uint64_t base, uint64_t elem)
+{
+    return f32_of_bf16(*MEMORY_AT(const uint16_t, base + 2 * elem));
+}
+
+KERNEL_FN void store_bf16(uint64_t base, uint64_t elem, float x)
+{
+    *MEMORY_AT(uint16_t, base + 2 * elem) = bf16_of_f32(x);
+}
+
+/* ---- four elements from `elem` on ---- */
+
+KERNEL_FN struct four load_four_f32(uint64_t base, uint64_t elem)
+{
+    const uint64_t at = base + 4 * elem;
+    struct four x;
+    if (at % 16 == 0) {
+        const struct f32x4 all = *MEMORY_AT(const struct f32x4, at);
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) x.of[c] = all.of[c];
+    } else {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) x.of[c] = load_f32(at, (uint64_t)c);
+    }
+    return x;
+}
+
+KERNEL_FN void store_four_f32(uint64_t base, uint64_t elem, struct four x)
+{
+    const uint64_t at = base + 4 * elem;
+    if (at % 16 == 0) {
+        struct f32x4 all;
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) all.of[c] = x.of[c];
+        *MEMORY_AT(struct f32x4, at) = all;
+    } else {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) store_f32(at, (uint64_t)c, x.of[c]);
+    }
+}
+
+KERNEL_FN struct four load_four_bf16(uint64_t base, uint64_t elem)
+{
+    const uint64_t at = base + 2 * elem;
+    struct four x;
+    if (at % 8 == 0) {
+        const struct u16x4 all = *MEMORY_AT(const struct u16x4, at);
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) x.of[c] = f32_of_bf16(all.of[c]);
+    } else {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) x.of[c] = load_bf16(at, (uint64_t)c);
+    }
+    return x;
+}
+
+KERNEL_FN void store_four_bf16(uint64_t base, uint64_t elem, struct four x)
+{
+    const uint64_t at = base + 2 * elem;
+    if (at % 8 == 0) {
+        struct u16x4 all;
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) all.of[c] = bf16_of_f32(x.of[c]);
+        *MEMORY_AT(struct u16x4, at) = all;
+    } else {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) store_bf16(at, (uint64_t)c, x.of[c]);
+    }
+}
+
+/* ---- of either dtype ---- */
+
+KERNEL_FN float load_one(uint64_t base, uint64_t dtype, uint64_t elem)
+{
+    return dtype == CAIRN_BF16 ? load_bf16(base, elem) : load_f32(base, elem);
+}
+
+KERNEL_FN void store_one(uint64_t base, uint64_t dtype, uint64_t elem, float x)
+{
+    if (dtype == CAIRN_BF16)
+        store_bf16(base, elem, x);
+    else
+        store_f32(base, elem, x);
+}
+
+/* ---- rows of fours, `apart` elements, a multiple of 4, from one to the next ----
+ *
+ * All rows are aligned alike. One test for all of them keeps their accesses in flight together: with a test
+ * in each, a compiler merges what both ways load, and waits for every row before it asks for the next
+ * (tests/gpu/flight.py counts them in the machine code). */
+
+#define ROWS_MAX 8
+
+KERNEL_FN bool bf16_rows_are_whole(uint64_t base, uint64_t elem)
+{
+    return (base + 2 * elem) % sizeof(struct u16x4) == 0;
+}
+
+/* As they lie, where they are whole. */
+KERNEL_FN void load_halves(struct u16x4 *rows, int count, uint64_t base, uint64_t elem,
+                           uint64_t apart)
+{
+    KERNEL_UNROLL
+    for (int r = 0; r < count; r++)
+        rows[r] = *MEMORY_AT(const struct u16x4, base + 2 * (elem + (uint64_t)r * apart));
+}
+
+KERNEL_FN void widen_halves(struct four *rows, const struct u16x4 *halves, int count)
+{
+    KERNEL_UNROLL
+    for (int r = 0; r < count; r++) {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) rows[r].of[c] = f32_of_bf16(halves[r].of[c]);
+    }
+}
+
+KERNEL_FN void load_rows_bf16(struct four *rows, int count, uint64_t base, uint64_t elem,
+                              uint64_t apart)
+{
+    if (bf16_rows_are_whole(base, elem)) {
+        struct u16x4 halves[ROWS_MAX];
+        load_halves(halves, count, base, elem, apart);
+        widen_halves(rows, halves, count);
+    } else {
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++) {
+            KERNEL_UNROLL
+            for (int c = 0; c < 4; c++)
+                rows[r].of[c] = load_bf16(base, elem + (uint64_t)r * apart + (uint64_t)c);
+        }
+    }
+}
+
+KERNEL_FN void load_rows_f32(struct four *rows, int count, uint64_t base, uint64_t elem,
+                             uint64_t apart)
+{
+    if ((base + 4 * elem) % sizeof(struct f32x4) == 0) {
+        struct f32x4 all[ROWS_MAX];
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++)
+            all[r] = *MEMORY_AT(const struct f32x4, base + 4 * (elem + (uint64_t)r * apart));
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++) {
+            KERNEL_UNROLL
+            for (int c = 0; c < 4; c++) rows[r].of[c] = all[r].of[c];
+        }
+    } else {
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++) {
+            KERNEL_UNROLL
+            for (int c = 0; c < 4; c++)
+                rows[r].of[c] = load_f32(base, elem + (uint64_t)r * apart + (uint64_t)c);
+        }
+    }
+}
+
+KERNEL_FN void load_rows(struct four *rows, int count, uint64_t base, uint64_t dtype, uint64_t elem,
+                         uint64_t apart)
+{
+    if (dtype == CAIRN_BF16)
+        load_rows_bf16(rows, count, base, elem, apart);
+    else
+        load_rows_f32(rows, count, base, elem, apart);
+}
+
+KERNEL_FN void store_rows(const struct four *rows, int count, uint64_t base, uint64_t dtype,
+                          uint64_t elem, uint64_t apart)
+{
+    if (dtype == CAIRN_BF16) {
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++) store_four_bf16(base, elem + (uint64_t)r * apart, rows[r]);
+    } else {
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++) store_four_f32(base, elem + (uint64_t)r * apart, rows[r]);
+    }
+}
+
+/* ---- pieces of elements ---- */
+
+/* Elements from one four of a lane to the next, where a warp goes through elements in order. */
+#define WARP_ELEMS ((uint64_t)4 * CAIRN_KERNEL_WARP)
+
+KERNEL_FN uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* True if all of a lane's `rows` fours from `elem` on are before `end`. */
+KERNEL_FN bool rows_fit(uint64_t elem, int rows, uint64_t apart, uint64_t end)
+{
+    return elem + (uint64_t)(rows - 1) * apart + 4 <= end;
+}
+
+/* ==== all lanes of a warp ==== */
+
+/* Operations of all lanes of a warp together. A lane that has no partner gets an unspecified
+ * value. */
+
+/* The lanes in which it is true. */
+KERNEL_FN uint32_t lanes_count(const bool *of)
+{
+#ifdef __CUDACC__
+    return (uint32_t)__popc(__ballot_sync(0xffffffffu, of[0]));
+#else
+    uint32_t count = 0;
+    for (uint32_t k = 0; k < CAIRN_KERNEL_WARP; k++) count += of[k] ? 1 : 0;
+    return count;
+#endif
+}
+
+/* Lane k += lane k + distance, where that is a lane. */
+KERNEL_FN void lanes_add_f64(double *of, uint32_t distance)
+{
+#ifdef __CUDACC__
+    of[0] += __shfl_down_sync(0xffffffffu, of[0], distance);
+#else
+    for (uint32_t k = 0; k + distance < CAIRN_KERNEL_WARP; k++) of[k] += of[k + distance];
+#endif
+}
+
+KERNEL_FN void lanes_add_u32(uint32_t *of, uint32_t distance)
+{
+#ifdef __CUDACC__
+    of[0] += __shfl_down_sync(0xffffffffu, of[0], distance);
+#else
+    for (uint32_t k = 0; k + distance < CAIRN_KERNEL_WARP; k++) of[k] += of[k + distance];
+#endif
+}
+
+/* All lanes of a group of `width` have what its first one has. */
+KERNEL_FN void lanes_spread_f64(double *of, uint32_t width)
+{
+#ifdef __CUDACC__
+    of[0] = __shfl_sync(0xffffffffu, of[0], 0, (int)width);
+#else
+    for (uint32_t k = 0; k < CAIRN_KERNEL_WARP; k++) of[k] = of[k - k % width];
+#endif
+}
 
 #endif

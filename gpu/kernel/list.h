@@ -28,7 +28,6 @@
 #include <stdint.h>
 
 #include "proto/geometry/tensor.h"
-#include "proto/spec/initializer_math.h"
 #include "proto/spec/scalars.h"
 
 /* name, the item's struct, the warps of a block, what it does. The symbol of the device is
@@ -44,7 +43,7 @@
     X(copy, struct copy_item, 8)       /* bytes, in runs with strides */                    \
     X(zero, struct zero_item, 8)                                                            \
     X(hash, struct hash_item, 2) /* the leaf hashes of .hash_each */                        \
-    X(init, struct init_item, 8) /* init_elems of proto/spec/optimizer.h */
+    X(init, struct init_item, 8) /* init_elems of proto/spec/spec.h */
 
 enum kernel_number {
 #define CAIRN_KERNEL_NUMBER(name, item, warps) CAIRN_KERNEL_##name,

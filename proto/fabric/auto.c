@@ -21,7 +21,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "proto/fabric/where.h"
+#include "proto/fabric/fabric.h"
 
 enum { UCX_FIRST = 1, INSIDES_MAX = UCX_FIRST + CAIRN_NETWORKS_MAX };
 

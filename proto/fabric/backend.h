@@ -14,7 +14,6 @@
 #include <sys/queue.h>
 
 #include "proto/fabric/fabric.h"
-#include "proto/fabric/where.h"
 
 /* A send or a receive in flight. */
 struct fabric_op {

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
-#include "proto/wire/chunk.h"
+#include "proto/wire/wire.h"
 
 static const struct fabric_backend *const backends[] = { &fabric_auto, &fabric_mapped,
                                                          &fabric_ucx };

@@ -17,7 +17,6 @@
 
 #include "proto/fabric/backend.h"
 #include "proto/fabric/fabric.h"
-#include "proto/fabric/where.h"
 
 /* ==== ucx frame ==== */
 

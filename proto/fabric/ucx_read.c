@@ -5,7 +5,7 @@
  * A read that fails leaves its buffer undefined and its message lost, as a receive does whose sender
  * died. One that ends well has read what lay there: whether that is what was meant is said by the
  * checksum and the version in the message's header, which whoever receives it checks
- * (proto/wire/chunk.h): memory of others, which they may have got back because they lost us and we did
+ * (proto/wire/wire.h): memory of others, which they may have got back because they lost us and we did
  * not know. */
 #include "proto/fabric/ucx.h"
 

@@ -1,4 +1,4 @@
-#include "proto/fabric/where.h"
+#include "proto/fabric/fabric.h"
 
 #include <inttypes.h>
 #include <arpa/inet.h>

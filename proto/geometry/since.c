@@ -1,9 +1,5 @@
+#include "proto/base/mutant.h"
 #include "proto/geometry/layout.h"
-
-#ifndef CAIRN_MUTANT /* bugs seeded for the simulator: server/core/mutant.h */
-#define CAIRN_MUTANT 0
-#endif
-#define MUTANT(n) (CAIRN_MUTANT == (n))
 
 struct cairn_version since_attached(struct cairn_version since, struct cairn_version newest)
 {

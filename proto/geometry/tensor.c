@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "proto/geometry/box.h"
+#include "proto/geometry/layout.h"
 
 static const struct {
     size_t bytes;

@@ -1,4 +1,4 @@
-#include "proto/link/chunk_link.h"
+#include "proto/link/link.h"
 
 #include <assert.h>
 #include <stdlib.h>

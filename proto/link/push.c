@@ -3,10 +3,7 @@
 #include <assert.h>
 #include <string.h>
 
-#ifndef CAIRN_MUTANT /* bugs seeded for the simulator: server/core/mutant.h */
-#define CAIRN_MUTANT 0
-#endif
-#define MUTANT(n) (CAIRN_MUTANT == (n))
+#include "proto/base/mutant.h"
 
 #define NONE UINT32_MAX
 

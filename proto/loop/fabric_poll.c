@@ -4,7 +4,7 @@
  * fabric is pushed on before the loop sleeps. An active idle handle is libuv's word for "do not wait".
  * The descriptor stays readable until the next arm, so a wake-up alone must not extend the spin:
  * only real progress does (else the loop would spin for ever, measured 12-90 % of a core). */
-#include "proto/loop/fabric_poll.h"
+#include "proto/loop/loop.h"
 
 #include <stdbool.h>
 

@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/plan/plan_cut.h"
-#include "proto/plan/reshard.h"
+#include "proto/plan/plan_private.h"
 #include "proto/spec/spec.h"
 
 static cairn_status plan_place(struct plan_cut *cut);

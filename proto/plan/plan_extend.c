@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "proto/plan/plan.h"
-#include "proto/plan/plan_cut.h"
+#include "proto/plan/plan_private.h"
 
 #define WEIGHT_MAX ((uint64_t)1 << 20) /* of a shard, relative to others */
 

@@ -1,5 +1,5 @@
 /* A re-plan keeps quanta on every shard up to its share, and frees the rest. */
-#include "proto/plan/plan_cut.h"
+#include "proto/plan/plan_private.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,10 +1,8 @@
-#include "proto/plan/reshard.h"
+#include "proto/plan/plan.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include "proto/plan/plan.h"
 
 /* A target in the making. */
 struct aiming {
@@ -384,7 +382,7 @@ cairn_status plan_reshard(const struct reshard_request *request, struct layout *
 
 /* ==== reshard slice ==== */
 
-/* The next slice of a re-sharding, and how much is left: see reshard.h. */
+/* The next slice of a re-sharding, and how much is left: see plan.h. */
 
 /* A slice in the making. */
 struct slicing {

@@ -13,7 +13,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "proto/safetensors/safetensors_private.h"
 #include "proto/spec/scalars.h"
 
 /* ==== safetensors parse ==== */

@@ -10,8 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "proto/safetensors/safetensors_private.h"
-
 static void safetensors_index_release(struct safetensors_index *index);
 
 cairn_status weights_pread(int fd, const char *path, void *out, size_t count, uint64_t offset,

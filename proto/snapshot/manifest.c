@@ -1,5 +1,5 @@
 /* A manifest in memory, and its way into JSON. The way back is manifest_decode.c. */
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -11,7 +11,6 @@
 #include <time.h>
 
 #include "proto/snapshot/digest_tree.h"
-#include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/spec.h"
 
 void manifest_init(struct manifest *m)

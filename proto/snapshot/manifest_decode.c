@@ -7,9 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "proto/snapshot/manifest.h"
-#include "proto/snapshot/snapshot_file.h"
-#include "proto/spec/optimizer.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/spec/spec.h"
 
 static cairn_status corrupt(struct sentence *why, const char *where, const char *what)

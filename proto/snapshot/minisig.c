@@ -1,4 +1,4 @@
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 
 #include <assert.h>
 #include <sodium.h>

@@ -1,4 +1,4 @@
-#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot/snapshot.h"
 
 #include <assert.h>
 #include <inttypes.h>

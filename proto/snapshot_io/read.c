@@ -6,8 +6,7 @@
 #include <string.h>
 
 #include "proto/base/xxh.h"
-#include "proto/snapshot/manifest.h"
-#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/spec.h"
 #include "proto/store/storage.h"

@@ -1,4 +1,4 @@
-/* Snapshots on storage: begun, committed, listed, read, removed. snapshot_file.h and manifest.h
+/* Snapshots on storage: begun, committed, listed, read, removed. snapshot.h
  * describe the bytes, with the calling sequence; storage.h says what is done to storage, and with
  * which promises. A `root` is a location; the folder of a snapshot is "<root>/<job>/<id>".
  *
@@ -20,8 +20,7 @@
 #include "proto/base/text.h"
 #include "proto/geometry/tensor.h"
 #include "proto/safetensors/safetensors.h"
-#include "proto/snapshot/manifest.h"
-#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/store/storage.h"
 
 /* ==== block reader ==== */
@@ -157,7 +156,7 @@ cairn_status snapshot_remove(const char *root, const char *job, const char *id,
 
 /* ---- reading ---- */
 
-/* With its signature, if there is one, which is judged by nobody yet (manifest.h).
+/* With its signature, if there is one, which is judged by nobody yet (snapshot.h).
  * CAIRN_ERR_NOT_FOUND: the folder is none, or has no manifest, so it is not a snapshot. */
 cairn_status manifest_load(const char *folder, struct manifest *out,
                            struct sentence *why) CAIRN_MUST_CHECK;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "proto/base/xxh.h"
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/spec/spec.h"
 #include "proto/store/storage.h"
 

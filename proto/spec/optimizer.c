@@ -3,7 +3,7 @@
 #include <emmintrin.h>
 #endif
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 
 #include <assert.h>
 #include <math.h>
@@ -13,7 +13,6 @@
 
 #include "proto/base/text.h"
 #include "proto/spec/scalars.h"
-#include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])

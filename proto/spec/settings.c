@@ -1,4 +1,5 @@
-#include "proto/spec/settings.h"
+#include "proto/spec/spec.h"
+#include "proto/spec/spec_fields.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -7,7 +8,6 @@
 #include <string.h>
 
 #include "proto/base/text.h"
-#include "proto/spec/spec.h"
 
 /* ---- values ---- */
 

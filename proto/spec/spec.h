@@ -17,6 +17,7 @@
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/geometry/tensor.h"
+#include "proto/spec/scalars.h"
 
 /* ==== schedule ==== */
 
@@ -182,7 +183,7 @@ void ranks_add_text(const uint32_t *ranks, size_t rank_count, struct sentence *o
 #define CAIRN_SPEC_WINDOW_MAX       1024
 #define CAIRN_SPEC_SCALE_MAX \
     0x1p64 /* of a loss scale; the least is its inverse: beyond, fp32 would not hold a gradient */
-#define CAIRN_SPEC_HYPER_MAX        1e18 /* hyper-parameters, as in optimizer.h; betas: below 1 */
+#define CAIRN_SPEC_HYPER_MAX        1e18 /* hyper-parameters, as below; betas: below 1 */
 #define CAIRN_SPEC_MICRO_MAX        65536
 #define CAIRN_SPEC_WEIGHT_MAX       ((uint64_t)1 << 53) /* of all workers together: exact in a double */
 #define CAIRN_SPEC_SEED_MAX         (((uint64_t)1 << 53) - 1) /* exact in JSON and in a double */
@@ -282,7 +283,7 @@ typedef enum cairn_missing {
 } cairn_missing;
 #endif
 
-/* How the shards make a tensor's initial parameters (proto/spec/optimizer.h says how). */
+/* How the shards make a tensor's initial parameters (proto/spec/spec.h says how). */
 #ifndef CAIRN_INIT_DEFINED
 #define CAIRN_INIT_DEFINED
 typedef enum cairn_init_kind {
@@ -365,7 +366,7 @@ struct policy {
     bool snapshot_fallback; /* a damaged one: a restore takes the newest good one before it */
 };
 
-/* A setting by which a job was made of a snapshot (settings.h); all of it is owned. */
+/* A setting by which a job was made of a snapshot; all of it is owned. */
 struct spec_made {
     char *key, *was, *is;
 };
@@ -522,7 +523,7 @@ cairn_status spec_note_former(struct job_spec_data *spec) CAIRN_MUST_CHECK;
  * and none is frozen: nothing to say. */
 bool spec_schedules_hash(const struct job_spec_data *spec, uint8_t hash_out[32]);
 
-/* How a field changes in a job that is there, with its moments and its step (proto/spec/settings.h). */
+/* How a field changes in a job that is there, with its moments and its step (proto/spec/spec.h). */
 enum spec_change {
     CAIRN_SPEC_NEXT_ROUND, /* by an amendment: the next round that opens goes by it, and nobody notices */
     CAIRN_SPEC_REOPENED, /* by an amendment that makes a new generation: every handle is opened again */
@@ -536,7 +537,7 @@ struct spec_difference {
     const char *what; /* "tensor fc1.weight: shape" */
     /* the two in words; NULL: one side lacks it */
     const char *here, *there;
-    /* The setting (settings.h) by which the servers' becomes what is here, and how. NULL, and NEVER: nothing
+    /* The setting by which the servers' becomes what is here, and how. NULL, and NEVER: nothing
      * does. A value alone is NULL where it is no short text. */
     const char *key, *value;
     enum spec_change change;
@@ -695,5 +696,132 @@ cairn_status spec_check_names(const struct job_spec_data *spec,
 /* init_from and init_prefix; spec.c. */
 cairn_status spec_check_origin(const struct job_spec_data *spec,
                                struct sentence *why) CAIRN_MUST_CHECK;
+
+/* ==== optimizers ==== */
+
+/* The registry of optimizers: what each is called, which planes it keeps, which hyper-parameters it
+ * has and how its scalars come about. The kernels stand in gpu/ under the same ids; a test walks this
+ * table, so that a new optimizer without a kernel or golden values fails the build's tests.
+ *
+ * Ids go over the wire and into snapshots: never reused, never changed. Pure. */
+
+/* ==== initializer ==== */
+
+/* Initial values made from a seed, where they are kept: nobody holds a whole model to begin one.
+ *
+ *   element i of a tensor = f(kind, a, b, seed, the tensor's name, i)
+ *
+ * and of nothing else: any cut into shards, chunks or threads gives the same bits, and a tensor keeps its
+ * values when others are added to the model. i counts row-major in the whole tensor.
+ *
+ *   key    first 8 bytes, little-endian, of BLAKE2b-256("cairn initializer 1" | seed, 8 bytes LE | name)
+ *   words  Philox4x32-10 (Salmon et al., SC'11) of the counter {low and high half of i / 2, 0, 0}: two
+ *          elements a block, the even one has words 0 and 1, the odd one 2 and 3
+ *   u      (w + 1/2) / 2^52 in double, exact and never 0 or 1: w = the first word's 32 bits over the upper
+ *          20 of the second
+ *   z      the inverse of the normal distribution at u: AS 241, PPND16 (Wichura 1988), with the logarithm
+ *          of scalars.h, fdlibm's series; every operation is IEEE double and rounds once, no libm
+ *   UNIFORM  (float)(a + (b - a)·u): in [a, b]        NORMAL  (float)(a + b·z): mean a, deviation b
+ *
+ * Pure; any thread. A change of anything here changes the models that are made: a new name in the key. */
+
+/* The source from which init_elems, or a device, makes a tensor's elements. The init is
+ * judged, and not NONE. */
+struct init_source init_source_of(const struct cairn_init *init, const char *tensor);
+/* Writes elements [first_elem, first_elem + elem_count) of the tensor. */
+void init_elems(const struct init_source *source, uint64_t first_elem, uint64_t elem_count,
+                float *out);
+/* Does both: makes the source and writes the elements. */
+void init_fill(const struct cairn_init *init, const char *tensor, uint64_t first_elem,
+               uint64_t elem_count, float *out);
+
+/* ==== optimizer ==== */
+
+enum optimizer_id {
+    CAIRN_OPTIMIZER_ADAMW = 1,
+    CAIRN_OPTIMIZER_ADAM = 2,
+    CAIRN_OPTIMIZER_SGD = 3,
+    CAIRN_OPTIMIZER_COUNT = 4 /* one more than the last */
+};
+
+/* One hyper-parameter: min <= value <= max, or below max where max_open. */
+struct hyper_info {
+    const char *name;    /* "lr", "beta1", ... : the field of struct group_hyper */
+    size_t offset_bytes; /* of the double in struct group_hyper */
+    double value_default, min, max;
+    bool max_open;
+    bool is_switch; /* 0 or 1 */
+    bool divides;   /* the rule divides by it: 0, as fp32, makes NaN of a gradient of 0 */
+};
+
+struct optimizer_kind {
+    uint32_t id;
+    const char *name; /* "adamw" */
+    const struct hyper_info *hypers;
+    size_t hyper_count;
+    /* the planes beside param and wire, as bits 1u << CAIRN_PLANE_...; by the hyper-parameters,
+     * because SGD without momentum keeps nothing */
+    uint32_t (*planes)(const struct group_hyper *hyper);
+    /* fills all but optimizer and grad_scale of *out, which is zero; step counts from 1 */
+    void (*scalars)(const struct group_hyper *hyper, uint64_t step, struct group_scalars *out);
+};
+
+/* NULL if there is none of that id or name. Static memory. */
+const struct optimizer_kind *optimizer_by_id(uint32_t id);
+const struct optimizer_kind *optimizer_by_name(const char *name);
+
+/* The names, ended by NULL: for spec_check. Static memory. */
+const char *const *optimizer_names(void);
+
+/* NULL: the optimizer (which may be NULL) has none of that name. Static memory. */
+const struct hyper_info *optimizer_hyper(const struct optimizer_kind *optimizer, const char *name);
+
+/* The hyper-parameters of a spec's group; those that its optimizer does not use become 0.
+ * CAIRN_ERR_INVALID as group_hyper_check. */
+cairn_status group_hyper_of_spec(const struct group_spec *group, struct group_hyper *out,
+                                 const char **field_out) CAIRN_MUST_CHECK;
+/* CAIRN_ERR_INVALID: the group sets a field that its optimizer does not use to something else than 0 or
+ * the default (group_default), so it would be ignored; *field_out names it. */
+cairn_status group_spec_unused(const struct group_spec *group,
+                               const char **field_out) CAIRN_MUST_CHECK;
+/* CAIRN_ERR_INVALID: the optimizer is unknown, or a value is out of its range or NaN, or one that the
+ * optimizer does not use is not 0. *field_out (unless NULL) then names it: static memory. */
+cairn_status group_hyper_check(const struct group_hyper *hyper,
+                               const char **field_out) CAIRN_MUST_CHECK;
+/* Bits 1u << CAIRN_PLANE_... of the planes the shards keep for a trained tensor of this group beside
+ * param and wire. The hyper-parameters must pass the check. */
+uint32_t optimizer_planes(const struct group_hyper *hyper);
+
+/* ==== settings ==== */
+
+/* A field of a spec given as words, KEY and VALUE, for a job that is there: `cairn job amend --set`,
+ * `cairn job create --from --set`, cairn_amend's settings, m.amend(stage=3). One judgement for all of them.
+ *
+ *   stage, micro_batches, …        a scalar of the job: a row of spec_fields.h
+ *   GROUP.lr, GROUP.schedule, …    a hyper-parameter of a group, or of its schedule; GROUP.points:
+ * "0:1,9:0.5"
+ *   wire, TENSOR.wire              the dtype of what is fetched, of all tensors (but blobs) or of one
+ *
+ * A VALUE is a number, a word ("skip", "cosine", "bf16"), or yes and no. Pure. */
+
+struct spec_field; /* spec_fields.h */
+
+#define CAIRN_SETTINGS_MAX 1024 /* of one request */
+
+/* Sets the field that `key` names in a copy of an existing job's spec: after a failure the copy is
+ * half changed. Rules of two fields are judged afterwards, by spec_canonicalize and
+ * spec_check. *change_out: how the job comes to the new value. CAIRN_ERR_NOT_FOUND: no such
+ * field, group or tensor; `why` lists the fields that there are. CAIRN_ERR_INVALID,
+ * CAIRN_ERR_UNSUPPORTED: `why` names field, value and what is allowed. CAIRN_ERR_NO_MEMORY. */
+cairn_status spec_set(struct job_spec_data *spec, const char *key, const char *value,
+                      enum spec_change *change_out, struct sentence *why) CAIRN_MUST_CHECK;
+/* How a job comes from one value of a scalar to another: as its row says, except that stage 0 lies
+ * on one shard. */
+enum spec_change spec_change_of(const struct spec_field *field, uint64_t was_bits, uint64_t bits);
+
+/* The value of a field as spec_set takes it: "3", "0.1", "skip", "yes". */
+#define CAIRN_SETTING_TEXT_MAX 63
+void spec_setting_text(const struct spec_field *field, const void *from,
+                       char text_out[static CAIRN_SETTING_TEXT_MAX + 1]);
 
 #endif

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
 

@@ -1,6 +1,4 @@
 /* Comparing job specs: the hash (are they the same?) and the list of differences (in what not?). */
-#include "proto/spec/optimizer.h"
-#include "proto/spec/settings.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
 

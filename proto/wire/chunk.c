@@ -1,4 +1,4 @@
-#include "proto/wire/chunk.h"
+#include "proto/wire/wire.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -10,10 +10,9 @@
 
 #include "proto/base/text.h"
 #include "proto/base/xxh.h"
-#include "proto/geometry/box.h"
+#include "proto/geometry/layout.h"
 #include "proto/geometry/tensor.h"
 #include "proto/spec/spec.h"
-#include "proto/wire/messages.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "the wire is little-endian, and so are we");
@@ -311,7 +310,7 @@ cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct j
 
 /* ==== tiles cover ==== */
 
-/* Whether the tiles of all ranks make up every tensor exactly: see chunk.h.
+/* Whether the tiles of all ranks make up every tensor exactly: see wire.h.
  *
  * Ranks with equal lists are one holder. A tensor's different boxes are taken apart by straight cuts: sorted
  * along a dimension, a group falls into parts wherever no box reaches across. Real partitions fall apart

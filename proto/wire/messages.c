@@ -1,4 +1,4 @@
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 
 #include <assert.h>
 #include <errno.h>

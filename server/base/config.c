@@ -1,4 +1,4 @@
-#include "server/base/config.h"
+#include "server/base/daemon.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/loop/stream.h"
+#include "proto/loop/loop.h"
 
 #define LINE_BYTES    4096 // longest line of a file, with its end
 #define GIVEN_BY_LINE (-1) // on the command line

@@ -20,8 +20,8 @@
 
 #include "proto/base/status.h"
 #include "proto/base/text.h"
-#include "proto/loop/stream.h"
-#include "server/base/config.h"
+#include "proto/loop/loop.h"
+#include "server/base/daemon.h"
 
 /* ==== control socket ==== */
 

@@ -13,7 +13,7 @@
 
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/base/daemon.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"

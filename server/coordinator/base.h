@@ -7,7 +7,7 @@
 
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
 #include "server/core/standing.h"

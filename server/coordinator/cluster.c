@@ -7,8 +7,7 @@
 #include <string.h>
 
 #include "proto/fabric/fabric.h"
-#include "proto/fabric/where.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/base/daemon.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/geometry/box.h"
+#include "proto/geometry/layout.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
@@ -186,7 +186,7 @@ static void finish_drain(struct coord *cluster, struct coord_shard_entry *entry)
     entry->drain.saves_ms = entry->drain.ends_ms = 0;
     entry->drain.is_over = true;
     if (entry->session == NULL || entry->session->closing) return;
-    end.why = wire_text( "all that it held is on other shards");
+    end.why = wire_text("all that it held is on other shards");
     coord_session_send(entry->session, CAIRN_MSG_MEMBER_END, 0, &end.base);
 }
 

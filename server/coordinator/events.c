@@ -9,7 +9,7 @@
 
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/store/storage.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/base/daemon.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"

@@ -8,9 +8,9 @@
 
 #include "proto/base/text.h"
 #include "proto/geometry/layout.h"
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/spec/spec.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/members.h"
 #include "server/coordinator/reshard.h"
@@ -509,7 +509,7 @@ void coord_job_parts_tick(struct coord_job *job);
 
 /* ==== settings ==== */
 
-/* Settings of an amendment, or of a job that is made of a snapshot (proto/spec/settings.h). */
+/* Settings of an amendment, or of a job that is made of a snapshot (proto/spec/spec.h). */
 
 /* Who asks: it says which ways are open. */
 enum settings_purpose {

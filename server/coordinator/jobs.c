@@ -7,7 +7,7 @@
 
 #include "proto/plan/plan.h"
 #include "proto/snapshot_io/snapshot_io.h"
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"

@@ -6,8 +6,6 @@
 #include <string.h>
 
 #include "proto/plan/plan.h"
-#include "proto/spec/optimizer.h"
-#include "proto/spec/settings.h"
 #include "proto/spec/spec.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"

@@ -8,7 +8,6 @@
 #include <uv.h>
 
 #include "proto/plan/plan.h"
-#include "proto/plan/reshard.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"

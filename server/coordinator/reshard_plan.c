@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "proto/plan/plan.h"
-#include "proto/plan/reshard.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
@@ -379,8 +378,8 @@ static void view_run(const struct coord_job *job, struct view *view)
     cairn__reshard_job__init(out);
     say_waiting(job, &view->text);
     out->name = job->spec.name;
-    out->state = wire_text(state_name(job->reshard.running ? CAIRN_RESHARD_MOVING
-                                                                    : progress->state));
+    out->state = wire_text(
+        state_name(job->reshard.running ? CAIRN_RESHARD_MOVING : progress->state));
     out->text = view->text.text;
     out->layout_hash = layout_number(job->layout);
     out->least_bytes = progress->least_bytes;
@@ -448,7 +447,7 @@ static void view_refused(const struct coord_job *job, const struct sentence *why
     cairn__reshard_job__init(&view->message);
     view->text = *why;
     view->message.name = job->spec.name;
-    view->message.state = wire_text( "refused");
+    view->message.state = wire_text("refused");
     view->message.text = view->text.text;
     view->message.layout_hash = layout_number(job->layout);
 }

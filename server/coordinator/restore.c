@@ -21,7 +21,6 @@
 
 #include "gpu/gpu.h"
 #include "proto/snapshot_io/snapshot_io.h"
-#include "proto/spec/optimizer.h"
 #include "proto/spec/spec.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"

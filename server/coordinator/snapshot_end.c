@@ -2,8 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot/snapshot_file.h"
-#include "proto/spec/optimizer.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/spec/spec.h"
 #include "server/base/log.h"
 #include "server/coordinator/base.h"

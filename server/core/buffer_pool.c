@@ -3,7 +3,7 @@
 #include <assert.h>
 #include <stddef.h>
 
-#include "server/core/mutant.h"
+#include "proto/base/mutant.h"
 
 void buffer_pool_add(struct buffer_pool *pool, struct buffer_owner *owner)
 {

@@ -37,7 +37,7 @@
  *
  * Pure; no allocation. */
 
-/* The most runs that fit a frame of control (proto/wire/messages.h) beside all else. */
+/* The most runs that fit a frame of control (proto/wire/wire.h) beside all else. */
 #define CAIRN_MISSED_RUNS_MAX    24576
 #define CAIRN_MISSED_HEAD_BYTES  8
 #define CAIRN_MISSED_CLASS_BYTES 24

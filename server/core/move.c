@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "server/core/holes.h"
-#include "server/core/mutant.h"
+#include "proto/base/mutant.h"
 
 struct shard {
     bool gone;      /* the layout in force has it not */

@@ -6,7 +6,7 @@
 
 #include "proto/spec/spec.h"
 #include "server/core/holes.h"
-#include "server/core/mutant.h"
+#include "proto/base/mutant.h"
 #include "server/core/round_state.h"
 
 static void round_layout_init(struct round_machine *core);

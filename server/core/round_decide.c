@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "server/core/mutant.h"
+#include "proto/base/mutant.h"
 
 static bool round_missed_note(struct round_machine *core, const struct round_event *event);
 static bool round_missed_give(struct round_machine *core, bool applies, struct payload *head);

@@ -4,7 +4,7 @@
 #include <assert.h>
 #include <string.h>
 
-#include "server/core/mutant.h"
+#include "proto/base/mutant.h"
 
 /* ==== round epoch ==== */
 

@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-#include "server/core/mutant.h"
+#include "proto/base/mutant.h"
 
 /* ==== seat ==== */
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "proto/spec/spec.h"
-#include "server/core/mutant.h"
+#include "proto/base/mutant.h"
 #include "server/core/step_state.h"
 
 static struct member *step_find(const struct step_machine *step, uint64_t id);

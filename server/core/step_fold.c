@@ -9,7 +9,7 @@
 #include <assert.h>
 #include <string.h>
 
-#include "server/core/mutant.h"
+#include "proto/base/mutant.h"
 
 enum verdict {
     WAIT,

@@ -8,13 +8,12 @@
 #include <stdint.h>
 #include <uv.h>
 
-#include "gpu/home.h"
+#include "gpu/gpu.h"
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
-#include "proto/geometry/box.h"
-#include "proto/loop/stream.h"
-#include "proto/wire/chunk.h"
-#include "proto/wire/messages.h"
+#include "proto/geometry/tensor.h"
+#include "proto/loop/loop.h"
+#include "proto/wire/wire.h"
 #include "server/base/daemon.h"
 #include "server/base/log.h"
 #include "server/core/standing.h"

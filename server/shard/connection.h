@@ -7,10 +7,9 @@
 #include <uv.h>
 
 #include "proto/fabric/fabric.h"
-#include "proto/fabric/where.h"
-#include "proto/loop/stream.h"
+#include "proto/loop/loop.h"
 #include "proto/spec/spec.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/shard/shard.h"
 
 struct shard_daemon;

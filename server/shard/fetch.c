@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "server/shard/mutant.h"
+#include "proto/base/mutant.h"
 #include "server/shard/read.h"
 #include "server/shard/shard.h"
 

@@ -1,7 +1,7 @@
 #ifndef CAIRN_SHARD_JOBS_H
 #define CAIRN_SHARD_JOBS_H
 
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/core/step.h"
 #include "server/shard/base.h"
 #include "server/shard/collect.h"

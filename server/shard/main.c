@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "proto/fabric/where.h"
+#include "proto/fabric/fabric.h"
 #include "proto/spec/spec.h"
 #include "server/base/daemon.h"
 #include "server/shard/connection.h"

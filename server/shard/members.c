@@ -5,7 +5,7 @@
  * and one that is back is connected by its own HELLO. Not at once: UCX 1.13 aborts when the other
  * end is just dying (tcp_ep.c:478), and when both ends of a broken connection begin anew together
  * (tcp_cm.c:519). On a connection that is made again the shard greets the member, which so learns
- * that messages on the connection before may be lost (proto/wire/chunk.h). On the first connection
+ * that messages on the connection before may be lost (proto/wire/wire.h). On the first connection
  * the shard sends nothing before the member's own HELLO, since UCX is bad at two ends that begin to
  * speak at once. */
 #include <assert.h>
@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/fabric/where.h"
-#include "proto/snapshot/manifest.h"
+#include "proto/fabric/fabric.h"
+#include "proto/snapshot/snapshot.h"
 #include "server/shard/jobs.h"
 #include "server/shard/part.h"
 #include "server/shard/relay.h"

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <uv.h>
 
-#include "gpu/home.h"
+#include "gpu/gpu.h"
 #include "proto/base/text.h"
 #include "proto/fabric/backend.h"
 #include "proto/fabric/fabric.h"
@@ -19,7 +19,7 @@
 
 /* A large array of a shard. Its addresses are reserved as a whole, its pages when they are taken
  * (below) or touched. State and the copies that members map lie in a home's segments
- * (gpu/home.h); in the host's home these are memfds, so that a supervisor can hold them for a
+ * (gpu/gpu.h); in the host's home these are memfds, so that a supervisor can hold them for a
  * restarted daemon. Landing slots and staging are anonymous. An arena in a device's home has no
  * pages of the host. The shard's budget counts an arena at its full size, touched or not. Any
  * thread may use an arena; only the loop thread shares it, and the thread that opened it closes

@@ -14,8 +14,8 @@
 #include <stdint.h>
 
 #include "proto/fabric/fabric.h"
-#include "proto/link/chunk_link.h"
-#include "proto/wire/messages.h"
+#include "proto/link/link.h"
+#include "proto/wire/wire.h"
 #include "server/shard/base.h"
 #include "server/shard/collect.h"
 #include "server/shard/memory.h"

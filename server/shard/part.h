@@ -4,7 +4,7 @@
 #include "gpu/gpu.h"
 #include "proto/snapshot/digest_tree.h"
 #include "proto/spec/spec.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/base/log.h"
 #include "server/core/step.h"
 #include "server/shard/base.h"

@@ -9,7 +9,7 @@
 
 #include "proto/geometry/layout.h"
 #include "server/base/log.h"
-#include "server/shard/mutant.h"
+#include "proto/base/mutant.h"
 #include "server/shard/shard.h"
 
 static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sentence *why);
@@ -92,7 +92,7 @@ uint8_t *published_host_at(const struct published_copy *copy, uint64_t chunk, ui
 void published_forget(struct published_copy *copy, uint64_t chunk)
 {
     copy->checksums[chunk] = 0; // made when it is asked for
-    if (!MUTANT(2)) copy->brought[chunk] = CAIRN_BROUGHT_NOT;
+    if (!READ_MUTANT(2)) copy->brought[chunk] = CAIRN_BROUGHT_NOT;
 }
 
 size_t copy_chunk_bytes(const struct published_copy *copy, uint64_t chunk)
@@ -737,7 +737,7 @@ static cairn_status open_head(const struct shard_job *job, struct published_copy
     return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the head of a version");
 }
 
-/* The last segment of a copy keeps the pages of the largest view that the copy had (gpu/home.h), so
+/* The last segment of a copy keeps the pages of the largest view that the copy had (gpu/gpu.h), so
  * that no step of a move pays for new ones. True if the segment is to be made anew to give the
  * excess back: no other view has followed for a while, and the excess is not small beside the
  * copy. */

@@ -5,8 +5,7 @@
 #include <stdint.h>
 
 #include "proto/fabric/fabric.h"
-#include "proto/wire/chunk.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/core/decision.h"
 #include "server/shard/base.h"
 #include "server/shard/memory.h"

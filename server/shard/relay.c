@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "proto/base/text.h"
-#include "proto/link/chunk_link.h"
+#include "proto/link/link.h"
 
 #define TICK_MS       20
 #define SILENT_MAX_MS 15000 /* without a word from an owner */
@@ -604,7 +604,7 @@ static void relay_sums_close(struct relay *relay)
 
 /* ==== link ==== */
 
-/* Connections of a relay to the owners (proto/link/chunk_link.h); an owner may be this very shard. */
+/* Connections of a relay to the owners (proto/link/link.h); an owner may be this very shard. */
 
 static struct relay_owner *owner_of(const struct chunk_link *link)
 {

@@ -8,7 +8,7 @@
  *   owners ◄── relay.c ◄────────────────── relay_cache.c ◄─────────────┘
  *   workers ── FETCH ──► fetch.c ──► relay_cache.c ──► relay.c ──► owners
  *
- * To its workers the relay is the owner (proto/wire/chunk.h, "Relays"); to an owner it is a worker:
+ * To its workers the relay is the owner (proto/wire/wire.h, "Relays"); to an owner it is a worker:
  * the member `number`, whose rank is the least of its workers'. The bits are those of step.h: a
  * strict left fold within the host, and the owners fold the hosts' sums in the order of their least
  * ranks.
@@ -34,8 +34,8 @@
 
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
-#include "proto/link/chunk_link.h"
-#include "proto/wire/chunk.h"
+#include "proto/link/link.h"
+#include "proto/wire/wire.h"
 #include "server/base/log.h"
 #include "server/core/buffer_pool.h"
 #include "server/core/step.h"
@@ -104,7 +104,7 @@ struct relay_owner {
 
 /* ==== link ==== */
 
-/* Connections of a relay to the owners (proto/link/chunk_link.h); an owner may be this very shard. */
+/* Connections of a relay to the owners (proto/link/link.h); an owner may be this very shard. */
 
 void relay_link_close(struct relay_owner *owner);
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/spec.h"
 #include "server/shard/jobs.h"

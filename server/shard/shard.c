@@ -9,8 +9,8 @@
 #include <sys/random.h>
 
 #include "gpu/gpu.h"
-#include "proto/fabric/where.h"
-#include "proto/link/chunk_link.h"
+#include "proto/fabric/fabric.h"
+#include "proto/link/link.h"
 #include "proto/store/storage.h"
 #include "server/base/daemon.h"
 #include "server/base/listener.h"

@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "server/base/daemon.h"
 #include "server/shard/shard.h"
 

@@ -1,4 +1,4 @@
-/* The parts of the tensors here that workers hold: proto/wire/chunk.h, at a shard.
+/* The parts of the tensors here that workers hold: proto/wire/wire.h, at a shard.
  *
  * A tensor is tiled while some member does not hold all of it. Its different boxes are kept once,
  * however many members hold them, each with a mark for each chunk (below). The coordinator

@@ -6,7 +6,7 @@
 
 #include "client/base.h"
 #include "gpu/gpu.h"
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 
 #define CLIP_NORM 0.5
 

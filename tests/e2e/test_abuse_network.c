@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "tests/e2e/abuse_job.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/suite.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot/snapshot.h"
 #include "tests/e2e/bits_check.h"
 #include "tests/support/good.h"
 #include "tests/support/suite.h"

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
 #include "tests/support/reference.h"

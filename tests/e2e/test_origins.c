@@ -8,7 +8,7 @@
 
 #include <cairn.h>
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
 #include "tests/support/suite.h"

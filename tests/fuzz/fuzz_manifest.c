@@ -1,7 +1,7 @@
 /* The manifest of a snapshot: as it is, and sealed anew, so that more than the seal judges a change. */
 #include <string.h>
 
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "tests/fuzz/target.h"
 
 /* What was read can be written, and is read again as the same. */

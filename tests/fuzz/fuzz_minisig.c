@@ -2,7 +2,7 @@
 #include <sodium.h>
 #include <string.h>
 
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "tests/fuzz/target.h"
 
 static void parse_signature(const char *text, size_t size)

@@ -13,7 +13,6 @@
 /* Our cuLaunchKernel takes a CUkernel where cuda.h says CUfunction, as it may: here both are one type. */
 #define CUkern_st CUfunc_st
 #include "gpu/cuda/driver.h"
-#include "gpu/cuda/result.h"
 
 /* ours_cuInit: before cuda.h, which makes macros of some names. */
 #define CAIRN_CALL(name, suffix, parameters) typedef int(*ours_##name) parameters;

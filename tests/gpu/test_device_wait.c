@@ -1,5 +1,5 @@
 /* Streams that wait for words, and what maps memory of the card beside them: client/device alone, without a
- * session. Seeded bugs of it are this program once more (client/device.c). */
+ * session. Seeded bugs of it are this program once more (proto/base/mutant.h). */
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "gpu/home.h"
+#include "gpu/gpu.h"
 #include "tests/support/suite.h"
 
 #define WORLD_BYTES ((size_t)16 << 20)

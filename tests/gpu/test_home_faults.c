@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "gpu/cuda/cuda.h"
-#include "gpu/home.h"
+#include "gpu/gpu.h"
 #include "tests/support/emulated.h"
 #include "tests/support/suite.h"
 

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "gpu/home.h"
+#include "gpu/gpu.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/emulated.h"
 #include "tests/support/suite.h"
@@ -161,7 +161,7 @@ TEST_EACH(what_is_no_memory_of_the_card_is_refused_closed_and_harms_nothing, 0, 
     const uint64_t left = card.cairn_emulator_left();
     const int fd = make_lie((enum lie)_i, _i == OF_ANOTHER_CARD ? &other : &owned, &bytes);
     const cairn_status status = home_import(home, fd, bytes, &at, &why);
-    // What the driver refuses may lack something here, and then goes through the host (gpu/home.h).
+    // What the driver refuses may lack something here, and then goes through the host (gpu/gpu.h).
     ck_assert_int_eq(status, _i <= TOO_SMALL ? CAIRN_ERR_IO : CAIRN_ERR_REFUSED);
     ck_assert_uint_gt(strlen(why.text), 10);
     ck_assert_uint_eq(descriptors_here(), before);

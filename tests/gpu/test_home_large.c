@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "gpu/home.h"
+#include "gpu/gpu.h"
 #include "tests/support/suite.h"
 
 #define LARGE_ELEMS (((uint64_t)1 << 31) + 3 * CAIRN_LEAF_ELEMS + 77)

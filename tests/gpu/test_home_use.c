@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "client/device.h"
-#include "gpu/home.h"
+#include "gpu/gpu.h"
 #include "tests/support/emulated.h"
 #include "tests/support/made_up_sysfs.h"
 #include "tests/support/suite.h"

@@ -2,8 +2,8 @@
  * lengths with tails, addresses of any alignment, NaN, infinities, subnormals and -0 among the numbers;
  * any blocks in any order. And it touches what it says to touch, and nothing else. */
 #include "gpu/gpu.h"
-#include "gpu/host/host.h"
-#include "proto/spec/optimizer.h"
+#include "gpu/home_kind.h"
+#include "proto/spec/spec.h"
 #include "tests/gpu/kernel_scene.h"
 #include "tests/support/suite.h"
 

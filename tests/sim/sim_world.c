@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "tests/sim/sim.h"
 #include "tests/support/hyper.h"
 

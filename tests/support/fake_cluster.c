@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "proto/fabric/fabric.h"
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/members.h"
 #include "server/coordinator/store.h"

@@ -9,7 +9,7 @@
 
 #include "proto/geometry/layout.h"
 #include "proto/snapshot/digest_tree.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job.h"

@@ -9,7 +9,6 @@
 
 #include "proto/snapshot/digest_tree.h"
 #include "proto/snapshot_io/snapshot_io.h"
-#include "proto/spec/optimizer.h"
 #include "proto/spec/spec.h"
 
 static void free_part(struct part *part);

@@ -2,7 +2,7 @@
 #ifndef CAIRN_SUPPORT_HYPER_H
 #define CAIRN_SUPPORT_HYPER_H
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 
 static inline double *cairn_hyper_field(struct group_hyper *hyper, const struct hyper_info *info)
 {

@@ -2,7 +2,7 @@
 #ifndef CAIRN_SUPPORT_MINISIG_SAMPLE_H
 #define CAIRN_SUPPORT_MINISIG_SAMPLE_H
 
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 
 struct secret_key cairn_sample_key(void);
 void cairn_sample_sign(const struct secret_key *key, const char *bytes,

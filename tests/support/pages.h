@@ -2,7 +2,7 @@
 #ifndef CAIRN_TESTS_PAGES_H
 #define CAIRN_TESTS_PAGES_H
 
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 
 static inline void pages_each(enum page_what what, const uint8_t *bytes, size_t bytes_len,
                               void (*take)(void *context, const Cairn__Page *page), void *context)

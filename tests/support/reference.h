@@ -13,7 +13,7 @@
 
 #include "gpu/gpu.h"
 #include "proto/snapshot/digest_tree.h"
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 
 struct reference_tensor {
     const char *name; /* borrowed; NULL: there is none */

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "server/core/round.h"
 #include "tests/support/hyper.h"
 #include "tests/support/suite.h"

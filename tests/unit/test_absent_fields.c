@@ -13,7 +13,7 @@
 
 #include "client/base.h"
 #include "client/job.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
 #include "tests/support/toy.h"

@@ -1,7 +1,7 @@
 /* The asker: what is sent to a shard, in which order, how much at a time, and when again. */
 #include <check.h>
 
-#include "proto/link/chunk_link.h"
+#include "proto/link/link.h"
 #include "tests/support/suite.h"
 
 enum { REQUESTS = 20, WINDOW = 8, DAMAGED_MAX = 16 };

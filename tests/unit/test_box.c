@@ -1,5 +1,5 @@
 /* Boxes against an oracle that marks one element after another. */
-#include "proto/geometry/box.h"
+#include "proto/geometry/layout.h"
 #include "tests/support/random.h"
 #include "tests/support/suite.h"
 

@@ -5,12 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot/manifest.h"
-#include "proto/snapshot/snapshot_file.h"
-#include "proto/spec/optimizer.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "tests/support/suite.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "proto/geometry/tensor.h"
-#include "proto/wire/chunk.h"
+#include "proto/wire/wire.h"
 #include "tests/support/suite.h"
 
 static struct chunk_header a_push(void)

@@ -2,7 +2,7 @@
  * since, and by whether anything is awaited at all. For how long the other end is silent. */
 #include <check.h>
 
-#include "proto/link/chunk_link.h"
+#include "proto/link/link.h"
 #include "tests/support/suite.h"
 
 static bool is_awaited;

@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "tests/support/suite.h"
 
 enum { TRY_MS = 1600, CONNECTIONS_MAX = 8 }; /* 50 + 100 + 200 + 400 + 800 ms between them */

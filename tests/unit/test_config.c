@@ -1,4 +1,4 @@
-#include "server/base/config.h"
+#include "server/base/daemon.h"
 #include "server/base/listener.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/snapshot_io/snapshot_io.h"
 #include "server/coordinator/store.h"
 #include "tests/support/suite.h"

@@ -10,7 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "tests/support/cluster.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/loop/fabric_poll.h"
+#include "proto/loop/loop.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/mem.h"
 #include "tests/support/suite.h"

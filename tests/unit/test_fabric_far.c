@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "proto/base/text.h"
-#include "proto/wire/chunk.h"
+#include "proto/wire/wire.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/mem.h"
 #include "tests/support/suite.h"

@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/loop/fabric_poll.h"
+#include "proto/loop/loop.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/suite.h"
 

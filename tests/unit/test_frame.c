@@ -1,4 +1,4 @@
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 

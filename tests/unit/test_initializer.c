@@ -1,11 +1,11 @@
 /* Initial values from a seed: the published vectors of the parts, golden values of the whole (computed by
- * another program from optimizer.h's text), and the look of the distributions. */
+ * another program from spec.h's text), and the look of the distributions. */
 #include <check.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "proto/spec/scalars.h"
 #include "tests/support/suite.h"
 

@@ -1,5 +1,5 @@
-#include "proto/wire/messages.h"
-#include "server/base/listener_private.h"
+#include "proto/wire/wire.h"
+#include "server/base/listener.c" // and what it holds: peers, and the room of all of them
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 

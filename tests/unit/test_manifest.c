@@ -5,9 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot/manifest.h"
-#include "proto/snapshot/snapshot_file.h"
-#include "proto/spec/optimizer.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/spec/spec.h"
 #include "tests/support/suite.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "client/ctl/ctl.h"
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"

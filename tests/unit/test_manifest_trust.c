@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "tests/support/scratch.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"

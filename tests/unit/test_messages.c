@@ -6,8 +6,8 @@
 
 #include "proto/base/status.h"
 #include "proto/fabric/fabric.h"
-#include "proto/spec/optimizer.h"
-#include "proto/wire/messages.h"
+#include "proto/spec/spec.h"
+#include "proto/wire/wire.h"
 #include "server/shard/shard.h"
 #include "tests/support/pages.h"
 #include "tests/support/suite.h"

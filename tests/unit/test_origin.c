@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot/manifest.h"
-#include "proto/spec/optimizer.h"
-#include "proto/wire/messages.h"
+#include "proto/snapshot/snapshot.h"
+#include "proto/spec/spec.h"
+#include "proto/wire/wire.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/plan/reshard.h"
+#include "proto/plan/plan.h"
 #include "tests/support/plan_oracle.h"
 #include "tests/support/suite.h"
 

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "proto/spec/scalars.h"
 #include "tests/support/hyper.h"
 #include "tests/support/suite.h"

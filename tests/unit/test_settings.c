@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
-#include "proto/spec/settings.h"
+#include "proto/spec/spec.h"
+#include "proto/spec/spec_fields.h"
 #include "tests/support/suite.h"
 
 static struct job_spec_data small_spec(void)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "tests/support/scratch.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/wire/chunk.h"
+#include "proto/wire/wire.h"
 #include "server/shard/jobs.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/shard_scene.h"

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
 #include "proto/spec/spec.h"
 #include "tests/support/suite.h"
 

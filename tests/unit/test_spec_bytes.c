@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot/manifest.h"
-#include "proto/spec/optimizer.h"
-#include "proto/wire/messages.h"
+#include "proto/snapshot/snapshot.h"
+#include "proto/spec/spec.h"
+#include "proto/wire/wire.h"
 #include "tests/support/suite.h"
 
 static void good(cairn_status status)

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "client/base.h"
-#include "proto/geometry/box.h"
+#include "proto/geometry/layout.h"
 #include "tests/support/suite.h"
 
 enum { ELEMS_MAX = 600, FAR = 5000 };

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "proto/base/text.h"
-#include "proto/wire/messages.h"
+#include "proto/wire/wire.h"
 #include "tests/support/suite.h"
 
 static const char *const texts[] = {

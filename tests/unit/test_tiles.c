@@ -1,5 +1,5 @@
 /* Lists of tiles, and whether those of all ranks make up the tensors: against a count of every element. */
-#include "proto/wire/chunk.h"
+#include "proto/wire/wire.h"
 
 #include <inttypes.h>
 #include <check.h>

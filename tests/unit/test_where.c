@@ -1,5 +1,4 @@
 #include "proto/fabric/fabric.h"
-#include "proto/fabric/where.h"
 #include "tests/support/netns.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"

@@ -15,7 +15,6 @@
 
 #include "client/ctl/ctl.h"
 #include "gpu/gpu.h"
-#include "gpu/home.h"
 
 /* ==== card ==== */
 

@@ -23,7 +23,7 @@
 
 #include "client/ctl/ctl.h"
 #include "client/ctl/local.h"
-#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot/snapshot.h"
 
 /* ==== times ==== */
 

@@ -28,8 +28,8 @@
 #include "client/ctl/bench/bench.h"
 #include "proto/base/machine.h"
 #include "proto/geometry/tensor.h"
-#include "proto/loop/fabric_poll.h"
-#include "proto/wire/chunk.h"
+#include "proto/loop/loop.h"
+#include "proto/wire/wire.h"
 
 #define RUN_BYTES     ((uint64_t)128 << 20)
 #define PERFTEST_RUNS 4

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "client/ctl/bench/bench.h"
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "proto/snapshot_io/snapshot_io.h"
 
 #define SNAPSHOT_TENSORS_DEFAULT 64

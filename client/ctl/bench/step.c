@@ -17,7 +17,6 @@
 
 #include "client/ctl/bench/bench.h"
 #include "gpu/gpu.h"
-#include "gpu/home.h"
 
 #define PARAMS_DEFAULT       64000000u
 #define STEP_TENSORS_DEFAULT 64

@@ -28,7 +28,7 @@
 #include <time.h>
 
 #include "client/ctl/bench/bench.h"
-#include "gpu/home.h"
+#include "gpu/gpu.h"
 #include "proto/base/machine.h"
 #include "proto/fabric/backend.h"
 

@@ -1,7 +1,7 @@
 /* Calls: the driver, its devices, contexts, and the names of errors. */
 #include "tests/gpu/emulator/calls.h"
 
-#include "gpu/cuda/result.h"
+#include "gpu/cuda/driver.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 #include "proto/spec/scalars.h"
 #include "tests/support/hyper.h"
 #include "tests/support/random.h"

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "gpu/home.h"
+#include "gpu/gpu.h"
 
 /* NULL, or what went wrong. Static. */
 const char *world_run(uint64_t seed, int (*emulator_set)(const char *options));

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/reshard_toy.h"
 #include "tests/unit/pairs/pairs.h"

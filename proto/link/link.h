@@ -1,5 +1,5 @@
 /* A chunk link: the connection over which a worker, or a relay in its place, sends headers and payloads to a
- * shard (proto/wire/chunk.h). It connects, says HELLO, and begins again when it is lost.
+ * shard (proto/wire/wire.h). It connects, says HELLO, and begins again when it is lost.
  *
  * The shard's endpoint to us may be lost alone ("Ways" there): its HELLO says so. In case the shard does not
  * know either, or has cut us off, a silence while something is awaited is broken by a HELLO of ours.
@@ -9,8 +9,8 @@
  * is heard in between.
  *
  * Time is passed in. Loop thread. */
-#ifndef CAIRN_LINK_CHUNK_LINK_H
-#define CAIRN_LINK_CHUNK_LINK_H
+#ifndef CAIRN_LINK_LINK_H
+#define CAIRN_LINK_LINK_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,7 +20,7 @@
 #include "proto/base/status.h"
 #include "proto/fabric/fabric.h"
 #include "proto/link/push.h"
-#include "proto/wire/chunk.h"
+#include "proto/wire/wire.h"
 
 #define CAIRN_LINK_SILENT_MS 5000 /* so long a silence is said to be one */
 
@@ -173,7 +173,7 @@ bool asker_waits(const struct asker *asker);
 /* ==== pusher ==== */
 
 /* A pusher: it drives the push machine (push.h) of the open round over chunk links, and turns what that says
- * into messages (proto/wire/chunk.h). A worker has one for all shards of its job; a relay has one for
+ * into messages (proto/wire/wire.h). A worker has one for all shards of its job; a relay has one for
  * each owner, to whom it is the worker. Loop thread. */
 
 struct pusher;

@@ -1,8 +1,10 @@
-/* Known bugs, seeded one at a time: cairn-sim-mutant-<n> is built with -DCAIRN_MUTANT=<n> and the
- * simulator has to catch it (tests/sim). A daemon is always built with none, and every MUTANT(n) folds
- * to 0 there. One line each, where a tired programmer would make it. */
-#ifndef CAIRN_CORE_MUTANT_H
-#define CAIRN_CORE_MUTANT_H
+/* Known bugs, seeded one at a time: a program is built with one of these macros set to a number, and its
+ * test has to fail. One line each, where a tired programmer would make it. A daemon and the library are
+ * always built with none, and every ..MUTANT(n) folds to 0 there. */
+#ifndef CAIRN_BASE_MUTANT_H
+#define CAIRN_BASE_MUTANT_H
+
+/* ==== the pure machines: cairn-sim-mutant-<n>, which the simulator catches (tests/sim) ==== */
 
 #ifndef CAIRN_MUTANT
 #define CAIRN_MUTANT 0
@@ -95,5 +97,55 @@
  * 84  what was sent to be read in place is counted on after the connection was lost
  * 85  what may hold a slot with memory is forgotten when it is sent to be read in place */
 #define CAIRN_MUTANT_COUNT 85
+
+/* ==== order on a GPU: cairn-home-seeds-mutant-<n>, which the emulated card catches (tests/gpu) ==== */
+
+#ifndef CAIRN_GPU_MUTANT
+#define CAIRN_GPU_MUTANT 0
+#endif
+#define GPU_MUTANT(n) (CAIRN_GPU_MUTANT == (n))
+
+/*  1  an event is recorded in the stream that waits for it
+ *  2  kernels do not wait for what is being loaded
+ *  3  an event is waited for before it is recorded
+ *  4  copies out do not wait for the kernels
+ *  5  the event behind a slice is not recorded
+ *  6  the host does not wait for a slice
+ *  7  the event behind a slice is recorded behind its kernels
+ *  8  the event behind a slice is recorded before its copies to pinned memory
+ *  9  kernels do not wait for what comes from pinned memory
+ * 10  copies out wait for what was loaded, not for the kernels
+ * 11  counts are zeroed beside the kernels that count
+ * 12  memory is given out while it is being zeroed
+ * 13  a run returns while its last slice is under way
+ * 14  the event of another slice stands for that of what was loaded
+ * 15  a run that fails returns while its works are under way
+ * 16  a run that fails waits for its kernels alone, not for its copies out
+ * 17  the event behind zeroed memory is recorded in another stream
+ * 18  a list fills a slice that the list ahead of it has under way */
+#define CAIRN_GPU_MUTANT_COUNT 18
+
+/* ==== order in the client library: test_device_wait_mutant_<n> (tests/gpu) ==== */
+
+#ifndef CAIRN_DEVICE_MUTANT
+#define CAIRN_DEVICE_MUTANT 0
+#endif
+#define DEVICE_MUTANT(n) (CAIRN_DEVICE_MUTANT == (n))
+
+/*  1  who sets a word maps memory while a stream waits for one
+ *  2  a stream begins to wait while memory is being mapped
+ *  3  a word that is set counts as one that is waited for */
+#define CAIRN_DEVICE_MUTANT_COUNT 3
+
+/* ==== published copies: test_shard_bring_mutant_<n> (tests/gpu) ==== */
+
+#ifndef CAIRN_READ_MUTANT
+#define CAIRN_READ_MUTANT 0
+#endif
+#define READ_MUTANT(n) (CAIRN_READ_MUTANT == (n))
+
+/*  1  a chunk counts as brought before its copy is done
+ *  2  what was brought of the version before counts for the one that is written over it */
+#define CAIRN_READ_MUTANT_COUNT 2
 
 #endif
