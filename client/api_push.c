@@ -494,7 +494,7 @@ static cairn_status judge_pair(enum combination_of of, const struct tensor_spec 
 }
 
 /* Adds one of the caller's boxes; the whole tensor is what holds without. */
-static cairn_status add_tile(const struct job *job, const void *from, struct cairn_tiles *tiles)
+static cairn_status add_tile(const struct job *job, const void *from, struct tiles *tiles)
 {
     struct cairn_tile tile;
     struct sentence why;

@@ -93,7 +93,7 @@ void stage_close_areas(struct session *s);
 
 /* Constant once made. */
 struct declared {
-    struct cairn_tiles tiles; /* without whole tensors: those are not listed */
+    struct tiles tiles; /* without whole tensors: those are not listed */
     uint64_t hash;
     uint32_t world;
     struct packed *packed; /* held: the same */

@@ -21,13 +21,13 @@ struct pair {
     struct ctl_difference difference;
 };
 struct diff {
-    const struct cairn_snapshot *a, *b;
+    const struct snapshot *a, *b;
     const char *folder_b;
     struct pair *pairs; /* owned; [tensor of A][CAIRN_PLANE_COUNT] */
     /* owned, of each thread: B once more, a piece of it, and what it has found */
     struct {
         bool is_open;
-        struct cairn_snapshot b;
+        struct snapshot b;
         void *piece;
         struct ctl_difference *found; /* as pairs */
     } threads[CTL_SWEEP_THREADS_MAX];
@@ -288,7 +288,7 @@ static int find_both(struct ctl *ctl, char a[static PATH_MAX], char b[static PAT
 
 int ctl_snapshot_diff(struct ctl *ctl)
 {
-    struct cairn_snapshot a, b;
+    struct snapshot a, b;
     char folder_a[PATH_MAX], folder_b[PATH_MAX];
     int done = find_both(ctl, folder_a, folder_b);
     if (done < 0) done = ctl_place_open(folder_a, &a);
@@ -491,7 +491,7 @@ static bool note_sweep(struct crew *crew, cairn_status status, const struct sent
     return on;
 }
 
-static bool read_piece(const struct hand *hand, struct cairn_snapshot *snapshot,
+static bool read_piece(const struct hand *hand, struct snapshot *snapshot,
                        const struct snapshot_piece *from, void *buffer)
 {
     const struct ctl_sweep *sweep = hand->crew->sweep;
@@ -519,7 +519,7 @@ static bool read_piece(const struct hand *hand, struct cairn_snapshot *snapshot,
 static void *run_sweep(void *argument)
 {
     struct hand *hand = argument;
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct sentence why = { "" };
     void *buffer = malloc(CTL_SWEEP_PIECE_BYTES);
     cairn_status status = buffer != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
@@ -635,7 +635,7 @@ static struct ctl_buffer listed(const json_t *entry, uint64_t bytes)
 }
 
 /* The blob's JSON, the caller's; NULL: there is none that can be read as that. */
-static cairn_status read_list(struct cairn_snapshot *snapshot, json_t **out, struct sentence *why)
+static cairn_status read_list(struct snapshot *snapshot, json_t **out, struct sentence *why)
 {
     const struct job_spec_data *spec = &snapshot->manifest.spec;
     const size_t at = spec_find_tensor(spec, CTL_BUFFERS_BLOB);
@@ -653,7 +653,7 @@ static cairn_status read_list(struct cairn_snapshot *snapshot, json_t **out, str
     return status;
 }
 
-cairn_status ctl_buffers_read(struct cairn_snapshot *snapshot, struct ctl_buffer **out,
+cairn_status ctl_buffers_read(struct snapshot *snapshot, struct ctl_buffer **out,
                               struct sentence *why)
 {
     const struct job_spec_data *spec = &snapshot->manifest.spec;

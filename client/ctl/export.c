@@ -48,7 +48,7 @@ struct place_export {
 };
 
 struct exporting {
-    struct cairn_snapshot *snapshot;
+    struct snapshot *snapshot;
     const struct ctl_export_plan *plan;
     struct place_export ahead; /* up to here it is read, or will be */
     size_t file;               /* that is written */
@@ -244,7 +244,7 @@ static uint32_t blocks_held(const struct manifest *m)
 
 int ctl_snapshot_export(struct ctl *ctl)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct ctl_export_wish wish;
     struct ctl_export_plan plan;
     struct ctl_made_folder folder;
@@ -576,7 +576,7 @@ static void warn_of_owner(const struct owner *copy, const char *root, const char
             copy->text, root, there.text, there.text, folder);
 }
 
-static int print_copy(const struct ctl *ctl, const struct cairn_snapshot *snapshot, uint64_t bytes,
+static int print_copy(const struct ctl *ctl, const struct snapshot *snapshot, uint64_t bytes,
                       const char *root, const char *folder)
 {
     const struct manifest *m = &snapshot->manifest;
@@ -600,7 +600,7 @@ static int print_copy(const struct ctl *ctl, const struct cairn_snapshot *snapsh
 }
 
 /* Takes the snapshot. */
-static int copy_to(struct ctl *ctl, struct cairn_snapshot *snapshot, const char *root)
+static int copy_to(struct ctl *ctl, struct snapshot *snapshot, const char *root)
 {
     const struct sigaction action = { .sa_handler = on_signal_copy };
     struct ctl_progress progress;
@@ -624,7 +624,7 @@ static int copy_to(struct ctl *ctl, struct cairn_snapshot *snapshot, const char 
 
 int ctl_snapshot_copy(struct ctl *ctl)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     char from[PATH_MAX], root[PATH_MAX];
     if (ctl->to == NULL) return ctl_usage_fail(ctl, "cairn %s needs --to ROOT", ctl->words);
     int done = ctl_absolute("--to", ctl->to, root);

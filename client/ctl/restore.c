@@ -325,7 +325,7 @@ static void note_damage(const char *folder, const struct manifest *m)
                 why.text);
 }
 
-static int verify(struct verification *v, const char *folder, struct cairn_snapshot *snapshot)
+static int verify(struct verification *v, const char *folder, struct snapshot *snapshot)
 {
     struct sentence why = { "" };
     uint64_t bytes = 0;
@@ -349,7 +349,7 @@ static int verify(struct verification *v, const char *folder, struct cairn_snaps
 int ctl_snapshot_verify(struct ctl *ctl)
 {
     struct verification v = { .ctl = ctl };
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct key_ring ring = { .count = 0 };
     char folder[PATH_MAX];
     bool has_ring = false;

@@ -296,7 +296,7 @@ static cairn_status on_piece(void *context, unsigned thread, const struct ctl_pi
 }
 
 static cairn_status read_stats(const struct ctl *ctl, struct show *show, const char *folder,
-                               const struct cairn_snapshot *snapshot, struct sentence *why)
+                               const struct snapshot *snapshot, struct sentence *why)
 {
     struct ctl_progress progress;
     const size_t count = show->spec->tensor_count * CAIRN_PLANE_COUNT;
@@ -481,7 +481,7 @@ static void say(const struct ctl *ctl, const char *folder, const Cairn__Snapshot
 
 static int show_stats(struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct sentence why = { "" };
     struct show show = { .spec = &snapshot.manifest.spec };
     int done = ctl_place_open(folder, &snapshot);
@@ -591,7 +591,7 @@ static int place_fail(const char *folder, cairn_status status, const struct sent
                     why->text[0] != '\0' ? why->text : status_text((int)status));
 }
 
-int ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out)
+int ctl_place_open(const char *folder, struct snapshot *snapshot_out)
 {
     struct sentence why = { "" };
     const cairn_status status = snapshot_open(folder, snapshot_out, &why);

@@ -42,7 +42,7 @@ struct ctl_buffer {
 /* Gives *out, malloc'd: one entry for each tensor of the snapshot's spec. A blob stays a blob if
  * the list gives it another size than it has, or a kind that the table does not have.
  * CAIRN_ERR_NO_MEMORY, and the errors of snapshot_read. */
-cairn_status ctl_buffers_read(struct cairn_snapshot *snapshot, struct ctl_buffer **out,
+cairn_status ctl_buffers_read(struct snapshot *snapshot, struct ctl_buffer **out,
                               struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== torch file ==== */
@@ -163,7 +163,7 @@ int ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX]);
 
 /* Opens the snapshot (headers only); the caller closes it. If the folder cannot be seen from this
  * host, the sentence says so. */
-int ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out);
+int ctl_place_open(const char *folder, struct snapshot *snapshot_out);
 
 /* ---- restore.c: whose signatures are judged ---- */
 struct public_key;
@@ -244,7 +244,7 @@ struct ctl_piece {
 
 struct ctl_sweep {
     const char *folder;
-    const struct cairn_snapshot
+    const struct snapshot
         *snapshot; /* of that folder, opened; only its index and manifest are read */
     struct ctl_progress *progress;
     void *context;

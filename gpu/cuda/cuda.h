@@ -278,12 +278,12 @@ CAIRN_MUST_CHECK cairn_status cuda_stream_begin(struct home_stream *begun, struc
 
 /* The image of kernels in this program: what cuLibraryLoadData takes. image.cmake makes it. Static memory. */
 
-struct cairn_image {
+struct cuda_image {
     const void *bytes; /* NULL: this build has no kernels */
     size_t size;
     int toolkit; /* 13000: compiled by that of CUDA 13.0; 0: not known */
 };
 
-struct cairn_image cairn_image(void);
+struct cuda_image cuda_image(void);
 
 #endif

@@ -193,7 +193,7 @@ static bool is_of_other_time(int result, int version, int toolkit)
 
 static cairn_status refuse_image(struct cuda *cuda, int result, struct sentence *why)
 {
-    const int version = cuda->driver.version, toolkit = cairn_image().toolkit;
+    const int version = cuda->driver.version, toolkit = cuda_image().toolkit;
     char text[32];
     if (!is_of_other_time(result, version, toolkit))
         return cuda_check(cuda, result, "loading the kernels", why);
@@ -210,7 +210,7 @@ static cairn_status refuse_image(struct cuda *cuda, int result, struct sentence 
 static cairn_status load_kernels(struct cuda *cuda, struct sentence *why)
 {
     static const char no_image[8] = { 0 }; // for a library that has the kernels itself
-    const void *image = cairn_image().bytes;
+    const void *image = cuda_image().bytes;
     const struct driver *driver = &cuda->driver;
     struct CUfunc_st *loaded;
     int result = driver->cuLibraryLoadData(&cuda->library, image == NULL ? no_image : image, NULL,
@@ -299,7 +299,7 @@ static cairn_status open_all(struct cuda *cuda, const char *device, struct sente
 
 cairn_status home_open_cuda(const char *device, struct home **home_out, struct sentence *why)
 {
-    if (cairn_image().bytes == NULL && !driver_stands_in())
+    if (cuda_image().bytes == NULL && !driver_stands_in())
         return fail_with(
             why, CAIRN_ERR_UNSUPPORTED,
             "this daemon was built without kernels for CUDA devices: build it where nvcc is");
@@ -776,7 +776,7 @@ static cairn_status cuda_find(struct cuda *cuda, const char *wanted, struct sent
     memcpy(info->uuid, bytes.bytes, sizeof info->uuid);
     info->numa_node = driver_numa_node(&cuda->driver, cuda->device);
     snprintf(info->device, sizeof info->device, "%s, %s", name, uuid);
-    const int version = cuda->driver.version, toolkit = cairn_image().toolkit;
+    const int version = cuda->driver.version, toolkit = cuda_image().toolkit;
     snprintf(info->driver, sizeof info->driver, "CUDA driver %d.%d, image of %d.%d", version / 1000,
              version % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10);
     info->exports = attribute(cuda, CAIRN_CU_HAS_POSIX_HANDLES) != 0;

@@ -2,28 +2,28 @@
 
 #ifdef CAIRN_IMAGE_FILE
 
-__asm__(".section .rodata.cairn_image, \"a\"\n"
+__asm__(".section .rodata.cuda_image, \"a\"\n"
         ".balign 64\n"
-        "cairn_image_begin:\n"
+        "cuda_image_begin:\n"
         ".incbin \"" CAIRN_IMAGE_FILE "\"\n"
-        "cairn_image_end:\n"
+        "cuda_image_end:\n"
         ".byte 0\n"
         ".previous\n");
 
-extern const char cairn_image_begin[], cairn_image_end[];
+extern const char cuda_image_begin[], cuda_image_end[];
 
-struct cairn_image cairn_image(void)
+struct cuda_image cuda_image(void)
 {
-    return (struct cairn_image) { .bytes = cairn_image_begin,
-                                  .size = (size_t)(cairn_image_end - cairn_image_begin),
-                                  .toolkit = CAIRN_IMAGE_TOOLKIT };
+    return (struct cuda_image) { .bytes = cuda_image_begin,
+                                 .size = (size_t)(cuda_image_end - cuda_image_begin),
+                                 .toolkit = CAIRN_IMAGE_TOOLKIT };
 }
 
 #else
 
-struct cairn_image cairn_image(void)
+struct cuda_image cuda_image(void)
 {
-    return (struct cairn_image) { 0 };
+    return (struct cuda_image) { 0 };
 }
 
 #endif

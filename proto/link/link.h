@@ -204,7 +204,7 @@ struct pusher {
     const struct pusher_hands *hands; /* static */
     struct push_config config;
     void *memory;                /* owned: of the machine */
-    struct cairn_push *push;     /* in it; NULL: no round */
+    struct push_round *push;     /* in it; NULL: no round */
     struct push_actions actions; /* owned */
     uint64_t epoch, round;       /* of the open round, or the last one */
 };

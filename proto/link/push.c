@@ -41,7 +41,7 @@ struct shard {
     bool sends_again;     /* what lands is to be sent again, ahead of all else */
 };
 
-struct cairn_push {
+struct push_round {
     struct shard *shards;  /* [shard_count] */
     struct entry *entries; /* [queue_max] */
     uint32_t shard_count;
@@ -69,14 +69,14 @@ size_t push_actions_max(const struct push_config *config)
 size_t push_bytes(const struct push_config *config)
 {
     if (!config_ok(config)) return 0;
-    return sizeof(struct cairn_push) + config->queue_max * sizeof(struct entry) +
+    return sizeof(struct push_round) + config->queue_max * sizeof(struct entry) +
            config->shard_count * sizeof(struct shard);
 }
 
-struct cairn_push *push_init(void *memory, const struct push_config *config)
+struct push_round *push_init(void *memory, const struct push_config *config)
 {
     assert(config_ok(config));
-    struct cairn_push *push = memory;
+    struct push_round *push = memory;
     memset(push, 0, push_bytes(config));
     push->entries = (struct entry *)(push + 1);
     push->shards = (struct shard *)(push->entries + config->queue_max);
@@ -90,7 +90,7 @@ struct cairn_push *push_init(void *memory, const struct push_config *config)
     return push;
 }
 
-void push_absent(struct cairn_push *push, uint32_t shard)
+void push_absent(struct push_round *push, uint32_t shard)
 {
     assert(shard < push->shard_count && push->free_count == push->queue_max && push->micro == 0);
     if (push->shards[shard].absent || MUTANT(76)) return;
@@ -99,7 +99,7 @@ void push_absent(struct cairn_push *push, uint32_t shard)
 }
 
 /* A shard that there is. */
-static bool has_shard(const struct cairn_push *push, uint32_t shard)
+static bool has_shard(const struct push_round *push, uint32_t shard)
 {
     return shard < push->shard_count && !push->shards[shard].absent;
 }
@@ -124,7 +124,7 @@ static void look_again(struct shard *shard)
     shard->next_behind_end = false;
 }
 
-static struct entry *append(struct cairn_push *push, uint32_t shard_index, enum kind kind)
+static struct entry *append(struct push_round *push, uint32_t shard_index, enum kind kind)
 {
     struct shard *shard = &push->shards[shard_index];
     const uint32_t index = push->free_head;
@@ -157,7 +157,7 @@ static void count_unanswered(struct shard *shard, const struct entry *e, bool mo
     if (e->is_small) shard->unanswered_small += change;
 }
 
-static void unlink_entry(struct cairn_push *push, struct shard *shard, uint32_t index)
+static void unlink_entry(struct push_round *push, struct shard *shard, uint32_t index)
 {
     struct entry *e = &push->entries[index];
     if (e->sent) count_unanswered(shard, e, false);
@@ -179,7 +179,7 @@ static void unlink_entry(struct cairn_push *push, struct shard *shard, uint32_t 
 }
 
 /* Takes the entry out and, if it is a chunk, gives its buffer back. */
-static void finish(struct cairn_push *push, uint32_t shard_index, uint32_t index,
+static void finish(struct push_round *push, uint32_t shard_index, uint32_t index,
                    cairn_status status, struct push_actions *actions)
 {
     const struct entry *e = &push->entries[index];
@@ -201,7 +201,7 @@ static bool is_in_place(const struct shard *shard, const struct entry *e)
            (e->chunk < shard->window.on_card ? CAIRN_PUSH_LIES_CARD : CAIRN_PUSH_LIES_HOST);
 }
 
-static void send_entry(struct cairn_push *push, uint32_t shard_index, uint32_t index,
+static void send_entry(struct push_round *push, uint32_t shard_index, uint32_t index,
                        struct push_actions *actions)
 {
     static const enum push_action_kind kinds[] = {
@@ -236,7 +236,7 @@ static bool is_full(const struct shard *shard, const struct entry *e)
     return shard->unanswered - small >= window->chunks;
 }
 
-static void send_lands_again(struct cairn_push *push, uint32_t shard_index,
+static void send_lands_again(struct push_round *push, uint32_t shard_index,
                              struct push_actions *actions)
 {
     struct shard *shard = &push->shards[shard_index];
@@ -250,7 +250,7 @@ static void send_lands_again(struct cairn_push *push, uint32_t shard_index,
 }
 
 /* Sends what may be sent, in the queue's order. An unanswered end lets a commit pass, but no chunk. */
-static void pump(struct cairn_push *push, uint32_t shard_index, struct push_actions *actions)
+static void pump(struct push_round *push, uint32_t shard_index, struct push_actions *actions)
 {
     struct shard *shard = &push->shards[shard_index];
     if (push->voided || shard->window.chunks == 0) return;
@@ -268,14 +268,14 @@ static void pump(struct cairn_push *push, uint32_t shard_index, struct push_acti
 
 /* ---- the caller's side ---- */
 
-static cairn_status judge(const struct cairn_push *push, uint32_t micro, uint32_t entries)
+static cairn_status judge(const struct push_round *push, uint32_t micro, uint32_t entries)
 {
     if (push->voided) return CAIRN_ERR_EPOCH_CHANGED;
     if (push->committed || micro != push->micro) return CAIRN_ERR_INVALID;
     return entries > push->free_count ? CAIRN_ERR_BUSY : CAIRN_OK;
 }
 
-cairn_status push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
+cairn_status push_chunk(struct push_round *push, uint32_t shard, uint32_t micro,
                         struct push_chunk chunk, struct push_actions *actions)
 {
     if (!has_shard(push, shard)) return CAIRN_ERR_INVALID;
@@ -290,7 +290,7 @@ cairn_status push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
     return CAIRN_OK;
 }
 
-cairn_status push_micro_end(struct cairn_push *push, uint32_t micro, struct push_actions *actions)
+cairn_status push_micro_end(struct push_round *push, uint32_t micro, struct push_actions *actions)
 {
     CAIRN_TRY(judge(push, micro, push->present));
     for (uint32_t s = 0; s < push->shard_count; s++) {
@@ -303,14 +303,14 @@ cairn_status push_micro_end(struct cairn_push *push, uint32_t micro, struct push
     return CAIRN_OK;
 }
 
-static bool filling(const struct cairn_push *push)
+static bool filling(const struct push_round *push)
 {
     for (uint32_t s = 0; s < push->shard_count; s++)
         if (push->shards[s].filled > 0) return true;
     return false;
 }
 
-cairn_status push_commit(struct cairn_push *push, uint64_t weight, struct push_actions *actions)
+cairn_status push_commit(struct push_round *push, uint64_t weight, struct push_actions *actions)
 {
     CAIRN_TRY(judge(push, push->micro, push->present));
     if (push->micro == 0 || filling(push)) return CAIRN_ERR_INVALID;
@@ -328,7 +328,7 @@ cairn_status push_commit(struct cairn_push *push, uint64_t weight, struct push_a
 /* ---- what shards answer ---- */
 
 /* The chunk that `request` names, or NONE: answered already, or made up. */
-static uint32_t find_chunk(const struct cairn_push *push, uint32_t shard, uint64_t request)
+static uint32_t find_chunk(const struct push_round *push, uint32_t shard, uint64_t request)
 {
     const uint32_t index = (uint32_t)request - 1;
     const uint32_t serial = (uint32_t)(request >> 32);
@@ -337,7 +337,7 @@ static uint32_t find_chunk(const struct cairn_push *push, uint32_t shard, uint64
     return e->serial == serial && e->kind == CHUNK && e->shard == shard ? index : NONE;
 }
 
-static void unsend(struct cairn_push *push, struct shard *shard)
+static void unsend(struct push_round *push, struct shard *shard)
 {
     shard->unanswered = shard->unanswered_small = 0;
     if (!MUTANT(84)) shard->unanswered_in_place = 0;
@@ -349,7 +349,7 @@ static void unsend(struct cairn_push *push, struct shard *shard)
 
 /* In a void round chunks are sent again for the sake of their answer: only an answer, or the loss
  * of our own connection, says that nobody reads the buffer. */
-static void send_all_again(struct cairn_push *push, uint32_t shard_index,
+static void send_all_again(struct push_round *push, uint32_t shard_index,
                            struct push_actions *actions)
 {
     struct shard *shard = &push->shards[shard_index];
@@ -360,7 +360,7 @@ static void send_all_again(struct cairn_push *push, uint32_t shard_index,
         send_entry(push, shard_index, i, actions);
 }
 
-static void ask_again_void(struct cairn_push *push, uint32_t shard_index,
+static void ask_again_void(struct push_round *push, uint32_t shard_index,
                            struct push_actions *actions)
 {
     const struct shard *shard = &push->shards[shard_index];
@@ -369,7 +369,7 @@ static void ask_again_void(struct cairn_push *push, uint32_t shard_index,
 
 /* A shard that was still receiving on its lost endpoint took what was sent again for a duplicate, and no
  * answer came of that receive: its GRANT says that it has ended. */
-static void on_grant_void(struct cairn_push *push, uint32_t shard_index, uint64_t endpoint,
+static void on_grant_void(struct push_round *push, uint32_t shard_index, uint64_t endpoint,
                           struct push_actions *actions)
 {
     struct shard *shard = &push->shards[shard_index];
@@ -378,7 +378,7 @@ static void on_grant_void(struct cairn_push *push, uint32_t shard_index, uint64_
     send_all_again(push, shard_index, actions);
 }
 
-void push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
+void push_on_hello(struct push_round *push, uint32_t shard, uint64_t endpoint,
                    struct push_actions *actions)
 {
     if (!has_shard(push, shard)) return;
@@ -386,7 +386,7 @@ void push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
     if (push->voided) ask_again_void(push, shard, actions);
 }
 
-void push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t endpoint,
+void push_on_grant(struct push_round *push, uint32_t shard_index, uint64_t endpoint,
                    struct push_window window, struct push_actions *actions)
 {
     if (!has_shard(push, shard_index) || window.chunks == 0) return;
@@ -403,7 +403,7 @@ void push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t endpo
     pump(push, shard_index, actions);
 }
 
-void push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
+void push_on_ack(struct push_round *push, uint32_t shard, uint64_t request,
                  struct push_actions *actions)
 {
     if (!has_shard(push, shard)) return;
@@ -414,7 +414,7 @@ void push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
     pump(push, shard, actions);
 }
 
-void push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t micro,
+void push_on_micro_ack(struct push_round *push, uint32_t shard, uint32_t micro,
                        struct push_actions *actions)
 {
     if (!has_shard(push, shard)) return;
@@ -428,7 +428,7 @@ void push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t micro,
 }
 
 /* Releases what shards do not hold: of a void round what was not sent, of a resolved one everything. */
-static void release(struct cairn_push *push, uint32_t shard_index, bool sent_too,
+static void release(struct push_round *push, uint32_t shard_index, bool sent_too,
                     cairn_status status, struct push_actions *actions)
 {
     for (uint32_t i = push->shards[shard_index].head, next; i != NONE; i = next) {
@@ -438,7 +438,7 @@ static void release(struct cairn_push *push, uint32_t shard_index, bool sent_too
     }
 }
 
-void push_on_void(struct cairn_push *push, struct push_actions *actions)
+void push_on_void(struct push_round *push, struct push_actions *actions)
 {
     push->voided = true;
     for (uint32_t s = 0; s < push->shard_count; s++) {
@@ -447,7 +447,7 @@ void push_on_void(struct cairn_push *push, struct push_actions *actions)
     }
 }
 
-void push_on_result(struct cairn_push *push, struct push_actions *actions)
+void push_on_result(struct push_round *push, struct push_actions *actions)
 {
     push->voided = true;
     for (uint32_t s = 0; s < push->shard_count; s++) release(push, s, true, CAIRN_OK, actions);
@@ -455,7 +455,7 @@ void push_on_result(struct cairn_push *push, struct push_actions *actions)
 
 /* In a void round, too: this refusal may be a late answer to a sending before the last one, which the shard
  * is reading now. Only ACK and the other refusals say that it will not read the buffer any more. */
-static void send_again(struct cairn_push *push, uint32_t shard, uint32_t index, cairn_status status,
+static void send_again(struct push_round *push, uint32_t shard, uint32_t index, cairn_status status,
                        struct push_actions *actions)
 {
     struct entry *e = &push->entries[index];
@@ -476,7 +476,7 @@ static void send_again(struct cairn_push *push, uint32_t shard, uint32_t index, 
 }
 
 /* Only the oldest end is out, and nobody waits for it in a void round. */
-static void end_again(struct cairn_push *push, uint32_t shard, struct push_actions *actions)
+static void end_again(struct push_round *push, uint32_t shard, struct push_actions *actions)
 {
     uint32_t i = push->shards[shard].head;
     while (i != NONE && push->entries[i].kind != MICRO_END) i = push->entries[i].next;
@@ -486,7 +486,7 @@ static void end_again(struct cairn_push *push, uint32_t shard, struct push_actio
     pump(push, shard, actions);
 }
 
-void push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request, cairn_status status,
+void push_on_refuse(struct push_round *push, uint32_t shard, uint64_t request, cairn_status status,
                     struct push_actions *actions)
 {
     if (!has_shard(push, shard)) return;
@@ -505,7 +505,7 @@ void push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request, c
     push_on_void(push, actions);
 }
 
-void push_on_lost(struct cairn_push *push, uint32_t shard_index, struct push_actions *actions)
+void push_on_lost(struct push_round *push, uint32_t shard_index, struct push_actions *actions)
 {
     if (!has_shard(push, shard_index)) return;
     struct shard *shard = &push->shards[shard_index];
@@ -520,19 +520,19 @@ void push_on_lost(struct cairn_push *push, uint32_t shard_index, struct push_act
 
 /* ---- questions ---- */
 
-bool push_voided(const struct cairn_push *push)
+bool push_voided(const struct push_round *push)
 {
     return push->voided;
 }
 
-bool push_idle(const struct cairn_push *push)
+bool push_idle(const struct push_round *push)
 {
     for (uint32_t s = 0; s < push->shard_count; s++)
         if (push->shards[s].chunks > 0) return false;
     return true;
 }
 
-bool push_waits(const struct cairn_push *push, uint32_t shard)
+bool push_waits(const struct push_round *push, uint32_t shard)
 {
     assert(shard < push->shard_count);
     const uint32_t head = push->shards[shard].head;

@@ -65,16 +65,16 @@ struct push_actions {
 /* No call gives more actions than this. */
 size_t push_actions_max(const struct push_config *config);
 
-struct cairn_push;
+struct push_round;
 
 /* Bytes of memory for a machine; 0 if the configuration is not valid or overflows. */
 size_t push_bytes(const struct push_config *config);
 /* A machine for one round in `memory` (aligned as by malloc; borrowed until it is dropped; nothing to
  * release). */
-struct cairn_push *push_init(void *memory, const struct push_config *config);
+struct push_round *push_init(void *memory, const struct push_config *config);
 
 /* There is no such shard: it is owed nothing. Before anything else is called. */
-void push_absent(struct cairn_push *push, uint32_t shard);
+void push_absent(struct push_round *push, uint32_t shard);
 
 /* ---- the caller's side. CAIRN_ERR_BUSY: the queue is full, try again after the next RELEASED or
  * MICRO_ACK. CAIRN_ERR_EPOCH_CHANGED: the round is void. CAIRN_ERR_INVALID: not the micro-batch that is
@@ -95,13 +95,13 @@ struct push_chunk {
     uint64_t cookie;
 };
 /* One chunk for a shard; at most once a micro-batch. Its cookie comes back in RELEASED. */
-cairn_status push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
+cairn_status push_chunk(struct push_round *push, uint32_t shard, uint32_t micro,
                         struct push_chunk chunk, struct push_actions *actions) CAIRN_MUST_CHECK;
 /* Ends micro-batch `micro` on all shards; micro + 1 is filled next. */
-cairn_status push_micro_end(struct cairn_push *push, uint32_t micro,
+cairn_status push_micro_end(struct push_round *push, uint32_t micro,
                             struct push_actions *actions) CAIRN_MUST_CHECK;
 /* The round is complete; at least one micro-batch was ended, and the one being filled is empty. */
-cairn_status push_commit(struct cairn_push *push, uint64_t weight,
+cairn_status push_commit(struct push_round *push, uint64_t weight,
                          struct push_actions *actions) CAIRN_MUST_CHECK;
 
 /* ---- shards. `request` and `micro` come from the network: unknown ones change nothing ---- */
@@ -118,35 +118,35 @@ struct push_window {
 };
 /* GRANT of this round, from the shard's endpoint of that number. A second one of the same endpoint only
  * sets the window; one of an earlier endpoint was overtaken and changes nothing. */
-void push_on_grant(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
+void push_on_grant(struct push_round *push, uint32_t shard, uint64_t endpoint,
                    struct push_window window, struct push_actions *actions);
 /* HELLO: the shard has this endpoint now; what it answered on earlier ones may be lost. */
-void push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
+void push_on_hello(struct push_round *push, uint32_t shard, uint64_t endpoint,
                    struct push_actions *actions);
-void push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
+void push_on_ack(struct push_round *push, uint32_t shard, uint64_t request,
                  struct push_actions *actions);
 /* BUSY and CHECKSUM send the chunk again, in a void round too, until it is answered by something else; after
  * BUSY it is to be received. All others make the round void. request 0: of an end or a commit; BUSY and
  * CHECKSUM are of an end, which is sent again. */
-void push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request, cairn_status status,
+void push_on_refuse(struct push_round *push, uint32_t shard, uint64_t request, cairn_status status,
                     struct push_actions *actions);
-void push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t micro,
+void push_on_micro_ack(struct push_round *push, uint32_t shard, uint32_t micro,
                        struct push_actions *actions);
 /* The connection is gone, every send on it has ended, and nothing that was under way on it arrives. */
-void push_on_lost(struct cairn_push *push, uint32_t shard, struct push_actions *actions);
+void push_on_lost(struct push_round *push, uint32_t shard, struct push_actions *actions);
 
 /* ---- the coordinator's word ---- */
 
 /* The round is void. Unanswered chunks stay on loan until they are answered, or lost. */
-void push_on_void(struct cairn_push *push, struct push_actions *actions);
+void push_on_void(struct push_round *push, struct push_actions *actions);
 /* The round is resolved by APPLY or SKIP: everything was folded. Releases all. */
-void push_on_result(struct cairn_push *push, struct push_actions *actions);
+void push_on_result(struct push_round *push, struct push_actions *actions);
 
 /* ---- questions ---- */
-bool push_voided(const struct cairn_push *push);
+bool push_voided(const struct push_round *push);
 /* No buffer is on loan: the machine may be dropped once the round has ended. */
-bool push_idle(const struct cairn_push *push);
+bool push_idle(const struct push_round *push);
 /* The shard owes something: a GRANT, or the answer to a chunk or to an end. (A commit has none.) */
-bool push_waits(const struct cairn_push *push, uint32_t shard);
+bool push_waits(const struct push_round *push, uint32_t shard);
 
 #endif

@@ -117,7 +117,7 @@ static cairn_status in_file(struct sentence *why, const char *path, cairn_status
 }
 
 /* The 8 bytes before the header, and it; what they hash to is compared when their blocks are judged. */
-static cairn_status parse_header(struct cairn_snapshot *s, size_t number, struct storage_file *file,
+static cairn_status parse_header(struct snapshot *s, size_t number, struct storage_file *file,
                                  uint64_t json_bytes, struct safetensors *header,
                                  struct sentence *why)
 {
@@ -136,8 +136,8 @@ static cairn_status parse_header(struct cairn_snapshot *s, size_t number, struct
     return status;
 }
 
-static cairn_status index_open_file(struct cairn_snapshot *s, size_t number,
-                                    struct storage_file *file, struct sentence *why)
+static cairn_status index_open_file(struct snapshot *s, size_t number, struct storage_file *file,
+                                    struct sentence *why)
 {
     const struct manifest_file *listed = &s->manifest.files[number];
     uint8_t prefix[8] = { 0 };
@@ -153,7 +153,7 @@ static cairn_status index_open_file(struct cairn_snapshot *s, size_t number,
     return status;
 }
 
-static cairn_status index_file(struct cairn_snapshot *s, size_t number, struct sentence *why)
+static cairn_status index_file(struct snapshot *s, size_t number, struct sentence *why)
 {
     const struct storage *storage = storage_of(s->folder);
     const struct manifest_file *listed = &s->manifest.files[number];
@@ -165,10 +165,9 @@ static cairn_status index_file(struct cairn_snapshot *s, size_t number, struct s
     return status;
 }
 
-cairn_status snapshot_open(const char *folder, struct cairn_snapshot *snapshot_out,
-                           struct sentence *why)
+cairn_status snapshot_open(const char *folder, struct snapshot *snapshot_out, struct sentence *why)
 {
-    struct cairn_snapshot s = { .folder = strdup(folder) };
+    struct snapshot s = { .folder = strdup(folder) };
     manifest_init(&s.manifest);
     cairn_status status = s.folder == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY,
                                                        "out of memory to read a snapshot")
@@ -189,26 +188,26 @@ cairn_status snapshot_open(const char *folder, struct cairn_snapshot *snapshot_o
     return CAIRN_OK;
 }
 
-void snapshot_close(struct cairn_snapshot *s)
+void snapshot_close(struct snapshot *s)
 {
     block_reader_close(s->reader);
     snapshot_index_release(&s->index);
     manifest_release(&s->manifest);
     free(s->headers);
     free(s->folder);
-    *s = (struct cairn_snapshot) { .folder = NULL };
+    *s = (struct snapshot) { .folder = NULL };
 }
 
 /* ---- bytes ---- */
 
-static cairn_status open_reader(struct cairn_snapshot *s, struct sentence *why)
+static cairn_status open_reader(struct snapshot *s, struct sentence *why)
 {
     return s->reader != NULL
                ? CAIRN_OK
                : block_reader_open(s->folder, &s->manifest, s->ahead, &s->reader, why);
 }
 
-static cairn_status get_block(struct cairn_snapshot *s, size_t file, uint64_t block,
+static cairn_status get_block(struct snapshot *s, size_t file, uint64_t block,
                               const uint8_t **bytes_out, size_t *count_out, struct sentence *why)
 {
     const cairn_status status = open_reader(s, why);
@@ -218,7 +217,7 @@ static cairn_status get_block(struct cairn_snapshot *s, size_t file, uint64_t bl
 
 /* The header by which the file is read is the one that was saved: its blocks have the manifest's checksums,
  * and it was in them when it was parsed. Once a file. */
-static cairn_status judge_header(struct cairn_snapshot *s, size_t file, struct sentence *why)
+static cairn_status judge_header(struct snapshot *s, size_t file, struct sentence *why)
 {
     struct snapshot_header *header = &s->headers[file];
     if (header->is_judged || s->manifest.files[file].is_whole) return CAIRN_OK;
@@ -246,7 +245,7 @@ static cairn_status judge_header(struct cairn_snapshot *s, size_t file, struct s
 }
 
 /* Bytes [first, first + count) of a file, of whichever blocks. */
-static cairn_status read_bytes(struct cairn_snapshot *s, size_t file, uint64_t first, size_t count,
+static cairn_status read_bytes(struct snapshot *s, size_t file, uint64_t first, size_t count,
                                uint8_t *out, struct sentence *why)
 {
     cairn_status status = judge_header(s, file, why);
@@ -267,7 +266,7 @@ static cairn_status read_bytes(struct cairn_snapshot *s, size_t file, uint64_t f
 }
 
 /* Whose damage it is, behind which block it is in. */
-static cairn_status in_tensor(const struct cairn_snapshot *s, uint32_t tensor, uint32_t plane,
+static cairn_status in_tensor(const struct snapshot *s, uint32_t tensor, uint32_t plane,
                               cairn_status status, struct sentence *why)
 {
     if (status == CAIRN_ERR_CHECKSUM)
@@ -284,7 +283,7 @@ struct run {
 };
 
 /* From `elem` on, `most` at most. False: the snapshot has no such element. */
-static bool find_run(const struct cairn_snapshot *s, uint32_t tensor, uint32_t plane, uint64_t elem,
+static bool find_run(const struct snapshot *s, uint32_t tensor, uint32_t plane, uint64_t elem,
                      uint64_t most, struct run *run_out)
 {
     const struct snapshot_piece *piece = snapshot_index_find(&s->index, tensor, plane, elem);
@@ -298,9 +297,8 @@ static bool find_run(const struct cairn_snapshot *s, uint32_t tensor, uint32_t p
     return true;
 }
 
-cairn_status snapshot_read(struct cairn_snapshot *s, uint32_t tensor, uint32_t plane,
-                           uint64_t first_elem, uint64_t elem_count, void *out,
-                           struct sentence *why)
+cairn_status snapshot_read(struct snapshot *s, uint32_t tensor, uint32_t plane, uint64_t first_elem,
+                           uint64_t elem_count, void *out, struct sentence *why)
 {
     uint8_t *next = out;
     for (uint64_t done = 0; done < elem_count;) {
@@ -319,7 +317,7 @@ cairn_status snapshot_read(struct cairn_snapshot *s, uint32_t tensor, uint32_t p
 }
 
 /* How many of `count` bytes from `first` on stand in blocks that are wanted now. */
-static uint64_t want_bytes(struct cairn_snapshot *s, size_t file, uint64_t first, uint64_t count)
+static uint64_t want_bytes(struct snapshot *s, size_t file, uint64_t first, uint64_t count)
 {
     const uint64_t end = first + count;
     uint64_t block = first / CAIRN_SNAPSHOT_BLOCK_BYTES;
@@ -329,8 +327,8 @@ static uint64_t want_bytes(struct cairn_snapshot *s, size_t file, uint64_t first
     return wanted <= first ? 0 : wanted < end ? wanted - first : count;
 }
 
-uint64_t snapshot_want(struct cairn_snapshot *s, uint32_t tensor, uint32_t plane,
-                       uint64_t first_elem, uint64_t elem_count)
+uint64_t snapshot_want(struct snapshot *s, uint32_t tensor, uint32_t plane, uint64_t first_elem,
+                       uint64_t elem_count)
 {
     uint64_t done = 0;
     struct run run;
@@ -770,7 +768,7 @@ cairn_status snapshot_list(const char *root, const char *job, snapshot_fn on_sna
 
 struct snapshot_source {
     struct weights_source source; /* first */
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
 };
 
 static cairn_status read_source(struct weights_source *source, const struct weight *weight,

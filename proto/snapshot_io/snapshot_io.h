@@ -181,7 +181,7 @@ struct snapshot_header {
 };
 
 /* A snapshot that passed every check of open. Read by one thread at a time. */
-struct cairn_snapshot {
+struct snapshot {
     struct manifest manifest;    /* owned */
     struct snapshot_index index; /* owned */
     /* owned */
@@ -197,7 +197,7 @@ struct cairn_snapshot {
 /* Loads the manifest and checks that each file is there with its size, that the headers are well
  * formed, and that every plane of every tensor is covered exactly once. Names what is wrong. Reads
  * headers only. */
-cairn_status snapshot_open(const char *folder, struct cairn_snapshot *snapshot_out,
+cairn_status snapshot_open(const char *folder, struct snapshot *snapshot_out,
                            struct sentence *why) CAIRN_MUST_CHECK;
 
 /* The wishes of a caller of verify. */
@@ -214,21 +214,21 @@ struct verify {
 /* Reads the blocks that are asked for past the page cache, and compares the checksums of the
  * manifest; verify NULL: every byte. CAIRN_ERR_CHECKSUM: some are damaged, `why` names the first;
  * CAIRN_ERR_CORRUPT; CAIRN_ERR_CANCELED; CAIRN_ERR_IO. */
-cairn_status snapshot_verify(struct cairn_snapshot *snapshot, const struct verify *verify,
+cairn_status snapshot_verify(struct snapshot *snapshot, const struct verify *verify,
                              struct sentence *why) CAIRN_MUST_CHECK;
 /* Reads elements [first_elem, first_elem + elem_count) of a stored plane into out, in
  * spec_plane_dtype, whichever files they are in; who reads in the order of the files has them ahead.
  * CAIRN_ERR_INVALID: the plane is not stored or has no such elements. CAIRN_ERR_CHECKSUM: a block that they
  * lie in is damaged (of a manifest before version 4: nobody looks). */
-cairn_status snapshot_read(struct cairn_snapshot *snapshot, uint32_t tensor, uint32_t plane,
+cairn_status snapshot_read(struct snapshot *snapshot, uint32_t tensor, uint32_t plane,
                            uint64_t first_elem, uint64_t elem_count, void *out,
                            struct sentence *why) CAIRN_MUST_CHECK;
 /* For who reads not in the order of the files: these will be read, behind what was wanted before, and are
  * fetched meanwhile. How many of them, from the first: for the others there is no room yet, so say it again
  * when some were read. */
-uint64_t snapshot_want(struct cairn_snapshot *snapshot, uint32_t tensor, uint32_t plane,
+uint64_t snapshot_want(struct snapshot *snapshot, uint32_t tensor, uint32_t plane,
                        uint64_t first_elem, uint64_t elem_count);
-void snapshot_close(struct cairn_snapshot *snapshot);
+void snapshot_close(struct snapshot *snapshot);
 
 /* ==== word ==== */
 
@@ -336,7 +336,7 @@ cairn_status sweep_ranges_add(struct sweep_ranges *ranges, const struct geometry
 
 /* A sweep: the snapshot, and the callback that takes its elements. */
 struct sweep {
-    const struct cairn_snapshot *snapshot;
+    const struct snapshot *snapshot;
     /* Called once for each range, on any of the threads, at most CAIRN_SWEEP_THREADS at a time:
      * `thread` is below that. The elements are borrowed for the call. Any result but CAIRN_OK ends
      * the sweep. */
@@ -367,7 +367,7 @@ struct snapshot_copy {
 /* Copies the snapshot, opened, to <root>/<its job>/<its id>; `root` must exist. *folder_out is malloc'd, the
  * caller's, set on success. CAIRN_ERR_EXISTS: that folder is there, whole or begun. CAIRN_ERR_CANCELED. On
  * failure what was written is removed. */
-cairn_status snapshot_copy(struct cairn_snapshot *snapshot, const char *root,
+cairn_status snapshot_copy(struct snapshot *snapshot, const char *root,
                            const struct snapshot_copy *copy, char **folder_out,
                            struct sentence *why) CAIRN_MUST_CHECK;
 

@@ -82,15 +82,15 @@ struct spot {
     uint64_t first, bytes;
 };
 
-static size_t elem_bytes(const struct cairn_snapshot *s, const struct sweep_range *range)
+static size_t elem_bytes(const struct snapshot *s, const struct sweep_range *range)
 {
     return dtype_size((int)spec_plane_dtype(&s->manifest.spec, range->tensor, range->plane));
 }
 
 /* Where the elements of the range from `elem` on lie in a file, as far as they are in one piece.
  * False: no piece has them. */
-static bool find_spot(const struct cairn_snapshot *s, const struct sweep_range *range,
-                      uint64_t elem, struct spot *out)
+static bool find_spot(const struct snapshot *s, const struct sweep_range *range, uint64_t elem,
+                      struct spot *out)
 {
     const struct snapshot_piece *piece = snapshot_index_find(&s->index, range->tensor, range->plane,
                                                              elem);
@@ -116,7 +116,7 @@ static int file_order(const void *a, const void *b)
     return x->at.first < y->at.first ? -1 : x->at.first > y->at.first;
 }
 
-static cairn_status sort_ranges(const struct cairn_snapshot *s, struct sweep_ranges *ranges,
+static cairn_status sort_ranges(const struct snapshot *s, struct sweep_ranges *ranges,
                                 struct sentence *why)
 {
     struct placed *all = calloc(ranges->count + 1, sizeof *all);
@@ -139,7 +139,7 @@ static cairn_status sort_ranges(const struct cairn_snapshot *s, struct sweep_ran
 
 static cairn_status use_file(struct hand *hand, size_t file, struct sentence *why)
 {
-    const struct cairn_snapshot *s = hand->crew->sweep->snapshot;
+    const struct snapshot *s = hand->crew->sweep->snapshot;
     const struct storage *storage = storage_of(s->folder);
     const struct manifest_file *listed = &s->manifest.files[file];
     if (hand->open != NULL && hand->file == file) return CAIRN_OK;
@@ -188,7 +188,7 @@ static cairn_status give(const struct hand *hand, const struct sweep_range *rang
 static cairn_status take_joined(struct hand *hand, const struct sweep_range *range,
                                 struct sentence *why)
 {
-    const struct cairn_snapshot *s = hand->crew->sweep->snapshot;
+    const struct snapshot *s = hand->crew->sweep->snapshot;
     const size_t size = elem_bytes(s, range);
     cairn_status status = CAIRN_OK;
     if (hand->joined == NULL) hand->joined = io_block_new(CAIRN_SNAPSHOT_BLOCK_BYTES);
@@ -207,8 +207,7 @@ static cairn_status take_joined(struct hand *hand, const struct sweep_range *ran
     return status == CAIRN_OK ? give(hand, range, hand->joined, why) : status;
 }
 
-static bool is_whole(const struct cairn_snapshot *s, const struct sweep_range *range,
-                     struct spot *out)
+static bool is_whole(const struct snapshot *s, const struct sweep_range *range, struct spot *out)
 {
     return find_spot(s, range, range->first_elem, out) &&
            out->bytes == range->elem_count * elem_bytes(s, range);
@@ -217,7 +216,7 @@ static bool is_whole(const struct cairn_snapshot *s, const struct sweep_range *r
 /* How many ranges from `first` on are read at once, and where they are; 0: the first must be joined. */
 static size_t run_of(const struct crew *crew, size_t first, struct spot *out)
 {
-    const struct cairn_snapshot *s = crew->sweep->snapshot;
+    const struct snapshot *s = crew->sweep->snapshot;
     struct spot next;
     size_t end = first + 1;
     if (!is_whole(s, &crew->ranges[first], out)) return 0;
@@ -310,7 +309,7 @@ cairn_status snapshot_sweep(const struct sweep *sweep, struct sweep_ranges *rang
 
 /* A verification at work. */
 struct verifying {
-    struct cairn_snapshot *snapshot;
+    struct snapshot *snapshot;
     const struct verify *asked;
     struct block_reader *reader;
     XXH3_state_t *whole; /* of files without checksums of blocks */
@@ -320,7 +319,7 @@ struct verifying {
 };
 
 /* "; in it: fc1.weight (param), ..." */
-static void add_tensors(const struct cairn_snapshot *s, size_t file, uint64_t first, uint64_t end,
+static void add_tensors(const struct snapshot *s, size_t file, uint64_t first, uint64_t end,
                         struct sentence *what)
 {
     size_t count = 0;
@@ -413,8 +412,7 @@ static void verify_all(struct verifying *v)
     }
 }
 
-cairn_status snapshot_verify(struct cairn_snapshot *s, const struct verify *verify,
-                             struct sentence *why)
+cairn_status snapshot_verify(struct snapshot *s, const struct verify *verify, struct sentence *why)
 {
     static const struct verify everything = { 0 };
     struct verifying v = { .snapshot = s,

@@ -676,7 +676,7 @@ const struct snapshot_check *snapshot_words_check(const struct snapshot_words *w
 /* ==== copy ==== */
 
 struct copying {
-    struct cairn_snapshot *from;
+    struct snapshot *from;
     const struct snapshot_copy *copy;
     const char *root, *folder; /* of the copy */
     const char *id;
@@ -804,7 +804,7 @@ static cairn_status make_folders(struct copying *c, struct sentence *why)
 }
 
 /* Files of a manifest before version 4 have one checksum over all of each. */
-static cairn_status judge_whole(struct cairn_snapshot *snapshot, struct sentence *why)
+static cairn_status judge_whole(struct snapshot *snapshot, struct sentence *why)
 {
     for (size_t i = 0; i < snapshot->manifest.file_count; i++)
         if (snapshot->manifest.files[i].is_whole) return snapshot_verify(snapshot, NULL, why);
@@ -832,7 +832,7 @@ static cairn_status copy_all(struct copying *c, struct sentence *why)
     return status;
 }
 
-cairn_status snapshot_copy(struct cairn_snapshot *snapshot, const char *root,
+cairn_status snapshot_copy(struct snapshot *snapshot, const char *root,
                            const struct snapshot_copy *copy, char **folder_out,
                            struct sentence *why)
 {

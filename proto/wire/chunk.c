@@ -133,20 +133,20 @@ const char *chunk_kind_name(unsigned kind)
 
 /* ==== tiles ==== */
 
-void tiles_release(struct cairn_tiles *tiles)
+void tiles_release(struct tiles *tiles)
 {
     free(tiles->list);
-    *tiles = (struct cairn_tiles) { 0 };
+    *tiles = (struct tiles) { 0 };
 }
 
 /* The place of the first box whose tensor is not below. */
-static size_t place_of(const struct cairn_tiles *tiles, uint32_t tensor)
+static size_t place_of(const struct tiles *tiles, uint32_t tensor)
 {
     return lower_bound(tiles->list, tiles->count, sizeof *tiles->list,
                        offsetof(struct tile_box, tensor), tensor);
 }
 
-cairn_status tiles_set(struct cairn_tiles *tiles, uint32_t tensor, const struct cairn_box *box)
+cairn_status tiles_set(struct tiles *tiles, uint32_t tensor, const struct cairn_box *box)
 {
     const size_t at = place_of(tiles, tensor);
     if (at == tiles->count || tiles->list[at].tensor != tensor) {
@@ -165,13 +165,13 @@ cairn_status tiles_set(struct cairn_tiles *tiles, uint32_t tensor, const struct 
     return CAIRN_OK;
 }
 
-const struct cairn_box *tiles_find(const struct cairn_tiles *tiles, uint32_t tensor)
+const struct cairn_box *tiles_find(const struct tiles *tiles, uint32_t tensor)
 {
     const size_t at = place_of(tiles, tensor);
     return at < tiles->count && tiles->list[at].tensor == tensor ? &tiles->list[at].box : NULL;
 }
 
-bool tiles_equal(const struct cairn_tiles *a, const struct cairn_tiles *b)
+bool tiles_equal(const struct tiles *a, const struct tiles *b)
 {
     if (a->count != b->count) return false;
     for (size_t i = 0; i < a->count; i++)
@@ -187,7 +187,7 @@ static void hash_number(crypto_generichash_state *state, uint64_t value, size_t 
     crypto_generichash_update(state, little, bytes);
 }
 
-uint64_t tiles_digest(const struct cairn_tiles *tiles)
+uint64_t tiles_digest(const struct tiles *tiles)
 {
     static const char domain[] = "cairn tiles 1";
     if (tiles->count == 0) return CAIRN_TABLE_HASH_WHOLE;
@@ -208,7 +208,7 @@ uint64_t tiles_digest(const struct cairn_tiles *tiles)
     return first;
 }
 
-cairn_status tiles_pack(const struct cairn_tiles *tiles, uint8_t **bytes_out, size_t *bytes_len_out)
+cairn_status tiles_pack(const struct tiles *tiles, uint8_t **bytes_out, size_t *bytes_len_out)
 {
     Cairn__TileList list = CAIRN__TILE_LIST__INIT;
     Cairn__TileBox *boxes = calloc(tiles->count + 1, sizeof *boxes);
@@ -271,7 +271,7 @@ static cairn_status unpack_box(const Cairn__TileBox *in, const struct job_spec_d
 }
 
 static cairn_status unpack_boxes(const Cairn__TileList *in, const struct job_spec_data *spec,
-                                 struct cairn_tiles *out, struct sentence *why)
+                                 struct tiles *out, struct sentence *why)
 {
     if (in->n_boxes > spec->tensor_count)
         return fail_with(why, CAIRN_ERR_INVALID, "%zu tiles are declared for %zu tensors",
@@ -287,7 +287,7 @@ static cairn_status unpack_boxes(const Cairn__TileList *in, const struct job_spe
 }
 
 cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct job_spec_data *spec,
-                          struct cairn_tiles *tiles_out, struct sentence *why)
+                          struct tiles *tiles_out, struct sentence *why)
 {
     Cairn__TileList *in = (Cairn__TileList *)message_unpack(&cairn__tile_list__descriptor, bytes,
                                                             bytes_len);
@@ -297,7 +297,7 @@ cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct j
     if (in == NULL)
         return fail_with(why, CAIRN_ERR_MALFORMED,
                          "the tiles are not a valid TileList message of %zu bytes", bytes_len);
-    struct cairn_tiles tiles = { 0 };
+    struct tiles tiles = { 0 };
     cairn_status status = unpack_boxes(in, spec, &tiles, why);
     message_free(&in->base);
     if (status != CAIRN_OK) {
@@ -323,7 +323,7 @@ cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct j
 
 /* A list that some ranks have, and the lowest of them. */
 struct holder {
-    const struct cairn_tiles *tiles; /* borrowed */
+    const struct tiles *tiles; /* borrowed */
     uint64_t hash;
     uint32_t rank;
 };
@@ -519,7 +519,7 @@ static cairn_status cover_tensor(struct cover *c, size_t count)
                      c->tensor->name, box_text(&hole, text));
 }
 
-cairn_status tiles_cover(const struct job_spec_data *spec, const struct cairn_tiles *const *of_rank,
+cairn_status tiles_cover(const struct job_spec_data *spec, const struct tiles *const *of_rank,
                          uint32_t world, struct sentence *why)
 {
     cairn_status status = CAIRN_ERR_NO_MEMORY;

@@ -699,7 +699,7 @@ struct packed *packed_spec(const struct job_spec_data *spec)
     return spec_pack(spec, &bytes, &size) == CAIRN_OK ? packed_take(bytes, size) : NULL;
 }
 
-struct packed *packed_tiles(const struct cairn_tiles *tiles)
+struct packed *packed_tiles(const struct tiles *tiles)
 {
     uint8_t *bytes;
     size_t size;

@@ -186,36 +186,36 @@ struct tile_box {
     struct cairn_box box;
 };
 /* All zero: the empty list, "whole tensors". */
-struct cairn_tiles {
+struct tiles {
     struct tile_box *list; /* owned: [count], by tensor, none twice */
     size_t count;
 };
-void tiles_release(struct cairn_tiles *tiles);
+void tiles_release(struct tiles *tiles);
 
 /* Sets the box of a tensor, which is not judged here; the list stays sorted. CAIRN_ERR_NO_MEMORY. */
-cairn_status tiles_set(struct cairn_tiles *tiles, uint32_t tensor,
+cairn_status tiles_set(struct tiles *tiles, uint32_t tensor,
                        const struct cairn_box *box) CAIRN_MUST_CHECK;
 /* The box of the tensor, which stays the list's; NULL: the whole tensor. */
-const struct cairn_box *tiles_find(const struct cairn_tiles *tiles, uint32_t tensor);
-bool tiles_equal(const struct cairn_tiles *a, const struct cairn_tiles *b);
+const struct cairn_box *tiles_find(const struct tiles *tiles, uint32_t tensor);
+bool tiles_equal(const struct tiles *a, const struct tiles *b);
 /* Names the list in the header of a chunk (table_hash): the first 8 bytes, little-endian, of BLAKE2b-256
  * over "cairn tiles 1" (with its NUL), u64 count, and for each box u32 tensor and the box's bytes (layout.h);
  * CAIRN_TABLE_HASH_WHOLE of the empty list. */
-uint64_t tiles_digest(const struct cairn_tiles *tiles);
+uint64_t tiles_digest(const struct tiles *tiles);
 
 /* A list as bytes of a TileList, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
-cairn_status tiles_pack(const struct cairn_tiles *tiles, uint8_t **bytes_out,
+cairn_status tiles_pack(const struct tiles *tiles, uint8_t **bytes_out,
                         size_t *bytes_len_out) CAIRN_MUST_CHECK;
 /* The reverse, of a stranger's bytes, judged against the spec. CAIRN_ERR_MALFORMED: not a TileList.
  * CAIRN_ERR_INVALID: no such tensor, not ascending, a box that is not within its tensor. */
 cairn_status tiles_unpack(const uint8_t *bytes, size_t bytes_len, const struct job_spec_data *spec,
-                          struct cairn_tiles *tiles_out, struct sentence *why) CAIRN_MUST_CHECK;
+                          struct tiles *tiles_out, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* Whether the lists of the ranks 0, ..., world - 1 make up every tensor exactly. CAIRN_ERR_MISMATCH:
  * `why` names the tensor, the ranks and boxes that overlap, or a part that no rank holds. Ranks with
  * equal lists cost nothing more than one of them. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_UNSUPPORTED: over
  * 4096 boxes of a tensor of which no straight cut separates any. */
-cairn_status tiles_cover(const struct job_spec_data *spec, const struct cairn_tiles *const *of_rank,
+cairn_status tiles_cover(const struct job_spec_data *spec, const struct tiles *const *of_rank,
                          uint32_t world, struct sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== messages ==== */
@@ -333,7 +333,7 @@ struct packed *packed_take(uint8_t *bytes, size_t size);
 struct packed *packed_copy(const uint8_t *bytes, size_t size);
 struct packed *packed_spec(const struct job_spec_data *spec);
 struct packed *packed_layout(const struct layout *layout);
-struct packed *packed_tiles(const struct cairn_tiles *tiles);
+struct packed *packed_tiles(const struct tiles *tiles);
 struct packed *packed_hold(struct packed *packed);
 void packed_release(struct packed *packed); /* NULL is fine */
 

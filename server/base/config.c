@@ -12,12 +12,12 @@
 #define LINE_BYTES    4096 // longest line of a file, with its end
 #define GIVEN_BY_LINE (-1) // on the command line
 
-static cairn_status config_value_store(const struct cairn_option *option, const char *text,
+static cairn_status config_value_store(const struct config_option *option, const char *text,
                                        void *values, struct sentence *why);
-static void config_value_describe(const struct cairn_option *option, char *text_out,
+static void config_value_describe(const struct config_option *option, char *text_out,
                                   size_t text_bytes);
 
-void config_init(struct config *config, const struct cairn_option *options, size_t option_count,
+void config_init(struct config *config, const struct config_option *options, size_t option_count,
                  void *values)
 {
     assert(option_count <= CAIRN_CONFIG_OPTIONS_MAX);
@@ -37,7 +37,7 @@ void config_init(struct config *config, const struct cairn_option *options, size
 void config_release(struct config *config)
 {
     for (size_t i = 0; i < config->option_count; i++) {
-        const struct cairn_option *option = &config->options[i];
+        const struct config_option *option = &config->options[i];
         if (option->type > CAIRN_OPTION_ADDRESSES) continue;
         char **place = (char **)(void *)((char *)config->values + option->offset);
         free(*place);
@@ -45,8 +45,8 @@ void config_release(struct config *config)
     }
 }
 
-static const struct cairn_option *find(const struct config *config, const char *section,
-                                       const char *key)
+static const struct config_option *find(const struct config *config, const char *section,
+                                        const char *key)
 {
     for (size_t i = 0; i < config->option_count; i++)
         if (strcmp(config->options[i].section, section) == 0 &&
@@ -74,7 +74,7 @@ static cairn_status refuse_unknown(const struct config *config, const char *sect
     else
         sentence_set(why, "there is no section [%.60s]; there are:", section);
     for (size_t i = 0; i < config->option_count; i++) {
-        const struct cairn_option *option = &config->options[i];
+        const struct config_option *option = &config->options[i];
         if (section_known && strcmp(option->section, section) == 0)
             sentence_add(why, " %s", option->key);
         if (!section_known && begins_section(config, i))
@@ -87,7 +87,7 @@ static cairn_status refuse_unknown(const struct config *config, const char *sect
 static cairn_status assign(struct config *config, const char *section, const char *key,
                            const char *text, int line, struct sentence *why)
 {
-    const struct cairn_option *option = find(config, section, key);
+    const struct config_option *option = find(config, section, key);
     if (option == NULL) return refuse_unknown(config, section, key, why);
     int *given = &config->given[option - config->options];
     if (line != GIVEN_BY_LINE && *given > 0)
@@ -206,7 +206,7 @@ cairn_status config_set(struct config *config, const char *assignment, struct se
 cairn_status config_finish(const struct config *config, struct sentence *why)
 {
     for (size_t i = 0; i < config->option_count; i++) {
-        const struct cairn_option *option = &config->options[i];
+        const struct config_option *option = &config->options[i];
         if (option->default_text != NULL || config->given[i] != 0) continue;
         return fail_with(why, CAIRN_ERR_CONFIG,
                          "%s in [%s] must be set, in the file or by --set %s.%s=...", option->key,
@@ -218,7 +218,7 @@ cairn_status config_finish(const struct config *config, struct sentence *why)
 void config_print(const struct config *config, FILE *out)
 {
     for (size_t i = 0; i < config->option_count; i++) {
-        const struct cairn_option *option = &config->options[i];
+        const struct config_option *option = &config->options[i];
         char allowed[96];
         config_value_describe(option, allowed, sizeof allowed);
         if (begins_section(config, i)) fprintf(out, "%s[%s]\n", i > 0 ? "\n" : "", option->section);
@@ -269,7 +269,7 @@ static void print_number(int64_t number, enum option_type type, char *text_out, 
 }
 
 /* Describes for people what the option takes: "1 to 4096", "yes or no", "1MiB to 1GiB". */
-static void config_value_describe(const struct cairn_option *option, char *text_out,
+static void config_value_describe(const struct config_option *option, char *text_out,
                                   size_t text_bytes)
 {
     char least[32];
@@ -292,7 +292,7 @@ static void config_value_describe(const struct cairn_option *option, char *text_
     snprintf(text_out, text_bytes, "%s to %s", least, most);
 }
 
-static cairn_status refuse(const struct cairn_option *option, const char *text, const char *what,
+static cairn_status refuse(const struct config_option *option, const char *text, const char *what,
                            struct sentence *why)
 {
     char allowed[96];
@@ -350,7 +350,7 @@ static const char *parse_factor(const char *text, int64_t *thousandths_out)
     return NULL;
 }
 
-static cairn_status store_number(const struct cairn_option *option, const char *text,
+static cairn_status store_number(const struct config_option *option, const char *text,
                                  int64_t *place, struct sentence *why)
 {
     int64_t number = 0;
@@ -364,7 +364,7 @@ static cairn_status store_number(const struct cairn_option *option, const char *
     return CAIRN_OK;
 }
 
-static cairn_status store_bool(const struct cairn_option *option, const char *text, bool *place,
+static cairn_status store_bool(const struct config_option *option, const char *text, bool *place,
                                struct sentence *why)
 {
     static const char *const words[] = { "no", "yes", "false", "true", "off", "on" };
@@ -390,7 +390,7 @@ static const char *judge_addresses(const char *text, struct sentence *what)
     return NULL;
 }
 
-static const char *judge_string(const struct cairn_option *option, const char *text,
+static const char *judge_string(const struct config_option *option, const char *text,
                                 struct sentence *what)
 {
     struct stream_address address;
@@ -401,7 +401,7 @@ static const char *judge_string(const struct cairn_option *option, const char *t
     return address_parse(text, &address, what) == CAIRN_OK ? NULL : what->text;
 }
 
-static cairn_status store_string(const struct cairn_option *option, const char *text, char **place,
+static cairn_status store_string(const struct config_option *option, const char *text, char **place,
                                  struct sentence *why)
 {
     struct sentence sentence;
@@ -416,7 +416,7 @@ static cairn_status store_string(const struct cairn_option *option, const char *
 
 /* Judges `text` for the option and, if it is well, stores it at its place in `values`.
  * CAIRN_ERR_CONFIG: the sentence says what is allowed, without file and line; nothing is stored. */
-static cairn_status config_value_store(const struct cairn_option *option, const char *text,
+static cairn_status config_value_store(const struct config_option *option, const char *text,
                                        void *values, struct sentence *why)
 {
     void *place = (char *)values + option->offset;

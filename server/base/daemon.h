@@ -37,7 +37,7 @@ enum option_type {
 };
 
 /* One row of a table. */
-struct cairn_option {
+struct config_option {
     const char *section;
     const char *key;
     enum option_type type;
@@ -52,15 +52,15 @@ struct cairn_option {
 
 struct config {
     /* borrowed */
-    const struct cairn_option *options; /* [option_count] */
-    size_t option_count;                /* at most CAIRN_CONFIG_OPTIONS_MAX */
-    void *values;                       /* the daemon's struct */
+    const struct config_option *options; /* [option_count] */
+    size_t option_count;                 /* at most CAIRN_CONFIG_OPTIONS_MAX */
+    void *values;                        /* the daemon's struct */
     /* 0 = not given; a line of the file; -1 = on the command line */
     int given[CAIRN_CONFIG_OPTIONS_MAX];
 };
 
 /* Fills in the defaults (which must be valid: asserted). `values` must be zeroed before. */
-void config_init(struct config *config, const struct cairn_option *options, size_t option_count,
+void config_init(struct config *config, const struct config_option *options, size_t option_count,
                  void *values);
 /* Frees the strings in `values`. */
 void config_release(struct config *config);
@@ -173,10 +173,10 @@ CAIRN_MUST_CHECK cairn_status headroom_judge(const struct headroom *room, uint64
 struct daemon;
 
 struct daemon_spec {
-    const char *name;                   /* "cairn-shard" */
-    const char *purpose;                /* one sentence for --help */
-    const char *build;                  /* "0.1.0+g1a2b3c4d5e6f"; NULL: the version alone */
-    const struct cairn_option *options; /* [option_count] */
+    const char *name;                    /* "cairn-shard" */
+    const char *purpose;                 /* one sentence for --help */
+    const char *build;                   /* "0.1.0+g1a2b3c4d5e6f"; NULL: the version alone */
+    const struct config_option *options; /* [option_count] */
     size_t option_count;
     void *values; /* filled in; zeroed by the caller */
     /* Judges what single values cannot tell; CAIRN_ERR_CONFIG is a bad configuration. May be NULL. */

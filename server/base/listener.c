@@ -28,11 +28,11 @@
  * one connection each). */
 
 /* One accepted connection. It stands in exactly one of the listener's two lists until its end. */
-struct cairn_peer {
+struct peer {
     /* owned: the stream; peer and stream end together */
     struct stream *stream;
-    struct cairn_peer *before; /* of the list it is in */
-    struct cairn_peer *after;
+    struct peer *before; /* of the list it is in */
+    struct peer *after;
     uint64_t since_ms; /* accepted at, of the loop's clock */
     bool is_half_open; /* in the list half_open, else in admitted */
     bool was_heard;    /* on_frame was called: on_gone is due */
@@ -65,10 +65,10 @@ struct listener {
     char address[CAIRN_LISTEN_MAX * CAIRN_ADDRESS_TEXT_BYTES];
 
     /* owned: doubly linked, in order of arrival */
-    struct cairn_peer *half_open_first;
-    struct cairn_peer *half_open_last;
-    struct cairn_peer *admitted_first;
-    struct cairn_peer *admitted_last;
+    struct peer *half_open_first;
+    struct peer *half_open_last;
+    struct peer *admitted_first;
+    struct peer *admitted_last;
     size_t half_open_count;
     size_t peer_count; /* of both lists, and those whose end is not done */
 
@@ -119,7 +119,7 @@ static void accept_waiting(struct listener *listener);
 static void on_half_open_due(uv_timer_t *timer)
 {
     struct listener *listener = timer->data;
-    const struct cairn_peer *oldest = listener->half_open_first;
+    const struct peer *oldest = listener->half_open_first;
     if (oldest != NULL && now_ms(listener) >= oldest->since_ms + listener->hello_timeout_ms)
         peer_close(listener->half_open_first, CAIRN_ERR_TIMEOUT, "no Hello within %" PRIu64 " ms",
                    listener->hello_timeout_ms);
@@ -137,7 +137,7 @@ static bool connection_waits(const struct listener *listener)
 // Sets the timer to the moment when the oldest half-open peer must go, or may be pushed out.
 static void watch_half_open(struct listener *listener)
 {
-    const struct cairn_peer *oldest = listener->half_open_first;
+    const struct peer *oldest = listener->half_open_first;
     if (listener->is_closing) return;
     if (oldest == NULL) {
         uv_timer_stop(&listener->timer);
@@ -152,7 +152,7 @@ static void watch_half_open(struct listener *listener)
 // False: none yet, the timer will see to it.
 static bool make_place(struct listener *listener)
 {
-    struct cairn_peer *oldest = listener->half_open_first;
+    struct peer *oldest = listener->half_open_first;
     if (listener->half_open_count < listener->half_open_max) return true;
     if (now_ms(listener) < oldest->since_ms + GRACE_MS) return false;
     log_limited(&listener->flood_limit, CAIRN_LOG_WARN,
@@ -546,7 +546,7 @@ const void *guard_run(void (*run)(void *arg), void *arg)
 
 /* ==== peer ==== */
 
-static void link_last(struct cairn_peer **first, struct cairn_peer **last, struct cairn_peer *peer)
+static void link_last(struct peer **first, struct peer **last, struct peer *peer)
 {
     peer->before = *last;
     peer->after = NULL;
@@ -557,8 +557,7 @@ static void link_last(struct cairn_peer **first, struct cairn_peer **last, struc
     *last = peer;
 }
 
-static void unlink_from(struct cairn_peer **first, struct cairn_peer **last,
-                        struct cairn_peer *peer)
+static void unlink_from(struct peer **first, struct peer **last, struct peer *peer)
 {
     if (peer->before != NULL)
         peer->before->after = peer->after;
@@ -570,7 +569,7 @@ static void unlink_from(struct cairn_peer **first, struct cairn_peer **last,
         *last = peer->before;
 }
 
-static void leave_half_open(struct cairn_peer *peer)
+static void leave_half_open(struct peer *peer)
 {
     struct listener *listener = peer->listener;
     if (!peer->is_half_open) return;
@@ -581,7 +580,7 @@ static void leave_half_open(struct cairn_peer *peer)
 }
 
 // Strangers' ends are the listener's to log, by kind; those of admitted peers are the daemon's.
-static void log_stranger(struct cairn_peer *peer, cairn_status status, const char *why)
+static void log_stranger(struct peer *peer, cairn_status status, const char *why)
 {
     struct listener *listener = peer->listener;
     if (status == CAIRN_ERR_PROTOCOL)
@@ -596,7 +595,7 @@ static void log_stranger(struct cairn_peer *peer, cairn_status status, const cha
 
 static void on_stream_frame(struct stream *stream, const struct wire_frame *frame, void *context)
 {
-    struct cairn_peer *peer = context;
+    struct peer *peer = context;
     (void)stream;
     peer->was_heard = true;
     peer->listener->events.on_frame(peer, frame, peer->listener->context);
@@ -605,7 +604,7 @@ static void on_stream_frame(struct stream *stream, const struct wire_frame *fram
 static void on_stream_close(struct stream *stream, cairn_status status, const char *why,
                             void *context)
 {
-    struct cairn_peer *peer = context;
+    struct peer *peer = context;
     struct listener *listener = peer->listener;
     (void)stream;
     if (!peer->was_heard)
@@ -627,7 +626,7 @@ static cairn_status peer_accept(struct door *door, struct sentence *why)
                                             &listener->room };
     const struct stream_events events = { .on_frame = on_stream_frame,
                                           .on_close = on_stream_close };
-    struct cairn_peer *peer = calloc(1, sizeof *peer);
+    struct peer *peer = calloc(1, sizeof *peer);
     if (peer == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a peer");
     const cairn_status status = stream_accept(&door->io.stream, &options, &events, peer,
                                               &peer->stream, why);
@@ -654,15 +653,15 @@ static void peer_close_all(struct listener *listener)
 {
     while (listener->half_open_first != NULL)
         peer_close(listener->half_open_first, CAIRN_ERR_CLOSED, "the daemon stops");
-    for (struct cairn_peer *peer = listener->admitted_first; peer != NULL; peer = peer->after)
+    for (struct peer *peer = listener->admitted_first; peer != NULL; peer = peer->after)
         peer_close(peer, CAIRN_ERR_CLOSED, "the daemon stops");
 }
 
-static struct cairn_peer *older_frame(struct cairn_peer *oldest, struct cairn_peer *first)
+static struct peer *older_frame(struct peer *oldest, struct peer *first)
 {
     uint64_t oldest_ms = UINT64_MAX, since_ms;
     if (oldest != NULL) (void)stream_unfinished_bytes(oldest->stream, &oldest_ms);
-    for (struct cairn_peer *peer = first; peer != NULL; peer = peer->after) {
+    for (struct peer *peer = first; peer != NULL; peer = peer->after) {
         if (stream_unfinished_bytes(peer->stream, &since_ms) == 0 || since_ms >= oldest_ms)
             continue;
         oldest = peer;
@@ -675,7 +674,7 @@ static struct cairn_peer *older_frame(struct cairn_peer *oldest, struct cairn_pe
 static void peer_close_unfinished(struct listener *listener)
 {
     uint64_t since_ms;
-    struct cairn_peer *oldest = older_frame(NULL, listener->half_open_first);
+    struct peer *oldest = older_frame(NULL, listener->half_open_first);
     oldest = older_frame(oldest, listener->admitted_first);
     if (oldest == NULL) return; // all are whole, and being worked on
     const size_t bytes = stream_unfinished_bytes(oldest->stream, &since_ms);
@@ -688,7 +687,7 @@ static void peer_close_unfinished(struct listener *listener)
                "too many unfinished messages of all peers together, and its own is the oldest");
 }
 
-void peer_admit(struct cairn_peer *peer)
+void peer_admit(struct peer *peer)
 {
     if (!peer->is_half_open) return;
     leave_half_open(peer);
@@ -696,19 +695,19 @@ void peer_admit(struct cairn_peer *peer)
     listener_place_freed(peer->listener);
 }
 
-cairn_status cairn_peer_send(struct cairn_peer *peer, uint16_t type, uint32_t request,
-                             const ProtobufCMessage *message)
+cairn_status peer_send(struct peer *peer, uint16_t type, uint32_t request,
+                       const ProtobufCMessage *message)
 {
     return stream_send(peer->stream, type, request, message, NULL);
 }
 
-cairn_status peer_send_pages(struct cairn_peer *peer, uint32_t request, enum page_what what,
+cairn_status peer_send_pages(struct peer *peer, uint32_t request, enum page_what what,
                              struct packed *packed)
 {
     return stream_send_pages(peer->stream, request, what, packed, NULL);
 }
 
-void peer_close(struct cairn_peer *peer, cairn_status status, const char *format, ...)
+void peer_close(struct peer *peer, cairn_status status, const char *format, ...)
 {
     char text[CAIRN_SENTENCE_BYTES];
     va_list args;
@@ -719,7 +718,7 @@ void peer_close(struct cairn_peer *peer, cairn_status status, const char *format
     stream_close(peer->stream, status, "%s", text);
 }
 
-void peer_finish(struct cairn_peer *peer, cairn_status status, const char *format, ...)
+void peer_finish(struct peer *peer, cairn_status status, const char *format, ...)
 {
     char text[CAIRN_SENTENCE_BYTES];
     va_list args;
@@ -730,17 +729,17 @@ void peer_finish(struct cairn_peer *peer, cairn_status status, const char *forma
     stream_finish(peer->stream, status, "%s", text);
 }
 
-void peer_set_context(struct cairn_peer *peer, void *context)
+void peer_set_context(struct peer *peer, void *context)
 {
     peer->context = context;
 }
 
-void *peer_context(const struct cairn_peer *peer)
+void *peer_context(const struct peer *peer)
 {
     return peer->context;
 }
 
-const char *peer_name(const struct cairn_peer *peer)
+const char *peer_name(const struct peer *peer)
 {
     return stream_peer(peer->stream);
 }

@@ -67,7 +67,7 @@ CAIRN_MUST_CHECK const void *guard_run(void (*run)(void *arg), void *arg);
 #define CAIRN_LISTEN_MAX 8 /* addresses */
 
 struct listener;
-struct cairn_peer;
+struct peer;
 
 /* From the configuration. The strings are the configuration's. */
 struct listener_options {
@@ -136,10 +136,10 @@ struct listener_events {
     /* A frame has come. If the peer is half open, the frame is of type hello_type: judge it,
      * then call peer_admit or peer_finish. The payload is borrowed until this
      * returns. */
-    void (*on_frame)(struct cairn_peer *peer, const struct wire_frame *frame, void *context);
+    void (*on_frame)(struct peer *peer, const struct wire_frame *frame, void *context);
     /* The peer is gone; the pointer is dead when this returns. Comes once for each peer that
      * on_frame was called with. */
-    void (*on_gone)(struct cairn_peer *peer, cairn_status status, const char *why, void *context);
+    void (*on_gone)(struct peer *peer, cairn_status status, const char *why, void *context);
 };
 
 /* Are these addresses that may be listened on? As listener_open says it, before it. */
@@ -162,22 +162,22 @@ void listener_close(struct listener *listener, void (*on_closed)(void *context))
 const char *listener_address(const struct listener *listener);
 
 /* The peer said a good Hello: all types and 1 MiB from the next frame on, no deadline. */
-void peer_admit(struct cairn_peer *peer);
+void peer_admit(struct peer *peer);
 /* See stream_send. */
-CAIRN_MUST_CHECK cairn_status cairn_peer_send(struct cairn_peer *peer, uint16_t type,
-                                              uint32_t request, const ProtobufCMessage *message);
+CAIRN_MUST_CHECK cairn_status peer_send(struct peer *peer, uint16_t type, uint32_t request,
+                                        const ProtobufCMessage *message);
 /* See stream_send_pages. */
-CAIRN_MUST_CHECK cairn_status peer_send_pages(struct cairn_peer *peer, uint32_t request,
+CAIRN_MUST_CHECK cairn_status peer_send_pages(struct peer *peer, uint32_t request,
                                               enum page_what what, struct packed *packed);
 /* Closes it now, or once the queue went out; on_gone comes later with this reason. */
-void peer_close(struct cairn_peer *peer, cairn_status status, const char *format, ...)
+void peer_close(struct peer *peer, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-void peer_finish(struct cairn_peer *peer, cairn_status status, const char *format, ...)
+void peer_finish(struct peer *peer, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The daemon's own pointer for it; NULL at first. */
-void peer_set_context(struct cairn_peer *peer, void *context);
-void *peer_context(const struct cairn_peer *peer);
+void peer_set_context(struct peer *peer, void *context);
+void *peer_context(const struct peer *peer);
 /* "127.0.0.1:41234", "pid=123,uid=1000". */
-const char *peer_name(const struct cairn_peer *peer);
+const char *peer_name(const struct peer *peer);
 
 #endif

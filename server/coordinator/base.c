@@ -338,7 +338,7 @@ void coord_session_send(struct coord_session *session, uint16_t type, uint32_t r
                         const ProtobufCMessage *message)
 {
     if (session == NULL || session->closing) return;
-    const cairn_status status = cairn_peer_send(session->peer, type, request, message);
+    const cairn_status status = peer_send(session->peer, type, request, message);
     if (status == CAIRN_OK && request != 0 && session->unanswered > 0) session->unanswered--;
     if (status == CAIRN_OK) return;
     if (status == CAIRN_ERR_INVALID && request != 0 && type != CAIRN_MSG_ERROR) {

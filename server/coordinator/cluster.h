@@ -70,7 +70,7 @@ struct coord_keys;
 struct coord_scrub;
 struct coord_store;
 struct listener;
-struct cairn_option;
+struct config_option;
 
 /* From the configuration; strings are borrowed for the cluster's life. */
 struct coord_options {

@@ -313,7 +313,7 @@ void coord_forget(struct coord_session *session, uint32_t request,
 
 struct coord_tile_list;
 struct cairn_box;
-struct cairn_tiles;
+struct tiles;
 
 /* A job's tiles: who holds which boxes of the tensors. */
 struct coord_tiles {

@@ -582,7 +582,7 @@ static cairn_status restore_judge_signature(const struct coord_restore *restore,
 /* Of restore->folder; which is then without links. */
 static void check_folder(struct coord_restore *restore)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     char *folder;
     restore->status = storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->why);
     if (restore->status != CAIRN_OK) return;
@@ -725,7 +725,7 @@ static cairn_status add_all(const struct job_spec_data *spec, struct sweep_range
     return status;
 }
 
-static cairn_status hash_files(struct coord_restore *restore, const struct cairn_snapshot *snapshot)
+static cairn_status hash_files(struct coord_restore *restore, const struct snapshot *snapshot)
 {
     struct proof proof = { .restore = restore };
     struct sweep_ranges ranges = { 0 };
@@ -741,7 +741,7 @@ static cairn_status hash_files(struct coord_restore *restore, const struct cairn
 /* The content root is another one: which file and block are to blame, if it is they. */
 static void find_damage(struct coord_restore *restore)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct sentence why;
     cairn_status status = snapshot_open(restore->folder, &snapshot, &why);
     if (status == CAIRN_OK) {
@@ -764,7 +764,7 @@ static void judge_proof(struct coord_restore *restore, const char *what)
 static void restore_prove_files(struct coord_work *work)
 {
     struct coord_restore *restore = (struct coord_restore *)work;
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     restore->status = snapshot_open(restore->folder, &snapshot, &restore->why);
     if (restore->status == CAIRN_OK) {
         restore->status = hash_files(restore, &snapshot);

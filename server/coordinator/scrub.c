@@ -115,7 +115,7 @@ static cairn_status find_due(struct coord_scrub *scrub, struct sentence *why)
 
 static cairn_status verify_snapshot(struct coord_scrub *scrub, struct sentence *why)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     const struct verify asked = { .ahead = 1, .progress = pace_reading, .context = scrub };
     char *folder;
     if (asprintf(&folder, "%s/%s/%s", scrub->cluster->storage.path, scrub->at.job, scrub->at.id) <

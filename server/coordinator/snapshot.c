@@ -652,7 +652,7 @@ static void make_snapshot_folder(struct coord_work *work)
  * that is verified sets it. */
 static void note_latest(const struct coord_snapshot *snapshot)
 {
-    struct cairn_snapshot opened;
+    struct snapshot opened;
     struct sentence why;
     cairn_status status = snapshot_open(snapshot->folder, &opened, &why);
     if (status == CAIRN_OK) {

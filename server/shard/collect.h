@@ -105,8 +105,7 @@ struct chunk_piece {
 void tiles_on_message(struct shard_daemon *shard, uint32_t request, Cairn__MemberTiles *message);
 /* Replaces what the member holds by a judged list. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_BUSY: as before. */
 CAIRN_MUST_CHECK cairn_status tiles_set_member(struct shard_member *member,
-                                               const struct cairn_tiles *tiles,
-                                               struct sentence *why);
+                                               const struct tiles *tiles, struct sentence *why);
 /* The member goes: it holds nothing any more. */
 void tiles_forget(struct shard_member *member);
 /* `to` is the same member as `from`, told anew: it holds what `from` held. */

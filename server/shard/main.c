@@ -24,7 +24,7 @@ struct values {
     struct log_options log;
 };
 
-static const struct cairn_option options[] = {
+static const struct config_option options[] = {
     { "shard", "name", CAIRN_OPTION_STRING, offsetof(struct values, name), NULL, 0, 0,
       "What the cluster calls this shard: unique, and the same after a restart." },
     { "shard", "coordinator", CAIRN_OPTION_ADDRESS, offsetof(struct values, coordinator), "", 0, 0,

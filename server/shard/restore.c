@@ -46,8 +46,7 @@ static uint64_t add_home(struct restore *restore, struct sweep_range *range, uin
 
 /* Adds the ranges of the planes that an extent keeps. The snapshot may list its tensors in another
  * order: they are found by name. */
-static void add_extent(struct restore *restore, const struct cairn_snapshot *snapshot,
-                       size_t number)
+static void add_extent(struct restore *restore, const struct snapshot *snapshot, size_t number)
 {
     const struct shard_job *job = restore->loader.job;
     const struct local_extent *extent = &job->view->table.map.extents[number];
@@ -151,7 +150,7 @@ static cairn_status take_range(void *context, uint32_t thread, const struct swee
     return status;
 }
 
-static cairn_status read_hashed(struct restore *restore, const struct cairn_snapshot *snapshot)
+static cairn_status read_hashed(struct restore *restore, const struct snapshot *snapshot)
 {
     struct shard_job *job = restore->loader.job;
     const struct sweep sweep = { .snapshot = snapshot,
@@ -169,7 +168,7 @@ static cairn_status read_hashed(struct restore *restore, const struct cairn_snap
 }
 
 /* Nobody compares hashes of it: the checksums of its blocks judge it. */
-static cairn_status read_judged(struct restore *restore, struct cairn_snapshot *snapshot)
+static cairn_status read_judged(struct restore *restore, struct snapshot *snapshot)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < restore->ranges.count && status == CAIRN_OK; i++) {
@@ -188,7 +187,7 @@ static cairn_status read_judged(struct restore *restore, struct cairn_snapshot *
     return status;
 }
 
-static void read_all(struct restore *restore, struct cairn_snapshot *snapshot)
+static void read_all(struct restore *restore, struct snapshot *snapshot)
 {
     struct loader *loader = &restore->loader;
     for (size_t i = 0; i < loader->job->view->table.map.extent_count; i++)
@@ -218,7 +217,7 @@ static void run_restore(struct task *task, uint32_t item, uint32_t thread)
     (void)item;
     (void)thread;
     struct restore *restore = (struct restore *)task;
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     restore->loader.status = snapshot_open(restore->loader.job->load.path, &snapshot,
                                            &restore->loader.why);
     if (restore->loader.status != CAIRN_OK) return;

@@ -309,7 +309,7 @@ const uint8_t *tiles_holds(struct shard_job *job, const uint64_t *members, uint3
 }
 
 /* Fills [tiles->count] entries; on failure it holds nothing. */
-static cairn_status hold_tiles(struct shard_job *job, const struct cairn_tiles *tiles,
+static cairn_status hold_tiles(struct shard_job *job, const struct tiles *tiles,
                                struct member_tile *list, struct sentence *why)
 {
     size_t done = 0;
@@ -330,7 +330,7 @@ static cairn_status hold_tiles(struct shard_job *job, const struct cairn_tiles *
     return CAIRN_OK;
 }
 
-cairn_status tiles_set_member(struct shard_member *member, const struct cairn_tiles *tiles,
+cairn_status tiles_set_member(struct shard_member *member, const struct tiles *tiles,
                               struct sentence *why)
 {
     struct shard_job *job = member->job;
@@ -602,10 +602,10 @@ void tiles_switch(struct shard_job *job, const struct chunk_table *table, uint8_
 /* MemberTiles: the list of tiles of a member, page by page. */
 
 static cairn_status judge_tiling(const struct shard_job *job, const struct arriving *tiling,
-                                 struct cairn_tiles *tiles_out, struct sentence *why)
+                                 struct tiles *tiles_out, struct sentence *why)
 {
     const Cairn__MemberTiles *message = (const Cairn__MemberTiles *)tiling->message;
-    struct cairn_tiles tiles;
+    struct tiles tiles;
     CAIRN_TRY(
         tiles_unpack(tiling->paged[0].bytes, tiling->paged[0].have_bytes, &job->spec, &tiles, why));
     if (tiles_digest(&tiles) != message->tiles_hash) {
@@ -627,7 +627,7 @@ static cairn_status take_tiling(struct shard_daemon *shard, const struct arrivin
     if (member == NULL)
         return fail_with(why, CAIRN_ERR_NOT_FOUND, "shard %s knows no such member of that job",
                          shard->name);
-    struct cairn_tiles tiles;
+    struct tiles tiles;
     CAIRN_TRY(judge_tiling(job, tiling, &tiles, why));
     cairn_status status = tiles_set_member(member, &tiles, why);
     if (status == CAIRN_OK) {

@@ -49,8 +49,7 @@ TEST(a_driver_of_an_older_major_version_than_the_kernels_is_to_be_updated)
 {
     struct home *home;
     struct sentence why = { "" };
-    if (cairn_image().toolkit < 13000)
-        return; // the kernels of this build are no newer than CUDA 12
+    if (cuda_image().toolkit < 13000) return; // the kernels of this build are no newer than CUDA 12
     emulated_choose("driver=12080,result=300,load_fails=1,quiet=1");
     ck_assert_int_eq(home_open_cuda(NULL, &home, &why), CAIRN_ERR_UNSUPPORTED);
     ck_assert_msg(strstr(why.text, "is of CUDA 12.8: update it") != NULL, "%s", why.text);

@@ -162,7 +162,7 @@ struct relay_owner { /* of a relay: a shard that it passes on to */
     struct buffer_owner buffers;
     uint32_t sums[CHUNKS_MAX];
     uint32_t forwards, micros; /* passed on in this micro-batch; micro-batches ended */
-    struct cairn_push *push;   /* NULL: no round */
+    struct push_round *push;   /* NULL: no round */
     struct {
         uint64_t round, endpoint;
         struct push_window window;
@@ -222,7 +222,7 @@ struct process {
     /* As client/layouts.h: the newest first, each with the version from which on it serves. */
     struct kept_layout kept[LAYOUTS_KEPT];
     uint32_t kept_count;
-    struct cairn_push *push;
+    struct push_round *push;
     bool pushing; /* the machine was made and is not known to be idle */
     uint64_t push_epoch, push_round;
     uint32_t push_via[SHARDS_MAX]; /* by owner; NOBODY: not granted yet */

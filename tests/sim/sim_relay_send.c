@@ -183,7 +183,7 @@ static void on_grant(struct sim *sim, uint32_t shard, uint32_t index, const stru
 void relay_from_owner(struct sim *sim, uint32_t shard, uint32_t index,
                       const struct message *message)
 {
-    struct cairn_push *push = sim->relays[shard].owners[index].push;
+    struct push_round *push = sim->relays[shard].owners[index].push;
     if (message->kind == M_GRANT) {
         on_grant(sim, shard, index, message);
         return;

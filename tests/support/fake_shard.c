@@ -180,7 +180,7 @@ static void on_tiles(struct fake_shard *shard, uint32_t request, const Cairn__Me
 /* What is loaded has the checksums of its manifest; a folder that is none is a test's own matter. */
 static cairn_status judge_snapshot(const struct fake_shard *shard, struct sentence *why)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     if (shard->snapshot_path[0] == '\0') return CAIRN_OK;
     if (snapshot_open(shard->snapshot_path, &snapshot, NULL) != CAIRN_OK) return CAIRN_OK;
     const cairn_status status = snapshot_verify(&snapshot, NULL, why);

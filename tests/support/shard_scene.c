@@ -42,7 +42,7 @@ static void keep_frame(struct scene *scene, const struct wire_frame *frame)
         (struct scene_frame) { .type = frame->type, .request = frame->request, .message = message };
 }
 
-static void on_frame(struct cairn_peer *peer, const struct wire_frame *frame, void *context)
+static void on_frame(struct peer *peer, const struct wire_frame *frame, void *context)
 {
     struct scene *scene = context;
     keep_frame(scene, frame);
@@ -60,7 +60,7 @@ static void on_frame(struct cairn_peer *peer, const struct wire_frame *frame, vo
     scene_say(scene, CAIRN_MSG_WELCOME, 0, &welcome.base);
 }
 
-static void on_gone(struct cairn_peer *peer, cairn_status status, const char *why, void *context)
+static void on_gone(struct peer *peer, cairn_status status, const char *why, void *context)
 {
     struct scene *scene = context;
     (void)status;
@@ -72,7 +72,7 @@ void scene_say(struct scene *scene, uint16_t type, uint32_t request,
                const ProtobufCMessage *message)
 {
     ck_assert_ptr_nonnull(scene->session);
-    ck_assert_int_eq(cairn_peer_send(scene->session, type, request, message), CAIRN_OK);
+    ck_assert_int_eq(peer_send(scene->session, type, request, message), CAIRN_OK);
 }
 
 struct scene_frame scene_hear(struct scene *scene, uint16_t type)

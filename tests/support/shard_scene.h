@@ -33,7 +33,7 @@ struct scene {
     bool closing;
 
     struct listener *listener;
-    struct cairn_peer *session; /* the shard's, once it said Hello; NULL: none */
+    struct peer *session; /* the shard's, once it said Hello; NULL: none */
     char coordinator[64];
     unsigned hellos;
     uint32_t lease_ms; /* of the next Welcome; 0: a minute */

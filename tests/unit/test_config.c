@@ -18,7 +18,7 @@ struct values {
     struct listener_options network;
 };
 
-static const struct cairn_option options[] = {
+static const struct config_option options[] = {
     { "shard", "name", CAIRN_OPTION_STRING, offsetof(struct values, name), "s0", 0, 0,
       "The name in logs." },
     { "shard", "data", CAIRN_OPTION_PATH, offsetof(struct values, folder), NULL, 0, 0,

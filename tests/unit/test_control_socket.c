@@ -168,7 +168,7 @@ TEST(of_many_that_start_at_once_beside_a_dead_ones_socket_one_listens)
 static int hello_count;
 static char peers[4][CAIRN_ADDRESS_TEXT_BYTES];
 
-static void on_frame(struct cairn_peer *peer, const struct wire_frame *frame, void *context)
+static void on_frame(struct peer *peer, const struct wire_frame *frame, void *context)
 {
     (void)frame;
     (void)context;
@@ -176,7 +176,7 @@ static void on_frame(struct cairn_peer *peer, const struct wire_frame *frame, vo
     peer_close(peer, CAIRN_OK, "heard");
 }
 
-static void on_gone(struct cairn_peer *peer, cairn_status status, const char *text, void *context)
+static void on_gone(struct peer *peer, cairn_status status, const char *text, void *context)
 {
     (void)peer;
     (void)status;

@@ -413,7 +413,7 @@ static struct manifest read_manifest(const char *folder)
 {
     struct manifest manifest;
     struct sentence why = { "" };
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     ck_assert_msg(snapshot_open(folder, &snapshot, &why) == CAIRN_OK, "%s", why.text);
     manifest = snapshot.manifest; // moves
     manifest_init(&snapshot.manifest);

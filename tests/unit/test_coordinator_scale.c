@@ -94,7 +94,7 @@ static void send_page(void *context, const Cairn__Page *page)
 /* Its columns of every weight; the bias it holds whole. */
 static uint32_t declare_columns(struct fake_peer *peer, uint32_t rank)
 {
-    struct cairn_tiles tiles = { 0 };
+    struct tiles tiles = { 0 };
     uint8_t *bytes;
     size_t size;
     for (uint32_t t = 0; t < spec.tensor_count; t++) {

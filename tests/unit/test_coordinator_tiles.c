@@ -40,7 +40,7 @@ static void send_page(void *context, const Cairn__Page *page)
 }
 
 static uint32_t declare_tiles(struct fake_peer *peer, uint64_t job, uint32_t world,
-                              const struct cairn_tiles *tiles)
+                              const struct tiles *tiles)
 {
     uint8_t *bytes;
     size_t size;
@@ -59,7 +59,7 @@ static uint32_t declare_tiles(struct fake_peer *peer, uint64_t job, uint32_t wor
 static uint32_t declare_columns(struct fake_peer *peer, uint64_t job, uint32_t world,
                                 uint64_t first, uint64_t count)
 {
-    struct cairn_tiles tiles = { 0 };
+    struct tiles tiles = { 0 };
     const struct cairn_box box = { 2, { 0, first }, { 128, count } };
     ck_assert_int_eq(tiles_set(&tiles, WEIGHT, &box), CAIRN_OK);
     const uint32_t request = declare_tiles(peer, job, world, &tiles);
@@ -370,7 +370,7 @@ TEST(no_ranks_at_all_ends_the_tiles)
 {
     struct fake_peer w0, w1;
     const uint64_t job = running_halves(&w0, &w1);
-    const struct cairn_tiles none = { 0 };
+    const struct tiles none = { 0 };
     expect_set(&w0, declare_tiles(&w0, job, 0, &none));
     ck_assert_uint_eq(fake.shards[0].tiles_world, 0);
     fake_peer_close(&w1);

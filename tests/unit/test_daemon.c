@@ -17,7 +17,7 @@ struct values {
     int64_t count;
 };
 
-static const struct cairn_option options[] = {
+static const struct config_option options[] = {
     { "shard", "count", CAIRN_OPTION_INT, offsetof(struct values, count), "1", 0, 9, "How many." },
 };
 

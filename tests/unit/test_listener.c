@@ -27,27 +27,27 @@ static cairn_status gone_status;
 static char gone_why[CAIRN_SENTENCE_BYTES];
 
 // The daemon under test: admits a Hello named "good", answers it, echoes the rest.
-static void on_frame(struct cairn_peer *peer, const struct wire_frame *frame, void *context)
+static void on_frame(struct peer *peer, const struct wire_frame *frame, void *context)
 {
     ck_assert_ptr_eq(context, &loop);
     Cairn__Welcome welcome = CAIRN__WELCOME__INIT;
     Cairn__Error error = CAIRN__ERROR__INIT;
     if (frame->type != 1) {
         echo_count++;
-        ck_assert_int_eq(cairn_peer_send(peer, 3, frame->request, &error.base), CAIRN_OK);
+        ck_assert_int_eq(peer_send(peer, 3, frame->request, &error.base), CAIRN_OK);
     } else if (frame->payload_bytes > 0) {
         error.text = "no";
-        ck_assert_int_eq(cairn_peer_send(peer, 3, frame->request, &error.base), CAIRN_OK);
+        ck_assert_int_eq(peer_send(peer, 3, frame->request, &error.base), CAIRN_OK);
         peer_finish(peer, CAIRN_ERR_VERSION, "another version");
     } else {
         hello_count++;
         peer_set_context(peer, &hello_count);
         peer_admit(peer);
-        ck_assert_int_eq(cairn_peer_send(peer, 2, frame->request, &welcome.base), CAIRN_OK);
+        ck_assert_int_eq(peer_send(peer, 2, frame->request, &welcome.base), CAIRN_OK);
     }
 }
 
-static void on_gone(struct cairn_peer *peer, cairn_status status, const char *why, void *context)
+static void on_gone(struct peer *peer, cairn_status status, const char *why, void *context)
 {
     ck_assert_ptr_eq(context, &loop);
     ck_assert_ptr_nonnull(peer_name(peer));

@@ -9,7 +9,7 @@
 #define SHARDS 2
 #define QUEUE  12
 
-static struct cairn_push *push;
+static struct push_round *push;
 static struct push_action list[64];
 static struct push_actions out;
 

@@ -534,7 +534,7 @@ TEST(tiles_of_members_go_over_also_of_tensors_that_come_later)
     const struct cairn_box rows = { .rank = 2, .start = { 3, 0 }, .extent = { 20, 1000 } };
     const struct cairn_box half = { .rank = 2, .start = { 0, 0 }, .extent = { 40, 150 } };
     struct shard_member *member = member_find(job, 2);
-    struct cairn_tiles tiles = { .count = 0 };
+    struct tiles tiles = { .count = 0 };
     struct sentence why;
     ck_assert_int_eq(tiles_set(&tiles, T_WEIGHT, &rows), CAIRN_OK);
     ck_assert_int_eq(tiles_set(&tiles, T_EMB, &half), CAIRN_OK);

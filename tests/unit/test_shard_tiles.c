@@ -13,7 +13,7 @@
 enum { WORKERS = 3, MICROS = 2, CHUNK_ELEMS = SCENE_CHUNK_LEAVES * 4096 };
 
 static struct scene scene;
-static struct cairn_tiles tiles[WORKERS + 1]; /* of member 1 to 3 */
+static struct tiles tiles[WORKERS + 1]; /* of member 1 to 3 */
 static uint8_t payload[CHUNK_ELEMS * 4];
 
 static struct shard_job *job(void)
@@ -389,7 +389,7 @@ TEST(a_job_goes_back_to_whole_tensors_and_gives_the_memory_back)
 
 TEST(a_round_of_pieces_after_a_round_of_wholes_and_with_a_member_told_anew)
 {
-    struct cairn_tiles kept[WORKERS + 1];
+    struct tiles kept[WORKERS + 1];
     memcpy(kept, tiles, sizeof kept);
     memset(tiles, 0, sizeof tiles);
     for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
@@ -479,7 +479,7 @@ TEST(tiles_do_not_change_while_a_round_collects)
 /* A list as it stands, without being judged. */
 static cairn_status refused_list(uint64_t member, struct tile_box *list, size_t count)
 {
-    const struct cairn_tiles wrong = { list, count };
+    const struct tiles wrong = { list, count };
     uint8_t *bytes;
     size_t size;
     ck_assert_int_eq(tiles_pack(&wrong, &bytes, &size), CAIRN_OK);

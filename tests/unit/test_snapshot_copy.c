@@ -13,7 +13,7 @@
 #define ELEMS      3000000 /* of a tensor, whose halves two shards have: several blocks a file */
 #define STEP_ELEMS 100000
 
-static struct cairn_snapshot snapshot;
+static struct snapshot snapshot;
 static uint64_t all_bytes; /* of its files */
 
 static void set_up(void)

@@ -114,7 +114,7 @@ TEST_EACH(a_damaged_file_is_named, 0, sizeof spoils / sizeof spoils[0])
     ck_assert_int_eq(manifest_commit(folder, &manifest, NULL), CAIRN_OK);
     snprintf(path, sizeof path, "%s/" VICTIM, folder);
     spoils[_i].spoil(path);
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct sentence why = { "" };
     cairn_status status = snapshot_open(folder, &snapshot, &why);
     ck_assert_msg(status == spoils[_i].status, "%d: %s", status, why.text);
@@ -144,7 +144,7 @@ static cairn_status open_two(struct snapshot_range a, struct snapshot_range b, s
     cairn_sample_write(folder, &spec, 0, &owned_a, &manifest);
     cairn_sample_write(folder, &spec, 1, &owned_b, &manifest);
     ck_assert_int_eq(manifest_commit(folder, &manifest, NULL), CAIRN_OK);
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     cairn_status status = snapshot_open(folder, &snapshot, why);
     if (status == CAIRN_OK) snapshot_close(&snapshot);
     manifest_release(&manifest);

@@ -97,7 +97,7 @@ static char *take_snapshot(const struct job_spec_data *spec, uint32_t shards, ui
 }
 
 /* An assertion for each element would be a system call for each: Check's process is told of every one. */
-static void read_range(struct cairn_snapshot *snapshot, const struct snapshot_range *range)
+static void read_range(struct snapshot *snapshot, const struct snapshot_range *range)
 {
     const uint32_t stored = spec_planes(&snapshot->manifest.spec, range->tensor);
     const bool is_blob = snapshot->manifest.spec.tensors[range->tensor].kind == CAIRN_BLOB;
@@ -126,7 +126,7 @@ START_TEST(what_any_shards_write_any_shards_read)
     const uint32_t writers = 1 + (uint32_t)_i / 5, readers = 1 + (uint32_t)_i % 5;
     struct job_spec_data spec = random_spec(&seed);
     char *folder = take_snapshot(&spec, writers, 12000, &seed);
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct sentence why = { "" };
     cairn_status status = snapshot_open(folder, &snapshot, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
@@ -240,7 +240,7 @@ START_TEST(what_is_not_stored_cannot_be_read)
     struct job_spec_data spec = cairn_sample_spec("sgd"); // without momentum: no optimizer planes
     cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
     char *folder = take_snapshot(&spec, 2, 0, &seed);
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     ck_assert_int_eq(snapshot_open(folder, &snapshot, NULL), CAIRN_OK);
     float out[11];
     ck_assert_int_eq(snapshot_read(&snapshot, 0, CAIRN_PLANE_PARAM, 0, 10, out, NULL), CAIRN_OK);
@@ -427,7 +427,7 @@ START_TEST(a_folder_that_is_a_link_is_neither_listed_nor_opened)
 {
     uint64_t seed = 3;
     struct job_spec_data spec = cairn_sample_spec("adamw");
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct sentence why = { "" };
     struct listing all = { .count = 0 };
     char command[3 * CAIRN_SCRATCH_BYTES + 200];
@@ -505,7 +505,7 @@ START_TEST(only_committed_snapshots_are_listed_oldest_first)
     ck_assert_int_eq(snapshot_list(scratch, "../x", on_snapshot, &one, NULL), CAIRN_OK);
     ck_assert_int_eq(snapshot_list("/nowhere", NULL, on_snapshot, &one, NULL), CAIRN_OK);
     ck_assert_uint_eq(one.count, 1);
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct sentence why = { "" };
     ck_assert_int_eq(snapshot_open(unfinished, &snapshot, &why), CAIRN_ERR_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(why.text, "no manifest.json"));

@@ -85,7 +85,7 @@ static cairn_status write_sample(struct sample *s, const char *root, struct sent
     return status == CAIRN_OK ? manifest_commit(s->folder, &s->manifest, why) : status;
 }
 
-static void check_elements(struct cairn_snapshot *snapshot, uint64_t first, uint64_t count)
+static void check_elements(struct snapshot *snapshot, uint64_t first, uint64_t count)
 {
     uint32_t *out = malloc(count * sizeof *out);
     struct sentence why = { "" };
@@ -119,7 +119,7 @@ TEST_EACH(any_range_of_files_of_many_blocks_comes_back_from_folders_and_from_mem
     struct sentence why = { "" };
     size_t count = 0;
     ck_assert_msg(write_sample(&s, root, &why) == CAIRN_OK, "%s", why.text);
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     ck_assert_msg(snapshot_open(s.folder, &snapshot, &why) == CAIRN_OK, "%s", why.text);
     ck_assert_uint_gt(snapshot.manifest.files[2].block_count, 4); // optim/
     check_elements(&snapshot, 0, BIG);
@@ -161,7 +161,7 @@ TEST(whatever_fails_once_a_snapshot_is_whole_or_is_none)
         ck_assert_int_eq(snapshot_list("mem:x", NULL, count_one, &count, &why), CAIRN_OK);
         ck_assert_uint_eq(count, status == CAIRN_OK);
         if (status == CAIRN_OK) {
-            struct cairn_snapshot snapshot;
+            struct snapshot snapshot;
             ck_assert_int_eq(snapshot_open(s.folder, &snapshot, &why), CAIRN_OK);
             ck_assert_int_eq(snapshot_verify(&snapshot, NULL, &why), CAIRN_OK);
             snapshot_close(&snapshot);
@@ -174,7 +174,7 @@ TEST(a_read_that_fails_is_told_and_not_taken_for_damage)
 {
     struct sample s = sample_of(BIG);
     struct sentence why = { "" };
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     ck_assert_int_eq(write_sample(&s, "mem:x", &why), CAIRN_OK);
     ck_assert_int_eq(snapshot_open(s.folder, &snapshot, &why), CAIRN_OK);
     cairn_memory_storage_fail(5, CAIRN_ERR_IO);
@@ -206,7 +206,7 @@ TEST(storage_that_hangs_holds_up_nothing_but_its_snapshot)
     struct hanging hanging = { .sample = sample_of(BIG) };
     struct sample other = sample_of(BIG);
     struct sentence why = { "" };
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     pthread_t thread;
     size_t count = 0;
     cairn_memory_storage_hang(true);
@@ -269,7 +269,7 @@ static void flip_one(const struct sample *s, uint64_t random)
     uint8_t *bytes = cairn_memory_storage_bytes(s->folder, file->path, &count);
     ck_assert_uint_eq(count, file->bytes);
     const uint64_t bit = random / 64 % (count * 8);
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct sentence why = { "" };
     struct damages damages = { 0 };
     const struct verify verify = { .damage = note, .context = &damages };
@@ -323,7 +323,7 @@ TEST(damage_concerns_the_block_that_it_is_in)
 {
     struct sample s = sample_of(BIG);
     struct sentence why = { "" };
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct damages damages = { 0 };
     const struct verify verify = { .damage = note, .context = &damages };
     float out[10];

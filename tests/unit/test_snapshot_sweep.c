@@ -18,7 +18,7 @@
 
 static char scratch[CAIRN_SCRATCH_BYTES];
 static struct job_spec_data spec;
-static struct cairn_snapshot snapshot;
+static struct snapshot snapshot;
 static char *folder;
 
 /* A large tensor and many small ones on two shards, each with half of all: a leaf of the large one is in both

@@ -27,8 +27,8 @@ static struct job_spec_data spec_of(const struct shape *shapes, size_t count)
 }
 
 struct world {
-    struct cairn_tiles tiles[RANKS_MAX];
-    const struct cairn_tiles *of_rank[RANKS_MAX];
+    struct tiles tiles[RANKS_MAX];
+    const struct tiles *of_rank[RANKS_MAX];
     uint32_t count;
 };
 
@@ -224,8 +224,8 @@ TEST(many_ranks_are_checked_at_once)
     struct shape shapes[TENSORS];
     for (size_t t = 0; t < TENSORS; t++) shapes[t] = (struct shape) { 2, { SIDE * 3, SIDE * 5 } };
     struct job_spec_data spec = spec_of(shapes, TENSORS);
-    struct cairn_tiles *tiles = calloc(WORLD, sizeof *tiles);
-    const struct cairn_tiles **of_rank = calloc(WORLD, sizeof *of_rank);
+    struct tiles *tiles = calloc(WORLD, sizeof *tiles);
+    const struct tiles **of_rank = calloc(WORLD, sizeof *of_rank);
     for (uint32_t r = 0; r < WORLD; r++) {
         const uint64_t i = r / 4 % SIDE, j = r / 4 / SIDE;
         const struct cairn_box box = { 2, { i * 3, j * 5 }, { 3, 5 } };
@@ -245,7 +245,7 @@ TEST(many_ranks_are_checked_at_once)
 
 TEST(a_list_is_sorted_has_one_box_a_tensor_and_finds_it)
 {
-    struct cairn_tiles tiles = { 0 };
+    struct tiles tiles = { 0 };
     random_state = 5;
     bool set[200] = { false };
     for (int i = 0; i < 300; i++) {
@@ -269,7 +269,7 @@ TEST(a_list_survives_its_bytes_and_its_hash_names_it)
 {
     const struct shape shapes[] = { { 2, { 8, 6 } }, { 1, { 9 } }, { 0, { 0 } } };
     struct job_spec_data spec = spec_of(shapes, 3);
-    struct cairn_tiles tiles = { 0 }, back = { 0 };
+    struct tiles tiles = { 0 }, back = { 0 };
     ck_assert_uint_eq(tiles_digest(&tiles), CAIRN_TABLE_HASH_WHOLE);
     ck_assert_int_eq(tiles_set(&tiles, 0, &(struct cairn_box) { 2, { 0, 3 }, { 8, 3 } }), 0);
     ck_assert_int_eq(tiles_set(&tiles, 2, &(struct cairn_box) { .rank = 0 }), 0);
@@ -295,11 +295,11 @@ static cairn_status unpack_of(const struct tile_box *boxes, size_t count,
 {
     struct tile_box list[4];
     memcpy(list, boxes, count * sizeof *list);
-    const struct cairn_tiles tiles = { list, count };
+    const struct tiles tiles = { list, count };
     uint8_t *bytes = NULL;
     size_t bytes_len = 0;
     ck_assert_int_eq(tiles_pack(&tiles, &bytes, &bytes_len), CAIRN_OK);
-    struct cairn_tiles back = { 0 };
+    struct tiles back = { 0 };
     cairn_status status = tiles_unpack(bytes, bytes_len, spec, &back, why);
     if (status != CAIRN_OK) ck_assert_ptr_null(back.list);
     tiles_release(&back);
@@ -351,7 +351,7 @@ TEST(any_bytes_at_all_are_refused_or_judged)
         uint8_t bytes[40];
         const size_t len = (size_t)random_below(sizeof bytes);
         for (size_t b = 0; b < len; b++) bytes[b] = (uint8_t)random_below(i % 2 ? 256 : 20);
-        struct cairn_tiles back = { 0 };
+        struct tiles back = { 0 };
         if (tiles_unpack(bytes, len, &spec, &back, NULL) == CAIRN_OK)
             ck_assert_uint_le(back.count, 2);
         tiles_release(&back);

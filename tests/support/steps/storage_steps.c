@@ -114,7 +114,7 @@ static int remove_one(const char *root, uint64_t step)
 
 static void verify(void *context, const char *job, const char *id, const char *folder)
 {
-    struct cairn_snapshot snapshot;
+    struct snapshot snapshot;
     struct sentence why = { "" };
     cairn_status status = snapshot_open(folder, &snapshot, &why);
     (void)job;
