@@ -212,8 +212,6 @@ struct home_use {
     uint64_t unpinned_bytes; /* were to be pinned, and could not be: copies of them are slower */
 };
 struct home_use home_use(struct home *home);
-/* True if the address lies in memory that this home gave; of `host`: always. */
-bool home_has(const struct home *home, const void *address);
 
 /* ---- memory of it ---- */
 
@@ -268,7 +266,7 @@ void home_memory_close(struct home_memory *memory);
 /* ---- memory of the device, or of one of its peers, that another process owns ----
  *
  * Its owner exported it as a descriptor (VMM, POSIX), which is used up in any case. It is mapped
- * for reading, at an address that home_has knows, so that works can read it where it lies. It
+ * for reading, at an address of the home, so that works can read it where it lies. It
  * stays readable until it is released, even when its owner is gone. A refused import changes
  * nothing. One thread for all of these. CAIRN_ERR_REFUSED: memory of other devices, or a size that
  * no memory has; CAIRN_ERR_NO_MEMORY, also where as much is imported as the devices have;

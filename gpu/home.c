@@ -36,11 +36,6 @@ struct home_use home_use(struct home *home)
     return home->kind->use(home);
 }
 
-bool home_has(const struct home *home, const void *address)
-{
-    return home->kind->has(home, address);
-}
-
 static cairn_status open_memory(const char *label, struct home_memory memory,
                                 struct home_memory *memory_out, struct sentence *why)
 {

@@ -10,7 +10,6 @@ struct home_kind {
     uint64_t (*free_bytes)(struct home *home);
     const char *(*failure)(struct home *home); /* NULL: it never fails */
     struct home_use (*use)(struct home *home);
-    bool (*has)(const struct home *home, const void *address);
     /* home, bytes and is_exportable of *memory_out are set; bytes is not 0. */
     cairn_status (*memory_open)(struct home *home, const char *label,
                                 struct home_memory *memory_out, struct sentence *why);

@@ -135,12 +135,6 @@ static struct home_use use(struct home *home)
     };
 }
 
-static bool has(const struct home *home, const void *address)
-{
-    const struct cuda *cuda = (const struct cuda *)home;
-    return (uint64_t)(uintptr_t)address - cuda->space.at < cuda->space.bytes;
-}
-
 /* Closes a home also if its card has failed, or if it was opened only in part. */
 static void close_home(struct home *home)
 {
@@ -165,7 +159,6 @@ static const struct home_kind kind = {
     .free_bytes = free_bytes,
     .failure = failure,
     .use = use,
-    .has = has,
     .memory_open = cuda_memory_open,
     .memory_close = cuda_memory_close,
     .memory_export = cuda_memory_export,

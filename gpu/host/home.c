@@ -45,13 +45,6 @@ static struct home_use use(struct home *home)
     return (struct home_use) { 0 };
 }
 
-static bool has(const struct home *home, const void *address)
-{
-    (void)home;
-    (void)address;
-    return true;
-}
-
 static cairn_status pin(struct home *home, void *host, uint64_t bytes, struct sentence *why)
 {
     (void)home;
@@ -143,7 +136,6 @@ static const struct home_kind kind = {
     .close = close_home,
     .free_bytes = free_bytes,
     .use = use,
-    .has = has,
     .memory_open = host_memory_open,
     .memory_close = host_memory_close,
     .memory_resize = host_memory_resize,

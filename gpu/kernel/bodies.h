@@ -1,6 +1,6 @@
 /* The bodies of all kernels: <name>_body(list, warp, warps) has a warp take the pieces warp, warp +
  * warps, ... of the list. Included once, by what makes kernels of them: gpu/cuda/kernels.cu and
- * gpu/kernel/host.c. */
+ * tests/gpu/kernels/host.c. */
 #ifndef CAIRN_GPU_KERNEL_BODIES_H
 #define CAIRN_GPU_KERNEL_BODIES_H
 
@@ -758,10 +758,6 @@ KERNEL_FN void init_piece(const struct init_item *item, uint64_t piece)
 }
 
 /* ==== lists ==== */
-
-/* The bodies of all kernels: <name>_body(list, warp, warps) has a warp take the pieces warp, warp +
- * warps, ... of the list. Included once, by what makes kernels of them: gpu/cuda/kernels.cu and
- * gpu/kernel/host.c. */
 
 /* The last item that begins at the piece or before it: the lanes look at 32 items at once. */
 KERNEL_FN uint64_t item_of_piece(const struct kernel_list *list, uint64_t item_bytes,

@@ -1,5 +1,5 @@
 /* The language that device kernels are written in: nvcc compiles them for a device (gpu/cuda/kernels.cu),
- * and a C compiler for tests and the emulated driver (gpu/kernel/host.c). The bits are the same.
+ * and a C compiler for tests and the emulated driver (tests/gpu/kernels/host.c). The bits are the same.
  *
  * A kernel says what a warp does with one piece of one item (gpu/kernel/list.h), KERNEL_FN void
  * fold_piece(item, piece); gpu/kernel/bodies.h goes through the list. Warps know nothing of each other,
@@ -9,12 +9,12 @@
  *   LANE_ARRAY(double, sum);          a variable of each lane: on a device one, here an array of 32
  *   EACH_LANE(lane)                   the lane's number, in order here; what is in the block is the lane's
  *       sum[LANE(lane)] = f(lane);    own, and no lane reads there what another one writes in that block
- *   lanes_add_f64(sum, 16);           between blocks (gpu/kernel/kernel.h): lane k += lane k + 16
+ *   lanes_add_f64(sum, 16);           between blocks: lane k += lane k + 16
  *
  * Memory is reached by MEMORY_AT(type, address) alone, for an address of a list: on a device the pointer;
- * here the pointer at a distance, for an emulated device whose memory cannot be touched where it seems to
- * lie. The address is aligned as the type is: a device ends a launch where it is not, and here it is
- * noted. */
+ * here CAIRN_KERNEL_AT of tests/gpu/kernels/host.h, the pointer at a distance, for an emulated device whose
+ * memory cannot be touched where it seems to lie. The address is aligned as the type is: a device ends a
+ * launch where it is not, and here it is noted. */
 #ifndef CAIRN_GPU_KERNEL_KERNEL_H
 #define CAIRN_GPU_KERNEL_KERNEL_H
 
@@ -36,8 +36,6 @@
 #define KERNEL_UNROLL            _Pragma("unroll")
 
 #else
-
-#include "gpu/kernel/host.h"
 
 #define KERNEL_FN                static inline __attribute__((unused))
 #define KERNEL_FN_APART          KERNEL_FN

@@ -144,7 +144,8 @@ void push_on_result(struct push_round *push, struct push_actions *actions);
 
 /* ---- questions ---- */
 bool push_voided(const struct push_round *push);
-/* No buffer is on loan: the machine may be dropped once the round has ended. */
+/* No buffer is on loan: the machine may be dropped once the round has ended. The simulator and tests ask; a
+ * pusher counts its loans itself. */
 bool push_idle(const struct push_round *push);
 /* The shard owes something: a GRANT, or the answer to a chunk or to an end. (A commit has none.) */
 bool push_waits(const struct push_round *push, uint32_t shard);

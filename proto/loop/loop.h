@@ -156,7 +156,7 @@ CAIRN_MUST_CHECK cairn_status stream_accept(uv_stream_t *server,
  * CAIRN_ERR_CLOSED: it is closing. CAIRN_ERR_INVALID: the message is larger than a frame may be. */
 CAIRN_MUST_CHECK cairn_status stream_send(struct stream *stream, uint16_t type, uint32_t request,
                                           const ProtobufCMessage *message, struct sentence *why);
-/* The same with a payload that is packed already. */
+/* The same with any bytes as payload, as tests send them. */
 CAIRN_MUST_CHECK cairn_status stream_send_bytes(struct stream *stream, uint16_t type,
                                                 uint32_t request, const void *payload,
                                                 size_t payload_bytes, struct sentence *why);

@@ -102,11 +102,6 @@ cairn_status snapshot_writer_put_other(struct snapshot_writer *writer, const cha
 bool snapshot_writer_buffered(const struct snapshot_writer *writer);
 void snapshot_writer_close(struct snapshot_writer *writer);
 
-/* One file, with a writer of its own. */
-cairn_status snapshot_write_file(const char *folder, const struct snapshot_file *file,
-                                 snapshot_fill_fn fill, void *context, uint8_t *sums_out,
-                                 struct sentence *why) CAIRN_MUST_CHECK;
-
 /* XXH3-128 of a block. */
 void snapshot_sum(const void *bytes, size_t count, uint8_t sum_out[CAIRN_SNAPSHOT_SUM_BYTES]);
 

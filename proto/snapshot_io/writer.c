@@ -297,18 +297,6 @@ cairn_status snapshot_writer_put_other(struct snapshot_writer *w, const char *at
     return storage->put_end(w->put, status, why);
 }
 
-cairn_status snapshot_write_file(const char *folder, const struct snapshot_file *file,
-                                 snapshot_fill_fn fill, void *context, uint8_t *sums_out,
-                                 struct sentence *why)
-{
-    const struct snapshot_input source = { .fill = fill, .context = context };
-    struct snapshot_writer *writer;
-    CAIRN_TRY(snapshot_writer_open(1, &writer, why));
-    cairn_status status = snapshot_writer_put(writer, folder, file, &source, sums_out, why);
-    snapshot_writer_close(writer);
-    return status;
-}
-
 /* ==== commit ==== */
 
 /* A snapshot begins with its folder, and is there when it has a manifest. */

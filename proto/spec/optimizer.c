@@ -476,13 +476,6 @@ void init_elems(const struct init_source *source, uint64_t first_elem, uint64_t 
     for (uint64_t i = 0; i < elem_count; i++) out[i] = (float)source->a;
 }
 
-void init_fill(const struct cairn_init *init, const char *tensor, uint64_t first_elem,
-               uint64_t elem_count, float *out)
-{
-    const struct init_source source = init_source_of(init, tensor);
-    init_elems(&source, first_elem, elem_count, out);
-}
-
 /* ==== scalars ==== */
 
 #define CLIP_EPS 1e-6 // as torch.nn.utils.clip_grad_norm_

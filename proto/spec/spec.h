@@ -731,9 +731,6 @@ struct init_source init_source_of(const struct cairn_init *init, const char *ten
 /* Writes elements [first_elem, first_elem + elem_count) of the tensor. */
 void init_elems(const struct init_source *source, uint64_t first_elem, uint64_t elem_count,
                 float *out);
-/* Does both: makes the source and writes the elements. */
-void init_fill(const struct cairn_init *init, const char *tensor, uint64_t first_elem,
-               uint64_t elem_count, float *out);
 
 /* ==== optimizer ==== */
 

@@ -110,7 +110,7 @@ struct storage {
 /* The storage of a location; constant. A location whose name nobody has registered is taken as a
  * path, and nothing is there. */
 const struct storage *storage_of(const char *location);
-/* At most four, before any thread uses one; borrowed. */
+/* Adds one, before any thread uses one; borrowed. At most four. Tests add a storage in memory. */
 void storage_register(const struct storage *storage);
 
 /* The storage of paths. */

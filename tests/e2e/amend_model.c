@@ -7,6 +7,7 @@
 #include "client/base.h"
 #include "gpu/gpu.h"
 #include "proto/spec/spec.h"
+#include "tests/support/init.h"
 
 #define CLIP_NORM 0.5
 

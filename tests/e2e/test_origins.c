@@ -13,6 +13,7 @@
 #include "tests/support/good.h"
 #include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
+#include "tests/support/init.h"
 
 enum { TENSORS = 7, WAIT_MS = 20000 };
 

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/kernel/host.h"
+#include "tests/gpu/kernels/host.h"
 #include "tests/support/random.h"
 
 #define SCENE_AT    ((uint64_t)1 << 60)

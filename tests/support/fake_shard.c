@@ -1,6 +1,7 @@
 #include "tests/support/fake_move.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/pages.h"
+#include "tests/support/snapshot_sample.h"
 
 #include <check.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
 #include "tests/support/shard_model.h"
+#include "tests/support/snapshot_sample.h"
 
 #include <check.h>
 #include <stdlib.h>

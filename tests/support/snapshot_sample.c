@@ -109,3 +109,15 @@ char *cairn_sample_snapshot(const char *root, const struct job_spec_data *spec, 
     manifest_release(&manifest);
     return folder;
 }
+
+cairn_status snapshot_write_file(const char *folder, const struct snapshot_file *file,
+                                 snapshot_fill_fn fill, void *context, uint8_t *sums_out,
+                                 struct sentence *why)
+{
+    const struct snapshot_input source = { .fill = fill, .context = context };
+    struct snapshot_writer *writer;
+    CAIRN_TRY(snapshot_writer_open(1, &writer, why));
+    cairn_status status = snapshot_writer_put(writer, folder, file, &source, sums_out, why);
+    snapshot_writer_close(writer);
+    return status;
+}

@@ -35,4 +35,9 @@ void cairn_sample_write(const char *folder, const struct job_spec_data *spec, ui
  * tensor of more than one row the last. Its folder, the caller's to free. */
 char *cairn_sample_snapshot(const char *root, const struct job_spec_data *spec, uint64_t step);
 
+/* One file, with a writer of its own. */
+cairn_status snapshot_write_file(const char *folder, const struct snapshot_file *file,
+                                 snapshot_fill_fn fill, void *context, uint8_t *sums_out,
+                                 struct sentence *why) CAIRN_MUST_CHECK;
+
 #endif

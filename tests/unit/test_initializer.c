@@ -8,6 +8,7 @@
 #include "proto/spec/spec.h"
 #include "proto/spec/scalars.h"
 #include "tests/support/suite.h"
+#include "tests/support/init.h"
 
 enum { MANY = 200000 };
 

@@ -10,6 +10,7 @@
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
+#include "tests/support/init.h"
 
 static struct scene scene;
 static char folder[CAIRN_SCRATCH_BYTES], path[256];

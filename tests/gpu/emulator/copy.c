@@ -5,7 +5,7 @@
  * write to host memory, there is EMULATOR_POISON until it has. Pageable memory is staged, as documented: to
  * the device it is read at once, and what comes from the device is there when the call returns. */
 #include "tests/gpu/emulator/emulator.h"
-#include "gpu/kernel/host.h"
+#include "tests/gpu/kernels/host.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
-/* The emulator's own kernels, for its tests: beside Cairn's (gpu/kernel/host.h), and simpler. */
+/* The emulator's own kernels, for its tests: beside Cairn's (tests/gpu/kernels/host.h), and simpler. */
 #ifndef CAIRN_TESTS_GPU_EMULATOR_KERNELS_H
 #define CAIRN_TESTS_GPU_EMULATOR_KERNELS_H
 
-#include "gpu/kernel/host.h"
+#include "tests/gpu/kernels/host.h"
 
 /* Ends with one without a name. They read other things into struct kernel_list than its names say:
  *

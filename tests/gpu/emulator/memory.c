@@ -8,7 +8,7 @@
  * made. */
 #include "tests/gpu/emulator/emulator.h"
 
-#include "gpu/kernel/host.h"
+#include "tests/gpu/kernels/host.h"
 
 #include <inttypes.h>
 #include <assert.h>

@@ -10,7 +10,7 @@
  * over, and all that waits in queues, is before all that comes, and is forgotten. The host is one: threads
  * of it that tell each other nothing are ThreadSanitizer's to find. */
 #include "tests/gpu/emulator/emulator.h"
-#include "gpu/kernel/host.h"
+#include "tests/gpu/kernels/host.h"
 
 #include <inttypes.h>
 #include <assert.h>

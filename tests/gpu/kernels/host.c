@@ -1,4 +1,4 @@
-#include "gpu/kernel/host.h"
+#include "tests/gpu/kernels/host.h"
 
 #include <assert.h>
 #include <math.h>

@@ -6,8 +6,8 @@
  *
  * Both follow the list's addresses: call them when the stream comes to the launch, not before, as copies
  * of the same stream bring the items. Any thread; several may run blocks of one launch. */
-#ifndef CAIRN_GPU_KERNEL_HOST_H
-#define CAIRN_GPU_KERNEL_HOST_H
+#ifndef CAIRN_TESTS_GPU_KERNELS_HOST_H
+#define CAIRN_TESTS_GPU_KERNELS_HOST_H
 
 #include <stdbool.h>
 
@@ -58,11 +58,7 @@ extern const struct kernel kernel_table[CAIRN_KERNEL_COUNT]; /* by enum kernel_n
 /* NULL: there is none of that name. */
 const struct kernel *kernel_named(const char *name);
 
-/* ==== ranges ==== */
-
-/* The functions that say which memory a launch of each kernel touches: the `ranges` of
- * gpu/kernel/host.h. Private to gpu/kernel. */
-
+/* The `ranges` of each kernel: ranges.c. */
 #define CAIRN_KERNEL_RANGES(name, item, block) \
     void ranges_##name(const struct kernel_list *list, kernel_note_fn note, void *context);
 CAIRN_KERNELS(CAIRN_KERNEL_RANGES)

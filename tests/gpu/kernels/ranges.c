@@ -1,6 +1,6 @@
 /* The byte ranges of items, written out apart from the bodies: what is said here and what they do are two
  * things, and tests/gpu/test_kernels.c holds one against the other. */
-#include "gpu/kernel/host.h"
+#include "tests/gpu/kernels/host.h"
 
 struct noter {
     kernel_note_fn note;
