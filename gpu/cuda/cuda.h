@@ -2,9 +2,9 @@
  *
  *   home.c   the card: which, its name
  *     │      planes: handles of at most 64 MiB, side by side in one reservation
- *     │      imports: memory of the card that other processes own
+ *      │      imports: memory of the card that other processes own
  *     │      pins: host memory that the card reads by itself
- *     └──► run.c   works ─► plan.c: what fits a plan ─► run.c: copies in, kernels, copies out
+ *     └──► run.c   works ─► what fits a plan ─► copies in, kernels, copies out
  *
  * One reservation of addresses has all that a home gives: what lies in it lies in the home. The part of it
  * that imports get is their own: whoever shows much takes none of the planes' addresses.
@@ -88,21 +88,6 @@ CAIRN_MUST_CHECK cairn_status cuda_check(struct cuda *cuda, int result, const ch
  * processors to others. */
 int cuda_wait(const struct cuda *cuda, struct CUstream_st *stream, struct CUevent_st *event);
 
-/* ---- run.c: pure, but for memory; no lock ---- */
-
-/* CAIRN_ERR_NO_MEMORY; CAIRN_ERR_EXISTS: it lies on others. */
-CAIRN_MUST_CHECK cairn_status cuda_spans_add(struct cuda_spans *spans, struct cuda_span span);
-/* The one that begins there, taken out; 0 bytes: none does. */
-struct cuda_span cuda_spans_take(struct cuda_spans *spans, uint64_t at);
-/* The first one that has some of those bytes; 0 bytes: none has. */
-struct cuda_span cuda_spans_overlapping(const struct cuda_spans *spans, struct cuda_span with);
-/* Takes off what spans have at both ends of it; 0 bytes: they have all. */
-void cuda_spans_trim(const struct cuda_spans *spans, struct cuda_span *span);
-/* True if one span has all of it. */
-bool cuda_spans_have(const struct cuda_spans *spans, uint64_t at, uint64_t bytes);
-/* The first place among `within` that has so many free bytes; 0: none. */
-uint64_t cuda_spans_gap(const struct cuda_spans *spans, struct cuda_span within, uint64_t bytes);
-
 /* ---- home.c, run.c: of the kind (gpu/home_kind.h) ---- */
 
 /* True if the card copies from and to all of these bytes of the host by itself. */
@@ -183,29 +168,9 @@ struct cuda_plan_cursor {
     bool is_folded; /* of a fold with sums of more sources than fit: only the sums are left */
 };
 
-/* Constants, and the sides' host and device, are set. CAIRN_ERR_NO_MEMORY: release it. */
-CAIRN_MUST_CHECK cairn_status cuda_plan_init(struct cuda_plan *plan);
-void cuda_plan_release(struct cuda_plan *plan);
-/* Nothing is to be done. */
-void cuda_plan_clear(struct cuda_plan *plan);
-bool cuda_plan_is_empty(const struct cuda_plan *plan);
-
-/* Adds as much of the work as fits. True: all that was left. False: go on in an empty plan that
- * runs after this one. */
-bool cuda_plan_add(struct cuda_plan *plan, struct home_work *work, struct cuda_plan_cursor *cursor);
-/* Puts the items into `in`; lists_out: what launches are given, pieces 0 where there is nothing to launch. */
-void cuda_plan_place(struct cuda_plan *plan, struct kernel_list lists_out[CAIRN_KERNEL_COUNT]);
-/* The slice is over: gives the host what was made. */
-void cuda_plan_end(const struct cuda_plan *plan);
-
-/* ---- plan.c: there is room, the caller has looked ---- */
-
-void cuda_plan_copy(struct cuda_plan_copy *copies, size_t *count, uint64_t device, void *host,
-                    size_t bytes);
-
 /* ==== lower ==== */
 
-/* How works are cut into what fits a plan. Private to plan.c. */
+/* How works are cut into what fits a plan. Private to run.c. */
 
 /* More than an item takes, and the rounding of a buffer or two. */
 #define CAIRN_CUDA_PLAN_ITEM_ROOM ((size_t)256)

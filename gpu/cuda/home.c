@@ -9,7 +9,6 @@
 
 #include "gpu/cuda/cuda.h"
 #include "proto/base/mutant.h"
-#include "gpu/cuda/driver.h"
 
 /* Addresses cost nothing: so many that what comes and goes leaves gaps that are large enough, and where a
  * process may not have so many, half of them. */
@@ -17,6 +16,113 @@
 #define SPACE_PER_IMPORT 2
 #define SPACE_HALVINGS   1
 #define WORKS_BEST       256
+
+/* ==== spans ==== */
+
+/* Spans of addresses: few, so that a list in order does. */
+
+/* The first span that ends behind the address; count if none does. */
+static size_t first_behind(const struct cuda_spans *spans, uint64_t at)
+{
+    size_t low = 0, high = spans->count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (spans->list[middle].at + spans->list[middle].bytes > at)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+static cairn_status make_room(struct cuda_spans *spans)
+{
+    if (spans->count < spans->capacity) return CAIRN_OK;
+    const size_t capacity = spans->capacity == 0 ? 64 : 2 * spans->capacity;
+    struct cuda_span *list = realloc(spans->list, capacity * sizeof *list);
+    if (list == NULL) return CAIRN_ERR_NO_MEMORY;
+    spans->list = list;
+    spans->capacity = capacity;
+    return CAIRN_OK;
+}
+
+/* CAIRN_ERR_NO_MEMORY; CAIRN_ERR_EXISTS: it lies on others. */
+static cairn_status cuda_spans_add(struct cuda_spans *spans, struct cuda_span span)
+{
+    const size_t index = first_behind(spans, span.at);
+    if (index < spans->count && spans->list[index].at - span.at < span.bytes)
+        return CAIRN_ERR_EXISTS;
+    if (index < spans->count && spans->list[index].at <= span.at) return CAIRN_ERR_EXISTS;
+    CAIRN_TRY(make_room(spans));
+    memmove(&spans->list[index + 1], &spans->list[index], (spans->count - index) * sizeof span);
+    spans->list[index] = span;
+    spans->count++;
+    return CAIRN_OK;
+}
+
+/* The one that begins there, taken out; 0 bytes: none does. */
+static struct cuda_span cuda_spans_take(struct cuda_spans *spans, uint64_t at)
+{
+    const size_t index = first_behind(spans, at);
+    struct cuda_span span = { 0 };
+    if (index == spans->count || spans->list[index].at != at) return span;
+    span = spans->list[index];
+    spans->count--;
+    memmove(&spans->list[index], &spans->list[index + 1], (spans->count - index) * sizeof span);
+    return span;
+}
+
+/* The first one that has some of those bytes; 0 bytes: none has. */
+static struct cuda_span cuda_spans_overlapping(const struct cuda_spans *spans,
+                                               struct cuda_span with)
+{
+    const size_t index = first_behind(spans, with.at);
+    if (index == spans->count || spans->list[index].at >= with.at + with.bytes)
+        return (struct cuda_span) { 0 };
+    return spans->list[index];
+}
+
+/* Takes off what spans have at both ends of it; 0 bytes: they have all. */
+static void cuda_spans_trim(const struct cuda_spans *spans, struct cuda_span *span)
+{
+    uint64_t at = span->at, end = span->at + span->bytes;
+    while (at < end) {
+        const struct cuda_span first = cuda_spans_overlapping(spans, (struct cuda_span) { at, 1 });
+        if (first.bytes == 0) break;
+        at = first.at + first.bytes;
+    }
+    while (at < end) {
+        const struct cuda_span last = cuda_spans_overlapping(spans,
+                                                             (struct cuda_span) { end - 1, 1 });
+        if (last.bytes == 0) break;
+        end = last.at;
+    }
+    *span = (struct cuda_span) { at, at < end ? end - at : 0 };
+}
+
+/* True if one span has all of it. */
+static bool cuda_spans_have(const struct cuda_spans *spans, uint64_t at, uint64_t bytes)
+{
+    const size_t index = first_behind(spans, at);
+    if (index == spans->count || spans->list[index].at > at) return false;
+    return bytes <= spans->list[index].at + spans->list[index].bytes - at;
+}
+
+/* The first place among `within` that has so many free bytes; 0: none. */
+static uint64_t cuda_spans_gap(const struct cuda_spans *spans, struct cuda_span within,
+                               uint64_t bytes)
+{
+    const uint64_t end = within.at + within.bytes;
+    uint64_t at = within.at;
+    size_t i = first_behind(spans, at);
+    for (; i < spans->count && spans->list[i].at < end; i++) {
+        if (spans->list[i].at - at >= bytes) return at;
+        at = spans->list[i].at + spans->list[i].bytes;
+    }
+    return end - at >= bytes ? at : 0;
+}
+
+/* ==== card ==== */
 
 static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
 #define CAIRN_KERNEL_NAME(name, item, warps) "cairn_kernel_" #name,

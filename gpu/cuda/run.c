@@ -7,6 +7,669 @@
 #include "gpu/cuda/cuda.h"
 #include "proto/base/mutant.h"
 
+/* ==== plan ==== */
+
+static const size_t item_bytes[CAIRN_KERNEL_COUNT] = {
+#define CAIRN_KERNEL_ITEM(name, item, warps) sizeof(item),
+    CAIRN_KERNELS(CAIRN_KERNEL_ITEM)
+#undef CAIRN_KERNEL_ITEM
+};
+
+static uint64_t cuda_plan_add_fold(struct cuda_plan *plan, const struct cuda_plan_fold *fold,
+                                   uint64_t done);
+static bool cuda_plan_add_fold_sums(struct cuda_plan *plan, const struct leaf_fold *fold,
+                                    struct cuda_plan_cursor *cursor);
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + 15) / 16 * 16;
+}
+
+/* Nothing is to be done. */
+static void cuda_plan_clear(struct cuda_plan *plan)
+{
+    for (int i = 0; i < CAIRN_KERNEL_COUNT; i++)
+        plan->kernels[i].count = plan->kernels[i].pieces = 0;
+    plan->in.used = plan->out.used = 0;
+    plan->in.top = plan->out.top = plan->bytes;
+    plan->item_bytes = plan->in_count = plan->out_count = plan->end_count = 0;
+    plan->counts = false;
+}
+
+/* Constants, and the sides' host and device, are set. CAIRN_ERR_NO_MEMORY: release it. */
+static cairn_status cuda_plan_init(struct cuda_plan *plan)
+{
+    bool ok = true;
+    for (int i = 0; i < CAIRN_KERNEL_COUNT; i++) {
+        plan->kernels[i].list = malloc(CAIRN_CUDA_PLAN_PARTS * item_bytes[i]);
+        ok = ok && plan->kernels[i].list != NULL;
+    }
+    plan->copies_in = malloc(CAIRN_CUDA_PLAN_PARTS * sizeof *plan->copies_in);
+    plan->copies_out = malloc(CAIRN_CUDA_PLAN_PARTS * sizeof *plan->copies_out);
+    plan->ends = malloc(CAIRN_CUDA_PLAN_PARTS * sizeof *plan->ends);
+    cuda_plan_clear(plan);
+    return ok && plan->copies_in != NULL && plan->copies_out != NULL && plan->ends != NULL
+               ? CAIRN_OK
+               : CAIRN_ERR_NO_MEMORY;
+}
+
+static void cuda_plan_release(struct cuda_plan *plan)
+{
+    for (int i = 0; i < CAIRN_KERNEL_COUNT; i++) free(plan->kernels[i].list);
+    free(plan->copies_in);
+    free(plan->copies_out);
+    free(plan->ends);
+    *plan = (struct cuda_plan) { 0 };
+}
+
+static bool cuda_plan_is_empty(const struct cuda_plan *plan)
+{
+    return plan->item_bytes == 0 && plan->in_count == 0 && plan->out_count == 0;
+}
+
+/* ---- room ---- */
+
+/* the home does */
+static bool cuda_plan_has(const struct cuda_plan *plan, const void *address)
+{
+    return (uint64_t)(uintptr_t)address - plan->space.at < plan->space.bytes;
+}
+
+static size_t cuda_plan_in_room(const struct cuda_plan *plan)
+{
+    const size_t taken = plan->in.used + plan->item_bytes + 16 * CAIRN_KERNEL_COUNT;
+    return taken < plan->in.top ? plan->in.top - taken : 0;
+}
+
+static size_t cuda_plan_out_room(const struct cuda_plan *plan)
+{
+    return plan->out.top - plan->out.used;
+}
+
+/* `bytes` of [0, used) of a side, at a multiple of 16: the offset. */
+static size_t cuda_plan_take(struct cuda_plan_side *side, size_t bytes)
+{
+    const size_t offset = side->used;
+    side->used += round_up(bytes);
+    assert(side->used <= side->top);
+    return offset;
+}
+
+static size_t cuda_plan_take_top(struct cuda_plan_side *side, size_t bytes)
+{
+    assert(round_up(bytes) <= side->top - side->used);
+    side->top -= round_up(bytes);
+    return side->top;
+}
+
+/* An item of the kernel, and what goes with it, can be added, if there is room. */
+static bool cuda_plan_has_parts(const struct cuda_plan *plan, enum kernel_number kernel)
+{
+    return plan->kernels[kernel].count < CAIRN_CUDA_PLAN_PARTS &&
+           plan->end_count + 2 <= CAIRN_CUDA_PLAN_PARTS;
+}
+
+/* Returns how many of `left` units fit into `room` at `each` bytes (0: all do). Returns 0 rather
+ * than a sliver at the end of a plan that holds something already. */
+static uint64_t cuda_plan_fit(const struct cuda_plan *plan, uint64_t left, size_t room,
+                              size_t overhead, size_t each, uint64_t unit)
+{
+    if (room < overhead) return 0;
+    if (each == 0 || left <= (room - overhead) / each) return left;
+    const uint64_t most = (room - overhead) / each;
+    if (most >= unit) return most - most % unit;
+    if (!cuda_plan_is_empty(plan)) return 0;
+    return most >= 8 ? most - most % 8 : most;
+}
+
+/* ---- parts ---- */
+
+static void cuda_plan_copy(struct cuda_plan_copy *copies, size_t *count, uint64_t device,
+                           void *host, size_t bytes)
+{
+    assert(*count < CAIRN_CUDA_PLAN_PARTS);
+    copies[(*count)++] = (struct cuda_plan_copy) { device, host, bytes };
+}
+
+static struct cuda_plan_end *cuda_plan_new_end(struct cuda_plan *plan)
+{
+    assert(plan->end_count < CAIRN_CUDA_PLAN_PARTS);
+    return &plan->ends[plan->end_count++];
+}
+
+/* item: its first_piece is set here. pieces: of it. */
+static void cuda_plan_item(struct cuda_plan *plan, enum kernel_number kernel, void *item,
+                           uint64_t pieces)
+{
+    struct cuda_plan_items *items = &plan->kernels[kernel];
+    const size_t bytes = item_bytes[kernel];
+    if (pieces == 0) return;
+    assert(items->count < CAIRN_CUDA_PLAN_PARTS);
+    memcpy(item, &items->pieces, sizeof items->pieces); // first_piece is the first field of each
+    memcpy(items->list + items->count * bytes, item, bytes);
+    items->count++;
+    items->pieces += pieces;
+    plan->item_bytes += bytes;
+}
+
+/* Where the device finds the bytes: host memory is brought. */
+static uint64_t cuda_plan_bring(struct cuda_plan *plan, const void *data, size_t bytes)
+{
+    if (cuda_plan_has(plan, data)) return (uint64_t)(uintptr_t)data;
+    if (plan->in_count < CAIRN_CUDA_PLAN_PARTS && plan->is_pinned(plan->cuda, data, bytes)) {
+        const uint64_t device = plan->in.device + cuda_plan_take_top(&plan->in, bytes);
+        cuda_plan_copy(plan->copies_in, &plan->in_count, device, (void *)(uintptr_t)data, bytes);
+        return device;
+    }
+    const size_t offset = cuda_plan_take(&plan->in, bytes);
+    memcpy(plan->in.host + offset, data, bytes);
+    return plan->in.device + offset;
+}
+
+/* Where the device writes what is to come to this address: host memory is filled afterwards. */
+static uint64_t cuda_plan_give(struct cuda_plan *plan, void *to, size_t bytes)
+{
+    if (cuda_plan_has(plan, to)) return (uint64_t)(uintptr_t)to;
+    if (plan->out_count < CAIRN_CUDA_PLAN_PARTS && plan->is_pinned(plan->cuda, to, bytes)) {
+        const uint64_t device = plan->out.device + cuda_plan_take_top(&plan->out, bytes);
+        cuda_plan_copy(plan->copies_out, &plan->out_count, device, to, bytes);
+        return device;
+    }
+    const size_t offset = cuda_plan_take(&plan->out, bytes);
+    *cuda_plan_new_end(plan) = (struct cuda_plan_end) {
+        .kind = CAIRN_END_COPY, .to = to, .from = plan->out.host + offset, .count = bytes
+    };
+    return plan->out.device + offset;
+}
+
+/* ---- when all is in it, and when all is done ---- */
+
+/* Puts the items into `in`; lists_out: what launches are given, pieces 0 where there is nothing to launch. */
+static void cuda_plan_place(struct cuda_plan *plan,
+                            struct kernel_list lists_out[CAIRN_KERNEL_COUNT])
+{
+    for (int i = 0; i < CAIRN_KERNEL_COUNT; i++) {
+        const struct cuda_plan_items *items = &plan->kernels[i];
+        const size_t bytes = (size_t)items->count * item_bytes[i];
+        lists_out[i] = (struct kernel_list) { .count = items->count, .pieces = items->pieces };
+        if (items->count == 0) continue;
+        const size_t offset = cuda_plan_take(&plan->in, bytes);
+        memcpy(plan->in.host + offset, items->list, bytes);
+        lists_out[i].items = plan->in.device + offset;
+    }
+}
+
+static void add_sums(const struct cuda_plan_end *end)
+{
+    struct sums *sums = end->to;
+    const double *squares = end->squares;
+    const uint32_t *nonfinite = end->from;
+    for (size_t i = 0; i < end->count; i++) {
+        sums->nonfinite += nonfinite[i];
+        if (nonfinite[i] > 0) continue;
+        const cairn_status status = exact_add_double(&sums->sum_squares, squares[i]);
+        assert(status == CAIRN_OK); // 2^74 of the largest leaves fit
+        (void)status;
+    }
+}
+
+/* The slice is over: gives the host what was made. */
+static void cuda_plan_end(const struct cuda_plan *plan)
+{
+    for (size_t i = 0; i < plan->end_count; i++) {
+        const struct cuda_plan_end *end = &plan->ends[i];
+        switch (end->kind) {
+        case CAIRN_END_COPY: memcpy(end->to, end->from, end->count); break;
+        case CAIRN_END_COUNT: *(uint64_t *)end->to += *(const uint64_t *)end->from; break;
+        case CAIRN_END_SUMS: add_sums(end); break;
+        }
+    }
+}
+
+/* ==== lower ==== */
+
+/* Works, cut into what fits a plan. Each function adds some of what is left of a work, and returns how much:
+ * 0 if nothing fits any more. */
+
+/* ---- updates ---- */
+
+static enum kernel_number update_kernel(uint32_t optimizer)
+{
+    if (optimizer == CAIRN_OPTIMIZER_ADAMW) return CAIRN_KERNEL_update_adamw;
+    if (optimizer == CAIRN_OPTIMIZER_ADAM) return CAIRN_KERNEL_update_adam;
+    assert(optimizer == CAIRN_OPTIMIZER_SGD);
+    return CAIRN_KERNEL_update_sgd;
+}
+
+static uint64_t moved(const float *plane, uint64_t elems)
+{
+    return plane == NULL ? 0 : cuda_plan_address(plane + elems);
+}
+
+static uint64_t new_count(struct cuda_plan *plan, uint64_t *to)
+{
+    const size_t offset = cuda_plan_take(&plan->out, sizeof(uint64_t));
+    *cuda_plan_new_end(plan) = (struct cuda_plan_end) { .kind = CAIRN_END_COUNT,
+                                                        .to = to,
+                                                        .from = plan->out.host + offset };
+    plan->counts = true;
+    return plan->out.device + offset;
+}
+
+static uint64_t add_update(struct cuda_plan *plan, struct home_work *work, uint64_t done)
+{
+    const struct update *planes = &work->update.planes;
+    const enum kernel_number kernel = update_kernel(work->update.scalars->optimizer);
+    const bool goes_out = planes->wire != NULL && !cuda_plan_has(plan, planes->wire);
+    const size_t wire_bytes = planes->wire == NULL ? 0 : dtype_size((int)planes->wire_dtype);
+    if (!cuda_plan_has_parts(plan, kernel) || cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    const uint64_t elems = cuda_plan_fit(plan, planes->elems - done, cuda_plan_out_room(plan),
+                                         CAIRN_CUDA_PLAN_ITEM_ROOM, goes_out ? wire_bytes : 0,
+                                         CAIRN_PIECE_ELEMS);
+    if (elems == 0) return 0;
+    if (done == 0) *work->update.nonfinite = 0;
+    struct update_item item = {
+        .grad = cuda_plan_address(planes->grad + done),
+        .param = cuda_plan_address(planes->param + done),
+        .exp_avg = moved(planes->exp_avg, done),
+        .exp_avg_sq = moved(planes->exp_avg_sq, done),
+        .elems = elems,
+        .nonfinite = new_count(plan, work->update.nonfinite),
+        .wire_dtype = (uint64_t)planes->wire_dtype,
+        .scalars = *work->update.scalars,
+    };
+    if (planes->wire != NULL)
+        item.wire = cuda_plan_give(plan, (uint8_t *)planes->wire + done * wire_bytes,
+                                   (size_t)elems * wire_bytes);
+    cuda_plan_item(plan, kernel, &item, update_pieces(&item));
+    return elems;
+}
+
+/* ---- converts, copies, zeroes, hashes, initial values ---- */
+
+static uint64_t add_convert(struct cuda_plan *plan, const struct home_work *work, uint64_t done)
+{
+    uint8_t *dst = work->convert.dst;
+    const uint8_t *src = work->convert.src;
+    const size_t dst_bytes = dtype_size((int)work->convert.dst_dtype);
+    const size_t src_bytes = dtype_size((int)work->convert.src_dtype);
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_convert)) return 0;
+    uint64_t elems = cuda_plan_fit(plan, work->convert.elems - done, cuda_plan_out_room(plan),
+                                   CAIRN_CUDA_PLAN_ITEM_ROOM,
+                                   cuda_plan_has(plan, dst) ? 0 : dst_bytes, CAIRN_PIECE_ELEMS);
+    elems = cuda_plan_fit(plan, elems, cuda_plan_in_room(plan), CAIRN_CUDA_PLAN_ITEM_ROOM,
+                          cuda_plan_has(plan, src) ? 0 : src_bytes, CAIRN_PIECE_ELEMS);
+    if (elems == 0) return 0;
+    struct convert_item item = {
+        .dst = cuda_plan_give(plan, dst + done * dst_bytes, (size_t)elems * dst_bytes),
+        .src = cuda_plan_bring(plan, src + done * src_bytes, (size_t)elems * src_bytes),
+        .elems = elems,
+        .dst_dtype = (uint32_t)work->convert.dst_dtype,
+        .src_dtype = (uint32_t)work->convert.src_dtype,
+    };
+    cuda_plan_item(plan, CAIRN_KERNEL_convert, &item, convert_pieces(&item));
+    return elems;
+}
+
+static uint64_t copy_in_home(struct cuda_plan *plan, void *to, const void *from, uint64_t bytes)
+{
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_copy) ||
+        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    struct copy_item item = { .to = cuda_plan_address(to),
+                              .from = cuda_plan_address(from),
+                              .run_bytes = bytes,
+                              .run_count = 1 };
+    cuda_plan_item(plan, CAIRN_KERNEL_copy, &item, copy_pieces(&item));
+    return bytes;
+}
+
+static uint64_t copy_in(struct cuda_plan *plan, void *to, const void *from, uint64_t left)
+{
+    if (plan->in_count == CAIRN_CUDA_PLAN_PARTS) return 0;
+    if (plan->is_pinned(plan->cuda, from, left)) {
+        cuda_plan_copy(plan->copies_in, &plan->in_count, cuda_plan_address(to),
+                       (void *)(uintptr_t)from, (size_t)left);
+        return left;
+    }
+    const uint64_t bytes = cuda_plan_fit(plan, left, cuda_plan_in_room(plan),
+                                         CAIRN_CUDA_PLAN_ITEM_ROOM, 1, 4096);
+    if (bytes == 0) return 0;
+    uint8_t *staged = plan->in.host + cuda_plan_take_top(&plan->in, (size_t)bytes);
+    memcpy(staged, from, (size_t)bytes);
+    cuda_plan_copy(plan->copies_in, &plan->in_count, cuda_plan_address(to), staged, (size_t)bytes);
+    return bytes;
+}
+
+static uint64_t copy_out(struct cuda_plan *plan, void *to, const void *from, uint64_t left)
+{
+    if (plan->out_count == CAIRN_CUDA_PLAN_PARTS || plan->end_count == CAIRN_CUDA_PLAN_PARTS)
+        return 0;
+    if (plan->is_pinned(plan->cuda, to, left)) {
+        cuda_plan_copy(plan->copies_out, &plan->out_count, cuda_plan_address(from), to,
+                       (size_t)left);
+        return left;
+    }
+    const uint64_t bytes = cuda_plan_fit(plan, left, cuda_plan_out_room(plan),
+                                         CAIRN_CUDA_PLAN_ITEM_ROOM, 1, 4096);
+    if (bytes == 0) return 0;
+    uint8_t *staged = plan->out.host + cuda_plan_take_top(&plan->out, (size_t)bytes);
+    cuda_plan_copy(plan->copies_out, &plan->out_count, cuda_plan_address(from), staged,
+                   (size_t)bytes);
+    *cuda_plan_new_end(plan) = (struct cuda_plan_end) {
+        .kind = CAIRN_END_COPY, .to = to, .from = staged, .count = (size_t)bytes
+    };
+    return bytes;
+}
+
+static uint64_t copy_some(struct cuda_plan *plan, uint8_t *to, const uint8_t *from, uint64_t left)
+{
+    if (cuda_plan_has(plan, to))
+        return cuda_plan_has(plan, from) ? copy_in_home(plan, to, from, left)
+                                         : copy_in(plan, to, from, left);
+    if (cuda_plan_has(plan, from)) return copy_out(plan, to, from, left);
+    memcpy(to, from, (size_t)left);
+    return left;
+}
+
+static uint64_t add_copy(struct cuda_plan *plan, const struct home_work *work, uint64_t done)
+{
+    return copy_some(plan, (uint8_t *)work->copy.to + done, (const uint8_t *)work->copy.from + done,
+                     work->copy.bytes - done);
+}
+
+/* Runs of which some fit a plan; what lies in host memory is brought, or taken out, as it is packed. */
+static uint64_t add_whole_runs(struct cuda_plan *plan, uint8_t *to, const uint8_t *from,
+                               struct copy_item item)
+{
+    const bool brings = !cuda_plan_has(plan, from), gives = !cuda_plan_has(plan, to);
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_copy) ||
+        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    item.run_count = cuda_plan_fit(plan, item.run_count, cuda_plan_in_room(plan),
+                                   CAIRN_CUDA_PLAN_ITEM_ROOM, brings ? item.run_bytes : 0, 1);
+    item.run_count = cuda_plan_fit(plan, item.run_count, cuda_plan_out_room(plan),
+                                   CAIRN_CUDA_PLAN_ITEM_ROOM, gives ? item.run_bytes : 0, 1);
+    if (item.run_count == 0) return 0;
+    const size_t bytes = (size_t)(item.run_count * item.run_bytes);
+    assert(!brings || item.from_stride == item.run_bytes);
+    assert(!gives || item.to_stride == item.run_bytes);
+    item.from = brings ? cuda_plan_bring(plan, from, bytes) : cuda_plan_address(from);
+    item.to = gives ? cuda_plan_give(plan, to, bytes) : cuda_plan_address(to);
+    cuda_plan_item(plan, CAIRN_KERNEL_copy, &item, copy_pieces(&item));
+    return bytes;
+}
+
+/* done: bytes of the runs, without what is between them. */
+static uint64_t add_runs(struct cuda_plan *plan, const struct home_work *work, uint64_t done)
+{
+    const uint64_t run = done / work->runs.run_bytes, within = done % work->runs.run_bytes;
+    uint8_t *to = (uint8_t *)work->runs.to + run * work->runs.to_stride + within;
+    const uint8_t *from = (const uint8_t *)work->runs.from + run * work->runs.from_stride + within;
+    if (!cuda_plan_has(plan, to) && !cuda_plan_has(plan, from)) {
+        home_copy_runs(work);
+        return work->runs.run_count * work->runs.run_bytes;
+    }
+    if (work->runs.run_bytes > plan->bytes / 4) // a part of one, as bytes
+        return copy_some(plan, to, from, work->runs.run_bytes - within);
+    const struct copy_item item = { .run_bytes = work->runs.run_bytes,
+                                    .run_count = work->runs.run_count - run,
+                                    .to_stride = work->runs.to_stride,
+                                    .from_stride = work->runs.from_stride };
+    return add_whole_runs(plan, to, from, item);
+}
+
+static uint64_t add_zero(struct cuda_plan *plan, const struct home_work *work)
+{
+    if (!cuda_plan_has(plan, work->zero.at)) {
+        memset(work->zero.at, 0, work->zero.bytes);
+        return work->zero.bytes;
+    }
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_zero) ||
+        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    struct zero_item item = { .at = cuda_plan_address(work->zero.at), .bytes = work->zero.bytes };
+    cuda_plan_item(plan, CAIRN_KERNEL_zero, &item, zero_pieces(&item));
+    return work->zero.bytes;
+}
+
+static uint64_t add_hash(struct cuda_plan *plan, const struct home_work *work, uint64_t done)
+{
+    const struct geometry *geometry = work->hash.geometry;
+    const uint64_t leaf = work->hash.first_leaf + done;
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_hash) ||
+        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    const uint64_t leaves = cuda_plan_fit(plan, work->hash.leaf_count - done,
+                                          cuda_plan_out_room(plan), CAIRN_CUDA_PLAN_ITEM_ROOM,
+                                          sizeof(struct hash), CAIRN_PIECE_HASHES);
+    if (leaves == 0) return 0;
+    const uint64_t skipped = leaf_start(geometry, leaf) -
+                             leaf_start(geometry, work->hash.first_leaf);
+    struct hash_item item = {
+        .plane = cuda_plan_address(work->hash.plane) + skipped * dtype_size((int)work->hash.dtype),
+        .dtype = (uint64_t)work->hash.dtype,
+        .geometry = cuda_plan_geometry(geometry),
+        .first_leaf = leaf,
+        .leaf_count = leaves,
+        .hashes = cuda_plan_give(plan, work->hash.hashes + done,
+                                 (size_t)leaves * sizeof(struct hash)),
+    };
+    cuda_plan_item(plan, CAIRN_KERNEL_hash, &item, hash_pieces(&item));
+    return leaves;
+}
+
+static uint64_t add_init(struct cuda_plan *plan, const struct home_work *work)
+{
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_init) ||
+        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    struct init_item item = { .out = cuda_plan_address(work->init.out),
+                              .first_elem = work->init.first_elem,
+                              .elems = work->init.elems,
+                              .source = work->init.source };
+    cuda_plan_item(plan, CAIRN_KERNEL_init, &item, init_pieces(&item));
+    return work->init.elems;
+}
+
+/* ---- any work ---- */
+
+static uint64_t size_of(const struct home_work *work)
+{
+    switch (work->kind) {
+    case CAIRN_WORK_FOLD: return work->fold.elems;
+    case CAIRN_WORK_FOLD_SUMS: return work->fold_sums.leaf_count;
+    case CAIRN_WORK_UPDATE: return work->update.planes.elems;
+    case CAIRN_WORK_CONVERT: return work->convert.elems;
+    case CAIRN_WORK_COPY: return work->copy.bytes;
+    case CAIRN_WORK_ZERO: return work->zero.bytes;
+    case CAIRN_WORK_HASH: return work->hash.leaf_count;
+    case CAIRN_WORK_INIT: return work->init.elems;
+    case CAIRN_WORK_RUNS: return work->runs.run_count * work->runs.run_bytes;
+    case CAIRN_WORK_KINDS: break;
+    }
+    return 0;
+}
+
+static uint64_t add_some(struct cuda_plan *plan, struct home_work *work, uint64_t done)
+{
+    switch (work->kind) {
+    case CAIRN_WORK_FOLD: {
+        const struct cuda_plan_fold fold = { work->fold.acc, work->fold.sources,
+                                             work->fold.source_count, work->fold.first,
+                                             work->fold.elems };
+        return cuda_plan_add_fold(plan, &fold, done);
+    }
+    case CAIRN_WORK_UPDATE: return add_update(plan, work, done);
+    case CAIRN_WORK_CONVERT: return add_convert(plan, work, done);
+    case CAIRN_WORK_COPY: return add_copy(plan, work, done);
+    case CAIRN_WORK_ZERO: return add_zero(plan, work);
+    case CAIRN_WORK_HASH: return add_hash(plan, work, done);
+    case CAIRN_WORK_INIT: return add_init(plan, work);
+    case CAIRN_WORK_RUNS: return add_runs(plan, work, done);
+    case CAIRN_WORK_FOLD_SUMS:
+    case CAIRN_WORK_KINDS: break;
+    }
+    return 0;
+}
+
+/* Adds as much of the work as fits. True: all that was left. False: go on in an empty plan that
+ * runs after this one. */
+static bool cuda_plan_add(struct cuda_plan *plan, struct home_work *work,
+                          struct cuda_plan_cursor *cursor)
+{
+    const bool was_empty = cuda_plan_is_empty(plan);
+    const struct cuda_plan_cursor before = *cursor;
+    bool is_all;
+    if (work->kind == CAIRN_WORK_UPDATE && work->update.planes.elems == 0)
+        *work->update.nonfinite = 0;
+    if (size_of(work) == 0) return true;
+    if (work->kind == CAIRN_WORK_FOLD_SUMS) {
+        is_all = cuda_plan_add_fold_sums(plan, &work->fold_sums, cursor);
+    } else {
+        cursor->done += add_some(plan, work, cursor->done);
+        is_all = cursor->done == size_of(work);
+    }
+    assert(!was_empty || cursor->done > before.done ||
+           cursor->is_folded); // or it would go on for ever
+    (void)was_empty, (void)before;
+    return is_all;
+}
+
+/* ==== lower fold ==== */
+
+/* Folds, cut into what fits a plan. */
+
+/* Bytes that an element of each source takes on the way to the device. */
+static size_t bytes_to_bring(const struct cuda_plan *plan, const struct fold_source *sources,
+                             size_t count)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!cuda_plan_has(plan, sources[i].data)) bytes += dtype_size((int)sources[i].dtype);
+    return bytes;
+}
+
+/* The room that a fold needs besides its elements: the list of sources, and each source's rounding. */
+static size_t fold_overhead(size_t source_count)
+{
+    return CAIRN_CUDA_PLAN_ITEM_ROOM + source_count * (sizeof(struct kernel_source) + 16);
+}
+
+/* The list of sources, from element `first` on; 0 if there are none. */
+static uint64_t bring_sources(struct cuda_plan *plan, const struct fold_source *sources,
+                              size_t count, uint64_t first, uint64_t elems)
+{
+    if (count == 0) return 0;
+    const size_t offset = cuda_plan_take(&plan->in, count * sizeof(struct kernel_source));
+    struct kernel_source *list = (struct kernel_source *)(plan->in.host + offset);
+    for (size_t i = 0; i < count; i++) {
+        const size_t bytes = dtype_size((int)sources[i].dtype);
+        list[i].data = cuda_plan_bring(plan, (const uint8_t *)sources[i].data + first * bytes,
+                                       (size_t)elems * bytes);
+        list[i].dtype = (uint64_t)sources[i].dtype;
+    }
+    return plan->in.device + offset;
+}
+
+/* Each adds some of what is left of a work, and returns how much: 0 if nothing fits any more. */
+static uint64_t cuda_plan_add_fold(struct cuda_plan *plan, const struct cuda_plan_fold *fold,
+                                   uint64_t done)
+{
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_fold)) return 0;
+    const uint64_t elems = cuda_plan_fit(
+        plan, fold->elems - done, cuda_plan_in_room(plan), fold_overhead(fold->source_count),
+        bytes_to_bring(plan, fold->sources, fold->source_count), CAIRN_PIECE_ELEMS);
+    if (elems == 0) return 0;
+    struct fold_item item = {
+        .acc = cuda_plan_address(fold->acc + done),
+        .sources = bring_sources(plan, fold->sources, fold->source_count, done, elems),
+        .source_count = (uint32_t)fold->source_count,
+        .first = fold->first,
+        .elems = elems,
+    };
+    cuda_plan_item(plan, CAIRN_KERNEL_fold, &item, kernel_fold_pieces(&item));
+    return elems;
+}
+
+static uint64_t leaf_elems(const struct leaf_fold *fold)
+{
+    return leaf_start(fold->geometry, fold->first_leaf + fold->leaf_count) -
+           leaf_start(fold->geometry, fold->first_leaf);
+}
+
+/* Where the kernel puts the leaves' sums: they are added up when the slice is over. */
+static void take_sums(struct cuda_plan *plan, const struct leaf_fold *fold,
+                      struct fold_sums_item *item)
+{
+    const size_t leaves = (size_t)item->leaf_count;
+    const size_t squares = cuda_plan_take(&plan->out, leaves * sizeof(double));
+    const size_t nonfinite = cuda_plan_take(&plan->out, leaves * sizeof(uint32_t));
+    item->squares = plan->out.device + squares;
+    item->nonfinite = plan->out.device + nonfinite;
+    *cuda_plan_new_end(plan) = (struct cuda_plan_end) { .kind = CAIRN_END_SUMS,
+                                                        .to = fold->sums,
+                                                        .from = plan->out.host + nonfinite,
+                                                        .squares = plan->out.host + squares,
+                                                        .count = leaves };
+}
+
+static uint64_t add_leaves(struct cuda_plan *plan, const struct leaf_fold *fold,
+                           size_t source_count, uint64_t done)
+{
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_fold_sums)) return 0;
+    const size_t leaf_bytes = CAIRN_LEAF_ELEMS * bytes_to_bring(plan, fold->sources, source_count);
+    uint64_t leaves = cuda_plan_fit(plan, fold->leaf_count - done, cuda_plan_out_room(plan),
+                                    CAIRN_CUDA_PLAN_ITEM_ROOM, sizeof(double) + sizeof(uint32_t),
+                                    1);
+    leaves = cuda_plan_fit(plan, leaves, cuda_plan_in_room(plan), fold_overhead(source_count),
+                           leaf_bytes, 1);
+    if (leaves == 0) return 0;
+    const uint64_t origin = leaf_start(fold->geometry, fold->first_leaf);
+    const uint64_t first = leaf_start(fold->geometry, fold->first_leaf + done) - origin;
+    const uint64_t end = leaf_start(fold->geometry, fold->first_leaf + done + leaves) - origin;
+    struct fold_sums_item item = {
+        .acc = cuda_plan_address(fold->acc + first),
+        .sources = bring_sources(plan, fold->sources, source_count, first, end - first),
+        .source_count = (uint32_t)source_count,
+        .first = fold->first,
+        .geometry = cuda_plan_geometry(fold->geometry),
+        .first_leaf = fold->first_leaf + done,
+        .leaf_count = leaves,
+    };
+    take_sums(plan, fold, &item);
+    cuda_plan_item(plan, CAIRN_KERNEL_fold_sums, &item, fold_sums_pieces(&item));
+    return leaves;
+}
+
+/* True if a leaf of all sources does not fit an empty plan. */
+static bool has_too_many(const struct cuda_plan *plan, const struct leaf_fold *fold)
+{
+    const size_t each = bytes_to_bring(plan, fold->sources, fold->source_count);
+    return fold_overhead(fold->source_count) + CAIRN_LEAF_ELEMS * each > plan->bytes - 1024;
+}
+
+/* True: all is added. If one plan cannot hold all sources, the first plans fold, and later ones
+ * make the sums from the result. */
+static bool cuda_plan_add_fold_sums(struct cuda_plan *plan, const struct leaf_fold *fold,
+                                    struct cuda_plan_cursor *cursor)
+{
+    const bool apart = has_too_many(plan, fold);
+    if (apart && !cursor->is_folded) {
+        const struct cuda_plan_fold whole = { fold->acc, fold->sources, fold->source_count,
+                                              fold->first, leaf_elems(fold) };
+        cursor->done += cuda_plan_add_fold(plan, &whole, cursor->done);
+        if (cursor->done < whole.elems) return false;
+        *cursor = (struct cuda_plan_cursor) { .is_folded = true };
+        return false;
+    }
+    cursor->done += add_leaves(plan, fold, apart ? 0 : fold->source_count, cursor->done);
+    return cursor->done == fold->leaf_count;
+}
+
+/* ==== run ==== */
+
 static cairn_status cuda_slice_finish(struct cuda_stream *stream, struct cuda_slice *slice,
                                       struct sentence *why);
 static cairn_status cuda_slice_begin(struct cuda_stream *stream, struct cuda_slice *slice,
@@ -277,103 +940,6 @@ static void cuda_slices_drop(struct cuda_stream *stream, uint64_t list)
         cuda_plan_clear(&stream->slices[i].plan);
         stream->slices[i].is_under_way = false;
     }
-}
-
-/* ==== spans ==== */
-
-/* Spans of addresses: few, so that a list in order does. */
-
-/* The first span that ends behind the address; count if none does. */
-static size_t first_behind(const struct cuda_spans *spans, uint64_t at)
-{
-    size_t low = 0, high = spans->count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (spans->list[middle].at + spans->list[middle].bytes > at)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
-}
-
-static cairn_status make_room(struct cuda_spans *spans)
-{
-    if (spans->count < spans->capacity) return CAIRN_OK;
-    const size_t capacity = spans->capacity == 0 ? 64 : 2 * spans->capacity;
-    struct cuda_span *list = realloc(spans->list, capacity * sizeof *list);
-    if (list == NULL) return CAIRN_ERR_NO_MEMORY;
-    spans->list = list;
-    spans->capacity = capacity;
-    return CAIRN_OK;
-}
-
-cairn_status cuda_spans_add(struct cuda_spans *spans, struct cuda_span span)
-{
-    const size_t index = first_behind(spans, span.at);
-    if (index < spans->count && spans->list[index].at - span.at < span.bytes)
-        return CAIRN_ERR_EXISTS;
-    if (index < spans->count && spans->list[index].at <= span.at) return CAIRN_ERR_EXISTS;
-    CAIRN_TRY(make_room(spans));
-    memmove(&spans->list[index + 1], &spans->list[index], (spans->count - index) * sizeof span);
-    spans->list[index] = span;
-    spans->count++;
-    return CAIRN_OK;
-}
-
-struct cuda_span cuda_spans_take(struct cuda_spans *spans, uint64_t at)
-{
-    const size_t index = first_behind(spans, at);
-    struct cuda_span span = { 0 };
-    if (index == spans->count || spans->list[index].at != at) return span;
-    span = spans->list[index];
-    spans->count--;
-    memmove(&spans->list[index], &spans->list[index + 1], (spans->count - index) * sizeof span);
-    return span;
-}
-
-struct cuda_span cuda_spans_overlapping(const struct cuda_spans *spans, struct cuda_span with)
-{
-    const size_t index = first_behind(spans, with.at);
-    if (index == spans->count || spans->list[index].at >= with.at + with.bytes)
-        return (struct cuda_span) { 0 };
-    return spans->list[index];
-}
-
-void cuda_spans_trim(const struct cuda_spans *spans, struct cuda_span *span)
-{
-    uint64_t at = span->at, end = span->at + span->bytes;
-    while (at < end) {
-        const struct cuda_span first = cuda_spans_overlapping(spans, (struct cuda_span) { at, 1 });
-        if (first.bytes == 0) break;
-        at = first.at + first.bytes;
-    }
-    while (at < end) {
-        const struct cuda_span last = cuda_spans_overlapping(spans,
-                                                             (struct cuda_span) { end - 1, 1 });
-        if (last.bytes == 0) break;
-        end = last.at;
-    }
-    *span = (struct cuda_span) { at, at < end ? end - at : 0 };
-}
-
-bool cuda_spans_have(const struct cuda_spans *spans, uint64_t at, uint64_t bytes)
-{
-    const size_t index = first_behind(spans, at);
-    if (index == spans->count || spans->list[index].at > at) return false;
-    return bytes <= spans->list[index].at + spans->list[index].bytes - at;
-}
-
-uint64_t cuda_spans_gap(const struct cuda_spans *spans, struct cuda_span within, uint64_t bytes)
-{
-    const uint64_t end = within.at + within.bytes;
-    uint64_t at = within.at;
-    size_t i = first_behind(spans, at);
-    for (; i < spans->count && spans->list[i].at < end; i++) {
-        if (spans->list[i].at - at >= bytes) return at;
-        at = spans->list[i].at + spans->list[i].bytes;
-    }
-    return end - at >= bytes ? at : 0;
 }
 
 /* ==== stream ==== */
