@@ -200,13 +200,6 @@ CAIRN_MUST_CHECK cairn_status fabric_judge_memory(int fd, uint64_t bytes);
 /* The region that all of [memory, memory + bytes) lies in, or NULL. */
 struct fabric_region *fabric_region_find(const struct fabric *fabric, const void *memory,
                                          size_t bytes);
-/* The owner of this address imports memory of some card. */
-bool fabric_address_imports(const void *address, size_t bytes);
-/* False: it lies in memory of a card (*device_out: the region, else NULL), which this peer does not take. */
-bool fabric_region_goes(const struct fabric_peer *peer, const void *payload, size_t bytes,
-                        const struct fabric_region **device_out);
-/* At the end: regions that the owner did not drop. */
-void fabric_free_regions(struct fabric *fabric);
 
 /* Runs what is due of the owner's callbacks; returns how many. Called by progress, and by the mem
  * hub after each event. */

@@ -292,6 +292,9 @@ static void tell_done(struct fabric_op *op)
     if (on_done != NULL) on_done(arg, status);
 }
 
+static bool fabric_region_goes(const struct fabric_peer *peer, const void *payload, size_t bytes,
+                               const struct fabric_region **device_out);
+
 cairn_status fabric_send(struct fabric_peer *peer, const void *header, size_t header_bytes,
                          const void *payload, size_t payload_bytes, fabric_done_fn *on_sent,
                          void *arg)
@@ -524,6 +527,8 @@ const char *fabric_describe(const struct fabric *fabric)
 
 /* -- the end ------------------------------------------------------------------------------------ */
 
+static void fabric_free_regions(struct fabric *fabric);
+
 static void free_objects(struct fabric *fabric)
 {
     while (!LIST_EMPTY(&fabric->held)) held_free(LIST_FIRST(&fabric->held));
@@ -720,8 +725,9 @@ bool fabric_peer_imports(const struct fabric_peer *peer, const uint8_t *uuid)
     return backend->imports != NULL && backend->imports(peer, uuid);
 }
 
-bool fabric_region_goes(const struct fabric_peer *peer, const void *payload, size_t bytes,
-                        const struct fabric_region **device_out)
+/* False: it lies in memory of a card (*device_out: the region, else NULL), which this peer does not take. */
+static bool fabric_region_goes(const struct fabric_peer *peer, const void *payload, size_t bytes,
+                               const struct fabric_region **device_out)
 {
     *device_out = NULL;
     if (peer->fabric->device_region_count == 0 || bytes == 0) return true;
@@ -749,7 +755,8 @@ void fabric_region_drop(struct fabric_region *region)
     free(region);
 }
 
-void fabric_free_regions(struct fabric *fabric)
+/* At the end: regions that the owner did not drop. */
+static void fabric_free_regions(struct fabric *fabric)
 {
     for (uint32_t i = 0; i < fabric->region_count; i++) free(fabric->regions[i]);
     free(fabric->regions);

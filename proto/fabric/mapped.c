@@ -10,6 +10,8 @@
  * a folder but no network namespace. */
 #include "proto/fabric/mapped.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <inttypes.h>
 #include <errno.h>
 #include <sodium.h>
@@ -26,6 +28,7 @@
 #include <unistd.h>
 
 #include "proto/base/text.h"
+#include "proto/base/machine.h"
 
 enum { EVENTS_PER_PROGRESS = 32, ACCEPTS_PER_TURN = 16, BACKLOG = 4096 };
 
@@ -215,6 +218,393 @@ static cairn_status mapped_arm(struct fabric *common)
                : CAIRN_ERR_BUSY;
 }
 
+/* ==== mapped memory ==== */
+
+/* The memory that we share with peers: regions of the owner, and the staging area, into which
+ * payloads are copied that lie in no region.
+ *
+ * The staging area is up to four memfds, made when they are needed, handed out in pages, first fit (what
+ * was read last is taken again first, while it is in the cache). A peer may have as many pages as are
+ * left for all others: however many never release, the next one finds some. */
+
+/* -- shares ------------------------------------------------------------------------------------- */
+
+/* `fd` stays the caller's. */
+static struct mapped_share *share_new(int fd, uint64_t bytes, uint16_t slot)
+{
+    struct mapped_share *share = calloc(1, sizeof *share);
+    if (share == NULL) return NULL;
+    share->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (share->fd < 0) {
+        free(share);
+        return NULL;
+    }
+    share->references = 1;
+    share->frame =
+        (struct frame_region) { .head = frame_head(FRAME_REGION), .bytes = bytes, .slot = slot };
+    return share;
+}
+
+void mapped_share_release(struct mapped_share *share)
+{
+    if (--share->references > 0) return;
+    close(share->fd);
+    free(share);
+}
+
+/* -- regions ------------------------------------------------------------------------------------ */
+
+static cairn_status mapped_region_add(struct fabric_region *common)
+{
+    struct mapped_fabric *fabric = mapped_of(common->fabric);
+    struct mapped_region *region = (struct mapped_region *)common;
+    uint16_t slot = MAPPED_ARENAS;
+    while (slot < FRAME_SLOTS && fabric->shares[slot] != NULL) slot++;
+    if (slot == FRAME_SLOTS) return CAIRN_ERR_BUSY;
+    struct mapped_share *share = share_new(common->fd, common->bytes, slot);
+    if (share == NULL) return CAIRN_ERR_NO_MEMORY;
+    share->frame.note_bytes = (uint32_t)common->note_bytes;
+    memcpy(share->frame.note, common->note, sizeof common->note);
+    if (common->is_device) share->frame.memory = FRAME_MEMORY_DEVICE;
+    memcpy(share->frame.uuid, common->uuid, sizeof common->uuid); // zero of host memory
+    region->share = fabric->shares[slot] = share;
+    return CAIRN_OK;
+}
+
+static void mapped_region_drop(struct fabric_region *common)
+{
+    struct mapped_fabric *fabric = mapped_of(common->fabric);
+    struct mapped_region *region = (struct mapped_region *)common;
+    const uint16_t slot = region->share->frame.slot;
+    struct mapped_out *out;
+    LIST_FOREACH (out, &fabric->outs, entry) mapped_take_back(out, slot);
+    fabric->shares[slot] = NULL;
+    mapped_share_release(region->share);
+}
+
+/* -- the staging area --------------------------------------------------------------------------- */
+
+/* FUTURE_WRITE comes after our own map: from then on nobody gets another that can write. */
+static cairn_status arena_open(struct mapped_fabric *fabric, uint16_t slot)
+{
+    struct mapped_arena *arena = &fabric->arenas[slot];
+    const size_t bytes = (size_t)fabric->arena_pages * MAPPED_PAGE;
+    int fd = memfd_create("cairn-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) return CAIRN_ERR_NO_MEMORY;
+    void *memory = MAP_FAILED;
+    if (ftruncate(fd, (off_t)bytes) == 0)
+        memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    arena->taken = calloc(fabric->arena_pages / 64, sizeof *arena->taken);
+    if (memory != MAP_FAILED && arena->taken != NULL &&
+        fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0)
+        arena->share = share_new(fd, bytes, slot);
+    close(fd);
+    if (arena->share == NULL) goto err_unmap;
+    arena->memory = memory;
+    arena->share->frame.memory = FRAME_MEMORY_STAGING;
+    fabric->shares[slot] = arena->share;
+    return CAIRN_OK;
+err_unmap:
+    if (memory != MAP_FAILED) munmap(memory, bytes);
+    free(arena->taken);
+    arena->taken = NULL;
+    return CAIRN_ERR_NO_MEMORY;
+}
+
+static bool is_taken(const struct mapped_arena *arena, uint32_t page)
+{
+    return (arena->taken[page / 64] >> page % 64 & 1) != 0;
+}
+
+static void mark(struct mapped_arena *arena, uint32_t first, uint32_t count, bool taken)
+{
+    for (uint32_t page = first; page < first + count; page++) {
+        assert(is_taken(arena, page) != taken);
+        arena->taken[page / 64] ^= UINT64_C(1) << page % 64;
+    }
+}
+
+static bool find_run(const struct mapped_fabric *fabric, const struct mapped_arena *arena,
+                     uint32_t count, uint32_t *first_out)
+{
+    uint32_t run = 0;
+    for (uint32_t page = 0; page < fabric->arena_pages; page++) {
+        if (page % 64 == 0 && arena->taken[page / 64] == UINT64_MAX) {
+            run = 0;
+            page += 63;
+            continue;
+        }
+        run = is_taken(arena, page) ? 0 : run + 1;
+        if (run < count) continue;
+        *first_out = page + 1 - count;
+        return true;
+    }
+    return false;
+}
+
+static bool is_fair(const struct mapped_fabric *fabric, uint32_t own_pages, uint32_t count)
+{
+    const uint32_t all = MAPPED_ARENAS * fabric->arena_pages;
+    return own_pages == 0 || own_pages + count <= all - fabric->staged_pages;
+}
+
+cairn_status mapped_stage(struct mapped_fabric *fabric, uint32_t own_pages, size_t bytes,
+                          struct fabric_pages *pages_out)
+{
+    struct fabric_pages pages = { .count = (uint32_t)((bytes + MAPPED_PAGE - 1) / MAPPED_PAGE) };
+    if (!is_fair(fabric, own_pages, pages.count)) return CAIRN_ERR_BUSY;
+    for (; pages.arena < MAPPED_ARENAS; pages.arena++) {
+        struct mapped_arena *arena = &fabric->arenas[pages.arena];
+        if (arena->share == NULL && arena_open(fabric, (uint16_t)pages.arena) != CAIRN_OK)
+            return fabric->staged_pages > 0 ? CAIRN_ERR_BUSY : CAIRN_ERR_NO_MEMORY;
+        if (!find_run(fabric, arena, pages.count, &pages.first)) continue;
+        mark(arena, pages.first, pages.count, true);
+        fabric->staged_pages += pages.count;
+        *pages_out = pages;
+        return CAIRN_OK;
+    }
+    return CAIRN_ERR_BUSY;
+}
+
+uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct fabric_pages pages)
+{
+    return fabric->arenas[pages.arena].memory + (size_t)pages.first * MAPPED_PAGE;
+}
+
+void mapped_unstage(struct mapped_fabric *fabric, struct fabric_pages pages)
+{
+    if (pages.count == 0) return;
+    mark(&fabric->arenas[pages.arena], pages.first, pages.count, false);
+    fabric->staged_pages -= pages.count;
+    fabric->is_room = true;
+}
+
+static void mapped_memory_close(struct mapped_fabric *fabric)
+{
+    for (uint32_t i = 0; i < MAPPED_ARENAS; i++) {
+        struct mapped_arena *arena = &fabric->arenas[i];
+        if (arena->share == NULL) continue;
+        mapped_share_release(arena->share);
+        munmap(arena->memory, (size_t)fabric->arena_pages * MAPPED_PAGE);
+        free(arena->taken);
+    }
+    for (uint32_t i = 0; i < fabric->common.region_count; i++) // fabric.c frees the objects
+        mapped_share_release(((struct mapped_region *)fabric->common.regions[i])->share);
+}
+
+/* ==== mapped mapping ==== */
+
+/* Memory of peers, mapped here to be read, or read by copies where there is no room to map it. A mapping
+ * lives as long as its slot, a message or a holder refers to it, so that nobody who reads is harmed by its
+ * maker's end. Nor by its emptiness: a page that is missing would be made for whoever reads it, at the cost
+ * of the reader's control group, which may kill it for that; so nothing is read that is not there, and seals
+ * keep it there. */
+
+/* Once: a limit of this process holds for all that comes. */
+static void tell_unmapped(struct mapped_fabric *fabric, uint64_t bytes, int why)
+{
+    const struct fabric_options *options = &fabric->common.options;
+    struct sentence text;
+    if (fabric->has_told_unmapped || options->on_refused == NULL) return;
+    fabric->has_told_unmapped = true;
+    sentence_set(&text,
+                 "%" PRIu64 " bytes of memory that a process of this host showed cannot be "
+                 "mapped here: %s; what lies there is read by copies, which is slower: raise "
+                 "this process's limit of addresses (ulimit -v) or vm.max_map_count",
+                 bytes, strerror(why));
+    options->on_refused(options->on_message_arg, text.text);
+}
+
+/* OK: the descriptor is the mapping's. Without room in this process's addresses the memory stays unmapped,
+ * and is read through the descriptor. */
+static cairn_status map_host(struct fabric_mapping *mapping, struct mapped_fabric *fabric,
+                             uint64_t bytes, int fd)
+{
+    if (fabric_judge_memory(fd, bytes) != CAIRN_OK) return CAIRN_ERR_REFUSED;
+    void *memory = pages_map(bytes, PROT_READ, MAP_SHARED, fd);
+    if (memory == MAP_FAILED) tell_unmapped(fabric, bytes, errno);
+    struct stat file;
+    mapping->memory = memory != MAP_FAILED ? memory : NULL;
+    mapping->bytes = bytes;
+    mapping->fd = fd;
+    mapping->is_whole = fstat(fd, &file) == 0 &&
+                        (uint64_t)file.st_blocks * 512 >= (uint64_t)file.st_size;
+    return CAIRN_OK;
+}
+
+bool mapped_mapping_copy(const struct fabric_mapping *mapping, uint64_t offset, void *to,
+                         size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t got = pread(mapping->fd, (uint8_t *)to + done, bytes - done,
+                                  (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        done += (size_t)got;
+    }
+    return true;
+}
+
+bool mapped_mapping_has(const struct fabric_mapping *mapping, uint64_t offset, size_t bytes)
+{
+    if (mapping->is_whole) return true;
+    const off_t hole = lseek(mapping->fd, (off_t)offset, SEEK_HOLE);
+    return hole >= 0 && (uint64_t)hole >= offset + bytes;
+}
+
+static void tell_refused(const struct fabric_options *options, const char *what_comes,
+                         const char *why)
+{
+    struct sentence text;
+    if (options->on_refused == NULL) return;
+    sentence_set(&text, "memory of a card that a process of this host showed is %s: %s", what_comes,
+                 why);
+    options->on_refused(options->on_message_arg, text.text);
+}
+
+/* It is right, but there is no room for it here, or the card has failed: whoever shows it is told once, and
+ * then sends what lies there through the host. If the socket is full it is not told, and loses a connection
+ * by what it sends of it. */
+void mapped_import_none_of(struct mapped_in *in, const char *why)
+{
+    const struct frame_head head = frame_head(FRAME_NO_IMPORTS);
+    in->imports_none = true;
+    tell_refused(&in->fabric->common.options,
+                 "not read where it lies, and passes the host from now on", why);
+    (void)frame_write_one(in->link.fd, &head, sizeof head, -1);
+}
+
+static bool mapped_cards_have(const struct mapped_cards *cards, const uint8_t *uuid);
+
+/* Uses the descriptor up. */
+static cairn_status import(struct fabric_mapping *mapping, struct mapped_in *in,
+                           const struct frame_region *frame, int fd)
+{
+    const struct mapped_fabric *fabric = in->fabric;
+    const struct fabric_options *options = &fabric->common.options;
+    const struct fabric_device *device = options->device;
+    const struct fabric_offer offer = { .uuid = frame->uuid,
+                                        .bytes = frame->bytes,
+                                        .note = frame->note,
+                                        .note_bytes = frame->note_bytes };
+    struct sentence why = { "it is of a card whose memory is not imported here" };
+    cairn_status status = CAIRN_ERR_REFUSED;
+    mapping->fd = -1;
+    if (mapped_cards_have(&fabric->cards, frame->uuid) && !in->imports_none)
+        status = device->import(device->context, &offer, fd, &mapping->memory, &why);
+    else
+        close(fd);
+    if (in->imports_none) return CAIRN_OK; // shown before it heard of that
+    if (status == CAIRN_ERR_NO_MEMORY || status == CAIRN_ERR_IO) {
+        mapped_import_none_of(in, why.text);
+        return CAIRN_OK;
+    }
+    if (status != CAIRN_OK) {
+        tell_refused(options, "refused, and its connection with it", why.text);
+        return status;
+    }
+    mapping->bytes = frame->bytes;
+    mapping->device = device;
+    memcpy(mapping->uuid, frame->uuid, sizeof mapping->uuid);
+    mapping->is_whole = true;
+    return CAIRN_OK;
+}
+
+/* Uses the descriptor up if it is not OK. */
+static cairn_status map(struct fabric_mapping *mapping, struct mapped_in *in,
+                        const struct frame_region *frame, int fd)
+{
+    if (frame->memory == FRAME_MEMORY_DEVICE) return import(mapping, in, frame, fd);
+    const cairn_status status = map_host(mapping, in->fabric, frame->bytes, fd);
+    if (status != CAIRN_OK) close(fd);
+    return status;
+}
+
+cairn_status mapped_mapping_open(struct mapped_in *in, const struct frame_region *frame, int fd,
+                                 struct fabric_mapping **mapping_out)
+{
+    const struct fabric_options *options = &in->fabric->common.options;
+    struct fabric_mapping *mapping = NULL;
+    cairn_status status = CAIRN_ERR_REFUSED;
+    if (frame->bytes > options->mapped_max - in->mapped_bytes) goto err_close;
+    status = CAIRN_ERR_NO_MEMORY;
+    if ((mapping = calloc(1, sizeof *mapping)) == NULL) goto err_close;
+    if ((status = map(mapping, in, frame, fd)) != CAIRN_OK) {
+        free(mapping);
+        return status;
+    }
+    mapping->references = 1;
+    mapping->in = in;
+    LIST_INSERT_HEAD(&in->all, mapping, entry);
+    in->mapped_bytes += mapping->bytes;
+    mapping->is_staging = frame->memory == FRAME_MEMORY_STAGING;
+    mapping->note_bytes = frame->note_bytes;
+    memcpy(mapping->note, frame->note, sizeof mapping->note);
+    if (mapping->fd >= 0 && mapping->is_whole && mapping->memory != NULL) {
+        close(mapping->fd);
+        mapping->fd = -1;
+    }
+    *mapping_out = mapping;
+    return CAIRN_OK;
+err_close:
+    close(fd);
+    return status;
+}
+
+void mapped_mapping_end(struct fabric_mapping *mapping)
+{
+    const struct fabric_options *options = &mapping->in->fabric->common.options;
+    if (mapping->is_shown && options->on_mapping_gone != NULL)
+        options->on_mapping_gone(options->on_message_arg, mapping);
+    fabric_mapping_release(mapping);
+}
+
+const void *fabric_mapping_memory(const struct fabric_mapping *mapping, size_t *bytes_out)
+{
+    *bytes_out = mapping->bytes;
+    return mapping->memory;
+}
+
+const void *fabric_mapping_note(const struct fabric_mapping *mapping, size_t *note_bytes_out)
+{
+    *note_bytes_out = mapping->note_bytes;
+    return mapping->note;
+}
+
+const uint8_t *fabric_mapping_uuid(const struct fabric_mapping *mapping)
+{
+    return mapping->device != NULL ? mapping->uuid : NULL;
+}
+
+void fabric_mapping_refuse(struct fabric_mapping *mapping, const char *why)
+{
+    struct mapped_in *in = mapping->in;
+    if (in != NULL && !in->is_over && !in->imports_none) mapped_import_none_of(in, why);
+}
+
+void fabric_mapping_hold(struct fabric_mapping *mapping)
+{
+    mapping->references++;
+}
+
+void fabric_mapping_release(struct fabric_mapping *mapping)
+{
+    assert(mapping->references > 0);
+    if (--mapping->references > 0) return;
+    if (mapping->in != NULL) {
+        LIST_REMOVE(mapping, entry);
+        mapping->in->mapped_bytes -= mapping->bytes;
+    }
+    if (mapping->device != NULL)
+        mapping->device->release(mapping->device->context, mapping->memory, mapping->bytes);
+    else if (mapping->bytes > 0 && mapping->memory != NULL)
+        munmap(mapping->memory, mapping->bytes);
+    if (mapping->fd >= 0) close(mapping->fd);
+    free(mapping);
+}
+
+/* ==== mapped node ==== */
+
 /* -- opening and closing ------------------------------------------------------------------------ */
 
 static bool name_socket(struct mapped_fabric *fabric, const char *folder, struct sockaddr_un *name)
@@ -254,6 +644,38 @@ static cairn_status listen_at(struct mapped_fabric *fabric, const struct sockadd
     if (fabric->socket_path[0] != '\0' && chmod(fabric->socket_path, 0666) != 0)
         return CAIRN_ERR_UNREACHABLE;
     return listen(fd, BACKLOG) == 0 ? CAIRN_OK : CAIRN_ERR_UNREACHABLE;
+}
+
+static bool read_boot(char boot_out[37])
+{
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (file == NULL) return false;
+    const size_t count = fread(boot_out, 1, 36, file);
+    fclose(file);
+    boot_out[36] = '\0';
+    return count == 36;
+}
+
+/* An abstract socket is reached within one network namespace only, a file by all that share its folder. */
+static bool mapped_host_find(const struct fabric_options *options,
+                             char host_out[CAIRN_FABRIC_HOST_BYTES])
+{
+    char boot[37];
+    struct stat namespace = { 0 };
+    memset(host_out, 0, CAIRN_FABRIC_HOST_BYTES);
+    if (options->host != NULL) {
+        snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s", options->host);
+        return true;
+    }
+    if (!read_boot(boot)) return false;
+    if (options->socket_folder != NULL) {
+        snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s", boot);
+        return true;
+    }
+    // Not to be read: a kernel without namespaces, which has one network.
+    if (stat("/proc/self/ns/net", &namespace) != 0) namespace.st_ino = 0;
+    snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s:%" PRIu64, boot, namespace.st_ino);
+    return true;
 }
 
 static cairn_status open_socket(struct mapped_fabric *fabric, const struct fabric_options *options,
@@ -348,6 +770,10 @@ err_close:
     return status;
 }
 
+static cairn_status mapped_connect(struct fabric_peer *peer, const void *address, size_t bytes);
+
+static void mapped_disconnect(struct fabric_peer *peer);
+
 static void mapped_stop(struct fabric *common)
 {
     struct mapped_fabric *fabric = mapped_of(common);
@@ -412,7 +838,13 @@ static bool is_unwilling(const struct mapped_fabric *fabric, const uint8_t *key)
     return false;
 }
 
-cairn_status mapped_connect(struct fabric_peer *peer, const void *address, size_t bytes)
+static bool mapped_is_this_host(const struct mapped_fabric *fabric,
+                                const struct mapped_address *address)
+{
+    return memcmp(fabric->host, address->host, sizeof fabric->host) == 0;
+}
+
+static cairn_status mapped_connect(struct fabric_peer *peer, const void *address, size_t bytes)
 {
     struct mapped_fabric *fabric = mapped_of(peer->fabric);
     struct mapped_address to;
@@ -441,7 +873,7 @@ cairn_status mapped_connect(struct fabric_peer *peer, const void *address, size_
     return CAIRN_OK;
 }
 
-bool mapped_cards_have(const struct mapped_cards *cards, const uint8_t *uuid)
+static bool mapped_cards_have(const struct mapped_cards *cards, const uint8_t *uuid)
 {
     for (uint32_t i = 0; i < cards->count; i++)
         if (memcmp(cards->uuids[i], uuid, sizeof cards->uuids[i]) == 0) return true;
@@ -484,7 +916,7 @@ static void end_frames(struct mapped_out *out, struct mapped_frames *frames)
 
 /* The owner's buffers are its own again now. Copies that the peer may still read stay until it is done with
  * them: it hears that nothing more comes, and answers what it holds. */
-void mapped_disconnect(struct fabric_peer *peer)
+static void mapped_disconnect(struct fabric_peer *peer)
 {
     struct mapped_out *out = ((struct mapped_peer *)peer)->out;
     mapped_out_write(out);
@@ -515,202 +947,4 @@ void mapped_out_end(struct mapped_out *out)
     if (out->is_fresh) TAILQ_REMOVE(&out->fabric->fresh, out, fresh);
     LIST_REMOVE(out, entry);
     mapped_link_end(out->fabric, &out->link);
-}
-
-/* ==== mapped frame ==== */
-
-/* Frames of the mapped fabric: judged, proved, read and written. */
-
-enum { MAGIC = 0x32504d43 }; /* "CMP2": another number is another version */
-
-static_assert(FRAME_KEY_BYTES == crypto_auth_KEYBYTES, "libsodium's");
-static_assert(FRAME_PROOF_BYTES == crypto_auth_BYTES, "libsodium's");
-
-struct frame_head frame_head(enum frame_kind kind)
-{
-    return (struct frame_head) { .magic = MAGIC, .kind = kind };
-}
-
-static bool is_region(const struct frame_region *frame, size_t bytes)
-{
-    return bytes == sizeof *frame && frame->slot < FRAME_SLOTS && frame->bytes > 0 &&
-           frame->memory <= FRAME_MEMORY_DEVICE && frame->note_bytes <= CAIRN_FABRIC_NOTE_MAX;
-}
-
-/* It is one that the bytes have room for. */
-static bool is_message_in(const struct frame_message *frame, size_t bytes)
-{
-    if (bytes < sizeof *frame) return false;
-    const bool is_inline = frame->slot == FRAME_INLINE;
-    if (frame->header_bytes == 0 || frame->header_bytes > CAIRN_FABRIC_HEADER_MAX) return false;
-    if (!is_inline && (frame->slot >= FRAME_SLOTS || frame->payload_bytes == 0)) return false;
-    if (is_inline && frame->payload_bytes > FRAME_INLINE_MAX) return false;
-    return bytes >= frame_message_bytes(frame);
-}
-
-static bool is_message(const struct frame_message *frame, size_t bytes)
-{
-    return is_message_in(frame, bytes) && bytes == frame_message_bytes(frame);
-}
-
-const struct frame_message *frame_bundled(const union frame *frame, size_t bytes, size_t *at)
-{
-    const struct frame_message *message = (const void *)(frame->bytes + *at);
-    if (*at >= bytes || !is_message_in(message, bytes - *at) || message->head.magic != MAGIC ||
-        message->head.kind != FRAME_MESSAGE)
-        return NULL;
-    *at += frame_filled(frame_message_bytes(message));
-    return message;
-}
-
-static bool is_bundle(const union frame *frame, size_t bytes)
-{
-    size_t at = sizeof frame->head;
-    while (frame_bundled(frame, bytes, &at) != NULL) {}
-    return at == bytes && bytes > sizeof frame->head;
-}
-
-static bool is_release(size_t bytes)
-{
-    const size_t serials = bytes - sizeof(struct frame_head);
-    return serials > 0 && serials % sizeof(uint64_t) == 0 && bytes <= sizeof(struct frame_release);
-}
-
-enum frame_kind frame_judge(const union frame *frame, size_t bytes)
-{
-    if (bytes < sizeof frame->head || frame->head.magic != MAGIC) return FRAME_MALFORMED;
-    const enum frame_kind kind = frame->head.kind;
-    bool is_sound = false;
-    switch (kind) {
-    case FRAME_CHALLENGE:
-    case FRAME_HELLO:
-    case FRAME_WELCOME: is_sound = bytes == sizeof frame->greeting; break;
-    case FRAME_REGION: is_sound = is_region(&frame->region, bytes); break;
-    case FRAME_REGION_GONE:
-        is_sound = bytes == sizeof frame->gone && frame->gone.slot < FRAME_SLOTS;
-        break;
-    case FRAME_MESSAGE: is_sound = is_message(&frame->message, bytes); break;
-    case FRAME_BUNDLE: is_sound = is_bundle(frame, bytes); break;
-    case FRAME_RELEASE: is_sound = is_release(bytes); break;
-    case FRAME_NO_IMPORTS: is_sound = bytes == sizeof frame->head; break;
-    case FRAME_MALFORMED: break;
-    }
-    return is_sound ? kind : FRAME_MALFORMED;
-}
-
-/* -- proofs ------------------------------------------------------------------------------------- */
-
-bool frame_begin(void)
-{
-    return sodium_init() >= 0;
-}
-
-void frame_random(void *bytes, size_t count)
-{
-    randombytes_buf(bytes, count);
-}
-
-struct proven {
-    char what[8];
-    uint8_t acceptor_nonce[FRAME_NONCE_BYTES], connector_nonce[FRAME_NONCE_BYTES];
-};
-
-static struct proven proven(bool by_acceptor, const uint8_t *acceptor_nonce,
-                            const uint8_t *connector_nonce)
-{
-    struct proven p = { .what = "" };
-    memcpy(p.what, by_acceptor ? "accept" : "connect", by_acceptor ? 6 : 7);
-    memcpy(p.acceptor_nonce, acceptor_nonce, sizeof p.acceptor_nonce);
-    memcpy(p.connector_nonce, connector_nonce, sizeof p.connector_nonce);
-    return p;
-}
-
-void frame_prove(const uint8_t key[FRAME_KEY_BYTES], bool by_acceptor,
-                 const uint8_t acceptor_nonce[FRAME_NONCE_BYTES],
-                 const uint8_t connector_nonce[FRAME_NONCE_BYTES],
-                 uint8_t proof_out[FRAME_PROOF_BYTES])
-{
-    const struct proven p = proven(by_acceptor, acceptor_nonce, connector_nonce);
-    crypto_auth(proof_out, (const uint8_t *)&p, sizeof p, key);
-}
-
-bool frame_proves(const uint8_t key[FRAME_KEY_BYTES], bool by_acceptor,
-                  const uint8_t acceptor_nonce[FRAME_NONCE_BYTES],
-                  const uint8_t connector_nonce[FRAME_NONCE_BYTES],
-                  const uint8_t proof[FRAME_PROOF_BYTES])
-{
-    const struct proven p = proven(by_acceptor, acceptor_nonce, connector_nonce);
-    return crypto_auth_verify(proof, (const uint8_t *)&p, sizeof p, key) == 0;
-}
-
-/* -- the socket --------------------------------------------------------------------------------- */
-
-union one_fd {
-    struct cmsghdr header; // for its alignment
-    char bytes[CMSG_SPACE(sizeof(int))];
-};
-
-/* The room is for one descriptor on purpose: the kernel closes what does not fit and says MSG_CTRUNC. Two
- * would fit into its padding on some machines: then both are in the length. */
-static int take_fd(struct msghdr *message, bool *is_one_out)
-{
-    struct cmsghdr *control = CMSG_FIRSTHDR(message);
-    int fd = -1, extra;
-    *is_one_out = (message->msg_flags & MSG_CTRUNC) == 0;
-    if (control == NULL || control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS)
-        return -1;
-    const size_t bytes = control->cmsg_len - CMSG_LEN(0);
-    if (bytes >= sizeof fd) memcpy(&fd, CMSG_DATA(control), sizeof fd);
-    for (size_t at = sizeof fd; at + sizeof fd <= bytes; at += sizeof fd) {
-        memcpy(&extra, CMSG_DATA(control) + at, sizeof extra);
-        close(extra);
-        *is_one_out = false;
-    }
-    return fd;
-}
-
-long frame_read(int socket, union frame *frame, int *fd_out, bool *is_whole_out)
-{
-    union one_fd control;
-    struct iovec part = { .iov_base = frame, .iov_len = sizeof *frame };
-    struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control
-    };
-    ssize_t count;
-    // ECONNRESET is told once, before what the other end sent last: it closed with something unread.
-    do count = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    while (count < 0 && (errno == EINTR || errno == ECONNRESET));
-    *fd_out = -1;
-    *is_whole_out = true;
-    if (count < 0) return errno == EAGAIN ? -1 : 0;
-    *fd_out = take_fd(&message, is_whole_out);
-    if ((message.msg_flags & MSG_TRUNC) != 0) *is_whole_out = false;
-    return count;
-}
-
-enum frame_fate frame_write(int socket, const struct iovec *parts, size_t count, int fd)
-{
-    union one_fd control = { .bytes = { 0 } };
-    struct msghdr message = { .msg_iov = (struct iovec *)(uintptr_t)parts, .msg_iovlen = count };
-    if (fd >= 0) {
-        message.msg_control = &control;
-        message.msg_controllen = sizeof control;
-        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof fd);
-        memcpy(CMSG_DATA(header), &fd, sizeof fd);
-    }
-    ssize_t sent;
-    do sent = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    while (sent < 0 && errno == EINTR);
-    if (sent >= 0) return FRAME_WRITTEN; // a SOCK_SEQPACKET message goes whole
-    // ETOOMANYREFS: too many descriptors under way; the receiver takes some out.
-    return errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM ? FRAME_LATER : FRAME_NOBODY;
-}
-
-enum frame_fate frame_write_one(int socket, const void *frame, size_t bytes, int fd)
-{
-    const struct iovec part = { .iov_base = (void *)(uintptr_t)frame, .iov_len = bytes };
-    return frame_write(socket, &part, 1, fd);
 }

@@ -1,13 +1,8 @@
 /* The inside of the mapped fabric, shared by mapped*.c. Private to proto/fabric.
  *
- *   mapped.c          a node: its socket, its epoll descriptor, who is served in a progress
- *   mapped.c     connections that we make: their beginning and end
- *   mapped_flow.c      what goes over them: our messages, and releases that come back
- *   mapped_flow.c       connections that we accepted: messages come, releases go
- *   mapped_memory.c   what we share: regions and the staging area
- *   mapped_memory.c  what peers share, mapped here
- *   mapped.c     which host this is
- *   mapped.c    what travels between the two
+ *   mapped.c       a node: its socket, its epoll descriptor, who is served in a progress; connections that we
+ *                  make: their beginning and end; what we share, what peers share; which host this is
+ *   mapped_flow.c  what goes over connections, those that we made and those that we accepted; frames
  *
  * Objects with a socket end by mapped_link_end and are freed at the end of a progress: an event that
  * epoll has already reported may still name them. */
@@ -143,15 +138,6 @@ union frame {
 
 struct frame_head frame_head(enum frame_kind kind);
 
-/* Judges bytes: returns the kind of a whole frame whose numbers agree with its length and with the
- * limits above, or FRAME_MALFORMED. Only its connection knows the meaning of a slot or a serial. */
-enum frame_kind frame_judge(const union frame *frame, size_t bytes);
-
-/* The message of a bundle that begins at `at`, which moves to where the next one begins; NULL: no
- * whole message begins there. A bundle is sound if its messages fill it exactly, up to its
- * `bytes`. */
-const struct frame_message *frame_bundled(const union frame *frame, size_t bytes, size_t *at);
-
 static inline size_t frame_filled(size_t bytes)
 {
     return (bytes + 7) / 8 * 8;
@@ -182,15 +168,8 @@ bool frame_proves(const uint8_t key[FRAME_KEY_BYTES], bool by_acceptor,
                   const uint8_t connector_nonce[FRAME_NONCE_BYTES],
                   const uint8_t proof[FRAME_PROOF_BYTES]);
 
-/* One frame of a non-blocking socket. Returns its length; 0: the other end is gone; -1: nothing there.
- * *fd_out: a descriptor that came along, the caller's, or -1. *is_whole_out: false if it was longer than
- * any frame or brought more than one descriptor. */
-long frame_read(int socket, union frame *frame, int *fd_out, bool *is_whole_out);
-
 enum frame_fate { FRAME_WRITTEN, FRAME_LATER, FRAME_NOBODY }; /* LATER: the socket is full */
 struct iovec;
-/* `fd` -1: none goes along. */
-enum frame_fate frame_write(int socket, const struct iovec *parts, size_t count, int fd);
 enum frame_fate frame_write_one(int socket, const void *frame, size_t bytes, int fd);
 
 /* ==== mapped ==== */
@@ -398,15 +377,7 @@ void mapped_link_end(struct mapped_fabric *fabric, struct mapped_link *link);
 uint64_t mapped_now_ms(void);
 
 /* mapped.c */
-/* The name of this host, padded with NUL; false: it cannot be told. */
-bool mapped_host_find(const struct fabric_options *options, char host_out[CAIRN_FABRIC_HOST_BYTES]);
-bool mapped_is_this_host(const struct mapped_fabric *fabric, const struct mapped_address *address);
-
-/* mapped.c */
-cairn_status mapped_connect(struct fabric_peer *peer, const void *address, size_t bytes);
-void mapped_disconnect(struct fabric_peer *peer);
 bool mapped_imports(const struct fabric_peer *peer, const uint8_t *uuid);
-bool mapped_cards_have(const struct mapped_cards *cards, const uint8_t *uuid);
 void mapped_out_end(struct mapped_out *out);
 /* It takes no memory of cards any more, now and when it is connected again. */
 void mapped_import_none(struct mapped_out *out);
@@ -421,8 +392,6 @@ mapped_out_write(struct mapped_out *out); /* what waits for the socket; not fres
 unsigned mapped_out_stage_waiting(struct mapped_out *out);
 /* Gives a frame back that was written or never will be. */
 void mapped_frame_put(struct mapped_out *out, struct mapped_frame *frame);
-
-/* mapped_flow.c */
 void mapped_in_accept(struct mapped_fabric *fabric, int fd);
 unsigned mapped_in_on_event(struct mapped_in *in, uint32_t events);
 void mapped_in_flush(struct mapped_in *in);
@@ -433,19 +402,14 @@ void mapped_drop(struct fabric_message *message);
 const void *mapped_view(const struct fabric_message *message);
 const char *mapped_message_path(const struct fabric_message *message);
 
-/* mapped_memory.c */
+/* mapped.c */
 enum { MAPPED_PAGE = 4096 };
-cairn_status mapped_region_add(struct fabric_region *region);
-void mapped_region_drop(struct fabric_region *region);
 void mapped_share_release(struct mapped_share *share);
 /* Room for a copy of `bytes` for a peer that has `own_pages` of it: CAIRN_ERR_BUSY if it has to wait. */
 CAIRN_MUST_CHECK cairn_status mapped_stage(struct mapped_fabric *fabric, uint32_t own_pages,
                                            size_t bytes, struct fabric_pages *pages_out);
 uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct fabric_pages pages);
 void mapped_unstage(struct mapped_fabric *fabric, struct fabric_pages pages);
-void mapped_memory_close(struct mapped_fabric *fabric);
-
-/* mapped_memory.c */
 /* Judges the descriptor, which is used up in any case, and maps it. Memory of a card for which there is no
  * room, or whose card has failed, becomes a mapping of 0 bytes, and the peer is told. */
 CAIRN_MUST_CHECK cairn_status mapped_mapping_open(struct mapped_in *in,

@@ -20,9 +20,12 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <ucs/debug/debug.h>
+#include <uct/api/uct.h>
 #include <unistd.h>
 
 #include "proto/base/machine.h"
+#include "proto/base/text.h"
+#include "proto/fabric/backend.h"
 
 enum { STOP_MS = 500 };
 
@@ -59,6 +62,9 @@ static ucs_status_t create_worker(struct ucx_fabric *ucx)
     return status;
 }
 
+static size_t ucx_add_port(const struct fabric_place *place, uint8_t *raw, size_t bytes,
+                           size_t room);
+
 /* UCX's address, and where that is, in words. */
 static cairn_status publish_address(struct ucx_fabric *ucx, const char *devices,
                                     const char *transports)
@@ -80,6 +86,157 @@ static cairn_status publish_address(struct ucx_fabric *ucx, const char *devices,
     ucx->node = fabric_hash(raw, bytes);
     return fabric_set_address(&ucx->common, raw, bytes);
 }
+
+/* ==== ucx device ==== */
+
+/* Whether memory of cards goes to peers from where it lies. Three have to do their part: the card,
+ * whose memory network cards may reach (GPUDirect RDMA); UCX, of which Debian's builds have nothing
+ * for CUDA; and the network card, whose driver registers such memory, by a module of NVIDIA's
+ * (nvidia_peermem) or as a dma-buf. If any of them cannot, the memory goes through the host, which
+ * is said with the reason.
+ *
+ * UCX is asked, not guessed at: for CUDA a context that is opened for the question; for the network card its
+ * memory domain, which UCX's lower interface (uct) describes. */
+
+/* -- UCX's part --------------------------------------------------------------------------------- */
+
+static cairn_status ucx_context_open(const struct fabric_options *options, bool has_cuda,
+                                     ucp_context_h *context_out, struct sentence *why);
+
+static bool has_cuda(const struct fabric_options *options, struct sentence *why)
+{
+    ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
+    ucp_context_h context;
+    if (ucx_context_open(options, true, &context, why) != CAIRN_OK) return false;
+    const bool is_known = ucp_context_query(context, &attr) == UCS_OK;
+    ucp_cleanup(context);
+    if (is_known && (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0) return true;
+    sentence_set(why, "UCX %s of this system was built without CUDA", ucp_get_version_string());
+    return false;
+}
+
+/* -- the network card's ------------------------------------------------------------------------- */
+
+enum takes { IS_NO_SUCH_CARD, TAKES_NOT, TAKES };
+
+/* Whether the driver registers memory of cards: by a module of NVIDIA's, whose file UCX looks for,
+ * or as a dma-buf. */
+static bool registers(const uct_md_attr_t *attr, bool has_dma_buf)
+{
+#if UCP_API_VERSION >= UCP_VERSION(1, 14)
+    if (has_dma_buf && (attr->cap.flags & UCT_MD_FLAG_REG_DMABUF) != 0) return true;
+#else
+    (void)has_dma_buf;
+#endif
+    return (attr->cap.reg_mem_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0;
+}
+
+static enum takes ask_domain(uct_component_h component, const char *domain, bool has_dma_buf)
+{
+    uct_md_config_t *config;
+    uct_md_attr_t attr;
+    uct_md_h md;
+    if (uct_md_config_read(component, NULL, NULL, &config) != UCS_OK) return TAKES_NOT;
+    ucs_status_t status = uct_md_open(component, domain, config, &md);
+    uct_config_release(config);
+    if (status != UCS_OK) return TAKES_NOT;
+    status = uct_md_query(md, &attr);
+    uct_md_close(md);
+    return status == UCS_OK && registers(&attr, has_dma_buf) ? TAKES : TAKES_NOT;
+}
+
+/* UCX calls the memory domain of an RDMA card as the card: "mlx5_0". */
+static enum takes ask_component(uct_component_h component, const char *card, bool has_dma_buf)
+{
+    uct_component_attr_t attr = { .field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCE_COUNT };
+    if (uct_component_query(component, &attr) != UCS_OK || attr.md_resource_count == 0)
+        return IS_NO_SUCH_CARD;
+    uct_md_resource_desc_t domains[attr.md_resource_count];
+    attr.field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCES;
+    attr.md_resources = domains;
+    if (uct_component_query(component, &attr) != UCS_OK) return IS_NO_SUCH_CARD;
+    for (unsigned i = 0; i < attr.md_resource_count; i++)
+        if (strcmp(domains[i].md_name, card) == 0) return ask_domain(component, card, has_dma_buf);
+    return IS_NO_SUCH_CARD;
+}
+
+static enum takes ask_card(const char *card, bool has_dma_buf)
+{
+    uct_component_h *components;
+    unsigned count;
+    enum takes takes = IS_NO_SUCH_CARD;
+    if (uct_query_components(&components, &count) != UCS_OK) return takes;
+    for (unsigned i = 0; i < count && takes == IS_NO_SUCH_CARD; i++)
+        takes = ask_component(components[i], card, has_dma_buf);
+    uct_release_component_list(components);
+    return takes;
+}
+
+/* True: among `devices` (such as "mlx5_0:1,eth1") is an RDMA card, and all RDMA cards take memory
+ * of cards. */
+static bool ask_cards(const char *devices, bool has_dma_buf, struct sentence *why)
+{
+    bool any = false;
+    for (const char *at = devices; *at != '\0'; at += *at == ',') {
+        char card[UCT_MD_NAME_MAX];
+        const size_t length = strcspn(at, ",");
+        const size_t name = strcspn(at, ":,");
+        snprintf(card, sizeof card, "%.*s", (int)name, at);
+        at += length;
+        const enum takes takes = ask_card(card, has_dma_buf);
+        if (takes == TAKES_NOT) {
+            sentence_set(why,
+                         "%s registers no memory of a GPU: load nvidia_peermem, or drivers "
+                         "that know dma-buf on both sides",
+                         card);
+            return false;
+        }
+        any = any || takes == TAKES;
+    }
+    sentence_set(why,
+                 any ? "%s reaches the GPU's memory by itself (GPUDirect RDMA)"
+                     : "there is no RDMA card among the devices %s",
+                 devices);
+    return any;
+}
+
+/* -- all of it ---------------------------------------------------------------------------------- */
+
+static const char *ucx_devices(const struct fabric_options *options);
+
+static const char *ucx_transports(const struct fabric_options *options);
+
+static bool ucx_device_decide(const struct fabric_options *options, struct sentence *why)
+{
+    const char *no = NULL;
+    if (options->device_memory == CAIRN_DEVICE_MEMORY_HOST)
+        no = "device_memory is host";
+    else if (options->device == NULL)
+        no = "there is no card";
+    if (no == NULL && !has_cuda(options, why)) return false;
+    if (no == NULL && options->device_memory == CAIRN_DEVICE_MEMORY_DEVICE) {
+        sentence_set(why, "device_memory is device, and UCX %s has CUDA", ucp_get_version_string());
+        return true;
+    }
+    if (no == NULL && !options->device->is_reached)
+        no = "the driver says that no network card reaches the GPU's memory (GPUDirect RDMA)";
+    if (no == NULL && strcmp(ucx_transports(options), "tcp") == 0)
+        no = "transports are tcp, which goes through host memory in any case; rc,tcp does not";
+    if (no == NULL) {
+        if (!ask_cards(ucx_devices(options), options->device->has_dma_buf, why)) return false;
+        if (SENDS_BY_HANDLE) return true;
+        no = "this build of Cairn was made with a UCX before 1.14: build it with the one it runs "
+             "with";
+    }
+    sentence_set(why, "%s", no);
+    return false;
+}
+
+/* ==== ucx node ==== */
+
+static void ucx_bound_listeners(struct ucx_fabric *ucx);
+
+static void ucx_describe(struct fabric *fabric, const struct fabric_options *options);
 
 static cairn_status ucx_start(struct fabric *fabric, const struct fabric_options *options,
                               struct sentence *why)
@@ -175,6 +332,8 @@ static void ucx_set_patience(struct fabric *fabric, uint32_t ms)
     ucx->unacked_ms = ms;
     ucx_bound_listeners(ucx);
 }
+
+static void ucx_reach_close(struct ucx_fabric *ucx);
 
 /* Operations that are canceled end within a few progresses. An operation that does not
  * ends with the worker, after which UCX writes no more. */
@@ -287,12 +446,14 @@ static const char *or_default(const char *value, const char *fallback)
     return value != NULL && value[0] != '\0' ? value : fallback;
 }
 
-const char *ucx_devices(const struct fabric_options *options)
+/* The network devices and transports of the options, or the defaults where the options name
+ * none. */
+static const char *ucx_devices(const struct fabric_options *options)
 {
     return or_default(options->net_devices, "lo");
 }
 
-const char *ucx_transports(const struct fabric_options *options)
+static const char *ucx_transports(const struct fabric_options *options)
 {
     return or_default(options->transports, "tcp");
 }
@@ -391,8 +552,10 @@ static ucs_status_t apply(ucp_config_t *config, const struct fabric_options *opt
     return status;
 }
 
-cairn_status ucx_context_open(const struct fabric_options *options, bool has_cuda,
-                              ucp_context_h *context_out, struct sentence *why)
+/* Opens one context with our settings, whatever the environment says; with UCX's part for CUDA, if that is
+ * there, for has_cuda. */
+static cairn_status ucx_context_open(const struct fabric_options *options, bool has_cuda,
+                                     ucp_context_h *context_out, struct sentence *why)
 {
     const uint64_t rma = ucx_one_sided_is_possible(options) ? UCP_FEATURE_RMA : 0;
     const ucp_params_t params = {
@@ -421,7 +584,7 @@ cairn_status ucx_context_open(const struct fabric_options *options, bool has_cud
         ucx_transports(options), ucx_devices(options), ucs_status_string(status));
 }
 
-void ucx_describe(struct fabric *fabric, const struct fabric_options *options)
+static void ucx_describe(struct fabric *fabric, const struct fabric_options *options)
 {
     snprintf(
         fabric->describe, sizeof fabric->describe,
@@ -478,7 +641,9 @@ static bool leads_to(int fd, const struct sockaddr_storage *listener)
            is_same(&there, listener) && !is_over(fd);
 }
 
-void ucx_socket_bound(int fd, unsigned unacked_ms)
+/* Ends the connection when the node acknowledges nothing on it for `unacked_ms`. Connections that a
+ * listening socket accepts inherit the bound. */
+static void ucx_socket_bound(int fd, unsigned unacked_ms)
 {
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacked_ms, sizeof unacked_ms);
 }
@@ -649,7 +814,8 @@ static bool find_listener(int fd, in_port_t *port_out, char ip_out[INET6_ADDRSTR
 /* UCX tells nobody where it listens: that is the one socket of ours whose port stands in UCX's
  * address. If there are two, or other transports than TCP, UCX takes the way that it likes: then no
  * port is said. */
-size_t ucx_add_port(const struct fabric_place *place, uint8_t *raw, size_t bytes, size_t room)
+static size_t ucx_add_port(const struct fabric_place *place, uint8_t *raw, size_t bytes,
+                           size_t room)
 {
     in_port_t port = 0, one;
     unsigned found = 0;
@@ -672,7 +838,8 @@ size_t ucx_add_port(const struct fabric_place *place, uint8_t *raw, size_t bytes
     return bytes + sizeof port + sizeof port_magic;
 }
 
-void ucx_bound_listeners(struct ucx_fabric *ucx)
+/* Bounds the sockets that this node listens on (ucx.c). */
+static void ucx_bound_listeners(struct ucx_fabric *ucx)
 {
     char ip[INET6_ADDRSTRLEN];
     in_port_t port;
@@ -789,7 +956,7 @@ void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t
     asked->rest_until_ms = asked->at_ms + ms * BLOCKED_REST;
 }
 
-void ucx_reach_close(struct ucx_fabric *ucx)
+static void ucx_reach_close(struct ucx_fabric *ucx)
 {
     for (size_t i = 0; i < UCX_ASKED_MAX; i++)
         if (ucx->asked[i].at_ms != 0) end_asking(&ucx->asked[i]);

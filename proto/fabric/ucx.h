@@ -1,9 +1,10 @@
 /* The inside of the ucx fabric, shared by ucx*.c. No other file may include a header of UCX.
  *
- *   ucx.c         a node: settings, socket, lanes; whether a peer answers, before UCX waits for it
+ *   ucx.c         a node: settings, socket, lanes; whether a peer answers, before UCX waits for it;
+ *                 whether memory of cards goes to other hosts from where it lies
  *   ucx_link.c    the one connection to each other node, its handles; active messages, bundles
- *   ucx_read.c    one-sided reads: whether, messages by reference to memory, the reads
- *   ucx_memory.c  what of ours peers may read; receives around the caches; memory of cards */
+ *   ucx_read.c    one-sided reads: whether, what of ours peers may read, messages by reference, reads
+ *   ucx_memory.c  receives around the caches; memory of cards */
 #ifndef CAIRN_FABRIC_UCX_H
 #define CAIRN_FABRIC_UCX_H
 
@@ -422,21 +423,11 @@ static inline ucs_memory_type_t ucx_memory_of(const struct fabric_op *op)
 /* A foreign code becomes ours at the door. */
 cairn_status ucx_status(ucs_status_t status);
 
-/* ucx.c: one context with our settings, whatever the environment says; with UCX's part for CUDA, if
- * that is there, for has_cuda. */
-CAIRN_MUST_CHECK cairn_status ucx_context_open(const struct fabric_options *options, bool has_cuda,
-                                               ucp_context_h *context_out, struct sentence *why);
-/* The network devices and transports of the options, or the defaults where the options name
- * none. */
-const char *ucx_devices(const struct fabric_options *options);
-const char *ucx_transports(const struct fabric_options *options);
-void ucx_describe(struct fabric *fabric, const struct fabric_options *options);
+/* ucx.c */
 /* Does this UCX connect without waiting for it? */
 bool ucx_connects_on_its_own(void);
 
-/* ucx_memory.c: whether memory of cards goes from where it lies; why, or why not. Opens UCX for it, and
- * closes it again. */
-bool ucx_device_decide(const struct fabric_options *options, struct sentence *why);
+/* ucx_memory.c */
 /* From 1.14 on a send names the handle of what it sends. Left to itself UCX registers memory when it is sent
  * first, and keeps that by address: of a card it may not hear that other memory lies there since. */
 #if UCP_API_VERSION >= UCP_VERSION(1, 14)
@@ -460,18 +451,12 @@ void ucx_cards_close(
     struct ucx_fabric *ucx); /* when the worker is not there, and the context still is */
 
 /* ucx.c */
-/* Puts the port that UCX listens on behind its address, raw [room], if one is found; returns the bytes there
- * are then. The place, by which it is found, comes behind. */
-size_t ucx_add_port(const struct fabric_place *place, uint8_t *raw, size_t bytes, size_t room);
 /* CAIRN_OK: UCX may connect to it. CAIRN_ERR_UNREACHABLE: nothing answered, so far. It waits 100 ms at most,
  * and for the same address once. */
 CAIRN_MUST_CHECK cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes);
 /* UCX could not connect, and waited this long: much is not to come again soon. */
 void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms);
-void ucx_reach_close(struct ucx_fabric *ucx);
 
-/* Bounds the sockets that this node listens on (ucx.c). */
-void ucx_bound_listeners(struct ucx_fabric *ucx);
 /* Where the owner of an address listens. False: its address does not say it. */
 bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *out);
 
@@ -488,8 +473,6 @@ struct ucx_heard *ucx_hear(struct ucx_fabric *ucx, uint64_t node);
 struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node);
 /* Both ends are to begin anew: its handles are told soon. is_told: the node wants it so, or takes no word. */
 void ucx_link_end(struct ucx_link *link, bool is_told);
-/* It is of no use any more: those who have handles on it are told why. */
-void ucx_link_lose(struct ucx_link *link, cairn_status why);
 /* The node has said PORT; where PROOF does not follow, its end of the link is of no use, and is told so as
  * soon as there is a link. */
 void ucx_link_await_proof(struct ucx_fabric *ucx, uint64_t node);
@@ -500,9 +483,6 @@ cairn_status ucx_connect(struct fabric_peer *peer, const void *address, size_t b
 void ucx_disconnect(struct fabric_peer *peer);
 
 /* ucx.c */
-/* Ends the connection when the node acknowledges nothing on it for `unacked_ms`. Connections that a
- * listening socket accepts inherit the bound. */
-void ucx_socket_bound(int fd, unsigned unacked_ms);
 /* The descriptor that the next socket of this process gets, unless another thread is faster. Then bounds the
  * one that leads to the listener and was made since, and returns its port on this side; 0: there is none. */
 int ucx_socket_next(void);
@@ -525,21 +505,10 @@ void ucx_drop(struct fabric_message *message);
 bool ucx_lands(const struct fabric_message *message);
 bool ucx_takes_device(const struct fabric_peer *peer);
 
-/* Shows a message to the owner; `message` NULL: it has no payload. UCX has to keep the payload of a
- * message that is held. */
-enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
-                       size_t payload_bytes, struct ucx_message *message);
-
 /* ucx_link.c */
 ucs_status_t ucx_bundles_listen(struct ucx_fabric *ucx);
-/* False: it is too large, or there is no room: it goes by itself. */
-bool ucx_bundle_add(struct ucx_link *link, struct fabric_op *op, const void *payload);
 /* Sends what is open, where the peer takes it; returns how many that were. */
 unsigned ucx_bundles_flush(struct ucx_fabric *ucx);
-/* A message that was held is not any more. */
-void ucx_bundle_let_go(struct ucx_fabric *ucx, void *data);
-/* The link is closed next. */
-void ucx_bundles_part(struct ucx_link *link);
 void ucx_bundles_close(struct ucx_fabric *ucx); /* when the worker is not there */
 
 /* ucx_memory.c */
@@ -570,37 +539,14 @@ void ucx_one_sided_settle(struct ucx_fabric *ucx);     /* last before it is dest
 void ucx_one_sided_end_stop(struct ucx_fabric *ucx);   /* when it is not */
 const char *ucx_message_path(const struct fabric_message *message);
 const char *ucx_payload_path(const struct fabric_peer *peer, const void *payload, size_t bytes);
-
-/* ucx_memory.c */
-/* NULL: it cannot be registered, and is not tried again. */
-struct ucx_share *ucx_share_of(struct ucx_region *region);
-void ucx_share_release(struct ucx_fabric *ucx, struct ucx_share *share);
 void ucx_region_drop(struct fabric_region *region);
-void ucx_shares_close(struct ucx_fabric *ucx);
-void ucx_graves_close(struct ucx_fabric *ucx);
-
-/* ucx_read.c */
 bool ucx_may_refer(const struct ucx_link *link, size_t bytes);
 /* CAIRN_ERR_UNSUPPORTED: the payload lies in no memory that can be read. */
 cairn_status ucx_refer(struct ucx_link *link, struct fabric_op *op, const void *payload);
-void ucx_on_release(struct ucx_link *link, const struct ucx_frame_release *frame);
-void ucx_on_decline(struct ucx_link *link, const struct ucx_frame_release *frame);
 /* Ends the references that were sent by a handle that is being closed. */
 void ucx_forget_references(struct ucx_link *link, const struct fabric_peer *handle);
-/* Ends all references of a link that is being closed. */
-void ucx_forget_reader(struct ucx_link *link);
-
-/* ucx_read.c */
-void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *frame, const void *key);
-void ucx_on_region_gone(struct ucx_link *link, const struct ucx_frame_gone *frame);
-void ucx_on_reference(struct ucx_link *link, const struct ucx_frame_reference *frame,
-                      const void *header);
 void ucx_read_receive(struct ucx_message *message, struct fabric_op *op, void *buffer);
 void ucx_read_drop(struct ucx_message *message);
-/* The link is being closed: what it told is forgotten, reads in flight end by themselves. */
-void ucx_forget_told(struct ucx_link *link);
-void ucx_reads_begin_stop(struct ucx_fabric *ucx);
-void ucx_reads_end_stop(struct ucx_fabric *ucx);
 
 /* ==== ucx lanes ==== */
 

@@ -90,7 +90,8 @@ struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node)
     return link != NULL && link->end_by_ms == 0 ? link : NULL;
 }
 
-void ucx_link_lose(struct ucx_link *link, cairn_status why)
+/* It is of no use any more: those who have handles on it are told why. */
+static void ucx_link_lose(struct ucx_link *link, cairn_status why)
 {
     struct ucx_peer *handle;
     if (link->is_lost) return;
@@ -201,6 +202,8 @@ void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep)
     ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
     if (UCS_PTR_IS_PTR(request)) ucp_request_free(request); // freed by UCX when it is over
 }
+
+static void ucx_bundles_part(struct ucx_link *link);
 
 static void close_link(struct ucx_link *link)
 {
@@ -495,7 +498,8 @@ static void append(struct ucx_bundle *bundle, const void *bytes, size_t count)
     bundle->bytes += count;
 }
 
-bool ucx_bundle_add(struct ucx_link *link, struct fabric_op *op, const void *payload)
+/* False: it is too large, or there is no room: it goes by itself. */
+static bool ucx_bundle_add(struct ucx_link *link, struct fabric_op *op, const void *payload)
 {
     static const uint8_t zero[8];
     const struct ucx_frame_bundled lengths = { .header_bytes = (uint32_t)op->header_bytes,
@@ -532,7 +536,7 @@ unsigned ucx_bundles_flush(struct ucx_fabric *ucx)
 
 /* UCX does not survive the end of an endpoint that has much to send (above): what waits for a node
  * that is lost is not given to it any more. */
-void ucx_bundles_part(struct ucx_link *link)
+static void ucx_bundles_part(struct ucx_link *link)
 {
     struct ucx_bundle *bundle = link->bundle;
     if (bundle != NULL && link->is_lost) {
@@ -567,10 +571,14 @@ static uint32_t count_hold(void *data, bool more)
     return head.count;
 }
 
-void ucx_bundle_let_go(struct ucx_fabric *ucx, void *data)
+/* A message that was held is not any more. */
+static void ucx_bundle_let_go(struct ucx_fabric *ucx, void *data)
 {
     if (count_hold(data, false) == 0) ucp_am_data_release(ucx->worker, data);
 }
+
+static enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
+                              size_t payload_bytes, struct ucx_message *message);
 
 static void take(struct ucx_fabric *ucx, void *data, const struct ucx_frame_bundled *lengths,
                  uint8_t *at)
@@ -770,8 +778,10 @@ void ucx_drop(struct fabric_message *common)
         let_go(ucx, message);
 }
 
-enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
-                       size_t payload_bytes, struct ucx_message *message)
+/* Shows a message to the owner; `message` NULL: it has no payload. UCX has to keep the payload of a
+ * message that is held. */
+static enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
+                              size_t payload_bytes, struct ucx_message *message)
 {
     ucx->shown = message;
     ucx->fate = message != NULL ? FATE_HELD : FATE_TAKEN;

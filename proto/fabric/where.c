@@ -447,6 +447,8 @@ const char *fabric_address_kind(const void *address, size_t bytes)
     return "";
 }
 
+static bool fabric_address_imports(const void *address, size_t bytes);
+
 const char *fabric_address_ways(const void *address, size_t bytes)
 {
     struct envelope envelope;
@@ -470,42 +472,6 @@ const void *fabric_own_address(const struct fabric *fabric, size_t *bytes_out)
 
 /* Which host this is: peers of another one are not mapped, nor tried in vain. */
 
-static bool read_boot(char boot_out[37])
-{
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (file == NULL) return false;
-    const size_t count = fread(boot_out, 1, 36, file);
-    fclose(file);
-    boot_out[36] = '\0';
-    return count == 36;
-}
-
-/* An abstract socket is reached within one network namespace only, a file by all that share its folder. */
-bool mapped_host_find(const struct fabric_options *options, char host_out[CAIRN_FABRIC_HOST_BYTES])
-{
-    char boot[37];
-    struct stat namespace = { 0 };
-    memset(host_out, 0, CAIRN_FABRIC_HOST_BYTES);
-    if (options->host != NULL) {
-        snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s", options->host);
-        return true;
-    }
-    if (!read_boot(boot)) return false;
-    if (options->socket_folder != NULL) {
-        snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s", boot);
-        return true;
-    }
-    // Not to be read: a kernel without namespaces, which has one network.
-    if (stat("/proc/self/ns/net", &namespace) != 0) namespace.st_ino = 0;
-    snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s:%" PRIu64, boot, namespace.st_ino);
-    return true;
-}
-
-bool mapped_is_this_host(const struct mapped_fabric *fabric, const struct mapped_address *address)
-{
-    return memcmp(fabric->host, address->host, sizeof fabric->host) == 0;
-}
-
 bool fabric_host_is_name(const char *host)
 {
     const size_t length = strnlen(host, CAIRN_FABRIC_HOST_BYTES);
@@ -525,7 +491,8 @@ static bool find_mapped(const void *address, size_t bytes, struct mapped_address
     return true;
 }
 
-bool fabric_address_imports(const void *address, size_t bytes)
+/* The owner of this address imports memory of some card. */
+static bool fabric_address_imports(const void *address, size_t bytes)
 {
     struct mapped_address mapped;
     return find_mapped(address, bytes, &mapped) && mapped.cards.count > 0;
