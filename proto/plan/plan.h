@@ -59,13 +59,8 @@ struct plan_walk {
     size_t at_current, at_target; /* extents */
 };
 
-/* Both are layouts of these tensors: as many, of as many quanta. */
-int plan_same_tensors(const struct layout *a, const struct layout *b);
 /* 0: that was the last one. */
 int plan_walk_next(struct plan_walk *walk, struct plan_run *run_out);
-/* Bytes of the quanta [first, first + count) of the tensor that the run is of. */
-uint64_t plan_run_bytes(const struct plan_walk *walk, const struct plan_run *run, uint64_t first,
-                        uint64_t count);
 
 /* ==== plan ==== */
 

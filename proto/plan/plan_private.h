@@ -1,9 +1,8 @@
-/* Inside the planner: a plan in the making, shared by plan.c (the whole course), plan_keep.c (what a
- * re-plan keeps and frees), plan.c (free units onto shards: stiff and whole),
- * plan.c (the line), plan_keep.c (what a re-plan freed, onto shards),
- * plan_keep.c (in how many pieces it lies) and plan_extend.c. */
-#ifndef CAIRN_PLAN_PLAN_CUT_H
-#define CAIRN_PLAN_PLAN_CUT_H
+/* Inside the planner: a plan in the making, shared by plan.c (the whole course; free units onto shards: stiff
+ * and whole; the line) and plan_keep.c (what a re-plan keeps and frees, and where that goes; in how many
+ * pieces it lies). reshard.c asks for the pieces, too. */
+#ifndef CAIRN_PLAN_PLAN_PRIVATE_H
+#define CAIRN_PLAN_PLAN_PRIVATE_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -122,6 +122,52 @@ static cairn_status read_tensor(json_t *json, struct job_spec_data *spec, struct
                                        : status;
 }
 
+/* NULL, or what the value should have been. */
+static const char *take_value(const struct spec_field *field, const json_t *value, void *to)
+{
+    json_int_t number = json_integer_value(value);
+    switch (field->kind) {
+    case CAIRN_SPEC_REAL:
+    case CAIRN_SPEC_FRACTION:
+        if (!json_is_number(value)) return "not a number";
+        spec_field_set_number(field, to, json_number_value(value));
+        return NULL;
+    case CAIRN_SPEC_COUNT:
+        if (!json_is_integer(value)) return "not a whole number";
+        if (number < 0 || (field->bytes == sizeof(uint32_t) && number > UINT32_MAX))
+            return "out of range";
+        break;
+    case CAIRN_SPEC_FLAG:
+        if (!json_is_boolean(value)) return "neither true nor false";
+        number = json_is_true(value);
+        break;
+    case CAIRN_SPEC_CHOICE:
+        if (!json_is_string(value)) return "not a name";
+        number = capability_value(field->capability, json_string_value(value)); // or -1
+    }
+    spec_field_set_bits(field, to, (uint64_t)number);
+    return NULL;
+}
+
+/* Takes all of the table's scalars out of the object; what is missing stays as it is in `to`. The kinds are
+ * judged, and that a number fits, not what spec_check.c judges. CAIRN_ERR_CORRUPT says what is wrong
+ * `where`. */
+static cairn_status spec_fields_of_json(json_t *object, const struct spec_table *table,
+                                        const char *where, void *to, struct sentence *why)
+{
+    for (size_t i = 0; i < table->count; i++) {
+        const struct spec_field *field = &table->fields[i];
+        const json_t *value = json_object_get(object, field->name);
+        if (value == NULL && field->part != CAIRN_SPEC_FIRST) continue;
+        const char *wrong = value != NULL ? take_value(field, value, to) : "missing";
+        if (wrong != NULL)
+            return fail_with(why, CAIRN_ERR_CORRUPT, "manifest: %s: %s is %s", where, field->name,
+                             wrong);
+        json_object_del(object, field->name);
+    }
+    return CAIRN_OK;
+}
+
 /* The points come into `points`, [CAIRN_SCHEDULE_POINTS_MAX]. */
 static cairn_status read_schedule(json_t *json, struct schedule *s,
                                   struct cairn_schedule_point *points, struct sentence *why)

@@ -151,11 +151,6 @@ cairn_status manifest_decode(const char *text, size_t text_bytes, struct manifes
  * object; NULL: no memory, or it was NULL. */
 json_t *spec_fields_json(json_t *object, const struct spec_table *table, enum spec_part part,
                          const void *from);
-/* Takes all of the table's scalars out of the object; what is missing stays as it is in `to`. The kinds are
- * judged, and that a number fits, not what spec_check.c judges. CAIRN_ERR_CORRUPT says what is wrong
- * `where`. */
-cairn_status spec_fields_of_json(json_t *object, const struct spec_table *table, const char *where,
-                                 void *to, struct sentence *why) CAIRN_MUST_CHECK;
 /* All of a schedule, its points, too. NULL: no memory. */
 json_t *schedule_json(const struct schedule *schedule);
 

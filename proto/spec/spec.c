@@ -468,15 +468,6 @@ cairn_status spec_field_check(const struct spec_field *field, const void *from, 
                             why);
 }
 
-cairn_status spec_fields_check(const struct spec_table *table, const void *from,
-                               const char *subject, struct sentence *why)
-{
-    cairn_status status = CAIRN_OK;
-    for (size_t i = 0; i < table->count && status == CAIRN_OK; i++)
-        status = spec_field_check(&table->fields[i], from, subject, why);
-    return status;
-}
-
 const struct spec_field *spec_field_find(const struct spec_table *table, const char *name,
                                          size_t name_bytes)
 {
@@ -486,91 +477,6 @@ const struct spec_field *spec_field_find(const struct spec_table *table, const c
             return &table->fields[i];
     }
     return NULL;
-}
-
-/* ==== spec names ==== */
-
-/* Judging names of tensors against each other: twice the same, and aliases. */
-
-static int tensor_order_names(const void *a, const void *b)
-{
-    const struct tensor_spec *const *x = a, *const *y = b;
-    return strcmp((*x)->name, (*y)->name);
-}
-
-static cairn_status refuse_alias(const struct tensor_spec *t, const char *what,
-                                 struct sentence *why)
-{
-    return fail_with(why, CAIRN_ERR_INVALID, "tensor \"%s\": alias_of names %s", t->name, what);
-}
-
-/* Extents of at least 1, none past the end; nothing overflows. */
-static bool box_inside(const struct cairn_box *box, const struct shape *shape)
-{
-    if (box->rank != shape->rank) return false;
-    for (uint32_t d = 0; d < shape->rank; d++) {
-        if (box->start[d] > shape->dim[d] || box->extent[d] == 0) return false;
-        if (box->extent[d] > shape->dim[d] - box->start[d]) return false;
-    }
-    return true;
-}
-
-static cairn_status check_alias(const struct tensor_spec *t, const struct tensor_spec *target,
-                                struct sentence *why)
-{
-    if (target == NULL) return refuse_alias(t, "no tensor of the job", why);
-    if (target->alias_of != NULL)
-        return refuse_alias(t, "an alias; name the tensor that that one stands for", why);
-    const struct spec_refusal *refused = combination_refused(CAIRN_COMBINATION_OF_TARGET, target);
-    if (refused != NULL) return refuse_alias(t, refused->why, why);
-    if (t->kind != CAIRN_FROZEN || t->shape.rank != 1 || t->shape.dim[0] != 0)
-        return refuse_alias(t, "a tensor, but it has a kind or a shape of its own", why);
-    if (t->wire != target->wire)
-        return refuse_alias(t, "a tensor of another wire dtype; they are one tensor", why);
-    if (t->init.kind != CAIRN_INIT_NONE)
-        return refuse_alias(t, "a tensor, so it has no init of its own; give that one the init",
-                            why);
-    if (t->alias_box != NULL && !box_inside(t->alias_box, &target->shape))
-        return refuse_alias(
-            t, "a tensor that alias_box does not lie inside of, or alias_box is empty", why);
-    return CAIRN_OK;
-}
-
-static cairn_status check_sorted(const struct tensor_spec *const *sorted, size_t count,
-                                 struct sentence *why)
-{
-    for (size_t i = 1; i < count; i++) {
-        if (strcmp(sorted[i - 1]->name, sorted[i]->name) != 0) continue;
-        return fail_with(why, CAIRN_ERR_INVALID,
-                         "two tensors have the name \"%s\"; names are unique in a job",
-                         sorted[i]->name);
-    }
-    cairn_status status = CAIRN_OK;
-    for (size_t i = 0; i < count && status == CAIRN_OK; i++) {
-        const struct tensor_spec *t = sorted[i];
-        if (t->alias_of == NULL && t->alias_box != NULL) {
-            return fail_with(why, CAIRN_ERR_INVALID,
-                             "tensor \"%s\": it has an alias_box but no alias_of", t->name);
-        }
-        if (t->alias_of == NULL) continue;
-        const struct tensor_spec key = { .name = t->alias_of }, *key_at = &key;
-        const struct tensor_spec *const *target = bsearch(&key_at, sorted, count, sizeof *sorted,
-                                                          tensor_order_names);
-        status = check_alias(t, target != NULL ? *target : NULL, why);
-    }
-    return status;
-}
-
-cairn_status spec_check_names(const struct job_spec_data *spec, struct sentence *why)
-{
-    const size_t count = spec->tensor_count;
-    const struct tensor_spec **sorted = calloc(count, sizeof *sorted);
-    if (sorted == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (size_t i = 0; i < count; i++) sorted[i] = &spec->tensors[i];
-    qsort(sorted, count, sizeof *sorted, tensor_order_names);
-    const cairn_status status = check_sorted(sorted, count, why);
-    free(sorted);
-    return status;
 }
 
 /* ==== spec origin ==== */
@@ -598,30 +504,6 @@ cairn_status spec_set_init_from(struct job_spec_data *spec, const char *path, co
     free(spec->init_prefix);
     spec->init_from = path_copy;
     spec->init_prefix = prefix_copy;
-    return CAIRN_OK;
-}
-
-cairn_status spec_check_origin(const struct job_spec_data *spec, struct sentence *why)
-{
-    const char *path = spec->init_from, *prefix = spec->init_prefix;
-    cairn_status status = CAIRN_OK;
-    if (path != NULL && path[0] != '/')
-        return fail_with(why, CAIRN_ERR_INVALID,
-                         "init_from is not an absolute path; it is looked up where the shards are");
-    if (path != NULL) status = text_check("init_from", path, CAIRN_SPEC_PATH_MAX, why);
-    if (status == CAIRN_OK && prefix != NULL && prefix[0] != '\0')
-        status = text_check("init_prefix", prefix, CAIRN_NAME_MAX, why);
-    if (status != CAIRN_OK) return status;
-    if (prefix != NULL && path == NULL) {
-        return fail_with(why, CAIRN_ERR_INVALID,
-                         "init_prefix \"%s\" without init_from has no effect", prefix);
-    }
-    if (spec->init_nonfinite_ok && path == NULL) {
-        return fail_with(why, CAIRN_ERR_INVALID,
-                         "init_nonfinite_ok without init_from has no effect");
-    }
-    if (spec->init_extra_ok && path == NULL)
-        return fail_with(why, CAIRN_ERR_INVALID, "init_extra_ok without init_from has no effect");
     return CAIRN_OK;
 }
 

@@ -688,15 +688,6 @@ cairn_dtype spec_plane_dtype(const struct job_spec_data *spec, size_t tensor, ui
 
 /* Inside the judge of specs: what the names of tensors say of each other. Private to spec_check.c. */
 
-/* No name twice; an alias is of a tensor that is there and no alias, its box inside it. All else of each
- * tensor was judged. As spec_check. */
-cairn_status spec_check_names(const struct job_spec_data *spec,
-                              struct sentence *why) CAIRN_MUST_CHECK;
-
-/* init_from and init_prefix; spec.c. */
-cairn_status spec_check_origin(const struct job_spec_data *spec,
-                               struct sentence *why) CAIRN_MUST_CHECK;
-
 /* ==== optimizers ==== */
 
 /* The registry of optimizers: what each is called, which planes it keeps, which hyper-parameters it

@@ -153,10 +153,6 @@ void spec_field_set_bits(const struct spec_field *field, void *to, uint64_t bits
 void spec_field_set_number(const struct spec_field *field, void *to, double number);
 bool spec_field_is_default(const struct spec_field *field, const void *from);
 
-/* Judges a struct's fields, one by one. CAIRN_ERR_INVALID, CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) begins
- * with `subject`, "group \"x\": ", and names field, value and what is allowed. */
-cairn_status spec_fields_check(const struct spec_table *table, const void *from,
-                               const char *subject, struct sentence *why) CAIRN_MUST_CHECK;
 /* One of them. */
 cairn_status spec_field_check(const struct spec_field *field, const void *from, const char *subject,
                               struct sentence *why) CAIRN_MUST_CHECK;
