@@ -35,7 +35,7 @@ static size_t first_behind(const struct cuda_spans *spans, uint64_t at)
     return low;
 }
 
-static cairn_status make_room(struct cuda_spans *spans)
+static cairn_status spans_make_room(struct cuda_spans *spans)
 {
     if (spans->count < spans->capacity) return CAIRN_OK;
     const size_t capacity = spans->capacity == 0 ? 64 : 2 * spans->capacity;
@@ -53,7 +53,7 @@ static cairn_status cuda_spans_add(struct cuda_spans *spans, struct cuda_span sp
     if (index < spans->count && spans->list[index].at - span.at < span.bytes)
         return CAIRN_ERR_EXISTS;
     if (index < spans->count && spans->list[index].at <= span.at) return CAIRN_ERR_EXISTS;
-    CAIRN_TRY(make_room(spans));
+    CAIRN_TRY(spans_make_room(spans));
     memmove(&spans->list[index + 1], &spans->list[index], (spans->count - index) * sizeof span);
     spans->list[index] = span;
     spans->count++;
@@ -228,7 +228,7 @@ static const char *failure(struct home *home)
     return atomic_load(&cuda->has_failed) ? cuda->failure.text : NULL; // constant since has_failed
 }
 
-static struct home_use use(struct home *home)
+static struct home_use cuda_use(struct home *home)
 {
     struct cuda *cuda = home_cuda(home);
     return (struct home_use) {
@@ -264,7 +264,7 @@ static const struct home_kind kind = {
     .close = close_home,
     .free_bytes = free_bytes,
     .failure = failure,
-    .use = use,
+    .use = cuda_use,
     .memory_open = cuda_memory_open,
     .memory_close = cuda_memory_close,
     .memory_export = cuda_memory_export,
@@ -527,8 +527,8 @@ static cairn_status is_full(struct cuda *cuda, const char *label, uint64_t bytes
                      cuda->home.info.total_bytes >> 20, cuda->home.info.device);
 }
 
-static cairn_status fill(struct cuda *cuda, const char *label, const struct taken *taken,
-                         struct sentence *why)
+static cairn_status fill_memory(struct cuda *cuda, const char *label, const struct taken *taken,
+                                struct sentence *why)
 {
     int result = create_segments(cuda, taken);
     if (result == CAIRN_CU_OK) result = open_and_zero(cuda, taken->at, taken->bytes);
@@ -555,7 +555,7 @@ static cairn_status cuda_memory_open(struct home *home, const char *label,
     taken.segments = calloc((size_t)memory_segments(taken.bytes), sizeof *taken.segments);
     cairn_status status = taken.segments == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY,
                                                              "out of memory for a plane's segments")
-                                                 : fill(cuda, label, &taken, why);
+                                                 : fill_memory(cuda, label, &taken, why);
     if (status != CAIRN_OK) goto err_addresses;
     memory_out->base = (void *)(uintptr_t)taken.at;
     memory_out->segments = taken.segments;
@@ -917,8 +917,8 @@ static void give_addresses(struct cuda *cuda, uint64_t at, uint64_t bytes)
     cuda->imported_bytes -= bytes;
 }
 
-static cairn_status map(struct cuda *cuda, unsigned long long handle, uint64_t bytes,
-                        uint64_t *at_out, struct sentence *why)
+static cairn_status map_import(struct cuda *cuda, unsigned long long handle, uint64_t bytes,
+                               uint64_t *at_out, struct sentence *why)
 {
     const uint64_t at = take_addresses(cuda, bytes);
     if (at == 0)
@@ -965,7 +965,8 @@ static bool is_read(const struct cuda *cuda, int device)
     return is;
 }
 
-static cairn_status judge(const struct cuda *cuda, unsigned long long handle, struct sentence *why)
+static cairn_status judge_import(const struct cuda *cuda, unsigned long long handle,
+                                 struct sentence *why)
 {
     struct cu_allocation how = { 0 };
     const int result = cuda->driver.cuMemGetAllocationPropertiesFromHandle(&how, handle);
@@ -977,8 +978,8 @@ static cairn_status judge(const struct cuda *cuda, unsigned long long handle, st
                      cuda->home.info.device);
 }
 
-static cairn_status import(struct cuda *cuda, int fd, uint64_t bytes, uint64_t *at_out,
-                           struct sentence *why)
+static cairn_status import_handle(struct cuda *cuda, int fd, uint64_t bytes, uint64_t *at_out,
+                                  struct sentence *why)
 {
     unsigned long long handle;
     CAIRN_TRY(cuda_enter(cuda, why));
@@ -990,8 +991,8 @@ static cairn_status import(struct cuda *cuda, int fd, uint64_t bytes, uint64_t *
         &handle, (void *)(uintptr_t)(unsigned)fd, CAIRN_CU_HANDLE_POSIX);
     if (result != CAIRN_CU_OK)
         return refuse_import(cuda, result, "the driver does not import it", why);
-    cairn_status status = judge(cuda, handle, why);
-    if (status == CAIRN_OK) status = map(cuda, handle, bytes, at_out, why);
+    cairn_status status = judge_import(cuda, handle, why);
+    if (status == CAIRN_OK) status = map_import(cuda, handle, bytes, at_out, why);
     (void)cuda->driver.cuMemRelease(handle); // the mapping keeps the memory
     return status;
 }
@@ -1000,7 +1001,7 @@ static cairn_status cuda_import(struct home *home, int fd, uint64_t bytes, const
                                 struct sentence *why)
 {
     uint64_t at = 0;
-    const cairn_status status = import(home_cuda(home), fd, bytes, &at, why);
+    const cairn_status status = import_handle(home_cuda(home), fd, bytes, &at, why);
     close(fd); // an open one keeps the memory taken
     if (status == CAIRN_OK) *address_out = (const void *)(uintptr_t)at;
     return status;

@@ -782,8 +782,8 @@ static const char *const launch_names[CAIRN_KERNEL_COUNT] = {
 
 /* Orders two streams: all that is put into `later` from now on runs behind all that is in `earlier`
  * now. */
-static int order(const struct driver *driver, struct CUstream_st *earlier, struct CUevent_st *event,
-                 struct CUstream_st *later)
+static int order_behind(const struct driver *driver, struct CUstream_st *earlier,
+                        struct CUevent_st *event, struct CUstream_st *later)
 {
     if (earlier == later) return CAIRN_CU_OK;
     if (GPU_MUTANT(3)) (void)driver->cuStreamWaitEvent(later, event, 0);
@@ -799,7 +799,7 @@ static struct CUstream_st *stream_in(const struct cuda_stream *stream, const str
     return plan->in_count == 0 && plan->in.used <= SMALL_BYTES ? stream->compute : stream->in;
 }
 
-static int load(const struct cuda_stream *stream, const struct cuda_slice *slice)
+static int load_slice(const struct cuda_stream *stream, const struct cuda_slice *slice)
 {
     const struct driver *driver = &cuda_of(stream)->driver;
     const struct cuda_plan *plan = &slice->plan;
@@ -807,20 +807,21 @@ static int load(const struct cuda_stream *stream, const struct cuda_slice *slice
     int result = CAIRN_CU_OK;
     if (plan->in.used > 0)
         result = driver->cuMemcpyHtoDAsync(plan->in.device, plan->in.host, plan->in.used, in);
-    if (GPU_MUTANT(9)) result = order(driver, in, slice->loaded, stream->compute);
+    if (GPU_MUTANT(9)) result = order_behind(driver, in, slice->loaded, stream->compute);
     for (size_t i = 0; i < plan->in_count && result == CAIRN_CU_OK; i++)
         result = driver->cuMemcpyHtoDAsync(plan->copies_in[i].device, plan->copies_in[i].host,
                                            plan->copies_in[i].bytes, in);
     if (GPU_MUTANT(2) || GPU_MUTANT(9)) return result;
     if (GPU_MUTANT(14))
         return driver->cuStreamWaitEvent(stream->compute, stream->slices[0].loaded, 0);
-    return result == CAIRN_CU_OK ? order(driver, in, slice->loaded, stream->compute) : result;
+    return result == CAIRN_CU_OK ? order_behind(driver, in, slice->loaded, stream->compute)
+                                 : result;
 }
 
 /* ---- kernels ---- */
 
-static int launch(const struct cuda_stream *stream, enum kernel_number kernel,
-                  struct kernel_list *list)
+static int launch_kernel(const struct cuda_stream *stream, enum kernel_number kernel,
+                         struct kernel_list *list)
 {
     struct cuda *cuda = cuda_of(stream);
     void *parameters[] = { list };
@@ -843,8 +844,8 @@ static cairn_status launch_all(const struct cuda_stream *stream, const struct cu
                                               GPU_MUTANT(11) ? stream->in : stream->compute);
     cairn_status status = cuda_check(cuda, result, "zeroing", why);
     for (int i = 0; i < CAIRN_KERNEL_COUNT && status == CAIRN_OK; i++)
-        status = cuda_check(cuda, launch(stream, (enum kernel_number)i, &lists[i]), launch_names[i],
-                            why);
+        status = cuda_check(cuda, launch_kernel(stream, (enum kernel_number)i, &lists[i]),
+                            launch_names[i], why);
     return status;
 }
 
@@ -856,14 +857,14 @@ static struct CUstream_st *stream_out(const struct cuda_stream *stream,
     return plan->out_count == 0 && plan->out.used <= SMALL_BYTES ? stream->compute : stream->out;
 }
 
-static int unload(const struct cuda_stream *stream, const struct cuda_slice *slice)
+static int unload_slice(const struct cuda_stream *stream, const struct cuda_slice *slice)
 {
     const struct driver *driver = &cuda_of(stream)->driver;
     const struct cuda_plan *plan = &slice->plan;
     struct CUstream_st *out = stream_out(stream, plan);
     int result = GPU_MUTANT(4)    ? CAIRN_CU_OK
                  : GPU_MUTANT(10) ? driver->cuStreamWaitEvent(out, slice->loaded, 0)
-                                  : order(driver, stream->compute, slice->computed, out);
+                                  : order_behind(driver, stream->compute, slice->computed, out);
     if (plan->out.used > 0 && result == CAIRN_CU_OK)
         result = driver->cuMemcpyDtoHAsync(plan->out.host, plan->out.device, plan->out.used, out);
     if (GPU_MUTANT(8)) (void)driver->cuEventRecord(slice->done, out);
@@ -903,10 +904,10 @@ static cairn_status cuda_slice_begin(struct cuda_stream *stream, struct cuda_sli
     cuda_plan_place(&slice->plan, lists);
     count_copies(cuda, &slice->plan);
     slice->is_under_way = true;
-    cairn_status status = cuda_check(cuda, load(stream, slice), "a copy to the device", why);
+    cairn_status status = cuda_check(cuda, load_slice(stream, slice), "a copy to the device", why);
     if (status == CAIRN_OK) status = launch_all(stream, &slice->plan, lists, why);
     if (status == CAIRN_OK)
-        status = cuda_check(cuda, unload(stream, slice), "a copy from the device", why);
+        status = cuda_check(cuda, unload_slice(stream, slice), "a copy from the device", why);
     return status;
 }
 

@@ -39,13 +39,13 @@ static uint64_t free_bytes(struct home *home)
     return UINT64_MAX;
 }
 
-static struct home_use use(struct home *home)
+static struct home_use host_use(struct home *home)
 {
     (void)home;
     return (struct home_use) { 0 };
 }
 
-static cairn_status pin(struct home *home, void *host, uint64_t bytes, struct sentence *why)
+static cairn_status host_pin(struct home *home, void *host, uint64_t bytes, struct sentence *why)
 {
     (void)home;
     (void)host;
@@ -135,13 +135,13 @@ static cairn_status run_begin(struct home_stream *of, struct home_work *works, s
 static const struct home_kind kind = {
     .close = close_home,
     .free_bytes = free_bytes,
-    .use = use,
+    .use = host_use,
     .memory_open = host_memory_open,
     .memory_close = host_memory_close,
     .memory_resize = host_memory_resize,
     .memory_export = host_memory_export,
     .memory_give = host_memory_give,
-    .pin = pin,
+    .pin = host_pin,
     .unpin = unpin,
     .stream_open = stream_open,
     .stream_close = stream_close,

@@ -166,7 +166,7 @@ static const struct row rows[] = {
 #undef X
 };
 
-static const struct row *find(int status)
+static const struct row *find_status(int status)
 {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].number == status) return &rows[i];
@@ -175,25 +175,25 @@ static const struct row *find(int status)
 
 const char *status_code_name(int status)
 {
-    const struct row *row = find(status);
+    const struct row *row = find_status(status);
     return row != NULL ? row->name : "CAIRN_ERR_?";
 }
 
 const char *status_text(int status)
 {
-    const struct row *row = find(status);
+    const struct row *row = find_status(status);
     return row != NULL ? row->text : "an unknown status code";
 }
 
 int status_exit(int status)
 {
-    const struct row *row = find(status);
+    const struct row *row = find_status(status);
     return row != NULL ? row->exit_code : 1;
 }
 
 int status_known(int status)
 {
-    return find(status) != NULL;
+    return find_status(status) != NULL;
 }
 
 /* ==== checksum ==== */

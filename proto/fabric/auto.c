@@ -44,7 +44,7 @@ static struct auto_fabric *auto_of(struct fabric *fabric)
 
 /* -- opening and closing ------------------------------------------------------------------------ */
 
-static bool watch(int epoll, const struct fabric *inside)
+static bool watch_inside(int epoll, const struct fabric *inside)
 {
     struct epoll_event event = { .events = EPOLLIN };
     return inside == NULL || epoll_ctl(epoll, EPOLL_CTL_ADD, inside->event_fd, &event) == 0;
@@ -128,7 +128,7 @@ static bool watch_all(struct auto_fabric *fabric)
     fabric->common.event_fd = epoll_create1(EPOLL_CLOEXEC);
     bool ok = fabric->common.event_fd >= 0;
     for (int i = 0; i < fabric->count && ok; i++)
-        ok = watch(fabric->common.event_fd, fabric->insides[i]);
+        ok = watch_inside(fabric->common.event_fd, fabric->insides[i]);
     return ok;
 }
 

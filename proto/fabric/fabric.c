@@ -209,7 +209,7 @@ void fabric_peer_close(struct fabric_peer *peer)
     attend(peer);
 }
 
-static void cut(struct fabric_peer *peer)
+static void cut_peer(struct fabric_peer *peer)
 {
     if (peer->is_cut) return;
     peer->is_cut = true;
@@ -222,7 +222,7 @@ static void see_to_peer(struct fabric_peer *peer)
     struct fabric *fabric = peer->fabric;
     TAILQ_REMOVE(&fabric->attention, peer, attention);
     peer->is_queued = false;
-    cut(peer);
+    cut_peer(peer);
     if (peer->is_closed) {
         LIST_REMOVE(peer, link);
         free(peer);
@@ -557,7 +557,7 @@ void fabric_close(struct fabric *fabric)
         message->is_gone = true; // a callback below may still name it
     }
     struct fabric_peer *peer;
-    LIST_FOREACH (peer, &fabric->peers, link) cut(peer);
+    LIST_FOREACH (peer, &fabric->peers, link) cut_peer(peer);
     fabric->backend->stop(fabric);
     while (!TAILQ_EMPTY(&fabric->flying))
         fabric_op_done(TAILQ_FIRST(&fabric->flying), CAIRN_ERR_CLOSED);
@@ -614,7 +614,7 @@ struct fabric_region *fabric_region_find(const struct fabric *fabric, const void
 }
 
 /* Two regions at one address would make it a matter of luck which of them a payload is of. */
-static bool overlaps(const struct fabric *fabric, const void *base, size_t bytes)
+static bool region_overlaps(const struct fabric *fabric, const void *base, size_t bytes)
 {
     const uint32_t rank = rank_of(fabric, base);
     const struct fabric_region *before = rank > 0 ? fabric->regions[rank - 1] : NULL;
@@ -624,7 +624,7 @@ static bool overlaps(const struct fabric *fabric, const void *base, size_t bytes
     return behind != NULL && (uintptr_t)behind->base - (uintptr_t)base < bytes;
 }
 
-static bool make_room(struct fabric *fabric)
+static bool regions_make_room(struct fabric *fabric)
 {
     if (fabric->region_count < fabric->region_capacity) return true;
     const uint32_t capacity = 2 * fabric->region_capacity + 16;
@@ -635,7 +635,7 @@ static bool make_room(struct fabric *fabric)
     return true;
 }
 
-static void put_in(struct fabric *fabric, struct fabric_region *region)
+static void regions_put_in(struct fabric *fabric, struct fabric_region *region)
 {
     const uint32_t rank = rank_of(fabric, region->base);
     memmove(fabric->regions + rank + 1, fabric->regions + rank,
@@ -644,7 +644,7 @@ static void put_in(struct fabric *fabric, struct fabric_region *region)
     fabric->region_count++;
 }
 
-static void take_out(struct fabric *fabric, const struct fabric_region *region)
+static void regions_take_out(struct fabric *fabric, const struct fabric_region *region)
 {
     const uint32_t rank = rank_of(fabric, region->base) - 1;
     assert(fabric->regions[rank] == region);
@@ -661,7 +661,7 @@ static cairn_status judge_common(const struct fabric *fabric, const struct fabri
     if (wanted->base == NULL || wanted->bytes == 0) return CAIRN_ERR_INVALID;
     if (wanted->note_bytes > CAIRN_FABRIC_NOTE_MAX) return CAIRN_ERR_INVALID;
     if (wanted->note_bytes > 0 && note == NULL) return CAIRN_ERR_INVALID;
-    return overlaps(fabric, wanted->base, wanted->bytes) ? CAIRN_ERR_INVALID : CAIRN_OK;
+    return region_overlaps(fabric, wanted->base, wanted->bytes) ? CAIRN_ERR_INVALID : CAIRN_OK;
 }
 
 /* A backend that takes no memory of cards keeps the address all the same: it knows what not to read. */
@@ -673,11 +673,11 @@ static cairn_status tell_backend(struct fabric_region *region)
     return backend->region_add(region);
 }
 
-static cairn_status add(struct fabric *fabric, const struct fabric_region *wanted, const void *note,
-                        struct fabric_region **region_out)
+static cairn_status region_add(struct fabric *fabric, const struct fabric_region *wanted,
+                               const void *note, struct fabric_region **region_out)
 {
     const size_t own_bytes = fabric->backend->region_bytes;
-    if (!make_room(fabric)) return CAIRN_ERR_NO_MEMORY;
+    if (!regions_make_room(fabric)) return CAIRN_ERR_NO_MEMORY;
     struct fabric_region *region = calloc(1, own_bytes > 0 ? own_bytes : sizeof *region);
     if (region == NULL) return CAIRN_ERR_NO_MEMORY;
     *region = *wanted;
@@ -688,7 +688,7 @@ static cairn_status add(struct fabric *fabric, const struct fabric_region *wante
         free(region);
         return status;
     }
-    put_in(fabric, region);
+    regions_put_in(fabric, region);
     fabric->device_region_count += region->is_device;
     *region_out = region;
     return CAIRN_OK;
@@ -703,7 +703,7 @@ cairn_status fabric_region_add(struct fabric *fabric, const void *base, size_t b
     };
     cairn_status status = judge_common(fabric, &wanted, note);
     if (status == CAIRN_OK) status = fabric_judge_memory(fd, bytes);
-    return status == CAIRN_OK ? add(fabric, &wanted, note, region_out) : status;
+    return status == CAIRN_OK ? region_add(fabric, &wanted, note, region_out) : status;
 }
 
 cairn_status fabric_region_add_device(struct fabric *fabric, const void *base, size_t bytes, int fd,
@@ -716,7 +716,7 @@ cairn_status fabric_region_add_device(struct fabric *fabric, const void *base, s
     if (fd < 0 || uuid == NULL) return CAIRN_ERR_INVALID;
     memcpy(wanted.uuid, uuid, sizeof wanted.uuid);
     const cairn_status status = judge_common(fabric, &wanted, note);
-    return status == CAIRN_OK ? add(fabric, &wanted, note, region_out) : status;
+    return status == CAIRN_OK ? region_add(fabric, &wanted, note, region_out) : status;
 }
 
 bool fabric_peer_imports(const struct fabric_peer *peer, const uint8_t *uuid)
@@ -749,7 +749,7 @@ cairn_status fabric_region_show(struct fabric_region *region, struct fabric_peer
 void fabric_region_drop(struct fabric_region *region)
 {
     if (region == NULL) return;
-    take_out(region->fabric, region);
+    regions_take_out(region->fabric, region);
     region->fabric->device_region_count -= region->is_device;
     if (region->fabric->backend->region_drop != NULL) region->fabric->backend->region_drop(region);
     free(region);
@@ -768,7 +768,7 @@ static void fabric_free_regions(struct fabric *fabric)
 
 enum { NONE = UINT32_MAX };
 
-static cairn_status grow(struct fabric_flights *flights)
+static cairn_status flights_grow(struct fabric_flights *flights)
 {
     const uint32_t before = flights->capacity, after = before > 0 ? 2 * before : 32;
     struct fabric_flight *all = realloc(flights->all, after * sizeof *all);
@@ -785,7 +785,7 @@ static cairn_status grow(struct fabric_flights *flights)
 /* Bounded by sends_max and by the pages of the staging area: there are never more at a time. */
 cairn_status fabric_flight_begin(struct fabric_flights *flights, uint64_t *serial_out)
 {
-    if (flights->capacity == 0 || flights->first_free == NONE) CAIRN_TRY(grow(flights));
+    if (flights->capacity == 0 || flights->first_free == NONE) CAIRN_TRY(flights_grow(flights));
     const uint32_t index = flights->first_free;
     struct fabric_flight *flight = &flights->all[index];
     flights->first_free = flight->next_free;

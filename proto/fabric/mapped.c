@@ -117,7 +117,7 @@ static void drop_silent_strangers(struct mapped_fabric *fabric)
     }
 }
 
-static unsigned tick(struct mapped_fabric *fabric)
+static unsigned on_timer(struct mapped_fabric *fabric)
 {
     uint64_t ticks;
     if (read(fabric->timer.fd, &ticks, sizeof ticks) != sizeof ticks) return 0;
@@ -143,7 +143,7 @@ static unsigned serve(struct mapped_fabric *fabric, struct mapped_link *link, ui
     if (link->is_ended) return 0; // by an event before it
     switch (link->kind) {
     case MAPPED_LISTENER: return accept_some(fabric);
-    case MAPPED_TIMER: return tick(fabric);
+    case MAPPED_TIMER: return on_timer(fabric);
     case MAPPED_IN: return mapped_in_on_event((struct mapped_in *)link, events);
     case MAPPED_OUT: return mapped_out_on_event((struct mapped_out *)link, events);
     }
@@ -316,7 +316,7 @@ static bool is_taken(const struct mapped_arena *arena, uint32_t page)
     return (arena->taken[page / 64] >> page % 64 & 1) != 0;
 }
 
-static void mark(struct mapped_arena *arena, uint32_t first, uint32_t count, bool taken)
+static void mark_pages(struct mapped_arena *arena, uint32_t first, uint32_t count, bool taken)
 {
     for (uint32_t page = first; page < first + count; page++) {
         assert(is_taken(arena, page) != taken);
@@ -358,7 +358,7 @@ cairn_status mapped_stage(struct mapped_fabric *fabric, uint32_t own_pages, size
         if (arena->share == NULL && arena_open(fabric, (uint16_t)pages.arena) != CAIRN_OK)
             return fabric->staged_pages > 0 ? CAIRN_ERR_BUSY : CAIRN_ERR_NO_MEMORY;
         if (!find_run(fabric, arena, pages.count, &pages.first)) continue;
-        mark(arena, pages.first, pages.count, true);
+        mark_pages(arena, pages.first, pages.count, true);
         fabric->staged_pages += pages.count;
         *pages_out = pages;
         return CAIRN_OK;
@@ -374,7 +374,7 @@ uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct fabric_pages p
 void mapped_unstage(struct mapped_fabric *fabric, struct fabric_pages pages)
 {
     if (pages.count == 0) return;
-    mark(&fabric->arenas[pages.arena], pages.first, pages.count, false);
+    mark_pages(&fabric->arenas[pages.arena], pages.first, pages.count, false);
     fabric->staged_pages -= pages.count;
     fabric->is_room = true;
 }
@@ -477,8 +477,8 @@ void mapped_import_none_of(struct mapped_in *in, const char *why)
 static bool mapped_cards_have(const struct mapped_cards *cards, const uint8_t *uuid);
 
 /* Uses the descriptor up. */
-static cairn_status import(struct fabric_mapping *mapping, struct mapped_in *in,
-                           const struct frame_region *frame, int fd)
+static cairn_status import_device(struct fabric_mapping *mapping, struct mapped_in *in,
+                                  const struct frame_region *frame, int fd)
 {
     const struct mapped_fabric *fabric = in->fabric;
     const struct fabric_options *options = &fabric->common.options;
@@ -511,10 +511,10 @@ static cairn_status import(struct fabric_mapping *mapping, struct mapped_in *in,
 }
 
 /* Uses the descriptor up if it is not OK. */
-static cairn_status map(struct fabric_mapping *mapping, struct mapped_in *in,
-                        const struct frame_region *frame, int fd)
+static cairn_status map_shown(struct fabric_mapping *mapping, struct mapped_in *in,
+                              const struct frame_region *frame, int fd)
 {
-    if (frame->memory == FRAME_MEMORY_DEVICE) return import(mapping, in, frame, fd);
+    if (frame->memory == FRAME_MEMORY_DEVICE) return import_device(mapping, in, frame, fd);
     const cairn_status status = map_host(mapping, in->fabric, frame->bytes, fd);
     if (status != CAIRN_OK) close(fd);
     return status;
@@ -529,7 +529,7 @@ cairn_status mapped_mapping_open(struct mapped_in *in, const struct frame_region
     if (frame->bytes > options->mapped_max - in->mapped_bytes) goto err_close;
     status = CAIRN_ERR_NO_MEMORY;
     if ((mapping = calloc(1, sizeof *mapping)) == NULL) goto err_close;
-    if ((status = map(mapping, in, frame, fd)) != CAIRN_OK) {
+    if ((status = map_shown(mapping, in, frame, fd)) != CAIRN_OK) {
         free(mapping);
         return status;
     }

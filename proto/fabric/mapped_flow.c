@@ -245,7 +245,7 @@ void mapped_frame_put(struct mapped_out *out, struct mapped_frame *frame)
     TAILQ_INSERT_HEAD(&out->fabric->spare, frame, link);
 }
 
-static void lose(struct mapped_out *out)
+static void lose_out(struct mapped_out *out)
 {
     if (out->is_lost) return;
     out->is_lost = true;
@@ -356,7 +356,7 @@ unsigned mapped_out_write(struct mapped_out *out)
         count += written;
     }
     if (fate == FRAME_NOBODY)
-        lose(out);
+        lose_out(out);
     else
         mapped_link_watch(out->fabric, &out->link,
                           fate == FRAME_LATER ? EPOLLIN | EPOLLOUT : EPOLLIN);
@@ -383,7 +383,7 @@ static uint64_t bit_of(uint16_t slot)
     return UINT64_C(1) << slot % 64;
 }
 
-static cairn_status show(struct mapped_out *out, struct mapped_share *share)
+static cairn_status show_share(struct mapped_out *out, struct mapped_share *share)
 {
     const uint16_t slot = share->frame.slot;
     if ((out->shown[slot / 64] & bit_of(slot)) != 0) return CAIRN_OK;
@@ -406,7 +406,7 @@ void mapped_take_back(struct mapped_out *out, uint16_t slot)
     if (out->is_lost || out->peer == NULL) return; // it will hear of the end
     struct mapped_frame *frame = frame_get(out->fabric, FRAME_REGION_GONE);
     if (frame == NULL) {
-        lose(out);
+        lose_out(out);
         return;
     }
     frame->slot = slot;
@@ -417,7 +417,7 @@ cairn_status mapped_region_show(struct fabric_region *region, struct fabric_peer
 {
     if (peer->fabric != region->fabric) return CAIRN_OK; // one of "auto" that does not map
     if (region->is_device && !mapped_imports(peer, region->uuid)) return CAIRN_OK;
-    return show(((struct mapped_peer *)peer)->out, ((struct mapped_region *)region)->share);
+    return show_share(((struct mapped_peer *)peer)->out, ((struct mapped_region *)region)->share);
 }
 
 /* -- sending ------------------------------------------------------------------------------------ */
@@ -432,7 +432,7 @@ static cairn_status send_inline(struct mapped_out *out, struct mapped_frame *fra
 static cairn_status send_reference(struct mapped_out *out, struct mapped_frame *frame,
                                    const struct mapped_region *region)
 {
-    CAIRN_TRY(show(out, region->share));
+    CAIRN_TRY(show_share(out, region->share));
     CAIRN_TRY(fabric_flight_begin(&out->flights, &frame->message.serial));
     frame->message.slot = region->share->frame.slot;
     frame->message.offset = (uint64_t)((const uint8_t *)frame->payload - region->common.base);
@@ -447,7 +447,7 @@ static cairn_status send_copy(struct mapped_out *out, struct mapped_frame *frame
     struct fabric_pages pages;
     const size_t bytes = frame->message.payload_bytes;
     CAIRN_TRY(mapped_stage(fabric, out->staged_pages, bytes, &pages));
-    cairn_status status = show(out, fabric->shares[pages.arena]);
+    cairn_status status = show_share(out, fabric->shares[pages.arena]);
     if (status == CAIRN_OK) status = fabric_flight_begin(&out->flights, &frame->message.serial);
     if (status != CAIRN_OK) {
         mapped_unstage(fabric, pages);
@@ -585,8 +585,8 @@ unsigned mapped_out_on_event(struct mapped_out *out, uint32_t events)
         if (bytes < 0) break;
         if (fd >= 0) close(fd);
         if (bytes == 0 || fd >= 0 || !is_whole || !on_frame_out(out, frame, (size_t)bytes))
-            lose(out);
-        if (out->peer == NULL && out->staged_written == 0) lose(out);
+            lose_out(out);
+        if (out->peer == NULL && out->staged_written == 0) lose_out(out);
     }
     return count;
 }
@@ -714,7 +714,7 @@ static void end_mappings(struct mapped_in *in)
 }
 
 /* Nothing more is read. HUP, which is always told, says that the other end is closed, too. */
-static void finish(struct mapped_in *in)
+static void finish_in(struct mapped_in *in)
 {
     if (in->is_over) return;
     in->is_over = true;
@@ -725,13 +725,13 @@ static void finish(struct mapped_in *in)
 
 void mapped_in_finish(struct mapped_in *in)
 {
-    finish(in);
+    finish_in(in);
 }
 
-static void refuse(struct mapped_in *in)
+static void refuse_in(struct mapped_in *in)
 {
     in->fabric->common.stats.connections_refused++;
-    finish(in);
+    finish_in(in);
 }
 
 void mapped_in_close(struct mapped_in *in)
@@ -742,7 +742,7 @@ void mapped_in_close(struct mapped_in *in)
     if (in->is_over)
         in_free(in);
     else
-        finish(in);
+        finish_in(in);
 }
 
 /* -- releases ----------------------------------------------------------------------------------- */
@@ -762,7 +762,7 @@ static enum frame_fate write_releases(struct mapped_in *in)
 }
 
 /* A peer that does not take its releases is not read: it cannot make us keep more of them. */
-static void watch(struct mapped_in *in, bool is_stuck)
+static void watch_in(struct mapped_in *in, bool is_stuck)
 {
     uint32_t events = is_stuck ? EPOLLOUT : 0;
     if (in->is_gone) return;
@@ -780,7 +780,7 @@ void mapped_in_flush(struct mapped_in *in)
     if (in->is_over && in->held == 0 && in->release_count == 0)
         in_free(in);
     else if (fate != FRAME_NOBODY) // the end of that one is told by a read
-        watch(in, fate == FRAME_LATER);
+        watch_in(in, fate == FRAME_LATER);
 }
 
 /* Room for the release of one more message, before it is held. */
@@ -883,7 +883,7 @@ void mapped_receive(struct fabric_message *common, struct fabric_op *op, void *b
     if (unread == NULL || unread->is_over) return;
     mapped_import_none_of(unread,
                           "the card did not copy it to the host: it has failed, or is full");
-    refuse(unread);
+    refuse_in(unread);
 }
 
 /* False: no memory for it. A message that is dropped would be awaited for good; the end of the connection
@@ -1048,12 +1048,12 @@ static void read_frame(struct mapped_in *in, long bytes, int fd, bool is_whole)
 {
     if (bytes == 0) {
         if (fd >= 0) close(fd);
-        finish(in);
+        finish_in(in);
     } else if (!is_whole) {
         if (fd >= 0) close(fd);
-        refuse(in);
+        refuse_in(in);
     } else if (!on_frame_in(in, &in->fabric->frame, (size_t)bytes, fd)) {
-        refuse(in);
+        refuse_in(in);
     }
 }
 
@@ -1099,5 +1099,5 @@ void mapped_in_accept(struct mapped_fabric *fabric, int fd)
     frame_random(in->challenge, sizeof in->challenge);
     memcpy(challenge.nonce, in->challenge, sizeof challenge.nonce);
     mapped_link_watch(fabric, &in->link, EPOLLIN);
-    if (frame_write_one(fd, &challenge, sizeof challenge, -1) != FRAME_WRITTEN) finish(in);
+    if (frame_write_one(fd, &challenge, sizeof challenge, -1) != FRAME_WRITTEN) finish_in(in);
 }

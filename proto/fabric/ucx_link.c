@@ -434,7 +434,7 @@ static void end_bundle(struct ucx_bundle *bundle, cairn_status status)
 }
 
 /* Ends a bundle that was under way. */
-static void finish(struct ucx_bundle *bundle, cairn_status status)
+static void finish_bundle(struct ucx_bundle *bundle, cairn_status status)
 {
     if (bundle->link != NULL) bundle->link->bundles_out--;
     end_bundle(bundle, status);
@@ -442,7 +442,7 @@ static void finish(struct ucx_bundle *bundle, cairn_status status)
 
 static void on_ucx_sent_bundle(void *request, ucs_status_t status, void *arg)
 {
-    finish(arg, ucx_status(status));
+    finish_bundle(arg, ucx_status(status));
     ucp_request_free(request);
 }
 
@@ -468,7 +468,7 @@ static void post(struct ucx_link *link)
                                                bundle->bytes, &param);
     if (UCS_PTR_IS_PTR(request)) return;
     const cairn_status status = ucx_status(UCS_PTR_STATUS(request));
-    finish(bundle, status);
+    finish_bundle(bundle, status);
     // Who sent was told that they go: what is lost is said by the loss of the peer.
     if (status != CAIRN_OK) ucx_link_lose(link, CAIRN_ERR_CLOSED);
 }
@@ -580,8 +580,8 @@ static void ucx_bundle_let_go(struct ucx_fabric *ucx, void *data)
 static enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
                               size_t payload_bytes, struct ucx_message *message);
 
-static void take(struct ucx_fabric *ucx, void *data, const struct ucx_frame_bundled *lengths,
-                 uint8_t *at)
+static void take_bundled(struct ucx_fabric *ucx, void *data,
+                         const struct ucx_frame_bundled *lengths, uint8_t *at)
 {
     struct ucx_message *message = NULL;
     if (!fabric_judge(&ucx->common, lengths->header_bytes, lengths->payload_bytes)) return;
@@ -610,8 +610,8 @@ static ucs_status_t on_ucx_bundle(void *arg, const void *header, size_t header_b
     }
     memcpy(data, &head, sizeof head);
     while (ucx_frame_next_bundled(data, bytes, &at, &lengths))
-        take(ucx, data, &lengths,
-             (uint8_t *)data + at - ucx_frame_bundled_bytes(&lengths) + sizeof lengths);
+        take_bundled(ucx, data, &lengths,
+                     (uint8_t *)data + at - ucx_frame_bundled_bytes(&lengths) + sizeof lengths);
     return count_hold(data, false) == 0 ? UCS_OK : UCS_INPROGRESS;
 }
 
@@ -871,7 +871,7 @@ static bool judge_reference(const struct ucx_frame_reference *f, size_t rest)
            f->header_bytes <= CAIRN_FABRIC_HEADER_MAX && f->header_bytes == rest && f->zero == 0;
 }
 
-static bool judge(const union ucx_frame *frame, size_t rest)
+static bool is_frame(const union ucx_frame *frame, size_t rest)
 {
     switch ((enum ucx_frame_kind)frame->head.kind) {
     case UCX_FRAME_HELLO:
@@ -904,7 +904,7 @@ enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_f
         head.kind > UCX_FRAME_PROOF || count < sizes[head.kind])
         return UCX_FRAME_MALFORMED;
     memcpy(&frame, bytes, sizes[head.kind]);
-    if (!judge(&frame, count - sizes[head.kind])) return UCX_FRAME_MALFORMED;
+    if (!is_frame(&frame, count - sizes[head.kind])) return UCX_FRAME_MALFORMED;
     *frame_out = frame;
     *size_out = sizes[head.kind];
     return (enum ucx_frame_kind)head.kind;

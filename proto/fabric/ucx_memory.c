@@ -33,7 +33,7 @@ static void *start_unpack(void *context, void *far, size_t count)
     return far;
 }
 
-static ucs_status_t unpack(void *state, size_t offset, const void *bytes, size_t count)
+static ucs_status_t far_unpack(void *state, size_t offset, const void *bytes, size_t count)
 {
     struct ucx_far *far = state;
     const size_t all = far->op->payload_bytes;
@@ -48,7 +48,7 @@ static ucs_status_t unpack(void *state, size_t offset, const void *bytes, size_t
     return UCS_OK;
 }
 
-static void finish(void *state)
+static void far_finish(void *state)
 {
     (void)state; // on_received follows
 }
@@ -65,7 +65,7 @@ static size_t packed_size(void *state)
     return ((const struct ucx_far *)state)->op->payload_bytes;
 }
 
-static size_t pack(void *state, size_t offset, void *bytes, size_t room)
+static size_t far_pack(void *state, size_t offset, void *bytes, size_t room)
 {
     (void)state, (void)offset, (void)bytes, (void)room;
     abort();
@@ -77,9 +77,9 @@ bool ucx_far_open(struct ucx_fabric *ucx, const struct fabric_options *options)
         .start_pack = start_pack,
         .start_unpack = start_unpack,
         .packed_size = packed_size,
-        .pack = pack,
-        .unpack = unpack,
-        .finish = finish,
+        .pack = far_pack,
+        .unpack = far_unpack,
+        .finish = far_finish,
     };
     const char *transports = options->transports;
     const bool is_tcp = transports == NULL || transports[0] == '\0' ||

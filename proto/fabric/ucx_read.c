@@ -52,7 +52,8 @@ static bool make_slot(struct ucx_link *link, uint16_t slot)
 }
 
 /* UCX reads lengths out of the key without knowing where it ends: behind it are zeros. */
-static ucs_status_t unpack(struct ucx_link *link, const void *key, size_t bytes, ucp_rkey_h *out)
+static ucs_status_t unpack_key(struct ucx_link *link, const void *key, size_t bytes,
+                               ucp_rkey_h *out)
 {
     struct ucx_fabric *ucx = link->ucx;
     memset(ucx->key_room, 0, sizeof ucx->key_room);
@@ -82,7 +83,7 @@ static void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *
         free(told);
         return;
     }
-    const ucs_status_t status = unpack(link, key, frame->key_bytes, &told->key);
+    const ucs_status_t status = unpack_key(link, key, frame->key_bytes, &told->key);
     if (status != UCS_OK) {
         ucx_refuse(ucx, link->node,
                    "region %u: its key of %u bytes does not unpack (%s); what this node has is "
@@ -110,8 +111,8 @@ static void ucx_on_region_gone(struct ucx_link *link, const struct ucx_frame_gon
 
 /* -- messages ----------------------------------------------------------------------------------- */
 
-static void answer(struct ucx_link *link, enum ucx_frame_kind kind, uint64_t serial,
-                   enum ucx_decline why)
+static void answer_reference(struct ucx_link *link, enum ucx_frame_kind kind, uint64_t serial,
+                             enum ucx_decline why)
 {
     const struct ucx_frame_release frame = {
         .head = ucx_frame_head(kind, link->ucx->node),
@@ -122,9 +123,9 @@ static void answer(struct ucx_link *link, enum ucx_frame_kind kind, uint64_t ser
     (void)status; // the endpoint is lost: our next one lets go of everything
 }
 
-static void release(struct ucx_link *link, uint64_t serial)
+static void release_reference(struct ucx_link *link, uint64_t serial)
 {
-    if (link != NULL) answer(link, UCX_FRAME_RELEASE, serial, 0);
+    if (link != NULL) answer_reference(link, UCX_FRAME_RELEASE, serial, 0);
 }
 
 /* True: the payload lies inside the region. Subtracts, so that no number of a stranger
@@ -141,8 +142,8 @@ static void ucx_on_reference(struct ucx_link *link, const struct ucx_frame_refer
     struct ucx_told *told = told_of(link, frame->slot, frame->generation);
     struct ucx_message *message = NULL;
     if (told == NULL || !link->may_read) {
-        answer(link, UCX_FRAME_DECLINE, frame->serial,
-               link->may_read ? UCX_DECLINE_UNKNOWN : UCX_DECLINE_CANNOT);
+        answer_reference(link, UCX_FRAME_DECLINE, frame->serial,
+                         link->may_read ? UCX_DECLINE_UNKNOWN : UCX_DECLINE_CANNOT);
         return;
     }
     if (!is_inside(told, frame)) {
@@ -153,13 +154,13 @@ static void ucx_on_reference(struct ucx_link *link, const struct ucx_frame_refer
                    "is sent whole from now on; is it of the same version?",
                    frame->payload_bytes, frame->offset, frame->slot, told->bytes);
         link->may_read = false;
-        answer(link, UCX_FRAME_DECLINE, frame->serial, UCX_DECLINE_CANNOT);
+        answer_reference(link, UCX_FRAME_DECLINE, frame->serial, UCX_DECLINE_CANNOT);
         return;
     }
     if (fabric_judge(fabric, frame->header_bytes, frame->payload_bytes))
         message = (struct ucx_message *)fabric_message_new(fabric, frame->payload_bytes);
     if (message == NULL) {
-        release(link, frame->serial);
+        release_reference(link, frame->serial);
         return;
     }
     message->region = told;
@@ -179,7 +180,7 @@ static void let_go(struct ucx_message *message)
 
 void ucx_read_drop(struct ucx_message *message)
 {
-    release(message->by, message->serial);
+    release_reference(message->by, message->serial);
     let_go(message);
     told_release(message->region);
 }
@@ -191,7 +192,7 @@ static void end_read(struct ucx_read *read, cairn_status status)
 {
     if (status == CAIRN_OK) read->op->fabric->stats.bytes_read += read->op->payload_bytes;
     fabric_op_done(read->op, status);
-    release(read->by, read->serial);
+    release_reference(read->by, read->serial);
     told_release(read->region);
     free(read);
 }
@@ -245,7 +246,7 @@ void ucx_read_receive(struct ucx_message *message, struct fabric_op *op, void *b
     let_go(message);
     op->by = link != NULL ? link->ep : NULL;
     if (read == NULL) {
-        release(link, message->serial);
+        release_reference(link, message->serial);
         told_release(message->region);
         fabric_op_done(op, CAIRN_ERR_NO_MEMORY);
         return;
@@ -531,7 +532,7 @@ static bool make_told(struct ucx_link *link, uint16_t slot)
     return true;
 }
 
-static cairn_status tell(struct ucx_link *link, const struct ucx_share *share)
+static cairn_status show_share(struct ucx_link *link, const struct ucx_share *share)
 {
     if (!make_told(link, share->slot)) return CAIRN_ERR_NO_MEMORY;
     if (link->told[share->slot] == share->generation) return CAIRN_OK;
@@ -582,7 +583,7 @@ cairn_status ucx_refer(struct ucx_link *link, struct fabric_op *op, const void *
                                                       op->payload_bytes);
     struct ucx_share *share = region != NULL ? ucx_share_of((struct ucx_region *)region) : NULL;
     if (share == NULL) return CAIRN_ERR_UNSUPPORTED;
-    cairn_status status = tell(link, share);
+    cairn_status status = show_share(link, share);
     if (status == CAIRN_OK) status = send_reference(link, op, payload, share);
     if (status == CAIRN_OK) link->ucx->common.stats.references_sent++;
     return status;
@@ -852,8 +853,8 @@ static void on_proof(struct ucx_fabric *ucx, uint64_t node, ucp_ep_h ep)
 }
 
 /* A frame about reads is for the link whose endpoint it came by. */
-static void take(struct ucx_fabric *ucx, ucp_ep_h ep, enum ucx_frame_kind kind,
-                 const union ucx_frame *frame, const void *rest)
+static void take_frame(struct ucx_fabric *ucx, ucp_ep_h ep, enum ucx_frame_kind kind,
+                       const union ucx_frame *frame, const void *rest)
 {
     struct ucx_link *link = ucx_link_find(ucx, frame->head.from);
     if (link != NULL && link->ep != ep) link = NULL;
@@ -889,7 +890,7 @@ static ucs_status_t on_control(void *arg, const void *header, size_t header_byte
         return UCS_OK;
     }
     const bool has_ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
-    take(ucx, has_ep ? param->reply_ep : NULL, kind, &frame, (const uint8_t *)header + size);
+    take_frame(ucx, has_ep ? param->reply_ep : NULL, kind, &frame, (const uint8_t *)header + size);
     return UCS_OK;
 }
 

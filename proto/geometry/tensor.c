@@ -320,7 +320,7 @@ static void put(uint8_t *out, uint64_t value, size_t bytes)
     for (size_t i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
 }
 
-static uint64_t get(const uint8_t *in, size_t bytes)
+static uint64_t get_number(const uint8_t *in, size_t bytes)
 {
     uint64_t value = 0;
     for (size_t i = 0; i < bytes; i++) value |= (uint64_t)in[i] << (8 * i);
@@ -342,13 +342,13 @@ size_t box_encode(const struct cairn_box *box, uint8_t out[CAIRN_BOX_BYTES_MAX])
 cairn_status box_decode(const uint8_t *bytes, size_t size, struct cairn_box *box_out)
 {
     if (size < 4) return CAIRN_ERR_MALFORMED;
-    const uint32_t rank = (uint32_t)get(bytes, 4);
+    const uint32_t rank = (uint32_t)get_number(bytes, 4);
     if (rank > CAIRN_RANK_MAX || size != 4 + 16 * (size_t)rank) return CAIRN_ERR_MALFORMED;
     const uint8_t *starts = bytes + 4, *extents = starts + 8 * (size_t)rank;
     *box_out = (struct cairn_box) { .rank = rank };
     for (uint32_t d = 0; d < rank; d++) {
-        box_out->start[d] = get(starts + 8 * d, 8);
-        box_out->extent[d] = get(extents + 8 * d, 8);
+        box_out->start[d] = get_number(starts + 8 * d, 8);
+        box_out->extent[d] = get_number(extents + 8 * d, 8);
     }
     return CAIRN_OK;
 }

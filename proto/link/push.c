@@ -179,8 +179,8 @@ static void unlink_entry(struct push_round *push, struct shard *shard, uint32_t 
 }
 
 /* Takes the entry out and, if it is a chunk, gives its buffer back. */
-static void finish(struct push_round *push, uint32_t shard_index, uint32_t index,
-                   cairn_status status, struct push_actions *actions)
+static void finish_entry(struct push_round *push, uint32_t shard_index, uint32_t index,
+                         cairn_status status, struct push_actions *actions)
 {
     const struct entry *e = &push->entries[index];
     if (e->kind == CHUNK) {
@@ -268,7 +268,7 @@ static void pump(struct push_round *push, uint32_t shard_index, struct push_acti
 
 /* ---- the caller's side ---- */
 
-static cairn_status judge(const struct push_round *push, uint32_t micro, uint32_t entries)
+static cairn_status judge_push(const struct push_round *push, uint32_t micro, uint32_t entries)
 {
     if (push->voided) return CAIRN_ERR_EPOCH_CHANGED;
     if (push->committed || micro != push->micro) return CAIRN_ERR_INVALID;
@@ -279,7 +279,7 @@ cairn_status push_chunk(struct push_round *push, uint32_t shard, uint32_t micro,
                         struct push_chunk chunk, struct push_actions *actions)
 {
     if (!has_shard(push, shard)) return CAIRN_ERR_INVALID;
-    CAIRN_TRY(judge(push, micro, 1));
+    CAIRN_TRY(judge_push(push, micro, 1));
     struct entry *e = append(push, shard, CHUNK);
     e->chunk = chunk.chunk;
     e->is_small = chunk.is_small;
@@ -292,7 +292,7 @@ cairn_status push_chunk(struct push_round *push, uint32_t shard, uint32_t micro,
 
 cairn_status push_micro_end(struct push_round *push, uint32_t micro, struct push_actions *actions)
 {
-    CAIRN_TRY(judge(push, micro, push->present));
+    CAIRN_TRY(judge_push(push, micro, push->present));
     for (uint32_t s = 0; s < push->shard_count; s++) {
         if (!has_shard(push, s)) continue;
         append(push, s, MICRO_END)->chunk = push->shards[s].filled;
@@ -312,7 +312,7 @@ static bool filling(const struct push_round *push)
 
 cairn_status push_commit(struct push_round *push, uint64_t weight, struct push_actions *actions)
 {
-    CAIRN_TRY(judge(push, push->micro, push->present));
+    CAIRN_TRY(judge_push(push, push->micro, push->present));
     if (push->micro == 0 || filling(push)) return CAIRN_ERR_INVALID;
     push->committed = true;
     for (uint32_t s = 0; s < push->shard_count; s++) {
@@ -410,7 +410,7 @@ void push_on_ack(struct push_round *push, uint32_t shard, uint64_t request,
     const uint32_t index = find_chunk(push, shard, request);
     if (index == NONE) return;
     // Not sent (again) yet, but folded: the answer to an earlier sending. It is done all the same.
-    finish(push, shard, index, push->voided ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK, actions);
+    finish_entry(push, shard, index, push->voided ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK, actions);
     pump(push, shard, actions);
 }
 
@@ -421,20 +421,21 @@ void push_on_micro_ack(struct push_round *push, uint32_t shard, uint32_t micro,
     for (uint32_t i = push->shards[shard].head; i != NONE; i = push->entries[i].next) {
         const struct entry *e = &push->entries[i];
         if (e->kind != MICRO_END) continue;
-        if (e->micro == micro) finish(push, shard, i, CAIRN_OK, actions);
+        if (e->micro == micro) finish_entry(push, shard, i, CAIRN_OK, actions);
         break; // only the oldest end can be answered
     }
     pump(push, shard, actions);
 }
 
 /* Releases what shards do not hold: of a void round what was not sent, of a resolved one everything. */
-static void release(struct push_round *push, uint32_t shard_index, bool sent_too,
-                    cairn_status status, struct push_actions *actions)
+static void release_entries(struct push_round *push, uint32_t shard_index, bool sent_too,
+                            cairn_status status, struct push_actions *actions)
 {
     for (uint32_t i = push->shards[shard_index].head, next; i != NONE; i = next) {
         next = push->entries[i].next;
         const struct entry *e = &push->entries[i];
-        if (e->kind != CHUNK || !e->sent || sent_too) finish(push, shard_index, i, status, actions);
+        if (e->kind != CHUNK || !e->sent || sent_too)
+            finish_entry(push, shard_index, i, status, actions);
     }
 }
 
@@ -442,7 +443,7 @@ void push_on_void(struct push_round *push, struct push_actions *actions)
 {
     push->voided = true;
     for (uint32_t s = 0; s < push->shard_count; s++) {
-        release(push, s, false, CAIRN_ERR_EPOCH_CHANGED, actions);
+        release_entries(push, s, false, CAIRN_ERR_EPOCH_CHANGED, actions);
         ask_again_void(push, s, actions);
     }
 }
@@ -450,7 +451,8 @@ void push_on_void(struct push_round *push, struct push_actions *actions)
 void push_on_result(struct push_round *push, struct push_actions *actions)
 {
     push->voided = true;
-    for (uint32_t s = 0; s < push->shard_count; s++) release(push, s, true, CAIRN_OK, actions);
+    for (uint32_t s = 0; s < push->shard_count; s++)
+        release_entries(push, s, true, CAIRN_OK, actions);
 }
 
 /* In a void round, too: this refusal may be a late answer to a sending before the last one, which the shard
@@ -496,12 +498,13 @@ void push_on_refuse(struct push_round *push, uint32_t shard, uint64_t request, c
         if (request == 0) end_again(push, shard, actions);
         return;
     }
-    if (index != NONE && push->voided) finish(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);
+    if (index != NONE && push->voided)
+        finish_entry(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);
     if (push->voided) return;
     if (index == NONE && request != 0) return; // of a sending that was answered since
     struct push_action *action = act(actions, CAIRN_PUSH_VOID, shard);
     action->status = status;
-    if (index != NONE) finish(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);
+    if (index != NONE) finish_entry(push, shard, index, CAIRN_ERR_EPOCH_CHANGED, actions);
     push_on_void(push, actions);
 }
 
@@ -512,7 +515,7 @@ void push_on_lost(struct push_round *push, uint32_t shard_index, struct push_act
     shard->window = (struct push_window) { 0 };
     shard->endpoint = shard->newest = 0; // all of it is asked again, by whichever GRANT comes
     if (push->voided) {
-        release(push, shard_index, true, CAIRN_ERR_EPOCH_CHANGED, actions);
+        release_entries(push, shard_index, true, CAIRN_ERR_EPOCH_CHANGED, actions);
         return;
     }
     if (!MUTANT(12)) unsend(push, shard);

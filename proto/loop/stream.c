@@ -436,7 +436,7 @@ int stream_descriptor(const struct stream *stream)
 /* How a stream begins: connecting (with name service and a deadline) and accepting. */
 
 /* No later try helps against it. `path`: of the socket, which says who may. */
-static void refuse(struct stream *stream, const char *path)
+static void refuse_path(struct stream *stream, const char *path)
 {
     struct stat socket;
     struct group group, *found = NULL;
@@ -452,7 +452,7 @@ static void refuse(struct stream *stream, const char *path)
 static void fail(struct stream *stream, int error)
 {
     if (error == UV_EACCES && stream->peer[0] == '/') {
-        refuse(stream, stream->peer);
+        refuse_path(stream, stream->peer);
         return;
     }
     const bool is_ours = error == UV_EMFILE || error == UV_ENFILE || error == UV_ENOMEM ||

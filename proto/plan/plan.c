@@ -447,7 +447,7 @@ void plan_heap_push(struct placing *p, uint32_t s)
 }
 
 /* The shard goes in place i of the heap, or further down. */
-static void sink(struct placing *p, uint32_t i, uint32_t s)
+static void heap_sink(struct placing *p, uint32_t i, uint32_t s)
 {
     for (uint32_t child = 2 * i + 1; child < p->heap_count; child = 2 * i + 1) {
         if (child + 1 < p->heap_count && needier(p->cut, p->heap[child + 1], p->heap[child]))
@@ -462,13 +462,13 @@ static void sink(struct placing *p, uint32_t i, uint32_t s)
 uint32_t plan_heap_pop(struct placing *p)
 {
     const uint32_t top = p->heap[0], last = p->heap[--p->heap_count];
-    sink(p, 0, last);
+    heap_sink(p, 0, last);
     return top;
 }
 
 void plan_heap_sink(struct placing *p, uint32_t i)
 {
-    sink(p, i, p->heap[i]);
+    heap_sink(p, i, p->heap[i]);
 }
 
 static int compare_by_piece(const void *a, const void *b)

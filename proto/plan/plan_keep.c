@@ -73,7 +73,7 @@ static void list_by_shard(struct keeping *k)
         k->of_shard[--k->begin[k->pieces.items[i].shard]] = i;
 }
 
-static void release(struct keeping *k)
+static void release_keeping(struct keeping *k)
 {
     free(k->pieces.items);
     free(k->front);
@@ -324,7 +324,7 @@ cairn_status plan_keep(struct plan_cut *cut)
         if (!is_level_keep(cut)) shed_surplus(&k);
         status = split_pieces(&k);
     }
-    release(&k);
+    release_keeping(&k);
     return status;
 }
 

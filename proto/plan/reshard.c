@@ -33,7 +33,7 @@ struct extending {
     struct layout *fresh; /* owned: of `added`; NULL if there are none */
 };
 
-static void release(struct extending *x)
+static void release_extending(struct extending *x)
 {
     free(x->added);
     free(x->place_of);
@@ -188,7 +188,7 @@ cairn_status plan_extend(const struct layout_tensor *tensors, uint32_t tensor_co
     if (status == CAIRN_OK) status = weigh_shards_extend(&x);
     if (status == CAIRN_OK) status = plan_added(&x);
     if (status == CAIRN_OK) status = join(&x, layout_out);
-    release(&x);
+    release_extending(&x);
     return status;
 }
 

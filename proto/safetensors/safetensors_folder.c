@@ -252,7 +252,7 @@ static cairn_status load_folder(struct weights *w, const char *folder, uint64_t 
 
 /* ---- all of it ---- */
 
-static cairn_status load(const char *roots, struct weights *w, struct sentence *why)
+static cairn_status load_weights(const char *roots, struct weights *w, struct sentence *why)
 {
     uint64_t budget = CAIRN_WEIGHTS_HEADERS_MAX;
     int fd;
@@ -275,7 +275,7 @@ cairn_status weights_open(const char *roots, const char *path, struct weights *o
     w.path = strdup(path);
     w.files = calloc(1, sizeof *w.files);
     cairn_status status = w.path != NULL && w.files != NULL
-                              ? load(roots, &w, why)
+                              ? load_weights(roots, &w, why)
                               : fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status != CAIRN_OK) {
         weights_close(&w);

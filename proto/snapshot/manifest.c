@@ -47,7 +47,7 @@ cairn_status manifest_set_payload(struct manifest *m, const uint8_t *payload, si
     return CAIRN_OK;
 }
 
-static cairn_status make_room(struct manifest *m)
+static cairn_status files_make_room(struct manifest *m)
 {
     if (m->file_count < m->file_capacity) return CAIRN_OK;
     if (m->file_count >= CAIRN_MANIFEST_FILES_MAX) return CAIRN_ERR_INVALID;
@@ -62,7 +62,7 @@ static cairn_status make_room(struct manifest *m)
 static cairn_status begin_file(struct manifest *m, const char *path, uint64_t bytes)
 {
     if (!snapshot_path_ok(path) || bytes > INT64_MAX) return CAIRN_ERR_INVALID;
-    CAIRN_TRY(make_room(m));
+    CAIRN_TRY(files_make_room(m));
     struct manifest_file file = { .path = strdup(path), .bytes = bytes };
     if (file.path == NULL) return CAIRN_ERR_NO_MEMORY;
     m->files[m->file_count++] = file;
@@ -330,7 +330,7 @@ static json_t *root_json(const struct manifest *m)
 }
 
 /* Refuses a manifest that decode would refuse and json_pack would not notice. */
-static cairn_status judge(const struct manifest *m, struct sentence *why)
+static cairn_status judge_manifest(const struct manifest *m, struct sentence *why)
 {
     const uint64_t year_10000_s = 253402300800;
     if (m->generation > INT64_MAX || m->step > INT64_MAX || m->origin.generation > m->generation ||
@@ -374,7 +374,7 @@ cairn_status manifest_encode(struct manifest *m, char **text_out, size_t *text_b
 {
     if (m->file_count > 1) qsort(m->files, m->file_count, sizeof *m->files, path_order);
     spec_canonicalize(&m->spec);
-    CAIRN_TRY(judge(m, why));
+    CAIRN_TRY(judge_manifest(m, why));
     json_t *root = root_json(m);
     char *json = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);
@@ -431,7 +431,7 @@ json_t *spec_fields_json(json_t *object, const struct spec_table *table, enum sp
 /* ---- what is missing ---- */
 
 /* Takes `defaults`. False: no memory, or not an object. */
-static bool fill(json_t *object, json_t *defaults)
+static bool fill_defaults(json_t *object, json_t *defaults)
 {
     const bool ok = json_is_object(object) && json_object_update_missing(object, defaults) == 0;
     json_decref(defaults);
@@ -442,7 +442,7 @@ static bool fill_group(json_t *group)
 {
     const struct group_spec d = group_default();
     json_t *names = json_pack("{s:s, s:s}", "name", "default", "optimizer", "adamw");
-    return fill(group, spec_fields_json(names, &group_fields, CAIRN_SPEC_ALL, &d));
+    return fill_defaults(group, spec_fields_json(names, &group_fields, CAIRN_SPEC_ALL, &d));
 }
 
 static bool fill_tensor(json_t *tensor, const char *group)
@@ -453,9 +453,10 @@ static bool fill_tensor(json_t *tensor, const char *group)
     const bool is_trained = kind == NULL || strcmp(kind, "trained") == 0;
     const char *dtype = is_blob ? "u8" : "f32";
     if (name == NULL) return false;
-    return fill(tensor, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:b}", "unit", name, "group",
-                                  is_trained ? group : "", "kind", "trained", "wire", dtype,
-                                  "reduce", "f32", "master", dtype, "whole", 0));
+    return fill_defaults(tensor,
+                         json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:b}", "unit", name, "group",
+                                   is_trained ? group : "", "kind", "trained", "wire", dtype,
+                                   "reduce", "f32", "master", dtype, "whole", 0));
 }
 
 static bool fill_top(json_t *root)
@@ -463,7 +464,7 @@ static bool fill_top(json_t *root)
     struct job_spec_data d;
     spec_init(&d);
     json_t *top = json_pack("{s:s, s:i}", "name", "plan", "revision", 0);
-    const bool ok = fill(root, spec_fields_json(top, &spec_fields, CAIRN_SPEC_FIRST, &d));
+    const bool ok = fill_defaults(root, spec_fields_json(top, &spec_fields, CAIRN_SPEC_FIRST, &d));
     spec_release(&d);
     if (ok && json_object_get(root, "groups") == NULL)
         json_object_set_new(root, "groups", json_pack("[{}]"));
@@ -555,8 +556,8 @@ static enum trust broken(struct sentence *what, const char *why)
 
 /* Checks the signature by each key of that id: an id is eight bytes that anyone can give a key of
  * his own. */
-static enum trust check(const struct manifest *m, const struct key_ring *ring,
-                        const struct minisig *signature, struct sentence *what)
+static enum trust check_signature(const struct manifest *m, const struct key_ring *ring,
+                                  const struct minisig *signature, struct sentence *what)
 {
     struct sentence why;
     char name[CAIRN_KEY_NAME_BYTES];
@@ -587,7 +588,7 @@ enum trust manifest_trust(const struct manifest *m, const struct key_ring *ring,
     }
     if (minisig_parse(m->signature, m->signature_bytes, &signature, &why) != CAIRN_OK)
         return broken(what, why.text);
-    return check(m, ring, &signature, what);
+    return check_signature(m, ring, &signature, what);
 }
 
 cairn_status manifest_accept(const struct manifest *m, const struct key_ring *ring,

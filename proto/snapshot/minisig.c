@@ -65,7 +65,7 @@ static bool begins_with(const struct line *line, const char *prefix)
 }
 
 /* Exactly so many bytes. */
-static bool unpack(const struct line *line, void *out, size_t out_bytes)
+static bool from_base64(const struct line *line, void *out, size_t out_bytes)
 {
     size_t got = 0;
     const char *end = NULL;
@@ -74,7 +74,7 @@ static bool unpack(const struct line *line, void *out, size_t out_bytes)
            got == out_bytes && end == line->text + line->bytes;
 }
 
-static void pack(const void *bytes, size_t byte_count, char *out, size_t out_bytes)
+static void to_base64(const void *bytes, size_t byte_count, char *out, size_t out_bytes)
 {
     sodium_bin2base64(out, out_bytes, bytes, byte_count, sodium_base64_VARIANT_ORIGINAL);
 }
@@ -98,7 +98,7 @@ void public_key_line(const struct public_key *key, char out[CAIRN_KEY_LINE_BYTES
     struct packed_public packed = { .algorithm = { 'E', 'd' } };
     memcpy(packed.id, key->id, sizeof packed.id);
     memcpy(packed.key, key->key, sizeof packed.key);
-    pack(&packed, sizeof packed, out, CAIRN_KEY_LINE_BYTES);
+    to_base64(&packed, sizeof packed, out, CAIRN_KEY_LINE_BYTES);
 }
 
 void public_key_text(const struct public_key *key, char out[CAIRN_KEY_TEXT_BYTES])
@@ -121,7 +121,7 @@ cairn_status public_key_parse(const char *text, struct public_key *out, struct s
 {
     struct packed_public packed;
     struct line line;
-    if (!key_line(text, &line) || !unpack(&line, &packed, sizeof packed) ||
+    if (!key_line(text, &line) || !from_base64(&line, &packed, sizeof packed) ||
         memcmp(packed.algorithm, "Ed", 2) != 0)
         return malformed(why, "it is not a public key of minisign: a line of 56 characters that "
                               "begins with RW, or the file that has it");
@@ -147,7 +147,7 @@ void secret_key_text(const struct secret_key *key, char out[CAIRN_KEY_TEXT_BYTES
     memcpy(packed.id, key->public_key.id, sizeof packed.id);
     memcpy(packed.secret, key->secret, sizeof packed.secret);
     checksum_of(&packed, packed.checksum);
-    pack(&packed, sizeof packed, line, sizeof line);
+    to_base64(&packed, sizeof packed, line, sizeof line);
     snprintf(out, CAIRN_KEY_TEXT_BYTES, UNTRUSTED "minisign encrypted secret key\n%s\n", line);
     sodium_memzero(&packed, sizeof packed);
     sodium_memzero(line, sizeof line);
@@ -177,7 +177,7 @@ cairn_status secret_key_parse(const char *text, struct secret_key *out, struct s
     struct packed_secret packed;
     struct line line;
     cairn_status status = CAIRN_OK;
-    if (!key_line(text, &line) || !unpack(&line, &packed, sizeof packed))
+    if (!key_line(text, &line) || !from_base64(&line, &packed, sizeof packed))
         status = malformed(why, "it is not a secret key of minisign");
     if (status == CAIRN_OK) status = judge_secret(&packed, why);
     if (status == CAIRN_OK) {
@@ -222,8 +222,8 @@ void minisig_sign(const struct secret_key *key, const uint8_t prehash[CAIRN_PREH
     crypto_sign_detached(global, NULL, joined,
                          join(packed.signature, comment, comment_bytes, joined), key->secret);
     key_name(packed.id, name);
-    pack(&packed, sizeof packed, line, sizeof line);
-    pack(global, sizeof global, global_line, sizeof global_line);
+    to_base64(&packed, sizeof packed, line, sizeof line);
+    to_base64(global, sizeof global, global_line, sizeof global_line);
     snprintf(out, CAIRN_MINISIG_BYTES,
              UNTRUSTED "signature of key %s, made by Cairn\n%s\n" TRUSTED "%s\n%s\n", name, line,
              comment, global_line);
@@ -240,8 +240,8 @@ cairn_status minisig_parse(const char *text, size_t text_bytes, struct minisig *
     if (text_bytes > CAIRN_MINISIG_MAX || !next_line(&text, &left, &untrusted) ||
         !next_line(&text, &left, &line) || !next_line(&text, &left, &trusted) ||
         !next_line(&text, &left, &global) || left != 0 || !begins_with(&untrusted, UNTRUSTED) ||
-        !begins_with(&trusted, TRUSTED) || !unpack(&line, &packed, sizeof packed) ||
-        !unpack(&global, out->global, sizeof out->global))
+        !begins_with(&trusted, TRUSTED) || !from_base64(&line, &packed, sizeof packed) ||
+        !from_base64(&global, out->global, sizeof out->global))
         return malformed(why, not_one);
     if (memcmp(packed.algorithm, "Ed", 2) == 0)
         return malformed(why, "it is of minisign's older kind, over the bytes themselves: sign "

@@ -154,7 +154,7 @@ static bool run_of_box(const struct shape *shape, const struct cairn_box *box, u
     return true;
 }
 
-static cairn_status make_room(struct snapshot_index *index, size_t more)
+static cairn_status index_make_room(struct snapshot_index *index, size_t more)
 {
     if (more <= index->piece_capacity - index->piece_count) return CAIRN_OK;
     const size_t wanted = 2 * index->piece_capacity + more;
@@ -174,7 +174,7 @@ cairn_status snapshot_index_add(struct snapshot_index *index, const struct manif
     if (header->entry_count > 0 && !header->has_boxes) {
         return fail_with(why, CAIRN_ERR_CORRUPT, "%s has no DCP_SHARDING_INFO", path);
     }
-    CAIRN_TRY(make_room(index, header->entry_count));
+    CAIRN_TRY(index_make_room(index, header->entry_count));
     for (size_t i = 0; i < header->entry_count; i++) {
         const struct safetensors_entry *e = &header->entries[i];
         struct snapshot_piece piece = { .file = file, .file_byte = data_byte + e->begin };
@@ -195,7 +195,7 @@ cairn_status snapshot_index_add(struct snapshot_index *index, const struct manif
     return CAIRN_OK;
 }
 
-static int compare(uint64_t a, uint64_t b)
+static int compare_numbers(uint64_t a, uint64_t b)
 {
     return a < b ? -1 : a > b;
 }
@@ -203,9 +203,9 @@ static int compare(uint64_t a, uint64_t b)
 static int piece_order(const void *a, const void *b)
 {
     const struct snapshot_piece *x = a, *y = b;
-    int order = compare(x->tensor, y->tensor);
-    if (order == 0) order = compare(x->plane, y->plane);
-    return order != 0 ? order : compare(x->first_elem, y->first_elem);
+    int order = compare_numbers(x->tensor, y->tensor);
+    if (order == 0) order = compare_numbers(x->plane, y->plane);
+    return order != 0 ? order : compare_numbers(x->first_elem, y->first_elem);
 }
 
 static cairn_status missing(const struct manifest *manifest, uint32_t tensor, uint32_t plane,

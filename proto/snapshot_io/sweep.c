@@ -372,7 +372,7 @@ static bool end_whole(struct verifying *v, size_t file)
     return note_damage(v, file, 0, listed->bytes, CAIRN_ERR_CHECKSUM, &what);
 }
 
-static bool tell(struct verifying *v, const char *path)
+static bool tell_progress(struct verifying *v, const char *path)
 {
     if (v->asked->progress == NULL ||
         v->asked->progress(v->asked->context, v->done, v->total, path))
@@ -398,7 +398,7 @@ static bool verify_block(struct verifying *v, size_t file, uint64_t block)
         if (status == CAIRN_OK && listed->is_whole) XXH3_128bits_update(v->whole, bytes, have);
     }
     v->done += count;
-    return goes_on && tell(v, listed->path);
+    return goes_on && tell_progress(v, listed->path);
 }
 
 static void verify_all(struct verifying *v)

@@ -134,7 +134,7 @@ static bool in_range(const struct hyper_info *info, double value)
     return info->max_open ? value < info->max : value <= info->max;
 }
 
-static cairn_status refuse(const char *field, const char **field_out)
+static cairn_status refuse_field(const char *field, const char **field_out)
 {
     if (field_out != NULL) *field_out = field;
     return CAIRN_ERR_INVALID;
@@ -143,16 +143,16 @@ static cairn_status refuse(const char *field, const char **field_out)
 cairn_status group_hyper_check(const struct group_hyper *hyper, const char **field_out)
 {
     const struct optimizer_kind *o = optimizer_by_id(hyper->optimizer);
-    if (o == NULL) return refuse("optimizer", field_out);
+    if (o == NULL) return refuse_field("optimizer", field_out);
     struct group_hyper rest = *hyper; // what the optimizer does not use stays in it
     for (size_t i = 0; i < o->hyper_count; i++) {
         double *value = field_at(&rest, o->hypers[i].offset_bytes);
-        if (!in_range(&o->hypers[i], *value)) return refuse(o->hypers[i].name, field_out);
+        if (!in_range(&o->hypers[i], *value)) return refuse_field(o->hypers[i].name, field_out);
         *value = 0;
     }
-    if (hyper->nesterov != 0 && hyper->momentum == 0) return refuse("nesterov", field_out);
+    if (hyper->nesterov != 0 && hyper->momentum == 0) return refuse_field("nesterov", field_out);
 #define X(name, ...) \
-    if (rest.name != 0) return refuse(#name, field_out);
+    if (rest.name != 0) return refuse_field(#name, field_out);
     CAIRN_GROUP_FIELDS(X)
 #undef X
     return CAIRN_OK;
@@ -162,7 +162,7 @@ cairn_status group_hyper_of_spec(const struct group_spec *group, struct group_hy
                                  const char **field_out)
 {
     const struct optimizer_kind *o = optimizer_by_name(group->optimizer);
-    if (o == NULL) return refuse("optimizer", field_out);
+    if (o == NULL) return refuse_field("optimizer", field_out);
     struct group_hyper all = { .optimizer = o->id };
 #define X(name, ...) all.name = group->name;
     CAIRN_GROUP_FIELDS(X)
@@ -180,13 +180,13 @@ cairn_status group_hyper_of_spec(const struct group_spec *group, struct group_hy
 cairn_status group_spec_unused(const struct group_spec *group, const char **field_out)
 {
     const struct optimizer_kind *o = optimizer_by_name(group->optimizer);
-    if (o == NULL) return refuse("optimizer", field_out);
+    if (o == NULL) return refuse_field("optimizer", field_out);
     for (size_t i = 0; i < group_fields.count; i++) {
         const struct spec_field *field = &group_fields.fields[i];
         const bool unsaid = spec_field_number(field, group) == 0 ||
                             spec_field_is_default(field, group);
         if (!unsaid && optimizer_hyper(o, field->name) == NULL)
-            return refuse(field->name, field_out);
+            return refuse_field(field->name, field_out);
     }
     return CAIRN_OK;
 }

@@ -76,8 +76,8 @@ struct group_spec group_default(void)
 }
 
 /* Room for one more of `elem_bytes` in the array: doubles up to `max`. */
-static cairn_status make_room(void **array, size_t count, size_t *capacity, size_t max,
-                              size_t elem_bytes)
+static cairn_status array_make_room(void **array, size_t count, size_t *capacity, size_t max,
+                                    size_t elem_bytes)
 {
     if (count < *capacity) return CAIRN_OK;
     if (count >= max) return CAIRN_ERR_INVALID;
@@ -112,8 +112,8 @@ cairn_status spec_add_tensor(struct job_spec_data *spec, const struct tensor_spe
         return CAIRN_ERR_INVALID;
     }
     void *array = spec->tensors;
-    CAIRN_TRY(make_room(&array, spec->tensor_count, &spec->tensor_capacity, CAIRN_SPEC_TENSORS_MAX,
-                        sizeof *tensor));
+    CAIRN_TRY(array_make_room(&array, spec->tensor_count, &spec->tensor_capacity,
+                              CAIRN_SPEC_TENSORS_MAX, sizeof *tensor));
     spec->tensors = array;
     struct tensor_spec copy = *tensor;
     copy.name = strdup(tensor->name);
@@ -137,8 +137,8 @@ cairn_status spec_add_group(struct job_spec_data *spec, const struct group_spec 
     if (!short_enough(group->name) || !short_enough(group->optimizer)) return CAIRN_ERR_INVALID;
     if (points > CAIRN_SCHEDULE_POINTS_MAX) return CAIRN_ERR_INVALID;
     void *array = spec->groups;
-    CAIRN_TRY(make_room(&array, spec->group_count, &spec->group_capacity, CAIRN_SPEC_GROUPS_MAX,
-                        sizeof *group));
+    CAIRN_TRY(array_make_room(&array, spec->group_count, &spec->group_capacity,
+                              CAIRN_SPEC_GROUPS_MAX, sizeof *group));
     spec->groups = array;
     struct group_spec copy = *group;
     copy.name = strdup(group->name);

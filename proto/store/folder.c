@@ -203,7 +203,7 @@ static cairn_status remove_name(const char *at, const char *path, bool folder, u
     return status;
 }
 
-static cairn_status settle(const char *at, const char *path, struct sentence *why)
+static cairn_status sync_folder(const char *at, const char *path, struct sentence *why)
 {
     const char *name;
     const int parent_fd = folder_open_parent(at, path, &name);
@@ -222,7 +222,7 @@ const struct storage storage_folder = { .scheme = "",
                                         .list = list,
                                         .stat = stat_file,
                                         .remove = remove_name,
-                                        .settle = settle,
+                                        .settle = sync_folder,
                                         .put_begin = folder_put_begin,
                                         .put_write = folder_put_write,
                                         .put_end = folder_put_end,
@@ -306,7 +306,7 @@ static cairn_status end_draft(struct draft *d, bool replace, cairn_status status
 
 /* Room for all of it at once: a full disk is met before anything is written, and writers of several blocks do
  * not wait for each other's growth of the file. */
-static cairn_status make_room(struct draft *d, struct sentence *why)
+static cairn_status draft_make_room(struct draft *d, struct sentence *why)
 {
     if (d->bytes == 0 || fallocate(d->fd, 0, 0, (off_t)d->bytes) == 0) return CAIRN_OK;
     const bool unknown = errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL ||
@@ -327,7 +327,7 @@ static cairn_status folder_put_begin(const char *at, const char *path, uint64_t 
     if (d == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to write %s", path);
     cairn_status status = begin_draft(d, at, path, false, why);
     d->bytes = bytes;
-    if (status == CAIRN_OK) status = make_room(d, why);
+    if (status == CAIRN_OK) status = draft_make_room(d, why);
     if (status != CAIRN_OK) {
         status = end_draft(d, false, status, why);
         free(d);

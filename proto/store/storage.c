@@ -310,7 +310,7 @@ bool storage_is_used(const char *root)
 
 /* ==== names ==== */
 
-static void add(void *context, const char *name, bool is_folder)
+static void add_name(void *context, const char *name, bool is_folder)
 {
     struct stored_names *names = context;
     (void)is_folder;
@@ -339,7 +339,7 @@ cairn_status names_list(const char *at, const char *path, struct stored_names *o
                         struct sentence *why)
 {
     *out = (struct stored_names) { .list = NULL };
-    CAIRN_TRY(storage_of(at)->list(at, path, add, out, why));
+    CAIRN_TRY(storage_of(at)->list(at, path, add_name, out, why));
     if (out->status != CAIRN_OK)
         return fail_with(why, out->status, "out of memory for the names in %s/%s", at, path);
     if (out->count > 0) qsort(out->list, out->count, sizeof *out->list, name_order);

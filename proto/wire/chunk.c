@@ -358,7 +358,7 @@ static uint32_t join_holders(struct holder *holders, uint32_t count)
     return kept;
 }
 
-static int compare(uint64_t a, uint64_t b)
+static int compare_numbers(uint64_t a, uint64_t b)
 {
     return a < b ? -1 : a > b;
 }
@@ -367,11 +367,11 @@ static int by_box(const void *a, const void *b)
 {
     const struct held *x = a, *y = b;
     for (uint32_t d = 0; d < x->box.rank; d++) {
-        int order = compare(x->box.start[d], y->box.start[d]);
-        if (order == 0) order = compare(x->box.extent[d], y->box.extent[d]);
+        int order = compare_numbers(x->box.start[d], y->box.start[d]);
+        if (order == 0) order = compare_numbers(x->box.extent[d], y->box.extent[d]);
         if (order != 0) return order;
     }
-    return compare(x->rank, y->rank);
+    return compare_numbers(x->rank, y->rank);
 }
 
 /* The tensor's different boxes that are not empty; returns how many. */
@@ -418,7 +418,8 @@ static cairn_status compare_pairs(const struct cover *c, const struct held *grou
 static int by_start(const void *a, const void *b, void *dim)
 {
     const uint32_t d = *(const uint32_t *)dim;
-    return compare(((const struct held *)a)->box.start[d], ((const struct held *)b)->box.start[d]);
+    return compare_numbers(((const struct held *)a)->box.start[d],
+                           ((const struct held *)b)->box.start[d]);
 }
 
 /* Judges that no two boxes of the group overlap. The `tried` dimensions before `dim` do not cut it. */

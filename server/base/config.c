@@ -45,8 +45,8 @@ void config_release(struct config *config)
     }
 }
 
-static const struct config_option *find(const struct config *config, const char *section,
-                                        const char *key)
+static const struct config_option *find_option(const struct config *config, const char *section,
+                                               const char *key)
 {
     for (size_t i = 0; i < config->option_count; i++)
         if (strcmp(config->options[i].section, section) == 0 &&
@@ -87,7 +87,7 @@ static cairn_status refuse_unknown(const struct config *config, const char *sect
 static cairn_status assign(struct config *config, const char *section, const char *key,
                            const char *text, int line, struct sentence *why)
 {
-    const struct config_option *option = find(config, section, key);
+    const struct config_option *option = find_option(config, section, key);
     if (option == NULL) return refuse_unknown(config, section, key, why);
     int *given = &config->given[option - config->options];
     if (line != GIVEN_BY_LINE && *given > 0)
@@ -292,8 +292,8 @@ static void config_value_describe(const struct config_option *option, char *text
     snprintf(text_out, text_bytes, "%s to %s", least, most);
 }
 
-static cairn_status refuse(const struct config_option *option, const char *text, const char *what,
-                           struct sentence *why)
+static cairn_status refuse_value(const struct config_option *option, const char *text,
+                                 const char *what, struct sentence *why)
 {
     char allowed[96];
     config_value_describe(option, allowed, sizeof allowed);
@@ -357,9 +357,9 @@ static cairn_status store_number(const struct config_option *option, const char 
     const char *what = option->type == CAIRN_OPTION_FACTOR
                            ? parse_factor(text, &number)
                            : parse_number(text, option->type, &number);
-    if (what != NULL) return refuse(option, text, what, why);
+    if (what != NULL) return refuse_value(option, text, what, why);
     if (number < option->min || number > option->max)
-        return refuse(option, text, "it is out of range", why);
+        return refuse_value(option, text, "it is out of range", why);
     *place = number;
     return CAIRN_OK;
 }
@@ -373,7 +373,7 @@ static cairn_status store_bool(const struct config_option *option, const char *t
         *place = i % 2 == 1;
         return CAIRN_OK;
     }
-    return refuse(option, text, "it is neither yes nor no", why);
+    return refuse_value(option, text, "it is neither yes nor no", why);
 }
 
 // NULL if well, else what is wrong.
@@ -406,7 +406,7 @@ static cairn_status store_string(const struct config_option *option, const char 
 {
     struct sentence sentence;
     const char *what = judge_string(option, text, &sentence);
-    if (what != NULL) return refuse(option, text, what, why);
+    if (what != NULL) return refuse_value(option, text, what, why);
     char *copy = strdup(text);
     if (copy == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a value");
     free(*place);

@@ -329,7 +329,7 @@ static bool supervisor_address(struct sockaddr_un *addr_out, socklen_t *addr_byt
     return true;
 }
 
-static bool tell(const char *state)
+static bool notify(const char *state)
 {
     struct sockaddr_un addr;
     socklen_t addr_bytes = 0;
@@ -348,7 +348,7 @@ static bool tell_status(const char *before, const char *status)
 {
     char state[512];
     snprintf(state, sizeof state, "%sSTATUS=%.*s", before, (int)strcspn(status, "\n"), status);
-    return tell(state);
+    return notify(state);
 }
 
 bool notify_ready(const char *status)
@@ -358,7 +358,7 @@ bool notify_ready(const char *status)
 
 bool notify_stopping(void)
 {
-    return tell("STOPPING=1");
+    return notify("STOPPING=1");
 }
 
 bool notify_status(const char *status)
@@ -368,7 +368,7 @@ bool notify_status(const char *status)
 
 static bool notify_watchdog(void)
 {
-    return tell("WATCHDOG=1");
+    return notify("WATCHDOG=1");
 }
 
 // The value of a variable as a positive number; 0 if it is none.

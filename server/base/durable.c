@@ -47,8 +47,8 @@ static cairn_status sync_folder(const char *path, struct sentence *why)
 }
 
 // Fills PATH.new and makes it durable. The fd is closed in every case; what was begun is removed.
-static cairn_status fill(const char *fresh, int how, const void *bytes, size_t byte_count,
-                         struct sentence *why)
+static cairn_status fill_file(const char *fresh, int how, const void *bytes, size_t byte_count,
+                              struct sentence *why)
 {
     const int fd = open(fresh, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | how, 0600);
     if (fd < 0) return fail_step(why, "creating", fresh);
@@ -92,7 +92,7 @@ static cairn_status write_by(const char *path, int how, const void *bytes, size_
         return fail_with(why, CAIRN_ERR_INVALID, "the path %.100s... is too long", path);
     snprintf(fresh, sizeof fresh, "%s.new", path);
     parent_of(path, parent);
-    cairn_status status = fill(fresh, how, bytes, byte_count, why);
+    cairn_status status = fill_file(fresh, how, bytes, byte_count, why);
     if (status == CAIRN_OK) status = put(fresh, path, why);
     return status == CAIRN_OK ? sync_folder(parent, why) : status;
 }

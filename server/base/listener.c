@@ -749,7 +749,7 @@ const char *peer_name(const struct peer *peer)
 #define LOCK_TRIES 100
 #define TRY_MS     10
 
-static cairn_status refuse(const char *path, const char *what, int error, struct sentence *why)
+static cairn_status refuse_path(const char *path, const char *what, int error, struct sentence *why)
 {
     return fail_with(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s: %s", path, what,
                      strerror(error));
@@ -774,7 +774,7 @@ static cairn_status lock_folder(const char *path, int *fd_out, struct sentence *
     char folder[CAIRN_ADDRESS_TEXT_BYTES];
     folder_of(path, folder);
     const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return refuse(path, "its folder cannot be opened", errno, why);
+    if (fd < 0) return refuse_path(path, "its folder cannot be opened", errno, why);
     for (int i = 0; i < LOCK_TRIES; i++) {
         if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) {
             *fd_out = fd;
@@ -796,14 +796,14 @@ static cairn_status judge_place(const char *path, struct sentence *why)
     struct stat st;
     struct sockaddr_un addr;
     if (lstat(path, &st) != 0)
-        return errno == ENOENT ? CAIRN_OK : refuse(path, "it cannot be looked at", errno, why);
+        return errno == ENOENT ? CAIRN_OK : refuse_path(path, "it cannot be looked at", errno, why);
     if (!S_ISSOCK(st.st_mode))
         return fail_with(
             why, CAIRN_ERR_CONFIG,
             "cannot listen on %s: what is there is no socket; remove it, or set another path",
             path);
     const int fd = socket_of(path, &addr);
-    if (fd < 0) return refuse(path, "no socket", errno, why);
+    if (fd < 0) return refuse_path(path, "no socket", errno, why);
     const bool is_dead = connect(fd, (struct sockaddr *)&addr, sizeof addr) != 0 &&
                          errno == ECONNREFUSED;
     close(fd);
@@ -823,13 +823,13 @@ static cairn_status make(const char *path, int backlog, struct control_socket *s
     snprintf(beside, sizeof beside, "%s~", path);
     unlink(beside); // of one that died here; the folder is locked
     const int fd = socket_of(beside, &addr);
-    if (fd < 0) return refuse(path, "no socket", errno, why);
+    if (fd < 0) return refuse_path(path, "no socket", errno, why);
     if (bind(fd, (struct sockaddr *)&addr, sizeof addr) == 0 && chmod(beside, 0660) == 0 &&
         listen(fd, backlog) == 0 && lstat(beside, &st) == 0 && rename(beside, path) == 0) {
         *socket_out = (struct control_socket) { fd, st.st_dev, st.st_ino };
         return CAIRN_OK;
     }
-    const cairn_status status = refuse(path, "it cannot be made", errno, why);
+    const cairn_status status = refuse_path(path, "it cannot be made", errno, why);
     unlink(beside);
     close(fd);
     return status;
