@@ -384,8 +384,8 @@ static bool would_speak(const struct shard_link *link, bool has_left)
 {
     if (link->address_bytes == 0) return false;
     if (chunk_link_shares(&link->conn) && !has_left) return false;
-    return !link->reached ||
-           (link->job->attachment.state == JOB_ATTACHED && link->conn.hands->waits(&link->conn));
+    return !link->reached || (link->job->attachment.state == JOB_ATTACHED &&
+                              link->conn.callbacks->waits(&link->conn));
 }
 
 void datapath_judge(struct shard_link *link, uint64_t now_ms)
@@ -444,7 +444,7 @@ static void lost(struct chunk_link *conn)
     link->relays = false;
 }
 
-static const struct chunk_link_hands hands = { .sign = sign, .waits = link_waits, .lost = lost };
+static const struct chunk_link_callbacks hands = { .sign = sign, .waits = link_waits, .lost = lost };
 
 static struct shard_link *open_link(struct job *job, uint32_t index)
 {
@@ -453,7 +453,7 @@ static struct shard_link *open_link(struct job *job, uint32_t index)
     if (link == NULL) return NULL;
     link->job = job;
     link->index = index;
-    link->conn.hands = &hands;
+    link->conn.callbacks = &hands;
     asker_open(&link->asker, transfer_send);
     return link;
 }

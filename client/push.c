@@ -134,7 +134,7 @@ static void refused_pushes(struct pusher *pusher, const struct push_action *acti
     session_kick(job->session);
 }
 
-static const struct pusher_hands callbacks = {
+static const struct pusher_callbacks callbacks = {
     .link = link_to,
     .link_failed = link_failed,
     .send_chunk = send_chunk,

@@ -319,7 +319,7 @@ struct ucx_fabric {
 };
 
 /* Memory of a peer, as it told us. */
-struct ucx_told {
+struct ucx_remote {
     unsigned references; /* of its slot, of held messages and of reads */
     ucp_rkey_h key;      /* of the peer's endpoint */
     uint64_t address, bytes;
@@ -354,10 +354,10 @@ struct ucx_link {
     bool reads;
     uint32_t paired;               /* number of its endpoint; 0: it said nothing yet */
     struct fabric_flights flights; /* its serials */
-    uint32_t *told;                /* [told_count] generations by slot; 0: none */
-    uint32_t told_count;
+    uint32_t *shown;               /* [shown_count] generations by slot; 0: none */
+    uint32_t shown_count;
     /* what it told us */
-    struct ucx_told **regions; /* [region_count] by slot; NULL: none */
+    struct ucx_remote **regions; /* [region_count] by slot; NULL: none */
     uint32_t region_count;
     LIST_HEAD(, ucx_message) referred; /* held */
 };
@@ -376,7 +376,7 @@ struct ucx_message {
     bool is_rendezvous;
     ucp_ep_h ep; /* UCX's end of the connection that a rendezvous came by; may be gone */
     /* by reference */
-    struct ucx_told *region;       /* with a reference; else NULL */
+    struct ucx_remote *region;     /* with a reference; else NULL */
     struct ucx_link *by;           /* NULL: it is closed */
     LIST_ENTRY(ucx_message) entry; /* by->referred, while that is set */
     uint64_t serial, offset;
@@ -387,7 +387,7 @@ struct ucx_read {
     STAILQ_ENTRY(ucx_read) later; /* fabric->reads_later */
     struct fabric_op *op;
     struct ucx_link *by; /* NULL: closed since */
-    struct ucx_told *region;
+    struct ucx_remote *region;
     void *buffer;
     uint64_t serial, offset;
 };

@@ -25,17 +25,17 @@
 
 /* -- what the peer has -------------------------------------------------------------------------- */
 
-static void told_release(struct ucx_told *told)
+static void remote_release(struct ucx_remote *remote)
 {
-    if (--told->references > 0) return;
-    ucp_rkey_destroy(told->key);
-    free(told);
+    if (--remote->references > 0) return;
+    ucp_rkey_destroy(remote->key);
+    free(remote);
 }
 
-static struct ucx_told *told_of(const struct ucx_link *link, uint16_t slot, uint32_t generation)
+static struct ucx_remote *remote_of(const struct ucx_link *link, uint16_t slot, uint32_t generation)
 {
-    struct ucx_told *told = slot < link->region_count ? link->regions[slot] : NULL;
-    return told != NULL && told->generation == generation ? told : NULL;
+    struct ucx_remote *remote = slot < link->region_count ? link->regions[slot] : NULL;
+    return remote != NULL && remote->generation == generation ? remote : NULL;
 }
 
 static bool make_slot(struct ucx_link *link, uint16_t slot)
@@ -43,7 +43,7 @@ static bool make_slot(struct ucx_link *link, uint16_t slot)
     if (slot < link->region_count) return true;
     const uint32_t count = 2u * slot + 16 < UCX_FRAME_SLOTS ? 2u * slot + 16
                                                             : (uint32_t)UCX_FRAME_SLOTS;
-    struct ucx_told **regions = realloc(link->regions, count * sizeof(*regions));
+    struct ucx_remote **regions = realloc(link->regions, count * sizeof(*regions));
     if (regions == NULL) return false;
     memset(regions + link->region_count, 0, (count - link->region_count) * sizeof(*regions));
     link->regions = regions;
@@ -67,7 +67,7 @@ static void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *
                           const void *key)
 {
     struct ucx_fabric *ucx = link->ucx;
-    if (!link->may_read || told_of(link, frame->slot, frame->generation) != NULL) return;
+    if (!link->may_read || remote_of(link, frame->slot, frame->generation) != NULL) return;
     if (frame->bytes > ucx->common.options.mapped_max ||
         fabric_hash(key, frame->key_bytes) != frame->key_checksum) {
         ucx_refuse(ucx, link->node,
@@ -78,35 +78,35 @@ static void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *
         link->may_read = false;
         return;
     }
-    struct ucx_told *told = calloc(1, sizeof *told);
-    if (told == NULL || !make_slot(link, frame->slot)) {
-        free(told);
+    struct ucx_remote *remote = calloc(1, sizeof *remote);
+    if (remote == NULL || !make_slot(link, frame->slot)) {
+        free(remote);
         return;
     }
-    const ucs_status_t status = unpack_key(link, key, frame->key_bytes, &told->key);
+    const ucs_status_t status = unpack_key(link, key, frame->key_bytes, &remote->key);
     if (status != UCS_OK) {
         ucx_refuse(ucx, link->node,
                    "region %u: its key of %u bytes does not unpack (%s); what this node has is "
                    "sent whole from now on; do both ends have the same UCX and transports?",
                    frame->slot, frame->key_bytes, ucs_status_string(status));
         link->may_read = false;
-        free(told);
+        free(remote);
         return;
     }
-    told->references = 1;
-    told->address = frame->address;
-    told->bytes = frame->bytes;
-    told->generation = frame->generation;
-    if (link->regions[frame->slot] != NULL) told_release(link->regions[frame->slot]);
-    link->regions[frame->slot] = told;
+    remote->references = 1;
+    remote->address = frame->address;
+    remote->bytes = frame->bytes;
+    remote->generation = frame->generation;
+    if (link->regions[frame->slot] != NULL) remote_release(link->regions[frame->slot]);
+    link->regions[frame->slot] = remote;
 }
 
 static void ucx_on_region_gone(struct ucx_link *link, const struct ucx_frame_gone *frame)
 {
-    struct ucx_told *told = told_of(link, frame->slot, frame->generation);
-    if (told == NULL) return;
+    struct ucx_remote *remote = remote_of(link, frame->slot, frame->generation);
+    if (remote == NULL) return;
     link->regions[frame->slot] = NULL;
-    told_release(told);
+    remote_release(remote);
 }
 
 /* -- messages ----------------------------------------------------------------------------------- */
@@ -130,29 +130,29 @@ static void release_reference(struct ucx_link *link, uint64_t serial)
 
 /* True: the payload lies inside the region. Subtracts, so that no number of a stranger
  * overflows. */
-static bool is_inside(const struct ucx_told *told, const struct ucx_frame_reference *frame)
+static bool is_inside(const struct ucx_remote *remote, const struct ucx_frame_reference *frame)
 {
-    return frame->offset < told->bytes && frame->payload_bytes <= told->bytes - frame->offset;
+    return frame->offset < remote->bytes && frame->payload_bytes <= remote->bytes - frame->offset;
 }
 
 static void ucx_on_reference(struct ucx_link *link, const struct ucx_frame_reference *frame,
                              const void *header)
 {
     struct fabric *fabric = &link->ucx->common;
-    struct ucx_told *told = told_of(link, frame->slot, frame->generation);
+    struct ucx_remote *remote = remote_of(link, frame->slot, frame->generation);
     struct ucx_message *message = NULL;
-    if (told == NULL || !link->may_read) {
+    if (remote == NULL || !link->may_read) {
         answer_reference(link, UCX_FRAME_DECLINE, frame->serial,
                          link->may_read ? UCX_DECLINE_UNKNOWN : UCX_DECLINE_CANNOT);
         return;
     }
-    if (!is_inside(told, frame)) {
+    if (!is_inside(remote, frame)) {
         fabric->stats.messages_refused++;
         ucx_refuse(ucx_of(fabric), link->node,
                    "a message of %u bytes at %" PRIu64 " of region %u, which has %" PRIu64
                    "; what this node has "
                    "is sent whole from now on; is it of the same version?",
-                   frame->payload_bytes, frame->offset, frame->slot, told->bytes);
+                   frame->payload_bytes, frame->offset, frame->slot, remote->bytes);
         link->may_read = false;
         answer_reference(link, UCX_FRAME_DECLINE, frame->serial, UCX_DECLINE_CANNOT);
         return;
@@ -163,8 +163,8 @@ static void ucx_on_reference(struct ucx_link *link, const struct ucx_frame_refer
         release_reference(link, frame->serial);
         return;
     }
-    message->region = told;
-    told->references++;
+    message->region = remote;
+    remote->references++;
     message->by = link;
     message->serial = frame->serial;
     message->offset = frame->offset;
@@ -182,7 +182,7 @@ void ucx_read_drop(struct ucx_message *message)
 {
     release_reference(message->by, message->serial);
     let_go(message);
-    told_release(message->region);
+    remote_release(message->region);
 }
 
 /* -- reads -------------------------------------------------------------------------------------- */
@@ -193,7 +193,7 @@ static void end_read(struct ucx_read *read, cairn_status status)
     if (status == CAIRN_OK) read->op->fabric->stats.bytes_read += read->op->payload_bytes;
     fabric_op_done(read->op, status);
     release_reference(read->by, read->serial);
-    told_release(read->region);
+    remote_release(read->region);
     free(read);
 }
 
@@ -247,7 +247,7 @@ void ucx_read_receive(struct ucx_message *message, struct fabric_op *op, void *b
     op->by = link != NULL ? link->ep : NULL;
     if (read == NULL) {
         release_reference(link, message->serial);
-        told_release(message->region);
+        remote_release(message->region);
         fabric_op_done(op, CAIRN_ERR_NO_MEMORY);
         return;
     }
@@ -281,7 +281,7 @@ static void give_up_waiting(struct ucx_fabric *ucx, const struct ucx_link *link)
 }
 
 /* The link is being closed: what it told is forgotten, reads in flight end by themselves. */
-static void ucx_forget_told(struct ucx_link *link)
+static void ucx_forget_remotes(struct ucx_link *link)
 {
     struct ucx_fabric *ucx = link->ucx;
     struct ucx_read *read;
@@ -290,7 +290,7 @@ static void ucx_forget_told(struct ucx_link *link)
         if (read->by == link) read->by = NULL;
     while (!LIST_EMPTY(&link->referred)) let_go(LIST_FIRST(&link->referred));
     for (uint32_t slot = 0; slot < link->region_count; slot++)
-        if (link->regions[slot] != NULL) told_release(link->regions[slot]);
+        if (link->regions[slot] != NULL) remote_release(link->regions[slot]);
     free(link->regions);
     link->regions = NULL;
     link->region_count = 0;
@@ -300,7 +300,7 @@ static void ucx_forget_told(struct ucx_link *link)
 static void ucx_reads_begin_stop(struct ucx_fabric *ucx)
 {
     struct ucx_read *read;
-    LIST_FOREACH (read, &ucx->reads, link) told_release(read->region);
+    LIST_FOREACH (read, &ucx->reads, link) remote_release(read->region);
 }
 
 static void ucx_reads_end_stop(struct ucx_fabric *ucx)
@@ -470,13 +470,13 @@ static void ucx_share_release(struct ucx_fabric *ucx, struct ucx_share *share)
 static void take_back(struct ucx_link *link, const struct ucx_share *share)
 {
     const uint16_t slot = share->slot;
-    if (slot >= link->told_count || link->told[slot] != share->generation) return;
+    if (slot >= link->shown_count || link->shown[slot] != share->generation) return;
     const struct ucx_frame_gone frame = {
         .head = ucx_frame_head(UCX_FRAME_REGION_GONE, link->ucx->node),
         .generation = share->generation,
         .slot = slot,
     };
-    link->told[slot] = 0;
+    link->shown[slot] = 0;
     const cairn_status status = ucx_control_send(link, &frame, sizeof frame, NULL, 0);
     (void)status; // the next REGION of this slot says it, too
 }
@@ -519,23 +519,23 @@ bool ucx_may_refer(const struct ucx_link *link, size_t bytes)
     return link->reads && bytes >= link->ucx->refer_min;
 }
 
-static bool make_told(struct ucx_link *link, uint16_t slot)
+static bool make_shown(struct ucx_link *link, uint16_t slot)
 {
-    if (slot < link->told_count) return true;
+    if (slot < link->shown_count) return true;
     const uint32_t count = 2u * slot + 16 < UCX_FRAME_SLOTS ? 2u * slot + 16
                                                             : (uint32_t)UCX_FRAME_SLOTS;
-    uint32_t *told = realloc(link->told, count * sizeof *told);
-    if (told == NULL) return false;
-    memset(told + link->told_count, 0, (count - link->told_count) * sizeof *told);
-    link->told = told;
-    link->told_count = count;
+    uint32_t *shown = realloc(link->shown, count * sizeof *shown);
+    if (shown == NULL) return false;
+    memset(shown + link->shown_count, 0, (count - link->shown_count) * sizeof *shown);
+    link->shown = shown;
+    link->shown_count = count;
     return true;
 }
 
 static cairn_status show_share(struct ucx_link *link, const struct ucx_share *share)
 {
-    if (!make_told(link, share->slot)) return CAIRN_ERR_NO_MEMORY;
-    if (link->told[share->slot] == share->generation) return CAIRN_OK;
+    if (!make_shown(link, share->slot)) return CAIRN_ERR_NO_MEMORY;
+    if (link->shown[share->slot] == share->generation) return CAIRN_OK;
     const struct ucx_frame_region frame = {
         .head = ucx_frame_head(UCX_FRAME_REGION, link->ucx->node),
         .address = (uintptr_t)share->view,
@@ -547,7 +547,7 @@ static cairn_status show_share(struct ucx_link *link, const struct ucx_share *sh
     };
     cairn_status status = ucx_control_send(link, &frame, sizeof frame, share->key,
                                            share->key_bytes);
-    if (status == CAIRN_OK) link->told[share->slot] = share->generation;
+    if (status == CAIRN_OK) link->shown[share->slot] = share->generation;
     return status;
 }
 
@@ -614,8 +614,8 @@ static void ucx_on_decline(struct ucx_link *link, const struct ucx_frame_release
     link->ucx->common.stats.references_declined++;
     if (frame->why == UCX_DECLINE_CANNOT)
         link->reads = false; // until it says HELLO again
-    else if (flight->share->slot < link->told_count)
-        link->told[flight->share->slot] = 0;
+    else if (flight->share->slot < link->shown_count)
+        link->shown[flight->share->slot] = 0;
     end_flight(link, flight);
     const cairn_status status = ucx_send_whole(link, op, payload);
     if (status != CAIRN_OK) fabric_op_done(op, status);
@@ -642,10 +642,10 @@ static void ucx_forget_reader(struct ucx_link *link)
         end_flight(link, flight);
     }
     free(link->flights.all);
-    free(link->told);
+    free(link->shown);
     link->flights = (struct fabric_flights) { 0 };
-    link->told = NULL;
-    link->told_count = 0;
+    link->shown = NULL;
+    link->shown_count = 0;
     link->reads = false;
 }
 
@@ -919,7 +919,7 @@ void ucx_meet(struct ucx_link *link)
 void ucx_part(struct ucx_link *link)
 {
     struct ucx_fabric *ucx = link->ucx;
-    ucx_forget_told(link);
+    ucx_forget_remotes(link);
     if (ucx->common.is_one_sided && !link->is_down && link->end_by_ms == 0) ucx_say_bye(link);
     ucx_forget_reader(link);
     struct ucx_control *control;

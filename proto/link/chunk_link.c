@@ -28,7 +28,7 @@ uint64_t chunk_link_starved_ms(const struct chunk_link *link, uint64_t now_ms)
 
 static void judge_memory(struct chunk_link *link, uint64_t now_ms)
 {
-    if (!link->starved.is_short || !link->hands->waits(link)) {
+    if (!link->starved.is_short || !link->callbacks->waits(link)) {
         // While nothing is awaited, the send that failed is not tried again; its size would be held
         // against all smaller sends that succeed.
         link->starved.is_short = false;
@@ -39,7 +39,7 @@ static void judge_memory(struct chunk_link *link, uint64_t now_ms)
     if (link->starved.since_ms == 0) link->starved.since_ms = now_ms;
     if (link->starved.is_told || now_ms - link->starved.since_ms < STARVED_MS) return;
     link->starved.is_told = true;
-    if (link->hands->starved != NULL) link->hands->starved(link);
+    if (link->callbacks->starved != NULL) link->callbacks->starved(link);
 }
 
 uint64_t chunk_link_silent_ms(const struct chunk_link *link, uint64_t now_ms)
@@ -88,7 +88,7 @@ static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
     struct chunk_link *link = arg;
     (void)peer; // it is link->peer
     chunk_link_close(link);
-    if (link->hands->down != NULL) link->hands->down(link, why);
+    if (link->callbacks->down != NULL) link->callbacks->down(link, why);
 }
 
 static cairn_status say_hello(struct chunk_link *link)
@@ -128,7 +128,7 @@ static void break_silence(struct chunk_link *link, bool speaks, uint64_t now_ms)
 void chunk_link_tick(struct chunk_link *link, struct fabric *fabric, const uint8_t *address,
                      size_t address_bytes, uint64_t now_ms)
 {
-    const bool speaks = link->heard || !link->hands->waits(link);
+    const bool speaks = link->heard || !link->callbacks->waits(link);
     link->heard = false;
     judge_memory(link, now_ms);
     judge_silence(link, speaks, now_ms);
@@ -141,7 +141,7 @@ void chunk_link_tick(struct chunk_link *link, struct fabric *fabric, const uint8
         link->lost = false;
         link->endpoint = 0;
         link->way = 0;
-        link->hands->lost(link);
+        link->callbacks->lost(link);
     }
     if (fabric != NULL && now_ms >= link->retry_at_ms)
         connect_link(link, fabric, address, address_bytes, now_ms);
@@ -180,7 +180,7 @@ cairn_status chunk_link_send(struct chunk_link *link, struct chunk_header *heade
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     if (link->peer == NULL) return CAIRN_ERR_CLOSED;
     assert(payload_bytes == 0 || on_sent != NULL);
-    link->hands->sign(link, header);
+    link->callbacks->sign(link, header);
     header->payload_bytes = payload_bytes;
     header->checksum = 0;
     if (is_compared(link, header)) header->checksum = chunk_checksum(payload, payload_bytes);
@@ -197,14 +197,14 @@ cairn_status chunk_link_send(struct chunk_link *link, struct chunk_header *heade
 void chunk_link_loan(struct chunk_link *link)
 {
     link->on_loan++;
-    if (link->hands->loan != NULL) link->hands->loan(link);
+    if (link->callbacks->loan != NULL) link->callbacks->loan(link);
 }
 
 void chunk_link_loan_back(struct chunk_link *link)
 {
     assert(link->on_loan > 0);
     link->on_loan--;
-    if (link->hands->loan_back != NULL) link->hands->loan_back(link);
+    if (link->callbacks->loan_back != NULL) link->callbacks->loan_back(link);
 }
 
 void chunk_link_sent(struct chunk_link *link, cairn_status status)
@@ -314,13 +314,13 @@ static void send_chunk(struct pusher *pusher, const struct push_action *action)
     struct chunk_header header = header_of(pusher, CAIRN_CHUNK_PUSH, action);
     header.request = action->request;
     header.value = action->in_place ? CAIRN_CHUNK_IN_PLACE : 0;
-    if (pusher->hands->send_chunk(pusher, action, &header) != CAIRN_OK)
-        pusher->hands->link_failed(pusher, pusher->hands->link(pusher, action->shard));
+    if (pusher->callbacks->send_chunk(pusher, action, &header) != CAIRN_OK)
+        pusher->callbacks->link_failed(pusher, pusher->callbacks->link(pusher, action->shard));
 }
 
 static uint32_t mark_of(const struct pusher *pusher, const struct push_action *action)
 {
-    return pusher->hands->mark != NULL ? pusher->hands->mark(pusher, action->shard) : 0;
+    return pusher->callbacks->mark != NULL ? pusher->callbacks->mark(pusher, action->shard) : 0;
 }
 
 /* The list of absent tensors, on loan to the fabric. */
@@ -339,8 +339,8 @@ static void on_note_sent(void *arg, cairn_status status)
 
 static void send_micro_end(struct pusher *pusher, const struct push_action *action)
 {
-    const size_t max = pusher->hands->absent_max(pusher, action->shard);
-    struct chunk_link *link = pusher->hands->link(pusher, action->shard);
+    const size_t max = pusher->callbacks->absent_max(pusher, action->shard);
+    struct chunk_link *link = pusher->callbacks->link(pusher, action->shard);
     struct chunk_header header = header_of(pusher, CAIRN_CHUNK_MICRO_END, action);
     struct note *note = malloc(sizeof *note + (max + 1) * sizeof *note->tensors);
     cairn_status status = CAIRN_ERR_NO_MEMORY;
@@ -351,24 +351,24 @@ static void send_micro_end(struct pusher *pusher, const struct push_action *acti
     } else {
         note->link = link;
         chunk_link_note_memory(link, CAIRN_OK, max * sizeof *note->tensors);
-        const size_t count = pusher->hands->absent(pusher, action->shard, action->micro,
-                                                   note->tensors);
+        const size_t count = pusher->callbacks->absent(pusher, action->shard, action->micro,
+                                                       note->tensors);
         status = chunk_link_send(link, &header, count > 0 ? note->tensors : NULL,
                                  count * sizeof *note->tensors, on_note_sent, note);
     }
     if (status == CAIRN_OK) return;
     free(note);
-    pusher->hands->link_failed(pusher, link);
+    pusher->callbacks->link_failed(pusher, link);
 }
 
 static void send_commit(struct pusher *pusher, const struct push_action *action)
 {
-    struct chunk_link *link = pusher->hands->link(pusher, action->shard);
+    struct chunk_link *link = pusher->callbacks->link(pusher, action->shard);
     struct chunk_header header = header_of(pusher, CAIRN_CHUNK_COMMIT, action);
     header.tensor = mark_of(pusher, action);
     header.value = action->weight;
     if (chunk_link_send(link, &header, NULL, 0, NULL, NULL) != CAIRN_OK)
-        pusher->hands->link_failed(pusher, link);
+        pusher->callbacks->link_failed(pusher, link);
 }
 
 /* Does what the machine said, and empties the list. */
@@ -380,9 +380,9 @@ static void act(struct pusher *pusher)
         case CAIRN_PUSH_SEND_CHUNK: send_chunk(pusher, action); break;
         case CAIRN_PUSH_SEND_MICRO_END: send_micro_end(pusher, action); break;
         case CAIRN_PUSH_SEND_COMMIT: send_commit(pusher, action); break;
-        case CAIRN_PUSH_RELEASED: pusher->hands->released(pusher, action); break;
+        case CAIRN_PUSH_RELEASED: pusher->callbacks->released(pusher, action); break;
         case CAIRN_PUSH_VOID: // how the round ended is the coordinator's to say
-            if (pusher->hands->refused != NULL) pusher->hands->refused(pusher, action);
+            if (pusher->callbacks->refused != NULL) pusher->callbacks->refused(pusher, action);
             break;
         }
     }
@@ -391,12 +391,12 @@ static void act(struct pusher *pusher)
 
 /* ---- a round ---- */
 
-cairn_status pusher_open(struct pusher *pusher, const struct pusher_hands *hands,
+cairn_status pusher_open(struct pusher *pusher, const struct pusher_callbacks *callbacks,
                          const struct push_config *config)
 {
     const size_t bytes = push_bytes(config), capacity = push_actions_max(config);
     if (bytes == 0) return CAIRN_ERR_NO_MEMORY;
-    pusher->hands = hands;
+    pusher->callbacks = callbacks;
     pusher->config = *config;
     pusher->memory = malloc(bytes);
     pusher->actions.list = calloc(capacity, sizeof *pusher->actions.list);
@@ -479,7 +479,7 @@ void pusher_on_grant(struct pusher *pusher, uint32_t shard, const struct chunk_h
 {
     if (!is_its(pusher, shard) || grant->kind == 0 || grant->round != pusher->round) return;
     const bool is_window = grant->value >= 1 && grant->value <= WINDOW_MAX;
-    const bool reads = chunk_link_shares(pusher->hands->link(pusher, shard));
+    const bool reads = chunk_link_shares(pusher->callbacks->link(pusher, shard));
     const struct push_window window = {
         .chunks = is_window ? (uint32_t)grant->value : 1,
         .small = grant->leaf_count <= WINDOW_MAX ? grant->leaf_count : 0,

@@ -4,9 +4,9 @@
  * The shard's endpoint to us may be lost alone ("Ways" there): its HELLO says so. In case the shard does not
  * know either, or has cut us off, a silence while something is awaited is broken by a HELLO of ours.
  *
- * A lost connection is told (hands->lost) only when the fabric has given back every buffer that was on loan
- * on it: until then something of it could still arrive. So could an answer, which is why nothing of the shard
- * is heard in between.
+ * A lost connection is told (callbacks->lost) only when the fabric has given back every buffer that was on
+ * loan on it: until then something of it could still arrive. So could an answer, which is why nothing of the
+ * shard is heard in between.
  *
  * Time is passed in. Loop thread. */
 #ifndef CAIRN_LINK_LINK_H
@@ -27,7 +27,7 @@
 struct chunk_link;
 
 /* The callbacks in which a worker and a relay differ. */
-struct chunk_link_hands {
+struct chunk_link_callbacks {
     /* Says who speaks: job, member and token; and in a HELLO, what it says beside its number. */
     void (*sign)(const struct chunk_link *link, struct chunk_header *header);
     /* Something is awaited from the shard. */
@@ -46,8 +46,8 @@ struct chunk_link_hands {
 };
 
 struct chunk_link {
-    const struct chunk_link_hands *hands; /* static */
-    struct fabric_peer *peer;             /* owned; NULL: connecting later */
+    const struct chunk_link_callbacks *callbacks; /* static */
+    struct fabric_peer *peer;                     /* owned; NULL: connecting later */
     uint64_t retry_at_ms;
     uint32_t retry_delay_ms;
     uint32_t on_loan;    /* sends and receives that the fabric has not completed */
@@ -180,7 +180,7 @@ struct pusher;
 
 /* The functions in which a worker and a relay differ. `shard` is the machine's number of a
  * shard. */
-struct pusher_hands {
+struct pusher_callbacks {
     /* The connection by which what is for the shard goes. */
     struct chunk_link *(*link)(struct pusher *pusher, uint32_t shard);
     /* It refused a send: whatever refuses it, a new connection sends it again. */
@@ -201,7 +201,7 @@ struct pusher_hands {
 };
 
 struct pusher {
-    const struct pusher_hands *hands; /* static */
+    const struct pusher_callbacks *callbacks; /* static */
     struct push_config config;
     void *memory;                /* owned: of the machine */
     struct push_round *push;     /* in it; NULL: no round */
@@ -210,7 +210,8 @@ struct pusher {
 };
 
 /* CAIRN_ERR_NO_MEMORY: too much for a machine, too; close it. Once open, it is not opened again. */
-CAIRN_MUST_CHECK cairn_status pusher_open(struct pusher *pusher, const struct pusher_hands *hands,
+CAIRN_MUST_CHECK cairn_status pusher_open(struct pusher *pusher,
+                                          const struct pusher_callbacks *callbacks,
                                           const struct push_config *config);
 /* Also of one that was never opened, all zero. */
 void pusher_close(struct pusher *pusher);

@@ -23,9 +23,7 @@
 #include "proto/loop/loop.h"
 #include "server/base/log.h"
 
-/* The inside of a listener (listener.c: places), its doors (listener.c: one address each) and its
- * peers (listener.c:
- * one connection each). */
+/* The inside of a listener: its endpoints (one address each) and its peers (one connection each). */
 
 /* One accepted connection. It stands in exactly one of the listener's two lists until its end. */
 struct peer {
@@ -41,7 +39,7 @@ struct peer {
     void *context;
 };
 
-struct door {
+struct endpoint {
     union {
         uv_handle_t handle;
         uv_stream_t stream;
@@ -57,10 +55,10 @@ struct door {
 };
 
 struct listener {
-    struct door doors[CAIRN_LISTEN_MAX]; /* [door_count] */
-    size_t door_count;
+    struct endpoint endpoints[CAIRN_LISTEN_MAX]; /* [endpoint_count] */
+    size_t endpoint_count;
     uv_timer_t timer; /* runs only while there are half-open peers */
-    int open_handles; /* of doors and timer, those whose close is not done */
+    int open_handles; /* of endpoints and timer, those whose close is not done */
     bool is_closing;
     char address[CAIRN_LISTEN_MAX * CAIRN_ADDRESS_TEXT_BYTES];
 
@@ -96,13 +94,13 @@ struct listener {
 #define GRACE_MS         100 // a half-open peer keeps its place at least so long
 #define UNFINISHED_BYTES (256u << 20)
 
-static cairn_status peer_accept(struct door *door, struct sentence *why);
-static void door_close(struct door *door, uv_close_cb on_closed);
+static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why);
+static void endpoint_close(struct endpoint *endpoint, uv_close_cb on_closed);
 static void peer_close_all(struct listener *listener);
-static cairn_status door_judge(const char *text, const struct listener_options *options,
-                               struct sentence *why);
-static cairn_status door_open(struct door *door, const char *text,
-                              const struct listener_options *options, struct sentence *why);
+static cairn_status endpoint_judge(const char *text, const struct listener_options *options,
+                                   struct sentence *why);
+static cairn_status endpoint_open(struct endpoint *endpoint, const char *text,
+                                  const struct listener_options *options, struct sentence *why);
 static cairn_status control_socket_folder(const char *path, struct sentence *why);
 static void peer_close_unfinished(struct listener *listener);
 static void control_socket_unlink(const char *path, const struct control_socket *socket);
@@ -129,8 +127,8 @@ static void on_half_open_due(uv_timer_t *timer)
 
 static bool connection_waits(const struct listener *listener)
 {
-    for (size_t i = 0; i < listener->door_count; i++)
-        if (listener->doors[i].connection_waits) return true;
+    for (size_t i = 0; i < listener->endpoint_count; i++)
+        if (listener->endpoints[i].connection_waits) return true;
     return false;
 }
 
@@ -162,33 +160,34 @@ static bool make_place(struct listener *listener)
     return true;
 }
 
-// libuv holds one accepted connection of a door and polls for no other until we take it: so new ones
+// libuv holds one accepted connection of an endpoint and polls for no other until we take it: so new ones
 // wait in the kernel while all half-open places are taken.
-static void accept_at(struct listener *listener, struct door *door)
+static void accept_at(struct listener *listener, struct endpoint *endpoint)
 {
-    if (!door->connection_waits || listener->is_closing || !make_place(listener)) return;
+    if (!endpoint->connection_waits || listener->is_closing || !make_place(listener)) return;
     struct sentence why;
-    const cairn_status status = peer_accept(door, &why);
-    door->connection_waits = status == CAIRN_ERR_NO_MEMORY; // not taken: again later
+    const cairn_status status = peer_accept(endpoint, &why);
+    endpoint->connection_waits = status == CAIRN_ERR_NO_MEMORY; // not taken: again later
     if (status != CAIRN_OK) log_limited(&listener->accept_limit, CAIRN_LOG_WARN, "%s", why.text);
 }
 
 static void accept_waiting(struct listener *listener)
 {
-    for (size_t i = 0; i < listener->door_count; i++) accept_at(listener, &listener->doors[i]);
+    for (size_t i = 0; i < listener->endpoint_count; i++)
+        accept_at(listener, &listener->endpoints[i]);
 }
 
 static void listener_on_connection(uv_stream_t *server, int error)
 {
-    struct door *door = server->data;
+    struct endpoint *endpoint = server->data;
     if (error != 0) {
-        log_limited(&door->listener->accept_limit, CAIRN_LOG_WARN, "cannot accept a connection: %s",
-                    uv_strerror(error));
+        log_limited(&endpoint->listener->accept_limit, CAIRN_LOG_WARN,
+                    "cannot accept a connection: %s", uv_strerror(error));
         return;
     }
-    door->connection_waits = true;
-    accept_at(door->listener, door);
-    watch_half_open(door->listener);
+    endpoint->connection_waits = true;
+    accept_at(endpoint->listener, endpoint);
+    watch_half_open(endpoint->listener);
 }
 
 /* A peer left the half-open list: one that waits may come in. */
@@ -218,10 +217,10 @@ static void on_timer_closed(uv_handle_t *handle)
     handle_closed(handle->data);
 }
 
-static void on_door_closed(uv_handle_t *handle)
+static void on_endpoint_closed(uv_handle_t *handle)
 {
-    const struct door *door = handle->data;
-    handle_closed(door->listener);
+    const struct endpoint *endpoint = handle->data;
+    handle_closed(endpoint->listener);
 }
 
 /* A peer was freed (it is not counted any more). */
@@ -236,8 +235,9 @@ static void listener_peer_gone(struct listener *listener)
 static void close_handles(struct listener *listener)
 {
     listener->is_closing = true;
-    for (size_t i = 0; i < listener->door_count; i++)
-        if (listener->doors[i].is_open) door_close(&listener->doors[i], on_door_closed);
+    for (size_t i = 0; i < listener->endpoint_count; i++)
+        if (listener->endpoints[i].is_open)
+            endpoint_close(&listener->endpoints[i], on_endpoint_closed);
     uv_close((uv_handle_t *)&listener->timer, on_timer_closed);
 }
 
@@ -267,24 +267,24 @@ cairn_status listener_judge(const struct listener_options *options, struct sente
         if (++count > CAIRN_LISTEN_MAX)
             return fail_with(why, CAIRN_ERR_CONFIG,
                              "listen in [network] has more than %d addresses", CAIRN_LISTEN_MAX);
-        CAIRN_TRY(door_judge(one, options, why));
+        CAIRN_TRY(endpoint_judge(one, options, why));
     }
     return CAIRN_OK;
 }
 
-static cairn_status open_doors(struct listener *listener, const char *text,
-                               const struct listener_options *options, struct sentence *why)
+static cairn_status open_endpoints(struct listener *listener, const char *text,
+                                   const struct listener_options *options, struct sentence *why)
 {
     char one[CAIRN_ADDRESS_TEXT_BYTES];
     while (next_address(&text, one)) {
-        struct door *door = &listener->doors[listener->door_count++];
-        door->listener = listener;
-        const cairn_status status = door_open(door, one, options, why);
-        listener->open_handles += door->is_open;
+        struct endpoint *endpoint = &listener->endpoints[listener->endpoint_count++];
+        endpoint->listener = listener;
+        const cairn_status status = endpoint_open(endpoint, one, options, why);
+        listener->open_handles += endpoint->is_open;
         if (status != CAIRN_OK) return status;
         const size_t length = strlen(listener->address);
         snprintf(listener->address + length, sizeof listener->address - length, "%s%s",
-                 length > 0 ? " " : "", door->address);
+                 length > 0 ? " " : "", endpoint->address);
     }
     return CAIRN_OK;
 }
@@ -295,10 +295,10 @@ static cairn_status open_all(struct listener *listener, const struct listener_op
     char place[CAIRN_ADDRESS_TEXT_BYTES];
     CAIRN_TRY(listener_judge(options, why));
     if (options->listen[strspn(options->listen, " ")] != '\0')
-        return open_doors(listener, options->listen, options, why);
+        return open_endpoints(listener, options->listen, options, why);
     address_default(getenv("XDG_RUNTIME_DIR"), place);
     cairn_status status = control_socket_folder(place, why);
-    return status == CAIRN_OK ? open_doors(listener, place, options, why) : status;
+    return status == CAIRN_OK ? open_endpoints(listener, place, options, why) : status;
 }
 
 static void on_room_full(void *context)
@@ -349,7 +349,7 @@ const char *listener_address(const struct listener *listener)
     return listener->address;
 }
 
-/* ==== door ==== */
+/* ==== endpoint ==== */
 
 /* One address that a listener listens on. */
 
@@ -403,9 +403,9 @@ static cairn_status find_place(const char *text, const struct listener_options *
     return options->insecure_network ? judge_name(place, why) : CAIRN_OK;
 }
 
-/* May it be listened on? As door_open says it. */
-static cairn_status door_judge(const char *text, const struct listener_options *options,
-                               struct sentence *why)
+/* May it be listened on? As endpoint_open says it. */
+static cairn_status endpoint_judge(const char *text, const struct listener_options *options,
+                                   struct sentence *why)
 {
     struct place place;
     return find_place(text, options, &place, why);
@@ -424,87 +424,87 @@ static void say_who_may_come(const struct place *place, const char *text)
 
 /* No device of this host has the address: at boot one may have it a moment later (DHCP, a floating address).
  * Who ended for that, again and again, would be given up by the supervisor. */
-static int bind_early(struct door *door, const struct sockaddr_storage *addr)
+static int bind_early(struct endpoint *endpoint, const struct sockaddr_storage *addr)
 {
     const int on = 1;
     int fd;
-    int error = uv_fileno(&door->io.handle, &fd);
+    int error = uv_fileno(&endpoint->io.handle, &fd);
     if (error == 0 && setsockopt(fd, SOL_IP, IP_FREEBIND, &on, sizeof on) != 0) error = UV_EINVAL;
-    if (error == 0) error = uv_tcp_bind(&door->io.tcp, (const struct sockaddr *)addr, 0);
+    if (error == 0) error = uv_tcp_bind(&endpoint->io.tcp, (const struct sockaddr *)addr, 0);
     if (error == 0)
         log_warn("no device of this host has the address of %s: it is listened on all the "
                  "same, and reached as soon as one has; `ip -br addr` shows those there are",
-                 door->address);
+                 endpoint->address);
     return error;
 }
 
-static cairn_status open_tcp(struct door *door, const struct sockaddr_storage *addr,
+static cairn_status open_tcp(struct endpoint *endpoint, const struct sockaddr_storage *addr,
                              struct sentence *why)
 {
     struct sockaddr_storage bound = { 0 };
     int bound_bytes = sizeof bound;
-    int error = uv_tcp_bind(&door->io.tcp, (const struct sockaddr *)addr, 0);
-    if (error == UV_EADDRNOTAVAIL) error = bind_early(door, addr);
-    if (error == 0) error = uv_listen(&door->io.stream, BACKLOG, listener_on_connection);
+    int error = uv_tcp_bind(&endpoint->io.tcp, (const struct sockaddr *)addr, 0);
+    if (error == UV_EADDRNOTAVAIL) error = bind_early(endpoint, addr);
+    if (error == 0) error = uv_listen(&endpoint->io.stream, BACKLOG, listener_on_connection);
     if (error == UV_EADDRINUSE)
         return fail_with(why, CAIRN_ERR_BUSY,
                          "cannot listen on %s: another program has this port; stop it, or set "
                          "another port (0 takes any free one)",
-                         door->address);
+                         endpoint->address);
     if (error == 0)
-        error = uv_tcp_getsockname(&door->io.tcp, (struct sockaddr *)&bound, &bound_bytes);
+        error = uv_tcp_getsockname(&endpoint->io.tcp, (struct sockaddr *)&bound, &bound_bytes);
     if (error != 0)
-        return fail_with(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", door->address,
+        return fail_with(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", endpoint->address,
                          uv_strerror(error));
-    address_print_socket(&bound, door->address);
+    address_print_socket(&bound, endpoint->address);
     return CAIRN_OK;
 }
 
-static void unlink_made(struct door *door)
+static void unlink_made(struct endpoint *endpoint)
 {
-    if (door->is_made) control_socket_unlink(door->address, &door->made);
-    door->is_made = false;
+    if (endpoint->is_made) control_socket_unlink(endpoint->address, &endpoint->made);
+    endpoint->is_made = false;
 }
 
-static cairn_status open_unix(struct door *door, struct sentence *why)
+static cairn_status open_unix(struct endpoint *endpoint, struct sentence *why)
 {
-    CAIRN_TRY(control_socket_open(door->address, BACKLOG, &door->made, why));
-    door->is_made = true;
-    int error = uv_pipe_open(&door->io.pipe, door->made.fd);
+    CAIRN_TRY(control_socket_open(endpoint->address, BACKLOG, &endpoint->made, why));
+    endpoint->is_made = true;
+    int error = uv_pipe_open(&endpoint->io.pipe, endpoint->made.fd);
     if (error != 0) {
-        unlink_made(door);
-        close(door->made.fd);
+        unlink_made(endpoint);
+        close(endpoint->made.fd);
     } else {
-        error = uv_listen(&door->io.stream, BACKLOG, listener_on_connection);
+        error = uv_listen(&endpoint->io.stream, BACKLOG, listener_on_connection);
     }
     if (error == 0) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", door->address,
+    return fail_with(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", endpoint->address,
                      uv_strerror(error));
 }
 
 /* Listens on one address. If it fails and is_open, it is to be closed. */
-static cairn_status door_open(struct door *door, const char *text,
-                              const struct listener_options *options, struct sentence *why)
+static cairn_status endpoint_open(struct endpoint *endpoint, const char *text,
+                                  const struct listener_options *options, struct sentence *why)
 {
     struct place place;
-    uv_loop_t *loop = door->listener->timer.loop;
+    uv_loop_t *loop = endpoint->listener->timer.loop;
     CAIRN_TRY(find_place(text, options, &place, why));
     say_who_may_come(&place, text);
-    address_print(&place.address, door->address);
+    address_print(&place.address, endpoint->address);
     if (place.address.is_unix)
-        uv_pipe_init(loop, &door->io.pipe, 0);
+        uv_pipe_init(loop, &endpoint->io.pipe, 0);
     else
-        uv_tcp_init(loop, &door->io.tcp);
-    door->io.handle.data = door;
-    door->is_open = true;
-    return place.address.is_unix ? open_unix(door, why) : open_tcp(door, &place.addr, why);
+        uv_tcp_init(loop, &endpoint->io.tcp);
+    endpoint->io.handle.data = endpoint;
+    endpoint->is_open = true;
+    return place.address.is_unix ? open_unix(endpoint, why) : open_tcp(endpoint, &place.addr, why);
 }
 
-static void door_close(struct door *door, uv_close_cb on_closed)
+static void endpoint_close(struct endpoint *endpoint, uv_close_cb on_closed)
 {
     // First: once the socket is closed, its inode's number may be another one's.
-    unlink_made(door);
-    uv_close(&door->io.handle, on_closed);
+    unlink_made(endpoint);
+    uv_close(&endpoint->io.handle, on_closed);
 }
 
 /* ==== guard ==== */
@@ -618,17 +618,17 @@ static void on_stream_close(struct stream *stream, cairn_status status, const ch
     listener_peer_gone(listener);
 }
 
-/* Takes the connection that waits at the door; one over connections_max is closed at once. */
-static cairn_status peer_accept(struct door *door, struct sentence *why)
+/* Takes the connection that waits at the endpoint; one over connections_max is closed at once. */
+static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
 {
-    struct listener *listener = door->listener;
+    struct listener *listener = endpoint->listener;
     const struct stream_options options = { listener->before_hello, listener->send_queue_bytes,
                                             &listener->room };
     const struct stream_events events = { .on_frame = on_stream_frame,
                                           .on_close = on_stream_close };
     struct peer *peer = calloc(1, sizeof *peer);
     if (peer == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a peer");
-    const cairn_status status = stream_accept(&door->io.stream, &options, &events, peer,
+    const cairn_status status = stream_accept(&endpoint->io.stream, &options, &events, peer,
                                               &peer->stream, why);
     if (status != CAIRN_OK) {
         free(peer);

@@ -406,7 +406,7 @@ static void loan_back(struct chunk_link *link)
     receiver_idle(sender_of(link)->receiver);
 }
 
-static const struct chunk_link_hands hands = {
+static const struct chunk_link_callbacks hands = {
     .sign = sign,
     .waits = waits,
     .lost = lost,
@@ -603,7 +603,7 @@ static cairn_status sender_open(struct receiver *receiver, struct sender *sender
                                 const Cairn__ShardInfo *info, struct sentence *why)
 {
     sender->receiver = receiver;
-    sender->link.hands = &hands;
+    sender->link.callbacks = &hands;
     asker_open(&sender->asker, send_fetch);
     if (info->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX)
         return fail_with(why, CAIRN_ERR_MALFORMED, "a fabric address of %zu bytes of shard %s",

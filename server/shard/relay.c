@@ -672,7 +672,7 @@ static void loan_back(struct chunk_link *link)
     relay_idle(owner_of(link)->relay);
 }
 
-static const struct chunk_link_hands hands = {
+static const struct chunk_link_callbacks hands = {
     .sign = sign,
     .waits = waits,
     .lost = lost,
@@ -684,7 +684,7 @@ static const struct chunk_link_hands hands = {
 
 static void relay_link_open(struct relay_owner *owner)
 {
-    owner->link.hands = &hands;
+    owner->link.callbacks = &hands;
 }
 
 void relay_link_close(struct relay_owner *owner)

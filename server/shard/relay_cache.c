@@ -859,7 +859,7 @@ static void refused_forward(struct pusher *pusher, const struct push_action *act
                   owner->name, pusher->round, status_text((int)action->status));
 }
 
-static const struct pusher_hands hands = {
+static const struct pusher_callbacks hands = {
     .link = link_to,
     .link_failed = link_failed,
     .send_chunk = send_chunk,

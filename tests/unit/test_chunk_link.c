@@ -20,7 +20,7 @@ static void starved(struct chunk_link *link)
     told++;
 }
 
-static const struct chunk_link_hands hands = { .waits = waits, .starved = starved };
+static const struct chunk_link_callbacks hands = { .waits = waits, .starved = starved };
 
 static uint64_t starved_at(struct chunk_link *link, uint64_t now_ms)
 {
@@ -30,7 +30,7 @@ static uint64_t starved_at(struct chunk_link *link, uint64_t now_ms)
 
 TEST(what_could_not_be_sent_is_told_until_as_much_goes)
 {
-    struct chunk_link link = { .hands = &hands };
+    struct chunk_link link = { .callbacks = &hands };
     is_awaited = true;
     ck_assert_uint_eq(starved_at(&link, 1000), 0);
     chunk_link_note_memory(&link, CAIRN_ERR_NO_MEMORY, 4096);
@@ -47,7 +47,7 @@ TEST(what_could_not_be_sent_is_told_until_as_much_goes)
  * memory. */
 TEST(what_nobody_awaits_any_more_is_not_held_against_what_is_awaited_later)
 {
-    struct chunk_link link = { .hands = &hands };
+    struct chunk_link link = { .callbacks = &hands };
     is_awaited = true;
     chunk_link_note_memory(&link, CAIRN_ERR_NO_MEMORY, 4096);
     ck_assert_uint_eq(starved_at(&link, 1000), 0);
@@ -69,7 +69,7 @@ static uint64_t silent_at(struct chunk_link *link, uint64_t now_ms)
 /* No connection stands, which changes nothing of it. */
 TEST(a_silence_lasts_while_something_is_awaited_and_nothing_comes)
 {
-    struct chunk_link link = { .hands = &hands };
+    struct chunk_link link = { .callbacks = &hands };
     is_awaited = true;
     ck_assert_uint_eq(silent_at(&link, 10000), 0); // the first look
     ck_assert_uint_eq(silent_at(&link, 10500), 500);

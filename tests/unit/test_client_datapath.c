@@ -99,8 +99,8 @@ static bool waits(const struct chunk_link *link)
 
 static void be_attached(void)
 {
-    static const struct chunk_link_hands hands = { .waits = waits };
-    shard.conn.hands = &hands;
+    static const struct chunk_link_callbacks hands = { .waits = waits };
+    shard.conn.callbacks = &hands;
     snprintf(shard.name, sizeof shard.name, "s0");
     job.shards.links = links;
     job.shards.count = 1;
