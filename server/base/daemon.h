@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/queue.h>
 #include <sys/types.h>
 #include <uv.h>
 
@@ -258,7 +259,7 @@ struct task {
     bool is_small;
     bool ends_items; /* `run` itself ends its item, by pool_end; not of what is small */
     /* private to the pool */
-    struct task *next;
+    STAILQ_ENTRY(task) next;
     uint32_t items_taken, items_ended;
 };
 

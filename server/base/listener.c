@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/queue.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -29,15 +30,16 @@
 struct peer {
     /* owned: the stream; peer and stream end together */
     struct stream *stream;
-    struct peer *before; /* of the list it is in */
-    struct peer *after;
-    uint64_t since_ms; /* accepted at, of the loop's clock */
-    bool is_half_open; /* in the list half_open, else in admitted */
-    bool was_heard;    /* on_frame was called: on_gone is due */
+    TAILQ_ENTRY(peer) link; /* of the list it is in */
+    uint64_t since_ms;      /* accepted at, of the loop's clock */
+    bool is_half_open;      /* in the list half_open, else in admitted */
+    bool was_heard;         /* on_frame was called: on_gone is due */
     /* borrowed */
     struct listener *listener;
     void *context;
 };
+
+TAILQ_HEAD(peers, peer);
 
 struct endpoint {
     union {
@@ -62,11 +64,7 @@ struct listener {
     bool is_closing;
     char address[CAIRN_LISTEN_MAX * CAIRN_ADDRESS_TEXT_BYTES];
 
-    /* owned: doubly linked, in order of arrival */
-    struct peer *half_open_first;
-    struct peer *half_open_last;
-    struct peer *admitted_first;
-    struct peer *admitted_last;
+    struct peers half_open, admitted; /* owned: in order of arrival */
     size_t half_open_count;
     size_t peer_count; /* of both lists, and those whose end is not done */
 
@@ -117,10 +115,10 @@ static void accept_waiting(struct listener *listener);
 static void on_half_open_due(uv_timer_t *timer)
 {
     struct listener *listener = timer->data;
-    const struct peer *oldest = listener->half_open_first;
+    const struct peer *oldest = TAILQ_FIRST(&listener->half_open);
     if (oldest != NULL && now_ms(listener) >= oldest->since_ms + listener->hello_timeout_ms)
-        peer_close(listener->half_open_first, CAIRN_ERR_TIMEOUT, "no Hello within %" PRIu64 " ms",
-                   listener->hello_timeout_ms);
+        peer_close(TAILQ_FIRST(&listener->half_open), CAIRN_ERR_TIMEOUT,
+                   "no Hello within %" PRIu64 " ms", listener->hello_timeout_ms);
     accept_waiting(listener);
     watch_half_open(listener);
 }
@@ -135,7 +133,7 @@ static bool connection_waits(const struct listener *listener)
 // Sets the timer to the moment when the oldest half-open peer must go, or may be pushed out.
 static void watch_half_open(struct listener *listener)
 {
-    const struct peer *oldest = listener->half_open_first;
+    const struct peer *oldest = TAILQ_FIRST(&listener->half_open);
     if (listener->is_closing) return;
     if (oldest == NULL) {
         uv_timer_stop(&listener->timer);
@@ -150,7 +148,7 @@ static void watch_half_open(struct listener *listener)
 // False: none yet, the timer will see to it.
 static bool make_place(struct listener *listener)
 {
-    struct peer *oldest = listener->half_open_first;
+    struct peer *oldest = TAILQ_FIRST(&listener->half_open);
     if (listener->half_open_count < listener->half_open_max) return true;
     if (now_ms(listener) < oldest->since_ms + GRACE_MS) return false;
     log_limited(&listener->flood_limit, CAIRN_LOG_WARN,
@@ -329,6 +327,8 @@ cairn_status listener_open(uv_loop_t *loop, const struct listener_options *optio
     struct listener *listener = calloc(1, sizeof *listener);
     if (listener == NULL)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a listener");
+    TAILQ_INIT(&listener->half_open);
+    TAILQ_INIT(&listener->admitted);
     take_options(listener, options, hello_type, type_max);
     listener->events = *events;
     listener->context = context;
@@ -546,37 +546,14 @@ const void *guard_run(void (*run)(void *arg), void *arg)
 
 /* ==== peer ==== */
 
-static void link_last(struct peer **first, struct peer **last, struct peer *peer)
-{
-    peer->before = *last;
-    peer->after = NULL;
-    if (*last != NULL)
-        (*last)->after = peer;
-    else
-        *first = peer;
-    *last = peer;
-}
-
-static void unlink_from(struct peer **first, struct peer **last, struct peer *peer)
-{
-    if (peer->before != NULL)
-        peer->before->after = peer->after;
-    else
-        *first = peer->after;
-    if (peer->after != NULL)
-        peer->after->before = peer->before;
-    else
-        *last = peer->before;
-}
-
 static void leave_half_open(struct peer *peer)
 {
     struct listener *listener = peer->listener;
     if (!peer->is_half_open) return;
     peer->is_half_open = false;
     listener->half_open_count--;
-    unlink_from(&listener->half_open_first, &listener->half_open_last, peer);
-    link_last(&listener->admitted_first, &listener->admitted_last, peer);
+    TAILQ_REMOVE(&listener->half_open, peer, link);
+    TAILQ_INSERT_TAIL(&listener->admitted, peer, link);
 }
 
 // Strangers' ends are the listener's to log, by kind; those of admitted peers are the daemon's.
@@ -612,7 +589,7 @@ static void on_stream_close(struct stream *stream, cairn_status status, const ch
     else
         listener->events.on_gone(peer, status, why, listener->context);
     leave_half_open(peer);
-    unlink_from(&listener->admitted_first, &listener->admitted_last, peer);
+    TAILQ_REMOVE(&listener->admitted, peer, link);
     listener->peer_count--;
     free(peer);
     listener_peer_gone(listener);
@@ -637,7 +614,7 @@ static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
     peer->listener = listener;
     peer->since_ms = uv_now(listener->timer.loop);
     peer->is_half_open = true;
-    link_last(&listener->half_open_first, &listener->half_open_last, peer);
+    TAILQ_INSERT_TAIL(&listener->half_open, peer, link);
     listener->half_open_count++;
     listener->peer_count++;
     if (listener->peer_count <= listener->connections_max) return CAIRN_OK;
@@ -651,17 +628,19 @@ static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
 
 static void peer_close_all(struct listener *listener)
 {
-    while (listener->half_open_first != NULL)
-        peer_close(listener->half_open_first, CAIRN_ERR_CLOSED, "the daemon stops");
-    for (struct peer *peer = listener->admitted_first; peer != NULL; peer = peer->after)
+    struct peer *peer;
+    while ((peer = TAILQ_FIRST(&listener->half_open)) != NULL)
+        peer_close(peer, CAIRN_ERR_CLOSED, "the daemon stops");
+    TAILQ_FOREACH (peer, &listener->admitted, link)
         peer_close(peer, CAIRN_ERR_CLOSED, "the daemon stops");
 }
 
-static struct peer *older_frame(struct peer *oldest, struct peer *first)
+static struct peer *older_frame(struct peer *oldest, struct peers *peers)
 {
+    struct peer *peer;
     uint64_t oldest_ms = UINT64_MAX, since_ms;
     if (oldest != NULL) (void)stream_unfinished_bytes(oldest->stream, &oldest_ms);
-    for (struct peer *peer = first; peer != NULL; peer = peer->after) {
+    TAILQ_FOREACH (peer, peers, link) {
         if (stream_unfinished_bytes(peer->stream, &since_ms) == 0 || since_ms >= oldest_ms)
             continue;
         oldest = peer;
@@ -674,8 +653,8 @@ static struct peer *older_frame(struct peer *oldest, struct peer *first)
 static void peer_close_unfinished(struct listener *listener)
 {
     uint64_t since_ms;
-    struct peer *oldest = older_frame(NULL, listener->half_open_first);
-    oldest = older_frame(oldest, listener->admitted_first);
+    struct peer *oldest = older_frame(NULL, &listener->half_open);
+    oldest = older_frame(oldest, &listener->admitted);
     if (oldest == NULL) return; // all are whole, and being worked on
     const size_t bytes = stream_unfinished_bytes(oldest->stream, &since_ms);
     log_limited(&listener->room_limit, CAIRN_LOG_WARN,

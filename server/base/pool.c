@@ -8,9 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-struct task_list {
-    struct task *first, *last;
-};
+STAILQ_HEAD(task_list, task);
 
 struct pool_thread {
     pthread_t id;
@@ -40,40 +38,20 @@ struct pool {
     void *context;
 };
 
-static void list_push(struct task_list *list, struct task *task)
-{
-    task->next = NULL;
-    if (list->last == NULL)
-        list->first = task;
-    else
-        list->last->next = task;
-    list->last = task;
-}
-
-static struct task *list_pop(struct task_list *list)
-{
-    struct task *task = list->first;
-    if (task == NULL) return NULL;
-    list->first = task->next;
-    if (list->first == NULL) list->last = NULL;
-    task->next = NULL;
-    return task;
-}
-
 /* Takes the next item of the first task; lock held. */
 static struct task *take_item(struct pool *pool, uint32_t *item_out)
 {
-    struct task *task = pool->waiting.first;
+    struct task *task = STAILQ_FIRST(&pool->waiting);
     if (task == NULL) return NULL;
     *item_out = task->items_taken++;
-    if (task->items_taken == task->item_count) list_pop(&pool->waiting);
+    if (task->items_taken == task->item_count) STAILQ_REMOVE_HEAD(&pool->waiting, next);
     return task;
 }
 
 static void end_item(struct pool *pool, struct task *task)
 {
     if (++task->items_ended < task->item_count) return;
-    list_push(&pool->ended, task);
+    STAILQ_INSERT_TAIL(&pool->ended, task, next);
     uv_async_send(&pool->wake);
 }
 
@@ -111,7 +89,8 @@ static void on_wake(uv_async_t *wake)
     struct pool *pool = wake->data;
     for (;;) {
         pthread_mutex_lock(&pool->lock);
-        struct task *task = pool->closing ? NULL : list_pop(&pool->ended);
+        struct task *task = pool->closing ? NULL : STAILQ_FIRST(&pool->ended);
+        if (task != NULL) STAILQ_REMOVE_HEAD(&pool->ended, next);
         pthread_mutex_unlock(&pool->lock);
         if (task == NULL) return;
         task->done(task);
@@ -139,6 +118,8 @@ cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
     if (pool == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for threads");
     strncpy(pool->name, name, sizeof pool->name - 1);
     pool->begin = begin;
+    STAILQ_INIT(&pool->waiting);
+    STAILQ_INIT(&pool->ended);
     if (uv_async_init(loop, &pool->wake, on_wake) != 0) {
         free(pool);
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "libuv has no memory for a handle");
@@ -237,10 +218,10 @@ void pool_submit(struct pool *pool, struct task *task)
     if (task->is_small) run_here(task, pool->thread_count);
     pthread_mutex_lock(&pool->lock);
     if (task->items_taken == task->item_count) {
-        list_push(&pool->ended, task);
+        STAILQ_INSERT_TAIL(&pool->ended, task, next);
         uv_async_send(&pool->wake);
     } else {
-        list_push(&pool->waiting, task);
+        STAILQ_INSERT_TAIL(&pool->waiting, task, next);
         if (task->item_count == 1)
             pthread_cond_signal(&pool->work);
         else
