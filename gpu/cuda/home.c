@@ -35,17 +35,6 @@ static size_t first_behind(const struct cuda_spans *spans, uint64_t at)
     return low;
 }
 
-static cairn_status spans_make_room(struct cuda_spans *spans)
-{
-    if (spans->count < spans->capacity) return CAIRN_OK;
-    const size_t capacity = spans->capacity == 0 ? 64 : 2 * spans->capacity;
-    struct cuda_span *list = realloc(spans->list, capacity * sizeof *list);
-    if (list == NULL) return CAIRN_ERR_NO_MEMORY;
-    spans->list = list;
-    spans->capacity = capacity;
-    return CAIRN_OK;
-}
-
 /* CAIRN_ERR_NO_MEMORY; CAIRN_ERR_EXISTS: it lies on others. */
 static cairn_status cuda_spans_add(struct cuda_spans *spans, struct cuda_span span)
 {
@@ -53,7 +42,7 @@ static cairn_status cuda_spans_add(struct cuda_spans *spans, struct cuda_span sp
     if (index < spans->count && spans->list[index].at - span.at < span.bytes)
         return CAIRN_ERR_EXISTS;
     if (index < spans->count && spans->list[index].at <= span.at) return CAIRN_ERR_EXISTS;
-    CAIRN_TRY(spans_make_room(spans));
+    CAIRN_TRY(array_reserve(&spans->list, spans->count, 1, &spans->capacity, sizeof *spans->list));
     memmove(&spans->list[index + 1], &spans->list[index], (spans->count - index) * sizeof span);
     spans->list[index] = span;
     spans->count++;

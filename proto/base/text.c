@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "proto/base/status.h"
@@ -222,4 +223,19 @@ void checksum_add(struct checksum *sum, const void *bytes, size_t count)
 uint64_t checksum_end(const struct checksum *sum)
 {
     return XXH3_64bits_digest((const XXH3_state_t *)sum);
+}
+
+/* ==== arrays that grow ==== */
+
+cairn_status array_reserve(void *array, size_t count, size_t more, size_t *capacity,
+                           size_t elem_bytes)
+{
+    void *elems;
+    if (more <= *capacity - count) return CAIRN_OK;
+    const size_t wanted = 2 * *capacity + (more > 8 ? more : 8);
+    memcpy(&elems, array, sizeof elems);
+    if ((elems = realloc(elems, wanted * elem_bytes)) == NULL) return CAIRN_ERR_NO_MEMORY;
+    memcpy(array, &elems, sizeof elems);
+    *capacity = wanted;
+    return CAIRN_OK;
 }

@@ -145,4 +145,11 @@ void checksum_add(struct checksum *sum, const void *bytes, size_t count);
 /* The checksum of all bytes added since checksum_begin; there must be at least one. */
 uint64_t checksum_end(const struct checksum *sum);
 
+/* ==== arrays that grow ==== */
+
+/* Room for `more` elements of elem_bytes behind the first `count`. `array` is where the pointer to them is
+ * kept, which changes, as *capacity does, to twice as many at least. CAIRN_ERR_NO_MEMORY: nothing changed. */
+CAIRN_MUST_CHECK cairn_status array_reserve(void *array, size_t count, size_t more,
+                                            size_t *capacity, size_t elem_bytes);
+
 #endif

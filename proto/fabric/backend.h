@@ -209,6 +209,8 @@ extern const struct fabric_backend fabric_ucx;
 extern const struct fabric_backend fabric_auto;
 extern const struct fabric_backend fabric_mapped;
 
+#define CAIRN_FABRIC_SLOTS_MAX 4096 /* regions that a peer shows or tells of at a time */
+
 /* ==== flight ==== */
 
 /* Flights, by serial: payloads that a peer has been told of and has not released yet. A serial is
@@ -239,6 +241,10 @@ struct fabric_flights {
     struct fabric_flight *all; /* [capacity], owned */
     uint32_t capacity, first_free;
 };
+
+/* Room for `slot` in an array that has one element a slot, of at most CAIRN_FABRIC_SLOTS_MAX; new ones are
+ * zero. `slots`: where the pointer to it is kept. False: no memory. */
+bool fabric_slots_reserve(void *slots, uint32_t *count, uint16_t slot, size_t elem_bytes);
 
 CAIRN_MUST_CHECK cairn_status fabric_flight_begin(struct fabric_flights *flights,
                                                   uint64_t *serial_out);

@@ -782,6 +782,20 @@ static cairn_status flights_grow(struct fabric_flights *flights)
     return CAIRN_OK;
 }
 
+bool fabric_slots_reserve(void *slots, uint32_t *count, uint16_t slot, size_t elem_bytes)
+{
+    uint8_t *elems;
+    if (slot < *count) return true;
+    const uint32_t doubled = 2u * slot + 16,
+                   wanted = doubled < CAIRN_FABRIC_SLOTS_MAX ? doubled : CAIRN_FABRIC_SLOTS_MAX;
+    memcpy(&elems, slots, sizeof elems);
+    if ((elems = realloc(elems, wanted * elem_bytes)) == NULL) return false;
+    memset(elems + *count * elem_bytes, 0, (wanted - *count) * elem_bytes);
+    memcpy(slots, &elems, sizeof elems);
+    *count = wanted;
+    return true;
+}
+
 /* Bounded by sends_max and by the pages of the staging area: there are never more at a time. */
 cairn_status fabric_flight_begin(struct fabric_flights *flights, uint64_t *serial_out)
 {

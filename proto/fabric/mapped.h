@@ -39,14 +39,14 @@
  * memfd, or of memory of a card what its driver exported. */
 
 enum {
-    FRAME_SLOTS = 4096,        /* regions that one peer may show at a time; a slot is used again */
-    FRAME_INLINE_MAX = 8192,   /* payloads up to here travel in their frame */
-    FRAME_REFER_MIN = 1024,    /* payloads from here on go by reference where they can */
-    FRAME_RELEASES_MAX = 128,  /* in one frame */
-    FRAME_BUNDLE_MAX = 256,    /* messages in one frame */
-    FRAME_KEY_BYTES = 32,      /* as crypto_auth has them */
-    FRAME_NONCE_BYTES = 32,    /**/
-    FRAME_PROOF_BYTES = 32,    /**/
+    FRAME_SLOTS = CAIRN_FABRIC_SLOTS_MAX, /* a slot is used again */
+    FRAME_INLINE_MAX = 8192,              /* payloads up to here travel in their frame */
+    FRAME_REFER_MIN = 1024,               /* payloads from here on go by reference where they can */
+    FRAME_RELEASES_MAX = 128,             /* in one frame */
+    FRAME_BUNDLE_MAX = 256,               /* messages in one frame */
+    FRAME_KEY_BYTES = 32,                 /* as crypto_auth has them */
+    FRAME_NONCE_BYTES = 32,               /**/
+    FRAME_PROOF_BYTES = 32,               /**/
     FRAME_INLINE = UINT16_MAX, /* a message's slot: the payload is in the frame, or there is none */
 };
 static_assert(FRAME_SLOTS <= FRAME_INLINE, "a slot is never FRAME_INLINE");

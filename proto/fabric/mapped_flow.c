@@ -971,23 +971,12 @@ static bool on_bundle(struct mapped_in *in, const union frame *frame, size_t byt
 
 /* -- regions ------------------------------------------------------------------------------------ */
 
-static bool make_slot(struct mapped_in *in, uint16_t slot)
-{
-    if (slot < in->slot_count) return true;
-    const uint32_t count = 2u * slot + 16 < FRAME_SLOTS ? 2u * slot + 16 : (uint32_t)FRAME_SLOTS;
-    struct fabric_mapping **mappings = realloc(in->mappings, count * sizeof(*mappings));
-    if (mappings == NULL) return false;
-    memset(mappings + in->slot_count, 0, (count - in->slot_count) * sizeof(*mappings));
-    in->mappings = mappings;
-    in->slot_count = count;
-    return true;
-}
-
 /* Uses the descriptor up. */
 static bool on_region(struct mapped_in *in, const struct frame_region *frame, int fd)
 {
     const struct fabric_options *options = &in->fabric->common.options;
-    if (mapping_of(in, frame->slot) != NULL || !make_slot(in, frame->slot)) {
+    if (mapping_of(in, frame->slot) != NULL ||
+        !fabric_slots_reserve(&in->mappings, &in->slot_count, frame->slot, sizeof(*in->mappings))) {
         close(fd);
         return false;
     }

@@ -49,7 +49,7 @@
  * is declined, which costs no more than sending the payload. */
 
 enum {
-    UCX_FRAME_SLOTS = 4096,      /* regions that a peer may tell of at a time */
+    UCX_FRAME_SLOTS = CAIRN_FABRIC_SLOTS_MAX,
     UCX_FRAME_KEY_MAX = 1024,    /* bytes of a packed remote key: TCP 12, InfiniBand some 60 */
     UCX_FRAME_MAGIC = 0x31425543 /* "CUB1" */
 };

@@ -38,19 +38,6 @@ static struct ucx_remote *remote_of(const struct ucx_link *link, uint16_t slot, 
     return remote != NULL && remote->generation == generation ? remote : NULL;
 }
 
-static bool make_slot(struct ucx_link *link, uint16_t slot)
-{
-    if (slot < link->region_count) return true;
-    const uint32_t count = 2u * slot + 16 < UCX_FRAME_SLOTS ? 2u * slot + 16
-                                                            : (uint32_t)UCX_FRAME_SLOTS;
-    struct ucx_remote **regions = realloc(link->regions, count * sizeof(*regions));
-    if (regions == NULL) return false;
-    memset(regions + link->region_count, 0, (count - link->region_count) * sizeof(*regions));
-    link->regions = regions;
-    link->region_count = count;
-    return true;
-}
-
 /* UCX reads lengths out of the key without knowing where it ends: behind it are zeros. */
 static ucs_status_t unpack_key(struct ucx_link *link, const void *key, size_t bytes,
                                ucp_rkey_h *out)
@@ -79,7 +66,8 @@ static void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *
         return;
     }
     struct ucx_remote *remote = calloc(1, sizeof *remote);
-    if (remote == NULL || !make_slot(link, frame->slot)) {
+    if (remote == NULL || !fabric_slots_reserve(&link->regions, &link->region_count, frame->slot,
+                                                sizeof(*link->regions))) {
         free(remote);
         return;
     }
@@ -519,22 +507,10 @@ bool ucx_may_refer(const struct ucx_link *link, size_t bytes)
     return link->reads && bytes >= link->ucx->refer_min;
 }
 
-static bool make_shown(struct ucx_link *link, uint16_t slot)
-{
-    if (slot < link->shown_count) return true;
-    const uint32_t count = 2u * slot + 16 < UCX_FRAME_SLOTS ? 2u * slot + 16
-                                                            : (uint32_t)UCX_FRAME_SLOTS;
-    uint32_t *shown = realloc(link->shown, count * sizeof *shown);
-    if (shown == NULL) return false;
-    memset(shown + link->shown_count, 0, (count - link->shown_count) * sizeof *shown);
-    link->shown = shown;
-    link->shown_count = count;
-    return true;
-}
-
 static cairn_status show_share(struct ucx_link *link, const struct ucx_share *share)
 {
-    if (!make_shown(link, share->slot)) return CAIRN_ERR_NO_MEMORY;
+    if (!fabric_slots_reserve(&link->shown, &link->shown_count, share->slot, sizeof *link->shown))
+        return CAIRN_ERR_NO_MEMORY;
     if (link->shown[share->slot] == share->generation) return CAIRN_OK;
     const struct ucx_frame_region frame = {
         .head = ucx_frame_head(UCX_FRAME_REGION, link->ucx->node),

@@ -48,13 +48,7 @@ cairn_status plan_append(struct extent_list *list, struct extent extent)
             return CAIRN_OK;
         }
     }
-    if (list->count == list->limit) {
-        const size_t limit = list->limit + list->limit / 2 + 64;
-        struct extent *items = realloc(list->items, limit * sizeof *items);
-        if (items == NULL) return CAIRN_ERR_NO_MEMORY;
-        list->items = items;
-        list->limit = limit;
-    }
+    CAIRN_TRY(array_reserve(&list->items, list->count, 1, &list->limit, sizeof *list->items));
     list->items[list->count++] = extent;
     return CAIRN_OK;
 }

@@ -47,22 +47,11 @@ cairn_status manifest_set_payload(struct manifest *m, const uint8_t *payload, si
     return CAIRN_OK;
 }
 
-static cairn_status files_make_room(struct manifest *m)
-{
-    if (m->file_count < m->file_capacity) return CAIRN_OK;
-    if (m->file_count >= CAIRN_MANIFEST_FILES_MAX) return CAIRN_ERR_INVALID;
-    const size_t wanted = 2 * m->file_capacity + 8;
-    struct manifest_file *grown = realloc(m->files, wanted * sizeof *grown);
-    if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
-    m->files = grown;
-    m->file_capacity = wanted;
-    return CAIRN_OK;
-}
-
 static cairn_status begin_file(struct manifest *m, const char *path, uint64_t bytes)
 {
     if (!snapshot_path_ok(path) || bytes > INT64_MAX) return CAIRN_ERR_INVALID;
-    CAIRN_TRY(files_make_room(m));
+    if (m->file_count >= CAIRN_MANIFEST_FILES_MAX) return CAIRN_ERR_INVALID;
+    CAIRN_TRY(array_reserve(&m->files, m->file_count, 1, &m->file_capacity, sizeof *m->files));
     struct manifest_file file = { .path = strdup(path), .bytes = bytes };
     if (file.path == NULL) return CAIRN_ERR_NO_MEMORY;
     m->files[m->file_count++] = file;

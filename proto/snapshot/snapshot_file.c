@@ -154,17 +154,6 @@ static bool run_of_box(const struct shape *shape, const struct cairn_box *box, u
     return true;
 }
 
-static cairn_status index_make_room(struct snapshot_index *index, size_t more)
-{
-    if (more <= index->piece_capacity - index->piece_count) return CAIRN_OK;
-    const size_t wanted = 2 * index->piece_capacity + more;
-    struct snapshot_piece *grown = realloc(index->pieces, wanted * sizeof *grown);
-    if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
-    index->pieces = grown;
-    index->piece_capacity = wanted;
-    return CAIRN_OK;
-}
-
 cairn_status snapshot_index_add(struct snapshot_index *index, const struct manifest *manifest,
                                 size_t file, const struct safetensors *header, uint64_t data_byte,
                                 struct sentence *why)
@@ -174,7 +163,8 @@ cairn_status snapshot_index_add(struct snapshot_index *index, const struct manif
     if (header->entry_count > 0 && !header->has_boxes) {
         return fail_with(why, CAIRN_ERR_CORRUPT, "%s has no DCP_SHARDING_INFO", path);
     }
-    CAIRN_TRY(index_make_room(index, header->entry_count));
+    CAIRN_TRY(array_reserve(&index->pieces, index->piece_count, header->entry_count,
+                            &index->piece_capacity, sizeof *index->pieces));
     for (size_t i = 0; i < header->entry_count; i++) {
         const struct safetensors_entry *e = &header->entries[i];
         struct snapshot_piece piece = { .file = file, .file_byte = data_byte + e->begin };
@@ -300,13 +290,8 @@ struct folder {
 
 static cairn_status add_file(struct snapshot_plan *plan)
 {
-    if (plan->file_count == plan->file_capacity) {
-        const size_t wanted = 2 * plan->file_capacity + 4;
-        struct snapshot_file *grown = realloc(plan->files, wanted * sizeof *grown);
-        if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
-        plan->files = grown;
-        plan->file_capacity = wanted;
-    }
+    CAIRN_TRY(array_reserve(&plan->files, plan->file_count, 1, &plan->file_capacity,
+                            sizeof *plan->files));
     plan->files[plan->file_count++] = (struct snapshot_file) { .header = NULL };
     return CAIRN_OK;
 }
@@ -315,13 +300,8 @@ static cairn_status add_file(struct snapshot_plan *plan)
  * */
 static cairn_status add_entry(struct snapshot_file *file, const struct safetensors_entry *entry)
 {
-    if (file->entry_count == file->entry_capacity) {
-        const size_t wanted = 2 * file->entry_capacity + 8;
-        struct safetensors_entry *grown = realloc(file->entries, wanted * sizeof *grown);
-        if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
-        file->entries = grown;
-        file->entry_capacity = wanted;
-    }
+    CAIRN_TRY(array_reserve(&file->entries, file->entry_count, 1, &file->entry_capacity,
+                            sizeof *file->entries));
     file->entries[file->entry_count++] = *entry;
     file->header_bytes += safetensors_entry_bytes(entry->key, entry->box.rank);
     return CAIRN_OK;

@@ -45,14 +45,9 @@ void sweep_ranges_release(struct sweep_ranges *ranges)
 
 static struct sweep_range *add_one(struct sweep_ranges *ranges)
 {
-    if (ranges->count == ranges->capacity) {
-        const size_t capacity = 2 * ranges->capacity + 64;
-        struct sweep_range *grown = realloc(ranges->list, capacity * sizeof *grown);
-        if (grown == NULL) return NULL;
-        ranges->list = grown;
-        ranges->capacity = capacity;
-    }
-    return &ranges->list[ranges->count++];
+    const cairn_status status = array_reserve(&ranges->list, ranges->count, 1, &ranges->capacity,
+                                              sizeof *ranges->list);
+    return status == CAIRN_OK ? &ranges->list[ranges->count++] : NULL;
 }
 
 cairn_status sweep_ranges_add(struct sweep_ranges *ranges, const struct geometry *geometry,

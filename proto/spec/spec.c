@@ -75,21 +75,6 @@ struct group_spec group_default(void)
     };
 }
 
-/* Room for one more of `elem_bytes` in the array: doubles up to `max`. */
-static cairn_status array_make_room(void **array, size_t count, size_t *capacity, size_t max,
-                                    size_t elem_bytes)
-{
-    if (count < *capacity) return CAIRN_OK;
-    if (count >= max) return CAIRN_ERR_INVALID;
-    size_t wanted = *capacity == 0 ? 8 : 2 * *capacity;
-    if (wanted > max) wanted = max;
-    void *grown = realloc(*array, wanted * elem_bytes);
-    if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
-    *array = grown;
-    *capacity = wanted;
-    return CAIRN_OK;
-}
-
 /* NULL of NULL, or of no memory. */
 static void *copy_bytes(const void *from, size_t bytes)
 {
@@ -111,10 +96,9 @@ cairn_status spec_add_tensor(struct job_spec_data *spec, const struct tensor_spe
         (tensor->alias_of != NULL && !short_enough(tensor->alias_of))) {
         return CAIRN_ERR_INVALID;
     }
-    void *array = spec->tensors;
-    CAIRN_TRY(array_make_room(&array, spec->tensor_count, &spec->tensor_capacity,
-                              CAIRN_SPEC_TENSORS_MAX, sizeof *tensor));
-    spec->tensors = array;
+    if (spec->tensor_count >= CAIRN_SPEC_TENSORS_MAX) return CAIRN_ERR_INVALID;
+    CAIRN_TRY(array_reserve(&spec->tensors, spec->tensor_count, 1, &spec->tensor_capacity,
+                            sizeof *tensor));
     struct tensor_spec copy = *tensor;
     copy.name = strdup(tensor->name);
     copy.unit = strdup(unit);
@@ -136,10 +120,9 @@ cairn_status spec_add_group(struct job_spec_data *spec, const struct group_spec 
     const size_t points = group->schedule.point_count;
     if (!short_enough(group->name) || !short_enough(group->optimizer)) return CAIRN_ERR_INVALID;
     if (points > CAIRN_SCHEDULE_POINTS_MAX) return CAIRN_ERR_INVALID;
-    void *array = spec->groups;
-    CAIRN_TRY(array_make_room(&array, spec->group_count, &spec->group_capacity,
-                              CAIRN_SPEC_GROUPS_MAX, sizeof *group));
-    spec->groups = array;
+    if (spec->group_count >= CAIRN_SPEC_GROUPS_MAX) return CAIRN_ERR_INVALID;
+    CAIRN_TRY(
+        array_reserve(&spec->groups, spec->group_count, 1, &spec->group_capacity, sizeof *group));
     struct group_spec copy = *group;
     copy.name = strdup(group->name);
     copy.optimizer = strdup(group->optimizer);

@@ -315,15 +315,9 @@ static void add_name(void *context, const char *name, bool is_folder)
     struct stored_names *names = context;
     (void)is_folder;
     if (names->status != CAIRN_OK) return;
-    if (names->count == names->capacity) {
-        const size_t wanted = 2 * names->capacity + 16;
-        char **grown = realloc(names->list, wanted * sizeof *grown);
-        if (grown != NULL) {
-            names->list = grown;
-            names->capacity = wanted;
-        }
-    }
-    char *copy = names->count < names->capacity ? strdup(name) : NULL;
+    names->status = array_reserve(&names->list, names->count, 1, &names->capacity,
+                                  sizeof(*names->list));
+    char *copy = names->status == CAIRN_OK ? strdup(name) : NULL;
     if (copy == NULL)
         names->status = CAIRN_ERR_NO_MEMORY;
     else
