@@ -17,6 +17,8 @@
 #define SPACE_HALVINGS   1
 #define WORKS_BEST       256
 
+static void cuda_find_peers(struct cuda *cuda, int device_count);
+
 /* ==== spans ==== */
 
 /* Spans of addresses: few, so that a list in order does. */
@@ -111,302 +113,159 @@ static uint64_t cuda_spans_gap(const struct cuda_spans *spans, struct cuda_span 
     return end - at >= bytes ? at : 0;
 }
 
-/* ==== card ==== */
+/* ==== device ==== */
 
-static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
-#define CAIRN_KERNEL_NAME(name, item, warps) "cairn_kernel_" #name,
-    CAIRN_KERNELS(CAIRN_KERNEL_NAME)
-#undef CAIRN_KERNEL_NAME
-};
+/* Which card: a number, a UUID, or the first; and what it is. */
 
-static cairn_status cuda_memory_open(struct home *home, const char *label,
-                                     struct home_memory *memory_out, struct sentence *why);
-static void cuda_memory_close(struct home_memory *memory);
-static cairn_status cuda_memory_export(const struct home_memory *memory, uint64_t segment,
-                                       int *fd_out, uint64_t *bytes_out, struct sentence *why);
-static cairn_status cuda_import(struct home *home, int fd, uint64_t bytes, const void **address_out,
-                                struct sentence *why);
-static void cuda_import_release(struct home *home, const void *address, uint64_t bytes);
-static void cuda_memory_give(struct home_memory *memory, uint64_t segment);
-static cairn_status cuda_pin(struct home *home, void *host, uint64_t bytes, struct sentence *why);
-static void cuda_unpin(struct home *home, void *host, uint64_t bytes);
-static cairn_status cuda_find(struct cuda *cuda, const char *wanted, struct sentence *why);
-static void cuda_find_peers(struct cuda *cuda, int device_count);
+#define NAME_BYTES 64
+#define UUID_BYTES 48 /* "GPU-", 36 characters, NUL */
 
-/* ---- failures ---- */
-
-/* "a launch of fold failed on CARD: CUDA_ERROR_...", what comes of it, and what to do. */
-static void describe_home(const struct cuda *cuda, int result, const char *doing,
-                          const char *what_comes, struct sentence *out)
+static void write_uuid(const struct cu_uuid *uuid, bool is_slice, char text[UUID_BYTES])
 {
-    char text[32];
-    const char *advice = driver_advice(result);
-    sentence_set(out, "%s failed on %s: %s%s%s%s", doing, cuda->home.info.device,
-                 driver_error(&cuda->driver, result, text), what_comes,
-                 advice[0] == '\0' ? "" : ": ", advice);
+    const unsigned char *b = uuid->bytes;
+    snprintf(text, UUID_BYTES,
+             "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             is_slice ? "MIG" : "GPU", b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9],
+             b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
-static void note_failure(struct cuda *cuda, int result, const char *doing)
+/* Name and UUID of a device; empty, and 0, where the driver does not say. */
+static void describe_device(const struct driver *driver, int device, char name[NAME_BYTES],
+                            char uuid_text[UUID_BYTES], struct cu_uuid *uuid_out)
 {
-    pthread_mutex_lock(&cuda->lock);
-    if (!atomic_load(&cuda->has_failed)) {
-        describe_home(cuda, result, doing, "; nothing there can be trusted any more",
-                      &cuda->failure);
-        atomic_store(&cuda->has_failed, true);
-    }
-    pthread_mutex_unlock(&cuda->lock);
+    *uuid_out = (struct cu_uuid) { { 0 } };
+    name[0] = uuid_text[0] = '\0';
+    if (driver->cuDeviceGetName(name, NAME_BYTES, device) != CAIRN_CU_OK) name[0] = '\0';
+    if (driver->cuDeviceGetUuid(uuid_out, device) == CAIRN_CU_OK)
+        write_uuid(uuid_out, strstr(name, "MIG ") != NULL, uuid_text);
 }
 
-/* The call failed, and nothing else. */
-static cairn_status tell_refusal(const struct cuda *cuda, int result, const char *doing,
+static cairn_status find_by_uuid(struct cuda *cuda, const char *wanted, int count, int *number_out,
                                  struct sentence *why)
 {
-    struct sentence said;
-    describe_home(cuda, result, doing, "", &said);
-    return fail_with(why, CAIRN_ERR_IO, "%s", said.text);
-}
-
-static cairn_status tell_failure(struct cuda *cuda, struct sentence *why)
-{
-    return fail_with(why, CAIRN_ERR_IO, "%s", cuda->failure.text); // constant since has_failed
-}
-
-cairn_status cuda_check(struct cuda *cuda, int result, const char *doing, struct sentence *why)
-{
-    if (result == CAIRN_CU_OK) return CAIRN_OK;
-    if (result == CAIRN_CU_OUT_OF_MEMORY)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY,
-                         "%s: no memory is left on %s, or pinned for it: %s", doing,
-                         cuda->home.info.device, driver_advice(result));
-    if (!driver_breaks(result)) return tell_refusal(cuda, result, doing, why);
-    note_failure(cuda, result, doing);
-    return tell_failure(cuda, why);
-}
-
-cairn_status cuda_enter(struct cuda *cuda, struct sentence *why)
-{
-    const int result = cuda->driver.cuCtxSetCurrent(cuda->context);
-    if (atomic_load(&cuda->has_failed)) return tell_failure(cuda, why);
-    return cuda_check(cuda, result, "entering the context", why);
-}
-
-void cuda_enter_anyway(struct cuda *cuda)
-{
-    (void)cuda->driver.cuCtxSetCurrent(cuda->context);
-}
-
-int cuda_wait(const struct cuda *cuda, struct CUstream_st *stream, struct CUevent_st *event)
-{
-    const int result = cuda->driver.cuEventRecord(event, GPU_MUTANT(17) ? NULL : stream);
-    return result == CAIRN_CU_OK ? cuda->driver.cuEventSynchronize(event) : result;
-}
-
-/* ---- what the kind gives ---- */
-
-static uint64_t free_bytes(struct home *home)
-{
-    struct cuda *cuda = home_cuda(home);
-    size_t free_now = 0, total = 0;
-    if (cuda_enter(cuda, NULL) != CAIRN_OK) return 0;
-    return cuda->driver.cuMemGetInfo(&free_now, &total) == CAIRN_CU_OK ? free_now : 0;
-}
-
-static const char *failure(struct home *home)
-{
-    const struct cuda *cuda = home_cuda(home);
-    return atomic_load(&cuda->has_failed) ? cuda->failure.text : NULL; // constant since has_failed
-}
-
-static struct home_use cuda_use(struct home *home)
-{
-    struct cuda *cuda = home_cuda(home);
-    return (struct home_use) {
-        .runs = atomic_load(&cuda->use.runs),
-        .launches = atomic_load(&cuda->use.launches),
-        .bytes_in = atomic_load(&cuda->use.bytes_in),
-        .bytes_out = atomic_load(&cuda->use.bytes_out),
-        .pinned_bytes = atomic_load(&cuda->use.pinned_bytes),
-        .unpinned_bytes = atomic_load(&cuda->use.unpinned_bytes),
-    };
-}
-
-/* Closes a home also if its card has failed, or if it was opened only in part. */
-static void close_home(struct home *home)
-{
-    struct cuda *cuda = home_cuda(home);
-    if (cuda->is_retained) {
-        cuda_enter_anyway(cuda);
-        if (cuda->space.bytes > 0)
-            (void)cuda->driver.cuMemAddressFree(cuda->space.at, (size_t)cuda->space.bytes);
-        if (cuda->zeroed != NULL) (void)cuda->driver.cuEventDestroy(cuda->zeroed);
-        if (cuda->zeroing != NULL) (void)cuda->driver.cuStreamDestroy(cuda->zeroing);
-        if (cuda->library != NULL) (void)cuda->driver.cuLibraryUnload(cuda->library);
-        (void)cuda->driver.cuDevicePrimaryCtxRelease(cuda->device);
+    char name[NAME_BYTES], uuid[UUID_BYTES];
+    struct cu_uuid bytes;
+    for (int i = 0; i < count; i++) {
+        int device;
+        if (cuda->driver.cuDeviceGet(&device, i) != CAIRN_CU_OK) continue;
+        describe_device(&cuda->driver, device, name, uuid, &bytes);
+        if (strcasecmp(uuid, wanted) != 0) continue;
+        *number_out = i;
+        return CAIRN_OK;
     }
-    free(cuda->used.list);
-    free(cuda->pinned.list);
-    pthread_mutex_destroy(&cuda->lock);
-    free(cuda);
-}
-
-static const struct home_kind kind = {
-    .close = close_home,
-    .free_bytes = free_bytes,
-    .failure = failure,
-    .use = cuda_use,
-    .memory_open = cuda_memory_open,
-    .memory_close = cuda_memory_close,
-    .memory_export = cuda_memory_export,
-    .import = cuda_import,
-    .import_release = cuda_import_release,
-    .memory_give = cuda_memory_give,
-    .pin = cuda_pin,
-    .unpin = cuda_unpin,
-    .stream_open = cuda_stream_open,
-    .stream_close = cuda_stream_close,
-    .stream_begin = cuda_stream_begin,
-    .run_begin = cuda_run_begin,
-    .run_finish = cuda_run_finish,
-};
-
-/* ---- opening ---- */
-
-/* A driver of an older major version than the toolkit loads nothing of it, whatever it says why. */
-static bool is_of_other_time(int result, int version, int toolkit)
-{
-    return version / 1000 < toolkit / 1000 || result == CAIRN_CU_NO_BINARY_FOR_GPU ||
-           result == CAIRN_CU_UNSUPPORTED_PTX_VERSION || result == CAIRN_CU_INVALID_IMAGE ||
-           result == CAIRN_CU_INVALID_PTX;
-}
-
-static cairn_status refuse_image(struct cuda *cuda, int result, struct sentence *why)
-{
-    const int version = cuda->driver.version, toolkit = cuda_image().toolkit;
-    char text[32];
-    if (!is_of_other_time(result, version, toolkit))
-        return cuda_check(cuda, result, "loading the kernels", why);
     return fail_with(
-        why, CAIRN_ERR_UNSUPPORTED,
-        "%s does not load the kernels, which were compiled by CUDA %d.%d: %s. The driver is of "
-        "CUDA %d.%d: update it, or build with an older toolkit; cards older than compute "
-        "capability 8.0 will not do",
-        cuda->home.info.device, toolkit / 1000, toolkit % 1000 / 10,
-        driver_error(&cuda->driver, result, text), version / 1000, version % 1000 / 10);
+        why, CAIRN_ERR_NOT_FOUND,
+        "no device %s among the %d that this process sees: look at nvidia-smi -L, and at the "
+        "environment's CUDA_VISIBLE_DEVICES",
+        wanted, count);
 }
 
-/* All at once: none is loaded for the first time in the middle of a step. */
-static cairn_status load_kernels(struct cuda *cuda, struct sentence *why)
+static cairn_status find_number(struct cuda *cuda, const char *wanted, int count, int *number_out,
+                                struct sentence *why)
 {
-    static const char no_image[8] = { 0 }; // for a library that has the kernels itself
-    const void *image = cuda_image().bytes;
-    const struct driver *driver = &cuda->driver;
-    struct CUfunc_st *loaded;
-    int result = driver->cuLibraryLoadData(&cuda->library, image == NULL ? no_image : image, NULL,
-                                           NULL, 0, NULL, NULL, 0);
-    for (int i = 0; i < CAIRN_KERNEL_COUNT && result == CAIRN_CU_OK; i++) {
-        result = driver->cuLibraryGetKernel(&cuda->kernels[i], cuda->library, kernel_names[i]);
-        if (result == CAIRN_CU_OK) result = driver->cuKernelGetFunction(&loaded, cuda->kernels[i]);
-    }
-    return result == CAIRN_CU_OK ? CAIRN_OK : refuse_image(cuda, result, why);
-}
-
-/* Whole segments are found sooner, but nothing needs them: a driver may refuse the alignment. CUresult. */
-static int reserve_bytes(struct cuda *cuda, uint64_t bytes)
-{
-    uint64_t *at_out = &cuda->space.at;
-    int result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes,
-                                                  (size_t)CAIRN_SEGMENT_BYTES, 0, 0);
-    if (result != CAIRN_CU_OK && !driver_breaks(result))
-        result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes, 0, 0, 0);
-    return result;
-}
-
-/* No memory of the card is asked for here, whatever the driver calls that which is lacking. */
-static cairn_status refuse_addresses(struct cuda *cuda, int result, uint64_t bytes,
-                                     struct sentence *why)
-{
-    char text[32];
-    if (driver_breaks(result)) return cuda_check(cuda, result, "reserving addresses", why);
-    return fail_with(why, CAIRN_ERR_NO_MEMORY,
-                     "the driver reserves no %" PRIu64 " GiB of addresses for %s: %s. They take no "
-                     "memory, but this process may not have so many: look at ulimit -v "
-                     "(RLIMIT_AS; LimitAS= of its unit) and at vm.overcommit_memory",
-                     bytes >> 30, cuda->home.info.device,
-                     driver_error(&cuda->driver, result, text));
-}
-
-static cairn_status reserve(struct cuda *cuda, struct sentence *why)
-{
-    const uint64_t cards = 1 + cuda->home.info.peer_count;
-    const uint64_t segments = cuda->home.info.total_bytes / CAIRN_SEGMENT_BYTES + 1;
-    uint64_t planes = 0, imports = 0;
-    int result = CAIRN_CU_OUT_OF_MEMORY;
-    for (int half = 0; half <= SPACE_HALVINGS && result != CAIRN_CU_OK; half++) {
-        planes = (segments * SPACE_PER_MEMORY >> half) * CAIRN_SEGMENT_BYTES;
-        imports = (segments * SPACE_PER_IMPORT >> half) * CAIRN_SEGMENT_BYTES * cards;
-        result = reserve_bytes(cuda, planes + imports);
-        if (driver_breaks(result)) break;
-    }
-    if (result != CAIRN_CU_OK) return refuse_addresses(cuda, result, planes + imports, why);
-    cuda->space.bytes = planes + imports;
-    cuda->planes = (struct cuda_span) { cuda->space.at, planes };
-    cuda->imports = (struct cuda_span) { cuda->space.at + planes, imports };
-    cuda->imported_max = cuda->home.info.total_bytes * cards;
-    return CAIRN_OK;
-}
-
-static cairn_status open_context(struct cuda *cuda, struct sentence *why)
-{
-    const int result = cuda->driver.cuDevicePrimaryCtxRetain(&cuda->context, cuda->device);
-    cuda->is_retained = result == CAIRN_CU_OK;
-    const cairn_status status = cuda_check(cuda, result, "opening a context", why);
-    return status == CAIRN_OK ? cuda_enter(cuda, why) : status;
-}
-
-static cairn_status open_zeroing(struct cuda *cuda, struct sentence *why)
-{
-    int result = cuda->driver.cuStreamCreate(&cuda->zeroing, CAIRN_CU_STREAM_NON_BLOCKING);
-    if (result == CAIRN_CU_OK) result = cuda->driver.cuEventCreate(&cuda->zeroed, CAIRN_CUDA_EVENT);
-    return cuda_check(cuda, result, "opening a stream", why);
-}
-
-static cairn_status open_all(struct cuda *cuda, const char *device, struct sentence *why)
-{
-    cairn_status status = driver_open(&cuda->driver, why);
-    if (status == CAIRN_OK) status = cuda_find(cuda, device, why);
-    if (status == CAIRN_OK) status = open_context(cuda, why);
-    if (status == CAIRN_OK) status = load_kernels(cuda, why);
-    if (status == CAIRN_OK) status = open_zeroing(cuda, why);
-    if (status == CAIRN_OK) status = reserve(cuda, why);
-    if (status != CAIRN_OK) return status;
-    struct home_info *info = &cuda->home.info;
-    info->taken_bytes = info->total_bytes - free_bytes(&cuda->home);
-    info->stream_bytes = cuda_staging_bytes(info->total_bytes);
-    return CAIRN_OK;
-}
-
-cairn_status home_open_cuda(const char *device, struct home **home_out, struct sentence *why)
-{
-    if (cuda_image().bytes == NULL && !driver_stands_in())
+    *number_out = 0;
+    if (wanted == NULL) return CAIRN_OK;
+    if (strncasecmp(wanted, "GPU-", 4) == 0 || strncasecmp(wanted, "MIG-", 4) == 0)
+        return find_by_uuid(cuda, wanted, count, number_out, why);
+    char *end;
+    const unsigned long number = strtoul(wanted, &end, 10);
+    if (wanted[0] < '0' || wanted[0] > '9' || *end != '\0')
         return fail_with(
-            why, CAIRN_ERR_UNSUPPORTED,
-            "this daemon was built without kernels for CUDA devices: build it where nvcc is");
-    struct cuda *cuda = calloc(1, sizeof *cuda);
-    if (cuda == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a home");
-    cuda->home = (struct home) {
-        .kind = &kind,
-        .info = { .backend = "cuda",
-                  .works_best = WORKS_BEST,
-                  .lists_max = CAIRN_CUDA_LISTS,
-                  .numa_node = CAIRN_NUMA_NONE },
-    };
-    pthread_mutex_init(&cuda->lock, NULL);
-    const cairn_status status = open_all(cuda, device, why);
-    if (status == CAIRN_OK)
-        *home_out = &cuda->home;
-    else
-        close_home(&cuda->home);
-    return status;
+            why, CAIRN_ERR_NOT_FOUND,
+            "\"%s\" names no device: a number, or a UUID that begins with GPU- or MIG-", wanted);
+    if (number >= (unsigned long)count)
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "no device %s: this process sees %d, and they count from 0", wanted,
+                         count);
+    *number_out = (int)number;
+    return CAIRN_OK;
+}
+
+static int attribute(const struct cuda *cuda, int which)
+{
+    int value = 0;
+    if (cuda->driver.cuDeviceGetAttribute(&value, which, cuda->device) != CAIRN_CU_OK) return 0;
+    return value;
+}
+
+/* Before a driver can say it: whether a control daemon of MPS has its pipes there. */
+static bool has_control_daemon(void)
+{
+    const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    char path[PATH_MAX];
+    const int length = snprintf(path, sizeof path, "%s/control",
+                                folder != NULL ? folder : "/tmp/nvidia-mps");
+    return length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0;
+}
+
+static void warn(struct cuda *cuda)
+{
+    struct home_info *info = &cuda->home.info;
+    int shared = 0;
+    const bool is_told = cuda->driver.cuDeviceGetAttribute(&shared, CAIRN_CU_IS_UNDER_MPS,
+                                                           cuda->device) == CAIRN_CU_OK;
+    if (is_told ? shared != 0 : has_control_daemon())
+        snprintf(info->warning, sizeof info->warning,
+                 "this card is shared by MPS: a fault of one of its processes ends all of them, so "
+                 "that a trainer's bug takes the state here with it; keep snapshots, or stop the "
+                 "control daemon (echo quit | nvidia-cuda-mps-control)");
+    else if (attribute(cuda, CAIRN_CU_COMPUTE_MODE) == CAIRN_CU_MODE_EXCLUSIVE_PROCESS)
+        snprintf(info->warning, sizeof info->warning,
+                 "this card is for one process alone: no trainer can use it beside the shard; "
+                 "nvidia-smi -c 0 lets them");
+}
+
+static cairn_status look(struct cuda *cuda, struct sentence *why)
+{
+    struct home_info *info = &cuda->home.info;
+    // Pages of memory with a handle are at least as large as others: their granularity serves both.
+    const struct cu_allocation how = vmm_allocation(cuda->device, info->exports, info->is_reached);
+    size_t granularity = 0, total = 0;
+    if (attribute(cuda, CAIRN_CU_HAS_VIRTUAL_MEMORY) == 0)
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED, "%s cannot map memory (cuMemCreate)",
+                         info->device);
+    int result = cuda->driver.cuDeviceTotalMem(&total, cuda->device);
+    if (result == CAIRN_CU_OK)
+        result = cuda->driver.cuMemGetAllocationGranularity(&granularity, &how,
+                                                            CAIRN_CU_GRANULARITY_MINIMUM);
+    if (result != CAIRN_CU_OK || granularity == 0 || CAIRN_SEGMENT_BYTES % granularity != 0)
+        return cuda_check(cuda, result == CAIRN_CU_OK ? CAIRN_CU_INVALID_VALUE : result,
+                          "asking for the memory", why);
+    info->total_bytes = total;
+    cuda->granularity = granularity;
+    cuda->multiprocessors = (unsigned)attribute(cuda, CAIRN_CU_MULTIPROCESSOR_COUNT);
+    if (cuda->multiprocessors == 0) cuda->multiprocessors = 1;
+    warn(cuda);
+    return CAIRN_OK;
+}
+
+/* The device and what is known of it: info, granularity, multiprocessors. As home_open_cuda. */
+static cairn_status cuda_find(struct cuda *cuda, const char *wanted, struct sentence *why)
+{
+    char name[NAME_BYTES], uuid[UUID_BYTES];
+    int count = 0, number = 0;
+    struct home_info *info = &cuda->home.info;
+    if (cuda->driver.cuDeviceGetCount(&count) != CAIRN_CU_OK || count <= 0)
+        return fail_with(
+            why, CAIRN_ERR_NOT_FOUND,
+            "this process sees no CUDA device: look at nvidia-smi, and at the environment's "
+            "CUDA_VISIBLE_DEVICES");
+    CAIRN_TRY(find_number(cuda, wanted, count, &number, why));
+    if (cuda->driver.cuDeviceGet(&cuda->device, number) != CAIRN_CU_OK)
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "the driver does not open device %d", number);
+    struct cu_uuid bytes;
+    describe_device(&cuda->driver, cuda->device, name, uuid, &bytes);
+    memcpy(info->uuid, bytes.bytes, sizeof info->uuid);
+    info->numa_node = driver_numa_node(&cuda->driver, cuda->device);
+    snprintf(info->device, sizeof info->device, "%s, %s", name, uuid);
+    const int version = cuda->driver.version, toolkit = cuda_image().toolkit;
+    snprintf(info->driver, sizeof info->driver, "CUDA driver %d.%d, image of %d.%d", version / 1000,
+             version % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10);
+    info->exports = attribute(cuda, CAIRN_CU_HAS_POSIX_HANDLES) != 0;
+    info->is_reached = vmm_is_reached(&cuda->driver, cuda->device);
+    info->has_dma_buf = vmm_has_dma_buf(&cuda->driver, cuda->device);
+    cuda_find_peers(cuda, count);
+    return look(cuda, why);
 }
 
 /* ==== memory ==== */
@@ -719,161 +578,6 @@ bool cuda_is_pinned(struct cuda *cuda, const void *host, uint64_t bytes)
     return is;
 }
 
-/* ==== device ==== */
-
-/* Which card: a number, a UUID, or the first; and what it is. */
-
-#define NAME_BYTES 64
-#define UUID_BYTES 48 /* "GPU-", 36 characters, NUL */
-
-static void write_uuid(const struct cu_uuid *uuid, bool is_slice, char text[UUID_BYTES])
-{
-    const unsigned char *b = uuid->bytes;
-    snprintf(text, UUID_BYTES,
-             "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-             is_slice ? "MIG" : "GPU", b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9],
-             b[10], b[11], b[12], b[13], b[14], b[15]);
-}
-
-/* Name and UUID of a device; empty, and 0, where the driver does not say. */
-static void describe_device(const struct driver *driver, int device, char name[NAME_BYTES],
-                            char uuid_text[UUID_BYTES], struct cu_uuid *uuid_out)
-{
-    *uuid_out = (struct cu_uuid) { { 0 } };
-    name[0] = uuid_text[0] = '\0';
-    if (driver->cuDeviceGetName(name, NAME_BYTES, device) != CAIRN_CU_OK) name[0] = '\0';
-    if (driver->cuDeviceGetUuid(uuid_out, device) == CAIRN_CU_OK)
-        write_uuid(uuid_out, strstr(name, "MIG ") != NULL, uuid_text);
-}
-
-static cairn_status find_by_uuid(struct cuda *cuda, const char *wanted, int count, int *number_out,
-                                 struct sentence *why)
-{
-    char name[NAME_BYTES], uuid[UUID_BYTES];
-    struct cu_uuid bytes;
-    for (int i = 0; i < count; i++) {
-        int device;
-        if (cuda->driver.cuDeviceGet(&device, i) != CAIRN_CU_OK) continue;
-        describe_device(&cuda->driver, device, name, uuid, &bytes);
-        if (strcasecmp(uuid, wanted) != 0) continue;
-        *number_out = i;
-        return CAIRN_OK;
-    }
-    return fail_with(
-        why, CAIRN_ERR_NOT_FOUND,
-        "no device %s among the %d that this process sees: look at nvidia-smi -L, and at the "
-        "environment's CUDA_VISIBLE_DEVICES",
-        wanted, count);
-}
-
-static cairn_status find_number(struct cuda *cuda, const char *wanted, int count, int *number_out,
-                                struct sentence *why)
-{
-    *number_out = 0;
-    if (wanted == NULL) return CAIRN_OK;
-    if (strncasecmp(wanted, "GPU-", 4) == 0 || strncasecmp(wanted, "MIG-", 4) == 0)
-        return find_by_uuid(cuda, wanted, count, number_out, why);
-    char *end;
-    const unsigned long number = strtoul(wanted, &end, 10);
-    if (wanted[0] < '0' || wanted[0] > '9' || *end != '\0')
-        return fail_with(
-            why, CAIRN_ERR_NOT_FOUND,
-            "\"%s\" names no device: a number, or a UUID that begins with GPU- or MIG-", wanted);
-    if (number >= (unsigned long)count)
-        return fail_with(why, CAIRN_ERR_NOT_FOUND,
-                         "no device %s: this process sees %d, and they count from 0", wanted,
-                         count);
-    *number_out = (int)number;
-    return CAIRN_OK;
-}
-
-static int attribute(const struct cuda *cuda, int which)
-{
-    int value = 0;
-    if (cuda->driver.cuDeviceGetAttribute(&value, which, cuda->device) != CAIRN_CU_OK) return 0;
-    return value;
-}
-
-/* Before a driver can say it: whether a control daemon of MPS has its pipes there. */
-static bool has_control_daemon(void)
-{
-    const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
-    char path[PATH_MAX];
-    const int length = snprintf(path, sizeof path, "%s/control",
-                                folder != NULL ? folder : "/tmp/nvidia-mps");
-    return length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0;
-}
-
-static void warn(struct cuda *cuda)
-{
-    struct home_info *info = &cuda->home.info;
-    int shared = 0;
-    const bool is_told = cuda->driver.cuDeviceGetAttribute(&shared, CAIRN_CU_IS_UNDER_MPS,
-                                                           cuda->device) == CAIRN_CU_OK;
-    if (is_told ? shared != 0 : has_control_daemon())
-        snprintf(info->warning, sizeof info->warning,
-                 "this card is shared by MPS: a fault of one of its processes ends all of them, so "
-                 "that a trainer's bug takes the state here with it; keep snapshots, or stop the "
-                 "control daemon (echo quit | nvidia-cuda-mps-control)");
-    else if (attribute(cuda, CAIRN_CU_COMPUTE_MODE) == CAIRN_CU_MODE_EXCLUSIVE_PROCESS)
-        snprintf(info->warning, sizeof info->warning,
-                 "this card is for one process alone: no trainer can use it beside the shard; "
-                 "nvidia-smi -c 0 lets them");
-}
-
-static cairn_status look(struct cuda *cuda, struct sentence *why)
-{
-    struct home_info *info = &cuda->home.info;
-    // Pages of memory with a handle are at least as large as others: their granularity serves both.
-    const struct cu_allocation how = vmm_allocation(cuda->device, info->exports, info->is_reached);
-    size_t granularity = 0, total = 0;
-    if (attribute(cuda, CAIRN_CU_HAS_VIRTUAL_MEMORY) == 0)
-        return fail_with(why, CAIRN_ERR_UNSUPPORTED, "%s cannot map memory (cuMemCreate)",
-                         info->device);
-    int result = cuda->driver.cuDeviceTotalMem(&total, cuda->device);
-    if (result == CAIRN_CU_OK)
-        result = cuda->driver.cuMemGetAllocationGranularity(&granularity, &how,
-                                                            CAIRN_CU_GRANULARITY_MINIMUM);
-    if (result != CAIRN_CU_OK || granularity == 0 || CAIRN_SEGMENT_BYTES % granularity != 0)
-        return cuda_check(cuda, result == CAIRN_CU_OK ? CAIRN_CU_INVALID_VALUE : result,
-                          "asking for the memory", why);
-    info->total_bytes = total;
-    cuda->granularity = granularity;
-    cuda->multiprocessors = (unsigned)attribute(cuda, CAIRN_CU_MULTIPROCESSOR_COUNT);
-    if (cuda->multiprocessors == 0) cuda->multiprocessors = 1;
-    warn(cuda);
-    return CAIRN_OK;
-}
-
-/* The device and what is known of it: info, granularity, multiprocessors. As home_open_cuda. */
-static cairn_status cuda_find(struct cuda *cuda, const char *wanted, struct sentence *why)
-{
-    char name[NAME_BYTES], uuid[UUID_BYTES];
-    int count = 0, number = 0;
-    struct home_info *info = &cuda->home.info;
-    if (cuda->driver.cuDeviceGetCount(&count) != CAIRN_CU_OK || count <= 0)
-        return fail_with(
-            why, CAIRN_ERR_NOT_FOUND,
-            "this process sees no CUDA device: look at nvidia-smi, and at the environment's "
-            "CUDA_VISIBLE_DEVICES");
-    CAIRN_TRY(find_number(cuda, wanted, count, &number, why));
-    if (cuda->driver.cuDeviceGet(&cuda->device, number) != CAIRN_CU_OK)
-        return fail_with(why, CAIRN_ERR_NOT_FOUND, "the driver does not open device %d", number);
-    struct cu_uuid bytes;
-    describe_device(&cuda->driver, cuda->device, name, uuid, &bytes);
-    memcpy(info->uuid, bytes.bytes, sizeof info->uuid);
-    info->numa_node = driver_numa_node(&cuda->driver, cuda->device);
-    snprintf(info->device, sizeof info->device, "%s, %s", name, uuid);
-    const int version = cuda->driver.version, toolkit = cuda_image().toolkit;
-    snprintf(info->driver, sizeof info->driver, "CUDA driver %d.%d, image of %d.%d", version / 1000,
-             version % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10);
-    info->exports = attribute(cuda, CAIRN_CU_HAS_POSIX_HANDLES) != 0;
-    info->is_reached = vmm_is_reached(&cuda->driver, cuda->device);
-    info->has_dma_buf = vmm_has_dma_buf(&cuda->driver, cuda->device);
-    cuda_find_peers(cuda, count);
-    return look(cuda, why);
-}
-
 /* ==== import ==== */
 
 /* Memory of the card, or of others that it reads by itself, which other processes own: a handle that came as
@@ -1005,3 +709,289 @@ static void cuda_import_release(struct home *home, const void *address, uint64_t
         (void)cuda->driver.cuMemUnmap(at, (size_t)bytes);
     give_addresses(cuda, at, bytes);
 }
+
+/* ==== card ==== */
+
+static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
+#define CAIRN_KERNEL_NAME(name, item, warps) "cairn_kernel_" #name,
+    CAIRN_KERNELS(CAIRN_KERNEL_NAME)
+#undef CAIRN_KERNEL_NAME
+};
+
+/* ---- failures ---- */
+
+/* "a launch of fold failed on CARD: CUDA_ERROR_...", what comes of it, and what to do. */
+static void describe_home(const struct cuda *cuda, int result, const char *doing,
+                          const char *what_comes, struct sentence *out)
+{
+    char text[32];
+    const char *advice = driver_advice(result);
+    sentence_set(out, "%s failed on %s: %s%s%s%s", doing, cuda->home.info.device,
+                 driver_error(&cuda->driver, result, text), what_comes,
+                 advice[0] == '\0' ? "" : ": ", advice);
+}
+
+static void note_failure(struct cuda *cuda, int result, const char *doing)
+{
+    pthread_mutex_lock(&cuda->lock);
+    if (!atomic_load(&cuda->has_failed)) {
+        describe_home(cuda, result, doing, "; nothing there can be trusted any more",
+                      &cuda->failure);
+        atomic_store(&cuda->has_failed, true);
+    }
+    pthread_mutex_unlock(&cuda->lock);
+}
+
+/* The call failed, and nothing else. */
+static cairn_status tell_refusal(const struct cuda *cuda, int result, const char *doing,
+                                 struct sentence *why)
+{
+    struct sentence said;
+    describe_home(cuda, result, doing, "", &said);
+    return fail_with(why, CAIRN_ERR_IO, "%s", said.text);
+}
+
+static cairn_status tell_failure(struct cuda *cuda, struct sentence *why)
+{
+    return fail_with(why, CAIRN_ERR_IO, "%s", cuda->failure.text); // constant since has_failed
+}
+
+cairn_status cuda_check(struct cuda *cuda, int result, const char *doing, struct sentence *why)
+{
+    if (result == CAIRN_CU_OK) return CAIRN_OK;
+    if (result == CAIRN_CU_OUT_OF_MEMORY)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                         "%s: no memory is left on %s, or pinned for it: %s", doing,
+                         cuda->home.info.device, driver_advice(result));
+    if (!driver_breaks(result)) return tell_refusal(cuda, result, doing, why);
+    note_failure(cuda, result, doing);
+    return tell_failure(cuda, why);
+}
+
+cairn_status cuda_enter(struct cuda *cuda, struct sentence *why)
+{
+    const int result = cuda->driver.cuCtxSetCurrent(cuda->context);
+    if (atomic_load(&cuda->has_failed)) return tell_failure(cuda, why);
+    return cuda_check(cuda, result, "entering the context", why);
+}
+
+void cuda_enter_anyway(struct cuda *cuda)
+{
+    (void)cuda->driver.cuCtxSetCurrent(cuda->context);
+}
+
+int cuda_wait(const struct cuda *cuda, struct CUstream_st *stream, struct CUevent_st *event)
+{
+    const int result = cuda->driver.cuEventRecord(event, GPU_MUTANT(17) ? NULL : stream);
+    return result == CAIRN_CU_OK ? cuda->driver.cuEventSynchronize(event) : result;
+}
+
+/* ---- what the kind gives ---- */
+
+static uint64_t free_bytes(struct home *home)
+{
+    struct cuda *cuda = home_cuda(home);
+    size_t free_now = 0, total = 0;
+    if (cuda_enter(cuda, NULL) != CAIRN_OK) return 0;
+    return cuda->driver.cuMemGetInfo(&free_now, &total) == CAIRN_CU_OK ? free_now : 0;
+}
+
+static const char *failure(struct home *home)
+{
+    const struct cuda *cuda = home_cuda(home);
+    return atomic_load(&cuda->has_failed) ? cuda->failure.text : NULL; // constant since has_failed
+}
+
+static struct home_use cuda_use(struct home *home)
+{
+    struct cuda *cuda = home_cuda(home);
+    return (struct home_use) {
+        .runs = atomic_load(&cuda->use.runs),
+        .launches = atomic_load(&cuda->use.launches),
+        .bytes_in = atomic_load(&cuda->use.bytes_in),
+        .bytes_out = atomic_load(&cuda->use.bytes_out),
+        .pinned_bytes = atomic_load(&cuda->use.pinned_bytes),
+        .unpinned_bytes = atomic_load(&cuda->use.unpinned_bytes),
+    };
+}
+
+/* Closes a home also if its card has failed, or if it was opened only in part. */
+static void close_home(struct home *home)
+{
+    struct cuda *cuda = home_cuda(home);
+    if (cuda->is_retained) {
+        cuda_enter_anyway(cuda);
+        if (cuda->space.bytes > 0)
+            (void)cuda->driver.cuMemAddressFree(cuda->space.at, (size_t)cuda->space.bytes);
+        if (cuda->zeroed != NULL) (void)cuda->driver.cuEventDestroy(cuda->zeroed);
+        if (cuda->zeroing != NULL) (void)cuda->driver.cuStreamDestroy(cuda->zeroing);
+        if (cuda->library != NULL) (void)cuda->driver.cuLibraryUnload(cuda->library);
+        (void)cuda->driver.cuDevicePrimaryCtxRelease(cuda->device);
+    }
+    free(cuda->used.list);
+    free(cuda->pinned.list);
+    pthread_mutex_destroy(&cuda->lock);
+    free(cuda);
+}
+
+static const struct home_kind kind = {
+    .close = close_home,
+    .free_bytes = free_bytes,
+    .failure = failure,
+    .use = cuda_use,
+    .memory_open = cuda_memory_open,
+    .memory_close = cuda_memory_close,
+    .memory_export = cuda_memory_export,
+    .import = cuda_import,
+    .import_release = cuda_import_release,
+    .memory_give = cuda_memory_give,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
+    .stream_open = cuda_stream_open,
+    .stream_close = cuda_stream_close,
+    .stream_begin = cuda_stream_begin,
+    .run_begin = cuda_run_begin,
+    .run_finish = cuda_run_finish,
+};
+
+/* ---- opening ---- */
+
+/* A driver of an older major version than the toolkit loads nothing of it, whatever it says why. */
+static bool is_of_other_time(int result, int version, int toolkit)
+{
+    return version / 1000 < toolkit / 1000 || result == CAIRN_CU_NO_BINARY_FOR_GPU ||
+           result == CAIRN_CU_UNSUPPORTED_PTX_VERSION || result == CAIRN_CU_INVALID_IMAGE ||
+           result == CAIRN_CU_INVALID_PTX;
+}
+
+static cairn_status refuse_image(struct cuda *cuda, int result, struct sentence *why)
+{
+    const int version = cuda->driver.version, toolkit = cuda_image().toolkit;
+    char text[32];
+    if (!is_of_other_time(result, version, toolkit))
+        return cuda_check(cuda, result, "loading the kernels", why);
+    return fail_with(
+        why, CAIRN_ERR_UNSUPPORTED,
+        "%s does not load the kernels, which were compiled by CUDA %d.%d: %s. The driver is of "
+        "CUDA %d.%d: update it, or build with an older toolkit; cards older than compute "
+        "capability 8.0 will not do",
+        cuda->home.info.device, toolkit / 1000, toolkit % 1000 / 10,
+        driver_error(&cuda->driver, result, text), version / 1000, version % 1000 / 10);
+}
+
+/* All at once: none is loaded for the first time in the middle of a step. */
+static cairn_status load_kernels(struct cuda *cuda, struct sentence *why)
+{
+    static const char no_image[8] = { 0 }; // for a library that has the kernels itself
+    const void *image = cuda_image().bytes;
+    const struct driver *driver = &cuda->driver;
+    struct CUfunc_st *loaded;
+    int result = driver->cuLibraryLoadData(&cuda->library, image == NULL ? no_image : image, NULL,
+                                           NULL, 0, NULL, NULL, 0);
+    for (int i = 0; i < CAIRN_KERNEL_COUNT && result == CAIRN_CU_OK; i++) {
+        result = driver->cuLibraryGetKernel(&cuda->kernels[i], cuda->library, kernel_names[i]);
+        if (result == CAIRN_CU_OK) result = driver->cuKernelGetFunction(&loaded, cuda->kernels[i]);
+    }
+    return result == CAIRN_CU_OK ? CAIRN_OK : refuse_image(cuda, result, why);
+}
+
+/* Whole segments are found sooner, but nothing needs them: a driver may refuse the alignment. CUresult. */
+static int reserve_bytes(struct cuda *cuda, uint64_t bytes)
+{
+    uint64_t *at_out = &cuda->space.at;
+    int result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes,
+                                                  (size_t)CAIRN_SEGMENT_BYTES, 0, 0);
+    if (result != CAIRN_CU_OK && !driver_breaks(result))
+        result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes, 0, 0, 0);
+    return result;
+}
+
+/* No memory of the card is asked for here, whatever the driver calls that which is lacking. */
+static cairn_status refuse_addresses(struct cuda *cuda, int result, uint64_t bytes,
+                                     struct sentence *why)
+{
+    char text[32];
+    if (driver_breaks(result)) return cuda_check(cuda, result, "reserving addresses", why);
+    return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                     "the driver reserves no %" PRIu64 " GiB of addresses for %s: %s. They take no "
+                     "memory, but this process may not have so many: look at ulimit -v "
+                     "(RLIMIT_AS; LimitAS= of its unit) and at vm.overcommit_memory",
+                     bytes >> 30, cuda->home.info.device,
+                     driver_error(&cuda->driver, result, text));
+}
+
+static cairn_status reserve(struct cuda *cuda, struct sentence *why)
+{
+    const uint64_t cards = 1 + cuda->home.info.peer_count;
+    const uint64_t segments = cuda->home.info.total_bytes / CAIRN_SEGMENT_BYTES + 1;
+    uint64_t planes = 0, imports = 0;
+    int result = CAIRN_CU_OUT_OF_MEMORY;
+    for (int half = 0; half <= SPACE_HALVINGS && result != CAIRN_CU_OK; half++) {
+        planes = (segments * SPACE_PER_MEMORY >> half) * CAIRN_SEGMENT_BYTES;
+        imports = (segments * SPACE_PER_IMPORT >> half) * CAIRN_SEGMENT_BYTES * cards;
+        result = reserve_bytes(cuda, planes + imports);
+        if (driver_breaks(result)) break;
+    }
+    if (result != CAIRN_CU_OK) return refuse_addresses(cuda, result, planes + imports, why);
+    cuda->space.bytes = planes + imports;
+    cuda->planes = (struct cuda_span) { cuda->space.at, planes };
+    cuda->imports = (struct cuda_span) { cuda->space.at + planes, imports };
+    cuda->imported_max = cuda->home.info.total_bytes * cards;
+    return CAIRN_OK;
+}
+
+static cairn_status open_context(struct cuda *cuda, struct sentence *why)
+{
+    const int result = cuda->driver.cuDevicePrimaryCtxRetain(&cuda->context, cuda->device);
+    cuda->is_retained = result == CAIRN_CU_OK;
+    const cairn_status status = cuda_check(cuda, result, "opening a context", why);
+    return status == CAIRN_OK ? cuda_enter(cuda, why) : status;
+}
+
+static cairn_status open_zeroing(struct cuda *cuda, struct sentence *why)
+{
+    int result = cuda->driver.cuStreamCreate(&cuda->zeroing, CAIRN_CU_STREAM_NON_BLOCKING);
+    if (result == CAIRN_CU_OK) result = cuda->driver.cuEventCreate(&cuda->zeroed, CAIRN_CUDA_EVENT);
+    return cuda_check(cuda, result, "opening a stream", why);
+}
+
+static cairn_status open_all(struct cuda *cuda, const char *device, struct sentence *why)
+{
+    cairn_status status = driver_open(&cuda->driver, why);
+    if (status == CAIRN_OK) status = cuda_find(cuda, device, why);
+    if (status == CAIRN_OK) status = open_context(cuda, why);
+    if (status == CAIRN_OK) status = load_kernels(cuda, why);
+    if (status == CAIRN_OK) status = open_zeroing(cuda, why);
+    if (status == CAIRN_OK) status = reserve(cuda, why);
+    if (status != CAIRN_OK) return status;
+    struct home_info *info = &cuda->home.info;
+    info->taken_bytes = info->total_bytes - free_bytes(&cuda->home);
+    info->stream_bytes = cuda_staging_bytes(info->total_bytes);
+    return CAIRN_OK;
+}
+
+cairn_status home_open_cuda(const char *device, struct home **home_out, struct sentence *why)
+{
+    if (cuda_image().bytes == NULL && !driver_stands_in())
+        return fail_with(
+            why, CAIRN_ERR_UNSUPPORTED,
+            "this daemon was built without kernels for CUDA devices: build it where nvcc is");
+    struct cuda *cuda = calloc(1, sizeof *cuda);
+    if (cuda == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a home");
+    cuda->home = (struct home) {
+        .kind = &kind,
+        .info = { .backend = "cuda",
+                  .works_best = WORKS_BEST,
+                  .lists_max = CAIRN_CUDA_LISTS,
+                  .numa_node = CAIRN_NUMA_NONE },
+    };
+    pthread_mutex_init(&cuda->lock, NULL);
+    const cairn_status status = open_all(cuda, device, why);
+    if (status == CAIRN_OK)
+        *home_out = &cuda->home;
+    else
+        close_home(&cuda->home);
+    return status;
+}
+
+/* ==== x ==== */

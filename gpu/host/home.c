@@ -19,216 +19,6 @@
 #include "gpu/home_kind.h"
 #include "proto/base/machine.h"
 
-static cairn_status host_memory_open(struct home *home, const char *label,
-                                     struct home_memory *memory_out, struct sentence *why);
-static void host_memory_close(struct home_memory *memory);
-static cairn_status host_memory_resize(struct home_memory *memory, const char *label,
-                                       uint64_t bytes, struct sentence *why);
-static cairn_status host_memory_export(const struct home_memory *memory, uint64_t segment,
-                                       int *fd_out, uint64_t *bytes_out, struct sentence *why);
-static void host_memory_give(struct home_memory *memory, uint64_t segment);
-
-static void close_home(struct home *home)
-{
-    (void)home; // static memory
-}
-
-static uint64_t free_bytes(struct home *home)
-{
-    (void)home;
-    return UINT64_MAX;
-}
-
-static struct home_use host_use(struct home *home)
-{
-    (void)home;
-    return (struct home_use) { 0 };
-}
-
-static cairn_status host_pin(struct home *home, void *host, uint64_t bytes, struct sentence *why)
-{
-    (void)home;
-    (void)host;
-    (void)bytes;
-    (void)why;
-    return CAIRN_OK;
-}
-
-static void unpin(struct home *home, void *host, uint64_t bytes)
-{
-    (void)home;
-    (void)host;
-    (void)bytes;
-}
-
-/* ---- streams ---- */
-
-static struct home host_home;
-static struct home_stream the_stream = { .home = &host_home }; // nothing more is to be known of one
-
-static cairn_status stream_open(struct home *home, struct home_stream **stream_out,
-                                struct sentence *why)
-{
-    (void)home;
-    (void)why;
-    *stream_out = &the_stream;
-    return CAIRN_OK;
-}
-
-static void stream_close(struct home_stream *closed)
-{
-    (void)closed;
-}
-
-/* ---- works ---- */
-
-static void fold_sums(const struct backend *host, const struct leaf_fold *fold)
-{
-    if (fold->source_count > 0)
-        host->fold_leaves(fold);
-    else
-        host->sum_leaves(fold->acc, fold->geometry, fold->first_leaf, fold->leaf_count, fold->sums);
-}
-
-static void run_one(const struct backend *host, struct home_work *work)
-{
-    switch (work->kind) {
-    case CAIRN_WORK_FOLD:
-        host->fold(work->fold.acc, work->fold.sources, work->fold.source_count, work->fold.first,
-                   work->fold.elems);
-        break;
-    case CAIRN_WORK_FOLD_SUMS: fold_sums(host, &work->fold_sums); break;
-    case CAIRN_WORK_UPDATE:
-        *work->update.nonfinite = host->update[work->update.scalars->optimizer](
-            &work->update.planes, work->update.scalars);
-        break;
-    case CAIRN_WORK_CONVERT:
-        host->convert(work->convert.dst, work->convert.dst_dtype, work->convert.src,
-                      work->convert.src_dtype, work->convert.elems);
-        break;
-    case CAIRN_WORK_COPY: memcpy(work->copy.to, work->copy.from, work->copy.bytes); break;
-    case CAIRN_WORK_ZERO: memset(work->zero.at, 0, work->zero.bytes); break;
-    case CAIRN_WORK_HASH:
-        host->hash_each(work->hash.plane, work->hash.dtype, work->hash.geometry,
-                        work->hash.first_leaf, work->hash.leaf_count, work->hash.hashes);
-        break;
-    case CAIRN_WORK_INIT:
-        init_elems(&work->init.source, work->init.first_elem, work->init.elems, work->init.out);
-        break;
-    case CAIRN_WORK_RUNS: home_copy_runs(work); break;
-    case CAIRN_WORK_KINDS: break;
-    }
-}
-
-static cairn_status run_begin(struct home_stream *of, struct home_work *works, size_t count,
-                              struct sentence *why)
-{
-    (void)of;
-    (void)why;
-    const struct backend *host = backend_host();
-    for (size_t i = 0; i < count; i++) run_one(host, &works[i]);
-    return CAIRN_OK;
-}
-
-/* ---- the home ---- */
-
-static const struct home_kind kind = {
-    .close = close_home,
-    .free_bytes = free_bytes,
-    .use = host_use,
-    .memory_open = host_memory_open,
-    .memory_close = host_memory_close,
-    .memory_resize = host_memory_resize,
-    .memory_export = host_memory_export,
-    .memory_give = host_memory_give,
-    .pin = host_pin,
-    .unpin = unpin,
-    .stream_open = stream_open,
-    .stream_close = stream_close,
-    .run_begin = run_begin,
-};
-
-static struct home host_home = {
-    .kind = &kind,
-    .info = { .backend = "host",
-              .is_host = true,
-              .exports = true,
-              .works_best = 1,
-              .lists_max = 1,
-              .numa_node = CAIRN_NUMA_NONE },
-};
-
-static void name_device(void)
-{
-    snprintf(host_home.info.device, sizeof host_home.info.device, "%s", backend_host()->isa);
-}
-
-struct home *home_host(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, name_device);
-    return &host_home;
-}
-
-/* ==== backend ==== */
-
-/* Which of the host's tables is used, and what a thread must be like to use it. */
-
-_Static_assert(FLT_EVAL_METHOD == 0, "fp32 operations round to fp32, not to x87 registers");
-
-const char *backend_host_isa(uint32_t isa)
-{
-    static const char *const names[CAIRN_HOST_ISA_COUNT] = { "plain", "avx2", "avx512" };
-    assert(isa < CAIRN_HOST_ISA_COUNT);
-    return names[isa];
-}
-
-const struct backend *backend_host_at(uint32_t isa)
-{
-    assert(isa < CAIRN_HOST_ISA_COUNT);
-#if defined(__x86_64__)
-    if (isa == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return &host_avx512;
-    if (isa == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return &host_avx2;
-#endif
-    return isa == 0 ? &host_plain : NULL;
-}
-
-const struct backend *backend_host(void)
-{
-    static const struct backend *chosen; // whoever chooses at the same time chooses the same
-    const struct backend *host = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
-    if (host != NULL) return host;
-    const char *wanted = getenv("CAIRN_HOST_ISA");
-    for (uint32_t isa = 0; isa < CAIRN_HOST_ISA_COUNT; isa++) {
-        const struct backend *at = backend_host_at(isa);
-        if (at == NULL) continue;
-        host = at;
-        if (wanted != NULL && strcmp(wanted, at->isa) == 0) break;
-    }
-    __atomic_store_n(&chosen, host, __ATOMIC_RELEASE);
-    return host;
-}
-
-bool wire_dtype_ok(int dtype)
-{
-    return dtype == CAIRN_F32 || dtype == CAIRN_BF16;
-}
-
-bool float_env_ok(void)
-{
-#if defined(__SSE2__)
-    // All exceptions masked, to nearest, no flush to zero, subnormals are not read as zero. The low
-    // six bits are sticky flags that any operation may have set.
-    return (_mm_getcsr() & ~0x3fu) == 0x1f80;
-#else
-    volatile float least_normal = FLT_MIN;
-    return fegetround() == FE_TONEAREST && least_normal / 2 != 0;
-#endif
-}
-
 /* ==== memory ==== */
 
 /* Memory of the host's home: segments of at most 64 MiB, each a memfd of its own, mapped side by side. */
@@ -466,4 +256,207 @@ void backend_hash_leaves(const struct backend *backend, const void *plane, cairn
                            tree->next_leaf, count, hashes);
         for (uint64_t i = 0; i < count; i++) tree_push_leaf(tree, &hashes[i]);
     }
+}
+
+/* ==== backend ==== */
+
+/* Which of the host's tables is used, and what a thread must be like to use it. */
+
+_Static_assert(FLT_EVAL_METHOD == 0, "fp32 operations round to fp32, not to x87 registers");
+
+const char *backend_host_isa(uint32_t isa)
+{
+    static const char *const names[CAIRN_HOST_ISA_COUNT] = { "plain", "avx2", "avx512" };
+    assert(isa < CAIRN_HOST_ISA_COUNT);
+    return names[isa];
+}
+
+const struct backend *backend_host_at(uint32_t isa)
+{
+    assert(isa < CAIRN_HOST_ISA_COUNT);
+#if defined(__x86_64__)
+    if (isa == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return &host_avx512;
+    if (isa == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return &host_avx2;
+#endif
+    return isa == 0 ? &host_plain : NULL;
+}
+
+const struct backend *backend_host(void)
+{
+    static const struct backend *chosen; // whoever chooses at the same time chooses the same
+    const struct backend *host = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
+    if (host != NULL) return host;
+    const char *wanted = getenv("CAIRN_HOST_ISA");
+    for (uint32_t isa = 0; isa < CAIRN_HOST_ISA_COUNT; isa++) {
+        const struct backend *at = backend_host_at(isa);
+        if (at == NULL) continue;
+        host = at;
+        if (wanted != NULL && strcmp(wanted, at->isa) == 0) break;
+    }
+    __atomic_store_n(&chosen, host, __ATOMIC_RELEASE);
+    return host;
+}
+
+bool wire_dtype_ok(int dtype)
+{
+    return dtype == CAIRN_F32 || dtype == CAIRN_BF16;
+}
+
+bool float_env_ok(void)
+{
+#if defined(__SSE2__)
+    // All exceptions masked, to nearest, no flush to zero, subnormals are not read as zero. The low
+    // six bits are sticky flags that any operation may have set.
+    return (_mm_getcsr() & ~0x3fu) == 0x1f80;
+#else
+    volatile float least_normal = FLT_MIN;
+    return fegetround() == FE_TONEAREST && least_normal / 2 != 0;
+#endif
+}
+
+/* ==== home ==== */
+
+static void close_home(struct home *home)
+{
+    (void)home; // static memory
+}
+
+static uint64_t free_bytes(struct home *home)
+{
+    (void)home;
+    return UINT64_MAX;
+}
+
+static struct home_use host_use(struct home *home)
+{
+    (void)home;
+    return (struct home_use) { 0 };
+}
+
+static cairn_status host_pin(struct home *home, void *host, uint64_t bytes, struct sentence *why)
+{
+    (void)home;
+    (void)host;
+    (void)bytes;
+    (void)why;
+    return CAIRN_OK;
+}
+
+static void unpin(struct home *home, void *host, uint64_t bytes)
+{
+    (void)home;
+    (void)host;
+    (void)bytes;
+}
+
+/* ---- streams ---- */
+
+static struct home host_home;
+static struct home_stream the_stream = { .home = &host_home }; // nothing more is to be known of one
+
+static cairn_status stream_open(struct home *home, struct home_stream **stream_out,
+                                struct sentence *why)
+{
+    (void)home;
+    (void)why;
+    *stream_out = &the_stream;
+    return CAIRN_OK;
+}
+
+static void stream_close(struct home_stream *closed)
+{
+    (void)closed;
+}
+
+/* ---- works ---- */
+
+static void fold_sums(const struct backend *host, const struct leaf_fold *fold)
+{
+    if (fold->source_count > 0)
+        host->fold_leaves(fold);
+    else
+        host->sum_leaves(fold->acc, fold->geometry, fold->first_leaf, fold->leaf_count, fold->sums);
+}
+
+static void run_one(const struct backend *host, struct home_work *work)
+{
+    switch (work->kind) {
+    case CAIRN_WORK_FOLD:
+        host->fold(work->fold.acc, work->fold.sources, work->fold.source_count, work->fold.first,
+                   work->fold.elems);
+        break;
+    case CAIRN_WORK_FOLD_SUMS: fold_sums(host, &work->fold_sums); break;
+    case CAIRN_WORK_UPDATE:
+        *work->update.nonfinite = host->update[work->update.scalars->optimizer](
+            &work->update.planes, work->update.scalars);
+        break;
+    case CAIRN_WORK_CONVERT:
+        host->convert(work->convert.dst, work->convert.dst_dtype, work->convert.src,
+                      work->convert.src_dtype, work->convert.elems);
+        break;
+    case CAIRN_WORK_COPY: memcpy(work->copy.to, work->copy.from, work->copy.bytes); break;
+    case CAIRN_WORK_ZERO: memset(work->zero.at, 0, work->zero.bytes); break;
+    case CAIRN_WORK_HASH:
+        host->hash_each(work->hash.plane, work->hash.dtype, work->hash.geometry,
+                        work->hash.first_leaf, work->hash.leaf_count, work->hash.hashes);
+        break;
+    case CAIRN_WORK_INIT:
+        init_elems(&work->init.source, work->init.first_elem, work->init.elems, work->init.out);
+        break;
+    case CAIRN_WORK_RUNS: home_copy_runs(work); break;
+    case CAIRN_WORK_KINDS: break;
+    }
+}
+
+static cairn_status run_begin(struct home_stream *of, struct home_work *works, size_t count,
+                              struct sentence *why)
+{
+    (void)of;
+    (void)why;
+    const struct backend *host = backend_host();
+    for (size_t i = 0; i < count; i++) run_one(host, &works[i]);
+    return CAIRN_OK;
+}
+
+/* ---- the home ---- */
+
+static const struct home_kind kind = {
+    .close = close_home,
+    .free_bytes = free_bytes,
+    .use = host_use,
+    .memory_open = host_memory_open,
+    .memory_close = host_memory_close,
+    .memory_resize = host_memory_resize,
+    .memory_export = host_memory_export,
+    .memory_give = host_memory_give,
+    .pin = host_pin,
+    .unpin = unpin,
+    .stream_open = stream_open,
+    .stream_close = stream_close,
+    .run_begin = run_begin,
+};
+
+static struct home host_home = {
+    .kind = &kind,
+    .info = { .backend = "host",
+              .is_host = true,
+              .exports = true,
+              .works_best = 1,
+              .lists_max = 1,
+              .numa_node = CAIRN_NUMA_NONE },
+};
+
+static void name_device(void)
+{
+    snprintf(host_home.info.device, sizeof host_home.info.device, "%s", backend_host()->isa);
+}
+
+struct home *home_host(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, name_device);
+    return &host_home;
 }

@@ -41,347 +41,178 @@ cairn_status ucx_status(ucs_status_t status)
     }
 }
 
-/* -- opening ------------------------------------------------------------------------------------ */
+/* ==== ucx socket ==== */
 
-/* UCX starts a thread of its own with the worker (it accepts connections). It inherits our mask:
- * all blocked, so that no signal of the process is ever handled on it. */
-static ucs_status_t create_worker(struct ucx_fabric *ucx)
-{
-    const ucp_worker_params_t params = {
-        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS,
-        // one thread at a time, but not always the one that opened it: a client's caller opens, its
-        // thread drives. SINGLE names the opener, and UCX 1.18 aborts when it is another one
-        .thread_mode = UCS_THREAD_MODE_SERIALIZED,
-        .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
-    };
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    ucs_status_t status = ucp_worker_create(ucx->context, &params, &ucx->worker);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return status;
-}
-
-static size_t ucx_add_port(const struct fabric_place *place, uint8_t *raw, size_t bytes,
-                           size_t room);
-
-/* UCX's address, and where that is, in words. */
-static cairn_status publish_address(struct ucx_fabric *ucx, const char *devices,
-                                    const char *transports)
-{
-    uint8_t raw[CAIRN_FABRIC_ADDRESS_MAX];
-    struct fabric_place place;
-    ucp_address_t *address;
-    size_t bytes;
-    ucs_status_t status = ucp_worker_get_address(ucx->worker, &address, &bytes);
-    if (status != UCS_OK) return ucx_status(status);
-    const bool fits = bytes <= sizeof raw;
-    if (fits) memcpy(raw, address, bytes);
-    ucp_worker_release_address(ucx->worker, address);
-    if (!fits) return CAIRN_ERR_UNSUPPORTED;
-    if (fabric_place_of(devices, transports, &place)) {
-        bytes = ucx_add_port(&place, raw, bytes, sizeof raw);
-        bytes = fabric_add_place(&place, raw, bytes, sizeof raw);
-    }
-    ucx->node = fabric_hash(raw, bytes);
-    return fabric_set_address(&ucx->common, raw, bytes);
-}
-
-/* ==== ucx device ==== */
-
-/* Whether memory of cards goes to peers from where it lies. Three have to do their part: the card,
- * whose memory network cards may reach (GPUDirect RDMA); UCX, of which Debian's builds have nothing
- * for CUDA; and the network card, whose driver registers such memory, by a module of NVIDIA's
- * (nvidia_peermem) or as a dma-buf. If any of them cannot, the memory goes through the host, which
- * is said with the reason.
+/* The TCP sockets of UCX, which UCX shows to nobody: found among our descriptors, by whom they are connected
+ * to.
  *
- * UCX is asked, not guessed at: for CUDA a context that is opened for the question; for the network card its
- * memory domain, which UCX's lower interface (uct) describes. */
+ * Two things are done to them. A connection ends when its peer acknowledges nothing for too long: a
+ * node that vanished without a word (power, cable) tells nobody, and the kernel would try for a
+ * quarter of an hour. And a connection that we end is shut down: its endpoint must not be closed
+ * (ucx_link.c). */
 
-/* -- UCX's part --------------------------------------------------------------------------------- */
+enum { NEW_MAX = 16 }; /* descriptors that other threads may open in the meantime */
 
-static cairn_status ucx_context_open(const struct fabric_options *options, bool has_cuda,
-                                     ucp_context_h *context_out, struct sentence *why);
-
-static bool has_cuda(const struct fabric_options *options, struct sentence *why)
+static bool is_same(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
 {
-    ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
-    ucp_context_h context;
-    if (ucx_context_open(options, true, &context, why) != CAIRN_OK) return false;
-    const bool is_known = ucp_context_query(context, &attr) == UCS_OK;
-    ucp_cleanup(context);
-    if (is_known && (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0) return true;
-    sentence_set(why, "UCX %s of this system was built without CUDA", ucp_get_version_string());
+    if (a->ss_family != b->ss_family) return false;
+    if (a->ss_family == AF_INET) {
+        const struct sockaddr_in *one = (const struct sockaddr_in *)a;
+        const struct sockaddr_in *other = (const struct sockaddr_in *)b;
+        return one->sin_port == other->sin_port && one->sin_addr.s_addr == other->sin_addr.s_addr;
+    }
+    const struct sockaddr_in6 *one = (const struct sockaddr_in6 *)a;
+    const struct sockaddr_in6 *other = (const struct sockaddr_in6 *)b;
+    return one->sin6_port == other->sin6_port &&
+           memcmp(&one->sin6_addr, &other->sin6_addr, sizeof one->sin6_addr) == 0;
+}
+
+/* The kernel knows the peer of a connection that has ended, too, until its owner closes it. */
+static bool is_over(int fd)
+{
+    struct tcp_info info;
+    socklen_t bytes = sizeof info;
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
+           info.tcpi_state == TCP_CLOSE;
+}
+
+/* Also while it connects: then getpeername does not know yet where to (UCX from 1.14 on waits for no
+ * connection). */
+static bool leads_to(int fd, const struct sockaddr_storage *listener)
+{
+    struct sockaddr_storage there;
+    socklen_t bytes = listener->ss_family == AF_INET ? sizeof(struct sockaddr_in)
+                                                     : sizeof(struct sockaddr_in6);
+    return getsockopt(fd, SOL_SOCKET, SO_PEERNAME, &there, &bytes) == 0 &&
+           is_same(&there, listener) && !is_over(fd);
+}
+
+/* Ends the connection when the node acknowledges nothing on it for `unacked_ms`. Connections that a
+ * listening socket accepts inherit the bound. */
+static void ucx_socket_bound(int fd, unsigned unacked_ms)
+{
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacked_ms, sizeof unacked_ms);
+}
+
+int ucx_socket_next(void)
+{
+    const int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+    if (fd >= 0) close(fd);
+    return fd;
+}
+
+in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, unsigned unacked_ms)
+{
+    struct sockaddr_storage here;
+    socklen_t bytes = sizeof here;
+    for (int fd = next; next >= 0 && fd < next + NEW_MAX; fd++) {
+        if (!leads_to(fd, listener)) continue;
+        ucx_socket_bound(fd, unacked_ms);
+        if (getsockname(fd, (struct sockaddr *)&here, &bytes) == 0) return *ucx_port_of(&here);
+    }
+    return 0;
+}
+
+/* Unsent bytes are of no use: the peer is to hear of the end at once (RST), not after them. */
+static void shut(int fd)
+{
+    const struct linger none = { .l_onoff = 1, .l_linger = 0 };
+    (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    (void)shutdown(fd, SHUT_RDWR);
+}
+
+/* Accepted where we listen, from that port. */
+static bool comes_from(const struct ucx_fabric *ucx, int fd,
+                       const struct sockaddr_storage *listener, in_port_t port)
+{
+    struct sockaddr_storage here, there, wanted;
+    socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
+    if (port == 0 || getsockname(fd, (struct sockaddr *)&here, &here_bytes) != 0 ||
+        (here.ss_family != AF_INET && here.ss_family != AF_INET6) ||
+        *ucx_port_of(&here) != ucx->own_port ||
+        getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0 ||
+        *ucx_port_of(&there) != port)
+        return false;
+    if (listener == NULL) return true;
+    wanted = *listener;
+    *ucx_port_of(&wanted) = port;
+    return is_same(&there, &wanted);
+}
+
+bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage *listener,
+                     in_port_t accepted)
+{
+    bool found = false;
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == NULL) return false;
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        const int fd = atoi(entry->d_name);
+        const bool is_ours = listener != NULL && leads_to(fd, listener);
+        if (!is_ours && !comes_from(ucx, fd, listener, accepted)) continue;
+        shut(fd);
+        found = true;
+    }
+    closedir(folder);
+    return found;
+}
+
+/* ==== ucx lanes ==== */
+
+/* UCX prints a line for each lane (src/ucp/core/ucp_ep.c), such as
+ *
+ *   #                 lane[0]:  0:tcp/lo.0 md[0]           -> md[0]/tcp/sysdev[255] am am_bw#0 wireup
+ *   #                 lane[1]:  4:rc_mlx5/mlx5_0:1.0 md[4] -> md[4]/ib/sysdev[1] rma_bw#0 rma#0
+ *
+ * index, resource, transport/device, memory domains, uses. It is text for people: what is not understood
+ * counts as no native lane, and then messages go as they always did. */
+
+bool ucx_transport_is_native(const char *name)
+{
+    static const char *const native[] = { "rc",     "rc_verbs", "rc_mlx5",  "rc_x",
+                                          "dc",     "dc_mlx5",  "dc_x",     "gga_mlx5",
+                                          "rc_gga", "srd",      "ugni_rdma" };
+    for (size_t i = 0; i < sizeof native / sizeof *native; i++)
+        if (strcmp(name, native[i]) == 0) return true;
     return false;
 }
 
-/* -- the network card's ------------------------------------------------------------------------- */
-
-enum takes { IS_NO_SUCH_CARD, TAKES_NOT, TAKES };
-
-/* Whether the driver registers memory of cards: by a module of NVIDIA's, whose file UCX looks for,
- * or as a dma-buf. */
-static bool registers(const uct_md_attr_t *attr, bool has_dma_buf)
+/* The transport of a line behind its "lane["; false: it is no such line. */
+static bool read_transport(const char *line, const char *end, char *name_out, size_t name_bytes)
 {
-#if UCP_API_VERSION >= UCP_VERSION(1, 14)
-    if (has_dma_buf && (attr->cap.flags & UCT_MD_FLAG_REG_DMABUF) != 0) return true;
-#else
-    (void)has_dma_buf;
-#endif
-    return (attr->cap.reg_mem_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0;
+    const char *at = memchr(line, ']', (size_t)(end - line));
+    if (at == NULL || end - at < 2 || at[1] != ':') return false;
+    at += 2;
+    while (at < end && *at == ' ') at++;
+    while (at < end && isdigit((unsigned char)*at)) at++;
+    if (at == end || *at != ':') return false;
+    at++;
+    const char *slash = memchr(at, '/', (size_t)(end - at));
+    if (slash == NULL || (size_t)(slash - at) >= name_bytes) return false;
+    memcpy(name_out, at, (size_t)(slash - at));
+    name_out[slash - at] = '\0';
+    return true;
 }
 
-static enum takes ask_domain(uct_component_h component, const char *domain, bool has_dma_buf)
+static bool is_for_rma(const char *line, const char *end)
 {
-    uct_md_config_t *config;
-    uct_md_attr_t attr;
-    uct_md_h md;
-    if (uct_md_config_read(component, NULL, NULL, &config) != UCS_OK) return TAKES_NOT;
-    ucs_status_t status = uct_md_open(component, domain, config, &md);
-    uct_config_release(config);
-    if (status != UCS_OK) return TAKES_NOT;
-    status = uct_md_query(md, &attr);
-    uct_md_close(md);
-    return status == UCS_OK && registers(&attr, has_dma_buf) ? TAKES : TAKES_NOT;
-}
-
-/* UCX calls the memory domain of an RDMA card as the card: "mlx5_0". */
-static enum takes ask_component(uct_component_h component, const char *card, bool has_dma_buf)
-{
-    uct_component_attr_t attr = { .field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCE_COUNT };
-    if (uct_component_query(component, &attr) != UCS_OK || attr.md_resource_count == 0)
-        return IS_NO_SUCH_CARD;
-    uct_md_resource_desc_t domains[attr.md_resource_count];
-    attr.field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCES;
-    attr.md_resources = domains;
-    if (uct_component_query(component, &attr) != UCS_OK) return IS_NO_SUCH_CARD;
-    for (unsigned i = 0; i < attr.md_resource_count; i++)
-        if (strcmp(domains[i].md_name, card) == 0) return ask_domain(component, card, has_dma_buf);
-    return IS_NO_SUCH_CARD;
-}
-
-static enum takes ask_card(const char *card, bool has_dma_buf)
-{
-    uct_component_h *components;
-    unsigned count;
-    enum takes takes = IS_NO_SUCH_CARD;
-    if (uct_query_components(&components, &count) != UCS_OK) return takes;
-    for (unsigned i = 0; i < count && takes == IS_NO_SUCH_CARD; i++)
-        takes = ask_component(components[i], card, has_dma_buf);
-    uct_release_component_list(components);
-    return takes;
-}
-
-/* True: among `devices` (such as "mlx5_0:1,eth1") is an RDMA card, and all RDMA cards take memory
- * of cards. */
-static bool ask_cards(const char *devices, bool has_dma_buf, struct sentence *why)
-{
-    bool any = false;
-    for (const char *at = devices; *at != '\0'; at += *at == ',') {
-        char card[UCT_MD_NAME_MAX];
-        const size_t length = strcspn(at, ",");
-        const size_t name = strcspn(at, ":,");
-        snprintf(card, sizeof card, "%.*s", (int)name, at);
-        at += length;
-        const enum takes takes = ask_card(card, has_dma_buf);
-        if (takes == TAKES_NOT) {
-            sentence_set(why,
-                         "%s registers no memory of a GPU: load nvidia_peermem, or drivers "
-                         "that know dma-buf on both sides",
-                         card);
-            return false;
-        }
-        any = any || takes == TAKES;
-    }
-    sentence_set(why,
-                 any ? "%s reaches the GPU's memory by itself (GPUDirect RDMA)"
-                     : "there is no RDMA card among the devices %s",
-                 devices);
-    return any;
-}
-
-/* -- all of it ---------------------------------------------------------------------------------- */
-
-static const char *ucx_devices(const struct fabric_options *options);
-
-static const char *ucx_transports(const struct fabric_options *options);
-
-static bool ucx_device_decide(const struct fabric_options *options, struct sentence *why)
-{
-    const char *no = NULL;
-    if (options->device_memory == CAIRN_DEVICE_MEMORY_HOST)
-        no = "device_memory is host";
-    else if (options->device == NULL)
-        no = "there is no card";
-    if (no == NULL && !has_cuda(options, why)) return false;
-    if (no == NULL && options->device_memory == CAIRN_DEVICE_MEMORY_DEVICE) {
-        sentence_set(why, "device_memory is device, and UCX %s has CUDA", ucp_get_version_string());
-        return true;
-    }
-    if (no == NULL && !options->device->is_reached)
-        no = "the driver says that no network card reaches the GPU's memory (GPUDirect RDMA)";
-    if (no == NULL && strcmp(ucx_transports(options), "tcp") == 0)
-        no = "transports are tcp, which goes through host memory in any case; rc,tcp does not";
-    if (no == NULL) {
-        if (!ask_cards(ucx_devices(options), options->device->has_dma_buf, why)) return false;
-        if (SENDS_BY_HANDLE) return true;
-        no = "this build of Cairn was made with a UCX before 1.14: build it with the one it runs "
-             "with";
-    }
-    sentence_set(why, "%s", no);
+    for (const char *at = line; at < end; at++)
+        if (strncmp(at, " rma#", 5) == 0 || strncmp(at, " rma_bw#", 8) == 0) return true;
     return false;
 }
 
-/* ==== ucx node ==== */
-
-static void ucx_bound_listeners(struct ucx_fabric *ucx);
-
-static void ucx_describe(struct fabric *fabric, const struct fabric_options *options);
-
-static cairn_status ucx_start(struct fabric *fabric, const struct fabric_options *options,
-                              struct sentence *why)
+bool ucx_lanes_are_native(const char *text)
 {
-    struct ucx_fabric *ucx = ucx_of(fabric);
-    STAILQ_INIT(&ucx->reads_later); // all other lists are empty as they are: zero
-    STAILQ_INIT(&ucx->graves);
-    fabric->is_one_sided = ucx_one_sided_is_possible(options);
-    ucx->refer_min = options->one_sided == CAIRN_ONE_SIDED_ON ? 1 : UCX_REFER_MIN;
-    fabric->takes_device = ucx_device_decide(options, &fabric->device_why);
-    cairn_status status = ucx_context_open(options, fabric->takes_device, &ucx->context, why);
-    if (status != CAIRN_OK) return status;
-    ucs_status_t ucs = create_worker(ucx);
-    if (ucs != UCS_OK) {
-        status = fail_with(why, CAIRN_ERR_UNREACHABLE,
-                           "UCX cannot open devices '%s', tcp ports '%s' (%s): is the device up "
-                           "and a port of the range free?",
-                           ucx_devices(options),
-                           options->port_range != NULL ? options->port_range : "any",
-                           ucs_status_string(ucs));
-        goto err_cleanup_context;
+    static const char mark[] = "lane[";
+    for (const char *lane = strstr(text, mark); lane != NULL; lane = strstr(lane, mark)) {
+        char name[32];
+        const char *end = lane + strcspn(lane, "\n");
+        lane += sizeof mark - 1;
+        if (read_transport(lane, end, name, sizeof name) && ucx_transport_is_native(name) &&
+            is_for_rma(lane, end))
+            return true;
     }
-    ucs = ucx_listen(ucx);
-    if (ucs == UCS_OK) ucs = ucx_bundles_listen(ucx);
-    if (ucs == UCS_OK) ucs = ucx_one_sided_listen(ucx);
-    if (ucs == UCS_OK) ucs = ucp_worker_get_efd(ucx->worker, &fabric->event_fd);
-    status = ucs == UCS_OK ? publish_address(ucx, ucx_devices(options), ucx_transports(options))
-                           : ucx_status(ucs);
-    if (status != CAIRN_OK) {
-        sentence_set(why, "UCX gives no event descriptor or address: %s", status_text((int)status));
-        goto err_destroy_worker;
-    }
-    ucx->unacked_ms = UCX_UNACKED_MS;
-    ucx_bound_listeners(ucx);
-    if (!ucx_links_open(ucx)) {
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric ucx: no timer: %m");
-        goto err_destroy_worker;
-    }
-    (void)ucx_far_open(ucx, options);
-    ucx_describe(fabric, options);
-    return CAIRN_OK;
-err_destroy_worker:
-    if (ucx->timer_fd > 0) close(ucx->timer_fd);
-    ucp_worker_destroy(ucx->worker);
-err_cleanup_context:
-    ucp_cleanup(ucx->context);
-    return status;
+    return false;
 }
-
-/* -- the end ------------------------------------------------------------------------------------ */
-
-/* A worker that is destroyed while a receive waits for its sender aborts the process (UCX 1.12 to 1.18:
- * proto_reqs is not empty), unless the receive came by an endpoint of ours, which is closed before. The
- * others came by endpoints that UCX made when a peer connected. UCX keeps such a one as long as a receive
- * is under way by it: so it is there to be closed.
- *
- * Every receive of a rendezvous has its endpoint in `by` (ucx_receive: also one into a far buffer), while it
- * flies. Endpoints of ours are closed already: what flew by them has none any more. */
-static void close_receives(struct ucx_fabric *ucx)
-{
-    struct fabric_op *op = TAILQ_FIRST(&ucx->common.flying);
-    while (op != NULL) {
-        if (op->by == NULL || op->is_send) {
-            op = TAILQ_NEXT(op, link);
-            continue;
-        }
-        ucx_endpoint_close(ucx, op->by); // receives may end here and now
-        op = TAILQ_FIRST(&ucx->common.flying);
-    }
-}
-
-/* -- driving ------------------------------------------------------------------------------------ */
-
-static unsigned ucx_progress(struct fabric *fabric)
-{
-    struct ucx_fabric *ucx = ucx_of(fabric);
-    const unsigned count = ucx_bundles_flush(ucx) + ucp_worker_progress(ucx->worker);
-    return count + ucx_links_tend(ucx);
-}
-
-static cairn_status ucx_arm(struct fabric *fabric)
-{
-    struct ucx_fabric *ucx = ucx_of(fabric);
-    if (ucx_bundles_flush(ucx) > 0 || ucx->has_lost) return CAIRN_ERR_BUSY;
-    ucs_status_t status = ucp_worker_arm(ucx->worker);
-    return status == UCS_OK ? CAIRN_OK : CAIRN_ERR_BUSY;
-}
-
-static void ucx_set_patience(struct fabric *fabric, uint32_t ms)
-{
-    struct ucx_fabric *ucx = ucx_of(fabric);
-    if (ucx->unacked_ms == ms) return;
-    ucx->unacked_ms = ms;
-    ucx_bound_listeners(ucx);
-}
-
-static void ucx_reach_close(struct ucx_fabric *ucx);
-
-/* Operations that are canceled end within a few progresses. An operation that does not
- * ends with the worker, after which UCX writes no more. */
-static void ucx_stop(struct fabric *fabric)
-{
-    struct ucx_fabric *ucx = ucx_of(fabric);
-    const uint64_t deadline = ucx_now_ms() + STOP_MS;
-    struct pollfd wait = { .fd = fabric->event_fd, .events = POLLIN };
-    ucx_links_stop(ucx);
-    close_receives(ucx);
-    while (!TAILQ_EMPTY(&fabric->flying) && ucx_now_ms() < deadline)
-        if (ucp_worker_progress(ucx->worker) == 0 && ucp_worker_arm(ucx->worker) == UCS_OK)
-            poll(&wait, 1, 10);
-    while (ucp_worker_progress(ucx->worker) != 0 && ucx_now_ms() < deadline) {}
-    ucx_one_sided_begin_stop(ucx);
-    ucx_one_sided_settle(ucx);
-    ucp_worker_destroy(ucx->worker);
-    ucx_cards_close(ucx);
-    ucp_cleanup(ucx->context);
-    ucx_far_close(ucx);
-    ucx_bundles_close(ucx);
-    ucx_one_sided_end_stop(ucx);
-    ucx_links_close(ucx);
-    ucx_reach_close(ucx);
-}
-
-const struct fabric_backend fabric_ucx = {
-    .kind = "ucx",
-    .fabric_bytes = sizeof(struct ucx_fabric),
-    .peer_bytes = sizeof(struct ucx_peer),
-    .message_bytes = sizeof(struct ucx_message),
-    .start = ucx_start,
-    .stop = ucx_stop,
-    .connect = ucx_connect,
-    .disconnect = ucx_disconnect,
-    .send = ucx_send,
-    .receive = ucx_receive,
-    .drop = ucx_drop,
-    .progress = ucx_progress,
-    .arm = ucx_arm,
-    .region_bytes = sizeof(struct ucx_region),
-    .region_drop = ucx_region_drop,
-    .message_path = ucx_message_path,
-    .lands = ucx_lands,
-    .takes_device = ucx_takes_device,
-    .payload_path = ucx_payload_path,
-    .set_patience = ucx_set_patience,
-};
 
 /* ==== ucx settings ==== */
 
@@ -595,179 +426,6 @@ static void ucx_describe(struct fabric *fabric, const struct fabric_options *opt
         options->max_payload, options->held_max, options->sends_max);
 }
 
-/* ==== ucx socket ==== */
-
-/* The TCP sockets of UCX, which UCX shows to nobody: found among our descriptors, by whom they are connected
- * to.
- *
- * Two things are done to them. A connection ends when its peer acknowledges nothing for too long: a
- * node that vanished without a word (power, cable) tells nobody, and the kernel would try for a
- * quarter of an hour. And a connection that we end is shut down: its endpoint must not be closed
- * (ucx_link.c). */
-
-enum { NEW_MAX = 16 }; /* descriptors that other threads may open in the meantime */
-
-static bool is_same(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
-{
-    if (a->ss_family != b->ss_family) return false;
-    if (a->ss_family == AF_INET) {
-        const struct sockaddr_in *one = (const struct sockaddr_in *)a;
-        const struct sockaddr_in *other = (const struct sockaddr_in *)b;
-        return one->sin_port == other->sin_port && one->sin_addr.s_addr == other->sin_addr.s_addr;
-    }
-    const struct sockaddr_in6 *one = (const struct sockaddr_in6 *)a;
-    const struct sockaddr_in6 *other = (const struct sockaddr_in6 *)b;
-    return one->sin6_port == other->sin6_port &&
-           memcmp(&one->sin6_addr, &other->sin6_addr, sizeof one->sin6_addr) == 0;
-}
-
-/* The kernel knows the peer of a connection that has ended, too, until its owner closes it. */
-static bool is_over(int fd)
-{
-    struct tcp_info info;
-    socklen_t bytes = sizeof info;
-    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
-           info.tcpi_state == TCP_CLOSE;
-}
-
-/* Also while it connects: then getpeername does not know yet where to (UCX from 1.14 on waits for no
- * connection). */
-static bool leads_to(int fd, const struct sockaddr_storage *listener)
-{
-    struct sockaddr_storage there;
-    socklen_t bytes = listener->ss_family == AF_INET ? sizeof(struct sockaddr_in)
-                                                     : sizeof(struct sockaddr_in6);
-    return getsockopt(fd, SOL_SOCKET, SO_PEERNAME, &there, &bytes) == 0 &&
-           is_same(&there, listener) && !is_over(fd);
-}
-
-/* Ends the connection when the node acknowledges nothing on it for `unacked_ms`. Connections that a
- * listening socket accepts inherit the bound. */
-static void ucx_socket_bound(int fd, unsigned unacked_ms)
-{
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacked_ms, sizeof unacked_ms);
-}
-
-int ucx_socket_next(void)
-{
-    const int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
-    if (fd >= 0) close(fd);
-    return fd;
-}
-
-in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, unsigned unacked_ms)
-{
-    struct sockaddr_storage here;
-    socklen_t bytes = sizeof here;
-    for (int fd = next; next >= 0 && fd < next + NEW_MAX; fd++) {
-        if (!leads_to(fd, listener)) continue;
-        ucx_socket_bound(fd, unacked_ms);
-        if (getsockname(fd, (struct sockaddr *)&here, &bytes) == 0) return *ucx_port_of(&here);
-    }
-    return 0;
-}
-
-/* Unsent bytes are of no use: the peer is to hear of the end at once (RST), not after them. */
-static void shut(int fd)
-{
-    const struct linger none = { .l_onoff = 1, .l_linger = 0 };
-    (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
-    (void)shutdown(fd, SHUT_RDWR);
-}
-
-/* Accepted where we listen, from that port. */
-static bool comes_from(const struct ucx_fabric *ucx, int fd,
-                       const struct sockaddr_storage *listener, in_port_t port)
-{
-    struct sockaddr_storage here, there, wanted;
-    socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
-    if (port == 0 || getsockname(fd, (struct sockaddr *)&here, &here_bytes) != 0 ||
-        (here.ss_family != AF_INET && here.ss_family != AF_INET6) ||
-        *ucx_port_of(&here) != ucx->own_port ||
-        getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0 ||
-        *ucx_port_of(&there) != port)
-        return false;
-    if (listener == NULL) return true;
-    wanted = *listener;
-    *ucx_port_of(&wanted) = port;
-    return is_same(&there, &wanted);
-}
-
-bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage *listener,
-                     in_port_t accepted)
-{
-    bool found = false;
-    DIR *folder = opendir("/proc/self/fd");
-    if (folder == NULL) return false;
-    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
-        const int fd = atoi(entry->d_name);
-        const bool is_ours = listener != NULL && leads_to(fd, listener);
-        if (!is_ours && !comes_from(ucx, fd, listener, accepted)) continue;
-        shut(fd);
-        found = true;
-    }
-    closedir(folder);
-    return found;
-}
-
-/* ==== ucx lanes ==== */
-
-/* UCX prints a line for each lane (src/ucp/core/ucp_ep.c), such as
- *
- *   #                 lane[0]:  0:tcp/lo.0 md[0]           -> md[0]/tcp/sysdev[255] am am_bw#0 wireup
- *   #                 lane[1]:  4:rc_mlx5/mlx5_0:1.0 md[4] -> md[4]/ib/sysdev[1] rma_bw#0 rma#0
- *
- * index, resource, transport/device, memory domains, uses. It is text for people: what is not understood
- * counts as no native lane, and then messages go as they always did. */
-
-bool ucx_transport_is_native(const char *name)
-{
-    static const char *const native[] = { "rc",     "rc_verbs", "rc_mlx5",  "rc_x",
-                                          "dc",     "dc_mlx5",  "dc_x",     "gga_mlx5",
-                                          "rc_gga", "srd",      "ugni_rdma" };
-    for (size_t i = 0; i < sizeof native / sizeof *native; i++)
-        if (strcmp(name, native[i]) == 0) return true;
-    return false;
-}
-
-/* The transport of a line behind its "lane["; false: it is no such line. */
-static bool read_transport(const char *line, const char *end, char *name_out, size_t name_bytes)
-{
-    const char *at = memchr(line, ']', (size_t)(end - line));
-    if (at == NULL || end - at < 2 || at[1] != ':') return false;
-    at += 2;
-    while (at < end && *at == ' ') at++;
-    while (at < end && isdigit((unsigned char)*at)) at++;
-    if (at == end || *at != ':') return false;
-    at++;
-    const char *slash = memchr(at, '/', (size_t)(end - at));
-    if (slash == NULL || (size_t)(slash - at) >= name_bytes) return false;
-    memcpy(name_out, at, (size_t)(slash - at));
-    name_out[slash - at] = '\0';
-    return true;
-}
-
-static bool is_for_rma(const char *line, const char *end)
-{
-    for (const char *at = line; at < end; at++)
-        if (strncmp(at, " rma#", 5) == 0 || strncmp(at, " rma_bw#", 8) == 0) return true;
-    return false;
-}
-
-bool ucx_lanes_are_native(const char *text)
-{
-    static const char mark[] = "lane[";
-    for (const char *lane = strstr(text, mark); lane != NULL; lane = strstr(lane, mark)) {
-        char name[32];
-        const char *end = lane + strcspn(lane, "\n");
-        lane += sizeof mark - 1;
-        if (read_transport(lane, end, name, sizeof name) && ucx_transport_is_native(name) &&
-            is_for_rma(lane, end))
-            return true;
-    }
-    return false;
-}
-
 /* ==== ucx reach ==== */
 
 /* Whether anything answers where a peer listens, asked before UCX connects to it.
@@ -961,3 +619,331 @@ static void ucx_reach_close(struct ucx_fabric *ucx)
     for (size_t i = 0; i < UCX_ASKED_MAX; i++)
         if (ucx->asked[i].at_ms != 0) end_asking(&ucx->asked[i]);
 }
+
+/* ==== ucx worker ==== */
+
+/* -- opening ------------------------------------------------------------------------------------ */
+
+/* UCX starts a thread of its own with the worker (it accepts connections). It inherits our mask:
+ * all blocked, so that no signal of the process is ever handled on it. */
+static ucs_status_t create_worker(struct ucx_fabric *ucx)
+{
+    const ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS,
+        // one thread at a time, but not always the one that opened it: a client's caller opens, its
+        // thread drives. SINGLE names the opener, and UCX 1.18 aborts when it is another one
+        .thread_mode = UCS_THREAD_MODE_SERIALIZED,
+        .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
+    };
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    ucs_status_t status = ucp_worker_create(ucx->context, &params, &ucx->worker);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return status;
+}
+
+/* UCX's address, and where that is, in words. */
+static cairn_status publish_address(struct ucx_fabric *ucx, const char *devices,
+                                    const char *transports)
+{
+    uint8_t raw[CAIRN_FABRIC_ADDRESS_MAX];
+    struct fabric_place place;
+    ucp_address_t *address;
+    size_t bytes;
+    ucs_status_t status = ucp_worker_get_address(ucx->worker, &address, &bytes);
+    if (status != UCS_OK) return ucx_status(status);
+    const bool fits = bytes <= sizeof raw;
+    if (fits) memcpy(raw, address, bytes);
+    ucp_worker_release_address(ucx->worker, address);
+    if (!fits) return CAIRN_ERR_UNSUPPORTED;
+    if (fabric_place_of(devices, transports, &place)) {
+        bytes = ucx_add_port(&place, raw, bytes, sizeof raw);
+        bytes = fabric_add_place(&place, raw, bytes, sizeof raw);
+    }
+    ucx->node = fabric_hash(raw, bytes);
+    return fabric_set_address(&ucx->common, raw, bytes);
+}
+
+/* ==== ucx device ==== */
+
+/* Whether memory of cards goes to peers from where it lies. Three have to do their part: the card,
+ * whose memory network cards may reach (GPUDirect RDMA); UCX, of which Debian's builds have nothing
+ * for CUDA; and the network card, whose driver registers such memory, by a module of NVIDIA's
+ * (nvidia_peermem) or as a dma-buf. If any of them cannot, the memory goes through the host, which
+ * is said with the reason.
+ *
+ * UCX is asked, not guessed at: for CUDA a context that is opened for the question; for the network card its
+ * memory domain, which UCX's lower interface (uct) describes. */
+
+/* -- UCX's part --------------------------------------------------------------------------------- */
+
+static bool has_cuda(const struct fabric_options *options, struct sentence *why)
+{
+    ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
+    ucp_context_h context;
+    if (ucx_context_open(options, true, &context, why) != CAIRN_OK) return false;
+    const bool is_known = ucp_context_query(context, &attr) == UCS_OK;
+    ucp_cleanup(context);
+    if (is_known && (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0) return true;
+    sentence_set(why, "UCX %s of this system was built without CUDA", ucp_get_version_string());
+    return false;
+}
+
+/* -- the network card's ------------------------------------------------------------------------- */
+
+enum takes { IS_NO_SUCH_CARD, TAKES_NOT, TAKES };
+
+/* Whether the driver registers memory of cards: by a module of NVIDIA's, whose file UCX looks for,
+ * or as a dma-buf. */
+static bool registers(const uct_md_attr_t *attr, bool has_dma_buf)
+{
+#if UCP_API_VERSION >= UCP_VERSION(1, 14)
+    if (has_dma_buf && (attr->cap.flags & UCT_MD_FLAG_REG_DMABUF) != 0) return true;
+#else
+    (void)has_dma_buf;
+#endif
+    return (attr->cap.reg_mem_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0;
+}
+
+static enum takes ask_domain(uct_component_h component, const char *domain, bool has_dma_buf)
+{
+    uct_md_config_t *config;
+    uct_md_attr_t attr;
+    uct_md_h md;
+    if (uct_md_config_read(component, NULL, NULL, &config) != UCS_OK) return TAKES_NOT;
+    ucs_status_t status = uct_md_open(component, domain, config, &md);
+    uct_config_release(config);
+    if (status != UCS_OK) return TAKES_NOT;
+    status = uct_md_query(md, &attr);
+    uct_md_close(md);
+    return status == UCS_OK && registers(&attr, has_dma_buf) ? TAKES : TAKES_NOT;
+}
+
+/* UCX calls the memory domain of an RDMA card as the card: "mlx5_0". */
+static enum takes ask_component(uct_component_h component, const char *card, bool has_dma_buf)
+{
+    uct_component_attr_t attr = { .field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCE_COUNT };
+    if (uct_component_query(component, &attr) != UCS_OK || attr.md_resource_count == 0)
+        return IS_NO_SUCH_CARD;
+    uct_md_resource_desc_t domains[attr.md_resource_count];
+    attr.field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCES;
+    attr.md_resources = domains;
+    if (uct_component_query(component, &attr) != UCS_OK) return IS_NO_SUCH_CARD;
+    for (unsigned i = 0; i < attr.md_resource_count; i++)
+        if (strcmp(domains[i].md_name, card) == 0) return ask_domain(component, card, has_dma_buf);
+    return IS_NO_SUCH_CARD;
+}
+
+static enum takes ask_card(const char *card, bool has_dma_buf)
+{
+    uct_component_h *components;
+    unsigned count;
+    enum takes takes = IS_NO_SUCH_CARD;
+    if (uct_query_components(&components, &count) != UCS_OK) return takes;
+    for (unsigned i = 0; i < count && takes == IS_NO_SUCH_CARD; i++)
+        takes = ask_component(components[i], card, has_dma_buf);
+    uct_release_component_list(components);
+    return takes;
+}
+
+/* True: among `devices` (such as "mlx5_0:1,eth1") is an RDMA card, and all RDMA cards take memory
+ * of cards. */
+static bool ask_cards(const char *devices, bool has_dma_buf, struct sentence *why)
+{
+    bool any = false;
+    for (const char *at = devices; *at != '\0'; at += *at == ',') {
+        char card[UCT_MD_NAME_MAX];
+        const size_t length = strcspn(at, ",");
+        const size_t name = strcspn(at, ":,");
+        snprintf(card, sizeof card, "%.*s", (int)name, at);
+        at += length;
+        const enum takes takes = ask_card(card, has_dma_buf);
+        if (takes == TAKES_NOT) {
+            sentence_set(why,
+                         "%s registers no memory of a GPU: load nvidia_peermem, or drivers "
+                         "that know dma-buf on both sides",
+                         card);
+            return false;
+        }
+        any = any || takes == TAKES;
+    }
+    sentence_set(why,
+                 any ? "%s reaches the GPU's memory by itself (GPUDirect RDMA)"
+                     : "there is no RDMA card among the devices %s",
+                 devices);
+    return any;
+}
+
+/* -- all of it ---------------------------------------------------------------------------------- */
+
+static bool ucx_device_decide(const struct fabric_options *options, struct sentence *why)
+{
+    const char *no = NULL;
+    if (options->device_memory == CAIRN_DEVICE_MEMORY_HOST)
+        no = "device_memory is host";
+    else if (options->device == NULL)
+        no = "there is no card";
+    if (no == NULL && !has_cuda(options, why)) return false;
+    if (no == NULL && options->device_memory == CAIRN_DEVICE_MEMORY_DEVICE) {
+        sentence_set(why, "device_memory is device, and UCX %s has CUDA", ucp_get_version_string());
+        return true;
+    }
+    if (no == NULL && !options->device->is_reached)
+        no = "the driver says that no network card reaches the GPU's memory (GPUDirect RDMA)";
+    if (no == NULL && strcmp(ucx_transports(options), "tcp") == 0)
+        no = "transports are tcp, which goes through host memory in any case; rc,tcp does not";
+    if (no == NULL) {
+        if (!ask_cards(ucx_devices(options), options->device->has_dma_buf, why)) return false;
+        if (SENDS_BY_HANDLE) return true;
+        no = "this build of Cairn was made with a UCX before 1.14: build it with the one it runs "
+             "with";
+    }
+    sentence_set(why, "%s", no);
+    return false;
+}
+
+/* ==== ucx node ==== */
+
+static cairn_status ucx_start(struct fabric *fabric, const struct fabric_options *options,
+                              struct sentence *why)
+{
+    struct ucx_fabric *ucx = ucx_of(fabric);
+    STAILQ_INIT(&ucx->reads_later); // all other lists are empty as they are: zero
+    STAILQ_INIT(&ucx->graves);
+    fabric->is_one_sided = ucx_one_sided_is_possible(options);
+    ucx->refer_min = options->one_sided == CAIRN_ONE_SIDED_ON ? 1 : UCX_REFER_MIN;
+    fabric->takes_device = ucx_device_decide(options, &fabric->device_why);
+    cairn_status status = ucx_context_open(options, fabric->takes_device, &ucx->context, why);
+    if (status != CAIRN_OK) return status;
+    ucs_status_t ucs = create_worker(ucx);
+    if (ucs != UCS_OK) {
+        status = fail_with(why, CAIRN_ERR_UNREACHABLE,
+                           "UCX cannot open devices '%s', tcp ports '%s' (%s): is the device up "
+                           "and a port of the range free?",
+                           ucx_devices(options),
+                           options->port_range != NULL ? options->port_range : "any",
+                           ucs_status_string(ucs));
+        goto err_cleanup_context;
+    }
+    ucs = ucx_listen(ucx);
+    if (ucs == UCS_OK) ucs = ucx_bundles_listen(ucx);
+    if (ucs == UCS_OK) ucs = ucx_one_sided_listen(ucx);
+    if (ucs == UCS_OK) ucs = ucp_worker_get_efd(ucx->worker, &fabric->event_fd);
+    status = ucs == UCS_OK ? publish_address(ucx, ucx_devices(options), ucx_transports(options))
+                           : ucx_status(ucs);
+    if (status != CAIRN_OK) {
+        sentence_set(why, "UCX gives no event descriptor or address: %s", status_text((int)status));
+        goto err_destroy_worker;
+    }
+    ucx->unacked_ms = UCX_UNACKED_MS;
+    ucx_bound_listeners(ucx);
+    if (!ucx_links_open(ucx)) {
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric ucx: no timer: %m");
+        goto err_destroy_worker;
+    }
+    (void)ucx_far_open(ucx, options);
+    ucx_describe(fabric, options);
+    return CAIRN_OK;
+err_destroy_worker:
+    if (ucx->timer_fd > 0) close(ucx->timer_fd);
+    ucp_worker_destroy(ucx->worker);
+err_cleanup_context:
+    ucp_cleanup(ucx->context);
+    return status;
+}
+
+/* -- the end ------------------------------------------------------------------------------------ */
+
+/* A worker that is destroyed while a receive waits for its sender aborts the process (UCX 1.12 to 1.18:
+ * proto_reqs is not empty), unless the receive came by an endpoint of ours, which is closed before. The
+ * others came by endpoints that UCX made when a peer connected. UCX keeps such a one as long as a receive
+ * is under way by it: so it is there to be closed.
+ *
+ * Every receive of a rendezvous has its endpoint in `by` (ucx_receive: also one into a far buffer), while it
+ * flies. Endpoints of ours are closed already: what flew by them has none any more. */
+static void close_receives(struct ucx_fabric *ucx)
+{
+    struct fabric_op *op = TAILQ_FIRST(&ucx->common.flying);
+    while (op != NULL) {
+        if (op->by == NULL || op->is_send) {
+            op = TAILQ_NEXT(op, link);
+            continue;
+        }
+        ucx_endpoint_close(ucx, op->by); // receives may end here and now
+        op = TAILQ_FIRST(&ucx->common.flying);
+    }
+}
+
+/* -- driving ------------------------------------------------------------------------------------ */
+
+static unsigned ucx_progress(struct fabric *fabric)
+{
+    struct ucx_fabric *ucx = ucx_of(fabric);
+    const unsigned count = ucx_bundles_flush(ucx) + ucp_worker_progress(ucx->worker);
+    return count + ucx_links_tend(ucx);
+}
+
+static cairn_status ucx_arm(struct fabric *fabric)
+{
+    struct ucx_fabric *ucx = ucx_of(fabric);
+    if (ucx_bundles_flush(ucx) > 0 || ucx->has_lost) return CAIRN_ERR_BUSY;
+    ucs_status_t status = ucp_worker_arm(ucx->worker);
+    return status == UCS_OK ? CAIRN_OK : CAIRN_ERR_BUSY;
+}
+
+static void ucx_set_patience(struct fabric *fabric, uint32_t ms)
+{
+    struct ucx_fabric *ucx = ucx_of(fabric);
+    if (ucx->unacked_ms == ms) return;
+    ucx->unacked_ms = ms;
+    ucx_bound_listeners(ucx);
+}
+
+/* Operations that are canceled end within a few progresses. An operation that does not
+ * ends with the worker, after which UCX writes no more. */
+static void ucx_stop(struct fabric *fabric)
+{
+    struct ucx_fabric *ucx = ucx_of(fabric);
+    const uint64_t deadline = ucx_now_ms() + STOP_MS;
+    struct pollfd wait = { .fd = fabric->event_fd, .events = POLLIN };
+    ucx_links_stop(ucx);
+    close_receives(ucx);
+    while (!TAILQ_EMPTY(&fabric->flying) && ucx_now_ms() < deadline)
+        if (ucp_worker_progress(ucx->worker) == 0 && ucp_worker_arm(ucx->worker) == UCS_OK)
+            poll(&wait, 1, 10);
+    while (ucp_worker_progress(ucx->worker) != 0 && ucx_now_ms() < deadline) {}
+    ucx_one_sided_begin_stop(ucx);
+    ucx_one_sided_settle(ucx);
+    ucp_worker_destroy(ucx->worker);
+    ucx_cards_close(ucx);
+    ucp_cleanup(ucx->context);
+    ucx_far_close(ucx);
+    ucx_bundles_close(ucx);
+    ucx_one_sided_end_stop(ucx);
+    ucx_links_close(ucx);
+    ucx_reach_close(ucx);
+}
+
+const struct fabric_backend fabric_ucx = {
+    .kind = "ucx",
+    .fabric_bytes = sizeof(struct ucx_fabric),
+    .peer_bytes = sizeof(struct ucx_peer),
+    .message_bytes = sizeof(struct ucx_message),
+    .start = ucx_start,
+    .stop = ucx_stop,
+    .connect = ucx_connect,
+    .disconnect = ucx_disconnect,
+    .send = ucx_send,
+    .receive = ucx_receive,
+    .drop = ucx_drop,
+    .progress = ucx_progress,
+    .arm = ucx_arm,
+    .region_bytes = sizeof(struct ucx_region),
+    .region_drop = ucx_region_drop,
+    .message_path = ucx_message_path,
+    .lands = ucx_lands,
+    .takes_device = ucx_takes_device,
+    .payload_path = ucx_payload_path,
+    .set_patience = ucx_set_patience,
+};

@@ -65,15 +65,325 @@ struct stream {
 #define FINISH_MS 2000 // how long a peer may take to read its last frames
 #define TURN_NS   (CAIRN_STREAM_TURN_MS * UINT64_C(1000000))
 
-static void outbox_release(struct outbox *box);
-static void outbox_frames_release(struct outbox_frames *frames);
-static void outbox_frames_empty(struct outbox_frames *frames);
-static cairn_status outbox_take(struct outbox *box, struct outbox_frames *out);
-static cairn_status outbox_add(struct outbox *box, const uint8_t *head, size_t head_bytes,
-                               const uint8_t *tail, size_t tail_bytes);
-static cairn_status outbox_add_pages(struct outbox *box, uint32_t request, enum page_what what,
-                                     struct packed *packed);
 static const struct addrinfo *address_choose(const struct addrinfo *list);
+static void on_turn(uv_idle_t *turn);
+static void begin_reading(struct stream *stream);
+static void write_pending(struct stream *stream);
+
+/* ==== outbox ==== */
+
+#define KEEP_BYTES (64u << 10) // frames above this are freed when empty
+
+struct outbox_pages {
+    struct outbox_pages *next;
+    struct packed *packed; /* held */
+    size_t offset;         /* what was taken */
+    uint32_t request;
+    enum page_what what;
+    struct outbox_frames behind; /* until the next pages */
+};
+
+static void outbox_frames_release(struct outbox_frames *frames)
+{
+    free(frames->bytes);
+    *frames = (struct outbox_frames) { 0 };
+}
+
+/* Keeps the memory if it is little. */
+static void outbox_frames_empty(struct outbox_frames *frames)
+{
+    if (frames->capacity_bytes > KEEP_BYTES) outbox_frames_release(frames);
+    frames->used_bytes = 0;
+}
+
+// Growth doubles; who sends has checked the queue's bound.
+static cairn_status reserve(struct outbox_frames *frames, size_t more_bytes)
+{
+    if (more_bytes <= frames->capacity_bytes - frames->used_bytes) return CAIRN_OK;
+    size_t capacity = frames->used_bytes + more_bytes;
+    if (capacity < 2 * frames->capacity_bytes) capacity = 2 * frames->capacity_bytes;
+    uint8_t *grown = realloc(frames->bytes, capacity);
+    if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
+    frames->bytes = grown;
+    frames->capacity_bytes = capacity;
+    return CAIRN_OK;
+}
+
+static void append(struct outbox_frames *frames, const uint8_t *bytes, size_t byte_count)
+{
+    if (byte_count > 0) memcpy(frames->bytes + frames->used_bytes, bytes, byte_count);
+    frames->used_bytes += byte_count;
+}
+
+/* Adds a frame: its header and what follows. CAIRN_ERR_NO_MEMORY: nothing was added. */
+static cairn_status outbox_add(struct outbox *box, const uint8_t *head, size_t head_bytes,
+                               const uint8_t *tail, size_t tail_bytes)
+{
+    struct outbox_frames *frames = box->last != NULL ? &box->last->behind : &box->frames;
+    CAIRN_TRY(reserve(frames, head_bytes + tail_bytes));
+    append(frames, head, head_bytes);
+    append(frames, tail, tail_bytes);
+    box->frame_bytes += head_bytes + tail_bytes;
+    return CAIRN_OK;
+}
+
+/* Adds a Page frame for each CAIRN_PAGE_BYTES of `packed`, which it holds until they are taken. */
+static cairn_status outbox_add_pages(struct outbox *box, uint32_t request, enum page_what what,
+                                     struct packed *packed)
+{
+    if (packed->size == 0) return CAIRN_OK;
+    struct outbox_pages *pages = calloc(1, sizeof *pages);
+    if (pages == NULL) return CAIRN_ERR_NO_MEMORY;
+    pages->packed = packed_hold(packed);
+    pages->request = request;
+    pages->what = what;
+    if (box->last != NULL)
+        box->last->next = pages;
+    else
+        box->first = pages;
+    box->last = pages;
+    box->paged_bytes += packed->size;
+    return CAIRN_OK;
+}
+
+/* The first pages are gone: the frames behind them go first. */
+static void drop_first(struct outbox *box)
+{
+    struct outbox_pages *pages = box->first;
+    outbox_frames_release(&box->frames);
+    box->frames = pages->behind;
+    box->first = pages->next;
+    if (box->first == NULL) box->last = NULL;
+    box->paged_bytes -= pages->packed->size;
+    packed_release(pages->packed);
+    free(pages);
+}
+
+static cairn_status take_page(struct outbox *box, struct outbox_frames *out)
+{
+    struct outbox_pages *pages = box->first;
+    const struct packed *packed = pages->packed;
+    Cairn__Page page;
+    uint8_t *frame;
+    size_t frame_bytes;
+    const size_t cut = page_cut(pages->what, packed->bytes, packed->size, pages->offset, &page);
+    CAIRN_TRY(frame_pack(CAIRN_MSG_PAGE, pages->request, &page.base, CAIRN_FRAME_BYTES_MAX, &frame,
+                         &frame_bytes, NULL));
+    outbox_frames_release(out);
+    *out = (struct outbox_frames) { frame, frame_bytes, frame_bytes };
+    pages->offset += cut;
+    if (pages->offset == packed->size) drop_first(box);
+    return CAIRN_OK;
+}
+
+/* Moves what is to be written next to `out`, which is empty: all frames at the front, or one page.
+ * CAIRN_ERR_NOT_FOUND: nothing waits. CAIRN_ERR_NO_MEMORY: nothing was moved. */
+static cairn_status outbox_take(struct outbox *box, struct outbox_frames *out)
+{
+    if (box->frames.used_bytes > 0) {
+        const struct outbox_frames emptied = *out;
+        *out = box->frames;
+        box->frames = emptied;
+        box->frame_bytes -= out->used_bytes;
+        return CAIRN_OK;
+    }
+    return box->first != NULL ? take_page(box, out) : CAIRN_ERR_NOT_FOUND;
+}
+
+static void outbox_release(struct outbox *box)
+{
+    while (box->first != NULL) drop_first(box);
+    outbox_frames_release(&box->frames);
+    box->frame_bytes = 0;
+}
+
+/* ==== address ==== */
+
+_Static_assert(CAIRN_ADDRESS_PATH_BYTES + 1 < sizeof((struct sockaddr_un *)0)->sun_path,
+               "a path and one byte more fit, with a NUL");
+
+static cairn_status bad_address(const char *text, const char *what, struct sentence *why)
+{
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "\"%.200s\" is not an address: %s; write host:port, [v6 address]:port or the "
+                     "/path of a socket",
+                     text, what);
+}
+
+static cairn_status parse_unix(const char *text, const char *path, struct stream_address *address,
+                               struct sentence *why)
+{
+    char what[96];
+    if (path[0] != '/') return bad_address(text, "the path of a socket must begin with /", why);
+    if (strlen(path) > CAIRN_ADDRESS_PATH_BYTES) {
+        snprintf(what, sizeof what, "its path has %zu bytes, a socket's may have %d", strlen(path),
+                 CAIRN_ADDRESS_PATH_BYTES);
+        return bad_address(text, what, why);
+    }
+    address->is_unix = true;
+    memcpy(address->host, path, strlen(path) + 1);
+    return CAIRN_OK;
+}
+
+// Decimal digits only, 0..65535; strtol would take " +7".
+static int parse_port(const char *text, uint16_t *port_out)
+{
+    uint32_t port = 0;
+    if (text[0] == '\0' || strlen(text) > 5) return -1;
+    for (const char *p = text; *p != '\0'; p++) {
+        if (*p < '0' || *p > '9') return -1;
+        port = port * 10 + (uint32_t)(*p - '0');
+    }
+    if (port > UINT16_MAX) return -1;
+    *port_out = (uint16_t)port;
+    return 0;
+}
+
+cairn_status address_parse(const char *text, struct stream_address *address_out,
+                           struct sentence *why)
+{
+    struct stream_address address = { 0 };
+    const bool is_named = strncmp(text, "unix:", 5) == 0;
+    if (is_named || text[0] == '/') {
+        const cairn_status status = parse_unix(text, text + (is_named ? 5 : 0), &address, why);
+        if (status == CAIRN_OK) *address_out = address;
+        return status;
+    }
+    const char *colon = strrchr(text, ':');
+    if (colon == NULL) return bad_address(text, "there is no port", why);
+    if (parse_port(colon + 1, &address.port) != 0)
+        return bad_address(text, "the port must be a number from 0 to 65535", why);
+    const char *host = text;
+    size_t host_bytes = (size_t)(colon - text);
+    if (host_bytes >= 2 && host[0] == '[' && host[host_bytes - 1] == ']') {
+        host++;
+        host_bytes -= 2;
+    } else if (memchr(host, ':', host_bytes) != NULL) {
+        return bad_address(text, "a v6 address stands in brackets", why);
+    }
+    if (host_bytes == 0) return bad_address(text, "there is no host", why);
+    if (host_bytes == 1 && host[0] == '*')
+        return bad_address(text, "* is every address of a host that listens, and none to go to",
+                           why);
+    if (host_bytes >= sizeof address.host) return bad_address(text, "the host is too long", why);
+    memcpy(address.host, host, host_bytes);
+    *address_out = address;
+    return CAIRN_OK;
+}
+
+cairn_status address_parse_listen(const char *text, struct stream_address *address_out,
+                                  struct sentence *why)
+{
+    char all[16];
+    if (strncmp(text, "*:", 2) != 0 || strlen(text) > 7)
+        return address_parse(text, address_out, why);
+    snprintf(all, sizeof all, "0.0.0.0%s", text + 1);
+    return address_parse(all, address_out, why);
+}
+
+void address_print(const struct stream_address *address, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    const char *format = strchr(address->host, ':') != NULL ? "[%s]:%u" : "%s:%u";
+    if (address->is_unix)
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s", address->host);
+    else
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, format, address->host, address->port);
+}
+
+static void fill_unix(const char *path, struct sockaddr_storage *addr_out,
+                      socklen_t *addr_bytes_out)
+{
+    struct sockaddr_un *addr = (struct sockaddr_un *)addr_out;
+    memset(addr_out, 0, sizeof *addr_out);
+    addr->sun_family = AF_UNIX;
+    memcpy(addr->sun_path, path, strnlen(path, CAIRN_ADDRESS_PATH_BYTES));
+    *addr_bytes_out = sizeof *addr;
+}
+
+cairn_status address_resolve(const struct stream_address *address,
+                             struct sockaddr_storage *addr_out, socklen_t *addr_bytes_out,
+                             struct sentence *why)
+{
+    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
+    struct addrinfo *found = NULL;
+    char port[8];
+    if (address->is_unix) {
+        fill_unix(address->host, addr_out, addr_bytes_out);
+        return CAIRN_OK;
+    }
+    snprintf(port, sizeof port, "%u", address->port);
+    const int error = getaddrinfo(address->host, port, &hints, &found);
+    if (error != 0)
+        return fail_with(why, CAIRN_ERR_UNREACHABLE, "there is no host \"%.200s\": %s",
+                         address->host, gai_strerror(error));
+    memset(addr_out, 0, sizeof *addr_out);
+    const struct addrinfo *chosen = address_choose(found);
+    memcpy(addr_out, chosen->ai_addr, chosen->ai_addrlen);
+    *addr_bytes_out = chosen->ai_addrlen;
+    freeaddrinfo(found);
+    return CAIRN_OK;
+}
+
+/* Which of the addresses that the name service gave is taken. Never NULL for a list that is not. */
+static const struct addrinfo *address_choose(const struct addrinfo *list)
+{
+    for (const struct addrinfo *item = list; item != NULL; item = item->ai_next)
+        if (item->ai_family == AF_INET) return item;
+    return list;
+}
+
+void address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    const bool is_own = runtime_dir != NULL && runtime_dir[0] != '\0';
+    snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s/cairn/coordinator.sock",
+             is_own ? runtime_dir : "/run");
+}
+
+static bool is_socket(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISSOCK(st.st_mode);
+}
+
+bool address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    char system[CAIRN_ADDRESS_TEXT_BYTES];
+    address_default(NULL, system);
+    address_default(runtime_dir, text_out);
+    if (is_socket(text_out) || !is_socket(system)) return strcmp(text_out, system) != 0;
+    memcpy(text_out, system, sizeof system);
+    return false;
+}
+
+bool address_is_loopback(const struct sockaddr_storage *addr)
+{
+    if (addr->ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
+        return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+    }
+    if (addr->ss_family != AF_INET6) return false;
+    const struct in6_addr *v6 = &((const struct sockaddr_in6 *)addr)->sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
+}
+
+void address_print_socket(const struct sockaddr_storage *addr,
+                          char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (addr->ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
+        inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s:%u", host, ntohs(v4->sin_port));
+    } else if (addr->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)addr;
+        inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "[%s]:%u", host, ntohs(v6->sin6_port));
+    } else {
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "?");
+    }
+}
+
+/* ==== stream ==== */
 
 /* A stream with its handles initialized; NULL with a sentence if there is no memory. */
 static struct stream *stream_new(uv_loop_t *loop, bool is_unix,
@@ -230,8 +540,6 @@ static void count_room(struct stream *stream)
     stream->room_bytes = stream->decoder.capacity;
 }
 
-static void on_turn(uv_idle_t *turn);
-
 static void deliver_frames(struct stream *stream)
 {
     const bool is_done = deliver_turn(stream);
@@ -244,8 +552,6 @@ static void deliver_frames(struct stream *stream)
         uv_idle_start(&stream->turn, on_turn);
     }
 }
-
-static void begin_reading(struct stream *stream);
 
 static void on_turn(uv_idle_t *turn)
 {
@@ -294,8 +600,6 @@ static void begin_reading(struct stream *stream)
     stream_close(stream, CAIRN_ERR_CLOSED, "reading from %s failed: %s", stream->peer,
                  uv_strerror(error));
 }
-
-static void write_pending(struct stream *stream);
 
 static void on_written(uv_write_t *request, int error)
 {
@@ -609,317 +913,4 @@ cairn_status stream_accept(uv_stream_t *server, const struct stream_options *opt
     stream_begin(stream);
     *stream_out = stream;
     return CAIRN_OK;
-}
-
-/* ==== outbox ==== */
-
-#define KEEP_BYTES (64u << 10) // frames above this are freed when empty
-
-struct outbox_pages {
-    struct outbox_pages *next;
-    struct packed *packed; /* held */
-    size_t offset;         /* what was taken */
-    uint32_t request;
-    enum page_what what;
-    struct outbox_frames behind; /* until the next pages */
-};
-
-static void outbox_frames_release(struct outbox_frames *frames)
-{
-    free(frames->bytes);
-    *frames = (struct outbox_frames) { 0 };
-}
-
-/* Keeps the memory if it is little. */
-static void outbox_frames_empty(struct outbox_frames *frames)
-{
-    if (frames->capacity_bytes > KEEP_BYTES) outbox_frames_release(frames);
-    frames->used_bytes = 0;
-}
-
-// Growth doubles; who sends has checked the queue's bound.
-static cairn_status reserve(struct outbox_frames *frames, size_t more_bytes)
-{
-    if (more_bytes <= frames->capacity_bytes - frames->used_bytes) return CAIRN_OK;
-    size_t capacity = frames->used_bytes + more_bytes;
-    if (capacity < 2 * frames->capacity_bytes) capacity = 2 * frames->capacity_bytes;
-    uint8_t *grown = realloc(frames->bytes, capacity);
-    if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
-    frames->bytes = grown;
-    frames->capacity_bytes = capacity;
-    return CAIRN_OK;
-}
-
-static void append(struct outbox_frames *frames, const uint8_t *bytes, size_t byte_count)
-{
-    if (byte_count > 0) memcpy(frames->bytes + frames->used_bytes, bytes, byte_count);
-    frames->used_bytes += byte_count;
-}
-
-/* Adds a frame: its header and what follows. CAIRN_ERR_NO_MEMORY: nothing was added. */
-static cairn_status outbox_add(struct outbox *box, const uint8_t *head, size_t head_bytes,
-                               const uint8_t *tail, size_t tail_bytes)
-{
-    struct outbox_frames *frames = box->last != NULL ? &box->last->behind : &box->frames;
-    CAIRN_TRY(reserve(frames, head_bytes + tail_bytes));
-    append(frames, head, head_bytes);
-    append(frames, tail, tail_bytes);
-    box->frame_bytes += head_bytes + tail_bytes;
-    return CAIRN_OK;
-}
-
-/* Adds a Page frame for each CAIRN_PAGE_BYTES of `packed`, which it holds until they are taken. */
-static cairn_status outbox_add_pages(struct outbox *box, uint32_t request, enum page_what what,
-                                     struct packed *packed)
-{
-    if (packed->size == 0) return CAIRN_OK;
-    struct outbox_pages *pages = calloc(1, sizeof *pages);
-    if (pages == NULL) return CAIRN_ERR_NO_MEMORY;
-    pages->packed = packed_hold(packed);
-    pages->request = request;
-    pages->what = what;
-    if (box->last != NULL)
-        box->last->next = pages;
-    else
-        box->first = pages;
-    box->last = pages;
-    box->paged_bytes += packed->size;
-    return CAIRN_OK;
-}
-
-/* The first pages are gone: the frames behind them go first. */
-static void drop_first(struct outbox *box)
-{
-    struct outbox_pages *pages = box->first;
-    outbox_frames_release(&box->frames);
-    box->frames = pages->behind;
-    box->first = pages->next;
-    if (box->first == NULL) box->last = NULL;
-    box->paged_bytes -= pages->packed->size;
-    packed_release(pages->packed);
-    free(pages);
-}
-
-static cairn_status take_page(struct outbox *box, struct outbox_frames *out)
-{
-    struct outbox_pages *pages = box->first;
-    const struct packed *packed = pages->packed;
-    Cairn__Page page;
-    uint8_t *frame;
-    size_t frame_bytes;
-    const size_t cut = page_cut(pages->what, packed->bytes, packed->size, pages->offset, &page);
-    CAIRN_TRY(frame_pack(CAIRN_MSG_PAGE, pages->request, &page.base, CAIRN_FRAME_BYTES_MAX, &frame,
-                         &frame_bytes, NULL));
-    outbox_frames_release(out);
-    *out = (struct outbox_frames) { frame, frame_bytes, frame_bytes };
-    pages->offset += cut;
-    if (pages->offset == packed->size) drop_first(box);
-    return CAIRN_OK;
-}
-
-/* Moves what is to be written next to `out`, which is empty: all frames at the front, or one page.
- * CAIRN_ERR_NOT_FOUND: nothing waits. CAIRN_ERR_NO_MEMORY: nothing was moved. */
-static cairn_status outbox_take(struct outbox *box, struct outbox_frames *out)
-{
-    if (box->frames.used_bytes > 0) {
-        const struct outbox_frames emptied = *out;
-        *out = box->frames;
-        box->frames = emptied;
-        box->frame_bytes -= out->used_bytes;
-        return CAIRN_OK;
-    }
-    return box->first != NULL ? take_page(box, out) : CAIRN_ERR_NOT_FOUND;
-}
-
-static void outbox_release(struct outbox *box)
-{
-    while (box->first != NULL) drop_first(box);
-    outbox_frames_release(&box->frames);
-    box->frame_bytes = 0;
-}
-
-/* ==== address ==== */
-
-_Static_assert(CAIRN_ADDRESS_PATH_BYTES + 1 < sizeof((struct sockaddr_un *)0)->sun_path,
-               "a path and one byte more fit, with a NUL");
-
-static cairn_status bad_address(const char *text, const char *what, struct sentence *why)
-{
-    return fail_with(why, CAIRN_ERR_INVALID,
-                     "\"%.200s\" is not an address: %s; write host:port, [v6 address]:port or the "
-                     "/path of a socket",
-                     text, what);
-}
-
-static cairn_status parse_unix(const char *text, const char *path, struct stream_address *address,
-                               struct sentence *why)
-{
-    char what[96];
-    if (path[0] != '/') return bad_address(text, "the path of a socket must begin with /", why);
-    if (strlen(path) > CAIRN_ADDRESS_PATH_BYTES) {
-        snprintf(what, sizeof what, "its path has %zu bytes, a socket's may have %d", strlen(path),
-                 CAIRN_ADDRESS_PATH_BYTES);
-        return bad_address(text, what, why);
-    }
-    address->is_unix = true;
-    memcpy(address->host, path, strlen(path) + 1);
-    return CAIRN_OK;
-}
-
-// Decimal digits only, 0..65535; strtol would take " +7".
-static int parse_port(const char *text, uint16_t *port_out)
-{
-    uint32_t port = 0;
-    if (text[0] == '\0' || strlen(text) > 5) return -1;
-    for (const char *p = text; *p != '\0'; p++) {
-        if (*p < '0' || *p > '9') return -1;
-        port = port * 10 + (uint32_t)(*p - '0');
-    }
-    if (port > UINT16_MAX) return -1;
-    *port_out = (uint16_t)port;
-    return 0;
-}
-
-cairn_status address_parse(const char *text, struct stream_address *address_out,
-                           struct sentence *why)
-{
-    struct stream_address address = { 0 };
-    const bool is_named = strncmp(text, "unix:", 5) == 0;
-    if (is_named || text[0] == '/') {
-        const cairn_status status = parse_unix(text, text + (is_named ? 5 : 0), &address, why);
-        if (status == CAIRN_OK) *address_out = address;
-        return status;
-    }
-    const char *colon = strrchr(text, ':');
-    if (colon == NULL) return bad_address(text, "there is no port", why);
-    if (parse_port(colon + 1, &address.port) != 0)
-        return bad_address(text, "the port must be a number from 0 to 65535", why);
-    const char *host = text;
-    size_t host_bytes = (size_t)(colon - text);
-    if (host_bytes >= 2 && host[0] == '[' && host[host_bytes - 1] == ']') {
-        host++;
-        host_bytes -= 2;
-    } else if (memchr(host, ':', host_bytes) != NULL) {
-        return bad_address(text, "a v6 address stands in brackets", why);
-    }
-    if (host_bytes == 0) return bad_address(text, "there is no host", why);
-    if (host_bytes == 1 && host[0] == '*')
-        return bad_address(text, "* is every address of a host that listens, and none to go to",
-                           why);
-    if (host_bytes >= sizeof address.host) return bad_address(text, "the host is too long", why);
-    memcpy(address.host, host, host_bytes);
-    *address_out = address;
-    return CAIRN_OK;
-}
-
-cairn_status address_parse_listen(const char *text, struct stream_address *address_out,
-                                  struct sentence *why)
-{
-    char all[16];
-    if (strncmp(text, "*:", 2) != 0 || strlen(text) > 7)
-        return address_parse(text, address_out, why);
-    snprintf(all, sizeof all, "0.0.0.0%s", text + 1);
-    return address_parse(all, address_out, why);
-}
-
-void address_print(const struct stream_address *address, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
-{
-    const char *format = strchr(address->host, ':') != NULL ? "[%s]:%u" : "%s:%u";
-    if (address->is_unix)
-        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s", address->host);
-    else
-        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, format, address->host, address->port);
-}
-
-static void fill_unix(const char *path, struct sockaddr_storage *addr_out,
-                      socklen_t *addr_bytes_out)
-{
-    struct sockaddr_un *addr = (struct sockaddr_un *)addr_out;
-    memset(addr_out, 0, sizeof *addr_out);
-    addr->sun_family = AF_UNIX;
-    memcpy(addr->sun_path, path, strnlen(path, CAIRN_ADDRESS_PATH_BYTES));
-    *addr_bytes_out = sizeof *addr;
-}
-
-cairn_status address_resolve(const struct stream_address *address,
-                             struct sockaddr_storage *addr_out, socklen_t *addr_bytes_out,
-                             struct sentence *why)
-{
-    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
-    struct addrinfo *found = NULL;
-    char port[8];
-    if (address->is_unix) {
-        fill_unix(address->host, addr_out, addr_bytes_out);
-        return CAIRN_OK;
-    }
-    snprintf(port, sizeof port, "%u", address->port);
-    const int error = getaddrinfo(address->host, port, &hints, &found);
-    if (error != 0)
-        return fail_with(why, CAIRN_ERR_UNREACHABLE, "there is no host \"%.200s\": %s",
-                         address->host, gai_strerror(error));
-    memset(addr_out, 0, sizeof *addr_out);
-    const struct addrinfo *chosen = address_choose(found);
-    memcpy(addr_out, chosen->ai_addr, chosen->ai_addrlen);
-    *addr_bytes_out = chosen->ai_addrlen;
-    freeaddrinfo(found);
-    return CAIRN_OK;
-}
-
-/* Which of the addresses that the name service gave is taken. Never NULL for a list that is not. */
-static const struct addrinfo *address_choose(const struct addrinfo *list)
-{
-    for (const struct addrinfo *item = list; item != NULL; item = item->ai_next)
-        if (item->ai_family == AF_INET) return item;
-    return list;
-}
-
-void address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
-{
-    const bool is_own = runtime_dir != NULL && runtime_dir[0] != '\0';
-    snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s/cairn/coordinator.sock",
-             is_own ? runtime_dir : "/run");
-}
-
-static bool is_socket(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISSOCK(st.st_mode);
-}
-
-bool address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
-{
-    char system[CAIRN_ADDRESS_TEXT_BYTES];
-    address_default(NULL, system);
-    address_default(runtime_dir, text_out);
-    if (is_socket(text_out) || !is_socket(system)) return strcmp(text_out, system) != 0;
-    memcpy(text_out, system, sizeof system);
-    return false;
-}
-
-bool address_is_loopback(const struct sockaddr_storage *addr)
-{
-    if (addr->ss_family == AF_INET) {
-        const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
-        return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
-    }
-    if (addr->ss_family != AF_INET6) return false;
-    const struct in6_addr *v6 = &((const struct sockaddr_in6 *)addr)->sin6_addr;
-    return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
-}
-
-void address_print_socket(const struct sockaddr_storage *addr,
-                          char text_out[CAIRN_ADDRESS_TEXT_BYTES])
-{
-    char host[INET6_ADDRSTRLEN] = "?";
-    if (addr->ss_family == AF_INET) {
-        const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
-        inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
-        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s:%u", host, ntohs(v4->sin_port));
-    } else if (addr->ss_family == AF_INET6) {
-        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)addr;
-        inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
-        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "[%s]:%u", host, ntohs(v6->sin6_port));
-    } else {
-        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "?");
-    }
 }

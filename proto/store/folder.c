@@ -17,19 +17,7 @@
 
 #define PART_BYTES 256 /* of a path, with its NUL */
 
-static cairn_status folder_put_begin(const char *at, const char *path, uint64_t bytes,
-                                     struct storage_put **put_out, struct sentence *why);
-static cairn_status folder_put_write(struct storage_put *put, uint64_t offset, const void *from,
-                                     size_t count, struct sentence *why);
-static cairn_status folder_put_end(struct storage_put *put, cairn_status status,
-                                   struct sentence *why);
-static cairn_status folder_commit(const char *at, const char *path, const void *bytes, size_t count,
-                                  bool replace, struct sentence *why);
-static cairn_status folder_open(const char *at, const char *path, bool is_direct,
-                                struct storage_file **file_out, struct sentence *why);
-static cairn_status folder_read(struct storage_file *f, uint64_t offset, void *to, size_t count,
-                                size_t *got_out, struct sentence *why);
-static void folder_close(struct storage_file *f);
+/* ==== folder ==== */
 
 /* The status of errno, and a sentence of the step that failed. */
 static cairn_status folder_failed(struct sentence *why, const char *step, const char *path)
@@ -215,21 +203,6 @@ static cairn_status sync_folder(const char *at, const char *path, struct sentenc
     close(parent_fd);
     return status;
 }
-
-const struct storage storage_folder = { .scheme = "",
-                                        .resolve = resolve,
-                                        .make = make,
-                                        .list = list,
-                                        .stat = stat_file,
-                                        .remove = remove_name,
-                                        .settle = sync_folder,
-                                        .put_begin = folder_put_begin,
-                                        .put_write = folder_put_write,
-                                        .put_end = folder_put_end,
-                                        .commit = folder_commit,
-                                        .open = folder_open,
-                                        .read = folder_read,
-                                        .close = folder_close };
 
 /* ==== folder put ==== */
 
@@ -482,3 +455,18 @@ static void folder_close(struct storage_file *f)
     close(file->fd);
     free(file);
 }
+
+const struct storage storage_folder = { .scheme = "",
+                                        .resolve = resolve,
+                                        .make = make,
+                                        .list = list,
+                                        .stat = stat_file,
+                                        .remove = remove_name,
+                                        .settle = sync_folder,
+                                        .put_begin = folder_put_begin,
+                                        .put_write = folder_put_write,
+                                        .put_end = folder_put_end,
+                                        .commit = folder_commit,
+                                        .open = folder_open,
+                                        .read = folder_read,
+                                        .close = folder_close };
