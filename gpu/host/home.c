@@ -27,12 +27,6 @@ struct home_segment {
     int fd; /* owned; -1: not made yet, or given back */
 };
 
-/* In whole pages. */
-static size_t pages_of(uint64_t bytes)
-{
-    return (size_t)((bytes + 4095) / 4096 * 4096);
-}
-
 static uint64_t room_of(const struct home_memory *memory)
 {
     return memory->room_bytes != 0 ? memory->room_bytes : memory->bytes;
@@ -140,7 +134,8 @@ static cairn_status host_memory_resize(struct home_memory *memory, const char *l
     for (uint64_t i = first; made && i < is; i++)
         made = more[i].fd < 0
                    ? make(&now, label, i)
-                   : memory->is_exportable || map_from(&now, i, pages_of(bytes_of(memory, i)));
+                   : memory->is_exportable ||
+                         map_from(&now, i, (size_t)((bytes_of(memory, i) + 4095) / 4096 * 4096));
     if (made) {
         *memory = now;
         return CAIRN_OK;

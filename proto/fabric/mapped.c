@@ -838,12 +838,6 @@ static bool is_unwilling(const struct mapped_fabric *fabric, const uint8_t *key)
     return false;
 }
 
-static bool mapped_is_this_host(const struct mapped_fabric *fabric,
-                                const struct mapped_address *address)
-{
-    return memcmp(fabric->host, address->host, sizeof fabric->host) == 0;
-}
-
 static cairn_status mapped_connect(struct fabric_peer *peer, const void *address, size_t bytes)
 {
     struct mapped_fabric *fabric = mapped_of(peer->fabric);
@@ -852,7 +846,7 @@ static cairn_status mapped_connect(struct fabric_peer *peer, const void *address
     memcpy(&to, address, sizeof to);
     if (to.path_bytes == 0 || to.path_bytes > sizeof to.path) return CAIRN_ERR_MALFORMED;
     if (to.cards.count > CAIRN_FABRIC_UUIDS_MAX) return CAIRN_ERR_MALFORMED;
-    if (!mapped_is_this_host(fabric, &to)) return CAIRN_ERR_UNREACHABLE;
+    if (memcmp(fabric->host, to.host, sizeof fabric->host) != 0) return CAIRN_ERR_UNREACHABLE;
     struct mapped_out *out = calloc(1, sizeof *out);
     if (out == NULL) return CAIRN_ERR_NO_MEMORY;
     const int fd = connect_socket(&to);

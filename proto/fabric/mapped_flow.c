@@ -43,11 +43,6 @@ static bool is_message_in(const struct frame_message *frame, size_t bytes)
     return bytes >= frame_message_bytes(frame);
 }
 
-static bool is_message(const struct frame_message *frame, size_t bytes)
-{
-    return is_message_in(frame, bytes) && bytes == frame_message_bytes(frame);
-}
-
 /* The message of a bundle that begins at `at`, which moves to where the next one begins; NULL: no
  * whole message begins there. A bundle is sound if its messages fill it exactly, up to its
  * `bytes`. */
@@ -89,7 +84,10 @@ static enum frame_kind frame_judge(const union frame *frame, size_t bytes)
     case FRAME_REGION_GONE:
         is_sound = bytes == sizeof frame->gone && frame->gone.slot < FRAME_SLOTS;
         break;
-    case FRAME_MESSAGE: is_sound = is_message(&frame->message, bytes); break;
+    case FRAME_MESSAGE:
+        is_sound = is_message_in(&frame->message, bytes) &&
+                   bytes == frame_message_bytes(&frame->message);
+        break;
     case FRAME_BUNDLE: is_sound = is_bundle(frame, bytes); break;
     case FRAME_RELEASE: is_sound = is_release(bytes); break;
     case FRAME_NO_IMPORTS: is_sound = bytes == sizeof frame->head; break;

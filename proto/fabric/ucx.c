@@ -228,19 +228,6 @@ static bool ucx_is_older_than(unsigned major_wanted, unsigned minor_wanted)
     return major < major_wanted || (major == major_wanted && minor < minor_wanted);
 }
 
-/* Then the settings of a transport must not have its prefix; from then on they must. Others are silently
- * unused. */
-static bool settings_of_tcp_have_no_prefix(void)
-{
-    return ucx_is_older_than(1, 17);
-}
-
-/* UCX 1.18 without it crashes when an endpoint is closed with a rendezvous under way (seen); not 1.13. */
-static bool can_do_without_rcache(void)
-{
-    return ucx_is_older_than(1, 14);
-}
-
 /* A connect() that is not waited for. Without it UCX aborts when the peer resets the connection while it is
  * being made (1.12 to 1.18, tcp_ep.c: UCT_TCP_EP_FLAG_CTX_TYPE_TX). With it 1.12 and 1.13 abort at least as
  * often, when a peer goes down with an answer to it under way (ucp_request.c: got REP message). */
@@ -325,7 +312,8 @@ __attribute__((constructor)) static void give_signals_back(void)
 static ucs_status_t set_of_tcp(ucp_config_t *config, const char *name, const char *value)
 {
     char full[64];
-    snprintf(full, sizeof full, "%s%s", settings_of_tcp_have_no_prefix() ? "" : "TCP_", name);
+    // Before 1.17 the settings of a transport must not have its prefix, and then must: others are unused.
+    snprintf(full, sizeof full, "%s%s", ucx_is_older_than(1, 17) ? "" : "TCP_", name);
     return ucp_config_modify(config, full, value);
 }
 
@@ -375,7 +363,8 @@ static ucs_status_t apply(ucp_config_t *config, const struct fabric_options *opt
     // and aborts, when its peer is killed just then (1.12 to 1.18, uct_iface.h: comp->count > 0).
     if (status == UCS_OK && is_tcp) status = ucp_config_modify(config, "ZCOPY_THRESH", "inf");
     // The cache of registered memory listens to every munmap of the process. TCP registers nothing.
-    if (status == UCS_OK && options->transports == NULL && can_do_without_rcache())
+    // UCX 1.18 without it crashes when an endpoint is closed with a rendezvous under way (seen); not 1.13.
+    if (status == UCS_OK && options->transports == NULL && ucx_is_older_than(1, 14))
         status = ucp_config_modify(config, "RCACHE_ENABLE", "n");
     // A peer that is gone is an "error" to UCX, with wrong advice, on stdout. We say it in our words.
     if (status == UCS_OK && getenv("UCX_LOG_LEVEL") == NULL)

@@ -492,11 +492,6 @@ static void ucx_shares_close(struct ucx_fabric *ucx)
     while (!LIST_EMPTY(&ucx->shares)) close_share(ucx, LIST_FIRST(&ucx->shares));
 }
 
-static void ucx_graves_close(struct ucx_fabric *ucx)
-{
-    while (!STAILQ_EMPTY(&ucx->graves)) unmap_oldest(ucx);
-}
-
 /* ==== ucx refer ==== */
 
 /* Messages by reference: the payload stays where it lies, its receiver reads it, and RELEASE is on_sent.
@@ -932,7 +927,7 @@ void ucx_one_sided_end_stop(struct ucx_fabric *ucx)
     while (!LIST_EMPTY(&ucx->controls)) control_free(LIST_FIRST(&ucx->controls));
     if (!ucx->common.is_one_sided) return;
     ucx_reads_end_stop(ucx);
-    ucx_graves_close(ucx);
+    while (!STAILQ_EMPTY(&ucx->graves)) unmap_oldest(ucx);
 }
 
 /* -- shown -------------------------------------------------------------------------------------- */

@@ -361,11 +361,6 @@ struct rest {
 
 /* --- what was kept ------------------------------------------------------------------------------- */
 
-static uint64_t rank_of(const struct filling *f, size_t n)
-{
-    return f->cut->rank[f->cut->table.items[n].tensor];
-}
-
 /* The first kept piece that ends behind the quantum of the tensor of that rank, or stands in a later one. */
 static size_t find_kept(const struct filling *f, uint64_t rank, uint64_t quantum)
 {
@@ -373,7 +368,7 @@ static size_t find_kept(const struct filling *f, uint64_t rank, uint64_t quantum
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
         const struct extent *e = &f->cut->table.items[middle];
-        const uint64_t at = rank_of(f, middle);
+        const uint64_t at = f->cut->rank[f->cut->table.items[middle].tensor];
         if (at < rank || (at == rank && e->first_quantum + e->quantum_count <= quantum))
             low = middle + 1;
         else

@@ -44,12 +44,6 @@ static int safetensors_dtype_rank(const char *dtype_name)
     return -1;
 }
 
-/* Bits of one number of that rank. */
-static uint32_t safetensors_dtype_bits(int rank)
-{
-    return dtypes[rank].bits;
-}
-
 cairn_status safetensors_header_bytes(const uint8_t *prefix, size_t have, uint64_t file_bytes,
                                       uint64_t *json_bytes_out, struct sentence *why)
 {
@@ -568,7 +562,7 @@ static int file_order(const void *a, const void *b)
 
 static uint64_t entry_data_bytes(const struct safetensors_entry *e)
 {
-    uint64_t bytes = safetensors_dtype_bits(safetensors_dtype_rank(e->dtype_name)) / 8;
+    uint64_t bytes = dtypes[safetensors_dtype_rank(e->dtype_name)].bits / 8;
     for (uint32_t d = 0; d < e->box.rank; d++) {
         const bool fits = !__builtin_mul_overflow(bytes, e->box.extent[d], &bytes);
         assert(fits);
