@@ -14,28 +14,6 @@
 static const char hash_domain[] = "cairn layout 1";
 static const uint8_t magic[4] = { 'C', 'L', 'A', 'Y' };
 
-static void put32(uint8_t *out, uint32_t value)
-{
-    for (int i = 0; i < 4; i++) out[i] = (uint8_t)(value >> (8 * i));
-}
-
-static void put64(uint8_t *out, uint64_t value)
-{
-    for (int i = 0; i < 8; i++) out[i] = (uint8_t)(value >> (8 * i));
-}
-
-static uint32_t get32(const uint8_t *in)
-{
-    uint32_t value = 0;
-    for (int i = 0; i < 4; i++) value |= (uint32_t)in[i] << (8 * i);
-    return value;
-}
-
-static uint64_t get64(const uint8_t *in)
-{
-    return get32(in) | (uint64_t)get32(in + 4) << 32;
-}
-
 /* --- making ------------------------------------------------------------------------------------ */
 
 static cairn_status measure_tensors(struct layout *layout, const struct layout_tensor *tensors)
@@ -102,18 +80,18 @@ static void hash_tensor(crypto_generichash_state *state, const struct layout *la
 {
     uint8_t head[16 + 8 * CAIRN_RANK_MAX] = { 0 };
     const size_t name_bytes = strlen(tensor->name);
-    put32(head, (uint32_t)name_bytes);
-    put32(head + 4, tensor->shape.rank);
-    put64(head + 8, layout->tensor_extents[t + 1] - layout->tensor_extents[t]);
+    le_put(head, (uint32_t)name_bytes, 4);
+    le_put(head + 4, tensor->shape.rank, 4);
+    le_put(head + 8, layout->tensor_extents[t + 1] - layout->tensor_extents[t], 8);
     for (uint32_t d = 0; d < tensor->shape.rank; d++)
-        put64(head + 16 + 8 * d, tensor->shape.dim[d]);
+        le_put(head + 16 + 8 * d, tensor->shape.dim[d], 8);
     crypto_generichash_update(state, head, sizeof head);
     crypto_generichash_update(state, (const uint8_t *)tensor->name, name_bytes);
 
     for (size_t e = layout->tensor_extents[t]; e < layout->tensor_extents[t + 1]; e++) {
         uint8_t owner[EXTENT_BYTES];
-        put64(owner, layout->extents[e].quantum_count);
-        put32(owner + 8, layout->extents[e].shard);
+        le_put(owner, layout->extents[e].quantum_count, 8);
+        le_put(owner + 8, layout->extents[e].shard, 4);
         crypto_generichash_update(state, owner, sizeof owner);
     }
 }
@@ -129,8 +107,8 @@ static cairn_status hash_table(struct layout *layout, const struct layout_tensor
 
     cairn_status status = CAIRN_OK;
     uint8_t head[8];
-    put32(head, layout->shard_count);
-    put32(head + 4, count);
+    le_put(head, layout->shard_count, 4);
+    le_put(head + 4, count, 4);
     crypto_generichash_state state;
     crypto_generichash_init(&state, NULL, 0, sizeof layout->hash);
     crypto_generichash_update(&state, (const uint8_t *)hash_domain, sizeof hash_domain);
@@ -210,17 +188,17 @@ size_t layout_encoded_bytes(const struct layout *layout)
 void layout_encode(const struct layout *layout, uint8_t *out)
 {
     memcpy(out, magic, sizeof magic);
-    put32(out + 4, FORMAT);
-    put64(out + 8, layout->version);
-    put32(out + 16, layout->shard_count);
-    put32(out + 20, layout->tensor_count);
-    put64(out + 24, layout->extent_count);
+    le_put(out + 4, FORMAT, 4);
+    le_put(out + 8, layout->version, 8);
+    le_put(out + 16, layout->shard_count, 4);
+    le_put(out + 20, layout->tensor_count, 4);
+    le_put(out + 24, layout->extent_count, 8);
     out += HEADER_BYTES;
     for (uint32_t t = 0; t < layout->tensor_count; t++, out += COUNT_BYTES)
-        put32(out, (uint32_t)(layout->tensor_extents[t + 1] - layout->tensor_extents[t]));
+        le_put(out, (uint32_t)(layout->tensor_extents[t + 1] - layout->tensor_extents[t]), 4);
     for (size_t e = 0; e < layout->extent_count; e++, out += EXTENT_BYTES) {
-        put64(out, layout->extents[e].quantum_count);
-        put32(out + 8, layout->extents[e].shard);
+        le_put(out, layout->extents[e].quantum_count, 8);
+        le_put(out + 8, layout->extents[e].shard, 4);
     }
     memcpy(out, layout->hash, sizeof layout->hash);
 }
@@ -230,10 +208,10 @@ static int counts_fit(const uint8_t *data, size_t bytes, uint32_t tensor_count)
 {
     const size_t fixed = HEADER_BYTES + tensor_count * COUNT_BYTES + CAIRN_LAYOUT_HASH_BYTES;
     if (bytes < fixed) return 0;
-    if (memcmp(data, magic, sizeof magic) != 0 || get32(data + 4) != FORMAT) return 0;
-    if (get32(data + 20) != tensor_count) return 0;
+    if (memcmp(data, magic, sizeof magic) != 0 || le_get(data + 4, 4) != FORMAT) return 0;
+    if (le_get(data + 20, 4) != tensor_count) return 0;
     if ((bytes - fixed) % EXTENT_BYTES != 0) return 0;
-    return get64(data + 24) == (bytes - fixed) / EXTENT_BYTES;
+    return le_get(data + 24, 8) == (bytes - fixed) / EXTENT_BYTES;
 }
 
 /* Gives the extents their tensors and first quanta. The counts of extents are the stranger's. */
@@ -244,11 +222,11 @@ static cairn_status read_extents(const uint8_t *data, uint32_t tensor_count, str
     const uint8_t *in = counts + tensor_count * COUNT_BYTES;
     size_t at = 0;
     for (uint32_t t = 0; t < tensor_count; t++, counts += COUNT_BYTES) {
-        const uint32_t count = get32(counts);
+        const uint32_t count = (uint32_t)le_get(counts, 4);
         if (count > extent_count - at) return CAIRN_ERR_MALFORMED;
         uint64_t next = 0;
         for (const size_t end = at + count; at < end; at++, in += EXTENT_BYTES) {
-            extents[at] = (struct extent) { t, get32(in + 8), next, get64(in) };
+            extents[at] = (struct extent) { t, (uint32_t)le_get(in + 8, 4), next, le_get(in, 8) };
             if (extents[at].quantum_count > UINT64_MAX - next) return CAIRN_ERR_MALFORMED;
             next += extents[at].quantum_count;
         }
@@ -271,14 +249,14 @@ cairn_status layout_decode(const uint8_t *data, size_t bytes, const struct layou
     if (!counts_fit(data, bytes, tensor_count)) return CAIRN_ERR_MALFORMED;
     if (!tensors_are_sound(tensors, tensor_count)) return CAIRN_ERR_INVALID;
 
-    const size_t extent_count = (size_t)get64(data + 24);
+    const size_t extent_count = (size_t)le_get(data + 24, 8);
     struct extent *extents = calloc(extent_count + 1, sizeof *extents);
     if (extents == NULL) return CAIRN_ERR_NO_MEMORY;
     struct layout *layout = NULL;
     cairn_status status = read_extents(data, tensor_count, extents, extent_count);
     if (status == CAIRN_OK)
-        status = layout_make(tensors, tensor_count, get32(data + 16), get64(data + 8), extents,
-                             extent_count, &layout);
+        status = layout_make(tensors, tensor_count, (uint32_t)le_get(data + 16, 4),
+                             le_get(data + 8, 8), extents, extent_count, &layout);
     if (status != CAIRN_OK) {
         free(extents);
         return status == CAIRN_ERR_INVALID ? CAIRN_ERR_MALFORMED : status;
@@ -342,7 +320,7 @@ bool layout_same(const struct layout *a, const struct layout *b)
 
 uint64_t layout_number(const struct layout *layout)
 {
-    return get64(layout->hash);
+    return le_get(layout->hash, 8);
 }
 
 /* ==== shard map ==== */

@@ -315,26 +315,14 @@ bool box_runs_next(struct box_runs *runs, uint64_t *tensor_elem_out, uint64_t *b
     return true;
 }
 
-static void put(uint8_t *out, uint64_t value, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
-}
-
-static uint64_t get_number(const uint8_t *in, size_t bytes)
-{
-    uint64_t value = 0;
-    for (size_t i = 0; i < bytes; i++) value |= (uint64_t)in[i] << (8 * i);
-    return value;
-}
-
 size_t box_encode(const struct cairn_box *box, uint8_t out[CAIRN_BOX_BYTES_MAX])
 {
     assert(box->rank <= CAIRN_RANK_MAX);
-    put(out, box->rank, 4);
+    le_put(out, box->rank, 4);
     uint8_t *starts = out + 4, *extents = starts + 8 * (size_t)box->rank;
     for (uint32_t d = 0; d < box->rank; d++) {
-        put(starts + 8 * d, box->start[d], 8);
-        put(extents + 8 * d, box->extent[d], 8);
+        le_put(starts + 8 * d, box->start[d], 8);
+        le_put(extents + 8 * d, box->extent[d], 8);
     }
     return 4 + 16 * (size_t)box->rank;
 }
@@ -342,13 +330,13 @@ size_t box_encode(const struct cairn_box *box, uint8_t out[CAIRN_BOX_BYTES_MAX])
 cairn_status box_decode(const uint8_t *bytes, size_t size, struct cairn_box *box_out)
 {
     if (size < 4) return CAIRN_ERR_MALFORMED;
-    const uint32_t rank = (uint32_t)get_number(bytes, 4);
+    const uint32_t rank = (uint32_t)le_get(bytes, 4);
     if (rank > CAIRN_RANK_MAX || size != 4 + 16 * (size_t)rank) return CAIRN_ERR_MALFORMED;
     const uint8_t *starts = bytes + 4, *extents = starts + 8 * (size_t)rank;
     *box_out = (struct cairn_box) { .rank = rank };
     for (uint32_t d = 0; d < rank; d++) {
-        box_out->start[d] = get_number(starts + 8 * d, 8);
-        box_out->extent[d] = get_number(extents + 8 * d, 8);
+        box_out->start[d] = le_get(starts + 8 * d, 8);
+        box_out->extent[d] = le_get(extents + 8 * d, 8);
     }
     return CAIRN_OK;
 }

@@ -52,8 +52,7 @@ cairn_status safetensors_header_bytes(const uint8_t *prefix, size_t have, uint64
                          "the file has %" PRIu64 " bytes, less than the 8 of a header's length",
                          file_bytes);
     }
-    uint64_t json_bytes = 0;
-    for (size_t i = 0; i < 8; i++) json_bytes |= (uint64_t)prefix[i] << (8 * i);
+    const uint64_t json_bytes = le_get(prefix, 8);
     if (json_bytes > CAIRN_SAFETENSORS_HEADER_MAX) {
         return fail_with(why, CAIRN_ERR_MALFORMED,
                          "the header would have %" PRIu64 " bytes; the format allows %d",
@@ -640,11 +639,6 @@ static void append_entry(struct text *t, const struct safetensors_entry *e)
     append(t, "}", 1);
 }
 
-static void write_length(char prefix[static 8], uint64_t json_bytes)
-{
-    for (size_t i = 0; i < 8; i++) prefix[i] = (char)(uint8_t)(json_bytes >> (8 * i));
-}
-
 /* `boxes`: where each entry begins in its tensor stands in it, too. */
 static cairn_status build(struct safetensors_entry *entries, size_t entry_count, bool boxes,
                           const struct safetensors_note *notes, size_t note_count,
@@ -665,7 +659,7 @@ static cairn_status build(struct safetensors_entry *entries, size_t entry_count,
         free(t.bytes);
         return CAIRN_ERR_NO_MEMORY;
     }
-    write_length(t.bytes, t.length - 8);
+    le_put((uint8_t *)t.bytes, t.length - 8, 8);
     *header_out = (uint8_t *)t.bytes;
     *header_bytes_out = t.length;
     *data_bytes_out = data_bytes;

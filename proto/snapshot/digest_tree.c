@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/text.h"
+
 _Static_assert(CAIRN_HASH_BYTES == crypto_generichash_BYTES, "BLAKE2b-256");
 
 static void hash_begin(crypto_generichash_state *state)
@@ -25,7 +27,7 @@ static void hash_end(crypto_generichash_state *state, struct hash *out)
 static void hash_u64(crypto_generichash_state *state, uint64_t value)
 {
     uint8_t bytes[8];
-    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)(value >> (8 * i));
+    le_put(bytes, value, sizeof bytes);
     hash_bytes(state, bytes, sizeof bytes);
 }
 

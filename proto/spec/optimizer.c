@@ -422,16 +422,13 @@ static void make_key(uint64_t seed, const char *tensor, uint32_t key_out[2])
     static const char domain[] = "cairn initializer 1";
     crypto_generichash_state state;
     uint8_t bytes[8], hash[32];
-    for (size_t i = 0; i < 8; i++) bytes[i] = (uint8_t)(seed >> (8 * i));
+    le_put(bytes, seed, sizeof bytes);
     crypto_generichash_init(&state, NULL, 0, sizeof hash);
     crypto_generichash_update(&state, (const uint8_t *)domain, sizeof domain - 1);
     crypto_generichash_update(&state, bytes, sizeof bytes);
     crypto_generichash_update(&state, (const uint8_t *)tensor, strlen(tensor));
     crypto_generichash_final(&state, hash, sizeof hash);
-    for (size_t k = 0; k < 2; k++) {
-        key_out[k] = 0;
-        for (size_t i = 0; i < 4; i++) key_out[k] |= (uint32_t)hash[4 * k + i] << (8 * i);
-    }
+    for (size_t k = 0; k < 2; k++) key_out[k] = (uint32_t)le_get(hash + 4 * k, 4);
 }
 
 struct init_source init_source_of(const struct cairn_init *init, const char *tensor)

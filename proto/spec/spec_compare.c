@@ -14,7 +14,7 @@
 static void hash_number(crypto_generichash_state *state, uint64_t value)
 {
     uint8_t bytes[8];
-    for (size_t i = 0; i < 8; i++) bytes[i] = (uint8_t)(value >> (8 * i));
+    le_put(bytes, value, sizeof bytes);
     crypto_generichash_update(state, bytes, sizeof bytes);
 }
 

@@ -183,7 +183,7 @@ bool tiles_equal(const struct tiles *a, const struct tiles *b)
 static void hash_number(crypto_generichash_state *state, uint64_t value, size_t bytes)
 {
     uint8_t little[8];
-    for (size_t i = 0; i < bytes; i++) little[i] = (uint8_t)(value >> (8 * i));
+    le_put(little, value, bytes);
     crypto_generichash_update(state, little, bytes);
 }
 
@@ -203,9 +203,7 @@ uint64_t tiles_digest(const struct tiles *tiles)
     }
     uint8_t hash[crypto_generichash_BYTES];
     crypto_generichash_final(&state, hash, sizeof hash);
-    uint64_t first = 0;
-    for (size_t i = 0; i < 8; i++) first |= (uint64_t)hash[i] << (8 * i);
-    return first;
+    return le_get(hash, 8);
 }
 
 cairn_status tiles_pack(const struct tiles *tiles, uint8_t **bytes_out, size_t *bytes_len_out)

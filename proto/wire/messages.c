@@ -491,28 +491,6 @@ cairn_status spec_unpack(const uint8_t *bytes, size_t bytes_len, const char *con
 
 static const uint8_t magic[4] = { 'C', 'R', 'N', '1' };
 
-static uint16_t read_u16(const uint8_t *p)
-{
-    return (uint16_t)(p[0] | p[1] << 8);
-}
-
-static uint32_t read_u32(const uint8_t *p)
-{
-    return (uint32_t)read_u16(p) | (uint32_t)read_u16(p + 2) << 16;
-}
-
-static void write_u16(uint8_t *p, uint16_t v)
-{
-    p[0] = (uint8_t)(v & 0xff);
-    p[1] = (uint8_t)(v >> 8);
-}
-
-static void write_u32(uint8_t *p, uint32_t v)
-{
-    write_u16(p, (uint16_t)(v & 0xffff));
-    write_u16(p + 2, (uint16_t)(v >> 16));
-}
-
 void frame_decoder_init(struct frame_decoder *decoder, struct frame_limits limits)
 {
     memset(decoder, 0, sizeof *decoder);
@@ -581,9 +559,9 @@ void frame_decoder_trim(struct frame_decoder *decoder)
 static cairn_status judge_header(const uint8_t *header, const struct frame_limits *limits,
                                  struct sentence *why)
 {
-    const unsigned type = read_u16(header + 4);
-    const unsigned flags = read_u16(header + 6);
-    const uint32_t payload_bytes = read_u32(header + 8);
+    const unsigned type = (unsigned)le_get(header + 4, 2);
+    const unsigned flags = (unsigned)le_get(header + 6, 2);
+    const uint32_t payload_bytes = (uint32_t)le_get(header + 8, 4);
     if (type < limits->type_min || type > limits->type_max)
         return fail_with(why, CAIRN_ERR_PROTOCOL,
                          "message type %u is not expected here (%u to %u are): another version of "
@@ -625,10 +603,10 @@ enum frame_state frame_decoder_next(struct frame_decoder *decoder, struct wire_f
     if (arrived < CAIRN_FRAME_HEADER_BYTES) return CAIRN_FRAME_NONE;
     if (judge_header(header, &decoder->limits, why) != CAIRN_OK) goto malformed;
 
-    const size_t payload_bytes = read_u32(header + 8);
+    const size_t payload_bytes = le_get(header + 8, 4);
     if (arrived - CAIRN_FRAME_HEADER_BYTES < payload_bytes) return CAIRN_FRAME_NONE;
-    frame_out->type = read_u16(header + 4);
-    frame_out->request = read_u32(header + 12);
+    frame_out->type = (uint16_t)le_get(header + 4, 2);
+    frame_out->request = (uint32_t)le_get(header + 12, 4);
     frame_out->payload = header + CAIRN_FRAME_HEADER_BYTES;
     frame_out->payload_bytes = payload_bytes;
     decoder->start += CAIRN_FRAME_HEADER_BYTES + payload_bytes;
@@ -642,10 +620,10 @@ void frame_header_write(uint8_t header_out[CAIRN_FRAME_HEADER_BYTES], uint16_t t
                         uint32_t request, uint32_t payload_bytes)
 {
     memcpy(header_out, magic, sizeof magic);
-    write_u16(header_out + 4, type);
-    write_u16(header_out + 6, 0);
-    write_u32(header_out + 8, payload_bytes);
-    write_u32(header_out + 12, request);
+    le_put(header_out + 4, type, 2);
+    le_put(header_out + 6, 0, 2);
+    le_put(header_out + 8, payload_bytes, 4);
+    le_put(header_out + 12, request, 4);
 }
 
 cairn_status frame_pack(uint16_t type, uint32_t request, const ProtobufCMessage *message,
