@@ -10,7 +10,7 @@
  *  - Nothing is sent to a shard before its GRANT for this round. A lost connection makes everything
  *    unanswered unsent again; the next GRANT sends it again, oldest first.
  *  - A shard's endpoint to us can be lost alone, and answers with it. Each has a number (HELLO and GRANT of
- *    proto/wire/chunk.h); a GRANT with a higher one than before sends everything unanswered again, oldest
+ *    proto/wire/wire.h); a GRANT with a higher one than before sends everything unanswered again, oldest
  *    first. In a void round there may come no GRANT: a HELLO with a higher one does so, too, and then any
  *    GRANT, before which the shard may have taken what came for a duplicate of what it was still reading.
  *  - A chunk that was sent to be received may hold a slot of the shard's until it is answered, whatever was
@@ -90,7 +90,7 @@ enum push_lies {
 /* One chunk of a push. */
 struct push_chunk {
     uint32_t chunk; /* the shard's number of it */
-    bool is_small;  /* by its bytes: proto/wire/chunk.h */
+    bool is_small;  /* by its bytes: proto/wire/wire.h */
     enum push_lies lies;
     uint64_t cookie;
 };

@@ -377,7 +377,7 @@ struct block_reader {
     struct slot slots[AHEAD_MAX + 1];
     pthread_t threads[THREADS_MAX];
     struct handle own; /* of who calls, if there are no threads */
-    struct slot *lent; /* to who calls; NULL: none */
+    struct slot *loaned; /* to who calls; NULL: none */
     bool is_told;      /* by block_reader_want, what comes next */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
@@ -588,7 +588,7 @@ static bool block_reader_want(struct block_reader *r, size_t file, uint64_t bloc
         slot->is_done = false;
         slot->used = ++r->clock;
     } else if (slot == NULL) {
-        slot = room_for(r, r->lent, true);
+        slot = room_for(r, r->loaned, true);
         // One of which a part is needed yet goes only where there are more of these than room.
         if (slot != NULL && slot->state == SLOT_READ && !slot->is_done &&
             count_ahead(r) >= r->slot_count / 2)
@@ -603,8 +603,8 @@ static bool block_reader_want(struct block_reader *r, size_t file, uint64_t bloc
 static void block_reader_return(struct block_reader *r)
 {
     pthread_mutex_lock(&r->mutex);
-    if (r->lent != NULL) r->lent->is_done = true;
-    r->lent = NULL;
+    if (r->loaned != NULL) r->loaned->is_done = true;
+    r->loaned = NULL;
     pthread_mutex_unlock(&r->mutex);
 }
 
@@ -629,7 +629,7 @@ cairn_status block_reader_get(struct block_reader *r, size_t file, uint64_t bloc
     while (slot->state != SLOT_READ) pthread_cond_wait(&r->changed, &r->mutex);
     slot->used = ++r->clock;
     slot->is_taken = true;
-    r->lent = slot;
+    r->loaned = slot;
     pthread_mutex_unlock(&r->mutex);
     *bytes_out = slot->at;
     *count_out = slot->count;
