@@ -603,12 +603,6 @@ void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t
     asked->rest_until_ms = asked->at_ms + ms * BLOCKED_REST;
 }
 
-static void ucx_reach_close(struct ucx_fabric *ucx)
-{
-    for (size_t i = 0; i < UCX_ASKED_MAX; i++)
-        if (ucx->asked[i].at_ms != 0) end_asking(&ucx->asked[i]);
-}
-
 /* ==== ucx worker ==== */
 
 /* -- opening ------------------------------------------------------------------------------------ */
@@ -911,7 +905,8 @@ static void ucx_stop(struct fabric *fabric)
     ucx_bundles_close(ucx);
     ucx_one_sided_end_stop(ucx);
     ucx_links_close(ucx);
-    ucx_reach_close(ucx);
+    for (size_t i = 0; i < UCX_ASKED_MAX; i++)
+        if (ucx->asked[i].at_ms != 0) end_asking(&ucx->asked[i]);
 }
 
 const struct fabric_backend fabric_ucx = {

@@ -571,12 +571,6 @@ static uint32_t count_hold(void *data, bool more)
     return head.count;
 }
 
-/* A message that was held is not any more. */
-static void ucx_bundle_let_go(struct ucx_fabric *ucx, void *data)
-{
-    if (count_hold(data, false) == 0) ucp_am_data_release(ucx->worker, data);
-}
-
 static enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
                               size_t payload_bytes, struct ucx_message *message);
 
@@ -724,10 +718,11 @@ static void start_rendezvous(struct ucx_fabric *ucx, void *descriptor, struct fa
 
 static void let_go(struct ucx_fabric *ucx, const struct ucx_message *message)
 {
-    if (message->bundle != NULL)
-        ucx_bundle_let_go(ucx, message->bundle);
-    else
+    // The last message of a bundle that was held ends the bundle.
+    if (message->bundle == NULL)
         ucp_am_data_release(ucx->worker, message->data);
+    else if (count_hold(message->bundle, false) == 0)
+        ucp_am_data_release(ucx->worker, message->bundle);
 }
 
 void ucx_receive(struct fabric_message *common, struct fabric_op *op, void *buffer)

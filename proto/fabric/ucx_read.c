@@ -284,13 +284,6 @@ static void ucx_forget_remotes(struct ucx_link *link)
     link->region_count = 0;
 }
 
-/* Releases the keys of reads that have not ended by themselves, while the worker is still there. */
-static void ucx_reads_begin_stop(struct ucx_fabric *ucx)
-{
-    struct ucx_read *read;
-    LIST_FOREACH (read, &ucx->reads, link) remote_release(read->region);
-}
-
 static void ucx_reads_end_stop(struct ucx_fabric *ucx)
 {
     while (!LIST_EMPTY(&ucx->reads)) {
@@ -483,13 +476,6 @@ void ucx_region_drop(struct fabric_region *common)
     ucx->slots[share->slot] = NULL;
     region->share = NULL;
     ucx_share_release(ucx, share);
-}
-
-static void ucx_shares_close(struct ucx_fabric *ucx)
-{
-    for (uint32_t i = 0; i < ucx->common.region_count; i++) // a callback may still drop them
-        ((struct ucx_region *)ucx->common.regions[i])->share = NULL;
-    while (!LIST_EMPTY(&ucx->shares)) close_share(ucx, LIST_FIRST(&ucx->shares));
 }
 
 /* ==== ucx refer ==== */
@@ -900,9 +886,12 @@ void ucx_part(struct ucx_link *link)
 
 void ucx_one_sided_begin_stop(struct ucx_fabric *ucx)
 {
+    struct ucx_read *read;
     if (!ucx->common.is_one_sided) return;
-    ucx_reads_begin_stop(ucx);
-    ucx_shares_close(ucx); // what the owner did not drop; fabric.c frees the objects
+    LIST_FOREACH (read, &ucx->reads, link) remote_release(read->region);
+    for (uint32_t i = 0; i < ucx->common.region_count; i++) // a callback may still drop them
+        ((struct ucx_region *)ucx->common.regions[i])->share = NULL;
+    while (!LIST_EMPTY(&ucx->shares)) close_share(ucx, LIST_FIRST(&ucx->shares));
 }
 
 /* UCX 1.13 aborts a process that destroys its worker before its answer is out to another's first wish

@@ -89,13 +89,6 @@ static void outbox_frames_release(struct outbox_frames *frames)
     *frames = (struct outbox_frames) { 0 };
 }
 
-/* Keeps the memory if it is little. */
-static void outbox_frames_empty(struct outbox_frames *frames)
-{
-    if (frames->capacity_bytes > KEEP_BYTES) outbox_frames_release(frames);
-    frames->used_bytes = 0;
-}
-
 // Growth doubles; who sends has checked the queue's bound.
 static cairn_status reserve(struct outbox_frames *frames, size_t more_bytes)
 {
@@ -188,13 +181,6 @@ static cairn_status outbox_take(struct outbox *box, struct outbox_frames *out)
         return CAIRN_OK;
     }
     return box->first != NULL ? take_page(box, out) : CAIRN_ERR_NOT_FOUND;
-}
-
-static void outbox_release(struct outbox *box)
-{
-    while (box->first != NULL) drop_first(box);
-    outbox_frames_release(&box->frames);
-    box->frame_bytes = 0;
 }
 
 /* ==== address ==== */
@@ -420,7 +406,8 @@ static void stream_drop(struct stream *stream)
     if (stream->events.on_close != NULL)
         stream->events.on_close(stream, stream->status, stream->why.text, stream->context);
     frame_decoder_release(&stream->decoder);
-    outbox_release(&stream->pending);
+    while (stream->pending.first != NULL) drop_first(&stream->pending);
+    outbox_frames_release(&stream->pending.frames);
     outbox_frames_release(&stream->writing);
     free(stream);
 }
@@ -605,7 +592,8 @@ static void on_written(uv_write_t *request, int error)
 {
     struct stream *stream = request->data;
     stream->is_writing = false;
-    outbox_frames_empty(&stream->writing);
+    if (stream->writing.capacity_bytes > KEEP_BYTES) outbox_frames_release(&stream->writing);
+    stream->writing.used_bytes = 0;
     if (stream->state == CAIRN_STREAM_CLOSING) return;
     if (error != 0) {
         stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,

@@ -306,15 +306,6 @@ cairn_status plan_describe(const struct plan_cut *cut, const struct layout *layo
 
 /* ==== moves ==== */
 
-/* Both are layouts of these tensors: as many, of as many quanta. */
-static int plan_same_tensors(const struct layout *a, const struct layout *b)
-{
-    if (a->tensor_count != b->tensor_count) return 0;
-    for (uint32_t t = 0; t < a->tensor_count; t++)
-        if (a->geometry[t].quantum_count != b->geometry[t].quantum_count) return 0;
-    return 1;
-}
-
 /* Both tables cover the same quanta in the same order, so the walk needs no look at the tensors. */
 int plan_walk_next(struct plan_walk *walk, struct plan_run *run_out)
 {
@@ -743,8 +734,12 @@ struct slicing {
 static int request_is_sound(const struct slice_request *request)
 {
     if (request->chunk_leaves == 0) return 0;
-    if (request->current->tensor_count != request->tensor_count) return 0;
-    return plan_same_tensors(request->current, request->target);
+    const struct layout *current = request->current, *target = request->target;
+    if (current->tensor_count != request->tensor_count) return 0;
+    if (target->tensor_count != request->tensor_count) return 0;
+    for (uint32_t t = 0; t < request->tensor_count; t++)
+        if (current->geometry[t].quantum_count != target->geometry[t].quantum_count) return 0;
+    return 1;
 }
 
 static uint32_t shards_of_larger(const struct slice_request *request)

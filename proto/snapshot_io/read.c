@@ -376,9 +376,9 @@ struct block_reader {
     uint32_t slot_count, thread_count;
     struct slot slots[AHEAD_MAX + 1];
     pthread_t threads[THREADS_MAX];
-    struct handle own; /* of who calls, if there are no threads */
+    struct handle own;   /* of who calls, if there are no threads */
     struct slot *loaned; /* to who calls; NULL: none */
-    bool is_told;      /* by block_reader_want, what comes next */
+    bool is_told;        /* by block_reader_want, what comes next */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     /* under the mutex, as the states of slots */

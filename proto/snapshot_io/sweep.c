@@ -43,13 +43,6 @@ void sweep_ranges_release(struct sweep_ranges *ranges)
     *ranges = (struct sweep_ranges) { 0 };
 }
 
-static struct sweep_range *add_one(struct sweep_ranges *ranges)
-{
-    const cairn_status status = array_reserve(&ranges->list, ranges->count, 1, &ranges->capacity,
-                                              sizeof *ranges->list);
-    return status == CAIRN_OK ? &ranges->list[ranges->count++] : NULL;
-}
-
 cairn_status sweep_ranges_add(struct sweep_ranges *ranges, const struct geometry *geometry,
                               size_t elem_bytes, const struct sweep_range *whole,
                               struct sentence *why)
@@ -58,9 +51,10 @@ cairn_status sweep_ranges_add(struct sweep_ranges *ranges, const struct geometry
     const uint64_t end = whole->first_leaf + whole->leaf_count;
     for (uint64_t leaf = whole->first_leaf; leaf < end;) {
         const uint64_t cut = (leaf / most + 1) * most, to = cut < end ? cut : end;
-        struct sweep_range *range = add_one(ranges);
-        if (range == NULL)
+        if (array_reserve(&ranges->list, ranges->count, 1, &ranges->capacity,
+                          sizeof *ranges->list) != CAIRN_OK)
             return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read a snapshot");
+        struct sweep_range *range = &ranges->list[ranges->count++];
         *range = *whole;
         range->first_leaf = leaf;
         range->leaf_count = to - leaf;
