@@ -22,14 +22,10 @@ struct worker {
 static void attach(struct worker *worker, const struct cluster *cluster, const char *name,
                    uint32_t rank)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.spec.rank = rank;
-    tiny.spec.workers_min = WORKERS;
-    tiny.spec.chunk_leaves = 16;
-    tiny.spec.window = 2;
     *worker = (struct worker) { .session = tiny_session(cluster, NULL) };
-    worker->job = tiny_open(worker->session, name, &tiny);
+    worker->job = tiny_open(
+        worker->session, name,
+        TINY(ELEMS, .rank = rank, .workers_min = WORKERS, .chunk_leaves = 16, .window = 2));
 }
 
 static void push(struct worker *worker, uint32_t rank, float scale)
@@ -39,10 +35,7 @@ static void push(struct worker *worker, uint32_t rank, float scale)
     worker->gradient = malloc(ELEMS * sizeof(float));
     for (uint32_t i = 0; i < ELEMS; i++)
         worker->gradient[i] = scale * (float)((i + rank + worker->round.step) % 13);
-    const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                   .ptr = worker->gradient,
-                                   .dtype = CAIRN_F32 };
-    good(cairn_push(worker->job, &worker->round, 0, "w", NULL, &mem, NULL));
+    trainer_push(worker->job, &worker->round, "w", worker->gradient);
 }
 
 static cairn_status commit(struct worker *worker, int timeout_ms)

@@ -9,6 +9,7 @@
 
 #include "tests/e2e/abuse_job.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 static const char *const leases[] = { "lease.heartbeat=100ms", "lease.timeout=2s", NULL };
 static const struct cluster_options options = { .coordinator_set = leases };
@@ -94,7 +95,7 @@ TEST(a_wrong_buffer_is_refused_and_the_round_goes_on)
     static float data[ABUSE_ELEMS];
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = data, .dtype = CAIRN_F16 };
+    struct cairn_mem mem = trainer_mem(data, CAIRN_F16);
     const struct cairn_box row = { .rank = 2, .extent = { 1, 256 } };
     ck_assert_int_eq(cairn_round_begin(job, ABUSE_WAIT_MS, &round), CAIRN_OK);
     ck_assert_int_eq(cairn_push(job, &round, 0, "w", NULL, &mem, NULL), CAIRN_ERR_INVALID);
@@ -302,7 +303,7 @@ TEST(a_session_closed_with_operations_in_flight_is_closed_within_two_seconds)
 {
     open_tiny();
     static float data[ABUSE_ELEMS];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = data, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(data, CAIRN_F32);
     cairn_op *op = NULL;
     const struct cairn_version version = abuse_version(job);
     kill(cluster.shards[0], SIGSTOP);

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "tests/e2e/amend_model.h"
-#include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { WAIT_MS = 20000, END_STEP = 10, MORE_STEP = 13 };
 
@@ -52,7 +52,7 @@ static void reopen(struct worker *w)
 static void fetch(cairn_job *job, struct cairn_version version, const char *name, const char *plane,
                   cairn_dtype dtype, void *out)
 {
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = out, .dtype = dtype };
+    const struct cairn_mem mem = trainer_mem(out, dtype);
     cairn_op *op;
     must(cairn_fetch(job, version, name, plane, NULL, &mem, &op), name);
     must(cairn_wait(op, WAIT_MS), plane);
@@ -83,12 +83,8 @@ static cairn_status push_all(struct worker *w, const struct cairn_round *round)
     static _Thread_local float wire[AMEND_ELEMS_MAX], gradient[AMEND_TENSORS][AMEND_ELEMS_MAX];
     for (int t = 0; t < AMEND_TENSORS; t++) {
         const struct amend_tensor *tensor = &amend_tensors[t];
-        const struct cairn_mem in = { .struct_size = sizeof in,
-                                      .ptr = wire,
-                                      .dtype = tensor->wire };
-        const struct cairn_mem out = { .struct_size = sizeof out,
-                                       .ptr = gradient[t],
-                                       .dtype = CAIRN_F32 };
+        const struct cairn_mem in = trainer_mem(wire, tensor->wire);
+        const struct cairn_mem out = trainer_mem(gradient[t], CAIRN_F32);
         cairn_op *op;
         if ((round->revision > 0 ? tensor->after : tensor->before) != CAIRN_TRAINED) continue;
         cairn_status status = cairn_fetch(w->job, round->version, tensor->name, "wire", NULL, &in,

@@ -6,21 +6,18 @@
 
 #include "proto/snapshot/snapshot.h"
 #include "tests/e2e/bits_check.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 /* ---- a session of the test's own ---- */
 
 static cairn_job *open_job(const char *address, cairn **session_out,
                            const struct cairn_job_spec *spec)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = address };
     cairn_job *job;
-    good(cairn_open(&opts, session_out));
+    *session_out = trainer_session(address, NULL);
     const cairn_role role = spec != NULL ? CAIRN_WORKER : CAIRN_READER;
-    ck_assert_msg(cairn_job_open(*session_out, BITS_JOB, spec, role, BITS_WAIT_MS, &job) ==
-                      CAIRN_OK,
-                  "%s", cairn_error());
+    good(cairn_job_open(*session_out, BITS_JOB, spec, role, BITS_WAIT_MS, &job));
     return job;
 }
 
@@ -28,16 +25,11 @@ static void check_plane(cairn_job *job, int tensor, const char *plane, cairn_dty
                         const void *expected)
 {
     struct cairn_version newest;
-    cairn_op *op;
     const size_t bytes = bits_elems(tensor) * dtype_size((int)dtype);
     void *got = malloc(bytes + 1);
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = got, .dtype = dtype };
     ck_assert_int_eq(
         cairn_version_wait(job, (struct cairn_version) { 0, 0 }, BITS_WAIT_MS, &newest), CAIRN_OK);
-    ck_assert_msg(cairn_fetch(job, newest, bits_tensors[tensor].name, plane, NULL, &mem, &op) ==
-                      CAIRN_OK,
-                  "%s", cairn_error());
-    good(cairn_wait(op, BITS_WAIT_MS));
+    trainer_fetch(job, newest, bits_tensors[tensor].name, plane, dtype, got);
     ck_assert_msg(memcmp(got, expected, bytes) == 0, "%s of %s has other bits", plane,
                   bits_tensors[tensor].name);
     free(got);
@@ -77,7 +69,7 @@ TEST(the_initial_state_is_what_rank_0_put_and_others_are_compared_with_it)
     struct cairn_tensor tensors[BITS_TENSORS];
     const struct cairn_job_spec spec = bits_spec(tensors, 1, 8);
     float value = 1;
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = &value, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(&value, CAIRN_F32);
     char root[65];
     cairn *session;
     cluster_start(&cluster, 2, NULL);

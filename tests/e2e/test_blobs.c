@@ -73,12 +73,6 @@ static const uint8_t *bytes_of(uint32_t seed)
     return bytes;
 }
 
-static void open_session(struct side *s, const struct cluster *cluster)
-{
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    good(cairn_open(&opts, &s->session));
-}
-
 static void put(const struct side *s, const char *name, const void *bytes, cairn_dtype dtype)
 {
     const struct cairn_mem mem = trainer_mem(bytes, dtype);
@@ -104,8 +98,8 @@ static void open_job(struct side *s, const struct cluster *cluster)
 {
     struct cairn_job_info info = { .struct_size = sizeof info };
     describe(s);
-    open_session(s, cluster);
-    good(cairn_job_open(s->session, "tiny", &s->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &s->job));
+    s->session = trainer_session(cluster->address, NULL);
+    s->job = trainer_open(s->session, "tiny", &s->spec);
     good(cairn_job_describe(s->job, &info));
     if (!info.initialized) {
         put_weight(s);
@@ -124,13 +118,11 @@ static struct cairn_version newest(const struct side *s)
 static void train(const struct side *s)
 {
     static float gradient[WEIGHTS];
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
     const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
     for (int i = 0; i < WEIGHTS; i++) gradient[i] = (float)(i % 7) - 3;
-    good(cairn_round_begin(s->job, CLUSTER_WAIT_MS, &round));
+    const struct cairn_round round = trainer_begin(s->job);
     good(cairn_push(s->job, &round, 0, "weight", NULL, &mem, NULL));
-    good(cairn_commit(s->job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
+    trainer_commit(s->job, &round, 0);
 }
 
 static void fetch(const struct side *s, struct cairn_version version, const char *name,
@@ -190,7 +182,7 @@ static void live_a_life(struct cluster *cluster, char id[64], char root[128])
     struct side worker, reader;
     open_job(&worker, cluster);
     describe(&reader);
-    open_session(&reader, cluster);
+    reader.session = trainer_session(cluster->address, NULL);
     good(cairn_job_open(reader.session, "tiny", NULL, CAIRN_READER, CLUSTER_WAIT_MS, &reader.job));
     check_blobs(&reader, newest(&reader), 1);
     for (int k = 0; k < 2; k++) train(&worker);
@@ -265,8 +257,8 @@ TEST(blobs_are_put_where_the_rest_comes_from_a_file)
     cluster_start(&cluster, 2, &options);
     describe(&s);
     s.spec.init_from = path;
-    open_session(&s, &cluster);
-    good(cairn_job_open(s.session, "tiny", &s.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &s.job));
+    s.session = trainer_session(cluster.address, NULL);
+    s.job = trainer_open(s.session, "tiny", &s.spec);
     fails(cairn_init_done(s.job, NULL, CLUSTER_WAIT_MS), CAIRN_ERR_NOT_READY, "state.");
     put_blobs(&s, 1);
     good(cairn_init_done(s.job, NULL, CLUSTER_WAIT_MS));
@@ -311,8 +303,8 @@ TEST(a_worker_that_holds_parts_of_tensors_holds_blobs_whole)
         describe(s);
         s->spec.rank = rank;
         s->spec.workers_min = 2;
-        open_session(s, &cluster);
-        good(cairn_job_open(s->session, "tiny", &s->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &s->job));
+        s->session = trainer_session(cluster.address, NULL);
+        s->job = trainer_open(s->session, "tiny", &s->spec);
     }
     ck_assert_int_eq(pthread_create(&other, NULL, begin_with_half, &sides[1]), 0);
     const char *const mine = begin_with_half(&sides[0]);
@@ -352,16 +344,14 @@ static void refuse_calls(const struct side *s)
     static uint8_t bytes[64];
     const struct cairn_mem raw = trainer_mem(bytes, CAIRN_U8), f32 = trainer_mem(bytes, CAIRN_F32);
     const struct cairn_box longer = { 1, { 0 }, { 10 } }, shorter = { 1, { 0 }, { 8 } };
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
     struct cairn_version version;
     cairn_op *op;
-    good(cairn_round_begin(s->job, CLUSTER_WAIT_MS, &round));
+    const struct cairn_round round = trainer_begin(s->job);
     fails(cairn_push(s->job, &round, 0, "state.9", NULL, &raw, NULL), CAIRN_ERR_INVALID,
           "state.9 is not trained; it takes no gradient: a blob is changed by cairn_write_begin");
     fails(cairn_push(s->job, &round, 0, "weight", NULL, &raw, NULL), CAIRN_ERR_INVALID,
           "mem.dtype is 5 (u8); CAIRN_F32 or CAIRN_BF16 is allowed here");
-    good(cairn_commit(s->job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
+    const struct cairn_result result = trainer_commit(s->job, &round, 0);
     fails(cairn_fetch(s->job, result.version, "state.9", NULL, NULL, &f32, &op), CAIRN_ERR_INVALID,
           "CAIRN_U8 is allowed here");
     fails(cairn_fetch(s->job, result.version, "state.9", "exp_avg", NULL, &raw, &op),
@@ -389,9 +379,8 @@ TEST(what_cannot_be_done_with_a_blob_is_refused_with_a_sentence)
     cairn_job *job;
     cluster_start(&cluster, 2, NULL);
     describe(&side);
-    open_session(&side, &cluster);
-    good(
-        cairn_job_open(side.session, "tiny", &side.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &side.job));
+    side.session = trainer_session(cluster.address, NULL);
+    side.job = trainer_open(side.session, "tiny", &side.spec);
     fails(cairn_tiles(side.job, &part, 1, 1, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID,
           "a blob is held whole by every worker");
     fails(cairn_put(side.job, "state.9", "param", NULL, &f32, NULL), CAIRN_ERR_INVALID,
@@ -409,7 +398,7 @@ TEST(what_cannot_be_done_with_a_blob_is_refused_with_a_sentence)
 
     describe(&wrong);
     wrong.tensors[8].shape[0] = 10;
-    open_session(&wrong, &cluster);
+    wrong.session = trainer_session(cluster.address, NULL);
     fails(cairn_job_open(wrong.session, "tiny", &wrong.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job),
           CAIRN_ERR_MISMATCH, "tensor state.9: shape [10] here, [9] on the servers");
     wrong.tensors[8] = side.tensors[8];

@@ -7,9 +7,8 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { WAIT_MS = 20000 };
 
@@ -42,9 +41,7 @@ static cairn_job *open_job(cairn *session)
                                          .tensor_count = 3,
                                          .groups = &adamw,
                                          .group_count = 1 };
-    cairn_job *job;
-    good(cairn_job_open(session, "boxes", &spec, CAIRN_WORKER, WAIT_MS, &job));
-    return job;
+    return trainer_open(session, "boxes", &spec);
 }
 
 static void digest(const struct cluster *cluster, char root_out[80])
@@ -59,9 +56,7 @@ TEST(parts_of_several_boxes_are_saved_whole_and_restored_onto_other_shards)
     struct cluster three, two;
     char before[80], after[80], id[64], path[512];
     cluster_start(&three, 3, NULL);
-    cairn *session;
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = three.address };
-    good(cairn_open(&opts, &session));
+    cairn *session = trainer_session(three.address, NULL);
     cairn_job *job = open_job(session);
     good(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, WAIT_MS, id));
     digest(&three, before);

@@ -82,9 +82,7 @@ static cairn_job *open_job(cairn *session, const char *name, uint32_t stage, uin
     spec.chunk_leaves = 4;
     spec.stage = CAIRN_STAGE(stage);
     spec.micro_batches = micros;
-    cairn_job *job = trainer_open(session, name, &spec);
-    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
-    return job;
+    return trainer_ready(session, name, &spec);
 }
 
 static uint64_t number(const json_t *object, const char *key, const char *way)

@@ -11,9 +11,8 @@
 #include <string.h>
 
 #include "proto/spec/spec.h"
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { ROWS = 4, COLUMNS = 3, WEIGHTS = ROWS * COLUMNS, EXTRA = 5, WAIT_MS = CLUSTER_WAIT_MS };
 #define LR      0.5f
@@ -182,22 +181,15 @@ static void choose(struct sample *s)
 
 /* ---- what a job does ---- */
 
-static struct cairn_mem mem_of(void *ptr, cairn_dtype dtype)
-{
-    return (
-        struct cairn_mem) { .struct_size = sizeof(struct cairn_mem), .ptr = ptr, .dtype = dtype };
-}
-
 static cairn_status try_open(struct sample *s)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    good(cairn_open(&opts, &s->session));
+    s->session = trainer_session(cluster.address, NULL);
     return cairn_job_open(s->session, s->name, &s->spec, CAIRN_WORKER, WAIT_MS, &s->job);
 }
 
 static void put(const struct sample *s, const char *name, void *values, cairn_dtype dtype)
 {
-    const struct cairn_mem mem = mem_of(values, dtype);
+    const struct cairn_mem mem = trainer_mem(values, dtype);
     good(cairn_put(s->job, name, "param", NULL, &mem, NULL));
 }
 
@@ -227,7 +219,7 @@ static void fetch(const struct sample *s, const char *name, const char *plane, v
 {
     cairn_op *op = NULL;
     struct cairn_version version = { 0 };
-    const struct cairn_mem mem = mem_of(out, dtype);
+    const struct cairn_mem mem = trainer_mem(out, dtype);
     good(cairn_version_wait(s->job, version, WAIT_MS, &version));
     good(cairn_fetch(s->job, version, name, plane, NULL, &mem, &op));
     good(cairn_wait(op, WAIT_MS));
@@ -243,13 +235,6 @@ static void expect_all(const struct sample *s, const char *name, int count, floa
                       (double)values[i], (double)expected);
 }
 
-static struct cairn_round begin(const struct sample *s)
-{
-    struct cairn_round round = { .struct_size = sizeof round };
-    good(cairn_round_begin(s->job, WAIT_MS, &round));
-    return round;
-}
-
 /* The gradient of that tensor is `value` everywhere. */
 static void push(const struct sample *s, const struct cairn_round *round, uint32_t micro,
                  const char *name, float value)
@@ -257,7 +242,7 @@ static void push(const struct sample *s, const struct cairn_round *round, uint32
     float gradient[WEIGHTS];
     cairn_op *op = NULL;
     for (int i = 0; i < WEIGHTS; i++) gradient[i] = value * (float)round->loss_scale;
-    const struct cairn_mem mem = mem_of(gradient, CAIRN_F32);
+    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
     good(cairn_push(s->job, round, micro, name, NULL, &mem, &op));
     good(cairn_wait(op, WAIT_MS));
 }
@@ -271,7 +256,7 @@ static struct cairn_result commit(const struct sample *s, const struct cairn_rou
 
 static struct cairn_result step(const struct sample *s, float gradient)
 {
-    const struct cairn_round round = begin(s);
+    const struct cairn_round round = trainer_begin(s->job);
     push(s, &round, 0, "w", gradient);
     return commit(s, &round);
 }
@@ -283,7 +268,7 @@ static void show_kind(const struct sample *s)
     float values[EXTRA];
     uint8_t bytes[EXTRA];
     const bool is_trained = s->row->value == CAIRN_TRAINED;
-    struct cairn_round round = begin(s);
+    struct cairn_round round = trainer_begin(s->job);
     push(s, &round, 0, "w", 1);
     if (is_trained) push(s, &round, 0, "x", 1);
     commit(s, &round);
@@ -346,7 +331,7 @@ static void show_init(const struct sample *s)
 
 static void show_alias(const struct sample *s)
 {
-    const struct cairn_round round = begin(s);
+    const struct cairn_round round = trainer_begin(s->job);
     if (s->row->value == 3) {
         push(s, &round, 0, "first", 1);
         push(s, &round, 0, "second", 2);
@@ -391,7 +376,7 @@ static void show_schedule(const struct sample *s)
 static void show_stage(const struct sample *s)
 {
     struct cairn_stats stats = { .struct_size = sizeof stats };
-    const struct cairn_round round = begin(s);
+    const struct cairn_round round = trainer_begin(s->job);
     push(s, &round, 0, "w", 1);
     good(cairn_micro_end(s->job, &round, 0));
     good(cairn_job_stats(s->job, &stats));
@@ -407,7 +392,7 @@ static void show_loss_scale(const struct sample *s)
 {
     const struct cairn_result result = step(s, INFINITY);
     ck_assert(!result.applied && !result.finite);
-    const struct cairn_round round = begin(s);
+    const struct cairn_round round = trainer_begin(s->job);
     ck_assert_double_eq(round.loss_scale, s->row->value == CAIRN_LOSS_SCALE_FIXED ? 1024 : 512);
     push(s, &round, 0, "w", 1);
     ck_assert(commit(s, &round).applied);
@@ -417,7 +402,7 @@ static void show_loss_scale(const struct sample *s)
 static void show_nonfinite(const struct sample *s)
 {
     struct cairn_result result = { .struct_size = sizeof result };
-    const struct cairn_round round = begin(s);
+    const struct cairn_round round = trainer_begin(s->job);
     push(s, &round, 0, "w", NAN);
     const cairn_status status = cairn_commit(s->job, &round, 0, NULL, 0, WAIT_MS, &result);
     const bool fails = s->row->value == CAIRN_NONFINITE_FAIL;
@@ -458,7 +443,7 @@ static void show_groups(struct sample *s)
 /* A step in which nobody has a gradient of it. */
 static void show_missing(const struct sample *s)
 {
-    const struct cairn_round round = begin(s);
+    const struct cairn_round round = trainer_begin(s->job);
     ck_assert(commit(s, &round).applied);
     expect_all(s, "w", WEIGHTS,
                s->row->value == CAIRN_MISSING_LEAVE ? WEIGHT0 : WEIGHT0 - LR * (0.5f * WEIGHT0));

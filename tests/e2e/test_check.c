@@ -32,10 +32,9 @@ static void set_up(void)
     job = trainer_open(session, "run", &spec);
     trainer_put(job, "w", values);
     good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
-    struct cairn_result result = { .struct_size = sizeof result };
     const struct cairn_round round = trainer_begin(job);
     trainer_push(job, &round, "w", values);
-    good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
+    trainer_commit(job, &round, 1);
 }
 
 static void tear_down(void)

@@ -15,12 +15,9 @@ enum { ELEMS = 5000, STATE_MAX = 65536 };
 static struct trainer attach(const struct cluster *cluster, const char *name, uint32_t rank,
                              uint32_t workers_min, uint32_t client_state_max)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.spec.rank = rank;
-    tiny.spec.workers_min = workers_min;
-    tiny.spec.client_state_max = client_state_max;
-    return tiny_attach(cluster, name, &tiny);
+    return tiny_attach(cluster, name,
+                       TINY(ELEMS, .rank = rank, .workers_min = workers_min,
+                            .client_state_max = client_state_max));
 }
 
 static cairn_status commit(const struct trainer *t, const struct cairn_round *round,

@@ -60,12 +60,9 @@ static void restart_shard(void)
 
 static struct trainer attach(const char *name, uint32_t every, uint32_t keep)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.spec.snapshot_every = every;
-    tiny.spec.snapshot_keep = keep;
-    tiny.spec.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST;
-    return tiny_attach(&cluster, name, &tiny);
+    return tiny_attach(&cluster, name,
+                       TINY(ELEMS, .snapshot_every = every, .snapshot_keep = keep,
+                            .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST));
 }
 
 static void leave(struct trainer *t)

@@ -33,8 +33,7 @@ static cairn_status open_job(cairn *session, uint32_t workers_min, int timeout_m
 
 static void initialize(cairn_job *job, float *values)
 {
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
-    good(cairn_put(job, "w", "param", NULL, &mem, NULL));
+    trainer_put(job, "w", values);
     good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
 }
 
@@ -51,8 +50,8 @@ TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
     ck_assert_int_eq(open_job(session, 1, CLUSTER_WAIT_MS, &job), CAIRN_OK);
     initialize(job, values);
     ck_assert_int_eq(cairn_round_begin(job, CLUSTER_WAIT_MS, &round), CAIRN_OK);
-    const struct cairn_mem to = { .struct_size = sizeof to, .ptr = copy, .dtype = CAIRN_F32 };
-    const struct cairn_mem from = { .struct_size = sizeof from, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_mem to = trainer_mem(copy, CAIRN_F32);
+    const struct cairn_mem from = trainer_mem(values, CAIRN_F32);
     ck_assert_int_eq(cairn_fetch(job, round.version, "w", NULL, NULL, &to, &fetch), CAIRN_OK);
     kill(cluster.shards[1], SIGSTOP);
     ck_assert_int_eq(cairn_push(job, &round, 0, "w", NULL, &from, NULL), CAIRN_OK);
@@ -135,8 +134,7 @@ TEST(a_job_given_up_while_it_was_opened_can_be_opened_again)
     kill(cluster.shards[0], SIGCONT);
     ck_assert_msg(open_job(session, 1, CLUSTER_WAIT_MS, &job) == CAIRN_OK, "%s", cairn_error());
     initialize(job, values);
-    struct cairn_round round = { .struct_size = sizeof round };
-    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
+    const struct cairn_round round = trainer_begin(job);
     ck_assert_uint_eq(round.world, 1);
     cairn_close(session);
     free(values);
@@ -166,7 +164,7 @@ TEST(what_is_done_twice_is_refused)
     cairn_job *job, *again;
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     ck_assert_int_eq(open_job(session, 1, CLUSTER_WAIT_MS, &job), CAIRN_OK);
     ck_assert_int_eq(open_job(session, 1, CLUSTER_WAIT_MS, &again), CAIRN_ERR_EXISTS);
     initialize(job, values);

@@ -141,9 +141,7 @@ static void push_all(const struct kept_job *job, cairn_job *handle, const struct
     static float gradient[ELEMS_MAX];
     for (size_t t = 0; t < job->spec.tensor_count; t++) {
         const struct cairn_tensor *tensor = &job->tensors[t];
-        const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                       .ptr = gradient,
-                                       .dtype = CAIRN_F32 };
+        const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
         cairn_op *op;
         if (tensor->kind == CAIRN_BLOB) continue;
         for (size_t i = 0; i < trainer_elems(tensor); i++)
@@ -180,7 +178,7 @@ static void initialize(const struct kept_job *job, cairn_job *handle)
 {
     static uint8_t blob[BLOB_BYTES];
     for (size_t i = 0; i < sizeof blob; i++) blob[i] = (uint8_t)(7 * i);
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = blob, .dtype = CAIRN_U8 };
+    const struct cairn_mem mem = trainer_mem(blob, CAIRN_U8);
     const struct cairn_tensor *last = &job->tensors[job->spec.tensor_count - 1];
     if (last->kind == CAIRN_BLOB) {
         const cairn_status status = cairn_put(handle, last->name, "param", NULL, &mem, NULL);

@@ -7,10 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/fake_cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { ROWS = 128, COLUMNS = 1024, BIAS = 10, MUTE_RANK = 1 };
 
@@ -36,16 +35,13 @@ static void open_job(void)
     };
     struct cairn_group group = CAIRN_GROUP_INIT;
     group.name = "all";
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
     const struct cairn_job_spec spec = { .struct_size = sizeof spec,
                                          .tensors = tensors,
                                          .tensor_count = 2,
                                          .groups = &group,
                                          .group_count = 1 };
-    good(cairn_open(&opts, &session));
-    ck_assert_msg(cairn_job_open(session, "toy", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job) ==
-                      CAIRN_OK,
-                  "%s", cairn_error());
+    session = trainer_session(cluster.address, NULL);
+    job = trainer_open(session, "toy", &spec);
 }
 
 static float values[ROWS * COLUMNS];

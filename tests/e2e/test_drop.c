@@ -14,10 +14,8 @@ enum { JOBS_MAX = 64, LARGE = 6 << 20 };
 
 static cairn_status open_job(cairn *session, const char *name, uint64_t elems, cairn_job **job)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, elems);
-    tiny.spec.chunk_leaves = 4;
-    return cairn_job_open(session, name, &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, job);
+    return cairn_job_open(session, name, &TINY(elems, .chunk_leaves = 4)->spec, CAIRN_WORKER,
+                          CLUSTER_WAIT_MS, job);
 }
 
 TEST(what_is_dropped_gives_its_memory_and_its_place_back)
@@ -94,11 +92,9 @@ TEST(a_snapshot_is_removed_when_it_is_asked_for_by_id)
 {
     struct cluster cluster;
     char id[128];
-    cairn *session;
     cairn_job *job;
     cluster_start(&cluster, 1, NULL);
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    good(cairn_open(&opts, &session));
+    cairn *session = trainer_session(cluster.address, NULL);
     good(open_job(session, "tiny", 10, &job));
     good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
     cluster_word(&cluster, id, "snapshot", "create", "-q", "tiny", "--wait", NULL);

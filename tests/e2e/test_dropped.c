@@ -15,9 +15,9 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/netns.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum {
     WAIT_MS = 30000,
@@ -76,7 +76,7 @@ static int open_job(const char *endpoint, const char *name, cairn_job **job_out)
 static int work(const char *endpoint, const char *name, const char *stop)
 {
     static float values[ELEMS];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     int64_t longest_ms = 0;

@@ -42,16 +42,10 @@ struct worker {
 
 static struct trainer attach(const struct worker *w)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.spec.rank = w->rank;
-    tiny.spec.world = w->together;
-    tiny.spec.global_batch = BATCH;
-    tiny.spec.seed = 5;
-    tiny.spec.clip_norm = 0.25;
-    tiny.spec.loss_scale = 1024;
-    tiny.spec.client_state_max = 16;
-    return tiny_attach(&cluster, w->job, &tiny);
+    return tiny_attach(&cluster, w->job,
+                       TINY(ELEMS, .rank = w->rank, .world = w->together, .global_batch = BATCH,
+                            .seed = 5, .clip_norm = 0.25, .loss_scale = 1024,
+                            .client_state_max = 16));
 }
 
 static uint64_t tokens(uint32_t micro)
@@ -88,9 +82,7 @@ static bool push_own(struct worker *w, const struct trainer *t, const struct cai
 {
     *weight_out = 0;
     for (uint32_t k = round->rank; k < round->global_batch; k += round->world) {
-        const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                       .ptr = w->gradients[k],
-                                       .dtype = CAIRN_F32 };
+        const struct cairn_mem mem = trainer_mem(w->gradients[k], CAIRN_F32);
         compute(round, k, w->gradients[k]);
         if (!is_pushed(t, round, k, &mem)) return false;
         *weight_out += tokens(k);

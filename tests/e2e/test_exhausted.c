@@ -87,7 +87,7 @@ TEST(a_process_that_may_open_no_more_descriptors_is_told_so)
                       "%d: %d %s", (int)left, (int)status, cairn_error());
     }
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0); // as the sentence says
-    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_open(&opts, &session));
     cairn_close(session);
 }
 
@@ -133,9 +133,7 @@ static void await_maps(pid_t pid, int most)
 
 static struct trainer attach(const char *name)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    return tiny_attach(&cluster, name, &tiny);
+    return tiny_attach(&cluster, name, TINY(ELEMS));
 }
 
 static void train(const struct trainer *t, float out[ELEMS])
@@ -184,13 +182,11 @@ TEST_EACH(a_trainer_without_addresses_is_told_so_and_no_shard_is_blamed, 0, 2)
                                      .fabric = fabrics[_i],
                                      .on_wait = note_wait };
     struct cairn_result result = { .struct_size = sizeof result };
-    struct tiny_job tiny;
     struct rlimit was;
     cairn *session;
-    tiny_describe(&tiny, ELEMS);
     good(cairn_open(&opts, &session));
     allow_addresses(getpid(), &was, 0);
-    cairn_job *job = tiny_open(session, fabrics[_i], &tiny);
+    cairn_job *job = tiny_open(session, fabrics[_i], TINY(ELEMS));
     const struct cairn_round round = trainer_begin(job);
     tiny_push(job, &round, ELEMS, 1);
     const cairn_status status = cairn_commit(job, &round, 1, NULL, 0, 1000, &result);

@@ -34,8 +34,7 @@ static cairn_job *open_worker(cairn *session, uint32_t rank)
     struct cairn_job_spec spec = trainer_spec(model, TENSORS);
     spec.chunk_leaves = 4;
     spec.rank = rank;
-    cairn_job *job = trainer_open(session, "planned", &spec);
-    return job;
+    return trainer_open(session, "planned", &spec);
 }
 
 /* `memory` of what was said; the caller's. */

@@ -10,9 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { SHARDS = 2, WORKERS = 3, SLOW = 1, STEPS = 9, COMPUTE_MS = 4, SLOW_MS = 60, ELEMS = 40000 };
 
@@ -36,7 +35,6 @@ static struct worker workers[WORKERS];
 
 static void open_worker(struct worker *w)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
     const struct cairn_group adamw = CAIRN_GROUP_INIT;
     const struct cairn_job_spec spec = { .struct_size = sizeof spec,
                                          .tensors = &model,
@@ -45,13 +43,13 @@ static void open_worker(struct worker *w)
                                          .group_count = 1,
                                          .rank = w->rank,
                                          .workers_min = WORKERS };
-    good(cairn_open(&opts, &w->session));
-    good(cairn_job_open(w->session, "slow", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &w->job));
+    w->session = trainer_session(cluster.address, NULL);
+    w->job = trainer_open(w->session, "slow", &spec);
 }
 
 static cairn_status step(struct worker *w, float *values)
 {
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     cairn_op *op;

@@ -36,10 +36,8 @@ static size_t elems_of(int t)
 
 static cairn_job *open_worker(cairn **session_out)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
     struct cairn_group adamw = CAIRN_GROUP_INIT;
     struct cairn_tensor tensors[TENSORS];
-    cairn_job *job;
     adamw.weight_decay = 0.1; // so that gradients of zero move parameters, too
     for (int t = 0; t < TENSORS; t++) {
         tensors[t] = (struct cairn_tensor) { .struct_size = sizeof tensors[t],
@@ -55,10 +53,8 @@ static cairn_job *open_worker(cairn **session_out)
                                          .tensor_count = TENSORS,
                                          .groups = &adamw,
                                          .group_count = 1 };
-    good(cairn_open(&opts, session_out));
-    good(cairn_job_open(*session_out, "l", &spec, CAIRN_WORKER, WAIT_MS, &job));
-    good(cairn_init_done(job, NULL, WAIT_MS));
-    return job;
+    *session_out = trainer_session(cluster.address, NULL);
+    return trainer_ready(*session_out, "l", &spec);
 }
 
 static cairn_status open_reader(const char *address, cairn **session_out, cairn_job **job_out)

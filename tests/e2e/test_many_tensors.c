@@ -9,9 +9,8 @@
 
 #include "proto/base/xxh.h"
 #include "proto/snapshot_io/snapshot_io.h"
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 static size_t tensor_count(void)
 {
@@ -95,12 +94,9 @@ static void expect_elsewhere(const char *what, pid_t pid, struct spent before)
 static void train(cairn_job *job, const struct many *many)
 {
     float gradient[3] = { 0.5f, -1, 0.25f };
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
-    struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
-    for (size_t i = 0; i < many->count; i++)
-        good(cairn_push(job, &round, 0, many->names[i], NULL, &mem, NULL));
+    const struct cairn_round round = trainer_begin(job);
+    for (size_t i = 0; i < many->count; i++) trainer_push(job, &round, many->names[i], gradient);
     good(cairn_commit(job, &round, 1, NULL, 0, 4 * CLUSTER_WAIT_MS, &result));
     ck_assert_uint_eq(result.step, 1);
 }
@@ -151,12 +147,10 @@ TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored)
                                          .groups = &group,
                                          .group_count = 1,
                                          .workers_min = 1 };
-    cairn *session;
     cairn_job *job;
     cluster_start(&cluster, 1, &options);
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
     say("");
-    good(cairn_open(&opts, &session));
+    cairn *session = trainer_session(cluster.address, NULL);
     const struct spent coordinator = spent(cluster.coordinator), shard = spent(cluster.shards[0]);
     good(cairn_job_open(session, "many", &spec, CAIRN_WORKER, 4 * CLUSTER_WAIT_MS, &job));
     expect_elsewhere("coordinator", cluster.coordinator, coordinator);

@@ -34,8 +34,7 @@ static void open_job(const char *name, const char *fabric)
     spec.chunk_leaves = 4;
     spec.groups = &adamw;
     session = trainer_session(cluster.address, fabric);
-    job = trainer_open(session, name, &spec);
-    good(cairn_init_done(job, NULL, WAIT_MS));
+    job = trainer_ready(session, name, &spec);
 }
 
 static void set_up(void)

@@ -121,12 +121,10 @@ TEST(weights_are_bounded_and_what_a_shard_refuses_is_the_error_of_its_worker)
 /* In a session of its own, by the flags: CAIRN_OK, or what it was refused for. */
 static cairn_status try_open(const char *name, uint64_t flags, struct trainer *t)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.spec.open_flags = flags;
     t->session = tiny_session(&cluster, NULL);
-    const cairn_status status = cairn_job_open(t->session, name, &tiny.spec, CAIRN_WORKER,
-                                               CLUSTER_WAIT_MS, &t->job);
+    const cairn_status status = cairn_job_open(t->session, name,
+                                               &TINY(ELEMS, .open_flags = flags)->spec,
+                                               CAIRN_WORKER, CLUSTER_WAIT_MS, &t->job);
     if (status == CAIRN_OK) good(cairn_init_done(t->job, NULL, CLUSTER_WAIT_MS));
     return status;
 }
@@ -142,11 +140,9 @@ static void refused(const char *name, uint64_t flags, cairn_status expected, con
 /* Whoever does not wait for as long as the other one may be dead hears for whom it waited. */
 static void late_for_the_place(const char *name)
 {
-    struct tiny_job tiny;
     cairn_job *job = NULL;
     cairn *session = tiny_session(&cluster, NULL);
-    tiny_describe(&tiny, ELEMS);
-    ck_assert_int_eq(cairn_job_open(session, name, &tiny.spec, CAIRN_WORKER, 100, &job),
+    ck_assert_int_eq(cairn_job_open(session, name, &TINY(ELEMS)->spec, CAIRN_WORKER, 100, &job),
                      CAIRN_ERR_TIMEOUT);
     ck_assert_msg(strstr(cairn_error(), "waits for the worker that has rank 0 of job ") != NULL,
                   "%s", cairn_error());
@@ -176,10 +172,9 @@ static struct cairn_job_info info_of(cairn_job *job)
 /* A session that let go of the shards' memory holds its own step up, and not the shards. */
 static void late_without_memory(const struct trainer *t, cairn *session)
 {
-    struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     good(cairn_detach_memory(session, CLUSTER_WAIT_MS));
-    good(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
+    const struct cairn_round round = trainer_begin(t->job);
     ck_assert_int_eq(cairn_commit(t->job, &round, 1, NULL, 0, 100, &result), CAIRN_ERR_TIMEOUT);
     ck_assert_msg(strstr(cairn_error(), "waits for its cairn_attach_memory") != NULL, "%s",
                   cairn_error());
@@ -190,18 +185,13 @@ static void late_without_memory(const struct trainer *t, cairn *session)
 /* Nor do shards hold it up where this process has no descriptor left. */
 static void late_without_descriptors(void)
 {
-    struct tiny_job tiny;
-    struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     struct rlimit was;
-    cairn_job *job;
     cairn *session = tiny_session(&cluster, NULL);
     ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &was), 0);
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &(struct rlimit) { 3, was.rlim_max }), 0);
-    tiny_describe(&tiny, ELEMS);
-    good(cairn_job_open(session, "few", &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job));
-    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
-    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
+    cairn_job *job = trainer_ready(session, "few", &TINY(ELEMS)->spec);
+    const struct cairn_round round = trainer_begin(job);
     ck_assert_int_eq(cairn_commit(job, &round, 1, NULL, 0, 100, &result), CAIRN_ERR_TIMEOUT);
     ck_assert_msg(strstr(cairn_error(), "may open no descriptor more") != NULL, "%s",
                   cairn_error());
@@ -231,11 +221,7 @@ TEST(a_rank_is_one_process_unless_the_place_is_asked_for)
     ck_assert_uint_eq(tiny_step(second.job), 3);
     // In its own session it may close it and open it again.
     cairn_job_close(second.job);
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    good(cairn_job_open(second.session, "gpt", &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS,
-                        &anew.job));
-    good(cairn_init_done(anew.job, NULL, CLUSTER_WAIT_MS));
+    anew.job = trainer_ready(second.session, "gpt", &TINY(ELEMS)->spec);
     ck_assert_uint_eq(tiny_step(anew.job), 4);
     late_without_memory(&anew, second.session);
     late_without_descriptors();
@@ -318,9 +304,7 @@ TEST(a_timeout_is_kept_and_says_what_it_waited_for)
             begun_ms, 300, "open it again to go on");
     kill(cluster.shards[0], SIGCONT);
     tiny.spec.open_flags = CAIRN_OPEN_MUST_NOT_EXIST; // it is as good as none
-    good(
-        cairn_job_open(late.session, "slow", &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &late.job));
-    good(cairn_init_done(late.job, NULL, CLUSTER_WAIT_MS));
+    late.job = trainer_ready(late.session, "slow", &tiny.spec);
     ck_assert_uint_eq(tiny_step(late.job), 1);
     cairn_close(late.session);
     cairn_close(t.session);

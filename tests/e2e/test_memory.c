@@ -14,9 +14,8 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { WAIT_MS = 30000, SHARDS = 2 };
 #define MIB ((uint64_t)1 << 20)
@@ -82,14 +81,12 @@ static void train(cairn_job *job, uint64_t elems)
 {
     float *ones = malloc(elems * sizeof *ones);
     for (uint64_t i = 0; i < elems; i++) ones[i] = 1;
-    struct cairn_mem memory = { .struct_size = sizeof memory, .ptr = ones, .dtype = CAIRN_F32 };
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
+    struct cairn_mem memory = trainer_mem(ones, CAIRN_F32);
     cairn_op *op;
     good(cairn_init_done(job, NULL, WAIT_MS));
-    good(cairn_round_begin(job, WAIT_MS, &round));
+    const struct cairn_round round = trainer_begin(job);
     good(cairn_push(job, &round, 0, "w", NULL, &memory, NULL));
-    good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
+    const struct cairn_result result = trainer_commit(job, &round, 1);
     ck_assert_uint_eq(result.step, 1);
     good(cairn_fetch(job, result.version, "w", NULL, NULL, &memory, &op));
     good(cairn_wait(op, WAIT_MS));
@@ -104,13 +101,11 @@ TEST(what_a_control_group_has_no_room_for_is_refused_and_kills_nobody)
     static const char *const room[] = { "memory.limit=2GiB", NULL };
     const struct cluster_options options = { .shard_set = room };
     struct cluster cluster;
-    cairn *session;
     cairn_job *job;
     cluster_start(&cluster, SHARDS, &options);
     for (int i = 0; i < SHARDS; i++)
         ck_assert(write_number(inner, "cgroup.procs", (uint64_t)cluster.shards[i]));
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    good(cairn_open(&opts, &session));
+    cairn *session = trainer_session(cluster.address, NULL);
     // param, sums and two copies, 4 bytes each: 160 MiB a shard. Alone each would fit.
     ck_assert_int_eq(open_job(session, "large", 20 * MIB, &job), CAIRN_ERR_NO_MEMORY);
     ck_assert_msg(strstr(cairn_error(), group) != NULL, "%s", cairn_error());

@@ -17,12 +17,10 @@ enum { WAIT_MS = 20000, WORKERS = 64 /* of whom landing memory is wanted, at onc
 static cairn_status open_job(cairn *session, const char *name, uint64_t elems,
                              uint32_t chunk_leaves, uint32_t window, cairn_job **job_out)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, elems);
-    tiny.spec.workers_min = WORKERS;
-    tiny.spec.chunk_leaves = chunk_leaves;
-    tiny.spec.window = window;
-    return cairn_job_open(session, name, &tiny.spec, CAIRN_WORKER, WAIT_MS, job_out);
+    return cairn_job_open(
+        session, name,
+        &TINY(elems, .workers_min = WORKERS, .chunk_leaves = chunk_leaves, .window = window)->spec,
+        CAIRN_WORKER, WAIT_MS, job_out);
 }
 
 /* A job, by what its landing memory depends on; 0: as by default. */
@@ -84,10 +82,8 @@ TEST(of_one_whose_state_is_too_large_it_promises_nothing)
 {
     struct cluster cluster;
     cluster_start(&cluster, 1, NULL);
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    cairn *session;
     cairn_job *job;
-    good(cairn_open(&opts, &session));
+    cairn *session = trainer_session(cluster.address, NULL);
     ck_assert_int_eq(open_job(session, "large", 40 << 20, 0, 0, &job), CAIRN_ERR_NO_MEMORY);
     ck_assert_msg(strstr(cairn_error(), "add shards") != NULL, "%s", cairn_error());
     ck_assert_msg(strstr(cairn_error(), "it fits with") == NULL, "%s", cairn_error());

@@ -10,9 +10,9 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/netns.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum {
     WAIT_MS = 30000,
@@ -54,19 +54,12 @@ static void describe(struct cairn_tensor tensors[TENSORS])
         };
 }
 
-static struct cairn_mem memory_of(void *ptr)
-{
-    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
-                                .ptr = ptr,
-                                .dtype = CAIRN_BF16 };
-}
-
 static void gather(cairn_job *job, struct cairn_version version, const struct cairn_tensor *tensors,
                    uint16_t *room)
 {
     cairn_op *ops[TENSORS];
     for (int t = 0; t < TENSORS; t++) {
-        const struct cairn_mem mem = memory_of(room + (size_t)t * ELEMS);
+        const struct cairn_mem mem = trainer_mem(room + (size_t)t * ELEMS, CAIRN_BF16);
         need(cairn_fetch(job, version, tensors[t].name, NULL, NULL, &mem, &ops[t]));
     }
     for (int t = 0; t < TENSORS; t++) need(cairn_wait(ops[t], WAIT_MS));
@@ -78,7 +71,7 @@ static void step(cairn_job *job, const struct cairn_tensor *tensors, uint16_t *g
     struct cairn_round round = { .struct_size = sizeof round };
     need(cairn_round_begin(job, WAIT_MS, &round));
     for (int t = 0; t < TENSORS; t++) {
-        const struct cairn_mem mem = memory_of(grads);
+        const struct cairn_mem mem = trainer_mem(grads, CAIRN_BF16);
         need(cairn_push(job, &round, 0, tensors[t].name, NULL, &mem, NULL));
     }
     need(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, result));

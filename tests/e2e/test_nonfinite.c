@@ -37,13 +37,11 @@ static void end(void)
 static struct cairn_result train(bool large)
 {
     static float gradient[ELEMS];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
-    struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     for (int i = 0; i < ELEMS; i++)
         gradient[i] = large && (i < 2 || i >= ELEMS - (SPOILED - 2)) ? 1e25f : 0.5f;
-    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
-    good(cairn_push(job, &round, 0, "w", NULL, &mem, NULL));
+    const struct cairn_round round = trainer_begin(job);
+    trainer_push(job, &round, "w", gradient);
     good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
     ck_assert(result.applied && result.finite);
     return result;
@@ -59,7 +57,7 @@ static void check(const struct cairn_result *result, uint64_t nonfinite, const c
 static void mend(void)
 {
     static float zeros[ELEMS];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = zeros, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(zeros, CAIRN_F32);
     struct cairn_version version;
     good(cairn_write_begin(job, CLUSTER_WAIT_MS));
     good(cairn_put(job, "w", "exp_avg_sq", NULL, &mem, NULL));
@@ -197,8 +195,7 @@ static void start_many(int shards, cairn_nonfinite policy)
     spec.on_nonfinite = policy;
     cluster_start(&cluster, shards, NULL);
     session = tiny_session(&cluster, NULL);
-    job = trainer_open(session, "tiny", &spec);
-    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
+    job = trainer_ready(session, "tiny", &spec);
 }
 
 /* A round that is spoiled at both ends of the first tensor and at the beginning of each other, or not at

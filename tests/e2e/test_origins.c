@@ -9,9 +9,8 @@
 #include <cairn.h>
 
 #include "proto/spec/spec.h"
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 #include "tests/support/weights_sample.h"
 #include "tests/support/init.h"
 
@@ -173,21 +172,6 @@ static void start(struct cluster *cluster, int shards, const char *snapshots_pat
         &(struct cluster_options) { .shard_set = settings, .snapshots_path = snapshots_path });
 }
 
-static cairn *open_session(const struct cluster *cluster)
-{
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    cairn *session;
-    good(cairn_open(&opts, &session));
-    return session;
-}
-
-static cairn_job *open_job(cairn *session, const struct cairn_job_spec *spec)
-{
-    cairn_job *job;
-    good(cairn_job_open(session, "model", spec, CAIRN_WORKER, WAIT_MS, &job));
-    return job;
-}
-
 static void check_root(const struct cluster *cluster, char root[65])
 {
     cluster_cli(cluster, &said, "job", "digest", "-q", "model", NULL);
@@ -202,8 +186,8 @@ static void check_made(int shards, const struct cairn_job_spec *spec, char root[
 {
     struct cluster cluster;
     start(&cluster, shards, NULL);
-    cairn *session = open_session(&cluster);
-    cairn_job *job = open_job(session, spec);
+    cairn *session = trainer_session(cluster.address, NULL);
+    cairn_job *job = trainer_open(session, "model", spec);
     good(cairn_init_done(job, NULL, WAIT_MS));
     check_root(&cluster, root);
     cairn_close(session);
@@ -223,14 +207,12 @@ static void check_put(float (*value)(int t, size_t elem), char root[65])
     struct cluster cluster;
     const struct cairn_job_spec spec = spec_of(0, false);
     start(&cluster, 2, NULL);
-    cairn *session = open_session(&cluster);
-    cairn_job *job = open_job(session, &spec);
+    cairn *session = trainer_session(cluster.address, NULL);
+    cairn_job *job = trainer_open(session, "model", &spec);
     for (int t = 0; t < TENSORS; t++) {
         const size_t elems = elems_of(t);
         float *values = malloc((elems + 1) * sizeof *values);
-        const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                       .ptr = values,
-                                       .dtype = CAIRN_F32 };
+        const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
         cairn_op *op;
         for (size_t i = 0; i < elems; i++) values[i] = value(t, i);
         good(cairn_put(job, model[t].name, "param", NULL, &mem, &op));
@@ -272,13 +254,13 @@ TEST(weights_that_do_not_fit_are_refused_by_name_and_the_cluster_goes_on)
     struct cluster cluster;
     char path[256], root[65] = "";
     float zero = 0;
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = &zero, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(&zero, CAIRN_F32);
     cairn_job *job;
     struct cairn_job_spec spec = spec_of(0, false);
     write_folder("scale");
     snprintf(path, sizeof path, "%s/base", models);
     start(&cluster, 3, NULL);
-    cairn *session = open_session(&cluster);
+    cairn *session = trainer_session(cluster.address, NULL);
     spec.init_from = path;
     ck_assert_int_eq(cairn_job_open(session, "model", &spec, CAIRN_WORKER, WAIT_MS, &job),
                      CAIRN_ERR_MISMATCH);
@@ -295,7 +277,7 @@ TEST(weights_that_do_not_fit_are_refused_by_name_and_the_cluster_goes_on)
     spec.init_from = path;
     for (int t = 0; t < TENSORS; t++) // only the one that the files lack would need it
         if (strcmp(model[t].name, "scale") == 0) tensors[t].init = model[t].init;
-    job = open_job(session, &spec);
+    job = trainer_open(session, "model", &spec);
     ck_assert_int_eq(cairn_put(job, "scale", "param", NULL, &mem, NULL), CAIRN_ERR_EXISTS);
     ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_OK);
     check_root(&cluster, root);
@@ -309,17 +291,14 @@ TEST(weights_that_do_not_fit_are_refused_by_name_and_the_cluster_goes_on)
 /* One update with gradients of ones. */
 static uint64_t train_a_step(cairn_job *job)
 {
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
     static float ones[129 * 257 * 2];
     for (size_t i = 0; i < sizeof ones / sizeof *ones; i++) ones[i] = 1;
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = ones, .dtype = CAIRN_F32 };
-    good(cairn_round_begin(job, WAIT_MS, &round));
+    const struct cairn_round round = trainer_begin(job);
     for (int t = 0; t < TENSORS; t++) {
         if (model[t].kind != CAIRN_TRAINED) continue;
-        good(cairn_push(job, &round, 0, model[t].name, NULL, &mem, NULL));
+        trainer_push(job, &round, model[t].name, ones);
     }
-    good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
+    const struct cairn_result result = trainer_commit(job, &round, 1);
     return result.step;
 }
 
@@ -333,8 +312,8 @@ TEST(a_snapshot_of_it_is_restored_and_the_same_spec_goes_on)
     spec.init_from = path;
     spec.init_prefix = "model.";
     start(&cluster, 3, NULL);
-    cairn *session = open_session(&cluster);
-    cairn_job *job = open_job(session, &spec);
+    cairn *session = trainer_session(cluster.address, NULL);
+    cairn_job *job = trainer_open(session, "model", &spec);
     ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_OK);
     ck_assert_uint_eq(train_a_step(job), 1);
     good(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, WAIT_MS, id));
@@ -346,8 +325,8 @@ TEST(a_snapshot_of_it_is_restored_and_the_same_spec_goes_on)
                 NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     check_root(&other, root);
-    session = open_session(&other);
-    job = open_job(session, &spec);
+    session = trainer_session(other.address, NULL);
+    job = trainer_open(session, "model", &spec);
     ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_OK);
     ck_assert_uint_eq(train_a_step(job), 2);
     cairn_close(session);

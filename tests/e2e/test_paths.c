@@ -12,9 +12,9 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/netns.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { WAIT_MS = 30000, SHARDS = 2, ELEMS = 1 << 19, STEPS = 2 };
 
@@ -30,7 +30,7 @@ enum { WAIT_MS = 30000, SHARDS = 2, ELEMS = 1 << 19, STEPS = 2 };
 
 static int train(cairn_job *job, void *values)
 {
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     cairn_op *op;

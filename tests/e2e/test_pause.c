@@ -64,7 +64,7 @@ static void tear_down(void)
 static cairn_status step(cairn_job *job, int timeout_ms)
 {
     static float gradient[ELEMS];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     cairn_status status = cairn_round_begin(job, timeout_ms, &round);

@@ -42,7 +42,7 @@ static pid_t daemon_of(const struct cluster *cluster, int i)
 static void run_rounds(cairn_job *job, int count)
 {
     static float gradient[65536];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
     for (int i = 0; i < count; i++) {
         struct cairn_round round = { .struct_size = sizeof round };
         struct cairn_result result = { .struct_size = sizeof result };

@@ -39,13 +39,6 @@ static void need(cairn_status status, const char *what)
     exit(1);
 }
 
-static struct cairn_mem mem_of(float *values)
-{
-    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
-                                .ptr = values,
-                                .dtype = CAIRN_F32 };
-}
-
 /* Of the parameters, so that a wrong one is in every step that follows. */
 static void make_gradient(uint32_t rank, uint64_t step, int t, float *values)
 {
@@ -57,7 +50,7 @@ static void make_gradient(uint32_t rank, uint64_t step, int t, float *values)
 
 static cairn_status fetch(cairn_job *job, const struct cairn_round *round, int t, float *values)
 {
-    const struct cairn_mem mem = mem_of(values);
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     cairn_op *op;
     const cairn_status status = cairn_fetch(job, round->version, model[t].name, NULL, NULL, &mem,
                                             &op);
@@ -72,7 +65,7 @@ static cairn_status step(cairn_job *job, float *values, uint64_t die_at, uint64_
     cairn_status status = cairn_round_begin(job, WAIT_MS, &round);
     for (int t = 0; t < TENSORS && status == CAIRN_OK; t++) {
         float *const part = values + (size_t)t * ELEMS;
-        const struct cairn_mem mem = mem_of(part);
+        const struct cairn_mem mem = trainer_mem(part, CAIRN_F32);
         cairn_op *op;
         status = fetch(job, &round, t, part);
         if (status != CAIRN_OK) break;
@@ -89,7 +82,7 @@ static cairn_status step(cairn_job *job, float *values, uint64_t die_at, uint64_
 static void put(cairn_job *job)
 {
     static float ones[ELEMS];
-    const struct cairn_mem mem = mem_of(ones);
+    const struct cairn_mem mem = trainer_mem(ones, CAIRN_F32);
     cairn_op *op;
     for (int i = 0; i < ELEMS; i++) ones[i] = 1;
     need(cairn_put(job, model[1].name, "param", NULL, &mem, &op), "cairn_put");

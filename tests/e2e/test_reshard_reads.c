@@ -40,8 +40,7 @@ static void set_up(void)
     session = trainer_session(cluster.address, NULL);
     reading = trainer_session(cluster.address, "ucx");
     for (int j = 0; j < JOBS; j++) {
-        jobs[j] = trainer_open(session, names[j], &spec);
-        good(cairn_init_done(jobs[j], NULL, CLUSTER_WAIT_MS));
+        jobs[j] = trainer_ready(session, names[j], &spec);
         good(cairn_job_open(reading, names[j], NULL, CAIRN_READER, CLUSTER_WAIT_MS, &read_jobs[j]));
     }
 }

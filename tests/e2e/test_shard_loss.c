@@ -15,12 +15,9 @@ enum { ELEMS = 5000, EVERY = 5, KEEP = 2, STEPS = 30, LOST_AT = 18 };
 
 static void open_job(struct trainer *t)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.spec.snapshot_every = EVERY;
-    tiny.spec.snapshot_keep = KEEP;
-    tiny.spec.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST;
-    t->job = tiny_open(t->session, t->name, &tiny);
+    t->job = tiny_open(t->session, t->name,
+                       TINY(ELEMS, .snapshot_every = EVERY, .snapshot_keep = KEEP,
+                            .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST));
 }
 
 static struct trainer attach(const struct cluster *cluster, const char *name)

@@ -11,11 +11,10 @@
 
 #include <cairn.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
-enum { WAIT_MS = 20000, TRIES = 400, TRY_MS = 50 };
+enum { TRIES = 400, TRY_MS = 50 };
 
 static struct cluster cluster;
 static char snapshots[CAIRN_SCRATCH_BYTES];
@@ -71,10 +70,7 @@ static cairn_job *open_job(cairn *session)
                                          .chunk_leaves = 2,
                                          .window = 2,
                                          .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST };
-    cairn_job *job;
-    good(cairn_job_open(session, "stored", &spec, CAIRN_WORKER, WAIT_MS, &job));
-    good(cairn_init_done(job, NULL, WAIT_MS));
-    return job;
+    return trainer_ready(session, "stored", &spec);
 }
 
 /* Until `cairn NOUN VERB JOB` prints this text, or prints it no more. */
@@ -109,14 +105,12 @@ TEST(a_shard_that_sees_another_folder_joins_and_says_so)
 {
     struct cluster_said said;
     char sentence[CAIRN_SCRATCH_BYTES + 64];
-    cairn *session;
     snprintf(sentence, sizeof sentence,
              "shard shard-1: %s is another folder here than the "
              "coordinator's",
              snapshots);
     await_status(sentence, true);
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
-    good(cairn_open(&opts, &session));
+    cairn *session = trainer_session(cluster.address, NULL);
     cairn_job *job = open_job(session); // it serves
     cluster_cli(&cluster, &said, "snapshot", "create", "stored", NULL);
     ck_assert_int_ne(said.status, 0);
@@ -143,10 +137,9 @@ static void hide_storage(void)
 /* A job on both shards, once the second one sees its storage, too. */
 static cairn_job *open_with_storage(cairn **session_out)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
     await_status("no snapshot can be saved: shard shard-1", true);
     show_storage();
-    good(cairn_open(&opts, session_out));
+    *session_out = trainer_session(cluster.address, NULL);
     return open_job(*session_out);
 }
 

@@ -13,10 +13,7 @@ enum { ELEMS = 5000, MAX = 4 };
 
 static struct trainer attach(const struct cluster *cluster, const char *name)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.spec.skips_max = MAX;
-    return tiny_attach(cluster, name, &tiny);
+    return tiny_attach(cluster, name, TINY(ELEMS, .skips_max = MAX));
 }
 
 static struct cairn_round begin(const struct trainer *t)

@@ -54,10 +54,8 @@ static void train(const struct trainer *t, char id_out[CLUSTER_WORD_BYTES], char
 static void set_up(void)
 {
     const struct cluster_options options = { .coordinator_set = quick };
-    struct tiny_job tiny;
     cluster_start(&cluster, 2, &options);
-    tiny_describe(&tiny, ELEMS);
-    const struct trainer t = tiny_attach(&cluster, "kept", &tiny);
+    const struct trainer t = tiny_attach(&cluster, "kept", TINY(ELEMS));
     train(&t, first, first_root);
     train(&t, second, second_root);
     cairn_close(t.session);
@@ -120,10 +118,8 @@ static int count_of(const char *word, const char *text)
  * `extra`: the newest. */
 static void train_periodic_ones(void)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
     cluster_cli(&cluster, &said, "job", "amend", "kept", "--snapshot-every", "1", NULL);
-    const struct trainer t = tiny_attach(&cluster, "kept", &tiny);
+    const struct trainer t = tiny_attach(&cluster, "kept", TINY(ELEMS));
     do { // a step has none while that of another is being taken
         (void)tiny_step(t.job);
         RUNS(PRUNE, "--dry-run"); // one stays until a newer one is verified

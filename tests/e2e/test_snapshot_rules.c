@@ -18,12 +18,9 @@ enum { ELEMS = 5000, STEPS = 20 };
 static struct trainer attach(const struct cluster *cluster)
 {
     struct trainer t = { .session = tiny_session(cluster, NULL), .name = "kept" };
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.spec.snapshot_every = 1;
-    tiny.spec.snapshot_keep = 3;
-    tiny.spec.snapshot_keep_every = 5;
-    t.job = tiny_open(t.session, t.name, &tiny);
+    t.job = tiny_open(
+        t.session, t.name,
+        TINY(ELEMS, .snapshot_every = 1, .snapshot_keep = 3, .snapshot_keep_every = 5));
     return t;
 }
 

@@ -11,14 +11,6 @@
 
 enum { ROWS = 4, COLUMNS = 3, WEIGHTS = ROWS * COLUMNS, BIAS = 5, COUNTS = 2 };
 
-static cairn *open_session(const struct cluster *cluster)
-{
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
-    cairn *session;
-    good(cairn_open(&opts, &session));
-    return session;
-}
-
 /* A job of two groups, with a buffer and two aliases; a test changes what it wants to. */
 struct job {
     struct cairn_tensor tensors[5];
@@ -68,14 +60,8 @@ static void describe(struct job *j)
 
 static cairn_status try_open(struct job *j, const struct cluster *cluster, const char *name)
 {
-    j->session = open_session(cluster);
+    j->session = trainer_session(cluster->address, NULL);
     return cairn_job_open(j->session, name, &j->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &j->job);
-}
-
-static void put(const struct job *j, const char *name, float *values)
-{
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
-    good(cairn_put(j->job, name, "param", NULL, &mem, NULL));
 }
 
 /* Opens the job; a new one begins with weights 0 to 11, biases 0 to 4, counts 0 to 1. */
@@ -87,9 +73,9 @@ static void open_job(struct job *j, const struct cluster *cluster, const char *n
     struct cairn_job_info info = { .struct_size = sizeof info };
     ck_assert_int_eq(cairn_job_describe(j->job, &info), CAIRN_OK);
     if (!info.initialized) {
-        put(j, "tied", values); // the initial state of its target
-        put(j, "head.bias", values);
-        put(j, "counts", values);
+        trainer_put(j->job, "tied", values); // the initial state of its target
+        trainer_put(j->job, "head.bias", values);
+        trainer_put(j->job, "counts", values);
     }
     good(cairn_init_done(j->job, NULL, CLUSTER_WAIT_MS));
 }
@@ -102,36 +88,22 @@ static void leave(struct job *j)
 static cairn_status push(const struct job *j, const struct cairn_round *round, const char *name)
 {
     static float ones[WEIGHTS] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = ones, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(ones, CAIRN_F32);
     return cairn_push(j->job, round, 0, name, NULL, &mem, NULL);
-}
-
-static struct cairn_round begin(const struct job *j)
-{
-    struct cairn_round round = { .struct_size = sizeof round };
-    good(cairn_round_begin(j->job, CLUSTER_WAIT_MS, &round));
-    return round;
-}
-
-static struct cairn_result commit(const struct job *j, const struct cairn_round *round)
-{
-    struct cairn_result result = { .struct_size = sizeof result };
-    good(cairn_commit(j->job, round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
-    return result;
 }
 
 /* A round with both gradients; the learning rate of "body", the first group. */
 static double train(const struct job *j)
 {
-    const struct cairn_round round = begin(j);
+    const struct cairn_round round = trainer_begin(j->job);
     ck_assert_msg(push(j, &round, "body.weight") == CAIRN_OK, "%s", cairn_error());
     ck_assert_msg(push(j, &round, "head.bias") == CAIRN_OK, "%s", cairn_error());
-    return commit(j, &round).lr;
+    return trainer_commit(j->job, &round, 0).lr;
 }
 
 static void fetch(const struct job *j, const char *name, const struct cairn_box *box, float *out)
 {
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = out, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(out, CAIRN_F32);
     struct cairn_version newest;
     cairn_op *op;
     ck_assert_int_eq(
@@ -236,7 +208,7 @@ TEST(jobs_of_stage_0_go_to_the_shard_that_has_least)
             const cairn_status status = cairn_round_begin(jobs[i].job, CLUSTER_WAIT_MS, &round);
             ck_assert_msg(status == CAIRN_OK || status == CAIRN_ERR_JOB_LOST, "%s", cairn_error());
             if (status == CAIRN_OK) {
-                commit(&jobs[i], &round);
+                trainer_commit(jobs[i].job, &round, 0);
                 continue;
             }
             lost++;
@@ -259,12 +231,12 @@ TEST(an_alias_is_its_target_by_another_name)
     open_job(&j, &cluster, "tiny");
     fetch(&j, "body.weight", NULL, values);
     for (int i = 0; i < WEIGHTS; i++) ck_assert(values[i] == (float)i); // "tied" was put
-    const struct cairn_round round = begin(&j);
+    const struct cairn_round round = trainer_begin(j.job);
     ck_assert_int_eq(push(&j, &round, "tied"), CAIRN_OK);
     ck_assert_int_eq(push(&j, &round, "body.weight"), CAIRN_ERR_EXISTS); // it is the same tensor
     ck_assert_int_eq(push(&j, &round, "part"), CAIRN_ERR_EXISTS);        // or a part of it
     ck_assert_ptr_nonnull(strstr(cairn_error(), "body.weight"));
-    commit(&j, &round);
+    trainer_commit(j.job, &round, 0);
     fetch(&j, "tied", NULL, values);
     for (int i = 0; i < WEIGHTS; i++) ck_assert(values[i] == (float)i - 1);
     fetch(&j, "part", NULL, part); // rows 1 and 2, columns 1 and 2
@@ -292,9 +264,9 @@ TEST(a_buffer_is_put_fetched_and_saved_and_never_trained)
     j.groups[1].weight_decay = 0.5;
     open_job(&j, &cluster, "tiny");
     for (int k = 0; k < 2; k++) train(&j);
-    const struct cairn_round round = begin(&j);
+    const struct cairn_round round = trainer_begin(j.job);
     ck_assert_int_eq(push(&j, &round, "counts"), CAIRN_ERR_INVALID);
-    commit(&j, &round);
+    trainer_commit(j.job, &round, 0);
     fetch(&j, "counts", NULL, counts);
     ck_assert(counts[0] == 0 && counts[1] == 1);
     ck_assert_int_eq(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id), CAIRN_OK);
@@ -512,12 +484,12 @@ TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_restore)
     cluster_start(&cluster, 2, NULL);
     describe(&j);
     open_job(&j, &cluster, "tiny");
-    const struct cairn_round round = begin(&j);
+    const struct cairn_round round = trainer_begin(j.job);
     ck_assert_uint_eq(round.revision, 0);
     ck_assert_uint_eq(round.micro_batches, 1);
     ck_assert_msg(amend_group(&j, 0, 0.125) == CAIRN_OK, "%s", cairn_error());
     ck_assert_int_eq(push(&j, &round, "body.weight"), CAIRN_OK);
-    ck_assert(commit(&j, &round).lr == 1); // the open round ends by its own terms
+    ck_assert(trainer_commit(j.job, &round, 0).lr == 1); // the open round ends by its own terms
     ck_assert(train(&j) == 0.125);
     ck_assert(first(&j, "body.weight") == -1.125F);
     ck_assert_int_eq(amend_group(&j, 5, 0.5), CAIRN_ERR_STALE);
@@ -574,11 +546,11 @@ TEST(a_frozen_group_stays_as_it_is_while_others_train)
     ck_assert_msg(amend_frozen(&j, "body", NULL) == CAIRN_OK, "%s", cairn_error());
     expect_said(&cluster, "tiny", "momentum 0, frozen");
     for (int k = 0; k < 3; k++) { // both published copies
-        const struct cairn_round round = begin(&j);
+        const struct cairn_round round = trainer_begin(j.job);
         ck_assert_int_eq(push(&j, &round, "body.weight"), CAIRN_ERR_REFUSED);
         ck_assert_ptr_nonnull(strstr(cairn_error(), "group body is frozen"));
         ck_assert_int_eq(push(&j, &round, "head.bias"), CAIRN_OK);
-        commit(&j, &round);
+        trainer_commit(j.job, &round, 0);
         fetch(&j, "body.weight", NULL, after);
         ck_assert_mem_eq(before, after, sizeof before);
         fetch(&j, "tied", NULL, after);
@@ -616,34 +588,34 @@ TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
     open_job(&j, &cluster, "tiny");
     train(&j);
     fetch(&j, "body.weight", NULL, before);
-    const struct cairn_round open = begin(&j);
+    const struct cairn_round open = trainer_begin(j.job);
     ck_assert_msg(amend_tensor(&j, "body.weight", NULL) == CAIRN_OK, "%s", cairn_error());
     ck_assert_int_eq(push(&j, &open, "head.bias"), CAIRN_OK); // the open round ends as it began
-    commit(&j, &open);
+    trainer_commit(j.job, &open, 0);
     expect_said(&cluster, "tiny", "frozen tensors    body.weight\n");
     fetch(&j, "body.weight", NULL, before);
     for (int k = 0; k < 3; k++) { // both published copies
-        const struct cairn_round round = begin(&j);
+        const struct cairn_round round = trainer_begin(j.job);
         ck_assert_int_eq(push(&j, &round, "body.weight"), CAIRN_ERR_REFUSED);
         ck_assert_ptr_nonnull(strstr(cairn_error(), "tensor body.weight is frozen"));
         ck_assert_int_eq(push(&j, &round, "head.bias"), CAIRN_OK);
-        commit(&j, &round);
+        trainer_commit(j.job, &round, 0);
         fetch(&j, "body.weight", NULL, after);
         ck_assert_mem_eq(before, after, sizeof before);
     }
     cluster_kill_coordinator(&cluster);
     cluster_restart_coordinator(&cluster);
-    const struct cairn_round after_restart = begin(&j);
+    const struct cairn_round after_restart = trainer_begin(j.job);
     ck_assert_int_eq(push(&j, &after_restart, "body.weight"), CAIRN_ERR_REFUSED);
-    commit(&j, &after_restart);
+    trainer_commit(j.job, &after_restart, 0);
     good(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
     leave(&j);
     cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     open_job(&j, &cluster, "tiny"); // with the spec as it was
-    const struct cairn_round restored = begin(&j);
+    const struct cairn_round restored = trainer_begin(j.job);
     ck_assert_int_eq(push(&j, &restored, "body.weight"), CAIRN_ERR_REFUSED);
-    commit(&j, &restored);
+    trainer_commit(j.job, &restored, 0);
     ck_assert_msg(amend_tensor(&j, NULL, "body.weight") == CAIRN_OK, "%s", cairn_error());
     train(&j);
     fetch(&j, "body.weight", NULL, after);
@@ -738,16 +710,16 @@ TEST(an_amendment_that_cannot_be_changes_nothing)
     amend.struct_size = 8;
     ck_assert_int_eq(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID);
     ck_assert_int_eq(cairn_job_amend(j.job, NULL, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID);
-    const struct cairn_round round = begin(&j);
+    const struct cairn_round round = trainer_begin(j.job);
     ck_assert_uint_eq(round.revision, 0);
     amend = (struct cairn_amend) { .struct_size = sizeof amend,
                                    .clip_norm = 0.5,
                                    .set_clip_norm = true };
     ck_assert_int_eq(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_OK);
-    ck_assert(commit(&j, &round).clip_scale == 1);
-    const struct cairn_round next = begin(&j);
+    ck_assert(trainer_commit(j.job, &round, 0).clip_scale == 1);
+    const struct cairn_round next = trainer_begin(j.job);
     ck_assert_int_eq(push(&j, &next, "body.weight"), CAIRN_OK);
-    ck_assert(commit(&j, &next).clip_scale < 1);
+    ck_assert(trainer_commit(j.job, &next, 0).clip_scale < 1);
     leave(&j);
     ck_assert_int_eq(cairn_job_amend(j.job, &amend, 0), CAIRN_ERR_HANDLE);
     cluster_stop(&cluster);

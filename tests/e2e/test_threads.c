@@ -159,7 +159,6 @@ static void *run(void *arg)
 
 static void open_job(const struct cluster *cluster)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
     const struct cairn_group adamw = CAIRN_GROUP_INIT;
     const struct cairn_tensor tensors[] = {
         { .struct_size = sizeof tensors[0],
@@ -180,11 +179,8 @@ static void open_job(const struct cluster *cluster)
                                          .group_count = 1,
                                          .client_state_max = 64,
                                          .chunk_leaves = 4 };
-    good(cairn_open(&opts, &session));
-    ck_assert_msg(cairn_job_open(session, "threads", &spec, CAIRN_WORKER, WAIT_MS, &job) ==
-                      CAIRN_OK,
-                  "%s", cairn_error());
-    good(cairn_init_done(job, NULL, WAIT_MS));
+    session = trainer_session(cluster->address, NULL);
+    job = trainer_ready(session, "threads", &spec);
 }
 
 static float *memory_of_the_library(void)

@@ -5,9 +5,9 @@
 
 #include "client/session.h"
 #include "tests/e2e/tiles_check.h"
-#include "tests/support/good.h"
 #include "tests/support/rooms.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { WAIT_MS = 20000 };
 
@@ -34,9 +34,7 @@ static struct member open_member(const struct rooms *rooms, uint32_t rank, uint3
                                          .rank = rank,
                                          .workers_min = workers_min };
     struct member m = { .session = tiles_session(rooms->address, rooms->hub) };
-    ck_assert_msg(cairn_job_open(m.session, "two", &spec, CAIRN_WORKER, WAIT_MS, &m.job) ==
-                      CAIRN_OK,
-                  "%s", cairn_error());
+    m.job = trainer_open(m.session, "two", &spec);
     return m;
 }
 
@@ -215,7 +213,7 @@ TEST(what_a_worker_does_not_hold_it_can_neither_put_nor_push)
 {
     struct rooms rooms;
     float values[48] = { 0 };
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
     struct call calls[2];
     for (uint32_t r = 0; r < 2; r++)
@@ -324,7 +322,7 @@ static void *put_and_end(void *arg)
 {
     struct putter *p = arg;
     float values[48] = { 0 };
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     cairn_status status = cairn_put(p->job, "weight", "param", NULL, &mem, NULL);
     float bias[10];
     for (int i = 0; i < 10; i++) bias[i] = i == 7 ? p->bias : 1;
@@ -378,7 +376,7 @@ TEST(replicas_that_put_different_values_are_named_and_may_put_again)
 static void read_box(cairn_job *job, struct cairn_version version, const struct cairn_box *box,
                      float *out)
 {
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = out, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(out, CAIRN_F32);
     cairn_op *op;
     good(cairn_fetch(job, version, "weight", NULL, box, &mem, &op));
     good(cairn_wait(op, WAIT_MS));
@@ -386,12 +384,9 @@ static void read_box(cairn_job *job, struct cairn_version version, const struct 
 
 static struct cairn_version train_once(cairn_job *job, const float *gradient)
 {
-    const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                   .ptr = (float *)(uintptr_t)gradient,
-                                   .dtype = CAIRN_F32 };
-    struct cairn_round round = { .struct_size = sizeof round };
+    const struct cairn_mem mem = trainer_mem((float *)(uintptr_t)gradient, CAIRN_F32);
     struct cairn_result result = { .struct_size = sizeof result };
-    good(cairn_round_begin(job, WAIT_MS, &round));
+    const struct cairn_round round = trainer_begin(job);
     ck_assert_int_eq(cairn_push(job, &round, 0, "weight", NULL, &mem, NULL), CAIRN_OK);
     ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, WAIT_MS, &result), CAIRN_OK);
     ck_assert(result.applied);
@@ -434,7 +429,7 @@ TEST(a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on)
     for (uint64_t k = 0; k < 15; k++) ck_assert(got[k] == all[(2 + k / 3) * 6 + 1 + k % 3]);
     ck_assert(all[47] != weight[47]);
     train_once(m.job, weight);
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = got, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(got, CAIRN_F32);
     cairn_op *op;
     ck_assert_int_eq(cairn_fetch(reader, first, "weight", NULL, &box, &mem, &op), CAIRN_OK);
     ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_ERR_VERSION_GONE);

@@ -28,12 +28,9 @@ static void open_job(void)
 static uint64_t train(void)
 {
     static float values[ELEMS] = { 1, 2, 3 };
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
-    good(cairn_push(job, &round, 0, "w", NULL, &mem, NULL));
-    good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
+    const struct cairn_round round = trainer_begin(job);
+    trainer_push(job, &round, "w", values);
+    const struct cairn_result result = trainer_commit(job, &round, 1);
     return result.version.step;
 }
 

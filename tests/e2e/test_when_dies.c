@@ -67,11 +67,7 @@ static void follow(const char *what, const char *command, const char *shard)
 
 static void open_job(uint32_t rank, cairn_worker_loss loss)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.spec.rank = rank;
-    tiny.spec.on_worker_loss = loss;
-    t.job = tiny_open(t.session, t.name, &tiny);
+    t.job = tiny_open(t.session, t.name, TINY(ELEMS, .rank = rank, .on_worker_loss = loss));
 }
 
 static void attach(void)

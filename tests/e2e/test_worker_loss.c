@@ -14,11 +14,7 @@ static struct cluster cluster;
 
 static struct trainer attach(const char *name, uint32_t rank, cairn_worker_loss what)
 {
-    struct tiny_job tiny;
-    tiny_describe(&tiny, ELEMS);
-    tiny.spec.rank = rank;
-    tiny.spec.on_worker_loss = what;
-    return tiny_attach(&cluster, name, &tiny);
+    return tiny_attach(&cluster, name, TINY(ELEMS, .rank = rank, .on_worker_loss = what));
 }
 
 /* A worker of rank 1, which trains until it is killed. */

@@ -8,9 +8,8 @@
 #include <cairn.h>
 
 #include "proto/geometry/tensor.h"
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
 #include "tests/support/suite.h"
+#include "tests/support/trainer.h"
 
 enum { TENSORS = 3, WAIT_MS = 20000, ELEMS_MAX = 129 * 257 };
 
@@ -33,10 +32,8 @@ static size_t elems_of(int t)
 static cairn_job *open_job(const struct cluster *cluster, uint32_t rank, uint32_t workers,
                            cairn **session_out)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster->address };
     const struct cairn_group adamw = CAIRN_GROUP_INIT;
     struct cairn_tensor tensors[TENSORS];
-    cairn_job *job;
     for (int t = 0; t < TENSORS; t++) {
         tensors[t] = (struct cairn_tensor) { .struct_size = sizeof tensors[t],
                                              .name = model[t].name,
@@ -53,16 +50,14 @@ static cairn_job *open_job(const struct cluster *cluster, uint32_t rank, uint32_
                                          .group_count = 1,
                                          .rank = rank,
                                          .workers_min = workers };
-    good(cairn_open(&opts, session_out));
-    good(cairn_job_open(*session_out, "w", &spec, CAIRN_WORKER, WAIT_MS, &job));
-    good(cairn_init_done(job, NULL, WAIT_MS));
-    return job;
+    *session_out = trainer_session(cluster->address, NULL);
+    return trainer_ready(*session_out, "w", &spec);
 }
 
 static cairn_status put(cairn_job *job, int t, const char *plane, float value)
 {
     static float values[ELEMS_MAX];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     cairn_op *op;
     for (size_t i = 0; i < elems_of(t); i++) values[i] = value + (float)(i % 7);
     cairn_status status = cairn_put(job, model[t].name, plane, NULL, &mem, &op);
@@ -74,7 +69,7 @@ static void check_values(cairn_job *job, struct cairn_version version, int t, co
                          float value, float step)
 {
     static float values[ELEMS_MAX];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     cairn_op *op;
     good(cairn_fetch(job, version, model[t].name, plane, NULL, &mem, &op));
     ck_assert_msg(cairn_wait(op, WAIT_MS) == CAIRN_OK, "%s: %s", plane, cairn_error());
@@ -86,11 +81,8 @@ static void check_values(cairn_job *job, struct cairn_version version, int t, co
 /* One update with gradients of zero: with fresh moments and no decay nothing moves. */
 static struct cairn_version train_a_step(cairn_job *job)
 {
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    good(cairn_round_begin(job, WAIT_MS, &round));
-    good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
-    ck_assert(result.applied);
+    const struct cairn_round round = trainer_begin(job);
+    const struct cairn_result result = trainer_commit(job, &round, 1);
     return result.version;
 }
 
@@ -160,7 +152,7 @@ static cairn_status put_box(cairn_job *job, const char *plane, float value, uint
                             uint64_t column, uint64_t rows, uint64_t columns)
 {
     static float values[ELEMS_MAX];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     const struct cairn_box box = { 2, { row, column }, { rows, columns } };
     cairn_op *op;
     for (size_t i = 0; i < ELEMS_MAX; i++) values[i] = value;
@@ -172,7 +164,7 @@ static cairn_status put_box(cairn_job *job, const char *plane, float value, uint
 static void check_boxes(cairn_job *job, struct cairn_version version)
 {
     static float values[ELEMS_MAX];
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     cairn_op *op;
     ck_assert_int_eq(cairn_fetch(job, version, "weight", "param", NULL, &mem, &op), CAIRN_OK);
     ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_OK);

@@ -13,8 +13,8 @@ struct tiny_job {
     struct cairn_job_spec spec;
 };
 
-/* `w` has that many elements. The group is AdamW by its defaults. A test changes what is to be different. */
-static inline void tiny_describe(struct tiny_job *tiny, uint64_t elems)
+/* Fills in all but the other terms of the spec, and returns the job. */
+static inline struct tiny_job *tiny_complete(struct tiny_job *tiny, uint64_t elems)
 {
     const struct cairn_group group = CAIRN_GROUP_INIT;
     tiny->group = group;
@@ -23,11 +23,23 @@ static inline void tiny_describe(struct tiny_job *tiny, uint64_t elems)
                                            .rank = 1,
                                            .shape = { elems },
                                            .init = { .kind = CAIRN_INIT_ONES } };
-    tiny->spec = (struct cairn_job_spec) { .struct_size = sizeof tiny->spec,
-                                           .tensors = &tiny->tensor,
-                                           .tensor_count = 1,
-                                           .groups = &tiny->group,
-                                           .group_count = 1 };
+    tiny->spec.struct_size = sizeof tiny->spec;
+    tiny->spec.tensors = &tiny->tensor;
+    tiny->spec.groups = &tiny->group;
+    tiny->spec.tensor_count = tiny->spec.group_count = 1;
+    return tiny;
+}
+
+/* The job whose `w` has that many elements, in a group of AdamW by its defaults, until the block's end. What is to be
+ * different of the spec stands behind: TINY(ELEMS, .rank = 1, .workers_min = 2). */
+#define TINY(elems, ...) \
+    tiny_complete(&(struct tiny_job) { .spec = { .struct_size = 0, __VA_ARGS__ } }, (elems))
+
+/* The same in `tiny`, of which a test changes what is to be different. */
+static inline void tiny_describe(struct tiny_job *tiny, uint64_t elems)
+{
+    tiny->spec = (struct cairn_job_spec) { .struct_size = 0 };
+    (void)tiny_complete(tiny, elems);
 }
 
 /* By the data path of that name; NULL: the default. */

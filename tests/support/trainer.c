@@ -36,6 +36,13 @@ cairn_job *trainer_open(cairn *session, const char *name, const struct cairn_job
     return job;
 }
 
+cairn_job *trainer_ready(cairn *session, const char *name, const struct cairn_job_spec *spec)
+{
+    cairn_job *job = trainer_open(session, name, spec);
+    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
+    return job;
+}
+
 struct cairn_mem trainer_mem(const void *ptr, cairn_dtype dtype)
 {
     return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),

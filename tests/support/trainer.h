@@ -25,6 +25,8 @@ struct cairn_job_spec trainer_spec(const struct cairn_tensor *tensors, size_t co
 cairn *trainer_session(const char *address, const char *fabric);
 /* As a worker; neither put nor initialized. */
 cairn_job *trainer_open(cairn *session, const char *name, const struct cairn_job_spec *spec);
+/* As a worker, initialized by the tensors' initializers where it is new. */
+cairn_job *trainer_ready(cairn *session, const char *name, const struct cairn_job_spec *spec);
 
 /* A dense tensor of host memory. */
 struct cairn_mem trainer_mem(const void *ptr, cairn_dtype dtype);
