@@ -5,15 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/trainer.h"
+
 static const char *digest_of(const char *address)
 {
-    static struct cluster_said said;
+    static char root[65];
     struct cluster at = { .folder = "" };
     snprintf(at.address, sizeof at.address, "%s", address);
-    cluster_cli(&at, &said, "job", "digest", "-q", BITS_JOB, NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    said.out[strcspn(said.out, "\n")] = 0;
-    return said.out;
+    trainer_digest(&at, BITS_JOB, root);
+    return root;
 }
 
 void bits_check_root(const char *address, const char *root)

@@ -197,7 +197,6 @@ TEST_EACH(tensors_are_added_tied_and_thawed_while_training_goes_on_with_the_bits
     struct cluster cluster, other;
     struct worker workers[AMEND_WORKERS];
     struct amend_reference ref;
-    struct cluster_said said;
     struct cairn_version version = { 0, 0 };
     char id[64], path[CAIRN_SCRATCH_BYTES + 128];
     const int shards = _i;
@@ -217,9 +216,8 @@ TEST_EACH(tensors_are_added_tied_and_thawed_while_training_goes_on_with_the_bits
 
     cluster_start(&other, shards % 3 + 1, NULL);
     snprintf(path, sizeof path, "%s/%s/%s", cluster.snapshots_path, AMEND_JOB, id);
-    cluster_cli(&other, &said, "snapshot", "restore", "--path", path, "--yes", "--allow-untrusted",
-                NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&other, 0, "", "snapshot", "restore", "--path", path, "--yes", "--allow-untrusted",
+                 NULL);
     start(workers, &other, false, MORE_STEP); // both with the spec as it was
     join(workers);
     amend_reference_run(&ref, MORE_STEP);

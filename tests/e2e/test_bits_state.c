@@ -27,8 +27,7 @@ static void check_plane(cairn_job *job, int tensor, const char *plane, cairn_dty
     struct cairn_version newest;
     const size_t bytes = bits_elems(tensor) * dtype_size((int)dtype);
     void *got = malloc(bytes + 1);
-    ck_assert_int_eq(
-        cairn_version_wait(job, (struct cairn_version) { 0, 0 }, BITS_WAIT_MS, &newest), CAIRN_OK);
+    good(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, BITS_WAIT_MS, &newest));
     trainer_fetch(job, newest, bits_tensors[tensor].name, plane, dtype, got);
     ck_assert_msg(memcmp(got, expected, bytes) == 0, "%s of %s has other bits", plane,
                   bits_tensors[tensor].name);
@@ -74,7 +73,7 @@ TEST(the_initial_state_is_what_rank_0_put_and_others_are_compared_with_it)
     cairn *session;
     cluster_start(&cluster, 2, NULL);
     cairn_job *job = open_job(cluster.address, &session, &spec);
-    ck_assert_int_eq(cairn_put(job, "bias", "param", NULL, &mem, NULL), CAIRN_OK); // only hashed
+    good(cairn_put(job, "bias", "param", NULL, &mem, NULL)); // only hashed
     cairn_close(session);
     bits_train_quietly((struct bits_worker) { .until_step = 0 }, cluster.address, 0);
     bits_root_at(0, root);
@@ -99,13 +98,11 @@ static void create_snapshot(const struct cluster *cluster, char id_out[64], uint
 static void restore_and_finish(int shards, const char *snapshots_path, const char *id,
                                uint64_t step)
 {
-    static struct cluster_said said;
     struct cluster cluster;
     char root[65];
     cluster_start(&cluster, shards, &(struct cluster_options) { .snapshots_path = snapshots_path });
-    cluster_cli(&cluster, &said, "snapshot", "restore", BITS_JOB, id, "--yes", "--allow-untrusted",
-                NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "", "snapshot", "restore", BITS_JOB, id, "--yes", "--allow-untrusted",
+                 NULL);
     bits_root_at(step, root);
     bits_check_root(cluster.address, root);
     bits_train_quietly((struct bits_worker) { .until_step = BITS_STEPS }, cluster.address,

@@ -12,12 +12,9 @@
 
 enum { WAIT_MS = 20000 };
 
-static struct cluster_said said;
-
 /* Rows of more than 2^20 elements are cut. */
 static cairn_job *open_job(cairn *session)
 {
-    static const struct cairn_group adamw = CAIRN_GROUP_INIT;
     static const struct cairn_init normal = { CAIRN_INIT_NORMAL, 0, 1, 7 };
     const struct cairn_tensor tensors[] = {
         { .struct_size = sizeof *tensors,
@@ -36,39 +33,26 @@ static cairn_job *open_job(cairn *session)
           .shape = { 5, 1100001 },
           .init = normal },
     };
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = tensors,
-                                         .tensor_count = 3,
-                                         .groups = &adamw,
-                                         .group_count = 1 };
+    const struct cairn_job_spec spec = TRAINER_SPEC(tensors, 3);
     return trainer_open(session, "boxes", &spec);
-}
-
-static void digest(const struct cluster *cluster, char root_out[80])
-{
-    cluster_cli(cluster, &said, "job", "digest", "-q", "boxes", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    snprintf(root_out, 80, "%.79s", said.out);
 }
 
 TEST(parts_of_several_boxes_are_saved_whole_and_restored_onto_other_shards)
 {
     struct cluster three, two;
-    char before[80], after[80], id[64], path[512];
+    char before[65], id[64], path[512];
     cluster_start(&three, 3, NULL);
     cairn *session = trainer_session(three.address, NULL);
     cairn_job *job = open_job(session);
     good(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, WAIT_MS, id));
-    digest(&three, before);
+    trainer_digest(&three, "boxes", before);
     cairn_job_close(job);
     cairn_close(session);
     snprintf(path, sizeof path, "%s/boxes/%s", three.snapshots_path, id);
     cluster_start(&two, 2, NULL);
-    cluster_cli(&two, &said, "snapshot", "restore", "--path", path, "--yes", "--allow-untrusted",
-                NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    digest(&two, after);
-    ck_assert_str_eq(before, after);
+    cluster_says(&two, 0, "", "snapshot", "restore", "--path", path, "--yes", "--allow-untrusted",
+                 NULL);
+    trainer_expect_digest(&two, "boxes", before);
     cluster_stop(&two);
     cluster_stop(&three);
 }

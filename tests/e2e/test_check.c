@@ -32,9 +32,7 @@ static void set_up(void)
     job = trainer_open(session, "run", &spec);
     trainer_put(job, "w", values);
     good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
-    const struct cairn_round round = trainer_begin(job);
-    trainer_push(job, &round, "w", values);
-    trainer_commit(job, &round, 1);
+    trainer_step(job, "w", values);
 }
 
 static void tear_down(void)
@@ -135,8 +133,7 @@ TEST(every_member_says_which_build_it_is)
 
 TEST(an_operators_action_has_its_who_and_from_where)
 {
-    cluster_cli(&cluster, &said, "job", "amend", "run", "--lr", "0.5", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "", "job", "amend", "run", "--lr", "0.5", NULL);
     cluster_cli(&cluster, &said, "job", "amend", "run", "--set", "stage=2", "--workers", "1:3",
                 NULL);
     cluster_cli(&cluster, &said, "job", "drop", "other", "--yes", NULL);

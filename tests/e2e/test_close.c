@@ -46,15 +46,14 @@ TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
     cairn *session = tiny_session(&cluster, NULL);
     cairn_job *job;
     cairn_op *fetch;
-    struct cairn_round round = { .struct_size = sizeof round };
     ck_assert_int_eq(open_job(session, 1, CLUSTER_WAIT_MS, &job), CAIRN_OK);
     initialize(job, values);
-    ck_assert_int_eq(cairn_round_begin(job, CLUSTER_WAIT_MS, &round), CAIRN_OK);
+    const struct cairn_round round = trainer_begin(job);
     const struct cairn_mem to = trainer_mem(copy, CAIRN_F32);
     const struct cairn_mem from = trainer_mem(values, CAIRN_F32);
-    ck_assert_int_eq(cairn_fetch(job, round.version, "w", NULL, NULL, &to, &fetch), CAIRN_OK);
+    good(cairn_fetch(job, round.version, "w", NULL, NULL, &to, &fetch));
     kill(cluster.shards[1], SIGSTOP);
-    ck_assert_int_eq(cairn_push(job, &round, 0, "w", NULL, &from, NULL), CAIRN_OK);
+    good(cairn_push(job, &round, 0, "w", NULL, &from, NULL));
     const uint64_t begin_ms = now_ms();
     cairn_close(session);
     const uint64_t took_ms = now_ms() - begin_ms;
@@ -93,9 +92,8 @@ static void close_beside_a_waiter(bool whole_session)
     struct cairn_version version;
     ck_assert_int_eq(pthread_create(&waiter.thread, NULL, wait_for_a_round, &waiter), 0);
     // Behind it, so that mostly the coordinator has its question by then.
-    ck_assert_int_eq(
-        cairn_version_wait(waiter.job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS, &version),
-        CAIRN_OK);
+    good(
+        cairn_version_wait(waiter.job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS, &version));
     const uint64_t begin_ms = now_ms();
     if (whole_session)
         cairn_close(session);
@@ -169,20 +167,20 @@ TEST(what_is_done_twice_is_refused)
     ck_assert_int_eq(open_job(session, 1, CLUSTER_WAIT_MS, &again), CAIRN_ERR_EXISTS);
     initialize(job, values);
     for (uint32_t step = 1; step <= 2; step++) {
-        ck_assert_int_eq(cairn_round_begin(job, CLUSTER_WAIT_MS, &round), CAIRN_OK);
+        good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
         for (uint32_t micro = 0; micro < 3; micro++) {
-            ck_assert_int_eq(cairn_push(job, &round, micro, "w", NULL, &mem, NULL), CAIRN_OK);
+            good(cairn_push(job, &round, micro, "w", NULL, &mem, NULL));
             ck_assert_int_eq(cairn_push(job, &round, micro, "w", NULL, &mem, NULL),
                              CAIRN_ERR_EXISTS);
-            ck_assert_int_eq(cairn_micro_end(job, &round, micro), CAIRN_OK);
+            good(cairn_micro_end(job, &round, micro));
         }
         good(cairn_commit(job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
         ck_assert_uint_eq(result.step, step);
     }
     // A round without a push ends, too; committed again it is known.
-    ck_assert_int_eq(cairn_round_begin(job, CLUSTER_WAIT_MS, &round), CAIRN_OK);
-    ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result), CAIRN_OK);
-    ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result), CAIRN_OK);
+    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
+    good(cairn_commit(job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
+    good(cairn_commit(job, &round, 0, NULL, 0, CLUSTER_WAIT_MS, &result));
     ck_assert_uint_eq(result.step, 3);
     cairn_close(session);
     free(values);

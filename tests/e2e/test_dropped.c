@@ -51,17 +51,8 @@ static int wait_ms;
 static int open_job(const char *endpoint, const char *name, cairn_job **job_out)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = endpoint };
-    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                         .name = "w",
-                                         .rank = 2,
-                                         .shape = { 64, ELEMS / 64 },
-                                         .init = { CAIRN_INIT_NORMAL, 0, 1, 7 } };
-    const struct cairn_group adamw = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &adamw,
-                                         .group_count = 1 };
+    const struct cairn_tensor tensor = TRAINER_MATRIX("w", NULL, 64, ELEMS / 64, 7);
+    const struct cairn_job_spec spec = TRAINER_SPEC(&tensor, 1);
     cairn *session;
     setvbuf(stdout, NULL, _IOLBF, 0);
     joined_ms = now_ms();

@@ -165,9 +165,7 @@ TEST(what_cannot_be_planned_is_said)
 {
     char path[CAIRN_SCRATCH_BYTES + 16];
     cluster_start(&cluster, 1, NULL);
-    cluster_cli(&cluster, &said, "job", "plan", "nothing", NULL);
-    ck_assert_int_eq(said.status, 4);
-    ck_assert_msg(strstr(said.err, "no job \"nothing\"") != NULL, "%s", said.err);
+    cluster_says(&cluster, 4, "no job \"nothing\"", "job", "plan", "nothing", NULL);
     cluster_cli(&cluster, &said, "job", "plan", "no/where", NULL);
     ck_assert_msg(strstr(said.err, "no/where: there is no such file or folder") != NULL, "%s",
                   said.err);

@@ -15,12 +15,7 @@
 
 enum { SHARDS = 2, WORKERS = 3, SLOW = 1, STEPS = 9, COMPUTE_MS = 4, SLOW_MS = 60, ELEMS = 40000 };
 
-static const struct cairn_tensor model = { .struct_size = sizeof model,
-                                           .name = "w",
-                                           .unit = "w",
-                                           .rank = 2,
-                                           .shape = { 200, 200 },
-                                           .init = { CAIRN_INIT_NORMAL, 0, 1, 1 } };
+static const struct cairn_tensor model = TRAINER_MATRIX("w", "w", 200, 200, 1);
 
 static struct cluster cluster;
 static struct cluster_said said;
@@ -35,14 +30,8 @@ static struct worker workers[WORKERS];
 
 static void open_worker(struct worker *w)
 {
-    const struct cairn_group adamw = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &model,
-                                         .tensor_count = 1,
-                                         .groups = &adamw,
-                                         .group_count = 1,
-                                         .rank = w->rank,
-                                         .workers_min = WORKERS };
+    const struct cairn_job_spec spec = TRAINER_SPEC(&model, 1, .rank = w->rank,
+                                                    .workers_min = WORKERS);
     w->session = trainer_session(cluster.address, NULL);
     w->job = trainer_open(w->session, "slow", &spec);
 }

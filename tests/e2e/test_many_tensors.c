@@ -140,13 +140,7 @@ TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored)
     struct cluster_said said;
     char root[CLUSTER_WORD_BYTES], again[CLUSTER_WORD_BYTES], id[CLUSTER_WORD_BYTES], folder[400];
     struct many many = make_many(tensor_count());
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = many.tensors,
-                                         .tensor_count = many.count,
-                                         .groups = &group,
-                                         .group_count = 1,
-                                         .workers_min = 1 };
+    const struct cairn_job_spec spec = TRAINER_SPEC(many.tensors, many.count, .workers_min = 1);
     cairn_job *job;
     cluster_start(&cluster, 1, &options);
     say("");
@@ -165,8 +159,7 @@ TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored)
     say("snapshot");
     cairn_job_close(job);
     cairn_close(session);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "many", id, "--yes", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "", "snapshot", "restore", "many", id, "--yes", NULL);
     say("restore");
     cluster_word(&cluster, again, "job", "digest", "-q", "many", NULL);
     ck_assert_str_eq(again, root);

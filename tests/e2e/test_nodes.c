@@ -80,7 +80,6 @@ static void step(cairn_job *job, const struct cairn_tensor *tensors, uint16_t *g
 static int work(char **argv)
 {
     struct cairn_tensor tensors[TENSORS];
-    struct cairn_group adamw = CAIRN_GROUP_INIT;
     struct cairn_result result = { .struct_size = sizeof result };
     cairn *session;
     cairn_job *job;
@@ -88,16 +87,9 @@ static int work(char **argv)
     const int steps = atoi(argv[5]), gathers = atoi(argv[6]);
     describe(tensors);
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = argv[2] };
-    const struct cairn_job_spec spec = {
-        .struct_size = sizeof spec,
-        .tensors = tensors,
-        .tensor_count = TENSORS,
-        .groups = &adamw,
-        .group_count = 1,
-        .workers_min = WORKERS,
-        .rank = (uint32_t)atoi(argv[3]),
-        .reduce_groups = atoi(argv[7]) != 0 ? CAIRN_GROUPS_HOST : CAIRN_GROUPS_NONE,
-    };
+    const struct cairn_job_spec spec = TRAINER_SPEC(
+        tensors, TENSORS, .workers_min = WORKERS, .rank = (uint32_t)atoi(argv[3]),
+        .reduce_groups = atoi(argv[7]) != 0 ? CAIRN_GROUPS_HOST : CAIRN_GROUPS_NONE);
     need(cairn_open(&opts, &session));
     need(cairn_job_open(session, argv[4], &spec, CAIRN_WORKER, WAIT_MS, &job));
     need(cairn_init_done(job, NULL, WAIT_MS));

@@ -56,7 +56,6 @@ static const struct tensor {
 static struct cairn_tensor tensors[TENSORS];
 static const struct cairn_group adamw = CAIRN_GROUP_INIT;
 static char models[CAIRN_SCRATCH_BYTES], import_folders[CAIRN_SCRATCH_BYTES + 32];
-static struct cluster_said said;
 
 /* ---- the model and its files ---- */
 
@@ -174,11 +173,10 @@ static void start(struct cluster *cluster, int shards, const char *snapshots_pat
 
 static void check_root(const struct cluster *cluster, char root[65])
 {
-    cluster_cli(cluster, &said, "job", "digest", "-q", "model", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    said.out[strcspn(said.out, "\n")] = 0;
-    if (root[0] == '\0') snprintf(root, 65, "%.64s", said.out);
-    ck_assert_str_eq(said.out, root);
+    if (root[0] == '\0')
+        trainer_digest(cluster, "model", root);
+    else
+        trainer_expect_digest(cluster, "model", root);
 }
 
 /* The root of a job that nobody puts. */
@@ -187,8 +185,7 @@ static void check_made(int shards, const struct cairn_job_spec *spec, char root[
     struct cluster cluster;
     start(&cluster, shards, NULL);
     cairn *session = trainer_session(cluster.address, NULL);
-    cairn_job *job = trainer_open(session, "model", spec);
-    good(cairn_init_done(job, NULL, WAIT_MS));
+    (void)trainer_ready(session, "model", spec);
     check_root(&cluster, root);
     cairn_close(session);
     cluster_stop(&cluster);
@@ -216,10 +213,10 @@ static void check_put(float (*value)(int t, size_t elem), char root[65])
         cairn_op *op;
         for (size_t i = 0; i < elems; i++) values[i] = value(t, i);
         good(cairn_put(job, model[t].name, "param", NULL, &mem, &op));
-        ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_OK);
+        good(cairn_wait(op, WAIT_MS));
         free(values);
     }
-    ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_OK);
+    good(cairn_init_done(job, NULL, WAIT_MS));
     check_root(&cluster, root);
     cairn_close(session);
     cluster_stop(&cluster);
@@ -279,7 +276,7 @@ TEST(weights_that_do_not_fit_are_refused_by_name_and_the_cluster_goes_on)
         if (strcmp(model[t].name, "scale") == 0) tensors[t].init = model[t].init;
     job = trainer_open(session, "model", &spec);
     ck_assert_int_eq(cairn_put(job, "scale", "param", NULL, &mem, NULL), CAIRN_ERR_EXISTS);
-    ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_OK);
+    good(cairn_init_done(job, NULL, WAIT_MS));
     check_root(&cluster, root);
     cluster_kill_coordinator(&cluster);
     cluster_restart_coordinator(&cluster);
@@ -313,21 +310,18 @@ TEST(a_snapshot_of_it_is_restored_and_the_same_spec_goes_on)
     spec.init_prefix = "model.";
     start(&cluster, 3, NULL);
     cairn *session = trainer_session(cluster.address, NULL);
-    cairn_job *job = trainer_open(session, "model", &spec);
-    ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_OK);
+    cairn_job *job = trainer_ready(session, "model", &spec);
     ck_assert_uint_eq(train_a_step(job), 1);
     good(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, WAIT_MS, id));
     check_root(&cluster, root);
     cairn_close(session);
 
     start(&other, 2, cluster.snapshots_path);
-    cluster_cli(&other, &said, "snapshot", "restore", "model", id, "--yes", "--allow-untrusted",
-                NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&other, 0, "", "snapshot", "restore", "model", id, "--yes", "--allow-untrusted",
+                 NULL);
     check_root(&other, root);
     session = trainer_session(other.address, NULL);
-    job = trainer_open(session, "model", &spec);
-    ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_OK);
+    job = trainer_ready(session, "model", &spec);
     ck_assert_uint_eq(train_a_step(job), 2);
     cairn_close(session);
     cluster_stop(&other);

@@ -47,19 +47,8 @@ static int train(cairn_job *job, void *values)
 static int work(const char *endpoint)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = endpoint };
-    const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
-                                         .name = "w",
-                                         .rank = 2,
-                                         .shape = { 1024, ELEMS / 1024 },
-                                         .init = { CAIRN_INIT_NORMAL, 0, 1, 7 } };
-    struct cairn_group adamw = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = &tensor,
-                                         .tensor_count = 1,
-                                         .groups = &adamw,
-                                         .group_count = 1,
-                                         .chunk_leaves = 16,
-                                         .window = 2 };
+    const struct cairn_tensor tensor = TRAINER_MATRIX("w", NULL, 1024, ELEMS / 1024, 7);
+    const struct cairn_job_spec spec = TRAINER_SPEC(&tensor, 1, .chunk_leaves = 16, .window = 2);
     cairn *session;
     cairn_job *job;
     void *values;

@@ -89,18 +89,18 @@ TEST(calls_wait_beyond_their_time_and_say_for_whom)
     good(cairn_pause(jobs[0], "evaluating", PAUSE_MS, CLUSTER_WAIT_MS));
     pthread_create(&second, NULL, second_steps, NULL);
     for (int i = 0; i < 3; i++) sem_wait(&waited);
-    ck_assert_int_eq(cairn_pause_end(jobs[0], CLUSTER_WAIT_MS), CAIRN_OK);
+    good(cairn_pause_end(jobs[0], CLUSTER_WAIT_MS));
     ck_assert_msg(step(jobs[0], CLUSTER_WAIT_MS) == CAIRN_OK, "%s", cairn_error());
     pthread_join(second, NULL);
     ck_assert_msg(second_status == CAIRN_OK, "%s", second_error);
     ck_assert_ptr_nonnull(strstr(heard, "worker first of rank 0, which is evaluating"));
-    ck_assert_int_eq(cairn_pause_end(jobs[0], CLUSTER_WAIT_MS), CAIRN_OK); // there is none
+    good(cairn_pause_end(jobs[0], CLUSTER_WAIT_MS)); // there is none
 }
 
 TEST(who_does_not_want_to_wait_has_its_timeout)
 {
     goes_on = false;
-    ck_assert_int_eq(cairn_pause(jobs[0], "evaluating", PAUSE_MS, CLUSTER_WAIT_MS), CAIRN_OK);
+    good(cairn_pause(jobs[0], "evaluating", PAUSE_MS, CLUSTER_WAIT_MS));
     (void)second_steps(NULL);
     ck_assert_int_eq(second_status, CAIRN_ERR_TIMEOUT);
     ck_assert_ptr_nonnull(strstr(second_error, "which is evaluating"));

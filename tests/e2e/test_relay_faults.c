@@ -91,17 +91,10 @@ static void put(cairn_job *job)
 
 static int be_worker(char **argv)
 {
-    const struct cairn_group adamw = CAIRN_GROUP_INIT;
     const uint64_t die_at = strtoull(argv[6], NULL, 10), leave_at = strtoull(argv[7], NULL, 10);
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = model,
-                                         .tensor_count = TENSORS,
-                                         .groups = &adamw,
-                                         .group_count = 1,
-                                         .chunk_leaves = 2,
-                                         .rank = (uint32_t)atoi(argv[3]),
-                                         .workers_min = (uint32_t)atoi(argv[5]),
-                                         .reduce_groups = CAIRN_GROUPS_HOST };
+    const struct cairn_job_spec spec = TRAINER_SPEC(
+        model, TENSORS, .chunk_leaves = 2, .rank = (uint32_t)atoi(argv[3]),
+        .workers_min = (uint32_t)atoi(argv[5]), .reduce_groups = CAIRN_GROUPS_HOST);
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = argv[2] };
     struct cairn_version version;
     cairn *session;

@@ -112,8 +112,7 @@ TEST(a_job_goes_on_from_its_newest_snapshot_with_the_bits_of_one_that_lost_nothi
     expect_snapshots(&cluster, "calm", "step-000000000030-g1\nstep-000000000025-g1\n");
     trainer_digest(&cluster, "calm", calm);
     cairn_close(t.session);
-    cluster_cli(&cluster, &said, "job", "drop", "calm", "--yes", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "", "job", "drop", "calm", "--yes", NULL);
     t = attach(&cluster, "rough");
     ck_assert_int_eq(train(&t, &cluster, LOST_AT), 1);
     expect_snapshots(&cluster, "rough", "step-000000000030-g2\nstep-000000000025-g2\n");
@@ -135,8 +134,7 @@ static void amend(const struct cluster *cluster, const char *option, const char 
                   const char *words)
 {
     struct cluster_said said;
-    cluster_cli(cluster, &said, "job", "amend", "periodic", option, value, NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(cluster, 0, "", "job", "amend", "periodic", option, value, NULL);
     cluster_cli(cluster, &said, "job", "show", "periodic", NULL);
     ck_assert_msg(strstr(said.out, words) != NULL, "%s", said.out);
 }

@@ -71,7 +71,7 @@ static void open_job(struct job *j, const struct cluster *cluster, const char *n
     for (int i = 0; i < WEIGHTS; i++) values[i] = (float)i;
     ck_assert_msg(try_open(j, cluster, name) == CAIRN_OK, "%s", cairn_error());
     struct cairn_job_info info = { .struct_size = sizeof info };
-    ck_assert_int_eq(cairn_job_describe(j->job, &info), CAIRN_OK);
+    good(cairn_job_describe(j->job, &info));
     if (!info.initialized) {
         trainer_put(j->job, "tied", values); // the initial state of its target
         trainer_put(j->job, "head.bias", values);
@@ -106,9 +106,7 @@ static void fetch(const struct job *j, const char *name, const struct cairn_box 
     const struct cairn_mem mem = trainer_mem(out, CAIRN_F32);
     struct cairn_version newest;
     cairn_op *op;
-    ck_assert_int_eq(
-        cairn_version_wait(j->job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS, &newest),
-        CAIRN_OK);
+    good(cairn_version_wait(j->job, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS, &newest));
     good(cairn_fetch(j->job, newest, name, NULL, box, &mem, &op));
     good(cairn_wait(op, CLUSTER_WAIT_MS));
 }
@@ -131,9 +129,8 @@ TEST(a_restored_job_goes_on_in_the_middle_of_its_schedule)
 {
     const double rates[] = { 0, 0.5, 1, 0.75, 0.5, 0.25, 0 };
     struct cluster cluster;
-    struct cluster_said said;
     struct job j;
-    char id[64], uninterrupted[128], restored[128];
+    char id[64], uninterrupted[128];
     cluster_start(&cluster, 2, NULL);
     describe(&j);
     j.groups[0].schedule = CAIRN_SCHEDULE_LINEAR;
@@ -151,12 +148,10 @@ TEST(a_restored_job_goes_on_in_the_middle_of_its_schedule)
     for (int k = 3; k < 7; k++) ck_assert(train(&j) == rates[k]);
     trainer_digest(&cluster, "tiny", uninterrupted);
     leave(&j);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "", "snapshot", "restore", "tiny", id, "--yes", NULL);
     open_job(&j, &cluster, "tiny");
     for (int k = 3; k < 7; k++) ck_assert(train(&j) == rates[k]);
-    trainer_digest(&cluster, "tiny", restored);
-    ck_assert_str_eq(restored, uninterrupted);
+    trainer_expect_digest(&cluster, "tiny", uninterrupted);
     leave(&j);
     cluster_stop(&cluster);
 }
@@ -173,7 +168,7 @@ TEST(every_stage_gives_the_same_bits_with_one_micro_batch)
         describe(&j);
         j.spec.stage = stage < 4 ? CAIRN_STAGE(stage) : 0;
         open_job(&j, &cluster, names[stage]);
-        ck_assert_int_eq(cairn_job_describe(j.job, &info), CAIRN_OK);
+        good(cairn_job_describe(j.job, &info));
         ck_assert_uint_eq(info.stage, stage < 4 ? CAIRN_STAGE(stage) : CAIRN_STAGE(2));
         for (int k = 0; k < 3; k++) train(&j);
         trainer_digest(&cluster, names[stage], roots[stage]);
@@ -245,7 +240,7 @@ TEST(an_alias_is_its_target_by_another_name)
     ck_assert(part[0] == 7);
     ck_assert(first(&j, "counts") == 0); // a buffer is never optimized
     struct cairn_tensor told = { .struct_size = sizeof told };
-    ck_assert_int_eq(cairn_job_tensor(j.job, 3, &told), CAIRN_OK); // by name: "part"
+    good(cairn_job_tensor(j.job, 3, &told)); // by name: "part"
     ck_assert_str_eq(told.alias_of, "body.weight");
     ck_assert(told.rank == 2 && told.shape[0] == 2 && told.shape[1] == 2);
     leave(&j);
@@ -255,7 +250,6 @@ TEST(an_alias_is_its_target_by_another_name)
 TEST(a_buffer_is_put_fetched_and_saved_and_never_trained)
 {
     struct cluster cluster;
-    struct cluster_said said;
     struct job j;
     float counts[COUNTS];
     char id[64];
@@ -269,10 +263,9 @@ TEST(a_buffer_is_put_fetched_and_saved_and_never_trained)
     trainer_commit(j.job, &round, 0);
     fetch(&j, "counts", NULL, counts);
     ck_assert(counts[0] == 0 && counts[1] == 1);
-    ck_assert_int_eq(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id), CAIRN_OK);
+    good(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
     leave(&j);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "", "snapshot", "restore", "tiny", id, "--yes", NULL);
     open_job(&j, &cluster, "tiny");
     fetch(&j, "counts", NULL, counts);
     ck_assert(counts[0] == 0 && counts[1] == 1);
@@ -493,7 +486,7 @@ TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_restore)
     ck_assert(train(&j) == 0.125);
     ck_assert(first(&j, "body.weight") == -1.125F);
     ck_assert_int_eq(amend_group(&j, 5, 0.5), CAIRN_ERR_STALE);
-    ck_assert_int_eq(cairn_snapshot(j.job, 0, CLUSTER_WAIT_MS, before), CAIRN_OK); // of 0.125
+    good(cairn_snapshot(j.job, 0, CLUSTER_WAIT_MS, before)); // of 0.125
     ck_assert_msg(amend_group(&j, 1, 0.5) == CAIRN_OK, "%s", cairn_error());
     said.status = 1;
     for (int i = 0; i < 2000 && said.status != 0; i++) // until it is committed
@@ -504,15 +497,13 @@ TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_restore)
     ck_assert(train(&j) == 0.5); // it attached again, with the spec of before both
     expect_said(&cluster, "tiny", "amended           2 times\n");
     snprintf(path, sizeof path, "%s/tiny/%s", cluster.snapshots_path, before);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "--path", path, "--job", "twin", "--yes",
-                NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "", "snapshot", "restore", "--path", path, "--job", "twin", "--yes",
+                 NULL);
     expect_said(&cluster, "twin", "body: sgd lr 0.125");
     expect_said(&cluster, "twin", "amended           1 time\n");
     good(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
     leave(&j);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "", "snapshot", "restore", "tiny", id, "--yes", NULL);
     const double lrs[] = { 1, 0.125, 0.5 }; // all that it was, and what it is
     for (int i = 0; i < 3; i++) {
         j.groups[0].lr = lrs[i];
@@ -578,7 +569,6 @@ static cairn_status amend_tensor(struct job *j, const char *freeze, const char *
 TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
 {
     struct cluster cluster;
-    struct cluster_said said;
     struct job j;
     char id[64];
     float before[WEIGHTS], after[WEIGHTS];
@@ -610,8 +600,7 @@ TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
     trainer_commit(j.job, &after_restart, 0);
     good(cairn_snapshot(j.job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
     leave(&j);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "", "snapshot", "restore", "tiny", id, "--yes", NULL);
     open_job(&j, &cluster, "tiny"); // with the spec as it was
     const struct cairn_round restored = trainer_begin(j.job);
     ck_assert_int_eq(push(&j, &restored, "body.weight"), CAIRN_ERR_REFUSED);
@@ -715,7 +704,7 @@ TEST(an_amendment_that_cannot_be_changes_nothing)
     amend = (struct cairn_amend) { .struct_size = sizeof amend,
                                    .clip_norm = 0.5,
                                    .set_clip_norm = true };
-    ck_assert_int_eq(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_OK);
+    good(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS));
     ck_assert(trainer_commit(j.job, &round, 0).clip_scale == 1);
     const struct cairn_round next = trainer_begin(j.job);
     ck_assert_int_eq(push(&j, &next, "body.weight"), CAIRN_OK);

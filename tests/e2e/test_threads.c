@@ -159,7 +159,6 @@ static void *run(void *arg)
 
 static void open_job(const struct cluster *cluster)
 {
-    const struct cairn_group adamw = CAIRN_GROUP_INIT;
     const struct cairn_tensor tensors[] = {
         { .struct_size = sizeof tensors[0],
           .name = "a",
@@ -172,13 +171,8 @@ static void open_job(const struct cluster *cluster)
           .shape = { ROWS, COLUMNS },
           .init = { CAIRN_INIT_UNIFORM, -1, 1, 7 } },
     };
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = tensors,
-                                         .tensor_count = 2,
-                                         .groups = &adamw,
-                                         .group_count = 1,
-                                         .client_state_max = 64,
-                                         .chunk_leaves = 4 };
+    const struct cairn_job_spec spec = TRAINER_SPEC(tensors, 2, .client_state_max = 64,
+                                                    .chunk_leaves = 4);
     session = trainer_session(cluster->address, NULL);
     job = trainer_ready(session, "threads", &spec);
 }

@@ -25,14 +25,8 @@ struct member {
 
 static struct member open_member(const struct rooms *rooms, uint32_t rank, uint32_t workers_min)
 {
-    static const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = two,
-                                         .tensor_count = 2,
-                                         .groups = &group,
-                                         .group_count = 1,
-                                         .rank = rank,
-                                         .workers_min = workers_min };
+    const struct cairn_job_spec spec = TRAINER_SPEC(two, 2, .rank = rank,
+                                                    .workers_min = workers_min);
     struct member m = { .session = tiles_session(rooms->address, rooms->hub) };
     m.job = trainer_open(m.session, "two", &spec);
     return m;
@@ -385,11 +379,9 @@ static void read_box(cairn_job *job, struct cairn_version version, const struct 
 static struct cairn_version train_once(cairn_job *job, const float *gradient)
 {
     const struct cairn_mem mem = trainer_mem((float *)(uintptr_t)gradient, CAIRN_F32);
-    struct cairn_result result = { .struct_size = sizeof result };
     const struct cairn_round round = trainer_begin(job);
-    ck_assert_int_eq(cairn_push(job, &round, 0, "weight", NULL, &mem, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, WAIT_MS, &result), CAIRN_OK);
-    ck_assert(result.applied);
+    good(cairn_push(job, &round, 0, "weight", NULL, &mem, NULL));
+    const struct cairn_result result = trainer_commit(job, &round, 0);
     return result.version;
 }
 
@@ -399,8 +391,8 @@ static void init_alone(cairn_job *job, float weight[48], float bias[10])
         { .struct_size = sizeof mem[0], .ptr = weight, .dtype = CAIRN_F32 },
         { .struct_size = sizeof mem[0], .ptr = bias, .dtype = CAIRN_F32 },
     };
-    ck_assert_int_eq(cairn_put(job, "weight", "param", NULL, &mem[0], NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_put(job, "bias", "param", NULL, &mem[1], NULL), CAIRN_OK);
+    good(cairn_put(job, "weight", "param", NULL, &mem[0], NULL));
+    good(cairn_put(job, "bias", "param", NULL, &mem[1], NULL));
     good(cairn_init_done(job, NULL, WAIT_MS));
 }
 
@@ -416,11 +408,9 @@ TEST(a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on)
     cairn *session = tiles_session(rooms.address, rooms.hub);
     cairn_job *reader;
     struct cairn_version first;
-    ck_assert_int_eq(cairn_job_open(session, "two", NULL, CAIRN_READER, WAIT_MS, &reader),
-                     CAIRN_OK);
+    good(cairn_job_open(session, "two", NULL, CAIRN_READER, WAIT_MS, &reader));
     ck_assert_int_eq(cairn_tiles(reader, NULL, 0, 1, WAIT_MS), CAIRN_ERR_REFUSED);
-    ck_assert_int_eq(cairn_version_wait(reader, (struct cairn_version) { 0, 0 }, WAIT_MS, &first),
-                     CAIRN_OK);
+    good(cairn_version_wait(reader, (struct cairn_version) { 0, 0 }, WAIT_MS, &first));
     const struct cairn_version second = train_once(m.job, weight);
     read_box(reader, first, &box, got); // beside the newer one
     for (uint64_t k = 0; k < 15; k++) ck_assert(got[k] == weight[(2 + k / 3) * 6 + 1 + k % 3]);
@@ -431,7 +421,7 @@ TEST(a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on)
     train_once(m.job, weight);
     const struct cairn_mem mem = trainer_mem(got, CAIRN_F32);
     cairn_op *op;
-    ck_assert_int_eq(cairn_fetch(reader, first, "weight", NULL, &box, &mem, &op), CAIRN_OK);
+    good(cairn_fetch(reader, first, "weight", NULL, &box, &mem, &op));
     ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_ERR_VERSION_GONE);
     cairn_close(session);
     cairn_close(m.session);

@@ -28,9 +28,7 @@ static void open_job(void)
 static uint64_t train(void)
 {
     static float values[ELEMS] = { 1, 2, 3 };
-    const struct cairn_round round = trainer_begin(job);
-    trainer_push(job, &round, "w", values);
-    const struct cairn_result result = trainer_commit(job, &round, 1);
+    const struct cairn_result result = trainer_step(job, "w", values);
     return result.version.step;
 }
 
@@ -117,16 +115,14 @@ TEST(a_shard_whose_job_was_restored_without_it_ends_when_it_wakes)
 {
     static struct cluster_said said;
     char log[160], id[64] = "";
-    cluster_cli(&cluster, &said, "snapshot", "create", "tiny", "--wait", "-q", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "", "snapshot", "create", "tiny", "--wait", "-q", NULL);
     cluster_cli(&cluster, &said, "snapshot", "list", "tiny", "--no-headers", NULL);
     ck_assert_msg(sscanf(said.out, "tiny %63s", id) == 1, "%s", said.out);
     ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
     const pid_t twin = start_twin(log);
     train_until_lost();
     cairn_close(session);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", id, "--yes", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "", "snapshot", "restore", "tiny", id, "--yes", NULL);
     open_job();
     ck_assert_int_eq(kill(cluster.shards[1], SIGCONT), 0);
     ck_assert_int_eq(cluster_wait(cluster.shards[1], CLUSTER_WAIT_MS), EXIT_FENCED);

@@ -22,8 +22,6 @@ static const struct tensor {
                      { "fixed", CAIRN_FROZEN, CAIRN_F32, 97, 61 },
                      { "weight", CAIRN_TRAINED, CAIRN_F32, 129, 257 } };
 
-static struct cluster_said said;
-
 static size_t elems_of(int t)
 {
     return (size_t)(model[t].rows * model[t].columns);
@@ -32,7 +30,6 @@ static size_t elems_of(int t)
 static cairn_job *open_job(const struct cluster *cluster, uint32_t rank, uint32_t workers,
                            cairn **session_out)
 {
-    const struct cairn_group adamw = CAIRN_GROUP_INIT;
     struct cairn_tensor tensors[TENSORS];
     for (int t = 0; t < TENSORS; t++) {
         tensors[t] = (struct cairn_tensor) { .struct_size = sizeof tensors[t],
@@ -43,13 +40,8 @@ static cairn_job *open_job(const struct cluster *cluster, uint32_t rank, uint32_
                                              .shape = { model[t].rows, model[t].columns },
                                              .init = { CAIRN_INIT_CONSTANT, t + 1, 0, 0 } };
     }
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = tensors,
-                                         .tensor_count = TENSORS,
-                                         .groups = &adamw,
-                                         .group_count = 1,
-                                         .rank = rank,
-                                         .workers_min = workers };
+    const struct cairn_job_spec spec = TRAINER_SPEC(tensors, TENSORS, .rank = rank,
+                                                    .workers_min = workers);
     *session_out = trainer_session(cluster->address, NULL);
     return trainer_ready(*session_out, "w", &spec);
 }
@@ -124,15 +116,14 @@ TEST(a_wrong_write_changes_nothing)
     struct cluster cluster;
     struct cairn_version version = { 0, 0 };
     struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
     cairn *session;
     cluster_start(&cluster, 2, NULL);
     cairn_job *job = open_job(&cluster, 0, 1, &session);
     ck_assert_int_eq(cairn_write_end(job, 0, &version), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_round_begin(job, WAIT_MS, &round), CAIRN_OK);
+    good(cairn_round_begin(job, WAIT_MS, &round));
     ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_ERR_REFUSED);
-    ck_assert_int_eq(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result), CAIRN_OK);
-    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
+    trainer_commit(job, &round, 1);
+    good(cairn_write_begin(job, WAIT_MS));
     ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_ERR_EXISTS);
     ck_assert_int_eq(cairn_round_begin(job, 50, &round), CAIRN_ERR_TIMEOUT);
     ck_assert_msg(strstr(cairn_error(), "cairn_write_end") != NULL, "%s", cairn_error());
@@ -140,7 +131,7 @@ TEST(a_wrong_write_changes_nothing)
     ck_assert_int_eq(put(job, 0, "param", 50), CAIRN_OK);
     ck_assert_int_eq(put(job, 1, "exp_avg", 50), CAIRN_ERR_NOT_FOUND); // a frozen tensor has none
     ck_assert_ptr_nonnull(strstr(cairn_error(), "frozen"));
-    ck_assert_int_eq(cairn_write_end(job, WAIT_MS, &version), CAIRN_OK); // the rest is written
+    good(cairn_write_end(job, WAIT_MS, &version)); // the rest is written
     ck_assert_uint_eq(version.generation, 2);
     check_values(job, version, 0, "param", 50, 1);
     cairn_close(session);
@@ -166,8 +157,8 @@ static void check_boxes(cairn_job *job, struct cairn_version version)
     static float values[ELEMS_MAX];
     const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
     cairn_op *op;
-    ck_assert_int_eq(cairn_fetch(job, version, "weight", "param", NULL, &mem, &op), CAIRN_OK);
-    ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_OK);
+    good(cairn_fetch(job, version, "weight", "param", NULL, &mem, &op));
+    good(cairn_wait(op, WAIT_MS));
     for (uint64_t r = 0; r < 129; r++)
         for (uint64_t c = 0; c < 257; c++)
             ck_assert_float_eq(values[r * 257 + c], c >= 200 && c < 204   ? 7
@@ -182,7 +173,7 @@ TEST(boxes_are_written_and_the_rest_of_the_tensor_stays)
     cairn *session;
     cluster_start(&cluster, 3, NULL);
     cairn_job *job = open_job(&cluster, 0, 1, &session);
-    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
+    good(cairn_write_begin(job, WAIT_MS));
     ck_assert_int_eq(put_box(job, "param", 7, 0, 200, 129, 4), CAIRN_OK);
     ck_assert_int_eq(put_box(job, "param", 8, 100, 0, 29, 150), CAIRN_OK);
     ck_assert_int_eq(put_box(job, "exp_avg", 2, 100, 0, 29, 150), CAIRN_OK); // another plane
@@ -192,7 +183,7 @@ TEST(boxes_are_written_and_the_rest_of_the_tensor_stays)
     ck_assert_int_eq(put_box(job, "param", 9, 120, 0, 10, 1), CAIRN_ERR_INVALID);
     good(cairn_write_end(job, WAIT_MS, &version));
     check_boxes(job, version);
-    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK); // and may be put again
+    good(cairn_write_begin(job, WAIT_MS)); // and may be put again
     ck_assert_int_eq(put_box(job, "param", 7, 0, 200, 129, 4), CAIRN_OK);
     good(cairn_write_end(job, WAIT_MS, &version));
     check_boxes(job, version);
@@ -225,7 +216,7 @@ TEST(a_round_of_another_thread_waits_for_the_write_to_end)
         good(cairn_write_end(job, WAIT_MS, &version));
         pthread_join(thread, NULL);
     }
-    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK); // a coordinator that dies voids it
+    good(cairn_write_begin(job, WAIT_MS)); // a coordinator that dies voids it
     pthread_create(&thread, NULL, train_once, job);
     cluster_kill_coordinator(&cluster);
     cluster_restart_coordinator(&cluster);
@@ -246,7 +237,7 @@ TEST(a_writer_that_dies_has_written_nothing_and_training_goes_on)
     cluster_start(&cluster, 2, NULL);
     cairn_job *writes = open_job(&cluster, 1, 1, &writer);
     cairn_job *trains = open_job(&cluster, 0, 1, &trainer);
-    ck_assert_int_eq(cairn_write_begin(writes, WAIT_MS), CAIRN_OK);
+    good(cairn_write_begin(writes, WAIT_MS));
     ck_assert_int_eq(put(writes, 0, "param", 50), CAIRN_OK);
     ck_assert_int_eq(cairn_write_begin(trains, 100), CAIRN_ERR_TIMEOUT);
     pthread_create(&thread, NULL, train_once, trains); // waits for the write
@@ -267,12 +258,12 @@ TEST(a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it)
     cairn *session;
     cluster_start(&cluster, 2, NULL);
     cairn_job *job = open_job(&cluster, 0, 1, &session);
-    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
+    good(cairn_write_begin(job, WAIT_MS));
     ck_assert_int_eq(put(job, 0, "param", 50), CAIRN_OK);
     cluster_kill_coordinator(&cluster);
     cluster_restart_coordinator(&cluster);
     ck_assert_int_eq(cairn_write_end(job, WAIT_MS, &version), CAIRN_ERR_EPOCH_CHANGED);
-    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
+    good(cairn_write_begin(job, WAIT_MS));
     ck_assert_int_eq(put(job, 2, "param", 60), CAIRN_OK);
     good(cairn_write_end(job, WAIT_MS, &version));
     ck_assert_uint_eq(version.generation, 2);
@@ -295,17 +286,16 @@ TEST(a_snapshot_of_a_write_is_restored_into_a_newer_generation)
     cairn *session;
     cluster_start(&cluster, 2, NULL);
     cairn_job *job = open_job(&cluster, 0, 1, &session);
-    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
+    good(cairn_write_begin(job, WAIT_MS));
     ck_assert_int_eq(put(job, 1, "param", 50), CAIRN_OK);
-    ck_assert_int_eq(cairn_write_end(job, WAIT_MS, &version), CAIRN_OK);
-    ck_assert_int_eq(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, WAIT_MS, id), CAIRN_OK);
-    ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_OK);
+    good(cairn_write_end(job, WAIT_MS, &version));
+    good(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, WAIT_MS, id));
+    good(cairn_write_begin(job, WAIT_MS));
     ck_assert_int_eq(put(job, 1, "param", 90), CAIRN_OK);
-    ck_assert_int_eq(cairn_write_end(job, WAIT_MS, &version), CAIRN_OK);
+    good(cairn_write_end(job, WAIT_MS, &version));
     ck_assert_uint_eq(version.generation, 3);
     cairn_close(session);
-    cluster_cli(&cluster, &said, "snapshot", "restore", "w", id, "--yes", NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "", "snapshot", "restore", "w", id, "--yes", NULL);
     job = open_job(&cluster, 0, 1, &session);
     version = train_a_step(job);
     ck_assert_uint_gt(version.generation, 3); // no version is ever given twice

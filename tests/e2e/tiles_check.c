@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/good.h"
+#include "tests/support/trainer.h"
 
 void tiles_train(const struct tiles_worker *pattern)
 {
@@ -136,11 +135,7 @@ void tiles_check_whole(const char *endpoint, struct fabric_hub *hub, struct tile
 
 void tiles_root(const char *endpoint, char hex_out[65])
 {
-    static struct cluster_said said;
     struct cluster at = { .folder = "" };
     snprintf(at.address, sizeof at.address, "%s", endpoint);
-    cluster_cli(&at, &said, "job", "digest", "-q", TILES_JOB, NULL);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    snprintf(hex_out, 65, "%.64s", said.out);
-    ck_assert_uint_eq(strlen(hex_out), 64);
+    trainer_digest(&at, TILES_JOB, hex_out);
 }

@@ -30,8 +30,8 @@ static inline struct tiny_job *tiny_complete(struct tiny_job *tiny, uint64_t ele
     return tiny;
 }
 
-/* The job whose `w` has that many elements, in a group of AdamW by its defaults, until the block's end. What is to be
- * different of the spec stands behind: TINY(ELEMS, .rank = 1, .workers_min = 2). */
+/* The job whose `w` has that many elements, in a group of AdamW by its defaults, until the block's end. What
+ * is to be different of the spec stands behind: TINY(ELEMS, .rank = 1, .workers_min = 2). */
 #define TINY(elems, ...) \
     tiny_complete(&(struct tiny_job) { .spec = { .struct_size = 0, __VA_ARGS__ } }, (elems))
 

@@ -2,6 +2,8 @@
 
 #include <stdio.h>
 
+const struct cairn_group trainer_adamw = CAIRN_GROUP_INIT;
+
 size_t trainer_elems(const struct cairn_tensor *tensor)
 {
     size_t elems = 1;
@@ -11,12 +13,7 @@ size_t trainer_elems(const struct cairn_tensor *tensor)
 
 struct cairn_job_spec trainer_spec(const struct cairn_tensor *tensors, size_t count)
 {
-    static const struct cairn_group adamw = CAIRN_GROUP_INIT;
-    return (struct cairn_job_spec) { .struct_size = sizeof(struct cairn_job_spec),
-                                     .tensors = tensors,
-                                     .tensor_count = count,
-                                     .groups = &adamw,
-                                     .group_count = 1 };
+    return (struct cairn_job_spec)TRAINER_SPEC(tensors, count);
 }
 
 cairn *trainer_session(const char *address, const char *fabric)
@@ -78,6 +75,13 @@ struct cairn_result trainer_commit(cairn_job *job, const struct cairn_round *rou
     return result;
 }
 
+struct cairn_result trainer_step(cairn_job *job, const char *tensor, const float *gradient)
+{
+    const struct cairn_round round = trainer_begin(job);
+    trainer_push(job, &round, tensor, gradient);
+    return trainer_commit(job, &round, 1);
+}
+
 void trainer_fetch(cairn_job *job, struct cairn_version version, const char *tensor,
                    const char *plane, cairn_dtype dtype, void *out)
 {
@@ -94,4 +98,11 @@ void trainer_digest(const struct cluster *cluster, const char *name, char root_o
     ck_assert_msg(said.status == 0, "%s", said.err);
     snprintf(root_out, 65, "%.64s", said.out);
     ck_assert_uint_eq(strlen(root_out), 64);
+}
+
+void trainer_expect_digest(const struct cluster *cluster, const char *name, const char *root)
+{
+    char its[65];
+    trainer_digest(cluster, name, its);
+    ck_assert_str_eq(its, root);
 }

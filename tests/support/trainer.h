@@ -18,8 +18,14 @@
       .shape = { (elems) }, .init = { CAIRN_INIT_ONES, 0, 0, 0 }, __VA_ARGS__ }
 // clang-format on
 size_t trainer_elems(const struct cairn_tensor *tensor);
-/* All of them, in one group of AdamW by its defaults. */
+/* All of them, in one group of AdamW by its defaults. What else the spec has stands behind: .rank = 1. */
 struct cairn_job_spec trainer_spec(const struct cairn_tensor *tensors, size_t count);
+extern const struct cairn_group trainer_adamw;
+// clang-format off
+#define TRAINER_SPEC(of_tensors, count, ...) \
+    { .struct_size = sizeof(struct cairn_job_spec), .tensors = (of_tensors), .tensor_count = (count), \
+      .groups = &trainer_adamw, .group_count = 1, __VA_ARGS__ }
+// clang-format on
 
 /* By the data path of that name; NULL: the default. */
 cairn *trainer_session(const char *address, const char *fabric);
@@ -39,10 +45,14 @@ void trainer_push(cairn_job *job, const struct cairn_round *round, const char *t
 /* It is applied. */
 struct cairn_result trainer_commit(cairn_job *job, const struct cairn_round *round,
                                    uint64_t weight);
+/* A round of that one gradient, of weight 1. */
+struct cairn_result trainer_step(cairn_job *job, const char *tensor, const float *gradient);
 /* plane NULL: the wire's. */
 void trainer_fetch(cairn_job *job, struct cairn_version version, const char *tensor,
                    const char *plane, cairn_dtype dtype, void *out);
 /* The job's content root, as `cairn job digest` prints it. */
 void trainer_digest(const struct cluster *cluster, const char *name, char root_out[65]);
+/* It is this one. */
+void trainer_expect_digest(const struct cluster *cluster, const char *name, const char *root);
 
 #endif
