@@ -1,11 +1,11 @@
 #include "tests/e2e/abuse_job.h"
+#include "tests/support/now.h"
 
 #include <check.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static float gradient[ABUSE_ELEMS];
 
@@ -123,13 +123,6 @@ float *abuse_parameters(cairn_job *job)
 void abuse_says(const char *text, const char *words)
 {
     ck_assert_msg(strstr(text, words) != NULL, "\"%s\" should say \"%s\"", text, words);
-}
-
-uint64_t abuse_now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
 uint64_t abuse_proc_number(pid_t pid, const char *file, const char *name)

@@ -31,7 +31,6 @@ struct cairn_version abuse_version(cairn_job *job);
 
 /* Fails the test unless `text` has `words`; says both. */
 void abuse_says(const char *text, const char *words);
-uint64_t abuse_now_ms(void);
 /* The number behind "NAME: " in a file of /proc/PID. */
 uint64_t abuse_proc_number(pid_t pid, const char *file, const char *name);
 

@@ -11,18 +11,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/support/now.h"
 #include "tests/support/points/point.h"
 
 enum { EVERY = 100 /* steps that a run may end at */, AHEAD = 50, TURN_MS = 5 };
 
 /* ---- time ---- */
-
-int64_t points_now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 void points_pause(int ms)
 {
@@ -61,11 +55,11 @@ void points_arm(struct points *p, const char *text)
 
 pid_t points_await_stop(struct points *p)
 {
-    const int64_t end_ms = points_now_ms() + CLUSTER_WAIT_MS;
+    const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS;
     siginfo_t info;
     int pid;
     while ((pid = atomic_load(&p->point->pid)) == 0) {
-        ck_assert_msg(points_now_ms() < end_ms, "nobody said \"%s\"", p->point->text);
+        ck_assert_msg(now_ms() < end_ms, "nobody said \"%s\"", p->point->text);
         points_pause(1);
     }
     ck_assert_int_eq(waitid(P_PID, (id_t)pid, &info, WSTOPPED), 0);
@@ -105,10 +99,10 @@ void points_train(struct points *p, uint64_t rounds)
 {
     static struct cluster_said said;
     const uint64_t goal = atomic_load(&p->shared->rounds) + rounds;
-    const int64_t end_ms = points_now_ms() + CLUSTER_WAIT_MS;
+    const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS;
     while (atomic_load(&p->shared->rounds) < goal) {
         all_are_well(p);
-        if (points_now_ms() > end_ms) {
+        if (now_ms() > end_ms) {
             tell_of_job(p, &said);
             ck_abort_msg("%s: training does not go on: %s%s", p->cluster.folder, said.out,
                          said.err);

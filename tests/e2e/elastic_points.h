@@ -41,7 +41,6 @@ bool points_stands_still(struct points *p);
 void points_root(struct points *p, char root_out[CLUSTER_WORD_BYTES]);
 void points_calm_root(uint64_t step, char root_out[CLUSTER_WORD_BYTES]);
 
-int64_t points_now_ms(void);
 void points_pause(int ms);
 
 #endif

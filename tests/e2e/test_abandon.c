@@ -1,7 +1,5 @@
 /* A worker that gives a round up while its gradients are under way, on real daemons: it stays, the step is
  * done again by all, and no bit of what was pushed before is left. */
-#include <cairn.h>
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

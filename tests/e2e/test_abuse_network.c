@@ -1,7 +1,6 @@
 /* Strangers at the ports while a job trains, and what a cluster costs that has nothing to do. */
 #include <inttypes.h>
 #include <arpa/inet.h>
-#include <check.h>
 #include <dirent.h>
 #include <errno.h>
 #include <poll.h>
@@ -16,6 +15,7 @@
 #include "proto/wire/wire.h"
 #include "tests/e2e/abuse_job.h"
 #include "tests/support/descriptors.h"
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 
 #ifdef __has_feature
@@ -82,8 +82,8 @@ static pthread_t begin_training(void)
 static void end_training(pthread_t thread)
 {
     const unsigned before = rounds;
-    const uint64_t deadline_ms = abuse_now_ms() + ABUSE_WAIT_MS;
-    while (rounds < before + 3 && abuse_now_ms() < deadline_ms) poll(NULL, 0, 5);
+    const int64_t deadline_ms = now_ms() + ABUSE_WAIT_MS;
+    while (rounds < before + 3 && now_ms() < deadline_ms) poll(NULL, 0, 5);
     stop_training = true;
     pthread_join(thread, NULL);
     ck_assert_uint_ge(rounds, before + 3);
@@ -113,10 +113,10 @@ static uint16_t coordinator_port(void)
 static void expect_end(int fd)
 {
     char bytes[4096];
-    const uint64_t deadline_ms = abuse_now_ms() + 10000;
+    const int64_t deadline_ms = now_ms() + 10000;
     for (;;) {
         struct pollfd readable = { .fd = fd, .events = POLLIN };
-        ck_assert_uint_lt(abuse_now_ms(), deadline_ms);
+        ck_assert_int_lt(now_ms(), deadline_ms);
         if (poll(&readable, 1, 100) > 0 && recv(fd, bytes, sizeof bytes, 0) <= 0) break;
     }
     close(fd);
@@ -131,8 +131,8 @@ static void send_garbage(int fd, uint64_t *seed)
 
 static void await_descriptors(pid_t pid, unsigned count)
 {
-    const uint64_t deadline_ms = abuse_now_ms() + 10000;
-    while (descriptors_of(pid) > count && abuse_now_ms() < deadline_ms) poll(NULL, 0, 10);
+    const int64_t deadline_ms = now_ms() + 10000;
+    while (descriptors_of(pid) > count && now_ms() < deadline_ms) poll(NULL, 0, 10);
     ck_assert_uint_le(descriptors_of(pid), count);
 }
 

@@ -1,7 +1,6 @@
 /* Snapshots that cannot be written or are not whole: refused by name, and training goes on. The full disk
  * is a tmpfs of 1 MiB in a mount namespace of its own, which needs root: elsewhere this program exits
  * with 77, "skipped". */
-#include <check.h>
 #include <dirent.h>
 #include <errno.h>
 #include <sched.h>

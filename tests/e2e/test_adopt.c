@@ -1,6 +1,4 @@
 /* A lost store costs nothing: rebuilt from the shards, or copied back, it goes on with the same bits. */
-#include <cairn.h>
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,5 @@
 /* Amendments that change the tensors of a job, on real daemons, held against amend_model.h. */
 #include <inttypes.h>
-#include <check.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,7 +1,5 @@
 /* Opaque bytes on real daemons: put, trained beside, written at a step boundary, read at an exact version,
  * saved and restored, for any number of shards; and what of them is refused. */
-#include <cairn.h>
-#include <check.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,11 +1,8 @@
 /* Tensors whose rows are so long that a shard's part of them is several boxes, which lie in a file each,
  * with other tensors between: a snapshot has them whole, and restored onto other shards they have the same
  * content root. */
-#include <check.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cairn.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"

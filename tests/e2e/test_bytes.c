@@ -2,8 +2,6 @@
  * 2 Ψ a step (one push, one fetch), 3 Ψ where backward fetches again, (M + 1) Ψ where M micro-batches are
  * pushed. It is the same on every way, also where units are read in published memory; client and job show
  * count the same. */
-#include <cairn.h>
-#include <check.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>

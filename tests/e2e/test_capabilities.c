@@ -2,8 +2,6 @@
  * calls refused is refused when a worker attaches, with the field and the value; what it calls supported has
  * the effect that it says; and of two choices that do not go together the table says what happens. The
  * optimizer is SGD and the gradient 1, so that a parameter says what was done. */
-#include <cairn.h>
-#include <check.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>

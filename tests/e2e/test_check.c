@@ -1,7 +1,5 @@
 /* What is not well is said a line each, and the exit status is that of the worst kind; and who asked for what
  * stands in the events. */
-#include <cairn.h>
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,5 @@
 /* What a trainer gives of its own with a commit, on real daemons: it belongs to the version, whoever dies,
  * whoever reads, and wherever it is restored. */
-#include <cairn.h>
-#include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

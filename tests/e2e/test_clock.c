@@ -1,8 +1,6 @@
 /* Which snapshot is the newest, on real daemons whose wall clock jumps, and after a job went back: by its
  * versions, in the list, for `latest`, for what is kept and for what is restored unasked. */
 #include <inttypes.h>
-#include <cairn.h>
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,5 @@
 /* A digest or a snapshot that has to wait says for whom, at once and once, and names it when time is up. One
  * that waits in vain is given up, by itself or by an operator, and holds nothing up any more. */
-#include <cairn.h>
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

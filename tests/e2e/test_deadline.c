@@ -1,7 +1,5 @@
 /* A worker whose control connection lives while nothing that it pushes arrives: real daemons, a trainer, and
  * beside it a worker that is a framed connection alone. */
-#include <cairn.h>
-#include <check.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

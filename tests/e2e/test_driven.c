@@ -1,8 +1,6 @@
 /* Driven groups on real daemons: the trainer's own learning rate, by rank 0 of the round, kept with the
  * version. A driven run has the bits of one whose schedule the servers know, whoever dies and whatever the
  * others give. */
-#include <cairn.h>
-#include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,18 +4,15 @@
  *
  * `test_dropped worker ADDRESS JOB STOP WAIT_MS` trains, with that timeout, until the file STOP is there, and
  * says which step was the longest, or what went wrong, and when. */
-#include <check.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#include <cairn.h>
-
 #include "tests/support/netns.h"
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"
 
@@ -27,13 +24,6 @@ enum {
     STEP_MAX_MS = 2500, /* one that waits for connect() takes 3 s */
     ELEMS = 1 << 16
 };
-
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 /* ---- workers ---- */
 

@@ -2,7 +2,6 @@
  * stopped for moments and workers are killed, all at random: it has the content root of a run of one worker
  * on one shard that nobody disturbs. CAIRN_TEST_LONG=1 makes 2,000 changes. */
 #include <inttypes.h>
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

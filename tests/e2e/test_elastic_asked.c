@@ -1,13 +1,13 @@
 /* A job goes from 3 shards to 4 with steps going on, and in the middle of a slice something else is asked
  * for: it goes on, or waits for the slice, and does not fail; nor does the change, but where it ends with the
  * job. CAIRN_TEST_LONG=1: all of it at each point of the slice. */
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/e2e/elastic_points.h"
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 
 static const char *const points_of[] = { "a Fence brings layout", "is to be prepared",
@@ -45,9 +45,9 @@ static pid_t ask(const struct asked *asked)
 /* The coordinator has taken a connection more than it had. */
 static void await_connection(int before)
 {
-    const int64_t end_ms = points_now_ms() + CLUSTER_WAIT_MS;
+    const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS;
     while (cluster_logged(&p.cluster, "coordinator.log", " connected from ") <= before) {
-        ck_assert_int_lt(points_now_ms(), end_ms);
+        ck_assert_int_lt(now_ms(), end_ms);
         points_pause(1);
     }
 }

@@ -2,8 +2,6 @@
  * one has the content root of a run of one worker that nobody disturbs. Weights are tokens, the norm is
  * clipped, there is dropout by the seed of the micro-batch, and one batch overflows at the loss scale that
  * it comes at. */
-#include <cairn.h>
-#include <check.h>
 #include <math.h>
 #include <pthread.h>
 #include <semaphore.h>

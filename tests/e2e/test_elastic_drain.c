@@ -1,7 +1,6 @@
 /* on_sigterm = drain with real daemons: a shard that is stopped while steps go on gives what it holds to the
  * others, and nobody sees it in the bits; where all are stopped nothing moves: the job is saved, and goes on
  * from there. */
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

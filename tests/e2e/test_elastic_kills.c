@@ -4,7 +4,6 @@
  * that has state; then the job goes on from its snapshot. CAIRN_TEST_LONG=1: each member at each point;
  * CAIRN_TEST_CELLS=grow.taken: those whose names have that. */
 #include <inttypes.h>
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +11,7 @@
 #include <sys/mman.h>
 
 #include "tests/e2e/elastic_points.h"
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 
 enum change { GROW, SHRINK, CHANGES };
@@ -168,9 +168,9 @@ static bool is_changed(struct points *p, const struct cell *c)
 /* A run that failed, or that a coordinator was not told of, is asked for again. */
 static void await_change(struct points *p, const struct cell *c)
 {
-    const int64_t end_ms = points_now_ms() + CLUSTER_WAIT_MS;
+    const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS;
     while (!is_changed(p, c)) {
-        ck_assert_msg(points_now_ms() < end_ms, "%s: %s: the change is not made", p->cluster.folder,
+        ck_assert_msg(now_ms() < end_ms, "%s: %s: the change is not made", p->cluster.folder,
                       c->name);
         points_pause(20);
         if (!points_stands_still(p)) continue;
@@ -236,7 +236,7 @@ TEST_EACH(whatever_happens_at_a_point_of_a_slice_training_goes_on_with_the_same_
     static struct points p;
     const struct cell c = cell_of(_i);
     if (!is_possible(&c) || !is_wanted(&c)) return;
-    const int64_t begun_ms = points_now_ms();
+    const int64_t begun_ms = now_ms();
     points_start(&p, CAIRN_POINT_STOP, c.change == GROW ? 3 : 4);
     if (c.change == GROW) cluster_add_shard(&p.cluster, MOVES);
     if (c.point->rests) points_end_training(&p);
@@ -252,7 +252,7 @@ TEST_EACH(whatever_happens_at_a_point_of_a_slice_training_goes_on_with_the_same_
     check_cost(&p, &c);
     points_stop(&p);
     if (getenv("CAIRN_TEST_LONG") != NULL)
-        printf("note: %s: %lld ms\n", c.name, (long long)(points_now_ms() - begun_ms));
+        printf("note: %s: %lld ms\n", c.name, (long long)(now_ms() - begun_ms));
 }
 
 SUITE(120);

@@ -1,6 +1,5 @@
 /* Daemons and trainers over UCX: two processes have one connection, whatever jobs and purposes share it. So a
  * re-sharding, which is a purpose of its own for a while, stops no job. */
-#include <check.h>
 #include <dirent.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -15,6 +14,7 @@
 
 #include "tests/e2e/elastic_worker.h"
 #include "tests/support/cluster.h"
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 
 enum { SHARDS = 3, JOBS = 2, ROUNDS = 2, STEP_MAX_MS = 1000, PAUSE_MS = 2 };
@@ -23,13 +23,6 @@ enum { LEASE_MS = 500, OVER_MS = 2000, STOPS_LONG = 60 };
 static struct cluster cluster;
 static struct elastic_shared *shared[JOBS];
 static pid_t workers[JOBS]; /* the first one trains */
-
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 static void pause_ms(int ms)
 {

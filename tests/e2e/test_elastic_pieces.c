@@ -1,7 +1,6 @@
 /* A job whose shards leave and come back in turn while it trains lies in at most twice the pieces of a fresh
  * layout each time, and in at most twice its files in a snapshot; and it has the content root of a run that
  * nobody disturbs. CAIRN_TEST_LONG=1 makes 200 changes. */
-#include <check.h>
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,6 @@
  * namespaces; needs root.
  *
  * CAIRN_TEST_LONG=1, or CAIRN_TEST_RETURNS=N: so many returns. */
-#include <check.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -21,6 +20,7 @@
 #include "tests/e2e/elastic_worker.h"
 #include "tests/support/cluster.h"
 #include "tests/support/netns.h"
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 
 enum {
@@ -42,13 +42,6 @@ static struct elastic_shared *shared;
 static pid_t workers[WORKERS];
 static char here[NETNS_NAME_BYTES], there[NETNS_NAME_BYTES];
 static const char *const places[SHARDS] = { here, here, there };
-
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 /* ---- the hosts ---- */
 

@@ -2,14 +2,11 @@
  * what it should or says so and may be made again, no gradient is lost, and its process goes on. Some points
  * are tried; CAIRN_TEST_LONG=1: each one, in two stages (tests/support/nth/nth_scene.c). And processes, of
  * either end, whose addresses are at their limit. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
-
-#include <cairn.h>
 
 #include "tests/support/cluster.h"
 #include "tests/support/suite.h"

@@ -1,6 +1,5 @@
 /* What a worker more costs: memory, descriptors and time of each process, with 2, 8, 32 (and in memory 128)
  * workers of a tiny model. Nothing may grow faster than linearly in them; the figures are printed. */
-#include <check.h>
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>

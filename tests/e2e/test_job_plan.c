@@ -1,7 +1,5 @@
 /* `cairn job plan` says what `cairn job show` shows when the job is there: to the byte, by kind and shard,
  * of a file, of a snapshot and of the job itself. */
-#include <cairn.h>
-#include <check.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,5 @@
 /* Who is slow: `cairn job top` of a job in which one worker computes for longer than the others, and
  * --watch. */
-#include <cairn.h>
-#include <check.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <signal.h>

@@ -1,14 +1,11 @@
 /* A reader's lease over real daemons: its version is the same bits after many updates, which do not wait for
  * it; when it ends the version is gone and the memory is back. */
-#include <check.h>
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cairn.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"

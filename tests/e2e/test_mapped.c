@@ -1,14 +1,11 @@
 /* One host: gradients are folded where the worker has them, parameters are read where the shards publish
  * them. */
-#include <check.h>
 #include <signal.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cairn.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"

@@ -1,16 +1,14 @@
 /* What each call of a worker means, once, on real daemons: weights, what a shard refuses, whose a rank is. */
 #include <inttypes.h>
-#include <cairn.h>
-#include <check.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"
 
@@ -258,20 +256,13 @@ TEST(who_comes_after_a_death_has_the_place_at_once)
     cluster_stop(&cluster);
 }
 
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* The call ended with TIMEOUT, in its time and little more, and says that word. */
-static void in_time(cairn_status status, uint64_t begun_ms, uint64_t span_ms, const char *word)
+static void in_time(cairn_status status, int64_t begun_ms, int64_t span_ms, const char *word)
 {
-    const uint64_t took_ms = now_ms() - begun_ms;
+    const int64_t took_ms = now_ms() - begun_ms;
     ck_assert_int_eq(status, CAIRN_ERR_TIMEOUT);
     ck_assert_msg(took_ms >= span_ms && took_ms < span_ms + 400,
-                  "%" PRIu64 " ms for %" PRIu64 ": %s", took_ms, span_ms, cairn_error());
+                  "%" PRId64 " ms for %" PRId64 ": %s", took_ms, span_ms, cairn_error());
     ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error());
     ck_assert_msg(strstr(cairn_error(), "does not say") == NULL, "%s", cairn_error());
 }
@@ -285,7 +276,7 @@ TEST(a_timeout_is_kept_and_says_what_it_waited_for)
     cluster_start(&cluster, 1, NULL);
     good(try_open("late", 0, &t));
     tiny_step(t.job);
-    uint64_t begun_ms = now_ms();
+    int64_t begun_ms = now_ms();
     in_time(cairn_version_wait(t.job, far, 300, &out), begun_ms, 300, "nobody has begun");
     kill(cluster.coordinator, SIGSTOP);
     begun_ms = now_ms();

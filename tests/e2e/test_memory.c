@@ -2,7 +2,6 @@
  * the group, both shards live on, and a job that fits trains there. Root makes the group; without it,
  * or where the kernel lets nobody, this is skipped. */
 #include <inttypes.h>
-#include <check.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -11,8 +10,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cairn.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"

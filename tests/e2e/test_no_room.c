@@ -1,13 +1,10 @@
 /* A job that a shard has no room for: the refusal says what to ask less of, and that fits; or how many bytes,
  * with which it trains. */
 #include <inttypes.h>
-#include <check.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cairn.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"

@@ -2,13 +2,10 @@
  * reduce groups a node sends the sum of its workers once, and fetches what the other has once.
  *
  * `test_nodes worker ADDRESS RANK JOB STEPS GATHERS GROUPED` is one of the workers. Needs root. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cairn.h>
 
 #include "tests/support/netns.h"
 #include "tests/support/suite.h"

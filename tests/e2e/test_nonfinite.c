@@ -1,8 +1,6 @@
 /* What is not finite, on real daemons, is said with the tensors' names. Results though the gradients were are
  * counted in each version once, whoever is asked again, and under the policy they are the end of it until
  * somebody acts. Gradients are told alike by any number of shards. */
-#include <cairn.h>
-#include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

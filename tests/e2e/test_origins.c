@@ -1,12 +1,9 @@
 /* Initial state that nobody puts, over real daemons: made from a seed or read from weights, it has the bits
  * of the same values put by a trainer, on any number of shards; and a snapshot of it goes on. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include <cairn.h>
 
 #include "proto/spec/spec.h"
 #include "tests/support/suite.h"

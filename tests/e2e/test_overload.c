@@ -1,6 +1,5 @@
 /* Shards that are slower than their workers, and members that are stopped: what shards hold is bounded by
  * what they were told to hold, and only those wait who have to. Each test over both ways of the data. */
-#include <check.h>
 #include <dirent.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -13,6 +12,7 @@
 
 #include "tests/e2e/overload_worker.h"
 #include "tests/support/descriptors.h"
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 
 enum {
@@ -29,13 +29,6 @@ enum {
 static const char *const fabrics[] = { "auto", "ucx" };
 static const char *const settings[] = { "round.workers_max=8", NULL };
 static struct cluster cluster;
-
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
 
 static void set_up(void)
 {
@@ -167,13 +160,13 @@ TEST_EACH(what_slow_shards_hold_is_bounded, 0, 2)
         overload_start(&workers[plan.rank], &plan, overload_train);
     for (int i = 0; i < WORKERS; i++) ck_assert(overload_said(&workers[i], 'r', CLUSTER_WAIT_MS));
     for (int i = 0; i < WORKERS; i++) overload_order(&workers[i]);
-    const uint64_t deadline_ms = now_ms() + CLUSTER_WAIT_MS;
+    const int64_t deadline_ms = now_ms() + CLUSTER_WAIT_MS;
     for (int done = 0; done < WORKERS;) {
         signal_shards(SIGSTOP);
         check_memory(bound);
         pause_ms(6);
         signal_shards(SIGCONT);
-        ck_assert_uint_lt(now_ms(), deadline_ms);
+        ck_assert_int_lt(now_ms(), deadline_ms);
         while (done < WORKERS && overload_said(&workers[done], 's', 2)) done++;
     }
     for (int i = 0; i < SHARDS;
@@ -184,13 +177,13 @@ TEST_EACH(what_slow_shards_hold_is_bounded, 0, 2)
 
 /* ---- members that are stopped ---- */
 
-static uint64_t train(const struct overload_child *trainer, uint64_t bound)
+static int64_t train(const struct overload_child *trainer, uint64_t bound)
 {
-    const uint64_t begin_ms = now_ms();
+    const int64_t begin_ms = now_ms();
     overload_order(trainer);
     while (!overload_said(trainer, 's', 10)) {
         check_memory(bound);
-        ck_assert_uint_lt(now_ms(), begin_ms + CLUSTER_WAIT_MS);
+        ck_assert_int_lt(now_ms(), begin_ms + CLUSTER_WAIT_MS);
     }
     return now_ms() - begin_ms;
 }
@@ -217,9 +210,9 @@ TEST_EACH(members_that_are_stopped_hold_nobody_up, 0, 2)
     ck_assert(overload_said(&reader, 'f', CLUSTER_WAIT_MS));
     kill(reader.pid, SIGSTOP); // with fetches under way
     for (int i = 0; i < STEPS; i++) {
-        const uint64_t took_ms = train(&trainer, bound);
+        const int64_t took_ms = train(&trainer, bound);
         // who waits for a member that is stopped waits until it is taken for lost: 5 s
-        ck_assert_msg(took_ms < STEP_MAX_MS, "step %d took %" PRIu64 " ms", i, took_ms);
+        ck_assert_msg(took_ms < STEP_MAX_MS, "step %d took %" PRId64 " ms", i, took_ms);
     }
     kill(reader.pid, SIGCONT);
     kill(holder.pid, SIGCONT);
@@ -276,7 +269,7 @@ TEST_EACH(workers_that_come_and_go_leave_no_descriptor, 0, 2)
         failed = failed_connects();
     }
     size_t after = fds_of_all(), kept = failed_connects() - failed;
-    for (const uint64_t end_ms = now_ms() + 5000; after > before + kept && now_ms() < end_ms;) {
+    for (const int64_t end_ms = now_ms() + 5000; after > before + kept && now_ms() < end_ms;) {
         pause_ms(10);
         after = fds_of_all();
         kept = failed_connects() - failed;

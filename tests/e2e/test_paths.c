@@ -2,15 +2,12 @@
  * each on a data network of its own, and a worker on all three. Needs root.
  *
  * `test_paths worker ADDRESS` is the worker: it prints its data path, trains, and says what went wrong. */
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cairn.h>
 
 #include "tests/support/netns.h"
 #include "tests/support/suite.h"

@@ -1,6 +1,4 @@
 /* A worker in a pause, as the others' calls of the C interface see it: real daemons, two sessions here. */
-#include <cairn.h>
-#include <check.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdio.h>

@@ -1,6 +1,4 @@
 /* What rounds and waiting do not do: real daemons, watched from outside. */
-#include <cairn.h>
-#include <check.h>
 #include <fts.h>
 #include <netinet/in.h>
 #include <stdio.h>

@@ -1,8 +1,6 @@
 /* How long training stands still after a loss: real processes on loopback. What is measured is printed; that
  * training goes on is held. Once, and with short leases; with CAIRN_TEST_LONG 100 times, and with
  * CAIRN_KILLS=N so often, with the default leases. */
-#include <cairn.h>
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

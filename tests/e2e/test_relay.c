@@ -1,14 +1,11 @@
 /* Reduce groups: workers of a host are added up there, and what comes out is what the sums of the hosts,
  * in the order of their least ranks, would have made by themselves. The hosts are played, on one machine:
  * what goes between them goes over ucx. With CAIRN_TEST_MEMORY=device gradients lie on the emulated card. */
-#include <check.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cairn.h>
 
 #include "tests/support/emulated.h"
 #include "tests/support/suite.h"

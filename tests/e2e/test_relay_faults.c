@@ -2,14 +2,11 @@
  * those of a run in which nobody died. Two hosts of two workers and a shard each, played on one machine.
  *
  * `test_relay_faults --worker ADDRESS RANK JOB WORKERS_MIN DIE_AT LEAVE_AT` is one of the workers. */
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cairn.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"

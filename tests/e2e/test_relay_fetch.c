@@ -1,13 +1,10 @@
 /* What workers of a host fetch from another crosses the line once for all of them: two hosts, played on one
  * machine, of one shard and four workers each. */
-#include <check.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cairn.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"

@@ -1,7 +1,6 @@
 /* A job that is spread over other shards while it trains, as its workers and readers see it: beside a job
  * that stays where it is, with the same spec and the same gradients, it is the same to the last bit in every
  * plane, at every step, by every way of reading. */
-#include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -3,7 +3,6 @@
  * `test_restart --worker ENDPOINT DIE` is the trainer; with DIE = 1 it ends by SIGKILL in mid-round. */
 #include <inttypes.h>
 #include <cairn.h>
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,5 @@
 /* Workers that open a job so that its newest snapshot is restored where the job is not there, on real
  * daemons. */
-#include <cairn.h>
-#include <check.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>

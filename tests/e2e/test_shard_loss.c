@@ -1,8 +1,6 @@
 /* Periodic snapshots, and a job that goes on from the newest one by itself when a shard has lost its part, on
  * real daemons: with the bits of a run that lost nothing. */
 #include <inttypes.h>
-#include <cairn.h>
-#include <check.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>

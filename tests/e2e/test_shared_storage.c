@@ -1,15 +1,12 @@
 /* Two shards, of which one sees another folder where the coordinator's snapshots are: a mount namespace. It
  * joins and serves; a snapshot is refused at once, by a sentence that the status has, too; and is taken once
  * the folder is there. Needs root. */
-#include <check.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cairn.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"

@@ -1,7 +1,5 @@
 /* Rounds whose gradients are not finite, on real daemons: their batches are used up and counted, through a
  * killed coordinator and into snapshots, and too many of them in a row end it until somebody acts. */
-#include <cairn.h>
-#include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 /* Each kind of file operation takes longer than everybody's lease, once, in a cluster that trains: what needs
  * it waits, says so, and succeeds; training does not notice, and no daemon touches a file on its loop, or
  * gives much memory back there. */
-#include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -11,8 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cairn.h>
-
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"
 
@@ -27,13 +25,6 @@ static pthread_t training, opening;
 static atomic_bool stop, opened;
 static atomic_llong longest_ms, steps;
 static int slow_ms, lease_ms;
-
-static long long now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (long long)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 static void pause_ms(long ms)
 {
@@ -86,11 +77,11 @@ static void step(void)
 
 static void *train(void *unused)
 {
-    long long last = now_ms();
+    int64_t last = now_ms();
     (void)unused;
     while (!atomic_load(&stop)) {
         step();
-        const long long now = now_ms();
+        const int64_t now = now_ms();
         if (now - last > atomic_load(&longest_ms)) atomic_store(&longest_ms, now - last);
         last = now;
         pause_ms(2);
@@ -180,7 +171,7 @@ enum { TRIES = 8 };
 static void create_and_meet(const char *call)
 {
     for (int i = 0; i < TRIES; i++) {
-        const long long begun = now_ms();
+        const int64_t begun = now_ms();
         arm(call);
         cluster_cli(&cluster, &said, "snapshot", "create", "--wait", "-q", "l", NULL);
         ck_assert_msg(said.status == 0, "%s: %s", call, said.err);
@@ -193,7 +184,7 @@ static void list_and_meet(const char *call)
 {
     struct cluster_said listed;
     for (int i = 0; i < TRIES; i++) {
-        const long long begun = now_ms();
+        const int64_t begun = now_ms();
         arm(call);
         cluster_cli(&cluster, &listed, "snapshot", "list", NULL);
         ck_assert_int_eq(listed.status, 0);
@@ -212,7 +203,7 @@ TEST(snapshots_are_made_listed_and_restored_under_another_name)
     said.out[strcspn(said.out, "\n")] = '\0';
     snprintf(folder, sizeof folder, "%s/snapshots/l/%.60s", root, said.out);
     list_and_meet("open");
-    const long long begun = now_ms();
+    const int64_t begun = now_ms();
     arm("realpath");
     cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--job", "again", "--yes",
                 NULL);
@@ -225,7 +216,7 @@ TEST(an_amendment_waits_for_the_store_and_training_goes_on)
     const struct cairn_amend amend = { .struct_size = sizeof amend,
                                        .set_clip_norm = true,
                                        .clip_norm = 2 };
-    const long long begun = now_ms();
+    const int64_t begun = now_ms();
     arm("fsync");
     good(cairn_job_amend(trains, &amend, WAIT_MS));
     check_met("fsync", begun);
@@ -242,7 +233,7 @@ static void *open_second(void *unused)
 
 TEST(a_job_that_is_made_waits_for_the_store_and_says_so)
 {
-    const long long begun = now_ms();
+    const int64_t begun = now_ms();
     slow_ms *= 2; // for a program to be started and ask meanwhile, also on a busy machine
     arm("write");
     ck_assert_int_eq(pthread_create(&opening, NULL, open_second, NULL), 0);
@@ -275,7 +266,7 @@ SUITE(200, set_up, tear_down);
 
 static void await_status(const char *text, bool is_wanted)
 {
-    const long long begun_ms = now_ms();
+    const int64_t begun_ms = now_ms();
     do {
         cluster_cli(&cluster, &said, "cluster", "status", NULL);
         ck_assert_int_eq(said.status, 0);
@@ -301,7 +292,7 @@ TEST(storage_that_hangs_holds_up_no_join_and_is_said)
     setenv("UCX_MEM_EVENTS", "n", 1);
     slow_ms = 5000;
     arm("open");
-    const long long begun_ms = now_ms();
+    const int64_t begun_ms = now_ms();
     cluster_restart_shard(&cluster, 0);
     unsetenv("LD_PRELOAD");
     ck_assert_int_lt(now_ms() - begun_ms, slow_ms);

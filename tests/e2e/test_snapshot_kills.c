@@ -6,8 +6,6 @@
  *
  * Which call it is goes by its number: of all threads of the process, in the order in which they come. Some
  * are tried; CAIRN_TEST_LONG=1: all, until one has run to its end undisturbed. */
-#include <cairn.h>
-#include <check.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>

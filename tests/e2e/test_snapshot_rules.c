@@ -1,8 +1,6 @@
 /* A run that makes twenty snapshots by rules, on real daemons: which stay, what has a tag, what is refused,
  * and a coordinator that is killed in the middle of it. */
 #include <inttypes.h>
-#include <cairn.h>
-#include <check.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>

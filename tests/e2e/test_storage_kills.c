@@ -3,7 +3,6 @@
  * twice.
  *
  * Some calls are tried; CAIRN_TEST_LONG=1: all, also on a full disk. */
-#include <check.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>

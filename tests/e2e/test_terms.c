@@ -1,7 +1,5 @@
 /* What a job goes by, on real daemons: schedules, stages, aliases, patterns, buffers, amendments. The
  * optimizer is SGD without momentum and every gradient is 1, so that parameters say what the rates were. */
-#include <cairn.h>
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,13 +1,10 @@
 /* Several threads of one job handle at once: one trains, others map, lease, fetch into memory of cairn_alloc,
  * prefetch and write. Under TSan (tests/run) this shows races of the client library, which tests/unit
  * without a cluster does not. */
-#include <check.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-
-#include <cairn.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"

@@ -1,7 +1,5 @@
 /* Two shard processes under one name: the second one ends while the first one lives, and of the two the one
  * that holds the state goes on, also when it was stopped for longer than its lease. */
-#include <cairn.h>
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,4 @@
 /* cairn snapshot verify and cairn key, with real daemons. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,5 @@
 /* What the README says under "When X dies, do Y", row by row, on real daemons: each command is looked up in
  * its row, and run as it stands there, with the names of this job and shard. */
-#include <cairn.h>
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,5 @@
 /* A lost worker: on_worker_loss says whether it is waited for, or ends the run until somebody acts. And one
  * that lives and holds the others up is named. Real daemons. */
-#include <cairn.h>
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,11 +1,8 @@
 /* Writes at a step boundary over real daemons: one new version on all shards, or nothing. */
-#include <check.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cairn.h>
 
 #include "proto/geometry/tensor.h"
 #include "tests/support/suite.h"

@@ -4,11 +4,11 @@
 #include <sched.h>
 #include <semaphore.h>
 #include <stdatomic.h>
-#include <time.h>
 
 #include "client/device.h"
 #include "tests/support/emulated.h"
 #include "tests/support/good.h"
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 
 static struct emulated emulator;
@@ -72,17 +72,10 @@ TEST(who_ends_a_streams_wait_maps_nothing_until_it_has)
 static sem_t has_begun;
 static atomic_bool waits;
 
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* A stream that began to wait in between would do so soon. */
 static void *change_slowly(void *arg)
 {
-    const uint64_t until = now_ms() + 50;
+    const int64_t until = now_ms() + 50;
     (void)arg;
     ck_assert(card_change_begin());
     sem_post(&has_begun);

@@ -1,4 +1,5 @@
 #include "tests/support/cluster.h"
+#include "tests/support/now.h"
 #include "tests/support/test_backend.h"
 
 #include <check.h>
@@ -13,19 +14,11 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define HOST "here" /* of who may be reached both ways */
 
 enum { ARGS_MAX = 64, PATH_BYTES = 256, READY_POLL_MS = 5 };
-
-static int64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 /* ---- children ---- */
 

@@ -1,4 +1,5 @@
 #include "tests/support/fabric_node.h"
+#include "tests/support/now.h"
 
 #include "proto/fabric/backend.h"
 
@@ -11,7 +12,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { FDS_MAX = 1024 }; /* that a test has open */
@@ -140,13 +140,6 @@ void node_send(struct node *node, struct fabric_peer *peer, uint64_t id, const v
                      CAIRN_OK);
 }
 
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* One turn: progress, or sleep on the descriptors if there is nothing to do. */
 static void turn(struct node *a, struct node *b)
 {
@@ -163,7 +156,7 @@ static void turn(struct node *a, struct node *b)
 
 void pump(struct node *a, struct node *b, const unsigned *value, unsigned target)
 {
-    const uint64_t deadline = now_ms() + NODE_DEADLINE_MS;
+    const int64_t deadline = now_ms() + NODE_DEADLINE_MS;
     while (*value < target) {
         turn(a, b);
         ck_assert_msg(now_ms() < deadline, "%u of %u after %d ms", *value, target,
@@ -173,7 +166,7 @@ void pump(struct node *a, struct node *b, const unsigned *value, unsigned target
 
 void pump_for_ms(struct node *a, struct node *b, unsigned ms)
 {
-    const uint64_t end = now_ms() + ms;
+    const int64_t end = now_ms() + ms;
     while (now_ms() < end) turn(a, b);
 }
 

@@ -1,3 +1,4 @@
+#include "tests/support/now.h"
 #include "tests/support/tracer.h"
 
 #include <check.h>
@@ -19,13 +20,6 @@
 enum { SYSCALL_STOP = SIGTRAP | 0x80 }; /* by PTRACE_O_TRACESYSGOOD, beside a SIGTRAP of its own */
 /* It looks at the latest then: another thread of the test may have had the signal that there is something. */
 enum { LOOK_MS = 20 };
-
-static int64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 static void *as_pointer(long data)
 {

@@ -3,9 +3,9 @@
  * once. */
 #include <check.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "tests/support/fabric_node.h"
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 
 enum { BIG = 200000, MEET_MS = 1000, END_MS = 4000 };
@@ -13,13 +13,6 @@ enum { BIG = 200000, MEET_MS = 1000, END_MS = 4000 };
 /* Two nodes; a sends to b. */
 static struct node a, b;
 static uint8_t bytes[BIG];
-
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 static void open_nodes(void)
 {

@@ -4,24 +4,17 @@
 #include <check.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "proto/fabric/ucx.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 
 enum { PATIENCE_MS = 1000, OVER_MS = 1500, BIG = 200000 };
 
 static struct node here, silent;
 static uint8_t bytes[BIG];
-
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 static void set_up(void)
 {

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "tests/support/fabric_node.h"
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 
 enum {
@@ -40,13 +41,6 @@ static struct news {
 } * news; /* [2], shared */
 
 static uint8_t payload[BIG];
-
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 static void pause_ms(unsigned ms)
 {
@@ -197,7 +191,7 @@ static void say(int which, enum order order)
 static void meet_again(unsigned more)
 {
     unsigned goals[2];
-    const uint64_t begin_ms = now_ms();
+    const int64_t begin_ms = now_ms();
     for (int i = 0; i < 2; i++) goals[i] = atomic_load(&news[i].received) + more;
     while (atomic_load(&news[0].received) < goals[0] || atomic_load(&news[1].received) < goals[1]) {
         check_alive("meets");
@@ -252,11 +246,11 @@ static void leave_both(void)
 TEST(no_return_of_a_node_that_vanished_ends_a_process)
 {
     const unsigned returns = returns_wanted();
-    uint64_t longest_ms = 0;
+    int64_t longest_ms = 0;
     srand((unsigned)time(NULL));
     start_both();
     for (unsigned i = 0; i < returns; i++) {
-        const uint64_t begin_ms = now_ms();
+        const int64_t begin_ms = now_ms();
         vanish_and_return();
         if (now_ms() - begin_ms > longest_ms) longest_ms = now_ms() - begin_ms;
     }
