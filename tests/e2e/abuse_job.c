@@ -2,7 +2,6 @@
 #include "tests/support/now.h"
 
 #include <check.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

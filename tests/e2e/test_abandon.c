@@ -1,9 +1,7 @@
 /* A worker that gives a round up while its gradients are under way, on real daemons: it stays, the step is
  * done again by all, and no bit of what was pushed before is left. */
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"

@@ -169,8 +169,7 @@ static void slip_and_adopt(struct run *run, struct cluster *cluster, enum slip s
     static struct cluster_said said;
     struct cairn_round round = { .struct_size = sizeof round };
     slip_store(cluster, slip);
-    ck_assert_int_eq(cairn_round_begin(run->job, 1500, &round), CAIRN_ERR_TIMEOUT);
-    ck_assert_msg(strstr(cairn_error(), "cairn cluster adopt") != NULL, "%s", cairn_error());
+    fails(cairn_round_begin(run->job, 1500, &round), CAIRN_ERR_TIMEOUT, "cairn cluster adopt");
     cluster_cli(cluster, &said, "cluster", "status", NULL);
     expect_said(cluster, &said, 0, slip == OLDER ? "by a newer coordinator" : "of another store");
     cluster_cli(cluster, &said, "job", "list", NULL);

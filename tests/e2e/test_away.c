@@ -1,12 +1,9 @@
 /* A shard is away, with real daemons: what is said of its job; and one that is gone for good is forgotten. */
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"
-
-enum { TRIES = 300, TRY_NS = 50 * 1000000 };
 
 static struct cluster cluster;
 static struct cluster_said said;
@@ -22,16 +19,6 @@ static void train_one_step(void)
 
 #define RUN(status, word, ...) cluster_says(&cluster, status, word, __VA_ARGS__, NULL)
 
-static void until_job_list_says(const char *word)
-{
-    for (int i = 0; i < TRIES; i++) {
-        cluster_cli(&cluster, &said, "job", "list", "--no-headers", NULL);
-        if (said.status == 0 && strstr(said.out, word) != NULL) return;
-        nanosleep(&(struct timespec) { 0, TRY_NS }, NULL);
-    }
-    ck_abort_msg("%s%s", said.out, said.err);
-}
-
 TEST(after_a_restart_a_job_is_waiting_and_its_step_unknown_until_its_shards_have_told)
 {
     char name[32], state[32], generation[32], step[32];
@@ -40,7 +27,9 @@ TEST(after_a_restart_a_job_is_waiting_and_its_step_unknown_until_its_shards_have
     cluster_kill_coordinator(&cluster);
     cluster_kill_shard(&cluster, 1);
     cluster_restart_coordinator(&cluster);
-    until_job_list_says("shard shard-1 (it is away)"); // the other one is back
+    cluster_await(&cluster, true, "shard shard-1 (it is away)", "job", "list", "--no-headers",
+                  NULL); // the other one is back
+    cluster_cli(&cluster, &said, "job", "list", "--no-headers", NULL);
     ck_assert_int_eq(sscanf(said.out, "%31s %31s %31s %31s", name, state, generation, step), 4);
     ck_assert_str_eq(state, "waiting");
     ck_assert_str_eq(generation, "-");
@@ -56,7 +45,8 @@ TEST(a_shard_that_died_is_forgotten_when_its_job_has_gone)
     train_one_step();
     RUN(11, "is connected from", "shard", "forget", "shard-1");
     cluster_kill_shard(&cluster, 1);
-    until_job_list_says("shard shard-1 (it is away)");
+    cluster_await(&cluster, true, "shard shard-1 (it is away)", "job", "list", "--no-headers",
+                  NULL);
     RUN(11, "job tiny has a part on shard shard-1", "shard", "forget", "shard-1");
     RUN(0, "shard-1", "job", "drop", "tiny", "--yes");
     RUN(0, "away", "cluster", "status");

@@ -1,7 +1,6 @@
 /* A job is parked while it trains, over a coordinator that dies meanwhile, and taken back: the same bits.
  * With CAIRN_TEST_BACKEND=cuda it leaves the card for that time; in host memory nothing is moved. */
 #include <jansson.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "tests/e2e/bits_check.h"
@@ -16,16 +15,6 @@ static struct cluster_said said;
 static bool is_on_card(void)
 {
     return strcmp(cairn_test_backend(), "cuda") == 0;
-}
-
-/* What heartbeats and the coordinator's own clock bring. */
-static void await_shown(const char *text)
-{
-    for (int tries = 0; tries < TRIES; tries++) {
-        cluster_cli(&cluster, &said, "job", "show", BITS_JOB, NULL);
-        if (said.status == 0 && strstr(said.out, text) != NULL) return;
-    }
-    ck_abort_msg("no \"%s\" in: %s%s", text, said.out, said.err);
 }
 
 static void await_on_card(bool wanted)
@@ -62,7 +51,8 @@ TEST(a_job_that_is_parked_while_it_trains_goes_on_with_the_same_bits)
     cluster_cli(&cluster, &said, "job", "park", BITS_JOB, NULL); // is so already
     ck_assert_msg(said.status == 0 && strstr(said.out, note) != NULL, "%s", said.out);
     if (is_on_card()) await_on_card(false);
-    await_shown("`cairn job unpark bits`: job bits is parked");
+    cluster_await(&cluster, true, "`cairn job unpark bits`: job bits is parked", "job", "show",
+                  BITS_JOB, NULL);
     const uint64_t step = step_shown();
     ck_assert_uint_lt(step, BITS_STEPS);
     bits_check_root_at(cluster.address, step);
@@ -70,7 +60,8 @@ TEST(a_job_that_is_parked_while_it_trains_goes_on_with_the_same_bits)
 
     cluster_kill_coordinator(&cluster);
     cluster_restart_coordinator(&cluster);
-    await_shown("`cairn job unpark bits`: job bits is parked"); // the shards say so
+    cluster_await(&cluster, true, "`cairn job unpark bits`: job bits is parked", "job", "show",
+                  BITS_JOB, NULL); // the shards say so
     ck_assert_uint_eq(step_shown(), step);
     for (int tries = 0; tries < TRIES; tries++) {
         cluster_cli(&cluster, &said, "job", "unpark", BITS_JOB, NULL);

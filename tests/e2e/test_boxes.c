@@ -2,7 +2,6 @@
  * with other tensors between: a snapshot has them whole, and restored onto other shards they have the same
  * content root. */
 #include <stdio.h>
-#include <string.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"
@@ -31,7 +30,7 @@ static cairn_job *open_job(cairn *session)
           .init = normal },
     };
     const struct cairn_job_spec spec = TRAINER_SPEC(tensors, 3);
-    return trainer_open(session, "boxes", &spec);
+    return trainer_ready(session, "boxes", &spec);
 }
 
 TEST(parts_of_several_boxes_are_saved_whole_and_restored_onto_other_shards)

@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"

@@ -1,11 +1,9 @@
 /* What a worker more costs: memory, descriptors and time of each process, with 2, 8, 32 (and in memory 128)
  * workers of a tiny model. Nothing may grow faster than linearly in them; the figures are printed. */
-#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 

@@ -2,8 +2,6 @@
  * in the order of their least ranks, would have made by themselves. The hosts are played, on one machine:
  * what goes between them goes over ucx. With CAIRN_TEST_MEMORY=device gradients lie on the emulated card. */
 #include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

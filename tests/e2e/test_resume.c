@@ -1,6 +1,5 @@
 /* Workers that open a job so that its newest snapshot is restored where the job is not there, on real
  * daemons. */
-#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,9 +46,8 @@ TEST(without_job_and_snapshots_it_begins_anew_unless_it_must_exist)
     struct trainer t;
     cluster_start(&cluster, 1, NULL);
     for (uint64_t resume = 0; resume <= CAIRN_OPEN_RESUME; resume += CAIRN_OPEN_RESUME) {
-        ck_assert_int_eq(try(&cluster, 0, 1, resume | CAIRN_OPEN_MUST_EXIST, &t),
-                         CAIRN_ERR_NOT_FOUND);
-        ck_assert_msg(strstr(cairn_error(), "there is no job tiny") != NULL, "%s", cairn_error());
+        fails(try(&cluster, 0, 1, resume | CAIRN_OPEN_MUST_EXIST, &t), CAIRN_ERR_NOT_FOUND,
+              "there is no job tiny");
         cairn_close(t.session);
     }
     ck_assert_int_eq(try(&cluster, 0, 1, 16, &t), CAIRN_ERR_INVALID);
@@ -149,18 +147,6 @@ TEST(a_damaged_snapshot_gives_way_to_the_one_before_and_without_a_whole_one_noth
     cluster_stop(&cluster);
 }
 
-/* Until the status has this text, or has it no more. */
-static void await_status(const struct cluster *cluster, const char *text, bool is_there)
-{
-    struct cluster_said said;
-    for (int i = 0; i < CLUSTER_WAIT_MS / 50; i++) {
-        cluster_cli(cluster, &said, "cluster", "status", NULL);
-        if (said.status == 0 && (strstr(said.out, text) != NULL) == is_there) return;
-        poll(NULL, 0, 50);
-    }
-    ck_abort_msg("%s: %s", text, said.out);
-}
-
 TEST(a_coordinator_that_starts_before_the_storage_is_mounted_begins_no_job_anew)
 {
     static const char *const other = "is not the one that snapshots were written to";
@@ -178,13 +164,13 @@ TEST(a_coordinator_that_starts_before_the_storage_is_mounted_begins_no_job_anew)
     snprintf(aside, sizeof aside, "%s-aside", cluster.snapshots_path);
     ck_assert_int_eq(rename(cluster.snapshots_path, aside), 0);
     cluster_restart_coordinator(&cluster);
-    await_status(&cluster, other, true);
-    await_status(&cluster, "no snapshot can be saved: shard shard-0", true); // it looks for itself
-    ck_assert_int_eq(try(&cluster, 0, 1, CAIRN_OPEN_RESUME, &t), CAIRN_ERR_IO);
-    ck_assert_msg(strstr(cairn_error(), other) != NULL, "%s", cairn_error());
+    cluster_await(&cluster, true, other, "cluster", "status", NULL);
+    cluster_await(&cluster, true, "no snapshot can be saved: shard shard-0", "cluster", "status",
+                  NULL); // it looks for itself
+    fails(try(&cluster, 0, 1, CAIRN_OPEN_RESUME, &t), CAIRN_ERR_IO, other);
     cairn_close(t.session);
     ck_assert_int_eq(rename(aside, cluster.snapshots_path), 0); // nobody has made it meanwhile
-    await_status(&cluster, "no snapshot can be saved", false);
+    cluster_await(&cluster, false, "no snapshot can be saved", "cluster", "status", NULL);
     ck_assert_uint_eq(attach(&cluster, 0, 1, &t), 1);
     cluster_word(&cluster, id, "snapshot", "create", "-q", "tiny", "--wait", NULL);
     cairn_close(t.session);

@@ -60,31 +60,13 @@ static cairn_job *open_job(cairn *session)
     return trainer_ready(session, "stored", &spec);
 }
 
-/* Until `cairn NOUN VERB JOB` prints this text, or prints it no more. */
-static void await(const char *noun, const char *verb, const char *of_job, const char *text,
-                  bool is_there)
-{
-    struct cluster_said said;
-    for (int i = 0; i < TRIES; i++) {
-        cluster_cli(&cluster, &said, noun, verb, of_job, NULL);
-        ck_assert_int_eq(said.status, 0);
-        if ((strstr(said.out, text) != NULL) == is_there) return;
-        poll(NULL, 0, TRY_MS);
-    }
-    ck_abort_msg("%s: %s", text, said.out);
-}
-static void await_status(const char *text, bool is_there)
-{
-    await("cluster", "status", NULL, text, is_there);
-}
-
 /* The shard sees the snapshots; until it is started again. */
 static void show_storage(void)
 {
     char seen[CAIRN_SCRATCH_BYTES + 8];
     snprintf(seen, sizeof seen, "%s-seen", snapshots);
     ck_assert_int_eq(mkdir(seen, 0700), 0);
-    await_status("no snapshot can be saved", false);
+    cluster_await(&cluster, false, "no snapshot can be saved", "cluster", "status", NULL);
     ck_assert_int_eq(rmdir(seen), 0);
 }
 
@@ -96,7 +78,7 @@ TEST(a_shard_that_sees_another_folder_joins_and_says_so)
              "shard shard-1: %s is another folder here than the "
              "coordinator's",
              snapshots);
-    await_status(sentence, true);
+    cluster_await(&cluster, true, sentence, "cluster", "status", NULL);
     cairn *session = trainer_session(cluster.address, NULL);
     cairn_job *job = open_job(session); // it serves
     cluster_cli(&cluster, &said, "snapshot", "create", "stored", NULL);
@@ -123,7 +105,8 @@ static void hide_storage(void)
 /* A job on both shards, once the second one sees its storage, too. */
 static cairn_job *open_with_storage(cairn **session_out)
 {
-    await_status("no snapshot can be saved: shard shard-1", true);
+    cluster_await(&cluster, true, "no snapshot can be saved: shard shard-1", "cluster", "status",
+                  NULL);
     show_storage();
     *session_out = trainer_session(cluster.address, NULL);
     return open_job(*session_out);
@@ -140,7 +123,8 @@ TEST(storage_that_goes_while_a_shard_runs_is_said_once_a_snapshot_has_failed)
     ck_assert_msg(strstr(said.err, "shard-1: ") != NULL &&
                       strstr(said.err, "is the storage mounted?") != NULL,
                   "%s", said.err);
-    await_status("no snapshot can be saved: shard shard-1", true);
+    cluster_await(&cluster, true, "no snapshot can be saved: shard shard-1", "cluster", "status",
+                  NULL);
     cairn_job_close(job);
     cairn_close(session);
 }
@@ -152,10 +136,12 @@ TEST(a_lost_job_waits_for_the_storage_of_a_shard_and_is_restored_with_it)
     cluster_says(&cluster, 0, "committed", "snapshot", "create", "stored", "--wait", NULL);
     cluster_kill_shard(&cluster, 1);
     cluster_restart_shard(&cluster, 1); // without the storage
-    await("job", "show", "stored", "once it is mounted at every shard", true);
-    await_status("no snapshot can be saved: shard shard-1", true);
+    cluster_await(&cluster, true, "once it is mounted at every shard", "job", "show", "stored",
+                  NULL);
+    cluster_await(&cluster, true, "no snapshot can be saved: shard shard-1", "cluster", "status",
+                  NULL);
     show_storage();
-    await("job", "show", "stored", "lost", false);
+    cluster_await(&cluster, false, "lost", "job", "show", "stored", NULL);
     cluster_says(&cluster, 0, "generation 1, step 0", "snapshot", "show", "stored",
                  "step-000000000000-g1", NULL);
     cairn_job_close(job);

@@ -264,17 +264,6 @@ SUITE(200, set_up, tear_down);
 
 /* ---- a shard that joins ---- */
 
-static void await_status(const char *text, bool is_wanted)
-{
-    const int64_t begun_ms = now_ms();
-    do {
-        cluster_cli(&cluster, &said, "cluster", "status", NULL);
-        ck_assert_int_eq(said.status, 0);
-        ck_assert_msg(now_ms() - begun_ms < CLUSTER_WAIT_MS, "%s: %s", text, said.out);
-        pause_ms(50);
-    } while ((strstr(said.out, text) != NULL) != is_wanted);
-}
-
 TEST(storage_that_hangs_holds_up_no_join_and_is_said)
 {
     static const char *const set[] = { "lease.heartbeat=100ms", NULL };
@@ -296,8 +285,9 @@ TEST(storage_that_hangs_holds_up_no_join_and_is_said)
     cluster_restart_shard(&cluster, 0);
     unsetenv("LD_PRELOAD");
     ck_assert_int_lt(now_ms() - begun_ms, slow_ms);
-    await_status("/snapshots has not answered for 3 s or more: its storage hangs", true);
-    await_status("no snapshot can be saved", false);
+    cluster_await(&cluster, true, "/snapshots has not answered for 3 s or more: its storage hangs",
+                  "cluster", "status", NULL);
+    cluster_await(&cluster, false, "no snapshot can be saved", "cluster", "status", NULL);
     check_met("open", begun_ms);
     cluster_stop(&cluster);
     cairn_scratch_remove(root);

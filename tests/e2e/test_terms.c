@@ -514,8 +514,7 @@ TEST(an_amendment_holds_from_the_next_round_on_through_restarts_and_a_restore)
     ck_assert(train(&j) == 0.125);
     leave(&j);
     j.groups[0].lr = 0.75; // that it never was
-    ck_assert_int_eq(try_open(&j, &cluster, "tiny"), CAIRN_ERR_MISMATCH);
-    ck_assert_ptr_nonnull(strstr(cairn_error(), "lr 0.75 here, 0.5 on the servers"));
+    fails(try_open(&j, &cluster, "tiny"), CAIRN_ERR_MISMATCH, "lr 0.75 here, 0.5 on the servers");
     ck_assert_ptr_nonnull(strstr(cairn_error(), "`cairn job amend tiny --set body.lr=0.75`"));
     follow_the_difference(&j, &cluster);
     cluster_stop(&cluster);
@@ -536,8 +535,7 @@ TEST(a_frozen_group_stays_as_it_is_while_others_train)
     expect_said(&cluster, "tiny", "momentum 0, frozen");
     for (int k = 0; k < 3; k++) { // both published copies
         const struct cairn_round round = trainer_begin(j.job);
-        ck_assert_int_eq(push(&j, &round, "body.weight"), CAIRN_ERR_REFUSED);
-        ck_assert_ptr_nonnull(strstr(cairn_error(), "group body is frozen"));
+        fails(push(&j, &round, "body.weight"), CAIRN_ERR_REFUSED, "group body is frozen");
         ck_assert_int_eq(push(&j, &round, "head.bias"), CAIRN_OK);
         trainer_commit(j.job, &round, 0);
         fetch(&j, "body.weight", NULL, after);
@@ -584,8 +582,7 @@ TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
     fetch(&j, "body.weight", NULL, before);
     for (int k = 0; k < 3; k++) { // both published copies
         const struct cairn_round round = trainer_begin(j.job);
-        ck_assert_int_eq(push(&j, &round, "body.weight"), CAIRN_ERR_REFUSED);
-        ck_assert_ptr_nonnull(strstr(cairn_error(), "tensor body.weight is frozen"));
+        fails(push(&j, &round, "body.weight"), CAIRN_ERR_REFUSED, "tensor body.weight is frozen");
         ck_assert_int_eq(push(&j, &round, "head.bias"), CAIRN_OK);
         trainer_commit(j.job, &round, 0);
         fetch(&j, "body.weight", NULL, after);
@@ -662,33 +659,30 @@ TEST(an_amendment_that_cannot_be_changes_nothing)
     cluster_start(&cluster, 1, NULL);
     describe(&j);
     open_job(&j, &cluster, "tiny");
-    ck_assert_int_eq(amend_group(&j, 0, -1), CAIRN_ERR_INVALID);
-    ck_assert_ptr_nonnull(strstr(cairn_error(), "lr is -1; allowed: 0 to"));
+    fails(amend_group(&j, 0, -1), CAIRN_ERR_INVALID, "lr is -1; allowed: 0 to");
     struct cairn_group group = j.groups[0];
     struct cairn_amend amend = { .struct_size = sizeof amend, .groups = &group, .group_count = 1 };
-    ck_assert_int_eq(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID);
-    ck_assert_ptr_nonnull(strstr(cairn_error(), "pattern must be NULL"));
+    fails(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID,
+          "pattern must be NULL");
     group.pattern = NULL;
     group.optimizer = "adamw";
-    ck_assert_int_eq(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(cairn_error(), "allowed: \"sgd\""));
+    fails(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_UNSUPPORTED,
+          "allowed: \"sgd\"");
     group.optimizer = "sgd";
     group.momentum = 0.9;
-    ck_assert_int_eq(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(cairn_error(), "keeps other state"));
+    fails(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_UNSUPPORTED,
+          "keeps other state");
     group.momentum = 0;
     group.beta1 = 0.5; // which sgd would ignore
-    ck_assert_int_eq(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID);
-    ck_assert_ptr_nonnull(strstr(cairn_error(), "beta1 has no effect with optimizer sgd"));
+    fails(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID,
+          "beta1 has no effect with optimizer sgd");
     group.beta1 = j.groups[0].beta1;
     group.name = "neck";
     ck_assert_int_eq(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_NOT_FOUND);
     ck_assert_int_eq(amend_frozen(&j, "neck", NULL), CAIRN_ERR_NOT_FOUND);
-    ck_assert_int_eq(amend_frozen(&j, "head.bias", NULL), CAIRN_ERR_NOT_FOUND);
-    ck_assert_ptr_nonnull(strstr(cairn_error(), "name it in freeze_tensors"));
+    fails(amend_frozen(&j, "head.bias", NULL), CAIRN_ERR_NOT_FOUND, "name it in freeze_tensors");
     ck_assert_int_eq(amend_tensor(&j, "neck", NULL), CAIRN_ERR_NOT_FOUND);
-    ck_assert_int_eq(amend_tensor(&j, "tied", NULL), CAIRN_ERR_INVALID);
-    ck_assert_ptr_nonnull(strstr(cairn_error(), "is an alias of body.weight"));
+    fails(amend_tensor(&j, "tied", NULL), CAIRN_ERR_INVALID, "is an alias of body.weight");
     ck_assert_int_eq(amend_frozen(&j, NULL, NULL), CAIRN_ERR_INVALID);
     amend = (struct cairn_amend) { .struct_size = sizeof amend,
                                    .clip_norm = -1,

@@ -3,7 +3,6 @@
  * without a cluster does not. */
 #include <pthread.h>
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 
 #include "tests/support/suite.h"

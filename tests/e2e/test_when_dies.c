@@ -98,16 +98,6 @@ static void take_snapshot(void)
     cluster_says(&cluster, 0, "step-", "snapshot", "create", t.name, "--wait", NULL);
 }
 
-/* Until `cairn NOUN VERB ...` says that word. */
-static void await_said(const char *noun, const char *verb, const char *of, const char *word)
-{
-    const time_t end = time(NULL) + CLUSTER_WAIT_MS / 1000;
-    do {
-        cluster_cli(&cluster, &said, noun, verb, of, NULL);
-        ck_assert_msg(time(NULL) < end, "no %s: %s%s", word, said.out, said.err);
-    } while (strstr(said.out, word) == NULL);
-}
-
 static void set_up_shards(int count)
 {
     cluster_start(&cluster, count, &(struct cluster_options) { .coordinator_set = quick });
@@ -146,7 +136,7 @@ TEST(a_trainer)
         if (ended != CAIRN_OK) world = 0;
     }
     cluster_kill(second);
-    await_said("job", "show", "run", "was lost");
+    cluster_await(&cluster, true, "was lost", "job", "show", "run", NULL);
     follow("a trainer", "cairn job amend JOB --on-worker-loss redo", NULL);
     step();
 }
@@ -168,7 +158,7 @@ TEST(the_coordinators_store)
     snprintf(moved, sizeof moved, "%s/lost", cluster.folder);
     ck_assert_int_eq(rename(path, moved), 0);
     cluster_restart_coordinator(&cluster);
-    await_said("cluster", "status", NULL, "of another store");
+    cluster_await(&cluster, true, "of another store", "cluster", "status", NULL);
     follow("the coordinator's store", "cairn cluster adopt", NULL);
     ck_assert_msg(strstr(said.out, "would be trusted here") != NULL, "%s", said.out);
     follow("the coordinator's store", "cairn cluster adopt --yes", NULL);
@@ -177,7 +167,7 @@ TEST(the_coordinators_store)
     step();
     cluster_kill_shard(&cluster, 1);
     cluster_restart_shard(&cluster, 1);
-    await_said("job", "list", NULL, "lost");
+    cluster_await(&cluster, true, "lost", "job", "list", NULL);
     follow("a shard", "cairn snapshot restore JOB latest --yes", NULL);
     start_again();
     step();
@@ -188,7 +178,7 @@ TEST(a_shard)
     take_snapshot();
     cluster_kill_shard(&cluster, 1);
     cluster_restart_shard(&cluster, 1);
-    await_said("job", "list", NULL, "lost");
+    cluster_await(&cluster, true, "lost", "job", "list", NULL);
     follow("a shard", "cairn snapshot restore JOB latest --yes", NULL);
     start_again();
     step();
@@ -199,7 +189,7 @@ TEST(a_node_for_good)
     take_snapshot();
     cluster_kill_shard(&cluster, 1);
     cluster_add_shard(&cluster, 2);
-    await_said("cluster", "status", NULL, "shard-2");
+    cluster_await(&cluster, true, "shard-2", "cluster", "status", NULL);
     follow("a node, for good", "cairn snapshot restore JOB latest --yes", NULL);
     start_again();
     step();
@@ -216,7 +206,7 @@ TEST(a_node_as_planned)
 TEST(the_network)
 {
     ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
-    await_said("cluster", "status", NULL, "away");
+    cluster_await(&cluster, true, "away", "cluster", "status", NULL);
     follow("the network", "cairn cluster status", NULL);
     follow("the network", "cairn job show JOB", NULL);
     ck_assert_msg(strstr(said.out, "shard-1") != NULL, "%s", said.out);
@@ -252,7 +242,7 @@ TEST(everything)
     for (int i = 0; i < 2; i++) cluster_kill_shard(&cluster, i);
     cluster_restart_coordinator(&cluster);
     for (int i = 0; i < 2; i++) cluster_restart_shard(&cluster, i);
-    await_said("job", "list", NULL, "lost");
+    cluster_await(&cluster, true, "lost", "job", "list", NULL);
     follow("everything (power)", "cairn snapshot restore JOB latest --yes", NULL);
     start_again();
     step();

@@ -72,8 +72,7 @@ static void open_job(const char *name)
                                      .endpoint = cluster.address,
                                      .device = reads_on_card ? CAIRN_GPU(0) : 0 };
     good(cairn_open(&opts, &session));
-    job = trainer_open(session, name, &spec);
-    good(cairn_init_done(job, NULL, WAIT_MS));
+    job = trainer_ready(session, name, &spec);
 }
 
 #define refuses(call, expected, word)                                              \
@@ -150,9 +149,7 @@ static void train_with(struct gradient gradients[TENSORS], int steps)
             }
             if (micro + 1 < round.micro_batches) good(cairn_micro_end(job, &round, micro));
         }
-        struct cairn_result result = { .struct_size = sizeof result };
-        good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
-        ck_assert(result.applied);
+        trainer_commit(job, &round, 1);
     }
 }
 
@@ -169,18 +166,6 @@ static struct cairn_stats stats(void)
     struct cairn_stats out = { .struct_size = sizeof out };
     good(cairn_job_stats(job, &out));
     return out;
-}
-
-/* Once the shards' next heartbeats have come. */
-static void expect_shown(const char *name, const char *words)
-{
-    static struct cluster_said said;
-    for (int i = 0; i < WAIT_MS / 20; i++) {
-        cluster_cli(&cluster, &said, "job", "show", name, NULL);
-        if (strstr(said.out, words) != NULL) return;
-        usleep(20000);
-    }
-    ck_abort_msg("not shown of job %s: %s", name, words);
 }
 
 /* Shard and worker count alike what is read where it lies: where a chunk is added up, the shard says. */
@@ -206,7 +191,8 @@ static void compare_places(bool is_on_card)
         ck_assert_uint_eq(s.shared_pushed_bytes, s.pushed_bytes);
         ck_assert_uint_eq(s.packed_bytes, 0); // no copy of a step stays
         ck_assert_str_eq(roots[where], roots[HOST]);
-        if (s.device_pushed_bytes > 0) expect_shown(names[where], "from and to a card");
+        if (s.device_pushed_bytes > 0)
+            cluster_await(&cluster, true, "from and to a card", "job", "show", names[where], NULL);
         cairn_close(session);
     }
     expect_no_refusal();

@@ -68,8 +68,7 @@ static struct trainer open_trainer(const char *name, bool on_card)
                                      .endpoint = cluster.address,
                                      .device = on_card ? CAIRN_GPU(0) : 0 };
     good(cairn_open(&opts, &t.session));
-    t.job = trainer_open(t.session, name, &spec);
-    good(cairn_init_done(t.job, NULL, WAIT_MS));
+    t.job = trainer_ready(t.session, name, &spec);
     for (int i = 0; i < TENSORS; i++) {
         if (on_card) {
             good(cairn_alloc(t.session, ROOM, CAIRN_GPU(0), &t.gradients[i]));
@@ -328,8 +327,7 @@ TEST_EACH(a_fetch_that_the_card_does_not_copy_fails_with_a_sentence, 0, 2)
     struct trainer t = open_trainer("card", true);
     const struct cairn_version version = train(&t, 1);
     emulated_set(&card, "ecc_at=12,quiet=1"); // while others are under way
-    ck_assert_int_eq(cairn_wait(fetch_plane(&t, version, planes[_i]), WAIT_MS), CAIRN_ERR_IO);
-    ck_assert_msg(strstr(cairn_error(), "tensor big") != NULL, "%s", cairn_error());
+    fails(cairn_wait(fetch_plane(&t, version, planes[_i]), WAIT_MS), CAIRN_ERR_IO, "tensor big");
     ck_assert_uint_eq(stats(&t).packed_bytes, 0);
     cairn_close(t.session);
     cluster_stop(&cluster);

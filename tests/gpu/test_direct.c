@@ -306,8 +306,7 @@ static struct worker open_worker(const char *name, bool on_card)
                                      .endpoint = cluster.address,
                                      .device = on_card ? CAIRN_GPU(0) : 0 };
     good(cairn_open(&opts, &w.session));
-    w.job = trainer_open(w.session, name, &spec);
-    good(cairn_init_done(w.job, NULL, WAIT_MS));
+    w.job = trainer_ready(w.session, name, &spec);
     for (int t = 0; t < TENSORS; t++) w.at[t] = w.values[t] = malloc(ROOM);
     if (!on_card) return w;
     good(cairn_alloc(w.session, ROOM, CAIRN_GPU(0), &w.at[0]));

@@ -2,7 +2,6 @@
  * go on, to the bits that they would have had without a card. */
 #include <cairn.h>
 #include <check.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -18,7 +18,7 @@
 
 #define HOST "here" /* of who may be reached both ways */
 
-enum { ARGS_MAX = 64, PATH_BYTES = 256, READY_POLL_MS = 5 };
+enum { ARGS_MAX = 64, PATH_BYTES = 256, READY_POLL_MS = 5, AWAIT_MS = 20 };
 
 /* ---- children ---- */
 
@@ -396,6 +396,22 @@ void cluster_says(const struct cluster *cluster, int status, const char *word, .
                   said.err);
     ck_assert_msg(strstr(said.out, word) != NULL || strstr(said.err, word) != NULL,
                   "no \"%s\": %s%s", word, said.out, said.err);
+}
+
+void cluster_await(const struct cluster *cluster, bool is_said, const char *word, ...)
+{
+    static struct cluster_said said;
+    const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS;
+    va_list list;
+    for (;;) {
+        va_start(list, word);
+        run_cli(cluster, &said, list);
+        va_end(list);
+        if (said.status == 0 && (strstr(said.out, word) != NULL) == is_said) return;
+        ck_assert_msg(now_ms() < end_ms, "%s \"%s\": %s%s", is_said ? "no" : "still", word,
+                      said.out, said.err);
+        poll(NULL, 0, AWAIT_MS);
+    }
 }
 
 void cluster_word(const struct cluster *cluster, char word_out[CLUSTER_WORD_BYTES], ...)

@@ -104,6 +104,10 @@ void cluster_cli_end(struct cluster_command *command, int status, struct cluster
 void cluster_says(const struct cluster *cluster, int status, const char *word, ...)
     __attribute__((sentinel));
 
+/* The same, again and again until it ends with status 0 and says that word, or, without it, says it not. */
+void cluster_await(const struct cluster *cluster, bool is_said, const char *word, ...)
+    __attribute__((sentinel));
+
 /* The same; it ends with status 0, and this is the first word that it says. */
 enum { CLUSTER_WORD_BYTES = 128 };
 void cluster_word(const struct cluster *cluster, char word_out[CLUSTER_WORD_BYTES], ...)
