@@ -101,8 +101,7 @@ TEST(a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up)
     cluster_kill(pid);
 
     // The snapshot is asked for, whoever waits: another one hears for whom.
-    cluster_cli(&cluster, &said, "job", "digest", "-q", "tiny", "--timeout", "1.5", NULL);
-    ck_assert_msg(said.status == 11 && strstr(said.err, name) != NULL, "%s", said.err);
+    cluster_says(&cluster, 11, name, "job", "digest", "-q", "tiny", "--timeout", "1.5", NULL);
     fails(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, 200, id), CAIRN_ERR_BUSY, name);
     cairn_close(session);
     cluster_stop(&cluster);
