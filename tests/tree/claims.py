@@ -37,8 +37,8 @@ def judge(claim, outcome, said):
     return f'claim not shown: "{promise}": {test} was skipped ({"; ".join(reasons) or "without a reason"}), and {needs}'
 
 
-def main():
-    claims, ran, log = (Path(name).read_text(encoding="utf-8", errors="replace") for name in sys.argv[1:4])
+def judge_all(claims, ran, log):
+    """Prints what is wrong, and returns the exit status."""
     outcomes, said = dict(OUTCOME.findall(ran)), dict(SAID.findall(log))
     count, wrong = 0, []
     for number, line in enumerate(claims.splitlines(), 1):
@@ -58,4 +58,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(judge_all(*(Path(name).read_text(encoding="utf-8", errors="replace") for name in sys.argv[1:4])))
