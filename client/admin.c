@@ -552,25 +552,18 @@ cairn_status cairn_job_restore(cairn_session *handle, const char *name, const ch
 
 cairn_status cairn_snapshot(cairn_job *handle, uint32_t flags, int timeout_ms, char id_out[64])
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = api_judge_call("id_out", id_out, timeout_ms);
-    if (status == CAIRN_OK && (flags & ~CAIRN_SNAPSHOT_WAIT) != 0)
-        status = client_fail(CAIRN_ERR_INVALID, "flags is %u; allowed: 0, CAIRN_SNAPSHOT_WAIT (1)",
-                             flags);
-    if (status == CAIRN_OK) {
-        Cairn__SnapshotCreate message = CAIRN__SNAPSHOT_CREATE__INIT;
-        message.job = job->name;
-        message.wait = (flags & CAIRN_SNAPSHOT_WAIT) != 0;
-        ProtobufCMessage *reply;
-        status = ask_coordinator(job, "cairn_snapshot", CAIRN_MSG_SNAPSHOT_CREATE, &message.base,
-                                 CAIRN_MSG_SNAPSHOT_STATUS, api_deadline(timeout_ms), &reply);
-        if (status == CAIRN_OK) {
-            const Cairn__SnapshotStatus *snapshot = (const Cairn__SnapshotStatus *)reply;
-            strncpy(id_out, snapshot->id, 63);
-            id_out[63] = 0;
-            message_free(reply);
-        }
-    }
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    CAIRN_TRY(api_judge_call("id_out", id_out, timeout_ms));
+    if ((flags & ~CAIRN_SNAPSHOT_WAIT) != 0)
+        return client_fail(CAIRN_ERR_INVALID, "flags is %u; allowed: 0, CAIRN_SNAPSHOT_WAIT (1)",
+                           flags);
+    Cairn__SnapshotCreate message = CAIRN__SNAPSHOT_CREATE__INIT;
+    message.job = job->name;
+    message.wait = (flags & CAIRN_SNAPSHOT_WAIT) != 0;
+    ProtobufCMessage *reply;
+    CAIRN_TRY(ask_coordinator(job, "cairn_snapshot", CAIRN_MSG_SNAPSHOT_CREATE, &message.base,
+                              CAIRN_MSG_SNAPSHOT_STATUS, api_deadline(timeout_ms), &reply));
+    snprintf(id_out, 64, "%s", ((const Cairn__SnapshotStatus *)reply)->id);
+    message_free(reply);
+    return CAIRN_OK;
 }

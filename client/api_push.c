@@ -476,10 +476,8 @@ cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint
                         const char *tensor, const struct cairn_box *box,
                         const struct cairn_mem *mem, cairn_op **op_out)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = push_inside(job, round, micro, tensor, box, mem, op_out);
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    return push_inside(job, round, micro, tensor, box, mem, op_out);
 }
 
 /* ==== tiles ==== */
@@ -605,12 +603,10 @@ static cairn_status declare(struct job *job, struct declared *declared, uint64_t
 cairn_status cairn_tiles(cairn_job *handle, const struct cairn_tile *tiles, size_t tile_count,
                          uint32_t world, int timeout_ms)
 {
+    API_ENTER(job, handle);
     const uint64_t deadline_ms = api_deadline(timeout_ms);
-    struct job *job;
     struct declared *declared = NULL;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = judge_tiles(job, tiles, tile_count, world, timeout_ms);
-    if (status == CAIRN_OK) status = make_declared(job, tiles, tile_count, world, &declared);
-    if (status == CAIRN_OK) status = declare(job, declared, deadline_ms);
-    return api_leave(job, status);
+    CAIRN_TRY(judge_tiles(job, tiles, tile_count, world, timeout_ms));
+    CAIRN_TRY(make_declared(job, tiles, tile_count, world, &declared));
+    return declare(job, declared, deadline_ms);
 }

@@ -80,13 +80,11 @@ cairn_status cairn_fetch(cairn_job *handle, struct cairn_version version, const 
                          const char *plane, const struct cairn_box *box,
                          const struct cairn_mem *mem, cairn_op **op_out)
 {
+    API_ENTER(job, handle);
     if (op_out == NULL)
         return client_fail(CAIRN_ERR_INVALID,
                            "op_out is NULL: nothing else says when a fetch is done");
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = fetch_inside(job, version, tensor, plane, box, mem, op_out);
-    return api_leave(job, status);
+    return fetch_inside(job, version, tensor, plane, box, mem, op_out);
 }
 
 static cairn_status wait_version(struct job *job, Cairn__VersionWait *message, int timeout_ms,
@@ -101,25 +99,20 @@ static cairn_status wait_version(struct job *job, Cairn__VersionWait *message, i
 cairn_status cairn_version_wait(cairn_job *handle, struct cairn_version at_least, int timeout_ms,
                                 struct cairn_version *out)
 {
+    API_ENTER(job, handle);
+    CAIRN_TRY(api_judge_call("out", out, timeout_ms));
     Cairn__VersionReady *ready;
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
-    if (status == CAIRN_OK) {
-        Cairn__VersionWait message = CAIRN__VERSION_WAIT__INIT;
-        message.generation = at_least.generation;
-        message.step = at_least.step;
-        status = wait_version(job, &message, timeout_ms, &ready);
-    }
-    if (status == CAIRN_OK) {
-        *out = (struct cairn_version) { ready->generation, ready->step };
-        message_free(&ready->base);
-        pthread_mutex_lock(&job->session->lock);
-        job->known.initialized = true;
-        job->known.newest = *out;
-        pthread_mutex_unlock(&job->session->lock);
-    }
-    return api_leave(job, status);
+    Cairn__VersionWait message = CAIRN__VERSION_WAIT__INIT;
+    message.generation = at_least.generation;
+    message.step = at_least.step;
+    CAIRN_TRY(wait_version(job, &message, timeout_ms, &ready));
+    *out = (struct cairn_version) { ready->generation, ready->step };
+    message_free(&ready->base);
+    pthread_mutex_lock(&job->session->lock);
+    job->known.initialized = true;
+    job->known.newest = *out;
+    pthread_mutex_unlock(&job->session->lock);
+    return CAIRN_OK;
 }
 
 static cairn_status give_state(const Cairn__VersionReady *ready, void *buffer, size_t capacity,
@@ -140,23 +133,18 @@ static cairn_status give_state(const Cairn__VersionReady *ready, void *buffer, s
 cairn_status cairn_client_state(cairn_job *handle, void *buffer, size_t capacity, int timeout_ms,
                                 size_t *bytes_out, struct cairn_version *version_out)
 {
+    API_ENTER(job, handle);
+    CAIRN_TRY(api_judge_call("bytes_out", bytes_out, timeout_ms));
+    if (buffer == NULL && capacity > 0)
+        return client_fail(CAIRN_ERR_INVALID, "buffer is NULL, and capacity %zu; NULL goes with 0",
+                           capacity);
     Cairn__VersionReady *ready;
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = api_judge_call("bytes_out", bytes_out, timeout_ms);
-    if (status == CAIRN_OK && buffer == NULL && capacity > 0)
-        status = client_fail(CAIRN_ERR_INVALID,
-                             "buffer is NULL, and capacity %zu; NULL goes with 0", capacity);
-    if (status == CAIRN_OK) {
-        Cairn__VersionWait message = CAIRN__VERSION_WAIT__INIT;
-        message.client_state = true;
-        status = wait_version(job, &message, timeout_ms, &ready);
-    }
-    if (status == CAIRN_OK) {
-        status = give_state(ready, buffer, capacity, bytes_out, version_out);
-        message_free(&ready->base);
-    }
-    return api_leave(job, status);
+    Cairn__VersionWait message = CAIRN__VERSION_WAIT__INIT;
+    message.client_state = true;
+    CAIRN_TRY(wait_version(job, &message, timeout_ms, &ready));
+    const cairn_status status = give_state(ready, buffer, capacity, bytes_out, version_out);
+    message_free(&ready->base);
+    return status;
 }
 
 /* ==== units ==== */
@@ -771,10 +759,8 @@ static cairn_status prefetch_inside(struct job *job, struct cairn_version versio
 cairn_status cairn_prefetch(cairn_job *handle, struct cairn_version version,
                             const char *const *units, size_t unit_count)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = prefetch_inside(job, version, units, unit_count);
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    return prefetch_inside(job, version, units, unit_count);
 }
 
 /* With the unit's shape known and the arguments judged. */
@@ -826,24 +812,18 @@ static cairn_status map_inside(struct job *job, struct cairn_version version, co
 cairn_status cairn_map(cairn_job *handle, struct cairn_version version, const char *unit,
                        struct cairn_view *views, size_t *view_count, cairn_op **op_out)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK)
-        status = map_inside(job, version, unit, NULL, views, view_count, op_out);
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    return map_inside(job, version, unit, NULL, views, view_count, op_out);
 }
 
 cairn_status cairn_map_device(cairn_job *handle, struct cairn_version version, const char *unit,
                               int device, struct cairn_view *views, size_t *view_count,
                               cairn_op **op_out)
 {
-    struct job *job;
+    API_ENTER(job, handle);
     struct card *card = NULL;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = card_of_device(device, "device", &card);
-    if (status == CAIRN_OK)
-        status = map_inside(job, version, unit, card, views, view_count, op_out);
-    return api_leave(job, status);
+    CAIRN_TRY(card_of_device(device, "device", &card));
+    return map_inside(job, version, unit, card, views, view_count, op_out);
 }
 
 /* Waits until the work that is queued on `stream` is done, since it may still read the mapped
@@ -889,9 +869,8 @@ static cairn_status unmap_inside(struct job *job, const struct cairn_view *view,
 
 cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void *stream)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    return api_leave(job, unmap_inside(job, view, stream));
+    API_JOB(job, handle);
+    return unmap_inside(job, view, stream);
 }
 
 /* ==== lease ==== */
@@ -956,29 +935,21 @@ static cairn_status take_lease(struct job *job, struct cairn_version version, in
 cairn_status cairn_lease(cairn_job *handle, struct cairn_version version, int ttl_ms,
                          int timeout_ms, struct cairn_version *out)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
-    if (status == CAIRN_OK && ttl_ms <= 0)
-        status = client_fail(CAIRN_ERR_INVALID, "ttl_ms is %d; give 1 or more", ttl_ms);
-    if (status == CAIRN_OK)
-        status = take_lease(job, version, ttl_ms, api_deadline(timeout_ms), out);
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    CAIRN_TRY(api_judge_call("out", out, timeout_ms));
+    if (ttl_ms <= 0) return client_fail(CAIRN_ERR_INVALID, "ttl_ms is %d; give 1 or more", ttl_ms);
+    return take_lease(job, version, ttl_ms, api_deadline(timeout_ms), out);
 }
 
 cairn_status cairn_lease_end(cairn_job *handle, struct cairn_version version, int timeout_ms)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = api_judge_call(NULL, NULL, timeout_ms);
-    if (status == CAIRN_OK) {
-        Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
-        message.generation = version.generation;
-        message.step = version.step;
-        status = ask_coordinator(job, "cairn_lease_end", CAIRN_MSG_LEASE_DROP, &message.base,
-                                 CAIRN_MSG_DONE, api_deadline(timeout_ms), NULL);
-    }
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
+    Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
+    message.generation = version.generation;
+    message.step = version.step;
+    return ask_coordinator(job, "cairn_lease_end", CAIRN_MSG_LEASE_DROP, &message.base,
+                           CAIRN_MSG_DONE, api_deadline(timeout_ms), NULL);
 }
 
 /* ==== cancel ==== */

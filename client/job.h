@@ -307,12 +307,18 @@ void job_note_clip_norm(struct job *job, double clip_norm); /* likewise */
 cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub,
                          cairn **out) CAIRN_MUST_CHECK;
 
-/* The job of a handle, until the call leaves; NULL: it is not open. */
+/* The job of a handle, until api_leave; NULL: it is not open. */
 struct job *api_job(const cairn_job *handle);
-/* The same, and fails like the job has, if it has. */
-cairn_status api_enter(const cairn_job *handle, struct job **job_out) CAIRN_MUST_CHECK;
-/* Ends what api_job or api_enter began, be it without a job; returns `status`, as which the call ends. */
-cairn_status api_leave(const struct job *job, cairn_status status);
+void api_leave(struct job **job);
+/* Begins a call of a job: declares `job`, that of the handle, until the function returns; the function fails if
+ * the handle is none. */
+#define API_JOB(job, handle)                                               \
+    __attribute__((cleanup(api_leave))) struct job *job = api_job(handle); \
+    if (job == NULL) return CAIRN_ERR_HANDLE
+/* The same, and the function fails as the job has, if it has. */
+#define API_ENTER(job, handle) \
+    API_JOB(job, handle);      \
+    CAIRN_TRY(api_check(job))
 /* The deadline of a call whose timeout begins now, on the clock of client_now_ms. */
 uint64_t api_deadline(int timeout_ms);
 /* Judges the arguments that most calls have. CAIRN_ERR_INVALID names the one that is wrong.

@@ -138,21 +138,17 @@ static cairn_status open_list(struct job *job, int plane, const struct cairn_par
 cairn_status cairn_push_list(cairn_job *handle, const struct cairn_part *parts, size_t count,
                              cairn_list **out)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = open_list(job, 0, parts, count, out);
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    return open_list(job, 0, parts, count, out);
 }
 
 cairn_status cairn_fetch_list(cairn_job *handle, const char *plane, const struct cairn_part *parts,
                               size_t count, cairn_list **out)
 {
-    struct job *job;
+    API_ENTER(job, handle);
     int number = 0;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = api_plane_of(plane, &number);
-    if (status == CAIRN_OK) status = open_list(job, number, parts, count, out);
-    return api_leave(job, status);
+    CAIRN_TRY(api_plane_of(plane, &number));
+    return open_list(job, number, parts, count, out);
 }
 
 void cairn_list_close(cairn_list *list)

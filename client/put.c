@@ -387,10 +387,8 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
 cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
                        const struct cairn_box *box, const struct cairn_mem *mem, cairn_op **op_out)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = put_inside(job, tensor, plane, box, mem, op_out);
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    return put_inside(job, tensor, plane, box, mem, op_out);
 }
 
 static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint64_t deadline_ms)
@@ -431,11 +429,9 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
 
 cairn_status cairn_init_done(cairn_job *handle, const uint8_t *digest, int timeout_ms)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK && job->member.role != CAIRN_WORKER)
-        status = client_fail(CAIRN_ERR_REFUSED, "a reader does not take part in the initial state");
-    if (status == CAIRN_OK) status = api_judge_call(NULL, NULL, timeout_ms);
-    if (status == CAIRN_OK) status = init_done_inside(job, digest, api_deadline(timeout_ms));
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    if (job->member.role != CAIRN_WORKER)
+        return client_fail(CAIRN_ERR_REFUSED, "a reader does not take part in the initial state");
+    CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
+    return init_done_inside(job, digest, api_deadline(timeout_ms));
 }

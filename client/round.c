@@ -56,10 +56,8 @@ static cairn_status set_rate(struct job *job, const char *name, double lr)
 
 cairn_status cairn_group_lr(cairn_job *handle, const char *group, double lr)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = set_rate(job, group, lr);
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    return set_rate(job, group, lr);
 }
 
 /* The rates that go with a commit, by group; `room`: [group_count]. *driven_out: that, or NULL where no
@@ -237,20 +235,18 @@ static cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t dea
 
 cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_round *out)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
+    API_ENTER(job, handle);
     struct cairn_round round = { .struct_size = sizeof round };
-    if (status == CAIRN_OK && (!struct_fits(out, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
-        status = client_fail(CAIRN_ERR_INVALID,
-                             "out must be given, with its struct_size, timeout_ms 0 or more");
-    if (status == CAIRN_OK && job->member.role != CAIRN_WORKER)
-        status = client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
+    if (!struct_fits(out, CAIRN_API_ROUND_LEAST) || timeout_ms < 0)
+        return client_fail(CAIRN_ERR_INVALID,
+                           "out must be given, with its struct_size, timeout_ms 0 or more");
+    if (job->member.role != CAIRN_WORKER)
+        return client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
     const uint64_t deadline_ms = api_deadline(timeout_ms);
-    if (status == CAIRN_OK) status = await_write(job, deadline_ms);
-    if (status == CAIRN_OK)
-        status = api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round);
-    if (status == CAIRN_OK) struct_copy_out(out, &round, sizeof round);
-    return api_leave(job, status);
+    CAIRN_TRY(await_write(job, deadline_ms));
+    CAIRN_TRY(api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round));
+    struct_copy_out(out, &round, sizeof round);
+    return CAIRN_OK;
 }
 
 static cairn_status send_word(struct job *job, bool (*run)(struct command *),
@@ -335,11 +331,9 @@ static cairn_status end_micro(struct job *job, const struct cairn_round *round, 
 
 cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round, uint32_t micro)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = api_batch_place(job, round, &micro);
-    if (status == CAIRN_OK) status = end_micro(job, round, micro);
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    CAIRN_TRY(api_batch_place(job, round, &micro));
+    return end_micro(job, round, micro);
 }
 
 static cairn_status note_committed(struct job *job, const struct cairn_round *round)
@@ -514,24 +508,22 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
                           const void *client_state, size_t state_bytes, int timeout_ms,
                           struct cairn_result *out)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
+    API_ENTER(job, handle);
     double room[CAIRN_SPEC_GROUPS_MAX];
     struct commit_words words = { { state_bytes, (uint8_t *)(uintptr_t)client_state }, NULL };
     struct cairn_result result = { .struct_size = sizeof result };
-    if (status == CAIRN_OK && (!struct_fits(out, CAIRN_API_RESULT_LEAST) || timeout_ms < 0 ||
-                               !struct_fits(round, CAIRN_API_ROUND_LEAST)))
-        status = client_fail(
+    if (!struct_fits(out, CAIRN_API_RESULT_LEAST) || timeout_ms < 0 ||
+        !struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return client_fail(
             CAIRN_ERR_INVALID,
             "round and out must be given, with their struct_size, timeout_ms be 0 or more");
-    if (status == CAIRN_OK) status = judge_weight(weight);
-    if (status == CAIRN_OK) status = judge_state(job, round, &words.state);
-    if (status == CAIRN_OK) status = driven_rates(job, room, &words.driven);
-    if (status == CAIRN_OK)
-        status = api_commit(job, "cairn_commit", round, weight, &words, api_deadline(timeout_ms),
-                            &result);
-    if (status == CAIRN_OK) struct_copy_out(out, &result, sizeof result);
-    return api_leave(job, status);
+    CAIRN_TRY(judge_weight(weight));
+    CAIRN_TRY(judge_state(job, round, &words.state));
+    CAIRN_TRY(driven_rates(job, room, &words.driven));
+    CAIRN_TRY(
+        api_commit(job, "cairn_commit", round, weight, &words, api_deadline(timeout_ms), &result));
+    struct_copy_out(out, &result, sizeof result);
+    return CAIRN_OK;
 }
 
 /* CAIRN_OK with *over_out: it is void already, or not this worker's to give up. */
@@ -569,13 +561,11 @@ static cairn_status abandon_inside(struct job *job, const struct cairn_round *ro
 
 cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *round, int timeout_ms)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK && (!struct_fits(round, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
-        status = client_fail(CAIRN_ERR_INVALID,
-                             "round must be given, with its struct_size, timeout_ms be 0 or more");
-    if (status == CAIRN_OK) status = abandon_inside(job, round, api_deadline(timeout_ms));
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    if (!struct_fits(round, CAIRN_API_ROUND_LEAST) || timeout_ms < 0)
+        return client_fail(CAIRN_ERR_INVALID,
+                           "round must be given, with its struct_size, timeout_ms be 0 or more");
+    return abandon_inside(job, round, api_deadline(timeout_ms));
 }
 
 /* ==== write ==== */
@@ -676,11 +666,9 @@ static cairn_status begin_inside(struct job *job, uint64_t deadline_ms)
 
 cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = api_judge_call(NULL, NULL, timeout_ms);
-    if (status == CAIRN_OK) status = begin_inside(job, api_deadline(timeout_ms));
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
+    return begin_inside(job, api_deadline(timeout_ms));
 }
 
 /* ---- put ---- */
@@ -826,9 +814,7 @@ static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cai
 
 cairn_status cairn_write_end(cairn_job *handle, int timeout_ms, struct cairn_version *out)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = api_judge_call("out", out, timeout_ms);
-    if (status == CAIRN_OK) status = end_inside(job, api_deadline(timeout_ms), out);
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    CAIRN_TRY(api_judge_call("out", out, timeout_ms));
+    return end_inside(job, api_deadline(timeout_ms), out);
 }

@@ -128,16 +128,9 @@ cairn_status api_check(struct job *job)
     return failed;
 }
 
-cairn_status api_enter(const cairn_job *handle, struct job **job_out)
+void api_leave(struct job **job)
 {
-    *job_out = api_job(handle);
-    return *job_out != NULL ? api_check(*job_out) : CAIRN_ERR_HANDLE;
-}
-
-cairn_status api_leave(const struct job *job, cairn_status status)
-{
-    if (job != NULL) handle_put(job->handle);
-    return status;
+    if (*job != NULL) handle_put((*job)->handle);
 }
 
 uint64_t api_deadline(int timeout_ms)
@@ -938,18 +931,14 @@ static cairn_status judge_pause(const struct job *job, const char *what, int at_
 
 cairn_status cairn_pause(cairn_job *handle, const char *what, int at_most_ms, int timeout_ms)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = judge_pause(job, what, at_most_ms, timeout_ms);
-    if (status == CAIRN_OK) status = tell_pause(job, what, at_most_ms, api_deadline(timeout_ms));
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    CAIRN_TRY(judge_pause(job, what, at_most_ms, timeout_ms));
+    return tell_pause(job, what, at_most_ms, api_deadline(timeout_ms));
 }
 
 cairn_status cairn_pause_end(cairn_job *handle, int timeout_ms)
 {
-    struct job *job;
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK) status = judge_pause(job, "-", 1, timeout_ms);
-    if (status == CAIRN_OK) status = tell_pause(job, "", 0, api_deadline(timeout_ms));
-    return api_leave(job, status);
+    API_ENTER(job, handle);
+    CAIRN_TRY(judge_pause(job, "-", 1, timeout_ms));
+    return tell_pause(job, "", 0, api_deadline(timeout_ms));
 }

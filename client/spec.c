@@ -439,19 +439,15 @@ static void fill_info(struct job *job, struct cairn_job_info *info)
 
 cairn_status cairn_job_describe(cairn_job *handle, struct cairn_job_info *out)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = CAIRN_OK;
+    API_JOB(job, handle);
     struct cairn_job_info info;
     const size_t least = offsetof(struct cairn_job_info, initialized) + sizeof info.initialized;
-    if (!struct_fits(out, least)) {
-        status = client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size at least %zu",
-                             least);
-    } else {
-        fill_info(job, &info);
-        struct_copy_out(out, &info, sizeof info);
-    }
-    return api_leave(job, status);
+    if (!struct_fits(out, least))
+        return client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size at least %zu",
+                           least);
+    fill_info(job, &info);
+    struct_copy_out(out, &info, sizeof info);
+    return CAIRN_OK;
 }
 
 /* An alias is described as its target, or as the box of it. */
@@ -481,20 +477,16 @@ static void fill_tensor(const struct job_spec_data *spec, size_t index, struct c
 
 cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tensor *out)
 {
-    struct job *job = api_job(handle);
-    if (job == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = CAIRN_OK;
+    API_JOB(job, handle);
     struct cairn_tensor tensor;
-    if (!struct_fits(out, offsetof(struct cairn_tensor, kind) + sizeof out->kind)) {
-        status = client_fail(CAIRN_ERR_INVALID, "out must be given with its struct_size");
-    } else if (index >= job->spec.tensor_count) {
-        status = client_fail(CAIRN_ERR_NOT_FOUND, "job %s has %zu tensors, there is no %zu",
-                             job->name, job->spec.tensor_count, index);
-    } else {
-        fill_tensor(&job->spec, index, &tensor);
-        struct_copy_out(out, &tensor, sizeof tensor);
-    }
-    return api_leave(job, status);
+    if (!struct_fits(out, offsetof(struct cairn_tensor, kind) + sizeof out->kind))
+        return client_fail(CAIRN_ERR_INVALID, "out must be given with its struct_size");
+    if (index >= job->spec.tensor_count)
+        return client_fail(CAIRN_ERR_NOT_FOUND, "job %s has %zu tensors, there is no %zu",
+                           job->name, job->spec.tensor_count, index);
+    fill_tensor(&job->spec, index, &tensor);
+    struct_copy_out(out, &tensor, sizeof tensor);
+    return CAIRN_OK;
 }
 
 /* ==== amend ==== */
@@ -735,32 +727,36 @@ static cairn_status fill_amend(struct words *words, const struct cairn_amend *am
                        AMEND_BYTES_MAX);
 }
 
+static cairn_status amend_inside(struct job *job, const struct cairn_amend *amend,
+                                 struct words *words, uint64_t deadline_ms)
+{
+    CAIRN_TRY(judge_amend(amend));
+    CAIRN_TRY(fill_amend(words, amend));
+    CAIRN_TRY(ask_coordinator(job, "cairn_job_amend", CAIRN_MSG_JOB_AMEND, &words->message.base,
+                              CAIRN_MSG_JOB_AMENDED, deadline_ms, NULL));
+    if (amend->set_clip_norm)
+        job_note_clip_norm(job, amend->clip_norm); // before the round that goes by it
+    return CAIRN_OK;
+}
+
 cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend, int timeout_ms)
 {
-    struct job *job;
+    API_ENTER(job, handle);
     struct words words = { .message = CAIRN__JOB_AMEND__INIT };
     struct cairn_amend own;
-    spec_init(&words.added);
-    cairn_status status = api_enter(handle, &job);
-    if (status == CAIRN_OK && (timeout_ms < 0 || !struct_copy_in(&own, sizeof own, LEAST, amend)))
-        status = client_fail(
+    if (timeout_ms < 0 || !struct_copy_in(&own, sizeof own, LEAST, amend))
+        return client_fail(
             CAIRN_ERR_INVALID,
             "amend must be given with its struct_size (%zu), timeout_ms be 0 or more", sizeof own);
-    if (status == CAIRN_OK &&
-        !(struct_is_zero(own.reserved, sizeof own.reserved) &&
-          struct_is_zero(own.reserved_losses, sizeof own.reserved_losses) &&
-          struct_is_zero(own.reserved_rules, sizeof own.reserved_rules) &&
-          struct_is_zero(own.reserved_settings, sizeof own.reserved_settings)))
-        status = client_fail(CAIRN_ERR_INVALID, "amend: what is reserved is not 0");
-    if (status == CAIRN_OK && job->member.role != CAIRN_WORKER)
-        status = client_fail(CAIRN_ERR_REFUSED, "a reader does not amend a job");
-    if (status == CAIRN_OK) status = judge_amend(&own);
-    if (status == CAIRN_OK) status = fill_amend(&words, &own);
-    if (status == CAIRN_OK)
-        status = ask_coordinator(job, "cairn_job_amend", CAIRN_MSG_JOB_AMEND, &words.message.base,
-                                 CAIRN_MSG_JOB_AMENDED, api_deadline(timeout_ms), NULL);
-    if (status == CAIRN_OK && own.set_clip_norm) // before the round that goes by it
-        job_note_clip_norm(job, own.clip_norm);
+    if (!struct_is_zero(own.reserved, sizeof own.reserved) ||
+        !struct_is_zero(own.reserved_losses, sizeof own.reserved_losses) ||
+        !struct_is_zero(own.reserved_rules, sizeof own.reserved_rules) ||
+        !struct_is_zero(own.reserved_settings, sizeof own.reserved_settings))
+        return client_fail(CAIRN_ERR_INVALID, "amend: what is reserved is not 0");
+    if (job->member.role != CAIRN_WORKER)
+        return client_fail(CAIRN_ERR_REFUSED, "a reader does not amend a job");
+    spec_init(&words.added);
+    const cairn_status status = amend_inside(job, &own, &words, api_deadline(timeout_ms));
     release_words(&words);
-    return api_leave(job, status);
+    return status;
 }
