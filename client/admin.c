@@ -335,14 +335,6 @@ static bool has_ended(void *context)
     return ended;
 }
 
-/* Until the call leaves; NULL: it is not open. */
-static struct session *session_of(const cairn_session *handle)
-{
-    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) handle_fail(handle, "session");
-    return s;
-}
-
 /* Sets this thread's sentence. */
 static cairn_status ask(struct session *s, uint64_t deadline_ms, uint16_t type,
                         const ProtobufCMessage *message, uint16_t reply_type,
@@ -414,12 +406,9 @@ static cairn_status list_inside(struct session *s, struct cairn_job_entry *entri
 cairn_status cairn_job_list(cairn_session *handle, struct cairn_job_entry *entries,
                             size_t *entry_count, int timeout_ms)
 {
-    struct session *s = session_of(handle);
-    if (s == NULL) return CAIRN_ERR_HANDLE;
-    cairn_status status = api_judge_call("entry_count", entry_count, timeout_ms);
-    if (status == CAIRN_OK) status = list_inside(s, entries, entry_count, api_deadline(timeout_ms));
-    handle_put(handle);
-    return status;
+    API_SESSION(s, handle);
+    CAIRN_TRY(api_judge_call("entry_count", entry_count, timeout_ms));
+    return list_inside(s, entries, entry_count, api_deadline(timeout_ms));
 }
 
 /* ---- what it takes to change one ---- */
@@ -437,18 +426,15 @@ static cairn_status judge_change(const char *what, const char *given, uint32_t f
 
 cairn_status cairn_job_drop(cairn_session *handle, const char *name, uint32_t flags, int timeout_ms)
 {
-    struct session *s = session_of(handle);
-    if (s == NULL) return CAIRN_ERR_HANDLE;
+    API_SESSION(s, handle);
     Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
     ProtobufCMessage *reply = NULL;
-    cairn_status status = judge_change("name", name, flags, CAIRN_DROP_FORCE, timeout_ms);
+    CAIRN_TRY(judge_change("name", name, flags, CAIRN_DROP_FORCE, timeout_ms));
     remove.name = wire_text(name);
     remove.force = (flags & CAIRN_DROP_FORCE) != 0;
-    if (status == CAIRN_OK)
-        status = ask(s, api_deadline(timeout_ms), CAIRN_MSG_JOB_REMOVE, &remove.base,
-                     CAIRN_MSG_JOB_REMOVED, &reply);
+    const cairn_status status = ask(s, api_deadline(timeout_ms), CAIRN_MSG_JOB_REMOVE, &remove.base,
+                                    CAIRN_MSG_JOB_REMOVED, &reply);
     message_free(reply);
-    handle_put(handle);
     return status;
 }
 
@@ -529,23 +515,18 @@ cairn_status cairn_job_restore(cairn_session *handle, const char *name, const ch
 {
     const uint32_t known = CAIRN_RESTORE_REPLACE | CAIRN_RESTORE_FALLBACK | CAIRN_RESTORE_UNSIGNED |
                            CAIRN_RESTORE_UNTRUSTED;
-    struct session *s = session_of(handle);
-    if (s == NULL) return CAIRN_ERR_HANDLE;
+    API_SESSION(s, handle);
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    cairn_status status = judge_change("snapshot", snapshot, flags, known, timeout_ms);
-    const bool by_path = status == CAIRN_OK && snapshot[0] == '/';
-    if (status == CAIRN_OK && !by_path) status = judge_change("name", name, 0, 0, timeout_ms);
-    if (status == CAIRN_OK) {
-        if (name != NULL) restore.job = wire_text(name);
-        *(by_path ? &restore.path : &restore.id) = wire_text(snapshot);
-        restore.fallback = (flags & CAIRN_RESTORE_FALLBACK) != 0;
-        restore.allow_unsigned = (flags & CAIRN_RESTORE_UNSIGNED) != 0;
-        restore.allow_untrusted = (flags & CAIRN_RESTORE_UNTRUSTED) != 0;
-        status = restore_inside(s, &restore, (flags & CAIRN_RESTORE_REPLACE) != 0,
-                                api_deadline(timeout_ms), id_out, version_out);
-    }
-    handle_put(handle);
-    return status;
+    CAIRN_TRY(judge_change("snapshot", snapshot, flags, known, timeout_ms));
+    const bool by_path = snapshot[0] == '/';
+    if (!by_path) CAIRN_TRY(judge_change("name", name, 0, 0, timeout_ms));
+    if (name != NULL) restore.job = wire_text(name);
+    *(by_path ? &restore.path : &restore.id) = wire_text(snapshot);
+    restore.fallback = (flags & CAIRN_RESTORE_FALLBACK) != 0;
+    restore.allow_unsigned = (flags & CAIRN_RESTORE_UNSIGNED) != 0;
+    restore.allow_untrusted = (flags & CAIRN_RESTORE_UNTRUSTED) != 0;
+    return restore_inside(s, &restore, (flags & CAIRN_RESTORE_REPLACE) != 0,
+                          api_deadline(timeout_ms), id_out, version_out);
 }
 
 /* ---- a snapshot, of a job that is open ---- */

@@ -447,10 +447,11 @@ cairn_status api_judge_push(struct job *job, const char *tensor, const struct ca
     return api_judge_own(job, *tensor_out, box, mem_out, piece_out);
 }
 
-static cairn_status push_inside(struct job *job, const struct cairn_round *round, uint32_t micro,
-                                const char *tensor, const struct cairn_box *box,
-                                const struct cairn_mem *given, cairn_op **op_out)
+cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint32_t micro,
+                        const char *tensor, const struct cairn_box *box,
+                        const struct cairn_mem *given, cairn_op **op_out)
 {
+    API_ENTER(job, handle);
     size_t index;
     struct cairn_mem mem;
     const struct cairn_box *part;
@@ -471,13 +472,6 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
     CAIRN_TRY(judge_frozen(job, index));
     struct push push = { round, micro, index, piece, mem };
     return accumulate_wanted(job) ? push_sum(job, &push, op_out) : push_piece(job, &push, op_out);
-}
-cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint32_t micro,
-                        const char *tensor, const struct cairn_box *box,
-                        const struct cairn_mem *mem, cairn_op **op_out)
-{
-    API_ENTER(job, handle);
-    return push_inside(job, round, micro, tensor, box, mem, op_out);
 }
 
 /* ==== tiles ==== */

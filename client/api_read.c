@@ -52,10 +52,14 @@ cairn_status api_judge_fetch(struct job *job, const char *tensor, int plane,
                        tensor, mem_out->device - CAIRN_GPU(0));
 }
 
-static cairn_status fetch_inside(struct job *job, struct cairn_version version, const char *tensor,
-                                 const char *plane, const struct cairn_box *box,
-                                 const struct cairn_mem *given, cairn_op **op_out)
+cairn_status cairn_fetch(cairn_job *handle, struct cairn_version version, const char *tensor,
+                         const char *plane, const struct cairn_box *box,
+                         const struct cairn_mem *given, cairn_op **op_out)
 {
+    API_ENTER(job, handle);
+    if (op_out == NULL)
+        return client_fail(CAIRN_ERR_INVALID,
+                           "op_out is NULL: nothing else says when a fetch is done");
     size_t index;
     int number;
     struct cairn_mem mem;
@@ -74,17 +78,6 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
         status = op_begin(job, CAIRN_CHUNK_FETCH, transfer_run, &pattern, op_out);
     if (status != CAIRN_OK) card_event_free(pattern.event);
     return status;
-}
-
-cairn_status cairn_fetch(cairn_job *handle, struct cairn_version version, const char *tensor,
-                         const char *plane, const struct cairn_box *box,
-                         const struct cairn_mem *mem, cairn_op **op_out)
-{
-    API_ENTER(job, handle);
-    if (op_out == NULL)
-        return client_fail(CAIRN_ERR_INVALID,
-                           "op_out is NULL: nothing else says when a fetch is done");
-    return fetch_inside(job, version, tensor, plane, box, mem, op_out);
 }
 
 static cairn_status wait_version(struct job *job, Cairn__VersionWait *message, int timeout_ms,
@@ -743,9 +736,10 @@ static void prefetch_unit(struct job *job, struct cairn_version version, size_t 
     if (made != NULL) begin_block(made);
 }
 
-static cairn_status prefetch_inside(struct job *job, struct cairn_version version,
-                                    const char *const *names, size_t name_count)
+cairn_status cairn_prefetch(cairn_job *handle, struct cairn_version version,
+                            const char *const *names, size_t name_count)
 {
+    API_ENTER(job, handle);
     size_t unit;
     if (names == NULL && name_count > 0) return client_fail(CAIRN_ERR_INVALID, "units is NULL");
     for (size_t i = 0; i < name_count; i++) CAIRN_TRY(find_unit(job, names[i], &unit));
@@ -754,13 +748,6 @@ static cairn_status prefetch_inside(struct job *job, struct cairn_version versio
     for (size_t i = 0; i < name_count; i++)
         prefetch_unit(job, version, units_find(job->cache->units, names[i]), call);
     return CAIRN_OK;
-}
-
-cairn_status cairn_prefetch(cairn_job *handle, struct cairn_version version,
-                            const char *const *units, size_t unit_count)
-{
-    API_ENTER(job, handle);
-    return prefetch_inside(job, version, units, unit_count);
 }
 
 /* With the unit's shape known and the arguments judged. */
@@ -844,8 +831,9 @@ static cairn_status await_stream(struct card *card, void *stream)
     return status;
 }
 
-static cairn_status unmap_inside(struct job *job, const struct cairn_view *view, void *stream)
+cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void *stream)
 {
+    API_JOB(job, handle);
     if (!struct_fits(view, sizeof *view))
         return client_fail(CAIRN_ERR_INVALID, "view must be one that cairn_map gave");
     pthread_mutex_lock(&job->session->lock);
@@ -865,12 +853,6 @@ static cairn_status unmap_inside(struct job *job, const struct cairn_view *view,
                : client_fail(
                      CAIRN_ERR_INVALID,
                      "this view is not on loan: it was unmapped before, or its operation failed");
-}
-
-cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void *stream)
-{
-    API_JOB(job, handle);
-    return unmap_inside(job, view, stream);
 }
 
 /* ==== lease ==== */
@@ -910,9 +892,13 @@ static void note_lease(struct job *job, struct cairn_version version, int ttl_ms
     pthread_mutex_unlock(&job->session->lock);
 }
 
-static cairn_status take_lease(struct job *job, struct cairn_version version, int ttl_ms,
-                               uint64_t deadline_ms, struct cairn_version *out)
+cairn_status cairn_lease(cairn_job *handle, struct cairn_version version, int ttl_ms,
+                         int timeout_ms, struct cairn_version *out)
 {
+    API_ENTER(job, handle);
+    CAIRN_TRY(api_judge_call("out", out, timeout_ms));
+    if (ttl_ms <= 0) return client_fail(CAIRN_ERR_INVALID, "ttl_ms is %d; give 1 or more", ttl_ms);
+    const uint64_t deadline_ms = api_deadline(timeout_ms);
     Cairn__LeaseTake message = CAIRN__LEASE_TAKE__INIT;
     ProtobufCMessage *reply;
     message.generation = version.generation;
@@ -930,15 +916,6 @@ static cairn_status take_lease(struct job *job, struct cairn_version version, in
     message_free(reply);
     note_lease(job, *out, ttl_ms);
     return CAIRN_OK;
-}
-
-cairn_status cairn_lease(cairn_job *handle, struct cairn_version version, int ttl_ms,
-                         int timeout_ms, struct cairn_version *out)
-{
-    API_ENTER(job, handle);
-    CAIRN_TRY(api_judge_call("out", out, timeout_ms));
-    if (ttl_ms <= 0) return client_fail(CAIRN_ERR_INVALID, "ttl_ms is %d; give 1 or more", ttl_ms);
-    return take_lease(job, version, ttl_ms, api_deadline(timeout_ms), out);
 }
 
 cairn_status cairn_lease_end(cairn_job *handle, struct cairn_version version, int timeout_ms)

@@ -119,11 +119,8 @@ static cairn_status detach_ask(struct session *s, bool wants_off, uint64_t deadl
 static cairn_status detach_or_attach(cairn *handle, bool wants_off, int timeout_ms)
 {
     CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
-    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return handle_fail(handle, "session");
-    cairn_status status = detach_ask(s, wants_off, api_deadline(timeout_ms));
-    handle_put(handle);
-    return status;
+    API_SESSION(s, handle);
+    return detach_ask(s, wants_off, api_deadline(timeout_ms));
 }
 
 cairn_status cairn_detach_memory(cairn *handle, int timeout_ms)

@@ -404,46 +404,34 @@ static cairn_status judge_bytes(size_t bytes)
 cairn_status cairn_alloc(cairn *handle, size_t bytes, int device, void **out)
 {
     if (out == NULL) return client_fail(CAIRN_ERR_INVALID, "out is NULL");
-    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return handle_fail(handle, "session");
+    API_SESSION(s, handle);
     struct card *card;
-    cairn_status status = card_of_device(device, "device", &card);
-    if (status == CAIRN_OK && bytes == 0) status = client_fail(CAIRN_ERR_INVALID, "bytes is 0");
-    if (status == CAIRN_OK && card == NULL) status = judge_bytes(bytes);
-    if (status == CAIRN_OK) status = memory_allocate(s, bytes, card, out);
-    handle_put(handle);
-    return status;
+    CAIRN_TRY(card_of_device(device, "device", &card));
+    if (bytes == 0) return client_fail(CAIRN_ERR_INVALID, "bytes is 0");
+    if (card == NULL) CAIRN_TRY(judge_bytes(bytes));
+    return memory_allocate(s, bytes, card, out);
 }
 
 cairn_status cairn_free(cairn *handle, void *ptr)
 {
-    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return handle_fail(handle, "session");
-    const cairn_status status = memory_free(s, ptr);
-    handle_put(handle);
-    return status;
+    API_SESSION(s, handle);
+    return memory_free(s, ptr);
 }
 
 cairn_status cairn_register(cairn *handle, void *ptr, size_t bytes, int device)
 {
-    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return handle_fail(handle, "session");
+    API_SESSION(s, handle);
     struct card *card;
-    cairn_status status = card_of_device(device, "device", &card);
-    if (status == CAIRN_OK && (ptr == NULL || bytes == 0))
-        status = client_fail(CAIRN_ERR_INVALID, "ptr is NULL or bytes is 0");
-    if (status == CAIRN_OK)
-        status = client_fail(CAIRN_ERR_UNSUPPORTED,
-                             "memory of the caller is staged, not registered, in this build: "
-                             "put, push and fetch of it are right as they are");
-    handle_put(handle);
-    return status;
+    CAIRN_TRY(card_of_device(device, "device", &card));
+    if (ptr == NULL || bytes == 0)
+        return client_fail(CAIRN_ERR_INVALID, "ptr is NULL or bytes is 0");
+    return client_fail(CAIRN_ERR_UNSUPPORTED,
+                       "memory of the caller is staged, not registered, in this build: "
+                       "put, push and fetch of it are right as they are");
 }
 
 cairn_status cairn_unregister(cairn *handle, void *ptr)
 {
-    struct session *s = handle_get(CAIRN_HANDLE_SESSION, handle);
-    if (s == NULL) return handle_fail(handle, "session");
-    handle_put(handle);
+    API_SESSION(s, handle);
     return client_fail(CAIRN_ERR_INVALID, "%p is not registered", ptr);
 }

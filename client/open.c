@@ -554,21 +554,17 @@ cairn_status cairn_job_open(cairn *session, const char *name, const struct cairn
                            (int)role);
     if ((role == CAIRN_READER) != (spec == NULL))
         return client_fail(CAIRN_ERR_INVALID, "a worker gives a spec, a reader gives none");
-    struct session *s = handle_get(CAIRN_HANDLE_SESSION, session);
-    if (s == NULL) return handle_fail(session, "session");
-    if (is_open(s, name)) {
-        handle_put(session);
+    API_SESSION(s, session);
+    if (is_open(s, name))
         return client_fail(CAIRN_ERR_EXISTS,
                            "job %s is open in this session; a second worker or reader of it "
                            "needs a session of its own",
                            name);
-    }
     struct job *job = new_job(s, name, role);
     cairn_status status = job != NULL ? open_inside(job, spec, timeout_ms)
                                       : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) *out = job->handle;
     job_unref(job);
-    handle_put(session);
     return status;
 }
 
@@ -582,19 +578,13 @@ void cairn_job_close(cairn_job *handle)
 
 cairn_status cairn_job_stats(cairn_job *handle, struct cairn_stats *out)
 {
-    struct job *job = handle_get(CAIRN_HANDLE_JOB, handle);
-    if (job == NULL) return handle_fail(handle, "job");
-    cairn_status status = CAIRN_OK;
-    struct cairn_stats stats;
-    if (!struct_fits(out, offsetof(struct cairn_stats, accumulated_bytes))) {
-        status = client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size be %zu",
-                             sizeof *out);
-    } else {
-        pthread_mutex_lock(&job->session->lock);
-        stats = job->stats;
-        pthread_mutex_unlock(&job->session->lock);
-        struct_copy_out(out, &stats, sizeof stats);
-    }
-    handle_put(handle);
-    return status;
+    API_JOB(job, handle);
+    if (!struct_fits(out, offsetof(struct cairn_stats, accumulated_bytes)))
+        return client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size be %zu",
+                           sizeof *out);
+    pthread_mutex_lock(&job->session->lock);
+    const struct cairn_stats stats = job->stats;
+    pthread_mutex_unlock(&job->session->lock);
+    struct_copy_out(out, &stats, sizeof stats);
+    return CAIRN_OK;
 }

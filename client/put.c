@@ -346,10 +346,11 @@ static cairn_status judge_momentum(const struct job *job, size_t tensor, int pla
                        spec->tensors[tensor].name);
 }
 
-static cairn_status put_inside(struct job *job, const char *tensor, const char *plane,
-                               const struct cairn_box *box, const struct cairn_mem *given,
-                               cairn_op **op_out)
+cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
+                       const struct cairn_box *box, const struct cairn_mem *given,
+                       cairn_op **op_out)
 {
+    API_ENTER(job, handle);
     size_t index;
     struct cairn_mem mem;
     const struct cairn_box *part;
@@ -384,15 +385,13 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     return put_whole(job, &pattern, box, &mem, op_out);
 }
 
-cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
-                       const struct cairn_box *box, const struct cairn_mem *mem, cairn_op **op_out)
+cairn_status cairn_init_done(cairn_job *handle, const uint8_t *given, int timeout_ms)
 {
     API_ENTER(job, handle);
-    return put_inside(job, tensor, plane, box, mem, op_out);
-}
-
-static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint64_t deadline_ms)
-{
+    if (job->member.role != CAIRN_WORKER)
+        return client_fail(CAIRN_ERR_REFUSED, "a reader does not take part in the initial state");
+    CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
+    const uint64_t deadline_ms = api_deadline(timeout_ms);
     cairn_status status = assemble_judge_put(job);
     if (status == CAIRN_OK) status = api_await_none(job, &job->puts.open, "puts", deadline_ms);
     if (status != CAIRN_OK) return status;
@@ -425,13 +424,4 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
     if (status != CAIRN_OK) status = puts_explain(job, status, hashed);
     puts_end(job, status);
     return status;
-}
-
-cairn_status cairn_init_done(cairn_job *handle, const uint8_t *digest, int timeout_ms)
-{
-    API_ENTER(job, handle);
-    if (job->member.role != CAIRN_WORKER)
-        return client_fail(CAIRN_ERR_REFUSED, "a reader does not take part in the initial state");
-    CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
-    return init_done_inside(job, digest, api_deadline(timeout_ms));
 }

@@ -32,8 +32,9 @@ static bool is_driven(const struct job *job, size_t group)
     return job->spec.groups[group].schedule.kind == CAIRN_SCHEDULE_DRIVEN;
 }
 
-static cairn_status set_rate(struct job *job, const char *name, double lr)
+cairn_status cairn_group_lr(cairn_job *handle, const char *name, double lr)
 {
+    API_ENTER(job, handle);
     if (name == NULL) name = "default";
     if (job->member.role != CAIRN_WORKER)
         return client_fail(CAIRN_ERR_REFUSED, "a reader gives no learning rate");
@@ -52,12 +53,6 @@ static cairn_status set_rate(struct job *job, const char *name, double lr)
     job->filling.rates[group] = lr;
     pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
-}
-
-cairn_status cairn_group_lr(cairn_job *handle, const char *group, double lr)
-{
-    API_ENTER(job, handle);
-    return set_rate(job, group, lr);
 }
 
 /* The rates that go with a commit, by group; `room`: [group_count]. *driven_out: that, or NULL where no
@@ -536,9 +531,13 @@ static cairn_status judge_abandon(struct job *job, const struct cairn_round *rou
     return *over_out ? CAIRN_OK : status;
 }
 
-static cairn_status abandon_inside(struct job *job, const struct cairn_round *round,
-                                   uint64_t deadline_ms)
+cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *round, int timeout_ms)
 {
+    API_ENTER(job, handle);
+    if (!struct_fits(round, CAIRN_API_ROUND_LEAST) || timeout_ms < 0)
+        return client_fail(CAIRN_ERR_INVALID,
+                           "round must be given, with its struct_size, timeout_ms be 0 or more");
+    const uint64_t deadline_ms = api_deadline(timeout_ms);
     bool is_over;
     cairn_status status = judge_abandon(job, round, &is_over);
     if (status == CAIRN_OK && !is_over) {
@@ -557,15 +556,6 @@ static cairn_status abandon_inside(struct job *job, const struct cairn_round *ro
     }
     if (status != CAIRN_OK) return status;
     return await_pushes(job, deadline_ms);
-}
-
-cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *round, int timeout_ms)
-{
-    API_ENTER(job, handle);
-    if (!struct_fits(round, CAIRN_API_ROUND_LEAST) || timeout_ms < 0)
-        return client_fail(CAIRN_ERR_INVALID,
-                           "round must be given, with its struct_size, timeout_ms be 0 or more");
-    return abandon_inside(job, round, api_deadline(timeout_ms));
 }
 
 /* ==== write ==== */
@@ -649,8 +639,11 @@ static cairn_status judge_begin(struct job *job)
     return CAIRN_OK;
 }
 
-static cairn_status begin_inside(struct job *job, uint64_t deadline_ms)
+cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
 {
+    API_ENTER(job, handle);
+    CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
+    const uint64_t deadline_ms = api_deadline(timeout_ms);
     struct cairn_round round = { .struct_size = sizeof round };
     CAIRN_TRY(judge_begin(job));
     cairn_status status = api_round_begin(job, CAIRN_MSG_WRITE_BEGIN, deadline_ms, &round);
@@ -662,13 +655,6 @@ static cairn_status begin_inside(struct job *job, uint64_t deadline_ms)
     job->puts.status = CAIRN_OK;
     pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
-}
-
-cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
-{
-    API_ENTER(job, handle);
-    CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
-    return begin_inside(job, api_deadline(timeout_ms));
 }
 
 /* ---- put ---- */
@@ -785,8 +771,11 @@ static cairn_status judge_puts(struct job *job)
     return client_fail(status, "nothing was written, because a put failed: %s", why.text);
 }
 
-static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cairn_version *out)
+cairn_status cairn_write_end(cairn_job *handle, int timeout_ms, struct cairn_version *out)
 {
+    API_ENTER(job, handle);
+    CAIRN_TRY(api_judge_call("out", out, timeout_ms));
+    const uint64_t deadline_ms = api_deadline(timeout_ms);
     const struct cairn_round round = open_write(job);
     struct cairn_result result = { .struct_size = sizeof result };
     if (round.round == 0)
@@ -810,11 +799,4 @@ static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cai
     struct sentence why;
     sentence_set(&why, "%s", cairn_error());
     return client_fail(status, "nothing was written, begin again: %s", why.text);
-}
-
-cairn_status cairn_write_end(cairn_job *handle, int timeout_ms, struct cairn_version *out)
-{
-    API_ENTER(job, handle);
-    CAIRN_TRY(api_judge_call("out", out, timeout_ms));
-    return end_inside(job, api_deadline(timeout_ms), out);
 }

@@ -22,6 +22,11 @@ void session_say(const struct session *s, const char *what)
     if (s->on_wait == NULL) fprintf(stderr, "cairn: %s\n", what);
 }
 
+void session_leave(struct session **s)
+{
+    if (*s != NULL) handle_put((*s)->handle);
+}
+
 void session_kick(struct session *s)
 {
     pthread_mutex_lock(&s->lock);

@@ -362,6 +362,14 @@ struct session {
     struct card_imports *imports; /* owned: of cairn_opts.device; NULL: of none */
 };
 
+/* Begins a call of a session: declares `s`, that of the handle, until the function returns; the function fails
+ * if the handle is none. */
+#define API_SESSION(s, handle)                                                                   \
+    __attribute__((cleanup(session_leave))) struct session *s = handle_get(CAIRN_HANDLE_SESSION, \
+                                                                           handle);              \
+    if (s == NULL) return handle_fail(handle, "session")
+void session_leave(struct session **s);
+
 /* Wakes the loop thread to look at asks and commands. Any thread. */
 void session_kick(struct session *s);
 /* Says on stderr what is slower than it could be, unless the trainer has an on_wait. */
