@@ -345,9 +345,9 @@ static void again_tiles(struct job *job)
 /* Is it the reply to the call that waits now? Under the lock. */
 static bool is_awaited(const struct job *job, uint32_t request)
 {
-    const struct ask *ask = job->session->asks;
+    const struct ask *ask = LIST_FIRST(&job->session->asks);
     while (ask != NULL && (ask->job != job || ask->type != CAIRN_MSG_TILES_DECLARE))
-        ask = ask->next;
+        ask = LIST_NEXT(ask, next);
     return ask != NULL && ask->request == request;
 }
 

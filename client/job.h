@@ -310,8 +310,8 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub,
 /* The job of a handle, until api_leave; NULL: it is not open. */
 struct job *api_job(const cairn_job *handle);
 void api_leave(struct job **job);
-/* Begins a call of a job: declares `job`, that of the handle, until the function returns; the function fails if
- * the handle is none. */
+/* Begins a call of a job: declares `job`, that of the handle, until the function returns; the function fails
+ * if the handle is none. */
 #define API_JOB(job, handle)                                               \
     __attribute__((cleanup(api_leave))) struct job *job = api_job(handle); \
     if (job == NULL) return CAIRN_ERR_HANDLE

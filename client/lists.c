@@ -228,6 +228,7 @@ static cairn_status post_each(const struct list *list, uint8_t kind, bool (*run)
                               struct command *pattern, cairn_op **op_out)
 {
     struct command_chain chain = { .of = NULL };
+    TAILQ_INIT(&chain.commands);
     if (op_out != NULL) {
         chain.of = op_create(list->job, kind, true);
         if (chain.of == NULL)

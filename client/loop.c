@@ -50,7 +50,7 @@ static cairn_status judge_job(struct job *job, struct sentence *why)
 static cairn_status judge_detach(struct session *s, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
-    if (s->commands.first != NULL)
+    if (!TAILQ_EMPTY(&s->commands))
         return fail_with(why, CAIRN_ERR_BUSY, "an operation is under way: wait for it");
     for (struct job *job = s->jobs; job != NULL && status == CAIRN_OK; job = job->next)
         status = judge_job(job, why);
@@ -142,7 +142,7 @@ static void loop_look_soon(struct session *s, bool looks);
 /* The next ask that can be sent now; one whose job has failed is answered here. */
 static struct ask *next_ask(struct session *s)
 {
-    for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) {
+    for (struct ask *ask = LIST_FIRST(&s->asks); ask != NULL; ask = LIST_NEXT(ask, next)) {
         if (ask->done) continue;
         if (ask->job->failure.status != CAIRN_OK) { // sent or not
             ask->done = true;
@@ -188,19 +188,15 @@ static void close_jobs(struct session *s)
 static struct command *next_command(struct session *s, struct command *before)
 {
     pthread_mutex_lock(&s->lock);
-    struct command *command = before != NULL ? before->next : s->commands.first;
+    struct command *command = before != NULL ? TAILQ_NEXT(before, next) : TAILQ_FIRST(&s->commands);
     pthread_mutex_unlock(&s->lock);
     return command;
 }
 
-static void free_command(struct session *s, struct command *before, struct command *command)
+static void free_command(struct session *s, struct command *command)
 {
     pthread_mutex_lock(&s->lock);
-    if (before != NULL)
-        before->next = command->next;
-    else
-        s->commands.first = command->next;
-    if (s->commands.last == command) s->commands.last = before;
+    TAILQ_REMOVE(&s->commands, command, next);
     pthread_mutex_unlock(&s->lock);
     job_unref(command->job);
     command_free(command);
@@ -220,7 +216,7 @@ static void run_commands(struct session *s)
         const bool is_of_round = command->op == NULL || command->op->kind == CAIRN_CHUNK_PUSH;
         const bool waits = job->stalled || (awaited && is_of_round);
         if (!waits && command->run(command)) {
-            free_command(s, before, command);
+            free_command(s, command);
             continue;
         }
         // A fetch that waits for its stream keeps nobody from going on.
@@ -341,7 +337,8 @@ static void note_away(struct session *s, cairn_status status, const char *why)
     s->reach.welcome = false;
     s->reach.status = status;
     sentence_set(&s->reach.why, "%s", why);
-    for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) ask->request = 0;
+    for (struct ask *ask = LIST_FIRST(&s->asks); ask != NULL; ask = LIST_NEXT(ask, next))
+        ask->request = 0;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }
@@ -594,7 +591,7 @@ static void answer_ask(struct session *s, uint32_t request, uint16_t type,
                        ProtobufCMessage *message)
 {
     pthread_mutex_lock(&s->lock);
-    for (struct ask *ask = s->asks; ask != NULL; ask = ask->next) {
+    for (struct ask *ask = LIST_FIRST(&s->asks); ask != NULL; ask = LIST_NEXT(ask, next)) {
         if (ask->request != request || ask->done) continue;
         ask->done = true;
         if (type == CAIRN_MSG_ERROR && ask->job->failure.status != CAIRN_OK) {
@@ -837,7 +834,7 @@ static void on_kick(uv_async_t *kick)
         turn_run(s); // the jobs have their loans back, and go
     }
     pthread_mutex_lock(&s->lock);
-    s->ended = s->loop.stopping && s->jobs == NULL && s->commands.first == NULL;
+    s->ended = s->loop.stopping && s->jobs == NULL && TAILQ_EMPTY(&s->commands);
     if (s->ended) pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     if (s->ended) stop_loop(s);

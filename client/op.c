@@ -11,7 +11,7 @@
 #include "client/session.h"
 #include "proto/base/text.h"
 
-static void session_commands(struct session *s, struct command *first, struct command *last);
+static void session_commands(struct session *s, struct command_queue *commands);
 
 #define SPARE_MAX 8192 /* some MiB: what a step of many small tensors has at a time */
 
@@ -20,9 +20,9 @@ static void session_commands(struct session *s, struct command *first, struct co
 static struct op *reuse_op(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
-    struct op *op = s->spare.first;
+    struct op *op = SLIST_FIRST(&s->spare.ops);
     if (op != NULL) {
-        s->spare.first = op->next_spare;
+        SLIST_REMOVE_HEAD(&s->spare.ops, next_spare);
         s->spare.count--;
     }
     pthread_mutex_unlock(&s->lock);
@@ -38,8 +38,7 @@ static void give_op(struct op *op)
     pthread_mutex_lock(&s->lock);
     const bool is_kept = s->spare.count < SPARE_MAX;
     if (is_kept) {
-        op->next_spare = s->spare.first;
-        s->spare.first = op;
+        SLIST_INSERT_HEAD(&s->spare.ops, op, next_spare);
         s->spare.count++;
     }
     pthread_mutex_unlock(&s->lock);
@@ -48,11 +47,8 @@ static void give_op(struct op *op)
 
 void ops_release(struct session *s)
 {
-    while (s->spare.first != NULL) {
-        struct op *op = s->spare.first;
-        s->spare.first = op->next_spare;
-        free(op);
-    }
+    for (struct op *op; (op = SLIST_FIRST(&s->spare.ops)) != NULL; free(op))
+        SLIST_REMOVE_HEAD(&s->spare.ops, next_spare);
 }
 
 static void op_unref(void *object)
@@ -338,29 +334,23 @@ cairn_status op_chain(struct job *job, uint8_t kind, bool (*run)(struct command 
     CAIRN_TRY(make(job, kind, run, pattern, false, &command));
     command->op->of = chain->of;
     // The first one has the hold with which it was made: nothing of it is under way yet.
-    if (chain->of != NULL && chain->first != NULL) op_hold(chain->of);
+    if (chain->of != NULL && !TAILQ_EMPTY(&chain->commands)) op_hold(chain->of);
     if (chain->of != NULL) chain->of->may_be_canceled = command->op->may_be_canceled;
-    if (chain->first == NULL)
-        chain->first = command;
-    else
-        chain->last->next = command;
-    chain->last = command;
+    TAILQ_INSERT_TAIL(&chain->commands, command, next);
     return CAIRN_OK;
 }
 
 void op_chain_go(struct session *s, struct command_chain *chain)
 {
-    session_commands(s, chain->first, chain->last);
-    chain->first = NULL;
+    session_commands(s, &chain->commands);
 }
 
 void op_chain_drop(struct command_chain *chain)
 {
     const cairn_status why = CAIRN_ERR_CANCELED;
-    if (chain->first == NULL && chain->of != NULL) op_let_go(chain->of, why, NULL);
-    while (chain->first != NULL) {
-        struct command *command = chain->first;
-        chain->first = command->next;
+    if (TAILQ_EMPTY(&chain->commands) && chain->of != NULL) op_let_go(chain->of, why, NULL);
+    for (struct command *command; (command = TAILQ_FIRST(&chain->commands)) != NULL;) {
+        TAILQ_REMOVE(&chain->commands, command, next);
         op_let_go(command->op, why, NULL);
         job_unref(command->job);
         command_free(command);
@@ -374,21 +364,14 @@ bool op_is_canceled(const struct op *op)
 
 /* ---- handing over ---- */
 
-/* Appends commands, linked from the first to the last, that the loop thread frees; ended at once if the
- * session is. */
-static void session_commands(struct session *s, struct command *first, struct command *last)
+/* Appends commands that the loop thread frees; they are ended at once if the session is. */
+static void session_commands(struct session *s, struct command_queue *commands)
 {
-    last->next = NULL;
     pthread_mutex_lock(&s->lock);
-    const bool ended = s->ended;
-    if (!ended && s->commands.last != NULL)
-        s->commands.last->next = first;
-    else if (!ended)
-        s->commands.first = first;
-    if (!ended) s->commands.last = last;
+    if (!s->ended) TAILQ_CONCAT(&s->commands, commands, next);
     pthread_mutex_unlock(&s->lock);
-    for (struct command *next; ended && first != NULL; first = next) {
-        next = first->next;
+    for (struct command *first; (first = TAILQ_FIRST(commands)) != NULL;) {
+        TAILQ_REMOVE(commands, first, next);
         if (first->op != NULL) op_let_go(first->op, CAIRN_ERR_CLOSED, "the session is closed");
         job_unref(first->job);
         command_free(first);
@@ -398,5 +381,7 @@ static void session_commands(struct session *s, struct command *first, struct co
 
 void session_command(struct session *s, struct command *command)
 {
-    session_commands(s, command, command);
+    struct command_queue one = TAILQ_HEAD_INITIALIZER(one);
+    TAILQ_INSERT_TAIL(&one, command, next);
+    session_commands(s, &one);
 }

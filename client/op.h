@@ -5,6 +5,7 @@
 
 #include <cairn.h>
 #include <stdatomic.h>
+#include <sys/queue.h>
 
 #include "client/base.h"
 #include "proto/base/text.h"
@@ -51,8 +52,8 @@ struct op {
     struct op *of; /* that of a whole list, which this is an entry of, and ends before; or NULL */
     bool may_be_canceled;
     atomic_bool is_canceled;
-    struct op *next_spare;    /* lock: of the session, when it is over */
-    struct op *next_awaiting; /* lock: the next that awaits the same block (read.h) */
+    SLIST_ENTRY(op) next_spare; /* lock: of the session, when it is over */
+    struct op *next_awaiting;   /* lock: the next that awaits the same block (read.h) */
     /* loop thread */
     uint32_t holds;  /* parcels that are not done, and one more while it is cut */
     uint32_t landed; /* those of them that have come, and are copied to a card (push.h) */
@@ -70,7 +71,7 @@ struct op {
 };
 
 struct command {
-    struct command *next;
+    TAILQ_ENTRY(command) next;
     /* Loop thread. False: it cannot go on now and is run again later, from where it stood. */
     bool (*run)(struct command *command);
     struct job *job;
@@ -143,10 +144,12 @@ cairn_status op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct com
                            const struct command *pattern, const struct op_list *list,
                            cairn_op **op_out, size_t *wrong_out) CAIRN_MUST_CHECK;
 
+TAILQ_HEAD(command_queue, command);
+
 /* Several that are handed over at once. */
 struct command_chain {
     struct op *of; /* of all of them, made by op_create: it ends with the last one; or NULL */
-    struct command *first, *last;
+    struct command_queue commands;
 };
 /* One more, as by op_begin: not begun yet. */
 cairn_status op_chain(struct job *job, uint8_t kind, bool (*run)(struct command *),
@@ -202,7 +205,7 @@ void client_silence(struct job *job, struct sentence *out);
 
 /* In its thread's stack; under the lock. */
 struct ask {
-    struct ask *next;
+    LIST_ENTRY(ask) next;
     struct job *job;
     const char *call;          /* of cairn.h, that asks: for errors */
     uint16_t type;             /* enum wire_message */

@@ -107,6 +107,7 @@ static cairn_status init_shared(struct session *s, const struct cairn_opts *opts
     pthread_cond_init(&s->changed, &attr);
     pthread_condattr_destroy(&attr);
     pthread_mutex_init(&s->lock, NULL);
+    TAILQ_INIT(&s->commands);
     streams_init(s);
     s->refs = 1;
     s->reach.away_since_ms = client_now_ms();

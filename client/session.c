@@ -498,8 +498,7 @@ static void enlist(struct ask *ask)
 {
     struct session *s = ask->job->session;
     pthread_mutex_lock(&s->lock);
-    ask->next = s->asks;
-    s->asks = ask;
+    LIST_INSERT_HEAD(&s->asks, ask, next);
     pthread_mutex_unlock(&s->lock);
     session_kick(s);
 }
@@ -525,9 +524,7 @@ static void delist(struct ask *ask)
 {
     struct session *s = ask->job->session;
     pthread_mutex_lock(&s->lock);
-    struct ask **link = &s->asks;
-    while (*link != ask) link = &(*link)->next;
-    *link = ask->next;
+    LIST_REMOVE(ask, next);
     pthread_mutex_unlock(&s->lock);
 }
 

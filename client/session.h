@@ -40,10 +40,12 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 #include <uv.h>
 
 #include "client/base.h"
 #include "client/env.h"
+#include "client/op.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/loop/loop.h"
@@ -333,14 +335,12 @@ struct session {
     uint32_t refs; /* the handle, jobs */
     bool cancels;  /* an operation that may be under way was canceled */
     struct {
-        struct op *first;
+        SLIST_HEAD(, op) ops;
         uint32_t count;
     } spare;    /* operations that are over, for those to come (op.c) */
     bool ended; /* the loop takes nothing more: asks and commands fail, nobody kicks it */
-    struct ask *asks;
-    struct {
-        struct command *first, *last;
-    } commands;
+    LIST_HEAD(, ask) asks;
+    struct command_queue commands;
     struct job *jobs;            /* changed by the loop thread only */
     struct published *published; /* copies of shards of this host (read.h), likewise */
     /* whoever waits for operations is woken once for all that end in 100 us of one turn of the loop */
@@ -362,8 +362,8 @@ struct session {
     struct card_imports *imports; /* owned: of cairn_opts.device; NULL: of none */
 };
 
-/* Begins a call of a session: declares `s`, that of the handle, until the function returns; the function fails
- * if the handle is none. */
+/* Begins a call of a session: declares `s`, that of the handle, until the function returns; the function
+ * fails if the handle is none. */
 #define API_SESSION(s, handle)                                                                   \
     __attribute__((cleanup(session_leave))) struct session *s = handle_get(CAIRN_HANDLE_SESSION, \
                                                                            handle);              \
