@@ -500,8 +500,8 @@ cairn_status accumulate_send(struct job *job, const struct cairn_round *round)
 /* ==== assemble ==== */
 
 struct assembly {
-    struct assembly *next; /* of the job's list, while something is missing */
-    struct job *job;       /* borrowed: outlives it */
+    LIST_ENTRY(assembly) next; /* of the job's list, while something is missing */
+    struct job *job;           /* borrowed: outlives it */
     uint8_t kind;
     uint32_t tensor, micro;
     uint64_t round;
@@ -517,24 +517,18 @@ struct assembly {
 
 /* ---- the list: under the lock ---- */
 
-static struct assembly **find_assembly(struct job *job, uint8_t kind, uint32_t tensor,
-                                       uint64_t round, uint32_t micro)
+static struct assembly *find_for(const struct job *job, const struct portion *p)
 {
-    struct assembly **link = &job->sums.assemblies;
-    while (*link != NULL && ((*link)->kind != kind || (*link)->tensor != tensor ||
-                             (*link)->round != round || (*link)->micro != micro))
-        link = &(*link)->next;
-    return link;
-}
-
-static struct assembly **find_for(struct job *job, const struct portion *p)
-{
-    return find_assembly(job, p->kind, p->tensor, p->round, p->micro);
+    struct assembly *a = LIST_FIRST(&job->sums.assemblies);
+    while (a != NULL && (a->kind != p->kind || a->tensor != p->tensor || a->round != p->round ||
+                         a->micro != p->micro))
+        a = LIST_NEXT(a, next);
+    return a;
 }
 
 bool assemble_begun(const struct job *job, const struct portion *portion)
 {
-    return *find_for((struct job *)(uintptr_t)job, portion) != NULL;
+    return find_for(job, portion) != NULL;
 }
 
 static void count_assemble(struct job *job, uint64_t more, uint64_t less)
@@ -567,26 +561,24 @@ void assemble_free(struct assembly *assembly)
     pthread_mutex_unlock(&s->lock);
 }
 
-static void drop(struct assembly **link)
+static void drop(struct assembly *assembly)
 {
-    struct assembly *assembly = *link;
-    *link = assembly->next;
+    LIST_REMOVE(assembly, next);
     assembly->is_void = true;
     if (assembly->copying == 0) free_locked(assembly);
 }
 
 void assemble_new_round(struct job *job)
 {
-    for (struct assembly **link = &job->sums.assemblies; *link != NULL;)
-        if ((*link)->kind == CAIRN_CHUNK_PUSH)
-            drop(link);
-        else
-            link = &(*link)->next;
+    for (struct assembly *a = LIST_FIRST(&job->sums.assemblies), *next; a != NULL; a = next) {
+        next = LIST_NEXT(a, next);
+        if (a->kind == CAIRN_CHUNK_PUSH) drop(a);
+    }
 }
 
 void assemble_release(struct job *job)
 {
-    while (job->sums.assemblies != NULL) drop(&job->sums.assemblies);
+    for (struct assembly *a; (a = LIST_FIRST(&job->sums.assemblies)) != NULL;) drop(a);
 }
 
 static struct assembly *open_assembly(struct job *job, const struct portion *p)
@@ -607,8 +599,7 @@ static struct assembly *open_assembly(struct job *job, const struct portion *p)
         return NULL;
     }
     count_assemble(job, bytes_of(assembly), 0);
-    assembly->next = job->sums.assemblies;
-    job->sums.assemblies = assembly;
+    LIST_INSERT_HEAD(&job->sums.assemblies, assembly, next);
     return assembly;
 }
 
@@ -654,12 +645,12 @@ static void remove_box(struct assembly *assembly, const struct cairn_box *box)
 
 cairn_status assemble_claim(struct job *job, const struct portion *portion, struct assembly **out)
 {
-    struct assembly *assembly = *find_for(job, portion);
+    struct assembly *assembly = find_for(job, portion);
     const bool fresh = assembly == NULL;
     if (fresh) assembly = open_assembly(job, portion);
     CAIRN_TRY(assembly != NULL ? judge_claim(assembly, portion) : CAIRN_OK);
     if (assembly == NULL || !add_box(assembly, &portion->piece.box)) {
-        if (assembly != NULL && fresh) drop(find_for(job, portion));
+        if (assembly != NULL && fresh) drop(assembly);
         return client_fail(CAIRN_ERR_NO_MEMORY,
                            "tensor %s: out of memory to put its target together", portion->name);
     }
@@ -711,10 +702,10 @@ cairn_status assemble_copy(struct assembly *assembly, const struct portion *p, b
         if (assembly->copying == 0) free_locked(assembly);
         status = client_fail(CAIRN_ERR_EPOCH_CHANGED, "round %" PRIu64 " was abandoned", p->round);
     } else if (assembly->copied == assembly->elems && assembly->copying == 0) {
-        *find_for(job, p) = assembly->next;
+        LIST_REMOVE(assembly, next);
         whole = true;
     } else if (assembly->box_count == 0) {
-        drop(find_for(job, p));
+        drop(assembly);
     }
     pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_OK) *whole_out = whole;
@@ -725,8 +716,7 @@ void assemble_put_back(struct assembly *assembly)
 {
     struct job *job = assembly->job;
     pthread_mutex_lock(&job->session->lock);
-    assembly->next = job->sums.assemblies;
-    job->sums.assemblies = assembly;
+    LIST_INSERT_HEAD(&job->sums.assemblies, assembly, next);
     pthread_mutex_unlock(&job->session->lock);
 }
 
@@ -737,9 +727,8 @@ void assemble_undo(struct assembly *assembly, const struct portion *p)
     pthread_mutex_lock(&job->session->lock);
     remove_box(assembly, &p->piece.box);
     assembly->copied -= box_element_count(&p->piece.box);
-    assembly->next = job->sums.assemblies;
-    job->sums.assemblies = assembly;
-    if (assembly->box_count == 0) drop(&job->sums.assemblies);
+    LIST_INSERT_HEAD(&job->sums.assemblies, assembly, next);
+    if (assembly->box_count == 0) drop(assembly);
     pthread_mutex_unlock(&job->session->lock);
 }
 
@@ -747,19 +736,13 @@ void assemble_undo(struct assembly *assembly, const struct portion *p)
 
 struct assembly *assemble_ended(struct job *job, uint64_t round, uint32_t micro)
 {
-    struct assembly *ended = NULL;
     pthread_mutex_lock(&job->session->lock);
-    for (struct assembly **link = &job->sums.assemblies; *link != NULL && ended == NULL;) {
-        struct assembly *assembly = *link;
-        if (assembly->kind == CAIRN_CHUNK_PUSH && assembly->round == round &&
-            assembly->micro == micro) {
-            assert(assembly->copying == 0); // whoever ended it has waited
-            *link = assembly->next;
-            ended = assembly;
-        } else {
-            link = &assembly->next;
-        }
-    }
+    struct assembly *ended = LIST_FIRST(&job->sums.assemblies);
+    while (ended != NULL &&
+           (ended->kind != CAIRN_CHUNK_PUSH || ended->round != round || ended->micro != micro))
+        ended = LIST_NEXT(ended, next);
+    assert(ended == NULL || ended->copying == 0); // whoever ended it has waited
+    if (ended != NULL) LIST_REMOVE(ended, next);
     pthread_mutex_unlock(&job->session->lock);
     return ended;
 }
@@ -769,8 +752,8 @@ cairn_status assemble_judge_put(struct job *job)
     struct sentence why;
     bool missing = false;
     pthread_mutex_lock(&job->session->lock);
-    const struct assembly *some = job->sums.assemblies;
-    while (some != NULL && some->kind != CAIRN_CHUNK_PUT) some = some->next;
+    const struct assembly *some = LIST_FIRST(&job->sums.assemblies);
+    while (some != NULL && some->kind != CAIRN_CHUNK_PUT) some = LIST_NEXT(some, next);
     if (some != NULL && !job->known.initialized) {
         missing = true;
         sentence_set(&why,

@@ -189,8 +189,8 @@ struct written;
 
 /* Under the lock. */
 struct writing {
-    struct cairn_round round; /* of the write that is open; round.round 0: none */
-    struct written *boxes;    /* owned: what was put in it */
+    struct cairn_round round;   /* of the write that is open; round.round 0: none */
+    LIST_HEAD(, written) boxes; /* owned: what was put in it */
 };
 
 void write_release(struct job *job); /* with the job, or under the lock */

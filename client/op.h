@@ -67,7 +67,7 @@ struct op {
     bool is_late;            /* a stream that waited for it was let go before it was done */
     struct card_word *words; /* owned: streams wait for them; until then */
     uint64_t words_until_ms;
-    struct op *next_words; /* the next whose words are waited for */
+    LIST_ENTRY(op) next_words; /* among those whose words are waited for */
 };
 
 struct command {

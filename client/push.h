@@ -23,9 +23,9 @@ struct job;
 struct sum;
 
 struct push_sums {
-    struct sum *of;              /* owned: [tensor_count]; NULL: nothing was added up */
-    bool ended;                  /* lock: the sums of this round are sent, or about to be */
-    struct assembly *assemblies; /* lock; owned: tensors of which parts are missing (below) */
+    struct sum *of;                   /* owned: [tensor_count]; NULL: nothing was added up */
+    bool ended;                       /* lock: the sums of this round are sent, or about to be */
+    LIST_HEAD(, assembly) assemblies; /* lock; owned: tensors of which parts are missing (below) */
 };
 
 bool accumulate_wanted(const struct job *job);

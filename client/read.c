@@ -384,7 +384,7 @@ struct stitch_run {
 #define PAGE ((uint64_t)CAIRN_PUBLISHED_PAGE_BYTES)
 
 struct stitch {
-    struct stitch *next; /* the one used last is the first */
+    LIST_ENTRY(stitch) next; /* the one used last is the first */
     uint32_t tensor;
     uint32_t uses; /* 0: it is kept */
     uint8_t *base; /* owned */
@@ -468,10 +468,9 @@ static struct stitch *make(uint32_t tensor, const struct stitch_run *runs, size_
 
 /* ---- those of a job ---- */
 
-static void drop_stitch(struct job *job, struct stitch **link)
+static void drop_stitch(struct job *job, struct stitch *stitch)
 {
-    struct stitch *stitch = *link;
-    *link = stitch->next;
+    LIST_REMOVE(stitch, next);
     job->stitches.map_count -= stitch->map_count;
     for (size_t i = 0; i < stitch->run_count; i++) mapped_unuse(stitch->runs[i].copy);
     munmap(stitch->base, stitch->bytes);
@@ -501,12 +500,11 @@ static bool is_of_version(const struct stitch *stitch, const struct stitch_run *
 static struct stitch *reuse_stitch(struct job *job, uint32_t tensor, const struct stitch_run *runs,
                                    size_t count)
 {
-    struct stitch **link = &job->stitches.first;
-    while (*link != NULL && !(is_of_stitch(*link, tensor, runs, count) &&
-                              ((*link)->uses == 0 || is_of_version(*link, runs))))
-        link = &(*link)->next;
-    struct stitch *stitch = *link;
-    if (stitch != NULL) *link = stitch->next;
+    struct stitch *stitch = LIST_FIRST(&job->stitches.all);
+    while (stitch != NULL && !(is_of_stitch(stitch, tensor, runs, count) &&
+                               (stitch->uses == 0 || is_of_version(stitch, runs))))
+        stitch = LIST_NEXT(stitch, next);
+    if (stitch != NULL) LIST_REMOVE(stitch, next);
     return stitch;
 }
 
@@ -525,9 +523,9 @@ static bool renew(struct stitch *stitch, const struct stitch_run *runs)
 static void keep_within_bound(struct job *job)
 {
     while (job->stitches.map_count > CAIRN_STITCH_MAPS_MAX) {
-        struct stitch **oldest = NULL;
-        for (struct stitch **link = &job->stitches.first; *link != NULL; link = &(*link)->next)
-            if ((*link)->uses == 0) oldest = link;
+        struct stitch *stitch, *oldest = NULL;
+        LIST_FOREACH (stitch, &job->stitches.all, next)
+            if (stitch->uses == 0) oldest = stitch;
         if (oldest == NULL) return;
         drop_stitch(job, oldest);
     }
@@ -547,10 +545,9 @@ static struct stitch *stitch_get(struct job *job, uint32_t tensor, const struct 
         job->stitches.map_count += stitch->map_count;
         for (size_t i = 0; i < count; i++) runs[i].copy->uses++;
     }
-    stitch->next = job->stitches.first;
-    job->stitches.first = stitch;
+    LIST_INSERT_HEAD(&job->stitches.all, stitch, next);
     if (!renew(stitch, runs)) { // nobody uses it, else it were of the version
-        drop_stitch(job, &job->stitches.first);
+        drop_stitch(job, stitch);
         return NULL;
     }
     stitch->uses++;
@@ -568,11 +565,9 @@ static bool has_gone(const struct stitch *stitch)
 /* Lets those go that are kept of a copy that is gone. */
 static void stitches_sweep(struct job *job)
 {
-    for (struct stitch **link = &job->stitches.first; *link != NULL;) {
-        if ((*link)->uses == 0 && has_gone(*link))
-            drop_stitch(job, link);
-        else
-            link = &(*link)->next;
+    for (struct stitch *s = LIST_FIRST(&job->stitches.all), *next; s != NULL; s = next) {
+        next = LIST_NEXT(s, next);
+        if (s->uses == 0 && has_gone(s)) drop_stitch(job, s);
     }
 }
 
@@ -588,10 +583,8 @@ static void stitch_put(struct job *job, struct stitch *stitch)
 
 void stitches_release(struct job *job)
 {
-    while (job->stitches.first != NULL) {
-        assert(job->stitches.first->uses == 0);
-        drop_stitch(job, &job->stitches.first);
-    }
+    for (struct stitch *s; (s = LIST_FIRST(&job->stitches.all)) != NULL; drop_stitch(job, s))
+        assert(s->uses == 0);
 }
 
 /* ==== published view ==== */

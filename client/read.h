@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "client/base.h"
 #include "client/layouts.h"
@@ -145,8 +146,8 @@ struct stitch;
 
 /* The stitches of a job. Under the lock. */
 struct stitches {
-    struct stitch *first; /* owned: in use or kept; the one used last is the first */
-    size_t map_count;     /* of all of them */
+    LIST_HEAD(, stitch) all; /* owned: in use or kept; the one used last is the first */
+    size_t map_count;        /* of all of them */
 };
 
 /* With the job: none is in use any more. */

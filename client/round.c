@@ -661,7 +661,7 @@ cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
 
 /* A box of a plane that was put in the write that is open. */
 struct written {
-    struct written *next;
+    LIST_ENTRY(written) next;
     uint32_t tensor;
     uint8_t plane;
     struct cairn_box box;
@@ -669,11 +669,8 @@ struct written {
 
 void write_release(struct job *job)
 {
-    for (struct written *w = job->writing.boxes, *next; w != NULL; w = next) {
-        next = w->next;
-        free(w);
-    }
-    job->writing.boxes = NULL;
+    for (struct written *w; (w = LIST_FIRST(&job->writing.boxes)) != NULL; free(w))
+        LIST_REMOVE(w, next);
 }
 
 /* Notes what is put, so that no element is put twice. */
@@ -682,19 +679,19 @@ static cairn_status claim(struct job *job, const struct command *pattern)
     char mine[CAIRN_BOX_TEXT_BYTES], theirs[CAIRN_BOX_TEXT_BYTES];
     struct written *fresh = malloc(sizeof *fresh);
     if (fresh == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    *fresh = (struct written) { NULL, pattern->tensor, pattern->plane, pattern->piece.box };
+    *fresh = (struct written) { .tensor = pattern->tensor,
+                                .plane = pattern->plane,
+                                .box = pattern->piece.box };
     pthread_mutex_lock(&job->session->lock);
-    const struct written *had = job->writing.boxes;
+    const struct written *had = LIST_FIRST(&job->writing.boxes);
     while (had != NULL && (had->tensor != fresh->tensor || had->plane != fresh->plane ||
                            !box_overlap(&had->box, &fresh->box)))
-        had = had->next;
+        had = LIST_NEXT(had, next);
     const bool twice = had != NULL;
-    if (twice) {
+    if (twice)
         box_text(&had->box, theirs);
-    } else {
-        fresh->next = job->writing.boxes;
-        job->writing.boxes = fresh;
-    }
+    else
+        LIST_INSERT_HEAD(&job->writing.boxes, fresh, next);
     pthread_mutex_unlock(&job->session->lock);
     if (!twice) return CAIRN_OK;
     box_text(&fresh->box, mine);
@@ -710,13 +707,11 @@ static cairn_status claim(struct job *job, const struct command *pattern)
 static void unclaim(struct job *job, const struct command *pattern)
 {
     pthread_mutex_lock(&job->session->lock);
-    struct written **link = &job->writing.boxes;
-    while (*link != NULL &&
-           ((*link)->tensor != pattern->tensor || (*link)->plane != pattern->plane ||
-            !box_equal(&(*link)->box, &pattern->piece.box)))
-        link = &(*link)->next;
-    struct written *gone = *link;
-    if (gone != NULL) *link = gone->next;
+    struct written *gone = LIST_FIRST(&job->writing.boxes);
+    while (gone != NULL && (gone->tensor != pattern->tensor || gone->plane != pattern->plane ||
+                            !box_equal(&gone->box, &pattern->piece.box)))
+        gone = LIST_NEXT(gone, next);
+    if (gone != NULL) LIST_REMOVE(gone, next);
     pthread_mutex_unlock(&job->session->lock);
     free(gone);
 }

@@ -231,10 +231,7 @@ void streams_release(struct session *s)
 static struct card_word *detach_words(struct op *op)
 {
     struct card_word *words = op->words;
-    struct op **link = &op->session->streams.first;
-    if (words == NULL) return NULL;
-    while (*link != op) link = &(*link)->next_words;
-    *link = op->next_words;
+    if (words != NULL) LIST_REMOVE(op, next_words);
     op->words = NULL;
     return words;
 }
@@ -244,8 +241,7 @@ static void add_word(struct op *op, struct card_word *word)
     struct stream_waits *waits = &op->session->streams;
     if (op->words == NULL) {
         op->words_until_ms = client_now_ms() + CAIRN_STREAMS_WAIT_MS;
-        op->next_words = waits->first;
-        waits->first = op;
+        LIST_INSERT_HEAD(&waits->ops, op, next_words);
     }
     word->next = op->words;
     op->words = word;
@@ -256,8 +252,8 @@ static void add_word(struct op *op, struct card_word *word)
 static struct card_word *detach_late(struct stream_waits *waits, uint64_t now_ms)
 {
     const bool all = waits->is_over || (waits->close_ms != 0 && now_ms >= waits->close_ms);
-    struct op *op = waits->first;
-    while (op != NULL && !all && now_ms < op->words_until_ms) op = op->next_words;
+    struct op *op = LIST_FIRST(&waits->ops);
+    while (op != NULL && !all && now_ms < op->words_until_ms) op = LIST_NEXT(op, next_words);
     if (op == NULL) return NULL;
     op->is_late = true;
     return detach_words(op);
@@ -268,9 +264,10 @@ static struct card_word *detach_late(struct stream_waits *waits, uint64_t now_ms
 static void sleep_until_late(struct stream_waits *waits)
 {
     uint64_t until_ms = waits->close_ms != 0 ? waits->close_ms : UINT64_MAX;
-    for (const struct op *op = waits->first; op != NULL; op = op->next_words)
+    const struct op *op;
+    LIST_FOREACH (op, &waits->ops, next_words)
         if (op->words_until_ms < until_ms) until_ms = op->words_until_ms;
-    if (waits->first == NULL) {
+    if (LIST_EMPTY(&waits->ops)) {
         pthread_cond_wait(&waits->changed, &waits->lock);
         return;
     }

@@ -287,8 +287,8 @@ struct op;
 struct stream_waits {
     pthread_mutex_t lock; /* behind the session's; guards what follows, and what op.h says */
     pthread_cond_t changed;
-    struct op *first;  /* operations that streams wait for */
-    uint64_t close_ms; /* the session ends: no stream waits longer; 0: it does not */
+    LIST_HEAD(, op) ops; /* that streams wait for */
+    uint64_t close_ms;   /* the session ends: no stream waits longer; 0: it does not */
     bool is_running, is_over;
     pthread_t thread; /* from the first wait on */
 };
