@@ -198,9 +198,9 @@ static cairn_status apply_attached(struct job *job, struct layout *layout,
         return status;
     }
     layout_close(layout);
-    sentence_set(why, "job %s was restored onto other shards; close it and open it again",
-                 job->name);
-    return CAIRN_ERR_ROLLED_BACK;
+    return fail_with(why, CAIRN_ERR_ROLLED_BACK,
+                     "job %s was restored onto other shards; close it and open it again",
+                     job->name);
 }
 
 /* The layout of the newest version, as `reading` read it, and the shards, as the job's attachment has them.
@@ -507,11 +507,10 @@ static cairn_status judge_step(const struct job *job, struct sentence *why)
     const uint64_t was = job->known.newest.step;
     pthread_mutex_unlock(&job->session->lock);
     if (!job->attachment.attached_once || now >= was) return CAIRN_OK;
-    sentence_set(why,
-                 "job %s was restored: it was at step %" PRIu64 ", and is at step %" PRIu64
-                 "; close it and open it again",
-                 job->name, was, now);
-    return CAIRN_ERR_ROLLED_BACK;
+    return fail_with(why, CAIRN_ERR_ROLLED_BACK,
+                     "job %s was restored: it was at step %" PRIu64 ", and is at step %" PRIu64
+                     "; close it and open it again",
+                     job->name, was, now);
 }
 
 /* Takes over the spec that the reading thread has read. Only the first one becomes the job's

@@ -25,8 +25,6 @@
 /* How a job stands with the coordinator: what it asks for when it attaches, and how far that came. The loop
  * attaches it (client/session.h). */
 
-struct job;
-
 enum job_state { JOB_DETACHED, JOB_ATTACHING, JOB_ATTACHED };
 
 struct attachment {
@@ -71,8 +69,6 @@ void attachment_put_off(struct job *job, const char *why);
 
 /* The round that the caller fills with gradients, as its calls see it: nonsense is refused before it travels.
  * Under the lock. */
-
-struct job_spec_data;
 
 struct filling {
     uint64_t round;
@@ -140,8 +136,6 @@ void puts_failed(struct job *job, size_t tensor, int plane);
  * what says otherwise. */
 
 #define CAIRN_CLIENT_SHARDS_MAX 4096
-
-struct parcel;
 
 struct shard_link {
     struct job *job;
@@ -364,9 +358,6 @@ cairn_status api_push_incomplete(struct job *job, const struct cairn_round *roun
 
 /* Judging what a caller gives of a tensor: name, memory, box, plane. Caller's threads; failures set this
  * thread's sentence. */
-
-struct card;
-struct portion;
 
 /* Finds the tensor and judges what of the caller's memory does not depend on the box; *mem_out is that. An
  * alias gives its target; one of a box gives that box in *part_out (NULL = all of it). */

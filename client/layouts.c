@@ -271,20 +271,20 @@ static cairn_status judge_spec(struct reading *reading)
     const struct job *job = reading->job;
     const struct job_spec_data *spec = &reading->spec;
     if (!(reading->first && job->member.role == CAIRN_READER) && !spec_joins(&job->spec, spec)) {
-        sentence_set(&reading->why, "job %s is another one now (%zu differences); open it again",
-                     job->name, spec_diff(&job->spec, spec, 0, NULL, NULL));
-        return CAIRN_ERR_MISMATCH;
+        return fail_with(&reading->why, CAIRN_ERR_MISMATCH,
+                         "job %s is another one now (%zu differences); open it again", job->name,
+                         spec_diff(&job->spec, spec, 0, NULL, NULL));
     }
     reading->tells_clip_norm = true;
     reading->clip_norm = spec->clip_norm;
     reading->takes_spec = reading->first;
     if (reading->first || (same_tensors(&job->spec, spec) && same_terms(&job->spec, spec)))
         return CAIRN_OK;
-    sentence_set(&reading->why,
-                 "job %s was amended, revision %" PRIu64 ": its tensors or terms are others now; "
-                 "close it and open it again, with the spec as it was or as it is",
-                 job->name, spec->revision);
-    return CAIRN_ERR_REOPEN;
+    return fail_with(&reading->why, CAIRN_ERR_REOPEN,
+                     "job %s was amended, revision %" PRIu64
+                     ": its tensors or terms are others now; "
+                     "close it and open it again, with the spec as it was or as it is",
+                     job->name, spec->revision);
 }
 
 /* The first time the spec of the servers is taken: a reader has none, and a worker's may be that of before

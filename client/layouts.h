@@ -18,7 +18,6 @@
 #include "proto/geometry/layout.h"
 #include "proto/wire/wire.h"
 
-struct job_spec_data;
 struct job;
 
 /* One shard's part in a layout. */

@@ -15,7 +15,6 @@ struct card;
 struct card_event;
 struct card_word;
 struct served_layout;
-struct local_extent;
 struct job;
 struct session;
 

@@ -19,7 +19,6 @@
  * lock unless it says so. Between micro-batches no thread is still adding: whoever ends one waits. */
 
 struct assembly;
-struct job;
 struct sum;
 
 struct push_sums {
@@ -193,7 +192,6 @@ bool command_refused(struct command *command);
 
 /* Pushes of the open round. Loop thread. */
 
-struct served_layout;
 struct shard_link;
 
 struct pushing {
@@ -230,8 +228,6 @@ void pushes_lost(struct shard_link *link);
 
 /* Puts and fetches, cut anew where another layout holds for them by now. Loop thread. */
 
-struct parcel;
-
 /* The layouts of the job, or since when they serve, have changed. */
 void recut_all(struct job *job);
 
@@ -262,10 +258,6 @@ void stage_end_landed(struct job *job);
 /* ==== transfer ==== */
 
 /* Puts and fetches. Loop thread. */
-
-struct chunk_header;
-struct chunk_request;
-struct fabric_message;
 
 bool transfer_run(struct command *command);
 /* The hand of all askers. */

@@ -26,8 +26,6 @@
  *
  * The job's spec and the pages stay as they are until the reading is freed. Loop thread. */
 
-struct job;
-
 struct reading {
     const struct job *job;
     pthread_t thread;
@@ -69,10 +67,7 @@ bool cache_forget(struct job *job);
 
 /* Published memory of this host's shards: see read.c. Loop thread, unless it says otherwise. */
 
-struct served_layout;
-struct fabric_mapping;
 struct parcel;
-struct session;
 
 /* A head or a segment of a copy. */
 struct shown {
@@ -136,8 +131,6 @@ void mapped_count(struct job *job, uint64_t bytes);
  * time that reading a tensor takes. A stitch goes when a copy of it is taken back, with its job, or for newer
  * ones when there are more than CAIRN_STITCH_MAPS_MAX maps. */
 
-struct published;
-
 /* Maps in all stitches of a job: each counts for up to two of the maps that a process may have
  * (65530 by default). */
 #define CAIRN_STITCH_MAPS_MAX 4096
@@ -157,8 +150,6 @@ void stitches_release(struct job *job);
 
 /* Tensors where the shards of this host published them, in one piece each: nothing is copied but the pages
  * in which parts of several shards meet (above). Under the session's lock, any thread. */
-
-struct card;
 
 /* The wire planes of whole tensors at a version, read only, until published_view_close; of the device's side
  * at addresses of the session's card. NULL: a shard of another host has a part, or the version is not there

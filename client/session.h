@@ -55,8 +55,6 @@
 
 /* The loop thread of a session. */
 
-struct session;
-
 struct session_loop {
     pthread_t thread;
     uv_loop_t uv;
@@ -76,8 +74,6 @@ void loop_stop(struct session *s);
 /* ==== control ==== */
 
 /* The control connection: connect, hello, leases, frames. Loop thread. */
-
-struct job;
 
 struct control {
     struct stream *stream;  /* NULL: not connected */
@@ -175,8 +171,6 @@ void again_give_up(struct job *job);
 
 /* Attaching to a job, and again after every loss of the control connection. Loop thread. */
 
-struct command;
-
 /* The command by which a job is put into the session's list: its reference becomes the list's. */
 bool attach_list_run(struct command *command);
 
@@ -212,8 +206,6 @@ void layouts_trim(struct job *job);
 
 /* Connections to the shards of a job, and what comes over them. Loop thread. */
 
-struct fabric_message;
-
 /* There are so many, at least: those of shards that were not heard of have no address yet. */
 cairn_status links_add(struct job *job, uint32_t count) CAIRN_MUST_CHECK;
 void links_release(struct job *job); /* nothing of them is on loan */
@@ -223,10 +215,8 @@ void link_tick(struct shard_link *link, uint64_t now_ms);
 
 /* Memory that cairn_alloc gave: who has it on loan, and its end. Any thread; not under the lock. */
 
-struct card;
 struct gone;
 struct region;
-struct session;
 
 /* Under the lock. */
 struct session_memory {
@@ -278,9 +268,6 @@ void memory_release(struct session *s);
  * call of the driver. So that thread asks the driver for nothing, and takes no lock that is held while
  * somebody does. */
 
-struct card_word;
-struct op;
-
 /* A stream waits for an operation for at most so long. */
 #define CAIRN_STREAMS_WAIT_MS 60000
 
@@ -305,10 +292,7 @@ void streams_end(struct session *s);
 
 /* ==== session ==== */
 
-struct ask;
 struct card_imports;
-struct command;
-struct job;
 struct published;
 
 struct session {
