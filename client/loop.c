@@ -85,7 +85,7 @@ static void detach_turn(struct session *s)
 }
 
 /* Not under the lock. CAIRN_ERR_BUSY: something is open; CAIRN_ERR_TIMEOUT: it is attached as before. */
-static cairn_status detach_ask(struct session *s, bool wants_off, uint64_t deadline_ms)
+static cairn_status ask_detach(struct session *s, bool wants_off, uint64_t deadline_ms)
 {
     struct detachment *d = &s->detachment;
     cairn_status status = CAIRN_OK;
@@ -120,7 +120,7 @@ static cairn_status detach_or_attach(cairn *handle, bool wants_off, int timeout_
 {
     CAIRN_TRY(api_judge_call(NULL, NULL, timeout_ms));
     API_SESSION(s, handle);
-    return detach_ask(s, wants_off, api_deadline(timeout_ms));
+    return ask_detach(s, wants_off, api_deadline(timeout_ms));
 }
 
 cairn_status cairn_detach_memory(cairn *handle, int timeout_ms)
@@ -238,7 +238,7 @@ static void cancel_ops(struct session *s)
 
 /* A turn of the loop thread, whenever it is woken: commands are done, asks are sent, jobs are
  * attached and closed. */
-static void turn_run(struct session *s)
+static void run_turn(struct session *s)
 {
     const uint64_t now_ms = client_now_ms();
     for (struct job *job = s->jobs; job != NULL; job = job->next)
@@ -510,7 +510,7 @@ static void keep_alive(struct session *s, uint64_t now_ms)
 }
 
 /* connect, heartbeat, lease */
-static void control_tick(struct session *s)
+static void tick_control(struct session *s)
 {
     const uint64_t now_ms = client_now_ms();
     if (s->control.retry_delay_ms == 0) s->control.retry_delay_ms = RETRY_MIN_MS;
@@ -640,7 +640,7 @@ static void connect_again(struct session *s)
     if (s->path.fabric == NULL) return;
     s->control.retry_at_ms = 0;
     s->control.retry_delay_ms = RETRY_MIN_MS;
-    if (!s->loop.stopping) control_tick(s);
+    if (!s->loop.stopping) tick_control(s);
 }
 
 static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
@@ -664,7 +664,7 @@ static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
     s->reach.status = CAIRN_OK;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    turn_run(s);
+    run_turn(s);
 }
 
 /* An Error that answers no ask: of an attach, or of the whole connection. */
@@ -827,11 +827,11 @@ static void on_kick(uv_async_t *kick)
     mapped_sweep(s);
     map_late(s);
     detach_turn(s);
-    turn_run(s);
+    run_turn(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next) explain_awaited(job);
     if (s->loop.stopping && s->jobs != NULL && client_now_ms() >= s->loop.stop_by_ms) {
         datapath_close(s);
-        turn_run(s); // the jobs have their loans back, and go
+        run_turn(s); // the jobs have their loans back, and go
     }
     pthread_mutex_lock(&s->lock);
     s->ended = s->loop.stopping && s->jobs == NULL && TAILQ_EMPTY(&s->commands);
@@ -850,7 +850,7 @@ static void on_rest(uv_prepare_t *rest)
 static void on_tick(uv_timer_t *tick)
 {
     struct session *s = tick->data;
-    control_tick(s);
+    tick_control(s);
     on_kick(&s->loop.kick);
 }
 
@@ -872,7 +872,7 @@ static void loop_look_soon(struct session *s, bool looks)
 static void *session_thread(void *arg)
 {
     struct session *s = arg;
-    control_tick(s);
+    tick_control(s);
     uv_run(&s->loop.uv, UV_RUN_DEFAULT);
     if (uv_loop_close(&s->loop.uv) != 0) cut_loop(s); // a stream that would not end
     return NULL;

@@ -128,7 +128,7 @@ void mapped_on_mapping(void *session, struct fabric_mapping *mapping)
 /* ---- and take back ---- */
 
 /* Any thread, under the lock: a use of the copy ends. */
-static void mapped_unuse(struct published *copy)
+static void unuse_copy(struct published *copy)
 {
     assert(copy->uses > 0);
     if (--copy->uses == 0 && copy->shown == NULL) free(copy);
@@ -307,9 +307,9 @@ static bool know_places(const struct job *job, struct served_part *part)
 
 /* Any thread, under the lock: the copy of the shard's part of that layout that has the version now on that
  * side, and its sequence; NULL: none. The places of the part are known then. */
-static struct published *mapped_find(struct job *job, struct served_layout *served, uint32_t shard,
-                                     struct cairn_version version, enum published_side side,
-                                     uint64_t *sequence_out)
+static struct published *find_copy(struct job *job, struct served_layout *served, uint32_t shard,
+                                   struct cairn_version version, enum published_side side,
+                                   uint64_t *sequence_out)
 {
     struct published *copy = job->session->published;
     if (copy == NULL || !know_places(job, &served->parts[shard])) return NULL;
@@ -353,8 +353,8 @@ bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t c
     uint64_t sequence;
     if (parcel->plane != CAIRN_PLANE_WIRE || parcel->bytes == NULL) return false;
     pthread_mutex_lock(&job->session->lock);
-    const struct published *copy = mapped_find(job, served, parcel->shard, parcel->version,
-                                               CAIRN_PUBLISHED_HOST, &sequence);
+    const struct published *copy = find_copy(job, served, parcel->shard, parcel->version,
+                                             CAIRN_PUBLISHED_HOST, &sequence);
     pthread_mutex_unlock(&job->session->lock); // this thread alone would take it away
     if (copy == NULL) return false;
     const struct local_extent *extent = shard_map_extent(&part->map, chunk_number);
@@ -472,7 +472,7 @@ static void drop_stitch(struct job *job, struct stitch *stitch)
 {
     LIST_REMOVE(stitch, next);
     job->stitches.map_count -= stitch->map_count;
-    for (size_t i = 0; i < stitch->run_count; i++) mapped_unuse(stitch->runs[i].copy);
+    for (size_t i = 0; i < stitch->run_count; i++) unuse_copy(stitch->runs[i].copy);
     munmap(stitch->base, stitch->bytes);
     free(stitch);
 }
@@ -629,7 +629,7 @@ void published_view_close(struct published_view *view)
     if (view == NULL) return;
     for (size_t i = 0; i < view->count; i++) stitch_put(view->job, view->stitches[i]);
     for (uint32_t i = 0; i < view->shard_count; i++)
-        if (view->sources[i].copy != NULL) mapped_unuse(view->sources[i].copy);
+        if (view->sources[i].copy != NULL) unuse_copy(view->sources[i].copy);
     free(view->sources);
     free(view->at);
     free(view->stitches);
@@ -641,8 +641,8 @@ static struct published *copy_of_shard(struct published_view *view, uint32_t sha
 {
     struct source *source = &view->sources[shard];
     if (source->copy == NULL) {
-        source->copy = mapped_find(view->job, view->served, shard, view->version, view->side,
-                                   &source->sequence);
+        source->copy = find_copy(view->job, view->served, shard, view->version, view->side,
+                                 &source->sequence);
         if (source->copy != NULL) source->copy->uses++;
     }
     return source->copy;

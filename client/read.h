@@ -89,7 +89,7 @@ struct published {
     /* the same on the session's card, no host address; NULL: not all is there */
     const uint8_t *on_card;
     size_t bytes;
-    uint32_t uses; /* of read.c, each ended by mapped_unuse */
+    uint32_t uses; /* of read.c, each ended by unuse_copy */
     bool is_whole; /* all of it is here, as it has to be */
     bool gone;     /* the shard took some of it back, or is gone; or it is not what it says */
 };

@@ -190,8 +190,8 @@ static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
 }
 
 /* Waits for a round of its own (CAIRN_MSG_WRITE_BEGIN) or of all (CAIRN_MSG_ROUND_BEGIN). */
-static cairn_status api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
-                                    struct cairn_round *out)
+static cairn_status begin_round(struct job *job, uint16_t type, uint64_t deadline_ms,
+                                struct cairn_round *out)
 {
     pthread_mutex_lock(&job->session->lock);
     const bool initialized = job->known.initialized;
@@ -239,7 +239,7 @@ cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_r
         return client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
     const uint64_t deadline_ms = api_deadline(timeout_ms);
     CAIRN_TRY(await_write(job, deadline_ms));
-    CAIRN_TRY(api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round));
+    CAIRN_TRY(begin_round(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round));
     struct_copy_out(out, &round, sizeof round);
     return CAIRN_OK;
 }
@@ -447,9 +447,9 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
 }
 
 /* Commits it, once, and waits for its end. */
-static cairn_status api_commit(struct job *job, const char *call, const struct cairn_round *round,
-                               uint64_t weight, const struct commit_words *words,
-                               uint64_t deadline_ms, struct cairn_result *out)
+static cairn_status commit_round(struct job *job, const char *call, const struct cairn_round *round,
+                                 uint64_t weight, const struct commit_words *words,
+                                 uint64_t deadline_ms, struct cairn_result *out)
 {
     CAIRN_TRY(api_judge_begun(job, round));
     CAIRN_TRY(commit_once(job, round, weight));
@@ -515,8 +515,8 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
     CAIRN_TRY(judge_weight(weight));
     CAIRN_TRY(judge_state(job, round, &words.state));
     CAIRN_TRY(driven_rates(job, room, &words.driven));
-    CAIRN_TRY(
-        api_commit(job, "cairn_commit", round, weight, &words, api_deadline(timeout_ms), &result));
+    CAIRN_TRY(commit_round(job, "cairn_commit", round, weight, &words, api_deadline(timeout_ms),
+                           &result));
     struct_copy_out(out, &result, sizeof result);
     return CAIRN_OK;
 }
@@ -646,7 +646,7 @@ cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
     const uint64_t deadline_ms = api_deadline(timeout_ms);
     struct cairn_round round = { .struct_size = sizeof round };
     CAIRN_TRY(judge_begin(job));
-    cairn_status status = api_round_begin(job, CAIRN_MSG_WRITE_BEGIN, deadline_ms, &round);
+    cairn_status status = begin_round(job, CAIRN_MSG_WRITE_BEGIN, deadline_ms, &round);
     if (status == CAIRN_ERR_TIMEOUT) cancel_write(job, 0);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
@@ -781,8 +781,8 @@ cairn_status cairn_write_end(cairn_job *handle, int timeout_ms, struct cairn_ver
         give_up(job, round.round);
         return status;
     }
-    status = api_commit(job, "cairn_write_end", &round, 1,
-                        &(struct commit_words) { { 0, NULL }, NULL }, deadline_ms, &result);
+    status = commit_round(job, "cairn_write_end", &round, 1,
+                          &(struct commit_words) { { 0, NULL }, NULL }, deadline_ms, &result);
     if (status == CAIRN_ERR_TIMEOUT || status == CAIRN_ERR_NO_MEMORY)
         return status; // called again, it goes on
     pthread_mutex_lock(&job->session->lock);

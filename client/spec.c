@@ -50,8 +50,7 @@ static cairn_status judge_name(const char *what, size_t i, const char *field, co
 /* ---- groups ---- */
 
 /* The caller's i-th group of an array, as large as ours. Sets this thread's sentence. */
-static cairn_status client_group_copy(const struct cairn_group *first, size_t i,
-                                      struct cairn_group *out)
+static cairn_status copy_group(const struct cairn_group *first, size_t i, struct cairn_group *out)
 {
     const cairn_status status = copy_struct(out, sizeof *out, GROUP_LEAST, struct_at(first, i),
                                             "a group");
@@ -98,7 +97,7 @@ static cairn_status copy_groups(struct groups *groups, const struct cairn_job_sp
         return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; status == CAIRN_OK && i < from->group_count; i++, groups->count++)
-        status = client_group_copy(from->groups, i, &groups->list[i]);
+        status = copy_group(from->groups, i, &groups->list[i]);
     return status;
 }
 
@@ -247,8 +246,8 @@ static cairn_status add_tensors(struct job_spec_data *spec, struct groups *group
 
 /* Appends the tensors of an amendment, which are no aliases; one that is trained and names no group is of
  * "default". As above. */
-static cairn_status client_added_fill(const struct cairn_tensor *first, size_t count,
-                                      struct job_spec_data *spec)
+static cairn_status fill_added(const struct cairn_tensor *first, size_t count,
+                               struct job_spec_data *spec)
 {
     struct groups none = { NULL, NULL, 0 }; // patterns took what they took when the job was made
     const struct cairn_job_spec from = { .tensors = first, .tensor_count = count };
@@ -538,7 +537,7 @@ static cairn_status amend_groups(struct words *words, const struct cairn_amend *
     if (words->groups == NULL || words->packed == NULL || words->list == NULL)
         return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
     for (size_t i = 0; i < count; i++) {
-        CAIRN_TRY(client_group_copy(amend->groups, i, &words->groups[i]));
+        CAIRN_TRY(copy_group(amend->groups, i, &words->groups[i]));
         const struct group_spec group = client_group_of(&words->groups[i]);
         if (words->groups[i].pattern != NULL || group.optimizer == NULL)
             return client_fail(CAIRN_ERR_INVALID,
@@ -559,7 +558,7 @@ static cairn_status amend_tensors(struct words *words, const struct cairn_amend 
     if (count == 0) return CAIRN_OK;
     if (amend->add == NULL)
         return client_fail(CAIRN_ERR_INVALID, "add is NULL, but add_count is %zu", count);
-    CAIRN_TRY(client_added_fill(amend->add, count, &words->added));
+    CAIRN_TRY(fill_added(amend->add, count, &words->added));
     words->tensors = calloc(count, sizeof *words->tensors);
     words->tensor_list = calloc(count, sizeof *words->tensor_list);
     if (words->tensors == NULL || words->tensor_list == NULL)
