@@ -1,4 +1,5 @@
 /* The loop thread: its connection to the coordinator, its turns, and letting go of what shards show. */
+#include "client/session.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +13,6 @@
 #include "client/op.h"
 #include "client/push.h"
 #include "client/read.h"
-#include "client/session.h"
 #include "proto/base/machine.h"
 #include "proto/geometry/layout.h"
 
