@@ -298,7 +298,7 @@ static void on_layout_read(struct job *job)
 
 /* Applies the message, which is the function's to free. The job fails if the message does not fit
  * it. */
-void layouts_on_changed(struct job *job, Cairn__LayoutChanged *message)
+static void layouts_on_changed(struct job *job, Cairn__LayoutChanged *message)
 {
     attachment_drop_changed(&job->attachment);
     job->attachment.changed = message;
@@ -309,7 +309,7 @@ void layouts_on_changed(struct job *job, Cairn__LayoutChanged *message)
 }
 
 /* A page of the LayoutChanged before it; of no request. */
-void layouts_on_page(struct job *job, const Cairn__Page *page)
+static void layouts_on_page(struct job *job, const Cairn__Page *page)
 {
     const cairn_status status = page->what == CAIRN_PAGE_LAYOUT
                                     ? paged_add(&job->attachment.changed_pages, page)
@@ -368,7 +368,8 @@ void again_on_tiles_set(struct job *job, uint32_t request)
     client_tiles_free(former);
 }
 
-bool again_on_error(struct session *s, uint32_t request, cairn_status status, const char *text)
+static bool again_on_error(struct session *s, uint32_t request, cairn_status status,
+                           const char *text)
 {
     struct job *job = s->jobs;
     while (job != NULL && job->tiles.request != request && job->pause.request != request)
@@ -472,7 +473,7 @@ static bool was_lost_under_way(struct job *job, cairn_status status)
     return again;
 }
 
-void attach_differ(struct job *job, const Cairn__Error *error)
+static void attach_differ(struct job *job, const Cairn__Error *error)
 {
     uint8_t *bytes = malloc(cairn__error__get_packed_size(error) + 1);
     if (bytes != NULL && error->n_differences > 0 && job->attachment.refused == NULL)
@@ -481,7 +482,7 @@ void attach_differ(struct job *job, const Cairn__Error *error)
     free(bytes);
 }
 
-void attach_on_error(struct job *job, cairn_status status, const char *text)
+static void put_off_or_fail(struct job *job, cairn_status status, const char *text)
 {
     attachment_lost(job);
     if (status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY &&
@@ -588,7 +589,7 @@ void attach_read(struct job *job)
     session_kick(s);
 }
 
-void attach_on_attached(struct job *job, Cairn__Attached *message)
+static void attach_on_attached(struct job *job, Cairn__Attached *message)
 {
     attachment_drop_pages(&job->attachment);
     job->attachment.reply = message;
@@ -608,7 +609,7 @@ static void begin_reading(struct job *job)
         attach_read(job);
 }
 
-void attach_on_page(struct job *job, const Cairn__Page *page)
+static void attach_on_page(struct job *job, const Cairn__Page *page)
 {
     if (job->attachment.reply == NULL) return;
     struct paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->attachment.spec_pages
@@ -681,4 +682,70 @@ void attach_release(struct job *job)
     links_release(job);
     unlink_job(job);
     job_unref(job);
+}
+
+/* ---- messages ---- */
+
+const char *attach_error_text(const Cairn__Error *error, cairn_status status)
+{
+    return error->text[0] != 0 ? error->text : status_text((int)status);
+}
+
+struct job *attach_job_of(struct session *s, uint64_t id)
+{
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->attachment.state == JOB_ATTACHED && job->attachment.job == id) return job;
+    return NULL;
+}
+
+static struct job *job_attaching(struct session *s, uint32_t request)
+{
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->attachment.state == JOB_ATTACHING && job->attachment.request == request)
+            return job;
+    return NULL;
+}
+
+/* The pages of its layout are coming. */
+static struct job *job_changing(struct session *s)
+{
+    struct job *job = s->jobs;
+    while (job != NULL && job->attachment.changed == NULL) job = job->next;
+    return job;
+}
+
+bool attach_on_message(struct session *s, uint32_t request, uint16_t type,
+                       ProtobufCMessage *message)
+{
+    struct job *attaching = job_attaching(s, request), *changing = job_changing(s);
+    if (type == CAIRN_MSG_ATTACHED && attaching != NULL) {
+        attach_on_attached(attaching, (Cairn__Attached *)message);
+        return true;
+    }
+    if (type == CAIRN_MSG_LAYOUT_CHANGED) {
+        struct job *job = attach_job_of(s, ((const Cairn__LayoutChanged *)message)->job);
+        if (job != NULL)
+            layouts_on_changed(job, (Cairn__LayoutChanged *)message);
+        else
+            message_free(message);
+        return true;
+    }
+    if (type != CAIRN_MSG_PAGE || (attaching == NULL && changing == NULL)) return false;
+    if (attaching != NULL)
+        attach_on_page(attaching, (const Cairn__Page *)message);
+    else
+        layouts_on_page(changing, (const Cairn__Page *)message);
+    message_free(message);
+    return true;
+}
+
+bool attach_on_error(struct session *s, uint32_t request, cairn_status status,
+                     const Cairn__Error *error)
+{
+    struct job *attaching = job_attaching(s, request);
+    if (attaching == NULL)
+        return again_on_error(s, request, status, attach_error_text(error, status));
+    attach_differ(attaching, error);
+    put_off_or_fail(attaching, status, attach_error_text(error, status));
+    return true;
 }

@@ -126,7 +126,7 @@ void card_word_set(struct card_word *word);
 bool card_change_begin(void);
 void card_change_end(void);
 
-/* ==== door ==== */
+/* ==== card, from the inside ==== */
 
 /* Private to device.c. */
 

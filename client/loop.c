@@ -523,39 +523,6 @@ static void tick_control(struct session *s)
 
 /* ---- frames ---- */
 
-static struct job *job_of_id(struct session *s, uint64_t id)
-{
-    for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->attachment.state == JOB_ATTACHED && job->attachment.job == id) return job;
-    return NULL;
-}
-
-static struct job *job_attaching(struct session *s, uint32_t request)
-{
-    for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->attachment.state == JOB_ATTACHING && job->attachment.request == request)
-            return job;
-    return NULL;
-}
-
-/* The pages of its layout are coming. */
-static struct job *job_changing(struct session *s)
-{
-    struct job *job = s->jobs;
-    while (job != NULL && job->attachment.changed == NULL) job = job->next;
-    return job;
-}
-
-/* Takes the message. */
-static void on_layout_changed(struct session *s, Cairn__LayoutChanged *message)
-{
-    struct job *job = job_of_id(s, message->job);
-    if (job != NULL)
-        layouts_on_changed(job, message);
-    else
-        message_free(&message->base);
-}
-
 /* Applies a reply or notice to this session, before the thread that asked hears of it.
  * CAIRN_ERR_NO_MEMORY: nothing was applied, so nobody may hear of the message. */
 static cairn_status apply_message(struct session *s, uint32_t request, uint16_t type,
@@ -563,27 +530,21 @@ static cairn_status apply_message(struct session *s, uint32_t request, uint16_t 
 {
     if (type == CAIRN_MSG_ROUND_OPENED) {
         const Cairn__RoundOpened *opened = (const Cairn__RoundOpened *)message;
-        struct job *job = job_of_id(s, opened->job);
+        struct job *job = attach_job_of(s, opened->job);
         if (job != NULL) return pushes_on_opened(job, opened);
     } else if (type == CAIRN_MSG_ROUND_RESULT) {
         const Cairn__RoundResult *result = (const Cairn__RoundResult *)message;
-        struct job *job = job_of_id(s, result->job);
+        struct job *job = attach_job_of(s, result->job);
         if (job != NULL) pushes_on_result(job, result);
     } else if (type == CAIRN_MSG_SHARDS_CHANGED) {
         const Cairn__ShardsChanged *changed = (const Cairn__ShardsChanged *)message;
-        struct job *job = job_of_id(s, changed->job);
+        struct job *job = attach_job_of(s, changed->job);
         if (job != NULL) layouts_on_shards(job, changed);
     } else if (type == CAIRN_MSG_TILES_SET) {
-        struct job *job = job_of_id(s, ((const Cairn__TilesSet *)message)->job);
+        struct job *job = attach_job_of(s, ((const Cairn__TilesSet *)message)->job);
         if (job != NULL) again_on_tiles_set(job, request);
     }
     return CAIRN_OK;
-}
-
-/* Never empty: it is what the caller reads. */
-static const char *sentence_of(const Cairn__Error *error, cairn_status status)
-{
-    return error->text[0] != 0 ? error->text : status_text((int)status);
 }
 
 /* Gives a reply (taken) to the thread that asked for it. */
@@ -602,7 +563,7 @@ static void answer_ask(struct session *s, uint32_t request, uint16_t type,
             ask->status = status_known(error->status) && error->status != CAIRN_OK
                               ? (cairn_status)error->status
                               : CAIRN_ERR_PROTOCOL;
-            sentence_set(&ask->why, "%s", sentence_of(error, ask->status));
+            sentence_set(&ask->why, "%s", attach_error_text(error, ask->status));
         } else {
             ask->reply_type = type;
             ask->reply = message;
@@ -672,23 +633,17 @@ static bool on_error(struct session *s, uint32_t request, const Cairn__Error *er
 {
     const cairn_status status = status_known(error->status) ? (cairn_status)error->status
                                                             : CAIRN_ERR_PROTOCOL;
-    struct job *attaching = request != 0 ? job_attaching(s, request) : NULL;
-    if (attaching != NULL) {
-        attach_differ(attaching, error);
-        attach_on_error(attaching, status, sentence_of(error, status));
-        return true;
-    }
-    if (request != 0 && again_on_error(s, request, status, sentence_of(error, status))) return true;
+    if (request != 0 && attach_on_error(s, request, status, error)) return true;
     if (request != 0 && s->control.ready) return false;
     if (error->job != 0) { // the others of this session go on
-        struct job *meant = job_of_id(s, error->job);
-        if (meant != NULL) job_fail(meant, status, sentence_of(error, status));
+        struct job *meant = attach_job_of(s, error->job);
+        if (meant != NULL) job_fail(meant, status, attach_error_text(error, status));
         return true;
     }
-    note_away(s, status, sentence_of(error, status));
+    note_away(s, status, attach_error_text(error, status));
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (status == CAIRN_ERR_FENCED || status == CAIRN_ERR_JOB_LOST)
-            job_fail(job, status, sentence_of(error, status));
+            job_fail(job, status, attach_error_text(error, status));
     return true;
 }
 
@@ -735,18 +690,9 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
         return;
     }
     read_before(s, frame, message);
-    struct job *attaching = job_attaching(s, frame->request);
     if (frame->type == CAIRN_MSG_WELCOME) {
         on_welcome(s, (const Cairn__Welcome *)message);
-    } else if (frame->type == CAIRN_MSG_ATTACHED && attaching != NULL) {
-        attach_on_attached(attaching, (Cairn__Attached *)message);
-        return;
-    } else if (frame->type == CAIRN_MSG_PAGE && attaching != NULL) {
-        attach_on_page(attaching, (const Cairn__Page *)message);
-    } else if (frame->type == CAIRN_MSG_PAGE && job_changing(s) != NULL) {
-        layouts_on_page(job_changing(s), (const Cairn__Page *)message);
-    } else if (frame->type == CAIRN_MSG_LAYOUT_CHANGED) {
-        on_layout_changed(s, (Cairn__LayoutChanged *)message);
+    } else if (attach_on_message(s, frame->request, frame->type, message)) {
         return;
     } else if (frame->type == CAIRN_MSG_ERROR &&
                on_error(s, frame->request, (const Cairn__Error *)message)) {

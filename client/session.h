@@ -161,8 +161,6 @@ struct detachment {
 
 /* TilesSet, in reply to `request`: of those told again, or of the call of cairn_tiles that waits. */
 void again_on_tiles_set(struct job *job, uint32_t request);
-/* An Error: of tiles or a pause that were told again it is an error of the job. False: it is of neither. */
-bool again_on_error(struct session *s, uint32_t request, cairn_status status, const char *text);
 
 /* A shard refused something of the round (push.c): it is given up, for all. */
 void again_give_up(struct job *job);
@@ -177,14 +175,18 @@ bool attach_list_run(struct command *command);
 void attach_begin(struct job *job);
 /* The job is closing: leaves it, and takes it out of the list once the fabric has nothing of it on loan. */
 void attach_release(struct job *job);
-void attach_on_attached(struct job *job, Cairn__Attached *attached); /* takes it */
-void attach_on_page(struct job *job, const Cairn__Page *page);
+/* The job of that number that is attached; NULL: there is none. */
+struct job *attach_job_of(struct session *s, uint64_t id);
+/* Attached, LayoutChanged, or a Page of these: takes the message. False: it is another. */
+bool attach_on_message(struct session *s, uint32_t request, uint16_t type,
+                       ProtobufCMessage *message);
+/* An Error in reply to an attach, or to tiles or a pause that were told again. False: it is of neither. */
+bool attach_on_error(struct session *s, uint32_t request, cairn_status status,
+                     const Cairn__Error *error);
+/* What an Error says; never empty, since it is what the caller reads. */
+const char *attach_error_text(const Cairn__Error *error, cairn_status status);
 /* Waits for the thread that reads the pages of `job`, and attaches the job by what it read. */
 void attach_read(struct job *job);
-/* The Error lists differences: they are kept for the thread that opens the job. To be called before
- * attach_on_error. */
-void attach_differ(struct job *job, const Cairn__Error *error);
-void attach_on_error(struct job *job, cairn_status status, const char *text);
 
 /* ==== layouts ==== */
 
@@ -193,10 +195,6 @@ void attach_on_error(struct job *job, cairn_status status, const char *text);
 
 struct reading;
 
-/* Applies the message, which is the function's to free. The job fails if the message does not fit it. */
-void layouts_on_changed(struct job *job, Cairn__LayoutChanged *message);
-/* A page of the LayoutChanged before it; of no request. */
-void layouts_on_page(struct job *job, const Cairn__Page *page);
 void layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message);
 
 /* Each turn: layouts by which nothing is fetched any more go, and connections to shards that left the job. */
