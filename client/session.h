@@ -183,7 +183,7 @@ bool attach_on_message(struct session *s, uint32_t request, uint16_t type,
 /* An Error in reply to an attach, or to tiles or a pause that were told again. False: it is of neither. */
 bool attach_on_error(struct session *s, uint32_t request, cairn_status status,
                      const Cairn__Error *error);
-/* What an Error says; never empty, since it is what the caller reads. */
+/* The text of an Error; never empty, since the caller reads it. */
 const char *attach_error_text(const Cairn__Error *error, cairn_status status);
 /* Waits for the thread that reads the pages of `job`, and attaches the job by what it read. */
 void attach_read(struct job *job);
