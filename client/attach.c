@@ -64,6 +64,18 @@ static void note_holes(struct served_layout *served, Cairn__ShardInfo *const *in
                                   !is_named(i, infos, info_count);
 }
 
+/* The shard owns something in a layout of the job, or takes part in its rounds. */
+static bool served_layouts_need(const struct job *job, uint32_t shard)
+{
+    const struct served_layout *served = job->served;
+    if (served == NULL) return false;
+    if (shard < served->layout->shard_count && !served->parts[shard].absent) return true;
+    for (served = served->older; served != NULL; served = served->older)
+        if (shard < served->layout->shard_count && served->parts[shard].map.extent_count > 0)
+            return true;
+    return false;
+}
+
 /* Closes the connections to shards that left the job and that nobody needs. A shard that is needed
  * no more, or is away for good, is asked for nothing any more. */
 static void let_go_of_holes(struct job *job)
@@ -137,6 +149,14 @@ static bool are_renumbered(const struct job *job, Cairn__ShardInfo *const *infos
         if (link->name[0] != '\0' && strcmp(link->name, infos[i]->name) != 0) return true;
     }
     return false;
+}
+
+/* NULL: the job has none of that number. */
+static struct served_layout *served_layout_of_number(const struct job *job, uint64_t layout)
+{
+    struct served_layout *served = job->served;
+    while (served != NULL && served->layout->version != layout) served = served->older;
+    return served;
 }
 
 /* The layout that is known by that number, or the newest, if it has those owners. NULL: neither. */
@@ -622,18 +642,6 @@ static void attach_on_page(struct job *job, const Cairn__Page *page)
 }
 
 /* ---- the list, and the end ---- */
-
-bool attach_list_run(struct command *command)
-{
-    struct job *job = command->job;
-    struct session *s = job->session;
-    command->job = NULL;
-    pthread_mutex_lock(&s->lock);
-    job->next = s->jobs;
-    s->jobs = job;
-    pthread_mutex_unlock(&s->lock);
-    return true;
-}
 
 static bool loans_are_back(const struct job *job)
 {

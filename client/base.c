@@ -369,14 +369,6 @@ bool struct_copy_in(void *to, size_t bytes, size_t least_bytes, const void *from
     return true;
 }
 
-bool struct_is_zero(const void *reserved, size_t bytes)
-{
-    const unsigned char *byte = reserved;
-    for (size_t i = 0; i < bytes; i++)
-        if (byte[i] != 0) return false;
-    return true;
-}
-
 void struct_copy_out(void *out, const void *from, size_t bytes)
 {
     const size_t size = size_of(out);

@@ -132,8 +132,6 @@ cairn_status handle_fail(const void *handle, const char *what);
 bool struct_copy_in(void *to, size_t bytes, size_t least_bytes, const void *from);
 /* True if *out, the caller's, says a size of at least least_bytes. */
 bool struct_fits(const void *out, size_t least_bytes);
-/* True if all `bytes` are 0, as fields that are reserved for a later version must be. */
-bool struct_is_zero(const void *reserved, size_t bytes);
 /* Gives ours to the caller: as much as its struct_size has room for, which stays; the rest of it is 0. */
 void struct_copy_out(void *out, const void *from, size_t bytes);
 /* The caller's i-th struct of an array: the first one's struct_size is the distance of all. */

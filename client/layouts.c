@@ -156,28 +156,10 @@ struct served_layout *served_layout_of_version(const struct job *job, struct cai
     return served;
 }
 
-struct served_layout *served_layout_of_number(const struct job *job, uint64_t layout)
-{
-    struct served_layout *served = job->served;
-    while (served != NULL && served->layout->version != layout) served = served->older;
-    return served;
-}
-
 bool served_layouts_left_by(const struct job *job, uint32_t shard)
 {
     const struct served_layout *newest = job->served;
     return newest != NULL && shard < newest->layout->shard_count && newest->parts[shard].absent;
-}
-
-bool served_layouts_need(const struct job *job, uint32_t shard)
-{
-    const struct served_layout *served = job->served;
-    if (served == NULL) return false;
-    if (shard < served->layout->shard_count && !served->parts[shard].absent) return true;
-    for (served = served->older; served != NULL; served = served->older)
-        if (shard < served->layout->shard_count && served->parts[shard].map.extent_count > 0)
-            return true;
-    return false;
 }
 
 /* ==== tiles ==== */
@@ -188,11 +170,6 @@ void client_tiles_free(struct declared *declared)
     tiles_release(&declared->tiles);
     packed_release(declared->packed);
     free(declared);
-}
-
-bool client_tiles_hold(const struct job *job)
-{
-    return job->tiles.declared != NULL && job->tiles.declared->world > 0;
 }
 
 struct piece client_tiles_own(struct job *job, size_t tensor)

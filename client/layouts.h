@@ -58,12 +58,8 @@ void served_layouts_release(struct job *job); /* likewise: all of them */
 /* The layout by which a published version is fetched: the newest one that serves it. There always is
  * one. */
 struct served_layout *served_layout_of_version(const struct job *job, struct cairn_version version);
-/* NULL: the job has none of that number. */
-struct served_layout *served_layout_of_number(const struct job *job, uint64_t layout);
 /* The shard has left the job: what it published may still be there. */
 bool served_layouts_left_by(const struct job *job, uint32_t shard);
-/* The shard owns something in a layout of the job, or takes part in its rounds. */
-bool served_layouts_need(const struct job *job, uint32_t shard);
 
 /* ==== pieces ==== */
 
@@ -107,8 +103,6 @@ struct held_tiles {
     uint32_t request; /* of the declaration told again after an attach; 0: none is unanswered */
 };
 
-/* Under the lock: the job has tiles. */
-bool client_tiles_hold(const struct job *job);
 /* Any thread, not under the lock: what this worker holds of a tensor. */
 struct piece client_tiles_own(struct job *job, size_t tensor);
 Cairn__TilesDeclare client_tiles_message(const struct declared *declared);

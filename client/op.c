@@ -357,11 +357,6 @@ void op_chain_drop(struct command_chain *chain)
     }
 }
 
-bool op_is_canceled(const struct op *op)
-{
-    return op->is_canceled || (op->of != NULL && op->of->is_canceled);
-}
-
 /* ---- handing over ---- */
 
 /* Appends commands that the loop thread frees; they are ended at once if the session is. */

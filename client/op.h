@@ -157,9 +157,6 @@ void op_chain_go(struct session *s, struct command_chain *chain);
 /* None of them is begun: they are freed, and `of` has ended. */
 void op_chain_drop(struct command_chain *chain);
 
-/* The caller does not want it any more, or the list that it is of. */
-bool op_is_canceled(const struct op *op);
-
 /* ==== wait ==== */
 
 /* Waiting: no call is silent about it for long, and none of a round fails for a worker that lives, and said

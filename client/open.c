@@ -352,6 +352,13 @@ static bool filling_init(struct filling *filling, const struct job_spec_data *sp
 
 #define CLOSE_MS 1000
 
+/* None is under way. */
+static void parcels_release(struct parcel_table *parcels)
+{
+    for (uint32_t i = 0; i < parcels->count; i++) free(parcels->all[i]);
+    free(parcels->all);
+}
+
 static void free_job(struct job *job)
 {
     struct session *s = job->session;
@@ -429,12 +436,25 @@ static struct job *new_job(struct session *s, const char *name, cairn_role role)
     return job;
 }
 
+/* The command by which a job is put into the session's list: its reference becomes the list's. */
+static bool list_job_run(struct command *command)
+{
+    struct job *job = command->job;
+    struct session *s = job->session;
+    command->job = NULL;
+    pthread_mutex_lock(&s->lock);
+    job->next = s->jobs;
+    s->jobs = job;
+    pthread_mutex_unlock(&s->lock);
+    return true;
+}
+
 /* Hands the job to the loop thread, which attaches it. */
 static cairn_status begin_attach(struct job *job)
 {
     struct command *command = calloc(1, sizeof *command);
     if (command == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    command->run = attach_list_run;
+    command->run = list_job_run;
     command->job = job;
     job_ref(job);
     session_command(job->session, command);

@@ -223,12 +223,6 @@ static struct parcel *add_parcel(struct job *job)
     return parcel;
 }
 
-void parcels_release(struct parcel_table *parcels)
-{
-    for (uint32_t i = 0; i < parcels->count; i++) free(parcels->all[i]);
-    free(parcels->all);
-}
-
 static struct parcel *acquire_parcel(struct job *job)
 {
     struct parcel *parcel = job->parcels.first_free;

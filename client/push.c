@@ -602,6 +602,12 @@ static cairn_status cut_transfer(struct command *command, size_t *copied)
     return CAIRN_OK;
 }
 
+/* The caller does not want it any more, or the list that it is of. */
+static bool op_is_canceled(const struct op *op)
+{
+    return op->is_canceled || (op->of != NULL && op->of->is_canceled);
+}
+
 bool transfer_run(struct command *command)
 {
     struct job *job = command->job;

@@ -174,7 +174,6 @@ cairn_status parcel_open(struct parcel *parcel) CAIRN_MUST_CHECK;
 void parcel_arrived(struct parcel *parcel);
 void parcel_loan(struct parcel *parcel);
 void parcel_loan_back(struct parcel *parcel);
-void parcels_release(struct parcel_table *parcels); /* with the job: none is under way */
 
 /* parcel.c: where a put, push or fetch stands. */
 

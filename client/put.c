@@ -138,6 +138,12 @@ static cairn_status puts_hash(struct job *job, size_t tensor, const struct piece
     return CAIRN_OK;
 }
 
+/* Under the lock: the job has tiles. */
+static bool client_tiles_hold(const struct job *job)
+{
+    return job->tiles.declared != NULL && job->tiles.declared->world > 0;
+}
+
 /* Takes the coordinator's answer to InitDone: the job is initialized, or all tensors may be put
  * again. */
 static void puts_end(struct job *job, cairn_status status)

@@ -169,9 +169,6 @@ void again_give_up(struct job *job);
 
 /* Attaching to a job, and again after every loss of the control connection. Loop thread. */
 
-/* The command by which a job is put into the session's list: its reference becomes the list's. */
-bool attach_list_run(struct command *command);
-
 void attach_begin(struct job *job);
 /* The job is closing: leaves it, and takes it out of the list once the fabric has nothing of it on loan. */
 void attach_release(struct job *job);

@@ -49,6 +49,15 @@ static cairn_status judge_name(const char *what, size_t i, const char *field, co
 
 /* ---- groups ---- */
 
+/* True if all `bytes` are 0, as fields that are reserved for a later version must be. */
+static bool struct_is_zero(const void *reserved, size_t bytes)
+{
+    const unsigned char *byte = reserved;
+    for (size_t i = 0; i < bytes; i++)
+        if (byte[i] != 0) return false;
+    return true;
+}
+
 /* The caller's i-th group of an array, as large as ours. Sets this thread's sentence. */
 static cairn_status copy_group(const struct cairn_group *first, size_t i, struct cairn_group *out)
 {
