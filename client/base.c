@@ -561,11 +561,6 @@ void step_times_waited(struct step_times *times, enum step_phase_times phase, ui
     times->us[phase] += client_now_us() - from_us;
 }
 
-void step_times_pushed(struct step_times *times)
-{
-    times->pushed_us = client_now_us();
-}
-
 void step_times_ended(struct step_times *times, uint64_t from_us)
 {
     uint64_t pushed_us = times->pushed_us;

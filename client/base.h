@@ -175,8 +175,6 @@ struct step_times {
 
 /* A call waited for it, from then until now. */
 void step_times_waited(struct step_times *times, enum step_phase_times phase, uint64_t from_us);
-/* Nothing that was pushed is under way any more. */
-void step_times_pushed(struct step_times *times);
 /* A call of commit returns, which began then: it waited for its pushes first, then for the round's end. */
 void step_times_ended(struct step_times *times, uint64_t from_us);
 /* The round is about to be committed: `out`, which borrows `times`, is for the coordinator. False: there

@@ -478,14 +478,6 @@ cairn_status accumulate_add(struct job *job, const struct cairn_round *round, ui
     return status;
 }
 
-void accumulate_skip(struct job *job, size_t tensor)
-{
-    pthread_mutex_lock(&job->session->lock);
-    job->filling.tensors[tensor] = NOT_PUSHED;
-    if (--job->filling.adding == 0) pthread_cond_broadcast(&job->session->changed);
-    pthread_mutex_unlock(&job->session->lock);
-}
-
 /* ---- sending ---- */
 
 cairn_status accumulate_send(struct job *job, const struct cairn_round *round)

@@ -279,6 +279,15 @@ static cairn_status fill_list(const struct list *list, const struct cairn_round 
     return status;
 }
 
+/* Counts one of filling.adding down that is not added after all: it may be tried again. */
+static void accumulate_skip(struct job *job, size_t tensor)
+{
+    pthread_mutex_lock(&job->session->lock);
+    job->filling.tensors[tensor] = NOT_PUSHED;
+    if (--job->filling.adding == 0) pthread_cond_broadcast(&job->session->changed);
+    pthread_mutex_unlock(&job->session->lock);
+}
+
 /* Each is counted in filling.adding, and counted down by its call in any case. */
 static cairn_status add_up(const struct list *list, const struct cairn_round *round, uint32_t micro)
 {

@@ -885,6 +885,27 @@ cairn_status loop_start(struct session *s)
     return status;
 }
 
+/* The session begins to end: from `close_ms` on no stream waits. */
+static void streams_close_at(struct session *s, uint64_t close_ms)
+{
+    pthread_mutex_lock(&s->streams.lock);
+    s->streams.close_ms = close_ms;
+    pthread_cond_signal(&s->streams.changed);
+    pthread_mutex_unlock(&s->streams.lock);
+}
+
+/* It has ended. */
+static void streams_end(struct session *s)
+{
+    pthread_mutex_lock(&s->streams.lock);
+    s->streams.is_over = true;
+    const bool was_running = s->streams.is_running;
+    s->streams.is_running = false;
+    pthread_cond_signal(&s->streams.changed);
+    pthread_mutex_unlock(&s->streams.lock);
+    if (was_running) pthread_join(s->streams.thread, NULL);
+}
+
 void loop_stop(struct session *s)
 {
     s->loop.stop_by_ms = client_now_ms() + STOP_MS;

@@ -45,12 +45,6 @@ static void give_op(struct op *op)
     if (!is_kept) free(op);
 }
 
-void ops_release(struct session *s)
-{
-    for (struct op *op; (op = SLIST_FIRST(&s->spare.ops)) != NULL; free(op))
-        SLIST_REMOVE_HEAD(&s->spare.ops, next_spare);
-}
-
 static void op_unref(void *object)
 {
     struct op *op = object;
@@ -109,6 +103,12 @@ static void judge_late(struct op *op)
                  "use",
                  CAIRN_STREAMS_WAIT_MS / 1000);
     op->why = strdup(why.text);
+}
+
+/* Nothing that was pushed is under way any more. */
+static void step_times_pushed(struct step_times *times)
+{
+    times->pushed_us = client_now_us();
 }
 
 static void complete(struct op *op)

@@ -103,8 +103,6 @@ struct op_list {
     size_t count; /* at least one */
 };
 
-/* With the session. */
-void ops_release(struct session *s);
 /* A new op with the loop's reference, and one of the handle if `with_handle`. NULL: out of memory. */
 struct op *op_create(struct job *job, uint8_t kind, bool with_handle);
 /* Loop thread: a parcel more; and one less, with how it ended. The last one completes the op. */

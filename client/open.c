@@ -26,6 +26,13 @@
 #define PREFETCH_UNITS 2
 #define CONNECT_MS     10000
 
+/* With the session. */
+static void ops_release(struct session *s)
+{
+    for (struct op *op; (op = SLIST_FIRST(&s->spare.ops)) != NULL; free(op))
+        SLIST_REMOVE_HEAD(&s->spare.ops, next_spare);
+}
+
 /* Frees it with the last reference; not under the lock. */
 static void session_unref(void *object)
 {
@@ -37,7 +44,8 @@ static void session_unref(void *object)
     ops_release(s);
     memory_release(s);
     card_imports_close(s->imports);
-    streams_release(s);
+    pthread_mutex_destroy(&s->streams.lock);
+    pthread_cond_destroy(&s->streams.changed);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
     close(s->event_fd);
@@ -105,10 +113,11 @@ static cairn_status init_shared(struct session *s, const struct cairn_opts *opts
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&s->changed, &attr);
+    pthread_cond_init(&s->streams.changed, &attr);
     pthread_condattr_destroy(&attr);
     pthread_mutex_init(&s->lock, NULL);
     TAILQ_INIT(&s->commands);
-    streams_init(s);
+    pthread_mutex_init(&s->streams.lock, NULL);
     s->refs = 1;
     s->reach.away_since_ms = client_now_ms();
     s->name = own_name(opts);

@@ -522,27 +522,6 @@ bool command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk
     return false;
 }
 
-bool command_next(struct command *command)
-{
-    if (command->targets_left == 0) return false;
-    command->targets_left--;
-    command->target++;
-    command->next_extent = 0;
-    command->next_chunk = 0;
-    command->local = NULL;
-    return true;
-}
-
-bool command_refused(struct command *command)
-{
-    const struct job *job = command->job;
-    if (job->failure.status == CAIRN_OK && !job->closing) return false;
-    op_let_go(command->op,
-              job->failure.status != CAIRN_OK ? job->failure.status : CAIRN_ERR_CANCELED,
-              job->failure.status != CAIRN_OK ? job->failure.why.text : "the job is closed");
-    return true;
-}
-
 /* ==== stage ==== */
 
 static struct shard_link *owner_of(const struct parcel *parcel)

@@ -450,6 +450,29 @@ static enum cut_pushes cut_target(struct command *command)
     return starve_command(command, "in the middle of a push") ? CUT_ENDED : CUT_LATER;
 }
 
+/* Goes on with the next of its targets; false: this was the last. */
+static bool command_next(struct command *command)
+{
+    if (command->targets_left == 0) return false;
+    command->targets_left--;
+    command->target++;
+    command->next_extent = 0;
+    command->next_chunk = 0;
+    command->local = NULL;
+    return true;
+}
+
+/* True, and the op is ended, if the job is closing or has failed. */
+static bool command_refused(struct command *command)
+{
+    const struct job *job = command->job;
+    if (job->failure.status == CAIRN_OK && !job->closing) return false;
+    op_let_go(command->op,
+              job->failure.status != CAIRN_OK ? job->failure.status : CAIRN_ERR_CANCELED,
+              job->failure.status != CAIRN_OK ? job->failure.why.text : "the job is closed");
+    return true;
+}
+
 bool pushes_run(struct command *command)
 {
     struct job *job = command->job;

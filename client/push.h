@@ -35,8 +35,6 @@ void accumulate_new_round(struct job *job);
 cairn_status accumulate_add(struct job *job, const struct cairn_round *round, uint32_t micro,
                             size_t tensor, const struct piece *piece,
                             const struct cairn_mem *mem) CAIRN_MUST_CHECK;
-/* Counts one of filling.adding down that is not added after all: it may be tried again. */
-void accumulate_skip(struct job *job, size_t tensor);
 /* Pushes the sums that are not pushed yet; the end of micro-batch 0 is the caller's to send behind it. */
 cairn_status accumulate_send(struct job *job, const struct cairn_round *round) CAIRN_MUST_CHECK;
 void accumulate_release(struct job *job);
@@ -180,12 +178,8 @@ void parcel_loan_back(struct parcel *parcel);
 /* *shard_out and *chunk_out come next, past those of which the piece has nothing. False: the piece
  * is cut whole. */
 bool command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out);
-/* Goes on with the next of its targets; false: this was the last. */
-bool command_next(struct command *command);
 /* The piece has an element of this chunk of the command's layout. */
 bool command_touches(const struct command *command, uint32_t shard, uint64_t chunk);
-/* True, and the op is ended, if the job is closing or has failed. */
-bool command_refused(struct command *command);
 
 /* ==== pushes ==== */
 

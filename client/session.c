@@ -210,22 +210,6 @@ uint64_t control_job_read(struct job *job)
 
 /* ==== streams ==== */
 
-void streams_init(struct session *s)
-{
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->streams.changed, &attr);
-    pthread_condattr_destroy(&attr);
-    pthread_mutex_init(&s->streams.lock, NULL);
-}
-
-void streams_release(struct session *s)
-{
-    pthread_mutex_destroy(&s->streams.lock);
-    pthread_cond_destroy(&s->streams.changed);
-}
-
 /* ---- words: under the lock ---- */
 
 static struct card_word *detach_words(struct op *op)
@@ -377,25 +361,6 @@ void streams_let_go(struct card_word *words)
         card_word_set(words);
         words = next;
     }
-}
-
-void streams_close_at(struct session *s, uint64_t close_ms)
-{
-    pthread_mutex_lock(&s->streams.lock);
-    s->streams.close_ms = close_ms;
-    pthread_cond_signal(&s->streams.changed);
-    pthread_mutex_unlock(&s->streams.lock);
-}
-
-void streams_end(struct session *s)
-{
-    pthread_mutex_lock(&s->streams.lock);
-    s->streams.is_over = true;
-    const bool was_running = s->streams.is_running;
-    s->streams.is_running = false;
-    pthread_cond_signal(&s->streams.changed);
-    pthread_mutex_unlock(&s->streams.lock);
-    if (was_running) pthread_join(s->streams.thread, NULL);
 }
 
 /* ==== calls that wait ==== */

@@ -275,15 +275,9 @@ struct stream_waits {
     pthread_t thread; /* from the first wait on */
 };
 
-void streams_init(struct session *s);
-void streams_release(struct session *s); /* with the session */
 /* The operation is over, under the session's lock: the words that streams wait for, to be set without it. */
 struct card_word *streams_detach_words(struct op *op, bool *is_late_out);
 void streams_let_go(struct card_word *words);
-/* The session begins to end: from `close_ms` on no stream waits. */
-void streams_close_at(struct session *s, uint64_t close_ms);
-/* It has ended. */
-void streams_end(struct session *s);
 
 /* ==== session ==== */
 
