@@ -232,6 +232,8 @@ struct works *compute_files(const struct compute *compute);
 struct works *compute_snapshots(const struct compute *compute);
 bool compute_is_host(const struct compute *compute);
 void compute_why(struct compute *compute, struct sentence *why_out);
+/* Data on the card goes to other hosts from there, not through host memory. `why_out`: the reason, either way. */
+bool device_goes_directly(const struct shard_daemon *shard, const char **why_out);
 
 /* ==== session ==== */
 
@@ -272,6 +274,8 @@ void session_refuse(struct shard_daemon *shard, cairn_status status, const char 
 void session_answer(struct shard_daemon *shard, struct request *request, cairn_status status,
                     const struct sentence *why);
 struct request session_request(const struct shard_daemon *shard, uint32_t number);
+/* The coordinator says, with this sentence, that this process is to end. */
+void session_fenced(struct shard_daemon *shard, const char *text);
 
 /* ==== member ==== */
 
@@ -348,6 +352,9 @@ struct work_run;
 
 /* NULL if there is none of that number that is not LEAVING or staged. */
 struct shard_job *shard_job_find(struct shard_daemon *shard, uint64_t number);
+/* The part of that generation, faulted ones too; NULL: there is none, or it leaves. */
+struct shard_job *shard_job_find_part(struct shard_daemon *shard, uint64_t number,
+                                      uint64_t generation);
 /* Something in flight began or ended. `idle` may free the job. */
 void shard_job_busy(struct shard_job *job);
 void shard_job_idle(struct shard_job *job);

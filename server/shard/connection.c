@@ -40,6 +40,37 @@ static void on_timer(uv_timer_t *timer);
 
 static void unheard_list(const struct shard_daemon *shard, struct unheard *list_out);
 
+void device_tell(struct shard_daemon *shard, Cairn__Home *out)
+{
+    struct home *home = shard->device.home != NULL ? shard->device.home : shard->host.home;
+    struct home_info *info = (struct home_info *)(uintptr_t)home_info(home);
+    cairn__home__init(out);
+    out->backend = (char *)(uintptr_t)info->backend;
+    out->device = info->device;
+    out->driver = info->driver;
+    out->total_bytes = info->total_bytes;
+    out->taken_bytes = info->taken_bytes;
+    out->warning = info->warning;
+    out->why = shard->no_device.text;
+    const char *way_why;
+    out->device_memory = device_goes_directly(shard, &way_why) ? (char *)(uintptr_t) "device"
+                                                               : (char *)(uintptr_t) "host";
+    out->device_memory_why = (char *)(uintptr_t)way_why;
+    const char *failure = home_failure(home);
+    if (failure != NULL) out->failed = (char *)(uintptr_t)failure;
+}
+
+void shard_device_stats(const struct shard_daemon *shard, Cairn__ShardStats *stats)
+{
+    if (shard->device.home == NULL) return;
+    const struct home_use use = home_use(shard->device.home);
+    stats->launches = use.launches;
+    stats->in_bytes = use.bytes_in;
+    stats->out_bytes = use.bytes_out;
+    stats->pinned_bytes = use.pinned_bytes;
+    stats->unpinned_bytes = use.unpinned_bytes;
+}
+
 /* Says Hello with as many of the held jobs as fit behind what else it says; returns how many. */
 static size_t say_hello(struct shard_daemon *shard, Cairn__Hello *hello, Cairn__HeldJob **held,
                         size_t count)
@@ -172,13 +203,6 @@ static void on_welcome(struct shard_daemon *shard, const Cairn__Welcome *welcome
     if (shard->events.on_ready != NULL) shard->events.on_ready(shard, shard->events.context);
 }
 
-void connection_fenced(struct shard_daemon *shard, const char *text)
-{
-    log_error("this process has lost its place in the cluster: %s", text);
-    if (shard->events.on_fenced != NULL && !shard->closing)
-        shard->events.on_fenced(shard, shard->events.context);
-}
-
 static void on_first_frame(struct shard_daemon *shard, const struct wire_frame *frame)
 {
     ProtobufCMessage *message = message_unpack(message_type(frame->type), frame->payload,
@@ -192,7 +216,7 @@ static void on_first_frame(struct shard_daemon *shard, const struct wire_frame *
     } else {
         const Cairn__Error *error = (const Cairn__Error *)message;
         stream_close(shard->session.stream, CAIRN_ERR_REFUSED, "refused: %s", error->text);
-        if (error->status == CAIRN_ERR_FENCED) connection_fenced(shard, error->text);
+        if (error->status == CAIRN_ERR_FENCED) session_fenced(shard, error->text);
     }
     message_free(message);
 }
@@ -215,7 +239,7 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
     struct coordinator_session *session = &shard->session;
     session->stream = NULL;
     if (shard->closing) {
-        shard_stream_closed(shard);
+        shard->up->stream_closed(shard);
         return;
     }
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) reports_drop(job);
@@ -302,223 +326,6 @@ void connection_close(struct shard_daemon *shard, uv_close_cb on_timer_closed)
     assert(shard->closing);
     if (session->stream != NULL) stream_close(session->stream, CAIRN_OK, "shard stops");
     uv_close((uv_handle_t *)&session->timer, on_timer_closed);
-}
-
-/* ==== session ==== */
-
-/* Sends messages to the coordinator. */
-
-/* A message that is left out would break the order that the coordinator relies on. */
-static void judge_sent(struct coordinator_session *session, cairn_status status, uint16_t type,
-                       const struct sentence *why)
-{
-    if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
-    log_error("cannot send %s to the coordinator: %s", message_name(type), why->text);
-    stream_close(session->stream, status, "%s", why->text);
-}
-
-void session_send(struct shard_daemon *shard, uint16_t type, uint32_t request,
-                  const ProtobufCMessage *message)
-{
-    struct coordinator_session *session = &shard->session;
-    if (session->stream == NULL || (!session->welcome && type != CAIRN_MSG_HELLO)) return;
-    struct sentence why;
-    cairn_status status = stream_send(session->stream, type, request, message, &why);
-    judge_sent(session, status, type, &why);
-}
-
-void session_send_pages(struct shard_daemon *shard, uint32_t request, enum page_what what,
-                        struct packed *packed)
-{
-    struct coordinator_session *session = &shard->session;
-    if (session->stream == NULL || !session->welcome) return;
-    struct sentence why;
-    cairn_status status = stream_send_pages(session->stream, request, what, packed, &why);
-    judge_sent(session, status, CAIRN_MSG_PAGE, &why);
-}
-
-void session_refuse(struct shard_daemon *shard, cairn_status status, const char *format, ...)
-{
-    struct coordinator_session *session = &shard->session;
-    if (session->stream == NULL) return;
-    char text[CAIRN_SENTENCE_BYTES];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    log_error("closing the connection to the coordinator: %s", text);
-
-    Cairn__Error error = CAIRN__ERROR__INIT;
-    error.status = (int32_t)status;
-    error.text = text;
-    session_send(shard, CAIRN_MSG_ERROR, 0, &error.base);
-    stream_finish(session->stream, status, "%s", text);
-}
-
-struct request session_request(const struct shard_daemon *shard, uint32_t number)
-{
-    return (struct request) { .session = shard->session.serial, .number = number };
-}
-
-void session_answer(struct shard_daemon *shard, struct request *request, cairn_status status,
-                    const struct sentence *why)
-{
-    struct request answered = *request;
-    *request = (struct request) { 0 };
-    if (answered.session != shard->session.serial) return; // nobody waits, or on a lost session
-    if (status == CAIRN_OK) {
-        Cairn__Done done = CAIRN__DONE__INIT;
-        session_send(shard, CAIRN_MSG_DONE, answered.number, &done.base);
-        return;
-    }
-    Cairn__Error error = CAIRN__ERROR__INIT;
-    error.status = (int32_t)status;
-    error.text = (char *)(why != NULL ? why->text : status_text((int)status));
-    session_send(shard, CAIRN_MSG_ERROR, answered.number, &error.base);
-}
-
-/* ==== member ==== */
-
-/* The members of a job: the table of them, and what is sent to one. */
-
-/* ---- the table: open addressing, a power of two, at most half full ---- */
-
-static size_t home_of(const struct shard_job *job, uint64_t number)
-{
-    return (size_t)((number * 0x9e3779b97f4a7c15ull) >> 32) & (job->members.capacity - 1);
-}
-
-/* Where the member of that number stands, or would stand. */
-static size_t place_of(const struct shard_job *job, uint64_t number)
-{
-    size_t i = home_of(job, number);
-    while (job->members.list[i] != NULL && job->members.list[i]->number != number)
-        i = (i + 1) & (job->members.capacity - 1);
-    return i;
-}
-
-struct shard_member *member_find(const struct shard_job *job, uint64_t number)
-{
-    return job->members.capacity == 0 ? NULL : job->members.list[place_of(job, number)];
-}
-
-cairn_status members_make_room(struct shard_job *job)
-{
-    if (job->members.count * 2 < job->members.capacity) return CAIRN_OK;
-    const size_t old_capacity = job->members.capacity;
-    const size_t capacity = old_capacity == 0 ? 16 : old_capacity * 2;
-    struct shard_member **old = job->members.list;
-    struct shard_member **members = calloc(capacity, sizeof *members);
-    if (members == NULL) return CAIRN_ERR_NO_MEMORY;
-    job->members.list = members;
-    job->members.capacity = capacity;
-    for (size_t i = 0; i < old_capacity; i++) {
-        if (old[i] != NULL) job->members.list[place_of(job, old[i]->number)] = old[i];
-    }
-    free(old);
-    return CAIRN_OK;
-}
-
-void members_add(struct shard_job *job, struct shard_member *member)
-{
-    job->members.list[place_of(job, member->number)] = member;
-    job->members.count++;
-}
-
-/* Takes the member out of the hash table. The members behind it in its run may have to move up, so
- * that a search still finds them. */
-void members_take_out(struct shard_job *job, const struct shard_member *member)
-{
-    size_t i = place_of(job, member->number);
-    assert(job->members.list[i] == member);
-    job->members.list[i] = NULL;
-    job->members.count--;
-    for (;;) {
-        i = (i + 1) & (job->members.capacity - 1);
-        struct shard_member *moved = job->members.list[i];
-        if (moved == NULL) return;
-        job->members.list[i] = NULL;
-        job->members.list[place_of(job, moved->number)] = moved;
-    }
-}
-
-/* ---- sending ---- */
-
-uint64_t member_way(const struct shard_member *member)
-{
-    return CAIRN_CHUNK_WAY(member->endpoint, member->connection);
-}
-
-void member_cut(struct shard_job *job, uint64_t number)
-{
-    struct shard_member *member = member_find(job, number);
-    if (member != NULL && member->peer != NULL) member->cut = job->members.cut = true;
-}
-
-void member_send(struct shard_member *member, struct chunk_header *header)
-{
-    member_send_for(member, header, member->job->view->table.map.shard);
-}
-
-void member_send_for(struct shard_member *member, struct chunk_header *header, uint32_t shard)
-{
-    if (member->peer == NULL || member->cut) return;
-    header->job = member->job->number;
-    header->member = member->number;
-    header->token = member->token;
-    header->tile = shard; // who speaks, see proto/wire/wire.h
-    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
-    chunk_encode(header, bytes);
-    cairn_status status = fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);
-    if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
-    // An answer that is left out would be waited for: the connection is the unit of loss.
-    log_limited(&member->refusals, CAIRN_LOG_WARN, "cutting %s of job %s: %s", member->name,
-                member->job->spec.name, status_text((int)status));
-    member->cut = true;
-    member->job->members.cut = true;
-}
-
-void member_refuse(struct shard_member *member, const struct chunk_header *header,
-                   cairn_status status)
-{
-    member_refuse_for(member, header, status, member->job->view->table.map.shard);
-}
-
-void member_refuse_for(struct shard_member *member, const struct chunk_header *header,
-                       cairn_status status, uint32_t shard)
-{
-    struct chunk_header nak = *header;
-    nak.kind = CAIRN_CHUNK_NAK;
-    nak.value = (uint64_t)status;
-    nak.payload_bytes = nak.checksum = 0;
-    member_send_for(member, &nak, shard);
-}
-
-void member_note_refusal(struct shard_member *member, const struct chunk_header *header,
-                         const char *why)
-{
-    member->job->shard->stats.chunks_refused++;
-    log_limited(&member->refusals, CAIRN_LOG_WARN, "refused %s of job %s from %s: %s",
-                chunk_kind_name(header->kind), member->job->spec.name, member->name, why);
-}
-
-void member_unreadable(struct shard_job *job, uint64_t number)
-{
-    const struct shard_member *member = member_find(job, number);
-    struct sentence why;
-    if (member == NULL) return; // it left meanwhile, and its round is void
-    sentence_set(
-        &why,
-        "the shared memory of %s (rank %u) cannot be read by shard %s: its host has no page for it "
-        "(out of memory, or at the limit of its control group); give the trainer more memory, or "
-        "touch what cairn_alloc gave before pushing from it",
-        member->name, member->rank, job->shard->name);
-    log_error("job %s: %s", job->spec.name, why.text);
-    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
-    fault.job = job->number;
-    fault.member = number;
-    fault.text = why.text;
-    session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
 }
 
 /* ==== addresses ==== */
@@ -674,56 +481,4 @@ static void unheard_list(const struct shard_daemon *shard, struct unheard *list_
         for (uint32_t i = 0; relay != NULL && i < relay->owner_count; i++)
             look_unheard(list_out, shard, &relay->owners[i].link, relay->owners[i].name);
     }
-}
-
-/* ==== late ==== */
-
-/* Lists the contributors of which something is missing in the open round. The coordinator asks for
- * it when the step's deadline has passed, or when the round takes long. */
-
-/* Lacks that do not fit into a frame are left out: those that are named first suffice as a
- * reason. */
-#define TOLD_MAX 16384
-
-struct list {
-    uint64_t members[TOLD_MAX];
-    uint32_t micros[TOLD_MAX];
-    uint32_t flags[TOLD_MAX]; /* enum lack_flags */
-    size_t count;
-};
-
-static void add_core(struct list *list, const struct step_machine *core, uint32_t flags)
-{
-    static struct step_waiting waiting[TOLD_MAX]; // the loop's thread alone is here
-    size_t count = step_waiting(core, waiting, TOLD_MAX);
-    if (count > TOLD_MAX - list->count) count = TOLD_MAX - list->count;
-    for (size_t i = 0; i < count; i++) {
-        const size_t at = list->count++;
-        list->members[at] = waiting[i].member;
-        list->micros[at] = waiting[i].micro;
-        list->flags[at] = flags | (waiting[i].waits ? CAIRN_LACK_WAITS : 0u) |
-                          (waiting[i].arrived > 0 ? CAIRN_LACK_ARRIVED : 0u);
-    }
-}
-
-void shard_job_tell_lacks(struct shard_job *job, const Cairn__LacksGet *message)
-{
-    struct list *list = calloc(1, sizeof *list);
-    const struct relay *relay = job_relay(job);
-    Cairn__Lacks lacks = CAIRN__LACKS__INIT;
-    if (list == NULL) return; // it is asked again at the next deadline
-    if (step_round_of(job->collector.step) == message->round)
-        add_core(list, job->collector.step, 0);
-    for (uint32_t i = 0; relay != NULL && relay->round == message->round && i < relay->owner_count;
-         i++)
-        add_core(list, relay->owners[i].collector.step, CAIRN_LACK_RELAYED);
-    lacks.job = message->job;
-    lacks.epoch = message->epoch;
-    lacks.round = message->round;
-    lacks.members = list->members;
-    lacks.micros = list->micros;
-    lacks.flags = list->flags;
-    lacks.n_members = lacks.n_micros = lacks.n_flags = list->count;
-    session_send(job->shard, CAIRN_MSG_LACKS, 0, &lacks.base);
-    free(list);
 }

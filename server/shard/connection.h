@@ -19,13 +19,9 @@ CAIRN_MUST_CHECK cairn_status connection_open(struct shard_daemon *shard, const 
 void connection_close(struct shard_daemon *shard, uv_close_cb on_timer_closed);
 /* A heartbeat now. */
 void connection_beat(struct shard_daemon *shard);
-/* The coordinator says, with this sentence, that this process is to end. */
-void connection_fenced(struct shard_daemon *shard, const char *text);
 
 /* handlers.c: what the coordinator says. */
 void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame);
-/* shard.c: while it closes, the stream of the session is gone. */
-void shard_stream_closed(struct shard_daemon *shard);
 
 /* ==== addresses ==== */
 
@@ -54,11 +50,6 @@ void addresses_close(struct addresses *addresses);
 
 /* ==== device ==== */
 
-/* Where the state of a shard's jobs lies: in host memory, or on a device. */
-
-/* "host", "cuda", "auto" */
-bool device_backend_ok(const char *backend);
-
 /* Fills in what the device has done so far, if there is one. */
 void shard_device_stats(const struct shard_daemon *shard, Cairn__ShardStats *stats);
 /* Fills in the description of the device, or of the host if there is none. `out` borrows from the
@@ -71,15 +62,6 @@ void device_tell(struct shard_daemon *shard, Cairn__Home *out);
 
 void landing_on_message(void *shard, const void *header, size_t header_bytes, size_t payload_bytes,
                         struct fabric_message *message);
-
-/* ==== late ==== */
-
-/* Lists the contributors of which something is missing in the open round. Loop thread. */
-
-struct shard_job;
-
-/* Answers by Lacks. */
-void shard_job_tell_lacks(struct shard_job *job, const Cairn__LacksGet *message);
 
 /* ==== unheard ==== */
 

@@ -172,6 +172,58 @@ static void on_lease_keep(struct shard_daemon *shard, uint32_t request, struct s
     session_answer(shard, &answered, status, &why);
 }
 
+/* ---- whom a round waits for ---- */
+
+/* Lists the contributors of which something is missing in the open round. The coordinator asks for
+ * it when the step's deadline has passed, or when the round takes long. */
+
+/* Lacks that do not fit into a frame are left out: those that are named first suffice as a
+ * reason. */
+#define TOLD_MAX 16384
+
+struct list {
+    uint64_t members[TOLD_MAX];
+    uint32_t micros[TOLD_MAX];
+    uint32_t flags[TOLD_MAX]; /* enum lack_flags */
+    size_t count;
+};
+
+static void add_core(struct list *list, const struct step_machine *core, uint32_t flags)
+{
+    static struct step_waiting waiting[TOLD_MAX]; // the loop's thread alone is here
+    size_t count = step_waiting(core, waiting, TOLD_MAX);
+    if (count > TOLD_MAX - list->count) count = TOLD_MAX - list->count;
+    for (size_t i = 0; i < count; i++) {
+        const size_t at = list->count++;
+        list->members[at] = waiting[i].member;
+        list->micros[at] = waiting[i].micro;
+        list->flags[at] = flags | (waiting[i].waits ? CAIRN_LACK_WAITS : 0u) |
+                          (waiting[i].arrived > 0 ? CAIRN_LACK_ARRIVED : 0u);
+    }
+}
+
+static void tell_lacks(struct shard_job *job, const Cairn__LacksGet *message)
+{
+    struct list *list = calloc(1, sizeof *list);
+    const struct relay *relay = job_relay(job);
+    Cairn__Lacks lacks = CAIRN__LACKS__INIT;
+    if (list == NULL) return; // it is asked again at the next deadline
+    if (step_round_of(job->collector.step) == message->round)
+        add_core(list, job->collector.step, 0);
+    for (uint32_t i = 0; relay != NULL && relay->round == message->round && i < relay->owner_count;
+         i++)
+        add_core(list, relay->owners[i].collector.step, CAIRN_LACK_RELAYED);
+    lacks.job = message->job;
+    lacks.epoch = message->epoch;
+    lacks.round = message->round;
+    lacks.members = list->members;
+    lacks.micros = list->micros;
+    lacks.flags = list->flags;
+    lacks.n_members = lacks.n_micros = lacks.n_flags = list->count;
+    session_send(job->shard, CAIRN_MSG_LACKS, 0, &lacks.base);
+    free(list);
+}
+
 /* ---- dispatch ---- */
 
 /* Every message about a job begins with its number. */
@@ -232,7 +284,7 @@ static void on_job_message(struct shard_daemon *shard, uint16_t type, uint32_t r
     case CAIRN_MSG_PIN_PREPARE:
         pin_on_prepare(job, request, (const Cairn__PinPrepare *)message);
         break;
-    case CAIRN_MSG_LACKS_GET: shard_job_tell_lacks(job, (const Cairn__LacksGet *)message); break;
+    case CAIRN_MSG_LACKS_GET: tell_lacks(job, (const Cairn__LacksGet *)message); break;
     case CAIRN_MSG_PIN_FOLDER: pin_on_folder(job, (const Cairn__PinFolder *)message); break;
     case CAIRN_MSG_SNAPSHOT_PART_NEXT:
         report_next(job, ((const Cairn__SnapshotPartNext *)message)->snapshot);
@@ -277,7 +329,7 @@ static void on_message_of_job(struct shard_daemon *shard, uint16_t type, uint32_
 static void on_error(struct shard_daemon *shard, const Cairn__Error *error)
 {
     if (error->status == CAIRN_ERR_FENCED && error->job == 0) {
-        connection_fenced(shard, error->text);
+        session_fenced(shard, error->text);
         return;
     }
     log_warn("the coordinator says: %s (%s)", error->text, status_code_name(error->status));

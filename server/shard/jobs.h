@@ -31,8 +31,6 @@ void create_on_memory_back(struct shard_daemon *shard);
 
 /* Counts the parts that are held. If there are none, any coordinator is obeyed. */
 size_t held_jobs_count(const struct shard_daemon *shard);
-/* The part of that generation, faulted ones too; NULL: there is none, or it leaves. */
-struct shard_job *held_find(struct shard_daemon *shard, uint64_t number, uint64_t generation);
 /* Fills Hello's list, of at most CAIRN_SHARD_JOBS_MAX; returns how many. */
 size_t held_jobs_list(const struct shard_daemon *shard, Cairn__HeldJob *out, bool full);
 /* A coordinator says who it is: notes whether it is obeyed. */

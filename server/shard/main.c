@@ -268,6 +268,11 @@ static cairn_status judge_name(const char *name, struct sentence *why)
                      name, CAIRN_NAME_MAX);
 }
 
+static bool is_backend(const char *name)
+{
+    return strcmp(name, "host") == 0 || strcmp(name, "cuda") == 0 || strcmp(name, "auto") == 0;
+}
+
 /* Judges the options whose rules the table of options cannot express. */
 static cairn_status judge_options(const void *of_daemon, struct sentence *why)
 {
@@ -276,7 +281,7 @@ static cairn_status judge_options(const void *of_daemon, struct sentence *why)
         return fail_with(why, CAIRN_ERR_CONFIG, "shard.on_sigterm = %s: exit or drain is allowed",
                          values->on_sigterm);
     }
-    if (!device_backend_ok(values->backend)) {
+    if (!is_backend(values->backend)) {
         return fail_with(why, CAIRN_ERR_CONFIG,
                          "compute.backend = %s: host, cuda or auto is allowed", values->backend);
     }

@@ -271,274 +271,10 @@ void members_release(struct shard_job *job)
     job->members.count = job->members.capacity = 0;
 }
 
-/* ==== held ==== */
-
-/* Which parts a shard holds, and of which store. State outlives the coordinator that made it: a
- * coordinator of another store, or one whose store is an older copy, is not obeyed. It may ask
- * which parts are held; if its operator says so, it may adopt them or have them dropped. */
-
-/* One that faulted is of no use to anybody. */
-static bool is_held(const struct shard_job *job)
-{
-    return job->state != CAIRN_JOB_LEAVING && job->state != CAIRN_JOB_FAULTED;
-}
-
-size_t held_jobs_count(const struct shard_daemon *shard)
-{
-    size_t count = 0;
-    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        count += is_held(job);
-    return count;
-}
-
-struct shard_job *held_find(struct shard_daemon *shard, uint64_t number, uint64_t generation)
-{
-    struct shard_job *job = shard->jobs;
-    while (job != NULL && (job->number != number || job->generation != generation ||
-                           job->state == CAIRN_JOB_LEAVING))
-        job = job->next;
-    return job;
-}
-
-/* Fills in the fields for which a Hello has no room. */
-static void fill_more(const struct shard_job *job, Cairn__HeldJob *out)
-{
-    const struct cairn_version version = step_version(job->collector.step);
-    out->name = job->spec.name;
-    out->shard_index = job->view->table.map.shard;
-    out->shard_count = job->view->layout->shard_count;
-    out->version_generation = version.generation;
-    out->version_step = version.step;
-    out->base_step = job->base_step;
-    out->serving = job->state == CAIRN_JOB_SERVING;
-    out->bytes = memory_sum(&job->memory);
-    out->spec_hash = (ProtobufCBinaryData) { sizeof job->terms.digest.byte,
-                                             (uint8_t *)(uintptr_t)job->terms.digest.byte };
-}
-
-/* The layout that is prepared, if one is. */
-static void fill_next(const struct shard_job *job, Cairn__HeldJob *out)
-{
-    const struct move_part *next = job->move.next;
-    if (next == NULL || !next->is_ready || next->is_unwanted) return;
-    memcpy(&out->next_layout_hash, next->view->layout->hash, sizeof out->next_layout_hash);
-    out->next_layout_version = next->view->layout->version;
-}
-
-size_t held_jobs_list(const struct shard_daemon *shard, Cairn__HeldJob *out, bool full)
-{
-    size_t count = 0;
-    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        if (!is_held(job)) continue;
-        Cairn__HeldJob *held = &out[count++];
-        cairn__held_job__init(held);
-        held->job = job->number;
-        held->generation = job->generation;
-        memcpy(&held->layout_hash, job->view->layout->hash, sizeof held->layout_hash);
-        held->layout_version = job->view->layout->version;
-        fill_next(job, held);
-        held->epoch = step_epoch(job->collector.step);
-        held->revision = job->terms.revision;
-        held->round = step_round_seen(job->collector.step);
-        held->unsettled = !job->terms.settled;
-        held->staged = job->staged;
-        held->parked = job->park.is_parked || job->park.is_under_way;
-        if (full) fill_more(job, held);
-    }
-    return count;
-}
-
-/* HeldJobs, as an answer if `request` is not 0. */
-static void tell_held(struct shard_daemon *shard, uint32_t request)
-{
-    Cairn__HeldJob held[CAIRN_SHARD_JOBS_MAX];
-    Cairn__HeldJob *list[CAIRN_SHARD_JOBS_MAX];
-    Cairn__HeldJobs message = CAIRN__HELD_JOBS__INIT;
-    message.n_held = held_jobs_list(shard, held, true);
-    message.held = list;
-    for (size_t i = 0; i < message.n_held; i++) list[i] = &held[i];
-    message.keys = shard->keys;
-    session_send(shard, CAIRN_MSG_HELD_JOBS, request, &message.base);
-}
-
-/* A copy of the message, owned; NULL: there is none, or no memory. */
-static Cairn__Keys *copy_keys(const Cairn__Keys *keys)
-{
-    if (keys == NULL || keys->n_keys > CAIRN_KEYS_MAX) return NULL;
-    const size_t bytes = cairn__keys__get_packed_size(keys);
-    uint8_t *packed = malloc(bytes + 1);
-    if (packed == NULL) return NULL;
-    (void)cairn__keys__pack(keys, packed);
-    Cairn__Keys *copy = cairn__keys__unpack(NULL, bytes, packed);
-    free(packed);
-    return copy;
-}
-
-void held_keys(struct shard_daemon *shard, const Cairn__Keys *keys)
-{
-    Cairn__Keys *copy = shard->session.standing == CAIRN_STANDING_GOOD ? copy_keys(keys) : NULL;
-    if (copy == NULL) return;
-    held_keys_release(shard);
-    shard->keys = copy;
-}
-
-void held_keys_release(struct shard_daemon *shard)
-{
-    if (shard->keys != NULL) cairn__keys__free_unpacked(shard->keys, NULL);
-    shard->keys = NULL;
-}
-
-/* It is the one whose word counts from now on. */
-static void obey_coordinator(struct shard_daemon *shard)
-{
-    shard->session.standing = CAIRN_STANDING_GOOD;
-    shard->seen = shard->session.coordinator;
-}
-
-void held_judge(struct shard_daemon *shard, const char *cluster)
-{
-    struct coordinator_session *session = &shard->session;
-    const struct coordinator_id *theirs = &session->coordinator;
-    const size_t count = held_jobs_count(shard);
-    session->standing = count == 0 ? CAIRN_STANDING_GOOD : standing_of(theirs, &shard->seen);
-    if (count > 0) tell_held(shard, 0);
-    if (session->standing == CAIRN_STANDING_GOOD) {
-        obey_coordinator(shard);
-        return;
-    }
-    log_error("shard %s holds %zu jobs of store %016" PRIx64 " (start %" PRIu64
-              ") and does not obey the coordinator of cluster %s, which has store %016" PRIx64
-              " (start %" PRIu64
-              "): give the coordinator the store.path that it had, or take what the shards "
-              "hold into the new store with `cairn cluster adopt`",
-              shard->name, count, shard->seen.store, shard->seen.incarnation, cluster,
-              theirs->store, theirs->incarnation);
-}
-
-/* ---- the operator's word ---- */
-
-static void refuse_request(struct shard_daemon *shard, uint32_t request, cairn_status status,
-                           const char *text)
-{
-    struct request answered = session_request(shard, request);
-    struct sentence why;
-    sentence_set(&why, "%s", text);
-    session_answer(shard, &answered, status, &why);
-}
-
-/* Spec and layout, as they came. */
-static void send_part(struct shard_daemon *shard, uint32_t request, const struct shard_job *job)
-{
-    const bool amended = job->terms.amended.have_bytes > 0;
-    struct packed *spec = amended
-                              ? packed_copy(job->terms.amended.bytes, job->terms.amended.have_bytes)
-                              : packed_spec(&job->spec);
-    struct packed *layout = packed_layout(job->view->layout);
-    if (spec == NULL || layout == NULL) {
-        refuse_request(shard, request, CAIRN_ERR_NO_MEMORY,
-                       "out of memory to send the spec of a job");
-    } else {
-        Cairn__Part part = CAIRN__PART__INIT;
-        part.spec_bytes = spec->size;
-        part.layout_bytes = layout->size;
-        session_send(shard, CAIRN_MSG_PART, request, &part.base);
-        session_send_pages(shard, request, CAIRN_PAGE_SPEC, spec);
-        session_send_pages(shard, request, CAIRN_PAGE_LAYOUT, layout);
-    }
-    packed_release(spec);
-    packed_release(layout);
-}
-
-static void on_part_get(struct shard_daemon *shard, uint32_t request, const Cairn__PartGet *message)
-{
-    if (message->job == 0) {
-        tell_held(shard, request);
-        return;
-    }
-    const struct shard_job *job = held_find(shard, message->job, message->generation);
-    if (job == NULL)
-        refuse_request(shard, request, CAIRN_ERR_NOT_FOUND, "it is not held any more");
-    else
-        send_part(shard, request, job);
-}
-
-static void on_part_drop(struct shard_daemon *shard, uint32_t request,
-                         const Cairn__PartDrop *message)
-{
-    struct request answered = session_request(shard, request);
-    struct shard_job *job = held_find(shard, message->job, message->generation);
-    if (job == NULL) {
-        session_answer(shard, &answered, CAIRN_OK, NULL);
-        return;
-    }
-    log_warn("job %s, generation %" PRIu64 ", is dropped by the word of the coordinator's operator",
-             job->spec.name, job->generation);
-    job->dropping = answered; // answered when its memory is back
-    shard_job_leave(job);
-    tell_held(shard, 0);
-    // Nothing is held for anyone any more: begins anew, with whoever is there.
-    if (shard->session.standing != CAIRN_STANDING_GOOD && held_jobs_count(shard) == 0)
-        session_refuse(shard, CAIRN_ERR_FENCED, "what this shard held was forgotten");
-}
-
-/* A coordinator drops parts that are not settled: they are leftovers of its own work. These are not, since
- * another coordinator had them made; whether its store had them too, nobody knows any more. */
-static void settle_adopted(struct shard_daemon *shard)
-{
-    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        job->terms.settled = true;
-}
-
-/* The numbers begin anew, in a store that nobody has seen before. */
-static void on_adopted(struct shard_daemon *shard, uint32_t request,
-                       const Cairn__StoreAdopted *message)
-{
-    struct request answered = session_request(shard, request);
-    struct coordinator_session *session = &shard->session;
-    session->coordinator.store = message->store;
-    session->coordinator.incarnation = message->incarnation;
-    if (session->standing != CAIRN_STANDING_GOOD) settle_adopted(shard);
-    obey_coordinator(shard);
-    log_warn("what this shard holds was adopted by store %016" PRIx64 " (start %" PRIu64
-             "): no other store is obeyed any more",
-             message->store, message->incarnation);
-    session_answer(shard, &answered, CAIRN_OK, NULL);
-}
-
-bool held_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
-                     const ProtobufCMessage *message)
-{
-    switch (frame->type) {
-    case CAIRN_MSG_PART_GET:
-        on_part_get(shard, frame->request, (const Cairn__PartGet *)message);
-        return true;
-    case CAIRN_MSG_PART_DROP:
-        on_part_drop(shard, frame->request, (const Cairn__PartDrop *)message);
-        return true;
-    case CAIRN_MSG_STORE_ADOPTED:
-        on_adopted(shard, frame->request, (const Cairn__StoreAdopted *)message);
-        return true;
-    case CAIRN_MSG_HEARTBEAT:
-        held_keys(shard, ((const Cairn__Heartbeat *)message)->keys);
-        return false;
-    case CAIRN_MSG_DONE:
-    case CAIRN_MSG_ERROR: return false;
-    default: break;
-    }
-    if (shard->session.standing == CAIRN_STANDING_GOOD) return false;
-    log_warn("%s of a coordinator that is not obeyed: ignored", message_name(frame->type));
-    if (frame->request != 0)
-        refuse_request(
-            shard, frame->request, CAIRN_ERR_REFUSED,
-            "this shard holds state of another store, or of a newer coordinator; see `cairn "
-            "cluster adopt`");
-    return true;
-}
-
 /* ==== own ==== */
 
-/* The callbacks of the own part's collector: where contributions land and are added up, what its core asks for
- * beside, and what follows. */
+/* The callbacks of the own part's collector: where contributions land and are added up, what its core asks
+ * for beside, and what follows. */
 
 #define TINY_ELEMS 8192 /* of all that is folded */
 
@@ -857,4 +593,151 @@ void own_step(struct shard_job *job, const struct step_event *event)
 {
     collector_step(&job->collector, event);
     own_settle(job);
+}
+
+/* ==== landing ==== */
+
+uint64_t landing_at(const struct job_landing *landing, uint32_t slot)
+{
+    const uint32_t have = landing->window - landing->in_place, large = have - landing->small;
+    const uint32_t before = slot % landing->window, k = before < have ? before : have;
+    const uint64_t window_bytes = large * (uint64_t)landing->slot_bytes +
+                                  landing->small * (uint64_t)landing->small_bytes;
+    return slot / landing->window * window_bytes +
+           (k < large ? k : large) * (uint64_t)landing->slot_bytes +
+           (k > large ? k - large : 0) * (uint64_t)landing->small_bytes;
+}
+
+static uint64_t bytes_between(const struct shard_job *job, uint32_t from, uint32_t to)
+{
+    return landing_at(&job->landing, to) - landing_at(&job->landing, from);
+}
+
+/* A round's n-th worker has the n-th window of slots: server/core/step.h. */
+static uint32_t slots_wanted(const struct shard_job *job)
+{
+    uint64_t workers = 0;
+    for (size_t i = 0; i < job->members.capacity; i++)
+        workers += job->members.list[i] != NULL &&
+                   job->members.list[i]->role == CAIRN_ROLE_WIRE_WORKER;
+    const uint64_t slots = workers * job->landing.window;
+    return slots < job->collector.slot_count ? (uint32_t)slots : job->collector.slot_count;
+}
+
+static cairn_status count_slots(struct shard_job *job, struct sentence *why)
+{
+    const uint32_t wanted = slots_wanted(job);
+    char what[CAIRN_NAME_MAX + 64];
+    if (wanted <= job->landing.counted) return CAIRN_OK;
+    const uint64_t bytes = bytes_between(job, job->landing.counted, wanted);
+    snprintf(what, sizeof what, "landing memory of one more worker of job %s", job->spec.name);
+    const cairn_status status = shard_job_take(job, &job->memory.landing, bytes, what, why);
+    if (status == CAIRN_OK) job->landing.counted = wanted;
+    return status;
+}
+
+/* For all that joined by now: whoever comes after finds it done. */
+static cairn_status add_slots(struct reserve *reserve, struct shard_job *job)
+{
+    job->landing.asked = slots_wanted(job);
+    if (job->landing.asked <= job->landing.made) return CAIRN_OK;
+    return reserve_add(reserve, &job->landing.arena, landing_at(&job->landing, job->landing.made),
+                       bytes_between(job, job->landing.made, job->landing.asked));
+}
+
+static void on_slots_taken(const struct reserve_request *request, cairn_status status,
+                           const struct sentence *why)
+{
+    struct shard_job *job = request->job;
+    struct request answered = request->answer;
+    const struct shard_member *member = member_find(job, request->member);
+    if (status == CAIRN_OK && job->landing.asked > job->landing.made)
+        job->landing.made = job->landing.asked;
+    job->landing.asked = job->landing.made;
+    if (status != CAIRN_OK && member != NULL) {
+        log_warn("member %s of job %s refused: %s", member->name, job->spec.name, why->text);
+        members_leave(job, request->member);
+        job->landing.extra = true;
+    }
+    if (job->landing.extra) admit_left(job); // this one's, or those of others that left meanwhile
+    session_answer(job->shard, &answered, status, why);
+}
+
+void admit_member(struct shard_job *job, uint64_t member, struct request answer)
+{
+    const struct reserve_request request = { .job = job,
+                                             .what = "landing memory of the workers",
+                                             .prepare = add_slots,
+                                             .done = on_slots_taken,
+                                             .member = member,
+                                             .answer = answer };
+    struct sentence why;
+    cairn_status status = count_slots(job, &why);
+    if (status == CAIRN_OK) status = reply_keep(member_find(job, member), &why);
+    if (status == CAIRN_OK && slots_wanted(job) > job->landing.made) {
+        status = reserve_begin(&request, &why);
+        if (status == CAIRN_OK) return;
+    }
+    if (status != CAIRN_OK) {
+        log_warn("a member of job %s refused: %s", job->spec.name, why.text);
+        members_leave(job, member);
+        admit_left(job);
+    }
+    session_answer(job->shard, &answer, status, &why);
+}
+
+/* Nothing lands or is folded, and no page is being made: a round has the windows from the lowest on. */
+static bool landing_rests(const struct shard_job *job)
+{
+    return step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
+           step_slots_used(job->collector.step) == 0 && job->landing.asked <= job->landing.made;
+}
+
+static void on_turn(uv_timer_t *timer)
+{
+    struct shard_daemon *shard = timer->data;
+    shard->memory.given_bytes = 0;
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        if (job->landing.extra) admit_left(job);
+    shard->up->memory_back(shard);
+}
+
+/* How many slots this turn of the loop may give back: the last ones of those behind `keep`, as far
+ * as the turn's bytes go, but at least one a turn. */
+static uint32_t slots_of_turn(const struct shard_job *job, uint32_t keep)
+{
+    const struct shard_daemon *shard = job->shard;
+    const uint32_t extra = job->landing.counted - keep;
+    if (shard->memory.given_bytes >= shard->memory.give_max_bytes) return 0;
+    const uint64_t room = shard->memory.give_max_bytes - shard->memory.given_bytes;
+    uint32_t slots = 0;
+    while (slots < extra &&
+           bytes_between(job, job->landing.counted - slots - 1, job->landing.counted) <= room)
+        slots++;
+    return slots == 0 && shard->memory.given_bytes == 0 ? 1 : slots;
+}
+
+static void give_slots(struct shard_job *job, uint32_t keep)
+{
+    struct shard_daemon *shard = job->shard;
+    const uint64_t bytes = bytes_between(job, keep, job->landing.counted);
+    if (keep < job->landing.made) {
+        arena_give(&job->landing.arena, landing_at(&job->landing, keep),
+                   bytes_between(job, keep, job->landing.made));
+        job->landing.made = job->landing.asked = keep;
+    }
+    shard_job_give(job, &job->memory.landing, bytes);
+    job->landing.counted = keep;
+    shard->memory.given_bytes += bytes;
+    uv_timer_start(&shard->memory.give_timer, on_turn, 0, 0);
+}
+
+void admit_left(struct shard_job *job)
+{
+    const uint32_t keep = slots_wanted(job);
+    job->landing.extra = keep < job->landing.counted;
+    if (!job->landing.extra || !landing_rests(job)) return;
+    const uint32_t slots = slots_of_turn(job, keep);
+    if (slots > 0) give_slots(job, job->landing.counted - slots);
+    job->landing.extra = keep < job->landing.counted;
 }

@@ -438,38 +438,6 @@ void planes_release(struct state_planes *planes, struct shard_daemon *shard)
     areas_close(planes, shard);
 }
 
-cairn_status planes_reserve_elems(const struct state_planes *planes, enum plane plane,
-                                  const struct form *form, uint64_t first, uint64_t local_elem,
-                                  uint64_t elems, struct reserve *reserve)
-{
-    if (!form_keeps(form, plane)) return CAIRN_OK;
-    return reserve_add(reserve, &planes->host[plane],
-                       first * sizeof(float) + form_bytes(form, plane, local_elem - first),
-                       form_bytes(form, plane, elems));
-}
-
-static cairn_status reserve_plane(const struct state_planes *planes, enum plane plane,
-                                  struct reserve *reserve)
-{
-    cairn_status status = CAIRN_OK;
-    for (size_t i = 0; i < planes->map->extent_count && status == CAIRN_OK; i++) {
-        const struct local_extent *extent = &planes->map->extents[i];
-        const uint64_t skipped = extent_before(extent, planes->host_from);
-        status = planes_reserve_elems(planes, plane, &planes->forms[i], extent->local_elem,
-                                      extent->local_elem + skipped, extent->elem_count - skipped,
-                                      reserve);
-    }
-    return status;
-}
-
-cairn_status planes_reserve(const struct state_planes *planes, struct reserve *reserve)
-{
-    cairn_status status = CAIRN_OK;
-    for (enum plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
-        if (planes->host[p].base != NULL) status = reserve_plane(planes, p, reserve);
-    return status;
-}
-
 /* ---- another map ---- */
 
 static bool is_kept(const struct shard_map *map, const struct form *forms, enum plane plane)
@@ -742,4 +710,113 @@ bool made_pages_await(struct made_pages *made, const void *at, uint64_t bytes)
     const bool is_there = made->is_over ? made->all : true;
     pthread_mutex_unlock(&made->mutex);
     return is_there;
+}
+
+/* ==== release ==== */
+
+/* Memory that is given back: to unmap a GiB takes 0.2 s, and to free what a job of a million tensors is made
+ * of as long, so a thread of its own does it, one after the other, and the budget has the bytes again when
+ * that is done. Until then a JobCreate waits for them. */
+
+struct arena_release {
+    struct task task;
+    struct shard_daemon *shard; /* borrowed */
+    struct arena_release *next;
+    struct arena arena; /* owned */
+    void (*free_it)(void *what);
+    void *what; /* owned; NULL: none */
+    uint64_t budget_bytes;
+    struct request request; /* answered when it is done */
+};
+
+static void release_it(struct arena_release *release)
+{
+    arena_close(&release->arena);
+    if (release->what != NULL) release->free_it(release->what);
+    release->what = NULL;
+}
+
+static void run_release(struct task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    release_it((struct arena_release *)task);
+}
+
+static void account(struct shard_daemon *shard, uint64_t budget_bytes, struct request *request)
+{
+    budget_give(&shard->memory.budget, budget_bytes);
+    if (request->session != 0) session_answer(shard, request, CAIRN_OK, NULL);
+}
+
+static void on_released(struct task *task)
+{
+    struct arena_release *release = (struct arena_release *)task;
+    struct shard_daemon *shard = release->shard;
+    struct arena_release **at = &shard->memory.releases;
+    while (*at != release) at = &(*at)->next;
+    *at = release->next;
+    account(shard, release->budget_bytes, &release->request);
+    free(release);
+    shard->up->memory_back(shard);
+}
+
+/* False: without a thread, then. */
+static bool begin_release(struct shard_daemon *shard, const struct arena_release *what)
+{
+    struct arena_release *release = shard->closing ? NULL : malloc(sizeof *release);
+    if (release == NULL) return false;
+    *release = *what;
+    release->task = (struct task) { .run = run_release, .done = on_released, .item_count = 1 };
+    release->shard = shard;
+    release->next = shard->memory.releases;
+    shard->memory.releases = release;
+    pool_submit(shard->memory.releaser, &release->task);
+    return true;
+}
+
+void arena_release(struct shard_daemon *shard, struct arena *arena)
+{
+    arena_unshare(arena,
+                  shard->closing); // the fabric of one that closes has dropped its regions
+    const struct arena_release release = { .arena = *arena };
+    if (arena->base != NULL && begin_release(shard, &release)) *arena = CAIRN_ARENA_NONE;
+    arena_close(arena);
+}
+
+void release_by(struct shard_daemon *shard, void (*free_it)(void *what), void *what)
+{
+    const struct arena_release release = { .arena = CAIRN_ARENA_NONE,
+                                           .free_it = free_it,
+                                           .what = what };
+    if (!begin_release(shard, &release)) free_it(what);
+}
+
+void release_bytes(struct shard_daemon *shard, uint64_t budget_bytes, const struct request *request)
+{
+    struct arena_release release = { .arena = CAIRN_ARENA_NONE, .budget_bytes = budget_bytes };
+    if (request != NULL) release.request = *request;
+    if (begin_release(shard, &release)) return;
+    struct arena_release *newest = shard->closing ? NULL : shard->memory.releases;
+    if (newest == NULL) {
+        account(shard, budget_bytes, &release.request);
+        return;
+    }
+    // No memory for one of its own: with the newest, behind which it would have come. If somebody waits for
+    // that one already, this is answered too early, which is no harm: a JobCreate waits for all of them.
+    newest->budget_bytes += budget_bytes;
+    if (newest->request.session == 0)
+        newest->request = release.request;
+    else
+        account(shard, 0, &release.request);
+}
+
+void release_close(struct shard_daemon *shard)
+{
+    while (shard->memory.releases != NULL) {
+        struct arena_release *release = shard->memory.releases;
+        shard->memory.releases = release->next;
+        release_it(release);
+        free(release);
+    }
 }

@@ -979,9 +979,3 @@ static cairn_status list_pieces(const struct shard_view *now, const struct shard
         out->sender_count += i == 0 || out->list[i].sender != out->list[i - 1].sender;
     return CAIRN_OK;
 }
-
-void pieces_release(struct state_pieces *pieces)
-{
-    free(pieces->list);
-    *pieces = (struct state_pieces) { .list = NULL };
-}

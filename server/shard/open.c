@@ -17,16 +17,6 @@
 
 /* ---- what it is ---- */
 
-uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct shard_map *map,
-                                uint64_t host_from)
-{
-    uint32_t wanted = 0;
-    if (host_from > 0) wanted += compute_items_wanted(&job->shard->device);
-    if (host_from < map->elem_count || wanted == 0)
-        wanted += compute_items_wanted(&job->shard->host);
-    return wanted;
-}
-
 cairn_status shard_job_layout(const struct shard_job *job, const struct paged *bytes,
                               struct layout **layout_out, struct sentence *why)
 {
@@ -143,31 +133,6 @@ static void advise(const struct shard_job *job, const struct need *need, struct 
                      job->spec.window);
 }
 
-/* Others may take it meanwhile: then it is missing when the planes are made. */
-cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device_bytes,
-                                    uint64_t host_bytes, struct sentence *why)
-{
-    if (device_bytes == 0) return CAIRN_OK;
-    struct home *home = job->shard->device.home;
-    const uint64_t free_bytes = home_free_bytes(home);
-    const uint64_t staging = compute_staging_left(&job->shard->device);
-    struct home_memory probe = { 0 };
-    if (device_bytes <= free_bytes && staging <= free_bytes - device_bytes) return CAIRN_OK;
-    const cairn_status status = home_memory_open(home, "probe", 1, &probe, why);
-    home_memory_close(&probe);
-    if (status == CAIRN_ERR_IO)
-        return status; // nothing is free on a device that has failed: it says why
-    return fail_with(
-        why, CAIRN_ERR_NO_MEMORY,
-        "job %s needs %" PRIu64 " bytes of %s for its state here, and streams %" PRIu64
-        " for staging; %" PRIu64 " of "
-        "its %" PRIu64 " are free; and %" PRIu64 " bytes of host memory, of which %" PRIu64
-        " of memory.limit are free",
-        job->spec.name, device_bytes, home_info(home)->device, staging, free_bytes,
-        home_info(home)->total_bytes, host_bytes,
-        (job->shard->memory.budget.limit_bytes - job->shard->memory.budget.used_bytes));
-}
-
 /* Takes the job's own memory from the budget; what workers add is taken as they join (reserve.c). A
  * job that could never open a round is refused here already. */
 static cairn_status take_budget(struct shard_job *job, const struct need *need,
@@ -218,11 +183,6 @@ static cairn_status open_shown(struct shard_job *job, const struct need *need, s
         status = shard_view_place(job, job->view, NULL, why);
     job->planes.places = job->view->places;
     return status == CAIRN_OK ? published_open(job, why) : status;
-}
-
-uint64_t shard_job_device_bytes(const struct shard_job *job, bool all)
-{
-    return areas_bytes(&job->planes) + published_device_bytes(job, all);
 }
 
 /* Has the arenas pinned that a device copies in every round, or once for every chunk. A device does
@@ -432,6 +392,7 @@ static void free_job(struct shard_job *job, const struct request *request)
     reports_drop(job);
     load_release(job);
     write_close(job);
+    if (job->shard->closing) bring_drop(job);
     replies_release(job);
     members_release(job);
     free_body(job, request);
@@ -469,6 +430,7 @@ void shard_job_leave(struct shard_job *job)
     pin_cancel(job);
     load_cancel(job);
     members_release(job);
+    if (job->shard->closing) bring_drop(job);
     replies_release(job);
     collector_leave(&job->collector);
     shard_job_idle(job);
@@ -734,4 +696,111 @@ void create_on_switch(struct shard_daemon *shard, const Cairn__JobSwitch *messag
     if (!stays->staged) return;
     stays->staged = false;
     log_info("job %s: generation %" PRIu64 " serves", stays->spec.name, stays->generation);
+}
+
+/* ==== admit ==== */
+
+/* Which memory is taken when: a job's state, published copies and buffers of puts when it is created, the
+ * landing slots and the reply of a worker when it joins; they are given back when it has left. */
+
+static cairn_status add_state(struct reserve *reserve, struct shard_job *job)
+{
+    const struct arena *whole[] = { &job->versions.copies[0].wire, &job->versions.copies[1].wire,
+                                    &job->puts.arena };
+    cairn_status status = planes_reserve(&job->planes, reserve);
+    for (size_t i = 0; i < sizeof whole / sizeof *whole && status == CAIRN_OK; i++)
+        status = reserve_add(reserve, whole[i], 0, whole[i]->bytes);
+    return status;
+}
+
+static void await_puts(struct shard_job *job)
+{
+    job->state = CAIRN_JOB_INITIALIZING;
+    session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
+}
+
+/* Loads or makes its state; or it is to be put. */
+static cairn_status begin_state(struct shard_job *job, struct sentence *why)
+{
+    if (job->load.joins) {
+        pass_seal(job);
+        return CAIRN_OK;
+    }
+    if (job->staged) return extend_begin(job, shard_job_find(job->shard, job->number), why);
+    if (job->load.path[0] != '\0') return restore_begin(job, why);
+    if (origin_wanted(job)) return origin_begin(job, why);
+    await_puts(job);
+    return CAIRN_OK;
+}
+
+static void give_up(struct shard_job *job, cairn_status status, const struct sentence *why)
+{
+    session_answer(job->shard, &job->load.asked, status, why);
+    shard_job_leave(job);
+}
+
+/* There is room: what is read of a snapshot goes where pages are already. */
+static void on_state_judged(const struct reserve_request *request)
+{
+    struct shard_job *job = request->job;
+    struct sentence why;
+    const bool reads = !job->load.joins && !job->staged && job->load.path[0] != '\0';
+    if (job->state != CAIRN_JOB_LOADING || !reads) return;
+    job->load.begun = restore_begin(job, &why) == CAIRN_OK; // else once more, behind the pages
+}
+
+static void on_took(struct shard_job *job, const void *at, uint64_t bytes)
+{
+    made_pages_add(&job->load.made, at, bytes);
+}
+
+static void on_state_taken(const struct reserve_request *request, cairn_status status,
+                           const struct sentence *why)
+{
+    struct shard_job *job = request->job;
+    struct sentence failure = *why;
+    made_pages_end(&job->load.made, status == CAIRN_OK);
+    if (job->state != CAIRN_JOB_LOADING) return; // it leaves, and that was answered
+    if (status == CAIRN_OK) {
+        log_info("holding job %s, generation %" PRIu64 ": its memory is there", job->spec.name,
+                 job->generation);
+        job->load.pages_there = true;
+        if (!job->load.begun)
+            status = begin_state(job, &failure);
+        else if (job->load.loaded)
+            pass_seal(job);
+    }
+    if (status == CAIRN_OK) return;
+    log_error("cannot hold job %s: %s", job->spec.name, failure.text);
+    give_up(job, status, &failure);
+}
+
+void admit_loaded(struct shard_job *job, cairn_status status, const struct sentence *why,
+                  bool puts_follow)
+{
+    if (status != CAIRN_OK)
+        give_up(job, status, why);
+    else if (!job->load.pages_there)
+        job->load.loaded = true; // it is sealed when they are
+    else if (puts_follow)
+        await_puts(job);
+    else
+        pass_seal(job);
+}
+
+cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create, struct sentence *why)
+{
+    job->load.digest = create->digest;
+    job->load.joins = create->joins;
+    job->load.path = strdup(create->snapshot_path);
+    if (job->load.path == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    job->state = CAIRN_JOB_LOADING;
+    const struct reserve_request request = { .job = job,
+                                             .what = "the state",
+                                             .prepare = add_state,
+                                             .prepares_on_thread = true,
+                                             .judged = on_state_judged,
+                                             .took = on_took,
+                                             .done = on_state_taken };
+    return reserve_begin(&request, why);
 }

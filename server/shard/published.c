@@ -622,7 +622,6 @@ void reply_end(struct reply *reply)
 
 void replies_release(struct shard_job *job)
 {
-    if (job->shard->closing) bring_drop(job);
     while (job->replies.deferred != NULL) {
         struct reply *reply = job->replies.deferred;
         job->replies.deferred = reply->next;

@@ -639,7 +639,8 @@ static void copy_chunk(struct works *works, const struct extend *extend, uint32_
     planes_copy(works, &job->planes, extent, local_elem, &from->planes, source, old_elem, elems);
 }
 
-static bool describe(struct work_run *run, uint32_t chunk, uint32_t stage, struct works *works)
+static bool describe_chunk(struct work_run *run, uint32_t chunk, uint32_t stage,
+                           struct works *works)
 {
     const struct extend *extend = (struct extend *)loader_of(run);
     const struct shard_job *job = extend->loader.job;
@@ -685,6 +686,104 @@ cairn_status extend_begin(struct shard_job *job, struct shard_job *from, struct 
     }
     shard_job_busy(from);
     loader_begin(&extend->loader, job);
-    loader_fill(&extend->loader, describe, extend_done);
+    loader_fill(&extend->loader, describe_chunk, extend_done);
     return CAIRN_OK;
+}
+
+/* ==== load ==== */
+
+static void loader_free(struct loader *loader)
+{
+    if (loader->release != NULL) loader->release(loader);
+    free(loader);
+}
+
+void loader_begin(struct loader *loader, struct shard_job *job)
+{
+    loader->job = job;
+    job->load.at_work = loader;
+    job->state = CAIRN_JOB_LOADING;
+    shard_job_busy(job);
+}
+
+struct loader *loader_of(struct work_run *run)
+{
+    return ((struct loader_part *)run)->loader;
+}
+
+static void part_done(struct work_run *run)
+{
+    struct loader *loader = loader_of(run);
+    if (run->status != CAIRN_OK) {
+        compute_why(run->compute, &loader->why);
+        loader->status = run->status;
+    }
+    (void)shard_job_run_failed(loader->job, run);
+    if (--loader->parts_left == 0) loader->filled(loader);
+}
+
+void loader_fill(struct loader *loader,
+                 bool (*describe)(struct work_run *run, uint32_t chunk, uint32_t stage,
+                                  struct works *works),
+                 void (*done)(struct loader *loader))
+{
+    const struct shard_job *job = loader->job;
+    const uint32_t cut = job->pass.host.first; // the chunks before it lie on the device
+    const struct work_run run = { .describe = describe, .done = part_done };
+    loader->filled = done;
+    loader->status = CAIRN_OK;
+    loader->parts_left = cut > 0 ? 2 : 1;
+    loader->device = (struct loader_part) { run, loader };
+    loader->device.run.compute = &job->shard->device;
+    loader->device.run.item_count = cut;
+    loader->host = (struct loader_part) { run, loader };
+    loader->host.run.compute = &job->shard->host;
+    loader->host.run.item_count = (uint32_t)job->view->table.map.chunk_count - cut;
+    loader->host.run.item_first = cut;
+    if (cut > 0) compute_submit(&loader->device.run);
+    compute_submit(&loader->host.run); // of nothing, too: its end follows
+}
+
+void loader_end(struct loader *loader)
+{
+    struct shard_job *job = loader->job;
+    const cairn_status status = loader->status;
+    const struct sentence why = loader->why;
+    const bool puts_follow = loader->puts_follow;
+    job->load.at_work = NULL;
+    loader_free(loader);
+    if (job->state == CAIRN_JOB_LOADING) job->shard->up->loaded(job, status, &why, puts_follow);
+    shard_job_idle(job);
+}
+
+void load_cancel(struct shard_job *job)
+{
+    if (job->load.at_work != NULL) atomic_store(&job->load.at_work->canceled, true);
+    made_pages_end(&job->load.made, false);
+}
+
+void load_release(struct shard_job *job)
+{
+    if (job->load.at_work != NULL) loader_free(job->load.at_work);
+    free(job->load.path);
+    made_pages_close(&job->load.made);
+}
+
+bool load_same_form(const struct tensor_spec *a, const struct tensor_spec *b)
+{
+    return a->shape.rank == b->shape.rank && a->master == b->master &&
+           memcmp(a->shape.dim, b->shape.dim, a->shape.rank * sizeof *a->shape.dim) == 0;
+}
+
+void load_init_chunk(struct works *works, const struct shard_job *job, uint64_t chunk)
+{
+    const struct chunk_place place = shard_map_chunk(&job->view->table.map, chunk);
+    const struct tensor_spec *tensor = &job->spec.tensors[place.tensor];
+    float *param = planes_at(&job->planes, CAIRN_PLANE_PARAM, job->view->table.extent_of[chunk],
+                             place.local_elem);
+    struct home_work *work = works_add(works, CAIRN_WORK_INIT);
+    work->init.out = param;
+    work->init.source = init_source_of(&tensor->init, tensor->name);
+    work->init.first_elem = place.first_elem;
+    work->init.elems = (size_t)place.elem_count;
 }

@@ -126,11 +126,6 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
     handle_closed(shard);
 }
 
-void shard_stream_closed(struct shard_daemon *shard)
-{
-    handle_closed(shard);
-}
-
 static void on_refused(void *arg, const char *what)
 {
     struct shard_daemon *shard = arg;
@@ -186,6 +181,7 @@ static const struct shard_up up = {
     .moves_end = move_leave,
     .moves_free = move_release,
     .memory_back = create_on_memory_back,
+    .stream_closed = handle_closed,
 };
 
 static cairn_status open_parts(struct shard_daemon *shard, const struct shard_options *options,
@@ -263,17 +259,64 @@ cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
     return CAIRN_OK;
 }
 
+/* ==== storage ==== */
+
+static cairn_status check_storage(const char *path, uint64_t token,
+                                  const struct storage_owner *owner, struct sentence *why)
+{
+    (void)owner; // the coordinator has judged that
+    const cairn_status status = storage_check(path, token, why);
+    if (status != CAIRN_OK)
+        sentence_add(why, "; mount the coordinator's snapshots.path at that path, for one user");
+    return status;
+}
+
+static void on_said(struct storage_watch *watch)
+{
+    if (watch->said.text[0] != '\0')
+        log_warn("no snapshot can be saved by this shard: %s", watch->said.text);
+    else
+        log_info("snapshots go to %s", watch->path);
+    connection_beat(watch->context);
+}
+
+static cairn_status storage_open(struct shard_daemon *shard, struct sentence *why)
+{
+    shard->storage =
+        (struct storage_watch) { .judge = check_storage, .on_said = on_said, .context = shard };
+    return storage_watch_open(&shard->storage, shard->loop, why);
+}
+
+/* ==== without ==== */
+
+/* Finds which optional features this build and this host lack. */
+
+static bool has_card(void)
+{
+    DIR *folder = opendir("/sys/class/infiniband");
+    bool found = false;
+    for (const struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;)
+        found |= entry->d_name[0] != '.';
+    if (folder != NULL) closedir(folder);
+    return found;
+}
+
+/* The optional features that this build and this host lack, as bits of enum spec_without. Reads
+ * /sys. */
+static uint32_t find_without(bool has_device)
+{
+    uint32_t without = 0;
+    if (!has_card()) without |= CAIRN_WITHOUT_RDMA;
+    if (!has_device) without |= CAIRN_WITHOUT_GPU;
+    if (strcmp(backend_host()->isa, "avx512") != 0) without |= CAIRN_WITHOUT_AVX512;
+    return without;
+}
+
 /* ==== device ==== */
 
 /* They put lists together and bring what workers have in memory to where a device can take it; so many keep
  * copies and kernels beside each other. */
 #define DEVICE_THREADS 4
-
-bool device_backend_ok(const char *backend)
-{
-    return strcmp(backend, "host") == 0 || strcmp(backend, "cuda") == 0 ||
-           strcmp(backend, "auto") == 0;
-}
 
 /* ---- memory of the card that workers show ---- */
 
@@ -376,271 +419,12 @@ static cairn_status device_open(struct shard_daemon *shard, const struct shard_o
     return CAIRN_OK;
 }
 
-static bool goes_directly(const struct shard_daemon *shard, const char **why_out)
-{
-    *why_out = "no state of this shard lies on a card";
-    if (shard->device.home == NULL) return false;
-    *why_out = "the card has no memory that others may map (cuMemCreate with POSIX handles)";
-    if (shard->imports.uuid_count == 0) return false;
-    return fabric_takes_device(shard->fabric, why_out);
-}
-
 /* Says in the log how what lies on the device goes to other hosts; after the fabric was opened. */
 static void device_say_way(const struct shard_daemon *shard)
 {
     const char *why;
-    const bool is_direct = goes_directly(shard, &why);
+    const bool is_direct = device_goes_directly(shard, &why);
     if (shard->device.home == NULL) return;
     log_info("what lies on the card goes to other hosts %s: %s",
              is_direct ? "from there" : "through host memory", why);
-}
-
-void device_tell(struct shard_daemon *shard, Cairn__Home *out)
-{
-    struct home *home = shard->device.home != NULL ? shard->device.home : shard->host.home;
-    struct home_info *info = (struct home_info *)(uintptr_t)home_info(home);
-    cairn__home__init(out);
-    out->backend = wire_text(info->backend);
-    out->device = info->device;
-    out->driver = info->driver;
-    out->total_bytes = info->total_bytes;
-    out->taken_bytes = info->taken_bytes;
-    out->warning = info->warning;
-    out->why = shard->no_device.text;
-    const char *way_why;
-    out->device_memory = goes_directly(shard, &way_why) ? wire_text("device") : wire_text("host");
-    out->device_memory_why = wire_text(way_why);
-    const char *failure = home_failure(home);
-    if (failure != NULL) out->failed = wire_text(failure);
-}
-
-void shard_device_stats(const struct shard_daemon *shard, Cairn__ShardStats *stats)
-{
-    if (shard->device.home == NULL) return;
-    const struct home_use use = home_use(shard->device.home);
-    stats->launches = use.launches;
-    stats->in_bytes = use.bytes_in;
-    stats->out_bytes = use.bytes_out;
-    stats->pinned_bytes = use.pinned_bytes;
-    stats->unpinned_bytes = use.unpinned_bytes;
-}
-
-/* ==== unfit ==== */
-
-/* In which a coordinator gives up the jobs that lay on the device: of a shard that is away it would wait for
- * them. */
-#define BEATS 5
-
-/* Jobs that go on without the device. */
-static size_t count_others(const struct shard_daemon *shard)
-{
-    size_t count = 0;
-    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        count += job->state != CAIRN_JOB_FAULTED && job->state != CAIRN_JOB_LEAVING &&
-                 job->memory.device == 0;
-    return count;
-}
-
-/* Closes the connection, since the coordinator knows nothing of the failure and learns it from the
- * next Hello. Requests that it has made meanwhile it makes again. */
-static void report_failure(struct shard_daemon *shard, const char *failure)
-{
-    log_error("this shard is unfit: %s", failure);
-    stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
-}
-
-void unfit_look(struct shard_daemon *shard)
-{
-    struct home *home = shard->device.home;
-    const char *failure = home != NULL ? home_failure(home) : NULL;
-    if (failure == NULL || shard->closing || shard->events.on_unfit == NULL) return;
-    if (!shard->unfit.is_told) {
-        report_failure(shard, failure);
-        return;
-    }
-    const size_t others = count_others(shard);
-    if (others > 0 && !shard->unfit.is_said) {
-        shard->unfit.is_said = true;
-        log_error(
-            "this shard is unfit, and serves on those jobs of which nothing lies on its "
-            "device (%zu), until they are on other shards, where the coordinator brings them if "
-            "any is there; it ends with the last of them: `cairn cluster status` says how far "
-            "that is",
-            others);
-    }
-    if (others > 0 || ++shard->unfit.beats < BEATS) return;
-    log_error("this shard is unfit and ends, since nothing that it holds is whole: %s", failure);
-    shard->events.on_unfit(shard, shard->events.context);
-}
-
-/* ==== drain ==== */
-
-#define LEASE_MS      5000 /* of a coordinator that was never here */
-#define DRAIN_REQUEST 1    /* the one request that a shard makes of a coordinator */
-
-/* The last word: the shard may be closed in it. */
-static void end_drain(struct shard_daemon *shard)
-{
-    shard->drain.is_wanted = false;
-    uv_timer_stop(&shard->drain.timer);
-    if (shard->events.on_drained != NULL && !shard->closing)
-        shard->events.on_drained(shard, shard->events.context);
-}
-
-/* The coordinator of this session was asked, and is at it. */
-static bool is_asked(const struct shard_daemon *shard)
-{
-    return shard->session.welcome && shard->drain.asked == shard->session.serial;
-}
-
-static void on_time(uv_timer_t *timer)
-{
-    struct shard_daemon *shard = timer->data;
-    if (is_asked(shard))
-        log_error(
-            "the time to bring elsewhere what this shard holds is over: it ends, and what it has "
-            "of %zu jobs is lost with it; give it more (shard.drain_seconds, and TimeoutStopSec "
-            "of its unit), or drain it before it is stopped: `cairn member drain %s`",
-            held_jobs_count(shard), shard->name);
-    else
-        log_error(
-            "%s: nobody brings elsewhere what this shard holds, so it ends, and what it has of "
-            "%zu jobs is lost with it; stop shards while their coordinator runs",
-            shard->session.welcome
-                ? "the coordinator that is here is not the one whose state this is"
-                : "no coordinator is here",
-            held_jobs_count(shard));
-    end_drain(shard);
-}
-
-/* Until the end of the time that there is; without a coordinator that can be asked no longer than one takes
- * to be started again. */
-static void wait_on(struct shard_daemon *shard)
-{
-    const uint64_t now_ms = uv_now(shard->loop);
-    uint64_t left_ms = now_ms < shard->drain.due_ms ? shard->drain.due_ms - now_ms : 0;
-    const uint64_t lease_ms = shard->session.lease_ms != 0 ? shard->session.lease_ms : LEASE_MS;
-    if (!is_asked(shard) && left_ms > 2 * lease_ms) left_ms = 2 * lease_ms;
-    uv_timer_start(&shard->drain.timer, on_time, left_ms, 0);
-}
-
-static void ask_to_drain(struct shard_daemon *shard)
-{
-    struct coordinator_session *session = &shard->session;
-    Cairn__DrainMe message = CAIRN__DRAIN_ME__INIT;
-    const uint64_t now_ms = uv_now(shard->loop);
-    if (!session->welcome || session->standing != CAIRN_STANDING_GOOD) return;
-    if (shard->drain.asked == session->serial) return;
-    shard->drain.asked = session->serial;
-    message.seconds = now_ms < shard->drain.due_ms
-                          ? (uint32_t)((shard->drain.due_ms - now_ms + 999) / 1000)
-                          : 1;
-    session_send(shard, CAIRN_MSG_DRAIN_ME, DRAIN_REQUEST, &message.base);
-}
-
-void shard_drain(struct shard_daemon *shard, uint32_t seconds)
-{
-    if (shard->drain.is_wanted) return;
-    shard->drain.is_wanted = true;
-    if (held_jobs_count(shard) == 0) {
-        end_drain(shard);
-        return;
-    }
-    uv_update_time(shard->loop);
-    shard->drain.due_ms = uv_now(shard->loop) + 1000ull * seconds;
-    log_info("asked to end: what %zu jobs have here is to go to other shards first, within %u s",
-             held_jobs_count(shard), seconds);
-    ask_to_drain(shard);
-    wait_on(shard);
-}
-
-void drain_on_welcome(struct shard_daemon *shard)
-{
-    if (!shard->drain.is_wanted) return;
-    ask_to_drain(shard);
-    if (is_asked(shard)) wait_on(shard);
-}
-
-void drain_on_lost(struct shard_daemon *shard)
-{
-    if (shard->drain.is_wanted) wait_on(shard);
-}
-
-static bool is_answer(const struct shard_daemon *shard, const struct wire_frame *frame)
-{
-    return shard->drain.is_wanted && shard->drain.asked == shard->session.serial &&
-           frame->request == DRAIN_REQUEST &&
-           (frame->type == CAIRN_MSG_DONE || frame->type == CAIRN_MSG_ERROR);
-}
-
-bool drain_on_message(struct shard_daemon *shard, const struct wire_frame *frame,
-                      const ProtobufCMessage *message)
-{
-    if (shard->session.standing != CAIRN_STANDING_GOOD) return false;
-    if (frame->type == CAIRN_MSG_MEMBER_END) {
-        log_info("this shard holds nothing and is known no more: it ends (%s)",
-                 ((const Cairn__MemberEnd *)message)->why);
-    } else if (!is_answer(shard, frame)) {
-        return false;
-    } else if (frame->type == CAIRN_MSG_DONE) {
-        log_info("what this shard held is on other shards: it ends");
-    } else {
-        log_error("this shard ends, and what it has of %zu jobs is not brought to other shards: %s",
-                  held_jobs_count(shard), ((const Cairn__Error *)message)->text);
-    }
-    end_drain(shard);
-    return true;
-}
-
-/* ==== storage ==== */
-
-static cairn_status check_storage(const char *path, uint64_t token,
-                                  const struct storage_owner *owner, struct sentence *why)
-{
-    (void)owner; // the coordinator has judged that
-    const cairn_status status = storage_check(path, token, why);
-    if (status != CAIRN_OK)
-        sentence_add(why, "; mount the coordinator's snapshots.path at that path, for one user");
-    return status;
-}
-
-static void on_said(struct storage_watch *watch)
-{
-    if (watch->said.text[0] != '\0')
-        log_warn("no snapshot can be saved by this shard: %s", watch->said.text);
-    else
-        log_info("snapshots go to %s", watch->path);
-    connection_beat(watch->context);
-}
-
-static cairn_status storage_open(struct shard_daemon *shard, struct sentence *why)
-{
-    shard->storage =
-        (struct storage_watch) { .judge = check_storage, .on_said = on_said, .context = shard };
-    return storage_watch_open(&shard->storage, shard->loop, why);
-}
-
-/* ==== without ==== */
-
-/* Finds which optional features this build and this host lack. */
-
-static bool has_card(void)
-{
-    DIR *folder = opendir("/sys/class/infiniband");
-    bool found = false;
-    for (const struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;)
-        found |= entry->d_name[0] != '.';
-    if (folder != NULL) closedir(folder);
-    return found;
-}
-
-/* The optional features that this build and this host lack, as bits of enum spec_without. Reads
- * /sys. */
-static uint32_t find_without(bool has_device)
-{
-    uint32_t without = 0;
-    if (!has_card()) without |= CAIRN_WITHOUT_RDMA;
-    if (!has_device) without |= CAIRN_WITHOUT_GPU;
-    if (strcmp(backend_host()->isa, "avx512") != 0) without |= CAIRN_WITHOUT_AVX512;
-    return without;
 }

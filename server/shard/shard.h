@@ -234,6 +234,8 @@ struct shard_up {
     void (*moves_free)(struct shard_job *job);
     /* Memory that was released is unmapped. */
     void (*memory_back)(struct shard_daemon *shard);
+    /* While the shard closes, the stream of the session is gone. */
+    void (*stream_closed)(struct shard_daemon *shard);
 };
 
 struct shard_daemon {

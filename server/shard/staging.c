@@ -440,100 +440,90 @@ cairn_status staging_read(struct staging *staging, struct works *works, uint64_t
     return status;
 }
 
-/* ==== load ==== */
+/* ==== pace ==== */
 
-static void loader_free(struct loader *loader)
+#define IDLE_US          ((uint64_t)2000000) /* without a step for so long, or for .. */
+#define IDLE_STEPS       4                   /* .. so many times what one took: nobody trains */
+#define PACE_REST_MAX_US ((uint64_t)20000)   /* so a cancel is soon heard */
+#define BURST_BYTES      ((uint64_t)8 << 20) /* that may be written at once, after a rest */
+#define SLACK_DIVIDE     20 /* a step of a twentieth more than before is as before */
+
+void pace_init(struct pace *pace, uint64_t total_bytes, uint64_t before_us, uint64_t last_us,
+               uint64_t deadline_us)
 {
-    if (loader->release != NULL) loader->release(loader);
-    free(loader);
+    pace->before_us = before_us;
+    pace->total_bytes = total_bytes;
+    pace->deadline_us = deadline_us;
+    atomic_store(&pace->rate, CAIRN_PACE_FIRST);
+    atomic_store(&pace->step_us, last_us);
+    atomic_store(&pace->hurry, false);
+    pace->counted_us = 0;
+    pace->allowance = BURST_BYTES;
+    atomic_store(&pace->done_bytes, 0);
 }
 
-void loader_begin(struct loader *loader, struct shard_job *job)
+void pace_step(struct pace *pace, uint64_t took_us, uint64_t now_us)
 {
-    loader->job = job;
-    job->load.at_work = loader;
-    job->state = CAIRN_JOB_LOADING;
-    shard_job_busy(job);
+    const uint64_t rate = atomic_load(&pace->rate);
+    const bool slowed = pace->before_us > 0 &&
+                        took_us > pace->before_us + pace->before_us / SLACK_DIVIDE;
+    uint64_t next = slowed ? rate / 2 : rate + rate / 4;
+    if (next < CAIRN_PACE_LEAST) next = CAIRN_PACE_LEAST;
+    if (next > UINT64_MAX / 4) next = UINT64_MAX / 4;
+    atomic_store(&pace->rate, next);
+    atomic_store(&pace->step_us, now_us);
 }
 
-struct loader *loader_of(struct work_run *run)
+/* Nothing was updated for long. */
+static bool is_idle(const struct pace *pace, uint64_t now_us)
 {
-    return ((struct loader_part *)run)->loader;
+    const uint64_t last = atomic_load(&pace->step_us), steps = IDLE_STEPS * pace->before_us;
+    return last == 0 || now_us > last + (steps > IDLE_US ? steps : IDLE_US);
 }
 
-static void part_done(struct work_run *run)
+/* Bytes a second, to be there in time. */
+static double asked_rate(const struct pace *pace, uint64_t now_us)
 {
-    struct loader *loader = loader_of(run);
-    if (run->status != CAIRN_OK) {
-        compute_why(run->compute, &loader->why);
-        loader->status = run->status;
+    const uint64_t done = atomic_load(&pace->done_bytes);
+    const uint64_t left = pace->total_bytes > done ? pace->total_bytes - done : 0;
+    return (double)left / (double)(pace->deadline_us - now_us) * 1e6;
+}
+
+bool pace_presses(const struct pace *pace, uint64_t now_us)
+{
+    return atomic_load(&pace->hurry) || now_us >= pace->deadline_us ||
+           asked_rate(pace, now_us) > (double)atomic_load(&pace->rate);
+}
+
+bool pace_is_free(const struct pace *pace, uint64_t now_us)
+{
+    return atomic_load(&pace->hurry) || is_idle(pace, now_us) || now_us >= pace->deadline_us;
+}
+
+uint64_t pace_rate(const struct pace *pace, uint64_t now_us)
+{
+    const uint64_t rate = atomic_load(&pace->rate);
+    if (pace_is_free(pace, now_us)) return CAIRN_PACE_FREE;
+    const double asked = asked_rate(pace, now_us);
+    return asked > (double)rate ? (uint64_t)asked : rate;
+}
+
+uint64_t pace_rest_us(struct pace *pace, uint64_t bytes, uint64_t now_us)
+{
+    const uint64_t rate = pace_rate(pace, now_us);
+    const uint64_t most = bytes > BURST_BYTES ? bytes : BURST_BYTES;
+    if (pace->counted_us == 0) pace->counted_us = now_us;
+    const double earned = (double)(now_us - pace->counted_us) / 1e6 * (double)rate;
+    pace->counted_us = now_us;
+    if (earned >= (double)(most - (pace->allowance < most ? pace->allowance : most)))
+        pace->allowance = most;
+    else
+        pace->allowance += (uint64_t)earned;
+    if (rate == CAIRN_PACE_FREE || pace->allowance >= bytes) {
+        pace->allowance -= pace->allowance < bytes ? pace->allowance : bytes;
+        atomic_fetch_add(&pace->done_bytes, bytes);
+        return 0;
     }
-    (void)shard_job_run_failed(loader->job, run);
-    if (--loader->parts_left == 0) loader->filled(loader);
-}
-
-void loader_fill(struct loader *loader,
-                 bool (*describe)(struct work_run *run, uint32_t chunk, uint32_t stage,
-                                  struct works *works),
-                 void (*done)(struct loader *loader))
-{
-    const struct shard_job *job = loader->job;
-    const uint32_t cut = job->pass.host.first; // the chunks before it lie on the device
-    const struct work_run run = { .describe = describe, .done = part_done };
-    loader->filled = done;
-    loader->status = CAIRN_OK;
-    loader->parts_left = cut > 0 ? 2 : 1;
-    loader->device = (struct loader_part) { run, loader };
-    loader->device.run.compute = &job->shard->device;
-    loader->device.run.item_count = cut;
-    loader->host = (struct loader_part) { run, loader };
-    loader->host.run.compute = &job->shard->host;
-    loader->host.run.item_count = (uint32_t)job->view->table.map.chunk_count - cut;
-    loader->host.run.item_first = cut;
-    if (cut > 0) compute_submit(&loader->device.run);
-    compute_submit(&loader->host.run); // of nothing, too: its end follows
-}
-
-void loader_end(struct loader *loader)
-{
-    struct shard_job *job = loader->job;
-    const cairn_status status = loader->status;
-    const struct sentence why = loader->why;
-    const bool puts_follow = loader->puts_follow;
-    job->load.at_work = NULL;
-    loader_free(loader);
-    if (job->state == CAIRN_JOB_LOADING) job->shard->up->loaded(job, status, &why, puts_follow);
-    shard_job_idle(job);
-}
-
-void load_cancel(struct shard_job *job)
-{
-    if (job->load.at_work != NULL) atomic_store(&job->load.at_work->canceled, true);
-    made_pages_end(&job->load.made, false);
-}
-
-void load_release(struct shard_job *job)
-{
-    if (job->load.at_work != NULL) loader_free(job->load.at_work);
-    free(job->load.path);
-    made_pages_close(&job->load.made);
-}
-
-bool load_same_form(const struct tensor_spec *a, const struct tensor_spec *b)
-{
-    return a->shape.rank == b->shape.rank && a->master == b->master &&
-           memcmp(a->shape.dim, b->shape.dim, a->shape.rank * sizeof *a->shape.dim) == 0;
-}
-
-void load_init_chunk(struct works *works, const struct shard_job *job, uint64_t chunk)
-{
-    const struct chunk_place place = shard_map_chunk(&job->view->table.map, chunk);
-    const struct tensor_spec *tensor = &job->spec.tensors[place.tensor];
-    float *param = planes_at(&job->planes, CAIRN_PLANE_PARAM, job->view->table.extent_of[chunk],
-                             place.local_elem);
-    struct home_work *work = works_add(works, CAIRN_WORK_INIT);
-    work->init.out = param;
-    work->init.source = init_source_of(&tensor->init, tensor->name);
-    work->init.first_elem = place.first_elem;
-    work->init.elems = (size_t)place.elem_count;
+    const double rest = (double)(bytes - pace->allowance) / (double)rate * 1e6 + 1;
+    return rest < (double)PACE_REST_MAX_US ? (uint64_t)rest : PACE_REST_MAX_US;
 }

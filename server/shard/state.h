@@ -53,6 +53,8 @@ uint64_t pace_rate(const struct pace *pace, uint64_t now_us);
 /* The deadline asks for more than the steps allow, or somebody waits: it is time to be in nobody's way no
  * more. Any thread. */
 bool pace_presses(const struct pace *pace, uint64_t now_us);
+/* Nobody trains, or nobody minds. Any thread. */
+bool pace_is_free(const struct pace *pace, uint64_t now_us);
 /* The writer: how long to rest before so many bytes more are written; it is to ask again after that. 0: go
  * on, they are counted. */
 uint64_t pace_rest_us(struct pace *pace, uint64_t bytes, uint64_t now_us);

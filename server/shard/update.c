@@ -727,7 +727,7 @@ static cairn_status take_terms(struct shard_daemon *shard, struct arriving *term
                                struct sentence *why)
 {
     const Cairn__JobTerms *message = (const Cairn__JobTerms *)terms->message;
-    struct shard_job *job = held_find(shard, message->job, message->generation);
+    struct shard_job *job = shard_job_find_part(shard, message->job, message->generation);
     struct paged *spec = &terms->paged[0];
     if (job == NULL)
         return fail_with(why, CAIRN_ERR_NOT_FOUND,

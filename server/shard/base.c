@@ -1,0 +1,686 @@
+/* The session with the coordinator and what is said in it, the table of a job's members, the ledger of bytes,
+ * messages that arrive in pages, and who refers to a job. */
+#include "server/shard/base.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/base/daemon.h"
+#include "server/base/listener.h"
+#include "server/base/log.h"
+#include "server/shard/shard.h"
+
+/* ==== session ==== */
+
+/* Sends messages to the coordinator. */
+
+/* A message that is left out would break the order that the coordinator relies on. */
+static void judge_sent(struct coordinator_session *session, cairn_status status, uint16_t type,
+                       const struct sentence *why)
+{
+    if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
+    log_error("cannot send %s to the coordinator: %s", message_name(type), why->text);
+    stream_close(session->stream, status, "%s", why->text);
+}
+
+void session_send(struct shard_daemon *shard, uint16_t type, uint32_t request,
+                  const ProtobufCMessage *message)
+{
+    struct coordinator_session *session = &shard->session;
+    if (session->stream == NULL || (!session->welcome && type != CAIRN_MSG_HELLO)) return;
+    struct sentence why;
+    cairn_status status = stream_send(session->stream, type, request, message, &why);
+    judge_sent(session, status, type, &why);
+}
+
+void session_send_pages(struct shard_daemon *shard, uint32_t request, enum page_what what,
+                        struct packed *packed)
+{
+    struct coordinator_session *session = &shard->session;
+    if (session->stream == NULL || !session->welcome) return;
+    struct sentence why;
+    cairn_status status = stream_send_pages(session->stream, request, what, packed, &why);
+    judge_sent(session, status, CAIRN_MSG_PAGE, &why);
+}
+
+void session_refuse(struct shard_daemon *shard, cairn_status status, const char *format, ...)
+{
+    struct coordinator_session *session = &shard->session;
+    if (session->stream == NULL) return;
+    char text[CAIRN_SENTENCE_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    log_error("closing the connection to the coordinator: %s", text);
+
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = text;
+    session_send(shard, CAIRN_MSG_ERROR, 0, &error.base);
+    stream_finish(session->stream, status, "%s", text);
+}
+
+void session_fenced(struct shard_daemon *shard, const char *text)
+{
+    log_error("this process has lost its place in the cluster: %s", text);
+    if (shard->events.on_fenced != NULL && !shard->closing)
+        shard->events.on_fenced(shard, shard->events.context);
+}
+
+struct request session_request(const struct shard_daemon *shard, uint32_t number)
+{
+    return (struct request) { .session = shard->session.serial, .number = number };
+}
+
+void session_answer(struct shard_daemon *shard, struct request *request, cairn_status status,
+                    const struct sentence *why)
+{
+    struct request answered = *request;
+    *request = (struct request) { 0 };
+    if (answered.session != shard->session.serial) return; // nobody waits, or on a lost session
+    if (status == CAIRN_OK) {
+        Cairn__Done done = CAIRN__DONE__INIT;
+        session_send(shard, CAIRN_MSG_DONE, answered.number, &done.base);
+        return;
+    }
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = (char *)(why != NULL ? why->text : status_text((int)status));
+    session_send(shard, CAIRN_MSG_ERROR, answered.number, &error.base);
+}
+
+/* ==== member ==== */
+
+/* The members of a job: the table of them, and what is sent to one. */
+
+/* ---- the table: open addressing, a power of two, at most half full ---- */
+
+static size_t home_of(const struct shard_job *job, uint64_t number)
+{
+    return (size_t)((number * 0x9e3779b97f4a7c15ull) >> 32) & (job->members.capacity - 1);
+}
+
+/* Where the member of that number stands, or would stand. */
+static size_t place_of(const struct shard_job *job, uint64_t number)
+{
+    size_t i = home_of(job, number);
+    while (job->members.list[i] != NULL && job->members.list[i]->number != number)
+        i = (i + 1) & (job->members.capacity - 1);
+    return i;
+}
+
+struct shard_member *member_find(const struct shard_job *job, uint64_t number)
+{
+    return job->members.capacity == 0 ? NULL : job->members.list[place_of(job, number)];
+}
+
+cairn_status members_make_room(struct shard_job *job)
+{
+    if (job->members.count * 2 < job->members.capacity) return CAIRN_OK;
+    const size_t old_capacity = job->members.capacity;
+    const size_t capacity = old_capacity == 0 ? 16 : old_capacity * 2;
+    struct shard_member **old = job->members.list;
+    struct shard_member **members = calloc(capacity, sizeof *members);
+    if (members == NULL) return CAIRN_ERR_NO_MEMORY;
+    job->members.list = members;
+    job->members.capacity = capacity;
+    for (size_t i = 0; i < old_capacity; i++) {
+        if (old[i] != NULL) job->members.list[place_of(job, old[i]->number)] = old[i];
+    }
+    free(old);
+    return CAIRN_OK;
+}
+
+void members_add(struct shard_job *job, struct shard_member *member)
+{
+    job->members.list[place_of(job, member->number)] = member;
+    job->members.count++;
+}
+
+/* Takes the member out of the hash table. The members behind it in its run may have to move up, so
+ * that a search still finds them. */
+void members_take_out(struct shard_job *job, const struct shard_member *member)
+{
+    size_t i = place_of(job, member->number);
+    assert(job->members.list[i] == member);
+    job->members.list[i] = NULL;
+    job->members.count--;
+    for (;;) {
+        i = (i + 1) & (job->members.capacity - 1);
+        struct shard_member *moved = job->members.list[i];
+        if (moved == NULL) return;
+        job->members.list[i] = NULL;
+        job->members.list[place_of(job, moved->number)] = moved;
+    }
+}
+
+/* ---- sending ---- */
+
+uint64_t member_way(const struct shard_member *member)
+{
+    return CAIRN_CHUNK_WAY(member->endpoint, member->connection);
+}
+
+void member_cut(struct shard_job *job, uint64_t number)
+{
+    struct shard_member *member = member_find(job, number);
+    if (member != NULL && member->peer != NULL) member->cut = job->members.cut = true;
+}
+
+void member_send(struct shard_member *member, struct chunk_header *header)
+{
+    member_send_for(member, header, member->job->view->table.map.shard);
+}
+
+void member_send_for(struct shard_member *member, struct chunk_header *header, uint32_t shard)
+{
+    if (member->peer == NULL || member->cut) return;
+    header->job = member->job->number;
+    header->member = member->number;
+    header->token = member->token;
+    header->tile = shard; // who speaks, see proto/wire/chunk.h
+    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+    chunk_encode(header, bytes);
+    cairn_status status = fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);
+    if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
+    // An answer that is left out would be waited for: the connection is the unit of loss.
+    log_limited(&member->refusals, CAIRN_LOG_WARN, "cutting %s of job %s: %s", member->name,
+                member->job->spec.name, status_text((int)status));
+    member->cut = true;
+    member->job->members.cut = true;
+}
+
+void member_refuse(struct shard_member *member, const struct chunk_header *header,
+                   cairn_status status)
+{
+    member_refuse_for(member, header, status, member->job->view->table.map.shard);
+}
+
+void member_refuse_for(struct shard_member *member, const struct chunk_header *header,
+                       cairn_status status, uint32_t shard)
+{
+    struct chunk_header nak = *header;
+    nak.kind = CAIRN_CHUNK_NAK;
+    nak.value = (uint64_t)status;
+    nak.payload_bytes = nak.checksum = 0;
+    member_send_for(member, &nak, shard);
+}
+
+void member_note_refusal(struct shard_member *member, const struct chunk_header *header,
+                         const char *why)
+{
+    member->job->shard->stats.chunks_refused++;
+    log_limited(&member->refusals, CAIRN_LOG_WARN, "refused %s of job %s from %s: %s",
+                chunk_kind_name(header->kind), member->job->spec.name, member->name, why);
+}
+
+void member_unreadable(struct shard_job *job, uint64_t number)
+{
+    const struct shard_member *member = member_find(job, number);
+    struct sentence why;
+    if (member == NULL) return; // it left meanwhile, and its round is void
+    sentence_set(
+        &why,
+        "the shared memory of %s (rank %u) cannot be read by shard %s: its host has no page for it "
+        "(out of memory, or at the limit of its control group); give the trainer more memory, or "
+        "touch what cairn_alloc gave before pushing from it",
+        member->name, member->rank, job->shard->name);
+    log_error("job %s: %s", job->spec.name, why.text);
+    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
+    fault.job = job->number;
+    fault.member = number;
+    fault.text = why.text;
+    session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+}
+
+/* ==== bytes ==== */
+
+/* ---- counting ---- */
+
+enum bytes_path bytes_path_of(const char *path)
+{
+    if (strcmp(path, "mapped") == 0) return BYTES_PATH_SHARED;
+    if (strcmp(path, "device") == 0) return BYTES_PATH_DEVICE;
+    if (strcmp(path, CAIRN_FABRIC_PATH_DIRECT) == 0) return BYTES_PATH_DIRECT;
+    return strcmp(path, "one-sided") == 0 ? BYTES_PATH_ONE_SIDED : BYTES_PATH_CARRIED;
+}
+
+static bool is_shared(enum bytes_path path)
+{
+    return path == BYTES_PATH_SHARED || path == BYTES_PATH_DEVICE;
+}
+
+static void add_pushed(struct bytes *to, uint64_t bytes, enum bytes_path path)
+{
+    *(is_shared(path) ? &to->pushed_shared : &to->pushed_carried) += bytes;
+    if (path == BYTES_PATH_ONE_SIDED) to->pushed_one_sided += bytes;
+    if (path == BYTES_PATH_DEVICE) to->pushed_device += bytes;
+    if (path == BYTES_PATH_DIRECT) to->pushed_direct += bytes;
+}
+
+static void add_fetched(struct bytes *to, uint64_t bytes, enum bytes_path path)
+{
+    *(is_shared(path) ? &to->fetched_shared : &to->fetched_carried) += bytes;
+    if (path == BYTES_PATH_ONE_SIDED) to->fetched_one_sided += bytes;
+    if (path == BYTES_PATH_DEVICE) to->fetched_device += bytes;
+    if (path == BYTES_PATH_DIRECT) to->fetched_direct += bytes;
+}
+
+void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path)
+{
+    struct shard_member *m = member_find(job, member);
+    job->shard->stats.pushed_bytes += bytes;
+    add_pushed(&job->bytes, bytes, path);
+    if (m != NULL) add_pushed(&m->bytes, bytes, path);
+}
+
+void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path)
+{
+    struct shard_member *m = member_find(job, member);
+    job->shard->stats.fetched_bytes += bytes;
+    add_fetched(&job->bytes, bytes, path);
+    if (m != NULL) add_fetched(&m->bytes, bytes, path);
+}
+
+void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes)
+{
+    struct shard_member *m = member_find(job, member);
+    job->shard->stats.pushed_bytes += bytes;
+    job->bytes.put += bytes;
+    if (m != NULL) m->bytes.put += bytes;
+}
+
+/* ---- telling ---- */
+
+static bool is_told(const struct shard_job *job)
+{
+    return !job->staged && job->state != CAIRN_JOB_LEAVING;
+}
+
+static Cairn__BytesTold *add_bytes(struct bytes_list *out, const struct shard_job *job,
+                                   const struct bytes *bytes)
+{
+    Cairn__BytesTold *told = &out->told[out->count];
+    out->pointers[out->count++] = told;
+    cairn__bytes_told__init(told);
+    told->job = job->number;
+    told->steps = job->bytes.steps;
+    told->pushed_shared = bytes->pushed_shared;
+    told->pushed_carried = bytes->pushed_carried;
+    told->fetched_shared = bytes->fetched_shared;
+    told->fetched_carried = bytes->fetched_carried;
+    told->put = bytes->put;
+    told->pushed_one_sided = bytes->pushed_one_sided;
+    told->fetched_one_sided = bytes->fetched_one_sided;
+    told->pushed_device = bytes->pushed_device;
+    told->fetched_device = bytes->fetched_device;
+    told->pushed_direct = bytes->pushed_direct;
+    told->fetched_direct = bytes->fetched_direct;
+    return told;
+}
+
+static void add_workers(struct bytes_list *out, const struct shard_job *job)
+{
+    for (size_t i = 0; i < job->members.capacity && out->count < CAIRN_BYTES_TOLD_MAX; i++) {
+        const struct shard_member *member = job->members.list[i];
+        if (member == NULL || member->role != CAIRN_ROLE_WIRE_WORKER) continue;
+        if (member->is_relay) continue; // what its workers gave it, it tells of them
+        Cairn__BytesTold *told = add_bytes(out, job, &member->bytes);
+        told->steps -= member->bytes.steps;
+        told->of_worker = true;
+        told->rank = member->rank;
+    }
+}
+
+void bytes_list(const struct shard_daemon *shard, struct bytes_list *out)
+{
+    size_t most = 0;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        most += 1 + job->members.count;
+    if (most > CAIRN_BYTES_TOLD_MAX) most = CAIRN_BYTES_TOLD_MAX; // there are fewer jobs
+    *out = (struct bytes_list) { .told = calloc(most + 1, sizeof *out->told),
+                                 .pointers = calloc(most + 1, sizeof *out->pointers) };
+    if (out->told == NULL || out->pointers == NULL) return;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        if (is_told(job)) add_bytes(out, job, &job->bytes);
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        if (is_told(job)) add_workers(out, job);
+}
+
+_Static_assert(CAIRN_MEMORY_TOLD_JOBS == CAIRN_SHARD_JOBS_MAX, "a place each");
+
+static Cairn__MemoryTold *memory_of(struct memory_list *out, uint64_t job)
+{
+    for (size_t i = 0; i < out->count; i++)
+        if (out->told[i].job == job) return &out->told[i];
+    Cairn__MemoryTold *told = &out->told[out->count];
+    out->pointers[out->count++] = told;
+    cairn__memory_told__init(told);
+    told->job = job;
+    return told;
+}
+
+void memory_list(const struct shard_daemon *shard, struct memory_list *out)
+{
+    out->count = 0;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        Cairn__MemoryTold *told = memory_of(out, job->number);
+        told->state += job->memory.state;
+        told->published += job->memory.published;
+        told->landing += job->memory.landing;
+        told->staging += job->memory.staging;
+        told->tables += job->memory.tables;
+        told->device += job->memory.device;
+    }
+}
+
+void bytes_list_release(struct bytes_list *list)
+{
+    free(list->told);
+    free(list->pointers);
+}
+
+/* ==== arriving ==== */
+
+#define SMALL_BYTES 32768 /* of pages: prepared sooner than a thread is told */
+
+static void arriving_free(struct arriving *arriving)
+{
+    if (arriving->made != NULL) arriving->kind->unmake(arriving->made);
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) paged_release(&arriving->paged[i]);
+    message_free(arriving->message);
+    free(arriving);
+}
+
+void arriving_drop(struct shard_daemon *shard, struct arriving *arriving)
+{
+    struct arriving **link = &shard->arriving;
+    while (*link != arriving) link = &(*link)->next;
+    *link = arriving->next;
+    if (arriving->phase != CAIRN_ARRIVING_PREPARING) {
+        arriving_free(arriving);
+        return;
+    }
+    arriving->next = shard->arriving_dropped;
+    shard->arriving_dropped = arriving;
+}
+
+/* One that was dropped, or all of them (NULL). */
+static bool free_dropped(struct shard_daemon *shard, const struct arriving *which)
+{
+    bool any = false;
+    for (struct arriving **link = &shard->arriving_dropped; *link != NULL;) {
+        struct arriving *arriving = *link;
+        if (which != NULL && arriving != which) {
+            link = &arriving->next;
+            continue;
+        }
+        *link = arriving->next;
+        arriving_free(arriving);
+        any = true;
+    }
+    return any;
+}
+
+bool arriving_lingers(const struct shard_daemon *shard, const struct arriving_kind *kind)
+{
+    const struct arriving *arriving = shard->arriving_dropped;
+    while (arriving != NULL && arriving->kind != kind) arriving = arriving->next;
+    return arriving != NULL;
+}
+
+void arriving_release(struct shard_daemon *shard)
+{
+    (void)free_dropped(shard, NULL);
+}
+
+void arriving_drop_all(struct shard_daemon *shard)
+{
+    while (shard->arriving != NULL) arriving_drop(shard, shard->arriving);
+}
+
+static void answer_arriving(struct shard_daemon *shard, const struct arriving_kind *kind,
+                            uint32_t request, cairn_status status, const struct sentence *why)
+{
+    struct request answered = session_request(shard, request);
+    if (status != CAIRN_OK) log_warn("%s was refused: %s", kind->name, why->text);
+    session_answer(shard, &answered, status, why);
+}
+
+void arriving_end(struct shard_daemon *shard, struct arriving *arriving, cairn_status status,
+                  const struct sentence *why)
+{
+    answer_arriving(shard, arriving->kind, arriving->request, status, why);
+    arriving_drop(shard, arriving);
+}
+
+static bool pages_are_here(const struct arriving *arriving)
+{
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
+        if (!paged_whole(&arriving->paged[i])) return false;
+    return true;
+}
+
+bool arriving_whole(const struct arriving *arriving)
+{
+    return arriving->phase == CAIRN_ARRIVING_PREPARED;
+}
+
+void *arriving_made(const struct arriving *arriving)
+{
+    return arriving->made;
+}
+
+void *arriving_take(struct arriving *arriving)
+{
+    void *made = arriving->made;
+    arriving->made = NULL;
+    return made;
+}
+
+/* ---- on a thread ---- */
+
+static void run_prepare(struct task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    struct arriving *arriving = (struct arriving *)task;
+    arriving->status = arriving->kind->prepare(arriving, &arriving->made, &arriving->why);
+}
+
+static void run_make(struct task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    struct arriving *arriving = (struct arriving *)task;
+    arriving->status = arriving->kind->make(arriving, arriving->made, &arriving->why);
+}
+
+static void on_through(struct task *task)
+{
+    struct arriving *arriving = (struct arriving *)task;
+    struct shard_daemon *shard = arriving->shard;
+    arriving->phase = CAIRN_ARRIVING_PREPARED;
+    if (free_dropped(shard, arriving))
+        shard->up->memory_back(shard); // others may have waited for what it had
+    else if (arriving->status != CAIRN_OK)
+        arriving_end(shard, arriving, arriving->status, &arriving->why);
+    else
+        arriving->kind->whole(shard, arriving);
+}
+
+static void begin_arriving(struct arriving *arriving,
+                           void (*run)(struct task *task, uint32_t item, uint32_t thread))
+{
+    arriving->phase = CAIRN_ARRIVING_PREPARING;
+    arriving->task = (struct task) {
+        .run = run, .done = on_through, .item_count = 1, .is_small = arriving->is_small
+    };
+    pool_submit(arriving->shard->memory.pool, &arriving->task);
+}
+
+void arriving_make(struct arriving *arriving)
+{
+    begin_arriving(arriving, run_make);
+}
+
+/* All pages are here. */
+static void go_on(struct shard_daemon *shard, struct arriving *arriving)
+{
+    uint64_t bytes = 0;
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) bytes += arriving->paged[i].have_bytes;
+    arriving->is_small = bytes <= SMALL_BYTES;
+    if (arriving->kind->prepare == NULL || bytes == 0) {
+        arriving->phase = CAIRN_ARRIVING_PREPARED;
+        arriving->kind->whole(shard, arriving);
+        return;
+    }
+    begin_arriving(arriving, run_prepare);
+}
+
+static cairn_status judge_arriving(const struct shard_daemon *shard,
+                                   const struct arriving_kind *kind, struct sentence *why)
+{
+    size_t count = 0;
+    for (const struct arriving *a = shard->arriving; a != NULL; a = a->next)
+        count += a->kind == kind;
+    if (count < CAIRN_ARRIVING_MAX) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_BUSY, "%s: %zu are on their way already", kind->name, count);
+}
+
+static cairn_status set_paged(struct arriving *arriving, const uint64_t *bytes,
+                              struct sentence *why)
+{
+    const struct arriving_kind *kind = arriving->kind;
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED && kind->what[i] != 0; i++)
+        if ((bytes[i] == 0 && !kind->may_be_empty) ||
+            paged_init(&arriving->paged[i], bytes[i]) != CAIRN_OK)
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "%s with pages of %" PRIu64 " bytes: 1 to %" PRIu64, kind->name,
+                             bytes[i], CAIRN_PAGED_BYTES_MAX);
+    return CAIRN_OK;
+}
+
+void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind, uint32_t request,
+                    ProtobufCMessage *message, const uint64_t bytes[CAIRN_ARRIVING_PAGED])
+{
+    struct sentence why;
+    cairn_status status = judge_arriving(shard, kind, &why);
+    struct arriving *arriving = status == CAIRN_OK ? calloc(1, sizeof *arriving) : NULL;
+    if (arriving == NULL) {
+        if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
+        answer_arriving(shard, kind, request, status, &why);
+        message_free(message);
+        return;
+    }
+    arriving->kind = kind;
+    arriving->shard = shard;
+    arriving->request = request;
+    arriving->message = message;
+    struct arriving **last = &shard->arriving;
+    while (*last != NULL) last = &(*last)->next;
+    *last = arriving;
+    status = set_paged(arriving, bytes, &why);
+    if (status != CAIRN_OK)
+        arriving_end(shard, arriving, status, &why);
+    else if (pages_are_here(arriving))
+        go_on(shard, arriving);
+}
+
+void arriving_on_page(struct shard_daemon *shard, uint32_t request, const Cairn__Page *page)
+{
+    struct arriving *arriving = shard->arriving;
+    while (arriving != NULL && arriving->request != request) arriving = arriving->next;
+    if (arriving == NULL) return; // of one that was refused
+    cairn_status status = CAIRN_ERR_PROTOCOL;
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
+        if (arriving->phase == CAIRN_ARRIVING_PAGES && page->what != 0 &&
+            page->what == arriving->kind->what[i])
+            status = paged_add(&arriving->paged[i], page);
+    if (status != CAIRN_OK) {
+        struct sentence why;
+        sentence_set(&why, "%s: page at %" PRIu64 " of part %u does not follow those before",
+                     arriving->kind->name, page->offset, page->what);
+        arriving_end(shard, arriving, status, &why);
+    } else if (pages_are_here(arriving)) {
+        go_on(shard, arriving);
+    }
+}
+
+/* ==== job ==== */
+
+struct shard_job *shard_job_find(struct shard_daemon *shard, uint64_t number)
+{
+    struct shard_job *job = shard->jobs;
+    while (job != NULL && (job->number != number || job->state == CAIRN_JOB_LEAVING || job->staged))
+        job = job->next;
+    return job;
+}
+
+size_t shard_payload_max(const struct shard_job *job)
+{
+    return CAIRN_PAYLOAD_MAX(job->spec.group_count, job->spec.tensor_count,
+                             job->spec.client_state_max);
+}
+
+struct compute *shard_job_home(const struct shard_job *job, uint64_t local_elem)
+{
+    const bool is_on_device = !job->planes.parked && local_elem < job->planes.host_from;
+    return is_on_device ? &job->shard->device : &job->shard->host;
+}
+
+void shard_job_busy(struct shard_job *job)
+{
+    job->busy++;
+}
+
+void shard_job_idle(struct shard_job *job)
+{
+    assert(job->busy > 0);
+    if (--job->busy == 0) job->shard->up->unused(job);
+}
+
+void shard_job_settle(struct shard_job *job)
+{
+    job->shard->up->settle(job);
+}
+
+void shard_job_fault(struct shard_job *job, const char *why)
+{
+    job->shard->up->fault(job, why);
+}
+
+bool shard_job_failed(struct shard_job *job, cairn_status status, const struct sentence *why)
+{
+    if (status == CAIRN_OK) return false;
+    const bool all = home_has_failed(job->compute->home);
+    for (struct shard_job *other = job->shard->jobs; other != NULL; other = other->next) {
+        const bool is_hit = other == job || (all && other->compute == job->compute);
+        if (is_hit && other->state != CAIRN_JOB_LOADING) shard_job_fault(other, why->text);
+    }
+    return true;
+}
+
+bool shard_job_run_failed(struct shard_job *job, const struct work_run *run)
+{
+    struct sentence why;
+    if (run->status == CAIRN_OK) return false;
+    compute_why(run->compute, &why);
+    return shard_job_failed(job, run->status, &why);
+}
+
+struct shard_job *shard_job_find_part(struct shard_daemon *shard, uint64_t number,
+                                      uint64_t generation)
+{
+    struct shard_job *job = shard->jobs;
+    while (job != NULL && (job->number != number || job->generation != generation ||
+                           job->state == CAIRN_JOB_LEAVING))
+        job = job->next;
+    return job;
+}
