@@ -220,25 +220,6 @@ void member_note_refusal(struct shard_member *member, const struct chunk_header 
                 chunk_kind_name(header->kind), member->job->spec.name, member->name, why);
 }
 
-void member_unreadable(struct shard_job *job, uint64_t number)
-{
-    const struct shard_member *member = member_find(job, number);
-    struct sentence why;
-    if (member == NULL) return; // it left meanwhile, and its round is void
-    sentence_set(
-        &why,
-        "the shared memory of %s (rank %u) cannot be read by shard %s: its host has no page for it "
-        "(out of memory, or at the limit of its control group); give the trainer more memory, or "
-        "touch what cairn_alloc gave before pushing from it",
-        member->name, member->rank, job->shard->name);
-    log_error("job %s: %s", job->spec.name, why.text);
-    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
-    fault.job = job->number;
-    fault.member = number;
-    fault.text = why.text;
-    session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
-}
-
 /* ==== bytes ==== */
 
 /* ---- counting ---- */
@@ -378,12 +359,6 @@ void memory_list(const struct shard_daemon *shard, struct memory_list *out)
         told->tables += job->memory.tables;
         told->device += job->memory.device;
     }
-}
-
-void bytes_list_release(struct bytes_list *list)
-{
-    free(list->told);
-    free(list->pointers);
 }
 
 /* ==== arriving ==== */

@@ -61,7 +61,6 @@ struct bytes_list {
 /* Lists an entry for each job, then an entry for each worker of a job, at most CAIRN_BYTES_TOLD_MAX
  * in all. Jobs that are staged or LEAVING are left out. Without memory the list is empty. */
 void bytes_list(const struct shard_daemon *shard, struct bytes_list *out);
-void bytes_list_release(struct bytes_list *list);
 
 #define CAIRN_MEMORY_TOLD_JOBS 1024 /* CAIRN_SHARD_JOBS_MAX */
 struct memory_list {
@@ -232,7 +231,7 @@ struct works *compute_files(const struct compute *compute);
 struct works *compute_snapshots(const struct compute *compute);
 bool compute_is_host(const struct compute *compute);
 void compute_why(struct compute *compute, struct sentence *why_out);
-/* Data on the card goes to other hosts from there, not through host memory. `why_out`: the reason, either way. */
+/* Data on the card goes to other hosts from there, not through host memory. `why_out`: why, or why not. */
 bool device_goes_directly(const struct shard_daemon *shard, const char **why_out);
 
 /* ==== session ==== */
@@ -339,9 +338,6 @@ void member_refuse_for(struct shard_member *member, const struct chunk_header *h
 /* Counts a refusal, and says it in the log. */
 void member_note_refusal(struct shard_member *member, const struct chunk_header *header,
                          const char *why);
-/* Its memory cannot be read: the coordinator is asked to put it out, and a round that it spoiled never
- * ends here. */
-void member_unreadable(struct shard_job *job, uint64_t number);
 
 /* ==== job ==== */
 

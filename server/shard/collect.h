@@ -173,13 +173,6 @@ struct frozen {
     uint32_t *group_of;
 };
 
-/* CAIRN_ERR_NO_MEMORY: to be released all the same. */
-CAIRN_MUST_CHECK cairn_status frozen_init(struct frozen *frozen, const struct job_spec_data *spec);
-void frozen_release(struct frozen *frozen);
-/* A round opens. */
-void frozen_note(struct frozen *frozen, const struct job_spec_data *spec,
-                 const Cairn__RoundOpen *message);
-
 /* ==== view ==== */
 
 /* A view: a layout as this shard works by it. A job has the one in force, which changes between rounds

@@ -10,11 +10,8 @@
 #include "server/base/listener.h"
 #include "server/shard/shard.h"
 
-static void slot_release(struct collector_slot *slot);
 static struct chunk_header step_header_of(const struct step_action *action, uint8_t kind,
                                           const struct chunk_table *table);
-static cairn_status frozen_judge(const struct frozen *frozen, const struct job_spec_data *spec,
-                                 uint32_t tensor, uint64_t round, struct sentence *why);
 static void fold_begin(struct collector *collector, const struct step_action *action);
 
 /* ---- open and close ---- */
@@ -94,6 +91,19 @@ cairn_status collector_open(struct collector *collector, const struct collector_
     collector->step = step_init(tables.step, options->step, options->version, options->last);
     take_tables(collector, &tables);
     return CAIRN_OK;
+}
+
+/* Nobody reads the slot's payload any more: a worker's memory goes back to it. */
+static void slot_release(struct collector_slot *slot)
+{
+    const struct collector *collector = slot->collector;
+    // The fabric of a shard that is closed has dropped its messages.
+    if (slot->message != NULL && !collector->job->shard->closing) fabric_drop(slot->message);
+    if (slot->memory != NULL && collector->callbacks->slot_memory_back != NULL)
+        collector->callbacks->slot_memory_back(slot);
+    slot->message = NULL;
+    slot->memory = NULL;
+    slot->view = NULL;
 }
 
 void collector_close(struct collector *collector)
@@ -183,6 +193,24 @@ static cairn_status refuse_untrained(const struct tensor_spec *tensor, struct se
                      tensor->name, capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
 }
 
+/* CAIRN_ERR_REFUSED: the tensor, a trained one, takes no gradient in that round; `why` says so. */
+static cairn_status frozen_judge(const struct frozen *frozen, const struct job_spec_data *spec,
+                                 uint32_t tensor, uint64_t round, struct sentence *why)
+{
+    if (round != frozen->round) return CAIRN_OK;
+    const struct tensor_spec *t = &spec->tensors[tensor];
+    if (frozen->groups[frozen->group_of[tensor]])
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "tensor %s: its group %s is frozen in round %" PRIu64
+                         " and takes no gradient",
+                         t->name, t->group, round);
+    if (frozen->tensors[tensor])
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "tensor %s is frozen in round %" PRIu64 " and takes no gradient", t->name,
+                         round);
+    return CAIRN_OK;
+}
+
 cairn_status collector_judge(const struct collector *collector, const struct shard_member *member,
                              const struct chunk_header *header, uint32_t *chunk_out,
                              struct chunk_piece *piece_out, struct sentence *why)
@@ -255,19 +283,6 @@ void collector_push(struct collector *collector, const struct chunk_header *head
 }
 
 /* ---- slots ---- */
-
-/* Nobody reads the slot's payload any more: a worker's memory goes back to it. */
-static void slot_release(struct collector_slot *slot)
-{
-    const struct collector *collector = slot->collector;
-    // The fabric of a shard that is closed has dropped its messages.
-    if (slot->message != NULL && !collector->job->shard->closing) fabric_drop(slot->message);
-    if (slot->memory != NULL && collector->callbacks->slot_memory_back != NULL)
-        collector->callbacks->slot_memory_back(slot);
-    slot->message = NULL;
-    slot->memory = NULL;
-    slot->view = NULL;
-}
 
 /* The core is told when its actions are done. */
 static void landed(struct collector_slot *slot, cairn_status status)
@@ -494,6 +509,27 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
     return run->failed_at == NULL && fold->collector->callbacks->fold(fold, stage, works);
 }
 
+/* Its memory cannot be read: the coordinator is asked to put it out, and a round that it spoiled never
+ * ends here. */
+static void member_unreadable(struct shard_job *job, uint64_t number)
+{
+    const struct shard_member *member = member_find(job, number);
+    struct sentence why;
+    if (member == NULL) return; // it left meanwhile, and its round is void
+    sentence_set(
+        &why,
+        "the shared memory of %s (rank %u) cannot be read by shard %s: its host has no page for it "
+        "(out of memory, or at the limit of its control group); give the trainer more memory, or "
+        "touch what cairn_alloc gave before pushing from it",
+        member->name, member->rank, job->shard->name);
+    log_error("job %s: %s", job->spec.name, why.text);
+    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
+    fault.job = job->number;
+    fault.member = number;
+    fault.text = why.text;
+    session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+}
+
 /* The sum is wrong for good, as folds go on from it. */
 static void spoil(const struct fold *fold)
 {
@@ -572,61 +608,6 @@ static void fold_begin(struct collector *collector, const struct step_action *ac
 }
 
 /* ==== frozen ==== */
-
-cairn_status frozen_init(struct frozen *frozen, const struct job_spec_data *spec)
-{
-    frozen->groups = calloc(spec->group_count + 1, sizeof *frozen->groups);
-    frozen->tensors = calloc(spec->tensor_count + 1, sizeof *frozen->tensors);
-    frozen->group_of = calloc(spec->tensor_count + 1, sizeof *frozen->group_of);
-    if (frozen->groups == NULL || frozen->tensors == NULL || frozen->group_of == NULL)
-        return CAIRN_ERR_NO_MEMORY;
-    for (size_t t = 0; t < spec->tensor_count; t++) {
-        const struct tensor_spec *tensor = &spec->tensors[t];
-        if (tensor->kind == CAIRN_TRAINED)
-            frozen->group_of[t] = (uint32_t)spec_find_group(spec, tensor->group);
-    }
-    return CAIRN_OK;
-}
-
-void frozen_release(struct frozen *frozen)
-{
-    free(frozen->groups);
-    free(frozen->tensors);
-    free(frozen->group_of);
-}
-
-void frozen_note(struct frozen *frozen, const struct job_spec_data *spec,
-                 const Cairn__RoundOpen *message)
-{
-    memset(frozen->groups, 0, spec->group_count * sizeof *frozen->groups);
-    memset(frozen->tensors, 0, spec->tensor_count * sizeof *frozen->tensors);
-    frozen->round = message->round;
-    for (size_t i = 0; i < message->n_frozen; i++) {
-        if (message->frozen[i] < spec->group_count) frozen->groups[message->frozen[i]] = true;
-    }
-    for (size_t i = 0; i < message->n_frozen_tensors; i++) {
-        const uint32_t tensor = message->frozen_tensors[i];
-        if (tensor < spec->tensor_count) frozen->tensors[tensor] = true;
-    }
-}
-
-/* CAIRN_ERR_REFUSED: the tensor, a trained one, takes no gradient in that round; `why` says so. */
-static cairn_status frozen_judge(const struct frozen *frozen, const struct job_spec_data *spec,
-                                 uint32_t tensor, uint64_t round, struct sentence *why)
-{
-    if (round != frozen->round) return CAIRN_OK;
-    const struct tensor_spec *t = &spec->tensors[tensor];
-    if (frozen->groups[frozen->group_of[tensor]])
-        return fail_with(why, CAIRN_ERR_REFUSED,
-                         "tensor %s: its group %s is frozen in round %" PRIu64
-                         " and takes no gradient",
-                         t->name, t->group, round);
-    if (frozen->tensors[tensor])
-        return fail_with(why, CAIRN_ERR_REFUSED,
-                         "tensor %s is frozen in round %" PRIu64 " and takes no gradient", t->name,
-                         round);
-    return CAIRN_OK;
-}
 
 /* ==== step message ==== */
 

@@ -33,7 +33,6 @@ enum {
 
 static void works_send(struct works *works);
 static cairn_status works_await(struct works *works, struct sentence *why);
-static cairn_status works_begin(struct works *works, struct sentence *why);
 
 /* ---- open and close ---- */
 
@@ -254,6 +253,14 @@ static bool is_begun(const struct compute_lane *lane)
     return atomic_load_explicit(&lane->works.is_begun, memory_order_relaxed);
 }
 
+/* Takes what lists are staged in, so that none lacks it when it runs. As home_stream_begin. */
+static cairn_status works_begin(struct works *works, struct sentence *why)
+{
+    const cairn_status status = home_stream_begin(works->stream, why);
+    if (status == CAIRN_OK) atomic_store_explicit(&works->is_begun, true, memory_order_relaxed);
+    return status;
+}
+
 cairn_status compute_begin(struct compute *compute, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
@@ -335,14 +342,6 @@ cairn_status works_open(struct works *works, struct home *home, uint32_t items, 
     for (uint32_t i = 0; i < lists; i++) ok = open_list(works, &works->lists[i]) && ok;
     if (!ok) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for lists of work");
     return home_stream_open(home, &works->stream, why);
-}
-
-/* Takes what lists are staged in, so that none lacks it when it runs. As home_stream_begin. */
-static cairn_status works_begin(struct works *works, struct sentence *why)
-{
-    const cairn_status status = home_stream_begin(works->stream, why);
-    if (status == CAIRN_OK) atomic_store_explicit(&works->is_begun, true, memory_order_relaxed);
-    return status;
 }
 
 static void close_list(struct works *works, struct works_list *list)

@@ -146,7 +146,23 @@ void connection_beat(struct shard_daemon *shard)
     heartbeat.unheard = unheard.names;
     heartbeat.n_unheard = unheard.count;
     session_send(shard, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
-    bytes_list_release(&list);
+    free(list.told);
+    free(list.pointers);
+}
+
+static void members_forget_untold(struct shard_job *job)
+{
+    size_t i = 0;
+    while (i < job->members.capacity) {
+        const struct shard_member *member = job->members.list[i];
+        if (member == NULL || member->is_mover || member->confirmed == job->shard->session.serial) {
+            i++;
+            continue;
+        }
+        members_leave(job, member->number);
+        i = 0; // those behind it moved up
+    }
+    admit_left(job);
 }
 
 /* A coordinator tells at once of the members that it has, and a new one of each as it attaches again:

@@ -46,7 +46,6 @@ struct place {
     struct chunk_place at;
 };
 
-static bool bring_has(const struct published_copy *copy, uint64_t chunk);
 static void bring_chunk(struct reply *reply, const struct published_copy *copy, uint64_t chunk);
 
 static bool find_chunk(const struct chunk_header *header, struct place *place)
@@ -90,6 +89,15 @@ static cairn_status find_place(const struct shard_member *member, const struct c
         if (find_chunk(header, place_out)) return CAIRN_OK;
     }
     return CAIRN_ERR_MALFORMED;
+}
+
+/* The copy has the chunk in host memory. Updates pass frozen tensors by, so these are always
+ * there. */
+static bool bring_has(const struct published_copy *copy, uint64_t chunk)
+{
+    const struct shard_view *view = copy->view;
+    return copy->on_host || !view->forms[view->table.extent_of[chunk]].trained ||
+           copy->brought[chunk] == CAIRN_BROUGHT;
 }
 
 /* Judges a fetch of a published version. While the job moves between a card and the host no chunk
@@ -230,6 +238,17 @@ static size_t pack_box(struct reply *reply, struct works *works, const struct so
 
 /* ---- replies ---- */
 
+/* A send right out of it, or a copy within it, began, or ended: then it may be closed. */
+static void published_return(struct shard_job *job, const struct published_copy *copy)
+{
+    assert(copy->sends > 0);
+    if (--job->versions.copies[copy - job->versions.copies].sends > 0) return;
+    if (job->state != CAIRN_JOB_SERVING) return;
+    if (job->shard->closing) return; // its threads have ended: what waited for this begins no more
+    published_trim(job);
+    job->shard->up->copies_ended(job);
+}
+
 static void on_sent(void *arg, cairn_status status)
 {
     struct reply *reply = arg;
@@ -299,6 +318,11 @@ static const uint8_t *find_payload(const struct shard_member *member, struct rep
     reply->is_given = source->is_given && !reply->boxed;
     if (reply->is_direct) return source->on_card;
     return reply->in_copy != NULL || reply->is_given ? source->bytes : reply->bytes;
+}
+
+static void published_lend(struct shard_job *job, const struct published_copy *copy)
+{
+    job->versions.copies[copy - job->versions.copies].sends++;
 }
 
 static void send_data(struct shard_member *member, struct reply *reply, const struct source *source)
@@ -464,15 +488,6 @@ static void fetch_brought(struct reply *reply, cairn_status status)
 
 /* ==== bring ==== */
 
-/* The copy has the chunk in host memory. Updates pass frozen tensors by, so these are always
- * there. */
-static bool bring_has(const struct published_copy *copy, uint64_t chunk)
-{
-    const struct shard_view *view = copy->view;
-    return copy->on_host || !view->forms[view->table.extent_of[chunk]].trained ||
-           copy->brought[chunk] == CAIRN_BROUGHT;
-}
-
 bool bring_works(const struct shard_job *job)
 {
     return job->replies.coming != NULL;
@@ -554,13 +569,4 @@ static void bring_chunk(struct reply *reply, const struct published_copy *copy, 
     published_lend(job, copy);
     shard_job_busy(job);
     compute_submit(&reply->bring);
-}
-
-void bring_drop(struct shard_job *job)
-{
-    while (job->replies.coming != NULL) {
-        struct reply *reply = job->replies.coming;
-        job->replies.coming = reply->next;
-        reply_end(reply);
-    }
 }

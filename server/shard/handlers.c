@@ -19,6 +19,26 @@ static void on_probe(struct shard_daemon *shard, uint32_t request)
     session_answer(shard, &answered, CAIRN_OK, NULL);
 }
 
+/* CAIRN_OK: every chunk was put. CAIRN_ERR_NOT_READY: `why` names what is missing. */
+static cairn_status puts_are_whole(const struct shard_job *job, struct sentence *why)
+{
+    size_t missing = 0;
+    uint32_t last = UINT32_MAX;
+    struct sentence names = { "" };
+    for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
+        const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[c]].tensor;
+        const bool is_put = (job->puts.have[c] & CAIRN_PUT_HAS(CAIRN_PLANE_PARAM)) != 0;
+        if (tensor == last || is_put || tiles_put_whole(job, c)) continue;
+        last = tensor;
+        if (++missing <= 5)
+            sentence_add(&names, "%s%s", missing > 1 ? ", " : "", job->spec.tensors[tensor].name);
+    }
+    if (missing == 0) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_NOT_READY,
+                     "shard %s has no whole initial state of %zu tensors: %s%s; put them first",
+                     job->shard->name, missing, names.text, missing > 5 ? ", ..." : "");
+}
+
 static void on_job_seal(struct shard_daemon *shard, uint32_t request, struct shard_job *job,
                         const ProtobufCMessage *seal)
 {
@@ -99,6 +119,22 @@ static void tell_no_relay(struct shard_job *job, const Cairn__RoundOpen *message
     fault.member = message->relay;
     fault.text = why.text;
     session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+}
+
+/* A round opens. */
+static void frozen_note(struct frozen *frozen, const struct job_spec_data *spec,
+                        const Cairn__RoundOpen *message)
+{
+    memset(frozen->groups, 0, spec->group_count * sizeof *frozen->groups);
+    memset(frozen->tensors, 0, spec->tensor_count * sizeof *frozen->tensors);
+    frozen->round = message->round;
+    for (size_t i = 0; i < message->n_frozen; i++) {
+        if (message->frozen[i] < spec->group_count) frozen->groups[message->frozen[i]] = true;
+    }
+    for (size_t i = 0; i < message->n_frozen_tensors; i++) {
+        const uint32_t tensor = message->frozen_tensors[i];
+        if (tensor < spec->tensor_count) frozen->tensors[tensor] = true;
+    }
 }
 
 static void on_round_open(struct shard_job *job, const Cairn__RoundOpen *message)

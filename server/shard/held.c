@@ -1,5 +1,5 @@
-/* A shard tells coordinators which parts of jobs it holds, and ends when it is to hold none any more: drained, or
- * unfit. */
+/* A shard tells coordinators which parts of jobs it holds, and ends when it is to hold none any more: drained,
+ * or unfit. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -283,21 +283,14 @@ static size_t count_others(const struct shard_daemon *shard)
     return count;
 }
 
-/* Closes the connection, since the coordinator knows nothing of the failure and learns it from the
- * next Hello. Requests that it has made meanwhile it makes again. */
-static void report_failure(struct shard_daemon *shard, const char *failure)
-{
-    log_error("this shard is unfit: %s", failure);
-    stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
-}
-
 void unfit_look(struct shard_daemon *shard)
 {
     struct home *home = shard->device.home;
     const char *failure = home != NULL ? home_failure(home) : NULL;
     if (failure == NULL || shard->closing || shard->events.on_unfit == NULL) return;
     if (!shard->unfit.is_told) {
-        report_failure(shard, failure);
+        log_error("this shard is unfit: %s", failure);
+        stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
         return;
     }
     const size_t others = count_others(shard);

@@ -54,7 +54,6 @@ CAIRN_MUST_CHECK cairn_status members_join(struct shard_job *job, const Cairn__M
 void members_leave(struct shard_job *job, uint64_t number);
 /* Removes the members that the coordinator has not named in this session: they left while it was
  * away. */
-void members_forget_untold(struct shard_job *job);
 void members_release(struct shard_job *job);
 /* A message of the member came: connects the member if it is not connected. */
 void member_heard(struct shard_member *member);
@@ -169,7 +168,6 @@ CAIRN_MUST_CHECK cairn_status shard_job_switch(struct shard_job *job, struct sha
 /* The arithmetic of a round behind its folds: reduce, update, first publish. Loop thread. */
 
 /* The work that the core asks for. */
-void pass_zero(struct shard_job *job, uint32_t chunk);
 void pass_reduce(struct shard_job *job);
 void pass_update(struct shard_job *job, const struct decision *decision);
 /* Sends out of a published copy have ended: an update that waits for them may begin. */

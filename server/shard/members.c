@@ -243,21 +243,6 @@ void members_leave(struct shard_job *job, uint64_t number)
     member_free(member);
 }
 
-void members_forget_untold(struct shard_job *job)
-{
-    size_t i = 0;
-    while (i < job->members.capacity) {
-        const struct shard_member *member = job->members.list[i];
-        if (member == NULL || member->is_mover || member->confirmed == job->shard->session.serial) {
-            i++;
-            continue;
-        }
-        members_leave(job, member->number);
-        i = 0; // those behind it moved up
-    }
-    admit_left(job);
-}
-
 void members_release(struct shard_job *job)
 {
     for (size_t i = 0; i < job->members.capacity; i++) {
@@ -382,6 +367,11 @@ static bool takes_events(const struct collector *collector)
     const struct shard_job *job = collector->job;
     return job->state != CAIRN_JOB_FAULTED && job->state != CAIRN_JOB_LEAVING &&
            !job->shard->closing;
+}
+
+static void pass_zero(struct shard_job *job, uint32_t chunk)
+{
+    job->pass.zero[chunk] = true; // REDUCE, which follows, writes the zeros
 }
 
 static void do_own_action(struct collector *collector, const struct step_action *action)

@@ -594,13 +594,6 @@ void areas_trim(struct state_planes *planes, struct shard_daemon *shard)
     }
 }
 
-void areas_give_gone(struct state_planes *planes)
-{
-    for (struct area *area = planes->areas; area != NULL; area = area->next)
-        for (uint64_t s = 0; s < memory_segments(area->arena.bytes); s++)
-            if (area->segments[s].is_gone) arena_give_segment(&area->arena, s);
-}
-
 uint64_t areas_bytes(const struct state_planes *planes)
 {
     uint64_t bytes = 0;
@@ -609,11 +602,6 @@ uint64_t areas_bytes(const struct state_planes *planes)
             if (!area->segments[s].is_gone)
                 bytes += plane_units(segment_bytes(area->arena.bytes, s));
     return bytes;
-}
-
-bool area_is_gone(const struct area *area, uint64_t at)
-{
-    return area->segments[at / CAIRN_SEGMENT_BYTES].is_gone;
 }
 
 /* All of them; on another thread, if `shard` is not NULL. */
@@ -720,9 +708,9 @@ bool made_pages_await(struct made_pages *made, const void *at, uint64_t bytes)
 
 struct arena_release {
     struct task task;
-    struct shard_daemon *shard; /* borrowed */
-    struct arena_release *next;
-    struct arena arena; /* owned */
+    struct shard_daemon *shard;     /* borrowed */
+    LIST_ENTRY(arena_release) link; /* of the shard's */
+    struct arena arena;             /* owned */
     void (*free_it)(void *what);
     void *what; /* owned; NULL: none */
     uint64_t budget_bytes;
@@ -753,9 +741,7 @@ static void on_released(struct task *task)
 {
     struct arena_release *release = (struct arena_release *)task;
     struct shard_daemon *shard = release->shard;
-    struct arena_release **at = &shard->memory.releases;
-    while (*at != release) at = &(*at)->next;
-    *at = release->next;
+    LIST_REMOVE(release, link);
     account(shard, release->budget_bytes, &release->request);
     free(release);
     shard->up->memory_back(shard);
@@ -769,8 +755,7 @@ static bool begin_release(struct shard_daemon *shard, const struct arena_release
     *release = *what;
     release->task = (struct task) { .run = run_release, .done = on_released, .item_count = 1 };
     release->shard = shard;
-    release->next = shard->memory.releases;
-    shard->memory.releases = release;
+    LIST_INSERT_HEAD(&shard->memory.releases, release, link);
     pool_submit(shard->memory.releaser, &release->task);
     return true;
 }
@@ -797,7 +782,7 @@ void release_bytes(struct shard_daemon *shard, uint64_t budget_bytes, const stru
     struct arena_release release = { .arena = CAIRN_ARENA_NONE, .budget_bytes = budget_bytes };
     if (request != NULL) release.request = *request;
     if (begin_release(shard, &release)) return;
-    struct arena_release *newest = shard->closing ? NULL : shard->memory.releases;
+    struct arena_release *newest = shard->closing ? NULL : LIST_FIRST(&shard->memory.releases);
     if (newest == NULL) {
         account(shard, budget_bytes, &release.request);
         return;
@@ -813,9 +798,9 @@ void release_bytes(struct shard_daemon *shard, uint64_t budget_bytes, const stru
 
 void release_close(struct shard_daemon *shard)
 {
-    while (shard->memory.releases != NULL) {
-        struct arena_release *release = shard->memory.releases;
-        shard->memory.releases = release->next;
+    struct arena_release *release;
+    while ((release = LIST_FIRST(&shard->memory.releases)) != NULL) {
+        LIST_REMOVE(release, link);
         release_it(release);
         free(release);
     }

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 #include <uv.h>
 
 #include "gpu/gpu.h"
@@ -134,11 +135,11 @@ struct shard_daemon;
 struct shard_memory {
     char *lock, *host_root; /* owned: as of shard_options */
     struct budget budget;
-    struct pool *pool;              /* owned: makes pages */
-    struct pool *toucher;           /* owned: makes those that nobody waits for, and gives way */
-    struct reserve *reserves;       /* what takes memory, one at a time */
-    struct pool *releaser;          /* owned */
-    struct arena_release *releases; /* what is being unmapped: reserve.c */
+    struct pool *pool;        /* owned: makes pages */
+    struct pool *toucher;     /* owned: makes those that nobody waits for, and gives way */
+    struct reserve *reserves; /* what takes memory, one at a time */
+    struct pool *releaser;    /* owned */
+    LIST_HEAD(, arena_release) releases; /* what is being unmapped: memory.c */
     uv_timer_t give_timer;   /* the next turn of the loop, while given_bytes > 0: reserve.c */
     uint64_t given_bytes;    /* landing pages that this turn gave back */
     uint64_t give_max_bytes; /* of a turn; CAIRN_GIVE_MAX_BYTES */
@@ -341,12 +342,8 @@ void area_unref(struct area *area);
 void areas_unmark(struct state_planes *planes);
 void place_mark(const struct area_place *place, const struct form *form, uint64_t elems);
 void areas_trim(struct state_planes *planes, struct shard_daemon *shard);
-/* They lie on the device anew, whole: gives back what was given before. */
-void areas_give_gone(struct state_planes *planes);
 /* The bytes that the areas take of the device, with the bytes that no element uses. */
 uint64_t areas_bytes(const struct state_planes *planes);
-/* True if the segment of the area in which `at` lies went back to the device. */
-bool area_is_gone(const struct area *area, uint64_t at);
 
 /* ==== release ==== */
 

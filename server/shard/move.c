@@ -19,18 +19,14 @@
 
 static const struct arriving_kind kind;
 
-static const struct shard_view *move_retained(const struct shard_job *job);
 static uint64_t shift_bytes(const struct shard_job *job, const struct shard_view *next,
                             const struct shard_view *retained);
 static cairn_status list_pieces(const struct shard_view *now, const struct shard_view *next,
                                 const struct shard_view *retained, struct state_pieces *out);
 static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shard_view *view,
                                   const struct shard_view *beside);
-static void move_part_drop(struct shard_job *job, struct move_part *part);
-static void move_trim(struct shard_job *job);
 static cairn_status shift_reserve(const struct shard_job *job, const struct shard_view *next,
                                   const struct shard_view *retained, struct reserve *reserve);
-static void move_settle(struct shard_job *job);
 
 static const Cairn__PartPrepare *message_of(const struct arriving *arriving)
 {
@@ -47,7 +43,7 @@ static cairn_status judge_prepare(struct shard_job *job, const Cairn__PartPrepar
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
     pins_unprepare(job);
     pins_hurry(job);
-    if (job->park.is_under_way || job->planes.parked || job->pins.list != NULL)
+    if (job->park.is_under_way || job->planes.parked || !LIST_EMPTY(&job->pins.list))
         return fail_with(why, CAIRN_ERR_BUSY,
                          "the state of job %s is being moved or saved here: ask again",
                          job->spec.name);
@@ -73,6 +69,13 @@ static bool same_owners(const struct layout *layout, const struct layout *before
             return false;
     }
     return true;
+}
+
+/* The view before the one in force, while its state is still here: parts of it need not come again.
+ * NULL: it is settled, or the view in force has gone back to it. */
+static const struct shard_view *move_retained(const struct shard_job *job)
+{
+    return job->move.now != NULL && !job->move.now->is_back ? job->move.before : NULL;
 }
 
 /* While what came or went is not settled, the one way is back: to the owners of before; and from there on
@@ -207,6 +210,36 @@ static void move_go_on(struct shard_daemon *shard, uint64_t job)
     }
 }
 
+/* Forgets a change of the layout: shards that take from us by it leave, its receiver is not awaited any
+ * more, and what it took of the budget for itself goes back. NULL is fine. */
+static void move_part_drop(struct shard_job *job, struct move_part *part)
+{
+    if (part == NULL) return;
+    const bool ends = job->shard->closing || job->state == CAIRN_JOB_LEAVING;
+    for (size_t i = 0; i < part->mover_count && !ends; i++) members_leave(job, part->movers[i]);
+    if (job->shard->closing && part->receiver != NULL)
+        receiver_free(part->receiver);
+    else
+        receiver_leave(part->receiver);
+    shard_job_give(job, &job->memory.staging, part->staging);
+    shard_view_unref(part->view);
+    free(part->movers);
+    free(part);
+}
+
+/* Gives back the device memory that no view uses any more: neither the one in force, nor the
+ * prepared one, nor the one before that is not settled. */
+static void move_trim(struct shard_job *job)
+{
+    const struct move *move = &job->move;
+    const struct shard_view *views[] = { job->view, move->before,
+                                         move->next != NULL ? move->next->view : NULL };
+    // State may still come to a place that was given up: then the next call tries again.
+    if (job->planes.host_from == 0 || !LIST_EMPTY(&move->leaving) || job->shard->closing) return;
+    shard_views_keep(views, sizeof views / sizeof *views, &job->planes, job->shard);
+    job->memory.device = shard_job_device_bytes(job, false);
+}
+
 /* Forgets the prepared layout and gives back what it took. Only a layout that comes into force
  * leaves that to the job: move_on_fence. */
 static void forget_prepared(struct shard_job *job)
@@ -236,7 +269,9 @@ static cairn_status add_room(struct reserve *reserve, struct shard_job *job)
     cairn_status status = shift_reserve(job, part->view, move_retained(job), reserve);
     if (part->receiver == NULL) return status; // nothing comes
     if (status == CAIRN_OK) status = shard_view_reserve(job, part->view, reserve);
-    return status == CAIRN_OK ? receiver_reserve(part->receiver, reserve) : status;
+    return status == CAIRN_OK
+               ? reserve_add(reserve, &part->receiver->staging, 0, part->receiver->staging.bytes)
+               : status;
 }
 
 static void on_room(const struct reserve_request *request, cairn_status status,
@@ -364,30 +399,6 @@ void move_on_unprepare(struct shard_job *job, const Cairn__PartUnprepare *messag
 
 #define TICK_MS 20
 
-/* Forgets a change of the layout: shards that take from us by it leave, its receiver is not awaited any
- * more, and what it took of the budget for itself goes back. NULL is fine. */
-static void move_part_drop(struct shard_job *job, struct move_part *part)
-{
-    if (part == NULL) return;
-    const bool ends = job->shard->closing || job->state == CAIRN_JOB_LEAVING;
-    for (size_t i = 0; i < part->mover_count && !ends; i++) members_leave(job, part->movers[i]);
-    if (job->shard->closing && part->receiver != NULL)
-        receiver_free(part->receiver);
-    else
-        receiver_leave(part->receiver);
-    shard_job_give(job, &job->memory.staging, part->staging);
-    shard_view_unref(part->view);
-    free(part->movers);
-    free(part);
-}
-
-/* The view before the one in force, while its state is still here: parts of it need not come again.
- * NULL: it is settled, or the view in force has gone back to it. */
-static const struct shard_view *move_retained(const struct shard_job *job)
-{
-    return job->move.now != NULL && !job->move.now->is_back ? job->move.before : NULL;
-}
-
 /* ---- bytes ---- */
 
 struct sum {
@@ -411,20 +422,29 @@ static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shar
     return sum.bytes;
 }
 
-/* Gives back the device memory that no view uses any more: neither the one in force, nor the
- * prepared one, nor the one before that is not settled. */
-static void move_trim(struct shard_job *job)
-{
-    const struct move *move = &job->move;
-    const struct shard_view *views[] = { job->view, move->before,
-                                         move->next != NULL ? move->next->view : NULL };
-    // State may still come to a place that was given up: then the next call tries again.
-    if (job->planes.host_from == 0 || move->leaving != NULL || job->shard->closing) return;
-    shard_views_keep(views, sizeof views / sizeof *views, &job->planes, job->shard);
-    job->memory.device = shard_job_device_bytes(job, false);
-}
-
 /* ---- time ---- */
+
+/* PartSettled came: ends `now` if nothing of what was given is being sent any more. */
+static void move_settle(struct shard_job *job)
+{
+    struct move *move = &job->move;
+    struct move_part *now = move->now;
+    // State is still being sent from here, or still comes to a place that was given up: a later
+    // tick tries again.
+    if (move->sends > 0 || !LIST_EMPTY(&move->leaving)) return;
+    const uint64_t bytes = move_bytes_beyond(job, move->before, job->view);
+    if (bytes > 0) shard_view_give(job, move->before);
+    shard_job_give(job, &job->memory.state, bytes + now->shifted);
+    log_info("job %s: layout %" PRIu64 " is settled: %" PRIu64 " bytes of host memory went",
+             job->spec.name, now->view->layout->version, bytes);
+    shard_view_unref(move->before);
+    move->before = NULL;
+    move->now = NULL;
+    move->is_settling = false;
+    move_part_drop(job, now);
+    move_trim(job);
+    move_go_on(job->shard, job->number);
+}
 
 /* True: something is waited for. */
 static bool tick_job(struct shard_job *job, uint64_t now_ms)
@@ -560,7 +580,7 @@ static void tell_moved(struct shard_job *job)
 
 static void on_taken(struct receiver *receiver)
 {
-    struct shard_job *job = receiver_job(receiver);
+    struct shard_job *job = receiver->job;
     struct move_part *now = job->move.now;
     (void)receiver_is_done(receiver, &now->moved_bytes, &now->moved_us);
     log_info("job %s: layout %" PRIu64 ": all that comes is here: %" PRIu64 " bytes in %" PRIu64
@@ -594,7 +614,7 @@ void move_on_resolve(struct shard_job *job, uint64_t epoch)
         return;
     if (now == NULL || now->receiver == NULL) {
         tell_moved(job);
-    } else if (!receiver_is_begun(now->receiver)) {
+    } else if (!now->receiver->is_begun) {
         log_debug("job %s: layout %" PRIu64 ": what comes is asked for", job->spec.name,
                   version_of(now));
         receiver_begin(now->receiver, step_version(job->collector.step), on_taken);
@@ -603,12 +623,6 @@ void move_on_resolve(struct shard_job *job, uint64_t epoch)
 }
 
 /* ---- it comes into force ---- */
-
-static void tell_core(struct shard_job *job, uint64_t epoch)
-{
-    own_step(job, &(struct step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
-    relay_on_fence(job, epoch);
-}
 
 static void enter_prepared(struct shard_job *job)
 {
@@ -639,7 +653,8 @@ static void enter_prepared(struct shard_job *job)
              job->spec.name, version_of(part), epoch, job->view->table.map.elem_count, part->comes);
     if (part->receiver != NULL)
         own_step(job, &(struct step_event) { .kind = CAIRN_STEP_LACKS_STATE });
-    tell_core(job, epoch);
+    own_step(job, &(struct step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
+    relay_on_fence(job, epoch);
     move_go_on(job->shard, job->number); // what was to be prepared meanwhile
 }
 
@@ -740,28 +755,6 @@ static void leave_movers(struct shard_job *job, struct move_part *part)
     part->mover_count = 0;
 }
 
-/* PartSettled came: ends `now` if nothing of what was given is being sent any more. */
-static void move_settle(struct shard_job *job)
-{
-    struct move *move = &job->move;
-    struct move_part *now = move->now;
-    // State is still being sent from here, or still comes to a place that was given up: a later
-    // tick tries again.
-    if (move->sends > 0 || move->leaving != NULL) return;
-    const uint64_t bytes = move_bytes_beyond(job, move->before, job->view);
-    if (bytes > 0) shard_view_give(job, move->before);
-    shard_job_give(job, &job->memory.state, bytes + now->shifted);
-    log_info("job %s: layout %" PRIu64 " is settled: %" PRIu64 " bytes of host memory went",
-             job->spec.name, now->view->layout->version, bytes);
-    shard_view_unref(move->before);
-    move->before = NULL;
-    move->now = NULL;
-    move->is_settling = false;
-    move_part_drop(job, now);
-    move_trim(job);
-    move_go_on(job->shard, job->number);
-}
-
 void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message)
 {
     struct move_part *now = job->move.now;
@@ -786,11 +779,6 @@ static void on_published(struct shard_job *job)
     session_answer(job->shard, &job->move.publishing, CAIRN_OK, NULL);
 }
 
-static bool is_published(const struct shard_job *job)
-{
-    return job->versions.copies[job->versions.newest].view == job->view;
-}
-
 void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartPublish *message)
 {
     struct request asked = session_request(job->shard, request);
@@ -807,7 +795,7 @@ void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartP
                            job->spec.name);
     else if (step_phase_of(job->collector.step) != CAIRN_STEP_IDLE)
         status = fail_with(&why, CAIRN_ERR_BUSY, "a round of job %s is open", job->spec.name);
-    if (status == CAIRN_OK && !is_published(job)) {
+    if (status == CAIRN_OK && job->versions.copies[job->versions.newest].view != job->view) {
         if (job->move.publishing.session == 0) status = pass_republish(job, on_published, &why);
         if (status == CAIRN_OK) { // or it is at work, and who asked before has given that up
             job->move.publishing = asked;
@@ -827,6 +815,15 @@ void move_leave(struct shard_job *job)
     }
     job->move.fence.epoch = 0;
     move_forget(job);
+}
+
+static void receiver_free_leaving(struct shard_job *job)
+{
+    struct receiver *receiver;
+    while ((receiver = LIST_FIRST(&job->move.leaving)) != NULL) {
+        LIST_REMOVE(receiver, leaving);
+        receiver_free(receiver);
+    }
 }
 
 void move_release(struct shard_job *job)

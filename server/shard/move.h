@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "proto/fabric/fabric.h"
 #include "proto/link/link.h"
@@ -83,22 +84,15 @@ CAIRN_MUST_CHECK cairn_status receiver_open(struct shard_job *job, struct shard_
                                             struct receiver **receiver_out, struct sentence *why);
 /* Bytes of the budget for what is received beside the planes, of a receiver of these pieces by the job. */
 uint64_t receiver_staging_bytes(const struct shard_job *job, const struct state_pieces *pieces);
-/* Within `prepare` of a reserve: these. */
-CAIRN_MUST_CHECK cairn_status receiver_reserve(const struct receiver *receiver,
-                                               struct reserve *reserve);
 /* The job goes by the view, at the version that is asked for. `done` follows, once. */
 void receiver_begin(struct receiver *receiver, struct cairn_version version,
                     void (*done)(struct receiver *receiver));
-/* It was begun. */
-bool receiver_is_begun(const struct receiver *receiver);
-struct shard_job *receiver_job(const struct receiver *receiver);
 /* All of it is here: so many bytes in so many microseconds. */
 bool receiver_is_done(const struct receiver *receiver, uint64_t *bytes_out, uint64_t *us_out);
 /* Asks for nothing any more; frees it now, or when nothing refers to it. NULL is fine. */
 void receiver_leave(struct receiver *receiver);
 /* With the job, whatever is in flight: the fabric and the pools are closed. And those that were leaving. */
 void receiver_free(struct receiver *receiver);
-void receiver_free_leaving(struct shard_job *job);
 
 /* Takes or drops a sender's message for a receiver of one of our jobs. False: the message is not from a
  * sender, and is left to the caller. */
@@ -147,10 +141,10 @@ struct sender {
 };
 
 struct receiver {
-    struct receiver *next_leaving;
-    struct shard_job *job;   /* borrowed */
-    struct shard_view *view; /* counted: in which the pieces are here */
-    uint64_t number, token;  /* of the mover that we are */
+    LIST_ENTRY(receiver) leaving; /* once it leaves */
+    struct shard_job *job;        /* borrowed */
+    struct shard_view *view;      /* counted: in which the pieces are here */
+    uint64_t number, token;       /* of the mover that we are */
     struct cairn_version version;
     struct state_pieces pieces; /* owned */
     struct sender *senders;     /* owned: [sender_count] by index */
@@ -195,8 +189,8 @@ struct move {
         uint64_t epoch;    /* a Fence of this session, until the collector rests; epoch 0: none */
         uint64_t since_ms; /* of the loop: where epoch is not 0 */
     } fence;
-    struct request publishing; /* the PartPublish at work */
-    struct receiver *leaving;  /* owned: receivers that something in flight refers to */
+    struct request publishing;     /* the PartPublish at work */
+    LIST_HEAD(, receiver) leaving; /* owned: receivers that something in flight refers to */
 };
 
 /* Starts the clock of changes, which ticks until nothing waits any more. */

@@ -194,6 +194,21 @@ static void pin_arenas(struct shard_job *job)
         arena_pins_for(arenas[i], job->compute->home);
 }
 
+static cairn_status frozen_init(struct frozen *frozen, const struct job_spec_data *spec)
+{
+    frozen->groups = calloc(spec->group_count + 1, sizeof *frozen->groups);
+    frozen->tensors = calloc(spec->tensor_count + 1, sizeof *frozen->tensors);
+    frozen->group_of = calloc(spec->tensor_count + 1, sizeof *frozen->group_of);
+    if (frozen->groups == NULL || frozen->tensors == NULL || frozen->group_of == NULL)
+        return CAIRN_ERR_NO_MEMORY;
+    for (size_t t = 0; t < spec->tensor_count; t++) {
+        const struct tensor_spec *tensor = &spec->tensors[t];
+        if (tensor->kind == CAIRN_TRAINED)
+            frozen->group_of[t] = (uint32_t)spec_find_group(spec, tensor->group);
+    }
+    return CAIRN_OK;
+}
+
 /* The small arrays of a round. */
 static cairn_status make_round(struct shard_job *job, struct sentence *why)
 {
@@ -205,6 +220,14 @@ static cairn_status make_round(struct shard_job *job, struct sentence *why)
 }
 
 /* ---- freed ---- */
+
+/* CAIRN_ERR_NO_MEMORY: to be released all the same. */
+static void frozen_release(struct frozen *frozen)
+{
+    free(frozen->groups);
+    free(frozen->tensors);
+    free(frozen->group_of);
+}
 
 /* Frees the tables that no loop, fabric or budget has to do with. On another thread, since freeing
  * a million tensors takes a quarter of a second. */
@@ -299,11 +322,6 @@ static bool draft_has_layout(const struct shard_draft *draft, const struct layou
     return memcmp(draft->job->view->layout->hash, layout->hash, CAIRN_LAYOUT_HASH_BYTES) == 0;
 }
 
-static bool draft_is_made(const struct shard_draft *draft)
-{
-    return draft->is_made;
-}
-
 static cairn_status judge_create(const struct shard_draft *draft, const Cairn__JobCreate *message,
                                  struct sentence *why)
 {
@@ -379,6 +397,16 @@ static cairn_status job_open(struct shard_daemon *shard, struct shard_draft *dra
 }
 
 /* ---- the end ---- */
+
+/* The threads have ended: drops what was on its way; no fetch_brought follows. */
+static void bring_drop(struct shard_job *job)
+{
+    while (job->replies.coming != NULL) {
+        struct reply *reply = job->replies.coming;
+        job->replies.coming = reply->next;
+        reply_end(reply);
+    }
+}
 
 static void free_job(struct shard_job *job, const struct request *request)
 {
@@ -499,7 +527,7 @@ static bool leave_all(struct shard_daemon *shard, uint64_t number, uint64_t gene
 /* A create that was dropped has what was admitted of it until its thread is through. */
 static bool memory_comes_back(const struct shard_daemon *shard)
 {
-    return shard->memory.releases != NULL || shard->memory.given_bytes > 0 ||
+    return !LIST_EMPTY(&shard->memory.releases) || shard->memory.given_bytes > 0 ||
            arriving_lingers(shard, &create_kind);
 }
 
@@ -519,7 +547,7 @@ static void create_admit(struct shard_daemon *shard, struct arriving *create)
 static void create_open(struct shard_daemon *shard, struct arriving *create)
 {
     if (memory_comes_back(shard)) return;
-    if (!draft_is_made(arriving_made(create))) {
+    if (!((const struct shard_draft *)arriving_made(create))->is_made) {
         create_admit(shard, create);
         return;
     }

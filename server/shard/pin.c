@@ -21,7 +21,7 @@
 struct pin {
     struct task task;      /* on the snapshots thread */
     struct shard_job *job; /* borrowed */
-    struct pin *next;
+    LIST_ENTRY(pin) link;  /* of the job's */
     uint64_t snapshot;
     bool is_prepared;     /* its staging is there, or is being made, and no Pin came yet */
     struct request asked; /* the PinPrepare, until it is answered */
@@ -49,9 +49,7 @@ struct pin {
 
 static void pin_free(struct pin *pin)
 {
-    struct pin **link = &pin->job->pins.list;
-    while (*link != pin) link = &(*link)->next;
-    *link = pin->next;
+    LIST_REMOVE(pin, link);
     staging_close(&pin->staging);
     shard_job_give(pin->job, &pin->job->memory.staging, pin->staging_budget);
     free(pin->path);
@@ -62,7 +60,7 @@ static void pin_free(struct pin *pin)
 void pin_release(struct shard_job *job)
 {
     job->pins.saving_count = 0;
-    while (job->pins.list != NULL) pin_free(job->pins.list);
+    while (!LIST_EMPTY(&job->pins.list)) pin_free(LIST_FIRST(&job->pins.list));
 }
 
 static bool is_saved_into(const struct pin *pin)
@@ -119,8 +117,8 @@ static void unprepare_pin(struct pin *pin)
 void pins_unprepare(struct shard_job *job)
 {
     struct pin *next;
-    for (struct pin *pin = job->pins.list; pin != NULL; pin = next) {
-        next = pin->next;
+    for (struct pin *pin = LIST_FIRST(&job->pins.list); pin != NULL; pin = next) {
+        next = LIST_NEXT(pin, link);
         if (pin->is_prepared) unprepare_pin(pin);
     }
 }
@@ -178,8 +176,9 @@ static void give_up(struct pin *pin)
 
 void pin_on_folder(struct shard_job *job, const Cairn__PinFolder *message)
 {
-    struct pin *pin = job->pins.list;
-    while (pin != NULL && (pin->snapshot != message->snapshot || pin->ended)) pin = pin->next;
+    struct pin *pin = LIST_FIRST(&job->pins.list);
+    while (pin != NULL && (pin->snapshot != message->snapshot || pin->ended))
+        pin = LIST_NEXT(pin, link);
     if (pin == NULL) return;
     const bool given_up = message->path[0] == '\0';
     if (pin->is_prepared) {
@@ -196,27 +195,36 @@ void pin_on_folder(struct shard_job *job, const Cairn__PinFolder *message)
 void pin_session_ended(struct shard_job *job)
 {
     pins_unprepare(job);
-    for (struct pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+    for (struct pin *pin = LIST_FIRST(&job->pins.list); pin != NULL; pin = LIST_NEXT(pin, link))
         if (pin->writes && pin->path == NULL && !pin->ended) give_up(pin);
 }
 
 void pin_cancel(struct shard_job *job)
 {
     pins_unprepare(job);
-    for (struct pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+    for (struct pin *pin = LIST_FIRST(&job->pins.list); pin != NULL; pin = LIST_NEXT(pin, link))
         if (!pin->ended) give_up(pin);
+}
+
+/* It was, and its reader looks at the planes no more, though it may hang in storage: they may move. */
+static bool staging_is_quiet(const struct staging *staging)
+{
+    // In this order: a reader that begins later sees that it was canceled.
+    return staging->job != NULL && atomic_load(&staging->canceled) &&
+           !atomic_load(&staging->reading);
 }
 
 bool pins_rest(const struct shard_job *job)
 {
-    const struct pin *pin = job->pins.list;
-    while (pin != NULL && (pin->ended || staging_is_quiet(&pin->staging))) pin = pin->next;
+    const struct pin *pin = LIST_FIRST(&job->pins.list);
+    while (pin != NULL && (pin->ended || staging_is_quiet(&pin->staging)))
+        pin = LIST_NEXT(pin, link);
     return pin == NULL;
 }
 
 void pins_hurry(const struct shard_job *job)
 {
-    for (struct pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+    for (struct pin *pin = LIST_FIRST(&job->pins.list); pin != NULL; pin = LIST_NEXT(pin, link))
         atomic_store(&pin->pace.hurry, true);
 }
 
@@ -237,7 +245,7 @@ void pins_list(const struct shard_daemon *shard, struct pins_list *out)
 {
     out->count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        for (const struct pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+        for (struct pin *pin = LIST_FIRST(&job->pins.list); pin != NULL; pin = LIST_NEXT(pin, link))
             list_pin(pin, out);
 }
 
@@ -305,7 +313,7 @@ void pins_updating(struct shard_job *job)
     atomic_fetch_add(&pins->passes, 1);
     atomic_store(&pins->updating, true);
     pins->saving_count = 0;
-    for (struct pin *pin = pins->list; pin != NULL; pin = pin->next)
+    for (struct pin *pin = LIST_FIRST(&pins->list); pin != NULL; pin = LIST_NEXT(pin, link))
         if (!pin->is_prepared && !pin->waits && !pin->ended)
             pins->saving[pins->saving_count++] = &pin->staging;
 }
@@ -319,8 +327,8 @@ void pins_save(const struct shard_job *job, struct works *works, uint64_t chunk)
 /* None is read, or will be: what is prepared holds no step up. */
 static bool is_free(const struct pins *pins)
 {
-    const struct pin *pin = pins->list;
-    while (pin != NULL && (pin->is_prepared || pin->ended)) pin = pin->next;
+    const struct pin *pin = LIST_FIRST(&pins->list);
+    while (pin != NULL && (pin->is_prepared || pin->ended)) pin = LIST_NEXT(pin, link);
     return pin == NULL;
 }
 
@@ -331,7 +339,7 @@ static void note_step(struct pins *pins)
     pins->last_us = now;
     if (took == 0) return;
     if (is_free(pins)) pins->step_us = pins->step_us == 0 ? took : (7 * pins->step_us + took) / 8;
-    for (struct pin *pin = pins->list; pin != NULL; pin = pin->next)
+    for (struct pin *pin = LIST_FIRST(&pins->list); pin != NULL; pin = LIST_NEXT(pin, link))
         if (!pin->is_prepared && !pin->waits && !pin->ended) pace_step(&pin->pace, took, now);
 }
 
@@ -341,8 +349,8 @@ void pin_updated(struct shard_job *job)
     atomic_store(&job->pins.updating, false);
     note_step(&job->pins);
     job->pins.saving_count = 0;
-    for (struct pin *pin = job->pins.list; pin != NULL; pin = next) {
-        next = pin->next;
+    for (struct pin *pin = LIST_FIRST(&job->pins.list); pin != NULL; pin = next) {
+        next = LIST_NEXT(pin, link);
         if (pin->waits && job->state == CAIRN_JOB_SERVING)
             pin_stands(pin);
         else
@@ -367,7 +375,9 @@ static void refuse_pin(struct shard_job *job, const Cairn__Pin *message, cairn_s
 static cairn_status judge_pin(const struct shard_job *job, struct sentence *why)
 {
     size_t count = 0;
-    for (struct pin *other = job->pins.list; other != NULL; other = other->next) count++;
+    for (struct pin *other = LIST_FIRST(&job->pins.list); other != NULL;
+         other = LIST_NEXT(other, link))
+        count++;
     if (job->state != CAIRN_JOB_SERVING)
         return fail_with(why, CAIRN_ERR_NOT_READY, "the job has no version yet");
     if (job->park.is_under_way)
@@ -391,8 +401,7 @@ static struct pin *pin_new(struct shard_job *job, uint64_t snapshot, struct sent
     pin->job = job;
     pin->snapshot = snapshot;
     pin->report = told;
-    pin->next = job->pins.list;
-    job->pins.list = pin;
+    LIST_INSERT_HEAD(&job->pins.list, pin, link);
     return pin;
 }
 
@@ -419,8 +428,9 @@ void pin_on_prepare(struct shard_job *job, uint32_t request, const Cairn__PinPre
 
 static struct pin *prepared_of(const struct shard_job *job, uint64_t snapshot)
 {
-    struct pin *pin = job->pins.list;
-    while (pin != NULL && !(pin->is_prepared && pin->snapshot == snapshot)) pin = pin->next;
+    struct pin *pin = LIST_FIRST(&job->pins.list);
+    while (pin != NULL && !(pin->is_prepared && pin->snapshot == snapshot))
+        pin = LIST_NEXT(pin, link);
     return pin;
 }
 

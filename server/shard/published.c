@@ -14,15 +14,9 @@
 
 static cairn_status copy_open(struct shard_job *job, uint32_t index, struct sentence *why);
 static void copy_close(const struct shard_job *job, struct published_copy *copy);
-static bool shard_is_leased(const struct shard_job *job, struct cairn_version version);
-static bool copy_is_there(const struct published_copy *copy);
-static struct published_head *copy_head(const struct published_copy *copy);
 static cairn_status copy_follow(struct shard_job *job, struct published_copy *copy,
                                 struct sentence *why);
-static uint32_t copy_sides(const struct published_copy *copy);
 static uint64_t copy_bytes(const struct shard_job *job);
-static uint64_t copy_device_bytes(const struct published_copy *copy);
-static uint32_t copy_count(const struct shard_job *job);
 
 cairn_status published_open(struct shard_job *job, struct sentence *why)
 {
@@ -109,12 +103,26 @@ void published_fill(struct works *works, const struct published_copy *copy, uint
                copy_chunk_bytes(copy, chunk));
 }
 
+static bool shard_is_leased(const struct shard_job *job, struct cairn_version version)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
+        const struct shard_lease *lease = &job->versions.leases[i];
+        if (lease->number != 0 && version_compare(lease->version, version) == 0) return true;
+    }
+    return false;
+}
+
 /* True if the copy is kept for a lease. If a leased version has two copies, that of the later
  * layout is kept. */
 static bool is_leased(const struct shard_job *job, const struct published_copy *copy)
 {
     return copy->readable && shard_is_leased(job, copy->version) &&
            published_find(job, copy->version) == copy;
+}
+
+static bool copy_is_there(const struct published_copy *copy)
+{
+    return copy->checksums != NULL;
 }
 
 /* Nobody would miss it: not the newest, not leased, not being written. */
@@ -168,6 +176,11 @@ static bool holds_params(const struct shard_job *job, const struct published_cop
            version_compare(copy->version, job->versions.param) >= 0;
 }
 
+static struct published_head *copy_head(const struct published_copy *copy)
+{
+    return (struct published_head *)copy->head.base;
+}
+
 void published_begin(struct shard_job *job)
 {
     const uint32_t index = oldest_spare(job);
@@ -184,6 +197,13 @@ void published_begin(struct shard_job *job)
 cairn_status published_ready(struct shard_job *job, struct sentence *why)
 {
     return copy_follow(job, &job->versions.copies[job->versions.writing], why);
+}
+
+/* Bits of enum published_side. */
+static uint32_t copy_sides(const struct published_copy *copy)
+{
+    return (copy->on_host ? CAIRN_PUBLISHED_HOST : 0u) |
+           (copy->device.base != NULL ? CAIRN_PUBLISHED_DEVICE : 0u);
 }
 
 static void is_written(struct published_copy *copy, struct cairn_version version)
@@ -240,6 +260,12 @@ static uint32_t leased_count(const struct shard_job *job)
     return count;
 }
 
+/* The bytes of device memory that the copy takes. */
+static uint64_t copy_device_bytes(const struct published_copy *copy)
+{
+    return plane_units(copy->device.bytes);
+}
+
 /* One copy more, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: as many as can be are there;
  * CAIRN_ERR_NO_MEMORY, with the numbers. */
 static cairn_status published_add(struct shard_job *job, const char *what, struct sentence *why)
@@ -266,6 +292,15 @@ static cairn_status published_add(struct shard_job *job, const char *what, struc
     return CAIRN_OK;
 }
 
+/* How many are there. */
+static uint32_t copy_count(const struct shard_job *job)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        count += copy_is_there(&job->versions.copies[i]);
+    return count;
+}
+
 /* Gives back the budget of a copy for a lease. Copies took it by the view of their time, so sizes
  * may differ from the present one: the last copy gives back whatever is left. */
 static void give_leased(struct shard_job *job)
@@ -290,33 +325,9 @@ void published_trim(struct shard_job *job)
     }
 }
 
-void published_lend(struct shard_job *job, const struct published_copy *copy)
-{
-    job->versions.copies[copy - job->versions.copies].sends++;
-}
-
-void published_return(struct shard_job *job, const struct published_copy *copy)
-{
-    assert(copy->sends > 0);
-    if (--job->versions.copies[copy - job->versions.copies].sends > 0) return;
-    if (job->state != CAIRN_JOB_SERVING) return;
-    if (job->shard->closing) return; // its threads have ended: what waited for this begins no more
-    published_trim(job);
-    job->shard->up->copies_ended(job);
-}
-
 /* ==== leases ==== */
 
 /* Leases on published versions: see read.h. */
-
-static bool shard_is_leased(const struct shard_job *job, struct cairn_version version)
-{
-    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
-        const struct shard_lease *lease = &job->versions.leases[i];
-        if (lease->number != 0 && version_compare(lease->version, version) == 0) return true;
-    }
-    return false;
-}
 
 static struct shard_lease *find_lease(struct shard_job *job, uint64_t number)
 {
@@ -644,27 +655,11 @@ void replies_release(struct shard_job *job)
 
 static const struct published_copy NO_COPY = { .head = { .base = NULL } };
 
-static bool copy_is_there(const struct published_copy *copy)
-{
-    return copy->checksums != NULL;
-}
-
-/* The bytes of device memory that the copy takes. */
-static uint64_t copy_device_bytes(const struct published_copy *copy)
-{
-    return plane_units(copy->device.bytes);
-}
-
 /* The bytes of the budget that one more copy takes. */
 static uint64_t copy_bytes(const struct shard_job *job)
 {
     return CAIRN_PUBLISHED_PAGE_BYTES + job->view->wire_bytes +
            (job->view->table.map.chunk_count + 1) * CHUNK_BYTES;
-}
-
-static struct published_head *copy_head(const struct published_copy *copy)
-{
-    return (struct published_head *)copy->head.base;
 }
 
 static void show_copy(const struct published_copy *copy, struct shard_member *member)
@@ -793,15 +788,6 @@ static cairn_status open_device(struct shard_job *job, struct published_copy *co
     return arena_open_shared(job->shard->device.home, "published", wire_bytes, &copy->device, why);
 }
 
-/* How many are there. */
-static uint32_t copy_count(const struct shard_job *job)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
-        count += copy_is_there(&job->versions.copies[i]);
-    return count;
-}
-
 /* Beside what the streams of the device may still take for themselves. */
 static bool has_room(const struct shard_job *job, uint64_t bytes)
 {
@@ -927,13 +913,6 @@ static cairn_status copy_follow(struct shard_job *job, struct published_copy *co
                         copy->view->wire_bytes);
     share_copy(job, copy);
     return CAIRN_OK;
-}
-
-/* Bits of enum published_side. */
-static uint32_t copy_sides(const struct published_copy *copy)
-{
-    return (copy->on_host ? CAIRN_PUBLISHED_HOST : 0u) |
-           (copy->device.base != NULL ? CAIRN_PUBLISHED_DEVICE : 0u);
 }
 
 /* ---- parked, and back ---- */

@@ -39,12 +39,6 @@ static cairn_status put_judge_chunk(const struct shard_job *job, const struct ch
     return CAIRN_OK;
 }
 
-/* The dtype that a PUT's plane must have. */
-static cairn_dtype put_dtype(const struct shard_job *job, const struct chunk_put *put)
-{
-    return job->view->forms[job->view->table.extent_of[put->chunk]].master;
-}
-
 /* CAIRN_ERR_MALFORMED: the payload is not as long as put->piece in the header's dtype. */
 static cairn_status put_judge_payload(const struct chunk_header *header,
                                       const struct chunk_put *put, struct sentence *why)
@@ -62,7 +56,7 @@ static cairn_status put_judge_plane(const struct shard_job *job, const struct ch
 {
     const char *name = job->spec.tensors[header->tensor].name;
     const struct form *form = &job->view->forms[job->view->table.extent_of[put->chunk]];
-    const cairn_dtype dtype = put_dtype(job, put);
+    const cairn_dtype dtype = job->view->forms[job->view->table.extent_of[put->chunk]].master;
     if (!plane_is_state(header->plane) || header->dtype != dtype)
         return fail_with(why, CAIRN_ERR_MALFORMED,
                          "tensor %s, plane %u in %s: param and moments are put, in %s", name,
@@ -301,25 +295,6 @@ void put_on_message(struct shard_member *member, const struct chunk_header *head
     }
     *put = judged;
     shard_job_busy(job);
-}
-
-cairn_status puts_are_whole(const struct shard_job *job, struct sentence *why)
-{
-    size_t missing = 0;
-    uint32_t last = UINT32_MAX;
-    struct sentence names = { "" };
-    for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
-        const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[c]].tensor;
-        const bool is_put = (job->puts.have[c] & CAIRN_PUT_HAS(CAIRN_PLANE_PARAM)) != 0;
-        if (tensor == last || is_put || tiles_put_whole(job, c)) continue;
-        last = tensor;
-        if (++missing <= 5)
-            sentence_add(&names, "%s%s", missing > 1 ? ", " : "", job->spec.tensors[tensor].name);
-    }
-    if (missing == 0) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_NOT_READY,
-                     "shard %s has no whole initial state of %zu tensors: %s%s; put them first",
-                     job->shard->name, missing, names.text, missing > 5 ? ", ..." : "");
 }
 
 void job_puts_end(struct shard_job *job)

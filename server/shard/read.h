@@ -160,9 +160,6 @@ CAIRN_MUST_CHECK cairn_status published_open_device(struct shard_job *job, struc
  * the host's side alone, or both. */
 void published_park(struct shard_job *job);
 void published_unpark(struct shard_job *job);
-/* A send right out of it, or a copy within it, began, or ended: then it may be closed. */
-void published_lend(struct shard_job *job, const struct published_copy *copy);
-void published_return(struct shard_job *job, const struct published_copy *copy);
 /* The version that was written last changed parameters here. */
 void published_note_params(struct shard_job *job);
 /* Some came from another shard, or the view is another one: what older copies have of them counts no more. */
@@ -261,9 +258,6 @@ enum brought { CAIRN_BROUGHT_NOT, CAIRN_BROUGHT_COMING, CAIRN_BROUGHT };
 
 /* Some are on their way. */
 bool bring_works(const struct shard_job *job);
-
-/* The threads have ended: drops what was on its way; no fetch_brought follows. */
-void bring_drop(struct shard_job *job);
 
 /* ==== fetch ==== */
 

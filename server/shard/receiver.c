@@ -16,10 +16,6 @@ enum { STAGED_EACH = 1, ALL_STAGED_EACH = 6 };
 
 static cairn_status sender_open(struct receiver *receiver, struct sender *sender,
                                 const Cairn__ShardInfo *info, struct sentence *why);
-static void sender_close(struct sender *sender);
-static void sender_unlink(struct sender *sender);
-static void sender_feed(struct sender *sender);
-static bool sender_tick(struct sender *sender, uint64_t now_ms);
 static void sender_on_message(struct sender *sender, const struct chunk_header *header,
                               struct fabric_message *message);
 
@@ -135,12 +131,24 @@ cairn_status receiver_open(struct shard_job *job, struct shard_view *view,
     return status;
 }
 
-cairn_status receiver_reserve(const struct receiver *receiver, struct reserve *reserve)
+/* ---- the end ---- */
+
+/* Ends the connection; nothing is asked for any more if the receiver leaves. */
+static void sender_unlink(struct sender *sender)
 {
-    return reserve_add(reserve, &receiver->staging, 0, receiver->staging.bytes);
+    if (sender->receiver == NULL) return; // it was not opened
+    if (sender->receiver->job->shard->closing)
+        chunk_link_forget(&sender->link);
+    else
+        chunk_link_close(&sender->link);
 }
 
-/* ---- the end ---- */
+static void sender_close(struct sender *sender)
+{
+    sender_unlink(sender);
+    free(sender->address);
+    free(sender->slots);
+}
 
 void receiver_free(struct receiver *receiver)
 {
@@ -150,15 +158,6 @@ void receiver_free(struct receiver *receiver)
     pieces_release(&receiver->pieces);
     shard_view_unref(receiver->view);
     free(receiver);
-}
-
-void receiver_free_leaving(struct shard_job *job)
-{
-    while (job->move.leaving != NULL) {
-        struct receiver *receiver = job->move.leaving;
-        job->move.leaving = receiver->next_leaving;
-        receiver_free(receiver);
-    }
 }
 
 /* Something in flight refers to the receiver; `idle` may free it, and its job. */
@@ -174,9 +173,7 @@ static void receiver_idle(struct receiver *receiver)
     assert(receiver->busy > 0);
     receiver->busy--;
     if (receiver->busy == 0 && receiver->is_leaving && !job->shard->closing) {
-        struct receiver **at = &job->move.leaving;
-        while (*at != receiver) at = &(*at)->next_leaving;
-        *at = receiver->next_leaving;
+        LIST_REMOVE(receiver, leaving);
         receiver_free(receiver);
     }
     shard_job_idle(job);
@@ -187,22 +184,40 @@ void receiver_leave(struct receiver *receiver)
     if (receiver == NULL) return;
     receiver_busy(receiver); // not freed before we are through
     receiver->is_leaving = true;
-    receiver->next_leaving = receiver->job->move.leaving;
-    receiver->job->move.leaving = receiver;
+    LIST_INSERT_HEAD(&receiver->job->move.leaving, receiver, leaving);
     for (uint32_t i = 0; i < receiver->sender_count; i++) sender_unlink(&receiver->senders[i]);
     receiver_idle(receiver);
 }
 
 /* ---- what comes ---- */
 
-bool receiver_is_begun(const struct receiver *receiver)
+/* Asks for what there are free slots for. */
+static void sender_feed(struct sender *sender)
 {
-    return receiver->is_begun;
+    // Goes from the last slot to the first, since the first ones have staging: whole chunks leave
+    // those to cut ones.
+    for (uint32_t i = sender->receiver->staged.of_each; i-- > 0 && sender->next < sender->end;) {
+        struct receiver_slot *slot = &sender->slots[i];
+        const struct state_piece *piece = &sender->receiver->pieces.list[sender->next];
+        if (slot->piece != NULL ||
+            (slot->staging == NULL && piece_is_staged(sender->receiver, piece)))
+            continue;
+        slot->piece = piece;
+        sender->next++;
+        slot->request.serial++;
+        slot->request.damaged = 0;
+        asker_ask(&sender->asker, &slot->request);
+    }
+    asker_pump(&sender->asker);
 }
 
-struct shard_job *receiver_job(const struct receiver *receiver)
+static bool sender_tick(struct sender *sender, uint64_t now_ms)
 {
-    return receiver->job;
+    struct shard_daemon *shard = sender->receiver->job->shard;
+    if (sender->link.peer != NULL) asker_retry(&sender->asker);
+    chunk_link_tick(&sender->link, sender->receiver->is_leaving ? NULL : shard->fabric,
+                    sender->address, sender->address_bytes, now_ms);
+    return asker_waits(&sender->asker);
 }
 
 void receiver_begin(struct receiver *receiver, struct cairn_version version,
@@ -354,11 +369,6 @@ static struct sender *sender_of(const struct chunk_link *link)
     return (struct sender *)((char *)(uintptr_t)link - offsetof(struct sender, link));
 }
 
-static struct receiver_slot *slot_of(struct chunk_request *request)
-{
-    return (struct receiver_slot *)((char *)request - offsetof(struct receiver_slot, request));
-}
-
 /* ---- the connection ---- */
 
 static void sign(const struct chunk_link *link, struct chunk_header *header)
@@ -426,7 +436,8 @@ static const struct chunk_link_callbacks hands = {
 
 static cairn_status send_fetch(struct chunk_request *request)
 {
-    const struct receiver_slot *slot = slot_of(request);
+    const struct receiver_slot *slot =
+        (struct receiver_slot *)((char *)request - offsetof(struct receiver_slot, request));
     struct sender *sender = slot->sender;
     const struct state_piece *piece = slot->piece;
     struct chunk_header header = {
@@ -444,26 +455,6 @@ static cairn_status send_fetch(struct chunk_request *request)
     // Before the sender's HELLO it is not known by which of its endpoints it will answer.
     if (!chunk_link_is_up(&sender->link)) return CAIRN_ERR_CLOSED;
     return chunk_link_send(&sender->link, &header, NULL, 0, NULL, NULL);
-}
-
-/* Asks for what there are free slots for. */
-static void sender_feed(struct sender *sender)
-{
-    // Goes from the last slot to the first, since the first ones have staging: whole chunks leave
-    // those to cut ones.
-    for (uint32_t i = sender->receiver->staged.of_each; i-- > 0 && sender->next < sender->end;) {
-        struct receiver_slot *slot = &sender->slots[i];
-        const struct state_piece *piece = &sender->receiver->pieces.list[sender->next];
-        if (slot->piece != NULL ||
-            (slot->staging == NULL && piece_is_staged(sender->receiver, piece)))
-            continue;
-        slot->piece = piece;
-        sender->next++;
-        slot->request.serial++;
-        slot->request.damaged = 0;
-        asker_ask(&sender->asker, &slot->request);
-    }
-    asker_pump(&sender->asker);
 }
 
 /* The slot's piece is to be asked for once more, after an answer with this status. */
@@ -580,15 +571,6 @@ static void sender_on_message(struct sender *sender, const struct chunk_header *
 
 /* ---- from beginning to end ---- */
 
-static bool sender_tick(struct sender *sender, uint64_t now_ms)
-{
-    struct shard_daemon *shard = sender->receiver->job->shard;
-    if (sender->link.peer != NULL) asker_retry(&sender->asker);
-    chunk_link_tick(&sender->link, sender->receiver->is_leaving ? NULL : shard->fabric,
-                    sender->address, sender->address_bytes, now_ms);
-    return asker_waits(&sender->asker);
-}
-
 static cairn_status open_slots(struct sender *sender)
 {
     struct receiver *receiver = sender->receiver;
@@ -623,21 +605,4 @@ static cairn_status sender_open(struct receiver *receiver, struct sender *sender
     if (sender->address_bytes > 0)
         memcpy(sender->address, info->fabric_address.data, sender->address_bytes);
     return CAIRN_OK;
-}
-
-/* Ends the connection; nothing is asked for any more if the receiver leaves. */
-static void sender_unlink(struct sender *sender)
-{
-    if (sender->receiver == NULL) return; // it was not opened
-    if (sender->receiver->job->shard->closing)
-        chunk_link_forget(&sender->link);
-    else
-        chunk_link_close(&sender->link);
-}
-
-static void sender_close(struct sender *sender)
-{
-    sender_unlink(sender);
-    free(sender->address);
-    free(sender->slots);
 }

@@ -15,18 +15,12 @@
 #define TICK_MS       20
 #define SILENT_MAX_MS 15000 /* without a word from an owner */
 
-static void relay_owner_close(struct relay_owner *owner);
-static void relay_sums_close(struct relay *relay);
 static void relay_sums_void(struct relay *relay);
 static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *owner,
                                      const Cairn__ShardInfo *info, struct sentence *why);
 static cairn_status relay_sums_open(struct relay *relay, struct sentence *why);
-static void relay_link_on_hello(struct relay_owner *owner, const struct chunk_header *header);
 static void relay_link_tick(struct relay_owner *owner, uint64_t now_ms);
-static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms);
-static bool relay_link_waits(const struct relay_owner *owner);
 static void relay_link_open(struct relay_owner *owner);
-static struct relay_owner *relay_owner_of(const struct collector *collector);
 
 /* ---- one in use ---- */
 
@@ -55,6 +49,26 @@ static struct relay_owner *relay_owner_of_chunk(struct relay *relay, uint32_t te
 }
 
 /* ---- the end of one ---- */
+
+static void relay_owner_close(struct relay_owner *owner)
+{
+    collector_close(&owner->collector);
+    relay_forward_close(owner);
+    free(owner->address);
+    free(owner->buffers.sums);
+    chunk_table_close(&owner->table);
+}
+
+static void relay_sums_close(struct relay *relay)
+{
+    struct shard_job *job = relay->job;
+    struct relay_sums *sums = &relay->sums;
+    const uint32_t touched = sums->pool.touched;
+    const uint32_t taken = touched > sums->reserved ? touched : sums->reserved;
+    shard_job_give(job, &job->memory.staging, (uint64_t)taken * sums->buffer_bytes);
+    arena_release(job->shard, &sums->arena); // counted back already: the next relay takes the bytes
+    free(sums->pool.buffers);
+}
 
 static void relay_free(struct relay *relay)
 {
@@ -293,6 +307,13 @@ static bool of_owner(const struct chunk_header *header)
     }
 }
 
+/* A HELLO that was judged to be from that owner. */
+static void relay_link_on_hello(struct relay_owner *owner, const struct chunk_header *header)
+{
+    if (chunk_link_on_hello(&owner->link, header->request)) relay_fetch_lost(owner);
+    pusher_on_hello(&owner->forward.pusher, 0, header->request);
+}
+
 static void dispatch_message(struct relay_owner *owner, const struct chunk_header *header,
                              struct fabric_message *message)
 {
@@ -346,6 +367,25 @@ void relay_give_up(struct relay *relay, const char *format, ...)
 }
 
 /* ---- time ---- */
+
+/* Gives the relay up if only room would let the owner's folds go on, and there has been none for long. */
+static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms)
+{
+    struct relay *relay = owner->relay;
+    const bool may_receive = step_may_receive(owner->collector.step);
+    if (buffer_pool_is_stuck(&relay->sums.pool, &owner->buffers, may_receive, now_ms))
+        relay_give_up(relay,
+                      "there is no room for sums to shard %s, and its workers push in orders "
+                      "that are far apart: raise memory.limit of shard %s, give its host "
+                      "more memory, or push in one order",
+                      owner->name, relay->job->shard->name);
+}
+
+/* The owner has not answered something. */
+static bool relay_link_waits(const struct relay_owner *owner)
+{
+    return pusher_waits(&owner->forward.pusher, 0) || relay_fetch_waits(owner);
+}
 
 /* True if there is something to wait for. */
 static bool tick_relay(struct relay *relay, uint64_t now_ms)
@@ -424,15 +464,6 @@ static cairn_status relay_owner_open(struct relay *relay, struct relay_owner *ow
     return status == CAIRN_OK ? CAIRN_OK : fail_memory(owner, why);
 }
 
-static void relay_owner_close(struct relay_owner *owner)
-{
-    collector_close(&owner->collector);
-    relay_forward_close(owner);
-    free(owner->address);
-    free(owner->buffers.sums);
-    chunk_table_close(&owner->table);
-}
-
 /* ==== sums ==== */
 
 /* The sums of a relay: memory for the buffers that buffer_pool.h gives out, and the folds that make them on
@@ -479,6 +510,11 @@ static bool touch_another(struct buffer_pool *pool)
 
 /* ---- folds ---- */
 
+static struct relay_owner *relay_owner_of(const struct collector *collector)
+{
+    return (struct relay_owner *)((char *)collector - offsetof(struct relay_owner, collector));
+}
+
 static bool relay_fold(const struct fold *fold, uint32_t stage, struct works *works)
 {
     const struct relay_owner *owner = relay_owner_of(fold->collector);
@@ -520,19 +556,6 @@ static void for_folds(struct buffer_claim *claims, void (*what)(struct fold *fol
 void relay_sums_advance(struct relay *relay)
 {
     for_folds(buffer_pool_advance(&relay->sums.pool), fold_submit);
-}
-
-/* Gives the relay up if only room would let the owner's folds go on, and there has been none for long. */
-static void relay_sums_tick(struct relay_owner *owner, uint64_t now_ms)
-{
-    struct relay *relay = owner->relay;
-    const bool may_receive = step_may_receive(owner->collector.step);
-    if (buffer_pool_is_stuck(&relay->sums.pool, &owner->buffers, may_receive, now_ms))
-        relay_give_up(relay,
-                      "there is no room for sums to shard %s, and its workers push in orders "
-                      "that are far apart: raise memory.limit of shard %s, give its host "
-                      "more memory, or push in one order",
-                      owner->name, relay->job->shard->name);
 }
 
 /* The round is void: folds that wait are not done, and the sums are nobody's. The call comes before
@@ -591,17 +614,6 @@ static cairn_status relay_sums_open(struct relay *relay, struct sentence *why)
     return CAIRN_OK;
 }
 
-static void relay_sums_close(struct relay *relay)
-{
-    struct shard_job *job = relay->job;
-    struct relay_sums *sums = &relay->sums;
-    const uint32_t touched = sums->pool.touched;
-    const uint32_t taken = touched > sums->reserved ? touched : sums->reserved;
-    shard_job_give(job, &job->memory.staging, (uint64_t)taken * sums->buffer_bytes);
-    arena_release(job->shard, &sums->arena); // counted back already: the next relay takes the bytes
-    free(sums->pool.buffers);
-}
-
 /* ==== link ==== */
 
 /* Connections of a relay to the owners (proto/link/link.h); an owner may be this very shard. */
@@ -625,12 +637,6 @@ static void sign(const struct chunk_link *link, struct chunk_header *header)
     header->member = relay->number;
     header->token = relay->token;
     if (header->kind == CAIRN_CHUNK_HELLO) header->value = CAIRN_CHUNK_OF_RELAY;
-}
-
-/* The owner has not answered something. */
-static bool relay_link_waits(const struct relay_owner *owner)
-{
-    return pusher_waits(&owner->forward.pusher, 0) || relay_fetch_waits(owner);
 }
 
 static bool waits(const struct chunk_link *link)
@@ -712,13 +718,6 @@ static void relay_link_tick(struct relay_owner *owner, uint64_t now_ms)
     chunk_link_tick(&owner->link, owner->relay->leaving ? NULL : shard_of(owner)->fabric,
                     owner->address, owner->address_bytes, now_ms);
     judge_silence(owner, now_ms);
-}
-
-/* A HELLO that was judged to be from that owner. */
-static void relay_link_on_hello(struct relay_owner *owner, const struct chunk_header *header)
-{
-    if (chunk_link_on_hello(&owner->link, header->request)) relay_fetch_lost(owner);
-    pusher_on_hello(&owner->forward.pusher, 0, header->request);
 }
 
 /* ==== collect ==== */
@@ -872,11 +871,6 @@ bool relay_on_push(struct shard_member *member, const struct chunk_header *heade
 }
 
 /* ---- callbacks ---- */
-
-static struct relay_owner *relay_owner_of(const struct collector *collector)
-{
-    return (struct relay_owner *)((char *)collector - offsetof(struct relay_owner, collector));
-}
 
 static bool takes_events(const struct collector *collector)
 {

@@ -298,15 +298,11 @@ void relay_cache_release(struct relay_cache *cache)
  * wait. Any other refusal may be meant for the relay and not for the worker: then the worker is
  * told to ask the owner itself (NOT_FOUND). */
 
-static struct relay_entry *entry_of(struct chunk_request *request)
-{
-    return (struct relay_entry *)((char *)request - offsetof(struct relay_entry, request));
-}
-
 /* Called by the owners' askers: sends the FETCH of an entry to its owner. */
 static cairn_status relay_ask_send(struct chunk_request *request)
 {
-    const struct relay_entry *entry = entry_of(request);
+    const struct relay_entry *entry = (struct relay_entry *)((char *)request -
+                                                             offsetof(struct relay_entry, request));
     const struct chunk_place place = shard_map_chunk(&entry->owner->table.map, entry->chunk);
     struct chunk_header header = {
         .kind = CAIRN_CHUNK_FETCH,
@@ -763,11 +759,6 @@ void relay_fetch_close(struct relay *relay)
 
 #define MICROS_AHEAD 4096 /* micro-batches by which workers may be ahead of an owner */
 
-static uint64_t cookie_of(uint32_t buffer)
-{
-    return (uint64_t)buffer + 1;
-}
-
 static uint32_t buffer_of(uint64_t cookie)
 {
     return (uint32_t)(cookie - 1);
@@ -776,11 +767,6 @@ static uint32_t buffer_of(uint64_t cookie)
 static struct relay_owner *owner_of(const struct pusher *pusher)
 {
     return (struct relay_owner *)((char *)pusher - offsetof(struct relay_owner, forward.pusher));
-}
-
-static struct relay_owner *owner_of_buffer(const struct buffer *buffer)
-{
-    return (struct relay_owner *)((char *)buffer->owner - offsetof(struct relay_owner, buffers));
 }
 
 /* ---- callbacks of the pusher ---- */
@@ -800,7 +786,8 @@ static void link_failed(struct pusher *pusher, struct chunk_link *link)
 static void on_chunk_sent(void *arg, cairn_status status)
 {
     struct buffer *buffer = arg;
-    struct relay_owner *owner = owner_of_buffer(buffer);
+    struct relay_owner *owner = (struct relay_owner *)((char *)buffer->owner -
+                                                       offsetof(struct relay_owner, buffers));
     struct relay *relay = owner->relay;
     buffer_pool_return(&relay->sums.pool, (uint32_t)(buffer - relay->sums.pool.buffers));
     if (!relay->job->shard->closing) relay_sums_advance(relay);
@@ -949,7 +936,7 @@ void relay_forward_chunk(struct relay_owner *owner, uint32_t chunk, uint32_t mic
         const struct push_chunk next = {
             .chunk = chunk,
             .is_small = elems * sizeof(float) <= CAIRN_CHUNK_SMALL,
-            .cookie = cookie_of(buffer),
+            .cookie = ((uint64_t)buffer + 1),
         };
         status = pusher_chunk(&owner->forward.pusher, 0, micro, next);
     }

@@ -294,8 +294,8 @@ struct report_digest {
 };
 
 struct report {
-    struct report *next;   /* of the job's, while it is sent */
-    struct shard_job *job; /* borrowed */
+    LIST_ENTRY(report) link; /* of the job's, while it is sent */
+    struct shard_job *job;   /* borrowed */
     uint64_t snapshot;
     struct cairn_version version;
     /* owned */
@@ -521,12 +521,10 @@ static bool send_batch(struct report *report)
 /* Frees it unless more of it is to come. */
 static void send_some(struct report *report)
 {
-    struct report **link = &report->job->pins.reports;
     const bool sent = send_batch(report);
     if (!sent) send_failure(report, CAIRN_ERR_NO_MEMORY, "out of memory for the list of digests");
     if (sent && !is_told(report)) return;
-    while (*link != report) link = &(*link)->next;
-    *link = report->next;
+    LIST_REMOVE(report, link);
     report_free(report);
 }
 
@@ -541,23 +539,23 @@ void report_send(struct report *report, struct cairn_version version, cairn_stat
     }
     if (report->digest_count > 0)
         qsort(report->digests, report->digest_count, sizeof *report->digests, digest_order);
-    report->next = report->job->pins.reports;
-    report->job->pins.reports = report;
+    LIST_INSERT_HEAD(&report->job->pins.reports, report, link);
     send_some(report);
 }
 
 void report_next(struct shard_job *job, uint64_t snapshot)
 {
-    struct report *report = job->pins.reports;
-    while (report != NULL && report->snapshot != snapshot) report = report->next;
+    struct report *report;
+    LIST_FOREACH (report, &job->pins.reports, link)
+        if (report->snapshot == snapshot) break;
     if (report != NULL) send_some(report);
 }
 
 void reports_drop(struct shard_job *job)
 {
-    while (job->pins.reports != NULL) {
-        struct report *report = job->pins.reports;
-        job->pins.reports = report->next;
+    struct report *report;
+    while ((report = LIST_FIRST(&job->pins.reports)) != NULL) {
+        LIST_REMOVE(report, link);
         report_free(report);
     }
 }

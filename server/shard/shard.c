@@ -24,7 +24,6 @@
 #define HELD_MAX       (1u << 18) /* messages: a window of each worker, read where it lies */
 #define MEMORY_THREADS 4          /* make pages: from there on the kernel is what takes the time */
 
-static void device_say_way(const struct shard_daemon *shard);
 static cairn_status device_open(struct shard_daemon *shard, const struct shard_options *options,
                                 struct sentence *why);
 static uint32_t find_without(bool has_device);
@@ -55,11 +54,6 @@ static void on_timer_closed(uv_handle_t *handle)
 static void on_part_closed(void *context)
 {
     handle_closed(context);
-}
-
-static void free_jobs(struct shard_daemon *shard)
-{
-    while (shard->jobs != NULL) shard_job_free(shard->jobs);
 }
 
 void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context)
@@ -120,7 +114,7 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
         pool_close(shard->memory.releaser, on_part_closed, shard);
     }
     release_close(shard);
-    free_jobs(shard);
+    while (shard->jobs != NULL) shard_job_free(shard->jobs);
     compute_close(&shard->device);
     compute_close(&shard->host);
     handle_closed(shard);
@@ -130,6 +124,16 @@ static void on_refused(void *arg, const char *what)
 {
     struct shard_daemon *shard = arg;
     log_limited(&shard->fabric_refusals, CAIRN_LOG_WARN, "%s", what);
+}
+
+/* Says in the log how what lies on the device goes to other hosts; after the fabric was opened. */
+static void device_say_way(const struct shard_daemon *shard)
+{
+    const char *why;
+    const bool is_direct = device_goes_directly(shard, &why);
+    if (shard->device.home == NULL) return;
+    log_info("what lies on the card goes to other hosts %s: %s",
+             is_direct ? "from there" : "through host memory", why);
 }
 
 static cairn_status open_fabric(struct shard_daemon *shard, const struct shard_options *options,
@@ -417,14 +421,4 @@ static cairn_status device_open(struct shard_daemon *shard, const struct shard_o
         log_warn("state lies in host memory (%s): %s", host, reason.text);
     shard->no_device = reason;
     return CAIRN_OK;
-}
-
-/* Says in the log how what lies on the device goes to other hosts; after the fabric was opened. */
-static void device_say_way(const struct shard_daemon *shard)
-{
-    const char *why;
-    const bool is_direct = device_goes_directly(shard, &why);
-    if (shard->device.home == NULL) return;
-    log_info("what lies on the card goes to other hosts %s: %s",
-             is_direct ? "from there" : "through host memory", why);
 }

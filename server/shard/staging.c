@@ -159,13 +159,6 @@ void staging_cancel(struct staging *staging)
     pthread_mutex_unlock(&staging->lock);
 }
 
-bool staging_is_quiet(const struct staging *staging)
-{
-    // In this order: a reader that begins later sees that it was canceled.
-    return staging->job != NULL && atomic_load(&staging->canceled) &&
-           !atomic_load(&staging->reading);
-}
-
 cairn_status staging_check(const struct staging *staging, struct sentence *why)
 {
     if (!atomic_load(&staging->canceled)) return CAIRN_OK;

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
@@ -122,8 +123,6 @@ CAIRN_MUST_CHECK cairn_status staging_open(struct staging *staging, struct shard
 void staging_touch(struct staging *staging, void (*touched)(void *context), void *context);
 /* Nobody reads it any more: no pass saves anything, or waits. */
 void staging_cancel(struct staging *staging);
-/* It was, and its reader looks at the planes no more, though it may hang in storage: they may move. */
-bool staging_is_quiet(const struct staging *staging);
 /* Whether it was: then why, and CAIRN_ERR_CANCELED, or CAIRN_ERR_TIMEOUT if a pass had waited for too long.
  * Any thread. */
 CAIRN_MUST_CHECK cairn_status staging_check(const struct staging *staging, struct sentence *why);
@@ -248,8 +247,6 @@ struct job_puts {
 
 void put_on_message(struct shard_member *member, const struct chunk_header *header,
                     struct fabric_message *message);
-/* CAIRN_OK: every chunk was put. CAIRN_ERR_NOT_READY: `why` names what is missing. */
-CAIRN_MUST_CHECK cairn_status puts_are_whole(const struct shard_job *job, struct sentence *why);
 /* The moments of this member count, and those that others put are stale. */
 void put_count_moments(struct shard_job *job, uint64_t member);
 /* Sealed before, when another shard's part was missing: all moments that are sealed count, so their member
@@ -291,8 +288,8 @@ enum { CAIRN_SHARD_PINS_MAX = 4 }; /* snapshots and digests of a job at a time *
 
 /* The pins of a job, and what is told of them. */
 struct pins {
-    struct pin *list;       /* owned */
-    struct report *reports; /* owned: being sent */
+    LIST_HEAD(, pin) list;       /* owned */
+    LIST_HEAD(, report) reports; /* owned: being sent */
     /* Borrowed: [saving_count] into which the UPDATE at hand saves what it overwrites; constant during it. */
     struct staging *saving[CAIRN_SHARD_PINS_MAX];
     uint32_t saving_count;

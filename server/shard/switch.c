@@ -198,7 +198,7 @@ struct ready {
 bool shard_job_rests(const struct shard_job *job)
 {
     const enum step_phase phase = step_phase_of(job->collector.step);
-    const bool is_saved = !pins_rest(job) || job->pins.reports != NULL;
+    const bool is_saved = !pins_rest(job) || !LIST_EMPTY(&job->pins.reports);
     return (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING) && tiles_rest(job) &&
            !job->pass.updating && job->pass.parts_left == 0 && job->pass.republished == NULL &&
            !is_saved && !job->park.is_under_way && job->puts.write == NULL;
@@ -285,12 +285,6 @@ cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view, st
 
 #define PIECE_BYTES ((uint64_t)4 << 20) /* of a plane, an item */
 
-static void forget_places(struct shard_job *job)
-{
-    for (struct area *area = job->planes.areas; area != NULL; area = area->next)
-        arena_release(job->shard, &area->to);
-}
-
 /* Resumes the work that waited for the job to be parked, or taken back to the device. */
 static void go_on(struct shard_job *job)
 {
@@ -312,7 +306,8 @@ static void end_park(struct shard_job *job, cairn_status status, const struct se
 /* It stays where it was. */
 static void give_up(struct shard_job *job, cairn_status status, const struct sentence *why)
 {
-    forget_places(job);
+    for (struct area *area = job->planes.areas; area != NULL; area = area->next)
+        arena_release(job->shard, &area->to);
     if (job->park.to_host) {
         shard_job_give(job, &job->memory.state, job->park.host_bytes);
         job->park.host_bytes = 0;
@@ -359,6 +354,12 @@ static uint32_t all_pieces(const struct shard_job *job)
     return pieces;
 }
 
+/* True if the segment of the area in which `at` lies went back to the device. */
+static bool area_is_gone(const struct area *area, uint64_t at)
+{
+    return area->segments[at / CAIRN_SEGMENT_BYTES].is_gone;
+}
+
 static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     const struct shard_job *job = job_of(run);
@@ -378,6 +379,14 @@ static bool describe(struct work_run *run, uint32_t item, uint32_t stage, struct
         return false;
     }
     return false;
+}
+
+/* They lie on the device anew, whole: gives back what was given before. */
+static void areas_give_gone(struct state_planes *planes)
+{
+    for (struct area *area = planes->areas; area != NULL; area = area->next)
+        for (uint64_t s = 0; s < memory_segments(area->arena.bytes); s++)
+            if (area->segments[s].is_gone) arena_give_segment(&area->arena, s);
 }
 
 /* Ends a move: the planes lie where they were copied to. The memory in which they lay is given
@@ -505,7 +514,7 @@ static void unpark_part(struct shard_job *job)
 static bool rests(const struct shard_job *job)
 {
     // A snapshot reads planes where they lie: those of the device are about to move.
-    const bool saves = job->planes.host_from != 0 && job->pins.list != NULL;
+    const bool saves = job->planes.host_from != 0 && !LIST_EMPTY(&job->pins.list);
     return step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
            step_slots_used(job->collector.step) == 0 && !job->pass.updating &&
            job->pass.parts_left == 0 && !bring_works(job) && !saves && job->puts.write == NULL &&

@@ -22,11 +22,6 @@ static const struct shape *shape_of(const struct shard_job *job, uint32_t tensor
     return &job->spec.tensors[tensor].shape;
 }
 
-static const struct shard_map *map_of(const struct shard_job *job)
-{
-    return &job->tiling.table->map;
-}
-
 /* The tensor's chunks here. */
 static struct tensor_chunks chunks_of(const struct shard_job *job, uint32_t tensor)
 {
@@ -281,7 +276,7 @@ static void clear_beside(const struct shard_job *job, uint32_t tensor, const str
     clear_chunks(job, end, all.first + all.count, row);
     if (held->touched == held->chunk_count) return;
     for (uint64_t c = held->first_chunk; c < end; c++) { // a box of short runs, far apart
-        const struct chunk_place place = shard_map_chunk(map_of(job), c);
+        const struct chunk_place place = shard_map_chunk(&job->tiling.table->map, c);
         if (tiles_common(job, &held->box, &place, &before) == 0) clear_chunks(job, c, c + 1, row);
     }
 }

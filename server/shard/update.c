@@ -21,9 +21,6 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
-static struct shard_job *pass_job(const struct work_run *run);
-static uint32_t pass_trained(const struct work_run *run, uint32_t item);
-static uint32_t pass_chunk(const struct work_run *run, uint32_t item);
 static struct step_sums pass_sums(const struct shard_job *job);
 static void pass_submit(struct shard_job *job, bool trained, bool all,
                         const struct pass_kind *kind);
@@ -44,9 +41,25 @@ static float *plane_at(const struct shard_job *job, enum plane plane, uint32_t c
 
 /* ---- reduce ---- */
 
-void pass_zero(struct shard_job *job, uint32_t chunk)
+static struct shard_job *pass_job(const struct work_run *run)
 {
-    job->pass.zero[chunk] = true; // REDUCE, which follows, writes the zeros
+    return ((const struct pass_part *)run)->job;
+}
+
+/* The core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED: the item is one of all chunks. */
+static uint32_t pass_trained(const struct work_run *run, uint32_t item)
+{
+    const struct pass_part *part = (const struct pass_part *)run;
+    return item < part->trained_count ? part->trained_first + item : CAIRN_PASS_NOT_TRAINED;
+}
+
+/* The map's. */
+static uint32_t pass_chunk(const struct work_run *run, uint32_t item)
+{
+    const struct pass_part *part = (const struct pass_part *)run;
+    const uint32_t trained = pass_trained(run, item);
+    return trained != CAIRN_PASS_NOT_TRAINED ? part->job->pass.table->trained[trained]
+                                             : part->first + (item - part->trained_count);
 }
 
 static bool describe_reduce(struct work_run *run, uint32_t item, uint32_t stage,
@@ -594,27 +607,6 @@ void pass_close(struct shard_job *job)
 }
 
 /* ---- items ---- */
-
-static struct shard_job *pass_job(const struct work_run *run)
-{
-    return ((const struct pass_part *)run)->job;
-}
-
-/* The core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED: the item is one of all chunks. */
-static uint32_t pass_trained(const struct work_run *run, uint32_t item)
-{
-    const struct pass_part *part = (const struct pass_part *)run;
-    return item < part->trained_count ? part->trained_first + item : CAIRN_PASS_NOT_TRAINED;
-}
-
-/* The map's. */
-static uint32_t pass_chunk(const struct work_run *run, uint32_t item)
-{
-    const struct pass_part *part = (const struct pass_part *)run;
-    const uint32_t trained = pass_trained(run, item);
-    return trained != CAIRN_PASS_NOT_TRAINED ? part->job->pass.table->trained[trained]
-                                             : part->first + (item - part->trained_count);
-}
 
 /* ---- the parts ---- */
 

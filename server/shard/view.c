@@ -6,12 +6,19 @@
 #include "server/shard/memory.h"
 #include "server/shard/shard.h"
 
-static void view_places_close(struct shard_view *view);
-
 struct shard_view *shard_view_ref(struct shard_view *view)
 {
     view->refs++;
     return view;
+}
+
+/* Safe to call again, and of a view that has none. */
+static void view_places_close(struct shard_view *view)
+{
+    for (size_t i = 0; view->places != NULL && i < view->table.map.extent_count; i++)
+        area_unref(view->places[i].area);
+    free(view->places);
+    view->places = NULL;
 }
 
 void shard_view_unref(struct shard_view *view)
@@ -270,15 +277,6 @@ cairn_status shard_view_places_open(struct shard_view *view, const struct shard_
     free(comes);
     *bytes_out = begin_bytes[CAIRN_PLANES - 1] + end_bytes[CAIRN_PLANES - 1];
     return CAIRN_OK;
-}
-
-/* Safe to call again, and of a view that has none. */
-static void view_places_close(struct shard_view *view)
-{
-    for (size_t i = 0; view->places != NULL && i < view->table.map.extent_count; i++)
-        area_unref(view->places[i].area);
-    free(view->places);
-    view->places = NULL;
 }
 
 cairn_status shard_view_area_add(struct shard_view *view, struct state_planes *planes,

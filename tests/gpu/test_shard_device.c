@@ -161,7 +161,7 @@ TEST(what_a_device_copies_is_pinned_while_it_is_there_and_no_longer)
     ck_assert_uint_ge(one - empty, landing_at(&job->landing, job->landing.made));
     scene_put_all(&scene, 1);
     scene_seal(&scene); // which closes the buffers of puts
-    while (scene.shard->memory.releases != NULL) scene_settle(&scene);
+    while (!LIST_EMPTY(&scene.shard->memory.releases)) scene_settle(&scene);
     const uint64_t served = use_now().pinned_bytes;
     ck_assert_uint_lt(served, one);
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);

@@ -27,7 +27,7 @@ static struct home *home_of(uint32_t shard)
 static uint64_t released(void)
 {
     for (uint32_t i = 0; i < stage.count; i++)
-        while (stage.shard[i].shard->memory.releases != NULL) scene_settle(&stage.shard[i]);
+        while (!LIST_EMPTY(&stage.shard[i].shard->memory.releases)) scene_settle(&stage.shard[i]);
     return home_free_bytes(home_of(0)); // the same card's
 }
 
@@ -219,7 +219,7 @@ TEST(a_segment_in_which_nothing_is_left_is_the_cards_and_what_stays_does_not_mov
     ck_assert_uint_eq(home_free_bytes(home), free_bytes - ((uint64_t)32 << 20));
     shard_views_keep(one, 1, &planes, scene.shard);
     ck_assert_ptr_null(planes.areas);
-    while (scene.shard->memory.releases != NULL) scene_settle(&scene);
+    while (!LIST_EMPTY(&scene.shard->memory.releases)) scene_settle(&scene);
     ck_assert_uint_eq(home_free_bytes(home), free_bytes);
     shard_view_unref(all);
     shard_view_unref(last);

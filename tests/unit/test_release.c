@@ -48,7 +48,7 @@ static void tear_down(void)
 
 static void until_all_are_back(void)
 {
-    while (shard.memory.releases != NULL) uv_run(&loop, UV_RUN_ONCE);
+    while (!LIST_EMPTY(&shard.memory.releases)) uv_run(&loop, UV_RUN_ONCE);
 }
 
 TEST(bytes_are_the_budgets_again_when_the_arenas_before_them_are_gone)
@@ -79,7 +79,7 @@ TEST(without_memory_and_anything_on_its_way_all_is_done_at_once)
     release_bytes(&shard, ARENA_BYTES, NULL);
     malloc_fails = false;
     ck_assert_ptr_null(arena.base);
-    ck_assert_ptr_null(shard.memory.releases);
+    ck_assert(LIST_EMPTY(&shard.memory.releases));
     ck_assert_uint_eq(shard.memory.budget.used_bytes, 0);
 }
 

@@ -420,7 +420,7 @@ TEST(a_snapshot_or_digest_that_is_given_up_ends_and_leaves_neither_files_nor_sta
         const Cairn__SnapshotPart *part =
             (const Cairn__SnapshotPart *)scene_hear(&scene, CAIRN_MSG_SNAPSHOT_PART).message;
         ck_assert_int_eq(part->status, CAIRN_ERR_CANCELED);
-        ck_assert_ptr_null(scene.shard->jobs->pins.list);
+        ck_assert_ptr_null(LIST_FIRST(&scene.shard->jobs->pins.list));
         ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, before);
     }
     ck_assert_int_eq(rmdir(folder), 0); // empty

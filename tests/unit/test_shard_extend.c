@@ -287,7 +287,7 @@ TEST(one_whose_origin_changes_meanwhile_is_given_up_and_the_origin_serves)
     release();
     expect_error(9, CAIRN_ERR_NOT_READY, "changed while it was extended");
     from->pass.updating = false;
-    while (scene.shard->memory.releases != NULL) uv_run(&scene.loop, UV_RUN_ONCE);
+    while (!LIST_EMPTY(&scene.shard->memory.releases)) uv_run(&scene.loop, UV_RUN_ONCE);
     ck_assert_uint_eq(held(), 1);
     ck_assert_ptr_eq(scene.shard->jobs, from);
     ck_assert_uint_eq(from->busy, 0);
@@ -307,7 +307,7 @@ TEST(a_job_that_is_dropped_meanwhile_goes_with_both_generations_when_the_threads
     while (scene_hear(&scene, CAIRN_MSG_DONE).request != 11) {}
     ck_assert_uint_eq(held(), 2); // the threads refer to both
     release();
-    while (scene.shard->jobs != NULL || scene.shard->memory.releases != NULL)
+    while (scene.shard->jobs != NULL || !LIST_EMPTY(&scene.shard->memory.releases))
         uv_run(&scene.loop, UV_RUN_ONCE);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
     leave();

@@ -174,7 +174,7 @@ TEST(a_fence_that_brings_a_layout_gives_back_what_a_snapshot_has_prepared)
     (void)scene_hear(&stage.shard[0], CAIRN_MSG_DONE);
     ck_assert_uint_gt(budget->used_bytes, before);
     stage_force(stage_half);
-    ck_assert_ptr_null(stage_job(0)->pins.list);
+    ck_assert_ptr_null(LIST_FIRST(&stage_job(0)->pins.list));
     stage_complete();
     stage_close();
 }

@@ -116,7 +116,7 @@ TEST(what_was_prepared_is_pinned_or_given_back)
     model_copy(&was, &model);
     model_round(&model, &scene, 2, 1);
     check_part(hear_part(), &was, 1);
-    ck_assert_ptr_null(scene.shard->jobs->pins.list);
+    ck_assert_ptr_null(LIST_FIRST(&scene.shard->jobs->pins.list));
     ck_assert_uint_eq(budget->used_bytes, before);
     say_prepare(12); // the job leaves with it
     model_close(&was);
@@ -198,7 +198,7 @@ TEST(snapshots_and_digests_of_several_versions_are_of_theirs_though_updates_went
         check_part(hear_part(), &was[i], i + 1);
         free(another);
     }
-    ck_assert_ptr_null(scene.shard->jobs->pins.list);
+    ck_assert_ptr_null(LIST_FIRST(&scene.shard->jobs->pins.list));
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, before);
     for (int i = 0; i < 3; i++) model_close(&was[i]);
     leave();
@@ -218,14 +218,14 @@ TEST(a_snapshot_that_was_given_up_holds_up_no_layout_though_its_storage_hangs)
     say_pin(10, true);
     say_folder(10, folder);
     scene_settle(&scene);
-    ck_assert_ptr_nonnull(job->pins.list);
+    ck_assert_ptr_nonnull(LIST_FIRST(&job->pins.list));
     ck_assert(!shard_job_rests(job));
     pin_cancel(job);
     while (!shard_job_rests(job)) sched_yield();
-    ck_assert_ptr_nonnull(job->pins.list); // it hangs
+    ck_assert_ptr_nonnull(LIST_FIRST(&job->pins.list)); // it hangs
     cairn_memory_storage_hang(false);
     ck_assert_int_eq(hear_part()->status, CAIRN_ERR_CANCELED);
-    ck_assert_ptr_null(job->pins.list);
+    ck_assert_ptr_null(LIST_FIRST(&job->pins.list));
     leave();
     free(folder);
 }
