@@ -1,7 +1,5 @@
 /* The connection to the coordinator: connect, Hello, Welcome, heartbeats, and again after a loss.
  * Losing it changes nothing in the jobs: they wait, and the coordinator fences when it is back. */
-#include "server/shard/connection.h"
-
 #include <inttypes.h>
 #include <assert.h>
 #include <ifaddrs.h>
@@ -35,6 +33,13 @@ static const struct frame_limits limits_before = { .type_min = CAIRN_MSG_WELCOME
 static const struct frame_limits limits_after = { .type_min = CAIRN_MSG_WELCOME,
                                                   .type_max = CAIRN_MSG_MAX,
                                                   .frame_bytes = CAIRN_FRAME_BYTES_MAX };
+
+#define CAIRN_UNHEARD_MAX 16
+
+struct unheard {
+    char *names[CAIRN_UNHEARD_MAX]; /* borrowed, each once */
+    size_t count;
+};
 
 static void on_timer(uv_timer_t *timer);
 
@@ -464,6 +469,10 @@ void addresses_close(struct addresses *addresses)
 }
 
 /* ==== unheard ==== */
+
+/* Shards that say nothing to this one over the data path, though something of them is awaited: those that
+ * give it state (move.h), and those that it relays to or reads from (relay.h). Its heartbeats
+ * name them, as a worker's do. Loop thread. */
 
 /* Adds who is at the other end, if it has been silent for long. The end of one on this host is noticed: no
  * way there is cut. */

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/connection.h"
 #include "server/shard/jobs.h"
 #include "server/shard/move.h"
 #include "server/shard/part.h"

@@ -1,13 +1,12 @@
-/* A shard tells coordinators which parts of jobs it holds, and ends when it is to hold none any more: drained,
- * or unfit. */
+/* A shard tells coordinators which parts of jobs it holds, and ends when it is to hold none any more:
+ * drained, or unfit. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot/manifest.h"
-#include "server/shard/connection.h"
+#include "proto/snapshot/snapshot.h"
 #include "server/shard/jobs.h"
 #include "server/shard/part.h"
 #include "server/shard/shard.h"

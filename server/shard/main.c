@@ -9,7 +9,6 @@
 #include "proto/fabric/fabric.h"
 #include "proto/spec/spec.h"
 #include "server/base/daemon.h"
-#include "server/shard/connection.h"
 #include "server/shard/shard.h"
 
 struct values {

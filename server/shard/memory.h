@@ -140,7 +140,7 @@ struct shard_memory {
     struct reserve *reserves; /* what takes memory, one at a time */
     struct pool *releaser;    /* owned */
     LIST_HEAD(, arena_release) releases; /* what is being unmapped: memory.c */
-    uv_timer_t give_timer;   /* the next turn of the loop, while given_bytes > 0: reserve.c */
+    uv_timer_t give_timer;   /* the next turn of the loop, while given_bytes > 0: members.c */
     uint64_t given_bytes;    /* landing pages that this turn gave back */
     uint64_t give_max_bytes; /* of a turn; CAIRN_GIVE_MAX_BYTES */
 };
@@ -267,7 +267,7 @@ uint64_t planes_device_end(const struct state_planes *planes);
 CAIRN_MUST_CHECK cairn_status planes_open(struct state_planes *planes, const struct shard_map *map,
                                           const struct form *forms, uint64_t host_from,
                                           uint64_t room_elems, struct sentence *why);
-/* The same on another thread: reserve.c. */
+/* The same on another thread. */
 void planes_release(struct state_planes *planes, struct shard_daemon *shard);
 /* Within `prepare` of a reserve: all that the extents keep in host memory, without the gaps between. */
 CAIRN_MUST_CHECK cairn_status planes_reserve(const struct state_planes *planes,

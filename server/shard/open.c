@@ -133,7 +133,7 @@ static void advise(const struct shard_job *job, const struct need *need, struct 
                      job->spec.window);
 }
 
-/* Takes the job's own memory from the budget; what workers add is taken as they join (reserve.c). A
+/* Takes the job's own memory from the budget; what workers add is taken as they join (members.c). A
  * job that could never open a round is refused here already. */
 static cairn_status take_budget(struct shard_job *job, const struct need *need,
                                 struct sentence *why)

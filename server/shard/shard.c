@@ -15,7 +15,6 @@
 #include "server/base/daemon.h"
 #include "server/base/listener.h"
 #include "server/shard/base.h"
-#include "server/shard/connection.h"
 #include "server/shard/jobs.h"
 #include "server/shard/move.h"
 #include "server/shard/part.h"

@@ -1,8 +1,8 @@
 /* A shard: one daemon's part of every job's state, and the struct to read first.
  *
- *  coordinator ─ connection.c ─ handlers.c ┐                    ┌► grant, ack, refuse: connection.c
+ *  coordinator ─ connection.c ─ handlers.c ┐                    ┌► grant, ack, refuse: base.c
  *                                          ├ step.h ─ members.c ┼► fold, reduce, update: update.c
- *  workers ────────────────── handlers.c ──┘ (core)             └► reduced, published: connection.c
+ *  workers ────────────────── handlers.c ──┘ (core)             └► reduced, published: base.c
  *
  * The headers, from the ground up; none includes one behind it (tests/tree/tidy.py holds that). A lower
  * one tells those behind it by struct shard_up:
@@ -14,9 +14,8 @@
  *   need.h        how much memory a job's part takes, to the byte
  *   part.h        what a job's part goes by: terms, times, passes over it, parking, admission
  *   move.h        what comes to the part and goes from it when the layout changes
- *   shard.h       the shard itself; its device, its storage, what drains it
+ *   shard.h       the shard itself; its connection, its device, its storage, what drains it
  *   jobs.h        a job as a whole: made, held, freed; its members' connections; its own part's rounds
- *   connection.h  what comes from the coordinator and the fabric
  *   relay.h       what collect.h and read.h do, for owners elsewhere, on behalf of the workers of this host
  *
  * One loop thread runs the control session, the fabric and the cores, and makes every decision.
@@ -262,7 +261,7 @@ struct shard_daemon {
     struct coordinator_id seen;        /* the newest coordinator that was obeyed; of what is held */
     Cairn__Keys *keys;                 /* those that it trusts; NULL: it has told of none */
     uint64_t relay_cache_bytes;        /* of the memory, at most, for the relay of a job */
-    uint64_t unheard_ms; /* so long a shard may say nothing before it is told: connection.h */
+    uint64_t unheard_ms;               /* so long a shard may say nothing before it is told */
 
     const struct shard_up *up;
     uint32_t without;          /* bits of enum spec_without */
@@ -295,5 +294,58 @@ struct shard_daemon {
         void *context;
     } end; /* while closing */
 };
+
+/* ==== connection ==== */
+
+/* The connection to the coordinator, which opens a session and, after a loss, the next. Loop thread. */
+
+CAIRN_MUST_CHECK cairn_status connection_open(struct shard_daemon *shard, const char *coordinator,
+                                              struct sentence *why);
+void connection_close(struct shard_daemon *shard, uv_close_cb on_timer_closed);
+/* A heartbeat now. */
+void connection_beat(struct shard_daemon *shard);
+
+/* handlers.c: what the coordinator says. */
+void shard_on_frame(struct shard_daemon *shard, const struct wire_frame *frame);
+
+/* ==== addresses ==== */
+
+/* The devices that bulk data goes over, and their addresses. At boot a device may be made late (a bond, a
+ * virtual function), and may be there before its address is (DHCP, a switch that takes its time). UCX cannot
+ * be opened on it then, and a daemon that ended for that, again and again, would be given up by its
+ * supervisor. So it waits, and says for what. Loop thread. */
+
+struct addresses {
+    uv_timer_t timer;
+    const char *devices; /* borrowed: as fabric.device has them */
+    uint64_t said_ms;    /* uv_now */
+    bool said_absent;    /* then: no device, and not no address */
+    void (*on_there)(void *context);
+    void *context;
+};
+
+/* The first of these devices that this host does not have. */
+bool addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES]);
+/* Calls on_there when this host has all of these devices, and each network one that is up and has an address;
+ * at once if so, else from the loop. */
+void addresses_await(struct addresses *addresses, uv_loop_t *loop, const char *devices,
+                     void (*on_there)(void *context), void *context);
+/* Safe to call again. on_there is not called any more. */
+void addresses_close(struct addresses *addresses);
+
+/* ==== device ==== */
+
+/* Fills in what the device has done so far, if there is one. */
+void shard_device_stats(const struct shard_daemon *shard, Cairn__ShardStats *stats);
+/* Fills in the description of the device, or of the host if there is none. `out` borrows from the
+ * shard. */
+void device_tell(struct shard_daemon *shard, Cairn__Home *out);
+
+/* ==== landing ==== */
+
+/* Messages from the fabric: each one is judged, then received, answered or dropped. Loop thread. */
+
+void landing_on_message(void *shard, const void *header, size_t header_bytes, size_t payload_bytes,
+                        struct fabric_message *message);
 
 #endif

@@ -161,7 +161,7 @@ struct loader_part {
     struct loader *loader; /* borrowed: the one that it is in */
 };
 
-/* One of these at work; the first field of the struct that restore.c, put.c or restore.c allocates. */
+/* One of these at work; the first field of the struct that restore.c or put.c allocates. */
 struct loader {
     struct task task;                      /* on the files thread */
     struct loader_part device, host;       /* on the planes, each in one home */

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "server/shard/connection.h"
 #include "server/shard/jobs.h"
 #include "server/shard/shard.h"
 #include "tests/support/emulated.h"
