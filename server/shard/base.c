@@ -269,14 +269,6 @@ void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum 
     if (m != NULL) add_fetched(&m->bytes, bytes, path);
 }
 
-void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes)
-{
-    struct shard_member *m = member_find(job, member);
-    job->shard->stats.pushed_bytes += bytes;
-    job->bytes.put += bytes;
-    if (m != NULL) m->bytes.put += bytes;
-}
-
 /* ---- telling ---- */
 
 static bool is_told(const struct shard_job *job)
@@ -403,13 +395,6 @@ static bool free_dropped(struct shard_daemon *shard, const struct arriving *whic
     return any;
 }
 
-bool arriving_lingers(const struct shard_daemon *shard, const struct arriving_kind *kind)
-{
-    const struct arriving *arriving = shard->arriving_dropped;
-    while (arriving != NULL && arriving->kind != kind) arriving = arriving->next;
-    return arriving != NULL;
-}
-
 void arriving_release(struct shard_daemon *shard)
 {
     (void)free_dropped(shard, NULL);
@@ -445,18 +430,6 @@ static bool pages_are_here(const struct arriving *arriving)
 bool arriving_whole(const struct arriving *arriving)
 {
     return arriving->phase == CAIRN_ARRIVING_PREPARED;
-}
-
-void *arriving_made(const struct arriving *arriving)
-{
-    return arriving->made;
-}
-
-void *arriving_take(struct arriving *arriving)
-{
-    void *made = arriving->made;
-    arriving->made = NULL;
-    return made;
 }
 
 /* ---- on a thread ---- */

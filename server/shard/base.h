@@ -51,7 +51,6 @@ struct bytes {
 /* The member may be gone: then the job's count alone grows. */
 void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path);
 void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum bytes_path path);
-void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes);
 
 struct bytes_list {
     size_t count;
@@ -421,13 +420,8 @@ void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind
 void arriving_on_page(struct shard_daemon *shard, uint32_t request, const Cairn__Page *page);
 /* All pages are here, and what is made of them. */
 bool arriving_whole(const struct arriving *arriving);
-/* The result of `prepare` and `make`. Taking it makes it the caller's. */
-void *arriving_made(const struct arriving *arriving);
-void *arriving_take(struct arriving *arriving);
 /* Within `whole`, as its last act: a thread runs the kind's `make`, then `whole` is called once more. */
 void arriving_make(struct arriving *arriving);
-/* One of that kind was dropped, and a thread still works on it. */
-bool arriving_lingers(const struct shard_daemon *shard, const struct arriving_kind *kind);
 /* Answers it (CAIRN_OK is Done), and frees it. */
 void arriving_end(struct shard_daemon *shard, struct arriving *arriving, cairn_status status,
                   const struct sentence *why);

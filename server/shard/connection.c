@@ -487,6 +487,15 @@ static void look_unheard(struct unheard *list, const struct shard_daemon *shard,
     if (i == list->count && i < CAIRN_UNHEARD_MAX) list->names[list->count++] = name;
 }
 
+/* The link to the i-th sender, and its name, borrowed; NULL: there is none, or nothing is asked of them. */
+static const struct chunk_link *receiver_link(struct receiver *receiver, uint32_t i,
+                                              char **name_out)
+{
+    if (!receiver->is_begun || receiver->is_leaving || i >= receiver->sender_count) return NULL;
+    *name_out = receiver->senders[i].name;
+    return &receiver->senders[i].link;
+}
+
 static void look_at_senders(struct unheard *list, const struct shard_daemon *shard,
                             struct receiver *receiver)
 {

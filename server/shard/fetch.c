@@ -165,24 +165,6 @@ static cairn_status judge_fetch(const struct shard_member *member,
                                    : judge_state(member, header, &place, source_out);
 }
 
-static bool begins_in(const struct shard_view *view, const struct chunk_header *header)
-{
-    return view != NULL &&
-           shard_map_find(&view->table.map, header->tensor, header->first_leaf) != NULL;
-}
-
-bool fetch_is_here(const struct shard_member *member, const struct chunk_header *header)
-{
-    const struct shard_job *job = member->job;
-    const struct cairn_version version = { header->generation, header->step };
-    if (header->plane != CAIRN_PLANE_WIRE)
-        return begins_in(job->view, header) || begins_in(job->move.before, header);
-    const struct published_copy *copy = published_find(job, version);
-    if (copy == NULL) return begins_in(job->view, header);
-    while (copy != NULL && !begins_in(copy->view, header)) copy = published_find_before(job, copy);
-    return copy != NULL;
-}
-
 /* ---- boxes ---- */
 
 /* Sets what of the chunk is meant; without effect for all of it. */

@@ -621,6 +621,25 @@ static void on_round_message(struct shard_member *member, const struct chunk_hea
     fabric_drop(message);
 }
 
+static bool begins_in(const struct shard_view *view, const struct chunk_header *header)
+{
+    return view != NULL &&
+           shard_map_find(&view->table.map, header->tensor, header->first_leaf) != NULL;
+}
+
+/* The chunk that it asks for begins in this shard's part, by the layout of that version. */
+static bool fetch_is_here(const struct shard_member *member, const struct chunk_header *header)
+{
+    const struct shard_job *job = member->job;
+    const struct cairn_version version = { header->generation, header->step };
+    if (header->plane != CAIRN_PLANE_WIRE)
+        return begins_in(job->view, header) || begins_in(job->move.before, header);
+    const struct published_copy *copy = published_find(job, version);
+    if (copy == NULL) return begins_in(job->view, header);
+    while (copy != NULL && !begins_in(copy->view, header)) copy = published_find_before(job, copy);
+    return copy != NULL;
+}
+
 /* The chunk is of another shard's part. */
 static bool is_of_another(const struct shard_member *member, const struct chunk_header *header)
 {

@@ -351,23 +351,6 @@ uint64_t extent_before(const struct local_extent *extent, uint64_t local_elem)
     return before < extent->elem_count ? before : extent->elem_count;
 }
 
-/* The beginning of the chunk in which the fraction begins. */
-uint64_t planes_cut(const struct shard_map *map, double host_fraction)
-{
-    const uint64_t from = (uint64_t)((1 - host_fraction) * (double)map->elem_count);
-    if (host_fraction <= 0) return CAIRN_PLANES_ALL;
-    if (map->chunk_count == 0) return 0;
-    uint64_t low = 0, high = map->chunk_count; // the chunk is one of them
-    while (high - low > 1) {
-        const uint64_t middle = low + (high - low) / 2;
-        if (shard_map_chunk(map, middle).local_elem <= from)
-            low = middle;
-        else
-            high = middle;
-    }
-    return shard_map_chunk(map, low).local_elem;
-}
-
 uint64_t planes_device_end(const struct state_planes *planes)
 {
     return planes->parked ? 0 : planes->host_from;

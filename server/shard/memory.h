@@ -256,9 +256,6 @@ uint64_t plane_place(const struct form *form, enum plane plane, uint64_t elems,
 /* How many elements of an extent lie before a local element. */
 uint64_t extent_before(const struct local_extent *extent, uint64_t local_elem);
 
-/* host_from of a map whose elements lie on a device, but for at least this fraction of them. */
-uint64_t planes_cut(const struct shard_map *map, double host_fraction);
-
 /* Up to which element they lie on a device now. */
 uint64_t planes_device_end(const struct state_planes *planes);
 

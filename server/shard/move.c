@@ -582,7 +582,8 @@ static void on_taken(struct receiver *receiver)
 {
     struct shard_job *job = receiver->job;
     struct move_part *now = job->move.now;
-    (void)receiver_is_done(receiver, &now->moved_bytes, &now->moved_us);
+    now->moved_bytes = receiver->pieces.bytes;
+    now->moved_us = receiver->us;
     log_info("job %s: layout %" PRIu64 ": all that comes is here: %" PRIu64 " bytes in %" PRIu64
              " us",
              job->spec.name, version_of(now), now->moved_bytes, now->moved_us);

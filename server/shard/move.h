@@ -87,8 +87,6 @@ uint64_t receiver_staging_bytes(const struct shard_job *job, const struct state_
 /* The job goes by the view, at the version that is asked for. `done` follows, once. */
 void receiver_begin(struct receiver *receiver, struct cairn_version version,
                     void (*done)(struct receiver *receiver));
-/* All of it is here: so many bytes in so many microseconds. */
-bool receiver_is_done(const struct receiver *receiver, uint64_t *bytes_out, uint64_t *us_out);
 /* Asks for nothing any more; frees it now, or when nothing refers to it. NULL is fine. */
 void receiver_leave(struct receiver *receiver);
 /* With the job, whatever is in flight: the fabric and the pools are closed. And those that were leaving. */
@@ -100,8 +98,6 @@ bool receiver_on_message(struct shard_daemon *shard, const struct chunk_header *
                          struct fabric_message *message);
 /* Time: connects, breaks silences, asks again. True: it waits for something. */
 bool receiver_tick(struct receiver *receiver, uint64_t now_ms);
-/* The link to the i-th sender, and its name, borrowed; NULL: there is none, or nothing is asked of them. */
-const struct chunk_link *receiver_link(struct receiver *receiver, uint32_t i, char **name_out);
 
 /* ---- inside: receiver.c, and its tests ---- */
 

@@ -165,6 +165,24 @@ static void size(struct need *need, const struct shard_map *map, uint64_t chunk_
     };
 }
 
+/* host_from of a map whose elements lie on a device, but for at least this fraction of them. */
+/* The beginning of the chunk in which the fraction begins. */
+static uint64_t planes_cut(const struct shard_map *map, double host_fraction)
+{
+    const uint64_t from = (uint64_t)((1 - host_fraction) * (double)map->elem_count);
+    if (host_fraction <= 0) return CAIRN_PLANES_ALL;
+    if (map->chunk_count == 0) return 0;
+    uint64_t low = 0, high = map->chunk_count; // the chunk is one of them
+    while (high - low > 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (shard_map_chunk(map, middle).local_elem <= from)
+            low = middle;
+        else
+            high = middle;
+    }
+    return shard_map_chunk(map, low).local_elem;
+}
+
 cairn_status need_of(const struct job_spec_data *spec, const struct shard_map *map,
                      uint32_t member_max, bool has_device, struct form *forms_out,
                      struct need *need_out, struct sentence *why)

@@ -524,11 +524,24 @@ static bool leave_all(struct shard_daemon *shard, uint64_t number, uint64_t gene
     return left;
 }
 
+/* One of that kind was dropped, and a thread still works on it. */
+static bool arriving_lingers(const struct shard_daemon *shard, const struct arriving_kind *kind)
+{
+    const struct arriving *arriving = shard->arriving_dropped;
+    while (arriving != NULL && arriving->kind != kind) arriving = arriving->next;
+    return arriving != NULL;
+}
+
 /* A create that was dropped has what was admitted of it until its thread is through. */
 static bool memory_comes_back(const struct shard_daemon *shard)
 {
     return !LIST_EMPTY(&shard->memory.releases) || shard->memory.given_bytes > 0 ||
            arriving_lingers(shard, &create_kind);
+}
+
+static void *arriving_made(const struct arriving *arriving)
+{
+    return arriving->made;
 }
 
 /* There is room for the job: a thread makes its tables, and the create is whole once more. */
@@ -540,6 +553,14 @@ static void create_admit(struct shard_daemon *shard, struct arriving *create)
         arriving_make(create);
     else
         arriving_end(shard, create, status, &why);
+}
+
+/* The result of `prepare` and `make`. Taking it makes it the caller's. */
+static void *arriving_take(struct arriving *arriving)
+{
+    void *made = arriving->made;
+    arriving->made = NULL;
+    return made;
 }
 
 /* Nothing of the job's number is held, or what is held stays beside it: makes it, or says why not; when what
@@ -745,6 +766,17 @@ static void await_puts(struct shard_job *job)
 {
     job->state = CAIRN_JOB_INITIALIZING;
     session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
+}
+
+/* The job names weights, or a tensor here has an initializer. */
+static bool origin_wanted(const struct shard_job *job)
+{
+    if (job->spec.init_from != NULL) return true;
+    for (size_t i = 0; i < job->view->table.map.extent_count; i++) {
+        const uint32_t tensor = job->view->table.map.extents[i].tensor;
+        if (job->spec.tensors[tensor].init.kind != CAIRN_INIT_NONE) return true;
+    }
+    return false;
 }
 
 /* Loads or makes its state; or it is to be put. */

@@ -27,11 +27,6 @@ struct round_times {
 /* The action is about to be done. */
 void times_note(struct shard_job *job, const struct step_action *action);
 
-/* The phases of the round that is being published, in microseconds: collect, until the last
- * contribution was there; fold and add up; update, which writes the published copy as well;
- * publish: waiting until nobody reads the copy that is written, and telling. */
-void times_phases(const struct shard_job *job, uint32_t us_out[4]);
-
 /* ==== terms ==== */
 
 /* The terms of a job: its spec as the coordinator's store has it. Loop thread. */

@@ -223,6 +223,14 @@ static cairn_status keep_put(struct chunk_put *put, struct sentence *why)
     return status;
 }
 
+static void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes)
+{
+    struct shard_member *m = member_find(job, member);
+    job->shard->stats.pushed_bytes += bytes;
+    job->bytes.put += bytes;
+    if (m != NULL) m->bytes.put += bytes;
+}
+
 /* The payload is whole: into the state, unless it is not wanted any more. */
 static void finish_put(struct chunk_put *put, struct shard_member *member)
 {
@@ -535,16 +543,6 @@ struct weights_loader {
         struct sentence lines;      /* of the first of these */
     } odd;
 };
-
-bool origin_wanted(const struct shard_job *job)
-{
-    if (job->spec.init_from != NULL) return true;
-    for (size_t i = 0; i < job->view->table.map.extent_count; i++) {
-        const uint32_t tensor = job->view->table.map.extents[i].tensor;
-        if (job->spec.tensors[tensor].init.kind != CAIRN_INIT_NONE) return true;
-    }
-    return false;
-}
 
 /* ---- weights, on the files thread ---- */
 

@@ -266,8 +266,6 @@ bool bring_works(const struct shard_job *job);
 /* Takes or drops the message. */
 void fetch_on_message(struct shard_member *member, const struct chunk_header *header,
                       struct fabric_message *message);
-/* The chunk that it asks for begins in this shard's part, by the layout of that version. */
-bool fetch_is_here(const struct shard_member *member, const struct chunk_header *header);
 /* An UPDATE has ended, or a job is where it is to be (part.h): answers what was deferred. */
 void fetch_deferred(struct shard_job *job);
 

@@ -234,13 +234,6 @@ void receiver_begin(struct receiver *receiver, struct cairn_version version,
     }
 }
 
-bool receiver_is_done(const struct receiver *receiver, uint64_t *bytes_out, uint64_t *us_out)
-{
-    *bytes_out = receiver->pieces.bytes;
-    *us_out = receiver->us;
-    return receiver->left == 0;
-}
-
 static void is_here(struct receiver_slot *slot)
 {
     struct receiver *receiver = slot->sender->receiver;
@@ -351,13 +344,6 @@ bool receiver_tick(struct receiver *receiver, uint64_t now_ms)
         waits = sender_tick(&receiver->senders[i], now_ms) || waits;
     receiver_idle(receiver);
     return waits;
-}
-
-const struct chunk_link *receiver_link(struct receiver *receiver, uint32_t i, char **name_out)
-{
-    if (!receiver->is_begun || receiver->is_leaving || i >= receiver->sender_count) return NULL;
-    *name_out = receiver->senders[i].name;
-    return &receiver->senders[i].link;
 }
 
 /* ==== sender ==== */

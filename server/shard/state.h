@@ -348,8 +348,6 @@ CAIRN_MUST_CHECK cairn_status pin_write(const struct pin_write *write, struct se
 
 /* Initial state that the shards make themselves. Loop thread. */
 
-/* The job names weights, or a tensor here has an initializer. */
-bool origin_wanted(const struct shard_job *job);
 /* LOADING: makes what there is to make; what is left is to be put. CAIRN_ERR_NO_MEMORY: not begun. */
 CAIRN_MUST_CHECK cairn_status origin_begin(struct shard_job *job, struct sentence *why);
 

@@ -837,23 +837,3 @@ static void times_updated(struct shard_job *job)
 {
     job->pass.times.updated_us = now_us();
 }
-
-/* 0 if one of them has not been. */
-static uint32_t us_between(uint64_t from_us, uint64_t to_us)
-{
-    const uint64_t us = from_us != 0 && to_us > from_us ? to_us - from_us : 0;
-    return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
-}
-
-void times_phases(const struct shard_job *job, uint32_t us_out[4])
-{
-    const struct round_times *t = &job->pass.times;
-    const uint64_t *us = t->action_us;
-    const uint64_t granted = us[CAIRN_STEP_GRANT], reduced = us[CAIRN_STEP_REDUCED_REPORT];
-    const uint64_t folding = t->folding_us != 0 ? t->folding_us : us[CAIRN_STEP_REDUCE];
-    us_out[0] = us_between(granted, folding);
-    us_out[1] = us_between(folding, reduced);
-    us_out[2] = us_between(t->updating_us, t->updated_us);
-    us_out[3] = us_between(us[CAIRN_STEP_UPDATE], t->updating_us) +
-                us_between(t->updated_us, us[CAIRN_STEP_PUBLISHED_REPORT]);
-}
