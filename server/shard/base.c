@@ -101,15 +101,10 @@ void session_answer(struct shard_daemon *shard, struct request *request, cairn_s
 
 /* ---- the table: open addressing, a power of two, at most half full ---- */
 
-static size_t home_of(const struct shard_job *job, uint64_t number)
-{
-    return (size_t)((number * 0x9e3779b97f4a7c15ull) >> 32) & (job->members.capacity - 1);
-}
-
 /* Where the member of that number stands, or would stand. */
 static size_t place_of(const struct shard_job *job, uint64_t number)
 {
-    size_t i = home_of(job, number);
+    size_t i = (size_t)((number * 0x9e3779b97f4a7c15ull) >> 32) & (job->members.capacity - 1);
     while (job->members.list[i] != NULL && job->members.list[i]->number != number)
         i = (i + 1) & (job->members.capacity - 1);
     return i;
@@ -367,42 +362,30 @@ static void arriving_free(struct arriving *arriving)
 
 void arriving_drop(struct shard_daemon *shard, struct arriving *arriving)
 {
-    struct arriving **link = &shard->arriving;
-    while (*link != arriving) link = &(*link)->next;
-    *link = arriving->next;
+    TAILQ_REMOVE(&shard->arriving, arriving, link);
     if (arriving->phase != CAIRN_ARRIVING_PREPARING) {
         arriving_free(arriving);
         return;
     }
-    arriving->next = shard->arriving_dropped;
-    shard->arriving_dropped = arriving;
+    arriving->is_dropped = true;
+    TAILQ_INSERT_TAIL(&shard->arriving_dropped, arriving, link);
 }
 
-/* One that was dropped, or all of them (NULL). */
-static bool free_dropped(struct shard_daemon *shard, const struct arriving *which)
+static void free_dropped(struct shard_daemon *shard, struct arriving *arriving)
 {
-    bool any = false;
-    for (struct arriving **link = &shard->arriving_dropped; *link != NULL;) {
-        struct arriving *arriving = *link;
-        if (which != NULL && arriving != which) {
-            link = &arriving->next;
-            continue;
-        }
-        *link = arriving->next;
-        arriving_free(arriving);
-        any = true;
-    }
-    return any;
+    TAILQ_REMOVE(&shard->arriving_dropped, arriving, link);
+    arriving_free(arriving);
 }
 
 void arriving_release(struct shard_daemon *shard)
 {
-    (void)free_dropped(shard, NULL);
+    while (!TAILQ_EMPTY(&shard->arriving_dropped))
+        free_dropped(shard, TAILQ_FIRST(&shard->arriving_dropped));
 }
 
 void arriving_drop_all(struct shard_daemon *shard)
 {
-    while (shard->arriving != NULL) arriving_drop(shard, shard->arriving);
+    while (!TAILQ_EMPTY(&shard->arriving)) arriving_drop(shard, TAILQ_FIRST(&shard->arriving));
 }
 
 static void answer_arriving(struct shard_daemon *shard, const struct arriving_kind *kind,
@@ -455,12 +438,14 @@ static void on_through(struct task *task)
     struct arriving *arriving = (struct arriving *)task;
     struct shard_daemon *shard = arriving->shard;
     arriving->phase = CAIRN_ARRIVING_PREPARED;
-    if (free_dropped(shard, arriving))
+    if (arriving->is_dropped) {
+        free_dropped(shard, arriving);
         shard->up->memory_back(shard); // others may have waited for what it had
-    else if (arriving->status != CAIRN_OK)
+    } else if (arriving->status != CAIRN_OK) {
         arriving_end(shard, arriving, arriving->status, &arriving->why);
-    else
+    } else {
         arriving->kind->whole(shard, arriving);
+    }
 }
 
 static void begin_arriving(struct arriving *arriving,
@@ -496,8 +481,8 @@ static cairn_status judge_arriving(const struct shard_daemon *shard,
                                    const struct arriving_kind *kind, struct sentence *why)
 {
     size_t count = 0;
-    for (const struct arriving *a = shard->arriving; a != NULL; a = a->next)
-        count += a->kind == kind;
+    const struct arriving *a;
+    TAILQ_FOREACH (a, &shard->arriving, link) count += a->kind == kind;
     if (count < CAIRN_ARRIVING_MAX) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_BUSY, "%s: %zu are on their way already", kind->name, count);
 }
@@ -531,9 +516,7 @@ void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind
     arriving->shard = shard;
     arriving->request = request;
     arriving->message = message;
-    struct arriving **last = &shard->arriving;
-    while (*last != NULL) last = &(*last)->next;
-    *last = arriving;
+    TAILQ_INSERT_TAIL(&shard->arriving, arriving, link);
     status = set_paged(arriving, bytes, &why);
     if (status != CAIRN_OK)
         arriving_end(shard, arriving, status, &why);
@@ -543,8 +526,9 @@ void arriving_begin(struct shard_daemon *shard, const struct arriving_kind *kind
 
 void arriving_on_page(struct shard_daemon *shard, uint32_t request, const Cairn__Page *page)
 {
-    struct arriving *arriving = shard->arriving;
-    while (arriving != NULL && arriving->request != request) arriving = arriving->next;
+    struct arriving *arriving;
+    TAILQ_FOREACH (arriving, &shard->arriving, link)
+        if (arriving->request == request) break;
     if (arriving == NULL) return; // of one that was refused
     cairn_status status = CAIRN_ERR_PROTOCOL;
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)

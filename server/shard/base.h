@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 #include <uv.h>
 
 #include "gpu/gpu.h"
@@ -398,8 +399,9 @@ struct arriving_kind {
 };
 
 struct arriving {
-    struct task task;      /* private, as `phase`, `status`, `why` and `is_small` are */
-    struct arriving *next; /* of the shard's */
+    struct task task;           /* private, as `phase`, `status`, `why` and `is_small` are */
+    TAILQ_ENTRY(arriving) link; /* of the shard's, or of the dropped ones */
+    bool is_dropped;
     const struct arriving_kind *kind;
     uint32_t request;
     ProtobufCMessage *message; /* owned */

@@ -378,11 +378,6 @@ uint64_t planes_state_bytes(const struct state_planes *planes)
 
 /* ---- open and close ---- */
 
-static uint64_t host_bytes(const struct state_planes *planes, enum plane plane, uint64_t from)
-{
-    return bytes_kept(planes, plane, from) == 0 ? 0 : planes->map->local_end * sizeof(float);
-}
-
 static cairn_status open_plane(struct state_planes *planes, enum plane plane, uint64_t bytes,
                                struct sentence *why)
 {
@@ -394,7 +389,11 @@ static cairn_status open_host(struct state_planes *planes, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (enum plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
-        status = open_plane(planes, p, host_bytes(planes, p, planes->host_from), why);
+        status = open_plane(planes, p,
+                            bytes_kept(planes, p, planes->host_from) == 0
+                                ? 0
+                                : planes->map->local_end * sizeof(float),
+                            why);
     return status;
 }
 

@@ -202,8 +202,8 @@ static cairn_status let_all_in(struct shard_job *job, struct move_part *part,
 /* A PartPrepare that waits until what was given, or prepared before it, is forgotten. */
 static void move_go_on(struct shard_daemon *shard, uint64_t job)
 {
-    for (struct arriving *a = shard->arriving, *next; a != NULL; a = next) {
-        next = a->next;
+    for (struct arriving *a = TAILQ_FIRST(&shard->arriving), *next; a != NULL; a = next) {
+        next = TAILQ_NEXT(a, link);
         if (a->kind != &kind || !arriving_whole(a) || message_of(a)->job != job) continue;
         kind.whole(shard, a);
         return;
@@ -380,8 +380,8 @@ static void end_waiting(struct shard_daemon *shard, const Cairn__PartUnprepare *
 {
     struct sentence why;
     sentence_set(&why, "layout %" PRIu64 " is not wanted any more", message->layout);
-    for (struct arriving *a = shard->arriving, *next; a != NULL; a = next) {
-        next = a->next;
+    for (struct arriving *a = TAILQ_FIRST(&shard->arriving), *next; a != NULL; a = next) {
+        next = TAILQ_NEXT(a, link);
         if (a->kind == &kind && message_of(a)->job == message->job &&
             message_of(a)->layout == message->layout)
             arriving_end(shard, a, CAIRN_ERR_CANCELED, &why);
@@ -750,12 +750,6 @@ void move_rests(struct shard_job *job)
 
 /* ---- what was given is forgotten ---- */
 
-static void leave_movers(struct shard_job *job, struct move_part *part)
-{
-    for (size_t i = 0; i < part->mover_count; i++) members_leave(job, part->movers[i]);
-    part->mover_count = 0;
-}
-
 void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message)
 {
     struct move_part *now = job->move.now;
@@ -767,7 +761,9 @@ void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message)
                        message->layout, job->spec.name, job->shard->name);
         return;
     }
-    leave_movers(job, now); // what is being sent to them ends
+    // Sends to the movers end with their membership.
+    for (size_t i = 0; i < now->mover_count; i++) members_leave(job, now->movers[i]);
+    now->mover_count = 0;
     job->move.is_settling = true;
     move_settle(job);
     if (job->move.is_settling) move_wake(job->shard);

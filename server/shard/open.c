@@ -527,8 +527,9 @@ static bool leave_all(struct shard_daemon *shard, uint64_t number, uint64_t gene
 /* One of that kind was dropped, and a thread still works on it. */
 static bool arriving_lingers(const struct shard_daemon *shard, const struct arriving_kind *kind)
 {
-    const struct arriving *arriving = shard->arriving_dropped;
-    while (arriving != NULL && arriving->kind != kind) arriving = arriving->next;
+    const struct arriving *arriving;
+    TAILQ_FOREACH (arriving, &shard->arriving_dropped, link)
+        if (arriving->kind == kind) break;
     return arriving != NULL;
 }
 
@@ -539,23 +540,18 @@ static bool memory_comes_back(const struct shard_daemon *shard)
            arriving_lingers(shard, &create_kind);
 }
 
-static void *arriving_made(const struct arriving *arriving)
-{
-    return arriving->made;
-}
-
 /* There is room for the job: a thread makes its tables, and the create is whole once more. */
 static void create_admit(struct shard_daemon *shard, struct arriving *create)
 {
     struct sentence why;
-    const cairn_status status = draft_admit(arriving_made(create), create_message(create), &why);
+    const cairn_status status = draft_admit(create->made, create_message(create), &why);
     if (status == CAIRN_OK)
         arriving_make(create);
     else
         arriving_end(shard, create, status, &why);
 }
 
-/* The result of `prepare` and `make`. Taking it makes it the caller's. */
+/* The result of `prepare` and `make` becomes the caller's. */
 static void *arriving_take(struct arriving *arriving)
 {
     void *made = arriving->made;
@@ -568,7 +564,7 @@ static void *arriving_take(struct arriving *arriving)
 static void create_open(struct shard_daemon *shard, struct arriving *create)
 {
     if (memory_comes_back(shard)) return;
-    if (!((const struct shard_draft *)arriving_made(create))->is_made) {
+    if (!((const struct shard_draft *)create->made)->is_made) {
         create_admit(shard, create);
         return;
     }
@@ -632,7 +628,7 @@ static void create_advance(struct shard_daemon *shard, struct arriving *create)
         return;
     }
     if (message->generation == held->generation && held->state != CAIRN_JOB_FAULTED &&
-        draft_has_layout(arriving_made(create), held->view->layout)) {
+        draft_has_layout(create->made, held->view->layout)) {
         // Asked again after a lost connection.
         if (held->state == CAIRN_JOB_LOADING || held->state == CAIRN_JOB_SEALING) {
             held->load.asked = session_request(shard, create->request);
@@ -684,13 +680,14 @@ static const struct arriving_kind create_kind = {
 
 void create_on_memory_back(struct shard_daemon *shard)
 {
-    struct arriving *create = shard->arriving;
+    struct arriving *create = TAILQ_FIRST(&shard->arriving);
     while (create != NULL && !memory_comes_back(shard)) {
         const bool is_one = create->kind == &create_kind && arriving_whole(create);
         const bool goes_on = is_one && (create_message(create)->extend ||
                                         held_job(shard, create_message(create)->job) == NULL);
         if (goes_on) create_advance(shard, create);
-        create = goes_on ? shard->arriving : create->next; // the list changed
+        create = goes_on ? TAILQ_FIRST(&shard->arriving)
+                         : TAILQ_NEXT(create, link); // the list changed
     }
 }
 
@@ -707,8 +704,9 @@ static void end_creates(struct shard_daemon *shard, uint64_t number)
 {
     struct sentence why;
     sentence_set(&why, "the job was dropped before it was made");
-    for (struct arriving *create = shard->arriving, *next; create != NULL; create = next) {
-        next = create->next;
+    for (struct arriving *create = TAILQ_FIRST(&shard->arriving), *next; create != NULL;
+         create = next) {
+        next = TAILQ_NEXT(create, link);
         if (create->kind == &create_kind && create_message(create)->job == number)
             arriving_end(shard, create, CAIRN_ERR_CANCELED, &why);
     }

@@ -224,16 +224,13 @@ static uint64_t measure(const struct relay *relay, size_t *largest_out)
     return count;
 }
 
-/* The bytes of the tables, which are there whether or not anything is fetched. */
-static uint64_t table_bytes(const struct relay_cache *cache)
-{
-    return cache->entry_max * (sizeof *cache->entries + cache->member_words * sizeof(uint64_t)) +
-           cache->bucket_count * sizeof(struct relay_entry *);
-}
-
 static cairn_status open_tables(struct relay_cache *cache, struct sentence *why)
 {
-    CAIRN_TRY(take_budget(cache, table_bytes(cache), why));
+    // The tables are there whether or not anything is fetched.
+    const uint64_t bytes = cache->entry_max *
+                               (sizeof *cache->entries + cache->member_words * sizeof(uint64_t)) +
+                           cache->bucket_count * sizeof(struct relay_entry *);
+    CAIRN_TRY(take_budget(cache, bytes, why));
     cache->entries = calloc(cache->entry_max, sizeof *cache->entries);
     cache->buckets = calloc(cache->bucket_count, sizeof *cache->buckets);
     cache->had_by = calloc(cache->entry_max, cache->member_words * sizeof *cache->had_by);

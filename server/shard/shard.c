@@ -219,6 +219,8 @@ cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
     if (shard == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a shard");
     shard->loop = loop;
     shard->up = &up;
+    TAILQ_INIT(&shard->arriving);
+    TAILQ_INIT(&shard->arriving_dropped);
     uv_timer_init(loop, &shard->connects.again);
     shard->connects.again.data = shard;
     uv_timer_init(loop, &shard->lease_timer);

@@ -255,13 +255,13 @@ struct shard_daemon {
     struct pool *files;
     struct pool *snapshots; /* one thread, which gives way to all others: state.h */
     struct shard_memory memory;
-    struct shard_job *jobs;    /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
-    struct arriving *arriving; /* messages of the coordinator whose pages are on their way */
-    struct arriving *arriving_dropped; /* of them, those that a thread still prepares */
-    struct coordinator_id seen;        /* the newest coordinator that was obeyed; of what is held */
-    Cairn__Keys *keys;                 /* those that it trusts; NULL: it has told of none */
-    uint64_t relay_cache_bytes;        /* of the memory, at most, for the relay of a job */
-    uint64_t unheard_ms;               /* so long a shard may say nothing before it is told */
+    struct shard_job *jobs;          /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
+    TAILQ_HEAD(, arriving) arriving; /* messages of the coordinator whose pages are on their way */
+    TAILQ_HEAD(, arriving) arriving_dropped; /* of them, those that a thread still prepares */
+    struct coordinator_id seen; /* the newest coordinator that was obeyed; of what is held */
+    Cairn__Keys *keys;          /* those that it trusts; NULL: it has told of none */
+    uint64_t relay_cache_bytes; /* of the memory, at most, for the relay of a job */
+    uint64_t unheard_ms;        /* so long a shard may say nothing before it is told */
 
     const struct shard_up *up;
     uint32_t without;          /* bits of enum spec_without */
