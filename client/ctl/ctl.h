@@ -18,64 +18,6 @@
 #define CTL_NAMES_MAX            256 /* of an option that is given again and again */
 #define CTL_OPTIONS_MAX          128
 
-/* Kinds of options: a subcommand takes some, and refuses the others. */
-#define CTL_TAKES_ENDPOINT   (UINT64_C(1) << 0)
-#define CTL_TAKES_TIMEOUT    (UINT64_C(1) << 1)
-#define CTL_TAKES_OUTPUT     (UINT64_C(1) << 2)
-#define CTL_TAKES_NO_HEADERS (UINT64_C(1) << 3)
-#define CTL_TAKES_QUIET      (UINT64_C(1) << 4)
-#define CTL_TAKES_WAIT       (UINT64_C(1) << 5)
-#define CTL_TAKES_RESTORE    (UINT64_C(1) << 6) /* --job, --path */
-#define CTL_TAKES_LOCAL      (UINT64_C(1) << 7) /* --endpoint-file, --keep, --import */
-#define CTL_TAKES_SHARDS     (UINT64_C(1) << 8)
-#define CTL_TAKES_SECONDS    (UINT64_C(1) << 9) /* this and what follows: of cairn bench */
-#define CTL_TAKES_PARAMS     (UINT64_C(1) << 10)
-#define CTL_TAKES_WORKERS    (UINT64_C(1) << 11)
-#define CTL_TAKES_THREADS    (UINT64_C(1) << 12)
-#define CTL_TAKES_TENSORS    (UINT64_C(1) << 13)
-#define CTL_TAKES_WIRE       (UINT64_C(1) << 14)
-#define CTL_TAKES_WAY        (UINT64_C(1) << 15) /* --path */
-#define CTL_TAKES_ONLY       (UINT64_C(1) << 16)
-#define CTL_TAKES_TIMELINE   (UINT64_C(1) << 17) /* --timeline, --backward, --read */
-#define CTL_TAKES_CHUNK      (UINT64_C(1) << 18)
-#define CTL_TAKES_FORCE      (UINT64_C(1) << 19)
-#define CTL_TAKES_YES        (UINT64_C(1) << 20)
-#define CTL_TAKES_WATCH      (UINT64_C(1) << 21) /* --watch */
-#define CTL_TAKES_EVERY      (UINT64_C(1) << 22) /* --every, --once */
-#define CTL_TAKES_TERMS      (UINT64_C(1) << 23) /* what `job amend` changes */
-#define CTL_TAKES_BACKEND    (UINT64_C(1) << 24) /* --backend, --device */
-#define CTL_TAKES_PLAN \
-    (UINT64_C(1) << 25) /* --backend, --wire, --stage, --offload: what `job plan` changes */
-#define CTL_TAKES_ALL     (UINT64_C(1) << 26) /* --all */
-#define CTL_TAKES_MEMORY  (UINT64_C(1) << 27) /* --memory, --global-batch: of the bench of a step */
-#define CTL_TAKES_RESHARD (UINT64_C(1) << 28) /* --add, --drain, --weight */
-#define CTL_TAKES_PAUSE   (UINT64_C(1) << 29) /* --pause */
-#define CTL_TAKES_SINCE   (UINT64_C(1) << 30) /* --since */
-#define CTL_TAKES_FROM_TO (UINT64_C(1) << 31) /* --from, --to */
-#define CTL_TAKES_PLACE \
-    (UINT64_C(1) << 44) /* --path: of a command that reads the snapshot itself */
-#define CTL_TAKES_PLACES (UINT64_C(1) << 45) /* the same, and twice */
-#define CTL_TAKES_EXPORT (UINT64_C(1) << 46) /* --to, --format, --dtype, --max-file */
-#define CTL_TAKES_COPY   (UINT64_C(1) << 47) /* --to */
-#define CTL_TAKES_STATS  (UINT64_C(1) << 48) /* --stats */
-#define CTL_TAKES_DIR    (UINT64_C(1) << 50) /* --dir: of the bench of snapshots */
-#define CTL_TAKES_SET    (UINT64_C(1) << 52) /* --set */
-#define CTL_TAKES_TRUST  (UINT64_C(1) << 49) /* --allow-unsigned, --allow-untrusted, --fallback */
-#define CTL_TAKES_VERIFY (UINT64_C(1) << 51) /* --quick, --read-data-subset, --key */
-#define CTL_TAKES_KEEPING \
-    (UINT64_C(1) << 58) /* --keep-last, --keep-every, --keep-within, --max-bytes, --dry-run */
-#define CTL_TAKES_CHECK    (UINT64_C(1) << 53) /* --check */
-#define CTL_TAKES_AGE      (UINT64_C(1) << 54) /* --snapshot-age */
-#define CTL_TAKES_FOLLOW   (UINT64_C(1) << 55) /* --watch, of what goes on as it prints */
-#define CTL_TAKES_DELETE   (UINT64_C(1) << 59) /* --delete */
-#define CTL_TAKES_FORCE_RM (UINT64_C(1) << 60) /* --force, of a snapshot */
-#define CTL_TAKES_MTBF     (UINT64_C(1) << 61) /* --mtbf */
-#define CTL_TAKES_CREATE   (UINT64_C(1) << 62) /* --from, --as, --dry-run: of a job */
-#define CTL_BENCHES        (CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS)
-#define CTL_ASKS           (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
-#define CTL_LISTS_ONCE     (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET)
-#define CTL_LISTS          (CTL_LISTS_ONCE | CTL_TAKES_WATCH)
-
 /* Which snapshots are taken and stay; has_: it was given. */
 struct ctl_rules {
     bool has_every, has_keep_last, has_keep_every, has_keep_within, has_max_bytes;
@@ -216,15 +158,16 @@ int ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(pr
 /* Reads options up to the next word of the line, or with `all` everywhere in it; ctl->argv then begins
  * with what is no option. -1: go on; else the exit status. */
 int ctl_options_read(struct ctl *ctl, bool all);
+/* `takes`: the kinds of options that a subcommand takes, or several do: "endpoint timeout terms". */
 /* Refuses what was given and the subcommand does not take; as above. */
-int ctl_options_judge(const struct ctl *ctl, uint64_t takes);
+int ctl_options_check(const struct ctl *ctl, const char *takes);
 /* Prints what is taken, a line each. */
-void ctl_options_print(FILE *out, uint64_t takes);
+void ctl_options_print(FILE *out, const char *takes);
+bool ctl_takes(const char *takes, const char *kind);
 /* "; see cairn job list --help" */
 int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ---- options.c ---- */
 /* 1 to max, with K, M, G or T for thousands of it. -1: go on; else the exit status. */
 int ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t *out);
 

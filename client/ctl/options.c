@@ -1,9 +1,11 @@
-/* The options of the command line: one table, from which they are read, judged and explained. */
-#include "client/ctl/options.h"
+/* The options of the command line: one table, a row each, from which they are read, checked and
+ * explained. */
+#include "client/ctl/ctl.h"
 
 #include <inttypes.h>
 #include <errno.h>
 #include <getopt.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,212 +13,48 @@
 
 #include "proto/geometry/layout.h"
 
-#define WATCH_EVERY_S 2
+#define WATCH_EVERY_S  2
+#define DEVICE_LETTERS "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-/"
 
-static int parse_duration(const char *name, const char *text, uint32_t max_s, uint32_t *out);
-static int take_rule(struct ctl *ctl, int option);
+/* What a value is, and the field of struct ctl that it goes to. */
+enum option_type {
+    FLAG,         /* bool; takes no value */
+    TEXT,         /* const char * */
+    CHOICE,       /* const char *: a word of those shown for the value, "f32|bf16" */
+    SWITCH,       /* bool: of two such words, is it number `max`, from 0? */
+    NAMES,        /* struct ctl_names: one more at each time */
+    NUMBER,       /* uint32_t, 1 to max, with K, M, G or T for thousands of it */
+    COUNT,        /* uint64_t, the same */
+    COUNT_OR_0,   /* the same, or 0 */
+    REAL,         /* double, 0 to max (0: to any number) */
+    PERCENT,      /* double: a part of 1, of at most max percent */
+    SECONDS,      /* double, above 0 */
+    MILLISECONDS, /* double */
+    DURATION,     /* uint32_t, seconds, up to max: 90, 90s, 10min, 36h, 7d */
+    PARSED,       /* read by a function */
+};
 
-int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
-{
-    struct sentence text;
-    va_list arguments;
-    va_start(arguments, fmt);
-    vsnprintf(text.text, sizeof text.text, fmt, arguments);
-    va_end(arguments);
-    return ctl_fail(CAIRN_ERR_INVALID, "%s; see cairn %s%s--help", text.text, ctl->words,
-                    ctl->words[0] != 0 ? " " : "");
-}
-
-void ctl_options_print(FILE *out, uint64_t takes)
-{
-    fprintf(out, "\noptions:\n");
-    for (size_t i = 0; i < ctl_option_count; i++)
-        if (ctl_options[i].shown != NULL &&
-            (ctl_options[i].kind == 0 || (takes & ctl_options[i].kind) != 0))
-            fprintf(out, "  %-21s %s\n", ctl_options[i].shown, ctl_options[i].help);
-}
-
-/* ---- values ---- */
-
-static int parse_timeout(struct ctl *ctl, const char *text)
-{
-    double seconds;
-    const int done = ctl_parse_seconds("timeout", text, &seconds);
-    if (done >= 0) return done;
-    ctl->timeout_ms = (int)(seconds * 1000);
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = 1;
-    return -1;
-}
-
-/* The seconds may be the next word, if it is a number. */
-static int parse_watch(struct ctl *ctl)
-{
-    const char *next = optarg == NULL && optind < ctl->argc ? ctl->argv[optind] : NULL;
-    ctl->watch = true;
-    ctl->every_s = WATCH_EVERY_S;
-    if (next != NULL && next[strspn(next, "0123456789.")] == '\0' && next[0] != '\0') {
-        optarg = ctl->argv[optind++];
-    }
-    return optarg != NULL ? ctl_parse_seconds("watch", optarg, &ctl->every_s) : -1;
-}
-
-static int parse_output(struct ctl *ctl, const char *text)
-{
-    ctl->json = strcmp(text, "json") == 0;
-    if (ctl->json || strcmp(text, "table") == 0) return -1;
-    return ctl_fail(CAIRN_ERR_INVALID, "-o %s: table and json are allowed", text);
-}
-
-static int parse_since(struct ctl *ctl)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    const uint64_t now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-    if (ctl_since(optarg, now_ms, &ctl->since_unix_ms)) return -1;
-    return ctl_usage_fail(ctl,
-                          "--since %s: give a duration (2h) or a time "
-                          "(2026-11-24T14:00:00Z)",
-                          optarg);
-}
-
-/* "4", or, of a job, "1:4". */
-static int parse_workers(struct ctl *ctl, const char *text)
-{
-    const char *colon = strchr(text, ':');
-    char first[16];
-    if (colon == NULL) {
-        const int done = ctl_parse_number("workers", text, 65535, &ctl->workers_max);
-        ctl->workers_min = ctl->bench.workers = ctl->workers_max;
-        return done;
-    }
-    snprintf(first, sizeof first, "%.*s", (int)(colon - text < 15 ? colon - text : 15), text);
-    int done = ctl_parse_number("workers", first, 65535, &ctl->workers_min);
-    if (done < 0) done = ctl_parse_number("workers", colon + 1, 65535, &ctl->workers_max);
-    if (done >= 0 || ctl->workers_min <= ctl->workers_max) return done;
-    return ctl_fail(CAIRN_ERR_INVALID, "--workers %s: at most as many as may attach are needed",
-                    text);
-}
-
-static int take(struct ctl *ctl, int option)
-{
-    switch (option) {
-    case OPT_ENDPOINT: ctl->endpoint = optarg; return -1;
-    case OPT_TIMEOUT: return parse_timeout(ctl, optarg);
-    case 'o': return parse_output(ctl, optarg);
-    case OPT_NO_HEADERS: ctl->no_headers = true; return -1;
-    case 'q': ctl->quiet = true; return -1;
-    case OPT_WAIT: ctl->wait = true; return -1;
-    case OPT_YES: ctl->yes = true; return -1;
-    case OPT_FORCE: ctl->force = true; return -1;
-    case OPT_WATCH: return parse_watch(ctl);
-    case OPT_CHECK: ctl->check = true; return -1;
-    case OPT_SNAPSHOT_AGE:
-        return parse_duration("snapshot-age", optarg, CAIRN_SPEC_WITHIN_S_MAX,
-                              &ctl->snapshot_age_s);
-    case OPT_EVERY: return ctl_parse_seconds("every", optarg, &ctl->every_s);
-    case OPT_ONCE: ctl->once = true; return -1;
-    case OPT_JOB: ctl->job = optarg; return -1;
-    case OPT_PATH:
-        ctl->path_before = ctl->path;
-        ctl->path = optarg;
-        return -1;
-    case OPT_FROM: ctl->from = optarg; return -1;
-    case OPT_AS: ctl->as = optarg; return -1;
-    case OPT_SET: return ctl_parse_setting(&ctl->set, optarg);
-    case OPT_TO: ctl->to = optarg; return -1;
-    case OPT_SHARDS: return ctl_parse_number("shards", optarg, CAIRN_SHARDS_MAX, &ctl->shards);
-    case OPT_WORKERS: return parse_workers(ctl, optarg);
-    case OPT_LR: ctl->has_lr = true; return ctl_parse_real("lr", optarg, &ctl->lr);
-    case OPT_GROUP: ctl->group = optarg; return -1;
-    case OPT_CLIP_NORM:
-        ctl->has_clip_norm = true;
-        return ctl_parse_real("clip-norm", optarg, &ctl->clip_norm);
-    case OPT_ON_SHARD_LOSS: ctl->on_shard_loss = optarg; return -1;
-    case OPT_SHARD_LOSS_WAIT:
-        return ctl_parse_number("shard-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
-                                &ctl->shard_loss_wait_s);
-    case OPT_ALL: ctl->reshard.all = true; return -1;
-    case OPT_ADD: return ctl_parse_name(&ctl->reshard.add, "add", optarg);
-    case OPT_DRAIN: return ctl_parse_name(&ctl->reshard.drain, "drain", optarg);
-    case OPT_WEIGHT: return ctl_parse_weight(&ctl->reshard.weight, optarg);
-    case OPT_PAUSE: return ctl_parse_percent("pause", optarg, 10000, &ctl->reshard.pause);
-    case OPT_SINCE: return parse_since(ctl);
-    case OPT_ON_WORKER_LOSS: ctl->on_worker_loss = optarg; return -1;
-    case OPT_WORKER_LOSS_WAIT:
-        return ctl_parse_number("worker-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
-                                &ctl->worker_loss_wait_s);
-    case OPT_ENDPOINT_FILE: ctl->endpoint_file = optarg; return -1;
-    case OPT_KEEP: ctl->keep = optarg; return -1;
-    case OPT_IMPORT: ctl->import = optarg; return -1;
-    case OPT_HELP: ctl->help = true; return -1;
-    case OPT_VERSION: printf("cairn %s\n", ctl->build); return 0;
-    default: return take_rule(ctl, option);
-    }
-}
-
-/* ---- the line ---- */
-
-/* Refuses an option that getopt does not know or cannot read; `text` is the argument it stands
- * in. */
-static int refuse(const struct ctl *ctl, int answer, const char *text)
-{
-    const bool is_short = optopt > 0 && optopt < 256 && optopt != 'q'; // it is --quiet=3, not -q
-    if (answer == ':') return ctl_usage_fail(ctl, "%s needs a value", text);
-    if (is_short) return ctl_usage_fail(ctl, "there is no option -%c", optopt);
-    if (optopt != 0) return ctl_usage_fail(ctl, "%s: it takes no value", text);
-    return ctl_usage_fail(ctl, "there is no option %s", text);
-}
-
-static void note(struct ctl *ctl, int option)
-{
-    for (size_t i = 0; i < ctl_option_count; i++)
-        if (ctl_options[i].option.val == option) ctl->given[i] = true;
-}
-
-int ctl_options_read(struct ctl *ctl, bool all)
-{
-    struct option known[CTL_OPTIONS_MAX + 1] = { 0 };
-    for (size_t i = 0; i < ctl_option_count; i++) known[i] = ctl_options[i].option;
-    opterr = 0;
-    optind = 0; // glibc's getopt starts over
-    // It takes argv[0] for a program's name: the word before.
-    for (int c;
-         (c = getopt_long(ctl->argc, ctl->argv, all ? ":o:q" : "+:o:q", known, NULL)) != -1;) {
-        if (c == '?' || c == ':') return refuse(ctl, c, ctl->argv[optind - 1]);
-        note(ctl, c);
-        const int done = take(ctl, c);
-        if (done >= 0) return done;
-    }
-    ctl->argc -= optind;
-    ctl->argv += optind;
-    return -1;
-}
-
-static bool is_taken(int option, uint64_t takes)
-{
-    for (size_t i = 0; i < ctl_option_count; i++)
-        if (ctl_options[i].option.val == option &&
-            (ctl_options[i].kind == 0 || (ctl_options[i].kind & takes) != 0))
-            return true;
-    return false;
-}
-
-int ctl_options_judge(const struct ctl *ctl, uint64_t takes)
-{
-    for (size_t i = 0; i < ctl_option_count; i++)
-        if (ctl->given[i] && !is_taken(ctl_options[i].option.val, takes))
-            return ctl_usage_fail(ctl, "cairn %s does not take --%s", ctl->words,
-                                  ctl_options[i].option.name);
-    if ((takes & CTL_TAKES_WORKERS) != 0 && ctl->workers_max != ctl->bench.workers)
-        return ctl_usage_fail(ctl, "--workers of cairn %s is a number", ctl->words);
-    return -1;
-}
+/* One row. An option that means two things has two rows, of which the first says how it is read. */
+struct option_row {
+    const char *name;
+    const char *value; /* as shown; "[SECONDS]": may be left out; NULL: takes none */
+    const char
+        *kinds; /* words by which subcommands take it; NULL: its name; "": of every subcommand */
+    int (*parse)(struct ctl *ctl, char *text); /* of PARSED; -1: go on; else the exit status */
+    enum option_type type;
+    size_t offset; /* in struct ctl */
+    uint64_t max;
+    const char *help;  /* NULL: it is not shown */
+    size_t given;      /* of a bool of struct ctl, set if it is; 0: none */
+    const char *shown; /* NULL: by name and value */
+    char letter;       /* -o */
+};
 
 /* ==== values ==== */
 
-/* Values of options: times, counts, numbers. */
+/* Each: -1: go on; else the exit status, and it was said what is wrong. */
 
-int ctl_parse_seconds(const char *name, const char *text, double *out)
+static int parse_seconds(const char *name, const char *text, double *out)
 {
     char *end;
     errno = 0;
@@ -229,7 +67,7 @@ int ctl_parse_seconds(const char *name, const char *text, double *out)
     return -1;
 }
 
-int ctl_parse_milliseconds(const char *name, const char *text, double *out)
+static int parse_milliseconds(const char *name, const char *text, double *out)
 {
     char *end;
     errno = 0;
@@ -242,7 +80,7 @@ int ctl_parse_milliseconds(const char *name, const char *text, double *out)
 }
 
 /* 1 to max, with K, M, G or T for thousands of it. */
-int ctl_parse_count(const char *name, const char *text, uint64_t max, uint64_t *out)
+static int parse_count(const char *name, const char *text, uint64_t max, uint64_t *out)
 {
     static const char suffixes[] = "KMGT";
     char *end;
@@ -263,25 +101,41 @@ int ctl_parse_count(const char *name, const char *text, uint64_t max, uint64_t *
 int ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t *out)
 {
     uint64_t count = 0;
-    const int done = ctl_parse_count(name, text, max, &count);
+    const int done = parse_count(name, text, max, &count);
     *out = (uint32_t)count;
     return done;
 }
 
-/* The number is read as by ctl_parse_count, but may be 0. */
+/* The number is read as by parse_count, but may be 0. */
 static int parse_count_or_none(const char *name, const char *text, uint64_t max, uint64_t *out)
 {
     *out = 0;
-    return strcmp(text, "0") == 0 ? -1 : ctl_parse_count(name, text, max, out);
+    return strcmp(text, "0") == 0 ? -1 : parse_count(name, text, max, out);
 }
 
-int ctl_parse_real(const char *name, const char *text, double *out)
+static int parse_real(const char *name, const char *text, double max, double *out)
 {
     char *end;
     errno = 0;
     *out = strtod(text, &end);
-    if (errno == 0 && end != text && *end == 0 && *out >= 0 && *out <= 1e30) return -1;
-    return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: a number of at least 0 is allowed", name, text);
+    if (errno != 0 || end == text || *end != 0 || !(*out >= 0) || *out > 1e30)
+        return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: a number of at least 0 is allowed", name,
+                        text);
+    if (max == 0 || *out <= max) return -1;
+    return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: 0 to %g is allowed", name, text, max);
+}
+
+static int parse_percent(const char *name, const char *text, double most, double *out)
+{
+    char *end;
+    errno = 0;
+    const double percent = strtod(text, &end);
+    if (errno != 0 || end == text || strcmp(end, "%") != 0 || !(percent > 0) || percent > most)
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "--%s %s: a percentage above 0 and up to %.0f, as 10%%, is allowed", name,
+                        text, most);
+    *out = percent / 100;
+    return -1;
 }
 
 /* The text is "90", seconds, or has s, m, min, h or d behind it; 0 is allowed. */
@@ -308,12 +162,73 @@ static int parse_duration(const char *name, const char *text, uint32_t max_s, ui
                     name, text, max_s);
 }
 
-/* ==== rules ==== */
+static int parse_name(struct ctl_names *names, const char *option, const char *text)
+{
+    if (text[0] == '\0')
+        return ctl_fail(CAIRN_ERR_INVALID, "--%s needs the name of a shard", option);
+    if (names->count == CTL_NAMES_MAX)
+        return ctl_fail(CAIRN_ERR_INVALID, "--%s may be given %d times", option, CTL_NAMES_MAX);
+    names->names[names->count++] = text;
+    return -1;
+}
 
-/* Options that say which snapshots a job takes, and which of them stay. */
+/* ---- values of one option ---- */
+
+static int parse_timeout(struct ctl *ctl, char *text)
+{
+    double seconds;
+    const int done = parse_seconds("timeout", text, &seconds);
+    if (done >= 0) return done;
+    ctl->timeout_ms = (int)(seconds * 1000);
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = 1;
+    return -1;
+}
+
+/* The seconds may be the next word, if it is a number. */
+static int parse_watch(struct ctl *ctl, char *text)
+{
+    char *next = text == NULL && optind < ctl->argc ? ctl->argv[optind] : NULL;
+    ctl->watch = true;
+    ctl->every_s = WATCH_EVERY_S;
+    if (next != NULL && next[strspn(next, "0123456789.")] == '\0' && next[0] != '\0') {
+        text = next;
+        optind++;
+    }
+    return text != NULL ? parse_seconds("watch", text, &ctl->every_s) : -1;
+}
+
+static int parse_since(struct ctl *ctl, char *text)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    const uint64_t now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+    if (ctl_since(text, now_ms, &ctl->since_unix_ms)) return -1;
+    return ctl_usage_fail(ctl,
+                          "--since %s: give a duration (2h) or a time "
+                          "(2026-11-24T14:00:00Z)",
+                          text);
+}
+
+/* "4", or, of a job, "1:4". */
+static int parse_workers(struct ctl *ctl, char *text)
+{
+    const char *colon = strchr(text, ':');
+    char first[16];
+    if (colon == NULL) {
+        const int done = ctl_parse_number("workers", text, 65535, &ctl->workers_max);
+        ctl->workers_min = ctl->bench.workers = ctl->workers_max;
+        return done;
+    }
+    snprintf(first, sizeof first, "%.*s", (int)(colon - text < 15 ? colon - text : 15), text);
+    int done = ctl_parse_number("workers", first, 65535, &ctl->workers_min);
+    if (done < 0) done = ctl_parse_number("workers", colon + 1, 65535, &ctl->workers_max);
+    if (done >= 0 || ctl->workers_min <= ctl->workers_max) return done;
+    return ctl_fail(CAIRN_ERR_INVALID, "--workers %s: at most as many as may attach are needed",
+                    text);
+}
 
 /* "500", "500 steps", or a time: "10min", "10 min". */
-static int parse_every(struct ctl *ctl, const char *text)
+static int parse_every(struct ctl *ctl, char *text)
 {
     struct ctl_rules *rules = &ctl->rules;
     const size_t digits = strspn(text, "0123456789");
@@ -330,77 +245,441 @@ static int parse_every(struct ctl *ctl, const char *text)
                                &rules->every);
 }
 
-static int parse_fallback(struct ctl *ctl, const char *text)
-{
-    ctl->rules.has_fallback = true;
-    ctl->rules.fallback = strcmp(text, "yes") == 0;
-    if (ctl->rules.fallback || strcmp(text, "no") == 0) return -1;
-    return ctl_fail(CAIRN_ERR_INVALID, "--snapshot-fallback %s: yes and no are allowed", text);
-}
-
-static int parse_mtbf(struct ctl *ctl, const char *text)
+static int parse_mtbf(struct ctl *ctl, char *text)
 {
     const int done = parse_duration("mtbf", text, CAIRN_SPEC_WITHIN_S_MAX, &ctl->mtbf_s);
     if (done >= 0 || ctl->mtbf_s > 0) return done;
     return ctl_fail(CAIRN_ERR_INVALID, "--mtbf %s: a time longer than 0 is needed", text);
 }
 
-/* Takes the options of `snapshot prune`. */
-static int take_keeping(struct ctl *ctl, int option)
+/* It goes into configurations as it is. */
+static int parse_device(struct ctl *ctl, char *text)
 {
-    struct ctl_rules *rules = &ctl->rules;
-    switch (option) {
-    case OPT_KEEP_LAST:
-        rules->has_keep_last = true;
-        return ctl_parse_count("keep-last", optarg, CAIRN_SPEC_KEEP_MAX, &rules->keep_last);
-    case OPT_KEEP_EVERY:
-        rules->has_keep_every = true;
-        return ctl_parse_count("keep-every", optarg, CAIRN_SPEC_EVERY_MAX, &rules->keep_every);
-    case OPT_KEEP_WITHIN:
-        rules->has_keep_within = true;
-        return parse_duration("keep-within", optarg, CAIRN_SPEC_WITHIN_S_MAX,
-                              &rules->keep_within_s);
-    case OPT_MAX_BYTES:
-        rules->has_max_bytes = true;
-        return ctl_parse_count("max-bytes", optarg, CAIRN_SPEC_KEEP_BYTES_MAX, &rules->max_bytes);
-    case OPT_DRY_RUN: rules->dry_run = true; return -1;
-    case OPT_DELETE: ctl->deletes = true; return -1;
-    case OPT_MTBF: return parse_mtbf(ctl, optarg);
-    default: return ctl_take_bench(ctl, option);
+    const size_t length = strlen(text);
+    ctl->bench.device = text;
+    if (length > 0 && length < 64 && strspn(text, DEVICE_LETTERS) == length) return -1;
+    return ctl_fail(CAIRN_ERR_INVALID,
+                    "--device %s: a number, or a UUID as nvidia-smi -L has it, is allowed", text);
+}
+
+static int parse_stage(struct ctl *ctl, char *text)
+{
+    ctl->plan.has_stage = true;
+    ctl->plan.stage = (uint32_t)(text[0] - '0');
+    if (text[0] >= '0' && text[0] <= '3' && text[1] == '\0') return -1;
+    return ctl_fail(CAIRN_ERR_INVALID, "--stage %s: 0 to 3 is allowed", text);
+}
+
+/* As the Hub's tools write it: 5GB, 500MB; a B at the end may be left out. */
+static int parse_max_file(struct ctl *ctl, char *text)
+{
+    const size_t length = strlen(text);
+    if (length > 1 && text[length - 1] == 'B') text[length - 1] = '\0';
+    return parse_count("max-file", text, UINT64_C(1) << 60, &ctl->export.file_bytes_max);
+}
+
+static int parse_weight(struct ctl *ctl, char *text)
+{
+    struct ctl_names *names = &ctl->reshard.weight;
+    char *equals = strrchr(text, '=');
+    char *end = NULL;
+    errno = 0;
+    const double weight = equals != NULL ? strtod(equals + 1, &end) : 0;
+    const bool is_number = end != NULL && end != equals + 1 && *end == '\0' && errno == 0;
+    if (!is_number || equals == text)
+        return ctl_fail(CAIRN_ERR_INVALID, "--weight %s: NAME=W, a shard and a number, is allowed",
+                        text);
+    if (!isfinite(weight) || weight <= 0)
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "--weight %s: a number above 0 is allowed; --drain takes all off a shard",
+                        text);
+    *equals = '\0';
+    const size_t at = names->count;
+    const int done = parse_name(names, "weight", text);
+    if (done < 0) names->weights[at] = weight;
+    return done;
+}
+
+static int parse_setting(struct ctl *ctl, char *text)
+{
+    struct ctl_settings *settings = &ctl->set;
+    char *equals = strchr(text, '=');
+    if (equals == NULL || equals == text)
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "--set %s: KEY=VALUE is allowed, as stage=3 or default.lr=1e-4", text);
+    if (settings->count == CTL_NAMES_MAX)
+        return ctl_fail(CAIRN_ERR_INVALID, "--set may be given %d times", CTL_NAMES_MAX);
+    Cairn__Setting *setting = &settings->room[settings->count];
+    *equals = '\0';
+    cairn__setting__init(setting);
+    setting->key = text;
+    setting->value = equals + 1;
+    settings->list[settings->count++] = setting;
+    return -1;
+}
+
+static int parse_path(struct ctl *ctl, char *text)
+{
+    ctl->path_before = ctl->path;
+    ctl->path = text;
+    return -1;
+}
+
+static int parse_version(struct ctl *ctl, char *text)
+{
+    (void)text;
+    printf("cairn %s\n", ctl->build);
+    return 0;
+}
+
+/* ==== table ==== */
+
+#define AS(is, member, most) .type = is, .offset = offsetof(struct ctl, member), .max = most
+#define BY(function)         .parse = function, .type = PARSED, .offset = 0, .max = 0
+#define SETS(member)         .given = offsetof(struct ctl, member)
+
+static const struct option_row rows[] = {
+    { "endpoint", "ADDRESS", NULL, AS(TEXT, endpoint, 0),
+      "the coordinator, HOST:PORT or /PATH (else CAIRN_ENDPOINT, else a socket in "
+      "$XDG_RUNTIME_DIR/cairn or /run/cairn)" },
+    { "timeout", "SECONDS", NULL, BY(parse_timeout),
+      "how long to wait for an answer (30; snapshots and digests 600)" },
+    { "output", "table|json", NULL, AS(SWITCH, json, 1), "how to print (table)", .letter = 'o' },
+    { "no-headers", NULL, NULL, AS(FLAG, no_headers, 0), "a table without its first line" },
+    { "quiet", NULL, NULL, AS(FLAG, quiet, 0),
+      "only what was asked for: names, an id, a root; local: no word that is not an error",
+      .letter = 'q' },
+    { "yes", NULL, NULL, AS(FLAG, yes, 0),
+      "do it, without being asked or shown what would be done" },
+    { "force", NULL, NULL, AS(FLAG, force, 0),
+      "also while workers or readers are attached, who are put out, or it is being saved" },
+    { "watch", "[SECONDS]", NULL, BY(parse_watch),
+      "again and again until it is interrupted (every 2 seconds)" },
+    { "watch", "[SECONDS]", "follow", BY(parse_watch),
+      "go on with what happens from then on, until it is interrupted (asked every 2 seconds)" },
+    { "check", NULL, NULL, AS(FLAG, check, 0),
+      "only what is not well, a line each; the exit status says which kind is the worst" },
+    { "snapshot-age", "TIME", NULL, AS(DURATION, snapshot_age_s, CAIRN_SPEC_WITHIN_S_MAX),
+      "a job whose newest snapshot is older is not well (90s, 10min, 36h, 7d)" },
+    { "every", "SECONDS", NULL, AS(SECONDS, every_s, 0), "how long between two pictures (1)" },
+    { "once", NULL, "every", AS(FLAG, once, 0), "one picture, as -o json has it" },
+    { "wait", NULL, NULL, AS(FLAG, wait, 0), "return when it is committed" },
+    { "path", "FOLDER", "restore", BY(parse_path), "the folder of a snapshot" },
+    { "job", "NAME", "restore", AS(TEXT, job, 0), "its job (else the snapshot's)" },
+    { "path", "FOLDER", "place places", BY(parse_path),
+      "the folder of a snapshot, read without a coordinator" },
+    { "allow-unsigned", NULL, "trust", AS(FLAG, allow_unsigned, 0),
+      "take a snapshot that nobody signed" },
+    { "allow-untrusted", NULL, "trust", AS(FLAG, allow_untrusted, 0),
+      "take one that was signed by a key that is not trusted" },
+    { "fallback", NULL, "trust", AS(FLAG, fallback, 0),
+      "where it is damaged, the newest good one that is older (also by snapshot_fallback of the "
+      "job)" },
+    { "quick", NULL, "verify", AS(FLAG, quick, 0), "manifest, sizes and headers" },
+    { "read-data-subset", "P%", "verify", AS(PERCENT, subset, 100),
+      "so many of the blocks, at random (all)" },
+    { "key", "FILE|KEY", "verify", AS(TEXT, key, 0),
+      "whose signature it has to have (else one that the coordinator trusts)" },
+    { "shards", "N", NULL, AS(NUMBER, shards, CAIRN_SHARDS_MAX), "how many shards" },
+    { "endpoint-file", "FILE", "local", AS(TEXT, endpoint_file, 0),
+      "holds the endpoint while the cluster is up" },
+    { "keep", "FOLDER", "local", AS(TEXT, keep, 0),
+      "use this folder and leave it there (else a temporary one)" },
+    { "import", "FOLDER", "local", AS(TEXT, import, 0),
+      "weights may be read from it (else from the working folder)" },
+    { "workers", "N", NULL, BY(parse_workers), "how many workers" },
+    { "workers", "MIN:MAX", "terms", BY(parse_workers),
+      "a round opens with MIN workers, and MAX may attach; N is N:N" },
+    { "lr", "X", "terms", AS(REAL, lr, 0), "the learning rate, at which its schedule is 1",
+      SETS(has_lr) },
+    { "group", "NAME", "terms", AS(TEXT, group, 0), "whose (else of all)" },
+    { "clip-norm", "X", "terms", AS(REAL, clip_norm, 0),
+      "of the global gradient norm; 0: no clipping", SETS(has_clip_norm) },
+    { "snapshot-every", "N|TIME", "terms", BY(parse_every),
+      "from one periodic snapshot to the next: steps (500), or a time (10min); 0: none" },
+    { "snapshot-keep", "N", "terms", AS(COUNT_OR_0, rules.keep_last, CAIRN_SPEC_KEEP_MAX),
+      "of them, so many stay; 0: no such rule. Any rule keeps one; without a rule all stay",
+      SETS(rules.has_keep_last) },
+    { "snapshot-keep-every", "N", "terms", AS(COUNT_OR_0, rules.keep_every, CAIRN_SPEC_EVERY_MAX),
+      "the first of every N steps stays for good; 0: no such rule", SETS(rules.has_keep_every) },
+    { "snapshot-keep-within", "TIME", "terms",
+      AS(DURATION, rules.keep_within_s, CAIRN_SPEC_WITHIN_S_MAX),
+      "all younger than that stay (36h; s, min, h, d); 0: no such rule",
+      SETS(rules.has_keep_within) },
+    { "snapshot-max-bytes", "N", "terms",
+      AS(COUNT_OR_0, rules.max_bytes, CAIRN_SPEC_KEEP_BYTES_MAX),
+      "of all snapshots of the job; over it the oldest go (500G); 0: no bound",
+      SETS(rules.has_max_bytes) },
+    { "snapshot-staging", "state|small", "terms", AS(TEXT, rules.staging, 0),
+      "room for what updates overwrite while a snapshot is written" },
+    { "snapshot-durable-within", "TIME", "terms",
+      AS(DURATION, rules.durable_within_s, CAIRN_SPEC_DURABLE_S_MAX),
+      "a snapshot is to be on disk by then; 0: no deadline", SETS(rules.has_durable_within) },
+    { "snapshot-fallback", "yes|no", "terms", AS(SWITCH, rules.fallback, 0),
+      "a restore that finds a snapshot damaged takes the newest good one before it",
+      SETS(rules.has_fallback) },
+    { "snapshot-scrub-every", "TIME", "terms",
+      AS(DURATION, rules.scrub_every_s, CAIRN_SPEC_SNAPSHOT_S_MAX),
+      "every snapshot is read again and checked (7d); 0: by command only",
+      SETS(rules.has_scrub_every) },
+    { "keep-last", "N", "keeping", AS(COUNT, rules.keep_last, CAIRN_SPEC_KEEP_MAX),
+      "the newest N stay; this and what follows: instead of the job's rules",
+      SETS(rules.has_keep_last) },
+    { "keep-every", "N", "keeping", AS(COUNT, rules.keep_every, CAIRN_SPEC_EVERY_MAX),
+      "the first of every N steps stays", SETS(rules.has_keep_every) },
+    { "keep-within", "TIME", "keeping", AS(DURATION, rules.keep_within_s, CAIRN_SPEC_WITHIN_S_MAX),
+      "all younger than that stay (36h; s, min, h, d)", SETS(rules.has_keep_within) },
+    { "max-bytes", "N", "keeping", AS(COUNT, rules.max_bytes, CAIRN_SPEC_KEEP_BYTES_MAX),
+      "of all snapshots of the job; over it the oldest go (500G)", SETS(rules.has_max_bytes) },
+    { "dry-run", NULL, "keeping", AS(FLAG, rules.dry_run, 0),
+      "only say which would go, and why the others stay" },
+    { "mtbf", "TIME", NULL, BY(parse_mtbf),
+      "mean time between faults (else from the cluster's events); 90s, 10min, 36h, 7d" },
+    { "delete", NULL, NULL, AS(FLAG, deletes, 0), "take the tag off" },
+    { "force", NULL, "rm", AS(FLAG, force, 0),
+      "also one that has a tag, and the only verified one" },
+    { "on-shard-loss", "wait|restore-latest", "terms", AS(TEXT, on_shard_loss, 0),
+      "what the job does when a shard has lost its part" },
+    { "shard-loss-wait", "SECONDS", "terms",
+      AS(NUMBER, shard_loss_wait_s, CAIRN_SPEC_LOSS_WAIT_MAX_S),
+      "so long a shard may be away before that (300)" },
+    { "all", NULL, NULL, AS(FLAG, reshard.all, 0), "all jobs" },
+    { "add", "NAME", "reshard", AS(NAMES, reshard.add, 0),
+      "a shard that is to own something of it, too; again for each" },
+    { "drain", "NAME", "reshard", AS(NAMES, reshard.drain, 0),
+      "a shard that all goes off; again for each" },
+    { "weight", "NAME=W", "reshard", BY(parse_weight),
+      "so much more than a shard without a weight, which has 1; again for each" },
+    { "pause", "P%", NULL, AS(PERCENT, reshard.pause, 10000),
+      "by how much a step may become longer meanwhile (10%)" },
+    { "since", "TIME", NULL, BY(parse_since),
+      "only what happened since then: 2h (ms, s, m, h, d) before now, or 2026-11-24T14:00:00Z" },
+    { "on-worker-loss", "redo|wait|fail", "terms", AS(TEXT, on_worker_loss, 0),
+      "what the job does when a worker was lost" },
+    { "worker-loss-wait", "SECONDS", "terms",
+      AS(NUMBER, worker_loss_wait_s, CAIRN_SPEC_LOSS_WAIT_MAX_S),
+      "so long another one is waited for (300)" },
+    { "from", "N", "from-to", AS(TEXT, from, 0), "so many shards before (4)" },
+    { "from", "JOB/ID|FOLDER", "create", AS(TEXT, from, 0),
+      "the snapshot that it begins with; an id may be latest" },
+    { "as", "NAME", "create", AS(TEXT, as, 0), "its name (else the snapshot's)" },
+    { "set", "KEY=VALUE", NULL, BY(parse_setting),
+      "a field of the spec: stage=3, wire=bf16, GROUP.lr=1e-4 (again and again)" },
+    { "dry-run", NULL, "create", AS(FLAG, rules.dry_run, 0),
+      "only say what would be made, and what it takes" },
+    { "to", "N", "from-to", AS(TEXT, to, 0), "and after (one more)" },
+    { "to", "DIR", "export", AS(TEXT, to, 0), "a new folder, which is written" },
+    { "to", "ROOT", "copy", AS(TEXT, to, 0), "a folder of snapshots: the copy is ROOT/JOB/ID" },
+    { "format", "hf|dcp|torch", "export", AS(CHOICE, export.format, 0),
+      "the weights as transformers has them (hf), or with the optimizer's state: a folder of "
+      "PyTorch's distributed checkpoint (dcp), or one file of torch.save (torch)" },
+    { "dtype", "f32|bf16", "export", AS(CHOICE, export.dtype, 0),
+      "of the weights: as they are (f32), or rounded" },
+    { "max-file", "BYTES", "export", BY(parse_max_file),
+      "of a file, unless one tensor is larger (5GB)" },
+    { "stats", NULL, NULL, AS(FLAG, export.stats, 0),
+      "of every tensor, too: minimum, maximum, mean, norm, what is not finite (reads all of it)" },
+    { "threads", "N", NULL, AS(NUMBER, bench.threads, 1024),
+      "how many compute threads (else one a core)" },
+    { "params", "N", NULL, AS(COUNT, bench.params, UINT64_C(1) << 56),
+      "parameters of the model; 64M is 64000000, and K, G, T as that" },
+    { "tensors", "N", NULL, AS(NUMBER, bench.tensors, CAIRN_LAYOUT_TENSORS_MAX),
+      "of how many tensors" },
+    { "wire", "f32|bf16", "wire plan", AS(CHOICE, bench.wire, 0),
+      "what gradients and parameters travel as (bf16; of a plan: as the spec says)" },
+    { "path", "NAME", "way", BY(parse_path), "the way of the data" },
+    { "only", "NAME", NULL, AS(TEXT, bench.only, 0),
+      "one part of it: of update adamw, zeros, fold, hash, copy; of snapshot write, read, "
+      "interval, export, import, manifest" },
+    { "dir", "FOLDER", NULL, AS(TEXT, bench.folder, 0),
+      "on the disk that is measured; what is written there is removed" },
+    { "backend", "host|cuda", "backend plan", AS(CHOICE, bench.backend, 0),
+      "where state is, and what works on it (host)" },
+    { "device", "N", "backend", BY(parse_device), "of cuda: its number or UUID (the first)" },
+    { "stage", "N", "plan", BY(parse_stage), "0 to 3 (else the spec's)" },
+    { "offload", "X", "plan", AS(REAL, plan.offload, 1),
+      "of cuda: the fraction of state in host memory, 0 to 1 (else the spec's)",
+      SETS(plan.has_offload) },
+    { "memory", "host|device", NULL, AS(SWITCH, bench.has_device_memory, 1),
+      "where workers have gradients and parameters: device is the shards' card (host)" },
+    { "global-batch", "K", "memory", AS(NUMBER, bench.global_batch, CAIRN_SPEC_MICRO_MAX),
+      "a step of K micro-batches, dealt to the workers, against adding up in each" },
+    { "timeline", "FILE", NULL, AS(TEXT, bench.timeline, 0),
+      "write what happened when in the last step, as a Chrome trace" },
+    { "backward", "MS", "timeline", AS(MILLISECONDS, bench.backward_ms, 0),
+      "gradients become ready one after the other during that time (0: at once)" },
+    { "read", "fetch|map|units", "timeline", AS(TEXT, bench.read, 0),
+      "parameters into memory of the worker's own (fetch), or lent: all (map), or as stage 3" },
+    { "chunk", "BYTES", NULL, AS(COUNT, bench.chunk, 4 << 20),
+      "of a message (1048576), at most 4194304" },
+    { "seconds", "N", NULL, AS(SECONDS, bench.seconds, 0),
+      "how long to measure (5); a run that has begun is ended" },
+    { "help", NULL, "", AS(FLAG, help, 0), "this; which version it is",
+      .shown = "--help, --version" },
+    { "version", NULL, "", BY(parse_version), NULL },
+};
+#define ROW_COUNT (sizeof rows / sizeof *rows)
+_Static_assert(ROW_COUNT <= CTL_OPTIONS_MAX, "a flag each");
+
+/* The first row of an option, which says how it is read. */
+static size_t first_row(size_t row)
+{
+    size_t first = 0;
+    while (strcmp(rows[first].name, rows[row].name) != 0) first++;
+    return first;
+}
+
+bool ctl_takes(const char *takes, const char *kind)
+{
+    const size_t length = strlen(kind);
+    for (const char *at = takes; (at = strstr(at, kind)) != NULL; at += length)
+        if ((at == takes || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0'))
+            return true;
+    return false;
+}
+
+/* Does a subcommand that takes these kinds take the option as this row has it? */
+static bool is_taken(const struct option_row *row, const char *takes)
+{
+    char kinds[32], *rest = kinds;
+    if (row->kinds == NULL) return ctl_takes(takes, row->name);
+    snprintf(kinds, sizeof kinds, "%s", row->kinds);
+    if (kinds[0] == '\0') return true;
+    for (char *kind; (kind = strsep(&rest, " ")) != NULL;)
+        if (ctl_takes(takes, kind)) return true;
+    return false;
+}
+
+void ctl_options_print(FILE *out, const char *takes)
+{
+    fprintf(out, "\noptions:\n");
+    for (const struct option_row *row = rows; row < rows + ROW_COUNT; row++) {
+        char shown[48];
+        if (row->help == NULL || !is_taken(row, takes)) continue;
+        if (row->letter != 0)
+            snprintf(shown, sizeof shown, row->value != NULL ? "-%c %s" : "-%c, --%s", row->letter,
+                     row->value != NULL ? row->value : row->name);
+        else
+            snprintf(shown, sizeof shown, "--%s%s%s", row->name, row->value != NULL ? " " : "",
+                     row->value != NULL ? row->value : "");
+        fprintf(out, "  %-21s %s\n", row->shown != NULL ? row->shown : shown, row->help);
     }
 }
 
-/* The others go to ctl_take_bench. */
-static int take_rule(struct ctl *ctl, int option)
+/* Is the text one of the words of "f32|bf16"? *number_out: which, from 0. */
+static int parse_choice(const struct option_row *row, const char *text, uint64_t *number_out)
 {
-    struct ctl_rules *rules = &ctl->rules;
-    switch (option) {
-    case OPT_SNAPSHOT_EVERY: return parse_every(ctl, optarg);
-    case OPT_SNAPSHOT_KEEP:
-        rules->has_keep_last = true;
-        return parse_count_or_none("snapshot-keep", optarg, CAIRN_SPEC_KEEP_MAX, &rules->keep_last);
-    case OPT_SNAPSHOT_KEEP_EVERY:
-        rules->has_keep_every = true;
-        return parse_count_or_none("snapshot-keep-every", optarg, CAIRN_SPEC_EVERY_MAX,
-                                   &rules->keep_every);
-    case OPT_SNAPSHOT_KEEP_WITHIN:
-        rules->has_keep_within = true;
-        return parse_duration("snapshot-keep-within", optarg, CAIRN_SPEC_WITHIN_S_MAX,
-                              &rules->keep_within_s);
-    case OPT_SNAPSHOT_MAX_BYTES:
-        rules->has_max_bytes = true;
-        return parse_count_or_none("snapshot-max-bytes", optarg, CAIRN_SPEC_KEEP_BYTES_MAX,
-                                   &rules->max_bytes);
-    case OPT_SNAPSHOT_STAGING: rules->staging = optarg; return -1;
-    case OPT_SNAPSHOT_DURABLE_WITHIN:
-        rules->has_durable_within = true;
-        return parse_duration("snapshot-durable-within", optarg, CAIRN_SPEC_DURABLE_S_MAX,
-                              &rules->durable_within_s);
-    case OPT_SNAPSHOT_FALLBACK: return parse_fallback(ctl, optarg);
-    case OPT_SNAPSHOT_SCRUB_EVERY:
-        rules->has_scrub_every = true;
-        return parse_duration("snapshot-scrub-every", optarg, CAIRN_SPEC_SNAPSHOT_S_MAX,
-                              &rules->scrub_every_s);
-    default: return take_keeping(ctl, option);
+    struct sentence allowed = { "" };
+    char words[64], *rest = words;
+    snprintf(words, sizeof words, "%s", row->value);
+    *number_out = 0;
+    for (char *word; (word = strsep(&rest, "|")) != NULL; ++*number_out) {
+        if (strcmp(word, text) == 0) return -1;
+        sentence_add(&allowed, "%s%s",
+                     allowed.text[0] == '\0' ? ""
+                     : rest != NULL          ? ", "
+                                             : " and ",
+                     word);
     }
+    return ctl_fail(CAIRN_ERR_INVALID, "%s%s %s: %s are allowed", row->letter != 0 ? "-" : "--",
+                    row->letter != 0 ? "o" : row->name, text, allowed.text);
+}
+
+static int parse_value(struct ctl *ctl, const struct option_row *row, char *text)
+{
+    void *to = (char *)ctl + row->offset;
+    const char *name = row->name;
+    uint64_t number;
+    int done = -1;
+    if (row->given != 0) *(bool *)((char *)ctl + row->given) = true;
+    switch (row->type) {
+    case FLAG: *(bool *)to = true; break;
+    case TEXT: *(const char **)to = text; break;
+    case CHOICE:
+        *(const char **)to = text;
+        done = parse_choice(row, text, &number);
+        break;
+    case SWITCH:
+        done = parse_choice(row, text, &number);
+        *(bool *)to = number == row->max;
+        break;
+    case NAMES: return parse_name(to, name, text);
+    case NUMBER: return ctl_parse_number(name, text, (uint32_t)row->max, to);
+    case COUNT: return parse_count(name, text, row->max, to);
+    case COUNT_OR_0: return parse_count_or_none(name, text, row->max, to);
+    case REAL: return parse_real(name, text, (double)row->max, to);
+    case PERCENT: return parse_percent(name, text, (double)row->max, to);
+    case SECONDS: return parse_seconds(name, text, to);
+    case MILLISECONDS: return parse_milliseconds(name, text, to);
+    case DURATION: return parse_duration(name, text, (uint32_t)row->max, to);
+    case PARSED: return row->parse(ctl, text);
+    }
+    return done;
+}
+
+/* ==== the line ==== */
+
+int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
+{
+    struct sentence text;
+    va_list arguments;
+    va_start(arguments, fmt);
+    vsnprintf(text.text, sizeof text.text, fmt, arguments);
+    va_end(arguments);
+    return ctl_fail(CAIRN_ERR_INVALID, "%s; see cairn %s%s--help", text.text, ctl->words,
+                    ctl->words[0] != 0 ? " " : "");
+}
+
+/* Refuses an option that getopt does not know or cannot read; `text` is the argument it stands
+ * in. */
+static int refuse_option(const struct ctl *ctl, int answer, const char *text)
+{
+    const bool is_short = optopt > 0 && optopt < 256 && optopt != 'q'; // it is --quiet=3, not -q
+    if (answer == ':') return ctl_usage_fail(ctl, "%s needs a value", text);
+    if (is_short) return ctl_usage_fail(ctl, "there is no option -%c", optopt);
+    if (optopt != 0) return ctl_usage_fail(ctl, "%s: it takes no value", text);
+    return ctl_usage_fail(ctl, "there is no option %s", text);
+}
+
+int ctl_options_read(struct ctl *ctl, bool all)
+{
+    struct option known[ROW_COUNT + 1] = { 0 };
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        const char *value = rows[i].value;
+        known[i] = (struct option) { .name = rows[i].name,
+                                     .has_arg = value == NULL     ? 0
+                                                : value[0] == '[' ? 2
+                                                                  : 1,
+                                     .val = 256 + (int)first_row(i) };
+    }
+    opterr = 0;
+    optind = 0; // glibc's getopt starts over
+    // It takes argv[0] for a program's name: the word before.
+    for (int c;
+         (c = getopt_long(ctl->argc, ctl->argv, all ? ":o:q" : "+:o:q", known, NULL)) != -1;) {
+        if (c == '?' || c == ':') return refuse_option(ctl, c, ctl->argv[optind - 1]);
+        size_t row = c >= 256 ? (size_t)c - 256 : 0;
+        while (c < 256 && rows[row].letter != c) row++;
+        ctl->given[row] = true;
+        const int done = parse_value(ctl, &rows[row], optarg);
+        if (done >= 0) return done;
+    }
+    ctl->argc -= optind;
+    ctl->argv += optind;
+    return -1;
+}
+
+int ctl_options_check(const struct ctl *ctl, const char *takes)
+{
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        bool taken = false;
+        if (!ctl->given[i]) continue;
+        for (size_t row = i; row < ROW_COUNT; row++)
+            taken = taken || (first_row(row) == i && is_taken(&rows[row], takes));
+        if (!taken)
+            return ctl_usage_fail(ctl, "cairn %s does not take --%s", ctl->words, rows[i].name);
+    }
+    if (ctl_takes(takes, "workers") && ctl->workers_max != ctl->bench.workers)
+        return ctl_usage_fail(ctl, "--workers of cairn %s is a number", ctl->words);
+    return -1;
 }
