@@ -14,14 +14,6 @@
 
 static int cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status);
 
-static json_t *without_json(uint32_t without)
-{
-    json_t *names = json_array();
-    for (uint32_t i = 0; i < CAIRN_WITHOUT_COUNT; i++)
-        if ((without & 1u << i) != 0) json_array_append_new(names, json_string(without_name(i)));
-    return names;
-}
-
 /* Prints which shards' builds or hosts lack what, in one line for all that lack the same: shards on
  * one kind of machine do. */
 static void print_without(const Cairn__ClusterStatus *status)
@@ -42,27 +34,6 @@ static void print_without(const Cairn__ClusterStatus *status)
 static bool is_of_device(const Cairn__Home *home)
 {
     return home != NULL && strcmp(home->backend, "host") != 0;
-}
-
-static json_t *home_json(const Cairn__MemberStatus *m)
-{
-    const Cairn__Home *home = m->home;
-    const Cairn__ShardStats *stats = m->stats;
-    if (home == NULL) return json_null();
-    json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s}", "backend",
-                             home->backend, "device", home->device, "driver", home->driver, "why",
-                             home->why, "total_bytes", (json_int_t)home->total_bytes, "taken_bytes",
-                             (json_int_t)home->taken_bytes, "warning", home->warning, "failed",
-                             home->failed, "device_memory", home->device_memory,
-                             "device_memory_why", home->device_memory_why);
-    if (stats == NULL || !is_of_device(home)) return json;
-    json_object_set_new(
-        json, "use",
-        json_pack("{s:I, s:I, s:I, s:I, s:I}", "launches", (json_int_t)stats->launches, "in_bytes",
-                  (json_int_t)stats->in_bytes, "out_bytes", (json_int_t)stats->out_bytes,
-                  "pinned_bytes", (json_int_t)stats->pinned_bytes, "unpinned_bytes",
-                  (json_int_t)stats->unpinned_bytes));
-    return json;
 }
 
 static void print_use(const Cairn__MemberStatus *m)
@@ -136,69 +107,39 @@ static void print_apart(const Cairn__ClusterStatus *status)
             printf("\n%s %s\n", status->members[i]->name, status->members[i]->apart);
 }
 
-static json_t *strange_json(const Cairn__StrangePart *s)
+static void add_part(struct ctl_table *table, const void *message)
 {
-    char number[20];
-    snprintf(number, sizeof number, "%016" PRIx64, s->part->job);
-    return json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:I, s:s}", "shard", s->shard, "job",
-                     s->part->name, "number", number, "generation", (json_int_t)s->part->generation,
-                     "version_generation", (json_int_t)s->part->version_generation, "step",
-                     (json_int_t)s->part->version_step, "part", (int)s->part->shard_index + 1,
-                     "parts", (int)s->part->shard_count, "bytes", (json_int_t)s->part->bytes, "why",
-                     s->why);
-}
-
-static json_t *strangers_json(Cairn__StrangePart *const *parts, size_t count)
-{
-    json_t *list = json_array();
-    for (size_t i = 0; i < count; i++) json_array_append_new(list, strange_json(parts[i]));
-    return list;
+    const Cairn__HeldJob *part = ((const Cairn__StrangePart *)message)->part;
+    ctl_table_cell(table, "%u of %u", part->shard_index + 1, part->shard_count);
 }
 
 static void print_strangers(const struct ctl *ctl, Cairn__StrangePart *const *parts, size_t count)
 {
-    static const char *const headers[] = { "JOB",  "NUMBER", "GENERATION", "STEP",
-                                           "PART", "SHARD",  "MEMORY",     "WHY" };
-    struct ctl_table *table = ctl_table_open(headers, 8);
-    for (size_t i = 0; i < count; i++) {
-        const Cairn__HeldJob *part = parts[i]->part;
-        ctl_table_cell(table, "%s", part->name);
-        ctl_table_cell(table, "%016" PRIx64, part->job);
-        ctl_table_cell(table, "%" PRIu64, part->generation);
-        ctl_table_cell(table, "%" PRIu64, part->version_step);
-        ctl_table_cell(table, "%u of %u", part->shard_index + 1, part->shard_count);
-        ctl_table_cell(table, "%s", parts[i]->shard);
-        ctl_table_cell(table, "%s", ctl_bytes(part->bytes));
-        ctl_table_cell(table, "%s", parts[i]->why);
-    }
-    ctl_table_close(table, ctl);
+    static const struct ctl_column columns[] = {
+        { "JOB", "part.name", NULL },
+        { "NUMBER", "part.job/hex", NULL },
+        { "GENERATION", "part.generation", NULL },
+        { "STEP", "part.version_step", NULL },
+        { "PART", NULL, add_part },
+        { "SHARD", "shard", NULL },
+        { "MEMORY", "part.bytes/bytes", NULL },
+        { "WHY", "why", NULL },
+    };
+    ctl_table_print(ctl, CTL_COLUMNS(columns), parts, count);
 }
 
-static int print_json(const Cairn__ClusterStatus *status)
+/* What the device of a shard was used for stands beside what it is. */
+static void print_json(const Cairn__ClusterStatus *status)
 {
-    char store[20];
-    snprintf(store, sizeof store, "%016" PRIx64, status->store);
-    json_t *members = json_array();
+    json_t *object = ctl_json(status), *members = json_object_get(object, "members");
     for (size_t i = 0; i < status->n_members; i++) {
         const Cairn__MemberStatus *m = status->members[i];
-        json_array_append_new(
-            members,
-            json_pack(
-                "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o, s:o}",
-                "name", m->name, "role", role_name(m->role), "state", m->state, "address",
-                m->address, "path", m->path, "place", m->place, "storage", m->storage, "unheard",
-                m->unheard, "unfit", m->unfit, "apart", m->apart, "since_ms",
-                (json_int_t)m->since_ms, "state_bytes", (json_int_t)m->state_bytes, "memory_bytes",
-                (json_int_t)m->memory_bytes, "version", m->version, "without",
-                without_json(m->without), "home", home_json(m)));
+        if (m->stats == NULL || !is_of_device(m->home)) continue;
+        json_t *use = json_object();
+        ctl_json_add(use, m->stats, "launches in_bytes out_bytes pinned_bytes unpinned_bytes");
+        json_object_set_new(json_object_get(json_array_get(members, i), "home"), "use", use);
     }
-    return ctl_print_json(
-        json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:s, s:o, s:o}", "cluster", status->cluster,
-                  "store", store, "version", status->version, "coordinator_incarnation",
-                  (json_int_t)status->coordinator_incarnation, "uptime_ms",
-                  (json_int_t)status->uptime_ms, "shards_expected", (int)status->shards_expected,
-                  "jobs", (int)status->job_count, "storage", status->storage, "members", members,
-                  "strangers", strangers_json(status->strangers, status->n_strangers)));
+    ctl_print_json(object);
 }
 
 static cairn_status ask_status(struct ctl *ctl, ProtobufCMessage **reply_out)
@@ -222,130 +163,108 @@ void ctl_say_strangers(struct ctl *ctl)
     message_free(reply);
 }
 
+static void add_memory(struct ctl_table *table, const void *message)
+{
+    const Cairn__MemberStatus *m = message;
+    if (m->memory_bytes > 0)
+        ctl_table_cell(table, "%s of %s", ctl_bytes(m->state_bytes), ctl_bytes(m->memory_bytes));
+    else
+        ctl_table_cell(table, "%s", ctl_bytes(m->state_bytes));
+}
+
+static void print_status(const struct ctl *ctl, const Cairn__ClusterStatus *status)
+{
+    static const struct ctl_column columns[] = {
+        { "NAME", "name", NULL },       { "ROLE", "role/role", NULL },
+        { "STATE", "state", NULL },     { "FOR", "since_ms/s", NULL },
+        { "PATH", "path", NULL },       { "PLACE", "place", NULL },
+        { "MEMORY", NULL, add_memory }, { "ADDRESS", "address", NULL },
+        { "VERSION", "version", NULL },
+    };
+    if (!ctl->quiet)
+        printf("cluster %s: coordinator %s, store %016" PRIx64 ", start %" PRIu64 ", up %" PRIu64
+               " s; %u shard%s expected, %u job%s\n\n",
+               status->cluster, status->version, status->store, status->coordinator_incarnation,
+               status->uptime_ms / 1000, status->shards_expected,
+               status->shards_expected == 1 ? "" : "s", status->job_count,
+               status->job_count == 1 ? "" : "s");
+    ctl_table_print(ctl, CTL_COLUMNS(columns), status->members, status->n_members);
+    if (!ctl->quiet) {
+        print_homes(status);
+        print_without(status);
+        print_storage(status);
+        print_unheard(status);
+        print_apart(status);
+    }
+    if (status->n_strangers == 0) return;
+    if (!ctl->quiet)
+        printf("\nheld by shards, but not acted on (`cairn cluster adopt` takes it, `cairn "
+               "cluster forget JOB` drops it):\n\n");
+    print_strangers(ctl, status->strangers, status->n_strangers);
+}
+
 int ctl_cluster_status(struct ctl *ctl)
 {
-    static const char *const headers[] = { "NAME",  "ROLE",   "STATE",   "FOR",    "PATH",
-                                           "PLACE", "MEMORY", "ADDRESS", "VERSION" };
     ProtobufCMessage *reply;
+    int found = 0;
     const cairn_status called = ask_status(ctl, &reply);
     if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__ClusterStatus *status = (const Cairn__ClusterStatus *)reply;
-    if (ctl->check) {
-        const int found = cluster_check(ctl, status);
-        message_free(reply);
-        return found;
-    }
-    if (ctl->json) {
+    if (ctl->check)
+        found = cluster_check(ctl, status);
+    else if (ctl->json)
         print_json(status);
-    } else {
-        if (!ctl->quiet)
-            printf("cluster %s: coordinator %s, store %016" PRIx64 ", start %" PRIu64
-                   ", up %" PRIu64 " s; %u shard%s "
-                   "expected, %u job%s\n\n",
-                   status->cluster, status->version, status->store, status->coordinator_incarnation,
-                   status->uptime_ms / 1000, status->shards_expected,
-                   status->shards_expected == 1 ? "" : "s", status->job_count,
-                   status->job_count == 1 ? "" : "s");
-        struct ctl_table *table = ctl_table_open(headers, 9);
-        for (size_t i = 0; i < status->n_members; i++) {
-            const Cairn__MemberStatus *m = status->members[i];
-            ctl_table_cell(table, "%s", m->name);
-            ctl_table_cell(table, "%s", role_name(m->role));
-            ctl_table_cell(table, "%s", m->state);
-            ctl_table_cell(table, "%" PRIu64 " s", m->since_ms / 1000);
-            ctl_table_cell(table, "%s", m->path);
-            ctl_table_cell(table, "%s", m->place);
-            if (m->memory_bytes > 0)
-                ctl_table_cell(table, "%s of %s", ctl_bytes(m->state_bytes),
-                               ctl_bytes(m->memory_bytes));
-            else
-                ctl_table_cell(table, "%s", ctl_bytes(m->state_bytes));
-            ctl_table_cell(table, "%s", m->address);
-            ctl_table_cell(table, "%s", m->version);
-        }
-        ctl_table_close(table, ctl);
-        if (!ctl->quiet) print_homes(status);
-        if (!ctl->quiet) print_without(status);
-        if (!ctl->quiet) print_storage(status);
-        if (!ctl->quiet) print_unheard(status);
-        if (!ctl->quiet) print_apart(status);
-        if (status->n_strangers > 0) {
-            if (!ctl->quiet)
-                printf("\nheld by shards, but not acted on (`cairn cluster adopt` takes it, `cairn "
-                       "cluster forget JOB` drops it):\n\n");
-            print_strangers(ctl, status->strangers, status->n_strangers);
-        }
-    }
+    else
+        print_status(ctl, status);
     message_free(reply);
-    return 0;
+    return found;
+}
+
+static json_t *forgotten_json(struct ctl *ctl, const void *reply)
+{
+    const Cairn__ClusterForgotten *forgotten = reply;
+    json_t *parts = json_array();
+    for (size_t i = 0; i < forgotten->n_parts; i++)
+        json_array_append_new(parts, ctl_json(forgotten->parts[i]));
+    return json_pack("{s:b, s:o}", "done", (int)ctl->yes, "parts", parts);
+}
+
+static void print_forgotten(struct ctl *ctl, const void *reply)
+{
+    const Cairn__ClusterForgotten *forgotten = reply;
+    print_strangers(ctl, forgotten->parts, forgotten->n_parts);
+    if (!ctl->yes)
+        printf("\nnothing was dropped: with --yes these parts are, and nothing brings them back\n");
 }
 
 int ctl_cluster_forget(struct ctl *ctl)
 {
+    static const struct ctl_answer answer = { print_forgotten, print_forgotten, forgotten_json };
     Cairn__ClusterForget forget = CAIRN__CLUSTER_FORGET__INIT;
-    ProtobufCMessage *reply;
     forget.job = ctl->argv[0];
     forget.plan = !ctl->yes;
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_CLUSTER_FORGET, &forget.base,
-                                         CAIRN_MSG_CLUSTER_FORGOTTEN, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__ClusterForgotten *forgotten = (const Cairn__ClusterForgotten *)reply;
-    if (ctl->json) {
-        ctl_print_json(json_pack("{s:b, s:o}", "done", (int)ctl->yes, "parts",
-                                 strangers_json(forgotten->parts, forgotten->n_parts)));
-    } else {
-        print_strangers(ctl, forgotten->parts, forgotten->n_parts);
-        if (!ctl->yes)
-            printf("\nnothing was dropped: with --yes these parts are, and nothing brings them "
-                   "back\n");
-    }
-    message_free(reply);
-    return 0;
+    return ctl_ask(ctl, CAIRN_MSG_CLUSTER_FORGET, &forget, CAIRN_MSG_CLUSTER_FORGOTTEN, &answer);
 }
 
-int ctl_cluster_backup(struct ctl *ctl)
+static void print_backup(struct ctl *ctl, const void *reply)
 {
-    Cairn__ClusterBackup backup = CAIRN__CLUSTER_BACKUP__INIT;
-    ProtobufCMessage *reply;
-    char path[PATH_MAX];
-    const int refused = ctl_absolute("FILE", ctl->argv[0], path);
-    if (refused >= 0) return refused;
-    backup.path = path;
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_CLUSTER_BACKUP, &backup.base,
-                                         CAIRN_MSG_CLUSTER_BACKED_UP, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__ClusterBackedUp *made = (const Cairn__ClusterBackedUp *)reply;
-    if (ctl->json)
-        ctl_print_json(
-            json_pack("{s:s, s:I}", "path", made->path, "bytes", (json_int_t)made->bytes));
-    else if (ctl->quiet)
+    const Cairn__ClusterBackedUp *made = reply;
+    if (ctl->quiet)
         printf("%s\n", made->path);
     else
         ctl_line("copied to", "%s, %s, on the coordinator's host", made->path,
                  ctl_bytes(made->bytes));
-    message_free(reply);
-    return 0;
 }
 
-static json_t *adopted_json(const Cairn__ClusterAdopted *adopted)
+int ctl_cluster_backup(struct ctl *ctl)
 {
-    json_t *jobs = json_array();
-    for (size_t i = 0; i < adopted->n_jobs; i++) {
-        const Cairn__AdoptedJob *j = adopted->jobs[i];
-        json_array_append_new(jobs,
-                              json_pack("{s:s, s:I, s:I, s:i, s:s}", "job", j->name, "generation",
-                                        (json_int_t)j->generation, "step", (json_int_t)j->step,
-                                        "shards", (int)j->shards, "refused", j->refused));
-    }
-    return jobs;
-}
-
-static json_t *silent_json(const Cairn__ClusterAdopted *adopted)
-{
-    json_t *names = json_array();
-    for (size_t i = 0; i < adopted->n_silent; i++)
-        json_array_append_new(names, json_string(adopted->silent[i]));
-    return names;
+    static const struct ctl_answer answer = { print_backup, print_backup, NULL };
+    Cairn__ClusterBackup backup = CAIRN__CLUSTER_BACKUP__INIT;
+    char path[PATH_MAX];
+    const int refused = ctl_absolute("FILE", ctl->argv[0], path);
+    if (refused >= 0) return refused;
+    backup.path = path;
+    return ctl_ask(ctl, CAIRN_MSG_CLUSTER_BACKUP, &backup, CAIRN_MSG_CLUSTER_BACKED_UP, &answer);
 }
 
 /* They are no reason to wait for, and may be one for what is refused. */
@@ -373,9 +292,27 @@ static void say_keys(const Cairn__Keys *keys, bool done)
                keys->keys[i]->id, done ? "is" : "would be");
 }
 
+static void print_adopted(struct ctl *ctl, const Cairn__ClusterAdopted *adopted, size_t whole)
+{
+    static const struct ctl_column columns[] = {
+        { "JOB", "name", NULL },        { "GENERATION", "generation", NULL },
+        { "STEP", "step", NULL },       { "SHARDS", "shards", NULL },
+        { "REFUSED", "refused", NULL },
+    };
+    ctl_table_print(ctl, CTL_COLUMNS(columns), adopted->jobs, adopted->n_jobs);
+    say_keys(adopted->keys, ctl->yes);
+    say_silent(adopted);
+    if (adopted->n_jobs == 0)
+        printf("\nnothing to adopt: the shards that are here%s hold no job but those of this "
+               "coordinator\n",
+               adopted->n_silent > 0 ? " and answer" : "");
+    else if (!ctl->yes && whole > 0)
+        printf("\nnothing was adopted: --yes takes the jobs that are not refused, and from then "
+               "on the shards obey the store that these are of no more\n");
+}
+
 int ctl_cluster_adopt(struct ctl *ctl)
 {
-    static const char *const headers[] = { "JOB", "GENERATION", "STEP", "SHARDS", "REFUSED" };
     Cairn__ClusterAdopt adopt = CAIRN__CLUSTER_ADOPT__INIT;
     ProtobufCMessage *reply;
     size_t whole = 0;
@@ -387,30 +324,12 @@ int ctl_cluster_adopt(struct ctl *ctl)
     const Cairn__ClusterAdopted *adopted = (const Cairn__ClusterAdopted *)reply;
     for (size_t i = 0; i < adopted->n_jobs; i++) whole += adopted->jobs[i]->refused[0] == '\0';
     if (ctl->json) {
-        ctl_print_json(json_pack("{s:b, s:o, s:o, s:o}", "done", (int)(ctl->yes && whole > 0),
-                                 "jobs", adopted_json(adopted), "keys", keys_json(adopted->keys),
-                                 "silent", silent_json(adopted)));
+        json_t *object = json_pack("{s:b, s:o}", "done", (int)(ctl->yes && whole > 0), "keys",
+                                   keys_json(adopted->keys));
+        ctl_json_add(object, adopted, "jobs silent");
+        ctl_print_json(object);
     } else {
-        struct ctl_table *table = ctl_table_open(headers, 5);
-        for (size_t i = 0; i < adopted->n_jobs; i++) {
-            const Cairn__AdoptedJob *j = adopted->jobs[i];
-            ctl_table_cell(table, "%s", j->name);
-            ctl_table_cell(table, "%" PRIu64, j->generation);
-            ctl_table_cell(table, "%" PRIu64, j->step);
-            ctl_table_cell(table, "%u", j->shards);
-            ctl_table_cell(table, "%s", j->refused);
-        }
-        ctl_table_close(table, ctl);
-        say_keys(adopted->keys, ctl->yes);
-        say_silent(adopted);
-        if (adopted->n_jobs == 0)
-            printf("\nnothing to adopt: the shards that are here%s hold no job but those of this "
-                   "coordinator\n",
-                   adopted->n_silent > 0 ? " and answer" : "");
-        else if (!ctl->yes && whole > 0)
-            printf(
-                "\nnothing was adopted: --yes takes the jobs that are not refused, and from then "
-                "on the shards obey the store that these are of no more\n");
+        print_adopted(ctl, adopted, whole);
     }
     const bool none = whole == 0 && (adopted->n_jobs > 0 || adopted->n_silent > 0);
     message_free(reply);
@@ -450,9 +369,10 @@ struct check {
     json_t *found;      /* owned, if JSON is wanted */
 };
 
-static void add(struct check *check, enum trouble kind, const char *what, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
-static void add(struct check *check, enum trouble kind, const char *what, const char *format, ...)
+static void add_trouble(struct check *check, enum trouble kind, const char *what,
+                        const char *format, ...) __attribute__((format(printf, 4, 5)));
+static void add_trouble(struct check *check, enum trouble kind, const char *what,
+                        const char *format, ...)
 {
     char text[CAIRN_SENTENCE_BYTES];
     va_list arguments;
@@ -473,16 +393,18 @@ static void add(struct check *check, enum trouble kind, const char *what, const 
 static void check_shard(struct check *check, const Cairn__MemberStatus *m)
 {
     if (strcmp(m->state, "up") != 0)
-        add(check, TROUBLE_SHARD, m->name, "%s for %" PRIu64 " s", m->state, m->since_ms / 1000);
-    if (m->apart[0] != '\0') add(check, TROUBLE_SHARD, m->name, "%s", m->apart);
-    if (m->storage[0] != '\0') add(check, TROUBLE_SNAPSHOT, m->name, "cannot save: %s", m->storage);
+        add_trouble(check, TROUBLE_SHARD, m->name, "%s for %" PRIu64 " s", m->state,
+                    m->since_ms / 1000);
+    if (m->apart[0] != '\0') add_trouble(check, TROUBLE_SHARD, m->name, "%s", m->apart);
+    if (m->storage[0] != '\0')
+        add_trouble(check, TROUBLE_SNAPSHOT, m->name, "cannot save: %s", m->storage);
     if (m->home != NULL && m->home->failed[0] != '\0')
-        add(check, TROUBLE_SHARD, m->name, "is unfit: %s; %s", m->home->failed, m->unfit);
+        add_trouble(check, TROUBLE_SHARD, m->name, "is unfit: %s; %s", m->home->failed, m->unfit);
     if (m->home != NULL && m->home->warning[0] != '\0')
-        add(check, TROUBLE_DEGRADED, m->name, "%s", m->home->warning);
+        add_trouble(check, TROUBLE_DEGRADED, m->name, "%s", m->home->warning);
     if (m->stats != NULL && m->stats->unpinned_bytes > 0)
-        add(check, TROUBLE_DEGRADED, m->name, "%s of host memory could not be pinned",
-            ctl_bytes(m->stats->unpinned_bytes));
+        add_trouble(check, TROUBLE_DEGRADED, m->name, "%s of host memory could not be pinned",
+                    ctl_bytes(m->stats->unpinned_bytes));
 }
 
 static void check_cluster(struct check *check, const Cairn__ClusterStatus *status)
@@ -492,23 +414,24 @@ static void check_cluster(struct check *check, const Cairn__ClusterStatus *statu
     for (size_t i = 0; i < status->n_members; i++) {
         const Cairn__MemberStatus *m = status->members[i];
         if (m->unheard[0] != '\0')
-            add(check, TROUBLE_WAITS, m->name, "hears nothing over the data path of %s",
-                m->unheard);
+            add_trouble(check, TROUBLE_WAITS, m->name, "hears nothing over the data path of %s",
+                        m->unheard);
         if (m->role != CAIRN_ROLE_WIRE_SHARD) continue;
         check_shard(check, m);
         if (strcmp(m->state, "up") != 0) continue;
         up++;
         if (strcmp(m->version, version) != 0)
-            add(check, TROUBLE_DEGRADED, m->name, "is build %s, the coordinator %s",
-                m->version[0] != '\0' ? m->version : "of no name", version);
+            add_trouble(check, TROUBLE_DEGRADED, m->name, "is build %s, the coordinator %s",
+                        m->version[0] != '\0' ? m->version : "of no name", version);
     }
     if (up < status->shards_expected)
-        add(check, TROUBLE_SHARD, status->cluster, "%u of %u shards are up", up,
-            status->shards_expected);
+        add_trouble(check, TROUBLE_SHARD, status->cluster, "%u of %u shards are up", up,
+                    status->shards_expected);
     if (status->storage[0] != '\0')
-        add(check, TROUBLE_SNAPSHOT, "coordinator", "cannot save: %s", status->storage);
+        add_trouble(check, TROUBLE_SNAPSHOT, "coordinator", "cannot save: %s", status->storage);
     if (status->n_strangers > 0)
-        add(check, TROUBLE_WAITS, status->cluster,
+        add_trouble(
+            check, TROUBLE_WAITS, status->cluster,
             "shards hold %zu parts of jobs that are not acted on: `cairn cluster status` lists "
             "them",
             status->n_strangers);
@@ -520,22 +443,23 @@ static void check_state(struct check *check, const Cairn__JobStatus *j)
 {
     const bool runs = strcmp(j->state, "running") == 0;
     if (j->loss[0] != '\0')
-        add(check, TROUBLE_WAITS, j->name, "is %s", j->loss);
+        add_trouble(check, TROUBLE_WAITS, j->name, "is %s", j->loss);
     else if (!runs && strcmp(j->state, "parked") != 0)
-        add(check, TROUBLE_WAITS, j->name, "is %s%s%s", j->state, j->awaited[0] != 0 ? ": " : "",
-            j->awaited);
+        add_trouble(check, TROUBLE_WAITS, j->name, "is %s%s%s", j->state,
+                    j->awaited[0] != 0 ? ": " : "", j->awaited);
     else if (runs && j->still_ms > WAITS_MS)
-        add(check, TROUBLE_WAITS, j->name,
-            "has applied no step for %" PRIu64 " s, and waits for %s", j->still_ms / 1000,
-            j->awaited[0] != '\0' ? j->awaited : "what nobody knows");
+        add_trouble(check, TROUBLE_WAITS, j->name,
+                    "has applied no step for %" PRIu64 " s, and waits for %s", j->still_ms / 1000,
+                    j->awaited[0] != '\0' ? j->awaited : "what nobody knows");
     if (j->nonfinite > 0)
-        add(check, TROUBLE_WAITS, j->name, "%" PRIu64 " elements are not finite (%s)", j->nonfinite,
-            j->nonfinite_tensors);
+        add_trouble(check, TROUBLE_WAITS, j->name, "%" PRIu64 " elements are not finite (%s)",
+                    j->nonfinite, j->nonfinite_tensors);
     if (j->path_cut[0] != '\0')
-        add(check, TROUBLE_WAITS, j->name, "the data path is cut: %s", j->path_cut);
-    if (j->straggler != NULL) add(check, TROUBLE_DEGRADED, j->name, "%s", j->straggler->text);
+        add_trouble(check, TROUBLE_WAITS, j->name, "the data path is cut: %s", j->path_cut);
+    if (j->straggler != NULL)
+        add_trouble(check, TROUBLE_DEGRADED, j->name, "%s", j->straggler->text);
     if (j->reduce_groups_off[0] != '\0')
-        add(check, TROUBLE_DEGRADED, j->name, "no reduce groups: %s", j->reduce_groups_off);
+        add_trouble(check, TROUBLE_DEGRADED, j->name, "no reduce groups: %s", j->reduce_groups_off);
 }
 
 static uint64_t age_s(uint64_t unix_ms)
@@ -552,18 +476,20 @@ static void check_newest(struct check *check, const Cairn__JobStatus *j,
     const uint64_t unread_s = UNREAD_S + every_s;
     const uint32_t most_s = check->ctl->snapshot_age_s;
     const Cairn__SnapshotStatus *newest = list->n_snapshots > 0 ? list->snapshots[0] : NULL;
-    if (newest == NULL && most_s > 0) add(check, TROUBLE_SNAPSHOT, j->name, "has no snapshot");
+    if (newest == NULL && most_s > 0)
+        add_trouble(check, TROUBLE_SNAPSHOT, j->name, "has no snapshot");
     if (newest != NULL && most_s > 0 && age_s(newest->created_unix_ms) > most_s)
-        add(check, TROUBLE_SNAPSHOT, j->name, "the newest snapshot, %s, is %" PRIu64 " s old",
-            newest->id, age_s(newest->created_unix_ms));
+        add_trouble(check, TROUBLE_SNAPSHOT, j->name,
+                    "the newest snapshot, %s, is %" PRIu64 " s old", newest->id,
+                    age_s(newest->created_unix_ms));
     for (size_t i = 0; i < list->n_snapshots; i++) {
         const Cairn__SnapshotStatus *s = list->snapshots[i];
         if (s->check_failed)
-            add(check, TROUBLE_SNAPSHOT, j->name, "%s is damaged", s->id);
+            add_trouble(check, TROUBLE_SNAPSHOT, j->name, "%s is damaged", s->id);
         else if (s->latest && s->checked_unix_ms == 0 && age_s(s->created_unix_ms) > unread_s)
-            add(check, TROUBLE_SNAPSHOT, j->name,
-                "latest, %s, was never read again: `cairn snapshot verify %s latest`", s->id,
-                j->name);
+            add_trouble(check, TROUBLE_SNAPSHOT, j->name,
+                        "latest, %s, was never read again: `cairn snapshot verify %s latest`",
+                        s->id, j->name);
     }
 }
 
@@ -579,9 +505,11 @@ static cairn_status check_snapshots(struct check *check, struct ctl *ctl, const 
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     ProtobufCMessage *reply;
     if (j->snapshot_failed[0] != '\0')
-        add(check, TROUBLE_SNAPSHOT, j->name, "the last one failed, %s", j->snapshot_failed);
+        add_trouble(check, TROUBLE_SNAPSHOT, j->name, "the last one failed, %s",
+                    j->snapshot_failed);
     if (j->passed_over[0] != '\0')
-        add(check, TROUBLE_SNAPSHOT, j->name, "restored past a damaged one: %s", j->passed_over);
+        add_trouble(check, TROUBLE_SNAPSHOT, j->name, "restored past a damaged one: %s",
+                    j->passed_over);
     get.job = j->name;
     struct sentence why;
     ctl->failed = &why;
@@ -593,7 +521,8 @@ static cairn_status check_snapshots(struct check *check, struct ctl *ctl, const 
         return called;
     }
     if (called != CAIRN_OK) {
-        add(check, TROUBLE_SNAPSHOT, j->name, "its snapshots cannot be listed: %s", why.text);
+        add_trouble(check, TROUBLE_SNAPSHOT, j->name, "its snapshots cannot be listed: %s",
+                    why.text);
         return CAIRN_OK;
     }
     check_newest(check, j, (const Cairn__SnapshotList *)reply);
@@ -665,34 +594,6 @@ int ctl_job_check(struct ctl *ctl)
 
 /* cairn cluster events */
 
-static const char *time_text(uint64_t unix_ms)
-{
-    static char text[40];
-    char seconds[24];
-    struct tm utc;
-    const time_t whole = (time_t)(unix_ms / 1000);
-    if (gmtime_r(&whole, &utc) == NULL) return "-";
-    strftime(seconds, sizeof seconds, "%Y-%m-%dT%H:%M:%S", &utc);
-    snprintf(text, sizeof text, "%s.%03uZ", seconds, (unsigned)(unix_ms % 1000));
-    return text;
-}
-
-static json_t *event_json(const Cairn__Event *e)
-{
-    return json_pack("{s:I, s:s, s:s, s:s, s:s, s:s}", "number", (json_int_t)e->number, "time",
-                     time_text(e->unix_ms), "event", e->kind, "job", e->job, "who", e->who, "text",
-                     e->text);
-}
-
-static void add_row(struct ctl_table *table, const Cairn__Event *e)
-{
-    ctl_table_cell(table, "%s", time_text(e->unix_ms));
-    ctl_table_cell(table, "%s", e->kind);
-    ctl_table_cell(table, "%s", e->job[0] != '\0' ? e->job : "-");
-    ctl_table_cell(table, "%s", e->who[0] != '\0' ? e->who : "-");
-    ctl_table_cell(table, "%s", e->text);
-}
-
 struct seen {
     uint64_t after;   /* the number of the last event */
     uint64_t process; /* the coordinator that gave it; 0: none yet */
@@ -715,9 +616,9 @@ static void take_page(struct ctl_table *table, json_t *list, const Cairn__Events
     for (size_t i = 0; i < page->n_events; i++) {
         seen->after = page->events[i]->number;
         if (table != NULL)
-            add_row(table, page->events[i]);
+            ctl_table_rows(table, &page->events[i], 1);
         else
-            json_array_append_new(list, event_json(page->events[i]));
+            json_array_append_new(list, ctl_json(page->events[i]));
     }
 }
 
@@ -742,9 +643,15 @@ static cairn_status ask(struct ctl *ctl, struct ctl_table *table, json_t *list, 
 /* Lines of what has happened behind what was seen: a row, or an object, each. */
 static cairn_status print_new(struct ctl *ctl, struct seen *seen)
 {
-    static const char *const headers[] = { "TIME", "EVENT", "JOB", "WHO", "WHAT" };
+    static const struct ctl_column columns[] = {
+        { "TIME", "unix_ms/instant", NULL },
+        { "EVENT", "kind", NULL },
+        { "JOB", "job?", NULL },
+        { "WHO", "who?", NULL },
+        { "WHAT", "text", NULL },
+    };
     json_t *list = ctl->json ? json_array() : NULL;
-    struct ctl_table *table = ctl->json ? NULL : ctl_table_open(headers, 5);
+    struct ctl_table *table = ctl->json ? NULL : ctl_table_of(CTL_COLUMNS(columns));
     const cairn_status status = ask(ctl, table, list, seen);
     if (table != NULL)
         ctl_table_close(table, ctl);
@@ -784,20 +691,24 @@ int ctl_cluster_events(struct ctl *ctl)
 
 /* cairn shard forget */
 
+static void print_shard_forgotten(struct ctl *ctl, const void *reply)
+{
+    (void)reply;
+    ctl_line("forgotten", "%s", ctl->argv[0]);
+}
+
+static json_t *shard_forgotten_json(struct ctl *ctl, const void *reply)
+{
+    (void)reply;
+    return json_pack("{s:s}", "forgotten", ctl->argv[0]);
+}
+
 int ctl_shard_forget(struct ctl *ctl)
 {
+    static const struct ctl_answer answer = { print_shard_forgotten, NULL, shard_forgotten_json };
     Cairn__ShardForget forget = CAIRN__SHARD_FORGET__INIT;
-    ProtobufCMessage *reply;
     forget.name = ctl->argv[0];
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SHARD_FORGET, &forget.base, CAIRN_MSG_DONE,
-                                         &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    if (ctl->json)
-        ctl_print_json(json_pack("{s:s}", "forgotten", forget.name));
-    else if (!ctl->quiet)
-        ctl_line("forgotten", "%s", forget.name);
-    message_free(reply);
-    return 0;
+    return ctl_ask(ctl, CAIRN_MSG_SHARD_FORGET, &forget, CAIRN_MSG_DONE, &answer);
 }
 
 /* ==== since ==== */

@@ -191,6 +191,34 @@ void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 /* Prints it (with headers unless told not to) and frees it. */
 void ctl_table_close(struct ctl_table *table, const struct ctl *ctl);
+
+/* A table of messages: a column is a field (output.c has the words for one), or what a function adds. */
+struct ctl_column {
+    const char *header, *field;
+    void (*add)(struct ctl_table *table, const void *message); /* one cell; NULL: the field */
+};
+struct ctl_table *ctl_table_of(const struct ctl_column *columns, size_t column_count);
+/* `messages` is an array of pointers to them. */
+void ctl_table_rows(struct ctl_table *table, const void *messages, size_t count);
+void ctl_table_print(const struct ctl *ctl, const struct ctl_column *columns, size_t column_count,
+                     const void *messages, size_t count);
+#define CTL_COLUMNS(columns) (columns), sizeof(columns) / sizeof *(columns)
+
+/* A message as a new object, by its row in output.c; null for NULL. */
+json_t *ctl_json(const void *message);
+/* Adds these fields of the message. */
+void ctl_json_add(json_t *object, const void *message, const char *fields);
+
+/* How a command shows its reply. */
+struct ctl_answer {
+    void (*print)(struct ctl *ctl, const void *reply);
+    void (*print_quiet)(struct ctl *ctl, const void *reply); /* with -q; NULL: nothing */
+    json_t *(*json)(struct ctl *ctl, const void *reply);     /* NULL: ctl_json */
+};
+/* A command that only asks and prints; the exit status. */
+int ctl_ask(struct ctl *ctl, uint16_t type, const void *message, uint16_t reply_type,
+            const struct ctl_answer *answer);
+
 /* "name: value" lines of one thing. */
 void ctl_line(const char *name, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool unknown);
@@ -200,12 +228,13 @@ json_t *ctl_json_known(bool known, uint64_t number);
 int ctl_print_json(json_t *object);
 /* Lower-case hexadecimal; "" for no bytes. Static memory, valid until the call after next. */
 const char *ctl_hex(ProtobufCBinaryData bytes);
+/* "2026-11-24T14:00:00Z"; "": never. Static memory, valid until the second call after it. */
+const char *ctl_time(uint64_t unix_ms);
 /* "12.3 MiB". Static memory, valid until the fourth call after it. */
 const char *ctl_bytes(uint64_t bytes);
 
 /* ---- snapshot.c ---- */
-#define CTL_SNAPSHOT_TIMEOUT_MS 600000                            /* if none is given */
-json_t *ctl_snapshot_json(const Cairn__SnapshotStatus *snapshot); /* a new object */
+#define CTL_SNAPSHOT_TIMEOUT_MS 600000 /* if none is given */
 void ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
 /* The line "damaged" of a job or a snapshot: elements that are not finite, and their tensors. */
 void ctl_damaged_line(uint64_t nonfinite, const char *tensors);

@@ -11,7 +11,7 @@
 #define DIGEST_TIMEOUT_MS 600000
 
 static json_t *job_bytes_json(const Cairn__JobStatus *job);
-static void groups_json(const Cairn__JobStatus *j, json_t *object);
+static bool wants_groups(const Cairn__JobStatus *j);
 static void groups_print(const Cairn__JobStatus *j);
 static void job_bytes_print(const Cairn__JobStatus *job);
 
@@ -41,116 +41,32 @@ static bool is_told(const Cairn__JobStatus *j)
     return j->shards_told >= j->shards;
 }
 
-/* In the buffer, which it returns. */
-static const char *told_bytes(const Cairn__JobStatus *j, uint64_t bytes, char text[64])
+static const char *told_bytes(const Cairn__JobStatus *j, uint64_t bytes)
 {
-    snprintf(text, 64, "%s", is_told(j) ? ctl_bytes(bytes) : "unknown");
-    return text;
-}
-
-/* Sets `key` to `value`, or to null if the value is not known. */
-static void set_known(json_t *object, const char *key, bool known, json_t *value)
-{
-    if (!known) json_decref(value);
-    json_object_set_new(object, key, known ? value : json_null());
-}
-
-static json_t *leases_json(const Cairn__JobStatus *j)
-{
-    json_t *leases = json_array();
-    for (size_t i = 0; i < j->n_leases; i++) {
-        const Cairn__LeaseStatus *l = j->leases[i];
-        json_array_append_new(
-            leases, json_pack("{s:I, s:I, s:s, s:s, s:f}", "generation", (json_int_t)l->generation,
-                              "step", (json_int_t)l->step, "holder", l->holder, "role",
-                              role_name(l->role), "seconds_left", (double)l->left_ms / 1000));
-    }
-    return leases;
-}
-
-/* Fields that belong to the version are null until the shards have told it. */
-static void set_version(json_t *object, const Cairn__JobStatus *j)
-{
-    const bool known = !j->version_unknown;
-    json_object_set_new(object, "generation", ctl_json_known(known, j->generation));
-    json_object_set_new(object, "step", ctl_json_known(known, j->step));
-    set_known(object, "loss_scale", known, json_real(j->loss_scale));
-    set_known(object, "last_grad_norm", known, json_real(j->last_grad_norm));
-    json_object_set_new(object, "client_state_bytes", ctl_json_known(known, j->client_state_bytes));
-}
-
-/* null: nobody clearly does. */
-static json_t *straggler_json(const Cairn__Straggler *s)
-{
-    if (s == NULL) return json_null();
-    return json_pack("{s:s, s:i, s:s, s:f, s:f, s:f, s:s}", "name", s->name, "rank", (int)s->rank,
-                     "phase", s->phase, "phase_ms", (double)s->us / 1000, "others_ms",
-                     (double)s->others_us / 1000, "waited_seconds", (double)s->waited_ms / 1000,
-                     "text", s->text);
+    return is_told(j) ? ctl_bytes(bytes) : "unknown";
 }
 
 static json_t *job_json(const Cairn__JobStatus *j)
 {
-    json_t *groups = json_array();
+    static const char *const told[] = { "state_bytes", "pushed_bytes", "fetched_bytes", "memory" };
+    json_t *groups = json_array(), *object = ctl_json(j);
     for (size_t i = 0; i < j->n_groups; i++)
         json_array_append_new(groups, group_json_job(j->groups[i]));
-    json_t *object = json_pack("{s:s, s:s, s:I, s:I, s:s, s:i, s:i, s:i, s:I, s:I, s:o}", "name",
-                               j->name, "state", j->state, "epoch", (json_int_t)j->epoch, "round",
-                               (json_int_t)j->round, "awaited", j->awaited, "workers",
-                               (int)j->workers, "workers_min", (int)j->workers_min, "shards",
-                               (int)j->shards, "tensors", (json_int_t)j->tensors, "elems",
-                               (json_int_t)j->elems, "groups", groups);
-    set_version(object, j);
-    json_t *more = json_pack("{s:I, s:I, s:I, s:s}", "steps_applied", (json_int_t)j->steps_applied,
-                             "rounds_skipped", (json_int_t)j->rounds_skipped, "rounds_abandoned",
-                             (json_int_t)j->rounds_abandoned, "layout_hash", j->layout_hash);
-    json_object_set_new(more, "workers_max", ctl_json_known(j->workers_max > 0, j->workers_max));
-    json_object_set_new(more, "extents", json_integer((json_int_t)j->extents));
-    json_object_set_new(more, "pieces", json_integer((json_int_t)j->pieces));
-    json_object_set_new(more, "skips", json_integer((json_int_t)j->skips));
-    json_object_set_new(more, "skips_in_row", json_integer((json_int_t)j->skips_in_row));
-    json_object_set_new(more, "nonfinite", json_integer((json_int_t)j->nonfinite));
-    json_object_set_new(more, "nonfinite_tensors", json_string(j->nonfinite_tensors));
-    json_object_set_new(more, "gradient", json_string(j->gradient));
-    json_object_set_new(more, "put_out", json_string(j->put_out));
-    json_object_set_new(more, "snapshot_failed", json_string(j->snapshot_failed));
-    json_object_set_new(more, "passed_over", json_string(j->passed_over));
-    json_object_set_new(more, "saving", json_string(j->saving));
-    json_object_set_new(more, "path_cut", json_string(j->path_cut));
-    json_object_set_new(more, "seconds_since_step",
-                        j->stepped ? json_real((double)j->stepped_ms_ago / 1000) : json_null());
-    json_object_set_new(more, "restores", json_integer((json_int_t)j->restores));
-    json_object_set_new(more, "blobs", json_integer((json_int_t)j->blobs));
-    json_object_set_new(more, "blob_bytes", json_integer((json_int_t)j->blob_bytes));
-    json_object_update_missing(object, more);
-    json_decref(more);
-    json_object_set_new(object, "state_bytes", ctl_json_known(is_told(j), j->state_bytes));
-    set_known(object, "memory", is_told(j), ctl_job_memory_json(j->memory, j->n_memory));
-    json_object_set_new(object, "pushed_bytes", ctl_json_known(is_told(j), j->pushed_bytes));
-    json_object_set_new(object, "fetched_bytes", ctl_json_known(is_told(j), j->fetched_bytes));
-    set_known(object, "heaviest_over_mean", j->heaviest_over_mean > 0,
-              json_real(j->heaviest_over_mean));
+    json_object_set_new(object, "groups", groups);
+    json_object_set_new(object, "memory", ctl_job_memory_json(j->memory, j->n_memory));
+    for (size_t i = 0; i < sizeof told / sizeof *told && !is_told(j); i++)
+        json_object_set_new(object, told[i], json_null());
     if (j->spec != NULL) json_object_set_new(object, "spec", spec_json(j->spec));
-    if (j->n_bytes > 0) set_known(object, "bytes", is_told(j), job_bytes_json(j));
-    json_object_set_new(object, "leases", leases_json(j));
-    json_object_set_new(object, "held_up_by", straggler_json(j->straggler));
-    groups_json(j, object);
+    if (j->n_bytes > 0)
+        json_object_set_new(object, "bytes", is_told(j) ? job_bytes_json(j) : json_null());
+    if (wants_groups(j))
+        ctl_json_add(object, j, "reduce_groups reduce_group_count reduce_groups_off");
     return object;
 }
 
-static void print_version_cells(struct ctl_table *table, const Cairn__JobStatus *j)
+static void add_workers(struct ctl_table *table, const void *message)
 {
-    const uint64_t numbers[] = { j->generation, j->step };
-    for (size_t i = 0; i < 2; i++)
-        if (j->version_unknown)
-            ctl_table_cell(table, "-");
-        else
-            ctl_table_cell(table, "%" PRIu64, numbers[i]);
-}
-
-/* How many there are, and may be. */
-static void print_workers_cell(struct ctl_table *table, const Cairn__JobStatus *j)
-{
+    const Cairn__JobStatus *j = message;
     if (j->workers_max == 0)
         ctl_table_cell(table, "%u (%u or more)", j->workers, j->workers_min);
     else if (j->workers_max > j->workers_min)
@@ -159,47 +75,70 @@ static void print_workers_cell(struct ctl_table *table, const Cairn__JobStatus *
         ctl_table_cell(table, "%u of %u", j->workers, j->workers_min);
 }
 
+static void add_last_step(struct ctl_table *table, const void *message)
+{
+    const Cairn__JobStatus *j = message;
+    if (j->stepped)
+        ctl_table_cell(table, "%" PRIu64 " s ago", j->stepped_ms_ago / 1000);
+    else
+        ctl_table_cell(table, "-");
+}
+
+static void add_memory(struct ctl_table *table, const void *message)
+{
+    const Cairn__JobStatus *j = message;
+    ctl_table_cell(table, "%s", told_bytes(j, j->state_bytes));
+}
+
+static void add_failed(struct ctl_table *table, const void *message)
+{
+    const Cairn__JobStatus *j = message;
+    ctl_table_cell(table, "%s", j->snapshot_failed[0] != 0 ? "failed" : "-");
+}
+
+static void add_awaited(struct ctl_table *table, const void *message)
+{
+    const Cairn__JobStatus *j = message;
+    ctl_table_cell(table, "%s%s", j->path_cut[0] != 0 ? "data path cut; " : "", j->awaited);
+}
+
+static json_t *jobs_json(struct ctl *ctl, const void *reply)
+{
+    const Cairn__JobList *list = reply;
+    json_t *jobs = json_array();
+    if (list->n_jobs == 0 && !ctl->quiet) ctl_say_strangers(ctl);
+    for (size_t i = 0; i < list->n_jobs; i++) json_array_append_new(jobs, job_json(list->jobs[i]));
+    return json_pack("{s:o}", "jobs", jobs);
+}
+
+static void print_jobs(struct ctl *ctl, const void *reply)
+{
+    static const struct ctl_column columns[] = {
+        { "JOB", "name", NULL },
+        { "STATE", "state", NULL },
+        { "GENERATION", "generation!version_unknown", NULL },
+        { "STEP", "step!version_unknown", NULL },
+        { "LAST STEP", NULL, add_last_step },
+        { "WORKERS", NULL, add_workers },
+        { "SHARDS", "shards", NULL },
+        { "MEMORY", NULL, add_memory },
+        { "SNAPSHOTS", NULL, add_failed },
+        { "WAITS FOR", NULL, add_awaited },
+    };
+    const Cairn__JobList *list = reply;
+    if (ctl->quiet) {
+        for (size_t i = 0; i < list->n_jobs; i++) printf("%s\n", list->jobs[i]->name);
+        return;
+    }
+    ctl_table_print(ctl, CTL_COLUMNS(columns), list->jobs, list->n_jobs);
+    if (list->n_jobs == 0) ctl_say_strangers(ctl);
+}
+
 int ctl_job_list(struct ctl *ctl)
 {
-    static const char *const headers[] = { "JOB",       "STATE",    "GENERATION", "STEP",
-                                           "LAST STEP", "WORKERS",  "SHARDS",     "MEMORY",
-                                           "SNAPSHOTS", "WAITS FOR" };
+    static const struct ctl_answer answer = { print_jobs, print_jobs, jobs_json };
     const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
-    ProtobufCMessage *reply;
-    cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_LIST_GET, &get.base, CAIRN_MSG_JOB_LIST,
-                                   &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__JobList *list = (const Cairn__JobList *)reply;
-    if (ctl->json) {
-        json_t *jobs = json_array();
-        for (size_t i = 0; i < list->n_jobs; i++)
-            json_array_append_new(jobs, job_json(list->jobs[i]));
-        ctl_print_json(json_pack("{s:o}", "jobs", jobs));
-    } else if (ctl->quiet) {
-        for (size_t i = 0; i < list->n_jobs; i++) printf("%s\n", list->jobs[i]->name);
-    } else {
-        struct ctl_table *table = ctl_table_open(headers, 10);
-        for (size_t i = 0; i < list->n_jobs; i++) {
-            const Cairn__JobStatus *j = list->jobs[i];
-            ctl_table_cell(table, "%s", j->name);
-            ctl_table_cell(table, "%s", j->state);
-            print_version_cells(table, j);
-            if (j->stepped)
-                ctl_table_cell(table, "%" PRIu64 " s ago", j->stepped_ms_ago / 1000);
-            else
-                ctl_table_cell(table, "-");
-            print_workers_cell(table, j);
-            ctl_table_cell(table, "%u", j->shards);
-            char state[64];
-            ctl_table_cell(table, "%s", told_bytes(j, j->state_bytes, state));
-            ctl_table_cell(table, "%s", j->snapshot_failed[0] != 0 ? "failed" : "-");
-            ctl_table_cell(table, "%s%s", j->path_cut[0] != 0 ? "data path cut; " : "", j->awaited);
-        }
-        ctl_table_close(table, ctl);
-    }
-    if (list->n_jobs == 0 && !ctl->quiet) ctl_say_strangers(ctl);
-    message_free(reply);
-    return 0;
+    return ctl_ask(ctl, CAIRN_MSG_JOB_LIST_GET, &get, CAIRN_MSG_JOB_LIST, &answer);
 }
 
 static void print_group(const Cairn__GroupSpec *g)
@@ -291,9 +230,9 @@ static void print_workers(const Cairn__JobStatus *j)
     ctl_line("workers", "%u attached, at least %u%s%s", j->workers, j->workers_min, most, surplus);
 }
 
-static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
+static void print_job(struct ctl *ctl, const void *reply)
 {
-    char text[64], other[64];
+    const Cairn__JobStatus *j = reply;
     ctl_line("job", "%s", j->name);
     ctl_line("state", "%s", j->state);
     ctl_version_line("version", j->generation, j->step, j->version_unknown);
@@ -321,7 +260,7 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
         ctl_line("pieces", "%" PRIu64 " of its tensors on shards, in %" PRIu64 " extents",
                  j->pieces, j->extents);
     ctl_line("tensors", "%" PRIu64 ", %" PRIu64 " elements, memory: %s", j->tensors, j->elems,
-             told_bytes(j, j->state_bytes, text));
+             told_bytes(j, j->state_bytes));
     if (j->blobs > 0)
         ctl_line("", "%" PRIu64 " of them blobs, %" PRIu64 " bytes", j->blobs, j->blob_bytes);
     if (j->spec != NULL) print_spec(j->spec);
@@ -338,8 +277,8 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
                  l->generation, l->step, role_name(l->role), l->holder, (double)l->left_ms / 1000);
     }
     if (!j->version_unknown) ctl_line("gradient norm", "%g", j->last_grad_norm);
-    ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes, text),
-             told_bytes(j, j->fetched_bytes, other));
+    ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes),
+             told_bytes(j, j->fetched_bytes));
     if (is_told(j)) job_bytes_print(j);
     ctl_line("rounds",
              "%" PRIu64 " applied, %" PRIu64 " skipped, %" PRIu64
@@ -356,60 +295,61 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
     ctl_job_memory_print(ctl, j->memory, j->n_memory);
 }
 
+static json_t *shown_json(struct ctl *ctl, const void *reply)
+{
+    (void)ctl;
+    return job_json(reply);
+}
+
 int ctl_job_show(struct ctl *ctl)
 {
+    static const struct ctl_answer answer = { print_job, NULL, shown_json };
     Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
     show.name = ctl->argv[0];
-    ProtobufCMessage *reply;
-    cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &show.base, CAIRN_MSG_JOB_STATUS,
-                                   &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    if (ctl->json)
-        ctl_print_json(job_json((const Cairn__JobStatus *)reply));
+    return ctl_ask(ctl, CAIRN_MSG_JOB_SHOW, &show, CAIRN_MSG_JOB_STATUS, &answer);
+}
+
+static json_t *digest_json(struct ctl *ctl, const void *reply)
+{
+    json_t *object = json_pack("{s:s}", "job", ctl->argv[0]);
+    ctl_json_add(object, reply, "generation step content_root=root");
+    return object;
+}
+
+static void print_digest(struct ctl *ctl, const void *reply)
+{
+    const Cairn__JobDigest *digest = reply;
+    if (ctl->quiet)
+        printf("%s\n", ctl_hex(digest->root));
     else
-        print_job(ctl, (const Cairn__JobStatus *)reply);
-    message_free(reply);
-    return 0;
+        printf("%s  %s generation %" PRIu64 " step %" PRIu64 "\n", ctl_hex(digest->root),
+               ctl->argv[0], digest->generation, digest->step);
 }
 
 int ctl_job_digest(struct ctl *ctl)
 {
+    static const struct ctl_answer answer = { print_digest, print_digest, digest_json };
     Cairn__JobDigestGet get = CAIRN__JOB_DIGEST_GET__INIT;
     get.name = ctl->argv[0];
     ctl->cut_of = get.name;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = DIGEST_TIMEOUT_MS;
-    ProtobufCMessage *reply;
-    cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_DIGEST_GET, &get.base, CAIRN_MSG_JOB_DIGEST,
-                                   &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__JobDigest *digest = (const Cairn__JobDigest *)reply;
-    const char *root = ctl_hex(digest->root);
-    if (ctl->json)
-        ctl_print_json(json_pack("{s:s, s:I, s:I, s:s}", "job", get.name, "generation",
-                                 (json_int_t)digest->generation, "step", (json_int_t)digest->step,
-                                 "content_root", root));
-    else if (ctl->quiet)
-        printf("%s\n", root);
-    else
-        printf("%s  %s generation %" PRIu64 " step %" PRIu64 "\n", root, get.name,
-               digest->generation, digest->step);
-    message_free(reply);
-    return 0;
+    return ctl_ask(ctl, CAIRN_MSG_JOB_DIGEST_GET, &get, CAIRN_MSG_JOB_DIGEST, &answer);
 }
 
 /* ==== job bytes ==== */
 
 static json_t *entry_json(const Cairn__BytesTold *b)
 {
-    return json_pack(
-        "{s:{s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I, s:I}, s:I, s:I, s:{s:f, s:f}}",
-        "pushed", "shared", (json_int_t)b->pushed_shared, "carried", (json_int_t)b->pushed_carried,
-        "one_sided", (json_int_t)b->pushed_one_sided, "device", (json_int_t)b->pushed_device,
-        "direct", (json_int_t)b->pushed_direct, "fetched", "shared", (json_int_t)b->fetched_shared,
-        "carried", (json_int_t)b->fetched_carried, "one_sided", (json_int_t)b->fetched_one_sided,
-        "device", (json_int_t)b->fetched_device, "direct", (json_int_t)b->fetched_direct, "put",
-        (json_int_t)b->put, "steps", (json_int_t)b->steps, "per_step", "pushed", b->pushed_a_step,
-        "fetched", b->fetched_a_step);
+    json_t *entry = json_pack("{s:{}, s:{}, s:{s:f, s:f}}", "pushed", "fetched", "per_step",
+                              "pushed", b->pushed_a_step, "fetched", b->fetched_a_step);
+    ctl_json_add(json_object_get(entry, "pushed"), b,
+                 "shared=pushed_shared carried=pushed_carried one_sided=pushed_one_sided "
+                 "device=pushed_device direct=pushed_direct");
+    ctl_json_add(json_object_get(entry, "fetched"), b,
+                 "shared=fetched_shared carried=fetched_carried one_sided=fetched_one_sided "
+                 "device=fetched_device direct=fetched_direct");
+    ctl_json_add(entry, b, "put steps");
+    return entry;
 }
 
 /* A new object; with how the bytes came by, of all and of each worker. */
@@ -463,30 +403,9 @@ static void job_bytes_print(const Cairn__JobStatus *job)
 
 /* ==== job groups ==== */
 
-static bool wants_them(const Cairn__JobStatus *j)
+static bool wants_groups(const Cairn__JobStatus *j)
 {
     return j->spec != NULL && j->spec->reduce_groups != CAIRN_GROUPS_NONE;
-}
-
-static json_t *group_json_groups(const Cairn__ReduceGroup *group)
-{
-    json_t *ranks = json_array();
-    for (size_t i = 0; i < group->n_ranks; i++)
-        json_array_append_new(ranks, json_integer((json_int_t)group->ranks[i]));
-    return json_pack("{s:s, s:o}", "relays", group->host, "ranks", ranks);
-}
-
-/* Adds the keys reduce_groups, reduce_group_count and reduce_groups_off, for a job whose spec wants
- * groups. */
-static void groups_json(const Cairn__JobStatus *j, json_t *object)
-{
-    if (!wants_them(j)) return;
-    json_t *groups = json_array();
-    for (size_t i = 0; i < j->n_reduce_groups; i++)
-        json_array_append_new(groups, group_json_groups(j->reduce_groups[i]));
-    json_object_set_new(object, "reduce_groups", groups);
-    json_object_set_new(object, "reduce_group_count", json_integer(j->reduce_group_count));
-    json_object_set_new(object, "reduce_groups_off", json_string(j->reduce_groups_off));
 }
 
 /* "ranks 0-3 by shard s0", "rank 4" of one that is alone. */
@@ -502,7 +421,7 @@ static void add_group(const Cairn__ReduceGroup *group, struct sentence *out)
 static void groups_print(const Cairn__JobStatus *j)
 {
     struct sentence text = { "" };
-    if (!wants_them(j)) return;
+    if (!wants_groups(j)) return;
     for (size_t i = 0; i < j->n_reduce_groups; i++) {
         sentence_add(&text, "%s", i > 0 ? "; " : "");
         add_group(j->reduce_groups[i], &text);
@@ -541,10 +460,9 @@ static Cairn__MemoryTold all_of(Cairn__MemoryTold *const *shards, size_t count)
 
 static json_t *kinds_json(const Cairn__MemoryTold *m)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "state", (json_int_t)m->state,
-                     "published", (json_int_t)m->published, "landing", (json_int_t)m->landing,
-                     "staging", (json_int_t)m->staging, "tables", (json_int_t)m->tables, "total",
-                     (json_int_t)ctl_job_memory_sum(m), "device", (json_int_t)m->device);
+    json_t *object = json_pack("{s:I}", "total", (json_int_t)ctl_job_memory_sum(m));
+    ctl_json_add(object, m, "state published landing staging tables device");
+    return object;
 }
 
 json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count)
@@ -562,8 +480,8 @@ json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count)
     return object;
 }
 
-static void add_row(struct ctl_table *table, size_t columns, const char *name,
-                    const Cairn__MemoryTold *m)
+static void add_memory_row(struct ctl_table *table, size_t columns, const char *name,
+                           const Cairn__MemoryTold *m)
 {
     const uint64_t bytes[] = { m->state,  m->published,          m->landing, m->staging,
                                m->tables, ctl_job_memory_sum(m), m->device };
@@ -582,9 +500,10 @@ void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shard
     for (size_t i = 0; i < count; i++) {
         char name[32];
         snprintf(name, sizeof name, "shard %u", shards[i]->shard_index);
-        add_row(table, columns, shards[i]->shard[0] != '\0' ? shards[i]->shard : name, shards[i]);
+        add_memory_row(table, columns, shards[i]->shard[0] != '\0' ? shards[i]->shard : name,
+                       shards[i]);
     }
-    if (count > 1) add_row(table, columns, "all", &all);
+    if (count > 1) add_memory_row(table, columns, "all", &all);
     ctl_table_close(table, ctl);
 }
 
@@ -594,105 +513,85 @@ void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shard
 
 #define REMOVE_TIMEOUT_MS 600000
 
+static void print_dropped(struct ctl *ctl, const void *reply)
+{
+    const Cairn__JobRemoved *removed = reply;
+    (void)ctl;
+    ctl_line("dropped", "%s", removed->name);
+    ctl_version_line("was at", removed->generation, removed->step, removed->version_unknown);
+    ctl_line("shards", "%u have given its memory back", removed->shards);
+    for (size_t i = 0; i < removed->n_away; i++)
+        ctl_line("away", "%s, which drops its part when it is back", removed->away[i]);
+    if (removed->note[0] != '\0') ctl_line("note", "%s", removed->note);
+}
+
 int ctl_job_drop(struct ctl *ctl)
 {
+    static const struct ctl_answer answer = { print_dropped, NULL, NULL };
     Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
-    ProtobufCMessage *reply;
     const int refused = ctl_confirm(ctl, "The state of the job on its shards", ctl->argv[0]);
     if (refused >= 0) return refused;
     remove.name = ctl->argv[0];
     remove.force = ctl->force;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_REMOVE, &remove.base,
-                                         CAIRN_MSG_JOB_REMOVED, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__JobRemoved *removed = (const Cairn__JobRemoved *)reply;
-    json_t *away = json_array();
-    for (size_t i = 0; i < removed->n_away; i++)
-        json_array_append_new(away, json_string(removed->away[i]));
-    if (ctl->json) {
-        const bool known = !removed->version_unknown;
-        ctl_print_json(json_pack("{s:s, s:o, s:o, s:i, s:O, s:s}", "job", removed->name,
-                                 "generation", ctl_json_known(known, removed->generation), "step",
-                                 ctl_json_known(known, removed->step), "shards",
-                                 (int)removed->shards, "away", away, "note", removed->note));
-    } else if (!ctl->quiet) {
-        ctl_line("dropped", "%s", removed->name);
-        ctl_version_line("was at", removed->generation, removed->step, removed->version_unknown);
-        ctl_line("shards", "%u have given its memory back", removed->shards);
-        for (size_t i = 0; i < removed->n_away; i++)
-            ctl_line("away", "%s, which drops its part when it is back", removed->away[i]);
-        if (removed->note[0] != '\0') ctl_line("note", "%s", removed->note);
-    }
-    json_decref(away);
-    message_free(reply);
-    return 0;
+    return ctl_ask(ctl, CAIRN_MSG_JOB_REMOVE, &remove, CAIRN_MSG_JOB_REMOVED, &answer);
 }
 
-static int move(struct ctl *ctl, bool parked)
+static void print_parked(struct ctl *ctl, const void *reply)
 {
+    const Cairn__JobParked *told = reply;
+    (void)ctl;
+    ctl_line(told->parked ? "parked" : "unparked", "%s", told->name);
+    ctl_line("shards", "%u", told->shards);
+    if (told->note[0] != '\0') ctl_line("note", "%s", told->note);
+}
+
+static int park_job(struct ctl *ctl, bool parked)
+{
+    static const struct ctl_answer answer = { print_parked, NULL, NULL };
     Cairn__JobPark park = CAIRN__JOB_PARK__INIT;
-    ProtobufCMessage *reply;
     park.name = ctl->argv[0];
     park.parked = parked;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_PARK, &park.base, CAIRN_MSG_JOB_PARKED,
-                                         &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__JobParked *told = (const Cairn__JobParked *)reply;
-    if (ctl->json) {
-        ctl_print_json(json_pack("{s:s, s:b, s:i, s:s}", "job", told->name, "parked", told->parked,
-                                 "shards", (int)told->shards, "note", told->note));
-    } else if (!ctl->quiet) {
-        ctl_line(told->parked ? "parked" : "unparked", "%s", told->name);
-        ctl_line("shards", "%u", told->shards);
-        if (told->note[0] != '\0') ctl_line("note", "%s", told->note);
-    }
-    message_free(reply);
-    return 0;
+    return ctl_ask(ctl, CAIRN_MSG_JOB_PARK, &park, CAIRN_MSG_JOB_PARKED, &answer);
 }
 
 int ctl_job_park(struct ctl *ctl)
 {
-    return move(ctl, true);
+    return park_job(ctl, true);
 }
 
 int ctl_job_unpark(struct ctl *ctl)
 {
-    return move(ctl, false);
+    return park_job(ctl, false);
+}
+
+static void print_removed(struct ctl *ctl, const void *reply)
+{
+    const Cairn__SnapshotRemoved *removed = reply;
+    (void)ctl;
+    ctl_line("removed", "%s of job %s", removed->id, removed->job);
+    ctl_line("size", "%s in %u files", ctl_bytes(removed->bytes), removed->files);
 }
 
 int ctl_snapshot_rm(struct ctl *ctl)
 {
+    static const struct ctl_answer answer = { print_removed, NULL, NULL };
     Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
-    ProtobufCMessage *reply;
     const int refused = ctl_confirm(ctl, "The snapshot's files", ctl->argv[1]);
     if (refused >= 0) return refused;
     remove.job = ctl->argv[0];
     remove.id = ctl->argv[1];
     remove.force = ctl->force;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base,
-                                         CAIRN_MSG_SNAPSHOT_REMOVED, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__SnapshotRemoved *removed = (const Cairn__SnapshotRemoved *)reply;
-    if (ctl->json) {
-        ctl_print_json(json_pack("{s:s, s:s, s:i, s:I}", "id", removed->id, "job", removed->job,
-                                 "files", (int)removed->files, "bytes",
-                                 (json_int_t)removed->bytes));
-    } else if (!ctl->quiet) {
-        ctl_line("removed", "%s of job %s", removed->id, removed->job);
-        ctl_line("size", "%s in %u files", ctl_bytes(removed->bytes), removed->files);
-    }
-    message_free(reply);
-    return 0;
+    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove, CAIRN_MSG_SNAPSHOT_REMOVED, &answer);
 }
 
 /* ==== amend ==== */
 
 /* cairn job amend: what may change about a job while it trains. */
 
-static cairn_status show(struct ctl *ctl, ProtobufCMessage **reply_out)
+static cairn_status ask_job(struct ctl *ctl, ProtobufCMessage **reply_out)
 {
     Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
     message.name = ctl->argv[0];
@@ -722,7 +621,7 @@ static int fill_groups(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn
 static void say_who_lacks(struct ctl *ctl)
 {
     ProtobufCMessage *reply;
-    if (show(ctl, &reply) != CAIRN_OK) return;
+    if (ask_job(ctl, &reply) != CAIRN_OK) return;
     const Cairn__JobStatus *job = (const Cairn__JobStatus *)reply;
     if (job->workers > 0 && job->workers < job->workers_min)
         ctl_line("waits", "for %u more: a round opens with %u workers, attached: %u",
@@ -730,7 +629,7 @@ static void say_who_lacks(struct ctl *ctl)
     message_free(reply);
 }
 
-static int print(struct ctl *ctl, uint64_t revision)
+static int print_amended(struct ctl *ctl, uint64_t revision)
 {
     if (ctl->json)
         return ctl_print_json(
@@ -756,11 +655,11 @@ cairn_status ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend, uint64_t *revisi
     return CAIRN_OK;
 }
 
-static int send(struct ctl *ctl, Cairn__JobAmend *amend)
+static int send_amendment(struct ctl *ctl, Cairn__JobAmend *amend)
 {
     uint64_t revision;
     const cairn_status called = ctl_amend(ctl, amend, &revision);
-    return called == CAIRN_OK ? print(ctl, revision) : status_exit((int)called);
+    return called == CAIRN_OK ? print_amended(ctl, revision) : status_exit((int)called);
 }
 
 static bool changes_snapshots(const struct ctl_rules *given)
@@ -782,31 +681,24 @@ static bool changes_policy(const struct ctl *ctl)
            ctl->on_worker_loss != NULL || ctl->worker_loss_wait_s > 0;
 }
 
-/* Options that are not given leave their field as it is; if periodic snapshots end, their rules are
- * cleared, too. */
 static void fill_snapshots(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
 {
     const struct ctl_rules *given = &ctl->rules;
     const bool ends = given->has_every && given->every == 0 && given->every_s == 0;
     amend->set_snapshots = changes_snapshots(given);
-    amend->snapshot_every = given->has_every ? given->every : now->snapshot_every;
-    amend->snapshot_keep = given->has_keep_last ? given->keep_last : ends ? 0 : now->snapshot_keep;
     amend->set_snapshot_rules = changes_rules(given);
-    amend->snapshot_every_s = given->has_every ? given->every_s : now->snapshot_every_s;
-    amend->snapshot_keep_every = given->has_keep_every ? given->keep_every
-                                 : ends                ? 0
-                                                       : now->snapshot_keep_every;
-    amend->snapshot_keep_within_s = given->has_keep_within ? given->keep_within_s
-                                    : ends                 ? 0
-                                                           : now->snapshot_keep_within_s;
-    amend->snapshot_max_bytes = given->has_max_bytes ? given->max_bytes
-                                : ends               ? 0
-                                                     : now->snapshot_max_bytes;
-    amend->snapshot_durable_within_s = given->has_durable_within ? given->durable_within_s
-                                                                 : now->snapshot_durable_within_s;
-    amend->snapshot_fallback = given->has_fallback ? given->fallback : now->snapshot_fallback;
-    amend->snapshot_scrub_every_s = given->has_scrub_every ? given->scrub_every_s
-                                                           : now->snapshot_scrub_every_s;
+#define FILL(field, has, value, cleared) \
+    amend->field = given->has ? given->value : (cleared) && ends ? 0 : now->field
+    FILL(snapshot_every, has_every, every, false);
+    FILL(snapshot_every_s, has_every, every_s, false);
+    FILL(snapshot_keep, has_keep_last, keep_last, true);
+    FILL(snapshot_keep_every, has_keep_every, keep_every, true);
+    FILL(snapshot_keep_within_s, has_keep_within, keep_within_s, true);
+    FILL(snapshot_max_bytes, has_max_bytes, max_bytes, true);
+    FILL(snapshot_durable_within_s, has_durable_within, durable_within_s, false);
+    FILL(snapshot_fallback, has_fallback, fallback, false);
+    FILL(snapshot_scrub_every_s, has_scrub_every, scrub_every_s, false);
+#undef FILL
 }
 
 /* -1: go on. */
@@ -861,7 +753,8 @@ static int fill_worker_loss(const struct ctl *ctl, const Cairn__JobSpec *now,
 
 /* Fills the amendment from the job as it is now; its revision makes the coordinator refuse it if
  * somebody has amended the job since. -1: go on. */
-static int fill(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn__JobAmend *amend)
+static int fill_amendment(const struct ctl *ctl, const Cairn__JobStatus *job,
+                          Cairn__JobAmend *amend)
 {
     if (job->spec == NULL)
         return ctl_fail(CAIRN_ERR_PROTOCOL, "the coordinator does not say what job %s is",
@@ -880,14 +773,14 @@ static int fill(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn__JobAm
 static int amend_as_shown(struct ctl *ctl, Cairn__JobAmend *amend)
 {
     ProtobufCMessage *reply;
-    const cairn_status called = show(ctl, &reply);
+    const cairn_status called = ask_job(ctl, &reply);
     if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__JobStatus *job = (const Cairn__JobStatus *)reply;
     Cairn__GroupSpec **groups = calloc(job->n_groups + 1, sizeof(Cairn__GroupSpec *));
     amend->groups = groups;
-    int done = groups != NULL ? fill(ctl, job, amend)
+    int done = groups != NULL ? fill_amendment(ctl, job, amend)
                               : ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    if (done < 0) done = send(ctl, amend);
+    if (done < 0) done = send_amendment(ctl, amend);
     free(groups);
     message_free(reply);
     return done;
@@ -908,5 +801,5 @@ int ctl_job_amend(struct ctl *ctl)
     amend.clip_norm = ctl->clip_norm;
     amend.settings = ctl->set.list;
     amend.n_settings = ctl->set.count;
-    return as_shown ? amend_as_shown(ctl, &amend) : send(ctl, &amend);
+    return as_shown ? amend_as_shown(ctl, &amend) : send_amendment(ctl, &amend);
 }

@@ -16,7 +16,7 @@
 #define WATCH_EVERY_S  2
 #define DEVICE_LETTERS "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-/"
 
-/* What a value is, and the field of struct ctl that it goes to. */
+/* The type of a value, and of the field of struct ctl that it goes to. */
 enum option_type {
     FLAG,         /* bool; takes no value */
     TEXT,         /* const char * */

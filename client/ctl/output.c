@@ -17,7 +17,8 @@
 #include "proto/spec/spec.h"
 
 struct ctl_table {
-    const char *const *headers;
+    const char *const *headers;       /* or, */
+    const struct ctl_column *columns; /* of a table of messages */
     size_t column_count;
     char **cells; /* [cell_count] */
     size_t cell_count, capacity;
@@ -52,9 +53,14 @@ void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
     table->cells[table->cell_count++] = must(text);
 }
 
+static const char *header_of(const struct ctl_table *table, size_t column)
+{
+    return table->columns != NULL ? table->columns[column].header : table->headers[column];
+}
+
 static size_t column_width(const struct ctl_table *table, size_t column, bool headers)
 {
-    size_t width = headers ? strlen(table->headers[column]) : 0;
+    size_t width = headers ? strlen(header_of(table, column)) : 0;
     for (size_t i = column; i < table->cell_count; i += table->column_count) {
         const size_t length = strlen(table->cells[i]);
         width = length > width ? length : width;
@@ -77,7 +83,10 @@ void ctl_table_close(struct ctl_table *table, const struct ctl *ctl)
     size_t *widths = must(calloc(table->column_count, sizeof *widths));
     for (size_t c = 0; c < table->column_count; c++)
         widths[c] = column_width(table, c, !ctl->no_headers);
-    if (!ctl->no_headers) print_row(table, table->headers, widths);
+    const char **headers = must(calloc(table->column_count, sizeof *headers));
+    for (size_t c = 0; c < table->column_count; c++) headers[c] = header_of(table, c);
+    if (!ctl->no_headers) print_row(table, headers, widths);
+    free(headers);
     for (size_t i = 0; i + table->column_count <= table->cell_count; i += table->column_count)
         print_row(table, (const char *const *)&table->cells[i], widths);
     for (size_t i = 0; i < table->cell_count; i++) free(table->cells[i]);
@@ -140,6 +149,314 @@ const char *ctl_bytes(uint64_t bytes)
     for (; value >= 1024 && unit < 5; unit++) value /= 1024;
     snprintf(text, sizeof texts[0], unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
     return text;
+}
+
+/* ==== messages ==== */
+
+/* JSON and cells of a message, by its descriptor. Fields are named as "[KEY=]FIELD[/HOW][?[OTHER]][!OTHER]":
+ *   KEY      the name in JSON; else the field's
+ *   FIELD    "part.name": of a message in it
+ *   HOW      a word of `hows`; else as the field's type has it: bytes in hexadecimal
+ *   ?        null, or "-", where it is 0, or empty; ?OTHER where another field is that
+ *   !OTHER   null, or "-", where the other one is not */
+
+/* The JSON of every message of which ctl_json makes an object; the messages in it have rows of their own. */
+static const struct {
+    const ProtobufCMessageDescriptor *of;
+    const char *fields;
+} shapes[] = {
+    { &cairn__adopted_job__descriptor, "job=name generation step shards refused" },
+    { &cairn__cluster_backed_up__descriptor, "path bytes" },
+    { &cairn__cluster_status__descriptor,
+      "cluster store/hex version coordinator_incarnation uptime_ms shards_expected jobs=job_count "
+      "storage members strangers" },
+    { &cairn__event__descriptor, "number time=unix_ms/instant event=kind job who text" },
+    { &cairn__home__descriptor,
+      "backend device driver why total_bytes taken_bytes warning failed device_memory "
+      "device_memory_why" },
+    { &cairn__job_parked__descriptor, "job=name parked shards note" },
+    { &cairn__job_removed__descriptor,
+      "job=name generation!version_unknown step!version_unknown shards away note" },
+    { &cairn__job_status__descriptor,
+      "name state epoch round awaited workers workers_min workers_max? shards tensors elems "
+      "generation!version_unknown step!version_unknown loss_scale!version_unknown "
+      "last_grad_norm!version_unknown client_state_bytes!version_unknown steps_applied "
+      "rounds_skipped rounds_abandoned layout_hash extents pieces skips skips_in_row nonfinite "
+      "nonfinite_tensors gradient put_out snapshot_failed passed_over saving path_cut "
+      "seconds_since_step=stepped_ms_ago/1000?stepped restores blobs blob_bytes state_bytes "
+      "pushed_bytes fetched_bytes heaviest_over_mean? leases held_up_by=straggler" },
+    { &cairn__key__descriptor, "id key=line own signs since_ms=since_unix_ms" },
+    { &cairn__keys__descriptor, "keys" },
+    { &cairn__lease_status__descriptor,
+      "generation step holder role/role seconds_left=left_ms/1000" },
+    { &cairn__member_status__descriptor,
+      "name role/role state address path place storage unheard unfit apart since_ms state_bytes "
+      "memory_bytes version without/without home" },
+    { &cairn__reduce_group__descriptor, "relays=host ranks" },
+    { &cairn__replaced_job__descriptor,
+      "state generation!version_unknown step!version_unknown workers readers" },
+    { &cairn__reshard_job__descriptor,
+      "job=name state text layout=layout_hash/hex shards_before shards_after moves=pairs "
+      "bytes=all_bytes least_bytes moved_bytes heaviest_before heaviest_after expected_s? "
+      "expected_pause_s? slices slice elapsed_s=elapsed_ms/1000 longest_step=worst_step? "
+      "pieces_before pieces_after pieces_fresh afresh" },
+    { &cairn__reshard_pair__descriptor, "from to bytes" },
+    { &cairn__reshard_told__descriptor, "jobs" },
+    { &cairn__snapshot_advice__descriptor,
+      "job measured_snapshots=measured shard_faults worker_faults observed_s mtbf_given note "
+      "snapshot_every=every snapshot_every_s=every_s cost_s=cost_us/us?measured "
+      "write_s=write_us/us?measured step_s=step_us/us? mtbf_s? interval_s? interval_steps?" },
+    { &cairn__snapshot_fate__descriptor, "id step bytes created_unix_ms goes reason" },
+    { &cairn__snapshot_removed__descriptor, "id job files bytes" },
+    { &cairn__snapshot_status__descriptor,
+      "id job state path generation step bytes files shards content_root "
+      "created=created_unix_ms/time periodic nonfinite nonfinite_tensors signature latest tags "
+      "checked=checked_unix_ms/time check_failed" },
+    { &cairn__snapshot_tagged__descriptor, "job id tag=name" },
+    { &cairn__straggler__descriptor,
+      "name rank phase phase_ms=us/1000 others_ms=others_us/1000 waited_seconds=waited_ms/1000 "
+      "text" },
+    { &cairn__strange_part__descriptor,
+      "shard job=part.name number=part.job/hex generation=part.generation "
+      "version_generation=part.version_generation step=part.version_step part=part.shard_index/1+ "
+      "parts=part.shard_count bytes=part.bytes why" },
+};
+
+/* A value in a message. */
+struct value {
+    const ProtobufCFieldDescriptor *field; /* NULL: the message that has it is not there */
+    const void *at;
+};
+
+static struct value find_value(const ProtobufCMessage *message, const char *path)
+{
+    char name[64];
+    for (;;) {
+        const size_t length = strcspn(path, ".");
+        snprintf(name, sizeof name, "%.*s", (int)length, path);
+        const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
+            message->descriptor, name);
+        if (field == NULL) abort(); // the tables name what is there
+        const void *at = (const char *)message + field->offset;
+        if (path[length] == '\0') return (struct value) { field, at };
+        message = *(ProtobufCMessage *const *)at;
+        if (message == NULL) return (struct value) { NULL, NULL };
+        path += length + 1;
+    }
+}
+
+/* A number of any of the types for one; 1 for a text that is not empty. */
+static uint64_t number_of(struct value v)
+{
+    switch (v.field->type) {
+    case PROTOBUF_C_TYPE_UINT32: return *(const uint32_t *)v.at;
+    case PROTOBUF_C_TYPE_UINT64:
+    case PROTOBUF_C_TYPE_FIXED64: return *(const uint64_t *)v.at;
+    case PROTOBUF_C_TYPE_BOOL: return *(const protobuf_c_boolean *)v.at != 0;
+    case PROTOBUF_C_TYPE_DOUBLE: return *(const double *)v.at > 0;
+    case PROTOBUF_C_TYPE_STRING: return (*(char *const *)v.at)[0] != '\0';
+    default: abort();
+    }
+}
+
+const char *ctl_time(uint64_t unix_ms)
+{
+    static char texts[2][32];
+    static int turn;
+    char *text = texts[turn = !turn];
+    const time_t seconds = (time_t)(unix_ms / 1000);
+    struct tm utc;
+    if (unix_ms == 0 || gmtime_r(&seconds, &utc) == NULL) return "";
+    strftime(text, sizeof texts[0], "%Y-%m-%dT%H:%M:%SZ", &utc);
+    return text;
+}
+
+/* "2026-11-24T14:00:00.250Z". Static memory. */
+static const char *instant_text(uint64_t unix_ms)
+{
+    static char text[40];
+    char seconds[24];
+    struct tm utc;
+    const time_t whole = (time_t)(unix_ms / 1000);
+    if (gmtime_r(&whole, &utc) == NULL) return "-";
+    strftime(seconds, sizeof seconds, "%Y-%m-%dT%H:%M:%S", &utc);
+    snprintf(text, sizeof text, "%s.%03uZ", seconds, (unsigned)(unix_ms % 1000));
+    return text;
+}
+
+static const char *hex_text(uint64_t number)
+{
+    static char text[20];
+    snprintf(text, sizeof text, "%016" PRIx64, number);
+    return text;
+}
+
+static const char *seconds_text(uint64_t ms)
+{
+    static char text[32];
+    snprintf(text, sizeof text, "%" PRIu64 " s", ms / 1000);
+    return text;
+}
+
+static const char *role_text(uint64_t role)
+{
+    return role_name((uint32_t)role);
+}
+
+static const char *yes_text(uint64_t is_so)
+{
+    return is_so != 0 ? "yes" : "no";
+}
+
+/* Numbers as texts, */
+static const struct {
+    const char *how;
+    const char *(*text)(uint64_t number);
+} texts[] = { { "bytes", ctl_bytes }, { "hex", hex_text },   { "instant", instant_text },
+              { "role", role_text },  { "s", seconds_text }, { "time", ctl_time },
+              { "yes", yes_text } };
+
+static json_t *without_json(uint64_t without)
+{
+    json_t *names = json_array();
+    for (uint32_t i = 0; i < CAIRN_WITHOUT_COUNT; i++)
+        if ((without & 1u << i) != 0) json_array_append_new(names, json_string(without_name(i)));
+    return names;
+}
+
+/* and as JSON. */
+static json_t *number_json(uint64_t number, const char *how)
+{
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (strcmp(texts[i].how, how) == 0) return json_string(texts[i].text(number));
+    if (strcmp(how, "1000") == 0) return json_real((double)number / 1000);
+    if (strcmp(how, "us") == 0) return json_real((double)number * 1e-6);
+    if (strcmp(how, "1+") == 0) return json_integer((json_int_t)number + 1);
+    if (strcmp(how, "without") == 0) return without_json(number);
+    abort();
+}
+
+static json_t *value_json(struct value v)
+{
+    switch (v.field->type) {
+    case PROTOBUF_C_TYPE_DOUBLE: return json_real(*(const double *)v.at);
+    case PROTOBUF_C_TYPE_BOOL: return json_boolean(number_of(v) != 0);
+    case PROTOBUF_C_TYPE_STRING: return json_string(*(char *const *)v.at);
+    case PROTOBUF_C_TYPE_BYTES: return json_string(ctl_hex(*(const ProtobufCBinaryData *)v.at));
+    case PROTOBUF_C_TYPE_MESSAGE: return ctl_json(*(const void *const *)v.at);
+    default: return json_integer((json_int_t)number_of(v));
+    }
+}
+
+/* Of a repeated field: by pointers, or numbers of 32 bits. */
+static json_t *list_json(const ProtobufCMessage *message, struct value v)
+{
+    const size_t count = *(const size_t *)(const void *)((const char *)message +
+                                                         v.field->quantifier_offset);
+    const size_t size = v.field->type == PROTOBUF_C_TYPE_UINT32 ? sizeof(uint32_t) : sizeof(void *);
+    const char *first = *(const char *const *)v.at;
+    json_t *list = json_array();
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(list, value_json((struct value) { v.field, first + i * size }));
+    return list;
+}
+
+/* A word of a table, taken apart. */
+struct field_word {
+    char text[96];
+    const char *key, *path, *how;
+    char *other; /* NULL: it is not asked whether there is a value */
+    bool is_unless;
+};
+
+static void parse_word(struct field_word *w, const char *word, size_t length)
+{
+    snprintf(w->text, sizeof w->text, "%.*s", (int)length, word);
+    w->other = strpbrk(w->text, "?!");
+    w->is_unless = w->other != NULL && *w->other == '!';
+    if (w->other != NULL) *w->other++ = '\0';
+    char *how = strchr(w->text, '/');
+    if (how != NULL) *how++ = '\0';
+    char *equals = strchr(w->text, '=');
+    if (equals != NULL) *equals++ = '\0';
+    w->key = w->text;
+    w->path = equals != NULL ? equals : w->text;
+    w->how = how;
+}
+
+static bool is_there(const ProtobufCMessage *message, const struct field_word *w)
+{
+    if (w->other == NULL) return true;
+    const struct value other = find_value(message, w->other[0] != '\0' ? w->other : w->path);
+    return (number_of(other) != 0) != w->is_unless;
+}
+
+void ctl_json_add(json_t *object, const void *message, const char *fields)
+{
+    struct field_word w;
+    for (size_t length; (length = strcspn(fields, " ")) > 0; fields += length) {
+        parse_word(&w, fields, length);
+        const struct value v = find_value(message, w.path);
+        json_object_set_new(object, w.key,
+                            !is_there(message, &w)                        ? json_null()
+                            : v.field->label == PROTOBUF_C_LABEL_REPEATED ? list_json(message, v)
+                            : w.how != NULL ? number_json(number_of(v), w.how)
+                                            : value_json(v));
+        if (fields[length] == ' ') length++;
+    }
+}
+
+json_t *ctl_json(const void *message)
+{
+    if (message == NULL) return json_null();
+    json_t *object = json_object();
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        if (shapes[i].of == ((const ProtobufCMessage *)message)->descriptor)
+            ctl_json_add(object, message, shapes[i].fields);
+    return object;
+}
+
+static void add_cell(struct ctl_table *table, const void *message, const char *field)
+{
+    struct field_word w;
+    parse_word(&w, field, strlen(field));
+    const struct value v = find_value(message, w.path);
+    const char *text = NULL;
+    for (size_t i = 0; w.how != NULL && i < sizeof texts / sizeof *texts; i++)
+        if (strcmp(texts[i].how, w.how) == 0) text = texts[i].text(number_of(v));
+    if (!is_there(message, &w))
+        ctl_table_cell(table, "-");
+    else if (text != NULL || v.field->type == PROTOBUF_C_TYPE_STRING)
+        ctl_table_cell(table, "%s", text != NULL ? text : *(char *const *)v.at);
+    else
+        ctl_table_cell(table, "%" PRIu64, number_of(v));
+}
+
+struct ctl_table *ctl_table_of(const struct ctl_column *columns, size_t column_count)
+{
+    struct ctl_table *table = ctl_table_open(NULL, column_count);
+    table->columns = columns;
+    return table;
+}
+
+void ctl_table_rows(struct ctl_table *table, const void *messages, size_t count)
+{
+    const void *const *list = messages;
+    for (size_t i = 0; i < count; i++)
+        for (const struct ctl_column *c = table->columns; c < table->columns + table->column_count;
+             c++)
+            if (c->add != NULL)
+                c->add(table, list[i]);
+            else
+                add_cell(table, list[i], c->field);
+}
+
+void ctl_table_print(const struct ctl *ctl, const struct ctl_column *columns, size_t column_count,
+                     const void *messages, size_t count)
+{
+    struct ctl_table *table = ctl_table_of(columns, column_count);
+    ctl_table_rows(table, messages, count);
+    ctl_table_close(table, ctl);
 }
 
 /* ==== progress ==== */
@@ -315,6 +632,22 @@ cairn_status ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *me
                       uint16_t reply_type, ProtobufCMessage **reply_out)
 {
     return ctl_call_paged(ctl, type, message, reply_type, reply_out, NULL);
+}
+
+int ctl_ask(struct ctl *ctl, uint16_t type, const void *message, uint16_t reply_type,
+            const struct ctl_answer *answer)
+{
+    ProtobufCMessage *reply;
+    const cairn_status called = ctl_call(ctl, type, message, reply_type, &reply);
+    if (called != CAIRN_OK) return status_exit((int)called);
+    if (ctl->json)
+        ctl_print_json(answer->json != NULL ? answer->json(ctl, reply) : ctl_json(reply));
+    else if (!ctl->quiet || answer->print_quiet == answer->print)
+        answer->print(ctl, reply);
+    else if (answer->print_quiet != NULL)
+        answer->print_quiet(ctl, reply);
+    message_free(reply);
+    return 0;
 }
 
 /* ==== env ==== */

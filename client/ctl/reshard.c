@@ -18,7 +18,6 @@ struct question {
 };
 
 static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job);
-static json_t *reshard_json(const Cairn__ReshardTold *told);
 static void reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told);
 static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out);
 
@@ -39,7 +38,7 @@ static int name_jobs(const struct ctl *ctl, Cairn__ReshardAsk *ask, bool optiona
     return -1;
 }
 
-static int fill(const struct ctl *ctl, struct question *q, uint32_t op)
+static int fill_question(const struct ctl *ctl, struct question *q, uint32_t op)
 {
     const struct ctl_reshard *r = &ctl->reshard;
     cairn__reshard_ask__init(&q->ask);
@@ -64,7 +63,8 @@ static int fill(const struct ctl *ctl, struct question *q, uint32_t op)
 }
 
 /* -1: go on. */
-static int ask(struct ctl *ctl, const Cairn__ReshardAsk *message, ProtobufCMessage **told_out)
+static int ask_reshard(struct ctl *ctl, const Cairn__ReshardAsk *message,
+                       ProtobufCMessage **told_out)
 {
     const cairn_status called = ctl_call(ctl, CAIRN_MSG_RESHARD_ASK, &message->base,
                                          CAIRN_MSG_RESHARD_TOLD, told_out);
@@ -100,22 +100,22 @@ static int say_ends(const Cairn__ReshardTold *told)
     return worst;
 }
 
-/* Asks, and shows the answer, as JSON or by `print`, and what is wrong with it, by `judge`. */
+/* Asks, and shows the answer, as JSON or by `print`, and what is wrong with it, by `check`. */
 static int tell(struct ctl *ctl, uint32_t op,
                 void (*print)(const struct ctl *ctl, const Cairn__ReshardTold *told),
-                int (*judge)(const Cairn__ReshardTold *told))
+                int (*check)(const Cairn__ReshardTold *told))
 {
     struct question q;
     ProtobufCMessage *reply;
-    int done = fill(ctl, &q, op);
-    if (done < 0) done = ask(ctl, &q.ask, &reply);
+    int done = fill_question(ctl, &q, op);
+    if (done < 0) done = ask_reshard(ctl, &q.ask, &reply);
     if (done >= 0) return done;
     const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
     if (ctl->json)
-        ctl_print_json(reshard_json(told));
+        ctl_print_json(ctl_json(told));
     else
         print(ctl, told);
-    done = judge == NULL ? 0 : judge(told);
+    done = check == NULL ? 0 : check(told);
     message_free(reply);
     return done;
 }
@@ -132,7 +132,7 @@ static void print_canceled(const struct ctl *ctl, const Cairn__ReshardTold *told
 
 /* Canceling for all jobs ends the re-shardings that are under way; it fails only if there is
  * none. */
-static int judge_canceled(const Cairn__ReshardTold *told)
+static int check_canceled(const Cairn__ReshardTold *told)
 {
     size_t refused = 0;
     while (refused < told->n_jobs && is_refused(told->jobs[refused])) refused++;
@@ -152,7 +152,7 @@ int ctl_reshard_status(struct ctl *ctl)
 
 int ctl_reshard_cancel(struct ctl *ctl)
 {
-    return tell(ctl, CAIRN_RESHARD_CANCEL, print_canceled, judge_canceled);
+    return tell(ctl, CAIRN_RESHARD_CANCEL, print_canceled, check_canceled);
 }
 
 /* ---- apply ---- */
@@ -177,7 +177,7 @@ static int show_plan(struct ctl *ctl, struct question *q)
     ProtobufCMessage *reply;
     if (q->ask.all) return -1;
     q->ask.op = CAIRN_RESHARD_PLAN;
-    const int done = ask(ctl, &q->ask, &reply);
+    const int done = ask_reshard(ctl, &q->ask, &reply);
     if (done >= 0) return done;
     const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
     if (told->n_jobs == 1) q->ask.layout_hash = told->jobs[0]->layout_hash;
@@ -195,9 +195,9 @@ int ctl_reshard_apply(struct ctl *ctl)
 {
     struct question q;
     ProtobufCMessage *begun, *ended;
-    int done = fill(ctl, &q, CAIRN_RESHARD_APPLY);
+    int done = fill_question(ctl, &q, CAIRN_RESHARD_APPLY);
     if (done < 0) done = show_plan(ctl, &q);
-    if (done < 0) done = ask(ctl, &q.ask, &begun);
+    if (done < 0) done = ask_reshard(ctl, &q.ask, &begun);
     if (done >= 0) return done;
     const char *which = q.ask.all ? "--all" : q.ask.job;
     ctl_on_interrupt(
@@ -210,7 +210,7 @@ int ctl_reshard_apply(struct ctl *ctl)
         Cairn__ReshardTold *told = (Cairn__ReshardTold *)ended;
         keep_refused((Cairn__ReshardTold *)begun, told);
         if (ctl->json)
-            ctl_print_json(reshard_json(told));
+            ctl_print_json(ctl_json(told));
         else if (!ctl->quiet)
             reshard_list(ctl, told);
         done = say_ends(told);
@@ -222,25 +222,29 @@ int ctl_reshard_apply(struct ctl *ctl)
 
 /* ---- a whole shard ---- */
 
+static void print_drained(struct ctl *ctl, const void *reply)
+{
+    (void)reply;
+    ctl_line("drained", "%s, which ends, and is known no more", ctl->argv[0]);
+}
+
+static json_t *drained_json(struct ctl *ctl, const void *reply)
+{
+    (void)reply;
+    return json_pack("{s:s}", "drained", ctl->argv[0]);
+}
+
 int ctl_member_drain(struct ctl *ctl)
 {
+    static const struct ctl_answer answer = { print_drained, NULL, drained_json };
     Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
-    ProtobufCMessage *reply;
     drain.name = ctl->argv[0];
     drain.wait = true;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = DRAIN_TIMEOUT_MS;
     ctl_on_interrupt(
         "\ncairn: it goes on: `cairn reshard status` says how far it is, `cairn reshard "
         "cancel --all` ends it\n");
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_MEMBER_DRAIN, &drain.base, CAIRN_MSG_DONE,
-                                         &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    if (ctl->json)
-        ctl_print_json(json_pack("{s:s}", "drained", drain.name));
-    else if (!ctl->quiet)
-        ctl_line("drained", "%s, which ends, and is known no more", drain.name);
-    message_free(reply);
-    return 0;
+    return ctl_ask(ctl, CAIRN_MSG_MEMBER_DRAIN, &drain, CAIRN_MSG_DONE, &answer);
 }
 
 /* ==== reshard print ==== */
@@ -255,51 +259,6 @@ static double seconds(uint64_t ms)
 static double percent_longer(double ratio)
 {
     return (ratio - 1) * 100;
-}
-
-/* ---- JSON ---- */
-
-static json_t *pairs_json(const Cairn__ReshardJob *job)
-{
-    json_t *pairs = json_array();
-    for (size_t i = 0; i < job->n_pairs; i++)
-        json_array_append_new(pairs, json_pack("{s:s, s:s, s:I}", "from", job->pairs[i]->from, "to",
-                                               job->pairs[i]->to, "bytes",
-                                               (json_int_t)job->pairs[i]->bytes));
-    return pairs;
-}
-
-/* 0: not known. */
-static json_t *known_real(double number)
-{
-    return number > 0 ? json_real(number) : json_null();
-}
-
-static json_t *job_json(const Cairn__ReshardJob *job)
-{
-    char hash[20];
-    snprintf(hash, sizeof hash, "%016" PRIx64, job->layout_hash);
-    return json_pack(
-        "{s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:i, s:i, s:f, "
-        "s:o, s:I, s:I, s:I, s:i}",
-        "job", job->name, "state", job->state, "text", job->text, "layout", hash, "shards_before",
-        (int)job->shards_before, "shards_after", (int)job->shards_after, "moves", pairs_json(job),
-        "bytes", (json_int_t)job->all_bytes, "least_bytes", (json_int_t)job->least_bytes,
-        "moved_bytes", (json_int_t)job->moved_bytes, "heaviest_before", job->heaviest_before,
-        "heaviest_after", job->heaviest_after, "expected_s", known_real(job->expected_s),
-        "expected_pause_s", known_real(job->expected_pause_s), "slices", (int)job->slices, "slice",
-        (int)job->slice, "elapsed_s", seconds(job->elapsed_ms), "longest_step",
-        known_real(job->worst_step), "pieces_before", (json_int_t)job->pieces_before,
-        "pieces_after", (json_int_t)job->pieces_after, "pieces_fresh",
-        (json_int_t)job->pieces_fresh, "afresh", (int)job->afresh);
-}
-
-/* a new object */
-static json_t *reshard_json(const Cairn__ReshardTold *told)
-{
-    json_t *jobs = json_array();
-    for (size_t i = 0; i < told->n_jobs; i++) json_array_append_new(jobs, job_json(told->jobs[i]));
-    return json_pack("{s:o}", "jobs", jobs);
 }
 
 /* ---- for people ---- */
@@ -317,16 +276,12 @@ static void print_pieces(const Cairn__ReshardJob *job)
 
 static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
 {
-    static const char *const headers[] = { "FROM", "TO", "BYTES" };
+    static const struct ctl_column columns[] = { { "FROM", "from", NULL },
+                                                 { "TO", "to", NULL },
+                                                 { "BYTES", "bytes/bytes", NULL } };
     if (job->n_pairs == 0) return;
     printf("\n");
-    struct ctl_table *table = ctl_table_open(headers, 3);
-    for (size_t i = 0; i < job->n_pairs; i++) {
-        ctl_table_cell(table, "%s", job->pairs[i]->from);
-        ctl_table_cell(table, "%s", job->pairs[i]->to);
-        ctl_table_cell(table, "%s", ctl_bytes(job->pairs[i]->bytes));
-    }
-    ctl_table_close(table, ctl);
+    ctl_table_print(ctl, CTL_COLUMNS(columns), job->pairs, job->n_pairs);
 }
 
 /* In full: what is to move from where to where, and what is expected. */
@@ -356,27 +311,40 @@ static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
     print_pairs(ctl, job);
 }
 
+static void add_slice(struct ctl_table *table, const void *message)
+{
+    const Cairn__ReshardJob *job = message;
+    ctl_table_cell(table, "%u of %u", job->slice, job->slices);
+}
+
+static void add_time(struct ctl_table *table, const void *message)
+{
+    ctl_table_cell(table, "%.1f s", seconds(((const Cairn__ReshardJob *)message)->elapsed_ms));
+}
+
+static void add_longest(struct ctl_table *table, const void *message)
+{
+    const Cairn__ReshardJob *job = message;
+    if (job->worst_step > 0)
+        ctl_table_cell(table, "%+.1f %%", percent_longer(job->worst_step));
+    else
+        ctl_table_cell(table, "-");
+}
+
 /* How far they are, a line each. */
 static void reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told)
 {
-    static const char *const headers[] = { "JOB", "STATE", "SLICE",        "MOVED",
-                                           "OF",  "FOR",   "LONGEST STEP", "" };
-    struct ctl_table *table = ctl_table_open(headers, 8);
-    for (size_t i = 0; i < told->n_jobs; i++) {
-        const Cairn__ReshardJob *job = told->jobs[i];
-        ctl_table_cell(table, "%s", job->name);
-        ctl_table_cell(table, "%s", job->state);
-        ctl_table_cell(table, "%u of %u", job->slice, job->slices);
-        ctl_table_cell(table, "%s", ctl_bytes(job->moved_bytes));
-        ctl_table_cell(table, "%s", ctl_bytes(job->all_bytes));
-        ctl_table_cell(table, "%.1f s", seconds(job->elapsed_ms));
-        if (job->worst_step > 0)
-            ctl_table_cell(table, "%+.1f %%", percent_longer(job->worst_step));
-        else
-            ctl_table_cell(table, "-");
-        ctl_table_cell(table, "%s", job->text);
-    }
-    ctl_table_close(table, ctl);
+    static const struct ctl_column columns[] = {
+        { "JOB", "name", NULL },
+        { "STATE", "state", NULL },
+        { "SLICE", NULL, add_slice },
+        { "MOVED", "moved_bytes/bytes", NULL },
+        { "OF", "all_bytes/bytes", NULL },
+        { "FOR", NULL, add_time },
+        { "LONGEST STEP", NULL, add_longest },
+        { "", "text", NULL },
+    };
+    ctl_table_print(ctl, CTL_COLUMNS(columns), told->jobs, told->n_jobs);
 }
 
 /* ==== reshard wait ==== */

@@ -18,8 +18,8 @@
 static int key_read(const char *given, struct public_key *out);
 static int key_ring(struct ctl *ctl, struct key_ring *out);
 
-static cairn_status call(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
-                         Cairn__SnapshotStatus **reply_out)
+static cairn_status call_restore(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
+                                 Cairn__SnapshotStatus **reply_out)
 {
     ProtobufCMessage *reply = NULL;
     const cairn_status status = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore->base,
@@ -30,14 +30,14 @@ static cairn_status call(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
 
 /* Asks before a restore that loses steps. -1: go on; else the exit status. A lost job has nothing
  * more to lose, unless its parts return. */
-static int confirm(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
+static int confirm_restore(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
 {
     Cairn__SnapshotRestore question = *restore;
     Cairn__SnapshotStatus *plan;
     struct sentence what;
     if (ctl->yes) return -1;
     question.plan = true;
-    const cairn_status called = call(ctl, &question, &plan);
+    const cairn_status called = call_restore(ctl, &question, &plan);
     if (called != CAIRN_OK) return status_exit((int)called);
     int refused = -1;
     if (admin_replaces(plan, &what)) refused = ctl_confirm(ctl, what.text, plan->job);
@@ -45,23 +45,11 @@ static int confirm(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
     return refused;
 }
 
-static json_t *replaced_json(const Cairn__ReplacedJob *r)
+static void print_json(const Cairn__SnapshotStatus *s)
 {
-    const bool known = !r->version_unknown;
-    return json_pack("{s:s, s:o, s:o, s:i, s:i}", "state", r->state, "generation",
-                     ctl_json_known(known, r->generation), "step", ctl_json_known(known, r->step),
-                     "workers", (int)r->workers, "readers", (int)r->readers);
-}
-
-static int print_json(const Cairn__SnapshotStatus *s)
-{
-    json_t *object = ctl_snapshot_json(s);
-    json_object_set_new(object, "restored_generation",
-                        json_integer((json_int_t)s->restored_generation));
-    json_object_set_new(object, "replaced",
-                        s->replaced == NULL ? json_null() : replaced_json(s->replaced));
-    json_object_set_new(object, "passed_over", json_string(s->passed_over));
-    return ctl_print_json(object);
+    json_t *object = ctl_json(s);
+    ctl_json_add(object, s, "restored_generation replaced passed_over");
+    ctl_print_json(object);
 }
 
 static void print_restore(const Cairn__SnapshotStatus *s)
@@ -106,9 +94,9 @@ static int restore_it(struct ctl *ctl, Cairn__SnapshotRestore *restore)
     restore->allow_untrusted = ctl->allow_untrusted;
     restore->fallback = ctl->fallback;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
-    const int refused = confirm(ctl, restore);
+    const int refused = confirm_restore(ctl, restore);
     if (refused >= 0) return refused;
-    const cairn_status called = call(ctl, restore, &reply);
+    const cairn_status called = call_restore(ctl, restore, &reply);
     if (called != CAIRN_OK) return status_exit((int)called);
     if (reply->passed_over[0] != '\0')
         fprintf(stderr,
@@ -186,7 +174,7 @@ int ctl_job_create(struct ctl *ctl)
     restore.plan = true;
     restore.allow_unsigned = ctl->allow_unsigned;
     restore.allow_untrusted = ctl->allow_untrusted;
-    const cairn_status called = call(ctl, &restore, &plan);
+    const cairn_status called = call_restore(ctl, &restore, &plan);
     if (called != CAIRN_OK) return status_exit((int)called);
     if (!ctl->json && !ctl->quiet) {
         ctl_snapshot_print(plan);
@@ -243,7 +231,7 @@ static int find_ring(struct ctl *ctl, bool *found_out, struct key_ring *ring)
     return *found_out ? key_ring(ctl, ring) : -1;
 }
 
-static void judge_signature(struct verification *v, const struct manifest *manifest,
+static void check_signature(struct verification *v, const struct manifest *manifest,
                             const struct key_ring *ring)
 {
     const enum trust trust = manifest_trust(manifest, ring, &v->signature);
@@ -361,7 +349,7 @@ int ctl_snapshot_verify(struct ctl *ctl)
     if (done >= 0) return done;
     v.damages = json_array();
     sentence_set(&v.signature, "not checked (--key FILE does)");
-    if (has_ring) judge_signature(&v, &snapshot.manifest, &ring);
+    if (has_ring) check_signature(&v, &snapshot.manifest, &ring);
     done = verify(&v, folder, &snapshot);
     json_decref(v.damages);
     snapshot_close(&snapshot);
@@ -372,44 +360,32 @@ int ctl_snapshot_verify(struct ctl *ctl)
 
 /* cairn key show | list | trust | untrust: whose signatures of snapshots are trusted. */
 
-/* JSON and one key as minisign prints it. */
-static json_t *key_json(const Cairn__Key *key)
+static void add_whose(struct ctl_table *table, const void *message)
 {
-    return json_pack("{s:s, s:s, s:b, s:b, s:I}", "id", key->id, "key", key->line, "own",
-                     (int)key->own, "signs", (int)key->signs, "since_ms",
-                     (json_int_t)key->since_unix_ms);
+    const Cairn__Key *key = message;
+    ctl_table_cell(table, "%s",
+                   key->signs ? "this cluster's"
+                   : key->own ? "this cluster's, before"
+                              : "another's");
 }
 
-static int print_list(const struct ctl *ctl, const Cairn__Keys *keys)
+static void add_since(struct ctl_table *table, const void *message)
 {
-    static const char *const headers[] = { "ID", "WHOSE", "SINCE", "KEY" };
-    if (ctl->json) {
-        json_t *list = json_array();
-        for (size_t i = 0; i < keys->n_keys; i++)
-            json_array_append_new(list, key_json(keys->keys[i]));
-        return ctl_print_json(json_pack("{s:o}", "keys", list));
-    }
-    struct ctl_table *table = ctl_table_open(headers, 4);
-    for (size_t i = 0; i < keys->n_keys; i++) {
-        const Cairn__Key *key = keys->keys[i];
-        const time_t seconds = (time_t)(key->since_unix_ms / 1000);
-        char since[32] = "";
-        struct tm utc;
-        if (gmtime_r(&seconds, &utc) != NULL)
-            strftime(since, sizeof since, "%Y-%m-%dT%H:%M:%SZ", &utc);
-        ctl_table_cell(table, "%s", key->id);
-        ctl_table_cell(table, "%s",
-                       key->signs ? "this cluster's"
-                       : key->own ? "this cluster's, before"
-                                  : "another's");
-        ctl_table_cell(table, "%s", since);
-        ctl_table_cell(table, "%s", key->line);
-    }
-    ctl_table_close(table, ctl);
-    return 0;
+    const uint64_t since = ((const Cairn__Key *)message)->since_unix_ms;
+    ctl_table_cell(table, "%s", since > 0 ? ctl_time(since) : "1970-01-01T00:00:00Z");
 }
 
-static cairn_status ask(struct ctl *ctl, ProtobufCMessage **reply_out)
+static void print_keys(struct ctl *ctl, const void *reply)
+{
+    static const struct ctl_column columns[] = { { "ID", "id", NULL },
+                                                 { "WHOSE", NULL, add_whose },
+                                                 { "SINCE", NULL, add_since },
+                                                 { "KEY", "line", NULL } };
+    const Cairn__Keys *keys = reply;
+    ctl_table_print(ctl, CTL_COLUMNS(columns), keys->keys, keys->n_keys);
+}
+
+static cairn_status ask_keys(struct ctl *ctl, ProtobufCMessage **reply_out)
 {
     const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
     return ctl_call(ctl, CAIRN_MSG_KEYS_GET, &get.base, CAIRN_MSG_KEYS, reply_out);
@@ -417,12 +393,9 @@ static cairn_status ask(struct ctl *ctl, ProtobufCMessage **reply_out)
 
 int ctl_key_list(struct ctl *ctl)
 {
-    ProtobufCMessage *reply;
-    const cairn_status called = ask(ctl, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const int done = print_list(ctl, (const Cairn__Keys *)reply);
-    message_free(reply);
-    return done;
+    static const struct ctl_answer answer = { print_keys, NULL, NULL };
+    const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
+    return ctl_ask(ctl, CAIRN_MSG_KEYS_GET, &get, CAIRN_MSG_KEYS, &answer);
 }
 
 static int print_own(const struct ctl *ctl, const Cairn__Key *key)
@@ -432,7 +405,7 @@ static int print_own(const struct ctl *ctl, const Cairn__Key *key)
     char text[CAIRN_KEY_TEXT_BYTES];
     const cairn_status status = public_key_parse(key->line, &public_key, &why);
     if (status != CAIRN_OK) return ctl_fail(status, "the coordinator's key: %s", why.text);
-    if (ctl->json) return ctl_print_json(key_json(key));
+    if (ctl->json) return ctl_print_json(ctl_json(key));
     public_key_text(&public_key, text);
     printf("%s%s", ctl->quiet ? key->line : text, ctl->quiet ? "\n" : "");
     return 0;
@@ -441,7 +414,7 @@ static int print_own(const struct ctl *ctl, const Cairn__Key *key)
 int ctl_key_show(struct ctl *ctl)
 {
     ProtobufCMessage *reply;
-    const cairn_status called = ask(ctl, &reply);
+    const cairn_status called = ask_keys(ctl, &reply);
     if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__Keys *keys = (const Cairn__Keys *)reply;
     size_t at = 0;
@@ -481,7 +454,7 @@ static int key_read(const char *given, struct public_key *out)
 static int key_ring(struct ctl *ctl, struct key_ring *out)
 {
     ProtobufCMessage *reply;
-    const cairn_status called = ask(ctl, &reply);
+    const cairn_status called = ask_keys(ctl, &reply);
     if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__Keys *keys = (const Cairn__Keys *)reply;
     out->count = 0;
@@ -492,18 +465,14 @@ static int key_ring(struct ctl *ctl, struct key_ring *out)
     return -1;
 }
 
-static int change(struct ctl *ctl, char *key, bool untrust)
+static int change_trust(struct ctl *ctl, char *key, bool untrust)
 {
+    static const struct ctl_answer answer = { print_keys, NULL, NULL };
     Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
-    ProtobufCMessage *reply;
     trust.key = key;
     trust.untrust = untrust;
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_KEY_TRUST, &trust.base, CAIRN_MSG_KEYS,
-                                         &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const int done = ctl->quiet ? 0 : print_list(ctl, (const Cairn__Keys *)reply);
-    message_free(reply);
-    return done;
+    if (ctl->quiet) ctl->json = false;
+    return ctl_ask(ctl, CAIRN_MSG_KEY_TRUST, &trust, CAIRN_MSG_KEYS, &answer);
 }
 
 int ctl_key_trust(struct ctl *ctl)
@@ -513,10 +482,10 @@ int ctl_key_trust(struct ctl *ctl)
     const int done = key_read(ctl->argv[0], &key);
     if (done >= 0) return done;
     public_key_line(&key, line);
-    return change(ctl, line, false);
+    return change_trust(ctl, line, false);
 }
 
 int ctl_key_untrust(struct ctl *ctl)
 {
-    return change(ctl, ctl->argv[0], true);
+    return change_trust(ctl, ctl->argv[0], true);
 }

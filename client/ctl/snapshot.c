@@ -12,24 +12,6 @@
 
 static int place_fail(const char *folder, cairn_status status, const struct sentence *why);
 
-/* Static memory, valid until the second call after it. */
-static const char *time_text(uint64_t unix_ms)
-{
-    static char texts[2][32];
-    static int turn;
-    char *text = texts[turn = !turn];
-    const time_t seconds = (time_t)(unix_ms / 1000);
-    struct tm utc;
-    if (unix_ms == 0 || gmtime_r(&seconds, &utc) == NULL) return "";
-    strftime(text, sizeof texts[0], "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return text;
-}
-
-static const char *created(const Cairn__SnapshotStatus *s)
-{
-    return time_text(s->created_unix_ms);
-}
-
 /* "latest, paper"; "-": none. */
 static void add_names(const Cairn__SnapshotStatus *s, struct sentence *out)
 {
@@ -57,24 +39,6 @@ static void add_check(const Cairn__SnapshotStatus *s, struct sentence *out)
                                       : "d");
 }
 
-json_t *ctl_snapshot_json(const Cairn__SnapshotStatus *s)
-{
-    json_t *tags = json_array();
-    for (size_t i = 0; i < s->n_tags; i++) json_array_append_new(tags, json_string(s->tags[i]));
-    json_t *object = json_pack(
-        "{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:s, s:s, s:b, s:I, s:s, s:s}", "id", s->id,
-        "job", s->job, "state", s->state, "path", s->path, "generation", (json_int_t)s->generation,
-        "step", (json_int_t)s->step, "bytes", (json_int_t)s->bytes, "files", (int)s->files,
-        "shards", (int)s->shards, "content_root", ctl_hex(s->content_root), "created", created(s),
-        "periodic", (int)s->periodic, "nonfinite", (json_int_t)s->nonfinite, "nonfinite_tensors",
-        s->nonfinite_tensors, "signature", s->signature);
-    json_object_set_new(object, "latest", json_boolean(s->latest));
-    json_object_set_new(object, "tags", tags);
-    json_object_set_new(object, "checked", json_string(time_text(s->checked_unix_ms)));
-    json_object_set_new(object, "check_failed", json_boolean(s->check_failed));
-    return object;
-}
-
 void ctl_damaged_line(uint64_t nonfinite, const char *tensors)
 {
     ctl_line("damaged", "of %" PRIu64 " elements a result of the last update is not finite: %s",
@@ -87,7 +51,7 @@ void ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
         fprintf(stderr,
                 "cairn: snapshot %s of job %s %s: it is damaged, as was found when all of it was "
                 "read, %s; `cairn snapshot verify %s %s` names the blocks\n",
-                s->id, s->job, what, time_text(s->checked_unix_ms), s->job, s->id);
+                s->id, s->job, what, ctl_time(s->checked_unix_ms), s->job, s->id);
     else
         fprintf(stderr,
                 "cairn: snapshot %s of job %s %s: it is damaged, of %" PRIu64
@@ -105,62 +69,71 @@ void ctl_snapshot_print(const Cairn__SnapshotStatus *s)
     if (s->files > 0)
         ctl_line("size", "%s in %u files of %u shards", ctl_bytes(s->bytes), s->files, s->shards);
     if (s->content_root.len > 0) ctl_line("content root", "%s", ctl_hex(s->content_root));
-    if (s->created_unix_ms > 0) ctl_line("created", "%s", created(s));
+    if (s->created_unix_ms > 0) ctl_line("created", "%s", ctl_time(s->created_unix_ms));
     if (s->periodic) ctl_line("periodic", "yes");
     if (s->signature[0] != '\0') ctl_line("signature", "%s", s->signature);
     if (s->nonfinite > 0) ctl_damaged_line(s->nonfinite, s->nonfinite_tensors);
     if (s->path[0] != 0) ctl_line("path", "%s", s->path);
 }
 
-/* Sends the request and prints the one snapshot that comes back. */
-static int call_and_print(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message)
+static void print_snapshot(struct ctl *ctl, const void *reply)
 {
-    ProtobufCMessage *reply;
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
-    cairn_status called = ctl_call(ctl, type, message, CAIRN_MSG_SNAPSHOT_STATUS, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__SnapshotStatus *snapshot = (const Cairn__SnapshotStatus *)reply;
-    if (ctl->json)
-        ctl_print_json(ctl_snapshot_json(snapshot));
-    else if (ctl->quiet)
+    const Cairn__SnapshotStatus *snapshot = reply;
+    if (ctl->quiet)
         printf("%s\n", snapshot->id);
     else
         ctl_snapshot_print(snapshot);
-    if (type == CAIRN_MSG_SNAPSHOT_CREATE && snapshot->nonfinite > 0)
-        ctl_warn_damaged(snapshot, "is no good one");
-    message_free(reply);
-    return 0;
+    if (snapshot->nonfinite > 0) ctl_warn_damaged(snapshot, "is no good one");
+}
+
+static json_t *created_json(struct ctl *ctl, const void *reply)
+{
+    const Cairn__SnapshotStatus *snapshot = reply;
+    (void)ctl;
+    if (snapshot->nonfinite > 0) ctl_warn_damaged(snapshot, "is no good one");
+    return ctl_json(reply);
 }
 
 int ctl_snapshot_create(struct ctl *ctl)
 {
+    static const struct ctl_answer answer = { print_snapshot, print_snapshot, created_json };
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
     create.job = ctl->argv[0];
     create.wait = ctl->wait;
     ctl->cut_of = create.job;
-    return call_and_print(ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
+    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create, CAIRN_MSG_SNAPSHOT_STATUS, &answer);
+}
+
+static const char *canceled_kind(const Cairn__SnapshotCanceled *canceled)
+{
+    return canceled->digest ? "digest" : "snapshot";
+}
+
+static json_t *canceled_json(struct ctl *ctl, const void *reply)
+{
+    const Cairn__SnapshotCanceled *canceled = reply;
+    (void)ctl;
+    return json_pack("{s:s, s:s, s:s}", "job", canceled->job, "what", canceled_kind(canceled), "id",
+                     canceled->id);
+}
+
+static void print_canceled(struct ctl *ctl, const void *reply)
+{
+    const Cairn__SnapshotCanceled *canceled = reply;
+    (void)ctl;
+    ctl_line("given up", "%s %s%sof job %s", canceled_kind(canceled), canceled->id,
+             canceled->id[0] != '\0' ? " " : "", canceled->job);
 }
 
 int ctl_snapshot_cancel(struct ctl *ctl)
 {
+    static const struct ctl_answer answer = { print_canceled, NULL, canceled_json };
     Cairn__SnapshotCancel cancel = CAIRN__SNAPSHOT_CANCEL__INIT;
-    ProtobufCMessage *reply;
     cancel.job = ctl->argv[0];
     if (ctl->argc == 2) cancel.id = ctl->argv[1];
     ctl->cut_of = cancel.job;
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_CANCEL, &cancel.base,
-                                         CAIRN_MSG_SNAPSHOT_CANCELED, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__SnapshotCanceled *canceled = (const Cairn__SnapshotCanceled *)reply;
-    const char *what = canceled->digest ? "digest" : "snapshot";
-    if (ctl->json)
-        ctl_print_json(
-            json_pack("{s:s, s:s, s:s}", "job", canceled->job, "what", what, "id", canceled->id));
-    else if (!ctl->quiet)
-        ctl_line("given up", "%s %s%sof job %s", what, canceled->id,
-                 canceled->id[0] != '\0' ? " " : "", canceled->job);
-    message_free(reply);
-    return 0;
+    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_CANCEL, &cancel, CAIRN_MSG_SNAPSHOT_CANCELED, &answer);
 }
 
 /* "running: 3.0 MB of 10.0 MB, 2.0 MB/s, 4 s left". */
@@ -174,7 +147,7 @@ static void add_state(const Cairn__SnapshotStatus *s, struct sentence *out)
         sentence_add(out, ", %s/s, %" PRIu64 " s left", ctl_bytes(s->bytes_per_s), s->left_s);
 }
 
-static void add_row(struct ctl_table *table, const Cairn__SnapshotStatus *s, bool running)
+static void add_snapshot_row(struct ctl_table *table, const Cairn__SnapshotStatus *s, bool running)
 {
     struct sentence text;
     ctl_table_cell(table, "%s", s->job);
@@ -183,7 +156,7 @@ static void add_row(struct ctl_table *table, const Cairn__SnapshotStatus *s, boo
     ctl_table_cell(table, "%" PRIu64, s->step);
     ctl_table_cell(table, "%s", running ? "-" : ctl_bytes(s->bytes));
     ctl_table_cell(table, "%u", s->shards);
-    ctl_table_cell(table, "%s", s->created_unix_ms > 0 ? created(s) : "-");
+    ctl_table_cell(table, "%s", s->created_unix_ms > 0 ? ctl_time(s->created_unix_ms) : "-");
     ctl_table_cell(table, "%s", s->periodic ? "yes" : "no");
     ctl_table_cell(table, "%s", s->nonfinite > 0 || s->check_failed ? "yes" : "no");
     add_check(s, &text);
@@ -197,57 +170,59 @@ static void add_row(struct ctl_table *table, const Cairn__SnapshotStatus *s, boo
 /* As of a committed one, and how far it is; null: nobody has told yet. */
 static json_t *running_json(const Cairn__SnapshotStatus *s)
 {
-    json_t *object = ctl_snapshot_json(s);
-    const bool told = s->total_bytes > 0, rated = s->bytes_per_s > 0;
-    json_object_set_new(object, "done_bytes",
-                        told ? json_integer((json_int_t)s->done_bytes) : json_null());
-    json_object_set_new(object, "total_bytes",
-                        told ? json_integer((json_int_t)s->total_bytes) : json_null());
-    json_object_set_new(object, "bytes_per_s",
-                        rated ? json_integer((json_int_t)s->bytes_per_s) : json_null());
-    json_object_set_new(object, "seconds_left",
-                        rated ? json_integer((json_int_t)s->left_s) : json_null());
+    json_t *object = ctl_json(s);
+    ctl_json_add(
+        object, s,
+        "done_bytes?total_bytes total_bytes? bytes_per_s? seconds_left=left_s?bytes_per_s");
     return object;
 }
 
-static void print_list_json(const Cairn__SnapshotList *list)
+static void say_unread(const Cairn__SnapshotList *list)
 {
-    json_t *snapshots = json_array(), *running = json_array();
-    for (size_t i = 0; i < list->n_snapshots; i++)
-        json_array_append_new(snapshots, ctl_snapshot_json(list->snapshots[i]));
-    for (size_t i = 0; i < list->n_running; i++)
-        json_array_append_new(running, running_json(list->running[i]));
-    ctl_print_json(json_pack("{s:o, s:o}", "snapshots", snapshots, "running", running));
+    if (list->unread[0] != '\0') fprintf(stderr, "cairn: not all are listed: %s\n", list->unread);
 }
 
-int ctl_snapshot_list(struct ctl *ctl)
+static json_t *list_json(struct ctl *ctl, const void *reply)
+{
+    const Cairn__SnapshotList *list = reply;
+    json_t *running = json_array();
+    (void)ctl;
+    for (size_t i = 0; i < list->n_running; i++)
+        json_array_append_new(running, running_json(list->running[i]));
+    json_t *object = json_pack("{s:o}", "running", running);
+    ctl_json_add(object, list, "snapshots");
+    say_unread(list);
+    return object;
+}
+
+static void print_list(struct ctl *ctl, const void *reply)
 {
     static const char *const headers[] = { "JOB",     "ID",      "GENERATION", "STEP",
                                            "SIZE",    "SHARDS",  "CREATED",    "PERIODIC",
                                            "DAMAGED", "CHECKED", "NAMES",      "STATE" };
-    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
-    if (ctl->argc == 1) get.job = ctl->argv[0];
-    ProtobufCMessage *reply;
-    cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
-                                   CAIRN_MSG_SNAPSHOT_LIST, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
-    if (ctl->json) {
-        print_list_json(list);
-    } else if (ctl->quiet) { // ids that can be restored, verified, shown
+    const Cairn__SnapshotList *list = reply;
+    if (ctl->quiet) { // ids that can be restored, verified, shown
         for (size_t i = 0; i < list->n_snapshots; i++) printf("%s\n", list->snapshots[i]->id);
     } else {
         struct ctl_table *table = ctl_table_open(headers, 12);
-        for (size_t i = 0; i < list->n_running; i++) add_row(table, list->running[i], true);
-        for (size_t i = 0; i < list->n_snapshots; i++) add_row(table, list->snapshots[i], false);
+        for (size_t i = 0; i < list->n_running; i++)
+            add_snapshot_row(table, list->running[i], true);
+        for (size_t i = 0; i < list->n_snapshots; i++)
+            add_snapshot_row(table, list->snapshots[i], false);
         ctl_table_close(table, ctl);
         for (size_t i = 0; i < list->n_snapshots; i++)
             if (list->snapshots[i]->check_failed)
                 ctl_warn_damaged(list->snapshots[i], "is no good one");
     }
-    if (list->unread[0] != '\0') fprintf(stderr, "cairn: not all are listed: %s\n", list->unread);
-    message_free(reply);
-    return 0;
+    say_unread(list);
+}
+
+int ctl_snapshot_list(struct ctl *ctl)
+{
+    static const struct ctl_answer answer = { print_list, print_list, list_json };
+    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
+    if (ctl->argc == 1) get.job = ctl->argv[0];
+    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get, CAIRN_MSG_SNAPSHOT_LIST, &answer);
 }
 
 /* ==== show ==== */
@@ -430,7 +405,7 @@ static void print(const struct ctl *ctl, const Cairn__SnapshotStatus *status,
 
 static void print_json_show(const Cairn__SnapshotStatus *status, const struct show *show)
 {
-    json_t *object = ctl_snapshot_json(status);
+    json_t *object = ctl_json(status);
     json_object_set_new(object, "tensors", show->spec != NULL ? tensors_json(show) : json_null());
     ctl_print_json(object);
 }
@@ -602,33 +577,22 @@ int ctl_place_open(const char *folder, struct snapshot *snapshot_out)
 
 /* cairn snapshot advise */
 
-static json_t *known(uint64_t value, bool is_known)
+/* The command that does what is advised. */
+static const char *advised_command(const Cairn__SnapshotAdvice *a)
 {
-    return is_known ? json_integer((json_int_t)value) : json_null();
+    static char line[CAIRN_NAME_MAX + 64];
+    snprintf(line, sizeof line, "cairn job amend %s --snapshot-every %" PRIu64 "s", a->job,
+             a->interval_s);
+    return line;
 }
 
-static json_t *seconds(uint64_t us, bool is_known)
+static json_t *advice_json(struct ctl *ctl, const void *reply)
 {
-    return is_known ? json_real((double)us * 1e-6) : json_null();
-}
-
-/* Figures that are not known are null. */
-static json_t *advice_json(const Cairn__SnapshotAdvice *a, const char *line)
-{
-    const bool is_measured = a->measured > 0;
-    json_t *object = json_pack(
-        "{s:s, s:i, s:I, s:I, s:I, s:b, s:s, s:I, s:I}", "job", a->job, "measured_snapshots",
-        (int)a->measured, "shard_faults", (json_int_t)a->shard_faults, "worker_faults",
-        (json_int_t)a->worker_faults, "observed_s", (json_int_t)a->observed_s, "mtbf_given",
-        (int)a->mtbf_given, "note", a->note, "snapshot_every", (json_int_t)a->every,
-        "snapshot_every_s", (json_int_t)a->every_s);
-    json_object_set_new(object, "cost_s", seconds(a->cost_us, is_measured));
-    json_object_set_new(object, "write_s", seconds(a->write_us, is_measured));
-    json_object_set_new(object, "step_s", seconds(a->step_us, a->step_us > 0));
-    json_object_set_new(object, "mtbf_s", known(a->mtbf_s, a->mtbf_s > 0));
-    json_object_set_new(object, "interval_s", known(a->interval_s, a->interval_s > 0));
-    json_object_set_new(object, "interval_steps", known(a->interval_steps, a->interval_steps > 0));
-    json_object_set_new(object, "amend", a->interval_s > 0 ? json_string(line) : json_null());
+    const Cairn__SnapshotAdvice *a = reply;
+    json_t *object = ctl_json(a);
+    (void)ctl;
+    json_object_set_new(object, "amend",
+                        a->interval_s > 0 ? json_string(advised_command(a)) : json_null());
     return object;
 }
 
@@ -647,8 +611,10 @@ static void print_assumed(const Cairn__SnapshotAdvice *a)
                  a->mtbf_given ? "given" : "seen");
 }
 
-static void print_table_advise(const Cairn__SnapshotAdvice *a, const char *line)
+static void print_advice(struct ctl *ctl, const void *reply)
 {
+    const Cairn__SnapshotAdvice *a = reply;
+    (void)ctl;
     ctl_line("job", "%s", a->job);
     print_assumed(a);
     if (a->interval_s == 0) {
@@ -661,74 +627,62 @@ static void print_table_advise(const Cairn__SnapshotAdvice *a, const char *line)
     else
         ctl_line("advice", "every %" PRIu64 " s", a->interval_s);
     if (a->note[0] != '\0') ctl_line("note", "%s", a->note);
-    ctl_line("set it by", "%s", line);
+    ctl_line("set it by", "%s", advised_command(a));
 }
 
 int ctl_snapshot_advise(struct ctl *ctl)
 {
+    static const struct ctl_answer answer = { print_advice, print_advice, advice_json };
     Cairn__SnapshotAdvise ask = CAIRN__SNAPSHOT_ADVISE__INIT;
-    ProtobufCMessage *reply;
-    char line[CAIRN_NAME_MAX + 64];
     ask.job = ctl->argv[0];
     ask.mtbf_s = ctl->mtbf_s;
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_ADVISE, &ask.base,
-                                         CAIRN_MSG_SNAPSHOT_ADVICE, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__SnapshotAdvice *advice = (const Cairn__SnapshotAdvice *)reply;
-    snprintf(line, sizeof line, "cairn job amend %s --snapshot-every %" PRIu64 "s", advice->job,
-             advice->interval_s);
-    if (ctl->json)
-        ctl_print_json(advice_json(advice, line));
-    else
-        print_table_advise(advice, line);
-    message_free(reply);
-    return 0;
+    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_ADVISE, &ask, CAIRN_MSG_SNAPSHOT_ADVICE, &answer);
 }
 
 /* ==== prune ==== */
 
 /* cairn snapshot prune | tag */
 
-static json_t *fate_json(const Cairn__SnapshotFate *fate)
+static json_t *pruned_json(struct ctl *ctl, const void *reply)
 {
-    return json_pack("{s:s, s:I, s:I, s:I, s:b, s:s}", "id", fate->id, "step",
-                     (json_int_t)fate->step, "bytes", (json_int_t)fate->bytes, "created_unix_ms",
-                     (json_int_t)fate->created_unix_ms, "goes", (int)fate->goes, "reason",
-                     fate->reason);
+    json_t *object = json_pack("{s:s, s:b}", "job", ctl->argv[0], "dry_run",
+                               (int)ctl->rules.dry_run);
+    ctl_json_add(object, reply, "snapshots=fates");
+    return object;
 }
 
-static void print_json_prune(const struct ctl *ctl, const Cairn__SnapshotPruned *pruned)
+static void add_fate(struct ctl_table *table, const void *message)
 {
-    json_t *fates = json_array();
-    for (size_t i = 0; i < pruned->n_fates; i++)
-        json_array_append_new(fates, fate_json(pruned->fates[i]));
-    ctl_print_json(json_pack("{s:s, s:b, s:o}", "job", ctl->argv[0], "dry_run",
-                             (int)ctl->rules.dry_run, "snapshots", fates));
+    const Cairn__SnapshotFate *fate = message;
+    ctl_table_cell(table, "%s", fate->goes ? "goes" : "stays");
 }
 
-static void print_table_prune(const struct ctl *ctl, const Cairn__SnapshotPruned *pruned)
+static void add_fate_if(struct ctl_table *table, const void *message)
 {
-    static const char *const headers[] = { "ID", "STEP", "SIZE", "FATE", "REASON" };
-    struct ctl_table *table = ctl_table_open(headers, 5);
-    for (size_t i = 0; i < pruned->n_fates; i++) {
-        const Cairn__SnapshotFate *fate = pruned->fates[i];
-        ctl_table_cell(table, "%s", fate->id);
-        ctl_table_cell(table, "%" PRIu64, fate->step);
-        ctl_table_cell(table, "%s", ctl_bytes(fate->bytes));
-        ctl_table_cell(table, "%s",
-                       !fate->goes          ? "stays"
-                       : ctl->rules.dry_run ? "would go"
-                                            : "goes");
-        ctl_table_cell(table, "%s", fate->reason);
-    }
-    ctl_table_close(table, ctl);
+    const Cairn__SnapshotFate *fate = message;
+    ctl_table_cell(table, "%s", fate->goes ? "would go" : "stays");
+}
+
+static void print_pruned(struct ctl *ctl, const void *reply)
+{
+    const Cairn__SnapshotPruned *pruned = reply;
+    const struct ctl_column columns[] = {
+        { "ID", "id", NULL },
+        { "STEP", "step", NULL },
+        { "SIZE", "bytes/bytes", NULL },
+        { "FATE", NULL, ctl->rules.dry_run ? add_fate_if : add_fate },
+        { "REASON", "reason", NULL },
+    };
+    if (!ctl->quiet) ctl_table_print(ctl, CTL_COLUMNS(columns), pruned->fates, pruned->n_fates);
+    for (size_t i = 0; i < pruned->n_fates && ctl->quiet; i++)
+        if (pruned->fates[i]->goes) printf("%s\n", pruned->fates[i]->id);
 }
 
 int ctl_snapshot_prune(struct ctl *ctl)
 {
+    static const struct ctl_answer answer = { print_pruned, print_pruned, pruned_json };
     const struct ctl_rules *rules = &ctl->rules;
     Cairn__SnapshotPrune prune = CAIRN__SNAPSHOT_PRUNE__INIT;
-    ProtobufCMessage *reply;
     prune.job = ctl->argv[0];
     prune.plan = rules->dry_run;
     prune.has_rules = rules->has_keep_last || rules->has_keep_every || rules->has_keep_within ||
@@ -738,42 +692,32 @@ int ctl_snapshot_prune(struct ctl *ctl)
     prune.keep_within_s = rules->keep_within_s;
     prune.max_bytes = rules->max_bytes;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_PRUNE, &prune.base,
-                                         CAIRN_MSG_SNAPSHOT_PRUNED, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__SnapshotPruned *pruned = (const Cairn__SnapshotPruned *)reply;
-    if (ctl->json) {
-        print_json_prune(ctl, pruned);
-    } else if (ctl->quiet) {
-        for (size_t i = 0; i < pruned->n_fates; i++)
-            if (pruned->fates[i]->goes) printf("%s\n", pruned->fates[i]->id);
-    } else {
-        print_table_prune(ctl, pruned);
-    }
-    message_free(reply);
-    return 0;
+    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_PRUNE, &prune, CAIRN_MSG_SNAPSHOT_PRUNED, &answer);
+}
+
+static json_t *tagged_json(struct ctl *ctl, const void *reply)
+{
+    json_t *object = ctl_json(reply);
+    json_object_set_new(object, "deleted", json_boolean(ctl->deletes));
+    return object;
+}
+
+static void print_tagged(struct ctl *ctl, const void *reply)
+{
+    const Cairn__SnapshotTagged *tagged = reply;
+    ctl_line(ctl->deletes ? "tag off" : "tagged", "%s of job %s: %s", tagged->id, tagged->job,
+             tagged->name);
 }
 
 int ctl_snapshot_tag(struct ctl *ctl)
 {
+    static const struct ctl_answer answer = { print_tagged, NULL, tagged_json };
     Cairn__SnapshotTag tag = CAIRN__SNAPSHOT_TAG__INIT;
-    ProtobufCMessage *reply;
     tag.job = ctl->argv[0];
     tag.id = ctl->argv[1];
     tag.name = ctl->argv[2];
     tag.remove = ctl->deletes;
-    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_TAG, &tag.base,
-                                         CAIRN_MSG_SNAPSHOT_TAGGED, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    const Cairn__SnapshotTagged *tagged = (const Cairn__SnapshotTagged *)reply;
-    if (ctl->json)
-        ctl_print_json(json_pack("{s:s, s:s, s:s, s:b}", "job", tagged->job, "id", tagged->id,
-                                 "tag", tagged->name, "deleted", (int)ctl->deletes));
-    else if (!ctl->quiet)
-        ctl_line(ctl->deletes ? "tag off" : "tagged", "%s of job %s: %s", tagged->id, tagged->job,
-                 tagged->name);
-    message_free(reply);
-    return 0;
+    return ctl_ask(ctl, CAIRN_MSG_SNAPSHOT_TAG, &tag, CAIRN_MSG_SNAPSHOT_TAGGED, &answer);
 }
 
 /* ==== rules ==== */
