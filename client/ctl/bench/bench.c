@@ -389,11 +389,16 @@ struct runs {
     uint32_t count;
 };
 
+double bench_clock(clockid_t clock)
+{
+    struct timespec t = { 0 };
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
 double bench_now(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+    return bench_clock(CLOCK_MONOTONIC);
 }
 
 static int by_size(const void *a, const void *b)

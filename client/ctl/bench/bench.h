@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <time.h>
 
 #include "client/ctl/ctl.h"
 #include "client/ctl/local.h"
@@ -247,7 +248,8 @@ struct bench_spread bench_spread_of(double *values, uint32_t count);
 /* Prints it as ctl asks, releases what it owns, and returns 0. */
 int bench_print(struct bench_result *result, const struct ctl *ctl);
 
-/* Seconds of a clock that does not jump. */
+/* Seconds of a clock; of one that does not jump. */
+double bench_clock(clockid_t clock);
 double bench_now(void);
 /* Cores that this process may use, and the memory that is available now. */
 uint32_t bench_core_count(void);

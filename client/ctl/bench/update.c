@@ -32,23 +32,12 @@
 #include "proto/base/machine.h"
 #include "proto/fabric/backend.h"
 
-/* The arrays of `cairn bench update` in a home, and passes over them by threads that give the home lists of
- * works, as a shard's pool does. Private to the bench of the update; calls are made from one thread. */
-
-/* The yardstick of memory speed: arrays that are updated in place, one add to each element. Private to
- * the bench of the update. */
-
 #define CAIRN_BENCH_STREAMS_MAX 8
 
 struct bench_stream {
     void *data;
     size_t bytes_per_elem; /* 2 or 4 */
 };
-
-/* Reads and writes elements [first, first + elems) of every stream, side by side, and leaves all as it was:
- * it adds 0. first and elems are multiples of 2048. In the widest instruction set that the CPU has. */
-void bench_streams_touch(const struct bench_stream *streams, size_t stream_count, size_t first,
-                         size_t elems);
 
 /* ==== update ==== */
 
@@ -111,260 +100,319 @@ struct update_arrays {
     struct update_thread thread[CAIRN_UPDATE_THREADS_MAX];
 };
 
-/* Makes them, and fills them: gradients of about the size that a step has, or of CAIRN_UPDATE_ZEROS zeros;
- * parameters and moments have seen one update. False: `why` says it, and all is given back by
- * update_arrays_close. */
-bool update_arrays_open(struct update_arrays *arrays, struct sentence *why);
-void update_arrays_close(struct update_arrays *arrays);
+/* ==== streams ==== */
 
-/* Fills the arrays; of opening. */
-bool update_pass_fill(struct update_arrays *arrays, struct sentence *why);
-/* One pass over all arrays that it needs. Each gives the seconds that it took, and adds those of all cores to
- * *cpu_sum. 0: it failed, and `why` says how. */
-typedef double update_pass_fn(struct update_arrays *arrays, double *cpu_sum, struct sentence *why);
-update_pass_fn update_pass_fold, update_pass_update, update_pass_hash, update_pass_libsodium;
-/* Measures on the host how fast one thread hashes by each instruction set (NAME_gbps), and how many
- * times libsodium's rate that is (NAME_ratio), and adds that to `parts`. */
-void update_hash_sets(const struct update_arrays *arrays, json_t *parts);
-/* The plane out of pinned host memory, and back. */
-update_pass_fn update_pass_in, update_pass_out;
-/* Reads all arrays once and writes as many bytes: in place on the host, a copy on a device. */
-update_pass_fn update_pass_reference;
+/* A page of an fp32 stream, half a page of a 16-bit one: bursts that prefetchers and memory like. */
+#define BURST_ELEMS ((size_t)1024)
 
-#define PARAMS_DEFAULT      ((uint64_t)64 << 20)
-#define THREADS_OF_DEVICE   2 /* while one waits for its list the other one's is at work */
-#define PASSES_MAX          2
-#define BYTES_MAX           (CAIRN_UPDATE_SOURCES * 4 + 5 * 4) /* an element, of all arrays */
-#define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)                    /* and where they are copied to */
+typedef void (*add_fn)(uint32_t *data, size_t words, uint32_t increment);
 
-struct update_bench {
-    struct update_arrays arrays;
-    double best[PASSES_MAX]; /* seconds of each pass */
-    uint64_t launches;       /* of a device, for all of them once */
-    /* processor time of all runs: their ratio stands on a machine whose cores others use, too */
-    double subject_cpu, reference_cpu;
+static inline __attribute__((always_inline)) void add(uint32_t *data, size_t words,
+                                                      uint32_t increment)
+{
+    for (size_t i = 0; i < words; i++) data[i] += increment;
+}
+
+static void add_plain(uint32_t *data, size_t words, uint32_t increment)
+{
+    add(data, words, increment);
+}
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#define WITH_AVX512 __attribute__((target("avx512f"), min_vector_width(512)))
+#else
+#define WITH_AVX512 __attribute__((target("avx512f,prefer-vector-width=512")))
+#endif
+
+__attribute__((target("avx2"))) static void add_avx2(uint32_t *data, size_t words,
+                                                     uint32_t increment)
+{
+    add(data, words, increment);
+}
+
+WITH_AVX512 static void add_avx512(uint32_t *data, size_t words, uint32_t increment)
+{
+    add(data, words, increment);
+}
+#endif
+
+static add_fn choose(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f")) return add_avx512;
+    if (__builtin_cpu_supports("avx2")) return add_avx2;
+#endif
+    return add_plain;
+}
+
+/* Reads and writes elements [first, first + elems) of every stream, side by side, and leaves all as it was:
+ * it adds 0. first and elems are multiples of 2048. In the widest instruction set that the CPU has. */
+static void streams_touch(const struct bench_stream *streams, size_t stream_count, size_t first,
+                          size_t elems)
+{
+    static volatile uint32_t zero; // not known to the compiler, so that the adds are made
+    const add_fn add_to = choose();
+    assert(stream_count <= CAIRN_BENCH_STREAMS_MAX && elems % BURST_ELEMS == 0);
+    for (size_t start = first; start < first + elems; start += BURST_ELEMS)
+        for (size_t s = 0; s < stream_count; s++) {
+            uint8_t *at = (uint8_t *)streams[s].data + start * streams[s].bytes_per_elem;
+            add_to((uint32_t *)(void *)at,
+                   BURST_ELEMS * streams[s].bytes_per_elem / sizeof(uint32_t), zero);
+        }
+}
+
+/* ==== pass ==== */
+
+/* Passes of cairn bench update. Every thread has its part of the chunks, always the same, and has touched it
+ * first; it gives its home as many chunks at once as the home likes best. */
+
+#define CHUNK_ELEMS CAIRN_UPDATE_CHUNK_ELEMS
+
+struct pass_thread;
+/* Chunks [first, first + count), at most list_chunks of them. */
+typedef cairn_status list_fn(struct pass_thread *thread, size_t first, size_t count);
+
+struct pass_thread {
+    struct update_arrays *arrays;
+    struct update_thread *own;
+    list_fn *run;
+    uint32_t number;
+    size_t list_chunks;
+    double cpu; /* seconds of the core that it took */
+    cairn_status status;
     struct sentence why;
 };
 
-/* ---- the two runs ---- */
-
-/* Indexed by enum update_only: --only NAME, its passes, and the counted bytes an element:
- * `bytes`, and `wires` times those of the wire type. */
-static const struct subject {
-    const char *name;
-    struct {
-        const char *part;
-        update_pass_fn *run;
-    } passes[PASSES_MAX];
-    size_t bytes, wires;
-} subjects[CAIRN_UPDATE_ONLIES] = {
-    [CAIRN_UPDATE_ALL] = { "",
-                           { { "fold_s", update_pass_fold }, { "update_s", update_pass_update } },
-                           4 + 28,
-                           CAIRN_UPDATE_SOURCES + 1 },
-    [CAIRN_UPDATE_ADAMW] = { "adamw", { { "update_s", update_pass_update } }, 28, 0 },
-    [CAIRN_UPDATE_ZEROS] = { "zeros", { { "update_s", update_pass_update } }, 28, 0 },
-    [CAIRN_UPDATE_FOLD] = { "fold", { { "fold_s", update_pass_fold } }, 4, CAIRN_UPDATE_SOURCES },
-    [CAIRN_UPDATE_HASH] = { "hash", { { "hash_s", update_pass_hash } }, 4, 0 },
-    [CAIRN_UPDATE_COPY] = { "copy",
-                            { { "in_s", update_pass_in }, { "out_s", update_pass_out } },
-                            8,
-                            0 },
-};
-
-static size_t counted_bytes(const struct update_arrays *arrays)
+static char *at(void *array, size_t chunk, size_t bytes_per_elem)
 {
-    const struct subject *subject = &subjects[arrays->only];
-    return subject->bytes + subject->wires * dtype_size((int)arrays->wire_dtype);
+    return (char *)array + chunk * CHUNK_ELEMS * bytes_per_elem;
 }
 
-/* Hashes of the host are measured against libsodium's, by the same threads; all else against memory. */
-static bool is_by_libsodium(const struct update_arrays *arrays)
+/* ---- lists of works ---- */
+
+static struct home_work fold_of(const struct update_arrays *arrays, size_t chunk,
+                                struct update_slot *slot)
 {
-    return arrays->only == CAIRN_UPDATE_HASH && home_info(arrays->home)->is_host;
+    const size_t wire = dtype_size((int)arrays->wire_dtype);
+    memset(&slot->sums, 0, sizeof slot->sums);
+    for (int s = 0; s < CAIRN_UPDATE_SOURCES; s++)
+        slot->sources[s] = (struct fold_source) { .data = at(arrays->sources[s], chunk, wire),
+                                                  .dtype = arrays->wire_dtype };
+    return (struct home_work) { .kind = CAIRN_WORK_FOLD_SUMS,
+                                .fold_sums = { .acc = arrays->sum + chunk * CHUNK_ELEMS,
+                                               .sources = slot->sources,
+                                               .source_count = CAIRN_UPDATE_SOURCES,
+                                               .first = true,
+                                               .far = true,
+                                               .geometry = &arrays->geometry,
+                                               .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
+                                               .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
+                                               .sums = &slot->sums } };
 }
 
-static size_t reference_bytes(const struct update_arrays *arrays)
+static struct home_work update_of(const struct update_arrays *arrays, size_t chunk,
+                                  struct update_slot *slot)
 {
-    return is_by_libsodium(arrays) ? counted_bytes(arrays) : 2 * arrays->streams_bytes;
+    const size_t first = chunk * CHUNK_ELEMS, wire = dtype_size((int)arrays->wire_dtype);
+    return (struct home_work) {
+        .kind = CAIRN_WORK_UPDATE,
+        .update = { .planes = { .grad = arrays->sum + first,
+                                .param = arrays->param + first,
+                                .exp_avg = arrays->exp_avg + first,
+                                .exp_avg_sq = arrays->exp_avg_sq + first,
+                                .wire = arrays->wire != NULL ? at(arrays->wire, chunk, wire) : NULL,
+                                .wire_dtype = arrays->wire_dtype,
+                                .elems = CHUNK_ELEMS,
+                                .far = true },
+                    .scalars = &arrays->scalars,
+                    .nonfinite = &slot->nonfinite }
+    };
 }
 
-static double rate(const struct update_arrays *arrays, size_t bytes_per_elem, double seconds)
+static cairn_status run_works(struct pass_thread *thread,
+                              struct home_work (*work_of)(const struct update_arrays *arrays,
+                                                          size_t chunk, struct update_slot *slot),
+                              size_t first, size_t count)
 {
-    return (double)bytes_per_elem * (double)arrays->elems / seconds * 1e-9;
+    struct update_thread *own = thread->own;
+    for (size_t i = 0; i < count; i++)
+        own->works[i] = work_of(thread->arrays, first + i, &own->slots[i]);
+    return home_run(own->stream, own->works, count, &thread->why);
 }
 
-static double fail_run(const struct update_bench *bench)
+static cairn_status fold_list(struct pass_thread *thread, size_t first, size_t count)
 {
-    ctl_fail(CAIRN_ERR_IO, "%s", bench->why.text);
+    return run_works(thread, fold_of, first, count);
+}
+
+static cairn_status update_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    return run_works(thread, update_of, first, count);
+}
+
+static struct home_work hash_of(const struct update_arrays *arrays, size_t chunk,
+                                struct update_slot *slot)
+{
+    return (struct home_work) { .kind = CAIRN_WORK_HASH,
+                                .hash = { .plane = arrays->param + chunk * CHUNK_ELEMS,
+                                          .dtype = CAIRN_F32,
+                                          .geometry = &arrays->geometry,
+                                          .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
+                                          .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
+                                          .hashes = slot->hashes } };
+}
+
+static cairn_status hash_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    return run_works(thread, hash_of, first, count);
+}
+
+/* A leaf after the other. */
+static cairn_status libsodium_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    struct update_thread *own = thread->own;
+    for (size_t i = 0; i < count; i++) {
+        const struct home_work work = hash_of(thread->arrays, first + i, &own->slots[i]);
+        backend_host_at(0)->hash_each(work.hash.plane, work.hash.dtype, work.hash.geometry,
+                                      work.hash.first_leaf, work.hash.leaf_count, work.hash.hashes);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status copy_list(struct pass_thread *thread, float *to, const float *from,
+                              size_t first, size_t count)
+{
+    struct update_thread *own = thread->own;
+    for (size_t i = 0; i < count; i++) {
+        const size_t at = (first + i) * CHUNK_ELEMS;
+        own->works[i] = (struct home_work) {
+            .kind = CAIRN_WORK_COPY,
+            .copy = { .to = to + at, .from = from + at, .bytes = CHUNK_ELEMS * sizeof(float) }
+        };
+    }
+    return home_run(own->stream, own->works, count, &thread->why);
+}
+
+static cairn_status in_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    return copy_list(thread, thread->arrays->param, thread->arrays->host, first, count);
+}
+
+static cairn_status out_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    return copy_list(thread, thread->arrays->host, thread->arrays->param, first, count);
+}
+
+/* Used by the reference pass on the host alone. */
+static cairn_status touch_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    streams_touch(thread->arrays->streams, thread->arrays->stream_count, first * CHUNK_ELEMS,
+                  count * CHUNK_ELEMS);
+    return CAIRN_OK;
+}
+
+static cairn_status fill_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    const struct update_arrays *arrays = thread->arrays;
+    struct update_thread *own = thread->own;
+    const size_t wire = dtype_size((int)arrays->wire_dtype);
+    uint32_t state = (uint32_t)first * 2654435761u + 1;
+    size_t works = 0;
+    for (size_t i = 0; i < CHUNK_ELEMS; i++) {
+        state = state * 1664525u + 1013904223u;
+        own->values[i] = arrays->only == CAIRN_UPDATE_ZEROS
+                             ? 0
+                             : ((float)(state >> 8) - 8388608.0f) * 0x1p-30f;
+    }
+    float *plain = arrays->sum != NULL ? arrays->sum : arrays->param;
+    own->works[works++] = (struct home_work) { .kind = CAIRN_WORK_COPY,
+                                               .copy = { .to = plain + first * CHUNK_ELEMS,
+                                                         .from = own->values,
+                                                         .bytes = CHUNK_ELEMS * sizeof(float) } };
+    for (int s = 0; s < CAIRN_UPDATE_SOURCES && arrays->sources[s] != NULL; s++)
+        own->works[works++] =
+            (struct home_work) { .kind = CAIRN_WORK_CONVERT,
+                                 .convert = { .dst = at(arrays->sources[s], first, wire),
+                                              .dst_dtype = arrays->wire_dtype,
+                                              .src = own->values,
+                                              .src_dtype = CAIRN_F32,
+                                              .elems = CHUNK_ELEMS } };
+    const cairn_status status = home_run(own->stream, own->works, works, &thread->why);
+    if (status != CAIRN_OK || arrays->exp_avg == NULL) return status;
+    return update_list(thread, first, count);
+}
+
+/* ---- threads ---- */
+
+static void *pass_main(void *argument)
+{
+    struct pass_thread *thread = argument;
+    const double begin = bench_clock(CLOCK_THREAD_CPUTIME_ID);
+    const size_t chunks = thread->arrays->elems / CHUNK_ELEMS;
+    const size_t end = chunks * (thread->number + 1) / thread->arrays->threads;
+    size_t c = chunks * thread->number / thread->arrays->threads;
+    while (c < end && thread->status == CAIRN_OK) {
+        const size_t count = end - c < thread->list_chunks ? end - c : thread->list_chunks;
+        thread->status = thread->run(thread, c, count);
+        c += count;
+    }
+    thread->cpu = bench_clock(CLOCK_THREAD_CPUTIME_ID) - begin;
+    return NULL;
+}
+
+/* The seconds it took, and of all cores in *cpu_sum; 0: it failed. */
+static double run_pass(struct update_arrays *arrays, list_fn *run, size_t list_chunks,
+                       double *cpu_sum, struct sentence *why)
+{
+    static struct pass_thread threads[CAIRN_UPDATE_THREADS_MAX];
+    pthread_t ids[CAIRN_UPDATE_THREADS_MAX];
+    uint32_t started = 1;
+    int failed = 0;
+    const double begin = bench_now();
+    for (uint32_t i = 0; i < arrays->threads; i++) {
+        threads[i] = (struct pass_thread) { .arrays = arrays, .run = run, .number = i };
+        threads[i].own = &arrays->thread[i];
+        threads[i].list_chunks = list_chunks;
+    }
+    for (; started < arrays->threads && failed == 0; started += failed == 0)
+        failed = pthread_create(&ids[started], NULL, pass_main, &threads[started]);
+    pass_main(&threads[0]);
+    for (uint32_t i = 1; i < started; i++) pthread_join(ids[i], NULL);
+    const double seconds = bench_now() - begin;
+    for (uint32_t i = 0; i < started; i++) {
+        *cpu_sum += threads[i].cpu;
+        if (threads[i].status == CAIRN_OK) continue;
+        *why = threads[i].why;
+        return 0;
+    }
+    if (failed == 0) return seconds;
+    sentence_set(why, "cannot start thread %u of %u: %s", started + 1, arrays->threads,
+                 strerror(failed));
     return 0;
 }
 
-static double run_subject(void *context)
+/* One list: the device has all of it at once. */
+static double copy_all(struct update_arrays *arrays, struct sentence *why)
 {
-    struct update_bench *bench = context;
-    struct update_arrays *arrays = &bench->arrays;
-    const struct subject *subject = &subjects[arrays->only];
-    double all = 0;
-    const uint64_t launches = home_use(arrays->home).launches;
-    for (int p = 0; p < PASSES_MAX && subject->passes[p].run != NULL; p++) {
-        const double seconds = subject->passes[p].run(arrays, &bench->subject_cpu, &bench->why);
-        if (!(seconds > 0)) return fail_run(bench);
-        if (bench->best[p] == 0 || seconds < bench->best[p]) bench->best[p] = seconds;
-        all += seconds;
+    struct home_work works[CAIRN_BENCH_STREAMS_MAX];
+    char *to = arrays->copies;
+    for (size_t s = 0; s < arrays->stream_count; s++) {
+        const size_t bytes = arrays->elems * arrays->streams[s].bytes_per_elem;
+        works[s] = (struct home_work) { .kind = CAIRN_WORK_COPY,
+                                        .copy = { to, arrays->streams[s].data, bytes } };
+        to += bytes;
     }
-    bench->launches = home_use(arrays->home).launches - launches;
-    return rate(arrays, counted_bytes(arrays), all);
+    const double begin = bench_now();
+    if (home_run(arrays->thread[0].stream, works, arrays->stream_count, why) != CAIRN_OK) return 0;
+    return bench_now() - begin;
 }
 
-static double run_reference(void *context)
+/* Reads all arrays once and writes as many bytes: in place on the host, a copy on a device. */
+static double pass_reference(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
 {
-    struct update_bench *bench = context;
-    update_pass_fn *pass = is_by_libsodium(&bench->arrays) ? update_pass_libsodium
-                                                           : update_pass_reference;
-    const double seconds = pass(&bench->arrays, &bench->reference_cpu, &bench->why);
-    return seconds > 0 ? rate(&bench->arrays, reference_bytes(&bench->arrays), seconds)
-                       : fail_run(bench);
-}
-
-/* ---- what is asked for ---- */
-
-static bool only_of(const char *name, enum update_only *out)
-{
-    for (int i = CAIRN_UPDATE_ALL + 1; i < CAIRN_UPDATE_ONLIES; i++) {
-        if (strcmp(name, subjects[i].name) != 0) continue;
-        *out = (enum update_only)i;
-        return true;
-    }
-    return false;
-}
-
-/* -1: go on; else the exit status. */
-static int judge_words(const struct ctl *ctl, struct update_arrays *arrays)
-{
-    const char *wire = ctl->bench.wire, *only = ctl->bench.only, *backend = ctl->bench.backend;
-    const bool is_host = backend == NULL || strcmp(backend, "host") == 0;
-    if (only != NULL && !only_of(only, &arrays->only))
-        return ctl_usage_fail(ctl, "--only %s: adamw, zeros, fold, hash and copy are allowed",
-                              only);
-    if (is_host && arrays->only == CAIRN_UPDATE_COPY)
-        return ctl_usage_fail(ctl, "--only copy is of a device; with --backend cuda");
-    if (ctl->bench.device != NULL && is_host)
-        return ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
-                              ctl->bench.device);
-    arrays->wire_dtype = wire != NULL && strcmp(wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
-    return -1;
-}
-
-static int open_home(const struct ctl *ctl, struct update_bench *bench)
-{
-    const char *backend = ctl->bench.backend;
-    bench->arrays.home = home_host();
-    if (backend == NULL || strcmp(backend, "host") == 0) return -1;
-    const cairn_status status = home_open_cuda(ctl->bench.device, &bench->arrays.home, &bench->why);
-    return status == CAIRN_OK ? -1 : ctl_fail(status, "%s", bench->why.text);
-}
-
-static int judge_size(const struct ctl *ctl, struct update_arrays *arrays)
-{
-    const bool is_host = home_info(arrays->home)->is_host;
-    const uint64_t room = is_host ? bench_memory_bytes() / 2 / BYTES_MAX
-                                  : home_free_bytes(arrays->home) / 10 * 9 / BYTES_MAX_OF_DEVICE;
-    const uint64_t wanted = ctl->bench.params > 0 ? ctl->bench.params : PARAMS_DEFAULT;
-    if (ctl->bench.params > room)
-        return ctl_usage_fail(ctl, "--params %" PRIu64 ": %s holds %" PRIu64, wanted,
-                              is_host ? "half of the memory that is free"
-                                      : "what is free of the device, with room for a copy,",
-                              room);
-    arrays->elems = (size_t)(wanted < room ? wanted : room) / CAIRN_UPDATE_CHUNK_ELEMS *
-                    CAIRN_UPDATE_CHUNK_ELEMS;
-    if (arrays->elems == 0) arrays->elems = CAIRN_UPDATE_CHUNK_ELEMS;
-    const uint32_t threads = is_host ? bench_core_count() : THREADS_OF_DEVICE;
-    arrays->threads = ctl->bench.threads > 0 ? ctl->bench.threads : threads;
-    if (arrays->threads > CAIRN_UPDATE_THREADS_MAX) arrays->threads = CAIRN_UPDATE_THREADS_MAX;
-    return -1;
-}
-
-/* ---- the bench ---- */
-
-static void describe(const struct update_bench *bench, struct bench_result *result)
-{
-    const struct update_arrays *arrays = &bench->arrays;
-    const struct home_info *home = home_info(arrays->home);
-    result->params = json_pack(
-        "{s:I, s:I, s:s, s:I, s:I, s:s, s:s}", "params", (json_int_t)arrays->elems, "threads",
-        (json_int_t)arrays->threads, "wire", arrays->wire_dtype == CAIRN_F32 ? "f32" : "bf16",
-        "bytes_per_param", (json_int_t)counted_bytes(arrays), "reference_bytes_per_param",
-        (json_int_t)reference_bytes(arrays), "backend", home->backend, "device", home->device);
-    if (home->driver[0] != 0)
-        json_object_set_new(result->params, "driver", json_string(home->driver));
-    if (arrays->only == CAIRN_UPDATE_COPY)
-        json_object_set_new(result->params, "pinned", json_boolean(arrays->is_pinned));
-    result->parts = json_object();
-    for (int p = 0; p < PASSES_MAX && subjects[arrays->only].passes[p].run != NULL; p++)
-        json_object_set_new(result->parts, subjects[arrays->only].passes[p].part,
-                            json_real(bench->best[p]));
-    if (!home->is_host) {
-        json_object_set_new(result->parts, "launches", json_integer((json_int_t)bench->launches));
-        return;
-    }
-    if (arrays->only == CAIRN_UPDATE_HASH) update_hash_sets(arrays, result->parts);
-    const double cpu_ratio = (double)counted_bytes(arrays) / bench->subject_cpu /
-                             ((double)reference_bytes(arrays) / bench->reference_cpu);
-    json_object_set_new(result->parts, "cpu_ratio", json_real(cpu_ratio));
-}
-
-/* Once the arrays are there. */
-static const char *reference_name(const struct update_arrays *arrays)
-{
-    static char name[48];
-    if (is_by_libsodium(arrays)) return "libsodium, a leaf after the other";
-    if (!home_info(arrays->home)->is_host) return "copy of the same arrays on the device";
-    snprintf(name, sizeof name, "in-place update of %zu stream%s", arrays->stream_count,
-             arrays->stream_count == 1 ? "" : "s");
-    return name;
-}
-
-static int run_bench(struct ctl *ctl, struct update_bench *bench)
-{
-    const struct group_hyper hyper = { .optimizer = CAIRN_OPTIMIZER_ADAMW,
-                                       .lr = 1e-3,
-                                       .beta1 = 0.9,
-                                       .beta2 = 0.999,
-                                       .eps = 1e-8,
-                                       .weight_decay = 0.01 };
-    struct update_arrays *arrays = &bench->arrays;
-    char name[24];
-    snprintf(name, sizeof name, "update%s%s", arrays->only != CAIRN_UPDATE_ALL ? "." : "",
-             subjects[arrays->only].name);
-    struct bench_result result = { .bench = name, .unit = "GB/s" };
-    const struct shape shape = { .rank = 1, .dim = { arrays->elems } };
-    arrays->geometry = geometry_of(&shape);
-    int done = -1;
-    if (group_scalars_of(&hyper, 1, f32_bits(0.5f), &arrays->scalars) != CAIRN_OK)
-        done = ctl_fail(CAIRN_ERR_INVALID, "no scalars of the first step");
-    else if (!update_arrays_open(arrays, &bench->why))
-        done = ctl_fail(CAIRN_ERR_NO_MEMORY, "%s", bench->why.text);
-    result.reference_name = reference_name(arrays);
-    if (done < 0)
-        done = bench_alternate(&result, ctl->bench.seconds, run_subject, run_reference, bench);
-    if (done < 0) describe(bench, &result);
-    update_arrays_close(arrays);
-    return done < 0 ? bench_print(&result, ctl) : done;
-}
-
-int bench_update(struct ctl *ctl)
-{
-    static struct update_bench bench;
-    int done = judge_words(ctl, &bench.arrays);
-    if (done < 0 && sodium_init() < 0) // until then libsodium hashes by its portable code
-        done = ctl_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
-    if (done < 0) done = open_home(ctl, &bench);
-    if (done >= 0) return done;
-    done = judge_size(ctl, &bench.arrays);
-    if (done < 0) done = run_bench(ctl, &bench);
-    home_close(bench.arrays.home);
-    return done;
+    if (arrays->copies != NULL) return copy_all(arrays, why);
+    return run_pass(arrays, touch_list, 1, cpu_sum, why);
 }
 
 /* ==== arrays ==== */
@@ -472,17 +520,21 @@ static bool make_thread(struct update_arrays *arrays, struct update_thread *thre
     return false;
 }
 
-bool update_arrays_open(struct update_arrays *arrays, struct sentence *why)
+/* Makes them, and fills them: gradients of about the size that a step has, or of CAIRN_UPDATE_ZEROS zeros;
+ * parameters and moments have seen one update. False: `why` says it, and all is given back by
+ * update_arrays_close. */
+static bool update_arrays_open(struct update_arrays *arrays, struct sentence *why)
 {
     const uint32_t best = home_info(arrays->home)->works_best;
     arrays->list_chunks = best < 1 ? 1 : best < LIST_CHUNKS_MAX ? best : LIST_CHUNKS_MAX;
     if (!make_arrays(arrays, why)) return false;
     for (uint32_t i = 0; i < arrays->threads; i++)
         if (!make_thread(arrays, &arrays->thread[i], why)) return false;
-    return update_pass_fill(arrays, why);
+    double unused = 0;
+    return run_pass(arrays, fill_list, 1, &unused, why) > 0;
 }
 
-void update_arrays_close(struct update_arrays *arrays)
+static void update_arrays_close(struct update_arrays *arrays)
 {
     for (uint32_t i = 0; i < CAIRN_UPDATE_THREADS_MAX; i++) {
         home_stream_close(arrays->thread[i].stream);
@@ -507,13 +559,6 @@ void update_arrays_close(struct update_arrays *arrays)
 #define ROUNDS      9
 #define ROUND_ELEMS ((size_t)4 << 20)
 
-static double processor_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* GB/s */
 static double rate_of(size_t elems, double seconds)
 {
@@ -523,11 +568,11 @@ static double rate_of(size_t elems, double seconds)
 static double by_set(const struct update_arrays *arrays, size_t elems, const struct backend *host)
 {
     struct hash hashes[CAIRN_UPDATE_CHUNK_LEAVES];
-    const double start = processor_seconds();
+    const double start = bench_clock(CLOCK_THREAD_CPUTIME_ID);
     for (size_t i = 0; i < elems; i += CAIRN_UPDATE_CHUNK_ELEMS)
         host->hash_each(arrays->param + i, CAIRN_F32, &arrays->geometry, i / CAIRN_LEAF_ELEMS,
                         CAIRN_UPDATE_CHUNK_LEAVES, hashes);
-    return rate_of(elems, processor_seconds() - start);
+    return rate_of(elems, bench_clock(CLOCK_THREAD_CPUTIME_ID) - start);
 }
 
 static void set_median(json_t *parts, const char *set, const char *what, double *values)
@@ -537,7 +582,7 @@ static void set_median(json_t *parts, const char *set, const char *what, double 
     json_object_set_new(parts, key, json_real(bench_spread_of(values, ROUNDS).median));
 }
 
-void update_hash_sets(const struct update_arrays *arrays, json_t *parts)
+static void hash_sets(const struct update_arrays *arrays, json_t *parts)
 {
     double rate[CAIRN_HOST_ISA_COUNT][ROUNDS];
     double ratio[CAIRN_HOST_ISA_COUNT][ROUNDS];
@@ -557,357 +602,240 @@ void update_hash_sets(const struct update_arrays *arrays, json_t *parts)
     }
 }
 
-/* ==== pass ==== */
+/* ==== bench ==== */
 
-/* Passes of cairn bench update. Every thread has its part of the chunks, always the same, and has touched it
- * first; it gives its home as many chunks at once as the home likes best. */
+#define PARAMS_DEFAULT      ((uint64_t)64 << 20)
+#define THREADS_OF_DEVICE   2 /* while one waits for its list the other one's is at work */
+#define PASSES_MAX          2
+#define BYTES_MAX           (CAIRN_UPDATE_SOURCES * 4 + 5 * 4) /* an element, of all arrays */
+#define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)                    /* and where they are copied to */
 
-#define CHUNK_ELEMS CAIRN_UPDATE_CHUNK_ELEMS
-
-struct pass_thread;
-/* Chunks [first, first + count), at most list_chunks of them. */
-typedef cairn_status (*list_fn)(struct pass_thread *thread, size_t first, size_t count);
-
-struct pass_thread {
-    struct update_arrays *arrays;
-    struct update_thread *own;
-    list_fn run;
-    uint32_t number;
-    size_t list_chunks;
-    double cpu; /* seconds of the core that it took */
-    cairn_status status;
+struct update_bench {
+    struct update_arrays arrays;
+    double best[PASSES_MAX]; /* seconds of each pass */
+    uint64_t launches;       /* of a device, for all of them once */
+    /* processor time of all runs: their ratio stands on a machine whose cores others use, too */
+    double subject_cpu, reference_cpu;
     struct sentence why;
 };
 
-static char *at(void *array, size_t chunk, size_t bytes_per_elem)
+/* ---- the two runs ---- */
+
+/* Indexed by enum update_only: --only NAME, its passes, and the counted bytes an element:
+ * `bytes`, and `wires` times those of the wire type. */
+static const struct subject {
+    const char *name;
+    struct {
+        const char *part;
+        list_fn *list;
+    } passes[PASSES_MAX];
+    size_t bytes, wires;
+} subjects[CAIRN_UPDATE_ONLIES] = {
+    [CAIRN_UPDATE_ALL] = { "",
+                           { { "fold_s", fold_list }, { "update_s", update_list } },
+                           4 + 28,
+                           CAIRN_UPDATE_SOURCES + 1 },
+    [CAIRN_UPDATE_ADAMW] = { "adamw", { { "update_s", update_list } }, 28, 0 },
+    [CAIRN_UPDATE_ZEROS] = { "zeros", { { "update_s", update_list } }, 28, 0 },
+    [CAIRN_UPDATE_FOLD] = { "fold", { { "fold_s", fold_list } }, 4, CAIRN_UPDATE_SOURCES },
+    [CAIRN_UPDATE_HASH] = { "hash", { { "hash_s", hash_list } }, 4, 0 },
+    [CAIRN_UPDATE_COPY] = { "copy", { { "in_s", in_list }, { "out_s", out_list } }, 8, 0 },
+};
+
+static size_t counted_bytes(const struct update_arrays *arrays)
 {
-    return (char *)array + chunk * CHUNK_ELEMS * bytes_per_elem;
+    const struct subject *subject = &subjects[arrays->only];
+    return subject->bytes + subject->wires * dtype_size((int)arrays->wire_dtype);
 }
 
-/* ---- lists of works ---- */
-
-static struct home_work fold_of(const struct update_arrays *arrays, size_t chunk,
-                                struct update_slot *slot)
+/* Hashes of the host are measured against libsodium's, by the same threads; all else against memory. */
+static bool is_by_libsodium(const struct update_arrays *arrays)
 {
-    const size_t wire = dtype_size((int)arrays->wire_dtype);
-    memset(&slot->sums, 0, sizeof slot->sums);
-    for (int s = 0; s < CAIRN_UPDATE_SOURCES; s++)
-        slot->sources[s] = (struct fold_source) { .data = at(arrays->sources[s], chunk, wire),
-                                                  .dtype = arrays->wire_dtype };
-    return (struct home_work) { .kind = CAIRN_WORK_FOLD_SUMS,
-                                .fold_sums = { .acc = arrays->sum + chunk * CHUNK_ELEMS,
-                                               .sources = slot->sources,
-                                               .source_count = CAIRN_UPDATE_SOURCES,
-                                               .first = true,
-                                               .far = true,
-                                               .geometry = &arrays->geometry,
-                                               .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
-                                               .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
-                                               .sums = &slot->sums } };
+    return arrays->only == CAIRN_UPDATE_HASH && home_info(arrays->home)->is_host;
 }
 
-static struct home_work update_of(const struct update_arrays *arrays, size_t chunk,
-                                  struct update_slot *slot)
+static size_t reference_bytes(const struct update_arrays *arrays)
 {
-    const size_t first = chunk * CHUNK_ELEMS, wire = dtype_size((int)arrays->wire_dtype);
-    return (struct home_work) {
-        .kind = CAIRN_WORK_UPDATE,
-        .update = { .planes = { .grad = arrays->sum + first,
-                                .param = arrays->param + first,
-                                .exp_avg = arrays->exp_avg + first,
-                                .exp_avg_sq = arrays->exp_avg_sq + first,
-                                .wire = arrays->wire != NULL ? at(arrays->wire, chunk, wire) : NULL,
-                                .wire_dtype = arrays->wire_dtype,
-                                .elems = CHUNK_ELEMS,
-                                .far = true },
-                    .scalars = &arrays->scalars,
-                    .nonfinite = &slot->nonfinite }
-    };
+    return is_by_libsodium(arrays) ? counted_bytes(arrays) : 2 * arrays->streams_bytes;
 }
 
-static cairn_status fold_list(struct pass_thread *thread, size_t first, size_t count)
+static double rate(const struct update_arrays *arrays, size_t bytes_per_elem, double seconds)
 {
-    struct update_thread *own = thread->own;
-    for (size_t i = 0; i < count; i++)
-        own->works[i] = fold_of(thread->arrays, first + i, &own->slots[i]);
-    return home_run(own->stream, own->works, count, &thread->why);
+    return (double)bytes_per_elem * (double)arrays->elems / seconds * 1e-9;
 }
 
-static cairn_status update_list(struct pass_thread *thread, size_t first, size_t count)
+static double fail_run(const struct update_bench *bench)
 {
-    struct update_thread *own = thread->own;
-    for (size_t i = 0; i < count; i++)
-        own->works[i] = update_of(thread->arrays, first + i, &own->slots[i]);
-    return home_run(own->stream, own->works, count, &thread->why);
-}
-
-static struct home_work hash_of(const struct update_arrays *arrays, size_t chunk,
-                                struct update_slot *slot)
-{
-    return (struct home_work) { .kind = CAIRN_WORK_HASH,
-                                .hash = { .plane = arrays->param + chunk * CHUNK_ELEMS,
-                                          .dtype = CAIRN_F32,
-                                          .geometry = &arrays->geometry,
-                                          .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
-                                          .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
-                                          .hashes = slot->hashes } };
-}
-
-static cairn_status hash_list(struct pass_thread *thread, size_t first, size_t count)
-{
-    struct update_thread *own = thread->own;
-    for (size_t i = 0; i < count; i++)
-        own->works[i] = hash_of(thread->arrays, first + i, &own->slots[i]);
-    return home_run(own->stream, own->works, count, &thread->why);
-}
-
-/* A leaf after the other. */
-static cairn_status libsodium_list(struct pass_thread *thread, size_t first, size_t count)
-{
-    struct update_thread *own = thread->own;
-    for (size_t i = 0; i < count; i++) {
-        const struct home_work work = hash_of(thread->arrays, first + i, &own->slots[i]);
-        backend_host_at(0)->hash_each(work.hash.plane, work.hash.dtype, work.hash.geometry,
-                                      work.hash.first_leaf, work.hash.leaf_count, work.hash.hashes);
-    }
-    return CAIRN_OK;
-}
-
-static cairn_status copy_list(struct pass_thread *thread, float *to, const float *from,
-                              size_t first, size_t count)
-{
-    struct update_thread *own = thread->own;
-    for (size_t i = 0; i < count; i++) {
-        const size_t at = (first + i) * CHUNK_ELEMS;
-        own->works[i] = (struct home_work) {
-            .kind = CAIRN_WORK_COPY,
-            .copy = { .to = to + at, .from = from + at, .bytes = CHUNK_ELEMS * sizeof(float) }
-        };
-    }
-    return home_run(own->stream, own->works, count, &thread->why);
-}
-
-static cairn_status in_list(struct pass_thread *thread, size_t first, size_t count)
-{
-    return copy_list(thread, thread->arrays->param, thread->arrays->host, first, count);
-}
-
-static cairn_status out_list(struct pass_thread *thread, size_t first, size_t count)
-{
-    return copy_list(thread, thread->arrays->host, thread->arrays->param, first, count);
-}
-
-/* Used by the reference pass on the host alone. */
-static cairn_status touch_list(struct pass_thread *thread, size_t first, size_t count)
-{
-    bench_streams_touch(thread->arrays->streams, thread->arrays->stream_count, first * CHUNK_ELEMS,
-                        count * CHUNK_ELEMS);
-    return CAIRN_OK;
-}
-
-static cairn_status fill_list(struct pass_thread *thread, size_t first, size_t count)
-{
-    const struct update_arrays *arrays = thread->arrays;
-    struct update_thread *own = thread->own;
-    const size_t wire = dtype_size((int)arrays->wire_dtype);
-    uint32_t state = (uint32_t)first * 2654435761u + 1;
-    size_t works = 0;
-    for (size_t i = 0; i < CHUNK_ELEMS; i++) {
-        state = state * 1664525u + 1013904223u;
-        own->values[i] = arrays->only == CAIRN_UPDATE_ZEROS
-                             ? 0
-                             : ((float)(state >> 8) - 8388608.0f) * 0x1p-30f;
-    }
-    float *plain = arrays->sum != NULL ? arrays->sum : arrays->param;
-    own->works[works++] = (struct home_work) { .kind = CAIRN_WORK_COPY,
-                                               .copy = { .to = plain + first * CHUNK_ELEMS,
-                                                         .from = own->values,
-                                                         .bytes = CHUNK_ELEMS * sizeof(float) } };
-    for (int s = 0; s < CAIRN_UPDATE_SOURCES && arrays->sources[s] != NULL; s++)
-        own->works[works++] =
-            (struct home_work) { .kind = CAIRN_WORK_CONVERT,
-                                 .convert = { .dst = at(arrays->sources[s], first, wire),
-                                              .dst_dtype = arrays->wire_dtype,
-                                              .src = own->values,
-                                              .src_dtype = CAIRN_F32,
-                                              .elems = CHUNK_ELEMS } };
-    const cairn_status status = home_run(own->stream, own->works, works, &thread->why);
-    if (status != CAIRN_OK || arrays->exp_avg == NULL) return status;
-    return update_list(thread, first, count);
-}
-
-/* ---- threads ---- */
-
-static double cpu_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void *pass_main(void *argument)
-{
-    struct pass_thread *thread = argument;
-    const double begin = cpu_now();
-    const size_t chunks = thread->arrays->elems / CHUNK_ELEMS;
-    const size_t end = chunks * (thread->number + 1) / thread->arrays->threads;
-    size_t c = chunks * thread->number / thread->arrays->threads;
-    while (c < end && thread->status == CAIRN_OK) {
-        const size_t count = end - c < thread->list_chunks ? end - c : thread->list_chunks;
-        thread->status = thread->run(thread, c, count);
-        c += count;
-    }
-    thread->cpu = cpu_now() - begin;
-    return NULL;
-}
-
-/* The seconds it took, and of all cores in *cpu_sum; 0: it failed. */
-static double run_pass(struct update_arrays *arrays, list_fn run, size_t list_chunks,
-                       double *cpu_sum, struct sentence *why)
-{
-    static struct pass_thread threads[CAIRN_UPDATE_THREADS_MAX];
-    pthread_t ids[CAIRN_UPDATE_THREADS_MAX];
-    uint32_t started = 1;
-    int failed = 0;
-    const double begin = bench_now();
-    for (uint32_t i = 0; i < arrays->threads; i++) {
-        threads[i] = (struct pass_thread) { .arrays = arrays, .run = run, .number = i };
-        threads[i].own = &arrays->thread[i];
-        threads[i].list_chunks = list_chunks;
-    }
-    for (; started < arrays->threads && failed == 0; started += failed == 0)
-        failed = pthread_create(&ids[started], NULL, pass_main, &threads[started]);
-    pass_main(&threads[0]);
-    for (uint32_t i = 1; i < started; i++) pthread_join(ids[i], NULL);
-    const double seconds = bench_now() - begin;
-    for (uint32_t i = 0; i < started; i++) {
-        *cpu_sum += threads[i].cpu;
-        if (threads[i].status == CAIRN_OK) continue;
-        *why = threads[i].why;
-        return 0;
-    }
-    if (failed == 0) return seconds;
-    sentence_set(why, "cannot start thread %u of %u: %s", started + 1, arrays->threads,
-                 strerror(failed));
+    ctl_fail(CAIRN_ERR_IO, "%s", bench->why.text);
     return 0;
 }
 
-/* ---- the passes ---- */
-
-bool update_pass_fill(struct update_arrays *arrays, struct sentence *why)
+static double run_subject(void *context)
 {
-    double unused = 0;
-    return run_pass(arrays, fill_list, 1, &unused, why) > 0;
-}
-
-double update_pass_fold(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
-{
-    return run_pass(arrays, fold_list, arrays->list_chunks, cpu_sum, why);
-}
-
-double update_pass_update(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
-{
-    return run_pass(arrays, update_list, arrays->list_chunks, cpu_sum, why);
-}
-
-double update_pass_hash(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
-{
-    return run_pass(arrays, hash_list, arrays->list_chunks, cpu_sum, why);
-}
-
-double update_pass_libsodium(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
-{
-    return run_pass(arrays, libsodium_list, arrays->list_chunks, cpu_sum, why);
-}
-
-double update_pass_in(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
-{
-    return run_pass(arrays, in_list, arrays->list_chunks, cpu_sum, why);
-}
-
-double update_pass_out(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
-{
-    return run_pass(arrays, out_list, arrays->list_chunks, cpu_sum, why);
-}
-
-/* One list: the device has all of it at once. */
-static double copy_all(struct update_arrays *arrays, struct sentence *why)
-{
-    struct home_work works[CAIRN_BENCH_STREAMS_MAX];
-    char *to = arrays->copies;
-    for (size_t s = 0; s < arrays->stream_count; s++) {
-        const size_t bytes = arrays->elems * arrays->streams[s].bytes_per_elem;
-        works[s] = (struct home_work) { .kind = CAIRN_WORK_COPY,
-                                        .copy = { to, arrays->streams[s].data, bytes } };
-        to += bytes;
+    struct update_bench *bench = context;
+    struct update_arrays *arrays = &bench->arrays;
+    const struct subject *subject = &subjects[arrays->only];
+    double all = 0;
+    const uint64_t launches = home_use(arrays->home).launches;
+    for (int p = 0; p < PASSES_MAX && subject->passes[p].list != NULL; p++) {
+        const double seconds = run_pass(arrays, subject->passes[p].list, arrays->list_chunks,
+                                        &bench->subject_cpu, &bench->why);
+        if (!(seconds > 0)) return fail_run(bench);
+        if (bench->best[p] == 0 || seconds < bench->best[p]) bench->best[p] = seconds;
+        all += seconds;
     }
-    const double begin = bench_now();
-    if (home_run(arrays->thread[0].stream, works, arrays->stream_count, why) != CAIRN_OK) return 0;
-    return bench_now() - begin;
+    bench->launches = home_use(arrays->home).launches - launches;
+    return rate(arrays, counted_bytes(arrays), all);
 }
 
-double update_pass_reference(struct update_arrays *arrays, double *cpu_sum, struct sentence *why)
+static double run_reference(void *context)
 {
-    if (arrays->copies != NULL) return copy_all(arrays, why);
-    return run_pass(arrays, touch_list, 1, cpu_sum, why);
+    struct update_bench *bench = context;
+    struct update_arrays *arrays = &bench->arrays;
+    const double seconds = is_by_libsodium(arrays)
+                               ? run_pass(arrays, libsodium_list, arrays->list_chunks,
+                                          &bench->reference_cpu, &bench->why)
+                               : pass_reference(arrays, &bench->reference_cpu, &bench->why);
+    return seconds > 0 ? rate(&bench->arrays, reference_bytes(&bench->arrays), seconds)
+                       : fail_run(bench);
 }
 
-/* ==== streams ==== */
+/* ---- what is asked for ---- */
 
-/* A page of an fp32 stream, half a page of a 16-bit one: bursts that prefetchers and memory like. */
-#define BURST_ELEMS ((size_t)1024)
-
-typedef void (*add_fn)(uint32_t *data, size_t words, uint32_t increment);
-
-static inline __attribute__((always_inline)) void add(uint32_t *data, size_t words,
-                                                      uint32_t increment)
+static bool only_of(const char *name, enum update_only *out)
 {
-    for (size_t i = 0; i < words; i++) data[i] += increment;
+    for (int i = CAIRN_UPDATE_ALL + 1; i < CAIRN_UPDATE_ONLIES; i++) {
+        if (strcmp(name, subjects[i].name) != 0) continue;
+        *out = (enum update_only)i;
+        return true;
+    }
+    return false;
 }
 
-static void add_plain(uint32_t *data, size_t words, uint32_t increment)
+/* -1: go on; else the exit status. */
+static int judge_words(const struct ctl *ctl, struct update_arrays *arrays)
 {
-    add(data, words, increment);
+    const char *wire = ctl->bench.wire, *only = ctl->bench.only, *backend = ctl->bench.backend;
+    const bool is_host = backend == NULL || strcmp(backend, "host") == 0;
+    if (only != NULL && !only_of(only, &arrays->only))
+        return ctl_usage_fail(ctl, "--only %s: adamw, zeros, fold, hash and copy are allowed",
+                              only);
+    if (is_host && arrays->only == CAIRN_UPDATE_COPY)
+        return ctl_usage_fail(ctl, "--only copy is of a device; with --backend cuda");
+    if (ctl->bench.device != NULL && is_host)
+        return ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
+                              ctl->bench.device);
+    arrays->wire_dtype = wire != NULL && strcmp(wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
+    return -1;
 }
 
-#if defined(__x86_64__)
-#if defined(__clang__)
-#define WITH_AVX512 __attribute__((target("avx512f"), min_vector_width(512)))
-#else
-#define WITH_AVX512 __attribute__((target("avx512f,prefer-vector-width=512")))
-#endif
-
-__attribute__((target("avx2"))) static void add_avx2(uint32_t *data, size_t words,
-                                                     uint32_t increment)
+static int open_home(const struct ctl *ctl, struct update_bench *bench)
 {
-    add(data, words, increment);
+    const char *backend = ctl->bench.backend;
+    bench->arrays.home = home_host();
+    if (backend == NULL || strcmp(backend, "host") == 0) return -1;
+    const cairn_status status = home_open_cuda(ctl->bench.device, &bench->arrays.home, &bench->why);
+    return status == CAIRN_OK ? -1 : ctl_fail(status, "%s", bench->why.text);
 }
 
-WITH_AVX512 static void add_avx512(uint32_t *data, size_t words, uint32_t increment)
+static int judge_size(const struct ctl *ctl, struct update_arrays *arrays)
 {
-    add(data, words, increment);
+    const bool is_host = home_info(arrays->home)->is_host;
+    const uint64_t room = is_host ? bench_memory_bytes() / 2 / BYTES_MAX
+                                  : home_free_bytes(arrays->home) / 10 * 9 / BYTES_MAX_OF_DEVICE;
+    const uint64_t wanted = ctl->bench.params > 0 ? ctl->bench.params : PARAMS_DEFAULT;
+    if (ctl->bench.params > room)
+        return ctl_usage_fail(ctl, "--params %" PRIu64 ": %s holds %" PRIu64, wanted,
+                              is_host ? "half of the memory that is free"
+                                      : "what is free of the device, with room for a copy,",
+                              room);
+    arrays->elems = (size_t)(wanted < room ? wanted : room) / CAIRN_UPDATE_CHUNK_ELEMS *
+                    CAIRN_UPDATE_CHUNK_ELEMS;
+    if (arrays->elems == 0) arrays->elems = CAIRN_UPDATE_CHUNK_ELEMS;
+    const uint32_t threads = is_host ? bench_core_count() : THREADS_OF_DEVICE;
+    arrays->threads = ctl->bench.threads > 0 ? ctl->bench.threads : threads;
+    if (arrays->threads > CAIRN_UPDATE_THREADS_MAX) arrays->threads = CAIRN_UPDATE_THREADS_MAX;
+    return -1;
 }
-#endif
 
-static add_fn choose(void)
+/* ---- the bench ---- */
+
+static void describe(const struct update_bench *bench, struct bench_result *result)
 {
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f")) return add_avx512;
-    if (__builtin_cpu_supports("avx2")) return add_avx2;
-#endif
-    return add_plain;
+    const struct update_arrays *arrays = &bench->arrays;
+    const struct home_info *home = home_info(arrays->home);
+    result->params = json_pack(
+        "{s:I, s:I, s:s, s:I, s:I, s:s, s:s}", "params", (json_int_t)arrays->elems, "threads",
+        (json_int_t)arrays->threads, "wire", arrays->wire_dtype == CAIRN_F32 ? "f32" : "bf16",
+        "bytes_per_param", (json_int_t)counted_bytes(arrays), "reference_bytes_per_param",
+        (json_int_t)reference_bytes(arrays), "backend", home->backend, "device", home->device);
+    if (home->driver[0] != 0)
+        json_object_set_new(result->params, "driver", json_string(home->driver));
+    if (arrays->only == CAIRN_UPDATE_COPY)
+        json_object_set_new(result->params, "pinned", json_boolean(arrays->is_pinned));
+    result->parts = json_object();
+    for (int p = 0; p < PASSES_MAX && subjects[arrays->only].passes[p].list != NULL; p++)
+        json_object_set_new(result->parts, subjects[arrays->only].passes[p].part,
+                            json_real(bench->best[p]));
+    if (!home->is_host) {
+        json_object_set_new(result->parts, "launches", json_integer((json_int_t)bench->launches));
+        return;
+    }
+    if (arrays->only == CAIRN_UPDATE_HASH) hash_sets(arrays, result->parts);
+    const double cpu_ratio = (double)counted_bytes(arrays) / bench->subject_cpu /
+                             ((double)reference_bytes(arrays) / bench->reference_cpu);
+    json_object_set_new(result->parts, "cpu_ratio", json_real(cpu_ratio));
 }
 
-void bench_streams_touch(const struct bench_stream *streams, size_t stream_count, size_t first,
-                         size_t elems)
+/* Once the arrays are there. */
+static const char *reference_name(const struct update_arrays *arrays)
 {
-    static volatile uint32_t zero; // not known to the compiler, so that the adds are made
-    const add_fn add_to = choose();
-    assert(stream_count <= CAIRN_BENCH_STREAMS_MAX && elems % BURST_ELEMS == 0);
-    for (size_t start = first; start < first + elems; start += BURST_ELEMS)
-        for (size_t s = 0; s < stream_count; s++) {
-            uint8_t *at = (uint8_t *)streams[s].data + start * streams[s].bytes_per_elem;
-            add_to((uint32_t *)(void *)at,
-                   BURST_ELEMS * streams[s].bytes_per_elem / sizeof(uint32_t), zero);
-        }
+    static char name[48];
+    if (is_by_libsodium(arrays)) return "libsodium, a leaf after the other";
+    if (!home_info(arrays->home)->is_host) return "copy of the same arrays on the device";
+    snprintf(name, sizeof name, "in-place update of %zu stream%s", arrays->stream_count,
+             arrays->stream_count == 1 ? "" : "s");
+    return name;
+}
+
+static int run_bench(struct ctl *ctl, struct update_bench *bench)
+{
+    const struct group_hyper hyper = { .optimizer = CAIRN_OPTIMIZER_ADAMW,
+                                       .lr = 1e-3,
+                                       .beta1 = 0.9,
+                                       .beta2 = 0.999,
+                                       .eps = 1e-8,
+                                       .weight_decay = 0.01 };
+    struct update_arrays *arrays = &bench->arrays;
+    char name[24];
+    snprintf(name, sizeof name, "update%s%s", arrays->only != CAIRN_UPDATE_ALL ? "." : "",
+             subjects[arrays->only].name);
+    struct bench_result result = { .bench = name, .unit = "GB/s" };
+    const struct shape shape = { .rank = 1, .dim = { arrays->elems } };
+    arrays->geometry = geometry_of(&shape);
+    int done = -1;
+    if (group_scalars_of(&hyper, 1, f32_bits(0.5f), &arrays->scalars) != CAIRN_OK)
+        done = ctl_fail(CAIRN_ERR_INVALID, "no scalars of the first step");
+    else if (!update_arrays_open(arrays, &bench->why))
+        done = ctl_fail(CAIRN_ERR_NO_MEMORY, "%s", bench->why.text);
+    result.reference_name = reference_name(arrays);
+    if (done < 0)
+        done = bench_alternate(&result, ctl->bench.seconds, run_subject, run_reference, bench);
+    if (done < 0) describe(bench, &result);
+    update_arrays_close(arrays);
+    return done < 0 ? bench_print(&result, ctl) : done;
+}
+
+int bench_update(struct ctl *ctl)
+{
+    static struct update_bench bench;
+    int done = judge_words(ctl, &bench.arrays);
+    if (done < 0 && sodium_init() < 0) // until then libsodium hashes by its portable code
+        done = ctl_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
+    if (done < 0) done = open_home(ctl, &bench);
+    if (done >= 0) return done;
+    done = judge_size(ctl, &bench.arrays);
+    if (done < 0) done = run_bench(ctl, &bench);
+    home_close(bench.arrays.home);
+    return done;
 }
